@@ -1,0 +1,53 @@
+# What a build can be asked for. The AUTO / ON / OFF options are resolved in
+# dependencies.cmake and said in the closing summary.
+include(CMakeDependentOption)
+
+foreach(feature IN ITEMS MPI TORCH)
+  set(THINWIRE_WITH_${feature} AUTO CACHE STRING
+      "Use ${feature}: AUTO (when found), ON (missing is an error), OFF")
+  set_property(CACHE THINWIRE_WITH_${feature} PROPERTY STRINGS AUTO ON OFF)
+  if(NOT THINWIRE_WITH_${feature} MATCHES "^(AUTO|ON|OFF)$")
+    message(FATAL_ERROR "THINWIRE_WITH_${feature} must be AUTO, ON or OFF, got "
+                        "'${THINWIRE_WITH_${feature}}'")
+  endif()
+endforeach()
+
+# Named so that scripts written for later versions already work: these parts do
+# not exist yet, so ON is refused and AUTO means no.
+foreach(feature IN ITEMS CUDA NCCL HCCL)
+  set(THINWIRE_WITH_${feature} AUTO CACHE STRING
+      "${feature}: not part of this version; AUTO and OFF both mean no")
+  if(THINWIRE_WITH_${feature} STREQUAL "ON")
+    message(FATAL_ERROR "THINWIRE_WITH_${feature}=ON: this version of Thinwire "
+                        "has no ${feature} support yet; use AUTO or OFF")
+  endif()
+endforeach()
+
+option(THINWIRE_BUILD_APPS "Build the programs thinwire and train_gpt"
+       ${PROJECT_IS_TOP_LEVEL})
+option(THINWIRE_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
+set(THINWIRE_SANITIZE "" CACHE STRING
+    "Sanitizers for everything built here: 'address,undefined' or 'thread'")
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "" FORCE)
+endif()
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+endif()
+
+if(THINWIRE_SANITIZE)
+  # Above -O1 the compiler takes more than twice as long over the checks.
+  add_compile_options(-fsanitize=${THINWIRE_SANITIZE} -fno-omit-frame-pointer
+                      -fno-sanitize-recover=all -O1 -g1)
+  add_link_options(-fsanitize=${THINWIRE_SANITIZE})
+endif()

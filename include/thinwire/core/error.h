@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace thinwire {
+
+/// What kind of failure an Error reports; decides what the caller may still do.
+enum class ErrorCode {
+  /// An argument or option is outside its range. Nothing has changed.
+  kInvalidArgument,
+  /// The call does not fit the object's present state. Nothing has changed.
+  kFailedPrecondition,
+  /// This build or machine lacks what was asked for. Nothing has changed.
+  kUnavailable,
+  /// A peer was lost, hung, or disagreed. The communicator and every object
+  /// that uses it may only be destroyed.
+  kCommFailure,
+  /// An accelerator failed. Its objects may only be destroyed.
+  kDeviceFailure,
+  /// Saved state is torn, altered, or of another model. Nothing has changed.
+  kCorruptCheckpoint,
+};
+
+/// The code's name as written above, without the k: "InvalidArgument".
+[[nodiscard]] const char* to_string(ErrorCode code) noexcept;
+
+/// The one exception this library throws on purpose. Its message names the
+/// argument, its allowed range and the value given.
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorCode code, const std::string& message)
+      : std::runtime_error(message), code_(code) {}
+
+  [[nodiscard]] ErrorCode code() const noexcept { return code_; }
+
+ private:
+  ErrorCode code_;
+};
+
+}  // namespace thinwire

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "thinwire/core/buffer.h"
+#include "thinwire/core/view.h"
+
+namespace thinwire {
+
+/// Named flat arrays and scalars: what an optimizer saves and loads. It knows
+/// nothing about optimizers or files. Keys are those PyTorch users expect:
+/// exp_avg, exp_avg_sq, worker_error, server_error, step.
+class StateDict {
+ public:
+  using Scalar = std::variant<std::int64_t, double, std::string>;
+
+  /// Copies the array; replaces one of the same name.
+  void put(const std::string& name, ConstView values);
+  void put_integer(const std::string& name, std::int64_t value);
+  void put_real(const std::string& name, double value);
+  void put_text(const std::string& name, std::string value);
+
+  [[nodiscard]] bool has_array(std::string_view name) const;
+  [[nodiscard]] bool has_scalar(std::string_view name) const;
+
+  /// Each throws Error(kCorruptCheckpoint) naming the key if it is missing or
+  /// of another kind.
+  [[nodiscard]] ConstView array(std::string_view name) const;
+  [[nodiscard]] std::int64_t integer(std::string_view name) const;
+  [[nodiscard]] double real(std::string_view name) const;
+  [[nodiscard]] const std::string& text(std::string_view name) const;
+
+  /// array(name), which must have this dtype and size; throws
+  /// Error(kCorruptCheckpoint) naming both otherwise.
+  [[nodiscard]] ConstView array(std::string_view name, DType dtype,
+                                std::size_t size) const;
+
+  [[nodiscard]] const std::map<std::string, Buffer, std::less<>>& arrays()
+      const noexcept {
+    return arrays_;
+  }
+  [[nodiscard]] const std::map<std::string, Scalar, std::less<>>& scalars()
+      const noexcept {
+    return scalars_;
+  }
+
+ private:
+  std::map<std::string, Buffer, std::less<>> arrays_;
+  std::map<std::string, Scalar, std::less<>> scalars_;
+};
+
+}  // namespace thinwire

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+
+namespace thinwire {
+
+/// A few threads that split loops over memory. The partition depends on the
+/// sizes alone, never on timing, so results and timings are reproducible.
+/// Local; one caller at a time.
+class ThreadPool {
+ public:
+  /// `num_threads` >= 1 counts the calling thread; 0 takes
+  /// THINWIRE_NUM_THREADS, or 1 where that is not set (ranks usually share
+  /// their cores with a framework's threads). Throws Error(kInvalidArgument).
+  explicit ThreadPool(int num_threads = 0);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  [[nodiscard]] int num_threads() const noexcept;
+
+  /// Calls body(part) once for every part in [0, num_parts) and returns when
+  /// all have ended. Thread t takes one run of neighbouring parts. A part that
+  /// throws ends its thread's run; the exception of the lowest such part is
+  /// rethrown after all have ended.
+  void for_each(std::size_t num_parts,
+                const std::function<void(std::size_t part)>& body);
+
+  /// Cuts [0, size) into at most num_threads() pieces that begin at multiples
+  /// of `grain` >= 1 and calls body(begin, end) for each. A size of 0 calls
+  /// nothing.
+  void for_ranges(
+      std::size_t size, std::size_t grain,
+      const std::function<void(std::size_t begin, std::size_t end)>& body);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace thinwire

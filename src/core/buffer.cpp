@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/core/buffer.h"
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+
+namespace thinwire {
+
+namespace {
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+}  // namespace
+
+Buffer::Buffer(std::size_t size, DType dtype) : size_(size), dtype_(dtype) {
+  if (size == 0) return;
+  if (size >
+      (std::numeric_limits<std::size_t>::max() - kHugePage) / size_of(dtype))
+    throw std::bad_alloc();
+  const std::size_t bytes = size * size_of(dtype);
+  const std::size_t alignment = bytes >= 2 * kHugePage ? kHugePage : kAlignment;
+  const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+  data_.reset(std::aligned_alloc(alignment, rounded));
+  if (!data_) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+  // Advice only: without huge pages everything works, a little slower.
+  if (alignment == kHugePage) madvise(data_.get(), rounded, MADV_HUGEPAGE);
+#endif
+  std::memset(data_.get(), 0, rounded);
+}
+
+void Buffer::Free::operator()(void* data) const noexcept { std::free(data); }
+
+}  // namespace thinwire

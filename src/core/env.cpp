@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/core/env.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+#include <system_error>
+
+#include "thinwire/core/error.h"
+
+namespace thinwire::env {
+
+namespace {
+
+std::optional<std::string> read(const char* name) {
+  const char* value = std::getenv(name);
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return std::string(value);
+}
+
+// The digits at the front of `text`, which are removed; nullopt if none fit.
+std::optional<std::int64_t> take_integer(std::string_view& text) {
+  std::int64_t value = 0;
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc()) return std::nullopt;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return value;
+}
+
+[[noreturn]] void refuse(const char* name, const char* accepts,
+                         const std::string& value) {
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{} must be {}, got '{}'", name, accepts, value));
+}
+
+}  // namespace
+
+int num_threads() {
+  constexpr const char* kName = "THINWIRE_NUM_THREADS";
+  const auto value = read(kName);
+  if (!value) return 0;
+  std::string_view text = *value;
+  const auto count = take_integer(text);
+  if (!count || !text.empty() || *count < 1 || *count > 1024)
+    refuse(kName, "an integer in [1, 1024]", *value);
+  return static_cast<int>(*count);
+}
+
+std::chrono::milliseconds timeout() {
+  using std::chrono::milliseconds;
+  constexpr const char* kName = "THINWIRE_TIMEOUT";
+  constexpr const char* kAccepts =
+      "a positive integer with a unit ms, s, min or h, at most 1000h";
+  const auto value = read(kName);
+  if (!value) return std::chrono::minutes(10);
+  std::string_view text = *value;
+  const auto count = take_integer(text);
+  milliseconds unit{0};
+  if (text == "ms") unit = milliseconds(1);
+  if (text == "s") unit = std::chrono::seconds(1);
+  if (text == "min") unit = std::chrono::minutes(1);
+  if (text == "h") unit = std::chrono::hours(1);
+  constexpr milliseconds kMost = std::chrono::hours(1000);
+  if (!count || *count < 1 || unit.count() == 0 || *count > kMost / unit)
+    refuse(kName, kAccepts, *value);
+  return *count * unit;
+}
+
+std::optional<std::string> comm_backend() { return read("THINWIRE_COMM"); }
+
+int launched_ranks() {
+  // Set by Open MPI's mpirun, MPICH's and SLURM's PMI, and srun for a step.
+  std::int64_t most = 1;
+  for (const char* name :
+       {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+    const auto value = read(name);
+    if (!value) continue;
+    std::string_view text = *value;
+    most = std::max(most, take_integer(text).value_or(1));
+  }
+  return static_cast<int>(std::min<std::int64_t>(most, 1 << 30));
+}
+
+}  // namespace thinwire::env

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/core/parameter_layout.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <set>
+#include <unordered_set>
+
+#include "thinwire/core/checksum.h"
+#include "thinwire/core/error.h"
+
+namespace thinwire {
+
+namespace {
+
+// Number of single-character edits between two names.
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+    }
+  }
+  return row.back();
+}
+
+std::size_t element_count(const ParameterSpec& spec, std::size_t before) {
+  std::size_t count = 1;
+  for (const std::size_t extent : spec.shape) {
+    if (extent != 0 && count > std::numeric_limits<std::size_t>::max() / extent)
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("parameter '{}': shape {} has too many elements",
+                              spec.name, fmt::join(spec.shape, "x")));
+    count *= extent;
+  }
+  if (count > std::numeric_limits<std::size_t>::max() - before)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("parameter '{}': the layout has too many elements",
+                            spec.name));
+  return count;
+}
+
+}  // namespace
+
+ParameterLayout ParameterLayout::of(std::vector<ParameterSpec> specs) {
+  ParameterLayout layout;
+  layout.parameters_.reserve(specs.size());
+  std::unordered_set<std::string> names;
+  std::set<std::size_t> groups;
+  for (ParameterSpec& spec : specs) {
+    if (spec.name.empty() || spec.name.find('\n') != std::string::npos)
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("parameter name must be one line and not empty, "
+                              "got '{}'",
+                              spec.name));
+    if (!names.insert(spec.name).second)
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("parameter name '{}' is used twice", spec.name));
+    groups.insert(spec.group);
+    const std::size_t count = element_count(spec, layout.size_);
+    layout.parameters_.push_back({std::move(spec.name), std::move(spec.shape),
+                                  spec.group, layout.size_, count});
+    layout.size_ += count;
+  }
+  layout.num_groups_ = groups.empty() ? 0 : *groups.rbegin() + 1;
+  if (groups.size() != layout.num_groups_)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("parameter groups must be numbered from 0 without "
+                            "gaps, got {{{}}}",
+                            fmt::join(groups, ", ")));
+  return layout;
+}
+
+const Parameter& ParameterLayout::parameter(std::string_view name) const {
+  const Parameter* nearest = nullptr;
+  std::size_t smallest = std::numeric_limits<std::size_t>::max();
+  for (const Parameter& candidate : parameters_) {
+    if (candidate.name == name) return candidate;
+    const std::size_t distance = edit_distance(candidate.name, name);
+    if (distance < smallest) {
+      smallest = distance;
+      nearest = &candidate;
+    }
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              nearest == nullptr
+                  ? fmt::format("no parameter '{}': the layout is empty", name)
+                  : fmt::format("no parameter '{}'; the nearest name is '{}'",
+                                name, nearest->name));
+}
+
+const Parameter& ParameterLayout::parameter_at(std::size_t index) const {
+  if (index >= size_)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("index must be below {}, got {}", size_, index));
+  // The first parameter that ends after the index; empty ones never do.
+  return *std::partition_point(
+      parameters_.begin(), parameters_.end(),
+      [&](const Parameter& p) { return p.offset + p.size <= index; });
+}
+
+std::string ParameterLayout::describe() const {
+  std::string text;
+  for (const Parameter& p : parameters_)
+    fmt::format_to(
+        std::back_inserter(text), "{} {} group {}\n", p.name,
+        p.shape.empty() ? "scalar" : fmt::format("{}", fmt::join(p.shape, "x")),
+        p.group);
+  return text;
+}
+
+std::uint64_t ParameterLayout::hash() const {
+  return checksum(describe());
+}
+
+}  // namespace thinwire

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/core/view.h"
+
+#include <fmt/format.h>
+
+#include "thinwire/core/error.h"
+
+namespace thinwire::detail {
+
+void require_dtype(DType have, DType want) {
+  if (have != want)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("view holds {}, but {} was asked for",
+                            to_string(have), to_string(want)));
+}
+
+void require_range(std::size_t offset, std::size_t count, std::size_t size) {
+  if (offset > size || count > size - offset)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("elements [{}, {} + {}) are not all inside a view "
+                            "of {} elements",
+                            offset, offset, count, size));
+}
+
+}  // namespace thinwire::detail

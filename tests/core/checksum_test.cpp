@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/core/checksum.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace thinwire {
+namespace {
+
+TEST(Checksum, IsXxh3OfTheBytes) {
+  // XXH3-64 of nothing, seed 0, as xxHash's specification gives it.
+  EXPECT_EQ(checksum(std::string_view("")), 0x2d06800538d394c2u);
+  EXPECT_EQ(checksum(ConstView()), 0x2d06800538d394c2u);
+}
+
+TEST(Checksum, OfAViewIsThatOfItsBytes) {
+  const std::vector<std::uint8_t> bytes = {'t', 'h', 'i', 'n'};
+  EXPECT_EQ(checksum(bytes), checksum(std::string_view("thin")));
+}
+
+TEST(Checksum, TellsZeroFromMinusZero) {
+  const std::vector<float> zero = {0.0f}, minus_zero = {-0.0f};
+  EXPECT_NE(checksum(zero), checksum(minus_zero));
+}
+
+TEST(Checksum, ChangesWithEveryBit) {
+  std::vector<std::uint8_t> bytes(33);
+  const std::uint64_t before = checksum(bytes);
+  for (std::size_t bit = 0; bit < bytes.size() * 8; ++bit) {
+    const auto mask = static_cast<std::uint8_t>(1u << bit % 8);
+    bytes[bit / 8] = static_cast<std::uint8_t>(bytes[bit / 8] ^ mask);
+    EXPECT_NE(checksum(bytes), before) << bit;
+    bytes[bit / 8] = static_cast<std::uint8_t>(bytes[bit / 8] ^ mask);
+  }
+  EXPECT_EQ(checksum(bytes), before);
+}
+
+}  // namespace
+}  // namespace thinwire

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/core/env.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+#include "support/environment.h"
+#include "support/errors.h"
+
+namespace thinwire::env {
+namespace {
+
+using std::chrono::milliseconds;
+using test::expect_error;
+using test::ScopedVariable;
+
+TEST(TimeoutVariable, IsTenMinutesWhenNotSet) {
+  for (const char* nothing : {static_cast<const char*>(nullptr), ""}) {
+    const ScopedVariable variable("THINWIRE_TIMEOUT", nothing);
+    EXPECT_EQ(timeout(), std::chrono::minutes(10));
+  }
+}
+
+TEST(TimeoutVariable, TakesEveryUnit) {
+  struct Case {
+    const char* text;
+    milliseconds want;
+  };
+  for (const Case& c :
+       {Case{"1ms", milliseconds(1)}, Case{"500ms", milliseconds(500)},
+        Case{"5s", milliseconds(5000)}, Case{"05s", milliseconds(5000)},
+        Case{"10min", milliseconds(600'000)},
+        Case{"2h", milliseconds(7'200'000)},
+        Case{"1000h", std::chrono::hours(1000)},
+        Case{"3600000000ms", std::chrono::hours(1000)}}) {
+    const ScopedVariable variable("THINWIRE_TIMEOUT", c.text);
+    EXPECT_EQ(timeout(), c.want) << c.text;
+  }
+}
+
+TEST(TimeoutVariable, RefusesEverythingElseNamingItselfAndTheValue) {
+  for (const char* text : {"5",
+                           "s",
+                           "5 s",
+                           " 5s",
+                           "5s ",
+                           "-5s",
+                           "+5s",
+                           "0s",
+                           "1.5s",
+                           "1e3ms",
+                           "5S",
+                           "5sec",
+                           "5m",
+                           "five",
+                           "1001h",
+                           "60001min",
+                           "3600000001ms",
+                           "9223372036854775807h",
+                           "99999999999999999999s",
+                           "0x5s"}) {
+    const ScopedVariable variable("THINWIRE_TIMEOUT", text);
+    expect_error(
+        ErrorCode::kInvalidArgument,
+        {"THINWIRE_TIMEOUT", "ms, s, min or h", "'" + std::string(text) + "'"},
+        [] { (void)timeout(); });
+  }
+}
+
+TEST(NumThreadsVariable, IsZeroWhenNotSet) {
+  for (const char* nothing : {static_cast<const char*>(nullptr), ""}) {
+    const ScopedVariable variable("THINWIRE_NUM_THREADS", nothing);
+    EXPECT_EQ(num_threads(), 0);
+  }
+}
+
+TEST(NumThreadsVariable, TakesOneTo1024) {
+  for (const int threads : {1, 2, 1024}) {
+    const std::string text = std::to_string(threads);
+    const ScopedVariable variable("THINWIRE_NUM_THREADS", text.c_str());
+    EXPECT_EQ(num_threads(), threads);
+  }
+}
+
+TEST(NumThreadsVariable, RefusesEverythingElseNamingItselfAndTheValue) {
+  for (const char* text : {"0", "-1", "1025", "two", "2.0", "2 ", " 2", "+2",
+                           "99999999999999999999"}) {
+    const ScopedVariable variable("THINWIRE_NUM_THREADS", text);
+    expect_error(
+        ErrorCode::kInvalidArgument,
+        {"THINWIRE_NUM_THREADS", "[1, 1024]", "'" + std::string(text) + "'"},
+        [] { (void)num_threads(); });
+  }
+}
+
+TEST(CommVariable, IsTheTextOrNothing) {
+  {
+    const ScopedVariable variable("THINWIRE_COMM", "mpi");
+    EXPECT_EQ(comm_backend(), "mpi");
+  }
+  {
+    const ScopedVariable variable("THINWIRE_COMM", "");
+    EXPECT_EQ(comm_backend(), std::nullopt);
+  }
+  const ScopedVariable variable("THINWIRE_COMM", nullptr);
+  EXPECT_EQ(comm_backend(), std::nullopt);
+}
+
+TEST(LaunchedRanks, IsTheLargestThatALauncherAnnounces) {
+  const ScopedVariable no_open_mpi("OMPI_COMM_WORLD_SIZE", nullptr);
+  const ScopedVariable no_pmi("PMI_SIZE", nullptr);
+  const ScopedVariable no_slurm("SLURM_STEP_NUM_TASKS", nullptr);
+  EXPECT_EQ(launched_ranks(), 1);
+  for (const char* name :
+       {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+    const ScopedVariable variable(name, "4");
+    EXPECT_EQ(launched_ranks(), 4) << name;
+  }
+  const ScopedVariable open_mpi("OMPI_COMM_WORLD_SIZE", "2");
+  const ScopedVariable slurm("SLURM_STEP_NUM_TASKS", "8");
+  EXPECT_EQ(launched_ranks(), 8);
+}
+
+// They are other programs' variables: nothing of ours fails on them.
+TEST(LaunchedRanks, IsOneForWhatIsNoNumber) {
+  const ScopedVariable no_open_mpi("OMPI_COMM_WORLD_SIZE", nullptr);
+  const ScopedVariable no_slurm("SLURM_STEP_NUM_TASKS", nullptr);
+  for (const char* text : {"", "many", "-3", "0"}) {
+    const ScopedVariable variable("PMI_SIZE", text);
+    EXPECT_EQ(launched_ranks(), 1) << text;
+  }
+}
+
+}  // namespace
+}  // namespace thinwire::env

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/core/parameter_layout.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "support/errors.h"
+#include "thinwire/core/checksum.h"
+
+namespace thinwire {
+namespace {
+
+using test::expect_error;
+using Specs = std::vector<ParameterSpec>;
+
+constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max();
+
+void expect_refused(const Specs& specs,
+                    std::initializer_list<std::string_view> parts) {
+  expect_error(ErrorCode::kInvalidArgument, parts,
+               [&] { (void)ParameterLayout::of(specs); });
+}
+
+TEST(ParameterLayouts, PlaceParametersInOrderWithoutGaps) {
+  const auto layout = ParameterLayout::of(
+      {{"w", {3, 5}}, {"scalar"}, {"none", {4, 0, 2}}, {"b", {7}, 1}});
+  ASSERT_EQ(layout.parameters().size(), 4u);
+  const std::size_t offsets[] = {0, 15, 16, 16};
+  const std::size_t sizes[] = {15, 1, 0, 7};
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(layout.parameters()[i].offset, offsets[i]) << i;
+    EXPECT_EQ(layout.parameters()[i].size, sizes[i]) << i;
+  }
+  EXPECT_EQ(layout.size(), 23u);
+  EXPECT_EQ(layout.num_groups(), 2u);
+}
+
+TEST(ParameterLayouts, MayBeEmpty) {
+  for (const auto& layout : {ParameterLayout(), ParameterLayout::of({})}) {
+    EXPECT_EQ(layout.size(), 0u);
+    EXPECT_EQ(layout.num_groups(), 0u);
+    EXPECT_TRUE(layout.parameters().empty());
+    EXPECT_EQ(layout.describe(), "");
+  }
+}
+
+TEST(ParameterLayouts, RefuseNamesThatAreNoLine) {
+  expect_refused({{"", {3}}}, {"name", "not empty"});
+  expect_refused({{"a\nb", {3}}}, {"name", "one line", "a\nb"});
+}
+
+TEST(ParameterLayouts, RefuseANameThatIsUsedTwice) {
+  expect_refused({{"a", {3}}, {"b", {3}}, {"a", {1}}}, {"'a'", "twice"});
+}
+
+TEST(ParameterLayouts, RefuseGroupsThatLeaveOneOut) {
+  expect_refused({{"a", {1}, 0}, {"b", {1}, 2}}, {"gaps", "{0, 2}"});
+  expect_refused({{"a", {1}, 1}}, {"gaps", "{1}"});
+  expect_refused({{"a", {1}, kMost}}, {"gaps"});
+}
+
+TEST(ParameterLayouts, TakeGroupsInAnyOrder) {
+  const auto layout =
+      ParameterLayout::of({{"a", {1}, 2}, {"b", {1}, 0}, {"c", {1}, 1}});
+  EXPECT_EQ(layout.num_groups(), 3u);
+}
+
+TEST(ParameterLayouts, RefuseMoreElementsThanCanBeCounted) {
+  expect_refused({{"big", {kMost, 2}}}, {"'big'", "too many"});
+  expect_refused({{"big", {kMost / 2 + 1, 2}}}, {"'big'", "too many"});
+  expect_refused({{"big", {kMost}}, {"one", {1}}}, {"'one'", "too many"});
+}
+
+TEST(ParameterLayouts, CountAShapeWithAZeroAsNothing) {
+  EXPECT_EQ(ParameterLayout::of({{"a", {0, 5}}}).size(), 0u);
+  EXPECT_EQ(ParameterLayout::of({{"a", {kMost, 0}}}).size(), 0u);
+}
+
+TEST(ParameterLayouts, FindParametersByName) {
+  const auto layout = ParameterLayout::of({{"h.0.w", {2}}, {"h.1.w", {3}}});
+  EXPECT_EQ(layout.parameter("h.1.w").offset, 2u);
+}
+
+TEST(ParameterLayouts, NameTheNearestParameterWhenOneIsMissing) {
+  const auto layout =
+      ParameterLayout::of({{"embedding", {2}}, {"h.0.w", {2}}, {"head", {2}}});
+  expect_error(ErrorCode::kInvalidArgument, {"'h.0.v'", "nearest", "'h.0.w'"},
+               [&] { (void)layout.parameter("h.0.v"); });
+  expect_error(ErrorCode::kInvalidArgument, {"'embeding'", "'embedding'"},
+               [&] { (void)layout.parameter("embeding"); });
+  expect_error(ErrorCode::kInvalidArgument, {"'x'", "empty"},
+               [] { (void)ParameterLayout().parameter("x"); });
+}
+
+TEST(ParameterLayouts, FindTheParameterOfAnElementPastEmptyOnes) {
+  const auto layout = ParameterLayout::of({{"none0", {0}},
+                                           {"a", {2}},
+                                           {"none1", {0}},
+                                           {"none2", {0}},
+                                           {"b"},
+                                           {"none3", {0}}});
+  EXPECT_EQ(layout.parameter_at(0).name, "a");
+  EXPECT_EQ(layout.parameter_at(1).name, "a");
+  EXPECT_EQ(layout.parameter_at(2).name, "b");
+  expect_error(ErrorCode::kInvalidArgument, {"index", "3"},
+               [&] { (void)layout.parameter_at(3); });
+  expect_error(ErrorCode::kInvalidArgument, {"index", "0"},
+               [] { (void)ParameterLayout().parameter_at(0); });
+}
+
+TEST(ParameterLayouts, DescribeOneParameterPerLine) {
+  const auto layout =
+      ParameterLayout::of({{"h.0.w", {768, 3072}}, {"s"}, {"none", {0}, 1}});
+  EXPECT_EQ(layout.describe(),
+            "h.0.w 768x3072 group 0\ns scalar group 0\nnone 0 group 1\n");
+  EXPECT_EQ(layout.hash(), checksum(layout.describe()));
+}
+
+TEST(ParameterLayouts, HashAlikeOnlyWhenAlike) {
+  const Specs base = {{"a", {2, 3}}, {"b", {4}}, {"c", {1}, 1}};
+  const std::uint64_t hash = ParameterLayout::of(base).hash();
+  EXPECT_EQ(ParameterLayout::of(base).hash(), hash);
+
+  const auto changed = [&](auto change) {
+    Specs specs = base;
+    change(specs);
+    return ParameterLayout::of(specs).hash();
+  };
+  EXPECT_NE(changed([](Specs& s) { s[0].name = "A"; }), hash);
+  EXPECT_NE(changed([](Specs& s) { s[0].shape = {3, 2}; }), hash);
+  EXPECT_NE(changed([](Specs& s) { s[0].shape = {6}; }), hash);
+  EXPECT_NE(changed([](Specs& s) { s[2].shape = {}; }), hash);
+  EXPECT_NE(changed([](Specs& s) { s[1].group = 1; }), hash);
+  EXPECT_NE(changed([](Specs& s) { std::swap(s[0], s[1]); }), hash);
+  EXPECT_NE(changed([](Specs& s) { s.pop_back(); }), hash);
+  EXPECT_NE(changed([](Specs& s) { s.push_back({"d", {0}}); }), hash);
+}
+
+}  // namespace
+}  // namespace thinwire

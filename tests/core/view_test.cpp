@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/core/view.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "support/errors.h"
+
+namespace thinwire {
+namespace {
+
+using test::expect_error;
+
+constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max();
+
+static_assert(std::is_convertible_v<std::vector<float>&, View>);
+static_assert(std::is_convertible_v<View, ConstView>);
+static_assert(!std::is_convertible_v<ConstView, View>);
+static_assert(!std::is_convertible_v<const std::vector<float>&, View>);
+static_assert(!std::is_convertible_v<std::span<const float>, View>);
+static_assert(!std::is_convertible_v<std::vector<std::uint32_t>&, ConstView>);
+
+TEST(Views, SeeTheMemoryOfContiguousRanges) {
+  std::vector<float> vector(7);
+  std::array<std::int64_t, 3> array{};
+  std::vector<Half> halves(5);
+
+  const View a = vector;
+  EXPECT_EQ(a.data(), vector.data());
+  EXPECT_EQ(a.size(), 7u);
+  EXPECT_EQ(a.dtype(), DType::kFloat32);
+  EXPECT_EQ(a.bytes(), 28u);
+  EXPECT_FALSE(a.empty());
+
+  const ConstView b = array;
+  EXPECT_EQ(b.data(), array.data());
+  EXPECT_EQ(b.dtype(), DType::kInt64);
+  EXPECT_EQ(b.bytes(), 24u);
+
+  const ConstView c = std::span<const Half>(halves);
+  EXPECT_EQ(c.dtype(), DType::kFloat16);
+  EXPECT_EQ(c.bytes(), 10u);
+}
+
+TEST(Views, AreEmptyFloatsByDefault) {
+  EXPECT_TRUE(View().empty());
+  EXPECT_TRUE(ConstView().empty());
+  EXPECT_EQ(ConstView().bytes(), 0u);
+  EXPECT_TRUE(View().as<float>().empty());
+}
+
+TEST(Views, WriteThroughToTheirMemory) {
+  std::vector<double> values(3);
+  View(values).as<double>()[2] = 5;
+  EXPECT_EQ(values[2], 5);
+  EXPECT_EQ(ConstView(View(values)).as<double>()[2], 5);
+}
+
+TEST(Views, RefuseAnotherElementTypeNamingBoth) {
+  std::vector<float> values(3);
+  const View view = values;
+  expect_error(ErrorCode::kInvalidArgument, {"float32", "bfloat16"},
+               [&] { (void)view.as<BFloat16>(); });
+  expect_error(ErrorCode::kInvalidArgument, {"float32", "float64"},
+               [&] { (void)ConstView(view).as<double>(); });
+}
+
+TEST(Views, RefuseAnotherElementTypeEvenWhenEmpty) {
+  expect_error(ErrorCode::kInvalidArgument, {"float32", "int32"},
+               [] { (void)View().as<std::int32_t>(); });
+}
+
+TEST(Subviews, BeginAtTheirElement) {
+  std::vector<BFloat16> values(33);
+  const View view = values;
+  for (std::size_t offset = 0; offset <= values.size(); ++offset) {
+    const std::size_t count = values.size() - offset;
+    EXPECT_EQ(view.subview(offset, count).data(), values.data() + offset);
+    EXPECT_EQ(view.subview(offset, count).size(), count);
+    EXPECT_EQ(view.subview(offset, 0).size(), 0u);
+    EXPECT_EQ(ConstView(view).subview(offset, count).data(),
+              values.data() + offset);
+    EXPECT_EQ(view.subview(offset, count).dtype(), DType::kBFloat16);
+  }
+}
+
+TEST(Subviews, OfNothingAreNothing) {
+  EXPECT_TRUE(View().subview(0, 0).empty());
+  EXPECT_TRUE(ConstView().subview(0, 0).empty());
+}
+
+// Offsets and counts whose sum overflows must not slip through.
+TEST(Subviews, RefuseElementsOutside) {
+  std::vector<float> values(8);
+  const View view = values;
+  struct Case {
+    std::size_t offset, count;
+  };
+  for (const Case& c :
+       {Case{0, 9}, Case{1, 8}, Case{8, 1}, Case{9, 0}, Case{0, kMost},
+        Case{kMost, 0}, Case{kMost, 1}, Case{4, kMost - 3}, Case{kMost, kMost},
+        Case{2, kMost}}) {
+    expect_error(ErrorCode::kInvalidArgument,
+                 {std::to_string(c.offset), std::to_string(c.count), "8"},
+                 [&] { (void)view.subview(c.offset, c.count); });
+    expect_error(ErrorCode::kInvalidArgument, {std::to_string(c.offset)},
+                 [&] { (void)ConstView(view).subview(c.offset, c.count); });
+  }
+}
+
+}  // namespace
+}  // namespace thinwire

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "thinwire/kernels/cpu_target.h"
+
+/// What kernel tests run over: every SIMD target of this machine, at lengths
+/// around every vector, word and block, aligned and not.
+namespace thinwire::test {
+
+/// Forces a target for one scope.
+class ForcedTarget {
+ public:
+  explicit ForcedTarget(const std::string& name) {
+    kernels::force_cpu_target(name);
+  }
+  ~ForcedTarget() { kernels::force_cpu_target(""); }
+  ForcedTarget(const ForcedTarget&) = delete;
+  ForcedTarget& operator=(const ForcedTarget&) = delete;
+};
+
+/// (target, length, elements by which arrays miss their alignment)
+using KernelCase = std::tuple<std::string, std::size_t, std::size_t>;
+
+class KernelTest : public ::testing::TestWithParam<KernelCase> {
+ protected:
+  const std::size_t size = std::get<1>(GetParam());
+  const std::size_t skip = std::get<2>(GetParam());
+
+ private:
+  ForcedTarget forced_{std::get<0>(GetParam())};
+};
+
+inline auto kernel_cases(std::vector<std::size_t> more_lengths = {}) {
+  std::vector<std::size_t> lengths = {0,  1,   7,    15,   16,   17,   31,  32,
+                                      33, 255, 1000, 1023, 1024, 1025, 4097};
+  lengths.insert(lengths.end(), more_lengths.begin(), more_lengths.end());
+  return ::testing::Combine(::testing::ValuesIn(kernels::cpu_targets()),
+                            ::testing::ValuesIn(lengths),
+                            ::testing::Values(0u, 1u, 3u));
+}
+
+inline std::string case_name(const ::testing::TestParamInfo<KernelCase>& info) {
+  return std::get<0>(info.param) + "_n" +
+         std::to_string(std::get<1>(info.param)) + "_skip" +
+         std::to_string(std::get<2>(info.param));
+}
+
+}  // namespace thinwire::test
