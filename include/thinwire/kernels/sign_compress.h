@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "thinwire/core/view.h"
+#include "thinwire/kernels/adam.h"
+
+/// One block of the error-compensated 1-bit compression of arXiv:2102.02888
+/// and arXiv:2104.06069: a float scale and one sign bit per element. A block is
+/// small (at most 1024 elements, 4 KiB) unless the reference's scale per tensor
+/// is asked for, so what accumulate() writes is still in L1 when split() reads
+/// it: together they are one pass over memory.
+///
+/// Bits: element i is bit i mod 32 of word i / 32, 1 for +, and + is whatever
+/// is not < 0: 0, -0.0 and NaN are +. Bits past the end of the block are 0.
+///
+/// `active` marks masked elements, in the same bit order: 0 = masked. A masked
+/// element's value and residual are 0, it is in no sum, and it decodes to 0;
+/// its sign bit is sent as 1. Null: nothing is masked.
+///
+/// All functions work on one block of `size` elements, on one thread; arrays do
+/// not overlap and need no alignment beyond that of their element type. Sums are
+/// in double in the order of kernels/norm.h (element i to accumulator i mod 16,
+/// then the tree; blocks longer than kSumChunk chunk by chunk).
+namespace thinwire::kernels {
+
+[[nodiscard]] constexpr std::size_t sign_words(std::size_t size) noexcept {
+  return (size + 31) / 32;
+}
+
+/// Signs with their scale: what travels, and what an averaged momentum is.
+struct Signs {
+  const std::uint32_t* words = nullptr;  ///< sign_words(size) words.
+  float scale = 0;
+};
+
+/// Which sum of the block the scale is made of.
+enum class SignNorm {
+  kSquares,  ///< Sum of squares: scale = sqrt(sum / count), the RMS.
+  kAbs,      ///< Sum of absolute values: scale = sum / count.
+};
+
+/// The values x to compress. Exactly one form:
+///   nothing set          x = 0 (padding: the residual alone)
+///   values               x = values
+///   grads and exp_avg    x = exp_avg * beta1 + one_minus_beta1 * (g * grad_scale)
+///   grads and mean       the same, with exp_avg = +-mean.scale, 0 where masked
+/// The momentum is formed on the fly and not stored.
+struct SignInput {
+  const float* values = nullptr;
+  ConstView grads{};  ///< fp32, fp16 or bf16, `size` elements.
+  const float* exp_avg = nullptr;
+  Signs mean{};
+  const AdamCoefficients* coefficients = nullptr;  ///< With grads.
+};
+
+/// c = x + error, written over error; returns the sum that `norm` names.
+[[nodiscard]] double sign_accumulate(const SignInput& input, float* error,
+                                     const std::uint32_t* active,
+                                     SignNorm norm, std::size_t size);
+
+/// The server's half: c = sum over ranks + error, written over error, where the
+/// sum starts from 0 and adds +-(scale_r * inverse_count) in the order given.
+/// Returns the sum that `norm` names.
+[[nodiscard]] double sign_average(std::span<const Signs> received,
+                                  float inverse_count, float* error,
+                                  const std::uint32_t* active, SignNorm norm,
+                                  std::size_t size);
+
+/// bits = signs of c; error (which holds c) = c - scale for +, c + scale for -.
+void sign_split(float* error, float scale, std::uint32_t* words,
+                const std::uint32_t* active, std::size_t size);
+
+/// out = +-scale, 0 where masked.
+void sign_decode(Signs signs, const std::uint32_t* active, float* out,
+                 std::size_t size);
+
+/// frozen_update() with the momentum taken from signs: out of 12 1/8 bytes per
+/// parameter, none for a decoded momentum. arrays.exp_avg is not used.
+void sign_update(Signs mean, const std::uint32_t* active,
+                 const FrozenUpdateArrays& arrays, const AdamCoefficients& c);
+
+namespace ref {
+[[nodiscard]] double sign_accumulate(const SignInput& input, float* error,
+                                     const std::uint32_t* active,
+                                     SignNorm norm, std::size_t size);
+[[nodiscard]] double sign_average(std::span<const Signs> received,
+                                  float inverse_count, float* error,
+                                  const std::uint32_t* active, SignNorm norm,
+                                  std::size_t size);
+void sign_split(float* error, float scale, std::uint32_t* words,
+                const std::uint32_t* active, std::size_t size);
+void sign_decode(Signs signs, const std::uint32_t* active, float* out,
+                 std::size_t size);
+void sign_update(Signs mean, const std::uint32_t* active,
+                 const FrozenUpdateArrays& arrays, const AdamCoefficients& c);
+}  // namespace ref
+
+}  // namespace thinwire::kernels

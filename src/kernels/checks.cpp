@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/checks.h"
+
+#include <string>
+
+#include "thinwire/core/error.h"
+#include "thinwire/kernels/norm.h"
+
+namespace thinwire::kernels {
+namespace {
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, message);
+}
+
+void require_float(const std::string& name, DType dtype) {
+  if (dtype != DType::kFloat32 && dtype != DType::kFloat16 &&
+      dtype != DType::kBFloat16) {
+    refuse(name + ": dtype must be float32, float16 or bfloat16, got " +
+           to_string(dtype));
+  }
+}
+
+void require_size(const std::string& name, std::size_t want, std::size_t have) {
+  if (have != want) {
+    refuse(name + ": must have " + std::to_string(want) + " elements, got " +
+           std::to_string(have));
+  }
+}
+
+}  // namespace
+
+void require_chunk(ConstView values, std::size_t chunk) {
+  require_float("values", values.dtype());
+  if (chunk >= sum_chunks(values.size())) {
+    refuse("chunk: must be below " + std::to_string(sum_chunks(values.size())) +
+           ", got " + std::to_string(chunk));
+  }
+}
+
+void require_grads(ConstView grads) { require_float("grads", grads.dtype()); }
+
+void require_low_precision(const View& low_precision, std::size_t size) {
+  if (low_precision.empty()) return;
+  if (low_precision.dtype() != DType::kFloat16 &&
+      low_precision.dtype() != DType::kBFloat16) {
+    refuse(std::string("low_precision: dtype must be float16 or bfloat16, "
+                       "got ") +
+           to_string(low_precision.dtype()));
+  }
+  require_size("low_precision", size, low_precision.size());
+}
+
+void require_input(const SignInput& input, std::size_t size) {
+  if (input.values != nullptr || input.grads.empty()) return;
+  require_grads(input.grads);
+  require_size("input.grads", size, input.grads.size());
+  if (input.coefficients == nullptr) {
+    refuse("input.coefficients: must be given with grads, got null");
+  }
+  if (input.exp_avg == nullptr && input.mean.words == nullptr) {
+    refuse("input: grads need exp_avg or mean, got neither");
+  }
+}
+
+}  // namespace thinwire::kernels

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+
+#include "thinwire/core/view.h"
+#include "thinwire/kernels/adam.h"
+#include "thinwire/kernels/sign_compress.h"
+
+/// What the reference and the fast kernels refuse alike, before they write
+/// anything. Each throws Error(kInvalidArgument).
+namespace thinwire::kernels {
+
+/// `values` holds fp32, fp16 or bf16, and `chunk` is one of its chunks.
+void require_chunk(ConstView values, std::size_t chunk);
+
+/// `grads` holds fp32, fp16 or bf16.
+void require_grads(ConstView grads);
+
+/// `low_precision` is empty, or `size` elements of fp16 or bf16.
+void require_low_precision(const View& low_precision, std::size_t size);
+
+/// `input` has one of its forms, for a block of `size` elements.
+void require_input(const SignInput& input, std::size_t size);
+
+}  // namespace thinwire::kernels

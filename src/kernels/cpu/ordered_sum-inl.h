@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sums of thinwire/kernels/norm.h for one SIMD target.
+
+#if defined(THINWIRE_KERNELS_CPU_ORDERED_SUM_INL_H_) == \
+    defined(HWY_TARGET_TOGGLE)
+#ifdef THINWIRE_KERNELS_CPU_ORDERED_SUM_INL_H_
+#undef THINWIRE_KERNELS_CPU_ORDERED_SUM_INL_H_
+#else
+#define THINWIRE_KERNELS_CPU_ORDERED_SUM_INL_H_
+#endif
+
+#include "kernels/cpu/vectors-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace thinwire::kernels::HWY_NAMESPACE {
+
+/// Which terms are added: squares, or absolute values.
+enum class Term { kSquare, kAbs };
+
+/// The sum of one chunk: whole groups of 16 first, then the rest.
+class OrderedSum {
+ public:
+  explicit OrderedSum(Term term) : squares_(term == Term::kSquare) {
+    for (auto& part : parts_) part = hn::Zero(Double());
+  }
+
+  /// Adds the 16 elements at x.
+  template <class T>
+  HWY_INLINE void add_group(const T* x) {
+    if (squares_) {
+      for (std::size_t k = 0; k < kVectors; ++k) {
+        parts_[k] = plus_square(Double(), parts_[k], x + k * kDoubles);
+      }
+    } else {
+      for (std::size_t k = 0; k < kVectors; ++k) {
+        parts_[k] = plus_abs(Double(), parts_[k], x + k * kDoubles);
+      }
+    }
+  }
+
+  /// Adds the last `rest` < 16 elements, at x, and returns the sum.
+  template <class T>
+  HWY_INLINE double total(const T* x, std::size_t rest) const {
+    HWY_ALIGN double parts[16];
+    for (std::size_t k = 0; k < kVectors; ++k) {
+      hn::Store(parts_[k], Double(), parts + k * kDoubles);
+    }
+    const hn::CappedTag<double, 1> one;
+    for (std::size_t i = 0; i < rest; ++i) {
+      const auto part = hn::LoadU(one, parts + i);
+      parts[i] = hn::GetLane(squares_ ? plus_square(one, part, x + i)
+                                      : plus_abs(one, part, x + i));
+    }
+    for (std::size_t half = 8; half > 0; half /= 2) {
+      for (std::size_t i = 0; i < half; ++i) parts[i] += parts[i + half];
+    }
+    return parts[0];
+  }
+
+ private:
+  using Double = hn::CappedTag<double, 16>;
+  static constexpr std::size_t kDoubles = hn::MaxLanes(Double());
+  static constexpr std::size_t kVectors = 16 / kDoubles;
+
+  template <class D, class T>
+  static HWY_INLINE hn::Vec<D> widened(D d, const T* x) {
+    return hn::PromoteTo(d, load(hn::Rebind<float, D>(), x));
+  }
+
+  // A float's square is exact in double, so fusing changes nothing.
+  template <class D, class T>
+  static HWY_INLINE hn::Vec<D> plus_square(D d, hn::Vec<D> sum, const T* x) {
+    const auto term = widened(d, x);
+    return hn::MulAdd(term, term, sum);
+  }
+
+  template <class D, class T>
+  static HWY_INLINE hn::Vec<D> plus_abs(D d, hn::Vec<D> sum, const T* x) {
+    return hn::Add(sum, hn::Abs(widened(d, x)));
+  }
+
+  bool squares_;
+  hn::Vec<Double> parts_[kVectors];
+};
+
+}  // namespace thinwire::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // THINWIRE_KERNELS_CPU_ORDERED_SUM_INL_H_

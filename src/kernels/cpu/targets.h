@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// To be included before any Highway header. The kernels keep vectors in arrays,
+// which vectors of unknown length cannot be: Arm uses NEON, RISC-V the scalar
+// target. Every source must see the same list, or forcing a target would mean
+// different things to them.
+#define HWY_DISABLED_TARGETS \
+  (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+
+#include "thinwire/core/view.h"
+#include "thinwire/kernels/adam.h"
+
+/// What the reference kernels share.
+namespace thinwire::kernels::ref {
+
+inline float to_float(float value) noexcept { return value; }
+using thinwire::to_float;
+
+/// Calls f(pointer to the elements of `view`), which are fp32, fp16 or bf16.
+template <class F>
+decltype(auto) visit_floats(ConstView view, F&& f) {
+  switch (view.dtype()) {
+    case DType::kFloat16:
+      return f(view.as<Half>().data());
+    case DType::kBFloat16:
+      return f(view.as<BFloat16>().data());
+    default:
+      return f(view.as<float>().data());
+  }
+}
+
+/// Writes `value` to element i of `low_precision`, unless that is empty.
+inline void store_low_precision(const View& low_precision, std::size_t i,
+                                float value) {
+  if (low_precision.empty()) return;
+  if (low_precision.dtype() == DType::kFloat16) {
+    low_precision.as<Half>()[i] = to_half(value);
+  } else {
+    low_precision.as<BFloat16>()[i] = to_bfloat16(value);
+  }
+}
+
+/// m * beta1 + one_minus_beta1 * (grad * grad_scale).
+inline float next_momentum(float m, float grad, const AdamCoefficients& c) {
+  const float g = grad * c.grad_scale;
+  return m * c.beta1 + c.one_minus_beta1 * g;
+}
+
+/// sqrt(v * exp_avg_sq_scale) + eps, or with eps inside.
+inline float next_denominator(float v, const AdamCoefficients& c) {
+  const float scaled = v * c.exp_avg_sq_scale;
+  return c.epsilon_inside_sqrt ? std::sqrt(scaled + c.epsilon)
+                               : std::sqrt(scaled) + c.epsilon;
+}
+
+/// p + minus_learning_rate * ((m * exp_avg_scale) / d + decay * p).
+inline float next_param(float p, float m, float d, const AdamCoefficients& c) {
+  float u = (m * c.exp_avg_scale) / d;
+  if (c.decoupled_decay != 0) u = u + c.decoupled_decay * p;
+  return p + c.minus_learning_rate * u;
+}
+
+}  // namespace thinwire::kernels::ref

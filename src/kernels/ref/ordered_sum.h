@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+
+namespace thinwire::kernels::ref {
+
+/// The sum of one chunk in the order that thinwire/kernels/norm.h defines.
+class OrderedSum {
+ public:
+  void add(double term) noexcept { parts_[count_++ % parts_.size()] += term; }
+
+  [[nodiscard]] double total() const noexcept {
+    std::array<double, 16> parts = parts_;
+    for (std::size_t half = parts.size() / 2; half > 0; half /= 2) {
+      for (std::size_t i = 0; i < half; ++i) parts[i] += parts[i + half];
+    }
+    return parts[0];
+  }
+
+ private:
+  std::array<double, 16> parts_{};
+  std::size_t count_ = 0;
+};
+
+}  // namespace thinwire::kernels::ref

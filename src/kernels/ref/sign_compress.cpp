@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/kernels/sign_compress.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/checks.h"
+#include "kernels/ref/floats.h"
+#include "kernels/ref/ordered_sum.h"
+#include "thinwire/kernels/norm.h"
+
+namespace thinwire::kernels::ref {
+namespace {
+
+bool bit(const std::uint32_t* words, std::size_t i) {
+  return (words[i / 32] >> (i % 32) & 1u) != 0;
+}
+
+bool masked(const std::uint32_t* active, std::size_t i) {
+  return active != nullptr && !bit(active, i);
+}
+
+float value_of(Signs signs, std::size_t i) {
+  return bit(signs.words, i) ? signs.scale : -signs.scale;
+}
+
+/// error = value(i) + error, 0 where masked; the sum of what was written.
+template <class Value>
+double add_to_error(Value value, float* error, const std::uint32_t* active,
+                    SignNorm norm, std::size_t size) {
+  double total = 0;
+  for (std::size_t begin = 0; begin < size; begin += kSumChunk) {
+    OrderedSum sum;
+    for (std::size_t i = begin; i < std::min(begin + kSumChunk, size); ++i) {
+      error[i] = masked(active, i) ? 0.0f : value(i) + error[i];
+      const double c = error[i];
+      sum.add(norm == SignNorm::kSquares ? c * c : std::abs(c));
+    }
+    total += sum.total();
+  }
+  return total;
+}
+
+float input_value(const SignInput& input, std::size_t i) {
+  if (input.values != nullptr) return input.values[i];
+  if (input.grads.empty()) return 0;
+  const float grad =
+      visit_floats(input.grads, [i](const auto* g) { return to_float(g[i]); });
+  const float m =
+      input.exp_avg != nullptr ? input.exp_avg[i] : value_of(input.mean, i);
+  return next_momentum(m, grad, *input.coefficients);
+}
+
+}  // namespace
+
+double sign_accumulate(const SignInput& input, float* error,
+                       const std::uint32_t* active, SignNorm norm,
+                       std::size_t size) {
+  require_input(input, size);
+  return add_to_error([&](std::size_t i) { return input_value(input, i); },
+                      error, active, norm, size);
+}
+
+double sign_average(std::span<const Signs> received, float inverse_count,
+                    float* error, const std::uint32_t* active, SignNorm norm,
+                    std::size_t size) {
+  const auto average = [&](std::size_t i) {
+    float sum = 0;
+    for (const Signs& signs : received) {
+      const float term = signs.scale * inverse_count;
+      sum = sum + (bit(signs.words, i) ? term : -term);
+    }
+    return sum;
+  };
+  return add_to_error(average, error, active, norm, size);
+}
+
+void sign_split(float* error, float scale, std::uint32_t* words,
+                const std::uint32_t* active, std::size_t size) {
+  std::fill_n(words, sign_words(size), 0u);
+  for (std::size_t i = 0; i < size; ++i) {
+    const bool positive = masked(active, i) || !(error[i] < 0.0f);
+    words[i / 32] |= static_cast<std::uint32_t>(positive) << (i % 32);
+    if (masked(active, i)) {
+      error[i] = 0;
+    } else {
+      error[i] = positive ? error[i] - scale : error[i] + scale;
+    }
+  }
+}
+
+void sign_decode(Signs signs, const std::uint32_t* active, float* out,
+                 std::size_t size) {
+  for (std::size_t i = 0; i < size; ++i) {
+    out[i] = masked(active, i) ? 0.0f : value_of(signs, i);
+  }
+}
+
+void sign_update(Signs mean, const std::uint32_t* active,
+                 const FrozenUpdateArrays& arrays, const AdamCoefficients& c) {
+  require_low_precision(arrays.low_precision, arrays.size);
+  for (std::size_t i = 0; i < arrays.size; ++i) {
+    const float m = masked(active, i) ? 0.0f : value_of(mean, i);
+    arrays.params[i] =
+        next_param(arrays.params[i], m, arrays.denominator[i], c);
+    store_low_precision(arrays.low_precision, i, arrays.params[i]);
+  }
+}
+
+}  // namespace thinwire::kernels::ref

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+// What Adam's kernels compute, told without the reference: every example is
+// held against `ref` and against the kernel for every target of this machine.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "support/kernel_cases.h"
+#include "support/same_bits.h"
+#include "support/values.h"
+#include "thinwire/core/error.h"
+#include "thinwire/kernels/adam.h"
+
+namespace thinwire::kernels {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+struct Impl {
+  std::string name;
+  std::string target;
+  decltype(&adam) run_adam;
+  decltype(&momentum) run_momentum;
+  decltype(&frozen_update) run_frozen_update;
+  decltype(&denominator) run_denominator;
+};
+
+std::vector<Impl> implementations() {
+  std::vector<Impl> impls = {{"ref", "", ref::adam, ref::momentum,
+                              ref::frozen_update, ref::denominator}};
+  for (const std::string& target : cpu_targets()) {
+    impls.push_back(
+        {target, target, adam, momentum, frozen_update, denominator});
+  }
+  return impls;
+}
+
+class AdamValues : public ::testing::TestWithParam<Impl> {
+ protected:
+  const Impl& impl = GetParam();
+
+ private:
+  test::ForcedTarget forced_{GetParam().target};
+};
+
+/// Numbers small enough that every operation is exact.
+constexpr AdamCoefficients kExact{.beta1 = 0.5f,
+                                  .one_minus_beta1 = 0.5f,
+                                  .beta2 = 0.75f,
+                                  .one_minus_beta2 = 0.25f,
+                                  .epsilon = 1,
+                                  .minus_learning_rate = -0.5f};
+
+struct State {
+  float p, m, v;
+};
+
+State after_adam(const Impl& impl, State s, ConstView grad,
+                 const AdamCoefficients& c) {
+  impl.run_adam({&s.p, &s.m, &s.v, grad, {}}, c);
+  return s;
+}
+
+void expect_state(const State& got, const State& want) {
+  EXPECT_EQ(got.p, want.p);
+  EXPECT_EQ(got.m, want.m);
+  EXPECT_EQ(got.v, want.v);
+}
+
+TEST_P(AdamValues, OneStepByHand) {
+  const std::vector<float> grad = {4};
+  // m = 2/2 + 4/2 = 3, v = 0 + 16/4 = 4, d = 2 + 1, u = 1, p = 10 - 1/2
+  expect_state(after_adam(impl, {10, 2, 0}, grad, kExact), {9.5f, 3, 4});
+
+  AdamCoefficients c = kExact;
+  c.epsilon = 5;
+  c.epsilon_inside_sqrt = true;  // d = sqrt(4 + 5) = 3
+  expect_state(after_adam(impl, {10, 2, 0}, grad, c), {9.5f, 3, 4});
+
+  c = kExact;
+  c.exp_avg_scale = 10;  // u = 30 / (sqrt(4 * 20.25) + 1) = 3
+  c.exp_avg_sq_scale = 20.25f;
+  expect_state(after_adam(impl, {10, 2, 0}, grad, c), {8.5f, 3, 4});
+
+  c = kExact;
+  c.decoupled_decay = 0.25f;  // u = 1 + 8/4 = 3
+  expect_state(after_adam(impl, {8, 2, 0}, grad, c), {6.5f, 3, 4});
+}
+
+TEST_P(AdamValues, TheGradientIsScaledAndThenDecayed) {
+  AdamCoefficients c = kExact;
+  c.grad_scale = 0.25f;
+  c.l2_decay = 0.5f;  // g = 8/4 + 4/2 = 4; then as above
+  const std::vector<float> grad = {8};
+  expect_state(after_adam(impl, {4, 2, 0}, grad, c), {3.5f, 3, 4});
+}
+
+TEST_P(AdamValues, SixteenBitGradientsAreWidened) {
+  const std::vector<Half> half = {{0x4400}};          // 4
+  const std::vector<BFloat16> bfloat16 = {{0x4080}};  // 4
+  expect_state(after_adam(impl, {10, 2, 0}, half, kExact), {9.5f, 3, 4});
+  expect_state(after_adam(impl, {10, 2, 0}, bfloat16, kExact), {9.5f, 3, 4});
+}
+
+TEST_P(AdamValues, TheFrozenStageIsTheSameArithmetic) {
+  AdamCoefficients c = kExact;
+  c.exp_avg_scale = 2;
+  c.decoupled_decay = 0.25f;
+  const std::vector<float> grad = {4};
+  float m = 2;
+  impl.run_momentum(&m, grad, c);
+  EXPECT_EQ(m, 3);
+  const float v = 25;
+  float d = 0;
+  impl.run_denominator(&v, &d, 1, c);
+  EXPECT_EQ(d, 6);
+  float p = 8;  // u = 3 * 2 / 6 + 8/4 = 3
+  impl.run_frozen_update({&p, &m, &d, {}, 1}, c);
+  EXPECT_EQ(p, 6.5f);
+}
+
+TEST_P(AdamValues, WithoutDecayAnInfiniteParameterStaysInfinite) {
+  const std::vector<float> grad = {4};
+  const State s = after_adam(impl, {kInfinity, 2, 0}, grad, kExact);
+  EXPECT_EQ(s.p, kInfinity);
+  float p = -kInfinity;
+  const float m = 1;
+  const float d = 1;
+  impl.run_frozen_update({&p, &m, &d, {}, 1}, kExact);
+  EXPECT_EQ(p, -kInfinity);
+}
+
+TEST_P(AdamValues, LowPrecisionIsRoundedToNearestEven) {
+  struct Rounding {
+    float p;
+    std::uint16_t half, bfloat16;
+  };
+  const std::vector<Rounding> cases = {
+      {1.0f, 0x3c00, 0x3f80},
+      {1 + 0x1p-11f, 0x3c00, 0x3f80},      // half: a tie, to even
+      {1 + 3 * 0x1p-11f, 0x3c02, 0x3f80},  // half: a tie, to even
+      {1 + 0x1p-11f + 0x1p-20f, 0x3c01, 0x3f80},
+      {-1 - 0x1p-8f, 0xbc04, 0xbf80},     // bfloat16: a tie, to even
+      {1 + 3 * 0x1p-8f, 0x3c0c, 0x3f82},  // bfloat16: a tie, to even
+      {1 + 0x1p-8f + 0x1p-20f, 0x3c04, 0x3f81},
+      {65519.0f, 0x7bff, 0x4780},  // the last that half holds
+      {65520.0f, 0x7c00, 0x4780},
+      {-0x1.fffffep127f, 0xfc00, 0xff80},  // rounds up to infinity
+      {0x1p-24f, 0x0001, 0x3380},          // half's smallest
+      {0x1p-25f, 0x0000, 0x3300},          // a tie, to 0
+      {3 * 0x1p-26f, 0x0001, 0x3340},
+      {0x1.ff8p-15f, 0x03ff, 0x3880},  // half's largest subnormal
+      {0x1.ffcp-15f, 0x0400, 0x3880},  // a tie, to even
+      {-0.0f, 0x8000, 0x8000},
+      {kInfinity, 0x7c00, 0x7f80}};
+  AdamCoefficients c = kExact;
+  c.minus_learning_rate = -0.0f;  // adding -0.0 changes nothing
+  for (const Rounding& r : cases) {
+    std::vector<float> p(33, r.p);
+    const std::vector<float> m(33, 0.0f);
+    const std::vector<float> d(33, 1.0f);
+    std::vector<Half> half(33);
+    std::vector<BFloat16> bfloat16(33);
+    impl.run_frozen_update({p.data(), m.data(), d.data(), half, 33}, c);
+    impl.run_frozen_update({p.data(), m.data(), d.data(), bfloat16, 33}, c);
+    for (const std::size_t i : {0u, 15u, 32u}) {
+      EXPECT_EQ(half[i].bits, r.half) << r.p;
+      EXPECT_EQ(bfloat16[i].bits, r.bfloat16) << r.p;
+    }
+  }
+}
+
+TEST_P(AdamValues, NanStaysNanInLowPrecision) {
+  std::vector<float> p(17, kNan);
+  const std::vector<float> m(17, 0.0f);
+  const std::vector<float> d(17, 1.0f);
+  std::vector<Half> half(17);
+  std::vector<BFloat16> bfloat16(17);
+  impl.run_frozen_update({p.data(), m.data(), d.data(), half, 17}, kExact);
+  impl.run_frozen_update({p.data(), m.data(), d.data(), bfloat16, 17}, kExact);
+  for (std::size_t i = 0; i < p.size(); ++i) {
+    EXPECT_TRUE(std::isnan(to_float(half[i]))) << i;
+    EXPECT_TRUE(std::isnan(to_float(bfloat16[i]))) << i;
+  }
+}
+
+// m and g of one sign, so nothing cancels, and each rounding is a relative
+// error of at most e = 2^-24. g: 1 e; m: products of at most 2 e, plus one for
+// the sum: 3 e; v: (1 + 1 + 1 + 1) e and the sum: 5 e; d: (5 + 1) / 2 + the
+// root + the sum: 5 e; u: 3 + 1 + 5 + 1 = 10 e, and 11 e with the decay. Then
+// one for the product with lr, and one of the result's size for the last sum.
+TEST_P(AdamValues, OneStepIsTheTextbooksWithinItsRoundings) {
+  const std::size_t size = 1000;
+  const AdamCoefficients c{.exp_avg_scale = 1 / (1 - 0.9f * 0.9f),
+                           .exp_avg_sq_scale = 1 / (1 - 0.999f * 0.999f),
+                           .decoupled_decay = 0.01f,
+                           .minus_learning_rate = -0.001f,
+                           .grad_scale = 1 / 3.0f};
+  const std::vector<float> p = test::positive(size, 1);
+  const std::vector<float> m = test::positive(size, 2);
+  const std::vector<float> v = test::positive(size, 3);
+  const std::vector<float> grads = test::positive(size, 4);
+  std::vector<float> got_p = p, got_m = m, got_v = v;
+  impl.run_adam({got_p.data(), got_m.data(), got_v.data(), grads, {}}, c);
+  for (std::size_t i = 0; i < size; ++i) {
+    const double g = double{grads[i]} * c.grad_scale;
+    const double new_m = double{m[i]} * c.beta1 + c.one_minus_beta1 * g;
+    const double new_v = double{v[i]} * c.beta2 + c.one_minus_beta2 * g * g;
+    const double d = std::sqrt(new_v * c.exp_avg_sq_scale) + c.epsilon;
+    const double u =
+        new_m * c.exp_avg_scale / d + double{c.decoupled_decay} * p[i];
+    const double step = double{c.minus_learning_rate} * u;
+    const double e = 0x1p-24;
+    ASSERT_NEAR(got_m[i], new_m, 3.01 * e * new_m) << i;
+    ASSERT_NEAR(got_v[i], new_v, 5.01 * e * new_v) << i;
+    ASSERT_NEAR(got_p[i], p[i] + step,
+                12.01 * e * std::abs(step) + e * (p[i] + std::abs(step)))
+        << i;
+  }
+}
+
+TEST_P(AdamValues, WrongTypesAndSizesAreRefusedBeforeAnythingChanges) {
+  const std::vector<double> doubles(2, 1.0);
+  const std::vector<float> grads(2, 1.0f);
+  std::vector<float> p(2, 1.0f), m(2, 1.0f), v(2, 1.0f), d(2, 1.0f);
+  std::vector<float> floats(2);
+  std::vector<Half> three(3);
+  const AdamArrays arrays{p.data(), m.data(), v.data(), grads, {}};
+  AdamArrays bad = arrays;
+  bad.grads = doubles;
+  EXPECT_THROW(impl.run_adam(bad, kExact), Error);
+  for (const View low : {View(floats), View(three)}) {
+    bad = arrays;
+    bad.low_precision = low;
+    EXPECT_THROW(impl.run_adam(bad, kExact), Error);
+    EXPECT_THROW(
+        impl.run_frozen_update({p.data(), m.data(), d.data(), low, 2}, kExact),
+        Error);
+  }
+  EXPECT_THROW(impl.run_momentum(m.data(), doubles, kExact), Error);
+  for (const auto& array : {p, m, v, d}) {
+    EXPECT_EQ(array, std::vector<float>(2, 1.0f));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, AdamValues,
+                         ::testing::ValuesIn(implementations()),
+                         [](const auto& impl) { return impl.param.name; });
+
+}  // namespace
+}  // namespace thinwire::kernels

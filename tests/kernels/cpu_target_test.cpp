@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/kernels/cpu_target.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "thinwire/core/error.h"
+
+namespace thinwire::kernels {
+namespace {
+
+TEST(CpuTarget, TheBestOneIsUsedUnlessForced) {
+  ASSERT_FALSE(cpu_targets().empty());
+  EXPECT_EQ(cpu_target(), cpu_targets().front());
+}
+
+TEST(CpuTarget, NamesAreDistinct) {
+  const std::vector<std::string> names = cpu_targets();
+  EXPECT_EQ(std::set(names.begin(), names.end()).size(), names.size());
+}
+
+// cpu_target() is dispatched as every kernel is: the name comes from the code
+// that was compiled for the target, not from what was asked for.
+TEST(CpuTarget, TheForcedOneIsTheOneRunning) {
+  for (const std::string& name : cpu_targets()) {
+    force_cpu_target(name);
+    EXPECT_EQ(cpu_target(), name);
+  }
+  force_cpu_target("");
+  EXPECT_EQ(cpu_target(), cpu_targets().front());
+}
+
+TEST(CpuTarget, ForcingChangesNothingInTheListOfTargets) {
+  const std::vector<std::string> before = cpu_targets();
+  force_cpu_target(before.back());
+  EXPECT_EQ(cpu_targets(), before);
+  force_cpu_target("");
+}
+
+TEST(CpuTarget, AnUnknownOneIsRefusedAndTheSupportedOnesAreNamed) {
+  const std::string before = cpu_target();
+  try {
+    force_cpu_target("AVX9");
+    FAIL() << "was accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    const std::string message = error.what();
+    EXPECT_NE(message.find("'AVX9'"), std::string::npos) << message;
+    for (const std::string& name : cpu_targets()) {
+      EXPECT_NE(message.find(name), std::string::npos) << message;
+    }
+  }
+  EXPECT_EQ(cpu_target(), before);
+}
+
+}  // namespace
+}  // namespace thinwire::kernels

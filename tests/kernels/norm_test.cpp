@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/kernels/norm.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "support/guarded.h"
+#include "support/kernel_cases.h"
+#include "support/values.h"
+#include "thinwire/core/error.h"
+
+namespace thinwire::kernels {
+namespace {
+
+using test::Guarded;
+using test::same_bits;
+
+template <class T>
+void expect_equals_reference(const std::vector<float>& values,
+                             std::size_t skip) {
+  Guarded x(test::rounded_to<T>(values), skip);
+  for (std::size_t chunk = 0; chunk < sum_chunks(values.size()); ++chunk) {
+    EXPECT_TRUE(same_bits(chunk_sum_of_squares(x.span(), chunk),
+                          ref::chunk_sum_of_squares(x.span(), chunk)))
+        << "chunk " << chunk;
+    EXPECT_TRUE(same_bits(chunk_sum_of_abs(x.span(), chunk),
+                          ref::chunk_sum_of_abs(x.span(), chunk)))
+        << "chunk " << chunk;
+  }
+}
+
+class Norm : public test::KernelTest {};
+
+TEST_P(Norm, EqualsReferenceBitForBit) {
+  const std::vector<float> x = test::normal(size, 1);
+  expect_equals_reference<float>(x, skip);
+  expect_equals_reference<Half>(x, skip);
+  expect_equals_reference<BFloat16>(x, skip);
+}
+
+TEST_P(Norm, EqualsReferenceWithSpecialValues) {
+  std::vector<float> x = test::normal_and_special(size, 2);
+  expect_equals_reference<float>(x, skip);
+  expect_equals_reference<Half>(x, skip);
+  expect_equals_reference<BFloat16>(x, skip);
+  // And without NaN and inf, which hide everything else in a sum.
+  for (float& value : x) value = std::isfinite(value) ? value : -0.0f;
+  expect_equals_reference<float>(x, skip);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Norm, test::kernel_cases({16384, 16385, 65537}),
+                         test::case_name);
+
+/// Both implementations, for what can be told without the other.
+struct Impl {
+  const char* name;
+  double (*squares)(ConstView, std::size_t);
+  double (*abs)(ConstView, std::size_t);
+};
+constexpr Impl kImpls[] = {
+    {"ref", ref::chunk_sum_of_squares, ref::chunk_sum_of_abs},
+    {"cpu", chunk_sum_of_squares, chunk_sum_of_abs}};
+
+TEST(NormValues, SumsOfSmallIntegersAreExact) {
+  std::vector<float> x(1000);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    x[i] = static_cast<float>(i + 1) * (i % 2 == 0 ? 1.0f : -1.0f);
+  }
+  for (const Impl& impl : kImpls) {
+    // n (n + 1) (2 n + 1) / 6 and n (n + 1) / 2
+    EXPECT_EQ(impl.squares(x, 0), 333'833'500.0) << impl.name;
+    EXPECT_EQ(impl.abs(x, 0), 500'500.0) << impl.name;
+  }
+}
+
+TEST(NormValues, SixteenBitValuesAreWidenedExactly) {
+  // 1.5, -2, the largest, and the smallest subnormal of each type.
+  const std::vector<Half> half = {{0x3e00}, {0xc000}, {0x7bff}, {0x0001}};
+  const std::vector<BFloat16> bfloat16 = {
+      {0x3fc0}, {0xc000}, {0x7f7f}, {0x0001}};
+  const double largest = 0x1.fep127;
+  for (const Impl& impl : kImpls) {
+    EXPECT_EQ(impl.abs(half, 0), 1.5 + 2 + 65504 + 0x1p-24) << impl.name;
+    EXPECT_EQ(impl.squares(ConstView(bfloat16).subview(2, 1), 0),
+              largest * largest)
+        << impl.name;
+    EXPECT_EQ(impl.abs(ConstView(bfloat16).subview(0, 2), 0), 3.5);
+    EXPECT_EQ(impl.abs(ConstView(bfloat16).subview(3, 1), 0), 0x1p-133);
+  }
+}
+
+// 2^53 absorbs a 1 that is added to it, but not a 2: so the result tells which
+// numbers met first.
+TEST(NormValues, ElementsAreAddedInTheDefinedOrder) {
+  const auto sum = [](const Impl& impl, std::size_t first, std::size_t second) {
+    std::vector<float> x(48, 0.0f);
+    x[0] = 0x1p53f;
+    x[first] = 1;
+    x[second] = 1;
+    return impl.abs(x, 0);
+  };
+  for (const Impl& impl : kImpls) {
+    EXPECT_EQ(sum(impl, 16, 32), 0x1p53) << impl.name;     // both to 0
+    EXPECT_EQ(sum(impl, 1, 17), 0x1p53 + 2) << impl.name;  // both to 1
+    EXPECT_EQ(sum(impl, 1, 9), 0x1p53 + 2) << impl.name;   // 1 + 9 first
+    EXPECT_EQ(sum(impl, 8, 4), 0x1p53) << impl.name;       // 0 + 8, then 0 + 4
+    EXPECT_EQ(sum(impl, 4, 12), 0x1p53 + 2) << impl.name;  // 4 + 12 first
+    EXPECT_EQ(sum(impl, 2, 6), 0x1p53 + 2) << impl.name;   // 2 + 6 first
+    EXPECT_EQ(sum(impl, 1, 2), 0x1p53) << impl.name;       // 0 + 2, then 0 + 1
+    EXPECT_EQ(sum(impl, 1, 3), 0x1p53 + 2) << impl.name;   // 1 + 3 first
+  }
+}
+
+TEST(NormValues, AChunkHoldsItsOwnElementsOnly) {
+  std::vector<float> x(2 * kSumChunk + 1, 0.0f);
+  x[kSumChunk - 1] = 3;
+  x[kSumChunk] = 4;
+  x[2 * kSumChunk] = 5;
+  ASSERT_EQ(sum_chunks(x.size()), 3u);
+  for (const Impl& impl : kImpls) {
+    EXPECT_EQ(impl.squares(x, 0), 9) << impl.name;
+    EXPECT_EQ(impl.squares(x, 1), 16) << impl.name;
+    EXPECT_EQ(impl.squares(x, 2), 25) << impl.name;
+  }
+}
+
+TEST(NormValues, SquaresAreFiniteExactlyIfTheElementsAre) {
+  using limits = std::numeric_limits<float>;
+  std::vector<float> x(kSumChunk, limits::max());
+  for (const Impl& impl : kImpls) {
+    EXPECT_TRUE(std::isfinite(impl.squares(x, 0))) << impl.name;
+    for (const float bad :
+         {limits::infinity(), -limits::infinity(), limits::quiet_NaN()}) {
+      x[12345] = bad;
+      EXPECT_FALSE(std::isfinite(impl.squares(x, 0))) << impl.name;
+      x[12345] = limits::max();
+    }
+  }
+}
+
+TEST(NormArguments, WrongTypesAndChunksAreRefused) {
+  const std::vector<double> doubles(3);
+  const std::vector<float> floats(3);
+  for (const Impl& impl : kImpls) {
+    EXPECT_THROW((void)impl.squares(doubles, 0), Error) << impl.name;
+    EXPECT_THROW((void)impl.abs(doubles, 0), Error) << impl.name;
+    EXPECT_THROW((void)impl.squares(floats, 1), Error) << impl.name;
+    EXPECT_THROW((void)impl.abs(ConstView(), 0), Error) << impl.name;
+  }
+}
+
+}  // namespace
+}  // namespace thinwire::kernels

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/kernels/sign_compress.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "support/guarded.h"
+#include "support/kernel_cases.h"
+#include "support/values.h"
+
+namespace thinwire::kernels {
+namespace {
+
+using test::Guarded;
+
+constexpr SignNorm kNorms[] = {SignNorm::kSquares, SignNorm::kAbs};
+
+class SignKernels : public test::KernelTest {
+ protected:
+  /// No mask; random; nothing masked; everything masked. Bits past the end are
+  /// whatever they are.
+  std::vector<std::vector<std::uint32_t>> masks() const {
+    const std::size_t words = sign_words(size);
+    std::vector<std::uint32_t> mostly_whole(words, 0xffff'ffffu);
+    for (std::size_t w = 0; w < words; w += 3) mostly_whole[w] = 0xfffe'7fffu;
+    return {{},
+            test::random_words(words, 11),
+            mostly_whole,
+            std::vector<std::uint32_t>(words, 0u)};
+  }
+
+  std::vector<float> values(std::uint32_t seed, bool special) const {
+    return special ? test::normal_and_special(size, seed)
+                   : test::normal(size, seed);
+  }
+
+  /// run(error, active, norm) for `ref` and for the kernel.
+  template <class Got, class Want>
+  void compare_errors(Got got, Want want) {
+    for (const auto& mask : masks()) {
+      const std::uint32_t* active = mask.empty() ? nullptr : mask.data();
+      for (const SignNorm norm : kNorms) {
+        // A NaN hides everything else in a sum.
+        for (const bool special : {false, true}) {
+          Guarded error(values(1, special), skip);
+          std::vector<float> want_error = values(1, special);
+          const double sum = got(error.data(), active, norm);
+          const double want_sum = want(want_error.data(), active, norm);
+          EXPECT_TRUE(test::same_bits(sum, want_sum)) << sum << " " << want_sum;
+          EXPECT_TRUE(error.is(want_error));
+        }
+      }
+    }
+  }
+
+  void compare_accumulate(const SignInput& input) {
+    compare_errors(
+        [&](float* error, const std::uint32_t* active, SignNorm norm) {
+          return sign_accumulate(input, error, active, norm, size);
+        },
+        [&](float* error, const std::uint32_t* active, SignNorm norm) {
+          return ref::sign_accumulate(input, error, active, norm, size);
+        });
+  }
+
+  template <class G>
+  void compare_accumulate_of_grads() {
+    const AdamCoefficients c{.grad_scale = 1 / 3.0f};
+    const std::vector<std::uint32_t> signs =
+        test::random_words(sign_words(size), 12);
+    Guarded exp_avg(test::normal(size, 3), skip);
+    Guarded finite(test::rounded_to<G>(values(4, false)), skip);
+    Guarded special(test::rounded_to<G>(values(4, true)), skip);
+    SignInput input;
+    input.coefficients = &c;
+    input.grads = finite.span();
+    input.exp_avg = exp_avg.data();
+    compare_accumulate(input);
+    input.grads = special.span();
+    compare_accumulate(input);
+    input.exp_avg = nullptr;
+    input.mean = {signs.data(), 0.37f};
+    compare_accumulate(input);
+    input.grads = finite.span();
+    for (const float scale : {0.37f, 0.0f, -2.5f}) {
+      input.mean = {signs.data(), scale};
+      compare_accumulate(input);
+    }
+  }
+
+  std::vector<Signs> received(const std::vector<std::uint32_t>& words,
+                              std::size_t ranks) const {
+    std::vector<Signs> result;
+    for (std::size_t r = 0; r < ranks; ++r) {
+      result.push_back({words.data() + r * sign_words(size),
+                        r == 1 ? 0.0f : 0.1f + 0.7f * static_cast<float>(r)});
+    }
+    return result;
+  }
+};
+
+TEST_P(SignKernels, AccumulateOfValuesEqualsReference) {
+  for (const bool special : {false, true}) {
+    Guarded x(values(2, special), skip);
+    SignInput input;
+    input.values = x.data();
+    compare_accumulate(input);
+  }
+  compare_accumulate(SignInput());  // padding
+}
+
+TEST_P(SignKernels, AccumulateOfGradientsEqualsReference) {
+  compare_accumulate_of_grads<float>();
+  compare_accumulate_of_grads<Half>();
+  compare_accumulate_of_grads<BFloat16>();
+}
+
+TEST_P(SignKernels, AverageEqualsReference) {
+  for (const std::size_t ranks : {0u, 1u, 3u, 16u, 17u, 33u}) {
+    const auto words = test::random_words(ranks * sign_words(size), 13);
+    const std::vector<Signs> signs = received(words, ranks);
+    const float inverse = 1.0f / static_cast<float>(ranks + 1);
+    compare_errors(
+        [&](float* error, const std::uint32_t* active, SignNorm norm) {
+          return sign_average(signs, inverse, error, active, norm, size);
+        },
+        [&](float* error, const std::uint32_t* active, SignNorm norm) {
+          return ref::sign_average(signs, inverse, error, active, norm, size);
+        });
+  }
+}
+
+TEST_P(SignKernels, SplitEqualsReference) {
+  std::vector<float> scales = test::special_values();
+  scales.push_back(0.8f);
+  const std::vector<std::uint32_t> garbage =
+      test::random_words(sign_words(size), 14);
+  for (const auto& mask : masks()) {
+    const std::uint32_t* active = mask.empty() ? nullptr : mask.data();
+    for (const float scale : scales) {
+      Guarded error(values(5, true), skip);
+      Guarded words(garbage, skip);
+      std::vector<float> want_error = values(5, true);
+      std::vector<std::uint32_t> want_words = garbage;
+      sign_split(error.data(), scale, words.data(), active, size);
+      ref::sign_split(want_error.data(), scale, want_words.data(), active,
+                      size);
+      EXPECT_TRUE(error.is(want_error)) << scale;
+      EXPECT_TRUE(words.is(want_words)) << scale;
+    }
+  }
+}
+
+TEST_P(SignKernels, DecodeEqualsReference) {
+  const auto words = test::random_words(sign_words(size), 15);
+  for (const auto& mask : masks()) {
+    const std::uint32_t* active = mask.empty() ? nullptr : mask.data();
+    for (const float scale : test::special_values()) {
+      Guarded out(test::normal(size, 6), skip);
+      std::vector<float> want(size);
+      sign_decode({words.data(), scale}, active, out.data(), size);
+      ref::sign_decode({words.data(), scale}, active, want.data(), size);
+      EXPECT_TRUE(out.is(want)) << scale;
+    }
+  }
+}
+
+TEST_P(SignKernels, UpdateEqualsReference) {
+  const auto words = test::random_words(sign_words(size), 16);
+  const auto compare = [&]<class L>(const std::vector<L>& low, bool rounds,
+                                    const AdamCoefficients& c,
+                                    const std::uint32_t* active) {
+    Guarded params(values(7, true), skip);
+    Guarded denominators(test::positive(size, 8), skip);
+    Guarded rounded(low, skip);
+    std::vector<float> want_params = values(7, true);
+    std::vector<L> want_rounded = low;
+    const Signs mean{words.data(), 0.6f};
+    sign_update(mean, active,
+                {.params = params.data(),
+                 .denominator = denominators.data(),
+                 .low_precision = rounds ? View(rounded.span()) : View(),
+                 .size = size},
+                c);
+    ref::sign_update(mean, active,
+                     {.params = want_params.data(),
+                      .denominator = denominators.data(),
+                      .low_precision = rounds ? View(want_rounded) : View(),
+                      .size = size},
+                     c);
+    EXPECT_TRUE(params.is(want_params));
+    EXPECT_TRUE(rounded.is(want_rounded));
+  };
+  for (const auto& mask : masks()) {
+    const std::uint32_t* active = mask.empty() ? nullptr : mask.data();
+    for (const float decay : {0.0f, 0.01f}) {
+      const AdamCoefficients c{.exp_avg_scale = 1.7f,
+                               .decoupled_decay = decay,
+                               .minus_learning_rate = -0.01f};
+      compare(std::vector<Half>(size), false, c, active);
+      compare(std::vector<Half>(size), true, c, active);
+      compare(std::vector<BFloat16>(size), true, c, active);
+    }
+  }
+}
+
+// One float subtraction: off by at most half an ulp, 2^-24 of the result, or
+// by nothing where that is subnormal.
+TEST_P(SignKernels, SignPlusErrorGivesBackTheInput) {
+  const std::vector<float> c = test::normal(size, 9);
+  for (const float scale : {0.8f, 0.01f, 30.0f}) {
+    Guarded error(c, skip);
+    std::vector<std::uint32_t> words(sign_words(size));
+    std::vector<float> sent(size);
+    sign_split(error.data(), scale, words.data(), nullptr, size);
+    sign_decode({words.data(), scale}, nullptr, sent.data(), size);
+    for (std::size_t i = 0; i < size; ++i) {
+      const double left = error.span()[i];
+      ASSERT_NEAR(sent[i] + left, c[i], std::ldexp(std::abs(left), -24)) << i;
+    }
+  }
+}
+
+TEST_P(SignKernels, UpdateIsTheFrozenUpdateOfTheDecodedMomentum) {
+  const auto words = test::random_words(sign_words(size), 17);
+  const auto active = test::random_words(sign_words(size), 18);
+  const AdamCoefficients c{.exp_avg_scale = 1.1f, .decoupled_decay = 0.01f};
+  const std::vector<float> d = test::positive(size, 19);
+  std::vector<float> m(size);
+  std::vector<float> p = test::normal(size, 20);
+  std::vector<float> want = p;
+  sign_decode({words.data(), 0.3f}, active.data(), m.data(), size);
+  frozen_update({want.data(), m.data(), d.data(), {}, size}, c);
+  sign_update({words.data(), 0.3f}, active.data(),
+              {p.data(), nullptr, d.data(), {}, size}, c);
+  EXPECT_TRUE(test::same_bits<float>(p, want));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SignKernels, test::kernel_cases(),
+                         test::case_name);
+
+}  // namespace
+}  // namespace thinwire::kernels

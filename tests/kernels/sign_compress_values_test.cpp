@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the sign kernels compute, told without the reference: every example is
+// held against `ref` and against the kernel for every target of this machine.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "support/kernel_cases.h"
+#include "support/same_bits.h"
+#include "support/values.h"
+#include "thinwire/core/error.h"
+#include "thinwire/kernels/norm.h"
+#include "thinwire/kernels/sign_compress.h"
+
+namespace thinwire::kernels {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+struct Impl {
+  std::string name;
+  std::string target;
+  decltype(&sign_accumulate) accumulate;
+  decltype(&sign_average) average;
+  decltype(&sign_split) split;
+  decltype(&sign_decode) decode;
+  decltype(&sign_update) update;
+};
+
+std::vector<Impl> implementations() {
+  std::vector<Impl> impls = {{"ref", "", ref::sign_accumulate,
+                              ref::sign_average, ref::sign_split,
+                              ref::sign_decode, ref::sign_update}};
+  for (const std::string& target : cpu_targets()) {
+    impls.push_back({target, target, sign_accumulate, sign_average, sign_split,
+                     sign_decode, sign_update});
+  }
+  return impls;
+}
+
+class SignValues : public ::testing::TestWithParam<Impl> {
+ protected:
+  const Impl& impl = GetParam();
+
+ private:
+  test::ForcedTarget forced_{GetParam().target};
+};
+
+using Floats = std::vector<float>;
+
+TEST_P(SignValues, ZeroMinusZeroAndNanArePlus) {
+  Floats error = {0.0f, -0.0f, kNan, -kNan, -0x1p-149f, 0x1p-149f, -1, 1};
+  std::uint32_t bits = 0;
+  impl.split(error.data(), 1.0f, &bits, nullptr, error.size());
+  EXPECT_EQ(bits, 0b1010'1111u);
+  EXPECT_EQ(error[0], -1);
+  EXPECT_EQ(error[1], -1);
+  EXPECT_TRUE(std::isnan(error[2]));
+  EXPECT_TRUE(std::isnan(error[3]));
+}
+
+TEST_P(SignValues, SplitSubtractsWhatIsSent) {
+  Floats error = {3, -3, 0.5f, -0.5f};
+  std::uint32_t bits = 0;
+  impl.split(error.data(), 2.0f, &bits, nullptr, error.size());
+  EXPECT_EQ(bits, 0b0101u);
+  EXPECT_EQ(error, (Floats{1, -1, -1.5f, 1.5f}));
+}
+
+TEST_P(SignValues, BitsPastTheEndAreZero) {
+  for (const std::size_t size : {1u, 31u, 32u, 33u, 63u}) {
+    Floats error(size, 1.0f);
+    std::vector<std::uint32_t> words(sign_words(size), 0xdead'beefu);
+    impl.split(error.data(), 1.0f, words.data(), nullptr, size);
+    for (std::size_t i = 0; i < words.size() * 32; ++i) {
+      EXPECT_EQ(words[i / 32] >> (i % 32) & 1u, i < size ? 1u : 0u)
+          << "bit " << i << " of " << size;
+    }
+  }
+}
+
+TEST_P(SignValues, AccumulateByHand) {
+  const AdamCoefficients c{
+      .beta1 = 0.5f, .one_minus_beta1 = 0.25f, .grad_scale = 2};
+  const Floats grads = {2, 4, 8};
+  const Floats exp_avg = {2, -4, 6};
+  const std::uint32_t plus_minus_plus = 0b101;
+  SignInput input;
+  Floats error = {1, -2, 3};
+  EXPECT_EQ(
+      impl.accumulate(input, error.data(), nullptr, SignNorm::kSquares, 3), 14);
+  EXPECT_EQ(error, (Floats{1, -2, 3}));
+
+  input.values = grads.data();  // {2, 4, 8} + {1, -2, 3}
+  EXPECT_EQ(impl.accumulate(input, error.data(), nullptr, SignNorm::kAbs, 3),
+            16);
+  EXPECT_EQ(error, (Floats{3, 2, 11}));
+
+  // exp_avg / 2 + grads * 2 / 4 = {2, 0, 7}
+  input = {.grads = grads, .exp_avg = exp_avg.data(), .coefficients = &c};
+  error = {1, -2, 3};
+  EXPECT_EQ(
+      impl.accumulate(input, error.data(), nullptr, SignNorm::kSquares, 3),
+      9 + 4 + 100);
+  EXPECT_EQ(error, (Floats{3, -2, 10}));
+
+  // {6, -6, 6} / 2 + {1, 2, 4} = {4, -1, 7}
+  input = {.grads = grads, .mean = {&plus_minus_plus, 6}, .coefficients = &c};
+  error = {1, -2, 3};
+  EXPECT_EQ(impl.accumulate(input, error.data(), nullptr, SignNorm::kAbs, 3),
+            5 + 3 + 10);
+  EXPECT_EQ(error, (Floats{5, -3, 10}));
+}
+
+TEST_P(SignValues, AverageByHand) {
+  const std::uint32_t first = 0b0011;
+  const std::uint32_t second = 0b0101;
+  const std::vector<Signs> received = {{&first, 2}, {&second, 8}};
+  Floats error = {1, 1, 1, 1};  // + {10, -6, 6, -10} / 2
+  EXPECT_EQ(
+      impl.average(received, 0.5f, error.data(), nullptr, SignNorm::kAbs, 4),
+      6 + 2 + 4 + 4);
+  EXPECT_EQ(error, (Floats{6, -2, 4, -4}));
+}
+
+// 1 is lost in 2^24 + 1, but not in 2^24 - 2^24 + 1.
+TEST_P(SignValues, RanksAreAddedInTheOrderGiven) {
+  const std::uint32_t plus = 1;
+  const std::uint32_t minus = 0;
+  const std::vector<Signs> lost = {
+      {&plus, 0x1p24f}, {&plus, 1}, {&minus, 0x1p24f}};
+  const std::vector<Signs> kept = {
+      {&plus, 0x1p24f}, {&minus, 0x1p24f}, {&plus, 1}};
+  float error = 0;
+  EXPECT_EQ(impl.average(lost, 1, &error, nullptr, SignNorm::kAbs, 1), 0);
+  EXPECT_EQ(impl.average(kept, 1, &error, nullptr, SignNorm::kAbs, 1), 1);
+}
+
+TEST_P(SignValues, NobodysAverageIsTheErrorAlone) {
+  Floats error(40, -0.5f);
+  EXPECT_EQ(impl.average({}, 1, error.data(), nullptr, SignNorm::kSquares, 40),
+            10);
+  EXPECT_EQ(error, Floats(40, -0.5f));
+}
+
+TEST_P(SignValues, MaskedElementsAreInNothing) {
+  const std::size_t size = 67;
+  const std::vector<std::uint32_t> active = {0xffff'ffffu, 0xffff'fffau, 1};
+  const auto masked = [](std::size_t i) {
+    return i == 32 || i == 34 || i > 64;
+  };
+  Floats x(size, 1.0f);
+  for (std::size_t i = 0; i < size; ++i) {
+    if (masked(i)) x[i] = kNan;
+  }
+  Floats error(size, 1.0f);
+  SignInput input;
+  input.values = x.data();
+  EXPECT_EQ(impl.accumulate(input, error.data(), active.data(),
+                            SignNorm::kSquares, size),
+            4 * (67 - 4));
+  std::vector<std::uint32_t> words(3);
+  for (std::size_t i = 0; i < size; ++i) {
+    EXPECT_EQ(error[i], masked(i) ? 0.0f : 2.0f) << i;
+    error[i] = -error[i];
+  }
+  impl.split(error.data(), 0.5f, words.data(), active.data(), size);
+  Floats sent(size, 7.0f);
+  impl.decode({words.data(), 0.5f}, active.data(), sent.data(), size);
+  Floats params(size, 1.0f);
+  const Floats denominator(size, 2.0f);
+  const AdamCoefficients c{.minus_learning_rate = -1};
+  impl.update({words.data(), 0.5f}, active.data(),
+              {params.data(), nullptr, denominator.data(), {}, size}, c);
+  for (std::size_t i = 0; i < size; ++i) {
+    EXPECT_EQ(words[i / 32] >> (i % 32) & 1u, masked(i) ? 1u : 0u) << i;
+    EXPECT_EQ(error[i], masked(i) ? 0.0f : -1.5f) << i;
+    EXPECT_EQ(sent[i], masked(i) ? 0.0f : -0.5f) << i;
+    EXPECT_EQ(params[i], masked(i) ? 1.0f : 1.25f) << i;
+  }
+}
+
+TEST_P(SignValues, UpdateByHand) {
+  const std::uint32_t bits = 0b01;
+  Floats params = {8, 8};
+  const Floats denominator = {2, 4};
+  std::vector<BFloat16> rounded(2);
+  // u = +-3 * 4 / d + 8 / 4 = {8, -1}
+  impl.update({&bits, 3}, nullptr,
+              {params.data(), nullptr, denominator.data(), rounded, 2},
+              {.exp_avg_scale = 4,
+               .decoupled_decay = 0.25f,
+               .minus_learning_rate = -0.5f});
+  EXPECT_EQ(params, (Floats{4, 8.5f}));
+  EXPECT_EQ(rounded[0].bits, 0x4080);
+  EXPECT_EQ(rounded[1].bits, 0x4108);
+}
+
+// The sum of a block longer than a chunk is the chunks' sums, added in order.
+TEST_P(SignValues, LongBlocksAreSummedChunkByChunk) {
+  const Floats x = test::normal(2 * kSumChunk + 45, 1);
+  Floats error(x.size(), 0.0f);
+  SignInput input;
+  input.values = x.data();
+  double squares = 0;
+  double abs = 0;
+  for (std::size_t chunk = 0; chunk < 3; ++chunk) {
+    squares += chunk_sum_of_squares(x, chunk);
+    abs += chunk_sum_of_abs(x, chunk);
+  }
+  EXPECT_EQ(impl.accumulate(input, error.data(), nullptr, SignNorm::kSquares,
+                            x.size()),
+            squares);
+  error.assign(x.size(), 0.0f);
+  EXPECT_EQ(
+      impl.accumulate(input, error.data(), nullptr, SignNorm::kAbs, x.size()),
+      abs);
+}
+
+TEST_P(SignValues, WrongInputsAreRefusedBeforeAnythingChanges) {
+  const AdamCoefficients c;
+  const Floats grads(3, 1.0f);
+  const std::vector<double> doubles(3, 1.0);
+  Floats error(3, 1.0f);
+  const auto refused = [&](const SignInput& input, std::size_t size) {
+    EXPECT_THROW((void)impl.accumulate(input, error.data(), nullptr,
+                                       SignNorm::kAbs, size),
+                 Error);
+  };
+  refused({.grads = doubles, .exp_avg = grads.data(), .coefficients = &c}, 3);
+  refused({.grads = grads, .exp_avg = grads.data()}, 3);
+  refused({.grads = grads, .coefficients = &c}, 3);
+  refused({.grads = grads, .exp_avg = grads.data(), .coefficients = &c}, 2);
+  const std::uint32_t bits = 0;
+  EXPECT_THROW(impl.update({&bits, 1}, nullptr,
+                           {error.data(), nullptr, grads.data(),
+                            View(error.data(), 3, DType::kFloat32), 3},
+                           c),
+               Error);
+  EXPECT_EQ(error, Floats(3, 1.0f));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SignValues,
+                         ::testing::ValuesIn(implementations()),
+                         [](const auto& impl) { return impl.param.name; });
+
+}  // namespace
+}  // namespace thinwire::kernels
