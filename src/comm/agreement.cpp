@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/comm/agreement.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "thinwire/core/checksum.h"
+#include "thinwire/core/error.h"
+
+namespace thinwire::comm {
+namespace {
+
+std::vector<std::string_view> lines_of(std::string_view text) {
+  std::vector<std::string_view> lines;
+  for (;;) {
+    const std::size_t end = text.find('\n');
+    lines.push_back(text.substr(0, end));
+    if (end == std::string_view::npos) return lines;
+    text.remove_prefix(end + 1);
+  }
+}
+
+std::string quote(const std::vector<std::string_view>& lines,
+                  std::size_t line) {
+  return line < lines.size() ? fmt::format("\"{}\"", lines[line])
+                             : "nothing (its text ends before)";
+}
+
+std::vector<std::string> gather_texts(Communicator& comm,
+                                      std::string_view text) {
+  const auto ranks = static_cast<std::size_t>(comm.size());
+  const std::int64_t own = static_cast<std::int64_t>(text.size());
+  std::vector<std::int64_t> sizes(ranks);
+  comm.all_gather(ConstView(&own, 1, DType::kInt64), sizes);
+  std::vector<std::size_t> counts(sizes.begin(), sizes.end());
+  std::size_t total = 0;
+  for (const std::size_t count : counts) total += count;
+  std::vector<std::uint8_t> bytes(total);
+  comm.all_gather(ConstView(text.data(), text.size(), DType::kUInt8), bytes,
+                  counts);
+  std::vector<std::string> texts;
+  auto begin = bytes.cbegin();
+  for (const std::int64_t size : sizes) {
+    texts.emplace_back(begin, begin + size);
+    begin += size;
+  }
+  return texts;
+}
+
+// The earliest line in which a rank differs from rank 0; the same on all ranks.
+std::string first_difference(const std::vector<std::string>& texts) {
+  const std::vector<std::string_view> reference = lines_of(texts[0]);
+  std::size_t first_line = reference.size();
+  std::optional<std::size_t> other;
+  for (std::size_t rank = 1; rank < texts.size(); ++rank) {
+    const std::vector<std::string_view> lines = lines_of(texts[rank]);
+    const auto differ = std::mismatch(reference.begin(), reference.end(),
+                                      lines.begin(), lines.end());
+    if (differ.first == reference.end() && differ.second == lines.end())
+      continue;
+    const auto line =
+        static_cast<std::size_t>(differ.first - reference.begin());
+    if (other && line >= first_line) continue;
+    first_line = line;
+    other = rank;
+  }
+  if (!other) return "their checksums differ";
+  return fmt::format("line {} is {} on rank 0 and {} on rank {}",
+                     first_line + 1, quote(reference, first_line),
+                     quote(lines_of(texts[*other]), first_line), *other);
+}
+
+}  // namespace
+
+void require_same(Communicator& comm, std::string_view what,
+                  std::string_view text) {
+  const auto hash = static_cast<std::int64_t>(checksum(text));
+  std::vector<std::int64_t> hashes(static_cast<std::size_t>(comm.size()));
+  comm.all_gather(ConstView(&hash, 1, DType::kInt64), hashes);
+  if (std::all_of(hashes.begin(), hashes.end(),
+                  [&](std::int64_t other) { return other == hashes[0]; })) {
+    return;
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{} must be the same on all ranks: {}", what,
+                          first_difference(gather_texts(comm, text))));
+}
+
+}  // namespace thinwire::comm

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/arguments.h"
+
+#include <fmt/format.h>
+
+#include <functional>
+
+#include "thinwire/core/error.h"
+
+namespace thinwire::comm::arguments {
+namespace {
+
+template <class... Args>
+[[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format(format, std::forward<Args>(args)...));
+}
+
+}  // namespace
+
+void require_memory(std::string_view call, std::string_view argument,
+                    ConstView view) {
+  if (view.data() == nullptr && !view.empty()) {
+    refuse("{}: {} must not be null, got a null pointer to {} elements", call,
+           argument, view.size());
+  }
+}
+
+void require_same_dtype(std::string_view call, ConstView input, View output) {
+  if (input.dtype() != output.dtype()) {
+    refuse("{}: output must have the dtype of input, {}, got {}", call,
+           to_string(input.dtype()), to_string(output.dtype()));
+  }
+}
+
+void require_multiple(std::string_view call, std::string_view large_name,
+                      std::size_t large, std::string_view small_name,
+                      std::size_t small, int world_size) {
+  const auto ranks = static_cast<std::size_t>(world_size);
+  if (large % ranks != 0 || large / ranks != small) {
+    refuse("{}: {}.size() must be size() * {}.size() = {} * {}, got {}", call,
+           large_name, small_name, ranks, small, large);
+  }
+}
+
+void require_counts(std::string_view call, std::string_view counts_name,
+                    std::span<const std::size_t> counts, int world_size,
+                    std::string_view view_name, std::size_t view_size) {
+  if (counts.size() != static_cast<std::size_t>(world_size)) {
+    refuse("{}: {}.size() must be size() = {}, got {}", call, counts_name,
+           world_size, counts.size());
+  }
+  std::size_t left = view_size;
+  for (const std::size_t count : counts) {
+    if (count > left) {
+      refuse("{}: {} must add up to {}.size() = {}, got more", call,
+             counts_name, view_name, view_size);
+    }
+    left -= count;
+  }
+  if (left != 0) {
+    refuse("{}: {} must add up to {}.size() = {}, got {}", call, counts_name,
+           view_name, view_size, view_size - left);
+  }
+}
+
+void require_equal(std::string_view call, std::string_view name,
+                   std::size_t value, std::string_view wanted_name,
+                   std::size_t wanted) {
+  if (value != wanted)
+    refuse("{}: {} must be {} = {}, got {}", call, name, wanted_name, wanted,
+           value);
+}
+
+void require_no_overlap(std::string_view call, ConstView input,
+                        ConstView output) {
+  if (input.empty() || output.empty()) return;
+  const auto* in = static_cast<const std::byte*>(input.data());
+  const auto* out = static_cast<const std::byte*>(output.data());
+  const std::less<const std::byte*> before;  // total, also between arrays
+  if (before(in, out + output.bytes()) && before(out, in + input.bytes()))
+    refuse("{}: input and output must not overlap, got memory that does", call);
+}
+
+}  // namespace thinwire::comm::arguments

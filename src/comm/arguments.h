@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string_view>
+
+#include "thinwire/core/view.h"
+
+/// What Communicator asks of its arguments. Each throws
+/// Error(kInvalidArgument) naming the call, the argument, what is allowed and
+/// what was given.
+namespace thinwire::comm::arguments {
+
+/// Not a null pointer, unless it is empty.
+void require_memory(std::string_view call, std::string_view argument,
+                    ConstView view);
+void require_same_dtype(std::string_view call, ConstView input, View output);
+/// large.size() == world_size * small.size().
+void require_multiple(std::string_view call, std::string_view large_name,
+                      std::size_t large, std::string_view small_name,
+                      std::size_t small, int world_size);
+/// One count per rank, view.size() in all.
+void require_counts(std::string_view call, std::string_view counts_name,
+                    std::span<const std::size_t> counts, int world_size,
+                    std::string_view view_name, std::size_t view_size);
+void require_equal(std::string_view call, std::string_view name,
+                   std::size_t value, std::string_view wanted_name,
+                   std::size_t wanted);
+void require_no_overlap(std::string_view call, ConstView input,
+                        ConstView output);
+
+}  // namespace thinwire::comm::arguments

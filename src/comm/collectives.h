@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "thinwire/comm/communicator.h"
+#include "thinwire/comm/transport.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/core/parameter_layout.h"
+
+namespace thinwire::comm {
+
+/// [0, size) in `parts` ranges of which the first size % parts are longer by
+/// one element.
+[[nodiscard]] std::vector<Range> equal_ranges(std::size_t size, int parts);
+/// Ranges of these sizes, one after the other.
+[[nodiscard]] std::vector<Range> ranges_of(std::span<const std::size_t> sizes);
+
+/// The collectives of Communicator over Transport::exchange(), in which every
+/// rank sends straight to every other. For one thread at a time; arguments have
+/// been checked. All throw Error(kCommFailure).
+class Collectives {
+ public:
+  Collectives(Transport& transport, const CommunicatorOptions& options);
+
+  /// Cut in equal_ranges(), of which each rank reduces its own and sends the
+  /// result to all.
+  void all_reduce(View data, ReduceOp op);
+  /// input is cut in equal_ranges(), all equal.
+  void reduce_scatter(ConstView input, View output, ReduceOp op);
+  /// Rank r's input goes to places[r] of output.
+  void all_gather(ConstView input, View output, std::span<const Range> places);
+  /// sent[r] of input goes to rank r, received[r] of output comes from it.
+  void all_to_all(ConstView input, std::span<const Range> sent, View output,
+                  std::span<const Range> received);
+  void broadcast(View data, int root);
+  /// One byte to and from every rank: a message of 0 bytes would not be sent.
+  void barrier();
+  [[nodiscard]] std::unique_ptr<Transport> split(int color, int key);
+
+ private:
+  void begin(std::string_view name);
+  [[nodiscard]] Operation next_operation();
+  void send(int peer, ConstView data);
+  void receive(int peer, void* data, std::size_t bytes);
+  void exchange();
+  void reduce_own_range(ConstView input, std::span<const Range> ranges,
+                        View output, ReduceOp op);
+  void gather_ranges(View data, std::span<const Range> places);
+
+  Transport& transport_;
+  const CommunicatorOptions options_;
+  const int rank_;
+  const int size_;
+  Operation operation_;
+  std::vector<SendMessage> sends_;
+  std::vector<RecvMessage> receives_;
+  Buffer scratch_;  ///< Other ranks' values while they are reduced.
+};
+
+}  // namespace thinwire::comm

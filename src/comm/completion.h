@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+
+#include "thinwire/comm/work.h"
+
+namespace thinwire::comm {
+
+/// How one queued collective ended. The failure is kept as text, so that
+/// threads waiting for the same collective never share an exception object.
+class Completion {
+ public:
+  explicit Completion(std::string name) : name_(std::move(name)) {}
+
+  void finish();
+  void fail(const std::string& text);
+
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] bool done() const;
+  /// Throws Error(kCommFailure) if it failed.
+  void wait() const;
+  /// Throws it also if it is not done by then.
+  void wait_for(std::chrono::milliseconds timeout) const;
+
+ private:
+  void throw_failure() const;
+
+  const std::string name_;
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  bool done_ = false;
+  std::string failure_;
+};
+
+struct Work::State : Completion {
+  using Completion::Completion;
+};
+
+}  // namespace thinwire::comm

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "thinwire/comm/transport.h"
+
+/// The texts of Error(kCommFailure), the same for every backend.
+namespace thinwire::comm::failure {
+
+/// `peers`: the ranks that were still waited for.
+[[nodiscard]] std::string timed_out(const Operation& operation,
+                                    std::span<const int> peers);
+[[nodiscard]] std::string interrupted(const Operation& operation,
+                                      std::span<const int> peers,
+                                      std::string_view reason);
+[[nodiscard]] std::string gave_up(const Operation& operation, int peer,
+                                  std::string_view reason);
+[[nodiscard]] std::string left(const Operation& operation, int peer);
+[[nodiscard]] std::string this_rank_gave_up(const Operation& operation,
+                                            std::string_view reason);
+[[nodiscard]] std::string wrong_size(const Operation& operation, int peer,
+                                     std::size_t sent_bytes,
+                                     std::size_t expected_bytes);
+
+}  // namespace thinwire::comm::failure

@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/mpi/mpi_transport.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "comm/failure.h"
+#include "comm/membership.h"
+#include "comm/mpi/backoff.h"
+#include "thinwire/core/error.h"
+
+namespace thinwire::comm::mpi {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// MPI counts are ints; longer messages go in parts, which arrive in order.
+constexpr std::size_t kPartBytes = std::size_t{1} << 30;
+// Elements of one MPI_Iallreduce.
+constexpr std::size_t kPartElements = std::size_t{1} << 28;
+// Longest reason in a notice. Short enough that MPI buffers it.
+constexpr std::size_t kNoticeBytes = 512;
+// What a rank sent before it left may still be in the wires.
+constexpr auto kLeftGrace = std::chrono::seconds(1);
+// How long a rank that gives up lets MPI carry the notices away.
+constexpr auto kNoticeTime = std::chrono::milliseconds(50);
+
+[[noreturn]] void fail(const std::string& text) {
+  throw Error(ErrorCode::kCommFailure, text);
+}
+
+// MPI_DATATYPE_NULL where MPI has no such type or does not promise our result.
+MPI_Datatype native_type(DType dtype, ReduceOp op) {
+  const bool any_order = op == ReduceOp::kSum;  // MPI_MAX may lose a NaN
+  switch (dtype) {
+    case DType::kFloat32:
+      return any_order ? MPI_FLOAT : MPI_DATATYPE_NULL;
+    case DType::kFloat64:
+      return any_order ? MPI_DOUBLE : MPI_DATATYPE_NULL;
+    case DType::kInt32:
+      return MPI_INT32_T;
+    case DType::kInt64:
+      return MPI_INT64_T;
+    case DType::kUInt8:
+      return MPI_UINT8_T;
+    case DType::kFloat16:
+    case DType::kBFloat16:
+      return MPI_DATATYPE_NULL;
+  }
+  return MPI_DATATYPE_NULL;
+}
+
+}  // namespace
+
+MpiTransport::MpiTransport(std::vector<int> members, int rank, int group)
+    : process_(Process::get()),
+      members_(std::move(members)),
+      rank_(rank),
+      group_(group),
+      departed_(members_.size()) {
+  process_.count_transport(1);
+}
+
+MpiTransport::~MpiTransport() {
+  try {
+    announce(Notice::kLeft, {});
+    const auto lock = process_.enter();
+    if (native_ != MPI_COMM_NULL) MPI_Comm_free(&native_);
+  } catch (const std::exception&) {
+    // MPI is not in use any more; peers learn by their time-out.
+  }
+  process_.count_transport(-1);
+}
+
+int MpiTransport::notice_tag() const noexcept {
+  return group_ * process_.tags_per_group();
+}
+
+int MpiTransport::tag_of(const Operation& operation) const noexcept {
+  const auto tags = static_cast<std::uint64_t>(process_.tags_per_group() - 1);
+  return notice_tag() + 1 + static_cast<int>(operation.sequence % tags);
+}
+
+// Whatever goes wrong once a request may exist ends the use of MPI: see mpi.h.
+template <class Post>
+void MpiTransport::run(const Operation& operation, Post post) {
+  try {
+    requests_.clear();
+    parts_.clear();
+    {
+      const auto lock = process_.enter();
+      check_usable(operation);
+      receive_notices();
+      post();
+    }
+    indices_.resize(requests_.size());
+    statuses_.resize(requests_.size());
+    complete(operation);
+  } catch (const std::exception& error) {
+    give_up(error.what());
+    process_.abandon(error.what());
+    throw;
+  }
+}
+
+void MpiTransport::exchange(std::span<const SendMessage> sends,
+                            std::span<const RecvMessage> receives,
+                            const Operation& operation) {
+  run(operation, [&] {
+    const int tag = tag_of(operation);
+    for (const RecvMessage& message : receives) post_receive(message, tag);
+    for (const SendMessage& message : sends) post_send(message, tag);
+  });
+}
+
+void MpiTransport::post_receive(const RecvMessage& message, int tag) {
+  const int source = members_[static_cast<std::size_t>(message.peer)];
+  for (std::size_t begin = 0; begin < message.bytes; begin += kPartBytes) {
+    const std::size_t bytes = std::min(kPartBytes, message.bytes - begin);
+    parts_.push_back({message.peer, true, begin, bytes, message.bytes});
+    check(MPI_Irecv(static_cast<std::byte*>(message.data) + begin,
+                    static_cast<int>(bytes), MPI_BYTE, source, tag,
+                    process_.comm(), &requests_.emplace_back(MPI_REQUEST_NULL)),
+          "MPI_Irecv");
+  }
+}
+
+void MpiTransport::post_send(const SendMessage& message, int tag) {
+  const int destination = members_[static_cast<std::size_t>(message.peer)];
+  for (std::size_t begin = 0; begin < message.bytes; begin += kPartBytes) {
+    const std::size_t bytes = std::min(kPartBytes, message.bytes - begin);
+    parts_.push_back({message.peer, false, begin, bytes, message.bytes});
+    check(MPI_Isend(static_cast<const std::byte*>(message.data) + begin,
+                    static_cast<int>(bytes), MPI_BYTE, destination, tag,
+                    process_.comm(), &requests_.emplace_back(MPI_REQUEST_NULL)),
+          "MPI_Isend");
+  }
+}
+
+void MpiTransport::complete(const Operation& operation) {
+  for (Backoff backoff;; backoff.pause()) {
+    {
+      const auto lock = process_.enter();
+      const bool done = test(operation);
+      if (done || backoff.sleeping()) receive_notices();
+      if (done) return require_none_gave_up(operation);
+    }
+    check_usable(operation);
+    check_departed(operation);
+  }
+}
+
+bool MpiTransport::test(const Operation& operation) {
+  int completed = 0;
+  const int result =
+      MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(),
+                   &completed, indices_.data(), statuses_.data());
+  if (result != MPI_SUCCESS && result != MPI_ERR_IN_STATUS)
+    check(result, operation.name);
+  if (completed == MPI_UNDEFINED) return true;  // none is left
+  for (int i = 0; i < completed; ++i) {
+    const auto index = static_cast<std::size_t>(i);
+    MPI_Status& status = statuses_[index];
+    check_received(parts_[static_cast<std::size_t>(indices_[index])], status,
+                   result == MPI_SUCCESS ? MPI_SUCCESS : status.MPI_ERROR,
+                   operation);
+  }
+  return std::all_of(
+      requests_.begin(), requests_.end(),
+      [](MPI_Request request) { return request == MPI_REQUEST_NULL; });
+}
+
+void MpiTransport::check_received(const Part& part, MPI_Status& status,
+                                  int result,
+                                  const Operation& operation) const {
+  int error_class = MPI_SUCCESS;
+  if (result != MPI_SUCCESS) MPI_Error_class(result, &error_class);
+  if (error_class != MPI_SUCCESS && error_class != MPI_ERR_TRUNCATE)
+    check(result, fmt::format("{} with rank {}", operation.name, part.peer));
+  if (!part.receives) return;
+  MPI_Count received = 0;
+  MPI_Get_elements_x(&status, MPI_BYTE, &received);
+  if (error_class == MPI_SUCCESS &&
+      received == static_cast<MPI_Count>(part.bytes)) {
+    return;
+  }
+  fail(failure::wrong_size(operation, part.peer,
+                           part.before + static_cast<std::size_t>(received),
+                           part.message_bytes));
+}
+
+std::vector<int> MpiTransport::waited_for() const {
+  std::vector<int> peers;
+  for (std::size_t i = 0; i < requests_.size(); ++i) {
+    if (requests_[i] == MPI_REQUEST_NULL) continue;
+    if (parts_[i].peer != kEveryone) {
+      peers.push_back(parts_[i].peer);
+      continue;
+    }
+    for (int peer = 0; peer < size(); ++peer)
+      if (peer != rank_) peers.push_back(peer);
+  }
+  std::sort(peers.begin(), peers.end());
+  peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
+  return peers;
+}
+
+void MpiTransport::check_usable(const Operation& operation) const {
+  if (gave_up_) fail(failure::this_rank_gave_up(operation, reason_));
+  if (const char* reason = interrupted())
+    fail(failure::interrupted(operation, waited_for(), reason));
+}
+
+void MpiTransport::check_departed(const Operation& operation) const {
+  if (any_departed_) {
+    for (const int peer : waited_for()) {
+      const auto& departure = departed_[static_cast<std::size_t>(peer)];
+      if (!departure) continue;
+      if (departure->gave_up)
+        fail(failure::gave_up(operation, peer, departure->reason));
+      if (Clock::now() >= departure->seen + kLeftGrace)
+        fail(failure::left(operation, peer));
+    }
+  }
+  if (Clock::now() >= operation.deadline)
+    fail(failure::timed_out(operation, waited_for()));
+}
+
+// A peer that gave up may have freed the memory which MPI still read from; its
+// notice was under way before that.
+void MpiTransport::require_none_gave_up(const Operation& operation) const {
+  if (!any_departed_) return;
+  for (const Part& part : parts_) {
+    if (!part.receives) continue;
+    const auto& departure = departed_[static_cast<std::size_t>(part.peer)];
+    if (departure && departure->gave_up)
+      fail(failure::gave_up(operation, part.peer, departure->reason));
+  }
+}
+
+// Needs the lock.
+void MpiTransport::receive_notices() {
+  for (;;) {
+    int found = 0;
+    MPI_Status status;
+    check(MPI_Iprobe(MPI_ANY_SOURCE, notice_tag(), process_.comm(), &found,
+                     &status),
+          "MPI_Iprobe");
+    if (found == 0) return;
+    int length = 0;
+    MPI_Get_count(&status, MPI_BYTE, &length);
+    std::string text(static_cast<std::size_t>(length), '\0');
+    check(MPI_Recv(text.data(), length, MPI_BYTE, status.MPI_SOURCE,
+                   notice_tag(), process_.comm(), MPI_STATUS_IGNORE),
+          "MPI_Recv");
+    const auto member =
+        std::find(members_.begin(), members_.end(), status.MPI_SOURCE);
+    if (member == members_.end() || text.empty()) continue;
+    departed_[static_cast<std::size_t>(member - members_.begin())] =
+        Departure{.gave_up = text[0] == static_cast<char>(Notice::kGaveUp),
+                  .reason = text.substr(1),
+                  .seen = Clock::now()};
+    any_departed_ = true;
+  }
+}
+
+void MpiTransport::give_up(std::string_view reason) noexcept {
+  try {
+    announce(Notice::kGaveUp, reason);
+  } catch (const std::exception&) {
+    // MPI is not in use any more; peers learn by their time-out.
+  }
+}
+
+void MpiTransport::announce(Notice kind, std::string_view reason) {
+  {
+    const std::lock_guard lock(announce_mutex_);
+    if (std::exchange(announced_, true)) return;
+    reason_ = reason.substr(0, kNoticeBytes);
+  }
+  if (kind == Notice::kGaveUp) {
+    gave_up_ = true;
+    process_.note_failure();
+  }
+  {
+    const auto lock = process_.enter();
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank_) continue;
+      process_.post_notice(members_[static_cast<std::size_t>(peer)],
+                           notice_tag(), static_cast<char>(kind) + reason_);
+    }
+  }
+  if (kind == Notice::kGaveUp) process_.flush_notices(kNoticeTime);
+}
+
+void MpiTransport::enable_native(Deadline deadline) {
+  process_.duplicate(process_.comm(), &native_, deadline);
+}
+
+bool MpiTransport::native_all_reduce(View data, ReduceOp op,
+                                     const Operation& operation) {
+  const MPI_Datatype type = native_type(data.dtype(), op);
+  if (native_ == MPI_COMM_NULL || type == MPI_DATATYPE_NULL) return false;
+  run(operation, [&] {
+    for (std::size_t begin = 0; begin < data.size(); begin += kPartElements) {
+      const View part =
+          data.subview(begin, std::min(kPartElements, data.size() - begin));
+      parts_.push_back({kEveryone, false, 0, part.bytes(), data.bytes()});
+      check(MPI_Iallreduce(MPI_IN_PLACE, part.data(),
+                           static_cast<int>(part.size()), type,
+                           op == ReduceOp::kSum ? MPI_SUM : MPI_MAX, native_,
+                           &requests_.emplace_back(MPI_REQUEST_NULL)),
+            "MPI_Iallreduce");
+    }
+  });
+  return true;
+}
+
+std::unique_ptr<Transport> MpiTransport::split(int color, int key,
+                                               const Operation& operation) {
+  const auto all = gather_values<Membership>(*this, {color, key}, operation);
+  const int group = agree_on_group(operation);
+  if (color < 0) return nullptr;
+  std::vector<int> members = members_of(all, color);
+  const auto self = std::find(members.begin(), members.end(), rank_);
+  const auto rank = static_cast<int>(self - members.begin());
+  for (int& member : members)
+    member = members_[static_cast<std::size_t>(member)];
+  return std::make_unique<MpiTransport>(std::move(members), rank, group);
+}
+
+// A number that no member has used for any group before. Groups of one split
+// share it: they have no rank in common. A second round is needed only where
+// two threads split different groups at once.
+int MpiTransport::agree_on_group(const Operation& operation) {
+  for (;;) {
+    const std::vector<int> proposed =
+        gather_values(*this, process_.next_group(), operation);
+    const int group = *std::max_element(proposed.begin(), proposed.end());
+    if (group >= process_.max_groups()) {
+      fail(fmt::format("{}: at most {} groups can be made in one MPI job",
+                       operation.name, process_.max_groups() - 1));
+    }
+    const int reserved = process_.reserve_group(group) ? 1 : 0;
+    const std::vector<int> all = gather_values(*this, reserved, operation);
+    if (std::count(all.begin(), all.end(), 1) == size()) return group;
+  }
+}
+
+}  // namespace thinwire::comm::mpi

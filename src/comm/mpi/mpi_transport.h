@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <mpi.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/mpi/process.h"
+#include "thinwire/comm/transport.h"
+
+namespace thinwire::comm::mpi {
+
+/// A group of ranks of the job, told apart from other groups by its tags.
+/// Nothing blocks inside MPI but its initialization: all else is polled, so
+/// that time-outs hold whatever happens to the peers.
+///
+/// A message of 0 bytes is not sent; if one rank sends and its peer expects
+/// nothing, it is the sender that notices, at its time-out, and only if the
+/// message is too long for MPI to buffer.
+class MpiTransport final : public Transport {
+ public:
+  /// `members[r]` is the rank in the job of this group's rank r.
+  MpiTransport(std::vector<int> members, int rank, int group);
+  ~MpiTransport() override;
+  MpiTransport(const MpiTransport&) = delete;
+  MpiTransport& operator=(const MpiTransport&) = delete;
+
+  [[nodiscard]] std::string_view name() const noexcept override {
+    return "mpi";
+  }
+  [[nodiscard]] int rank() const noexcept override { return rank_; }
+  [[nodiscard]] int size() const noexcept override {
+    return static_cast<int>(members_.size());
+  }
+  void exchange(std::span<const SendMessage> sends,
+                std::span<const RecvMessage> receives,
+                const Operation& operation) override;
+  bool native_all_reduce(View data, ReduceOp op,
+                         const Operation& operation) override;
+  [[nodiscard]] std::unique_ptr<Transport> split(
+      int color, int key, const Operation& operation) override;
+  void give_up(std::string_view reason) noexcept override;
+
+  /// Lets native_all_reduce() work in a group of all ranks. Collective.
+  void enable_native(Deadline deadline);
+
+ private:
+  enum class Notice : char { kLeft = 'L', kGaveUp = 'G' };
+  struct Departure {
+    bool gave_up = false;
+    std::string reason;
+    std::chrono::steady_clock::time_point seen;
+  };
+  /// What one request is for.
+  struct Part {
+    int peer = 0;  ///< kEveryone: a collective of MPI's own.
+    bool receives = false;
+    std::size_t before = 0;  ///< Bytes of the message in earlier parts.
+    std::size_t bytes = 0;
+    std::size_t message_bytes = 0;
+  };
+  static constexpr int kEveryone = -1;
+
+  template <class Post>
+  void run(const Operation& operation, Post post);
+  void post_send(const SendMessage& message, int tag);
+  void post_receive(const RecvMessage& message, int tag);
+  void complete(const Operation& operation);
+  bool test(const Operation& operation);
+  void check_received(const Part& part, MPI_Status& status, int result,
+                      const Operation& operation) const;
+  void check_usable(const Operation& operation) const;
+  void check_departed(const Operation& operation) const;
+  void require_none_gave_up(const Operation& operation) const;
+  [[nodiscard]] std::vector<int> waited_for() const;
+  [[nodiscard]] int agree_on_group(const Operation& operation);
+  void receive_notices();
+  void announce(Notice kind, std::string_view reason);
+
+  [[nodiscard]] int notice_tag() const noexcept;
+  [[nodiscard]] int tag_of(const Operation& operation) const noexcept;
+
+  Process& process_;
+  const std::vector<int> members_;
+  const int rank_;
+  const int group_;
+  MPI_Comm native_ = MPI_COMM_NULL;
+
+  std::vector<MPI_Request> requests_;
+  std::vector<Part> parts_;  ///< One per request.
+  std::vector<int> indices_;
+  std::vector<MPI_Status> statuses_;
+  std::vector<std::optional<Departure>> departed_;  ///< Per rank of the group.
+  bool any_departed_ = false;
+
+  std::mutex announce_mutex_;
+  bool announced_ = false;
+  std::string reason_;  ///< Written before gave_up_ is set.
+  std::atomic<bool> gave_up_ = false;
+};
+
+}  // namespace thinwire::comm::mpi

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/mpi/process.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <exception>
+#include <utility>
+
+#include "comm/mpi/backoff.h"
+#include "thinwire/core/error.h"
+
+namespace thinwire::comm::mpi {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kFlushAtExit = std::chrono::seconds(1);
+
+bool is_finalized() {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  return finalized != 0;
+}
+
+}  // namespace
+
+void check(int result, std::string_view call) {
+  if (result == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(result, text, &length);
+  throw Error(ErrorCode::kCommFailure, fmt::format("{}: {}", call, text));
+}
+
+Process& Process::get() {
+  static Process* const process = new Process;
+  return *process;
+}
+
+std::unique_lock<std::mutex> Process::enter() {
+  std::unique_lock lock(mutex_);
+  if (!abandoned_.empty()) {
+    throw Error(ErrorCode::kCommFailure,
+                "MPI is no longer used by this process, since: " + abandoned_);
+  }
+  if (is_finalized())
+    throw Error(ErrorCode::kCommFailure, "MPI has been finalized");
+  return lock;
+}
+
+void Process::start(Deadline deadline) {
+  {
+    const auto lock = enter();
+    if (comm_ != MPI_COMM_NULL) return;
+    initialize();
+    choose_tags();
+  }
+  duplicate(MPI_COMM_WORLD, &comm_, deadline);
+}
+
+void Process::initialize() {
+  int initialized = 0;
+  MPI_Initialized(&initialized);
+  int provided = MPI_THREAD_SINGLE;
+  if (initialized == 0) {
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided),
+          "MPI_Init_thread");
+    initialized_here_ = true;
+    check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
+          "MPI_Comm_set_errhandler");
+    std::atexit([] { get().finalize(); });
+  } else {
+    check(MPI_Query_thread(&provided), "MPI_Query_thread");
+  }
+  if (provided < MPI_THREAD_MULTIPLE) {
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("MPI must provide MPI_THREAD_MULTIPLE ({}), got {}",
+                            MPI_THREAD_MULTIPLE, provided));
+  }
+}
+
+// Half of a tag's bits number the groups, the other half their exchanges.
+void Process::choose_tags() {
+  int* highest = nullptr;
+  int found = 0;
+  check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &highest, &found),
+        "MPI_Comm_get_attr");
+  constexpr int kGuaranteed = 32767;  // by the standard
+  const int limit = found != 0 ? *highest : kGuaranteed;
+  tags_per_group_ = 1;
+  while (tags_per_group_ <= limit / tags_per_group_ / 4) tags_per_group_ *= 2;
+  max_groups_ = limit / tags_per_group_;
+}
+
+void Process::duplicate(MPI_Comm comm, MPI_Comm* to, Deadline deadline) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  int done = 0;
+  try {
+    {
+      const auto lock = enter();
+      check(MPI_Comm_idup(comm, to, &request), "MPI_Comm_idup");
+    }
+    for (Backoff backoff; done == 0; backoff.pause()) {
+      if (Clock::now() >= deadline) {
+        throw Error(ErrorCode::kCommFailure,
+                    "MPI_Comm_idup: timed out waiting for the other ranks");
+      }
+      const auto lock = enter();
+      check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Comm_idup");
+    }
+    const auto lock = enter();
+    check(MPI_Comm_set_errhandler(*to, MPI_ERRORS_RETURN),
+          "MPI_Comm_set_errhandler");
+  } catch (const Error& error) {
+    abandon(error.what());
+    throw;
+  }
+}
+
+void Process::note_failure() {
+  const std::lock_guard lock(mutex_);
+  failed_ = true;
+}
+
+void Process::abandon(std::string_view reason) {
+  const std::lock_guard lock(mutex_);
+  failed_ = true;
+  if (abandoned_.empty()) abandoned_ = reason;
+}
+
+int Process::next_group() {
+  const std::lock_guard lock(mutex_);
+  return next_group_;
+}
+
+bool Process::reserve_group(int group) {
+  const std::lock_guard lock(mutex_);
+  if (group < next_group_) return false;
+  next_group_ = group + 1;
+  return true;
+}
+
+void Process::post_notice(int rank, int tag, std::string text) {
+  drop_sent_notices();
+  notices_.push_back({std::move(text), MPI_REQUEST_NULL});
+  Notice& notice = notices_.back();
+  check(MPI_Isend(notice.text.data(), static_cast<int>(notice.text.size()),
+                  MPI_BYTE, rank, tag, comm_, &notice.request),
+        "MPI_Isend");
+}
+
+void Process::drop_sent_notices() {
+  notices_.remove_if([](Notice& notice) {
+    int done = 0;
+    return MPI_Test(&notice.request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS &&
+           done != 0;
+  });
+}
+
+void Process::flush_notices(std::chrono::milliseconds time) {
+  const auto end = Clock::now() + time;
+  for (Backoff backoff; Clock::now() < end; backoff.pause()) {
+    const auto lock = enter();
+    drop_sent_notices();
+    if (notices_.empty()) return;
+  }
+}
+
+void Process::count_transport(int change) {
+  const std::lock_guard lock(mutex_);
+  transports_ += change;
+}
+
+// At exit. With a communicator still alive the program ends out of turn, and
+// waiting for its peers could hang.
+void Process::finalize() noexcept {
+  try {
+    flush_notices(kFlushAtExit);
+    const auto lock = enter();
+    // One transport is always there: the one that make() begins with.
+    if (!failed_ && transports_ <= 1) MPI_Finalize();
+  } catch (const std::exception&) {
+    // Abandoned, or finalized by the program.
+  }
+}
+
+}  // namespace thinwire::comm::mpi

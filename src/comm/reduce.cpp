@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/reduce.h"
+
+#include <algorithm>
+#include <type_traits>
+
+namespace thinwire::comm {
+namespace {
+
+// What the additions are done in, and how to get there and back.
+template <class T>
+struct Traits {
+  using Accumulator = T;
+  static T widen(T value) { return value; }
+  static T narrow(T value) { return value; }
+};
+template <>
+struct Traits<Half> {
+  using Accumulator = float;
+  static float widen(Half value) { return to_float(value); }
+  static Half narrow(float value) { return to_half(value); }
+};
+template <>
+struct Traits<BFloat16> {
+  using Accumulator = float;
+  static float widen(BFloat16 value) { return to_float(value); }
+  static BFloat16 narrow(float value) { return to_bfloat16(value); }
+};
+
+struct Sum {
+  template <class A>
+  static A apply(A a, A b) {
+    if constexpr (std::is_integral_v<A>) {
+      // Signed overflow is undefined, unsigned wraps around.
+      using U = std::make_unsigned_t<A>;
+      return static_cast<A>(
+          static_cast<U>(static_cast<U>(a) + static_cast<U>(b)));
+    } else {
+      return a + b;
+    }
+  }
+};
+
+struct Max {
+  template <class A>
+  static A apply(A a, A b) {
+    if constexpr (std::is_floating_point_v<A>) {
+      return a > b || a != a ? a : b;  // a NaN on either side stays
+    } else {
+      return std::max(a, b);
+    }
+  }
+};
+
+// Block by block, so that the accumulators stay in the first-level cache and
+// every source is read once.
+template <class T, class Op>
+void reduce_typed(std::span<const void* const> sources, void* output,
+                  std::size_t count) {
+  using Accumulator = typename Traits<T>::Accumulator;
+  constexpr std::size_t kBlock = 1024;
+  Accumulator sum[kBlock];
+  for (std::size_t begin = 0; begin < count; begin += kBlock) {
+    const std::size_t n = std::min(kBlock, count - begin);
+    const T* first = static_cast<const T*>(sources[0]) + begin;
+    for (std::size_t i = 0; i < n; ++i) sum[i] = Traits<T>::widen(first[i]);
+    for (const void* source : sources.subspan(1)) {
+      const T* next = static_cast<const T*>(source) + begin;
+      for (std::size_t i = 0; i < n; ++i)
+        sum[i] = Op::apply(sum[i], Traits<T>::widen(next[i]));
+    }
+    T* out = static_cast<T*>(output) + begin;
+    for (std::size_t i = 0; i < n; ++i) out[i] = Traits<T>::narrow(sum[i]);
+  }
+}
+
+template <class Op>
+void reduce_with(DType dtype, std::span<const void* const> sources,
+                 void* output, std::size_t count) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return reduce_typed<float, Op>(sources, output, count);
+    case DType::kFloat16:
+      return reduce_typed<Half, Op>(sources, output, count);
+    case DType::kBFloat16:
+      return reduce_typed<BFloat16, Op>(sources, output, count);
+    case DType::kFloat64:
+      return reduce_typed<double, Op>(sources, output, count);
+    case DType::kInt32:
+      return reduce_typed<std::int32_t, Op>(sources, output, count);
+    case DType::kInt64:
+      return reduce_typed<std::int64_t, Op>(sources, output, count);
+    case DType::kUInt8:
+      return reduce_typed<std::uint8_t, Op>(sources, output, count);
+  }
+}
+
+}  // namespace
+
+void reduce_in_order(ReduceOp op, DType dtype,
+                     std::span<const void* const> sources, void* output,
+                     std::size_t count) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return reduce_with<Sum>(dtype, sources, output, count);
+    case ReduceOp::kMax:
+      return reduce_with<Max>(dtype, sources, output, count);
+  }
+}
+
+}  // namespace thinwire::comm

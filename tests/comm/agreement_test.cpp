@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/comm/agreement.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace thinwire::comm {
+namespace {
+
+using test::expect_error;
+
+// (group)
+class RequireSame : public ::testing::TestWithParam<test::Group> {};
+class RequireSameOfTwo : public ::testing::TestWithParam<test::Group> {};
+class RequireSameOfThree : public ::testing::TestWithParam<test::Group> {};
+
+TEST_P(RequireSame, AcceptsEqualTextsAtTheCostOfOneGather) {
+  test::run_ranks(GetParam(), [](Communicator& comm) {
+    require_same(comm, "layout", "a 3x4\nb 7\n");
+    require_same(comm, "nothing", "");
+    EXPECT_EQ(comm.counters().collectives, 2u);
+    EXPECT_EQ(comm.counters().bytes_sent,
+              16u * static_cast<std::size_t>(comm.size() - 1));
+  });
+}
+
+// The last rank differs; the others learn of it as well.
+TEST_P(RequireSameOfTwo, ShowsTheFirstDifferentLineOnAllRanks) {
+  test::run_ranks(GetParam(), [](Communicator& comm) {
+    const int last = comm.size() - 1;
+    const std::string text =
+        comm.rank() == last ? "a 3x4\nb 8\nc 2\n" : "a 3x4\nb 7\nc 1\n";
+    expect_error(ErrorCode::kInvalidArgument,
+                 {"parameter layout", "line 2", "\"b 7\" on rank 0",
+                  "\"b 8\" on rank " + std::to_string(last)},
+                 [&] { require_same(comm, "parameter layout", text); });
+    require_same(comm, "the group afterwards", "usable");
+  });
+}
+
+TEST_P(RequireSameOfTwo, ShowsALineThatOnlyOneRankHas) {
+  test::run_ranks(GetParam(), [](Communicator& comm) {
+    const std::string text = comm.rank() == 0 ? "a\nb" : "a";
+    expect_error(ErrorCode::kInvalidArgument,
+                 {"line 2", "\"b\" on rank 0", "nothing", "on rank 1"},
+                 [&] { require_same(comm, "text", text); });
+  });
+}
+
+TEST_P(RequireSameOfThree, ChoosesTheEarliestLineOfAllRanks) {
+  test::run_ranks(GetParam(), [](Communicator& comm) {
+    const char* const texts[] = {"a\nb\nc", "a\nb\nX", "a\nX\nc"};
+    expect_error(ErrorCode::kInvalidArgument,
+                 {"line 2", "\"b\" on rank 0", "\"X\" on rank 2"}, [&] {
+                   require_same(comm, "text", texts[std::min(comm.rank(), 2)]);
+                 });
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RequireSame, ::testing::ValuesIn(test::groups()),
+                         ::testing::PrintToStringParamName());
+// A job of one or two ranks has nothing for these.
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(RequireSameOfTwo);
+INSTANTIATE_TEST_SUITE_P(All, RequireSameOfTwo,
+                         ::testing::ValuesIn(test::groups(2)),
+                         ::testing::PrintToStringParamName());
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(RequireSameOfThree);
+INSTANTIATE_TEST_SUITE_P(All, RequireSameOfThree,
+                         ::testing::ValuesIn(test::groups(3)),
+                         ::testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace thinwire::comm

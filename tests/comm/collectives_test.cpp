@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "comm/values.h"
+#include "support/ranks.h"
+
+namespace thinwire::comm {
+namespace {
+
+using test::get;
+using test::sample;
+
+using Param = std::tuple<test::Group, std::size_t>;
+
+std::string name_of(const ::testing::TestParamInfo<Param>& info) {
+  const auto& [group, n] = info.param;
+  return group.backend + std::to_string(group.world_size) + "_n" +
+         std::to_string(n);
+}
+
+// (group, elements per rank), each for every dtype.
+class Collectives : public ::testing::TestWithParam<Param> {
+ protected:
+  const test::Group group = std::get<0>(GetParam());
+  const std::size_t n = std::get<1>(GetParam());
+  const std::size_t ranks = static_cast<std::size_t>(group.world_size);
+
+  void for_each_dtype(
+      const std::function<void(Communicator&, DType)>& body) const {
+    test::run_ranks(group, [&](Communicator& comm) {
+      ASSERT_EQ(comm.size(), group.world_size);
+      for (const DType dtype : test::kAllDTypes) {
+        SCOPED_TRACE(to_string(dtype));
+        body(comm, dtype);
+      }
+    });
+  }
+
+  [[nodiscard]] double sum(std::size_t i) const {
+    double result = 0;
+    for (int rank = 0; rank < group.world_size; ++rank)
+      result += sample(rank, i);
+    return result;
+  }
+
+  // Rank r's counts when pieces differ: r, and every third one is empty.
+  [[nodiscard]] std::size_t ragged(int from, int to) const {
+    return (from + to) % 3 == 2 ? 0
+                                : n + static_cast<std::size_t>(from + 2 * to);
+  }
+};
+
+TEST_P(Collectives, AllReduceSumsEveryElementOnEveryRank) {
+  for_each_dtype([&](Communicator& comm, DType dtype) {
+    Buffer data = test::filled(
+        dtype, n, [&](std::size_t i) { return sample(comm.rank(), i); });
+    comm.all_reduce(data.view());
+    for (std::size_t i = 0; i < n; ++i)
+      ASSERT_EQ(get(data.view(), i), sum(i)) << i;
+  });
+}
+
+TEST_P(Collectives, AllReduceMaxFindsTheLargestOfEveryElement) {
+  for_each_dtype([&](Communicator& comm, DType dtype) {
+    Buffer data = test::filled(
+        dtype, n, [&](std::size_t i) { return sample(comm.rank(), i); });
+    comm.all_reduce(data.view(), ReduceOp::kMax);
+    for (std::size_t i = 0; i < n; ++i) {
+      double want = 0;
+      for (int rank = 0; rank < comm.size(); ++rank)
+        want = std::max(want, sample(rank, i));
+      ASSERT_EQ(get(data.view(), i), want) << i;
+    }
+  });
+}
+
+TEST_P(Collectives, ReduceScatterGivesEachRankItsPieceOfTheSum) {
+  for_each_dtype([&](Communicator& comm, DType dtype) {
+    const Buffer input = test::filled(dtype, n * ranks, [&](std::size_t i) {
+      return sample(comm.rank(), i);
+    });
+    Buffer output(n, dtype);
+    comm.reduce_scatter(input.view(), output.view());
+    const std::size_t begin = n * static_cast<std::size_t>(comm.rank());
+    for (std::size_t i = 0; i < n; ++i)
+      ASSERT_EQ(get(output.view(), i), sum(begin + i)) << i;
+    for (std::size_t i = 0; i < n * ranks; ++i)
+      ASSERT_EQ(get(input.view(), i), sample(comm.rank(), i)) << "input " << i;
+  });
+}
+
+TEST_P(Collectives, AllGatherCollectsEveryRanksInput) {
+  for_each_dtype([&](Communicator& comm, DType dtype) {
+    const Buffer input = test::filled(
+        dtype, n, [&](std::size_t i) { return sample(comm.rank(), i); });
+    Buffer output(n * ranks, dtype);
+    comm.all_gather(input.view(), output.view());
+    for (int rank = 0; rank < comm.size(); ++rank)
+      for (std::size_t i = 0; i < n; ++i)
+        ASSERT_EQ(get(output.view(), static_cast<std::size_t>(rank) * n + i),
+                  sample(rank, i))
+            << "rank " << rank << " element " << i;
+  });
+}
+
+TEST_P(Collectives, AllGatherTakesItsInputFromItsOwnPlaceInOutput) {
+  test::run_ranks(group, [&](Communicator& comm) {
+    std::vector<float> output(n * ranks, -1.0f);
+    const View own =
+        View(output).subview(static_cast<std::size_t>(comm.rank()) * n, n);
+    for (std::size_t i = 0; i < n; ++i)
+      test::set(own, i, sample(comm.rank(), i));
+    comm.all_gather(own, output);
+    for (std::size_t i = 0; i < output.size(); ++i)
+      ASSERT_EQ(output[i], sample(static_cast<int>(i / n), i % n)) << i;
+  });
+}
+
+TEST_P(Collectives, AllGatherTakesUnequalAndEmptyPieces) {
+  for_each_dtype([&](Communicator& comm, DType dtype) {
+    std::vector<std::size_t> counts;
+    for (int rank = 0; rank < comm.size(); ++rank)
+      counts.push_back(ragged(rank, 0));
+    const Buffer input =
+        test::filled(dtype, counts[static_cast<std::size_t>(comm.rank())],
+                     [&](std::size_t i) { return sample(comm.rank(), i); });
+    Buffer output(std::accumulate(counts.begin(), counts.end(), std::size_t{0}),
+                  dtype);
+    comm.all_gather(input.view(), output.view(), counts);
+    std::size_t at = 0;
+    for (int rank = 0; rank < comm.size(); ++rank)
+      for (std::size_t i = 0; i < counts[static_cast<std::size_t>(rank)]; ++i)
+        ASSERT_EQ(get(output.view(), at++), sample(rank, i))
+            << "rank " << rank << " element " << i;
+  });
+}
+
+TEST_P(Collectives, AllToAllSendsPieceRToRankR) {
+  for_each_dtype([&](Communicator& comm, DType dtype) {
+    const Buffer input = test::filled(dtype, n * ranks, [&](std::size_t i) {
+      return sample(comm.rank(), i);
+    });
+    Buffer output(n * ranks, dtype);
+    comm.all_to_all(input.view(), output.view());
+    const std::size_t begin = n * static_cast<std::size_t>(comm.rank());
+    for (int rank = 0; rank < comm.size(); ++rank)
+      for (std::size_t i = 0; i < n; ++i)
+        ASSERT_EQ(get(output.view(), static_cast<std::size_t>(rank) * n + i),
+                  sample(rank, begin + i))
+            << "from rank " << rank << " element " << i;
+  });
+}
+
+TEST_P(Collectives, AllToAllTakesUnequalAndEmptyPieces) {
+  for_each_dtype([&](Communicator& comm, DType dtype) {
+    std::vector<std::size_t> sent;
+    std::vector<std::size_t> received;
+    for (int peer = 0; peer < comm.size(); ++peer) {
+      sent.push_back(ragged(comm.rank(), peer));
+      received.push_back(ragged(peer, comm.rank()));
+    }
+    Buffer input(std::accumulate(sent.begin(), sent.end(), std::size_t{0}),
+                 dtype);
+    std::size_t at = 0;
+    for (int peer = 0; peer < comm.size(); ++peer)
+      for (std::size_t i = 0; i < sent[static_cast<std::size_t>(peer)]; ++i)
+        test::set(input.view(), at++, sample(comm.rank() + 3 * peer, i));
+    Buffer output(
+        std::accumulate(received.begin(), received.end(), std::size_t{0}),
+        dtype);
+    comm.all_to_all(input.view(), sent, output.view(), received);
+    at = 0;
+    for (int peer = 0; peer < comm.size(); ++peer)
+      for (std::size_t i = 0; i < received[static_cast<std::size_t>(peer)]; ++i)
+        ASSERT_EQ(get(output.view(), at++), sample(peer + 3 * comm.rank(), i))
+            << "from rank " << peer << " element " << i;
+  });
+}
+
+TEST_P(Collectives, BroadcastGivesEveryRankTheRootsValues) {
+  for_each_dtype([&](Communicator& comm, DType dtype) {
+    for (int root = 0; root < comm.size(); ++root) {
+      Buffer data = test::filled(
+          dtype, n, [&](std::size_t i) { return sample(comm.rank(), i); });
+      comm.broadcast(data.view(), root);
+      for (std::size_t i = 0; i < n; ++i)
+        ASSERT_EQ(get(data.view(), i), sample(root, i))
+            << "root " << root << " element " << i;
+    }
+  });
+}
+
+// Values of very different size, so that another order gives other bits.
+float uneven(int rank, std::size_t i) {
+  const double angle = static_cast<double>(i) * 0.37 + rank * 1.91;
+  return static_cast<float>(std::sin(angle) * std::pow(10.0, (rank * 7) % 5));
+}
+
+TEST_P(Collectives, SumsStartWithRankZeroAndFollowTheRanks) {
+  test::run_ranks(group, [&](Communicator& comm) {
+    std::vector<float> floats(n);
+    std::vector<Half> halves(n);
+    std::vector<BFloat16> bfloats(n);
+    for (std::size_t i = 0; i < n; ++i) {
+      floats[i] = uneven(comm.rank(), i);
+      halves[i] = to_half(floats[i]);
+      bfloats[i] = to_bfloat16(floats[i]);
+    }
+    comm.all_reduce(floats);
+    comm.all_reduce(halves);
+    comm.all_reduce(bfloats);
+    for (std::size_t i = 0; i < n; ++i) {
+      float want = uneven(0, i);
+      float half = to_float(to_half(want));
+      float bfloat = to_float(to_bfloat16(want));
+      for (int rank = 1; rank < comm.size(); ++rank) {
+        want += uneven(rank, i);
+        half += to_float(to_half(uneven(rank, i)));
+        bfloat += to_float(to_bfloat16(uneven(rank, i)));
+      }
+      ASSERT_EQ(floats[i], want) << i;
+      ASSERT_EQ(halves[i].bits, to_half(half).bits) << i;
+      ASSERT_EQ(bfloats[i].bits, to_bfloat16(bfloat).bits) << i;
+    }
+  });
+}
+
+TEST_P(Collectives, CountersAreTheFormulaOfEachCollective) {
+  test::run_ranks(group, [&](Communicator& comm) {
+    const auto rank = static_cast<std::size_t>(comm.rank());
+    const std::size_t others = ranks - 1;
+    std::uint64_t sent = 0;
+    std::uint64_t calls = 0;
+    const auto expect_next = [&](std::uint64_t bytes) {
+      EXPECT_EQ(comm.counters().bytes_sent, sent += bytes);
+      EXPECT_EQ(comm.counters().collectives, ++calls);
+    };
+    std::vector<float> one(n);
+    std::vector<float> all(n * ranks);
+    std::vector<float> other(n * ranks);
+    comm.all_reduce(one);  // the first n % ranks pieces are longer by one
+    const std::size_t own = n / ranks + (rank < n % ranks ? 1 : 0);
+    expect_next(4 * (n - own + others * own));
+    comm.reduce_scatter(all, one);
+    expect_next(4 * n * others);
+    comm.all_gather(one, all);
+    expect_next(4 * n * others);
+    comm.all_to_all(all, other);
+    expect_next(4 * n * others);
+    comm.broadcast(one, 0);
+    expect_next(rank == 0 ? 4 * n * others : 0);
+    comm.barrier();
+    expect_next(0);
+    const auto part = comm.split(0);
+    expect_next(0);
+    part->all_gather(one, all);
+    EXPECT_EQ(part->counters().bytes_sent, 4 * n * others);
+    EXPECT_EQ(comm.counters().bytes_sent, sent);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Collectives,
+                         ::testing::Combine(::testing::ValuesIn(test::groups()),
+                                            ::testing::Values(0, 1, 7, 31, 32,
+                                                              33, 4097)),
+                         name_of);
+
+// (group)
+class LongCollectives : public ::testing::TestWithParam<test::Group> {};
+
+TEST_P(LongCollectives, AllReduceLongerThanItsScratchMemoryIsExact) {
+  constexpr std::size_t kElements = 2'500'001;  // 10 MB: several blocks
+  constexpr std::size_t kPeriod = 13;           // of sample()
+  const auto run = [](Communicator& comm) {
+    float value[kPeriod] = {};
+    float sum[kPeriod] = {};
+    for (std::size_t i = 0; i < kPeriod; ++i) {
+      value[i] = static_cast<float>(sample(comm.rank(), i));
+      for (int rank = 0; rank < comm.size(); ++rank)
+        sum[i] += static_cast<float>(sample(rank, i));
+    }
+    std::vector<float> data(kElements);
+    for (std::size_t i = 0; i < kElements; ++i) data[i] = value[i % kPeriod];
+    comm.all_reduce(data);
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < kElements; ++i)
+      wrong += data[i] != sum[i % kPeriod] ? 1 : 0;
+    EXPECT_EQ(wrong, 0u);
+  };
+  for (const Reduction reduction :
+       {Reduction::kRankOrder, Reduction::kNative}) {
+    test::run_ranks(
+        GetParam(), run,
+        {.timeout = std::chrono::seconds(60), .reduction = reduction});
+  }
+}
+
+TEST_P(LongCollectives, NativeReductionSumsEveryDType) {
+  test::run_ranks(
+      GetParam(),
+      [](Communicator& comm) {
+        for (const DType dtype : test::kAllDTypes) {
+          Buffer data = test::filled(
+              dtype, 33, [&](std::size_t i) { return sample(comm.rank(), i); });
+          comm.all_reduce(data.view());
+          for (std::size_t i = 0; i < 33; ++i) {
+            double want = 0;
+            for (int rank = 0; rank < comm.size(); ++rank)
+              want += sample(rank, i);
+            ASSERT_EQ(get(data.view(), i), want) << to_string(dtype) << i;
+          }
+        }
+      },
+      {.timeout = std::chrono::seconds(60), .reduction = Reduction::kNative});
+}
+
+TEST_P(LongCollectives, MaxKeepsTheNanOfAnyRankAndOrdersInfinities) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  test::run_ranks(GetParam(), [&](Communicator& comm) {
+    for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kFloat16,
+                              DType::kBFloat16}) {
+      for (int holder = 0; holder < comm.size(); ++holder) {
+        const bool here = comm.rank() == holder;
+        Buffer data(3, dtype);
+        test::set(data.view(), 0, here ? kNan : 1.0f);
+        test::set(data.view(), 1, here ? -1.0f : -kInfinity);
+        test::set(data.view(), 2, here ? kInfinity : 5.0f);
+        comm.all_reduce(data.view(), ReduceOp::kMax);
+        EXPECT_TRUE(std::isnan(get(data.view(), 0))) << "rank " << holder;
+        EXPECT_EQ(get(data.view(), 1), -1.0) << "rank " << holder;
+        EXPECT_EQ(get(data.view(), 2), kInfinity) << "rank " << holder;
+      }
+    }
+  });
+}
+
+TEST_P(LongCollectives, IntegerSumsWrapAround) {
+  test::run_ranks(GetParam(), [](Communicator& comm) {
+    std::vector<std::int32_t> data(5, std::numeric_limits<std::int32_t>::max());
+    comm.all_reduce(data);
+    const auto ranks = static_cast<std::uint32_t>(comm.size());
+    const auto want = static_cast<std::int32_t>(ranks * 0x7fffffffu);
+    EXPECT_EQ(data, std::vector<std::int32_t>(5, want));
+  });
+}
+
+// All ranks are on one machine and read the same clock.
+TEST_P(LongCollectives, BarrierReturnsOnlyWhenAllHaveCome) {
+  const auto now = [] {
+    return std::int64_t{
+        std::chrono::steady_clock::now().time_since_epoch().count()};
+  };
+  test::run_ranks(GetParam(), [&](Communicator& comm) {
+    for (int late = 0; late < comm.size(); ++late) {
+      if (comm.rank() == late)
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      const std::int64_t came = now();
+      comm.barrier();
+      const std::int64_t went = now();
+      std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
+      comm.all_gather(ConstView(&came, 1, DType::kInt64), all);
+      EXPECT_GE(went, *std::max_element(all.begin(), all.end()));
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LongCollectives,
+                         ::testing::ValuesIn(test::groups()),
+                         ::testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace thinwire::comm

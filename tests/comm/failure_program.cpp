@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank of an MPI job in which rank 1 fails in the way named on the command
+// line. Every other rank prints the error it gets, lets the others print
+// theirs, and exits with 1. Started by mpi_failure_test.
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "thinwire/comm/registry.h"
+#include "thinwire/core/error.h"
+
+namespace {
+
+using thinwire::comm::Communicator;
+
+constexpr std::size_t kSmall = 33;
+constexpr std::size_t kLarge = 4'000'000;  // far more than MPI buffers
+
+void hang() {
+  for (;;) std::this_thread::sleep_for(std::chrono::seconds(1));
+}
+
+// What rank 1 does instead of the second all_reduce.
+void fail(const std::string& mode, Communicator& comm) {
+  if (mode == "kill") static_cast<void>(std::raise(SIGKILL));
+  if (mode == "stop") static_cast<void>(std::raise(SIGSTOP));
+  if (mode == "hang") hang();
+  if (mode == "throw") throw std::runtime_error("disk full");
+  if (mode == "size") {
+    std::vector<float> data(kSmall + 3);
+    comm.all_reduce(data);
+  }
+  if (mode == "interrupt") {
+    thinwire::comm::interrupt("asked to stop");
+    std::vector<float> data(kSmall);
+    comm.all_reduce(data);
+  }
+}
+
+void run(const std::string& mode, std::size_t elements) {
+  const auto comm = thinwire::comm::from_environment();
+  std::vector<float> data(elements, 1.0f);
+  comm->all_reduce(data);
+  if (comm->rank() == 1 && mode != "none") {
+    if (mode == "leave") return;
+    fail(mode, *comm);
+  } else {
+    // Some are queued when the failure comes.
+    std::vector<std::vector<float>> more(3, data);
+    std::vector<thinwire::comm::Work> works;
+    for (auto& values : more) works.push_back(comm->queue_all_reduce(values));
+    for (const auto& work : works) work.wait();
+  }
+  comm->barrier();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 2) return 2;
+  std::signal(SIGTERM, [](int) { thinwire::comm::interrupt("SIGTERM"); });
+  const bool large = argc > 2 && std::strcmp(argv[2], "large") == 0;
+  try {
+    run(argv[1], large ? kLarge : kSmall);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <future>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support/errors.h"
+#include "thinwire/comm/local.h"
+
+namespace thinwire::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using test::expect_error;
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kFailure = ErrorCode::kCommFailure;
+// Long: whoever ends well before it has been told, and has not timed out.
+constexpr CommunicatorOptions kLong{.timeout = std::chrono::minutes(2)};
+constexpr auto kSoon = std::chrono::seconds(30);
+
+void expect_soon(const std::function<void()>& body) {
+  const auto begin = Clock::now();
+  body();
+  EXPECT_LT(Clock::now() - begin, kSoon);
+}
+
+TEST(LocalFailure, ARankThatThrowsIsNamedWithItsReason) {
+  expect_soon([] {
+    const auto run = [] {
+      run_local_ranks(
+          4,
+          [](Communicator& comm) {
+            std::vector<float> data(33);
+            comm.all_reduce(data);
+            if (comm.rank() == 2) throw std::runtime_error("disk full");
+            expect_error(kFailure, {"all_reduce", "gave up", "disk full"},
+                         [&] { comm.all_reduce(data); });
+          },
+          kLong);
+    };
+    EXPECT_THROW(run(), std::runtime_error);
+  });
+}
+
+TEST(LocalFailure, TheExceptionOfTheRankThatThrewFirstIsRethrown) {
+  try {
+    run_local_ranks(
+        3,
+        [](Communicator& comm) {
+          if (comm.rank() == 1) throw std::out_of_range("token 70000");
+          comm.barrier();
+        },
+        kLong);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const std::out_of_range& error) {
+    EXPECT_STREQ(error.what(), "token 70000");
+  }
+}
+
+TEST(LocalFailure, ARankThatNeverComesIsNamedAfterTheTimeOut) {
+  std::atomic<int> failed = 0;
+  run_local_ranks(3,
+                  [&](Communicator& comm) {
+                    if (comm.rank() == 2) {
+                      while (failed < 2)
+                        std::this_thread::sleep_for(milliseconds(1));
+                      return;
+                    }
+                    std::vector<float> data(4097);
+                    const auto begin = Clock::now();
+                    expect_error(kFailure,
+                                 {"all_reduce", "timed out", "rank 2"},
+                                 [&] { comm.all_reduce(data); });
+                    EXPECT_GE(Clock::now() - begin, milliseconds(300));
+                    ++failed;
+                  },
+                  {.timeout = milliseconds(300)});
+}
+
+TEST(LocalFailure, AnotherSizeIsAFailureThatNamesBoth) {
+  expect_soon([] {
+    run_local_ranks(
+        2,
+        [](Communicator& comm) {
+          std::vector<float> data(comm.rank() == 0 ? 10 : 7);
+          // Whichever rank sees it first tells the other, with its reason.
+          expect_error(kFailure, {"broadcast", "40", "28"},
+                       [&] { comm.broadcast(data, 0); });
+        },
+        kLong);
+  });
+}
+
+TEST(LocalFailure, AnotherCollectiveIsAFailureThatNamesBoth) {
+  expect_soon([] {
+    run_local_ranks(
+        2,
+        [](Communicator& comm) {
+          std::vector<float> data(2);
+          std::vector<float> all(4);
+          expect_error(kFailure, {"all_reduce", "all_gather"}, [&] {
+            if (comm.rank() == 0)
+              comm.all_reduce(data);
+            else
+              comm.all_gather(data, all);
+          });
+        },
+        kLong);
+  });
+}
+
+TEST(LocalFailure, ARankThatSendsWhatNobodyExpectsIsToldSo) {
+  expect_soon([] {
+    run_local_ranks(
+        2,
+        [](Communicator& comm) {
+          const auto rank = static_cast<std::size_t>(comm.rank());
+          std::vector<float> input(2);
+          std::vector<float> output(2);
+          std::vector<std::size_t> sent = {1, 1};
+          std::vector<std::size_t> received = {1, 1};
+          if (rank == 0) received = {1, 0};
+          output.resize(rank == 0 ? 1 : 2);
+          expect_error(kFailure, {"all_to_all", "4 bytes", "0 were expected"},
+                       [&] { comm.all_to_all(input, sent, output, received); });
+        },
+        kLong);
+  });
+}
+
+TEST(LocalFailure, ARankThatHasLeftIsNamed) {
+  expect_soon([] {
+    run_local_ranks(
+        3,
+        [](Communicator& comm) {
+          comm.barrier();
+          if (comm.rank() == 1) return;
+          std::vector<float> data(33);
+          expect_error(kFailure, {"all_reduce", "rank"},
+                       [&] { comm.all_reduce(data); });
+          expect_error(kFailure, {"already failed"}, [&] { comm.barrier(); });
+        },
+        kLong);
+  });
+}
+
+TEST(LocalFailure, LeavingDoesNotDisturbWhatIsComplete) {
+  for (int round = 0; round < 50; ++round) {
+    run_local_ranks(
+        4,
+        [](Communicator& comm) {
+          std::vector<float> data(33, 1.0f);
+          comm.all_reduce(data);
+          comm.broadcast(data, 3);
+        },
+        kLong);
+  }
+}
+
+TEST(LocalFailure, EveryQueuedAndEveryLaterCollectiveFails) {
+  run_local_ranks(
+      2,
+      [](Communicator& comm) {
+        if (comm.rank() == 1) return;
+        std::vector<std::vector<float>> data(5, std::vector<float>(7));
+        const Work first = comm.queue_all_reduce(data[0]);
+        std::vector<Work> works;
+        try {
+          for (auto& values : data)
+            works.push_back(comm.queue_broadcast(values, 1));
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), kFailure);  // it had failed by then
+        }
+        expect_error(kFailure, {"all_reduce", "rank 1 has left"},
+                     [&] { first.wait(); });
+        expect_error(kFailure, {"all_reduce", "rank 1 has left"},
+                     [&] { first.wait(); });
+        for (const Work& work : works) {
+          expect_error(kFailure,
+                       {"broadcast", "already failed", "all_reduce", "rank 1"},
+                       [&] { work.wait(); });
+        }
+        expect_error(kFailure, {"barrier", "already failed", "rank 1"},
+                     [&] { comm.barrier(); });
+        expect_error(kFailure, {"split", "already failed"},
+                     [&] { static_cast<void>(comm.split(0)); });
+      },
+      kLong);
+}
+
+TEST(LocalFailure, ACommunicatorDestroyedByAnExceptionTellsItsPeers) {
+  expect_soon([] {
+    auto group = make_local_group(2, kLong);
+    std::thread peer([own = std::move(group[1])]() mutable {
+      try {
+        const auto comm = std::move(own);
+        throw std::runtime_error("out of memory");
+      } catch (const std::runtime_error&) {
+        own.reset();
+      }
+    });
+    std::vector<float> data(33);
+    expect_error(kFailure, {"rank 1 gave up", "destroyed by an exception"},
+                 [&] { group[0]->all_reduce(data); });
+    peer.join();
+  });
+}
+
+TEST(LocalFailure, AnExceptionDoesNotWaitForCollectivesUnderWay) {
+  expect_soon([] {
+    auto group = make_local_group(2, kLong);
+    std::vector<std::vector<float>> data(4, std::vector<float>(33));
+    std::vector<Work> works;
+    try {
+      const auto comm = std::move(group[0]);
+      for (auto& values : data) works.push_back(comm->queue_all_reduce(values));
+      throw std::runtime_error("out of memory");
+    } catch (const std::runtime_error&) {
+      for (const Work& work : works) {
+        expect_error(kFailure, {"all_reduce", "destroyed by an exception"},
+                     [&] { work.wait(); });
+      }
+    }
+  });
+}
+
+TEST(LocalFailure, DestructionEndsWithinTheTimeOutOfAHungPeer) {
+  auto group = make_local_group(2, {.timeout = milliseconds(300)});
+  std::vector<std::vector<float>> data(9, std::vector<float>(33));
+  const auto begin = Clock::now();
+  for (auto& values : data)
+    static_cast<void>(group[0]->queue_all_reduce(values));
+  group[0].reset();
+  EXPECT_GE(Clock::now() - begin, milliseconds(300));
+  EXPECT_LT(Clock::now() - begin, kSoon);
+}
+
+TEST(LocalFailure, FailureOfAGroupReachesThoseWhoWaitForItsMembers) {
+  expect_soon([] {
+    const auto run = [] {
+      run_local_ranks(
+          4,
+          [](Communicator& comm) {
+            const auto half = comm.split(comm.rank() / 2);
+            if (comm.rank() == 3) throw std::runtime_error("disk full");
+            std::vector<float> data(33);
+            half->all_reduce(data);
+            expect_error(kFailure, {"all_reduce", "gave up"},
+                         [&] { comm.all_reduce(data); });
+          },
+          kLong);
+    };
+    EXPECT_THROW(run(), std::runtime_error);
+  });
+}
+
+TEST(LocalFailure, InterruptEndsWhatIsUnderWayAndAllThatComes) {
+  expect_soon([] {
+    auto group = make_local_group(2, kLong);
+    std::vector<float> data(33);
+    const Work work = group[0]->queue_all_reduce(data);
+    std::thread other([] {
+      std::this_thread::sleep_for(milliseconds(50));
+      interrupt("received SIGTERM");
+    });
+    expect_error(kFailure,
+                 {"all_reduce", "interrupted", "received SIGTERM", "rank 1"},
+                 [&] { work.wait(); });
+    EXPECT_STREQ(interrupted(), "received SIGTERM");
+    expect_error(kFailure, {"received SIGTERM"}, [&] { group[0]->barrier(); });
+    expect_error(kFailure, {"barrier"}, [&] { group[1]->barrier(); });
+    other.join();
+    interrupt(nullptr);
+    EXPECT_EQ(interrupted(), nullptr);
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::comm

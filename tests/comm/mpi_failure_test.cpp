@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <string>
+
+namespace thinwire::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Outcome {
+  int exit_code = -1;
+  std::string output;
+  std::chrono::duration<double> seconds{};
+};
+
+// failure_program on three ranks, of which rank 1 fails. A job that hangs is
+// ended after a minute.
+Outcome run_job(const std::string& arguments, const std::string& timeout) {
+  const std::string command = "THINWIRE_COMM=mpi THINWIRE_TIMEOUT=" + timeout +
+                              " timeout -k 5 60 " THINWIRE_MPIEXEC " " +
+                              THINWIRE_MPIEXEC_NUMPROC_FLAG " 3 " +
+                              THINWIRE_FAILURE_PROGRAM " " + arguments +
+                              " 2>&1";
+  Outcome outcome;
+  const auto begin = Clock::now();
+  FILE* const pipe = ::popen(command.c_str(), "r");
+  if (pipe == nullptr) return outcome;
+  std::array<char, 4096> buffer;
+  while (const std::size_t n =
+             std::fread(buffer.data(), 1, buffer.size(), pipe))
+    outcome.output.append(buffer.data(), n);
+  const int status = ::pclose(pipe);
+  outcome.seconds = Clock::now() - begin;
+  if (WIFEXITED(status)) outcome.exit_code = WEXITSTATUS(status);
+  return outcome;
+}
+
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t found = 0;
+  for (auto at = text.find(part); at != std::string::npos;
+       at = text.find(part, at + part.size()))
+    ++found;
+  return found;
+}
+
+std::string size_of_messages(
+    const ::testing::TestParamInfo<std::string>& info) {
+  return info.param;
+}
+
+// (the size of messages)
+class MpiFailure : public ::testing::TestWithParam<std::string> {
+ protected:
+  const std::string size = GetParam();
+
+  // `errors` ranks print an error of all_reduce that has `part` in it.
+  void expect(const std::string& mode, const std::string& timeout,
+              std::size_t errors, const std::string& part,
+              double most_seconds) const {
+    const Outcome outcome = run_job(mode + " " + size, timeout);
+    SCOPED_TRACE(outcome.output);
+    EXPECT_GE(count(outcome.output, "error: "), errors);
+    EXPECT_GE(count(outcome.output, "all_reduce: "), 1u);
+    EXPECT_GE(count(outcome.output, part), 1u);
+    EXPECT_EQ(count(outcome.output, "Sanitizer"), 0u);
+    EXPECT_NE(outcome.exit_code, 0);
+    EXPECT_NE(outcome.exit_code, 124) << "the job hung";
+    EXPECT_LT(outcome.seconds.count(), most_seconds);
+  }
+};
+
+// mpirun ends the job itself, with SIGTERM first.
+TEST_P(MpiFailure, AKilledRankLetsTheOthersSaySo) {
+  expect("kill", "60s", 2, "interrupted (SIGTERM)", 20);
+}
+
+TEST_P(MpiFailure, AStoppedRankIsNamedAfterTheTimeOut) {
+  expect("stop", "2s", 2, "timed out waiting for rank", 20);
+}
+
+TEST_P(MpiFailure, AHungRankIsNamedAfterTheTimeOut) {
+  expect("hang", "2s", 2, "timed out waiting for rank", 20);
+}
+
+TEST_P(MpiFailure, ARankThatThrowsTellsTheOthers) {
+  expect("throw", "60s", 3, "rank 1 gave up: its communicator was destroyed",
+         20);
+}
+
+TEST_P(MpiFailure, AnotherSizeIsNamedAndReachesAllRanks) {
+  expect("size", "60s", 3, "bytes where", 20);
+}
+
+TEST_P(MpiFailure, ARankThatHasLeftIsNamed) {
+  expect("leave", "60s", 1, "rank 1 has left", 20);
+}
+
+TEST_P(MpiFailure, AnInterruptedRankTellsTheOthers) {
+  expect("interrupt", "60s", 3, "rank 1 gave up: all_reduce: interrupted", 20);
+}
+
+TEST_P(MpiFailure, NoFailureEndsWell) {
+  const Outcome outcome = run_job("none " + size, "60s");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_EQ(count(outcome.output, "error"), 0u) << outcome.output;
+}
+
+INSTANTIATE_TEST_SUITE_P(Messages, MpiFailure,
+                         ::testing::Values("small", "large"), size_of_messages);
+
+}  // namespace
+}  // namespace thinwire::comm
