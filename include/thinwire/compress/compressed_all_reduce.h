@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "thinwire/comm/communicator.h"
+#include "thinwire/compress/block_layout.h"
+#include "thinwire/core/dtype.h"
+#include "thinwire/core/state_dict.h"
+#include "thinwire/core/thread_pool.h"
+#include "thinwire/core/view.h"
+#include "thinwire/kernels/sign_compress.h"
+
+namespace thinwire::compress {
+
+/// What stands for the size of a block's elements.
+enum class Scale {
+  kRms,  ///< ||c||_2 / sqrt(count).
+  kL1,   ///< ||c||_1 / count: 0.03-0.055 nats worse in language models.
+};
+
+struct CompressedAllReduceOptions {
+  BlockOptions blocks{};
+  Scale scale = Scale::kRms;
+  /// What residuals are kept in: kFloat32, or kBFloat16 (its rounding becomes
+  /// part of what the residual corrects; not with blocks.scale_per_unit).
+  DType residual_dtype = DType::kFloat32;
+  /// all_reduce(): find non-finite input first and change nothing then.
+  bool checks_finite = true;
+  /// all_reduce(): a group of one compresses too, instead of doing nothing.
+  bool compresses_alone = false;
+};
+
+/// Sees what this rank hands to the collectives. Called on the thread that runs
+/// the exchange.
+class WireObserver {
+ public:
+  virtual ~WireObserver() = default;
+  /// Block `block` of this rank's values, encoded for its server.
+  virtual void worker_record(std::size_t block, kernels::Signs signs) = 0;
+  /// Block `block`, which this rank serves: the encoded average.
+  virtual void server_record(std::size_t block, kernels::Signs signs) = 0;
+  /// Elements `range` that go into an exact all-reduce beside it.
+  virtual void exact(Range range, ConstView values) = 0;
+};
+
+/// Which elements take part: bit i of a block's words is 0 where its element i
+/// is masked. Equal on all ranks.
+class ActiveMask {
+ public:
+  ActiveMask() = default;  ///< Everything takes part.
+  /// `is_active(i)` for every element i of the caller's flat array.
+  ActiveMask(const BlockLayout& layout,
+             const std::function<bool(std::size_t)>& is_active);
+
+  /// Null if the whole block takes part.
+  [[nodiscard]] const std::uint32_t* words(const BlockLayout& layout,
+                                           std::size_t block) const;
+  /// Elements of the block that take part.
+  [[nodiscard]] std::size_t count(const BlockLayout& layout,
+                                  std::size_t block) const;
+  [[nodiscard]] bool everything() const noexcept { return counts_.empty(); }
+
+ private:
+  std::vector<std::uint32_t> words_;  // at record offset / 4, scale unused
+  std::vector<std::size_t> counts_;   // per block
+};
+
+/// Error-compensated all-reduce with one bit per element each way:
+///
+///   worker   c = x + e;  s = scale(c), q = sign(c) per block;  e = c - s q
+///            all-to-all: every block's (s, q) to its server
+///   server   a = mean over ranks of s q, in rank order;  c = a + d;
+///            s = scale(c), q = sign(c);  d = c - s q;  all-gather (s, q)
+///   result   s q, the same bits on every rank
+///
+/// Nothing is lost: over any number of steps the results add up to the averaged
+/// inputs less mean(e) + d. Bucket k + 1 is encoded while bucket k travels. A
+/// rank sends about 2 (W-1)/W (n/8 + 4 scales) bytes in two messages per bucket
+/// and peer. Source: arXiv:2102.02888, section 4, and arXiv:2104.06069; scales
+/// per block instead of per tensor, and no padding, are departures.
+class CompressedAllReduce {
+ public:
+  /// Gives x of a block (of its `values` range). May be called by several
+  /// threads at once.
+  using Source = std::function<kernels::SignInput(std::size_t block)>;
+  /// Takes the result of a block. May be called by several threads at once; the
+  /// words stay readable until the next run.
+  using Sink = std::function<void(std::size_t block, kernels::Signs mean)>;
+
+  /// Local. Holds 4 (or 2) bytes per element for the worker residual, that / W
+  /// for the server's, 0.13 for the records, and two buckets' records for those
+  /// of others. `comm` and `pool` must outlive this object. Throws
+  /// Error(kInvalidArgument) for an option out of range or a world size that is
+  /// not the communicator's.
+  CompressedAllReduce(comm::Communicator& comm, ThreadPool& pool,
+                      std::span<const Range> units,
+                      const CompressedAllReduceOptions& options);
+  ~CompressedAllReduce();
+
+  /// Collective, done on return: `values` (fp32; the units' ranges of it) is
+  /// replaced by the compressed average. Returns the lowest rank whose values
+  /// were not finite, on all ranks and with nothing changed, or -1.
+  int all_reduce(View values);
+
+  /// Collective, done on return: the same with x formed and the result used
+  /// block by block. x must be finite on all ranks; nothing is checked.
+  void run(const Source& source, const Sink& sink);
+
+  /// Masks elements from the next run on; their residuals become 0.
+  void set_active(ActiveMask active);
+  [[nodiscard]] const ActiveMask& active() const noexcept;
+  void set_observer(WireObserver* observer) noexcept;
+
+  [[nodiscard]] const BlockLayout& layout() const noexcept;
+  /// The last run's result of a block; all zero before the first.
+  [[nodiscard]] kernels::Signs mean(std::size_t block) const noexcept;
+  /// What run() has spent waiting for other ranks since construction.
+  [[nodiscard]] double wait_seconds() const noexcept;
+
+  /// This rank's residuals: the worker's, residual_size() elements, and the
+  /// server's, its blocks' residuals one after the other.
+  [[nodiscard]] ConstView worker_error() const noexcept;
+  [[nodiscard]] ConstView server_error() const noexcept;
+  void clear_errors() noexcept;
+  /// Throws Error(kCorruptCheckpoint) naming the array that does not fit,
+  /// before anything changes.
+  void load_errors(ConstView worker, ConstView server);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace thinwire::compress

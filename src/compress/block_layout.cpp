@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/compress/block_layout.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "thinwire/core/error.h"
+
+namespace thinwire::compress {
+
+namespace {
+
+constexpr std::size_t kMostElements = 1024;
+
+void require(bool holds, const char* name, const char* range,
+             std::size_t value) {
+  if (!holds)
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("BlockOptions.{} must be {}, got {}", name, range, value));
+}
+
+std::size_t round_up(std::size_t value, std::size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace
+
+BlockLayout::BlockLayout(std::span<const Range> units,
+                         const BlockOptions& options)
+    : world_size_(options.world_size) {
+  if (options.world_size < 1)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("BlockOptions.world_size must be >= 1, got {}",
+                            options.world_size));
+  require(options.bucket_elements >= 1, "bucket_elements", ">= 1",
+          options.bucket_elements);
+  require(
+      options.block_elements >= 1 && options.block_elements <= kMostElements,
+      "block_elements", "in [1, 1024]", options.block_elements);
+  if (options.scale_per_unit)
+    cut_per_unit(units, options);
+  else
+    cut_into_blocks(units, options);
+  place_records();
+}
+
+void BlockLayout::cut_into_blocks(std::span<const Range> units,
+                                  const BlockOptions& options) {
+  const std::size_t most = round_up(options.block_elements, 32);
+  for (const Range& unit : units)
+    for (std::size_t begin = 0; begin < unit.size; begin += most) {
+      const std::size_t size = std::min(most, unit.size - begin);
+      blocks_.push_back(
+          {{unit.offset + begin, size}, {residual_size_, size}, 0, 0});
+      residual_size_ += size;
+    }
+
+  const auto world = static_cast<std::size_t>(world_size_);
+  for (std::size_t first = 0; first < blocks_.size();) {
+    // As many blocks as fit, one at least.
+    std::size_t end = first;
+    std::size_t elements = 0;
+    while (end < blocks_.size() &&
+           (end == first ||
+            elements + blocks_[end].values.size <= options.bucket_elements))
+      elements += blocks_[end++].values.size;
+
+    Bucket bucket{first, end, {first}};
+    std::size_t before = 0;
+    for (std::size_t b = first; b < end; before += blocks_[b++].values.size) {
+      // Server r's chunk begins with the first block from r/W of the way on.
+      while (bucket.server_begin.size() < world &&
+             before * world >= elements * bucket.server_begin.size())
+        bucket.server_begin.push_back(b);
+      blocks_[b].server = static_cast<int>(bucket.server_begin.size()) - 1;
+    }
+    bucket.server_begin.resize(world + 1, end);
+    buckets_.push_back(std::move(bucket));
+    first = end;
+  }
+}
+
+void BlockLayout::cut_per_unit(std::span<const Range> units,
+                               const BlockOptions& options) {
+  const auto world = static_cast<std::size_t>(world_size_);
+  const std::size_t multiple = world * std::lcm(std::size_t{8}, world);
+  blocks_per_scale_ = world;
+
+  std::vector<Range> filled;
+  for (const Range& unit : units)
+    if (unit.size != 0) filled.push_back(unit);
+
+  for (std::size_t first = 0; first < filled.size();) {
+    std::size_t end = first;
+    std::size_t elements = 0;
+    while (end < filled.size() &&
+           (end == first ||
+            elements + filled[end].size <= options.bucket_elements))
+      elements += filled[end++].size;
+
+    Bucket bucket{first, end, {}};
+    for (std::size_t server = 0; server < world; ++server) {
+      bucket.server_begin.push_back(blocks_.size());
+      std::size_t padded_before = residual_size_;
+      for (std::size_t u = first; u < end; ++u) {
+        const Range& unit = filled[u];
+        const std::size_t padded = round_up(unit.size, multiple);
+        const std::size_t chunk = padded / world;
+        const std::size_t begin = std::min(unit.size, server * chunk);
+        const std::size_t stop = std::min(unit.size, (server + 1) * chunk);
+        blocks_.push_back({{unit.offset + begin, stop - begin},
+                           {padded_before + server * chunk, chunk},
+                           0,
+                           static_cast<int>(server)});
+        padded_before += padded;
+      }
+      if (server + 1 == world) residual_size_ = padded_before;
+    }
+    bucket.server_begin.push_back(blocks_.size());
+    buckets_.push_back(std::move(bucket));
+    first = end;
+  }
+}
+
+void BlockLayout::place_records() {
+  for (Block& block : blocks_) {
+    block.record = records_size_;
+    records_size_ += record_bytes(block.residual.size);
+  }
+}
+
+std::size_t BlockLayout::first_block_of(const Bucket& bucket,
+                                        std::size_t scale) const noexcept {
+  return bucket.first_block() + (scale - bucket.first_scale);
+}
+
+std::size_t BlockLayout::block_stride(const Bucket& bucket) const noexcept {
+  return bucket.end_scale - bucket.first_scale;
+}
+
+std::size_t BlockLayout::record_begin(std::size_t block) const noexcept {
+  return block == blocks_.size() ? records_size_ : blocks_[block].record;
+}
+
+}  // namespace thinwire::compress

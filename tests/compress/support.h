@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "thinwire/compress/compressed_all_reduce.h"
+
+namespace thinwire::test {
+
+/// Normal values with a different spread every 500 elements, as layers have.
+inline std::vector<float> layered_values(std::size_t n, std::uint32_t seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    const float spread = i / 500 % 3 == 0 ? 1.0f : 1e-3f;
+    values[i] = spread * normal(generator);
+  }
+  return values;
+}
+
+/// Parameters of awkward sizes: one, empty, short, a block, more than one.
+inline std::vector<Range> awkward_units() {
+  std::vector<Range> units;
+  std::size_t offset = 0;
+  for (const std::size_t size : {1, 0, 7, 31, 32, 33, 1024, 1025, 4097}) {
+    units.push_back({offset, size});
+    offset += size;
+  }
+  return units;
+}
+
+/// An exchange, and the pool it needs.
+struct Exchange {
+  Exchange(comm::Communicator& comm, const std::vector<Range>& units,
+           compress::CompressedAllReduceOptions options = {}, int threads = 1)
+      : pool(threads), all(comm, pool, units, for_world(options, comm)) {}
+
+  static compress::CompressedAllReduceOptions for_world(
+      compress::CompressedAllReduceOptions options,
+      const comm::Communicator& comm) {
+    options.blocks.world_size = comm.size();
+    return options;
+  }
+
+  ThreadPool pool;
+  compress::CompressedAllReduce all;
+};
+
+}  // namespace thinwire::test
