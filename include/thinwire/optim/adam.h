@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "thinwire/core/buffer.h"
+#include "thinwire/optim/update_rule.h"
+
+namespace thinwire::kernels {
+struct AdamCoefficients;
+}
+
+namespace thinwire::optim {
+
+/// What a group of parameters does differently; unset fields are the options'.
+struct AdamGroup {
+  std::optional<double> learning_rate{};
+  std::optional<double> beta1{};
+  std::optional<double> beta2{};
+  std::optional<double> epsilon{};
+  std::optional<double> weight_decay{};
+};
+
+/// Settings of Adam; write them with designated initializers:
+///   Adam rule(layout, {.learning_rate = 1.5e-3, .beta2 = 0.99});
+/// Doubles, because coefficients such as 1 - beta are formed in double and
+/// rounded to float once.
+struct AdamOptions {
+  double learning_rate = 1e-3;  ///< Step size, finite, >= 0.
+  double beta1 = 0.9;           ///< Momentum decay per step, in [0, 1).
+  double beta2 = 0.999;         ///< Variance decay per step, in [0, 1).
+  double epsilon = 1e-8;        ///< Keeps the denominator above 0, > 0.
+  double weight_decay = 0;      ///< Per step, finite, >= 0.
+  /// Decay is added to the update (AdamW, arXiv:1711.05101), else to the
+  /// gradient (L2).
+  bool decoupled_decay = true;
+  bool bias_correction = true;
+  /// sqrt(v + eps) instead of sqrt(v) + eps.
+  bool epsilon_inside_sqrt = false;
+  /// One entry per group of the layout, or empty: all alike.
+  std::vector<AdamGroup> groups{};
+
+  /// Throws Error(kInvalidArgument) naming the field, its range and its value.
+  /// `num_groups` is the layout's.
+  void validate(std::size_t num_groups) const;
+};
+
+/// Adam and AdamW. Source: Kingma and Ba, arXiv:1412.6980, Algorithm 1. The
+/// bias-corrected variance is formed before the square root and epsilon.
+class Adam final : public UpdateRule {
+ public:
+  /// Allocates 8 bytes per parameter: exp_avg and exp_avg_sq, both 0. Throws
+  /// Error(kInvalidArgument) for an option out of range.
+  Adam(ParameterLayout layout, AdamOptions options);
+
+  [[nodiscard]] std::string_view name() const noexcept override;
+  [[nodiscard]] const ParameterLayout& layout() const noexcept override;
+  [[nodiscard]] std::string describe() const override;
+  void apply(std::int64_t step, Range range, View params, ConstView grads,
+             float grad_scale) override;
+  [[nodiscard]] std::size_t num_groups() const noexcept override;
+  void set_learning_rate(std::size_t group, double learning_rate) override;
+  [[nodiscard]] double learning_rate(std::size_t group) const override;
+  void save(StateDict& state) const override;
+  void load(const StateDict& state) override;
+
+  /// Every group's step size.
+  [[nodiscard]] const std::vector<double>& learning_rates() const noexcept {
+    return learning_rates_;
+  }
+  /// Those in a saved state; throws Error(kCorruptCheckpoint) unless there is
+  /// one valid value per group.
+  [[nodiscard]] std::vector<double> learning_rates_in(
+      const StateDict& state) const;
+
+  /// The group's options with unset fields filled in.
+  [[nodiscard]] AdamOptions group_options(std::size_t group) const;
+  /// The numbers of step `step` for one group.
+  [[nodiscard]] kernels::AdamCoefficients coefficients(std::size_t group,
+                                                       std::int64_t step,
+                                                       float grad_scale) const;
+
+  /// First and second moment, flat, layout().size() elements; empty after
+  /// release.
+  [[nodiscard]] Buffer& exp_avg() noexcept { return exp_avg_; }
+  [[nodiscard]] Buffer& exp_avg_sq() noexcept { return exp_avg_sq_; }
+  [[nodiscard]] const Buffer& exp_avg() const noexcept { return exp_avg_; }
+  [[nodiscard]] const Buffer& exp_avg_sq() const noexcept {
+    return exp_avg_sq_;
+  }
+
+ private:
+  ParameterLayout layout_;
+  AdamOptions options_;
+  std::vector<double> learning_rates_;
+  Buffer exp_avg_;
+  Buffer exp_avg_sq_;
+};
+
+}  // namespace thinwire::optim

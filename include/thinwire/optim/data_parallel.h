@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include "thinwire/comm/communicator.h"
+#include "thinwire/optim/optimizer.h"
+#include "thinwire/optim/update_rule.h"
+
+namespace thinwire::optim {
+
+/// How an optimizer uses its ranks and cores; the same for all of them.
+struct ExchangeOptions {
+  /// Gradients are clipped to this global L2 norm; 0: never. Finite, >= 0.
+  double max_grad_norm = 0;
+  /// Elements that travel together, >= 1. Results do not depend on it.
+  std::size_t bucket_elements = std::size_t{1} << 20;
+  /// Threads of this rank, in [0, 1024]; 0: THINWIRE_NUM_THREADS, else 1.
+  int num_threads = 0;
+
+  /// Throws Error(kInvalidArgument) naming the field, its range and its value.
+  void validate() const;
+};
+
+/// Exact data parallelism around an update rule: gradients are averaged over
+/// the ranks in buckets (summed in rank order, then divided), clipped by their
+/// global norm, and applied on every rank. Sends 2 (W-1)/W * 4 bytes per
+/// parameter and rank.
+///
+///   optim::DataParallel optimizer(
+///       comm, std::make_unique<optim::Adam>(layout, options));
+class DataParallel final : public Optimizer {
+ public:
+  /// Collective: all ranks give the same rule, layout and options, else
+  /// Error(kInvalidArgument) on all of them shows the first difference.
+  /// `comm` must outlive this object.
+  DataParallel(comm::Communicator& comm, std::unique_ptr<UpdateRule> rule,
+               const ExchangeOptions& options = {});
+  ~DataParallel() override;
+
+  StepReport step(View params, View grads) override;
+  [[nodiscard]] std::int64_t steps() const noexcept override;
+  [[nodiscard]] std::int64_t skipped_steps() const noexcept override;
+  [[nodiscard]] Phase phase() const noexcept override { return Phase::kExact; }
+  using Optimizer::set_learning_rate;
+  void set_learning_rate(std::size_t group, double learning_rate) override;
+  [[nodiscard]] double learning_rate(std::size_t group) const override;
+  [[nodiscard]] std::size_t num_groups() const noexcept override;
+  [[nodiscard]] StateDict state_dict() const override;
+  void load_state_dict(const StateDict& state) override;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace thinwire::optim

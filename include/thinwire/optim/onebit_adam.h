@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "thinwire/comm/communicator.h"
+#include "thinwire/compress/compressed_all_reduce.h"
+#include "thinwire/optim/adam.h"
+#include "thinwire/optim/data_parallel.h"
+#include "thinwire/optim/optimizer.h"
+#include "thinwire/optim/semantics.h"
+
+namespace thinwire::optim {
+
+/// What a group of parameters does differently; unset fields are the options'.
+struct OnebitAdamGroup : AdamGroup {
+  /// 0 where the momentum is constantly 0, else 1: one value per element of the
+  /// group, in layout order; empty: 1 everywhere.
+  std::vector<float> exp_avg_mask{};
+  /// Stays exact in the compressed stage, its variance too.
+  bool non_freeze = false;
+};
+
+/// freeze_step: watch the variance, and freeze when it has settled.
+inline constexpr std::int64_t kAutoFreeze = -1;
+
+/// Settings of OnebitAdam:
+///   OnebitAdam opt(comm, layout, {.learning_rate = 4e-4, .freeze_step =
+///   23'000});
+struct OnebitAdamOptions {
+  double learning_rate = 1e-3;  ///< Step size, finite, >= 0.
+  double beta1 = 0.9;           ///< Momentum decay per step, in [0, 1).
+  double beta2 = 0.999;         ///< Variance decay per step, in [0, 1).
+  double epsilon = 1e-8;        ///< Keeps the denominator above 0, > 0.
+  double weight_decay = 0;      ///< Decoupled (AdamW), per step, finite, >= 0.
+  bool bias_correction = true;
+  bool epsilon_inside_sqrt = false;  ///< sqrt(v + eps), not sqrt(v) + eps.
+  /// Refused if set: the variance is frozen, a running maximum means nothing.
+  bool amsgrad = false;
+  /// One entry per group of the layout, or empty: all alike.
+  std::vector<OnebitAdamGroup> groups{};
+
+  /// Number of exact steps, >= 1, or kAutoFreeze. (With kDeepSpeed >= 0: its
+  /// initialization step counts, so there are freeze_step - 1 exact updates.)
+  std::int64_t freeze_step = 100'000;
+  /// kAutoFreeze: not before the learning rate's warm-up has ended ...
+  std::optional<std::int64_t> lr_warmup_steps{};  ///< >= 0.
+  /// ... or, where that is not given, a tenth of all steps ...
+  std::optional<std::int64_t> total_steps{};  ///< >= 1.
+  /// ... or, where that is not given either, this step; >= 1.
+  std::int64_t min_freeze_step = 100;
+  /// At the latest; >= 1; a fifth of total_steps, else 100000, where not given.
+  std::optional<std::int64_t> max_freeze_step{};
+  /// Freeze when the variance's L1 norm and that of a window ago are within
+  /// this ratio; in (0, 1].
+  double freeze_ratio = 0.90;
+
+  /// From the freeze on no denominator is below this fraction of its block's
+  /// RMS; finite, >= 0; 0: no floor.
+  double denom_floor = 0.3;
+  compress::Scale scale = compress::Scale::kRms;
+  DType residual_dtype = DType::kFloat32;  ///< kFloat32 or kBFloat16.
+  Semantics semantics = Semantics::kCorrected;
+  ExchangeOptions exchange{};
+
+  /// Throws Error(kInvalidArgument) naming the field, its range and its value.
+  /// The layout says how many groups there are and how long masks must be.
+  void validate(const ParameterLayout& layout) const;
+};
+
+/// Adam that averages momentum across ranks with one bit per element.
+///
+/// Up to freeze_step it is exact Adam. Then the variance is frozen, each rank
+/// forms m_i = beta1 m + (1 - beta1) g_i, and the ranks average m_i with the
+/// error-compensated 1-bit all-reduce of compress/compressed_all_reduce.h; what
+/// rounding took away is added back at the next step. A group of one rank
+/// compresses nothing.
+///
+/// Source: Tang et al., "1-bit Adam", arXiv:2102.02888, Algorithm 1. Departures
+/// (bias correction, denominator floor, block scales, calibrated clipping,
+/// automatic freeze): docs/algorithms.md.
+class OnebitAdam final : public Optimizer {
+ public:
+  /// Collective: all ranks give the same layout and options, else
+  /// Error(kInvalidArgument) on all of them shows the first difference. Holds 8
+  /// bytes per parameter in exact steps, in compressed ones 8.13 and 4/W for
+  /// the chunk it serves (16.13 with kDeepSpeed or a non_freeze group). `comm`
+  /// must outlive this object.
+  OnebitAdam(comm::Communicator& comm, const ParameterLayout& layout,
+             const OnebitAdamOptions& options);
+  ~OnebitAdam() override;
+
+  StepReport step(View params, View grads) override;
+  [[nodiscard]] std::int64_t steps() const noexcept override;
+  [[nodiscard]] std::int64_t skipped_steps() const noexcept override;
+  [[nodiscard]] Phase phase() const noexcept override;
+  using Optimizer::set_learning_rate;
+  void set_learning_rate(std::size_t group, double learning_rate) override;
+  [[nodiscard]] double learning_rate(std::size_t group) const override;
+  [[nodiscard]] std::size_t num_groups() const noexcept override;
+
+  /// Arrays exp_avg [n], exp_avg_sq [n] (until the freeze, and where the
+  /// variance is kept), denominator [n], worker_error, server_error; scalars
+  /// step, frozen_at, clip_ratio, and the automatic freeze's history. Residuals
+  /// are this rank's and fit the same number of ranks and bucket size only.
+  [[nodiscard]] StateDict state_dict() const override;
+  void load_state_dict(const StateDict& state) override;
+
+  /// The last exact step, 0 before the freeze.
+  [[nodiscard]] std::int64_t frozen_at() const noexcept;
+  /// Norm of this rank's residual over that of the momentum; 0 before the
+  /// compressed stage. Local; reads both once.
+  [[nodiscard]] double residual_ratio() const;
+  /// Sees every message content from the next step on; null: nobody. Must
+  /// outlive its use.
+  void set_observer(compress::WireObserver* observer) noexcept;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace thinwire::optim

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "thinwire/comm/communicator.h"
+#include "thinwire/core/parameter_layout.h"
+#include "thinwire/core/thread_pool.h"
+#include "thinwire/core/view.h"
+#include "thinwire/optim/optimizer.h"
+
+/// What exact steps of every optimizer are made of.
+namespace thinwire::optim {
+
+/// Neighbouring parameters of one group.
+struct GroupRange {
+  Range range;
+  std::size_t group = 0;
+};
+
+/// The layout as the fewest such ranges, in order, empty ones left out.
+[[nodiscard]] std::vector<GroupRange> group_ranges(
+    const ParameterLayout& layout);
+
+/// Calls body(range, group) for pieces that cover `ranges`, shared out over the
+/// pool's threads.
+void for_group_ranges(ThreadPool& pool, std::span<const GroupRange> ranges,
+                      const std::function<void(Range, std::size_t)>& body);
+
+/// Sum of squares in the fixed order of kernels/norm.h, whatever the threads.
+[[nodiscard]] double sum_of_squares(ThreadPool& pool, ConstView values);
+/// Sum of absolute values, likewise.
+[[nodiscard]] double sum_of_abs(ThreadPool& pool, ConstView values);
+
+/// Queues the all-reduce (sum in rank order) of each range of `values` in
+/// buckets. Not waited for.
+[[nodiscard]] std::vector<comm::Work> queue_sums(
+    comm::Communicator& comm, View values, std::span<const GroupRange> ranges,
+    std::size_t bucket_elements);
+
+/// Adds the time from its construction to its end to a report's seconds, and
+/// counts what the communicator has sent meanwhile.
+class StepMeter {
+ public:
+  StepMeter(const comm::Communicator& comm, StepReport& report)
+      : comm_(comm), report_(report), before_(comm.counters()) {}
+  ~StepMeter();
+  StepMeter(const StepMeter&) = delete;
+  StepMeter& operator=(const StepMeter&) = delete;
+
+  /// body() waits for other ranks.
+  template <class Body>
+  void waiting(Body&& body) {
+    const auto begin = std::chrono::steady_clock::now();
+    body();
+    add_wait(seconds_since(begin));
+  }
+  void add_wait(double seconds) { report_.exchange_seconds += seconds; }
+
+ private:
+  static double seconds_since(std::chrono::steady_clock::time_point begin) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() -
+                                         begin)
+        .count();
+  }
+
+  const comm::Communicator& comm_;
+  StepReport& report_;
+  comm::Counters before_;
+  std::chrono::steady_clock::time_point begin_ =
+      std::chrono::steady_clock::now();
+};
+
+}  // namespace thinwire::optim

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "optim/exact_exchange.h"
+#include "thinwire/compress/block_layout.h"
+#include "thinwire/core/parameter_layout.h"
+#include "thinwire/optim/onebit_adam.h"
+
+namespace thinwire::optim {
+
+/// What of a layout a low-bit optimizer compresses, and in which blocks.
+struct LowBitLayout {
+  LowBitLayout(const ParameterLayout& layout,
+               std::span<const OnebitAdamGroup> groups,
+               const compress::BlockOptions& block_options);
+
+  std::vector<GroupRange> all;         ///< The whole layout.
+  std::vector<GroupRange> compressed;  ///< Groups that get compressed.
+  std::vector<GroupRange> exact;       ///< The others: non_freeze.
+  /// The compressed parameters, one by one: no scale covers two of them.
+  std::vector<Range> units;
+  compress::BlockLayout blocks;
+  std::vector<std::size_t> block_group;  ///< Per block.
+  /// The groups' masks, flat; empty if none has one.
+  std::vector<float> mask;
+
+  /// values[i] *= mask[i], values being the whole flat array.
+  void multiply_by_mask(std::span<float> values, Range range) const;
+};
+
+}  // namespace thinwire::optim

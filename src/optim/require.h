@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <string_view>
+
+#include "thinwire/core/error.h"
+#include "thinwire/core/parameter_layout.h"
+#include "thinwire/core/state_dict.h"
+#include "thinwire/core/view.h"
+
+/// Checks that several optimizers share. Unless they say otherwise they throw
+/// Error(kInvalidArgument) naming the argument, its range and the value given.
+namespace thinwire::optim {
+
+template <class T>
+void require(bool holds, std::string_view name, std::string_view range,
+             const T& value) {
+  if (!holds)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} must be {}, got {}", name, range, value));
+}
+
+inline void require_learning_rate(double value) {
+  require(std::isfinite(value) && value >= 0, "learning_rate",
+          "finite and >= 0", value);
+}
+
+inline void require_group(std::size_t group, std::size_t num_groups) {
+  require(group < num_groups, "group", fmt::format("below {}", num_groups),
+          group);
+}
+
+/// What step() was given.
+inline void require_step_views(View params, View grads, std::size_t size) {
+  const auto check = [size](const char* name, const View& view) {
+    if (view.dtype() != DType::kFloat32 || view.size() != size)
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format("{} must be float32 of {} elements, got {} of {}", name,
+                      size, to_string(view.dtype()), view.size()));
+  };
+  check("params", params);
+  check("grads", grads);
+}
+
+/// Saved state must be of the same layout; throws Error(kCorruptCheckpoint).
+inline void require_layout(const StateDict& state,
+                           const ParameterLayout& layout) {
+  if (state.text("layout") != layout.describe())
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                fmt::format("the state is of another parameter layout: it "
+                            "begins with '{}', this one with '{}'",
+                            state.text("layout").substr(0, 60),
+                            layout.describe().substr(0, 60)));
+}
+
+}  // namespace thinwire::optim

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/optim/adam.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "optim/support.h"
+#include "support/errors.h"
+#include "thinwire/kernels/adam.h"
+
+namespace thinwire::optim {
+namespace {
+
+// Three steps in double from the formula; floats differ from it by a few
+// roundings per step, of values near 1.
+double adam_in_double(const AdamOptions& o, double p, int steps) {
+  double m = 0;
+  double v = 0;
+  for (int t = 1; t <= steps; ++t) {
+    double g = 0.3 * t;
+    if (!o.decoupled_decay) g += o.weight_decay * p;
+    m = o.beta1 * m + (1 - o.beta1) * g;
+    v = o.beta2 * v + (1 - o.beta2) * g * g;
+    const double mc = o.bias_correction ? m / (1 - std::pow(o.beta1, t)) : m;
+    const double vc = o.bias_correction ? v / (1 - std::pow(o.beta2, t)) : v;
+    double u = o.epsilon_inside_sqrt ? mc / std::sqrt(vc + o.epsilon)
+                                     : mc / (std::sqrt(vc) + o.epsilon);
+    if (o.decoupled_decay) u += o.weight_decay * p;
+    p -= o.learning_rate * u;
+  }
+  return p;
+}
+
+class AdamFormula : public ::testing::TestWithParam<AdamOptions> {};
+
+TEST_P(AdamFormula, IsThatOfThePaper) {
+  const AdamOptions& options = GetParam();
+  Adam rule(ParameterLayout::of({{"p", {5}}}), options);
+  std::vector<float> params(5, 0.75f);
+  for (int t = 1; t <= 3; ++t) {
+    std::vector<float> grads(5, static_cast<float>(0.6 * t));
+    rule.apply(t, {0, 5}, params, grads, 0.5f);
+  }
+  const double want = adam_in_double(options, 0.75, 3);
+  for (const float p : params) EXPECT_NEAR(p, want, 1e-6);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, AdamFormula,
+    ::testing::Values(AdamOptions{},
+                      AdamOptions{.learning_rate = 0.1, .beta2 = 0.99},
+                      AdamOptions{.learning_rate = 0.1, .weight_decay = 0.1},
+                      AdamOptions{.learning_rate = 0.1,
+                                  .weight_decay = 0.1,
+                                  .decoupled_decay = false},
+                      AdamOptions{.learning_rate = 0.1,
+                                  .bias_correction = false},
+                      AdamOptions{.learning_rate = 0.1,
+                                  .epsilon = 0.01,
+                                  .epsilon_inside_sqrt = true}));
+
+TEST(Adam, GroupsOverrideWhatTheySay) {
+  Adam rule(ParameterLayout::of({{"a", {1}, 0}, {"b", {1}, 1}}),
+            {.learning_rate = 0.1,
+             .groups = {{}, {.learning_rate = 0.2, .beta1 = 0.5}}});
+  EXPECT_EQ(rule.learning_rate(0), 0.1);
+  EXPECT_EQ(rule.learning_rate(1), 0.2);
+  EXPECT_EQ(rule.group_options(1).beta1, 0.5);
+  EXPECT_EQ(rule.group_options(0).beta1, 0.9);
+  rule.set_learning_rate(1, 0);
+  std::vector<float> params = {1, 1};
+  const std::vector<float> grads = {1, 1};
+  rule.apply(1, {0, 1}, params, grads, 1);
+  rule.apply(1, {1, 1}, params, grads, 1);
+  EXPECT_NE(params[0], 1.0f);
+  EXPECT_EQ(params[1], 1.0f);
+}
+
+TEST(Adam, RefusesOptionsOutOfRangeByName) {
+  const auto refused = [](const AdamOptions& options, const char* name,
+                          const char* value) {
+    test::expect_error(ErrorCode::kInvalidArgument, {name, value},
+                       [&] { options.validate(1); });
+  };
+  refused({.learning_rate = -1}, "learning_rate", "-1");
+  refused({.learning_rate = NAN}, "learning_rate", "nan");
+  refused({.beta1 = 1}, "beta1 must be in [0, 1)", "got 1");
+  refused({.beta2 = -0.5}, "beta2", "-0.5");
+  refused({.epsilon = 0}, "epsilon", "got 0");
+  refused({.weight_decay = INFINITY}, "weight_decay", "inf");
+  refused({.groups = {{}, {}}}, "groups", "2 entries");
+  refused({.groups = {{.beta1 = 2.0}}}, "beta1", "2");
+  Adam rule(ParameterLayout::of({{"p", {1}}}), {});
+  test::expect_error(ErrorCode::kInvalidArgument, {"group", "below 1", "1"},
+                     [&] { rule.set_learning_rate(1, 0.1); });
+}
+
+TEST(Adam, StateGoesOutAndIn) {
+  const ParameterLayout layout = test::small_layout();
+  Adam one(layout, {.learning_rate = 0.01});
+  std::vector<float> params = test::normal(layout.size(), 1);
+  one.apply(1, {0, layout.size()}, params, test::normal(layout.size(), 2), 1);
+  one.set_learning_rate(0, 0.5);
+  StateDict state;
+  one.save(state);
+  Adam two(layout, {});
+  two.load(state);
+  EXPECT_EQ(two.learning_rate(0), 0.5);
+  std::vector<float> same = params;
+  const auto grads = test::normal(layout.size(), 3);
+  one.apply(2, {0, layout.size()}, params, grads, 1);
+  two.apply(2, {0, layout.size()}, same, grads, 1);
+  EXPECT_EQ(params, same);
+
+  Adam other(ParameterLayout::of({{"p", {2}}}), {});
+  test::expect_error(ErrorCode::kCorruptCheckpoint, {"exp_avg", "2 elements"},
+                     [&] { other.load(state); });
+}
+
+}  // namespace
+}  // namespace thinwire::optim

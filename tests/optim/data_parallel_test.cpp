@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/optim/data_parallel.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "optim/support.h"
+#include "support/errors.h"
+
+namespace thinwire::optim {
+namespace {
+
+class DataParallelWorlds : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(All, DataParallelWorlds,
+                         ::testing::Values(1, 2, 3, 4, 8));
+
+TEST_P(DataParallelWorlds, EqualsTheRuleOnTheRankOrderMean) {
+  const int world = GetParam();
+  const ParameterLayout layout = test::small_layout();
+  const auto params =
+      test::train(world, layout, test::exact_adam({.learning_rate = 0.01}), 4);
+
+  Adam rule(layout, {.learning_rate = 0.01});
+  std::vector<float> want = test::normal(layout.size(), 3);
+  for (std::int64_t t = 1; t <= 4; ++t) {
+    std::vector<float> sum = test::gradient(layout.size(), t, 0);
+    for (int r = 1; r < world; ++r) {
+      const auto g = test::gradient(layout.size(), t, r);
+      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += g[i];
+    }
+    rule.apply(t, {0, layout.size()}, want, sum,
+               static_cast<float>(1.0 / world));
+  }
+  for (const auto& mine : params) EXPECT_EQ(mine, want);
+}
+
+TEST_P(DataParallelWorlds, BitsDoNotDependOnBucketsOrThreads) {
+  const ParameterLayout layout = test::small_layout();
+  const auto run = [&](std::size_t bucket, int threads) {
+    return test::train(GetParam(), layout,
+                       test::exact_adam({}, {.max_grad_norm = 1,
+                                             .bucket_elements = bucket,
+                                             .num_threads = threads}),
+                       3);
+  };
+  const auto want = run(1 << 20, 1);
+  EXPECT_EQ(run(1, 1), want);
+  EXPECT_EQ(run(1000, 3), want);
+}
+
+TEST_P(DataParallelWorlds, ANonFiniteGradientSkipsTheStepEverywhere) {
+  const ParameterLayout layout = test::small_layout();
+  comm::run_local_ranks(GetParam(), [&](comm::Communicator& comm) {
+    const auto optimizer = test::exact_adam({})(comm, layout);
+    std::vector<float> params = test::normal(layout.size(), 3);
+    const std::vector<float> before = params;
+    auto grads = test::gradient(layout.size(), 1, comm.rank());
+    if (comm.rank() == comm.size() - 1)
+      grads[100] = std::numeric_limits<float>::infinity();
+    EXPECT_FALSE(optimizer->step(params, grads).applied);
+    EXPECT_EQ(params, before);
+    EXPECT_EQ(optimizer->steps(), 0);
+    EXPECT_EQ(optimizer->skipped_steps(), 1);
+    grads = test::gradient(layout.size(), 1, comm.rank());
+    EXPECT_TRUE(optimizer->step(params, grads).applied);
+  });
+}
+
+TEST(DataParallel, ClipsByTheNormOfTheMean) {
+  const ParameterLayout layout = ParameterLayout::of({{"p", {2}}});
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    // Plain steps of lr * g / |g| are easiest to check with beta1 = beta2 = 0.
+    const auto optimizer = test::exact_adam(
+        {.learning_rate = 1, .beta1 = 0, .beta2 = 0, .bias_correction = false},
+        {.max_grad_norm = 1})(comm, layout);
+    std::vector<float> params = {0, 0};
+    std::vector<float> grads =
+        comm.rank() == 0 ? std::vector<float>{6, 0} : std::vector<float>{0, 8};
+    const StepReport report = optimizer->step(params, grads);
+    EXPECT_EQ(report.grad_norm, 5);  // of (3, 4)
+    EXPECT_EQ(report.clip_factor, 0.2);
+    const StateDict state = optimizer->state_dict();
+    const auto m = state.array("exp_avg").as<float>();
+    EXPECT_FLOAT_EQ(m[0], 0.6f);
+    EXPECT_FLOAT_EQ(m[1], 0.8f);
+  });
+}
+
+TEST(DataParallel, SendsAsMuchAsARing) {
+  const ParameterLayout layout = ParameterLayout::of({{"p", {4000}}});
+  comm::run_local_ranks(4, [&](comm::Communicator& comm) {
+    const auto optimizer = test::exact_adam({})(comm, layout);
+    std::vector<float> params(4000), grads(4000, 1.0f);
+    const StepReport report = optimizer->step(params, grads);
+    EXPECT_EQ(report.bytes_sent, 2 * 3 * 4000u);  // 2 (W-1)/W * 4 n
+    EXPECT_EQ(report.collectives, 1u);
+  });
+}
+
+TEST(DataParallel, ResumesBitEqual) {
+  const ParameterLayout layout = test::small_layout();
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    const auto one = test::exact_adam({})(comm, layout);
+    std::vector<float> params = test::normal(layout.size(), 3);
+    const auto step = [&](Optimizer& optimizer, std::vector<float>& p,
+                          std::int64_t t) {
+      auto grads = test::gradient(layout.size(), t, comm.rank());
+      optimizer.step(p, grads);
+    };
+    for (int t = 1; t <= 3; ++t) step(*one, params, t);
+    const auto two = test::exact_adam({.learning_rate = 1})(comm, layout);
+    two->load_state_dict(one->state_dict());
+    std::vector<float> same = params;
+    for (int t = 4; t <= 6; ++t) {
+      step(*one, params, t);
+      step(*two, same, t);
+    }
+    EXPECT_EQ(params, same);
+    EXPECT_EQ(two->steps(), 6);
+
+    const auto other = test::exact_adam({})(
+        comm, ParameterLayout::of({{"q", {layout.size()}}}));
+    test::expect_error(ErrorCode::kCorruptCheckpoint, {"layout"},
+                       [&] { other->load_state_dict(one->state_dict()); });
+  });
+}
+
+TEST(DataParallel, RanksThatDisagreeAllSayWhere) {
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    const auto layout = ParameterLayout::of({{"p", {2}}});
+    test::expect_error(
+        ErrorCode::kInvalidArgument, {"beta1=0.9 ", "beta1=0.8 "}, [&] {
+          test::exact_adam({.beta1 = comm.rank() == 0 ? 0.9 : 0.8})(comm,
+                                                                    layout);
+        });
+  });
+}
+
+TEST(DataParallel, RefusesViewsThatDoNotFit) {
+  comm::run_local_ranks(1, [&](comm::Communicator& comm) {
+    const auto layout = ParameterLayout::of({{"p", {2}}});
+    const auto optimizer = test::exact_adam({})(comm, layout);
+    std::vector<float> two(2), three(3);
+    std::vector<double> doubles(2);
+    test::expect_error(ErrorCode::kInvalidArgument,
+                       {"grads", "2 elements", "of 3"},
+                       [&] { optimizer->step(two, three); });
+    test::expect_error(ErrorCode::kInvalidArgument,
+                       {"params", "float32", "float64"},
+                       [&] { optimizer->step(doubles, two); });
+    test::expect_error(
+        ErrorCode::kInvalidArgument, {"max_grad_norm", "-1"},
+        [&] { test::exact_adam({}, {.max_grad_norm = -1})(comm, layout); });
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::optim

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "optim/onebit_adam_options.h"
+#include "optim/support.h"
+#include "support/errors.h"
+
+namespace thinwire::optim {
+namespace {
+
+const ParameterLayout& layout() {
+  static const ParameterLayout two_groups =
+      ParameterLayout::of({{"a", {4}, 0}, {"b", {3}, 1}});
+  return two_groups;
+}
+
+void refused(const OnebitAdamOptions& options, const char* name,
+             const char* value) {
+  test::expect_error(ErrorCode::kInvalidArgument, {name, value},
+                     [&] { options.validate(layout()); });
+}
+
+TEST(OnebitAdamOptions, DefaultsAreValid) {
+  EXPECT_NO_THROW(OnebitAdamOptions{}.validate(layout()));
+  EXPECT_NO_THROW(
+      OnebitAdamOptions{.freeze_step = kAutoFreeze}.validate(layout()));
+}
+
+TEST(OnebitAdamOptions, OutOfRangeIsRefusedByName) {
+  refused({.learning_rate = NAN}, "learning_rate", "nan");
+  refused({.beta1 = 1}, "beta1", "got 1");
+  refused({.epsilon = 0}, "epsilon", "got 0");
+  refused({.amsgrad = true}, "does not support AMSGrad", "true");
+  refused({.groups = {{}}}, "groups", "1 entries");
+  refused({.freeze_step = 0}, "freeze_step", "got 0");
+  refused({.freeze_step = -2}, "freeze_step", "-2");
+  refused({.lr_warmup_steps = -1}, "lr_warmup_steps", "-1");
+  refused({.total_steps = 0}, "total_steps", "got 0");
+  refused({.min_freeze_step = 0}, "min_freeze_step", "got 0");
+  refused({.max_freeze_step = 0}, "max_freeze_step", "got 0");
+  refused({.freeze_ratio = 1.5}, "freeze_ratio", "1.5");
+  refused({.denom_floor = -0.1}, "denom_floor", "-0.1");
+  refused({.residual_dtype = DType::kFloat16}, "residual_dtype", "float16");
+  refused({.exchange = {.max_grad_norm = INFINITY}}, "max_grad_norm", "inf");
+  refused({.exchange = {.bucket_elements = 0}}, "bucket_elements", "got 0");
+  refused({.exchange = {.num_threads = 5000}}, "num_threads", "5000");
+}
+
+TEST(OnebitAdamOptions, MasksMustCoverTheirGroup) {
+  OnebitAdamOptions options;
+  options.groups.resize(2);
+  options.groups[1].exp_avg_mask = {1, 0};
+  refused(options, "groups[1].exp_avg_mask", "3 values");
+  options.groups[1].exp_avg_mask = {1, 0, 1};
+  EXPECT_NO_THROW(options.validate(layout()));
+}
+
+TEST(OnebitAdamOptions, SomeCombinationsNeedCorrectedSemantics) {
+  refused({.freeze_step = kAutoFreeze, .semantics = Semantics::kDeepSpeed},
+          "semantics", "deepspeed");
+  refused(
+      {.residual_dtype = DType::kBFloat16, .semantics = Semantics::kDeepSpeed},
+      "residual_dtype", "bfloat16");
+  EXPECT_NO_THROW(
+      (OnebitAdamOptions{.freeze_step = 0, .semantics = Semantics::kDeepSpeed}
+           .validate(layout())));
+}
+
+TEST(Semantics, AreNamed) {
+  EXPECT_EQ(semantics_from("deepspeed"), Semantics::kDeepSpeed);
+  EXPECT_EQ(semantics_from("corrected"), Semantics::kCorrected);
+  test::expect_error(ErrorCode::kInvalidArgument, {"corrected or deepspeed"},
+                     [] { (void)semantics_from("exact"); });
+}
+
+// The automatic freeze on a variance that is settled from the start fires as
+// soon as it may.
+std::int64_t earliest(OnebitAdamOptions options) {
+  options.freeze_step = kAutoFreeze;
+  const Adam adam(layout(), adam_options(options));
+  AutoFreeze freeze = auto_freeze(options, adam);
+  std::int64_t step = 1;
+  while (!freeze.observe(1.0)) ++step;
+  return step;
+}
+
+TEST(OnebitAdamOptions, TheAutomaticFreezeWaitsForTheWarmUp) {
+  EXPECT_EQ(earliest({.lr_warmup_steps = 50, .total_steps = 9000}), 50);
+  EXPECT_EQ(earliest({.total_steps = 9000}), 900);
+  EXPECT_EQ(earliest({}), 100);
+  EXPECT_EQ(earliest({.min_freeze_step = 30}), 30);
+  EXPECT_EQ(earliest({.lr_warmup_steps = 0}), 11);  // a window of 10 and one
+  // A fifth of the run is the latest.
+  EXPECT_EQ(earliest({.lr_warmup_steps = 500, .total_steps = 1000}), 200);
+  EXPECT_EQ(earliest({.lr_warmup_steps = 500, .max_freeze_step = 20}), 20);
+}
+
+TEST(OnebitAdamOptions, TheWindowFollowsTheLargestFrozenBeta1) {
+  OnebitAdamOptions options{.lr_warmup_steps = 0};
+  options.groups.resize(2);
+  options.groups[0].beta1 = 0.5;   // window 2
+  options.groups[1].beta1 = 0.95;  // window 20
+  EXPECT_EQ(earliest(options), 21);
+  options.groups[1].non_freeze = true;
+  EXPECT_EQ(earliest(options), 3);
+}
+
+}  // namespace
+}  // namespace thinwire::optim

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/optim/onebit_adam.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "optim/support.h"
+#include "support/errors.h"
+
+namespace thinwire::optim {
+namespace {
+
+class OnebitAdamWorlds : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(All, OnebitAdamWorlds,
+                         ::testing::Values(1, 2, 3, 4, 8));
+
+TEST_P(OnebitAdamWorlds, IsExactAdamUpToTheFreeze) {
+  const ParameterLayout layout = test::small_layout();
+  const ExchangeOptions clipped{.max_grad_norm = 1};
+  EXPECT_EQ(test::train(GetParam(), layout,
+                        test::onebit_adam({.learning_rate = 0.01,
+                                           .freeze_step = 5,
+                                           .exchange = clipped}),
+                        5),
+            test::train(GetParam(), layout,
+                        test::exact_adam({.learning_rate = 0.01}, clipped), 5));
+}
+
+TEST_P(OnebitAdamWorlds, RanksStayEqualInTheCompressedStage) {
+  const ParameterLayout layout = test::small_layout();
+  std::vector<Phase> phases;
+  const auto params =
+      test::train(GetParam(), layout, test::onebit_adam({.freeze_step = 3}), 8,
+                  [&](Optimizer&, const StepReport& report) {
+                    phases.push_back(report.phase);
+                  });
+  for (const auto& mine : params) EXPECT_EQ(mine, params[0]);
+  for (std::size_t t = 0; t < 8; ++t)
+    EXPECT_EQ(phases[t], t < 3 ? Phase::kExact : Phase::kCompressed);
+}
+
+TEST_P(OnebitAdamWorlds, BitsDoNotDependOnBucketsOrThreads) {
+  const ParameterLayout layout = test::small_layout();
+  const auto run = [&](std::size_t bucket, int threads) {
+    return test::train(
+        GetParam(), layout,
+        test::onebit_adam({.freeze_step = 3,
+                           .exchange = {.max_grad_norm = 1,
+                                        .bucket_elements = bucket,
+                                        .num_threads = threads}}),
+        7);
+  };
+  const auto want = run(1 << 20, 1);
+  EXPECT_EQ(run(1, 1), want);
+  EXPECT_EQ(run(1100, 3), want);
+}
+
+TEST_P(OnebitAdamWorlds, ANonFiniteGradientChangesNothingInAnyStage) {
+  const ParameterLayout layout = test::small_layout();
+  comm::run_local_ranks(GetParam(), [&](comm::Communicator& comm) {
+    OnebitAdam optimizer(comm, layout, {.freeze_step = 2});
+    OnebitAdam undisturbed(comm, layout, {.freeze_step = 2});
+    std::vector<float> params = test::normal(layout.size(), 3);
+    std::vector<float> want = params;
+    for (std::int64_t t = 1; t <= 5; ++t) {
+      auto bad = test::gradient(layout.size(), t, comm.rank());
+      const bool mine = comm.rank() == comm.size() - 1;
+      if (mine)
+        bad[layout.size() - 1] = std::numeric_limits<float>::quiet_NaN();
+      const StepReport report = optimizer.step(params, bad);
+      EXPECT_FALSE(report.applied);
+      EXPECT_EQ(report.nonfinite_rank, comm.size() - 1);
+
+      auto grads = test::gradient(layout.size(), t, comm.rank());
+      auto same = grads;
+      EXPECT_TRUE(optimizer.step(params, grads).applied);
+      undisturbed.step(want, same);
+      ASSERT_EQ(params, want) << "step " << t;
+    }
+    EXPECT_EQ(optimizer.steps(), 5);
+    EXPECT_EQ(optimizer.skipped_steps(), 5);
+  });
+}
+
+// One bit each way: rounds of at most one bucket pair and one scalar exchange,
+// and bytes as docs/algorithms.md says.
+TEST(OnebitAdam, ACompressedStepSendsAThirtiethAndInFewMessages) {
+  const ParameterLayout layout = ParameterLayout::of({{"p", {256, 1024}}});
+  std::uint64_t exact = 0;
+  std::uint64_t compressed = 0;
+  test::train(4, layout, test::onebit_adam({.freeze_step = 1}), 3,
+              [&](Optimizer&, const StepReport& report) {
+                if (report.phase == Phase::kExact) {
+                  exact = report.bytes_sent;
+                  return;
+                }
+                compressed = report.bytes_sent;
+                EXPECT_EQ(report.collectives, 3u);
+              });
+  const auto n = static_cast<double>(layout.size());
+  EXPECT_NEAR(static_cast<double>(exact), 2 * 0.75 * 4 * n, 100);
+  EXPECT_NEAR(static_cast<double>(compressed),
+              2 * 0.75 * (n / 8 + 4 * n / 1024), 0.01 * n / 8);
+  EXPECT_LT(compressed * 30, exact);
+}
+
+TEST(OnebitAdam, ReportsTheResidual) {
+  const ParameterLayout layout = test::small_layout();
+  double before = -1;
+  double after = -1;
+  test::train(2, layout, test::onebit_adam({.freeze_step = 1}), 2,
+              [&](Optimizer& optimizer, const StepReport& report) {
+                const auto& onebit = dynamic_cast<OnebitAdam&>(optimizer);
+                (report.phase == Phase::kExact ? before : after) =
+                    onebit.residual_ratio();
+              });
+  EXPECT_EQ(before, 0);
+  // Signs keep 2/pi of a normal value's energy: the rest is about 0.6 of it.
+  EXPECT_GT(after, 0.2);
+  EXPECT_LT(after, 2);
+}
+
+TEST(OnebitAdam, FreezesByItselfTheSameOnAllRanks) {
+  const ParameterLayout layout = test::small_layout();
+  const auto make = test::onebit_adam({.beta2 = 0.9,
+                                       .freeze_step = kAutoFreeze,
+                                       .lr_warmup_steps = 5,
+                                       .total_steps = 200});
+  std::int64_t frozen_at = 0;
+  const auto params = test::train(
+      3, layout, make, 60, [&](Optimizer& optimizer, const StepReport&) {
+        frozen_at = dynamic_cast<OnebitAdam&>(optimizer).frozen_at();
+      });
+  // Gradients whose spread never changes: settled once a window has passed.
+  EXPECT_GT(frozen_at, 10);
+  EXPECT_LT(frozen_at, 40);
+  for (const auto& mine : params) EXPECT_EQ(mine, params[0]);
+}
+
+TEST(OnebitAdam, LearningRatesMayChangeAtAnyTime) {
+  const ParameterLayout layout = test::small_layout();
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    OnebitAdam optimizer(comm, layout, {.freeze_step = 2});
+    std::vector<float> params = test::normal(layout.size(), 3);
+    for (std::int64_t t = 1; t <= 4; ++t) {
+      const std::vector<float> before = params;
+      optimizer.set_learning_rate(t % 2 == 0 ? 0.0 : 0.01);
+      auto grads = test::gradient(layout.size(), t, comm.rank());
+      optimizer.step(params, grads);
+      EXPECT_EQ(params == before, t % 2 == 0) << t;
+    }
+    test::expect_error(ErrorCode::kInvalidArgument, {"learning_rate", "-1"},
+                       [&] { optimizer.set_learning_rate(-1.0); });
+    test::expect_error(ErrorCode::kInvalidArgument, {"group"},
+                       [&] { optimizer.set_learning_rate(1, 0.1); });
+  });
+}
+
+TEST(OnebitAdam, RanksThatDisagreeAllSayWhere) {
+  comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+    const auto layout = ParameterLayout::of(
+        {{"same", {4}}, {comm.rank() == 2 ? "theirs" : "ours", {2}}});
+    test::expect_error(ErrorCode::kInvalidArgument,
+                       {"ours 2 group 0", "theirs 2 group 0"},
+                       [&] { OnebitAdam(comm, layout, {.freeze_step = 2}); });
+  });
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    test::expect_error(ErrorCode::kInvalidArgument,
+                       {"freeze_step=10 ", "freeze_step=11 "}, [&] {
+                         OnebitAdam(comm, test::small_layout(),
+                                    {.freeze_step = 10 + comm.rank()});
+                       });
+  });
+}
+
+TEST(OnebitAdam, HasNothingToDoForAnEmptyModel) {
+  comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+    OnebitAdam optimizer(comm, ParameterLayout::of({{"none", {0}}}),
+                         {.freeze_step = 1});
+    std::vector<float> params, grads;
+    for (int t = 0; t < 3; ++t)
+      EXPECT_TRUE(optimizer.step(params, grads).applied);
+    EXPECT_EQ(optimizer.steps(), 3);
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::optim
