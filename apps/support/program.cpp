@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/support/program.h"
+
+#include <exception>
+#include <iostream>
+#include <sstream>
+#include <string>
+
+namespace thinwire::apps {
+
+namespace {
+
+constexpr int kDone = 0;
+constexpr int kFailed = 1;
+constexpr int kWrongUsage = 2;
+
+// Messages may hold several lines ("rank 0 says ..., rank 1 says ..."), but
+// what reads stderr is promised one.
+std::string one_line(const std::string& text) {
+  std::istringstream lines(text);
+  std::string all;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.empty()) continue;
+    if (!all.empty()) all += "; ";
+    all += line;
+  }
+  return all;
+}
+
+void add_version(CLI::App& app) {
+  app.set_version_flag("--version", "thinwire " THINWIRE_VERSION);
+  for (CLI::App* command : app.get_subcommands({})) add_version(*command);
+}
+
+}  // namespace
+
+int run_program(CLI::App& app, int argc, const char* const* argv) {
+  const auto complain = [&](const std::string& what) {
+    std::cerr << app.get_name() << ": " << one_line(what) << '\n';
+  };
+  add_version(app);
+  try {
+    app.parse(argc, argv);
+    std::cout.flush();
+    if (!std::cout) {
+      complain("the results could not be written to stdout");
+      return kFailed;
+    }
+    return kDone;
+  } catch (const CLI::ParseError& error) {
+    // --help and --version come this way as well.
+    if (error.get_exit_code() == 0) return app.exit(error);
+    complain(std::string(error.what()) + " (see --help)");
+    return kWrongUsage;
+  } catch (const std::exception& error) {
+    complain(error.what());
+    return kFailed;
+  }
+}
+
+}  // namespace thinwire::apps

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/thinwire/bench.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <regex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "apps/thinwire/bench/exchange_rows.h"
+#include "apps/thinwire/bench/interleave.h"
+#include "apps/thinwire/bench/limits.h"
+#include "apps/thinwire/bench/result.h"
+#include "apps/thinwire/bench/rows.h"
+#include "thinwire/comm/registry.h"
+#include "thinwire/core/env.h"
+
+namespace thinwire::apps {
+
+namespace {
+
+using bench::ExchangeRow;
+using bench::Limit;
+using bench::Limits;
+using bench::Printer;
+using bench::Result;
+using bench::Row;
+
+struct Flags {
+  bool json = false;
+  std::string filter;
+  std::size_t elements = std::size_t{1} << 25;  // 128 MiB of floats
+  int threads = 0;
+  int rounds = 9;
+  double link_gbps = 0;
+};
+
+template <class AnyRow>
+std::vector<const AnyRow*> chosen(std::span<const AnyRow> rows,
+                                  const std::string& filter) {
+  const std::regex regex(filter);
+  std::vector<const AnyRow*> result;
+  for (const AnyRow& row : rows)
+    if (std::regex_search(row.name, regex)) result.push_back(&row);
+  return result;
+}
+
+template <class AnyRow>
+std::size_t longest_name(const std::vector<const AnyRow*>& rows) {
+  std::size_t longest = 0;
+  for (const AnyRow* row : rows) longest = std::max(longest, row->name.size());
+  return longest;
+}
+
+[[noreturn]] void complain_nothing_chosen(const Flags& flags, bool other_kind,
+                                          const char* how) {
+  if (other_kind)
+    throw std::runtime_error(fmt::format(
+        "--filter '{}' names only rows that {}", flags.filter, how));
+  std::string names;
+  for (const Row& row : bench::rows()) names += row.name + ", ";
+  for (const ExchangeRow& row : bench::exchange_rows())
+    names += row.name + ", ";
+  names.resize(names.size() - 2);
+  throw std::runtime_error(fmt::format(
+      "--filter '{}' matches no row; there are {}", flags.filter, names));
+}
+
+std::vector<int> thread_counts(const Flags& flags) {
+  if (flags.threads > 0) return {flags.threads};
+  if (std::thread::hardware_concurrency() < 2) return {1};
+  return {1, 2};
+}
+
+// The row, its limit and, where it only reads, that of reading, in turns.
+Result measure(const Row& row, const Flags& flags, int threads) {
+  ThreadPool pool(threads);
+  Limits limits(flags.elements, pool);
+  std::vector<std::function<void()>> variants = {
+      row.prepare(flags.elements, pool), [&] { limits.run(row.limit); }};
+  if (row.only_reads) variants.push_back([&] { limits.run(Limit::kRead); });
+
+  const auto measured = bench::interleave(variants, flags.rounds);
+  if (measured.busy_rounds > 0)
+    std::cerr << fmt::format(
+        "thinwire: {} with threads={}: {} of {} rounds began while something "
+        "else kept the machine busy\n",
+        row.name, threads, measured.busy_rounds, flags.rounds);
+  const auto& seconds = measured.seconds;
+  const auto of = [&](std::size_t v, Limit limit) {
+    return row.bytes_per_element / bench::bytes_per_element(limit) *
+           bench::median_ratio(seconds[v], seconds[0]);
+  };
+  Result result{.name = row.name,
+                .elements = flags.elements,
+                .threads = threads,
+                .seconds = bench::median(seconds[0]),
+                .bytes_per_element = row.bytes_per_element,
+                .limit = bench::to_string(row.limit),
+                .of_limit = of(1, row.limit)};
+  if (row.only_reads) result.of_read_limit = of(2, Limit::kRead);
+  return result;
+}
+
+void run_alone(const Flags& flags) {
+  const auto rows = chosen(bench::rows(), flags.filter);
+  if (rows.empty())
+    complain_nothing_chosen(
+        flags, !chosen(bench::exchange_rows(), flags.filter).empty(),
+        "exchange with other ranks: start it with mpirun, as in mpirun -np 2 "
+        "thinwire bench --filter exchange");
+  Printer printer(std::cout, flags.json, longest_name(rows));
+  for (const Row* row : rows)
+    for (const int threads : thread_counts(flags))
+      printer.print(measure(*row, flags, threads));
+}
+
+void run_in_job(const Flags& flags) {
+  const auto comm = comm::from_environment();
+  const auto rows = chosen(bench::exchange_rows(), flags.filter);
+  if (rows.empty())
+    complain_nothing_chosen(flags, !chosen(bench::rows(), flags.filter).empty(),
+                            "need one rank alone: start it without mpirun");
+  Printer printer(std::cout, flags.json, longest_name(rows));
+  for (const ExchangeRow* row : rows) {
+    const Result result = bench::measure(*comm, *row,
+                                         {.elements = flags.elements,
+                                          .threads = std::max(1, flags.threads),
+                                          .rounds = flags.rounds,
+                                          .link_gbps = flags.link_gbps});
+    if (comm->rank() == 0) printer.print(result);
+  }
+}
+
+std::string check_regex(const std::string& text) {
+  try {
+    const std::regex regex(text);
+    return "";
+  } catch (const std::regex_error& error) {
+    return fmt::format("must be a regular expression, got '{}' ({})", text,
+                       error.what());
+  }
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = app.add_subcommand(
+      "bench",
+      "Kernels and whole steps against this machine's memory; under mpirun, "
+      "exchanges against its wires");
+  command->add_flag("--json", flags->json, "one JSON object per line");
+  command
+      ->add_option("--filter", flags->filter,
+                   "only rows whose name matches this regular expression")
+      ->check(check_regex);
+  command
+      ->add_option("--elements", flags->elements,
+                   "elements per array; far more than the caches hold")
+      ->check(CLI::Range(std::size_t{1}, std::size_t{1} << 36))
+      ->capture_default_str();
+  command
+      ->add_option("--threads", flags->threads,
+                   "threads per rank (default: 1, then 2; under mpirun 1)")
+      ->check(CLI::Range(1, 1024));
+  command->add_option("--rounds", flags->rounds, "medians are over this many")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  command
+      ->add_option("--link-gbps", flags->link_gbps,
+                   "under mpirun: each rank's link in Gbit/s, to compare with "
+                   "that instead of a raw transfer")
+      ->check(CLI::PositiveNumber);
+  command->callback([flags] {
+    if (env::launched_ranks() > 1)
+      run_in_job(*flags);
+    else
+      run_alone(*flags);
+  });
+}
+
+}  // namespace thinwire::apps

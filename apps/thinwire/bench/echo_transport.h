@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "thinwire/comm/transport.h"
+
+namespace thinwire::apps::bench {
+
+/// Rank 0 of a group whose other ranks answer each message with the message
+/// itself: what a step costs one rank besides the network.
+class EchoTransport final : public comm::Transport {
+ public:
+  explicit EchoTransport(int size) : size_(size) {}
+
+  [[nodiscard]] std::string_view name() const noexcept override {
+    return "echo";
+  }
+  [[nodiscard]] int rank() const noexcept override { return 0; }
+  [[nodiscard]] int size() const noexcept override { return size_; }
+
+  /// Where a peer gets more or less than it should send, the shorter decides.
+  void exchange(std::span<const comm::SendMessage> sends,
+                std::span<const comm::RecvMessage> receives,
+                const comm::Operation& operation) override;
+  /// Throws Error(kUnavailable).
+  [[nodiscard]] std::unique_ptr<comm::Transport> split(
+      int color, int key, const comm::Operation& operation) override;
+  void give_up(std::string_view) noexcept override {}
+
+ private:
+  int size_;
+};
+
+}  // namespace thinwire::apps::bench

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/thinwire/bench/exchange_rows.h"
+
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "apps/thinwire/bench/interleave.h"
+#include "apps/thinwire/bench/rows.h"
+#include "optim/exact_exchange.h"
+#include "thinwire/compress/compressed_all_reduce.h"
+
+namespace thinwire::apps::bench {
+
+namespace {
+
+constexpr std::size_t kBucketElements = std::size_t{1} << 20;
+
+// As optim::DataParallel sums gradients.
+std::function<void()> prepare_all_reduce(comm::Communicator& comm,
+                                         std::size_t elements, ThreadPool&) {
+  // Zeros: sums of sums would overflow.
+  auto values = std::make_shared<Buffer>(Buffer::of<float>(elements));
+  return [values, &comm] {
+    const optim::GroupRange all{{0, values->size()}, 0};
+    for (const comm::Work& work : optim::queue_sums(
+             comm, values->view(), std::span(&all, 1), kBucketElements))
+      work.wait();
+  };
+}
+
+struct CompressedWork {
+  CompressedWork(comm::Communicator& comm, std::size_t elements,
+                 ThreadPool& pool)
+      : unit{0, elements},
+        exchange(comm, pool, std::span(&unit, 1),
+                 {.blocks = {.world_size = comm.size(),
+                             .bucket_elements = kBucketElements}}),
+        values(
+            random_values(elements, static_cast<std::uint32_t>(comm.rank()))) {}
+
+  Range unit;
+  compress::CompressedAllReduce exchange;
+  Buffer values;
+};
+
+std::function<void()> prepare_compressed(comm::Communicator& comm,
+                                         std::size_t elements,
+                                         ThreadPool& pool) {
+  auto work = std::make_shared<CompressedWork>(comm, elements, pool);
+  return [work] { work->exchange.all_reduce(work->values.view()); };
+}
+
+const std::vector<ExchangeRow>& all_rows() {
+  static const std::vector<ExchangeRow> rows = {
+      {"exchange/all_reduce_fp32", prepare_all_reduce},
+      {"exchange/compressed", prepare_compressed},
+  };
+  return rows;
+}
+
+// The same number of bytes from every rank to the others, in one exchange and
+// without arithmetic or copies.
+class RawTransfer {
+ public:
+  RawTransfer(comm::Communicator& comm, std::uint64_t bytes) : comm_(comm) {
+    const auto ranks = static_cast<std::size_t>(comm.size());
+    const std::size_t piece = bytes / (ranks - 1);
+    counts_.assign(ranks, piece);
+    counts_[static_cast<std::size_t>(comm.rank())] = 0;
+    sent_ = Buffer::of<std::uint8_t>(piece * (ranks - 1));
+    received_ = Buffer::of<std::uint8_t>(piece * (ranks - 1));
+  }
+
+  void run() {
+    comm_.all_to_all(sent_.view(), counts_, received_.view(), counts_);
+  }
+
+ private:
+  comm::Communicator& comm_;
+  std::vector<std::size_t> counts_;
+  Buffer sent_;
+  Buffer received_;
+};
+
+// Seconds of the slowest rank, all beginning together.
+double slowest_seconds(comm::Communicator& comm,
+                       const std::function<void()>& body) {
+  comm.barrier();
+  const auto begin = std::chrono::steady_clock::now();
+  body();
+  double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
+          .count();
+  comm.all_reduce(std::span(&seconds, 1), comm::ReduceOp::kMax);
+  return seconds;
+}
+
+// Of the rank that sends most: chunks may differ by a block.
+std::uint64_t most_bytes_sent(comm::Communicator& comm,
+                              const std::function<void()>& body) {
+  const std::uint64_t before = comm.counters().bytes_sent;
+  body();
+  auto bytes = static_cast<std::int64_t>(comm.counters().bytes_sent - before);
+  comm.all_reduce(std::span(&bytes, 1), comm::ReduceOp::kMax);
+  return static_cast<std::uint64_t>(bytes);
+}
+
+}  // namespace
+
+std::span<const ExchangeRow> exchange_rows() { return all_rows(); }
+
+Result measure(comm::Communicator& comm, const ExchangeRow& row,
+               const ExchangeSettings& settings) {
+  ThreadPool pool(settings.threads);
+  const auto run = row.prepare(comm, settings.elements, pool);
+  const std::uint64_t bytes = most_bytes_sent(comm, run);
+
+  RawTransfer transfer(comm, bytes);
+  const bool knows_link = settings.link_gbps > 0;
+  if (!knows_link) transfer.run();
+  std::vector<double> times, limits;
+  for (int round = 0; round < settings.rounds; ++round) {
+    const auto measure_limit = [&] {
+      limits.push_back(knows_link
+                           ? static_cast<double>(bytes) * 8 /
+                                 (settings.link_gbps * 1e9)
+                           : slowest_seconds(comm, [&] { transfer.run(); }));
+    };
+    if (round % 2 == 1) measure_limit();
+    times.push_back(slowest_seconds(comm, run));
+    if (round % 2 == 0) measure_limit();
+  }
+
+  return {.name = row.name,
+          .elements = settings.elements,
+          .threads = settings.threads,
+          .seconds = median(times),
+          .bytes_per_element = static_cast<double>(bytes) /
+                               static_cast<double>(settings.elements),
+          .limit = knows_link ? "link" : "raw transfer",
+          .of_limit = median_ratio(limits, times),
+          .wire = Result::Wire{.ranks = comm.size(),
+                               .bytes_sent = bytes,
+                               .limit_ratio = median_ratio(times, limits)}};
+}
+
+}  // namespace thinwire::apps::bench

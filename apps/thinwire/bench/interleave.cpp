@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/thinwire/bench/interleave.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+
+#include "apps/thinwire/bench/quiet.h"
+
+namespace thinwire::apps::bench {
+
+namespace {
+
+double seconds_of(const std::function<void()>& variant) {
+  const auto begin = std::chrono::steady_clock::now();
+  variant();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
+      .count();
+}
+
+}  // namespace
+
+Interleaved interleave(std::span<const std::function<void()>> variants,
+                       int rounds) {
+  Interleaved result;
+  result.seconds.resize(variants.size());
+  for (const auto& variant : variants) variant();
+  for (int round = 0; round < rounds; ++round) {
+    if (!wait_until_quiet()) ++result.busy_rounds;
+    for (std::size_t i = 0; i < variants.size(); ++i) {
+      const std::size_t v =
+          (i + static_cast<std::size_t>(round)) % variants.size();
+      result.seconds[v].push_back(seconds_of(variants[v]));
+    }
+  }
+  return result;
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half]
+                                : (values[half - 1] + values[half]) / 2;
+}
+
+double median_ratio(std::span<const double> numerator,
+                    std::span<const double> denominator) {
+  std::vector<double> ratios;
+  for (std::size_t r = 0; r < numerator.size(); ++r)
+    ratios.push_back(numerator[r] / denominator[r]);
+  return median(ratios);
+}
+
+}  // namespace thinwire::apps::bench

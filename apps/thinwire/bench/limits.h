@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <string_view>
+
+#include "thinwire/core/buffer.h"
+#include "thinwire/core/thread_pool.h"
+
+namespace thinwire::apps::bench {
+
+/// Loops that do nothing but move memory: what no kernel of the same kind can
+/// beat by more than its mix of reads and writes differs.
+enum class Limit {
+  kAdd,          ///< a += b: 2 reads, 1 write.
+  kAdamStreams,  ///< a += d, b += d, c += d: 4 reads, 3 writes.
+  kRead,         ///< 1 read.
+};
+
+/// "a += b", "4R+3W", "read".
+[[nodiscard]] std::string_view to_string(Limit limit) noexcept;
+/// Logical bytes: write-allocate is not counted, here or in any row.
+[[nodiscard]] double bytes_per_element(Limit limit) noexcept;
+
+/// Arrays and loops as a row has them: the same lengths, huge pages, threads
+/// and partition, and the widest vectors of this machine.
+class Limits {
+ public:
+  Limits(std::size_t elements, ThreadPool& pool);
+
+  /// Goes over the arrays once.
+  void run(Limit limit);
+
+ private:
+  [[nodiscard]] float* array(std::size_t index);
+
+  std::size_t elements_;
+  ThreadPool& pool_;
+  std::array<Buffer, 4> arrays_;
+};
+
+}  // namespace thinwire::apps::bench

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/thinwire/bench/rows.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "apps/thinwire/bench/partition.h"
+#include "optim/exact_exchange.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/kernels/sign_compress.h"
+#include "thinwire/optim/adam.h"
+
+namespace thinwire::apps::bench {
+
+namespace {
+
+using kernels::Signs;
+
+constexpr std::size_t kBlock = 1024;
+constexpr std::size_t kBlocksPerPiece = kPieceElements / kBlock;
+
+// ------------------------------------------------------------------- Adam
+struct AdamWork {
+  AdamWork(std::size_t elements, DType dtype)
+      : rule(ParameterLayout::of({{"all", {elements}}}),
+             {.learning_rate = 1e-4, .weight_decay = 0.01}),
+        params(random_values(elements, 1)),
+        grads(elements, dtype) {
+    const Buffer values = random_values(elements, 2);
+    if (dtype == DType::kFloat32) {
+      std::memcpy(grads.data(), values.data(), values.bytes());
+    } else {
+      const auto from = values.as<float>();
+      const auto to = grads.as<BFloat16>();
+      std::transform(from.begin(), from.end(), to.begin(),
+                     [](float value) { return to_bfloat16(value); });
+    }
+  }
+
+  void run(ThreadPool& pool) {
+    ++step;
+    // In pieces, as optimizers hand them to the rule.
+    const std::size_t n = params.size();
+    pool.for_each((n + kPieceElements - 1) / kPieceElements,
+                  [&](std::size_t piece) {
+                    const std::size_t at = piece * kPieceElements;
+                    rule.apply(step, {at, std::min(kPieceElements, n - at)},
+                               params.view(), grads.view(), 0.5f);
+                  });
+  }
+
+  optim::Adam rule;
+  Buffer params;
+  Buffer grads;
+  std::int64_t step = 0;
+};
+
+std::function<void()> prepare_adam(std::size_t elements, ThreadPool& pool,
+                                   DType dtype) {
+  auto work = std::make_shared<AdamWork>(elements, dtype);
+  return [work, &pool] { work->run(pool); };
+}
+
+std::function<void()> prepare_adam_fp32(std::size_t n, ThreadPool& pool) {
+  return prepare_adam(n, pool, DType::kFloat32);
+}
+
+std::function<void()> prepare_adam_bf16(std::size_t n, ThreadPool& pool) {
+  return prepare_adam(n, pool, DType::kBFloat16);
+}
+
+// ------------------------------------------------------------------- norm
+std::function<void()> prepare_norm(std::size_t elements, ThreadPool& pool) {
+  auto values = std::make_shared<Buffer>(random_values(elements, 3));
+  return [values, &pool] {
+    [[maybe_unused]] volatile double sum =
+        optim::sum_of_squares(pool, values->view());
+  };
+}
+
+// ------------------------------------------------------------------ codec
+// Blocks with a scale each, as compress::CompressedAllReduce drives them.
+struct CodecWork {
+  explicit CodecWork(std::size_t elements)
+      : values(random_values(elements, 4)),
+        error(Buffer::of<float>(elements)),
+        words((elements + kBlock - 1) / kBlock * (kBlock / 32), DType::kInt32),
+        scales((elements + kBlock - 1) / kBlock, 0.5f) {}
+
+  template <class Body>
+  void for_blocks(ThreadPool& pool, Body body) {
+    const std::size_t n = values.size();
+    pool.for_ranges(scales.size(), kBlocksPerPiece,
+                    [&](std::size_t begin, std::size_t end) {
+                      for (std::size_t b = begin; b < end; ++b)
+                        body(b, b * kBlock, std::min(kBlock, n - b * kBlock));
+                    });
+  }
+
+  [[nodiscard]] std::uint32_t* words_of(std::size_t block) {
+    return static_cast<std::uint32_t*>(words.data()) + block * (kBlock / 32);
+  }
+
+  void encode(ThreadPool& pool) {
+    const float* x = values.as<float>().data();
+    float* e = error.as<float>().data();
+    for_blocks(pool, [&](std::size_t b, std::size_t at, std::size_t size) {
+      const double sum =
+          kernels::sign_accumulate({.values = x + at}, e + at, nullptr,
+                                   kernels::SignNorm::kSquares, size);
+      scales[b] =
+          static_cast<float>(std::sqrt(sum / static_cast<double>(size)));
+      kernels::sign_split(e + at, scales[b], words_of(b), nullptr, size);
+    });
+  }
+
+  void decode(ThreadPool& pool) {
+    float* out = values.as<float>().data();
+    for_blocks(pool, [&](std::size_t b, std::size_t at, std::size_t size) {
+      kernels::sign_decode(Signs{words_of(b), scales[b]}, nullptr, out + at,
+                           size);
+    });
+  }
+
+  Buffer values;
+  Buffer error;
+  Buffer words;
+  std::vector<float> scales;
+};
+
+std::function<void()> prepare_encode(std::size_t elements, ThreadPool& pool) {
+  auto work = std::make_shared<CodecWork>(elements);
+  return [work, &pool] { work->encode(pool); };
+}
+
+std::function<void()> prepare_decode(std::size_t elements, ThreadPool& pool) {
+  auto work = std::make_shared<CodecWork>(elements);
+  return [work, &pool] { work->decode(pool); };
+}
+
+// Bytes per element: r what is read, w what is written; g gradient, p
+// parameter, m and v moments, d denominator, e residual, x values, b one bit.
+//
+//   adam/fp32          r p4 m4 v4 g4, w p4 m4 v4                     28
+//   adam/bf16_grads    the same with g2                              26
+//   norm/sum_of_squares  r x4                                         4
+//   codec/encode       r x4 e4, w e4 b                               12.125
+//   codec/decode       r b, w x4                                      4.125
+//   onebit_adam/compressed_step@w4                                   30.53
+//     is every gradient finite, how long: r g4                        4
+//     worker, on n: r g4 e4 b, w e4 b                                12.25
+//     server, on n / W: r e4 and b of W ranks, w e4 b   (8.125 + W/8) / W
+//     update, on n: r b d4 p4, w p4                                  12.125
+const std::vector<Row>& all_rows() {
+  static const std::vector<Row> rows = {
+      {"adam/fp32", 28, Limit::kAdamStreams, false, prepare_adam_fp32},
+      {"adam/bf16_grads", 26, Limit::kAdamStreams, false, prepare_adam_bf16},
+      {"onebit_adam/compressed_step@w4",
+       4 + 12.25 + (8.125 + 4 / 8.0) / 4 + 12.125, Limit::kAdd, false,
+       prepare_onebit_adam},
+      {"codec/encode", 12.125, Limit::kAdd, false, prepare_encode},
+      {"codec/decode", 4.125, Limit::kAdd, false, prepare_decode},
+      {"norm/sum_of_squares", 4, Limit::kAdd, true, prepare_norm},
+  };
+  return rows;
+}
+
+}  // namespace
+
+std::span<const Row> rows() { return all_rows(); }
+
+Buffer random_values(std::size_t elements, std::uint32_t seed) {
+  Buffer buffer = Buffer::of<float>(elements);
+  std::uint32_t state = seed * 2654435761u + 1;
+  for (float& value : buffer.as<float>()) {
+    state = state * 1664525u + 1013904223u;
+    // An odd 24-bit integer, centred: exact, and never 0.
+    const auto odd = static_cast<std::int32_t>(state >> 8 | 1u);
+    value = static_cast<float>(odd - (1 << 23)) * 0x1p-23f;
+  }
+  return buffer;
+}
+
+}  // namespace thinwire::apps::bench

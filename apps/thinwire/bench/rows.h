@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+
+#include "apps/thinwire/bench/limits.h"
+#include "thinwire/core/thread_pool.h"
+
+namespace thinwire::apps::bench {
+
+/// One line of the result: something that goes over arrays in memory.
+struct Row {
+  std::string name;
+  double bytes_per_element = 0;  ///< Logical traffic, see rows.cpp.
+  Limit limit = Limit::kAdd;
+  /// It reads and hardly writes: compared with Limit::kRead as well.
+  bool only_reads = false;
+  /// Allocates and fills the arrays; what it returns goes over them once. The
+  /// pool must outlive that.
+  std::function<std::function<void()>(std::size_t elements, ThreadPool& pool)>
+      prepare;
+};
+
+/// Every row of this version that needs no other rank.
+[[nodiscard]] std::span<const Row> rows();
+
+/// rows() takes these from the optimizer's own file.
+[[nodiscard]] std::function<void()> prepare_onebit_adam(std::size_t elements,
+                                                        ThreadPool& pool);
+
+/// Values in (-1, 1), none of them 0, the same in every run.
+[[nodiscard]] Buffer random_values(std::size_t elements, std::uint32_t seed);
+
+}  // namespace thinwire::apps::bench

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/support/program.h"
+#include "apps/thinwire/bench.h"
+#include "apps/thinwire/doctor.h"
+#include "apps/thinwire/replay.h"
+
+int main(int argc, char** argv) {
+  CLI::App app("Tools around the Thinwire library", "thinwire");
+  app.require_subcommand(1);
+  thinwire::apps::add_replay(app);
+  thinwire::apps::add_bench(app);
+  app.add_subcommand("doctor",
+                     "Says what this machine and build have, and what would "
+                     "make them better")
+      ->callback(thinwire::apps::run_doctor);
+  return thinwire::apps::run_program(app, argc, argv);
+}

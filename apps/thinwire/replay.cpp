@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/thinwire/replay.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "apps/thinwire/replay/replay.h"
+#include "thinwire/comm/registry.h"
+#include "thinwire/core/error.h"
+
+namespace thinwire::apps {
+
+namespace {
+
+using replay::CaseFolder;
+using replay::Outcome;
+using replay::Result;
+
+struct Flags {
+  std::string semantics = "deepspeed";
+  std::string comm = "local";
+  std::string filter;
+  std::vector<std::string> folders;
+};
+
+struct Tally {
+  int passed = 0;
+  int failed = 0;
+  int skipped = 0;
+};
+
+std::unique_ptr<comm::Communicator> mpi_group() {
+  for (const comm::Backend& backend : comm::backends()) {
+    if (backend.name != "mpi") continue;
+    const std::string why = backend.why_unavailable();
+    if (!why.empty())
+      throw Error(ErrorCode::kUnavailable, fmt::format("--comm mpi: {}", why));
+    return backend.make({});
+  }
+  throw Error(ErrorCode::kUnavailable, "--comm mpi: no such backend");
+}
+
+std::regex filter_regex(const std::string& text) {
+  try {
+    return std::regex(text);
+  } catch (const std::regex_error& error) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--filter must be a regular expression, got '{}' "
+                            "({})",
+                            text, error.what()));
+  }
+}
+
+void count(const Result& result, Tally& tally) {
+  switch (result.outcome) {
+    case Outcome::kPassed:
+      ++tally.passed;
+      break;
+    case Outcome::kFailed:
+      ++tally.failed;
+      break;
+    case Outcome::kSkipped:
+      ++tally.skipped;
+      break;
+  }
+}
+
+void print(const CaseFolder& folder, const Result& result) {
+  const bool refused = result.text.starts_with("unsupported");
+  switch (result.outcome) {
+    case Outcome::kPassed:
+      fmt::print("PASS {}  {}\n", folder.name, result.text);
+      break;
+    case Outcome::kFailed:
+      fmt::print("FAIL {}{} {}\n", folder.name, refused ? ":" : " ",
+                 result.text);
+      break;
+    case Outcome::kSkipped:
+      fmt::print("SKIP {}  {}\n", folder.name, result.text);
+      break;
+  }
+}
+
+void run(const Flags& flags) {
+  const optim::Semantics semantics = optim::semantics_from(flags.semantics);
+  const std::regex filter = filter_regex(flags.filter);
+  std::unique_ptr<comm::Communicator> mpi;
+  if (flags.comm == "mpi") mpi = mpi_group();
+  const bool prints = mpi == nullptr || mpi->rank() == 0;
+  Tally tally;
+  for (const std::string& name : flags.folders)
+    for (const CaseFolder& folder : replay::find_cases(name)) {
+      if (!std::regex_search(folder.name, filter)) continue;
+      const Result result = mpi ? replay::replay_on(*mpi, folder, semantics)
+                                : replay::replay_local(folder, semantics);
+      count(result, tally);
+      if (prints) print(folder, result);
+    }
+  if (prints)
+    fmt::print("{} passed, {} failed, {} skipped\n", tally.passed, tally.failed,
+               tally.skipped);
+  if (tally.failed > 0)
+    throw std::runtime_error(
+        fmt::format("{} of {} cases failed; each has a line above",
+                    tally.failed, tally.passed + tally.failed));
+  if (tally.passed == 0)
+    throw std::runtime_error("no case was replayed; look at --filter and DIR");
+}
+
+}  // namespace
+
+void add_replay(CLI::App& app) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = app.add_subcommand(
+      "replay",
+      "Run recorded trajectories through the library, compare bit for bit");
+  command
+      ->add_option("--semantics", flags->semantics,
+                   "deepspeed (what the recordings follow) or corrected")
+      ->check(CLI::IsMember({"deepspeed", "corrected"}))
+      ->capture_default_str();
+  command
+      ->add_option("--comm", flags->comm,
+                   "local: ranks are threads; mpi: started by mpirun with as "
+                   "many ranks as the cases have")
+      ->check(CLI::IsMember({"local", "mpi"}))
+      ->capture_default_str();
+  command->add_option("--filter", flags->filter,
+                      "only cases whose name matches this regular expression");
+  command
+      ->add_option("DIR", flags->folders,
+                   "a case (it has meta.json), or a folder to search")
+      ->required();
+  command->callback([flags] { run(*flags); });
+}
+
+}  // namespace thinwire::apps

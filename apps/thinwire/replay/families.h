@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "apps/thinwire/replay/comparison.h"
+#include "apps/thinwire/replay/recorded_case.h"
+#include "thinwire/comm/communicator.h"
+#include "thinwire/optim/semantics.h"
+
+namespace thinwire::replay {
+
+/// Runs a case on this rank of `comm`, whose size is the case's world, and
+/// compares everything it recorded of it. Throws Unsupported for what it does
+/// not understand, before anything is exchanged.
+using Family = void (*)(const RecordedCase& recorded, comm::Communicator& comm,
+                        optim::Semantics semantics, Comparison& comparison);
+
+void replay_onebit_adam(const RecordedCase& recorded, comm::Communicator& comm,
+                        optim::Semantics semantics, Comparison& comparison);
+void replay_compressed_all_reduce(const RecordedCase& recorded,
+                                  comm::Communicator& comm,
+                                  optim::Semantics semantics,
+                                  Comparison& comparison);
+
+/// The family a case belongs to; throws Unsupported if there is none.
+[[nodiscard]] Family family_of(const RecordedCase& recorded);
+/// Sizes of the case's tensors in flat order.
+[[nodiscard]] std::vector<std::size_t> tensor_sizes(
+    const RecordedCase& recorded);
+
+}  // namespace thinwire::replay

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "thinwire/comm/communicator.h"
+#include "thinwire/optim/semantics.h"
+
+namespace thinwire::replay {
+
+/// A folder with meta.json, or one that is known not to be replayable.
+struct CaseFolder {
+  std::string name;  ///< Relative to the folder that was searched.
+  std::filesystem::path path;
+  /// Why an index.json above says it need not pass.
+  std::optional<std::string> not_required;
+};
+
+enum class Outcome { kPassed, kFailed, kSkipped };
+
+struct Result {
+  Outcome outcome = Outcome::kFailed;
+  std::string text;  ///< Behind the name: "(20 steps, ...)", "step 7, ..."
+};
+
+/// Every case at or below `folder`, by name. Throws Error(kInvalidArgument) if
+/// there is none.
+[[nodiscard]] std::vector<CaseFolder> find_cases(
+    const std::filesystem::path& folder);
+
+/// Replays one case on ranks that are threads.
+[[nodiscard]] Result replay_local(const CaseFolder& folder,
+                                  optim::Semantics semantics);
+
+/// Collective: replays one case on the ranks of `comm`; a case of another world
+/// is skipped. Every rank gets the same result.
+[[nodiscard]] Result replay_on(comm::Communicator& comm,
+                               const CaseFolder& folder,
+                               optim::Semantics semantics);
+
+}  // namespace thinwire::replay

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <regex>
+
+#include "apps/thinwire/replay/replay.h"
+#include "support/errors.h"
+
+namespace thinwire::replay {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The families of this version; 16-bit wrapped drives come with mixed
+// precision.
+std::vector<CaseFolder> cases_of_this_version() {
+  static const std::regex ours("(^|/)(adam_|car_)");
+  static const std::regex wrapped("_fp16_");
+  std::vector<CaseFolder> cases = find_cases(THINWIRE_GOLDENS);
+  std::erase_if(cases, [](const CaseFolder& folder) {
+    return !std::regex_search(folder.name, ours) ||
+           std::regex_search(folder.name, wrapped) || folder.not_required;
+  });
+  return cases;
+}
+
+class Golden : public ::testing::TestWithParam<CaseFolder> {};
+
+TEST_P(Golden, IsReproducedBitForBit) {
+  const Result result = replay_local(GetParam(), optim::Semantics::kDeepSpeed);
+  EXPECT_EQ(result.outcome, Outcome::kPassed) << result.text;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Golden,
+                         ::testing::ValuesIn(cases_of_this_version()),
+                         [](const auto& tested) {
+                           std::string name = tested.param.name;
+                           std::replace_if(
+                               name.begin(), name.end(),
+                               [](char c) { return !std::isalnum(c); }, '_');
+                           return name;
+                         });
+
+fs::path copy_of(const char* name) {
+  const fs::path to =
+      fs::path(::testing::TempDir()) /
+      (std::string("thinwire_golden_") + name + "_" +
+       ::testing::UnitTest::GetInstance()->current_test_info()->name());
+  fs::remove_all(to);
+  fs::copy(fs::path(THINWIRE_GOLDEN_CASES) / name, to);
+  for (const auto& entry : fs::directory_iterator(to))
+    fs::permissions(entry, fs::perms::owner_all);
+  return to;
+}
+
+Result replay_folder(const fs::path& folder) {
+  return replay_local(find_cases(folder).at(0), optim::Semantics::kDeepSpeed);
+}
+
+// Every recorded output is compared: one flipped bit in any of them fails.
+TEST(Replay, NoticesOneFlippedBitInAnyArray) {
+  for (const char* name : {"adam_w2_mask", "car_w2_n17"}) {
+    const fs::path folder = copy_of(name);
+    EXPECT_EQ(replay_folder(folder).outcome, Outcome::kPassed);
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      const std::string file = entry.path().filename().string();
+      if (!file.ends_with(".bin") || file.starts_with("native.") ||
+          file == "init.bin" || file == "grads.bin" || file == "input.bin")
+        continue;
+      std::fstream stream(entry.path(),
+                          std::ios::in | std::ios::out | std::ios::binary);
+      const auto flip = [&] {
+        stream.seekg(0);
+        const int byte = stream.get();
+        stream.seekp(0);
+        stream.put(static_cast<char>(byte ^ 1));
+        stream.flush();
+      };
+      flip();
+      const Result result = replay_folder(folder);
+      EXPECT_EQ(result.outcome, Outcome::kFailed) << file;
+      EXPECT_NE(result.text.find("got"), std::string::npos) << result.text;
+      flip();
+    }
+    fs::remove_all(folder);
+  }
+}
+
+TEST(Replay, CorrectedSemanticsIsAnotherTrajectory) {
+  const Result result = replay_local(
+      find_cases(fs::path(THINWIRE_GOLDEN_CASES) / "adam_w2_mask").at(0),
+      optim::Semantics::kCorrected);
+  EXPECT_EQ(result.outcome, Outcome::kFailed);
+  EXPECT_NE(result.text.find("step 0, params"), std::string::npos)
+      << result.text;
+}
+
+void replace_in_meta(const fs::path& folder, const std::string& from,
+                     const std::string& to) {
+  std::ifstream in(folder / "meta.json");
+  std::string text((std::istreambuf_iterator<char>(in)), {});
+  const auto at = text.find(from);
+  ASSERT_NE(at, std::string::npos) << from;
+  text.replace(at, from.size(), to);
+  std::ofstream(folder / "meta.json") << text;
+}
+
+TEST(Replay, FailsWhatItDoesNotUnderstand) {
+  const auto failure_after = [](const std::string& from,
+                                const std::string& to) {
+    const fs::path folder = copy_of("adam_w2_mask");
+    replace_in_meta(folder, from, to);
+    const Result result = replay_folder(folder);
+    EXPECT_EQ(result.outcome, Outcome::kFailed);
+    fs::remove_all(folder);
+    return result.text;
+  };
+  EXPECT_EQ(failure_after("\"wrapper_init\"", "\"foo\""),
+            "unsupported: meta.drive \"foo\"");
+  EXPECT_EQ(failure_after("\"OnebitAdam\"", "\"Other\""),
+            "unsupported: meta.algo \"Other\"");
+  EXPECT_EQ(failure_after("\"freeze_step\"", "\"freeze_stop\""),
+            "unsupported: meta.opts \"freeze_stop\"");
+}
+
+TEST(Replay, FailsATornFileByName) {
+  const fs::path folder = copy_of("adam_w2_mask");
+  fs::resize_file(folder / "params.bin", 12);
+  const Result result = replay_folder(folder);
+  EXPECT_EQ(result.outcome, Outcome::kFailed);
+  EXPECT_NE(result.text.find("params.bin"), std::string::npos) << result.text;
+  fs::remove_all(folder);
+}
+
+TEST(Replay, SkipsOnlyWhatAnIndexSaysNeedNotPass) {
+  const fs::path root = fs::path(::testing::TempDir()) / "thinwire_index";
+  fs::remove_all(root);
+  fs::create_directories(root);
+  fs::rename(copy_of("car_w2_n17"), root / "one");
+  fs::copy(root / "one", root / "two");
+  std::ofstream(root / "index.json") << R"({"one": {"required": false}})";
+  const auto cases = find_cases(root);
+  ASSERT_EQ(cases.size(), 2u);
+  EXPECT_EQ(replay_local(cases[0], optim::Semantics::kDeepSpeed).outcome,
+            Outcome::kSkipped);
+  EXPECT_EQ(replay_local(cases[1], optim::Semantics::kDeepSpeed).outcome,
+            Outcome::kPassed);
+  fs::remove_all(root);
+}
+
+TEST(Replay, SaysWhenAFolderHoldsNoCase) {
+  test::expect_error(ErrorCode::kInvalidArgument, {"DIR", "/nowhere"},
+                     [] { (void)find_cases("/nowhere"); });
+}
+
+}  // namespace
+}  // namespace thinwire::replay
