@@ -118,8 +118,6 @@ std::string ParameterLayout::describe() const {
   return text;
 }
 
-std::uint64_t ParameterLayout::hash() const {
-  return checksum(describe());
-}
+std::uint64_t ParameterLayout::hash() const { return checksum(describe()); }
 
 }  // namespace thinwire

@@ -14,13 +14,15 @@ struct AdamCoefficients {
   float beta2 = 0.999f;
   float one_minus_beta2 = 0.001f;
   float epsilon = 1e-8f;
-  bool epsilon_inside_sqrt = false;  ///< sqrt(v + eps) instead of sqrt(v) + eps.
-  float exp_avg_scale = 1;           ///< 1 / (1 - beta1^t), or 1.
-  float exp_avg_sq_scale = 1;        ///< 1 / (1 - beta2^t), or 1.
-  float l2_decay = 0;                ///< Added to the gradient as l2_decay * p.
-  float decoupled_decay = 0;         ///< Added to the update, times lr.
+  bool epsilon_inside_sqrt =
+      false;                   ///< sqrt(v + eps) instead of sqrt(v) + eps.
+  float exp_avg_scale = 1;     ///< 1 / (1 - beta1^t), or 1.
+  float exp_avg_sq_scale = 1;  ///< 1 / (1 - beta2^t), or 1.
+  float l2_decay = 0;          ///< Added to the gradient as l2_decay * p.
+  float decoupled_decay = 0;   ///< Added to the update, times lr.
   float minus_learning_rate = -1e-3f;
-  float grad_scale = 1;  ///< Multiplies the gradient first: mean, unscale, clip.
+  float grad_scale =
+      1;  ///< Multiplies the gradient first: mean, unscale, clip.
 };
 
 /// Flat arrays of equal length; none overlap.
@@ -44,14 +46,15 @@ struct AdamArrays {
 /// Single-threaded; callers cut the arrays. 28 bytes per parameter in fp32.
 void adam(const AdamArrays& arrays, const AdamCoefficients& c);
 
-/// m = m * beta1 + one_minus_beta1 * (grad * grad_scale); grads.size() elements.
+/// m = m * beta1 + one_minus_beta1 * (grad * grad_scale); grads.size()
+/// elements.
 void momentum(float* exp_avg, ConstView grads, const AdamCoefficients& c);
 
 /// Where the variance no longer changes: `denominator` is d above, computed
 /// before. p = p + minus_learning_rate * ((m * exp_avg_scale) / d + decay * p),
 /// the decoupled decay again only if it is not 0.
 struct FrozenUpdateArrays {
-  float* params = nullptr;             ///< In and out.
+  float* params = nullptr;  ///< In and out.
   const float* exp_avg = nullptr;
   const float* denominator = nullptr;  ///< > 0 everywhere.
   View low_precision{};                ///< As in AdamArrays.
@@ -59,8 +62,8 @@ struct FrozenUpdateArrays {
 };
 void frozen_update(const FrozenUpdateArrays& arrays, const AdamCoefficients& c);
 
-/// d[i] = sqrt(v[i] * exp_avg_sq_scale) + eps, or with eps inside; `denominator`
-/// may be `exp_avg_sq`.
+/// d[i] = sqrt(v[i] * exp_avg_sq_scale) + eps, or with eps inside;
+/// `denominator` may be `exp_avg_sq`.
 void denominator(const float* exp_avg_sq, float* denominator, std::size_t size,
                  const AdamCoefficients& c);
 

@@ -22,9 +22,9 @@
 /// its sign bit is sent as 1. Null: nothing is masked.
 ///
 /// All functions work on one block of `size` elements, on one thread; arrays do
-/// not overlap and need no alignment beyond that of their element type. Sums are
-/// in double in the order of kernels/norm.h (element i to accumulator i mod 16,
-/// then the tree; blocks longer than kSumChunk chunk by chunk).
+/// not overlap and need no alignment beyond that of their element type. Sums
+/// are in double in the order of kernels/norm.h (element i to accumulator i mod
+/// 16, then the tree; blocks longer than kSumChunk chunk by chunk).
 namespace thinwire::kernels {
 
 [[nodiscard]] constexpr std::size_t sign_words(std::size_t size) noexcept {
@@ -46,8 +46,9 @@ enum class SignNorm {
 /// The values x to compress. Exactly one form:
 ///   nothing set          x = 0 (padding: the residual alone)
 ///   values               x = values
-///   grads and exp_avg    x = exp_avg * beta1 + one_minus_beta1 * (g * grad_scale)
-///   grads and mean       the same, with exp_avg = +-mean.scale, 0 where masked
+///   grads and exp_avg    x = exp_avg * beta1 + one_minus_beta1 * (g *
+///   grad_scale) grads and mean       the same, with exp_avg = +-mean.scale, 0
+///   where masked
 /// The momentum is formed on the fly and not stored.
 struct SignInput {
   const float* values = nullptr;
@@ -59,8 +60,8 @@ struct SignInput {
 
 /// c = x + error, written over error; returns the sum that `norm` names.
 [[nodiscard]] double sign_accumulate(const SignInput& input, float* error,
-                                     const std::uint32_t* active,
-                                     SignNorm norm, std::size_t size);
+                                     const std::uint32_t* active, SignNorm norm,
+                                     std::size_t size);
 
 /// The server's half: c = sum over ranks + error, written over error, where the
 /// sum starts from 0 and adds +-(scale_r * inverse_count) in the order given.
@@ -85,8 +86,8 @@ void sign_update(Signs mean, const std::uint32_t* active,
 
 namespace ref {
 [[nodiscard]] double sign_accumulate(const SignInput& input, float* error,
-                                     const std::uint32_t* active,
-                                     SignNorm norm, std::size_t size);
+                                     const std::uint32_t* active, SignNorm norm,
+                                     std::size_t size);
 [[nodiscard]] double sign_average(std::span<const Signs> received,
                                   float inverse_count, float* error,
                                   const std::uint32_t* active, SignNorm norm,

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "thinwire/core/buffer.h"
+#include "thinwire/core/error.h"
+#include "thinwire/core/parameter_layout.h"
+#include "thinwire/core/view.h"
+
+namespace thinwire::torch {
+
+/// The optimizer group of a parameter; groups count from 0 without gaps.
+using GroupOf =
+    std::function<std::size_t(std::string_view name, const at::Tensor&)>;
+
+/// Moves the trainable parameters of a module, and their gradients, into two
+/// flat arrays: each tensor becomes a view of its place there, so backward()
+/// writes where Optimizer::step() reads, and nothing is copied in between.
+///
+///   torch::ModuleMemory memory(*model);
+///   optim::OnebitAdam optimizer(comm, memory.layout(), {.freeze_step = 100});
+///   ...
+///   memory.zero_grad();
+///   loss.backward();
+///   memory.check();
+///   optimizer.step(memory.params(), memory.grads());
+///
+/// Local. Dense float32 parameters on the CPU. A parameter that takes no part
+/// in a backward has gradient zero. Parameters that do not require a gradient
+/// are left where they are; one registered under two names counts once, under
+/// the first. The arrays live as long as this object or any of the tensors.
+class ModuleMemory {
+ public:
+  /// Keeps values, and gradients that are already there. Throws
+  /// Error(kInvalidArgument) naming the parameter if one is not float32, not on
+  /// the CPU or not dense, and Error(kFailedPrecondition) if there is none to
+  /// train; nothing has changed then. From now on a backward that gives a
+  /// parameter a sparse gradient throws Error(kInvalidArgument).
+  explicit ModuleMemory(const ::torch::nn::Module& module,
+                        const GroupOf& group_of = {});
+
+  [[nodiscard]] const ParameterLayout& layout() const noexcept {
+    return layout_;
+  }
+  /// The flat arrays, float32, layout().size() elements.
+  [[nodiscard]] View params() noexcept { return params_->view(); }
+  [[nodiscard]] View grads() noexcept { return grads_->view(); }
+
+  /// Sets every gradient to 0 and keeps it in place, which
+  /// module.zero_grad() does not.
+  void zero_grad() { flat_grads_.zero_(); }
+
+  /// Throws Error(kFailedPrecondition) naming the first parameter or gradient
+  /// that is no longer a view of the flat arrays, and what is likely to have
+  /// replaced it. Cheap: call it before every step.
+  void check() const;
+
+ private:
+  static void require_supported(const std::string& name,
+                                const at::Tensor& tensor);
+  void re_home(const Parameter& place, at::Tensor& tensor) const;
+  void check_gradient(const Parameter& place, const at::Tensor& tensor) const;
+  static bool is_view(const at::Tensor& tensor, const at::Tensor& flat,
+                      const Parameter& place);
+  static at::Tensor wrap(const std::shared_ptr<Buffer>& buffer);
+  static at::Tensor view_of(const at::Tensor& flat, const Parameter& place);
+
+  ParameterLayout layout_;
+  std::vector<at::Tensor> tensors_;  // In layout order.
+  std::shared_ptr<Buffer> params_;
+  std::shared_ptr<Buffer> grads_;
+  at::Tensor flat_params_;
+  at::Tensor flat_grads_;
+};
+
+inline ModuleMemory::ModuleMemory(const ::torch::nn::Module& module,
+                                  const GroupOf& group_of) {
+  std::vector<ParameterSpec> specs;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& item : module.named_parameters()) {
+    const at::Tensor& tensor = item.value();
+    if (!tensor.requires_grad()) continue;
+    if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    require_supported(item.key(), tensor);
+    const auto sizes = tensor.sizes();
+    specs.push_back({.name = item.key(),
+                     .shape = {sizes.begin(), sizes.end()},
+                     .group = group_of ? group_of(item.key(), tensor) : 0});
+    tensors_.push_back(tensor);
+  }
+  if (specs.empty()) {
+    throw Error(ErrorCode::kFailedPrecondition,
+                "module: no parameter requires a gradient, so there is nothing "
+                "to train");
+  }
+  layout_ = ParameterLayout::of(std::move(specs));
+  params_ = std::make_shared<Buffer>(Buffer::of<float>(layout_.size()));
+  grads_ = std::make_shared<Buffer>(Buffer::of<float>(layout_.size()));
+  flat_params_ = wrap(params_);
+  flat_grads_ = wrap(grads_);
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    re_home(layout_.parameters()[i], tensors_[i]);
+  }
+}
+
+inline void ModuleMemory::check() const {
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    const Parameter& place = layout_.parameters()[i];
+    if (!is_view(tensors_[i], flat_params_, place)) {
+      throw Error(ErrorCode::kFailedPrecondition,
+                  "parameter '" + place.name +
+                      "' was replaced after ModuleMemory was made (module.to() "
+                      "and set_data() do that): convert the module first, then "
+                      "make its ModuleMemory");
+    }
+    check_gradient(place, tensors_[i]);
+  }
+}
+
+inline void ModuleMemory::require_supported(const std::string& name,
+                                            const at::Tensor& tensor) {
+  const auto refuse = [&](const char* what, const std::string& value) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "parameter '" + name + "': " + what + ", got " + value);
+  };
+  if (!tensor.device().is_cpu()) {
+    refuse("must be on the CPU, as all others", tensor.device().str());
+  }
+  if (tensor.scalar_type() != at::kFloat) {
+    refuse("must be Float (32 bits), as all others",
+           c10::toString(tensor.scalar_type()));
+  }
+  if (tensor.layout() != at::kStrided) {
+    refuse("must be dense", "a sparse tensor");
+  }
+  if (tensor.grad().defined() && tensor.grad().layout() != at::kStrided) {
+    refuse("its gradient must be dense",
+           "a sparse one (make the layer with sparse(false))");
+  }
+}
+
+inline void ModuleMemory::re_home(const Parameter& place,
+                                  at::Tensor& tensor) const {
+  const ::torch::NoGradGuard no_grad;
+  const at::Tensor param = view_of(flat_params_, place);
+  const at::Tensor grad = view_of(flat_grads_, place);
+  param.copy_(tensor);
+  if (tensor.grad().defined()) grad.copy_(tensor.grad());
+  tensor.set_data(param);
+  tensor.mutable_grad() = grad;
+  // Autograd would add a sparse gradient to a dense one without a word.
+  tensor.register_hook([name = place.name](const at::Tensor& gradient) {
+    if (gradient.layout() == at::kStrided) return;
+    throw Error(ErrorCode::kInvalidArgument,
+                "parameter '" + name +
+                    "': its gradient must be dense, got a sparse one (make the "
+                    "layer with sparse(false))");
+  });
+}
+
+inline void ModuleMemory::check_gradient(const Parameter& place,
+                                         const at::Tensor& tensor) const {
+  const at::Tensor& grad = tensor.grad();
+  if (!grad.defined()) {
+    throw Error(ErrorCode::kFailedPrecondition,
+                "gradient of '" + place.name +
+                    "' is gone: module.zero_grad() drops gradients unless it "
+                    "is told set_to_none = false; use "
+                    "ModuleMemory::zero_grad()");
+  }
+  if (!is_view(grad, flat_grads_, place)) {
+    throw Error(ErrorCode::kFailedPrecondition,
+                "gradient of '" + place.name +
+                    "' was replaced after ModuleMemory was made "
+                    "(module.zero_grad() followed by backward(), backward() "
+                    "with create_graph, or an assignment to grad): use "
+                    "ModuleMemory::zero_grad() and let backward() accumulate");
+  }
+}
+
+inline bool ModuleMemory::is_view(const at::Tensor& tensor,
+                                  const at::Tensor& flat,
+                                  const Parameter& place) {
+  if (tensor.layout() != at::kStrided || tensor.scalar_type() != at::kFloat ||
+      !tensor.device().is_cpu() || !tensor.is_contiguous() ||
+      static_cast<std::size_t>(tensor.numel()) != place.size) {
+    return false;
+  }
+  return place.size == 0 || tensor.const_data_ptr<float>() ==
+                                flat.const_data_ptr<float>() + place.offset;
+}
+
+inline at::Tensor ModuleMemory::wrap(const std::shared_ptr<Buffer>& buffer) {
+  // The deleter's copy keeps the memory for tensors that outlive this object.
+  return ::torch::from_blob(
+      buffer->data(), {static_cast<std::int64_t>(buffer->size())},
+      [buffer](void*) {}, at::kFloat);
+}
+
+inline at::Tensor ModuleMemory::view_of(const at::Tensor& flat,
+                                        const Parameter& place) {
+  const std::vector<std::int64_t> shape(place.shape.begin(), place.shape.end());
+  return flat
+      .narrow(0, static_cast<std::int64_t>(place.offset),
+              static_cast<std::int64_t>(place.size))
+      .view(shape);
+}
+
+}  // namespace thinwire::torch

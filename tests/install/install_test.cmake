@@ -1,0 +1,60 @@
+# Installs BUILD_DIR, builds examples/ against what was installed, runs them.
+set(work ${BUILD_DIR}/install-test)
+set(prefix ${work}/prefix)
+file(REMOVE_RECURSE ${work})
+
+# run(COMMAND...): its output is in `output`; a failure ends the test.
+function(run)
+  list(JOIN ARGN " " line)
+  message(STATUS "${line}")
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE result
+                  OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  if(NOT result EQUAL 0)
+    message("${output}")
+    message(FATAL_ERROR "ended with ${result}")
+  endif()
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+
+# expect(WHAT REGEX): the last run's output holds it.
+function(expect what regex)
+  if(NOT output MATCHES "${regex}")
+    message("${output}")
+    message(FATAL_ERROR "lacks ${what}: ${regex}")
+  endif()
+endfunction()
+
+# By the environment, because a list does not survive being an argument.
+set(ENV{CMAKE_PREFIX_PATH} ${prefix}:${TORCH})
+run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${prefix})
+run(${CMAKE_COMMAND} -S ${SOURCE_DIR}/examples -B ${work}/examples
+    -G ${GENERATOR} -D CMAKE_BUILD_TYPE=Release
+    -D CMAKE_CXX_COMPILER=${COMPILER} -D CMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}
+    "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Wpedantic -Werror")
+if(output MATCHES "CMake Warning")
+  message("${output}")
+  message(FATAL_ERROR "find_package(thinwire) must not warn")
+endif()
+run(${CMAKE_COMMAND} --build ${work}/examples)
+
+set(programs plain_buffers)
+if(TORCH)
+  list(APPEND programs torch_module)
+endif()
+foreach(program IN LISTS programs)
+  run(${work}/examples/${program})
+  expect("a step on one rank" "step 400: .*, 0 bytes sent")
+  if(MPIEXEC)
+    run(${MPIEXEC} -np 2 ${work}/examples/${program})
+    expect("a compressed step on two ranks" "step 400: compressed, .*, [1-9][0-9]* bytes sent")
+  endif()
+endforeach()
+
+if(APPS)
+  run(${prefix}/bin/thinwire --version)
+  expect("the version" "^thinwire [0-9]+\\.[0-9]+\\.[0-9]+")
+  if(TORCH)
+    run(${prefix}/bin/train_gpt --version)
+  endif()
+endif()
+file(REMOVE_RECURSE ${work})

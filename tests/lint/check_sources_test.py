@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that check_sources.py can fail: one planted violation per rule."""
+
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+CHECK = Path(__file__).with_name("check_sources.py")
+LICENSE = "// SPDX-License-Identifier: Apache-2.0\n"
+
+
+def run_on(files):
+    """Exit code and output of the check on a tree of these files."""
+    with tempfile.TemporaryDirectory() as root:
+        for path, text in files.items():
+            file = Path(root, path)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, CHECK, root],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+
+class CheckSources(unittest.TestCase):
+    def refuses(self, path, code, because):
+        status, output = run_on({path: LICENSE + code})
+        self.assertEqual(status, 1, output)
+        self.assertIn(f"{path}:2: ", output)
+        self.assertIn(because, output)
+
+    def accepts(self, path, code):
+        status, output = run_on({path: LICENSE + code})
+        self.assertEqual((status, output), (0, ""))
+
+    def test_refuses_an_include_to_the_left(self):
+        code = '#include "thinwire/optim/adam.h"\n'
+        because = "compress may not include optim"
+        self.refuses("src/compress/a.cpp", code, because)
+        self.refuses("include/thinwire/compress/a.h", code, because)
+
+    def test_refuses_a_private_include_to_the_left(self):
+        code = '#include "comm/mpi/mpi.h"\n'
+        self.refuses("src/core/a.cpp", code, "core may not include comm")
+
+    def test_refuses_siblings(self):
+        code = '#include "thinwire/comm/work.h"\n'
+        because = "kernels may not include comm"
+        self.refuses("src/kernels/cpu/a.cpp", code, because)
+
+    def test_refuses_the_torch_front_in_the_core(self):
+        code = '#include "thinwire/torch/module.h"\n'
+        self.refuses("src/optim/a.cpp", code, "optim may not include torch")
+
+    def test_refuses_an_unknown_room(self):
+        code = '#include "thinwire/misc/a.h"\n'
+        self.refuses("src/optim/a.cpp", code, "'misc' is no room")
+
+    def test_refuses_vendor_headers_elsewhere(self):
+        self.refuses("src/comm/a.cpp", "#include <mpi.h>\n", "src/comm/mpi/")
+        self.refuses(
+            "src/optim/a.cpp", "#include <hwy/highway.h>\n", "src/kernels/cpu/"
+        )
+        self.refuses(
+            "apps/thinwire/a.cpp", "#include <torch/torch.h>\n", "apps/train_gpt/"
+        )
+        self.refuses("src/core/a.cpp", "#include <CLI/CLI.hpp>\n", "apps/")
+        self.refuses("src/core/a.cpp", "#include <cuda_runtime.h>\n", "cuda/")
+
+    def test_refuses_other_libraries_in_public_headers(self):
+        code = "#include <fmt/format.h>\n"
+        self.refuses("include/thinwire/core/a.h", code, "public header")
+
+    def test_refuses_private_headers_in_public_ones(self):
+        code = '#include "core/a.h"\n'
+        self.refuses("include/thinwire/core/b.h", code, "public header")
+
+    def test_refuses_json_in_headers(self):
+        code = "#include <nlohmann/json.hpp>\n"
+        self.refuses("src/engine/a.h", code, ".cpp files")
+
+    def test_refuses_reading_the_environment(self):
+        code = 'auto* a = std::getenv("A");\n'
+        self.refuses("src/comm/a.cpp", code, "environment")
+        self.refuses("apps/thinwire/a.cpp", code, "environment")
+
+    def test_refuses_printing_and_exiting_in_the_library(self):
+        self.refuses("src/comm/a.cpp", "void f() { std::abort(); }\n", "ends")
+        self.refuses("src/comm/a.cpp", "void f() { std::cout << 1; }\n", "prints")
+
+    def test_refuses_a_file_without_license(self):
+        status, output = run_on({"src/core/a.cpp": "int a;\n"})
+        self.assertEqual(status, 1)
+        self.assertIn("SPDX", output)
+
+    def test_refuses_an_empty_tree(self):
+        self.assertEqual(run_on({})[0], 1)
+
+    def test_accepts_includes_to_the_right(self):
+        self.accepts(
+            "src/optim/a.cpp",
+            "#include <fmt/format.h>\n"
+            '#include "optim/b.h"\n'
+            '#include "kernels/cpu_target.h"\n'
+            '#include "thinwire/comm/communicator.h"\n'
+            '#include "thinwire/core/view.h"\n',
+        )
+
+    def test_accepts_vendors_at_home(self):
+        self.accepts("src/comm/mpi/a.cpp", "#include <mpi.h>\n")
+        self.accepts("src/kernels/cpu/a.cpp", '#include "hwy/foreach_target.h"\n')
+        self.accepts("include/thinwire/torch/a.h", "#include <torch/torch.h>\n")
+        self.accepts("src/core/env.cpp", 'auto* a = std::getenv("A");\n')
+
+    def test_accepts_forbidden_words_in_comments_and_strings(self):
+        self.accepts(
+            "src/core/a.cpp",
+            '// as exit(1) would\nauto a = "abort()"; /* std::cout */\n',
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()
