@@ -6,13 +6,6 @@ target_compile_options(
   INTERFACE -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror
             -ffp-contract=off -fno-math-errno -fno-trapping-math)
 
-# The kernels would take minutes to compile with -O3 and sanitizers.
-if(THINWIRE_SANITIZE)
-  set(thinwire_optimize -O1)
-else()
-  set(thinwire_optimize -O3)
-endif()
-
 # thinwire_library(core a.cpp b.cpp): the room's static library thinwire_core,
 # known inside the build and to users as thinwire::core.
 function(thinwire_library room)
@@ -24,8 +17,10 @@ function(thinwire_library room)
            $<INSTALL_INTERFACE:include>
     PRIVATE ${PROJECT_SOURCE_DIR}/src)
   target_compile_features(thinwire_${room} PUBLIC cxx_std_20)
-  target_compile_options(
-    thinwire_${room} PRIVATE $<$<CONFIG:RelWithDebInfo>:${thinwire_optimize}>)
+  if(NOT THINWIRE_SANITIZE)  # -O1, see options.cmake
+    target_compile_options(thinwire_${room}
+                           PRIVATE $<$<CONFIG:RelWithDebInfo>:-O3>)
+  endif()
   target_link_libraries(thinwire_${room} PRIVATE $<BUILD_INTERFACE:thinwire_flags>)
   set_target_properties(thinwire_${room} PROPERTIES EXPORT_NAME ${room})
   set_property(GLOBAL APPEND PROPERTY THINWIRE_ROOMS thinwire_${room})

@@ -20,7 +20,10 @@ template <class T>
 double sum_of(Term term, const T* x, std::size_t size) {
   OrderedSum sum(term);
   std::size_t i = 0;
-  for (; i + 16 <= size; i += 16) sum.add_group(x + i);
+  for (; i + 16 <= size; i += 16) {
+    prefetch_ahead(x + i, 16);
+    sum.add_group(x + i);
+  }
   return sum.total(x + i, size - i);
 }
 

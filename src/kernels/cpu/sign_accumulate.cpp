@@ -21,7 +21,8 @@ HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 
 // What can be added to the error. Each has begin_word(w), for w = 0, 1, ...,
-// and then at(tag, j) for the elements j of that word.
+// which also asks for memory ahead, and then at(tag, j) for the elements j of
+// that word.
 
 struct NoValues {
   HWY_INLINE void begin_word(std::size_t) {}
@@ -33,7 +34,10 @@ struct NoValues {
 
 struct Values {
   explicit Values(const float* x) : values(x) {}
-  HWY_INLINE void begin_word(std::size_t w) { first = w * 32; }
+  HWY_INLINE void begin_word(std::size_t w) {
+    first = w * 32;
+    prefetch_ahead(values + first, 32);
+  }
   template <class D>
   HWY_INLINE hn::Vec<D> at(D d, std::size_t j) const {
     return hn::LoadU(d, values + first + j);
@@ -50,7 +54,11 @@ struct Momentum {
         exp_avg(input.exp_avg),
         c(*input.coefficients) {}
 
-  HWY_INLINE void begin_word(std::size_t w) { first = w * 32; }
+  HWY_INLINE void begin_word(std::size_t w) {
+    first = w * 32;
+    prefetch_ahead(grads + first, 32);
+    prefetch_ahead(exp_avg + first, 32);
+  }
   template <class D>
   HWY_INLINE hn::Vec<D> at(D d, std::size_t j) const {
     const auto g =
@@ -75,6 +83,7 @@ struct MeanMomentum {
   HWY_INLINE void begin_word(std::size_t w) {
     first = w * 32;
     word = words[w];
+    prefetch_ahead(grads + first, 32);
   }
   template <class D>
   HWY_INLINE hn::Vec<D> at(D d, std::size_t j) const {
@@ -166,6 +175,7 @@ template <class X>
 HWY_INLINE void add_word(X& x, float* error, const std::uint32_t* active,
                          std::size_t w, std::size_t count) {
   x.begin_word(w);
+  prefetch_ahead(error + w * 32, 32);
   const AddPart<X> part{x, error + w * 32};
   for_each_part(count, part);
   zero_masked(part.error, active_word(active, w), count);

@@ -96,6 +96,8 @@ struct UpdateWord {
 
   HWY_INLINE void operator()(std::size_t w, std::uint32_t active,
                              std::size_t count) const {
+    prefetch_ahead(params + w * 32, 32);
+    prefetch_ahead(denominator + w * 32, 32);
     const Part part{*this, words[w], active, w * 32};
     for_each_part(count, part);
   }

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "thinwire/core/dtype.h"
 
@@ -158,6 +159,23 @@ HWY_INLINE void store(D d, hn::Vec<D> value, Half* p) {
 }
 
 #endif
+
+// -------------------------------------------------------------- prefetching
+/// How far ahead of their work kernels ask for memory. The hardware's own
+/// prefetchers begin anew on every 4 KiB page, which is one block; with half a
+/// block the next one is on its way before this one is done.
+inline constexpr std::size_t kAhead = 512;
+inline constexpr std::size_t kCacheLine = 64;
+
+/// Asks for the elements kAhead after the `count` ones at p, whose array may
+/// have ended there: nothing is read, so nothing can fault.
+template <class T>
+HWY_INLINE void prefetch_ahead(const T* p, std::size_t count) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(p) + kAhead * sizeof(T);
+  for (std::size_t byte = 0; byte < count * sizeof(T); byte += kCacheLine) {
+    hwy::Prefetch(reinterpret_cast<const T*>(begin + byte));
+  }
+}
 
 // ---------------------------------------------------------- all the elements
 /// Calls body(tag, i) for the elements i ... of `size`, as many at once as the
