@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace thinwire::train_gpt {
+
+/// One key of a configuration file and its value or values as the command line
+/// would give them.
+struct ConfigEntry {
+  std::string flag;  ///< Without dashes in front: "warmup-steps".
+  std::vector<std::string> values;
+};
+
+/// Reads the object "train_gpt" of a JSON file: {"train_gpt": {"steps": 30,
+/// "freeze_step": "auto", "data": ["a.txt"]}}. Keys are flags, with _ or -.
+/// Throws UsageError for a file that cannot be read or is not such JSON, and
+/// for other objects in it, which this version does not support.
+[[nodiscard]] std::vector<ConfigEntry> read_config(const std::string& path);
+
+/// The same of a text; `name` stands for it in messages.
+[[nodiscard]] std::vector<ConfigEntry> parse_config(const std::string& name,
+                                                    std::string_view text);
+
+/// The one of `known` (not empty) that begins with `word`, or else is the
+/// fewest edits away from it.
+[[nodiscard]] std::string nearest(std::string_view word,
+                                  const std::vector<std::string>& known);
+
+}  // namespace thinwire::train_gpt

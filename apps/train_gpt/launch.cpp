@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/train_gpt/launch.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+
+#include "apps/train_gpt/agreed_failure.h"
+#include "thinwire/comm/local.h"
+#include "thinwire/comm/registry.h"
+#include "thinwire/core/env.h"
+
+namespace thinwire::train_gpt {
+namespace {
+
+extern "C" void on_sigterm(int) {
+  comm::interrupt(
+      "SIGTERM came: the launcher sends it when another rank has died");
+}
+
+std::unique_ptr<comm::Communicator> make_communicator(CommChoice choice) {
+  if (choice == CommChoice::kEnvironment) return comm::from_environment();
+  const auto all = comm::backends();
+  const auto mpi =
+      std::find_if(all.begin(), all.end(),
+                   [](const auto& backend) { return backend.name == "mpi"; });
+  return mpi->make({.timeout = env::timeout()});
+}
+
+// Runs `body`, and says which rank it was if it throws.
+template <class Body>
+auto with_rank_in_messages(const comm::Communicator& comm, Body&& body) {
+  try {
+    return body();
+  } catch (const AgreedFailure&) {
+    throw;
+  } catch (const std::exception& error) {
+    if (comm.size() == 1) throw;
+    throw std::runtime_error(
+        fmt::format("rank {}: {}", comm.rank(), error.what()));
+  }
+}
+
+}  // namespace
+
+void Launch::run(const Options& options,
+                 const std::function<bool(comm::Communicator&)>& body) {
+  if (options.comm == CommChoice::kLocal) {
+    run_threads(options, body);
+  } else {
+    run_process(options, body);
+  }
+}
+
+void Launch::run_process(const Options& options,
+                         const std::function<bool(comm::Communicator&)>& body) {
+  try {
+    const auto comm = make_communicator(options.comm);
+    is_broken_ = comm->size() > 1;
+    failed_elsewhere_ =
+        !with_rank_in_messages(*comm, [&] { return body(*comm); });
+    is_broken_ = false;
+  } catch (const AgreedFailure&) {
+    is_broken_ = false;
+    throw;
+  }
+}
+
+void Launch::run_threads(const Options& options,
+                         const std::function<bool(comm::Communicator&)>& body) {
+  comm::run_local_ranks(options.ranks,
+                        [&](comm::Communicator& comm) {
+                          with_rank_in_messages(comm,
+                                                [&] { return body(comm); });
+                        },
+                        {.timeout = env::timeout()});
+}
+
+void report_sigterm() {
+  struct sigaction action = {};
+  action.sa_handler = on_sigterm;
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+}  // namespace thinwire::train_gpt

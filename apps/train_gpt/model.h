@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "apps/train_gpt/batch.h"
+#include "thinwire/core/parameter_layout.h"
+#include "thinwire/core/view.h"
+
+namespace thinwire::train_gpt {
+
+/// Sizes of the model.
+struct ModelShape {
+  std::size_t layers = 4;
+  std::size_t width = 128;  ///< A multiple of `heads`.
+  std::size_t heads = 4;
+  std::size_t context = 64;  ///< Bytes that a prediction may look back.
+};
+
+/// A small GPT over bytes: pre-norm blocks, learned positions, tanh-GELU, an
+/// untied head without bias. Its input is the sum of three byte tables (this
+/// byte, the one before, the one before that; 0 before the window) and a
+/// position. Parameters and gradients lie in flat arrays.
+///
+/// Each object belongs to one thread, and torch computes in that thread alone,
+/// so that ranks give the same bits as threads and as processes.
+class Model {
+ public:
+  explicit Model(const ModelShape& shape);
+  ~Model();
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
+  /// Draws the parameters: the same for the same seed and shape.
+  void initialize(std::uint64_t seed);
+
+  [[nodiscard]] std::size_t context() const noexcept;
+  [[nodiscard]] const ParameterLayout& layout() const noexcept;
+  [[nodiscard]] View params() noexcept;
+  [[nodiscard]] View grads() noexcept;
+
+  /// Mean loss of the batch, in nats per byte; its gradient is in grads().
+  double backward(const Batch& batch);
+
+  /// Sum of the losses of all positions, in nats; leaves the gradient alone.
+  [[nodiscard]] double loss_sum(const Batch& batch);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace thinwire::train_gpt

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/train_gpt/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "apps/train_gpt/report_charts.h"
+#include "apps/train_gpt/report_style.h"
+#include "apps/train_gpt/units.h"
+
+namespace thinwire::train_gpt {
+namespace {
+
+constexpr const char* kNone = "–";
+
+bool anything_sent(const std::vector<RunRecord>& runs) {
+  return std::any_of(runs.begin(), runs.end(), [](const RunRecord& run) {
+    return run.summary.bytes_sent_per_rank > 0;
+  });
+}
+
+std::string bytes_or_none(double bytes) {
+  return bytes > 0 ? format_bytes(bytes) : kNone;
+}
+
+// How many times fewer bytes a compressed step sends than an exact one.
+std::string saving(const RunRecord& run) {
+  const double exact = run.bytes_per_step("exact");
+  const double compressed = run.bytes_per_step("compressed");
+  return compressed > 0 && exact > 0
+             ? fmt::format("{:.1f}×", exact / compressed)
+             : kNone;
+}
+
+struct Column {
+  std::string_view title;       // Under the headings of the page.
+  std::string_view text_title;  // Alone.
+  std::string (*cell)(const RunRecord&);
+};
+
+constexpr std::array kResults = {
+    Column{"nats per byte", "val nats/byte",
+           [](const RunRecord& run) {
+             return fmt::format("{:.4f}", run.summary.final_val_loss);
+           }},
+    Column{"bits per byte", "val bits/byte",
+           [](const RunRecord& run) {
+             return fmt::format("{:.4f}", run.summary.final_val_bits_per_byte);
+           }},
+    Column{"exact step", "sent/exact step",
+           [](const RunRecord& run) {
+             return bytes_or_none(run.bytes_per_step("exact"));
+           }},
+    Column{"compressed step", "sent/compr. step",
+           [](const RunRecord& run) {
+             return bytes_or_none(run.bytes_per_step("compressed"));
+           }},
+    Column{"saving", "saving", saving},
+    Column{"sent in all", "sent in all",
+           [](const RunRecord& run) {
+             return format_bytes(
+                 static_cast<double>(run.summary.bytes_sent_per_rank));
+           }},
+    Column{"seconds", "seconds",
+           [](const RunRecord& run) {
+             return fmt::format("{:.1f}", run.summary.seconds);
+           }},
+};
+
+std::string results_html(const std::vector<RunRecord>& runs) {
+  std::string html =
+      "<table><thead><tr><th rowspan=\"2\">optimizer</th>"
+      "<th colspan=\"2\" class=\"group\">loss on held-out text</th>"
+      "<th colspan=\"4\" class=\"group\">bytes sent per rank</th>"
+      "<th rowspan=\"2\" class=\"number\">seconds</th></tr><tr>";
+  for (const Column& column : kResults) {
+    if (column.title != "seconds") {
+      html += fmt::format("<th class=\"number\">{}</th>", column.title);
+    }
+  }
+  html += "</tr></thead><tbody>\n";
+  const auto names = names_of(runs);
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    html += fmt::format("<tr><td><span class=\"swatch b{}\"></span>{}</td>",
+                        i % kRunColors, escape_html(names[i]));
+    for (const Column& column : kResults) {
+      html += fmt::format("<td class=\"number\">{}</td>", column.cell(runs[i]));
+    }
+    html += "</tr>\n";
+  }
+  return html + "</tbody></table>\n";
+}
+
+std::string setting(const RunRecord& run, const std::string& name) {
+  for (const auto& [key, value] : run.settings) {
+    if (key == name) return value;
+  }
+  return kNone;
+}
+
+std::string settings_html(const std::vector<RunRecord>& runs) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> rows;
+  for (const auto& [name, unused] : runs.front().settings) {
+    rows.push_back({name, {}});
+    for (const RunRecord& run : runs)
+      rows.back().second.push_back(setting(run, name));
+  }
+  rows.push_back({"ranks", {}});
+  rows.push_back({"parameters", {}});
+  rows.push_back({"params_checksum", {}});
+  for (const RunRecord& run : runs) {
+    (rows.end() - 3)->second.push_back(fmt::to_string(run.summary.ranks));
+    (rows.end() - 2)->second.push_back(fmt::to_string(run.summary.params));
+    (rows.end() - 1)->second.push_back(run.summary.params_checksum);
+  }
+  std::string html = "<table><thead><tr><th>setting</th>";
+  const auto names = names_of(runs);
+  for (const auto& name : names) {
+    html += fmt::format("<th class=\"number\">{}</th>", escape_html(name));
+  }
+  html += "</tr></thead><tbody>\n";
+  for (const auto& [name, values] : rows) {
+    html += fmt::format("<tr><td>{}</td>", escape_html(name));
+    for (const auto& value : values) {
+      html += fmt::format("<td class=\"number\">{}</td>", escape_html(value));
+    }
+    html += "</tr>\n";
+  }
+  return html + "</tbody></table>\n";
+}
+
+std::string legend_html(const std::vector<RunRecord>& runs, bool with_kinds) {
+  std::string html = "<p class=\"legend\">";
+  const auto names = names_of(runs);
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    html += fmt::format("<span><i class=\"swatch b{}\"></i>{}</span>",
+                        i % kRunColors, escape_html(names[i]));
+  }
+  if (with_kinds) {
+    html +=
+        "<span class=\"kind\">line: training, smoothed</span>"
+        "<span class=\"kind\">dots: held-out text</span>"
+        "<span class=\"kind\">first losses: above the chart</span>";
+  }
+  return html + "</p>\n";
+}
+
+std::string figure_html(const std::vector<RunRecord>& runs, const Chart& chart,
+                        bool with_kinds = false) {
+  return fmt::format("<figure><figcaption>{}</figcaption>\n{}{}</figure>\n",
+                     escape_html(chart.title), legend_html(runs, with_kinds),
+                     render_svg(chart));
+}
+
+std::string subtitle(const std::vector<RunRecord>& runs) {
+  const Summary& first = runs.front().summary;
+  return fmt::format(
+      "A byte-level GPT with {} parameters, {} steps on {} rank{}",
+      format_count(static_cast<double>(first.params)), first.steps, first.ranks,
+      first.ranks == 1 ? "" : "s");
+}
+
+}  // namespace
+
+std::string render_report(const std::vector<RunRecord>& runs) {
+  const std::string title =
+      runs.size() == 1 ? "Training with " + runs.front().summary.optimizer
+                       : fmt::format("Comparison of {} runs", runs.size());
+  std::string html = fmt::format(
+      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, "
+      "initial-scale=1\">\n<meta name=\"color-scheme\" content=\"light "
+      "dark\">\n<title>{0} – Thinwire</title>\n<style>{1}</style></head>\n"
+      "<body><main>\n<header><h1>{0}</h1>\n<p>{2}</p></header>\n",
+      escape_html(title), kReportStyle, escape_html(subtitle(runs)));
+  html += "<section>" + results_html(runs) + "</section>\n";
+  html += "<div class=\"figures\">\n";
+  html += figure_html(runs, loss_chart(runs), /*with_kinds=*/true);
+  if (anything_sent(runs)) {
+    html += figure_html(runs, loss_by_bytes_chart(runs));
+    html += figure_html(runs, bytes_chart(runs));
+  }
+  html += figure_html(runs, time_chart(runs));
+  html += "</div>\n<section>" + settings_html(runs) + "</section>\n";
+  return html +
+         "<footer>Loss is in nats per byte (bits are nats ÷ ln 2). Bytes are "
+         "those that the optimizer of rank 0 handed to its transport. Time is "
+         "that of the steps, validation not counted.</footer>\n"
+         "</main></body></html>\n";
+}
+
+std::string render_table(const std::vector<RunRecord>& runs) {
+  std::string text = fmt::format("{:<16}", "optimizer");
+  for (const Column& column : kResults) {
+    text += fmt::format("{:>17}", column.text_title);
+  }
+  text += '\n';
+  const auto names = names_of(runs);
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    text += fmt::format("{:<16}", names[i]);
+    for (const Column& column : kResults) {
+      text += fmt::format("{:>17}", column.cell(runs[i]));
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+}  // namespace thinwire::train_gpt

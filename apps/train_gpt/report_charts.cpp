@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/train_gpt/report_charts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "apps/train_gpt/report_style.h"
+#include "apps/train_gpt/units.h"
+
+namespace thinwire::train_gpt {
+namespace {
+
+constexpr std::size_t kSmoothingPart = 25;  // windows of 1/25 of a run
+
+std::string format_loss(double loss) { return fmt::format("{:.4g}", loss); }
+std::string format_step(double step) { return fmt::format("{:.0f}", step); }
+std::string format_milliseconds(double ms) { return fmt::format("{:.4g}", ms); }
+
+// Mean over a window around each point, as far as there are neighbours.
+std::vector<Point> smooth(const std::vector<Point>& points) {
+  const std::size_t reach = points.size() / kSmoothingPart / 2;
+  std::vector<Point> smoothed;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    // As far to one side as to the other, so that slopes stay where they are.
+    const std::size_t side = std::min({reach, i, points.size() - 1 - i});
+    double sum = 0;
+    for (std::size_t j = i - side; j <= i + side; ++j) sum += points[j].y;
+    smoothed.push_back({points[i].x, sum / static_cast<double>(2 * side + 1)});
+  }
+  return smoothed;
+}
+
+// "5 MB" where a table has "5.00 MB".
+std::string format_byte_tick(double bytes) {
+  std::string text = format_bytes(bytes);
+  const std::size_t point = text.find('.');
+  if (point == std::string::npos) return text;
+  const std::size_t space = text.find(' ');
+  std::size_t end = space;
+  while (text[end - 1] == '0') --end;
+  if (end - 1 == point) --end;
+  return text.erase(end, space - end);
+}
+
+template <class Value>
+std::vector<Point> by_step(const RunRecord& run, Value&& value) {
+  std::vector<Point> points;
+  for (const StepRow& row : run.steps) {
+    points.push_back({static_cast<double>(row.step), value(row)});
+  }
+  return points;
+}
+
+// The step after which the phase is another one.
+std::vector<Marker> phase_changes(const RunRecord& run) {
+  std::vector<Marker> markers;
+  for (std::size_t i = 1; i < run.steps.size(); ++i) {
+    if (run.steps[i].phase == run.steps[i - 1].phase) continue;
+    markers.push_back({static_cast<double>(run.steps[i].step),
+                       run.steps[i].phase + " from here on"});
+  }
+  return markers;
+}
+
+// The first losses are several times the last, and what is to be compared would
+// be too small to see: the axis ends a little above the first validation.
+double first_losses_left_out(const std::vector<RunRecord>& runs) {
+  constexpr double kAbove = 1.1;
+  double most = 0;
+  for (const RunRecord& run : runs) {
+    if (!run.validations.empty()) {
+      most = std::max(most, run.validations.front().val_loss * kAbove);
+    }
+  }
+  return most > 0 ? most : std::numeric_limits<double>::infinity();
+}
+
+}  // namespace
+
+std::vector<std::string> names_of(const std::vector<RunRecord>& runs) {
+  std::vector<std::string> names;
+  for (const RunRecord& run : runs) {
+    const auto alike =
+        std::count_if(runs.begin(), runs.end(), [&](const RunRecord& r) {
+          return r.summary.optimizer == run.summary.optimizer;
+        });
+    names.push_back(alike > 1 ? fmt::format("{} ({})", run.summary.optimizer,
+                                            names.size() + 1)
+                              : run.summary.optimizer);
+  }
+  return names;
+}
+
+Chart loss_chart(const std::vector<RunRecord>& runs) {
+  Chart chart{"Loss by step",
+              {"step", false, format_step},
+              {"nats per byte", false, format_loss},
+              {},
+              {}};
+  chart.y.most = first_losses_left_out(runs);
+  const auto names = names_of(runs);
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const auto raw =
+        by_step(runs[i], [](const StepRow& row) { return row.loss; });
+    chart.series.push_back({names[i] + ", training", i % kRunColors,
+                            Series::Style::kFaintLine, raw});
+  }
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const auto raw =
+        by_step(runs[i], [](const StepRow& row) { return row.loss; });
+    chart.series.push_back({names[i] + ", training, smoothed", i % kRunColors,
+                            Series::Style::kLine, smooth(raw)});
+    std::vector<Point> held_out;
+    for (const ValidationRow& row : runs[i].validations) {
+      held_out.push_back({static_cast<double>(row.step), row.val_loss});
+    }
+    chart.series.push_back({names[i] + ", held-out text", i % kRunColors,
+                            Series::Style::kDots, held_out});
+    if (chart.markers.empty()) chart.markers = phase_changes(runs[i]);
+  }
+  return chart;
+}
+
+Chart loss_by_bytes_chart(const std::vector<RunRecord>& runs) {
+  Chart chart{"Loss on held-out text by bytes sent",
+              {"bytes sent per rank so far", true, format_byte_tick},
+              {"nats per byte, held-out text", false, format_loss},
+              {},
+              {}};
+  const auto names = names_of(runs);
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    std::vector<Point> points;
+    double sent = 0;
+    std::size_t next = 0;
+    for (const StepRow& row : runs[i].steps) {
+      sent += static_cast<double>(row.bytes_sent);
+      const auto& rows = runs[i].validations;
+      for (; next < rows.size() && rows[next].step == row.step; ++next) {
+        points.push_back({sent, rows[next].val_loss});
+      }
+    }
+    chart.series.push_back(
+        {names[i], i % kRunColors, Series::Style::kDottedLine, points});
+  }
+  return chart;
+}
+
+Chart bytes_chart(const std::vector<RunRecord>& runs) {
+  Chart chart{"Bytes sent per step",
+              {"step", false, format_step},
+              {"bytes sent per rank and step", true, format_byte_tick},
+              {},
+              {}};
+  const auto names = names_of(runs);
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    chart.series.push_back({names[i], i % kRunColors, Series::Style::kLine,
+                            by_step(runs[i], [](const StepRow& row) {
+                              return static_cast<double>(row.bytes_sent);
+                            })});
+  }
+  return chart;
+}
+
+Chart time_chart(const std::vector<RunRecord>& runs) {
+  Chart chart{"Time per step",
+              {"step", false, format_step},
+              {"milliseconds per step, smoothed", false, format_milliseconds},
+              {},
+              {}};
+  const auto names = names_of(runs);
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    chart.series.push_back({names[i], i % kRunColors, Series::Style::kLine,
+                            smooth(by_step(runs[i], [](const StepRow& row) {
+                              return row.seconds * 1e3;
+                            }))});
+  }
+  return chart;
+}
+
+}  // namespace thinwire::train_gpt

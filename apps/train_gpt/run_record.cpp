@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/train_gpt/run_record.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "thinwire/core/error.h"
+
+namespace thinwire::train_gpt {
+namespace {
+
+namespace fs = std::filesystem;
+// Keys in the order in which people read them.
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kMetrics = "metrics.jsonl";
+constexpr const char* kSummary = "summary.json";
+constexpr const char* kConfig = "config.json";
+constexpr const char* kReport = "report.html";
+
+[[noreturn]] void fail(const fs::path& path, const std::string& why) {
+  throw Error(ErrorCode::kUnavailable,
+              fmt::format("{}: {}", path.string(), why));
+}
+
+// JSON has no NaN: null stands for it.
+double number(const Json& object, const char* key) {
+  const Json& value = object.at(key);
+  return value.is_null() ? std::numeric_limits<double>::quiet_NaN()
+                         : value.get<double>();
+}
+
+Json to_json(const StepRow& row) {
+  return {{"step", row.step},      {"loss", row.loss},
+          {"lr", row.lr},          {"phase", row.phase},
+          {"tokens", row.tokens},  {"bytes_sent", row.bytes_sent},
+          {"seconds", row.seconds}};
+}
+
+Json to_json(const Summary& summary) {
+  return {{"optimizer", summary.optimizer},
+          {"semantics", summary.semantics},
+          {"ranks", summary.ranks},
+          {"steps", summary.steps},
+          {"params", summary.params},
+          {"final_val_loss", summary.final_val_loss},
+          {"final_val_bits_per_byte", summary.final_val_bits_per_byte},
+          {"bytes_sent_per_rank", summary.bytes_sent_per_rank},
+          {"seconds", summary.seconds},
+          {"tokens_per_second", summary.tokens_per_second},
+          {"params_checksum", summary.params_checksum}};
+}
+
+// As --config reads it.
+Json to_json(const Settings& settings, const std::vector<std::string>& data) {
+  Json flags = {{"data", data}};
+  for (const auto& [name, value] : settings) {
+    Json parsed = Json::parse(value, nullptr, /*allow_exceptions=*/false);
+    flags[name] = parsed.is_number() ? std::move(parsed) : Json(value);
+  }
+  return {{"train_gpt", std::move(flags)}};
+}
+
+std::ifstream open_to_read(const fs::path& path) {
+  std::ifstream file(path);
+  if (!file)
+    fail(path, fmt::format("cannot be read: {}", std::strerror(errno)));
+  return file;
+}
+
+Summary read_summary(const Json& json) {
+  return {.optimizer = json.at("optimizer"),
+          .semantics = json.at("semantics"),
+          .ranks = json.at("ranks"),
+          .steps = json.at("steps"),
+          .params = json.at("params"),
+          .final_val_loss = number(json, "final_val_loss"),
+          .final_val_bits_per_byte = number(json, "final_val_bits_per_byte"),
+          .bytes_sent_per_rank = json.at("bytes_sent_per_rank"),
+          .seconds = json.at("seconds"),
+          .tokens_per_second = json.at("tokens_per_second"),
+          .params_checksum = json.at("params_checksum")};
+}
+
+void read_metrics(std::istream& file, RunRecord& run) {
+  for (std::string line; std::getline(file, line);) {
+    const Json row = Json::parse(line);
+    if (row.contains("val_loss")) {
+      run.validations.push_back({row.at("step"), number(row, "val_loss")});
+    } else {
+      run.steps.push_back({.step = row.at("step"),
+                           .loss = number(row, "loss"),
+                           .lr = row.at("lr"),
+                           .phase = row.at("phase"),
+                           .tokens = row.at("tokens"),
+                           .bytes_sent = row.at("bytes_sent"),
+                           .seconds = row.at("seconds")});
+    }
+  }
+}
+
+// Runs `read` on the opened file and names the file if it is not what it
+// should be.
+template <class Read>
+void read_json(const fs::path& path, Read&& read) {
+  std::ifstream file = open_to_read(path);
+  try {
+    read(file);
+  } catch (const nlohmann::json::exception& error) {
+    fail(path, fmt::format("is not what train_gpt writes: {}", error.what()));
+  }
+}
+
+}  // namespace
+
+double RunRecord::bytes_per_step(std::string_view phase) const {
+  double sum = 0;
+  double count = 0;
+  for (const StepRow& row : steps) {
+    if (row.phase != phase) continue;
+    sum += static_cast<double>(row.bytes_sent);
+    ++count;
+  }
+  return count > 0 ? sum / count : 0;
+}
+
+RunWriter::RunWriter(fs::path folder, Settings settings,
+                     const std::vector<std::string>& data)
+    : folder_(std::move(folder)) {
+  run_.settings = std::move(settings);
+  std::error_code error;
+  fs::create_directories(folder_, error);
+  if (error) fail(folder_, fmt::format("cannot be made: {}", error.message()));
+  for (const char* old : {kSummary, kReport}) fs::remove(folder_ / old, error);
+  write_file(folder_ / kConfig, to_json(run_.settings, data).dump(2) + "\n");
+  metrics_.open(folder_ / kMetrics, std::ios::trunc);
+  if (!metrics_) fail(folder_ / kMetrics, std::strerror(errno));
+}
+
+void RunWriter::write_line(const std::string& line) {
+  metrics_ << line << '\n';
+  if (!metrics_.flush()) fail(folder_ / kMetrics, "cannot be written to");
+}
+
+void RunWriter::add(StepRow row) {
+  write_line(to_json(row).dump());
+  run_.steps.push_back(std::move(row));
+}
+
+void RunWriter::add(ValidationRow row) {
+  write_line(Json{{"step", row.step}, {"val_loss", row.val_loss}}.dump());
+  run_.validations.push_back(row);
+}
+
+const RunRecord& RunWriter::finish(Summary summary) {
+  run_.summary = std::move(summary);
+  write_file(folder_ / kSummary, to_json(run_.summary).dump(2) + "\n");
+  return run_;
+}
+
+RunRecord read_run(const fs::path& folder) {
+  RunRecord run;
+  read_json(folder / kSummary, [&](std::istream& file) {
+    run.summary = read_summary(Json::parse(file));
+  });
+  read_json(folder / kMetrics,
+            [&](std::istream& file) { read_metrics(file, run); });
+  read_json(folder / kConfig, [&](std::istream& file) {
+    const Json config = Json::parse(file);
+    for (const auto& [name, value] : config.at("train_gpt").items()) {
+      if (value.is_array())
+        continue;  // The data: paths mean nothing elsewhere.
+      run.settings.emplace_back(
+          name, value.is_string() ? value.get<std::string>() : value.dump());
+    }
+  });
+  return run;
+}
+
+void write_file(const fs::path& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << text;
+  file.close();
+  if (!file)
+    fail(path, fmt::format("cannot be written: {}", std::strerror(errno)));
+}
+
+}  // namespace thinwire::train_gpt

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace thinwire::train_gpt {
+
+/// One line of metrics.jsonl: a training step, all its numbers of that step.
+struct StepRow {
+  std::int64_t step = 0;
+  double loss = 0;  ///< Nats per byte, mean over ranks, before the update.
+  double lr = 0;
+  std::string phase;             ///< "exact", "compressed".
+  std::uint64_t tokens = 0;      ///< Bytes predicted, all ranks together.
+  std::uint64_t bytes_sent = 0;  ///< By the optimizer, on rank 0.
+  double seconds = 0;
+};
+
+/// Another line of metrics.jsonl: a validation after that step.
+struct ValidationRow {
+  std::int64_t step = 0;
+  double val_loss = 0;  ///< Nats per byte.
+};
+
+/// summary.json.
+struct Summary {
+  std::string optimizer;
+  std::string semantics;
+  int ranks = 1;
+  std::int64_t steps = 0;
+  std::uint64_t params = 0;
+  double final_val_loss = 0;  ///< Nats per byte.
+  double final_val_bits_per_byte = 0;
+  std::uint64_t bytes_sent_per_rank = 0;  ///< By the optimizer, on rank 0.
+  double seconds = 0;  ///< Of all steps; validation not counted.
+  double tokens_per_second = 0;
+  std::string params_checksum;
+};
+
+using Settings = std::vector<std::pair<std::string, std::string>>;
+
+/// All that is known of a run.
+struct RunRecord {
+  Summary summary;
+  Settings settings;
+  std::vector<StepRow> steps;
+  std::vector<ValidationRow> validations;
+
+  /// Mean bytes of a step in this phase; 0 if there was none.
+  [[nodiscard]] double bytes_per_step(std::string_view phase) const;
+};
+
+/// Writes a run's folder while it goes on. Failures to write throw
+/// Error(kUnavailable) naming the file.
+class RunWriter {
+ public:
+  /// Creates the folder and an empty metrics.jsonl; results of an earlier run
+  /// there are removed.
+  RunWriter(std::filesystem::path folder, Settings settings,
+            const std::vector<std::string>& data);
+
+  void add(StepRow row);
+  void add(ValidationRow row);
+  /// Writes summary.json. The record of the whole run stays here.
+  const RunRecord& finish(Summary summary);
+
+ private:
+  void write_line(const std::string& line);
+
+  std::filesystem::path folder_;
+  std::ofstream metrics_;
+  RunRecord run_;
+};
+
+/// Reads back what RunWriter wrote. Throws Error(kUnavailable) naming the file
+/// that is missing or torn.
+[[nodiscard]] RunRecord read_run(const std::filesystem::path& folder);
+
+/// Writes a whole file; throws Error(kUnavailable).
+void write_file(const std::filesystem::path& path, const std::string& text);
+
+}  // namespace thinwire::train_gpt

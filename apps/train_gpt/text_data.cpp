@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/train_gpt/text_data.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "thinwire/core/error.h"
+
+namespace thinwire::train_gpt {
+namespace {
+
+constexpr std::size_t kHoldOutPart = 10;  // the last tenth
+
+// splitmix64 (Steele et al., OOPSLA 2014): a bijection that mixes all bits.
+std::uint64_t mix(std::uint64_t value) {
+  value += 0x9e3779b97f4a7c15u;
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
+  return value ^ (value >> 31);
+}
+
+// In [0, bound); the bias of the remainder is below bound / 2^64.
+std::size_t draw(std::uint64_t seed, std::uint64_t number, std::size_t bound) {
+  return mix(mix(seed) + number) % bound;
+}
+
+std::vector<std::uint8_t> read_file(const std::string& path) {
+  const auto refuse = [&](const std::string& why) {
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("--data: cannot read '{}': {}", path, why));
+  };
+  if (std::filesystem::is_directory(path)) refuse("it is a folder");
+  std::ifstream file(path, std::ios::binary);
+  if (!file) refuse(std::strerror(errno));
+  std::vector<std::uint8_t> bytes((std::istreambuf_iterator<char>(file)),
+                                  std::istreambuf_iterator<char>());
+  if (file.bad()) refuse(std::strerror(errno));
+  return bytes;
+}
+
+}  // namespace
+
+TextData TextData::load(const std::vector<std::string>& paths,
+                        std::size_t context) {
+  std::vector<Text> texts;
+  for (const auto& path : paths) texts.push_back({.bytes = read_file(path)});
+  return TextData(std::move(texts), context);
+}
+
+TextData TextData::of(const std::vector<std::string>& contents,
+                      std::size_t context) {
+  std::vector<Text> texts;
+  for (const auto& content : contents) {
+    texts.push_back({.bytes = {content.begin(), content.end()}});
+  }
+  return TextData(std::move(texts), context);
+}
+
+TextData::TextData(std::vector<Text> texts, std::size_t context)
+    : texts_(std::move(texts)), context_(context) {
+  for (Text& text : texts_) {
+    text.training = text.bytes.size() - text.bytes.size() / kHoldOutPart;
+    text.starts = text.training > context ? text.training - context : 0;
+    starts_ += text.starts;
+  }
+  choose_validation();
+  if (starts_ == 0 || validation_.empty()) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("--data: too little text: {} bytes in {} files leave no "
+                    "window of {} bytes for {}; give one file of {} bytes or "
+                    "more, or a smaller --context",
+                    total_bytes(), texts_.size(), context + 1,
+                    starts_ == 0 ? "training" : "validation",
+                    (context + 1) * kHoldOutPart));
+  }
+}
+
+void TextData::choose_validation() {
+  std::vector<Window> all;
+  for (std::size_t i = 0; i < texts_.size(); ++i) {
+    const Text& text = texts_[i];
+    // Neighbours share one byte: the last target of one is read by the next.
+    for (std::size_t begin = text.training;
+         begin + context_ < text.bytes.size(); begin += context_) {
+      all.push_back({i, begin});
+    }
+  }
+  const std::size_t wanted = (kValidationBytes + context_ - 1) / context_;
+  const std::size_t count = std::min(wanted, all.size());
+  for (std::size_t i = 0; i < count; ++i) {
+    validation_.push_back(all[i * all.size() / count]);
+  }
+}
+
+void TextData::append(std::size_t text, std::size_t begin, Batch& batch) const {
+  const auto first =
+      texts_[text].bytes.begin() + static_cast<std::ptrdiff_t>(begin);
+  batch.bytes.insert(batch.bytes.end(), first,
+                     first + static_cast<std::ptrdiff_t>(context_ + 1));
+  ++batch.sequences;
+}
+
+Batch TextData::training_batch(const Shard& shard, std::int64_t step) const {
+  Batch batch{.sequences = 0, .context = context_, .bytes = {}};
+  const std::uint64_t first =
+      (static_cast<std::uint64_t>(step) * shard.world_size + shard.rank) *
+      shard.sequences;
+  for (std::size_t i = 0; i < shard.sequences; ++i) {
+    std::size_t begin = draw(shard.seed, first + i, starts_);
+    std::size_t text = 0;
+    while (begin >= texts_[text].starts) begin -= texts_[text++].starts;
+    append(text, begin, batch);
+  }
+  return batch;
+}
+
+Batch TextData::validation_batch(std::size_t first, std::size_t count) const {
+  Batch batch{.sequences = 0, .context = context_, .bytes = {}};
+  for (std::size_t i = first; i < first + count; ++i) {
+    append(validation_[i].text, validation_[i].begin, batch);
+  }
+  return batch;
+}
+
+std::size_t TextData::training_bytes() const noexcept {
+  std::size_t sum = 0;
+  for (const Text& text : texts_) sum += text.training;
+  return sum;
+}
+
+std::size_t TextData::total_bytes() const noexcept {
+  std::size_t sum = 0;
+  for (const Text& text : texts_) sum += text.bytes.size();
+  return sum;
+}
+
+std::uint64_t TextData::hash() const {
+  std::uint64_t hash = 0;
+  for (const Text& text : texts_) {
+    hash = XXH3_64bits_withSeed(text.bytes.data(), text.bytes.size(),
+                                mix(hash + text.bytes.size()));
+  }
+  return hash;
+}
+
+Piece piece_of(std::size_t windows, std::size_t rank, std::size_t world_size) {
+  const std::size_t first = windows * rank / world_size;
+  return {first, windows * (rank + 1) / world_size - first};
+}
+
+}  // namespace thinwire::train_gpt

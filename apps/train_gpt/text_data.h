@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "apps/train_gpt/batch.h"
+
+namespace thinwire::train_gpt {
+
+/// Which sequences of a step this rank takes.
+struct Shard {
+  std::uint64_t seed = 0;
+  std::size_t rank = 0;
+  std::size_t world_size = 1;
+  std::size_t sequences = 1;  ///< Of this rank, per step.
+};
+
+/// Files as bytes, each cut into its first nine tenths for training and the
+/// rest for validation. No window crosses a cut or the end of a file.
+///
+/// Training: sequence number k = (step * world_size + rank) * sequences + i
+/// begins at a place drawn from (seed, k) alone, uniformly over all places. So
+/// a step's global batch depends on the seed and its total size only, and the
+/// ranks of a step never share a draw.
+///
+/// Validation: the held-out parts are cut into windows that do not overlap; of
+/// them evenly spaced ones are taken, 64 KiB of predictions in all, or all
+/// there are. The ranks take neighbouring windows, in rank order.
+class TextData {
+ public:
+  static constexpr std::size_t kValidationBytes = 64 * 1024;
+
+  /// Reads the files. Throws Error(kUnavailable) naming a file that cannot be
+  /// read and Error(kInvalidArgument) if there is too little text for one
+  /// training window and one validation window.
+  static TextData load(const std::vector<std::string>& paths,
+                       std::size_t context);
+  /// The same of texts in memory.
+  static TextData of(const std::vector<std::string>& texts,
+                     std::size_t context);
+
+  /// Sequences of one step (1, 2, ...) for one rank.
+  [[nodiscard]] Batch training_batch(const Shard& shard,
+                                     std::int64_t step) const;
+
+  /// Of all ranks together, >= 1.
+  [[nodiscard]] std::size_t validation_windows() const noexcept {
+    return validation_.size();
+  }
+  /// Validation windows [first, first + count) as one batch.
+  [[nodiscard]] Batch validation_batch(std::size_t first,
+                                       std::size_t count) const;
+
+  [[nodiscard]] std::size_t training_bytes() const noexcept;
+  [[nodiscard]] std::size_t total_bytes() const noexcept;
+  /// XXH3-64 of the bytes and cuts: what ranks compare.
+  [[nodiscard]] std::uint64_t hash() const;
+
+ private:
+  struct Text {
+    std::vector<std::uint8_t> bytes;
+    std::size_t training = 0;  // Bytes before the cut.
+    std::size_t starts = 0;    // Places where a training window may begin.
+  };
+
+  TextData(std::vector<Text> texts, std::size_t context);
+  void choose_validation();
+  void append(std::size_t text, std::size_t begin, Batch& batch) const;
+
+  std::vector<Text> texts_;
+  std::size_t context_ = 0;
+  std::size_t starts_ = 0;
+  struct Window {
+    std::size_t text = 0;
+    std::size_t begin = 0;
+  };
+  std::vector<Window> validation_;
+};
+
+/// Windows [first, first + count) of `windows` belong to `rank`: pieces whose
+/// lengths differ by one at most.
+struct Piece {
+  std::size_t first = 0;
+  std::size_t count = 0;
+};
+[[nodiscard]] Piece piece_of(std::size_t windows, std::size_t rank,
+                             std::size_t world_size);
+
+}  // namespace thinwire::train_gpt

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/train_gpt/trainer.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <numbers>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "apps/train_gpt/agreed_failure.h"
+#include "apps/train_gpt/model.h"
+#include "apps/train_gpt/optimizers.h"
+#include "apps/train_gpt/progress.h"
+#include "apps/train_gpt/report.h"
+#include "apps/train_gpt/run_record.h"
+#include "apps/train_gpt/schedule.h"
+#include "apps/train_gpt/text_data.h"
+#include "thinwire/comm/agreement.h"
+#include "thinwire/core/error.h"
+
+namespace thinwire::train_gpt {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::int64_t kValidations = 10;  // in one run
+// Losses stay with their ranks for so many steps, then travel together.
+constexpr std::size_t kLossesPerExchange = 10;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+ModelShape shape_of(const Options& options) {
+  return {.layers = static_cast<std::size_t>(options.layers),
+          .width = static_cast<std::size_t>(options.width),
+          .heads = static_cast<std::size_t>(options.heads),
+          .context = static_cast<std::size_t>(options.context)};
+}
+
+Shard shard_of(const Options& options, const comm::Communicator& comm) {
+  return {.seed = options.seed,
+          .rank = static_cast<std::size_t>(comm.rank()),
+          .world_size = static_cast<std::size_t>(comm.size()),
+          .sequences = static_cast<std::size_t>(options.batch)};
+}
+
+// What all ranks must have in common.
+std::string agreement(const Options& options, const TextData& data) {
+  std::string text = fmt::format("data {:016x}\n", data.hash());
+  for (const auto& [name, value] : settings_of(options)) {
+    text += fmt::format("{} {}\n", name, value);
+  }
+  return text;
+}
+
+class Trainer {
+ public:
+  Trainer(const Options& options, comm::Communicator& comm);
+
+  // Local; throws what stops the run before it begins.
+  void prepare();
+  void run();
+
+ private:
+  [[nodiscard]] bool is_first() const { return comm_.rank() == 0; }
+  void begin();
+  void step(std::int64_t step);
+  void share_losses();
+  [[nodiscard]] double validate();
+  void finish(double val_loss);
+
+  const Options& options_;
+  comm::Communicator& comm_;
+  const Schedule schedule_;
+  const Shard shard_;
+  Model model_;
+  std::optional<TextData> data_;
+  std::optional<RunWriter> writer_;  // Of rank 0.
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  Progress progress_;
+  std::vector<StepRow> unshared_;  // Their losses are this rank's own.
+  double newest_loss_ = 0;         // Mean over ranks.
+  double tokens_ = 0;              // Of all ranks, so far.
+  Summary summary_;
+};
+
+Trainer::Trainer(const Options& options, comm::Communicator& comm)
+    : options_(options),
+      comm_(comm),
+      schedule_{options.lr, options.warmup_steps, options.steps},
+      shard_(shard_of(options, comm)),
+      model_(shape_of(options)),
+      progress_(std::cerr,
+                comm.rank() == 0 ? Progress::style_for_stderr(options.quiet)
+                                 : Progress::Style::kNone,
+                options.optimizer, options.steps) {}
+
+void Trainer::prepare() {
+  data_ = TextData::load(options_.data, model_.context());
+  find_optimizer(options_.optimizer)->validate(options_, model_.layout());
+  if (is_first()) {
+    writer_.emplace(options_.out, settings_of(options_), options_.data);
+  }
+}
+
+void Trainer::begin() {
+  comm::require_same(comm_, "settings and data of train_gpt",
+                     agreement(options_, *data_));
+  if (is_first()) model_.initialize(options_.seed);
+  comm_.broadcast(model_.params(), 0);
+  optimizer_ = find_optimizer(options_.optimizer)
+                   ->make(options_, model_.layout(), comm_);
+}
+
+void Trainer::step(std::int64_t step) {
+  if (const char* reason = comm::interrupted()) {
+    throw Error(ErrorCode::kCommFailure, reason);
+  }
+  const Clock::time_point start = Clock::now();
+  const Batch batch = data_->training_batch(shard_, step);
+  const double loss = model_.backward(batch);
+  const double lr = schedule_.learning_rate(step);
+  optimizer_->set_learning_rate(lr);
+  const optim::StepReport report =
+      optimizer_->step(model_.params(), model_.grads());
+  unshared_.push_back(
+      {.step = step,
+       .loss = loss,
+       .lr = lr,
+       .phase = std::string(to_string(report.phase)),
+       .tokens = batch.sequences * batch.context * shard_.world_size,
+       .bytes_sent = report.bytes_sent,
+       .seconds = seconds_since(start)});
+}
+
+void Trainer::share_losses() {
+  std::vector<double> mine;
+  for (const StepRow& row : unshared_) mine.push_back(row.loss);
+  std::vector<double> all(mine.size() * shard_.world_size);
+  comm_.all_gather(mine, all);
+  for (std::size_t i = 0; i < unshared_.size(); ++i) {
+    StepRow& row = unshared_[i];
+    row.loss = 0;
+    for (std::size_t rank = 0; rank < shard_.world_size; ++rank) {
+      row.loss += all[rank * mine.size() + i];
+    }
+    row.loss /= static_cast<double>(shard_.world_size);
+    summary_.bytes_sent_per_rank += row.bytes_sent;
+    summary_.seconds += row.seconds;
+    tokens_ += static_cast<double>(row.tokens);
+    newest_loss_ = row.loss;
+    if (writer_) writer_->add(row);
+  }
+  unshared_.clear();
+}
+
+double Trainer::validate() {
+  const std::size_t windows = data_->validation_windows();
+  const Piece piece = piece_of(windows, shard_.rank, shard_.world_size);
+  double sum = 0;
+  for (std::size_t done = 0; done < piece.count; done += shard_.sequences) {
+    const std::size_t count = std::min(shard_.sequences, piece.count - done);
+    sum += model_.loss_sum(data_->validation_batch(piece.first + done, count));
+  }
+  std::vector<double> sums(shard_.world_size);
+  comm_.all_gather(std::span(&sum, 1), sums);
+  double total = 0;
+  for (const double of_rank : sums) total += of_rank;
+  return total / static_cast<double>(windows * model_.context());
+}
+
+void Trainer::run() {
+  begin();
+  double val_loss = 0;
+  for (std::int64_t step = 1; step <= options_.steps; ++step) {
+    this->step(step);
+    StepRow newest = unshared_.back();
+    const bool is_tenth = step * kValidations / options_.steps !=
+                          (step - 1) * kValidations / options_.steps;
+    if (is_tenth || unshared_.size() == kLossesPerExchange) share_losses();
+    if (is_tenth) {
+      val_loss = validate();
+      const ValidationRow row{step, val_loss};
+      if (writer_) writer_->add(row);
+      progress_.validation(row);
+    }
+    newest.loss = newest_loss_;
+    progress_.step(newest);
+  }
+  progress_.finish();
+  if (is_first()) finish(val_loss);
+}
+
+void Trainer::finish(double val_loss) {
+  const auto params = model_.params();
+  summary_.optimizer = options_.optimizer;
+  summary_.semantics = std::string(to_string(options_.semantics));
+  summary_.ranks = comm_.size();
+  summary_.steps = options_.steps;
+  summary_.params = params.size();
+  summary_.final_val_loss = val_loss;
+  summary_.final_val_bits_per_byte = val_loss / std::numbers::ln2;
+  summary_.tokens_per_second = tokens_ / summary_.seconds;
+  summary_.params_checksum =
+      fmt::format("{:016x}", XXH3_64bits(params.data(), params.bytes()));
+  const std::vector<RunRecord> runs = {writer_->finish(summary_)};
+  const auto report = std::filesystem::path(options_.out) / "report.html";
+  write_file(report, render_report(runs));
+  std::cout << render_table(runs);
+  if (optimizer_->skipped_steps() > 0) {
+    std::cout << fmt::format(
+        "{} of {} steps were skipped: a gradient was not finite\n",
+        optimizer_->skipped_steps(), options_.steps);
+  }
+  std::cout << "report: " << report.string() << '\n';
+  if (!std::isfinite(val_loss)) {
+    throw AgreedFailure(
+        "the loss is not finite at the end: give a smaller --lr, or a --clip");
+  }
+}
+
+}  // namespace
+
+bool train(const Options& options, comm::Communicator& comm) {
+  Trainer trainer(options, comm);
+  if (!prepare_everywhere(comm, [&] { trainer.prepare(); })) return false;
+  trainer.run();
+  return true;
+}
+
+}  // namespace thinwire::train_gpt

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/train_gpt/options.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "apps/train_gpt/config_file.h"
+#include "apps/train_gpt/usage_error.h"
+#include "thinwire/optim/onebit_adam.h"
+
+namespace thinwire::train_gpt {
+namespace {
+
+Invocation parse_all(std::vector<const char*> arguments) {
+  CLI::App app("", "train_gpt");
+  CommandLine command_line(app);
+  arguments.insert(arguments.begin(), "train_gpt");
+  app.parse(static_cast<int>(arguments.size()), arguments.data());
+  return command_line.finish();
+}
+
+Options parse(std::vector<const char*> arguments) {
+  arguments.insert(arguments.begin(), {"--data", "a.txt"});
+  return parse_all(std::move(arguments)).options;
+}
+
+// Expects wrong usage whose message has all of `parts`.
+template <class Call>
+void expect_usage_error(std::initializer_list<const char*> parts, Call&& call) {
+  try {
+    (void)call();
+  } catch (const CLI::ParseError& error) {
+    EXPECT_NE(error.get_exit_code(), 0);
+    for (const char* part : parts) {
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
+          << "\"" << part << "\" is not in: " << error.what();
+    }
+    return;
+  }
+  ADD_FAILURE() << "no error was thrown";
+}
+
+class ConfigFile : public ::testing::Test {
+ protected:
+  void write(const std::string& text) { std::ofstream(path) << text; }
+  void TearDown() override { std::filesystem::remove(path); }
+
+  const std::string path =
+      std::filesystem::temp_directory_path() /
+      ("thinwire_options_test_" +
+       std::string(
+           ::testing::UnitTest::GetInstance()->current_test_info()->name()) +
+       ".json");
+};
+
+TEST(CommandLine, DefaultsAreTheDemos) {
+  const Options options = parse({});
+  EXPECT_EQ(options.data, std::vector<std::string>{"a.txt"});
+  EXPECT_EQ(options.optimizer, "onebit_adam");
+  EXPECT_EQ(options.layers, 4);
+  EXPECT_EQ(options.width, 128);
+  EXPECT_EQ(options.heads, 4);
+  EXPECT_EQ(options.context, 64);
+  EXPECT_EQ(options.batch, 8);
+  EXPECT_EQ(options.steps, 500);
+  EXPECT_EQ(options.lr, 1.5e-3);
+  EXPECT_EQ(options.warmup_steps, 50);
+  EXPECT_EQ(options.clip, 1.0);
+  EXPECT_EQ(options.weight_decay, 0);
+  EXPECT_EQ(options.freeze_step, 100);
+  EXPECT_EQ(options.semantics, optim::Semantics::kCorrected);
+}
+
+TEST(CommandLine, ReadsEveryFlag) {
+  const Options options = parse({"b.txt",
+                                 "--optimizer",
+                                 "adam",
+                                 "--steps",
+                                 "30",
+                                 "--batch=2",
+                                 "--context",
+                                 "16",
+                                 "--layers",
+                                 "2",
+                                 "--width",
+                                 "24",
+                                 "--heads",
+                                 "3",
+                                 "--lr",
+                                 "2e-3",
+                                 "--warmup-steps",
+                                 "0",
+                                 "--weight-decay",
+                                 "0.1",
+                                 "--clip",
+                                 "0",
+                                 "--seed",
+                                 "7",
+                                 "--freeze-step",
+                                 "auto",
+                                 "--out",
+                                 "o",
+                                 "--quiet",
+                                 "--comm",
+                                 "local",
+                                 "--ranks",
+                                 "3"});
+  EXPECT_EQ(options.data, (std::vector<std::string>{"a.txt", "b.txt"}));
+  EXPECT_EQ(options.optimizer, "adam");
+  EXPECT_EQ(options.steps, 30);
+  EXPECT_EQ(options.batch, 2);
+  EXPECT_EQ(options.context, 16);
+  EXPECT_EQ(options.layers, 2);
+  EXPECT_EQ(options.width, 24);
+  EXPECT_EQ(options.heads, 3);
+  EXPECT_EQ(options.lr, 2e-3);
+  EXPECT_EQ(options.warmup_steps, 0);
+  EXPECT_EQ(options.weight_decay, 0.1);
+  EXPECT_EQ(options.clip, 0);
+  EXPECT_EQ(options.seed, 7u);
+  EXPECT_EQ(options.freeze_step, optim::kAutoFreeze);
+  EXPECT_EQ(options.out, "o");
+  EXPECT_TRUE(options.quiet);
+  EXPECT_EQ(options.comm, CommChoice::kLocal);
+  EXPECT_EQ(options.ranks, 3);
+}
+
+TEST(CommandLine, TheLaterOfTwoValuesCounts) {
+  EXPECT_EQ(parse({"--steps", "3", "--steps", "5"}).steps, 5);
+}
+
+TEST(CommandLine, NamesFlagRangeAndValue) {
+  expect_usage_error({"--data", "missing"}, [] { return parse_all({}); });
+  expect_usage_error({"--optimizer", "adam, onebit_adam", "'sgd'"}, [] {
+    return parse({"--optimizer", "sgd"});
+  });
+  for (const char* flag : {"--steps", "--batch", "--context", "--layers",
+                           "--width", "--heads", "--freeze-step"}) {
+    expect_usage_error({flag, "1 .. 2147483647", "got 0"}, [&] {
+      return parse({flag, "0"});
+    });
+  }
+  expect_usage_error({"--warmup-steps", "0 .. ", "-1"}, [] {
+    return parse({"--warmup-steps", "-1"});
+  });
+  for (const char* flag : {"--lr", "--weight-decay", "--clip"}) {
+    expect_usage_error({flag, "at least 0", "-1"}, [&] {
+      return parse({flag, "-1"});
+    });
+    expect_usage_error({flag, "finite", "nan"}, [&] {
+      return parse({flag, "nan"});
+    });
+  }
+  expect_usage_error({"--heads", "divisor of --width 128", "got 3"}, [] {
+    return parse({"--heads", "3"});
+  });
+  expect_usage_error({"--steps", "many"}, [] {
+    return parse({"--steps", "many"});
+  });
+  expect_usage_error({"--freeze-step", "auto", "'soon'"}, [] {
+    return parse({"--freeze-step", "soon"});
+  });
+  expect_usage_error({"--semantics", "corrected or deepspeed", "'exact'"}, [] {
+    return parse({"--semantics", "exact"});
+  });
+  expect_usage_error({"--comm", "local or mpi", "'tcp'"}, [] {
+    return parse({"--comm", "tcp"});
+  });
+  expect_usage_error({"--ranks", "1 .. 1024", "got 0"}, [] {
+    return parse({"--comm", "local", "--ranks", "0"});
+  });
+}
+
+TEST(CommandLine, RefusesCombinationsThatMeanNothing) {
+  expect_usage_error({"--ranks needs --comm local"}, [] {
+    return parse({"--ranks", "2"});
+  });
+  expect_usage_error({"--semantics", "corrected with --freeze-step auto"}, [] {
+    return parse({"--semantics", "deepspeed", "--freeze-step", "auto"});
+  });
+  expect_usage_error({"--compare needs --out"}, [] {
+    return parse_all({"--compare", "a", "b"});
+  });
+}
+
+TEST(CommandLine, UnknownFlagsNameTheNearest) {
+  expect_usage_error({"--warmup", "nearest is --warmup-steps"}, [] {
+    return parse({"--warmup", "3"});
+  });
+  expect_usage_error({"no flag --step;", "--steps"},
+                     [] { return parse({"--step=3"}); });
+}
+
+TEST(CommandLine, LaterFlagsAreRefusedAndNotListed) {
+  expect_usage_error({"--save-every", "not in this version"}, [] {
+    return parse({"--save-every", "10"});
+  });
+  expect_usage_error({"--resume", "not in this version"}, [] {
+    return parse({"--resume", "out"});
+  });
+  CLI::App app("", "train_gpt");
+  const CommandLine command_line(app);
+  EXPECT_EQ(app.help().find("--resume"), std::string::npos);
+  EXPECT_NE(app.help().find("--freeze-step"), std::string::npos);
+}
+
+TEST(CommandLine, CompareTakesFolders) {
+  const Invocation invocation =
+      parse_all({"--compare", "a", "b", "--out", "c"});
+  EXPECT_EQ(invocation.compare, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(invocation.options.out, "c");
+}
+
+TEST_F(ConfigFile, GivesWhatFlagsDoNot) {
+  write(R"({"train_gpt": {"data": ["x", "y"], "steps": 30, "lr": 0.002,
+            "warmup_steps": 5, "weight-decay": 0, "freeze_step": "auto",
+            "quiet": true, "seed": 12}})");
+  const Options options =
+      parse_all({"--config", path.c_str(), "--seed", "3"}).options;
+  EXPECT_EQ(options.data, (std::vector<std::string>{"x", "y"}));
+  EXPECT_EQ(options.steps, 30);
+  EXPECT_EQ(options.lr, 0.002);
+  EXPECT_EQ(options.warmup_steps, 5);
+  EXPECT_EQ(options.freeze_step, optim::kAutoFreeze);
+  EXPECT_TRUE(options.quiet);
+  EXPECT_EQ(options.seed, 3u);  // flags win
+}
+
+TEST_F(ConfigFile, IsCheckedLikeFlags) {
+  const auto parse_config_file = [this] {
+    return parse({"--config", path.c_str()});
+  };
+  write(R"({"train_gpt": {"step": 30}})");
+  expect_usage_error({path.c_str(), "no key 'step'", "'steps'"},
+                     parse_config_file);
+  write(R"({"train_gpt": {"steps": "many"}})");
+  expect_usage_error({path.c_str(), "--steps", "many"}, parse_config_file);
+  write(R"({"train_gpt": {"steps": 0}})");
+  expect_usage_error({"--steps", "got 0"}, parse_config_file);
+  write(R"({"train_gpt": {"steps": {"a": 1}}})");
+  expect_usage_error({"train_gpt.steps", "must be a number"},
+                     parse_config_file);
+  write(R"({"train_gpt": {"help": true}})");
+  expect_usage_error({"no key 'help'"}, parse_config_file);
+  write(R"({"train_gpt": {"resume": "out"}})");
+  expect_usage_error({"no key 'resume'"}, parse_config_file);
+  write(R"({"optimizer": {"type": "OneBitAdam"}})");
+  expect_usage_error({"'optimizer' is not supported yet"}, parse_config_file);
+  write(R"({"train_gpt": )");
+  expect_usage_error({path.c_str(), "parse error"}, parse_config_file);
+  write("[]");
+  expect_usage_error({"must be an object"}, parse_config_file);
+  std::filesystem::remove(path);
+  expect_usage_error({"--config: cannot read", path.c_str()},
+                     parse_config_file);
+}
+
+TEST(Nearest, CountsEdits) {
+  EXPECT_EQ(nearest("stpes", {"seed", "steps", "batch"}), "steps");
+  EXPECT_EQ(nearest("", {"batch", "lr"}), "lr");
+  EXPECT_EQ(nearest("lr", {"lr"}), "lr");
+  EXPECT_EQ(nearest("warmup", {"help", "warmup-steps"}), "warmup-steps");
+}
+
+TEST(SettingsOf, HasWhatDecidesTheResult) {
+  Options options;
+  options.freeze_step = optim::kAutoFreeze;
+  const auto settings = settings_of(options);
+  EXPECT_EQ(settings.front(),
+            (std::pair<std::string, std::string>{"optimizer", "onebit_adam"}));
+  EXPECT_EQ(settings[2].second, "auto");
+  EXPECT_EQ(settings.size(), 14u);
+}
+
+}  // namespace
+}  // namespace thinwire::train_gpt

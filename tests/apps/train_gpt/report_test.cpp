@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/train_gpt/report.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "apps/train_gpt/chart.h"
+#include "apps/train_gpt/units.h"
+
+namespace thinwire::train_gpt {
+namespace {
+
+RunRecord make_run(const std::string& optimizer, std::int64_t steps) {
+  RunRecord run;
+  run.summary = {.optimizer = optimizer,
+                 .semantics = "corrected",
+                 .ranks = 4,
+                 .steps = steps,
+                 .params = 932'608,
+                 .final_val_loss = 1.6123,
+                 .final_val_bits_per_byte = 2.3261,
+                 .bytes_sent_per_rank = 123'456'789,
+                 .seconds = 61.25,
+                 .tokens_per_second = 16'700,
+                 .params_checksum = "0123456789abcdef"};
+  run.settings = {{"optimizer", optimizer}, {"steps", std::to_string(steps)}};
+  const bool onebit = optimizer != "adam";
+  for (std::int64_t step = 1; step <= steps; ++step) {
+    const bool compressed = onebit && step > steps / 5;
+    run.steps.push_back({step, 5.5 / static_cast<double>(step), 1e-3,
+                         compressed ? "compressed" : "exact", 2048,
+                         compressed ? 176'000u : 5'595'648u, 0.1});
+    if (step % 10 == 0) run.validations.push_back({step, 2.0});
+  }
+  return run;
+}
+
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t found = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos;
+       at = text.find(part, at + 1)) {
+    ++found;
+  }
+  return found;
+}
+
+TEST(Report, NeedsNothingFromOutside) {
+  const std::string html =
+      render_report({make_run("adam", 50), make_run("onebit_adam", 50)});
+  for (const char* part : {"http:", "https:", "src=", "href=", "@import",
+                           "url(", "<script", "<link"}) {
+    EXPECT_EQ(count(html, part), 0u) << part;
+  }
+  EXPECT_EQ(count(html, "prefers-color-scheme: dark"), 1u);
+  EXPECT_EQ(count(html, "<svg "), 4u);
+  EXPECT_EQ(count(html, "</svg>"), 4u);
+}
+
+TEST(Report, ShowsTheResultsOfEveryRun) {
+  const std::string html =
+      render_report({make_run("adam", 50), make_run("onebit_adam", 50)});
+  EXPECT_NE(html.find("Comparison of 2 runs"), std::string::npos);
+  for (const char* part :
+       {"1.6123", "2.3261", "5.60 MB", "176 KB", "31.8×", "123 MB", "61.2",
+        "0123456789abcdef", "compressed from here on"}) {
+    EXPECT_GE(count(html, part), 1u) << part;
+  }
+}
+
+TEST(Report, ARunAloneThatSentNothingHasNoChartsOfBytes) {
+  RunRecord run = make_run("adam", 20);
+  run.summary.ranks = 1;
+  run.summary.bytes_sent_per_rank = 0;
+  for (StepRow& row : run.steps) row.bytes_sent = 0;
+  const std::string html = render_report({run});
+  EXPECT_NE(html.find("Training with adam"), std::string::npos);
+  EXPECT_NE(html.find("20 steps on 1 rank<"), std::string::npos);
+  EXPECT_EQ(count(html, "<svg "), 2u);
+}
+
+TEST(Report, BearsOneStepAndLossesThatAreNotFinite) {
+  RunRecord run = make_run("adam", 1);
+  run.steps[0].loss = std::numeric_limits<double>::quiet_NaN();
+  run.summary.final_val_loss = std::numeric_limits<double>::infinity();
+  const std::string html = render_report({run, run});
+  EXPECT_EQ(count(html, "=\"nan\""), 0u);
+  EXPECT_EQ(count(html, "nan,"), 0u);
+  EXPECT_EQ(count(html, "adam (1)"), count(html, "adam (2)"));
+}
+
+TEST(Report, TableHasALineARun) {
+  const std::string table =
+      render_table({make_run("adam", 50), make_run("onebit_adam", 50)});
+  EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 3);
+  EXPECT_EQ(table.find("optimizer"), 0u);
+  EXPECT_NE(table.find("\nonebit_adam "), std::string::npos);
+  EXPECT_EQ(count(table, "176 KB"), 1u);
+}
+
+TEST(Chart, LinearTicksAreRoundAndCover) {
+  EXPECT_EQ(ticks(0, 500, false),
+            (std::vector<double>{0, 100, 200, 300, 400, 500}));
+  const std::vector<double> around = ticks(1.63, 4.97, false);
+  EXPECT_EQ(around, (std::vector<double>{1, 2, 3, 4, 5}));
+  EXPECT_EQ(ticks(3, 3, false), std::vector<double>{3});
+}
+
+TEST(Chart, LogarithmicTicksAreDecadesOrFiner) {
+  EXPECT_EQ(ticks(1e3, 1e7, true),
+            (std::vector<double>{1e3, 1e4, 1e5, 1e6, 1e7}));
+  EXPECT_EQ(ticks(10, 1000, true),
+            (std::vector<double>{10, 20, 50, 100, 200, 500, 1000}));
+}
+
+TEST(Chart, LeavesOutWhatALogarithmicAxisCannotShow) {
+  const Chart chart{
+      "t",
+      {"x", false, format_count},
+      {"y", true, format_bytes},
+      {{"s", 0, Series::Style::kDots, {{1, 0}, {2, 10}, {3, 20}}}},
+      {}};
+  EXPECT_EQ(count(render_svg(chart), "<circle "), 2u);
+}
+
+TEST(Chart, EmptySeriesStillGiveAnImage) {
+  const Chart chart{"t",
+                    {"x", false, format_count},
+                    {"y", false, format_count},
+                    {{"s", 0, Series::Style::kLine, {}}},
+                    {}};
+  const std::string svg = render_svg(chart);
+  EXPECT_EQ(count(svg, "nan"), 0u);
+  EXPECT_EQ(count(svg, "inf"), 0u);
+}
+
+TEST(Chart, NamesAreEscaped) {
+  EXPECT_EQ(escape_html("<a & \"b\">"), "&lt;a &amp; &quot;b&quot;&gt;");
+  RunRecord run = make_run("<script>", 5);
+  EXPECT_EQ(count(render_report({run}), "<script>"), 0u);
+}
+
+}  // namespace
+}  // namespace thinwire::train_gpt

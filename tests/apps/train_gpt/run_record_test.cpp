@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/train_gpt/run_record.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <iterator>
+#include <limits>
+
+#include "support/errors.h"
+
+namespace thinwire::train_gpt {
+namespace {
+
+namespace fs = std::filesystem;
+using test::expect_error;
+
+const Summary kSummary = {.optimizer = "onebit_adam",
+                          .semantics = "corrected",
+                          .ranks = 4,
+                          .steps = 2,
+                          .params = 932'608,
+                          .final_val_loss = 1.625,
+                          .final_val_bits_per_byte = 2.25,
+                          .bytes_sent_per_rank = 1100,
+                          .seconds = 0.5,
+                          .tokens_per_second = 4096,
+                          .params_checksum = "00ff00ff00ff00ff"};
+
+class RunFolder : public ::testing::Test {
+ protected:
+  void TearDown() override { fs::remove_all(folder); }
+
+  std::string text(const char* name) const {
+    std::ifstream file(folder / name);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  void write_run() const {
+    RunWriter writer(folder, {{"optimizer", "onebit_adam"}, {"steps", "2"}},
+                     {"a.txt"});
+    writer.add(StepRow{1, 5.5, 0.001, "exact", 2048, 1000, 0.25});
+    writer.add(StepRow{2, std::numeric_limits<double>::quiet_NaN(), 0.002,
+                       "compressed", 2048, 100, 0.25});
+    writer.add(ValidationRow{2, 1.625});
+    writer.finish(kSummary);
+  }
+
+  const fs::path folder =
+      fs::temp_directory_path() /
+      ("thinwire_run_record_test_" +
+       std::string(
+           ::testing::UnitTest::GetInstance()->current_test_info()->name()));
+};
+
+TEST_F(RunFolder, IsReadBackAsItWasWritten) {
+  write_run();
+  const RunRecord run = read_run(folder);
+  EXPECT_EQ(run.summary.optimizer, "onebit_adam");
+  EXPECT_EQ(run.summary.params_checksum, "00ff00ff00ff00ff");
+  EXPECT_EQ(run.summary.bytes_sent_per_rank, 1100u);
+  EXPECT_EQ(run.summary.final_val_loss, 1.625);
+  ASSERT_EQ(run.steps.size(), 2u);
+  EXPECT_EQ(run.steps[0].loss, 5.5);
+  EXPECT_EQ(run.steps[0].phase, "exact");
+  EXPECT_TRUE(std::isnan(run.steps[1].loss));
+  EXPECT_EQ(run.steps[1].bytes_sent, 100u);
+  ASSERT_EQ(run.validations.size(), 1u);
+  EXPECT_EQ(run.validations[0].val_loss, 1.625);
+  EXPECT_EQ(run.settings,
+            (Settings{{"optimizer", "onebit_adam"}, {"steps", "2"}}));
+  EXPECT_EQ(run.bytes_per_step("exact"), 1000);
+  EXPECT_EQ(run.bytes_per_step("compressed"), 100);
+  EXPECT_EQ(run.bytes_per_step("other"), 0);
+}
+
+TEST_F(RunFolder, HasTheFieldsThatOthersRelyOn) {
+  write_run();
+  EXPECT_EQ(text("metrics.jsonl"),
+            "{\"step\":1,\"loss\":5.5,\"lr\":0.001,\"phase\":\"exact\","
+            "\"tokens\":2048,\"bytes_sent\":1000,\"seconds\":0.25}\n"
+            "{\"step\":2,\"loss\":null,\"lr\":0.002,\"phase\":\"compressed\","
+            "\"tokens\":2048,\"bytes_sent\":100,\"seconds\":0.25}\n"
+            "{\"step\":2,\"val_loss\":1.625}\n");
+  EXPECT_EQ(text("summary.json"),
+            "{\n"
+            "  \"optimizer\": \"onebit_adam\",\n"
+            "  \"semantics\": \"corrected\",\n"
+            "  \"ranks\": 4,\n"
+            "  \"steps\": 2,\n"
+            "  \"params\": 932608,\n"
+            "  \"final_val_loss\": 1.625,\n"
+            "  \"final_val_bits_per_byte\": 2.25,\n"
+            "  \"bytes_sent_per_rank\": 1100,\n"
+            "  \"seconds\": 0.5,\n"
+            "  \"tokens_per_second\": 4096.0,\n"
+            "  \"params_checksum\": \"00ff00ff00ff00ff\"\n"
+            "}\n");
+  EXPECT_EQ(text("config.json"),
+            "{\n"
+            "  \"train_gpt\": {\n"
+            "    \"data\": [\n"
+            "      \"a.txt\"\n"
+            "    ],\n"
+            "    \"optimizer\": \"onebit_adam\",\n"
+            "    \"steps\": 2\n"
+            "  }\n"
+            "}\n");
+}
+
+TEST_F(RunFolder, ForgetsTheResultsOfAnEarlierRun) {
+  write_run();
+  const RunWriter writer(folder, {}, {"a.txt"});
+  EXPECT_FALSE(fs::exists(folder / "summary.json"));
+  EXPECT_EQ(text("metrics.jsonl"), "");
+}
+
+TEST_F(RunFolder, MissingOrTornFilesAreNamed) {
+  expect_error(ErrorCode::kUnavailable, {"summary.json", "No such file"},
+               [&] { (void)read_run(folder); });
+  write_run();
+  write_file(folder / "metrics.jsonl", "{\"step\":1,\"lo");
+  expect_error(ErrorCode::kUnavailable,
+               {"metrics.jsonl", "not what train_gpt writes"},
+               [&] { (void)read_run(folder); });
+  write_file(folder / "summary.json", "{}");
+  expect_error(ErrorCode::kUnavailable, {"summary.json", "optimizer"},
+               [&] { (void)read_run(folder); });
+}
+
+TEST_F(RunFolder, AFolderThatCannotBeMadeIsNamed) {
+  fs::create_directories(folder);
+  write_file(folder / "file", "");
+  expect_error(ErrorCode::kUnavailable, {"file/run", "cannot be made"}, [&] {
+    const RunWriter writer(folder / "file" / "run", {}, {});
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::train_gpt

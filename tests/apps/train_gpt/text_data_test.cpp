@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/train_gpt/text_data.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+#include <string>
+
+#include "support/errors.h"
+
+namespace thinwire::train_gpt {
+namespace {
+
+using test::expect_error;
+
+std::string counting(std::size_t size) {
+  std::string text(size, '\0');
+  for (std::size_t i = 0; i < size; ++i) text[i] = static_cast<char>(i % 251);
+  return text;
+}
+
+TEST(TextData, HoldsOutTheLastTenthOfEachFile) {
+  const TextData data =
+      TextData::of({std::string(900, 'a') + std::string(100, 'b'),
+                    std::string(450, 'c') + std::string(50, 'd')},
+                   /*context=*/9);
+  EXPECT_EQ(data.total_bytes(), 1500u);
+  EXPECT_EQ(data.training_bytes(), 1350u);
+  std::set<std::uint8_t> training;
+  for (std::int64_t step = 1; step <= 50; ++step) {
+    const Batch batch = data.training_batch({.seed = 1, .sequences = 4}, step);
+    training.insert(batch.bytes.begin(), batch.bytes.end());
+  }
+  EXPECT_EQ(training, (std::set<std::uint8_t>{'a', 'c'}));
+  const Batch held_out = data.validation_batch(0, data.validation_windows());
+  EXPECT_EQ(
+      std::set<std::uint8_t>(held_out.bytes.begin(), held_out.bytes.end()),
+      (std::set<std::uint8_t>{'b', 'd'}));
+}
+
+TEST(TextData, NoTrainingWindowCrossesTheEndOfAFile) {
+  const TextData data = TextData::of(
+      {std::string(100, 'a'), std::string(100, 'b')}, /*context=*/8);
+  for (std::int64_t step = 1; step <= 100; ++step) {
+    const Batch batch = data.training_batch({.seed = 3, .sequences = 1}, step);
+    EXPECT_EQ(
+        std::count(batch.bytes.begin(), batch.bytes.end(), batch.bytes.front()),
+        9);
+  }
+}
+
+TEST(TextData, GlobalBatchDoesNotDependOnHowRanksShareIt) {
+  const TextData data = TextData::of({counting(5000)}, /*context=*/7);
+  const Batch alone = data.training_batch({.seed = 5, .sequences = 8}, 3);
+  for (const std::size_t world_size : {2u, 4u, 8u}) {
+    std::vector<std::uint8_t> together;
+    for (std::size_t rank = 0; rank < world_size; ++rank) {
+      const Batch batch = data.training_batch({.seed = 5,
+                                               .rank = rank,
+                                               .world_size = world_size,
+                                               .sequences = 8 / world_size},
+                                              3);
+      together.insert(together.end(), batch.bytes.begin(), batch.bytes.end());
+    }
+    EXPECT_EQ(together, alone.bytes) << world_size << " ranks";
+  }
+}
+
+TEST(TextData, SeedAndStepDecideTheBatch) {
+  const TextData data = TextData::of({counting(5000)}, /*context=*/7);
+  const auto bytes = [&](std::uint64_t seed, std::int64_t step) {
+    return data.training_batch({.seed = seed, .sequences = 4}, step).bytes;
+  };
+  EXPECT_EQ(bytes(1, 1), bytes(1, 1));
+  EXPECT_NE(bytes(1, 1), bytes(1, 2));
+  EXPECT_NE(bytes(1, 1), bytes(2, 1));
+}
+
+TEST(TextData, EveryPlaceIsDrawn) {
+  // 40 bytes: 36 for training, so 33 places for windows of 4; 4 held out.
+  const TextData data = TextData::of({counting(40)}, /*context=*/3);
+  std::set<std::uint8_t> first_bytes;
+  for (std::int64_t step = 1; step <= 1000; ++step) {
+    const Batch batch = data.training_batch({.seed = 1, .sequences = 1}, step);
+    first_bytes.insert(batch.bytes.front());
+  }
+  EXPECT_EQ(first_bytes.size(), 33u);
+  EXPECT_EQ(*first_bytes.begin(), 0u);
+  EXPECT_EQ(*first_bytes.rbegin(), 32u);
+}
+
+TEST(TextData, ValidationPredictsEveryHeldOutByteOnceWhereThereAreFew) {
+  // 100 held out: windows of 8 begin at 0, 7, ..., 91, and the first byte of
+  // each is the last of the one before.
+  const TextData data = TextData::of({counting(1000)}, /*context=*/7);
+  ASSERT_EQ(data.validation_windows(), 14u);
+  const Batch batch = data.validation_batch(0, 14);
+  EXPECT_EQ(batch.sequences, 14u);
+  for (std::size_t i = 0; i < 14; ++i) {
+    EXPECT_EQ(batch.bytes[i * 8], (900 + i * 7) % 251);
+    EXPECT_EQ(batch.bytes[i * 8 + 7], (900 + i * 7 + 7) % 251);
+  }
+}
+
+TEST(TextData, ValidationTakes64KiBEvenlyWhereThereIsMore) {
+  const std::size_t held_out = 200'000;
+  const TextData data = TextData::of({counting(10 * held_out)}, /*context=*/64);
+  EXPECT_EQ(data.validation_windows(), 1024u);
+  EXPECT_GE(data.validation_windows() * 64, TextData::kValidationBytes);
+  // Context 63 does not divide 64 KiB: one window more.
+  EXPECT_EQ(TextData::of({counting(10 * held_out)}, 63).validation_windows(),
+            1041u);
+}
+
+TEST(TextData, HashTellsBytesAndFilesApart) {
+  const auto hash = [](const std::vector<std::string>& texts) {
+    return TextData::of(texts, 4).hash();
+  };
+  const std::string text = counting(200);
+  std::string other = text;
+  other[199] = 'x';
+  EXPECT_EQ(hash({text}), hash({text}));
+  EXPECT_NE(hash({text}), hash({other}));
+  EXPECT_NE(hash({text + text}), hash({text, text}));
+}
+
+TEST(TextData, TooLittleTextIsRefused) {
+  expect_error(ErrorCode::kInvalidArgument,
+               {"--data", "79 bytes in 1 files", "window of 8 bytes",
+                "validation", "80 bytes"},
+               [] { (void)TextData::of({counting(79)}, 7); });
+  EXPECT_EQ(TextData::of({counting(80)}, 7).validation_windows(), 1u);
+  expect_error(ErrorCode::kInvalidArgument, {"--data", "0 bytes", "training"},
+               [] { (void)TextData::of({""}, 7); });
+}
+
+TEST(TextData, FilesThatCannotBeReadAreNamed) {
+  expect_error(ErrorCode::kUnavailable, {"no/such/file.txt", "No such file"},
+               [] { (void)TextData::load({"no/such/file.txt"}, 7); });
+  const std::string folder = std::filesystem::temp_directory_path();
+  expect_error(ErrorCode::kUnavailable, {folder, "folder"},
+               [&] { (void)TextData::load({folder}, 7); });
+}
+
+TEST(PieceOf, CoversEveryWindowOnceAndEvenly) {
+  for (const std::size_t windows : {0u, 1u, 7u, 31u, 32u, 33u, 4097u}) {
+    for (const std::size_t world_size : {1u, 2u, 3u, 8u}) {
+      std::size_t next = 0;
+      for (std::size_t rank = 0; rank < world_size; ++rank) {
+        const Piece piece = piece_of(windows, rank, world_size);
+        EXPECT_EQ(piece.first, next);
+        EXPECT_LE(piece.count, windows / world_size + 1);
+        EXPECT_GE(piece.count, windows / world_size);
+        next += piece.count;
+      }
+      EXPECT_EQ(next, windows);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace thinwire::train_gpt

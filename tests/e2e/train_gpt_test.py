@@ -1,0 +1,303 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs train_gpt as users do: as MPI processes, as threads, and wrongly.
+
+usage: train_gpt_test.py PROGRAM MPIEXEC [TEST...]
+
+MPIEXEC is empty where the build has no MPI; then tests that need it are
+skipped, or fail if THINWIRE_REQUIRE names mpi.
+"""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+PROGRAM = ""
+MPIEXEC = ""
+SMALL = "--steps 30 --freeze-step 10 --layers 1 --width 32 --heads 2 --context 16"
+SUMMARY_FIELDS = [
+    "optimizer",
+    "semantics",
+    "ranks",
+    "steps",
+    "params",
+    "final_val_loss",
+    "final_val_bits_per_byte",
+    "bytes_sent_per_rank",
+    "seconds",
+    "tokens_per_second",
+    "params_checksum",
+]
+STEP_FIELDS = ["step", "loss", "lr", "phase", "tokens", "bytes_sent", "seconds"]
+
+
+def needs_mpi(test):
+    def run(self):
+        if MPIEXEC:
+            return test(self)
+        if "mpi" in os.environ.get("THINWIRE_REQUIRE", ""):
+            self.fail("this build has no MPI, but THINWIRE_REQUIRE asks for it")
+        return self.skipTest("this build has no MPI")
+
+    run.__doc__ = test.__doc__
+    return run
+
+
+class TrainGpt(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(
+            self.enterContext(tempfile.TemporaryDirectory(prefix="thinwire_train_gpt_"))
+        )
+        self.text = self.folder / "text.txt"
+        words = random.Random(1)
+        self.text.write_text(
+            "".join(
+                words.choice(["thin ", "wire ", "one ", "bit\n"]) for _ in range(9000)
+            )
+        )
+
+    def enterContext(self, context):  # unittest has it from Python 3.11 on
+        stack = contextlib.ExitStack()
+        self.addCleanup(stack.close)
+        return stack.enter_context(context)
+
+    def run_program(self, arguments, ranks=0, environment=None):
+        """Runs it, under mpirun where `ranks` are given, and returns the end."""
+        launcher = [MPIEXEC, "-np", str(ranks)] if ranks else []
+        return subprocess.run(
+            [*launcher, PROGRAM, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+            env={**os.environ, "THINWIRE_TIMEOUT": "60s", **(environment or {})},
+        )
+
+    def train(self, name, extra, **how):
+        """A small training run that must succeed; returns its summary."""
+        out = self.folder / name
+        arguments = [*SMALL.split(), "--quiet", "--data", str(self.text)]
+        done = self.run_program([*arguments, "--out", str(out), *extra.split()], **how)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return json.loads((out / "summary.json").read_text())
+
+    def metrics(self, name):
+        lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def check_same_bits(self, ranks, optimizer):
+        extra = f"--optimizer {optimizer}"
+        local = f"{extra} --comm local --ranks {ranks}"
+        threads = self.train("threads", local)
+        processes = self.train("processes", extra, ranks=ranks)
+        two = {"THINWIRE_NUM_THREADS": "2"}
+        doubled = self.train("doubled", extra, ranks=ranks, environment=two)
+        for summary in (threads, processes, doubled):
+            self.assertEqual(summary["ranks"], ranks)
+            self.assertEqual(summary["params_checksum"], threads["params_checksum"])
+            self.assertEqual(summary["final_val_loss"], threads["final_val_loss"])
+        losses = [
+            [row["loss"] for row in self.metrics(name) if "loss" in row]
+            for name in ("threads", "processes", "doubled")
+        ]
+        self.assertEqual(losses[0], losses[1])
+        self.assertEqual(losses[0], losses[2])
+
+    @needs_mpi
+    def test_same_bits_adam_1(self):
+        self.check_same_bits(1, "adam")
+
+    @needs_mpi
+    def test_same_bits_adam_2(self):
+        self.check_same_bits(2, "adam")
+
+    @needs_mpi
+    def test_same_bits_adam_4(self):
+        self.check_same_bits(4, "adam")
+
+    @needs_mpi
+    def test_same_bits_onebit_adam_1(self):
+        self.check_same_bits(1, "onebit_adam")
+
+    @needs_mpi
+    def test_same_bits_onebit_adam_2(self):
+        self.check_same_bits(2, "onebit_adam")
+
+    @needs_mpi
+    def test_same_bits_onebit_adam_4(self):
+        self.check_same_bits(4, "onebit_adam")
+
+    def test_writes_all_that_is_promised(self):
+        summary = self.train("run", "--comm local --ranks 2 --seed 3")
+        self.assertEqual(list(summary), SUMMARY_FIELDS)
+        self.assertEqual(summary["optimizer"], "onebit_adam")
+        self.assertEqual(summary["semantics"], "corrected")
+        self.assertEqual(summary["ranks"], 2)
+        self.assertEqual(summary["steps"], 30)
+        self.assertRegex(summary["params_checksum"], "^[0-9a-f]{16}$")
+        rows = self.metrics("run")
+        steps = [row for row in rows if "loss" in row]
+        self.assertEqual([row["step"] for row in steps], list(range(1, 31)))
+        for row in steps:
+            self.assertEqual(list(row), STEP_FIELDS)
+        self.assertEqual(
+            sum(row["bytes_sent"] for row in steps), summary["bytes_sent_per_rank"]
+        )
+        phases = ["exact"] * 10 + ["compressed"] * 20
+        self.assertEqual([row["phase"] for row in steps], phases)
+        # Small layers, so scales weigh more than at full size.
+        self.assertLess(steps[20]["bytes_sent"] * 20, steps[5]["bytes_sent"])
+        validations = [row for row in rows if "val_loss" in row]
+        self.assertEqual(list(validations[-1]), ["step", "val_loss"])
+        self.assertEqual(validations[-1]["step"], 30)
+        self.assertEqual(validations[-1]["val_loss"], summary["final_val_loss"])
+        self.assertLess(summary["final_val_loss"], steps[0]["loss"])
+        report = (self.folder / "run" / "report.html").read_text()
+        self.assertIn(summary["params_checksum"], report)
+
+    def test_a_run_can_be_repeated_from_its_config(self):
+        first = self.train("first", "--seed 5")
+        config = self.folder / "first" / "config.json"
+        out = self.folder / "again"
+        done = self.run_program(["--config", str(config), "--out", str(out)])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        again = json.loads((out / "summary.json").read_text())
+        self.assertEqual(again["params_checksum"], first["params_checksum"])
+        other = self.train("other", "--seed 6")
+        self.assertNotEqual(other["params_checksum"], first["params_checksum"])
+
+    def test_compares_runs(self):
+        self.train("adam", "--optimizer adam")
+        self.train("onebit_adam", "--optimizer onebit_adam")
+        runs = [str(self.folder / "adam"), str(self.folder / "onebit_adam")]
+        done = self.run_program(["--compare", *runs, "--out", str(self.folder)])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        table = done.stdout.splitlines()
+        self.assertTrue(table[1].startswith("adam "))
+        self.assertTrue(table[2].startswith("onebit_adam "))
+        self.assertIn("Comparison of 2 runs", (self.folder / "report.html").read_text())
+
+    def check_fails(self, arguments, code, *parts, **how):
+        done = self.run_program(arguments, **how)
+        self.assertEqual(done.returncode, code, done.stderr)
+        self.assertEqual(done.stdout, "")
+        for part in parts:
+            self.assertIn(part, done.stderr)
+        return done
+
+    def test_wrong_usage_exits_2_with_one_line(self):
+        data = ["--data", str(self.text)]
+        for arguments, part in (
+            ([], "--data"),
+            ([*data, "--steps", "0"], "--steps"),
+            ([*data, "--heads", "5"], "--heads"),
+            ([*data, "--optimizer", "sgd"], "onebit_adam"),
+            ([*data, "--stepz", "3"], "--steps"),
+            ([*data, "--resume", "x"], "--resume"),
+            ([*data, "--config", "/no/file"], "/no/file"),
+        ):
+            with self.subTest(arguments=arguments):
+                done = self.check_fails(arguments, 2, part)
+                self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+
+    def test_failures_exit_1_with_one_line(self):
+        out = str(self.folder / "run")
+        local = ["--comm", "local", "--ranks", "3", "--out", out]
+        for data, part in (("/no/such/text", "/no/such/text"), ("/dev/null", "little")):
+            done = self.check_fails(["--data", data, *local], 1, part)
+            self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        data = ["--data", str(self.text), "--out", str(self.text / "x")]
+        self.check_fails(data, 1, "text.txt")
+
+    @needs_mpi
+    def test_a_missing_file_is_told_once_by_all_processes(self):
+        done = self.check_fails(["--data", "/no/such/text"], 1, ranks=2)
+        self.assertEqual(done.stderr.count("train_gpt: "), 1, done.stderr)
+
+    def test_help_and_version_exit_0(self):
+        for flag, part in (("--help", "--freeze-step"), ("--version", "0.")):
+            done = self.run_program([flag])
+            self.assertEqual(done.returncode, 0)
+            self.assertIn(part, done.stdout)
+
+    def long_run(self, *launcher):
+        """Starts a run without an end, and waits for its first results."""
+        out = self.folder / "long"
+        arguments = f"{SMALL} --steps 1000000 --batch 1 --data {self.text} --out {out}"
+        process = subprocess.Popen(
+            [*launcher, PROGRAM, *arguments.split()],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "THINWIRE_TIMEOUT": "20s"},
+        )
+        self.addCleanup(process.kill)
+        metrics = out / "metrics.jsonl"
+        deadline = time.monotonic() + 120
+        while not (metrics.exists() and metrics.stat().st_size > 0):
+            self.assertIsNone(process.poll(), "it ended by itself")
+            self.assertLess(time.monotonic(), deadline, "it does not begin")
+            time.sleep(0.05)
+        return process
+
+    @needs_mpi
+    def test_a_killed_rank_ends_the_others_with_a_named_error(self):
+        process = self.long_run(MPIEXEC, "-np", "3")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        os.kill(int(children.read_text().split()[1]), signal.SIGKILL)
+        _, errors = process.communicate(timeout=60)
+        self.assertNotEqual(process.returncode, 0)
+        self.assertRegex(errors, r"train_gpt: rank \d: .*SIGTERM")
+
+    @needs_mpi
+    def test_a_hung_rank_ends_the_others_with_a_named_error(self):
+        process = self.long_run(MPIEXEC, "-np", "3")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        victim = int(children.read_text().split()[1])
+        os.kill(victim, signal.SIGSTOP)
+        try:
+            _, errors = process.communicate(timeout=120)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+        self.assertNotEqual(process.returncode, 0)
+        self.assertRegex(errors, r"train_gpt: rank \d: ")
+
+    def test_sigterm_ends_a_run_of_threads(self):
+        process = self.long_run()
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 1)
+        self.assertRegex(errors, "train_gpt: .*SIGTERM")
+
+
+def main():
+    global PROGRAM, MPIEXEC
+    if len(sys.argv) < 3:
+        print(__doc__, file=sys.stderr)
+        return 2
+    PROGRAM, MPIEXEC = sys.argv[1:3]
+    names = [f"TrainGpt.{name}" for name in sys.argv[3:]]
+    loader = unittest.defaultTestLoader
+    module = sys.modules[__name__]
+    suite = (
+        loader.loadTestsFromNames(names, module)
+        if names
+        else loader.loadTestsFromModule(module)
+    )
+    result = unittest.TextTestRunner(verbosity=2).run(suite)
+    if not result.wasSuccessful():
+        return 1
+    return 77 if len(result.skipped) == result.testsRun else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
