@@ -25,8 +25,13 @@ install(FILES ${PROJECT_BINARY_DIR}/thinwireConfig.cmake
 
 foreach(program IN ITEMS thinwire_program train_gpt)
   if(TARGET ${program})
-    # LibTorch lies outside the system's library path.
+    # MPI and LibTorch may lie outside the system's library path, LibTorch even
+    # inside this tree (.venv), which the first line alone leaves out.
     set_target_properties(${program} PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
+    if(program STREQUAL train_gpt)
+      set_target_properties(train_gpt PROPERTIES INSTALL_RPATH
+                                                 ${TORCH_INSTALL_PREFIX}/lib)
+    endif()
     install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   endif()
 endforeach()

@@ -344,8 +344,8 @@ ConstView CompressedAllReduce::server_error() const noexcept {
 }
 
 void CompressedAllReduce::clear_errors() noexcept {
-  std::memset(impl_->worker_error.data(), 0, impl_->worker_error.bytes());
-  std::memset(impl_->server_error.data(), 0, impl_->server_error.bytes());
+  for (Buffer* error : {&impl_->worker_error, &impl_->server_error})
+    if (!error->empty()) std::memset(error->data(), 0, error->bytes());
 }
 
 void CompressedAllReduce::load_errors(ConstView worker, ConstView server) {

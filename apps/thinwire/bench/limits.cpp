@@ -9,45 +9,48 @@ namespace thinwire::apps::bench {
 
 namespace {
 
+// Streams that do not overlap; restrict counts on parameters only, so each
+// loop is a function of its pointers.
 struct Streams {
   float* a = nullptr;
   float* b = nullptr;
   float* c = nullptr;
   const float* d = nullptr;
-  std::size_t begin = 0;
-  std::size_t end = 0;
+  std::size_t size = 0;
 };
 
 // The bodies are inlined into one function per instruction set and vectorized
 // there.
 #define THINWIRE_INLINE inline __attribute__((always_inline))
 
-THINWIRE_INLINE void add(const Streams& s) {
-  float* __restrict a = s.a;
-  const float* __restrict d = s.d;
-  for (std::size_t i = s.begin; i < s.end; ++i) a[i] += d[i];
+THINWIRE_INLINE void add(float* __restrict a, const float* __restrict d,
+                         std::size_t size) {
+  for (std::size_t i = 0; i < size; ++i) a[i] += d[i];
 }
 
-THINWIRE_INLINE void add_three(const Streams& s) {
-  float* __restrict a = s.a;
-  float* __restrict b = s.b;
-  float* __restrict c = s.c;
-  const float* __restrict d = s.d;
-  for (std::size_t i = s.begin; i < s.end; ++i) {
-    a[i] += d[i];
-    b[i] += d[i];
-    c[i] += d[i];
+// All loads come before the stores: arrays that begin alike on their pages
+// would otherwise look as if they overlapped.
+THINWIRE_INLINE void add_three(float* __restrict a, float* __restrict b,
+                               float* __restrict c, const float* __restrict d,
+                               std::size_t size) {
+  for (std::size_t i = 0; i < size; ++i) {
+    const float x = a[i] + d[i];
+    const float y = b[i] + d[i];
+    const float z = c[i] + d[i];
+    a[i] = x;
+    b[i] = y;
+    c[i] = z;
   }
 }
 
 // Sums side by side, because one could not keep up with the memory.
-THINWIRE_INLINE float read(const Streams& s) {
-  constexpr std::size_t kSums = 128;
+THINWIRE_INLINE float read(const float* d, std::size_t size) {
+  constexpr std::size_t kSums = 64;
   float sums[kSums] = {};
-  std::size_t i = s.begin;
-  for (; i + kSums <= s.end; i += kSums)
-    for (std::size_t k = 0; k < kSums; ++k) sums[k] += s.d[i + k];
-  for (; i < s.end; ++i) sums[0] += s.d[i];
+  std::size_t i = 0;
+  for (; i + kSums <= size; i += kSums)
+    for (std::size_t k = 0; k < kSums; ++k) sums[k] += d[i + k];
+  for (; i < size; ++i) sums[0] += d[i];
   float total = 0;
   for (const float sum : sums) total += sum;
   return total;
@@ -59,29 +62,29 @@ struct Loops {
   float (*read)(const Streams&);
 };
 
-void plain_add(const Streams& s) { add(s); }
-void plain_add_three(const Streams& s) { add_three(s); }
-float plain_read(const Streams& s) { return read(s); }
+#define THINWIRE_LOOPS(target, attribute)                                  \
+  attribute void target##_add(const Streams& s) { add(s.a, s.d, s.size); } \
+  attribute void target##_add_three(const Streams& s) {                    \
+    add_three(s.a, s.b, s.c, s.d, s.size);                                 \
+  }                                                                        \
+  attribute float target##_read(const Streams& s) {                        \
+    return read(s.d, s.size);                                              \
+  }                                                                        \
+  constexpr Loops target##_loops = {target##_add, target##_add_three,      \
+                                    target##_read};
 
+THINWIRE_LOOPS(plain, )
 #if defined(__x86_64__)
-#define THINWIRE_AVX2 __attribute__((target("avx2")))
-#define THINWIRE_AVX512 __attribute__((target("avx512f")))
-THINWIRE_AVX2 void avx2_add(const Streams& s) { add(s); }
-THINWIRE_AVX2 void avx2_add_three(const Streams& s) { add_three(s); }
-THINWIRE_AVX2 float avx2_read(const Streams& s) { return read(s); }
-THINWIRE_AVX512 void avx512_add(const Streams& s) { add(s); }
-THINWIRE_AVX512 void avx512_add_three(const Streams& s) { add_three(s); }
-THINWIRE_AVX512 float avx512_read(const Streams& s) { return read(s); }
+THINWIRE_LOOPS(avx2, __attribute__((target("avx2"))))
+THINWIRE_LOOPS(avx512, __attribute__((target("avx512f"))))
 #endif
 
 Loops best_loops() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f"))
-    return {avx512_add, avx512_add_three, avx512_read};
-  if (__builtin_cpu_supports("avx2"))
-    return {avx2_add, avx2_add_three, avx2_read};
+  if (__builtin_cpu_supports("avx512f")) return avx512_loops;
+  if (__builtin_cpu_supports("avx2")) return avx2_loops;
 #endif
-  return {plain_add, plain_add_three, plain_read};
+  return plain_loops;
 }
 
 }  // namespace
@@ -122,26 +125,23 @@ float* Limits::array(std::size_t index) {
 void Limits::run(Limit limit) {
   static const Loops loops = best_loops();
   static std::atomic<float> unused;  // keeps the reading loop
-  Streams all{.d = array(0)};
-  if (limit != Limit::kRead) all.a = array(1);
-  if (limit == Limit::kAdamStreams) {
-    all.b = array(2);
-    all.c = array(3);
-  }
-  pool_.for_ranges(elements_, kPieceElements,
-                   [&](std::size_t begin, std::size_t end) {
-                     Streams part = all;
-                     part.begin = begin;
-                     part.end = end;
-                     switch (limit) {
-                       case Limit::kAdd:
-                         return loops.add(part);
-                       case Limit::kAdamStreams:
-                         return loops.add_three(part);
-                       case Limit::kRead:
-                         unused = loops.read(part);
-                     }
-                   });
+  float* const d = array(0);
+  float* const a = limit == Limit::kRead ? nullptr : array(1);
+  float* const b = limit == Limit::kAdamStreams ? array(2) : nullptr;
+  float* const c = limit == Limit::kAdamStreams ? array(3) : nullptr;
+  pool_.for_ranges(
+      elements_, kPieceElements, [&](std::size_t begin, std::size_t end) {
+        const std::size_t size = end - begin;
+        switch (limit) {
+          case Limit::kAdd:
+            return loops.add({.a = a + begin, .d = d + begin, .size = size});
+          case Limit::kAdamStreams:
+            return loops.add_three(
+                {a + begin, b + begin, c + begin, d + begin, size});
+          case Limit::kRead:
+            unused = loops.read({.d = d + begin, .size = size});
+        }
+      });
 }
 
 }  // namespace thinwire::apps::bench

@@ -25,6 +25,13 @@ struct AdamStep {
         low_precision(low),
         c(coefficients) {}
 
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_ahead(params + i, count);
+    prefetch_ahead(exp_avg + i, count);
+    prefetch_ahead(exp_avg_sq + i, count);
+    prefetch_ahead(grads + i, count);
+  }
+
   template <class D>
   HWY_INLINE void operator()(D d, std::size_t i) const {
     const auto p = hn::LoadU(d, params + i);
@@ -87,6 +94,11 @@ void run_adam(const AdamArrays& arrays, const AdamCoefficients& c) {
 
 template <class G>
 struct MomentumStep {
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_ahead(exp_avg + i, count);
+    prefetch_ahead(grads + i, count);
+  }
+
   template <class D>
   HWY_INLINE void operator()(D d, std::size_t i) const {
     const auto g = hn::Mul(load(d, grads + i), hn::Set(d, c.grad_scale));
@@ -122,6 +134,12 @@ struct FrozenStep {
   FrozenStep(const FrozenUpdateArrays& a, const AdamCoefficients& coefficients)
       : arrays(a), c(coefficients) {}
 
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_ahead(arrays.params + i, count);
+    prefetch_ahead(arrays.exp_avg + i, count);
+    prefetch_ahead(arrays.denominator + i, count);
+  }
+
   template <class D>
   HWY_INLINE void operator()(D d, std::size_t i) const {
     const auto p = hn::LoadU(d, arrays.params + i);
@@ -149,6 +167,10 @@ void run_frozen_update(const FrozenUpdateArrays& arrays,
 }
 
 struct DenominatorStep {
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_ahead(exp_avg_sq + i, count);
+  }
+
   template <class D>
   HWY_INLINE void operator()(D d, std::size_t i) const {
     const auto v = hn::LoadU(d, exp_avg_sq + i);

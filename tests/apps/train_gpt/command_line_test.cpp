@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/train_gpt/options.h"
+#include "apps/train_gpt/command_line.h"
 
 #include <gtest/gtest.h>
 
+#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <fstream>
 
@@ -49,7 +50,7 @@ class ConfigFile : public ::testing::Test {
 
   const std::string path =
       std::filesystem::temp_directory_path() /
-      ("thinwire_options_test_" +
+      ("thinwire_command_line_test_" +
        std::string(
            ::testing::UnitTest::GetInstance()->current_test_info()->name()) +
        ".json");

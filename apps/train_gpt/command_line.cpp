@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/train_gpt/command_line.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <limits>
+
+#include "apps/train_gpt/config_file.h"
+#include "apps/train_gpt/optimizers.h"
+#include "apps/train_gpt/usage_error.h"
+#include "thinwire/core/env.h"
+#include "thinwire/optim/onebit_adam.h"
+
+namespace thinwire::train_gpt {
+namespace {
+
+constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+constexpr int kMostRanks = 1024;
+const std::string kHidden;  // CLI11 lists no option of an unnamed group.
+
+void require(bool holds, std::string_view flag, std::string_view range,
+             const auto& value) {
+  if (!holds) {
+    throw UsageError(fmt::format("{} must be {}, got {}", flag, range, value));
+  }
+}
+
+void require_count(std::string_view flag, std::int64_t value,
+                   std::int64_t least) {
+  require(value >= least && value <= kMost, flag,
+          fmt::format("in {} .. {}", least, kMost), value);
+}
+
+void require_amount(std::string_view flag, double value) {
+  require(std::isfinite(value) && value >= 0, flag, "finite and at least 0",
+          value);
+}
+
+void validate(const Options& options) {
+  if (options.data.empty()) {
+    throw UsageError("--data FILE... is missing: the text to train on");
+  }
+  if (find_optimizer(options.optimizer) == nullptr) {
+    throw UsageError(fmt::format("--optimizer must be one of {}, got '{}'",
+                                 fmt::join(optimizer_names(), ", "),
+                                 options.optimizer));
+  }
+  require_count("--steps", options.steps, 1);
+  require_count("--batch", options.batch, 1);
+  require_count("--context", options.context, 1);
+  require_count("--layers", options.layers, 1);
+  require_count("--width", options.width, 1);
+  require_count("--heads", options.heads, 1);
+  require(options.width % options.heads == 0, "--heads",
+          fmt::format("a divisor of --width {}", options.width), options.heads);
+  require_amount("--lr", options.lr);
+  require_count("--warmup-steps", options.warmup_steps, 0);
+  require_amount("--weight-decay", options.weight_decay);
+  require_amount("--clip", options.clip);
+  if (options.freeze_step == optim::kAutoFreeze) {
+    require(options.semantics == optim::Semantics::kCorrected, "--semantics",
+            "corrected with --freeze-step auto", to_string(options.semantics));
+  }
+  require(options.ranks >= 1 && options.ranks <= kMostRanks, "--ranks",
+          fmt::format("in 1 .. {}", kMostRanks), options.ranks);
+}
+
+// How the ranks are reached must fit how the process was launched.
+void validate_launch(const Options& options, bool ranks_given) {
+  const int launched = env::launched_ranks();
+  if (ranks_given && options.comm != CommChoice::kLocal) {
+    throw UsageError(
+        "--ranks needs --comm local; processes are started by mpirun -np N");
+  }
+  if (options.comm == CommChoice::kLocal && launched > 1) {
+    throw UsageError(
+        fmt::format("--comm local: this is one of {} launched processes, and "
+                    "each would train alone; start it without a launcher",
+                    launched));
+  }
+}
+
+}  // namespace
+
+CommandLine::CommandLine(CLI::App& app) : app_(app) {
+  app_.allow_extras();
+  app_.option_defaults()->always_capture_default();
+  add_training_flags();
+  add_run_flags();
+}
+
+void CommandLine::add_training_flags() {
+  Options& options = invocation_.options;
+  app_.add_option("--data", options.data,
+                  "Text, or any bytes; the last tenth of each file is held out "
+                  "for validation")
+      ->type_name("FILE")
+      ->default_str("");
+  app_.add_option("--optimizer", options.optimizer,
+                  fmt::format("{}", fmt::join(optimizer_names(), " or ")));
+  app_.add_option("--steps", options.steps, "Updates");
+  app_.add_option("--batch", options.batch, "Sequences per rank and step");
+  app_.add_option("--context", options.context, "Bytes per sequence");
+  app_.add_option("--layers", options.layers, "Transformer blocks");
+  app_.add_option("--width", options.width, "Numbers per position");
+  app_.add_option("--heads", options.heads, "Attention heads");
+  app_.add_option("--lr", options.lr, "Highest learning rate");
+  app_.add_option("--warmup-steps", options.warmup_steps,
+                  "The learning rate rises for so long; then a cosine takes it "
+                  "to a tenth");
+  app_.add_option("--weight-decay", options.weight_decay, "AdamW's");
+  app_.add_option("--clip", options.clip,
+                  "Largest norm of the gradient, 0: any (deepspeed semantics "
+                  "ignores it)");
+  app_.add_option("--seed", options.seed,
+                  "Decides the initial parameters and the order of the text");
+  app_.add_option("--freeze-step", freeze_step_,
+                  "Last exact step of a 1-bit optimizer, or auto")
+      ->type_name("N|auto");
+  app_.add_option("--semantics", semantics_,
+                  "corrected, or deepspeed: that system's numbers bit for bit");
+}
+
+void CommandLine::add_run_flags() {
+  Options& options = invocation_.options;
+  app_.add_option("--config", config_,
+                  "JSON file with these flags in its object train_gpt; flags "
+                  "given here win")
+      ->type_name("FILE");
+  app_.add_option("--out", options.out,
+                  "Folder for metrics.jsonl, summary.json, config.json and "
+                  "report.html")
+      ->type_name("DIR");
+  app_.add_flag("--quiet", options.quiet, "No progress on stderr");
+  app_.add_option("--comm", comm_,
+                  "local: ranks are threads of this process; mpi: processes "
+                  "(default: what launched this one)");
+  app_.add_option("--ranks", options.ranks, "Threads that --comm local starts");
+  app_.add_option("--compare", invocation_.compare,
+                  "Train nothing: table and DIR/report.html (see --out) over "
+                  "the runs in these folders")
+      ->type_name("DIR")
+      ->default_str("");
+  for (const char* later : {"--save-every", "--resume"}) {
+    app_.add_option(later)->group(kHidden);
+  }
+  // Values that are given twice: the later one counts.
+  for (CLI::Option* option : app_.get_options()) {
+    if (option->get_expected_max() == 1) option->take_last();
+  }
+}
+
+std::vector<std::string> CommandLine::flag_names() const {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app_.get_options()) {
+    if (option->get_group() != kHidden)
+      names.push_back(option->get_lnames()[0]);
+  }
+  return names;
+}
+
+void CommandLine::refuse_later_flags() const {
+  for (const char* later : {"--save-every", "--resume"}) {
+    if (app_.get_option(later)->count() > 0) {
+      throw UsageError(fmt::format(
+          "{} is not in this version: runs are neither saved nor resumed",
+          later));
+    }
+  }
+}
+
+void CommandLine::refuse_unknown_flags() const {
+  const auto unknown = app_.remaining();
+  if (unknown.empty()) return;
+  const std::string& word = unknown.front();
+  if (!word.starts_with("--")) {
+    throw UsageError(fmt::format("'{}' is no flag and no flag's value", word));
+  }
+  const std::string name = word.substr(2, word.find('=') - 2);
+  throw UsageError(fmt::format("no flag --{}; the nearest is --{}", name,
+                               nearest(name, flag_names())));
+}
+
+void CommandLine::apply_config() {
+  for (const ConfigEntry& entry : read_config(config_)) {
+    CLI::Option* option = app_.get_option_no_throw("--" + entry.flag);
+    const bool only_flag = entry.flag == "config" || entry.flag == "compare" ||
+                           entry.flag == "help" || entry.flag == "version";
+    if (option == nullptr || only_flag || option->get_group() == kHidden) {
+      throw UsageError(
+          fmt::format("{}: train_gpt has no key '{}'; the nearest "
+                      "is '{}'",
+                      config_, entry.flag, nearest(entry.flag, flag_names())));
+    }
+    if (option->count() > 0) continue;
+    try {
+      for (const auto& value : entry.values) option->add_result(value);
+      option->run_callback();
+    } catch (const CLI::Error& error) {
+      throw UsageError(fmt::format("{}: {}", config_, error.what()));
+    }
+  }
+}
+
+void CommandLine::resolve() {
+  Options& options = invocation_.options;
+  if (freeze_step_ == "auto") {
+    options.freeze_step = optim::kAutoFreeze;
+  } else if (!CLI::detail::lexical_cast(freeze_step_, options.freeze_step)) {
+    throw UsageError(
+        fmt::format("--freeze-step must be in 1 .. {} or auto, got '{}'", kMost,
+                    freeze_step_));
+  } else {
+    require_count("--freeze-step", options.freeze_step, 1);
+  }
+  try {
+    options.semantics = optim::semantics_from(semantics_);
+  } catch (const std::exception& error) {
+    throw UsageError(fmt::format("--semantics: {}", error.what()));
+  }
+  if (comm_ == "local") options.comm = CommChoice::kLocal;
+  if (comm_ == "mpi") options.comm = CommChoice::kMpi;
+  if (options.comm == CommChoice::kEnvironment && !comm_.empty()) {
+    throw UsageError(
+        fmt::format("--comm must be local or mpi, got '{}'", comm_));
+  }
+}
+
+const Invocation& CommandLine::finish() {
+  refuse_later_flags();
+  refuse_unknown_flags();
+  if (!config_.empty()) apply_config();
+  if (!invocation_.compare.empty()) {
+    if (app_.get_option("--out")->count() == 0) {
+      throw UsageError("--compare needs --out DIR for its report.html");
+    }
+  } else {
+    resolve();
+    validate(invocation_.options);
+    validate_launch(invocation_.options,
+                    app_.get_option("--ranks")->count() > 0);
+  }
+  return invocation_;
+}
+
+}  // namespace thinwire::train_gpt
