@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <exception>
 
 #include "apps/train_gpt/agreed_failure.h"
 #include "thinwire/comm/local.h"
@@ -56,16 +57,21 @@ void Launch::run(const Options& options,
 
 void Launch::run_process(const Options& options,
                          const std::function<bool(comm::Communicator&)>& body) {
-  try {
+  std::exception_ptr agreed;
+  {
     const auto comm = make_communicator(options.comm);
     is_broken_ = comm->size() > 1;
-    failed_elsewhere_ =
-        !with_rank_in_messages(*comm, [&] { return body(*comm); });
+    try {
+      failed_elsewhere_ =
+          !with_rank_in_messages(*comm, [&] { return body(*comm); });
+    } catch (const AgreedFailure&) {
+      // Unwinding would make the communicator tell the others, who may still
+      // be reading the agreement, that this rank gave up.
+      agreed = std::current_exception();
+    }
     is_broken_ = false;
-  } catch (const AgreedFailure&) {
-    is_broken_ = false;
-    throw;
   }
+  if (agreed) std::rethrow_exception(agreed);
 }
 
 void Launch::run_threads(const Options& options,

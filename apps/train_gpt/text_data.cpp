@@ -2,14 +2,15 @@
 #include "apps/train_gpt/text_data.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <string_view>
 
+#include "thinwire/core/checksum.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::train_gpt {
@@ -144,8 +145,10 @@ std::size_t TextData::total_bytes() const noexcept {
 std::uint64_t TextData::hash() const {
   std::uint64_t hash = 0;
   for (const Text& text : texts_) {
-    hash = XXH3_64bits_withSeed(text.bytes.data(), text.bytes.size(),
-                                mix(hash + text.bytes.size()));
+    const std::string_view bytes(
+        reinterpret_cast<const char*>(text.bytes.data()), text.bytes.size());
+    hash = checksum(
+        fmt::format("{:016x} {} {:016x}", hash, bytes.size(), checksum(bytes)));
   }
   return hash;
 }

@@ -2,7 +2,6 @@
 #include "apps/train_gpt/trainer.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <chrono>
@@ -24,6 +23,7 @@
 #include "apps/train_gpt/schedule.h"
 #include "apps/train_gpt/text_data.h"
 #include "thinwire/comm/agreement.h"
+#include "thinwire/core/checksum.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::train_gpt {
@@ -210,8 +210,7 @@ void Trainer::finish(double val_loss) {
   summary_.final_val_loss = val_loss;
   summary_.final_val_bits_per_byte = val_loss / std::numbers::ln2;
   summary_.tokens_per_second = tokens_ / summary_.seconds;
-  summary_.params_checksum =
-      fmt::format("{:016x}", XXH3_64bits(params.data(), params.bytes()));
+  summary_.params_checksum = fmt::format("{:016x}", checksum(params));
   const std::vector<RunRecord> runs = {writer_->finish(summary_)};
   const auto report = std::filesystem::path(options_.out) / "report.html";
   write_file(report, render_report(runs));
