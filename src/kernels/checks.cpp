@@ -51,6 +51,19 @@ void require_low_precision(const View& low_precision, std::size_t size) {
   require_size("low_precision", size, low_precision.size());
 }
 
+void require_bits(int bits) {
+  if (bits != 2 && bits != 4 && bits != 8) {
+    refuse("bits: must be 2, 4 or 8, got " + std::to_string(bits));
+  }
+}
+
+void require_momentum(const char* name, const MomentumForm& form,
+                      std::size_t size) {
+  if (size != 0 && form.values == nullptr && form.signs.words == nullptr) {
+    refuse(std::string(name) + ": needs values or signs, got neither");
+  }
+}
+
 void require_input(const SignInput& input, std::size_t size) {
   if (input.values != nullptr || input.grads.empty()) return;
   require_grads(input.grads);

@@ -5,6 +5,7 @@
 
 #include "thinwire/core/view.h"
 #include "thinwire/kernels/adam.h"
+#include "thinwire/kernels/lamb.h"
 #include "thinwire/kernels/sign_compress.h"
 
 /// What the reference and the fast kernels refuse alike, before they write
@@ -19,6 +20,13 @@ void require_grads(ConstView grads);
 
 /// `low_precision` is empty, or `size` elements of fp16 or bf16.
 void require_low_precision(const View& low_precision, std::size_t size);
+
+/// `bits` is a width that quantize.h has codes of.
+void require_bits(int bits);
+
+/// `form`, the argument called `name`, has values or signs, unless it is empty.
+void require_momentum(const char* name, const MomentumForm& form,
+                      std::size_t size);
 
 /// `input` has one of its forms, for a block of `size` elements.
 void require_input(const SignInput& input, std::size_t size);

@@ -50,6 +50,10 @@ void adam(const AdamArrays& arrays, const AdamCoefficients& c);
 /// elements.
 void momentum(float* exp_avg, ConstView grads, const AdamCoefficients& c);
 
+/// The m and v of adam() alone, without l2_decay; grads.size() elements.
+void moments(float* exp_avg, float* exp_avg_sq, ConstView grads,
+             const AdamCoefficients& c);
+
 /// Where the variance no longer changes: `denominator` is d above, computed
 /// before. p = p + minus_learning_rate * ((m * exp_avg_scale) / d + decay * p),
 /// the decoupled decay again only if it is not 0.
@@ -67,12 +71,21 @@ void frozen_update(const FrozenUpdateArrays& arrays, const AdamCoefficients& c);
 void denominator(const float* exp_avg_sq, float* denominator, std::size_t size,
                  const AdamCoefficients& c);
 
+/// d = max(d, F) for the `size` elements of one block, and returns
+/// F = float(fraction * sqrt(sum of d^2 / size)), whose sum is in double in the
+/// order of kernels/norm.h. A NaN among the elements makes F one, and changes
+/// nothing. Returns 0 and changes nothing if `fraction` or `size` is 0.
+float floor_denominator(float* denominator, std::size_t size, double fraction);
+
 namespace ref {
 void adam(const AdamArrays& arrays, const AdamCoefficients& c);
 void momentum(float* exp_avg, ConstView grads, const AdamCoefficients& c);
+void moments(float* exp_avg, float* exp_avg_sq, ConstView grads,
+             const AdamCoefficients& c);
 void frozen_update(const FrozenUpdateArrays& arrays, const AdamCoefficients& c);
 void denominator(const float* exp_avg_sq, float* denominator, std::size_t size,
                  const AdamCoefficients& c);
+float floor_denominator(float* denominator, std::size_t size, double fraction);
 }  // namespace ref
 
 }  // namespace thinwire::kernels

@@ -31,7 +31,8 @@ namespace thinwire::kernels {
   return (size + 31) / 32;
 }
 
-/// Signs with their scale: what travels, and what an averaged momentum is.
+/// Signs with their scale: what travels, and what an averaged momentum is. The
+/// scale may be negative: bit 1 is +scale whatever its sign.
 struct Signs {
   const std::uint32_t* words = nullptr;  ///< sign_words(size) words.
   float scale = 0;
@@ -46,16 +47,26 @@ enum class SignNorm {
 /// The values x to compress. Exactly one form:
 ///   nothing set          x = 0 (padding: the residual alone)
 ///   values               x = values
-///   grads and exp_avg    x = exp_avg * beta1 + one_minus_beta1 * (g *
-///   grad_scale) grads and mean       the same, with exp_avg = +-mean.scale, 0
-///   where masked
-/// The momentum is formed on the fly and not stored.
+///   grads and exp_avg    x = m * factor, where
+///                        m = exp_avg * beta1 + one_minus_beta1 * (g *
+///                        grad_scale)
+///   grads and mean       the same, with exp_avg = +-mean.scale, 0 where masked
+///   and denominator      with either of the two before; `factor` is not used:
+///                        x = (accumulated + minus_learning_rate *
+///                            ((m * exp_avg_scale) / denominator)) *
+///                            denominator
+/// The momentum is formed on the fly and not stored. `factor` is the scaling of
+/// 1-bit LAMB (arXiv:2104.06069); the last form is what 0/1 Adam synchronises
+/// (arXiv:2202.06009): the updates since the last time, as a momentum.
 struct SignInput {
   const float* values = nullptr;
   ConstView grads{};  ///< fp32, fp16 or bf16, `size` elements.
   const float* exp_avg = nullptr;
   Signs mean{};
   const AdamCoefficients* coefficients = nullptr;  ///< With grads.
+  float factor = 1;
+  const float* denominator = nullptr;  ///< > 0 everywhere.
+  const float* accumulated = nullptr;  ///< With denominator; null: 0.
 };
 
 /// c = x + error, written over error; returns the sum that `norm` names.

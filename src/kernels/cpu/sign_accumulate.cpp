@@ -256,6 +256,9 @@ double sign_accumulate(const SignInput& input, float* error,
                        const std::uint32_t* active, SignNorm norm,
                        std::size_t size) {
   require_input(input, size);
+  if (input.factor != 1 || input.denominator != nullptr) {
+    return ref::sign_accumulate(input, error, active, norm, size);
+  }
   return HWY_DYNAMIC_DISPATCH(run_sign_accumulate)(input, error, active, norm,
                                                    size);
 }

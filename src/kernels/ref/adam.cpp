@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "thinwire/kernels/adam.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "kernels/checks.h"
 #include "kernels/ref/floats.h"
+#include "kernels/ref/ordered_sum.h"
 
 namespace thinwire::kernels::ref {
 namespace {
@@ -15,8 +19,7 @@ void adam_of(const AdamArrays& arrays, const G* grads,
     float g = to_float(grads[i]) * c.grad_scale;
     if (c.l2_decay != 0) g = g + c.l2_decay * p;
     const float m = arrays.exp_avg[i] * c.beta1 + c.one_minus_beta1 * g;
-    const float v =
-        arrays.exp_avg_sq[i] * c.beta2 + (c.one_minus_beta2 * g) * g;
+    const float v = next_variance(arrays.exp_avg_sq[i], g, c);
     arrays.exp_avg[i] = m;
     arrays.exp_avg_sq[i] = v;
     arrays.params[i] = next_param(p, m, next_denominator(v, c), c);
@@ -41,6 +44,18 @@ void momentum(float* exp_avg, ConstView grads, const AdamCoefficients& c) {
   });
 }
 
+void moments(float* exp_avg, float* exp_avg_sq, ConstView grads,
+             const AdamCoefficients& c) {
+  require_grads(grads);
+  visit_floats(grads, [&](const auto* g) {
+    for (std::size_t i = 0; i < grads.size(); ++i) {
+      const float grad = to_float(g[i]);
+      exp_avg[i] = next_momentum(exp_avg[i], grad, c);
+      exp_avg_sq[i] = next_variance(exp_avg_sq[i], grad * c.grad_scale, c);
+    }
+  });
+}
+
 void frozen_update(const FrozenUpdateArrays& arrays,
                    const AdamCoefficients& c) {
   require_low_precision(arrays.low_precision, arrays.size);
@@ -56,6 +71,22 @@ void denominator(const float* exp_avg_sq, float* denominator, std::size_t size,
   for (std::size_t i = 0; i < size; ++i) {
     denominator[i] = next_denominator(exp_avg_sq[i], c);
   }
+}
+
+float floor_denominator(float* denominator, std::size_t size, double fraction) {
+  if (fraction == 0 || size == 0) return 0;
+  double sum = 0;
+  for_each_chunk(size, [&](std::size_t begin, std::size_t end) {
+    OrderedSum part;
+    for (std::size_t i = begin; i < end; ++i) part.add_square(denominator[i]);
+    sum += part.total();
+  });
+  const double rms = std::sqrt(sum / static_cast<double>(size));
+  const auto floor = static_cast<float>(fraction * rms);
+  for (std::size_t i = 0; i < size; ++i) {
+    denominator[i] = std::max(denominator[i], floor);
+  }
+  return floor;
 }
 
 }  // namespace thinwire::kernels::ref

@@ -43,6 +43,11 @@ inline float next_momentum(float m, float grad, const AdamCoefficients& c) {
   return m * c.beta1 + c.one_minus_beta1 * g;
 }
 
+/// v * beta2 + (one_minus_beta2 * g) * g, for a gradient already scaled.
+inline float next_variance(float v, float g, const AdamCoefficients& c) {
+  return v * c.beta2 + (c.one_minus_beta2 * g) * g;
+}
+
 /// sqrt(v * exp_avg_sq_scale) + eps, or with eps inside.
 inline float next_denominator(float v, const AdamCoefficients& c) {
   const float scaled = v * c.exp_avg_sq_scale;
@@ -50,11 +55,15 @@ inline float next_denominator(float v, const AdamCoefficients& c) {
                                : std::sqrt(scaled) + c.epsilon;
 }
 
+/// (m * exp_avg_scale) / d + decay * p.
+inline float update_of(float p, float m, float d, const AdamCoefficients& c) {
+  const float u = (m * c.exp_avg_scale) / d;
+  return c.decoupled_decay != 0 ? u + c.decoupled_decay * p : u;
+}
+
 /// p + minus_learning_rate * ((m * exp_avg_scale) / d + decay * p).
 inline float next_param(float p, float m, float d, const AdamCoefficients& c) {
-  float u = (m * c.exp_avg_scale) / d;
-  if (c.decoupled_decay != 0) u = u + c.decoupled_decay * p;
-  return p + c.minus_learning_rate * u;
+  return p + c.minus_learning_rate * update_of(p, m, d, c);
 }
 
 }  // namespace thinwire::kernels::ref

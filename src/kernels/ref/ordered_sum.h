@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
+
+#include "thinwire/kernels/norm.h"
 
 namespace thinwire::kernels::ref {
 
@@ -10,6 +13,7 @@ namespace thinwire::kernels::ref {
 class OrderedSum {
  public:
   void add(double term) noexcept { parts_[count_++ % parts_.size()] += term; }
+  void add_square(double x) noexcept { add(x * x); }
 
   [[nodiscard]] double total() const noexcept {
     std::array<double, 16> parts = parts_;
@@ -23,5 +27,13 @@ class OrderedSum {
   std::array<double, 16> parts_{};
   std::size_t count_ = 0;
 };
+
+/// Calls chunk(begin, end) for the chunks of `size` elements, in order.
+template <class Chunk>
+void for_each_chunk(std::size_t size, Chunk&& chunk) {
+  for (std::size_t begin = 0; begin < size; begin += kSumChunk) {
+    chunk(begin, std::min(begin + kSumChunk, size));
+  }
+}
 
 }  // namespace thinwire::kernels::ref

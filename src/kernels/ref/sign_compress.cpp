@@ -7,22 +7,11 @@
 #include "kernels/checks.h"
 #include "kernels/ref/floats.h"
 #include "kernels/ref/ordered_sum.h"
+#include "kernels/ref/signs.h"
 #include "thinwire/kernels/norm.h"
 
 namespace thinwire::kernels::ref {
 namespace {
-
-bool bit(const std::uint32_t* words, std::size_t i) {
-  return (words[i / 32] >> (i % 32) & 1u) != 0;
-}
-
-bool masked(const std::uint32_t* active, std::size_t i) {
-  return active != nullptr && !bit(active, i);
-}
-
-float value_of(Signs signs, std::size_t i) {
-  return bit(signs.words, i) ? signs.scale : -signs.scale;
-}
 
 /// error = value(i) + error, 0 where masked; the sum of what was written.
 template <class Value>
@@ -48,7 +37,12 @@ float input_value(const SignInput& input, std::size_t i) {
       visit_floats(input.grads, [i](const auto* g) { return to_float(g[i]); });
   const float m =
       input.exp_avg != nullptr ? input.exp_avg[i] : value_of(input.mean, i);
-  return next_momentum(m, grad, *input.coefficients);
+  const AdamCoefficients& c = *input.coefficients;
+  const float next = next_momentum(m, grad, c);
+  if (input.denominator == nullptr) return next * input.factor;
+  const float d = input.denominator[i];
+  const float sum = input.accumulated != nullptr ? input.accumulated[i] : 0;
+  return (sum + c.minus_learning_rate * ((next * c.exp_avg_scale) / d)) * d;
 }
 
 }  // namespace

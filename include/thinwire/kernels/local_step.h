@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "thinwire/core/view.h"
+#include "thinwire/kernels/adam.h"
+#include "thinwire/kernels/sign_compress.h"
+
+/// The steps of 0/1 Adam (arXiv:2202.06009) with a frozen variance: steps of
+/// each rank on its own, which accumulate updates over a common origin, and the
+/// step that moves the origin by the average of what was accumulated.
+///
+/// One block, one thread, `active` as in sign_compress.h; arrays do not
+/// overlap. Every operation is rounded to float in the order given.
+namespace thinwire::kernels {
+
+/// Flat arrays of grads.size() elements.
+struct LocalStepArrays {
+  float* params = nullptr;        ///< Out.
+  const float* origin = nullptr;  ///< The parameters at the last sync.
+  float* exp_avg = nullptr;       ///< Out; also in, unless mean.words is set.
+  Signs mean{};                   ///< If set: the momentum before the step.
+  float* accumulated = nullptr;   ///< Out; also in, unless from_zero.
+  bool from_zero = false;         ///< The first step since the last sync.
+  const float* denominator = nullptr;  ///< > 0 everywhere.
+  ConstView grads{};                   ///< fp32, fp16 or bf16.
+  const std::uint32_t* active = nullptr;
+};
+
+/// m = m * beta1 + one_minus_beta1 * (g * grad_scale), 0 where masked
+/// u = u + minus_learning_rate * ((m * exp_avg_scale) / denominator)
+/// p = origin * origin_scale + u
+/// where m is exp_avg or +-mean.scale, and u is `accumulated` or 0. The decay
+/// since the sync goes into `origin_scale`. At most 32 bytes per parameter.
+void local_step(const LocalStepArrays& arrays, float origin_scale,
+                const AdamCoefficients& c);
+
+struct SyncArrays {
+  float* params = nullptr;             ///< Out.
+  float* origin = nullptr;             ///< In and out.
+  const float* denominator = nullptr;  ///< > 0 everywhere.
+  std::size_t size = 0;
+};
+
+/// origin = origin * origin_scale + b / denominator, and params = origin, where
+/// b = +-mean.scale, 0 where masked.
+void sync_update(Signs mean, const std::uint32_t* active,
+                 const SyncArrays& arrays, float origin_scale);
+
+namespace ref {
+void local_step(const LocalStepArrays& arrays, float origin_scale,
+                const AdamCoefficients& c);
+void sync_update(Signs mean, const std::uint32_t* active,
+                 const SyncArrays& arrays, float origin_scale);
+}  // namespace ref
+
+}  // namespace thinwire::kernels
