@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "optim/exact_exchange.h"
 #include "optim/require.h"
 #include "thinwire/core/error.h"
 #include "thinwire/kernels/adam.h"
@@ -119,8 +120,15 @@ kernels::AdamCoefficients Adam::coefficients(std::size_t group,
           .grad_scale = grad_scale};
 }
 
-void Adam::apply(std::int64_t step, Range range, View params, ConstView grads,
-                 float grad_scale) {
+void Adam::apply(std::int64_t step, View params, ConstView grads,
+                 float grad_scale, ThreadPool& pool) {
+  for_group_ranges(pool, group_ranges(layout_), [&](Range range, std::size_t) {
+    apply_range(step, range, params, grads, grad_scale);
+  });
+}
+
+void Adam::apply_range(std::int64_t step, Range range, View params,
+                       ConstView grads, float grad_scale) {
   if (range.size == 0) return;
   const std::size_t group = layout_.parameter_at(range.offset).group;
   const auto at = [&range](Buffer& buffer) {

@@ -8,6 +8,7 @@
 #include "optim/exact_exchange.h"
 #include "optim/gradient_clipping.h"
 #include "optim/require.h"
+#include "optim/verification.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/error.h"
 
@@ -17,8 +18,14 @@ void ExchangeOptions::validate() const {
   require(std::isfinite(max_grad_norm) && max_grad_norm >= 0, "max_grad_norm",
           "finite and >= 0", max_grad_norm);
   require(bucket_elements >= 1, "bucket_elements", ">= 1", bucket_elements);
+  require(verify_every >= 0, "verify_every", ">= 0", verify_every);
   require(num_threads >= 0 && num_threads <= 1024, "num_threads",
           "in [0, 1024]", num_threads);
+}
+
+std::string ExchangeOptions::describe() const {
+  return fmt::format("max_grad_norm={} bucket_elements={} verify_every={}\n",
+                     max_grad_norm, bucket_elements, verify_every);
 }
 
 struct DataParallel::Impl {
@@ -29,6 +36,13 @@ struct DataParallel::Impl {
   std::vector<GroupRange> ranges;
   std::int64_t steps = 0;
   std::int64_t skipped = 0;
+
+  void verify(View params) {
+    if (options.verify_every == 0 || steps % options.verify_every != 0) return;
+    verify_same(comm, pool, rule->layout(), params,
+                fmt::format("step {}\n{}{}", steps, rule->describe(),
+                            options.describe()));
+  }
 };
 
 DataParallel::DataParallel(comm::Communicator& comm,
@@ -40,9 +54,7 @@ DataParallel::DataParallel(comm::Communicator& comm,
                 "rule must be an update rule, got null");
   comm::require_same(
       comm, "parameter layout and options",
-      fmt::format("{}{}max_grad_norm={} bucket_elements={}\n",
-                  rule->layout().describe(), rule->describe(),
-                  options.max_grad_norm, options.bucket_elements));
+      rule->layout().describe() + rule->describe() + options.describe());
   std::vector<GroupRange> ranges = group_ranges(rule->layout());
   impl_.reset(new Impl{comm, std::move(rule), options,
                        ThreadPool(options.num_threads), std::move(ranges)});
@@ -70,12 +82,12 @@ StepReport DataParallel::step(View params, View grads) {
       report.clip_factor =
           clip_factor(report.grad_norm, impl.options.max_grad_norm);
       const auto scale = static_cast<float>(report.clip_factor / world);
-      for_group_ranges(impl.pool, impl.ranges, [&](Range range, std::size_t) {
-        impl.rule->apply(impl.steps + 1, range, params, grads, scale);
-      });
+      impl.rule->apply(++impl.steps, params, grads, scale, impl.pool);
+      impl.verify(params);
+    } else {
+      ++impl.skipped;
     }
   }
-  ++(report.applied ? impl.steps : impl.skipped);
   return report;
 }
 

@@ -58,9 +58,17 @@ class StepMeter {
     body();
     add_wait(seconds_since(begin));
   }
-  void add_wait(double seconds) { report_.exchange_seconds += seconds; }
+  /// body(exchange) runs a compressed exchange, which times its own waiting.
+  template <class Exchange, class Body>
+  void compressed(Exchange& exchange, Body&& body) {
+    const double before = exchange.wait_seconds();
+    body(exchange);
+    add_wait(exchange.wait_seconds() - before);
+  }
 
  private:
+  void add_wait(double seconds) { report_.exchange_seconds += seconds; }
+
   static double seconds_since(std::chrono::steady_clock::time_point begin) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() -
                                          begin)

@@ -8,7 +8,7 @@ namespace thinwire::optim {
 namespace {
 
 std::vector<float> flat_mask(const ParameterLayout& layout,
-                             std::span<const OnebitAdamGroup> groups) {
+                             std::span<const LowBitGroup> groups) {
   const bool any = std::any_of(groups.begin(), groups.end(), [](const auto& g) {
     return !g.exp_avg_mask.empty();
   });
@@ -29,11 +29,11 @@ std::vector<float> flat_mask(const ParameterLayout& layout,
 }  // namespace
 
 LowBitLayout::LowBitLayout(const ParameterLayout& layout,
-                           std::span<const OnebitAdamGroup> groups,
+                           std::span<const LowBitGroup> groups,
                            const compress::BlockOptions& block_options)
     : all(group_ranges(layout)), mask(flat_mask(layout, groups)) {
   const auto stays_exact = [&](std::size_t group) {
-    return !groups.empty() && groups[group].non_freeze;
+    return !groups.empty() && groups[group].stays_exact;
   };
   for (const GroupRange& r : all)
     (stays_exact(r.group) ? exact : compressed).push_back(r);

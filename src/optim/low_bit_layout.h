@@ -8,14 +8,19 @@
 #include "optim/exact_exchange.h"
 #include "thinwire/compress/block_layout.h"
 #include "thinwire/core/parameter_layout.h"
-#include "thinwire/optim/onebit_adam.h"
 
 namespace thinwire::optim {
+
+/// How one group of parameters is compressed.
+struct LowBitGroup {
+  std::vector<float> exp_avg_mask;  ///< One value per element, or empty.
+  bool stays_exact = false;
+};
 
 /// What of a layout a low-bit optimizer compresses, and in which blocks.
 struct LowBitLayout {
   LowBitLayout(const ParameterLayout& layout,
-               std::span<const OnebitAdamGroup> groups,
+               std::span<const LowBitGroup> groups,
                const compress::BlockOptions& block_options);
 
   std::vector<GroupRange> all;         ///< The whole layout.

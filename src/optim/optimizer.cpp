@@ -4,8 +4,18 @@
 namespace thinwire::optim {
 
 std::string_view to_string(Phase phase) noexcept {
-  return phase == Phase::kExact ? "exact" : "compressed";
+  switch (phase) {
+    case Phase::kExact:
+      return "exact";
+    case Phase::kCompressed:
+      return "compressed";
+    case Phase::kLocal:
+      return "local";
+  }
+  return "unknown";
 }
+
+void Optimizer::synchronize(View /*params*/) {}
 
 void Optimizer::set_learning_rate(double learning_rate) {
   for (std::size_t group = 0; group < num_groups(); ++group)

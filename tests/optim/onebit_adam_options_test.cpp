@@ -3,9 +3,10 @@
 
 #include <cmath>
 
-#include "optim/onebit_adam_options.h"
 #include "optim/support.h"
+#include "optim/two_stage.h"
 #include "support/errors.h"
+#include "thinwire/optim/onebit_adam.h"
 
 namespace thinwire::optim {
 namespace {
@@ -79,8 +80,7 @@ TEST(Semantics, AreNamed) {
 // soon as it may.
 std::int64_t earliest(OnebitAdamOptions options) {
   options.freeze_step = kAutoFreeze;
-  const Adam adam(layout(), adam_options(options));
-  AutoFreeze freeze = auto_freeze(options, adam);
+  AutoFreeze freeze(freeze_options(options).automatic);
   std::int64_t step = 1;
   while (!freeze.observe(1.0)) ++step;
   return step;

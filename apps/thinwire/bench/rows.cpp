@@ -44,12 +44,12 @@ struct AdamWork {
     ++step;
     // In pieces, as optimizers hand them to the rule.
     const std::size_t n = params.size();
-    pool.for_each((n + kPieceElements - 1) / kPieceElements,
-                  [&](std::size_t piece) {
-                    const std::size_t at = piece * kPieceElements;
-                    rule.apply(step, {at, std::min(kPieceElements, n - at)},
-                               params.view(), grads.view(), 0.5f);
-                  });
+    pool.for_each(
+        (n + kPieceElements - 1) / kPieceElements, [&](std::size_t piece) {
+          const std::size_t at = piece * kPieceElements;
+          rule.apply_range(step, {at, std::min(kPieceElements, n - at)},
+                           params.view(), grads.view(), 0.5f);
+        });
   }
 
   optim::Adam rule;

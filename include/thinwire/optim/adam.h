@@ -57,8 +57,12 @@ class Adam final : public UpdateRule {
   [[nodiscard]] std::string_view name() const noexcept override;
   [[nodiscard]] const ParameterLayout& layout() const noexcept override;
   [[nodiscard]] std::string describe() const override;
-  void apply(std::int64_t step, Range range, View params, ConstView grads,
-             float grad_scale) override;
+  void apply(std::int64_t step, View params, ConstView grads, float grad_scale,
+             ThreadPool& pool) override;
+  /// The same for elements `range` alone, which lie in one group. Different
+  /// ranges may be applied at the same time by different threads.
+  void apply_range(std::int64_t step, Range range, View params, ConstView grads,
+                   float grad_scale);
   [[nodiscard]] std::size_t num_groups() const noexcept override;
   void set_learning_rate(std::size_t group, double learning_rate) override;
   [[nodiscard]] double learning_rate(std::size_t group) const override;

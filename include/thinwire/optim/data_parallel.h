@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <string>
 
 #include "thinwire/comm/communicator.h"
 #include "thinwire/optim/optimizer.h"
@@ -15,11 +17,17 @@ struct ExchangeOptions {
   double max_grad_norm = 0;
   /// Elements that travel together, >= 1. Results do not depend on it.
   std::size_t bucket_elements = std::size_t{1} << 20;
+  /// Every so many steps ranks compare checksums of their parameters, schedule
+  /// and options, and stop with Error(kCommFailure) naming the first that
+  /// differs; 0: never. >= 0. Reads the parameters once and sends 8 bytes.
+  std::int64_t verify_every = 0;
   /// Threads of this rank, in [0, 1024]; 0: THINWIRE_NUM_THREADS, else 1.
   int num_threads = 0;
 
   /// Throws Error(kInvalidArgument) naming the field, its range and its value.
   void validate() const;
+  /// One line of what ranks must have in common.
+  [[nodiscard]] std::string describe() const;
 };
 
 /// Exact data parallelism around an update rule: gradients are averaged over

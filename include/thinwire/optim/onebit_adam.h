@@ -2,31 +2,21 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
-#include <memory>
 #include <optional>
 #include <vector>
 
 #include "thinwire/comm/communicator.h"
-#include "thinwire/compress/compressed_all_reduce.h"
-#include "thinwire/optim/adam.h"
 #include "thinwire/optim/data_parallel.h"
-#include "thinwire/optim/optimizer.h"
+#include "thinwire/optim/low_bit_optimizer.h"
 #include "thinwire/optim/semantics.h"
 
 namespace thinwire::optim {
 
 /// What a group of parameters does differently; unset fields are the options'.
-struct OnebitAdamGroup : AdamGroup {
-  /// 0 where the momentum is constantly 0, else 1: one value per element of the
-  /// group, in layout order; empty: 1 everywhere.
-  std::vector<float> exp_avg_mask{};
+struct OnebitAdamGroup : MaskedGroup {
   /// Stays exact in the compressed stage, its variance too.
   bool non_freeze = false;
 };
-
-/// freeze_step: watch the variance, and freeze when it has settled.
-inline constexpr std::int64_t kAutoFreeze = -1;
 
 /// Settings of OnebitAdam:
 ///   OnebitAdam opt(comm, layout, {.learning_rate = 4e-4, .freeze_step =
@@ -83,45 +73,23 @@ struct OnebitAdamOptions {
 /// Source: Tang et al., "1-bit Adam", arXiv:2102.02888, Algorithm 1. Departures
 /// (bias correction, denominator floor, block scales, calibrated clipping,
 /// automatic freeze): docs/algorithms.md.
-class OnebitAdam final : public Optimizer {
+class OnebitAdam final : public LowBitOptimizer {
  public:
   /// Collective: all ranks give the same layout and options, else
   /// Error(kInvalidArgument) on all of them shows the first difference. Holds 8
   /// bytes per parameter in exact steps, in compressed ones 8.13 and 4/W for
-  /// the chunk it serves (16.13 with kDeepSpeed or a non_freeze group). `comm`
-  /// must outlive this object.
+  /// the chunk it serves (16.13 with kDeepSpeed or a non_freeze group, 12.13
+  /// with variance_refresh). `comm` must outlive this object.
+  ///
+  /// State: those of LowBitOptimizer; arrays exp_avg_sq [n] (until the freeze,
+  /// and where the variance is kept) and denominator [n]; scalars frozen_at and
+  /// the automatic freeze's history.
   OnebitAdam(comm::Communicator& comm, const ParameterLayout& layout,
              const OnebitAdamOptions& options);
   ~OnebitAdam() override;
 
-  StepReport step(View params, View grads) override;
-  [[nodiscard]] std::int64_t steps() const noexcept override;
-  [[nodiscard]] std::int64_t skipped_steps() const noexcept override;
-  [[nodiscard]] Phase phase() const noexcept override;
-  using Optimizer::set_learning_rate;
-  void set_learning_rate(std::size_t group, double learning_rate) override;
-  [[nodiscard]] double learning_rate(std::size_t group) const override;
-  [[nodiscard]] std::size_t num_groups() const noexcept override;
-
-  /// Arrays exp_avg [n], exp_avg_sq [n] (until the freeze, and where the
-  /// variance is kept), denominator [n], worker_error, server_error; scalars
-  /// step, frozen_at, clip_ratio, and the automatic freeze's history. Residuals
-  /// are this rank's and fit the same number of ranks and bucket size only.
-  [[nodiscard]] StateDict state_dict() const override;
-  void load_state_dict(const StateDict& state) override;
-
   /// The last exact step, 0 before the freeze.
   [[nodiscard]] std::int64_t frozen_at() const noexcept;
-  /// Norm of this rank's residual over that of the momentum; 0 before the
-  /// compressed stage. Local; reads both once.
-  [[nodiscard]] double residual_ratio() const;
-  /// Sees every message content from the next step on; null: nobody. Must
-  /// outlive its use.
-  void set_observer(compress::WireObserver* observer) noexcept;
-
- private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace thinwire::optim

@@ -14,10 +14,11 @@ namespace thinwire::optim {
 /// How ranks averaged in a step.
 enum class Phase {
   kExact,       ///< Gradients, in full precision.
-  kCompressed,  ///< Momentum, one bit per element.
+  kCompressed,  ///< Momentum, in few bits per element.
+  kLocal,       ///< Not at all: parameters differ until the next exchange.
 };
 
-/// "exact", "compressed".
+/// "exact", "compressed", "local".
 [[nodiscard]] std::string_view to_string(Phase phase) noexcept;
 
 /// What one step did. The same on all ranks but for the times.
@@ -54,6 +55,11 @@ class Optimizer {
   /// changes; Error(kCommFailure) if a peer is lost, after which this object
   /// may only be destroyed.
   virtual StepReport step(View params, View grads) = 0;
+
+  /// Collective: makes parameters equal on all ranks, where the optimizer lets
+  /// them differ between exchanges (0/1 Adam). To be called before evaluation
+  /// and saving. Exchanges nothing where they are equal already.
+  virtual void synchronize(View params);
 
   /// Steps that count: skipped ones do not.
   [[nodiscard]] virtual std::int64_t steps() const noexcept = 0;

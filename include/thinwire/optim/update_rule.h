@@ -8,6 +8,7 @@
 
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/state_dict.h"
+#include "thinwire/core/thread_pool.h"
 #include "thinwire/core/view.h"
 
 namespace thinwire::optim {
@@ -24,12 +25,12 @@ class UpdateRule {
   /// first exchange.
   [[nodiscard]] virtual std::string describe() const = 0;
 
-  /// Applies step number `step` (1, 2, ...) to elements `range`, which lie in
-  /// one group. `params` and `grads` are the whole flat arrays; the gradient is
-  /// multiplied by `grad_scale` first. Different ranges may be applied at the
-  /// same time by different threads.
-  virtual void apply(std::int64_t step, Range range, View params,
-                     ConstView grads, float grad_scale) = 0;
+  /// Applies step number `step` (1, 2, ...) to all parameters, shared out over
+  /// the pool's threads; the same bits for any number of them. `params` and
+  /// `grads` are the whole flat arrays; the gradient is multiplied by
+  /// `grad_scale` first.
+  virtual void apply(std::int64_t step, View params, ConstView grads,
+                     float grad_scale, ThreadPool& pool) = 0;
 
   [[nodiscard]] virtual std::size_t num_groups() const noexcept = 0;
   virtual void set_learning_rate(std::size_t group, double learning_rate) = 0;

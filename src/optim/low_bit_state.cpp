@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "optim/onebit_adam_impl.h"
+#include "optim/low_bit.h"
 #include "optim/require.h"
 #include "thinwire/core/error.h"
 
@@ -12,44 +12,53 @@ namespace thinwire::optim {
 
 namespace {
 
-Buffer copy_of(ConstView values) {
-  Buffer copy(values.size(), values.dtype());
+void require_text(const StateDict& state, const char* key,
+                  std::string_view own) {
+  if (state.text(key) != own)
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                fmt::format("the state's {} is {}, this optimizer's {}", key,
+                            state.text(key), own));
+}
+
+}  // namespace
+
+Buffer saved_floats(const StateDict& state, std::string_view name,
+                    std::size_t size) {
+  const ConstView values = state.array(name, DType::kFloat32, size);
+  Buffer copy = Buffer::of<float>(size);
   if (values.bytes() != 0)
     std::memcpy(copy.data(), values.data(), values.bytes());
   return copy;
 }
 
-}  // namespace
-
 // exp_avg as floats, whatever form it has at the moment.
-Buffer OnebitAdam::Impl::momentum() const {
+Buffer LowBitOptimizer::Impl::momentum() const {
   Buffer copy = Buffer::of<float>(adam.layout().size());
   if (!adam.exp_avg().empty())
     std::memcpy(copy.data(), adam.exp_avg().data(), copy.bytes());
   if (!momentum_is_signs) return copy;
   float* const m = copy.as<float>().data();
-  for (std::size_t b = 0; b < parts.blocks.blocks().size(); ++b)
-    kernels::sign_decode(exchange->mean(b),
-                         exchange->active().words(parts.blocks, b),
-                         m + parts.blocks.blocks()[b].values.offset,
-                         parts.blocks.blocks()[b].values.size);
+  for (std::size_t b = 0; b < parts.blocks.blocks().size(); ++b) {
+    const Range& values = parts.blocks.blocks()[b].values;
+    kernels::sign_decode(mean_momentum(b), active_words(b), m + values.offset,
+                         values.size);
+  }
   return copy;
 }
 
-StateDict OnebitAdam::Impl::save() const {
+StateDict LowBitOptimizer::Impl::save() const {
   StateDict state;
+  state.put_text("optimizer", settings.name);
   state.put_text("layout", adam.layout().describe());
-  state.put_text("semantics", std::string(to_string(options.semantics)));
+  state.put_text("semantics", std::string(to_string(settings.semantics)));
   state.put_integer("step", steps);
   state.put_integer("skipped_steps", skipped);
-  state.put_integer("frozen_at", frozen_at);
+  state.put_integer("verification_is_due", verification_is_due ? 1 : 0);
   norm.save(state);
-  freeze.save(state);
   state.put("learning_rates", adam.learning_rates());
   state.put("exp_avg", momentum().view());
   if (!adam.exp_avg_sq().empty() || adam.layout().size() == 0)
     state.put("exp_avg_sq", adam.exp_avg_sq().view());
-  if (frozen_at > 0) state.put("denominator", denominator.view());
   if (!active.empty()) state.put("active", active);
   if (exchange) {
     state.put_integer("world_size", comm.size());
@@ -57,35 +66,25 @@ StateDict OnebitAdam::Impl::save() const {
     state.put("worker_error", exchange->worker_error());
     state.put("server_error", exchange->server_error());
   }
+  save_own(state);
   return state;
 }
 
-void OnebitAdam::Impl::load(const StateDict& state) {
+// Everything is read into copies first: a state that does not fit changes
+// nothing.
+void LowBitOptimizer::Impl::load(const StateDict& state) {
   const std::size_t n = adam.layout().size();
   require_layout(state, adam.layout());
-  if (state.text("semantics") != to_string(options.semantics))
-    throw Error(
-        ErrorCode::kCorruptCheckpoint,
-        fmt::format("the state follows {} semantics, this optimizer "
-                    "{}",
-                    state.text("semantics"), to_string(options.semantics)));
-  // Everything is read into copies first: a state that does not fit changes
-  // nothing.
+  require_text(state, "optimizer", settings.name);
+  require_text(state, "semantics", to_string(settings.semantics));
   const std::int64_t new_steps = state.integer("step");
   const std::int64_t new_skipped = state.integer("skipped_steps");
-  const std::int64_t new_frozen_at = state.integer("frozen_at");
+  const bool new_due = state.integer("verification_is_due") != 0;
   CalibratedNorm new_norm;
   new_norm.load(state);
-  AutoFreeze new_freeze = freeze;
-  new_freeze.load(state);
-  Buffer m = copy_of(state.array("exp_avg", DType::kFloat32, n));
-  const bool frozen = new_frozen_at > 0;
-  const bool needs_variance =
-      !frozen || !parts.exact.empty() || !policy.floors_denominator;
-  Buffer v, d;
-  if (needs_variance)
-    v = copy_of(state.array("exp_avg_sq", DType::kFloat32, n));
-  if (frozen) d = copy_of(state.array("denominator", DType::kFloat32, n));
+  Buffer m = saved_floats(state, "exp_avg", n);
+  Buffer v;
+  if (state.has_array("exp_avg_sq")) v = saved_floats(state, "exp_avg_sq", n);
   std::vector<std::uint8_t> elements;
   if (state.has_array("active")) {
     const auto flags =
@@ -93,28 +92,30 @@ void OnebitAdam::Impl::load(const StateDict& state) {
     elements.assign(flags.begin(), flags.end());
   }
   const std::vector<double> rates = adam.learning_rates_in(state);
-  load_residuals(state);
+  const bool has_residuals =
+      policy.keeps_residuals_on_load && state.has_array("worker_error");
+  if (has_residuals) require_residuals(state);
+  const Commit commit_own = read_own(state);
+  if (has_residuals)  // the last that can fail, and it fails unchanged
+    the_exchange().load_errors(state.array("worker_error"),
+                               state.array("server_error"));
+  else if (exchange)
+    exchange->clear_errors();
 
   for (std::size_t g = 0; g < rates.size(); ++g)
     adam.set_learning_rate(g, rates[g]);
   steps = new_steps;
   skipped = new_skipped;
-  frozen_at = new_frozen_at;
+  verification_is_due = new_due;
   norm = new_norm;
-  freeze = std::move(new_freeze);
   adam.exp_avg() = std::move(m);
   adam.exp_avg_sq() = std::move(v);
-  denominator = std::move(d);
-  set_active(std::move(elements));
   momentum_is_signs = false;
-  initialized = true;
+  set_active(std::move(elements));
+  commit_own();
 }
 
-void OnebitAdam::Impl::load_residuals(const StateDict& state) {
-  if (!policy.keeps_residuals_on_load || !state.has_array("worker_error")) {
-    if (exchange) exchange->clear_errors();
-    return;
-  }
+void LowBitOptimizer::Impl::require_residuals(const StateDict& state) const {
   if (state.integer("world_size") != comm.size() ||
       state.integer("rank") != comm.rank())
     throw Error(
@@ -122,7 +123,6 @@ void OnebitAdam::Impl::load_residuals(const StateDict& state) {
         fmt::format("residuals of rank {} of {} do not fit rank {} of {}",
                     state.integer("rank"), state.integer("world_size"),
                     comm.rank(), comm.size()));
-  the_exchange().load_errors(state.array("worker_error"),
-                             state.array("server_error"));
 }
+
 }  // namespace thinwire::optim

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "thinwire/optim/adam.h"
+
+namespace thinwire::optim {
+
+/// Settings of Lamb:
+///   Lamb rule(layout, {.learning_rate = 1e-2, .weight_decay = 0.01});
+struct LambOptions {
+  double learning_rate = 1e-3;  ///< Step size, finite, >= 0.
+  double beta1 = 0.9;           ///< Momentum decay per step, in [0, 1).
+  double beta2 = 0.999;         ///< Variance decay per step, in [0, 1).
+  double epsilon = 1e-8;        ///< Keeps the denominator above 0, > 0.
+  double weight_decay = 0;      ///< Decoupled (AdamW), finite, >= 0.
+  double max_coeff = 10;        ///< Largest trust ratio, >= min_coeff.
+  double min_coeff = 0.01;      ///< Smallest trust ratio, >= 0.
+  bool bias_correction = true;
+  bool epsilon_inside_sqrt = false;  ///< sqrt(v + eps), not sqrt(v) + eps.
+  /// One entry per group of the layout, or empty: all alike.
+  std::vector<AdamGroup> groups{};
+
+  /// Throws Error(kInvalidArgument) naming the field, its range and its value.
+  void validate(std::size_t num_groups) const;
+};
+
+/// What LAMB multiplies one parameter's step with.
+struct TrustRatio {
+  /// ||p|| / ||u||, clamped; 1 where a norm is 0.
+  double value = 1;
+  /// Both norms were above 0.
+  bool computed = false;
+};
+
+/// LAMB: Adam's update u, plus decoupled decay, and a step of length
+/// lr ||p|| / ||u|| for each parameter. Source: You et al., arXiv:1904.00962,
+/// Algorithm 2, with the ratio clamped and norms summed in double in a fixed
+/// order.
+class Lamb final : public UpdateRule {
+ public:
+  /// Allocates 8 bytes per parameter, as Adam.
+  Lamb(ParameterLayout layout, const LambOptions& options);
+
+  [[nodiscard]] std::string_view name() const noexcept override;
+  [[nodiscard]] const ParameterLayout& layout() const noexcept override;
+  [[nodiscard]] std::string describe() const override;
+  void apply(std::int64_t step, View params, ConstView grads, float grad_scale,
+             ThreadPool& pool) override;
+  [[nodiscard]] std::size_t num_groups() const noexcept override;
+  void set_learning_rate(std::size_t group, double learning_rate) override;
+  [[nodiscard]] double learning_rate(std::size_t group) const override;
+  void save(StateDict& state) const override;
+  void load(const StateDict& state) override;
+
+  /// The last step's ratios, in parameter order.
+  [[nodiscard]] const std::vector<TrustRatio>& trust_ratios() const noexcept {
+    return ratios_;
+  }
+
+ private:
+  Adam adam_;  // moments, groups and learning rates
+  LambOptions options_;
+  std::vector<TrustRatio> ratios_;
+};
+
+/// The ratio of norms `params` and `update`, clamped to [min_coeff, max_coeff].
+[[nodiscard]] TrustRatio trust_ratio(double params, double update,
+                                     double min_coeff, double max_coeff);
+
+}  // namespace thinwire::optim

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "thinwire/compress/compressed_all_reduce.h"
+#include "thinwire/optim/adam.h"
+#include "thinwire/optim/optimizer.h"
+
+namespace thinwire::optim {
+
+/// What a group of parameters does differently; unset fields are the options'.
+struct MaskedGroup : AdamGroup {
+  /// 0 where the momentum is constantly 0, else 1: one value per element of the
+  /// group, in layout order; empty: 1 everywhere.
+  std::vector<float> exp_avg_mask{};
+};
+
+/// freeze_step: watch the variance, and freeze when it has settled.
+inline constexpr std::int64_t kAutoFreeze = -1;
+
+/// What 1-bit Adam, 1-bit LAMB and 0/1 Adam share: moments, groups, masks, the
+/// compressed exchange with its residuals, the one scalar exchange for
+/// finiteness and clipping, and state.
+class LowBitOptimizer : public Optimizer {
+ public:
+  ~LowBitOptimizer() override;
+
+  StepReport step(View params, View grads) final;
+  void synchronize(View params) final;
+  [[nodiscard]] std::int64_t steps() const noexcept final;
+  [[nodiscard]] std::int64_t skipped_steps() const noexcept final;
+  [[nodiscard]] Phase phase() const noexcept final;
+  using Optimizer::set_learning_rate;
+  void set_learning_rate(std::size_t group, double learning_rate) final;
+  [[nodiscard]] double learning_rate(std::size_t group) const final;
+  [[nodiscard]] std::size_t num_groups() const noexcept final;
+
+  /// Arrays exp_avg [n], worker_error, server_error and each optimizer's own;
+  /// scalars step, skipped_steps, clip_ratio and its own. Residuals are this
+  /// rank's and fit the same number of ranks and bucket size only.
+  [[nodiscard]] StateDict state_dict() const final;
+  void load_state_dict(const StateDict& state) final;
+
+  /// Norm of this rank's residual over that of the momentum; 0 before anything
+  /// was compressed. Local; reads both once.
+  [[nodiscard]] double residual_ratio() const;
+  /// Sees every message content from the next step on; null: nobody. Must
+  /// outlive its use.
+  void set_observer(compress::WireObserver* observer) noexcept;
+
+  struct Impl;
+
+ protected:
+  explicit LowBitOptimizer(std::unique_ptr<Impl> impl);
+
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace thinwire::optim

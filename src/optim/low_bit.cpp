@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/low_bit.h"
+
+#include <cmath>
+#include <utility>
+
+#include "optim/frozen_variance.h"
+#include "optim/require.h"
+#include "optim/verification.h"
+#include "thinwire/comm/agreement.h"
+
+namespace thinwire::optim {
+
+using compress::CompressedAllReduce;
+using kernels::AdamCoefficients;
+
+namespace {
+
+compress::BlockOptions block_options(const comm::Communicator& comm,
+                                     const LowBitSettings& settings) {
+  return {.world_size = comm.size(),
+          .bucket_elements = settings.exchange.bucket_elements,
+          .scale_per_unit = policy_of(settings.semantics).scale_per_parameter};
+}
+
+}  // namespace
+
+LowBitOptimizer::Impl::Impl(comm::Communicator& c,
+                            const ParameterLayout& layout, LowBitSettings s)
+    : comm(c),
+      settings(std::move(s)),
+      policy(policy_of(settings.semantics)),
+      adam(layout, settings.adam),
+      pool(settings.exchange.num_threads),
+      parts(layout, settings.groups, block_options(c, settings)) {}
+
+CompressedAllReduce& LowBitOptimizer::Impl::the_exchange() {
+  if (!exchange) {
+    compress::CompressedAllReduceOptions options{
+        .blocks = block_options(comm, settings),
+        .scale = settings.scale,
+        .residual_dtype = settings.residual_dtype};
+    adjust(options);
+    exchange =
+        std::make_unique<CompressedAllReduce>(comm, pool, parts.units, options);
+    exchange->set_observer(observer);
+  }
+  return *exchange;
+}
+
+StepReport LowBitOptimizer::Impl::step(View params, View grads) {
+  StepReport report;
+  {
+    StepMeter meter(comm, report);
+    take_step(params, grads, meter, report);
+    if (report.applied) verify(params);
+  }
+  if (!report.applied) ++skipped;
+  return report;
+}
+
+// Parameters may differ for some steps: then at the first chance after.
+void LowBitOptimizer::Impl::verify(View params) {
+  const std::int64_t every = settings.exchange.verify_every;
+  if (every == 0) return;
+  if (steps % every == 0) verification_is_due = true;
+  if (!verification_is_due || !ranks_are_equal()) return;
+  verification_is_due = false;
+  verify_same(comm, pool, adam.layout(), params,
+              "step " + std::to_string(steps) + ' ' + describe_schedule() +
+                  '\n' + settings.describe() + adam.describe());
+}
+
+// The one scalar exchange of a step: are all gradients finite, how long?
+GradientAgreement LowBitOptimizer::Impl::agree(ConstView grads,
+                                               StepMeter& meter) {
+  if (!policy.skips_nonfinite) return {};
+  const double own = sum_of_squares(pool, grads);
+  std::vector<double> sums(static_cast<std::size_t>(comm.size()));
+  meter.waiting([&] { comm.all_gather(std::span(&own, 1), sums); });
+  return agreement_on(sums);
+}
+
+void LowBitOptimizer::Impl::sum(View values, std::span<const GroupRange> which,
+                                StepMeter& meter) {
+  const auto queued =
+      queue_sums(comm, values, which, settings.exchange.bucket_elements);
+  meter.waiting([&] {
+    for (const comm::Work& work : queued) work.wait();
+  });
+}
+
+std::optional<float> LowBitOptimizer::Impl::average_exactly(
+    View grads, StepMeter& meter, StepReport& report) {
+  const GradientAgreement agreement = agree(grads, meter);
+  if (agreement.nonfinite_rank >= 0) {
+    report.applied = false;
+    report.nonfinite_rank = agreement.nonfinite_rank;
+    return std::nullopt;
+  }
+  sum(grads, parts.all, meter);
+  const double world = comm.size();
+  report.grad_norm = std::sqrt(sum_of_squares(pool, grads)) / world;
+  if (policy.skips_nonfinite && !std::isfinite(report.grad_norm)) {
+    report.applied = false;  // finite everywhere, but their sum overflows
+    return std::nullopt;
+  }
+  norm.measure(report.grad_norm, agreement.rms_norm);
+  report.clip_factor = clip(report.grad_norm);
+  return static_cast<float>(report.clip_factor / world);
+}
+
+std::optional<double> LowBitOptimizer::Impl::clip_by_estimate(
+    ConstView grads, StepMeter& meter, StepReport& report) {
+  const GradientAgreement agreement = agree(grads, meter);
+  if (agreement.nonfinite_rank >= 0) {
+    report.applied = false;
+    report.nonfinite_rank = agreement.nonfinite_rank;
+    return std::nullopt;
+  }
+  report.grad_norm = norm.estimate(agreement.rms_norm);
+  report.grad_norm_is_estimate = true;
+  report.clip_factor = clip(report.grad_norm);
+  return report.clip_factor;
+}
+
+double LowBitOptimizer::Impl::clip(double grad_norm) const {
+  return policy.honours_adam_options
+             ? clip_factor(grad_norm, settings.exchange.max_grad_norm)
+             : 1.0;
+}
+
+std::vector<AdamCoefficients> LowBitOptimizer::Impl::coefficients(
+    double grad_scale) const {
+  std::vector<AdamCoefficients> all;
+  for (std::size_t g = 0; g < adam.num_groups(); ++g)
+    all.push_back(adam.coefficients(g, steps, static_cast<float>(grad_scale)));
+  return all;
+}
+
+kernels::SignInput LowBitOptimizer::Impl::momentum_input(
+    std::size_t b, ConstView grads, const AdamCoefficients& c) const {
+  const Range& values = parts.blocks.blocks()[b].values;
+  kernels::SignInput input{.grads = grads.subview(values.offset, values.size),
+                           .coefficients = &c};
+  if (momentum_is_signs)
+    input.mean = mean_momentum(b);
+  else
+    input.exp_avg = adam.exp_avg().as<float>().data() + values.offset;
+  return input;
+}
+
+void LowBitOptimizer::Impl::update_momentum(
+    ConstView grads, std::span<const AdamCoefficients> c) {
+  const auto m = adam.exp_avg().as<float>();
+  for_group_ranges(pool, parts.compressed, [&](Range range, std::size_t group) {
+    kernels::momentum(m.data() + range.offset,
+                      grads.subview(range.offset, range.size), c[group]);
+    if (!policy.masks_before_compression) parts.multiply_by_mask(m, range);
+    if (!active.empty())
+      for (std::size_t i = range.offset; i < range.end(); ++i)
+        if (active[i] == 0) m[i] = 0;
+  });
+}
+
+void LowBitOptimizer::Impl::keep_momentum_as_signs() {
+  momentum_is_signs = true;
+  if (parts.exact.empty()) adam.exp_avg() = Buffer();
+}
+
+kernels::Signs LowBitOptimizer::Impl::mean_momentum(std::size_t block) const {
+  return exchange->mean(block);
+}
+
+void LowBitOptimizer::Impl::mask_dead_elements() {
+  std::vector<Range> ranges;
+  for (const GroupRange& r : parts.compressed) ranges.push_back(r.range);
+  set_active(active_elements(std::as_const(adam.exp_avg_sq()).as<float>(),
+                             ranges, [&](std::size_t i) {
+                               return parts.mask.empty() ? 1.0f : parts.mask[i];
+                             }));
+}
+
+void LowBitOptimizer::Impl::set_active(std::vector<std::uint8_t> elements) {
+  active = std::move(elements);
+  if (!compresses()) return;
+  the_exchange().set_active(
+      active.empty() ? compress::ActiveMask()
+                     : compress::ActiveMask(parts.blocks, [&](std::size_t i) {
+                         return active[i] != 0;
+                       }));
+}
+
+const std::uint32_t* LowBitOptimizer::Impl::active_words(
+    std::size_t block) const {
+  return exchange->active().words(parts.blocks, block);
+}
+
+LowBitOptimizer::LowBitOptimizer(std::unique_ptr<Impl> impl)
+    : impl_(std::move(impl)) {
+  comm::require_same(impl_->comm, "parameter layout and options",
+                     impl_->adam.layout().describe() + impl_->adam.describe() +
+                         impl_->settings.describe());
+}
+
+LowBitOptimizer::~LowBitOptimizer() = default;
+
+StepReport LowBitOptimizer::step(View params, View grads) {
+  require_step_views(params, grads, impl_->adam.layout().size());
+  return impl_->step(params, grads);
+}
+
+void LowBitOptimizer::synchronize(View params) {
+  require_step_views(params, params, impl_->adam.layout().size());
+  impl_->synchronize(params);
+}
+
+std::int64_t LowBitOptimizer::steps() const noexcept { return impl_->steps; }
+
+std::int64_t LowBitOptimizer::skipped_steps() const noexcept {
+  return impl_->skipped;
+}
+
+Phase LowBitOptimizer::phase() const noexcept { return impl_->phase(); }
+
+void LowBitOptimizer::set_learning_rate(std::size_t group,
+                                        double learning_rate) {
+  impl_->adam.set_learning_rate(group, learning_rate);
+}
+
+double LowBitOptimizer::learning_rate(std::size_t group) const {
+  return impl_->adam.learning_rate(group);
+}
+
+std::size_t LowBitOptimizer::num_groups() const noexcept {
+  return impl_->adam.num_groups();
+}
+
+StateDict LowBitOptimizer::state_dict() const { return impl_->save(); }
+
+void LowBitOptimizer::load_state_dict(const StateDict& state) {
+  impl_->load(state);
+}
+
+double LowBitOptimizer::residual_ratio() const {
+  if (!impl_->exchange) return 0;
+  const Buffer m = impl_->momentum();
+  const double norm = sum_of_squares(impl_->pool, m.view());
+  const double residual =
+      sum_of_squares(impl_->pool, impl_->exchange->worker_error());
+  return norm == 0 ? 0 : std::sqrt(residual / norm);
+}
+
+void LowBitOptimizer::set_observer(compress::WireObserver* observer) noexcept {
+  impl_->observer = observer;
+  if (impl_->exchange) impl_->exchange->set_observer(observer);
+}
+
+}  // namespace thinwire::optim

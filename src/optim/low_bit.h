@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "optim/exact_exchange.h"
+#include "optim/gradient_clipping.h"
+#include "optim/low_bit_layout.h"
+#include "thinwire/optim/data_parallel.h"
+#include "thinwire/optim/low_bit_optimizer.h"
+#include "thinwire/optim/semantics.h"
+
+namespace thinwire::optim {
+
+/// The options that every low-bit optimizer has.
+struct LowBitSettings {
+  std::string name;         ///< "onebit_adam": for messages and saved state.
+  std::string own_options;  ///< One line of what only this optimizer has.
+  AdamOptions adam;
+  std::vector<LowBitGroup> groups;
+  Semantics semantics = Semantics::kCorrected;
+  compress::Scale scale = compress::Scale::kRms;
+  DType residual_dtype = DType::kFloat32;
+  double denom_floor = 0;
+  ExchangeOptions exchange;
+
+  /// Throws Error(kInvalidArgument) naming the field, its range and its value.
+  void validate(const ParameterLayout& layout) const;
+  /// What ranks compare before they first exchange.
+  [[nodiscard]] std::string describe() const;
+};
+
+/// What is common to the low-bit optimizers; each adds its own arithmetic.
+struct LowBitOptimizer::Impl {
+  /// Applies what read() has checked and copied.
+  using Commit = std::function<void()>;
+
+  Impl(comm::Communicator& c, const ParameterLayout& layout,
+       LowBitSettings settings);
+  virtual ~Impl() = default;
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  comm::Communicator& comm;
+  LowBitSettings settings;
+  Policy policy;
+  Adam adam;  // moments, groups and learning rates
+  ThreadPool pool;
+  LowBitLayout parts;
+
+  std::int64_t steps = 0;
+  std::int64_t skipped = 0;
+  CalibratedNorm norm;
+  bool verification_is_due = false;
+
+  std::unique_ptr<compress::CompressedAllReduce> exchange;  // made when needed
+  compress::WireObserver* observer = nullptr;
+  std::vector<std::uint8_t> active;  // empty: every element
+  bool momentum_is_signs = false;    // mean_momentum(), not adam.exp_avg()
+
+  // ---- what each optimizer adds
+  virtual void take_step(View params, View grads, StepMeter& meter,
+                         StepReport& report) = 0;
+  [[nodiscard]] virtual Phase phase() const = 0;
+  /// Collective: makes parameters equal on all ranks.
+  virtual void synchronize(View /*params*/) {}
+  [[nodiscard]] virtual bool ranks_are_equal() const { return true; }
+  /// The momentum of a block where it is kept as signs.
+  [[nodiscard]] virtual kernels::Signs mean_momentum(std::size_t block) const;
+  /// Options of the exchange that differ from the settings.
+  virtual void adjust(compress::CompressedAllReduceOptions& /*options*/) const {
+  }
+  [[nodiscard]] virtual std::string describe_schedule() const = 0;
+  virtual void save_own(StateDict& state) const = 0;
+  [[nodiscard]] virtual Commit read_own(const StateDict& state) = 0;
+
+  // ---- pieces of a step
+  [[nodiscard]] StepReport step(View params, View grads);
+  [[nodiscard]] bool compresses() const { return comm.size() > 1; }
+  [[nodiscard]] compress::CompressedAllReduce& the_exchange();
+  [[nodiscard]] GradientAgreement agree(ConstView grads, StepMeter& meter);
+  /// Replaces the ranges of `values` by their sums over the ranks.
+  void sum(View values, std::span<const GroupRange> which, StepMeter& meter);
+  /// Sums the gradients. Returns what to multiply them by to get their clipped
+  /// average, or nothing if a gradient was not finite; the report says so then.
+  [[nodiscard]] std::optional<float> average_exactly(View grads,
+                                                     StepMeter& meter,
+                                                     StepReport& report);
+  /// Before a compressed exchange: the clip factor by the estimated norm, or
+  /// nothing if a gradient was not finite; the report says so then.
+  [[nodiscard]] std::optional<double> clip_by_estimate(ConstView grads,
+                                                       StepMeter& meter,
+                                                       StepReport& report);
+  [[nodiscard]] double clip(double grad_norm) const;
+  /// Per group, for the step that `steps` counts.
+  [[nodiscard]] std::vector<kernels::AdamCoefficients> coefficients(
+      double grad_scale) const;
+  /// What a rank's own momentum of a block is made of.
+  [[nodiscard]] kernels::SignInput momentum_input(
+      std::size_t block, ConstView grads,
+      const kernels::AdamCoefficients& c) const;
+  /// The momentum as values for a group of one, and where a form that cannot be
+  /// compressed on the fly is needed.
+  void update_momentum(ConstView grads,
+                       std::span<const kernels::AdamCoefficients> c);
+  /// The momentum is what the last exchange gave; values may be dropped.
+  void keep_momentum_as_signs();
+
+  /// The groups' masks, and coordinates whose variance never left 0.
+  void mask_dead_elements();
+  void set_active(std::vector<std::uint8_t> elements);
+  [[nodiscard]] const std::uint32_t* active_words(std::size_t block) const;
+
+  // ---- state
+  [[nodiscard]] Buffer momentum() const;
+  [[nodiscard]] StateDict save() const;
+  void load(const StateDict& state);
+
+ private:
+  void verify(View params);
+  void require_residuals(const StateDict& state) const;
+};
+
+/// A copy of a saved array; throws Error(kCorruptCheckpoint) as StateDict does.
+[[nodiscard]] Buffer saved_floats(const StateDict& state, std::string_view name,
+                                  std::size_t size);
+
+}  // namespace thinwire::optim

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <string>
+
+#include "optim/auto_freeze.h"
+#include "optim/low_bit.h"
+
+namespace thinwire::optim {
+
+/// When the exact stage ends.
+struct FreezeOptions {
+  std::int64_t freeze_step = 0;  ///< Or kAutoFreeze.
+  AutoFreeze::Options automatic;
+};
+
+/// From options whose fields on the freeze have common names. `beta1` is the
+/// largest of any group that freezes.
+template <class Options>
+[[nodiscard]] FreezeOptions freeze_options(const Options& o) {
+  FreezeOptions freeze{.freeze_step = o.freeze_step,
+                       .automatic = {.beta1 = o.beta1,
+                                     .earliest = o.min_freeze_step,
+                                     .ratio = o.freeze_ratio}};
+  if (!o.groups.empty()) freeze.automatic.beta1 = 0;
+  for (const auto& group : o.groups) {
+    bool freezes = true;
+    if constexpr (requires { group.non_freeze; }) freezes = !group.non_freeze;
+    if (freezes)
+      freeze.automatic.beta1 =
+          std::max(freeze.automatic.beta1, group.beta1.value_or(o.beta1));
+  }
+  if (o.lr_warmup_steps)
+    freeze.automatic.earliest = *o.lr_warmup_steps;
+  else if (o.total_steps)
+    freeze.automatic.earliest = (*o.total_steps + 9) / 10;
+  freeze.automatic.latest = o.max_freeze_step.value_or(
+      o.total_steps ? (*o.total_steps + 4) / 5 : std::int64_t{100'000});
+  return freeze;
+}
+
+/// Throws Error(kInvalidArgument) naming the field, its range and its value.
+void validate_freeze(std::int64_t freeze_step,
+                     std::optional<std::int64_t> lr_warmup_steps,
+                     std::optional<std::int64_t> total_steps,
+                     std::int64_t min_freeze_step,
+                     std::optional<std::int64_t> max_freeze_step,
+                     double freeze_ratio, Semantics semantics);
+
+template <class Options>
+void validate_freeze(const Options& o) {
+  validate_freeze(o.freeze_step, o.lr_warmup_steps, o.total_steps,
+                  o.min_freeze_step, o.max_freeze_step, o.freeze_ratio,
+                  o.semantics);
+}
+
+/// The fields in one line.
+template <class Options>
+[[nodiscard]] std::string describe_freeze(const Options& o) {
+  const auto optional = [](const std::optional<std::int64_t>& value) {
+    return value ? std::to_string(*value) : std::string("none");
+  };
+  return "freeze_step=" + std::to_string(o.freeze_step) +
+         " lr_warmup_steps=" + optional(o.lr_warmup_steps) +
+         " total_steps=" + optional(o.total_steps) +
+         " min_freeze_step=" + std::to_string(o.min_freeze_step) +
+         " max_freeze_step=" + optional(o.max_freeze_step) +
+         " freeze_ratio=" + std::to_string(o.freeze_ratio);
+}
+
+/// What 1-bit Adam and 1-bit LAMB share: exact steps, until the variance is
+/// frozen and becomes the denominator of all compressed steps that follow.
+struct TwoStage : LowBitOptimizer::Impl {
+  TwoStage(comm::Communicator& c, const ParameterLayout& layout,
+           LowBitSettings settings, const FreezeOptions& freeze_options);
+
+  std::int64_t freeze_step;
+  AutoFreeze freeze;
+  bool initialized;
+  std::int64_t frozen_at = 0;  // the last exact step; 0: not frozen
+  Buffer denominator;
+
+  // ---- what each optimizer adds
+  /// The reference's first step(), which moves nothing but counts.
+  virtual void initialization_step(View params, View grads,
+                                   StepMeter& meter) = 0;
+  /// `grads` are sums over the ranks.
+  virtual void exact_update(View params, ConstView grads, float grad_scale) = 0;
+  /// `grads` are this rank's.
+  virtual void compressed_update(View params, View grads, double grad_scale,
+                                 StepMeter& meter, StepReport& report) = 0;
+  virtual void enter_compressed_stage();
+  /// exp_avg_sq stays beside the denominator.
+  [[nodiscard]] virtual bool keeps_variance() const {
+    return !policy.floors_denominator || !parts.exact.empty();
+  }
+  virtual void save_stage(StateDict& /*state*/) const {}
+  [[nodiscard]] virtual Commit read_stage(const StateDict& /*state*/) {
+    return [] {};
+  }
+
+  /// What a compressed step does to its elements `range`; exp_avg is not set.
+  [[nodiscard]] kernels::FrozenUpdateArrays frozen_arrays(Range range,
+                                                          View params);
+  /// The denominator of the variance as it is now, floor and all, in place of
+  /// the variance unless that is kept.
+  void make_denominator();
+  /// The reference tries its buffers out on a momentum of zero.
+  void exchange_zeros();
+
+  void take_step(View params, View grads, StepMeter& meter,
+                 StepReport& report) final;
+  [[nodiscard]] Phase phase() const final;
+  [[nodiscard]] std::string describe_schedule() const final;
+  void save_own(StateDict& state) const final;
+  [[nodiscard]] Commit read_own(const StateDict& state) final;
+
+ private:
+  [[nodiscard]] bool is_last_exact_step();
+};
+
+}  // namespace thinwire::optim
