@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "thinwire/compress/compressed_all_reduce.h"
+#include "thinwire/compress/active_mask.h"
 
 namespace thinwire::compress {
 

@@ -1,81 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "thinwire/compress/compressed_all_reduce.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <array>
-#include <chrono>
 #include <cmath>
-#include <cstring>
 #include <utility>
+#include <vector>
 
+#include "compress/checks.h"
 #include "compress/records.h"
-#include "compress/residual.h"
-#include "thinwire/core/buffer.h"
+#include "compress/residuals.h"
+#include "compress/two_phase_exchange.h"
 #include "thinwire/core/error.h"
-#include "thinwire/kernels/norm.h"
 
 namespace thinwire::compress {
 
-using comm::Work;
 using kernels::SignInput;
 using kernels::Signs;
 
 namespace {
 
-constexpr std::size_t kBlocksPerGrain = 16;
-
-void require_errors(ConstView given, const Buffer& own, const char* name) {
-  if (given.dtype() != own.dtype() || given.size() != own.size())
-    throw Error(
-        ErrorCode::kCorruptCheckpoint,
-        fmt::format("state array '{}' must be {} of {} elements (residuals fit "
-                    "the same ranks, bucket size and dtype), got {} of {}",
-                    name, to_string(own.dtype()), own.size(),
-                    to_string(given.dtype()), given.size()));
+Signs signs_in(const std::uint8_t* record) {
+  return {words_of(record), scale_of(record)};
 }
 
 }  // namespace
 
+// What the records of TwoPhaseExchange say here: kernels and residuals.
 struct CompressedAllReduce::Impl {
-  Impl(comm::Communicator& c, ThreadPool& p, std::span<const Range> units,
+  Impl(comm::Communicator& c, ThreadPool& pool, std::span<const Range> units,
        const CompressedAllReduceOptions& o)
-      : comm(c), pool(p), options(o), layout(units, o.blocks), records(layout) {
-    const auto world = static_cast<std::size_t>(comm.size());
-    const auto rank = static_cast<std::size_t>(comm.rank());
-    server_offset.assign(layout.blocks().size(), 0);
-    std::size_t served = 0;
-    std::size_t most_received = 0;
-    for (const Bucket& bucket : layout.buckets()) {
-      for (std::size_t b = bucket.server_begin[rank];
-           b < bucket.server_begin[rank + 1]; ++b) {
-        server_offset[b] = served;
-        served += layout.blocks()[b].residual.size;
-      }
-      most_received =
-          std::max(most_received, world * records.chunk_bytes(bucket, rank));
-    }
-    worker_error = Buffer(layout.residual_size(), options.residual_dtype);
-    server_error = Buffer(served, options.residual_dtype);
-    for (Buffer& slot : received)
-      slot = Buffer::of<std::uint8_t>(most_received);
-  }
+      : comm(c),
+        options(o),
+        layout(units, o.blocks),
+        residuals(layout, c.rank(), o.residual_dtype),
+        exchange(c, pool, layout, o.keeps_previous) {}
 
   comm::Communicator& comm;
-  ThreadPool& pool;
   CompressedAllReduceOptions options;
   BlockLayout layout;
   ActiveMask active;
   WireObserver* observer = nullptr;
-  Buffer worker_error;
-  Buffer server_error;
-  std::vector<std::size_t> server_offset;  // per block this rank serves
-  // First this rank's encoded values, then, bucket by bucket, the result.
-  Records records;
-  // What others sent: one bucket is averaged while the next one arrives.
-  std::array<Buffer, 2> received;
-  double waited = 0;
+  Residuals residuals;
+  TwoPhaseExchange exchange;
 
   [[nodiscard]] kernels::SignNorm norm() const {
     return options.scale == Scale::kRms ? kernels::SignNorm::kSquares
@@ -109,177 +74,90 @@ struct CompressedAllReduce::Impl {
   }
 
   void split(std::size_t b, float* error, float scale) {
-    kernels::sign_split(error, scale, records.write(b, scale),
-                        active.words(layout, b),
+    std::uint8_t* const record = exchange.record(b);
+    set_scale(record, scale);
+    kernels::sign_split(error, scale, words_of(record), active.words(layout, b),
                         layout.blocks()[b].residual.size);
   }
 
-  // All blocks of one scale: their common sum first, then their bits. With a
-  // scale per block the block is still in L1 when its bits are made.
-  void encode_scale(const Bucket& bucket, std::size_t scale_index,
-                    const Source& source) {
-    const std::size_t first = layout.first_block_of(bucket, scale_index);
-    const std::size_t stride = layout.block_stride(bucket);
-    if (layout.blocks_per_scale() == 1) {
-      Residual error(worker_error.view(), layout.blocks()[first].residual);
-      const double sum = accumulate(first, source, error.floats());
-      split(first, error.floats(),
-            scale_from(sum, active.count(layout, first)));
-      error.store();
-      return;
-    }
-    float* const errors = worker_error.as<float>().data();
+  // A block with a scale of its own is still in L1 when its bits are made.
+  void encode_block(std::size_t b, const Source& source) {
+    Residual error = residuals.worker(b);
+    const double sum = accumulate(b, source, error.floats());
+    split(b, error.floats(), scale_from(sum, active.count(layout, b)));
+    error.store();
+  }
+
+  // All blocks of one scale: their common sum first, then their bits.
+  void encode_blocks(std::size_t first, std::size_t stride,
+                     const Source& source) {
     double sum = 0;
     std::size_t count = 0;
     for (std::size_t i = 0; i < layout.blocks_per_scale(); ++i) {
       const std::size_t b = first + i * stride;
-      sum += accumulate(b, source, errors + layout.blocks()[b].residual.offset);
+      sum += accumulate(b, source, residuals.worker(b).floats());
       count += active.count(layout, b);
     }
     const float scale = scale_from(sum, count);
     for (std::size_t i = 0; i < layout.blocks_per_scale(); ++i) {
       const std::size_t b = first + i * stride;
-      split(b, errors + layout.blocks()[b].residual.offset, scale);
+      split(b, residuals.worker(b).floats(), scale);
     }
   }
 
-  void encode(const Bucket& bucket, const Source& source) {
-    const std::size_t scales = bucket.end_scale - bucket.first_scale;
-    pool.for_ranges(scales, kBlocksPerGrain,
-                    [&](std::size_t begin, std::size_t end) {
-                      for (std::size_t s = begin; s < end; ++s)
-                        encode_scale(bucket, bucket.first_scale + s, source);
-                    });
-    if (observer == nullptr) return;
-    for (std::size_t b = bucket.first_block(); b < bucket.end_block(); ++b)
-      observer->worker_record(b, records.at(b));
+  void encode(const Bucket& bucket, Range scales, const Source& source) {
+    for (std::size_t s = scales.offset; s < scales.end(); ++s) {
+      const std::size_t first = layout.first_block_of(bucket, s);
+      if (layout.blocks_per_scale() == 1)
+        encode_block(first, source);
+      else
+        encode_blocks(first, layout.block_stride(bucket), source);
+    }
   }
 
-  void average_block(std::size_t b, std::span<const Signs> from) {
-    const Block& block = layout.blocks()[b];
-    Residual error(server_error.view(),
-                   {server_offset[b], block.residual.size});
-    const double sum = kernels::sign_average(
-        from, static_cast<float>(1.0 / comm.size()), error.floats(),
-        active.words(layout, b), norm(), block.residual.size);
-    split(b, error.floats(), scale_from(sum, active.count(layout, b)));
-    error.store();
+  void average(const Received& from, Range blocks) {
+    std::vector<Signs> signs(static_cast<std::size_t>(comm.size()));
+    for (std::size_t b = blocks.offset; b < blocks.end(); ++b) {
+      for (std::size_t r = 0; r < signs.size(); ++r)
+        signs[r] = signs_in(from.record(r, b));
+      Residual error = residuals.server(b);
+      const double sum = kernels::sign_average(
+          signs, static_cast<float>(1.0 / comm.size()), error.floats(),
+          active.words(layout, b), norm(), layout.blocks()[b].residual.size);
+      split(b, error.floats(), scale_from(sum, active.count(layout, b)));
+      error.store();
+    }
   }
 
-  void average(const Bucket& bucket, const Buffer& from) {
-    const auto rank = static_cast<std::size_t>(comm.rank());
-    const std::size_t first = bucket.server_begin[rank];
-    const std::size_t count = bucket.server_begin[rank + 1] - first;
-    const std::size_t begin = layout.record_begin(first);
-    const std::size_t stride = records.chunk_bytes(bucket, rank);
-    const auto chunks = static_cast<std::size_t>(comm.size());
-    const std::uint8_t* bytes = from.as<std::uint8_t>().data();
-    pool.for_ranges(
-        count, kBlocksPerGrain, [&](std::size_t lower, std::size_t upper) {
-          std::vector<Signs> signs(chunks);
-          for (std::size_t b = first + lower; b < first + upper; ++b) {
-            const std::size_t at = layout.record_begin(b) - begin;
-            for (std::size_t r = 0; r < chunks; ++r)
-              signs[r] = Records::read(bytes + r * stride + at);
-            average_block(b, signs);
-          }
-        });
-    if (observer == nullptr) return;
-    for (std::size_t b = first; b < first + count; ++b)
-      observer->server_record(b, records.at(b));
-  }
-
-  void deliver(const Bucket& bucket, const Sink& sink) {
-    const std::size_t first = bucket.first_block();
-    pool.for_ranges(bucket.end_block() - first, kBlocksPerGrain,
-                    [&](std::size_t begin, std::size_t end) {
-                      for (std::size_t b = first + begin; b < first + end; ++b)
-                        sink(b, records.at(b));
-                    });
-  }
-
-  Work queue_to_servers(const Bucket& bucket, Buffer& slot) {
-    const auto rank = static_cast<std::size_t>(comm.rank());
-    const std::vector<std::size_t> send = records.chunk_sizes(bucket);
-    const std::vector<std::size_t> receive(send.size(), send[rank]);
-    return comm.queue_all_to_all(
-        records.of(bucket), send,
-        slot.view().subview(0, send.size() * send[rank]), receive);
-  }
-
-  Work queue_from_servers(const Bucket& bucket) {
-    const auto rank = static_cast<std::size_t>(comm.rank());
-    return comm.queue_all_gather(records.chunk(bucket, rank),
-                                 records.of(bucket),
-                                 records.chunk_sizes(bucket));
-  }
-
-  void wait(const Work& work) {
-    const auto begin = std::chrono::steady_clock::now();
-    work.wait();
-    waited +=
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
-            .count();
-  }
-
-  // The order in which collectives are queued is the same on all ranks: to
-  // servers 0, to servers 1, from servers 0, to servers 2, from servers 1, ...
   void run(const Source& source, const Sink& sink) {
-    const auto buckets = layout.buckets();
-    std::vector<Work> to_servers(buckets.size());
-    std::vector<Work> from_servers(buckets.size());
-    for (std::size_t k = 0; k < buckets.size() + 2; ++k) {
-      if (k < buckets.size()) {
-        encode(buckets[k], source);
-        to_servers[k] = queue_to_servers(buckets[k], received[k % 2]);
-      }
-      if (k >= 1 && k - 1 < buckets.size()) {
-        wait(to_servers[k - 1]);
-        average(buckets[k - 1], received[(k - 1) % 2]);
-        from_servers[k - 1] = queue_from_servers(buckets[k - 1]);
-      }
-      if (k >= 2 && k - 2 < buckets.size()) {
-        wait(from_servers[k - 2]);
-        deliver(buckets[k - 2], sink);
-      }
+    RecordSteps steps{
+        .encode = [&](const Bucket& bucket,
+                      Range scales) { encode(bucket, scales, source); },
+        .average = [&](const Received& from,
+                       Range blocks) { average(from, blocks); },
+        .deliver =
+            [&](Range blocks) {
+              for (std::size_t b = blocks.offset; b < blocks.end(); ++b)
+                sink(b, signs_in(exchange.result(b)));
+            }};
+    if (observer != nullptr) {
+      steps.encoded = [&](Range blocks) {
+        for (std::size_t b = blocks.offset; b < blocks.end(); ++b)
+          observer->worker_record(b, signs_in(exchange.record(b)));
+      };
+      steps.averaged = [&](Range blocks) {
+        for (std::size_t b = blocks.offset; b < blocks.end(); ++b)
+          observer->server_record(b, signs_in(exchange.record(b)));
+      };
     }
-  }
-
-  // The lowest rank whose values are not finite, or -1; collective.
-  int find_nonfinite(std::span<const float> values) {
-    double sum = 0;
-    for (const Block& block : layout.blocks()) {
-      const ConstView part =
-          values.subspan(block.values.offset, block.values.size);
-      for (std::size_t c = 0; c < kernels::sum_chunks(part.size()); ++c)
-        sum += kernels::chunk_sum_of_squares(part, c);
-    }
-    std::vector<double> sums(static_cast<std::size_t>(comm.size()));
-    comm.all_gather(std::span(&sum, 1), sums);
-    for (std::size_t r = 0; r < sums.size(); ++r)
-      if (!std::isfinite(sums[r])) return static_cast<int>(r);
-    return -1;
+    exchange.run(steps);
   }
 };
 
 CompressedAllReduce::CompressedAllReduce(
     comm::Communicator& comm, ThreadPool& pool, std::span<const Range> units,
     const CompressedAllReduceOptions& options) {
-  if (options.blocks.world_size != comm.size())
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("BlockOptions.world_size must be the "
-                            "communicator's {}, got {}",
-                            comm.size(), options.blocks.world_size));
-  const bool bf16 = options.residual_dtype == DType::kBFloat16;
-  if (!bf16 && options.residual_dtype != DType::kFloat32)
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("residual_dtype must be float32 or bfloat16, got "
-                            "{}",
-                            to_string(options.residual_dtype)));
-  if (bf16 && options.blocks.scale_per_unit)
-    throw Error(ErrorCode::kInvalidArgument,
-                "residual_dtype must be float32 with a scale per unit, got "
-                "bfloat16");
+  require_options(comm, options.blocks, options.residual_dtype);
   impl_ = std::make_unique<Impl>(comm, pool, units, options);
 }
 
@@ -287,11 +165,10 @@ CompressedAllReduce::~CompressedAllReduce() = default;
 
 int CompressedAllReduce::all_reduce(View values) {
   const std::span<float> x = values.as<float>();
-  for (const Block& block : impl_->layout.blocks())
-    detail::require_range(block.values.offset, block.values.size, x.size());
+  require_inside(impl_->layout, x.size());
   if (impl_->comm.size() == 1 && !impl_->options.compresses_alone) return -1;
   if (impl_->options.checks_finite) {
-    const int rank = impl_->find_nonfinite(x);
+    const int rank = find_nonfinite(impl_->comm, impl_->layout, x);
     if (rank >= 0) return rank;
   }
   const auto blocks = impl_->layout.blocks();
@@ -328,33 +205,45 @@ const BlockLayout& CompressedAllReduce::layout() const noexcept {
 }
 
 Signs CompressedAllReduce::mean(std::size_t block) const noexcept {
-  return impl_->records.at(block);
+  return signs_in(std::as_const(impl_->exchange).result(block));
+}
+
+Signs CompressedAllReduce::previous_mean(std::size_t block) const {
+  if (!impl_->options.keeps_previous)
+    throw Error(ErrorCode::kFailedPrecondition,
+                "previous_mean() needs "
+                "CompressedAllReduceOptions.keeps_previous, got false");
+  return signs_in(impl_->exchange.previous(block));
 }
 
 double CompressedAllReduce::wait_seconds() const noexcept {
-  return impl_->waited;
+  return impl_->exchange.wait_seconds();
 }
 
 ConstView CompressedAllReduce::worker_error() const noexcept {
-  return std::as_const(impl_->worker_error).view();
+  return impl_->residuals.worker_view();
 }
 
 ConstView CompressedAllReduce::server_error() const noexcept {
-  return std::as_const(impl_->server_error).view();
+  return impl_->residuals.server_view();
 }
 
-void CompressedAllReduce::clear_errors() noexcept {
-  for (Buffer* error : {&impl_->worker_error, &impl_->server_error})
-    if (!error->empty()) std::memset(error->data(), 0, error->bytes());
-}
+void CompressedAllReduce::clear_errors() noexcept { impl_->residuals.clear(); }
 
 void CompressedAllReduce::load_errors(ConstView worker, ConstView server) {
-  require_errors(worker, impl_->worker_error, "worker_error");
-  require_errors(server, impl_->server_error, "server_error");
-  if (worker.bytes() != 0)
-    std::memcpy(impl_->worker_error.data(), worker.data(), worker.bytes());
-  if (server.bytes() != 0)
-    std::memcpy(impl_->server_error.data(), server.data(), server.bytes());
+  impl_->residuals.load(worker, server);
+}
+
+void CompressedAllReduce::add_to_worker_error(std::size_t block,
+                                              const float* values,
+                                              float weight) {
+  impl_->residuals.add_to_worker(block, values, weight, impl_->active);
+}
+
+void CompressedAllReduce::add_to_server_error(std::size_t block,
+                                              const float* values,
+                                              float weight) {
+  impl_->residuals.add_to_server(block, values, weight, impl_->active);
 }
 
 }  // namespace thinwire::compress

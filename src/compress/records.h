@@ -3,36 +3,61 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "thinwire/compress/block_layout.h"
 #include "thinwire/core/buffer.h"
-#include "thinwire/kernels/sign_compress.h"
 
 namespace thinwire::compress {
 
-/// One record per block, as they travel: a float scale, then the sign words.
+/// One record per block, as they travel: a float, then the words of its codes.
 /// The layout must outlive it.
 class Records {
  public:
-  explicit Records(const BlockLayout& layout);
+  Records() = default;
+  explicit Records(const BlockLayout& layout)
+      : layout_(&layout),
+        bytes_(Buffer::of<std::uint8_t>(layout.records_size())) {}
 
-  [[nodiscard]] static kernels::Signs read(const std::uint8_t* record);
-  [[nodiscard]] kernels::Signs at(std::size_t block) const;
-  /// Writes the block's scale; returns where its words go.
-  [[nodiscard]] std::uint32_t* write(std::size_t block, float scale);
+  [[nodiscard]] std::uint8_t* at(std::size_t block) {
+    return bytes_.as<std::uint8_t>().data() + layout_->blocks()[block].record;
+  }
+  [[nodiscard]] const std::uint8_t* at(std::size_t block) const {
+    return bytes_.as<std::uint8_t>().data() + layout_->blocks()[block].record;
+  }
 
   /// The bucket's records, and those of it that `server` averages.
   [[nodiscard]] View of(const Bucket& bucket);
   [[nodiscard]] View chunk(const Bucket& bucket, std::size_t server);
-  [[nodiscard]] std::size_t chunk_bytes(const Bucket& bucket,
-                                        std::size_t server) const;
-  [[nodiscard]] std::vector<std::size_t> chunk_sizes(
-      const Bucket& bucket) const;
 
  private:
-  const BlockLayout* layout_;
+  const BlockLayout* layout_ = nullptr;
   Buffer bytes_;
 };
+
+[[nodiscard]] std::size_t chunk_bytes(const BlockLayout& layout,
+                                      const Bucket& bucket, std::size_t server);
+/// Of all servers.
+[[nodiscard]] std::vector<std::size_t> chunk_sizes(const BlockLayout& layout,
+                                                   const Bucket& bucket);
+
+[[nodiscard]] inline float scale_of(const std::uint8_t* record) {
+  float scale = 0;
+  std::memcpy(&scale, record, sizeof scale);
+  return scale;
+}
+
+inline void set_scale(std::uint8_t* record, float scale) {
+  std::memcpy(record, &scale, sizeof scale);
+}
+
+[[nodiscard]] inline const std::uint32_t* words_of(const std::uint8_t* record) {
+  return reinterpret_cast<const std::uint32_t*>(record + sizeof(float));
+}
+
+[[nodiscard]] inline std::uint32_t* words_of(std::uint8_t* record) {
+  return reinterpret_cast<std::uint32_t*>(record + sizeof(float));
+}
 
 }  // namespace thinwire::compress

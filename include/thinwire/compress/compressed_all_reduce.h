@@ -2,13 +2,12 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "thinwire/comm/communicator.h"
+#include "thinwire/compress/active_mask.h"
 #include "thinwire/compress/block_layout.h"
 #include "thinwire/core/dtype.h"
 #include "thinwire/core/state_dict.h"
@@ -34,6 +33,9 @@ struct CompressedAllReduceOptions {
   bool checks_finite = true;
   /// all_reduce(): a group of one compresses too, instead of doing nothing.
   bool compresses_alone = false;
+  /// Keep the result before the last one too, for previous_mean(): 0.13 bytes
+  /// per element more.
+  bool keeps_previous = false;
 };
 
 /// Sees what this rank hands to the collectives. Called on the thread that runs
@@ -47,28 +49,6 @@ class WireObserver {
   virtual void server_record(std::size_t block, kernels::Signs signs) = 0;
   /// Elements `range` that go into an exact all-reduce beside it.
   virtual void exact(Range range, ConstView values) = 0;
-};
-
-/// Which elements take part: bit i of a block's words is 0 where its element i
-/// is masked. Equal on all ranks.
-class ActiveMask {
- public:
-  ActiveMask() = default;  ///< Everything takes part.
-  /// `is_active(i)` for every element i of the caller's flat array.
-  ActiveMask(const BlockLayout& layout,
-             const std::function<bool(std::size_t)>& is_active);
-
-  /// Null if the whole block takes part.
-  [[nodiscard]] const std::uint32_t* words(const BlockLayout& layout,
-                                           std::size_t block) const;
-  /// Elements of the block that take part.
-  [[nodiscard]] std::size_t count(const BlockLayout& layout,
-                                  std::size_t block) const;
-  [[nodiscard]] bool everything() const noexcept { return counts_.empty(); }
-
- private:
-  std::vector<std::uint32_t> words_;  // at record offset / 4, scale unused
-  std::vector<std::size_t> counts_;   // per block
 };
 
 /// Error-compensated all-reduce with one bit per element each way:
@@ -90,7 +70,8 @@ class CompressedAllReduce {
   /// threads at once.
   using Source = std::function<kernels::SignInput(std::size_t block)>;
   /// Takes the result of a block. May be called by several threads at once; the
-  /// words stay readable until the next run.
+  /// words stay readable until the next run, with keeps_previous until the run
+  /// after it.
   using Sink = std::function<void(std::size_t block, kernels::Signs mean)>;
 
   /// Local. Holds 4 (or 2) bytes per element for the worker residual, that / W
@@ -118,8 +99,14 @@ class CompressedAllReduce {
   void set_observer(WireObserver* observer) noexcept;
 
   [[nodiscard]] const BlockLayout& layout() const noexcept;
-  /// The last run's result of a block; all zero before the first.
+  /// The last run's result of a block; scale and words all zero before the
+  /// first. A Source may read that of the block it is asked for: it is the run
+  /// before's. Of no use from then on until the Sink has the block.
   [[nodiscard]] kernels::Signs mean(std::size_t block) const noexcept;
+  /// The result of the run before: during run t and after it that of run t - 1;
+  /// all zero if there was none. Throws Error(kFailedPrecondition) without
+  /// keeps_previous.
+  [[nodiscard]] kernels::Signs previous_mean(std::size_t block) const;
   /// What run() has spent waiting for other ranks since construction.
   [[nodiscard]] double wait_seconds() const noexcept;
 
@@ -131,6 +118,15 @@ class CompressedAllReduce {
   /// Throws Error(kCorruptCheckpoint) naming the array that does not fit,
   /// before anything changes.
   void load_errors(ConstView worker, ConstView server);
+  /// Local: error += weight * values, for the elements of a block (of its
+  /// `values` range) that are not masked; the server's is of a block that this
+  /// rank serves. Several threads may do this for different blocks, outside of
+  /// run() or inside of another exchange's. Throws Error(kInvalidArgument) for
+  /// a block that is not there, or that another rank serves.
+  void add_to_worker_error(std::size_t block, const float* values,
+                           float weight);
+  void add_to_server_error(std::size_t block, const float* values,
+                           float weight);
 
  private:
   struct Impl;

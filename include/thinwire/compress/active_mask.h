@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "thinwire/compress/block_layout.h"
+
+namespace thinwire::compress {
+
+/// Which elements take part: bit i of a block's words is 0 where its element i
+/// is masked. Equal on all ranks.
+class ActiveMask {
+ public:
+  ActiveMask() = default;  ///< Everything takes part.
+  /// `is_active(i)` for every element i of the caller's flat array.
+  ActiveMask(const BlockLayout& layout,
+             const std::function<bool(std::size_t)>& is_active);
+
+  /// Null if the whole block takes part.
+  [[nodiscard]] const std::uint32_t* words(const BlockLayout& layout,
+                                           std::size_t block) const;
+  /// Elements of the block that take part.
+  [[nodiscard]] std::size_t count(const BlockLayout& layout,
+                                  std::size_t block) const;
+  [[nodiscard]] bool everything() const noexcept { return counts_.empty(); }
+
+ private:
+  std::vector<std::uint32_t> words_;  // at record offset / 4, scale unused
+  std::vector<std::size_t> counts_;   // per block
+};
+
+}  // namespace thinwire::compress

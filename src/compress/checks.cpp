@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compress/checks.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <vector>
+
+#include "thinwire/core/error.h"
+#include "thinwire/core/view.h"
+#include "thinwire/kernels/norm.h"
+
+namespace thinwire::compress {
+
+void require_options(const comm::Communicator& comm,
+                     const BlockOptions& options, DType residual_dtype) {
+  if (options.world_size != comm.size())
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("BlockOptions.world_size must be the "
+                            "communicator's {}, got {}",
+                            comm.size(), options.world_size));
+  const bool bf16 = residual_dtype == DType::kBFloat16;
+  if (!bf16 && residual_dtype != DType::kFloat32)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("residual_dtype must be float32 or bfloat16, got "
+                            "{}",
+                            to_string(residual_dtype)));
+  if (bf16 && options.scale_per_unit)
+    throw Error(ErrorCode::kInvalidArgument,
+                "residual_dtype must be float32 with a scale per unit, got "
+                "bfloat16");
+}
+
+void require_inside(const BlockLayout& layout, std::size_t size) {
+  for (const Block& block : layout.blocks())
+    detail::require_range(block.values.offset, block.values.size, size);
+}
+
+int find_nonfinite(comm::Communicator& comm, const BlockLayout& layout,
+                   std::span<const float> values) {
+  double sum = 0;
+  for (const Block& block : layout.blocks()) {
+    const ConstView part =
+        values.subspan(block.values.offset, block.values.size);
+    for (std::size_t c = 0; c < kernels::sum_chunks(part.size()); ++c)
+      sum += kernels::chunk_sum_of_squares(part, c);
+  }
+  std::vector<double> sums(static_cast<std::size_t>(comm.size()));
+  comm.all_gather(std::span(&sum, 1), sums);
+  for (std::size_t r = 0; r < sums.size(); ++r)
+    if (!std::isfinite(sums[r])) return static_cast<int>(r);
+  return -1;
+}
+
+}  // namespace thinwire::compress

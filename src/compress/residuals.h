@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <vector>
+
+#include "thinwire/compress/active_mask.h"
+#include "thinwire/compress/block_layout.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/core/dtype.h"
+#include "thinwire/core/parameter_layout.h"
+#include "thinwire/core/view.h"
+
+namespace thinwire::compress {
+
+/// A block's residual as floats: the array itself, or, for bf16, a copy that
+/// store() rounds back.
+class Residual {
+ public:
+  Residual(View all, Range range)
+      : view_(all.subview(range.offset, range.size)) {
+    if (view_.dtype() == DType::kFloat32) {
+      floats_ = view_.as<float>().data();
+      return;
+    }
+    floats_ = widened_.data();
+    const auto halves = view_.as<BFloat16>();
+    for (std::size_t i = 0; i < halves.size(); ++i)
+      floats_[i] = to_float(halves[i]);
+  }
+  Residual(const Residual&) = delete;  // floats_ may point into it
+  Residual& operator=(const Residual&) = delete;
+
+  [[nodiscard]] float* floats() noexcept { return floats_; }
+
+  void store() {
+    if (view_.dtype() == DType::kFloat32) return;
+    const auto halves = view_.as<BFloat16>();
+    for (std::size_t i = 0; i < halves.size(); ++i)
+      halves[i] = to_bfloat16(floats_[i]);
+  }
+
+ private:
+  View view_;
+  float* floats_ = nullptr;
+  std::array<float, 1024> widened_;  // bf16 blocks are at most this long
+};
+
+/// One rank's residuals: the worker's for every block, the server's for the
+/// blocks that this rank serves. The layout must outlive it.
+class Residuals {
+ public:
+  /// All 0; `dtype` as require_options() allows it.
+  Residuals(const BlockLayout& layout, int rank, DType dtype);
+
+  [[nodiscard]] Residual worker(std::size_t block) {
+    return {worker_.view(), layout_->blocks()[block].residual};
+  }
+  [[nodiscard]] Residual server(std::size_t block) {
+    return {server_.view(),
+            {server_offset_[block], layout_->blocks()[block].residual.size}};
+  }
+
+  /// residual += weight * values, for the block's elements that take part.
+  /// Throws Error(kInvalidArgument) if there is no such block, or, for the
+  /// server's, if another rank serves it.
+  void add_to_worker(std::size_t block, const float* values, float weight,
+                     const ActiveMask& active);
+  void add_to_server(std::size_t block, const float* values, float weight,
+                     const ActiveMask& active);
+
+  [[nodiscard]] ConstView worker_view() const noexcept {
+    return worker_.view();
+  }
+  [[nodiscard]] ConstView server_view() const noexcept {
+    return server_.view();
+  }
+  void clear() noexcept;
+  /// Throws Error(kCorruptCheckpoint) naming the array that does not fit,
+  /// before anything changes.
+  void load(ConstView worker, ConstView server);
+
+ private:
+  const BlockLayout* layout_;
+  int rank_;
+  Buffer worker_;
+  Buffer server_;
+  std::vector<std::size_t> server_offset_;  // per block this rank serves
+};
+
+}  // namespace thinwire::compress

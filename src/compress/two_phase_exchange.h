@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "compress/records.h"
+#include "thinwire/comm/communicator.h"
+#include "thinwire/compress/block_layout.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/core/thread_pool.h"
+
+namespace thinwire::compress {
+
+/// The records of one bucket that all ranks sent to this one, its server.
+class Received {
+ public:
+  Received(const BlockLayout& layout, const Bucket& bucket, std::size_t rank,
+           const std::uint8_t* bytes)
+      : layout_(&layout),
+        bytes_(bytes),
+        begin_(layout.record_begin(bucket.server_begin[rank])),
+        stride_(chunk_bytes(layout, bucket, rank)) {}
+
+  [[nodiscard]] const std::uint8_t* record(std::size_t from,
+                                           std::size_t block) const {
+    return bytes_ + from * stride_ + (layout_->record_begin(block) - begin_);
+  }
+
+ private:
+  const BlockLayout* layout_;
+  const std::uint8_t* bytes_;
+  std::size_t begin_;
+  std::size_t stride_;
+};
+
+/// What records are made of and what they are for, told by the exchange's user.
+/// The first three are called by several threads at once, for disjoint ranges.
+struct RecordSteps {
+  /// Writes this rank's records of some scales of a bucket.
+  std::function<void(const Bucket& bucket, Range scales)> encode;
+  /// Writes the averaged records of some blocks that this rank serves.
+  std::function<void(const Received& from, Range blocks)> average;
+  /// Takes the results of some blocks.
+  std::function<void(Range blocks)> deliver;
+  /// If set, called on the thread that runs the exchange just before records
+  /// leave: a bucket's encoded ones, and its averaged ones of this rank.
+  std::function<void(Range blocks)> encoded{};
+  std::function<void(Range blocks)> averaged{};
+};
+
+/// The way of records through the ranks, bucket by bucket: from each rank to
+/// the servers, averaged, and back to all. It moves bytes and does not know
+/// what they say. Bucket k + 1 is encoded while bucket k travels. Two messages
+/// per bucket and peer.
+class TwoPhaseExchange {
+ public:
+  /// All three must outlive it.
+  TwoPhaseExchange(comm::Communicator& comm, ThreadPool& pool,
+                   const BlockLayout& layout, bool keeps_previous);
+
+  /// Collective, done on return. `steps.encode` writes a block's record() and
+  /// may read its result(); `steps.average` writes record().
+  void run(const RecordSteps& steps);
+
+  /// Where a block's record is written. All zero at first.
+  [[nodiscard]] std::uint8_t* record(std::size_t block) {
+    return records_.at(block);
+  }
+  /// The last run's result of a block; during a run that of the run before
+  /// until the block's record is written, and of no use from then until it is
+  /// delivered.
+  [[nodiscard]] const std::uint8_t* result(std::size_t block) const {
+    return keeps_previous_ && block >= encoded_end_ ? previous_.at(block)
+                                                    : records_.at(block);
+  }
+  /// The result of the run before: during run t and after it that of run t - 1.
+  /// With keeps_previous only.
+  [[nodiscard]] const std::uint8_t* previous(std::size_t block) const {
+    return previous_.at(block);
+  }
+
+  /// Spent waiting for other ranks since construction.
+  [[nodiscard]] double wait_seconds() const noexcept { return waited_; }
+
+ private:
+  void encode(const Bucket& bucket, const RecordSteps& steps);
+  void average(const Bucket& bucket, const Buffer& slot,
+               const RecordSteps& steps);
+  void deliver(const Bucket& bucket, const RecordSteps& steps);
+  /// Shares out [range.offset, range.end()) among the pool's threads.
+  void for_parts(Range range, const std::function<void(Range)>& body);
+  [[nodiscard]] comm::Work queue_to_servers(const Bucket& bucket, Buffer& slot);
+  [[nodiscard]] comm::Work queue_from_servers(const Bucket& bucket);
+  void wait(const comm::Work& work);
+
+  comm::Communicator& comm_;
+  ThreadPool& pool_;
+  const BlockLayout& layout_;
+  std::size_t rank_;
+  // First this rank's encoded values, then, bucket by bucket, the result.
+  Records records_;
+  bool keeps_previous_;
+  Records previous_;
+  std::size_t encoded_end_;  // blocks before it are written in this run
+  // What others sent: one bucket is averaged while the next one arrives.
+  std::array<Buffer, 2> received_;
+  double waited_ = 0;
+};
+
+}  // namespace thinwire::compress
