@@ -1,26 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optim/frozen_variance.h"
 
-#include <algorithm>
-#include <cmath>
-
-#include "thinwire/kernels/norm.h"
+#include "thinwire/kernels/adam.h"
 
 namespace thinwire::optim {
 
-void apply_denominator_floor(std::span<float> denominator,
-                             const compress::BlockLayout& blocks,
-                             double fraction) {
-  if (fraction == 0) return;
-  for (const compress::Block& block : blocks.blocks()) {
-    const auto d = denominator.subspan(block.values.offset, block.values.size);
-    double sum = 0;
-    for (std::size_t c = 0; c < kernels::sum_chunks(d.size()); ++c)
-      sum += kernels::chunk_sum_of_squares(d, c);
-    const double rms = std::sqrt(sum / static_cast<double>(d.size()));
-    const auto floor = static_cast<float>(fraction * rms);
-    for (float& value : d) value = std::max(value, floor);
-  }
+std::vector<float> apply_denominator_floor(std::span<float> denominator,
+                                           const compress::BlockLayout& blocks,
+                                           double fraction, ThreadPool& pool) {
+  std::vector<float> floors(blocks.blocks().size());
+  pool.for_each(floors.size(), [&](std::size_t b) {
+    const Range& values = blocks.blocks()[b].values;
+    floors[b] = kernels::floor_denominator(denominator.data() + values.offset,
+                                           values.size, fraction);
+  });
+  return floors;
 }
 
 std::vector<std::uint8_t> active_elements(

@@ -11,7 +11,9 @@ GradientAgreement agreement_on(const std::vector<double>& sums) {
   for (std::size_t r = 0; r < sums.size(); ++r) {
     if (!std::isfinite(sums[r]) && agreement.nonfinite_rank < 0)
       agreement.nonfinite_rank = static_cast<int>(r);
-    total += sums[r];
+    if (std::signbit(sums[r]) && agreement.left_out_rank < 0)
+      agreement.left_out_rank = static_cast<int>(r);
+    total += std::abs(sums[r]);
   }
   agreement.rms_norm = std::sqrt(total / static_cast<double>(sums.size()));
   return agreement;

@@ -10,10 +10,12 @@ namespace thinwire::optim {
 /// What ranks know of each other's gradients after the one scalar exchange.
 struct GradientAgreement {
   int nonfinite_rank = -1;  ///< The lowest; -1: all are finite.
+  int left_out_rank = -1;   ///< The lowest that left out a local step; -1.
   double rms_norm = 0;      ///< a = sqrt(mean over ranks of ||g_i||^2).
 };
 
-/// `sums[r]` is rank r's sum of squares; added in rank order.
+/// `sums[r]` is rank r's sum of squares, negated if it left out a local step;
+/// added in rank order.
 [[nodiscard]] GradientAgreement agreement_on(const std::vector<double>& sums);
 
 /// min(1, max_norm / norm); 1 when max_norm is 0.

@@ -41,8 +41,8 @@ CompressedAllReduce& LowBitOptimizer::Impl::the_exchange() {
         .scale = settings.scale,
         .residual_dtype = settings.residual_dtype};
     adjust(options);
-    exchange =
-        std::make_unique<CompressedAllReduce>(comm, pool, parts.units, options);
+    exchange = std::make_unique<CompressedAllReduce>(comm, pool,
+                                                     exchange_units(), options);
     exchange->set_observer(observer);
   }
   return *exchange;
@@ -75,7 +75,9 @@ void LowBitOptimizer::Impl::verify(View params) {
 GradientAgreement LowBitOptimizer::Impl::agree(ConstView grads,
                                                StepMeter& meter) {
   if (!policy.skips_nonfinite) return {};
-  const double own = sum_of_squares(pool, grads);
+  const double squares = sum_of_squares(pool, grads);
+  // A minus sign, also that of -0.0, says that this rank left out a step.
+  const double own = left_out_a_step ? -squares : squares;
   std::vector<double> sums(static_cast<std::size_t>(comm.size()));
   meter.waiting([&] { comm.all_gather(std::span(&own, 1), sums); });
   return agreement_on(sums);
@@ -118,6 +120,8 @@ std::optional<double> LowBitOptimizer::Impl::clip_by_estimate(
     report.nonfinite_rank = agreement.nonfinite_rank;
     return std::nullopt;
   }
+  report.nonfinite_rank = agreement.left_out_rank;
+  left_out_a_step = false;
   report.grad_norm = norm.estimate(agreement.rms_norm);
   report.grad_norm_is_estimate = true;
   report.clip_factor = clip(report.grad_norm);
@@ -138,40 +142,6 @@ std::vector<AdamCoefficients> LowBitOptimizer::Impl::coefficients(
   return all;
 }
 
-kernels::SignInput LowBitOptimizer::Impl::momentum_input(
-    std::size_t b, ConstView grads, const AdamCoefficients& c) const {
-  const Range& values = parts.blocks.blocks()[b].values;
-  kernels::SignInput input{.grads = grads.subview(values.offset, values.size),
-                           .coefficients = &c};
-  if (momentum_is_signs)
-    input.mean = mean_momentum(b);
-  else
-    input.exp_avg = adam.exp_avg().as<float>().data() + values.offset;
-  return input;
-}
-
-void LowBitOptimizer::Impl::update_momentum(
-    ConstView grads, std::span<const AdamCoefficients> c) {
-  const auto m = adam.exp_avg().as<float>();
-  for_group_ranges(pool, parts.compressed, [&](Range range, std::size_t group) {
-    kernels::momentum(m.data() + range.offset,
-                      grads.subview(range.offset, range.size), c[group]);
-    if (!policy.masks_before_compression) parts.multiply_by_mask(m, range);
-    if (!active.empty())
-      for (std::size_t i = range.offset; i < range.end(); ++i)
-        if (active[i] == 0) m[i] = 0;
-  });
-}
-
-void LowBitOptimizer::Impl::keep_momentum_as_signs() {
-  momentum_is_signs = true;
-  if (parts.exact.empty()) adam.exp_avg() = Buffer();
-}
-
-kernels::Signs LowBitOptimizer::Impl::mean_momentum(std::size_t block) const {
-  return exchange->mean(block);
-}
-
 void LowBitOptimizer::Impl::mask_dead_elements() {
   std::vector<Range> ranges;
   for (const GroupRange& r : parts.compressed) ranges.push_back(r.range);
@@ -183,17 +153,17 @@ void LowBitOptimizer::Impl::mask_dead_elements() {
 
 void LowBitOptimizer::Impl::set_active(std::vector<std::uint8_t> elements) {
   active = std::move(elements);
-  if (!compresses()) return;
-  the_exchange().set_active(
-      active.empty() ? compress::ActiveMask()
-                     : compress::ActiveMask(parts.blocks, [&](std::size_t i) {
-                         return active[i] != 0;
-                       }));
+  active_mask = active.empty()
+                    ? compress::ActiveMask()
+                    : compress::ActiveMask(parts.blocks, [&](std::size_t i) {
+                        return active[i] != 0;
+                      });
+  if (compresses()) the_exchange().set_active(active_mask);
 }
 
 const std::uint32_t* LowBitOptimizer::Impl::active_words(
     std::size_t block) const {
-  return exchange->active().words(parts.blocks, block);
+  return active_mask.words(parts.blocks, block);
 }
 
 LowBitOptimizer::LowBitOptimizer(std::unique_ptr<Impl> impl)

@@ -56,10 +56,13 @@ struct LowBitOptimizer::Impl {
   std::int64_t skipped = 0;
   CalibratedNorm norm;
   bool verification_is_due = false;
+  bool left_out_a_step = false;  // this rank alone, since the last exchange
 
   std::unique_ptr<compress::CompressedAllReduce> exchange;  // made when needed
   compress::WireObserver* observer = nullptr;
   std::vector<std::uint8_t> active;  // empty: every element
+  compress::ActiveMask active_mask;  // the same in bits
+  Buffer denominator;                // while the variance does not move
   bool momentum_is_signs = false;    // mean_momentum(), not adam.exp_avg()
 
   // ---- what each optimizer adds
@@ -71,6 +74,10 @@ struct LowBitOptimizer::Impl {
   [[nodiscard]] virtual bool ranks_are_equal() const { return true; }
   /// The momentum of a block where it is kept as signs.
   [[nodiscard]] virtual kernels::Signs mean_momentum(std::size_t block) const;
+  /// What gets a scale of its own with a scale per parameter.
+  [[nodiscard]] virtual std::vector<Range> exchange_units() const {
+    return parts.units;
+  }
   /// Options of the exchange that differ from the settings.
   virtual void adjust(compress::CompressedAllReduceOptions& /*options*/) const {
   }
@@ -99,32 +106,52 @@ struct LowBitOptimizer::Impl {
   /// Per group, for the step that `steps` counts.
   [[nodiscard]] std::vector<kernels::AdamCoefficients> coefficients(
       double grad_scale) const;
+
+  // ---- momentum in few bits (low_bit_momentum.cpp)
+  /// Averages the momentum and moves the parameters by it, over the
+  /// denominator as it stands.
+  void momentum_step(View params, ConstView grads,
+                     std::span<const kernels::AdamCoefficients> c,
+                     StepMeter& meter);
   /// What a rank's own momentum of a block is made of.
   [[nodiscard]] kernels::SignInput momentum_input(
       std::size_t block, ConstView grads,
       const kernels::AdamCoefficients& c) const;
-  /// The momentum as values for a group of one, and where a form that cannot be
-  /// compressed on the fly is needed.
+  /// Momentum as values, this rank's own.
   void update_momentum(ConstView grads,
                        std::span<const kernels::AdamCoefficients> c);
   /// The momentum is what the last exchange gave; values may be dropped.
   void keep_momentum_as_signs();
+  /// exp_avg holds it, whatever form it had.
+  void keep_momentum_as_values();
+  /// A copy as values, whatever form it has.
+  [[nodiscard]] Buffer momentum() const;
+  /// What a step over the denominator does to its elements `range`; exp_avg is
+  /// not set.
+  [[nodiscard]] kernels::FrozenUpdateArrays frozen_arrays(Range range,
+                                                          View params);
 
+  // ---- masks
   /// The groups' masks, and coordinates whose variance never left 0.
   void mask_dead_elements();
   void set_active(std::vector<std::uint8_t> elements);
   [[nodiscard]] const std::uint32_t* active_words(std::size_t block) const;
 
   // ---- state
-  [[nodiscard]] Buffer momentum() const;
   [[nodiscard]] StateDict save() const;
   void load(const StateDict& state);
 
  private:
+  void exchange_momentum(View params, ConstView grads,
+                         std::span<const kernels::AdamCoefficients> c,
+                         StepMeter& meter);
+  void apply_mean(std::size_t block, kernels::Signs mean, View params,
+                  const kernels::AdamCoefficients& c);
   void verify(View params);
   void require_residuals(const StateDict& state) const;
 };
 
+[[nodiscard]] Buffer copy_of(ConstView values);
 /// A copy of a saved array; throws Error(kCorruptCheckpoint) as StateDict does.
 [[nodiscard]] Buffer saved_floats(const StateDict& state, std::string_view name,
                                   std::size_t size);

@@ -24,25 +24,13 @@ void require_text(const StateDict& state, const char* key,
 
 Buffer saved_floats(const StateDict& state, std::string_view name,
                     std::size_t size) {
-  const ConstView values = state.array(name, DType::kFloat32, size);
-  Buffer copy = Buffer::of<float>(size);
-  if (values.bytes() != 0)
-    std::memcpy(copy.data(), values.data(), values.bytes());
-  return copy;
+  return copy_of(state.array(name, DType::kFloat32, size));
 }
 
-// exp_avg as floats, whatever form it has at the moment.
-Buffer LowBitOptimizer::Impl::momentum() const {
-  Buffer copy = Buffer::of<float>(adam.layout().size());
-  if (!adam.exp_avg().empty())
-    std::memcpy(copy.data(), adam.exp_avg().data(), copy.bytes());
-  if (!momentum_is_signs) return copy;
-  float* const m = copy.as<float>().data();
-  for (std::size_t b = 0; b < parts.blocks.blocks().size(); ++b) {
-    const Range& values = parts.blocks.blocks()[b].values;
-    kernels::sign_decode(mean_momentum(b), active_words(b), m + values.offset,
-                         values.size);
-  }
+Buffer copy_of(ConstView values) {
+  Buffer copy(values.size(), values.dtype());
+  if (values.bytes() != 0)
+    std::memcpy(copy.data(), values.data(), values.bytes());
   return copy;
 }
 
@@ -54,6 +42,7 @@ StateDict LowBitOptimizer::Impl::save() const {
   state.put_integer("step", steps);
   state.put_integer("skipped_steps", skipped);
   state.put_integer("verification_is_due", verification_is_due ? 1 : 0);
+  state.put_integer("left_out_a_step", left_out_a_step ? 1 : 0);
   norm.save(state);
   state.put("learning_rates", adam.learning_rates());
   state.put("exp_avg", momentum().view());
@@ -80,6 +69,7 @@ void LowBitOptimizer::Impl::load(const StateDict& state) {
   const std::int64_t new_steps = state.integer("step");
   const std::int64_t new_skipped = state.integer("skipped_steps");
   const bool new_due = state.integer("verification_is_due") != 0;
+  const bool new_left_out = state.integer("left_out_a_step") != 0;
   CalibratedNorm new_norm;
   new_norm.load(state);
   Buffer m = saved_floats(state, "exp_avg", n);
@@ -107,6 +97,7 @@ void LowBitOptimizer::Impl::load(const StateDict& state) {
   steps = new_steps;
   skipped = new_skipped;
   verification_is_due = new_due;
+  left_out_a_step = new_left_out;
   norm = new_norm;
   adam.exp_avg() = std::move(m);
   adam.exp_avg_sq() = std::move(v);

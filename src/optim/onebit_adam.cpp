@@ -9,9 +9,6 @@
 
 namespace thinwire::optim {
 
-using kernels::AdamCoefficients;
-using kernels::Signs;
-
 namespace {
 
 LowBitSettings settings_of(const OnebitAdamOptions& options) {
@@ -40,61 +37,12 @@ struct OnebitAdamImpl final : TwoStage {
     observe_exact(grads);
     const auto queued =
         queue_sums(comm, grads, parts.exact, settings.exchange.bucket_elements);
-    const std::vector<AdamCoefficients> c = coefficients(grad_scale);
-    if (compresses())
-      exchange_momentum(params, grads, c, meter);
-    else
-      keep_momentum(params, grads, c);
+    momentum_step(params, grads, coefficients(grad_scale), meter);
     meter.waiting([&] {
       for (const comm::Work& work : queued) work.wait();
     });
     apply_exactly(parts.exact, params, grads,
                   static_cast<float>(grad_scale / comm.size()));
-  }
-
-  // Momentum formed, encoded, averaged, decoded and applied, block by block.
-  void exchange_momentum(View params, ConstView grads,
-                         std::span<const AdamCoefficients> c,
-                         StepMeter& meter) {
-    meter.compressed(the_exchange(), [&](auto& all) {
-      all.run(
-          [&](std::size_t b) {
-            return momentum_input(b, grads, c[parts.block_group[b]]);
-          },
-          [&](std::size_t b, Signs mean) {
-            apply_mean(b, mean, params, c[parts.block_group[b]]);
-          });
-    });
-    if (policy.masks_before_compression) keep_momentum_as_signs();
-  }
-
-  void apply_mean(std::size_t b, Signs mean, View params,
-                  const AdamCoefficients& c) {
-    const Range& values = parts.blocks.blocks()[b].values;
-    if (values.size == 0) return;
-    kernels::FrozenUpdateArrays arrays = frozen_arrays(values, params);
-    if (policy.masks_before_compression) {
-      kernels::sign_update(mean, active_words(b), arrays, c);
-      return;
-    }
-    float* m = adam.exp_avg().as<float>().data() + values.offset;
-    kernels::sign_decode(mean, nullptr, m, values.size);
-    parts.multiply_by_mask(adam.exp_avg().as<float>(), values);
-    arrays.exp_avg = m;
-    kernels::frozen_update(arrays, c);
-  }
-
-  // A group of one has nobody to compress for: momentum stays in full.
-  void keep_momentum(View params, ConstView grads,
-                     std::span<const AdamCoefficients> c) {
-    update_momentum(grads, c);
-    const float* m = adam.exp_avg().as<float>().data();
-    for_group_ranges(
-        pool, parts.compressed, [&](Range range, std::size_t group) {
-          kernels::FrozenUpdateArrays arrays = frozen_arrays(range, params);
-          arrays.exp_avg = m + range.offset;
-          kernels::frozen_update(arrays, c[group]);
-        });
   }
 
   // Groups that stay exact lose nothing of it; they get a gradient averaged

@@ -89,7 +89,7 @@ void TwoStage::enter_compressed_stage() {
   make_denominator();
 }
 
-void TwoStage::make_denominator() {
+std::vector<float> TwoStage::make_denominator() {
   Buffer& v = adam.exp_avg_sq();
   Buffer d = keeps_variance() ? Buffer::of<float>(v.size()) : Buffer();
   float* const from = v.as<float>().data();
@@ -99,15 +99,9 @@ void TwoStage::make_denominator() {
                          adam.coefficients(group, steps, 1));
   });
   denominator = keeps_variance() ? std::move(d) : std::move(v);
-  if (policy.floors_denominator)
-    apply_denominator_floor(denominator.as<float>(), parts.blocks,
-                            settings.denom_floor);
-}
-
-kernels::FrozenUpdateArrays TwoStage::frozen_arrays(Range range, View params) {
-  return {.params = params.as<float>().data() + range.offset,
-          .denominator = denominator.as<float>().data() + range.offset,
-          .size = range.size};
+  if (!policy.floors_denominator) return {};
+  return apply_denominator_floor(denominator.as<float>(), parts.blocks,
+                                 settings.denom_floor, pool);
 }
 
 void TwoStage::exchange_zeros() {

@@ -79,12 +79,11 @@ struct TwoStage : LowBitOptimizer::Impl {
   AutoFreeze freeze;
   bool initialized;
   std::int64_t frozen_at = 0;  // the last exact step; 0: not frozen
-  Buffer denominator;
 
   // ---- what each optimizer adds
   /// The reference's first step(), which moves nothing but counts.
-  virtual void initialization_step(View params, View grads,
-                                   StepMeter& meter) = 0;
+  virtual void initialization_step(View /*params*/, View /*grads*/,
+                                   StepMeter& /*meter*/) {}
   /// `grads` are sums over the ranks.
   virtual void exact_update(View params, ConstView grads, float grad_scale) = 0;
   /// `grads` are this rank's.
@@ -100,12 +99,9 @@ struct TwoStage : LowBitOptimizer::Impl {
     return [] {};
   }
 
-  /// What a compressed step does to its elements `range`; exp_avg is not set.
-  [[nodiscard]] kernels::FrozenUpdateArrays frozen_arrays(Range range,
-                                                          View params);
   /// The denominator of the variance as it is now, floor and all, in place of
-  /// the variance unless that is kept.
-  void make_denominator();
+  /// the variance unless that is kept. Returns the floor of every block.
+  std::vector<float> make_denominator();
   /// The reference tries its buffers out on a momentum of zero.
   void exchange_zeros();
 

@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 // The families of this version; 16-bit wrapped drives come with mixed
 // precision.
 std::vector<CaseFolder> cases_of_this_version() {
-  static const std::regex ours("(^|/)(adam_|car_)");
+  static const std::regex ours("(^|/)(adam_|lamb_|zoadam_|car_)");
   static const std::regex wrapped("_fp16_");
   std::vector<CaseFolder> cases = find_cases(THINWIRE_GOLDENS);
   std::erase_if(cases, [](const CaseFolder& folder) {

@@ -16,6 +16,11 @@ using Family = void (*)(const RecordedCase& recorded, comm::Communicator& comm,
 
 void replay_onebit_adam(const RecordedCase& recorded, comm::Communicator& comm,
                         optim::Semantics semantics, Comparison& comparison);
+void replay_onebit_lamb(const RecordedCase& recorded, comm::Communicator& comm,
+                        optim::Semantics semantics, Comparison& comparison);
+void replay_zero_one_adam(const RecordedCase& recorded,
+                          comm::Communicator& comm, optim::Semantics semantics,
+                          Comparison& comparison);
 void replay_compressed_all_reduce(const RecordedCase& recorded,
                                   comm::Communicator& comm,
                                   optim::Semantics semantics,

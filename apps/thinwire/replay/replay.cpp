@@ -138,6 +138,8 @@ Family family_of(const RecordedCase& recorded) {
     return replay_compressed_all_reduce;
   const std::string algo = meta.value("algo", "");
   if (algo == "OnebitAdam") return replay_onebit_adam;
+  if (algo == "OnebitLamb") return replay_onebit_lamb;
+  if (algo == "ZeroOneAdam") return replay_zero_one_adam;
   throw Unsupported(fmt::format("meta.algo \"{}\"", algo));
 }
 

@@ -27,6 +27,8 @@ struct StepReport {
   /// any rank.
   bool applied = true;
   /// The lowest rank whose gradient was not finite, where that is known; -1.
+  /// Of a step that was applied: that rank left out local steps since the last
+  /// exchange.
   int nonfinite_rank = -1;
   Phase phase = Phase::kExact;
   /// L2 norm of the averaged gradient before clipping; in compressed steps the

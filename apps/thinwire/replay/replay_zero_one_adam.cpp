@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/thinwire/replay/families.h"
+#include "apps/thinwire/replay/trajectory.h"
+#include "thinwire/optim/zero_one_adam.h"
+
+namespace thinwire::replay {
+
+void replay_zero_one_adam(const RecordedCase& recorded,
+                          comm::Communicator& comm, optim::Semantics semantics,
+                          Comparison& comparison) {
+  const nlohmann::json& meta = recorded.meta();
+  auto options = common_options<optim::ZeroOneAdamOptions>(
+      meta, semantics,
+      {"var_freeze_step", "var_update_scaler", "local_step_scaler",
+       "local_step_clipper"});
+  const nlohmann::json& opts = meta.at("opts");
+  const auto read = [&](const char* key, std::int64_t& field) {
+    field = opts.value(key, field);
+  };
+  read("var_freeze_step", options.var_freeze_step);
+  read("var_update_scaler", options.var_update_scaler);
+  read("local_step_scaler", options.local_step_scaler);
+  read("local_step_clipper", options.local_step_clipper);
+
+  // The schedule is the same for all tensors; it is recorded per tensor.
+  std::vector<std::size_t> groups;
+  for (const nlohmann::json& tensor : meta.at("tensors"))
+    groups.push_back(tensor.at("group").get<std::size_t>());
+  const TrajectoryKind kind{
+      .make =
+          [&](comm::Communicator& ranks, const ParameterLayout& layout) {
+            return std::make_unique<optim::ZeroOneAdam>(ranks, layout, options);
+          },
+      .compare_log =
+          [&](const StepLog& log, const StateDict& state) {
+            log.flag("freeze_key", state.integer("frozen") != 0);
+            for (const char* name :
+                 {"var_interval", "var_counter", "local_step_interval",
+                  "local_step_counter"})
+              log.integers(name, std::vector<std::int64_t>(
+                                     groups.size(), state.integer(name)));
+            const auto per_group = state.array("lrs").as<double>();
+            std::vector<double> lrs;
+            for (const std::size_t group : groups)
+              lrs.push_back(per_group[group]);
+            log.numbers("lrs", lrs);
+          }};
+  replay_trajectory(recorded, comm, semantics, comparison, kind);
+}
+
+}  // namespace thinwire::replay

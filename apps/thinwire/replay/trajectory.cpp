@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/thinwire/replay/trajectory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+
+#include "apps/thinwire/replay/recorded_wire.h"
+#include "thinwire/optim/data_parallel.h"
+
+namespace thinwire::replay {
+
+using nlohmann::json;
+
+namespace {
+
+ParameterLayout layout_of(const json& meta) {
+  std::vector<ParameterSpec> specs;
+  for (const json& tensor : meta.at("tensors"))
+    specs.push_back({fmt::format("tensor.{}", specs.size()),
+                     tensor.at("shape").get<std::vector<std::size_t>>(),
+                     tensor.at("group").get<std::size_t>()});
+  return ParameterLayout::of(std::move(specs));
+}
+
+// One rank's run of a recorded trajectory.
+class Run {
+ public:
+  Run(const RecordedCase& recorded, comm::Communicator& comm,
+      optim::Semantics semantics, Comparison& comparison,
+      const TrajectoryKind& kind)
+      : recorded_(recorded),
+        meta_(recorded.meta()),
+        comm_(comm),
+        comparison_(comparison),
+        rank_(static_cast<std::size_t>(comm.rank())),
+        layout_(layout_of(meta_)),
+        kind_(kind) {
+    const std::string drive = meta_.at("drive");
+    if (drive != "wrapper_init" && drive != "fp32_engine")
+      throw Unsupported(fmt::format("meta.drive \"{}\"", drive));
+    begins_with_zeros_ = drive == "wrapper_init" &&
+                         optim::policy_of(semantics).initialization_step;
+
+    tensors_ = units_of(semantics);
+    std::vector<Range> compressed;
+    for (const Range& unit : tensors_)
+      if (!stays_exact(unit)) compressed.push_back(unit);
+    blocks_ = compress::BlockLayout(
+        compressed,
+        {.world_size = comm.size(),
+         .bucket_elements = optim::ExchangeOptions().bucket_elements,
+         .scale_per_unit = optim::policy_of(semantics).scale_per_parameter});
+    recorder_ = std::make_unique<WireRecorder>(tensors_, blocks_);
+    const auto init = recorded.array("init.bin");
+    const auto* values = reinterpret_cast<const float*>(init.bytes.data());
+    params_.assign(values, values + layout_.size());
+  }
+
+  void go() {
+    make_optimizer();
+    if (begins_with_zeros_)
+      compare_wire(comparison_, 0, recorder_->take(), meta_.at("init_wire"),
+                   {});
+    const auto steps = meta_.at("steps").get<std::size_t>();
+    for (std::size_t t = 0; t < steps; ++t) step(t);
+    for (const char* file : {"params.bin", "wire.bin"})
+      if (recorded_.has(file)) comparison_.covered(file);
+  }
+
+ private:
+  // What has a scale of its own: every tensor, or all of them, padded.
+  [[nodiscard]] std::vector<Range> units_of(optim::Semantics semantics) const {
+    std::vector<Range> units;
+    for (const Parameter& p : layout_.parameters())
+      units.push_back({p.offset, p.size});
+    if (!kind_.is_fused || semantics != optim::Semantics::kDeepSpeed)
+      return units;
+    const auto world = static_cast<std::size_t>(comm_.size());
+    const std::size_t chunk = world * std::lcm(std::size_t{8}, world);
+    return {{0, (layout_.size() + chunk - 1) / chunk * chunk}};
+  }
+
+  [[nodiscard]] bool stays_exact(const Range& unit) const {
+    return !kind_.exact_groups.empty() && unit.size != 0 &&
+           kind_.exact_groups[layout_.parameter_at(unit.offset).group];
+  }
+
+  void make_optimizer() {
+    optimizer_ = kind_.make(comm_, layout_);
+    optimizer_->set_observer(recorder_.get());
+    if (!begins_with_zeros_) return;
+    std::vector<float> zeros(layout_.size());
+    optimizer_->step(params_, zeros);
+  }
+
+  void step(std::size_t t) {
+    const json& log = meta_.at("step_log").at(t);
+    for (std::size_t g = 0; g < log.at("lr").size(); ++g)
+      optimizer_->set_learning_rate(g, log.at("lr")[g].get<double>());
+    const auto recorded_grads = recorded_.array("grads.bin").floats({rank_, t});
+    std::vector<float> grads(recorded_grads.begin(), recorded_grads.end());
+    recorder_->take();
+    const optim::StepReport report = optimizer_->step(params_, grads);
+
+    const RecordedArray& params = recorded_.array("params.bin");
+    comparison_.floats({t, "params"}, params_,
+                       params.floats({params.row_of(comm_.rank()), t}));
+    compare_flag(t, log, "averaged", report.phase == optim::Phase::kExact);
+    const auto wire = recorded_.has("wire.bin")
+                          ? recorded_.array("wire.bin").raw({rank_})
+                          : std::span<const std::uint8_t>();
+    compare_wire(comparison_, t, recorder_->take(), log.at("wire"), wire);
+    const StateDict state = optimizer_->state_dict();
+    kind_.compare_log({comparison_, t, log}, state);
+    compare_state(t, state);
+    for (const json& state_step : log.at("state_step"))
+      comparison_.text({t, "state_step"},
+                       fmt::format("{}", optimizer_->steps()),
+                       state_step.dump());
+    if (resumes_after(t)) resume();
+    compare_flag(t, log, "averaged_next",
+                 optimizer_->phase() == optim::Phase::kExact);
+  }
+
+  void compare_flag(std::size_t t, const json& log, const char* name,
+                    bool got) {
+    comparison_.text({t, name}, got ? "true" : "false", log.at(name).dump());
+  }
+
+  [[nodiscard]] bool resumes_after(std::size_t t) const {
+    const json& after = meta_.at("resume_after");
+    return after.is_array() &&
+           std::find(after.begin(), after.end(), json(t)) != after.end();
+  }
+
+  // Rank 0's state and parameters go to all ranks, into a new optimizer.
+  void resume() {
+    StateDict state = optimizer_->state_dict();
+    for (const char* name :
+         {"exp_avg", "exp_avg_sq", "exp_avg_sq_fresh", "denominator"}) {
+      if (!state.has_array(name)) continue;
+      const auto values = state.array(name).as<float>();
+      std::vector<float> copy(values.begin(), values.end());
+      comm_.broadcast(copy, 0);
+      state.put(name, copy);
+    }
+    comm_.broadcast(params_, 0);
+    make_optimizer();
+    optimizer_->load_state_dict(state);
+  }
+
+  // The residual in the recordings' order: every tensor, padded, zeros for
+  // those that the library never gives one.
+  [[nodiscard]] std::vector<float> residual(const StateDict& state,
+                                            const char* name,
+                                            const json& lens) const {
+    std::span<const float> ours;
+    if (state.has_array(name)) ours = state.array(name).as<float>();
+    std::vector<float> all;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      const auto len = lens.at(i).get<std::size_t>();
+      const bool kept = !stays_exact(tensors_[i]) && ours.size() >= len;
+      if (kept) {
+        all.insert(all.end(), ours.begin(),
+                   ours.begin() + static_cast<std::ptrdiff_t>(len));
+        ours = ours.subspan(len);
+      } else {
+        all.insert(all.end(), len, 0.0f);
+      }
+    }
+    return all;
+  }
+
+  void compare_state(std::size_t t, const StateDict& state) {
+    for (const auto& [field, about] : meta_.at("state").items()) {
+      if (field.ends_with("_partial")) {
+        compare_partial(t, state, field, about);
+        continue;
+      }
+      const std::string file = "state." + field + ".bin";
+      comparison_.covered(file);
+      const json& at = about.at("at");
+      const auto found = std::find(at.begin(), at.end(), json(t));
+      if (found == at.end()) continue;
+      const RecordedArray& want = recorded_.array(file);
+      const auto row =
+          want.floats({want.row_of(comm_.rank()),
+                       static_cast<std::size_t>(found - at.begin())});
+      if (field == "worker_error" || field == "server_error")
+        comparison_.floats(
+            {t, field}, residual(state, field.c_str(), about.at("lens")), row);
+      else
+        compare_array(t, state, field, row);
+    }
+  }
+
+  // What corrected semantics does not keep is empty, and differs.
+  void compare_array(std::size_t t, const StateDict& state,
+                     const std::string& field, std::span<const float> row) {
+    std::span<const float> got;
+    if (state.has_array(field)) got = state.array(field).as<float>();
+    comparison_.floats({t, field}, got, row);
+  }
+
+  // A residual that only some tensors had; recorded only as all zero.
+  void compare_partial(std::size_t t, const StateDict& state,
+                       const std::string& field, const json& records) {
+    const std::string name = field.substr(0, field.rfind("_partial"));
+    for (const json& record : records) {
+      if (record.at("t") != t) continue;
+      if (!record.at("all_zero").get<bool>())
+        throw Unsupported(
+            fmt::format("meta.state \"{}\" that is not all zero "
+                        "but has no array",
+                        field));
+      if (!state.has_array(name)) continue;
+      const auto values = state.array(name).as<float>();
+      comparison_.floats({t, field}, values, std::vector<float>(values.size()));
+    }
+  }
+
+  const RecordedCase& recorded_;
+  const json& meta_;
+  comm::Communicator& comm_;
+  Comparison& comparison_;
+  std::size_t rank_;
+  ParameterLayout layout_;
+  const TrajectoryKind& kind_;
+  std::vector<Range> tensors_;
+  bool begins_with_zeros_ = false;
+  compress::BlockLayout blocks_;
+  std::unique_ptr<WireRecorder> recorder_;
+  std::vector<float> params_;
+  std::unique_ptr<optim::LowBitOptimizer> optimizer_;
+};
+
+}  // namespace
+
+void read_numbers(const json& from, optim::AdamGroup& group) {
+  const auto number = [&](const char* key, std::optional<double>& field) {
+    if (from.contains(key)) field = from.at(key).get<double>();
+  };
+  number("lr", group.learning_rate);
+  number("eps", group.epsilon);
+  number("weight_decay", group.weight_decay);
+  if (from.contains("betas")) {
+    group.beta1 = from.at("betas").at(0).get<double>();
+    group.beta2 = from.at("betas").at(1).get<double>();
+  }
+}
+
+void require_known(const json& object, const std::vector<std::string>& keys,
+                   const char* what) {
+  for (const auto& [key, value] : object.items())
+    if (std::find(keys.begin(), keys.end(), key) == keys.end())
+      throw Unsupported(fmt::format("{} \"{}\"", what, key));
+}
+
+std::vector<float> mask_of(const json& group, std::size_t rows_from) {
+  std::vector<float> mask;
+  for (const json& shape : group.at("shapes")) {
+    std::size_t row = 1;
+    for (std::size_t axis = 1; axis < shape.size(); ++axis)
+      row *= shape[axis].get<std::size_t>();
+    const std::size_t rows = shape.empty() ? 1 : shape[0].get<std::size_t>();
+    for (std::size_t r = 0; r < rows; ++r)
+      mask.insert(mask.end(), row, r < rows_from ? 1.0f : 0.0f);
+  }
+  return mask;
+}
+
+void StepLog::flag(const char* name, bool got) const {
+  comparison.text({step, name}, got ? "true" : "false", log.at(name).dump());
+}
+
+void StepLog::numbers(const char* name, std::span<const double> got) const {
+  const json& want = log.at(name);
+  // Not computed yet, or not by this step.
+  if (want.is_null() || want.empty()) return;
+  comparison.text({step, name}, json(got).dump(), want.dump());
+}
+
+void StepLog::integers(const char* name,
+                       std::span<const std::int64_t> got) const {
+  comparison.text({step, name}, json(got).dump(), log.at(name).dump());
+}
+
+void replay_trajectory(const RecordedCase& recorded, comm::Communicator& comm,
+                       optim::Semantics semantics, Comparison& comparison,
+                       const TrajectoryKind& kind) {
+  Run(recorded, comm, semantics, comparison, kind).go();
+}
+
+}  // namespace thinwire::replay

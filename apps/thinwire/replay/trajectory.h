@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "apps/thinwire/replay/comparison.h"
+#include "apps/thinwire/replay/recorded_case.h"
+#include "thinwire/comm/communicator.h"
+#include "thinwire/optim/low_bit_optimizer.h"
+#include "thinwire/optim/semantics.h"
+
+namespace thinwire::replay {
+
+/// What was recorded of one step beside its arrays.
+struct StepLog {
+  Comparison& comparison;
+  std::size_t step;
+  const nlohmann::json& log;
+
+  void flag(const char* name, bool got) const;
+  void numbers(const char* name, std::span<const double> got) const;
+  void integers(const char* name, std::span<const std::int64_t> got) const;
+};
+
+/// What one optimizer's recordings have of their own.
+struct TrajectoryKind {
+  std::function<std::unique_ptr<optim::LowBitOptimizer>(
+      comm::Communicator& comm, const ParameterLayout& layout)>
+      make;
+  /// Compares the fields of the log that only this optimizer has.
+  std::function<void(const StepLog& log, const StateDict& state)> compare_log;
+  /// Per group: never compressed. Empty: no group is.
+  std::vector<bool> exact_groups{};
+  /// The reference exchanges all tensors as one.
+  bool is_fused = false;
+};
+
+/// Runs a recorded training on this rank and compares every step.
+void replay_trajectory(const RecordedCase& recorded, comm::Communicator& comm,
+                       optim::Semantics semantics, Comparison& comparison,
+                       const TrajectoryKind& kind);
+
+/// Throws Unsupported naming the first key that is not in `keys`.
+void require_known(const nlohmann::json& object,
+                   const std::vector<std::string>& keys, const char* what);
+/// What a group, or the optimizer as a whole, says of Adam's numbers.
+void read_numbers(const nlohmann::json& from, optim::AdamGroup& group);
+/// 1 for the rows of each tensor below `rows_from`, 0 from there on.
+[[nodiscard]] std::vector<float> mask_of(const nlohmann::json& group,
+                                         std::size_t rows_from);
+
+/// Fills what the options of all low-bit optimizers have in common from
+/// meta.opts and meta.groups; `own` are the other keys of meta.opts.
+template <class Options>
+[[nodiscard]] Options common_options(const nlohmann::json& meta,
+                                     optim::Semantics semantics,
+                                     std::vector<std::string> own) {
+  own.insert(own.end(), {"lr", "betas", "eps", "weight_decay",
+                         "bias_correction", "eps_inside_sqrt", "max_grad_norm",
+                         "amsgrad", "cuda_aware", "comm_backend_name"});
+  const nlohmann::json& opts = meta.at("opts");
+  require_known(opts, own, "meta.opts");
+  Options options;
+  optim::AdamGroup defaults;
+  read_numbers(opts, defaults);
+  options.learning_rate =
+      defaults.learning_rate.value_or(options.learning_rate);
+  options.beta1 = defaults.beta1.value_or(options.beta1);
+  options.beta2 = defaults.beta2.value_or(options.beta2);
+  options.epsilon = defaults.epsilon.value_or(options.epsilon);
+  options.weight_decay = defaults.weight_decay.value_or(options.weight_decay);
+  options.bias_correction = opts.value("bias_correction", true);
+  options.epsilon_inside_sqrt = opts.value("eps_inside_sqrt", false);
+  options.amsgrad = opts.value("amsgrad", false);
+  options.exchange.max_grad_norm = opts.value("max_grad_norm", 0.0);
+  options.semantics = semantics;
+  for (const nlohmann::json& group : meta.at("groups")) {
+    // zero_rows_from and zero_param only say how the inputs were made.
+    std::vector<std::string> keys = {
+        "shapes",         "lr",           "betas",     "eps", "mask",
+        "zero_rows_from", "weight_decay", "zero_param"};
+    auto& to = options.groups.emplace_back();
+    if constexpr (requires { to.non_freeze; }) {
+      keys.push_back("non_freeze");
+      to.non_freeze = group.value("non_freeze", false);
+    }
+    require_known(group, keys, "meta.groups key");
+    read_numbers(group, to);
+    if (group.contains("mask"))
+      to.exp_avg_mask =
+          mask_of(group, group.at("mask").at("rows_from").get<std::size_t>());
+  }
+  return options;
+}
+
+}  // namespace thinwire::replay

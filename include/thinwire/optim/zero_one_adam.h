@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "thinwire/comm/communicator.h"
+#include "thinwire/optim/data_parallel.h"
+#include "thinwire/optim/low_bit_optimizer.h"
+#include "thinwire/optim/semantics.h"
+
+namespace thinwire::optim {
+
+/// What ranks average with one bit per element before the variance is frozen.
+enum class Exchanged {
+  kMomentum,  ///< As in the paper.
+  kGradient,  ///< As the reference does it: 0.15-0.35 nats worse on text.
+};
+
+/// Settings of ZeroOneAdam; for a run of T steps:
+///   ZeroOneAdam opt(comm, layout, {.learning_rate = 1e-3,
+///       .var_freeze_step = T / 2, .local_step_scaler = T / 8,
+///       .local_step_clipper = 4});
+struct ZeroOneAdamOptions {
+  double learning_rate = 1e-3;  ///< Step size, finite, >= 0.
+  double beta1 = 0.9;           ///< Momentum decay per step, in [0, 1).
+  double beta2 = 0.999;         ///< Variance decay per update, in [0, 1).
+  double epsilon = 1e-8;        ///< Keeps the denominator above 0, > 0.
+  double weight_decay = 0;      ///< Decoupled (AdamW), finite, >= 0.
+  bool bias_correction = true;
+  bool epsilon_inside_sqrt = false;  ///< sqrt(v + eps), not sqrt(v) + eps.
+  /// Refused if set: the variance is frozen, a running maximum means nothing.
+  bool amsgrad = false;
+  /// One entry per group of the layout, or empty: all alike.
+  std::vector<MaskedGroup> groups{};
+
+  /// The last step in which the variance may change, >= 1. (With kDeepSpeed
+  /// >= 0: its initialization step counts.)
+  std::int64_t var_freeze_step = 100'000;
+  /// kappa: after so many variance updates their interval doubles; >= 1.
+  std::int64_t var_update_scaler = 16;
+  /// alpha: after so many steps the interval between syncs doubles; >= 1.
+  std::int64_t local_step_scaler = 32'678;
+  /// The longest interval between syncs, >= 1.
+  std::int64_t local_step_clipper = 16;
+  Exchanged exchanged = Exchanged::kMomentum;
+
+  /// No denominator is below this fraction of its block's RMS; finite, >= 0;
+  /// 0: no floor.
+  double denom_floor = 0.3;
+  compress::Scale scale = compress::Scale::kRms;
+  DType residual_dtype = DType::kFloat32;  ///< kFloat32 or kBFloat16.
+  Semantics semantics = Semantics::kCorrected;
+  /// verify_every compares at the first sync after so many steps; 0 with
+  /// kDeepSpeed, whose parameters differ even then.
+  ExchangeOptions exchange{};
+
+  /// Throws Error(kInvalidArgument) naming the field, its range and its value.
+  /// The layout says how many groups there are and how long masks must be.
+  void validate(const ParameterLayout& layout) const;
+};
+
+/// Adam that exchanges one bit per element, and in most steps nothing.
+///
+/// Until var_freeze_step the variance is updated, exactly, at intervals that
+/// grow, and momentum is averaged with one bit per element in between. Then
+/// ranks take local steps and add up their updates; at intervals that grow they
+/// average those with one bit per element (a sync). Between syncs parameters
+/// differ from rank to rank: synchronize() makes them equal for evaluation and
+/// saving.
+///
+/// A local step exchanges nothing, so a rank whose gradient is not finite there
+/// leaves its own parameters alone; the next sync reports it as
+/// StepReport::nonfinite_rank of a step that was applied.
+///
+/// Source: Lu et al., "0/1 Adam", arXiv:2202.06009, Algorithm 1. Departures
+/// (bias correction, denominator floor, block scales, calibrated clipping,
+/// weight decay outside of the accumulated update): docs/algorithms.md.
+class ZeroOneAdam final : public LowBitOptimizer {
+ public:
+  /// Collective, as OnebitAdam's. Holds 16 bytes per parameter before the
+  /// freeze and 20 after it, and 4/W for the chunk it serves. `comm` must
+  /// outlive this object.
+  ///
+  /// State: those of LowBitOptimizer; arrays exp_avg_sq [n] (until the freeze),
+  /// denominator [n], from the freeze on origin [n] (parameters at the last
+  /// sync) and momentum_accumulator [n] (updates since), lrs and decay (per
+  /// group); scalars var_interval, var_counter, var_updates,
+  /// local_step_interval, local_step_counter.
+  ZeroOneAdam(comm::Communicator& comm, const ParameterLayout& layout,
+              const ZeroOneAdamOptions& options);
+  ~ZeroOneAdam() override;
+};
+
+}  // namespace thinwire::optim

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "thinwire/core/state_dict.h"
+#include "thinwire/optim/zero_one_adam.h"
+
+namespace thinwire::optim {
+
+/// Which of 0/1 Adam's steps does what. Steps count from 1.
+class ZeroOneSchedule {
+ public:
+  explicit ZeroOneSchedule(const ZeroOneAdamOptions& options)
+      : kappa_(options.var_update_scaler),
+        alpha_(options.local_step_scaler),
+        clipper_(options.local_step_clipper) {}
+
+  /// Before the freeze.
+  [[nodiscard]] bool updates_variance(std::int64_t step) const {
+    return step % var_interval_ == 0;
+  }
+  /// After the freeze.
+  [[nodiscard]] bool syncs(std::int64_t step) const {
+    return step % local_interval_ == 0;
+  }
+  void variance_updated();
+  void local_step_taken();
+
+  [[nodiscard]] std::string describe() const;
+  void save(StateDict& state) const;
+  void load(const StateDict& state);
+
+ private:
+  std::int64_t kappa_;
+  std::int64_t alpha_;
+  std::int64_t clipper_;
+  std::int64_t var_interval_ = 1;
+  std::int64_t var_counter_ = 0;
+  std::int64_t local_interval_ = 1;
+  std::int64_t local_counter_ = 0;
+};
+
+}  // namespace thinwire::optim
