@@ -22,6 +22,19 @@ void require(bool holds, const char* name, const char* range,
         fmt::format("BlockOptions.{} must be {}, got {}", name, range, value));
 }
 
+void require_bits(const BlockOptions& options) {
+  const int bits = options.bits;
+  if (bits != 1 && bits != 2 && bits != 4 && bits != 8)
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("BlockOptions.bits must be 1, 2, 4 or 8, got {}", bits));
+  if (bits != 1 && options.scale_per_unit)
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("BlockOptions.bits must be 1 with scale_per_unit, got {}",
+                    bits));
+}
+
 std::size_t round_up(std::size_t value, std::size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
@@ -40,11 +53,12 @@ BlockLayout::BlockLayout(std::span<const Range> units,
   require(
       options.block_elements >= 1 && options.block_elements <= kMostElements,
       "block_elements", "in [1, 1024]", options.block_elements);
+  require_bits(options);
   if (options.scale_per_unit)
     cut_per_unit(units, options);
   else
     cut_into_blocks(units, options);
-  place_records();
+  place_records(options.bits);
 }
 
 void BlockLayout::cut_into_blocks(std::span<const Range> units,
@@ -125,10 +139,10 @@ void BlockLayout::cut_per_unit(std::span<const Range> units,
   }
 }
 
-void BlockLayout::place_records() {
+void BlockLayout::place_records(int bits) {
   for (Block& block : blocks_) {
     block.record = records_size_;
-    records_size_ += record_bytes(block.residual.size);
+    records_size_ += record_bytes(block.residual.size, bits);
   }
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "thinwire/compress/compressed_all_reduce.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <utility>
 #include <vector>
@@ -158,6 +160,11 @@ CompressedAllReduce::CompressedAllReduce(
     comm::Communicator& comm, ThreadPool& pool, std::span<const Range> units,
     const CompressedAllReduceOptions& options) {
   require_options(comm, options.blocks, options.residual_dtype);
+  if (options.blocks.bits != 1)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("BlockOptions.bits must be 1 for a "
+                            "CompressedAllReduce, got {}",
+                            options.blocks.bits));
   impl_ = std::make_unique<Impl>(comm, pool, units, options);
 }
 

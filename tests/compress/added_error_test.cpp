@@ -13,17 +13,6 @@ namespace {
 
 using test::Exchange;
 
-// What a residual array holds, widened.
-std::vector<float> floats(ConstView view) {
-  std::vector<float> values;
-  if (view.dtype() == DType::kFloat32)
-    for (const float value : view.as<float>()) values.push_back(value);
-  else
-    for (const BFloat16 value : view.as<BFloat16>())
-      values.push_back(to_float(value));
-  return values;
-}
-
 class AddedError : public ::testing::TestWithParam<DType> {
  protected:
   // A bf16 residual is rounded when it is stored.
@@ -47,8 +36,8 @@ TEST_P(AddedError, IsAddedWithItsWeightWhereNotMasked) {
     all.all_reduce(values);
 
     const std::vector<float> added = test::layered_values(values.size(), 2);
-    std::vector<float> worker = floats(all.worker_error());
-    std::vector<float> server = floats(all.server_error());
+    std::vector<float> worker = test::floats_of(all.worker_error());
+    std::vector<float> server = test::floats_of(all.server_error());
     std::size_t served = 0;
     for (const Block& block : all.layout().blocks()) {
       for (std::size_t i = 0; i < block.values.size; ++i) {
@@ -71,8 +60,8 @@ TEST_P(AddedError, IsAddedWithItsWeightWhereNotMasked) {
       if (block.server == comm.rank())
         all.add_to_server_error(b, from, kWeight);
     });
-    EXPECT_EQ(floats(all.worker_error()), worker);
-    EXPECT_EQ(floats(all.server_error()), server);
+    EXPECT_EQ(test::floats_of(all.worker_error()), worker);
+    EXPECT_EQ(test::floats_of(all.server_error()), server);
   });
 }
 
@@ -91,8 +80,10 @@ TEST(AddedErrorOfABlock, IsRefusedIfNotThereOrServedElsewhere) {
     test::expect_error(ErrorCode::kInvalidArgument, {"serves"}, [&] {
       exchange.all.add_to_server_error(others, values.data(), 1);
     });
-    EXPECT_EQ(floats(exchange.all.worker_error()), std::vector<float>(4096));
-    EXPECT_EQ(floats(exchange.all.server_error()), std::vector<float>(2048));
+    EXPECT_EQ(test::floats_of(exchange.all.worker_error()),
+              std::vector<float>(4096));
+    EXPECT_EQ(test::floats_of(exchange.all.server_error()),
+              std::vector<float>(2048));
   });
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "support/errors.h"
@@ -34,7 +35,8 @@ Drawn draw(bool scale_per_unit) {
   return {units_of(sizes),
           {.world_size = *rc::gen::inRange(1, 9),
            .bucket_elements = *rc::gen::inRange<std::size_t>(1, 5000),
-           .scale_per_unit = scale_per_unit}};
+           .scale_per_unit = scale_per_unit,
+           .bits = scale_per_unit ? 1 : *rc::gen::element(1, 2, 4, 8)}};
 }
 
 // Every element of every unit is in exactly one block, and no block reaches
@@ -58,7 +60,7 @@ void expect_partition(const Drawn& drawn, const BlockLayout& layout) {
 
 // Residuals and records lie without gap or overlap; servers' chunks are
 // neighbours in rank order.
-void expect_places(const BlockLayout& layout) {
+void expect_places(const Drawn& drawn, const BlockLayout& layout) {
   std::vector<Range> residuals;
   std::size_t record = 0;
   for (std::size_t b = 0; b < layout.blocks().size(); ++b) {
@@ -66,7 +68,7 @@ void expect_places(const BlockLayout& layout) {
     residuals.push_back(block.residual);
     RC_ASSERT(block.record == record);
     RC_ASSERT(block.record % 4 == 0u);
-    record += record_bytes(block.residual.size);
+    record += record_bytes(block.residual.size, drawn.options.bits);
   }
   RC_ASSERT(layout.records_size() == record);
   std::sort(residuals.begin(), residuals.end(),
@@ -97,7 +99,7 @@ TEST(BlockLayout, CutsAnyUnitsIntoBlocksThatNeverCrossOne) {
     const Drawn drawn = draw(false);
     const BlockLayout layout(drawn.units, drawn.options);
     expect_partition(drawn, layout);
-    expect_places(layout);
+    expect_places(drawn, layout);
     for (const Block& block : layout.blocks()) {
       RC_ASSERT(block.values.size >= 1u);
       RC_ASSERT(block.values.size <= 1024u);
@@ -141,12 +143,31 @@ TEST(BlockLayout, CutsTheSameBlocksWhateverTheBucketsAndRanks) {
   }));
 }
 
+TEST(BlockLayout, BitsDecideTheLengthOfRecordsAlone) {
+  EXPECT_TRUE(rc::check([] {
+    Drawn drawn = draw(false);
+    const BlockLayout many(drawn.units, drawn.options);
+    drawn.options.bits = 1;
+    const BlockLayout one(drawn.units, drawn.options);
+    RC_ASSERT(many.residual_size() == one.residual_size());
+    RC_ASSERT(many.blocks().size() == one.blocks().size());
+    for (std::size_t b = 0; b < one.blocks().size(); ++b) {
+      RC_ASSERT(many.blocks()[b].values == one.blocks()[b].values);
+      RC_ASSERT(many.blocks()[b].server == one.blocks()[b].server);
+    }
+    RC_ASSERT(many.buckets().size() == one.buckets().size());
+    for (std::size_t k = 0; k < one.buckets().size(); ++k)
+      RC_ASSERT(many.buckets()[k].server_begin ==
+                one.buckets()[k].server_begin);
+  }));
+}
+
 TEST(BlockLayout, PadsEachUnitAsTheReferenceDoes) {
   EXPECT_TRUE(rc::check([] {
     const Drawn drawn = draw(true);
     const BlockLayout layout(drawn.units, drawn.options);
     expect_partition(drawn, layout);
-    expect_places(layout);
+    expect_places(drawn, layout);
     const auto world = static_cast<std::size_t>(drawn.options.world_size);
     std::size_t padded = 0;
     for (const Range& unit : drawn.units) {
@@ -186,6 +207,14 @@ TEST(BlockLayout, RefusesOptionsOutOfRange) {
   refused({.world_size = 0}, "world_size");
   refused({.bucket_elements = 0}, "bucket_elements");
   refused({.block_elements = 0}, "block_elements");
+  refused({.bits = 0}, "bits");
+  for (const int bits : {3, 16, -1})
+    test::expect_error(ErrorCode::kInvalidArgument,
+                       {"bits must be 1, 2, 4 or 8", std::to_string(bits)},
+                       [&] { BlockLayout(units, {.bits = bits}); });
+  test::expect_error(
+      ErrorCode::kInvalidArgument, {"bits", "scale_per_unit", "got 4"},
+      [&] { BlockLayout(units, {.scale_per_unit = true, .bits = 4}); });
 }
 
 }  // namespace

@@ -23,23 +23,10 @@ std::size_t total(const std::vector<Range>& units) {
   return units.back().end();
 }
 
-// Results of `steps` calls, per rank.
 std::vector<std::vector<float>> run(int world, const std::vector<Range>& units,
                                     CompressedAllReduceOptions options = {},
-                                    int threads = 1, std::size_t steps = 3) {
-  std::vector<std::vector<float>> results(static_cast<std::size_t>(world));
-  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-    Exchange exchange(comm, units, options, threads);
-    auto& mine = results[static_cast<std::size_t>(comm.rank())];
-    for (std::size_t step = 0; step < steps; ++step) {
-      std::vector<float> values = test::layered_values(
-          total(units), static_cast<std::uint32_t>(step) * 10 +
-                            static_cast<std::uint32_t>(comm.rank()));
-      EXPECT_EQ(exchange.all.all_reduce(values), -1);
-      mine.insert(mine.end(), values.begin(), values.end());
-    }
-  });
-  return results;
+                                    int threads = 1) {
+  return test::all_reduced<Exchange>(world, units, options, threads);
 }
 
 TEST_P(Worlds, EveryRankGetsTheSameBits) {
@@ -268,6 +255,11 @@ TEST(CompressedAllReduce, RefusesWhatDoesNotFitBeforeSending) {
     test::expect_error(
         ErrorCode::kInvalidArgument, {"world_size", "got 3"}, [&] {
           CompressedAllReduce(comm, pool, units, {.blocks = {.world_size = 3}});
+        });
+    test::expect_error(
+        ErrorCode::kInvalidArgument, {"bits must be 1", "got 4"}, [&] {
+          CompressedAllReduce(comm, pool, units,
+                              {.blocks = {.world_size = 2, .bits = 4}});
         });
     test::expect_error(ErrorCode::kInvalidArgument, {"residual_dtype"}, [&] {
       CompressedAllReduce(

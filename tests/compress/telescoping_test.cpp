@@ -12,10 +12,11 @@
 namespace thinwire::compress {
 namespace {
 
+template <class E>
 struct Case {
   int world;
   std::vector<Range> units;
-  CompressedAllReduceOptions options;
+  typename E::Options options;
   std::size_t steps;
   std::uint32_t seed;
 };
@@ -26,14 +27,16 @@ struct Sums {
   std::vector<double> results, inputs, left, largest;
 };
 
-std::vector<float> input(const Case& c, std::size_t step, int rank) {
+template <class E>
+std::vector<float> input(const Case<E>& c, std::size_t step, int rank) {
   const std::size_t n = c.units.empty() ? 0 : c.units.back().end();
   return test::layered_values(n, c.seed +
                                      static_cast<std::uint32_t>(step * 100) +
                                      static_cast<std::uint32_t>(rank));
 }
 
-Sums run(const Case& c) {
+template <class E>
+Sums run(const Case<E>& c) {
   const std::size_t n = c.units.empty() ? 0 : c.units.back().end();
   Sums sums{std::vector<double>(n), std::vector<double>(n),
             std::vector<double>(n), std::vector<double>(n)};
@@ -42,7 +45,7 @@ Sums run(const Case& c) {
   BlockLayout layout;
   comm::run_local_ranks(c.world, [&](comm::Communicator& comm) {
     const auto rank = static_cast<std::size_t>(comm.rank());
-    test::Exchange exchange(comm, c.units, c.options);
+    E exchange(comm, c.units, c.options);
     for (std::size_t step = 0; step < c.steps; ++step) {
       std::vector<float> values = input(c, step, comm.rank());
       exchange.all.all_reduce(values);
@@ -53,10 +56,8 @@ Sums run(const Case& c) {
             std::max(sums.largest[i], std::abs(static_cast<double>(values[i])));
       }
     }
-    const auto e = exchange.all.worker_error().as<float>();
-    const auto d = exchange.all.server_error().as<float>();
-    worker[rank].assign(e.begin(), e.end());
-    server[rank].assign(d.begin(), d.end());
+    worker[rank] = test::floats_of(exchange.all.worker_error());
+    server[rank] = test::floats_of(exchange.all.server_error());
     if (rank == 0) layout = exchange.all.layout();
   });
 
@@ -81,38 +82,59 @@ Sums run(const Case& c) {
   return sums;
 }
 
-// Each step rounds c = x + e, e = c - s q, the mean's W additions and
-// c = a + d, d = c - s q: fewer than 2 W + 6 roundings of values that are no
-// larger than a few residuals, each off by at most 2^-24 of its value.
-// Residuals stay within about (steps + 1) times the largest input or result.
-double bound(const Case& c, double largest) {
+// Each step rounds c = x + e, s q, e = c - s q, the mean's W products and W
+// additions and c = a + d, s q, d = c - s q: no more than 2 W + 6 roundings of
+// values that are no larger than a few residuals, each off by at most 2^-24 of
+// its value. Residuals stay within about (steps + 1) times the largest input or
+// result.
+template <class E>
+double bound(const Case<E>& c, double largest) {
   const auto steps = static_cast<double>(c.steps);
   return steps * (2.0 * c.world + 6) * std::ldexp((steps + 1) * largest, -23);
 }
 
+template <class E>
+Case<E> draw() {
+  const auto sizes = *rc::gen::container<std::vector<std::size_t>>(
+      rc::gen::inRange<std::size_t>(0, 2100));
+  Case<E> c{.world = *rc::gen::inRange(2, 5),
+            .units = {},
+            .options = {},
+            .steps = *rc::gen::inRange<std::size_t>(1, 6),
+            .seed = *rc::gen::arbitrary<std::uint32_t>()};
+  c.options.blocks.bucket_elements = *rc::gen::inRange<std::size_t>(1, 3000);
+  std::size_t offset = 0;
+  for (const std::size_t size : sizes) {
+    c.units.push_back({offset, size});
+    offset += size;
+  }
+  return c;
+}
+
+template <class E>
+void expect_nothing_lost(const Case<E>& c) {
+  const Sums sums = run(c);
+  double largest = 6;  // of the normal inputs
+  for (const double value : sums.largest) largest = std::max(largest, value);
+  for (std::size_t i = 0; i < sums.results.size(); ++i) {
+    const double lost = sums.inputs[i] - sums.left[i] - sums.results[i];
+    RC_ASSERT(std::abs(lost) <= bound(c, largest));
+  }
+}
+
 TEST(CompressedAllReduce, LosesNothingOverAnyNumberOfSteps) {
   EXPECT_TRUE(rc::check([] {
-    const auto sizes = *rc::gen::container<std::vector<std::size_t>>(
-        rc::gen::inRange<std::size_t>(0, 2100));
-    Case c{.world = *rc::gen::inRange(2, 5),
-           .units = {},
-           .options = {},
-           .steps = *rc::gen::inRange<std::size_t>(1, 6),
-           .seed = *rc::gen::arbitrary<std::uint32_t>()};
-    c.options.blocks.bucket_elements = *rc::gen::inRange<std::size_t>(1, 3000);
+    auto c = draw<test::Exchange>();
     c.options.scale = *rc::gen::element(Scale::kRms, Scale::kL1);
-    std::size_t offset = 0;
-    for (const std::size_t size : sizes) {
-      c.units.push_back({offset, size});
-      offset += size;
-    }
-    const Sums sums = run(c);
-    double largest = 6;  // of the normal inputs
-    for (const double value : sums.largest) largest = std::max(largest, value);
-    for (std::size_t i = 0; i < offset; ++i) {
-      const double lost = sums.inputs[i] - sums.left[i] - sums.results[i];
-      RC_ASSERT(std::abs(lost) <= bound(c, largest));
-    }
+    expect_nothing_lost(c);
+  }));
+}
+
+TEST(QuantizedAllReduce, LosesNothingOverAnyNumberOfSteps) {
+  EXPECT_TRUE(rc::check([] {
+    auto c = draw<test::QuantizedExchange>();
+    c.options.blocks.bits = *rc::gen::element(2, 4, 8);
+    expect_nothing_lost(c);
   }));
 }
 

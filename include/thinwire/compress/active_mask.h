@@ -11,7 +11,8 @@
 namespace thinwire::compress {
 
 /// Which elements take part: bit i of a block's words is 0 where its element i
-/// is masked. Equal on all ranks.
+/// is masked. Equal on all ranks. Fits every layout of the same units and block
+/// options but for `bits`.
 class ActiveMask {
  public:
   ActiveMask() = default;  ///< Everything takes part.
@@ -28,8 +29,9 @@ class ActiveMask {
   [[nodiscard]] bool everything() const noexcept { return counts_.empty(); }
 
  private:
-  std::vector<std::uint32_t> words_;  // at record offset / 4, scale unused
-  std::vector<std::size_t> counts_;   // per block
+  std::vector<std::uint32_t> words_;
+  std::vector<std::size_t> first_word_;  // per block
+  std::vector<std::size_t> counts_;      // per block
 };
 
 }  // namespace thinwire::compress

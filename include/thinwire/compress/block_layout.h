@@ -36,6 +36,8 @@ struct BlockOptions {
   /// The reference's layout instead: one scale per unit, the unit padded to a
   /// multiple of W lcm(8, W) and cut into W blocks; block_elements is not used.
   bool scale_per_unit = false;
+  /// Bits per element on the wire: 1, 2, 4 or 8; with scale_per_unit 1 only.
+  int bits = 1;
 };
 
 /// How flat ranges ("units": parameters) are cut into blocks, servers' chunks
@@ -43,9 +45,10 @@ struct BlockOptions {
 /// results depend neither on the bucket size nor on who serves what; chunks are
 /// balanced to a block and may be empty.
 ///
-/// Each block has a record of record_bytes() bytes: a float scale and the sign
-/// bits in 32-bit words. Records lie in bucket order, in it by server, so what
-/// one rank sends another is one piece of memory.
+/// Each block has a record of record_bytes() bytes: a float scale and the bits
+/// of its elements in 32-bit words. Records lie in bucket order, in it by
+/// server, so what one rank sends another is one piece of memory. Their lengths
+/// are all that `bits` decides: blocks, buckets and servers are the same.
 class BlockLayout {
  public:
   BlockLayout() = default;
@@ -85,7 +88,7 @@ class BlockLayout {
   void cut_into_blocks(std::span<const Range> units,
                        const BlockOptions& options);
   void cut_per_unit(std::span<const Range> units, const BlockOptions& options);
-  void place_records();
+  void place_records(int bits);
 
   std::vector<Block> blocks_;
   std::vector<Bucket> buckets_;
@@ -96,9 +99,9 @@ class BlockLayout {
 };
 
 /// Bytes of a block's record: 4 for the scale, then the words of its bits.
-[[nodiscard]] constexpr std::size_t record_bytes(
-    std::size_t elements) noexcept {
-  return 4 + (elements + 31) / 32 * 4;
+[[nodiscard]] constexpr std::size_t record_bytes(std::size_t elements,
+                                                 int bits) noexcept {
+  return 4 + (elements * static_cast<std::size_t>(bits) + 31) / 32 * 4;
 }
 
 }  // namespace thinwire::compress
