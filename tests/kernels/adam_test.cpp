@@ -3,9 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <limits>
-
+#include "kernels/adam_model.h"
 #include "support/guarded.h"
 #include "support/kernel_cases.h"
 #include "support/values.h"
@@ -14,67 +12,6 @@ namespace thinwire::kernels {
 namespace {
 
 using test::Guarded;
-
-std::vector<AdamCoefficients> coefficient_cases() {
-  const AdamCoefficients base{.exp_avg_scale = 1 / 0.3f,
-                              .exp_avg_sq_scale = 1 / 0.007f,
-                              .minus_learning_rate = -0.01f,
-                              .grad_scale = 1 / 3.0f};
-  std::vector<AdamCoefficients> cases(6, base);
-  cases[1].epsilon_inside_sqrt = true;
-  cases[2].l2_decay = 0.1f;
-  cases[3].decoupled_decay = 0.1f;
-  cases[4] = AdamCoefficients{.grad_scale = 1024};
-  cases[5].epsilon = 0;  // 0 / 0 where v is 0
-  cases[5].l2_decay = 1e-3f;
-  cases[5].decoupled_decay = 1e-2f;
-  return cases;
-}
-
-/// One model's arrays, to hand to one implementation.
-template <class G, class L>
-struct Model {
-  Model(std::size_t size, std::size_t skip, bool rounds)
-      : params(test::normal_and_special(size, 1), skip),
-        exp_avg(test::normal_and_special(size, 2), skip),
-        exp_avg_sq(test::normal_and_special(size, 3), skip),
-        denominator(test::positive(size, 4), skip),
-        grads(test::rounded_to<G>(test::normal_and_special(size, 5)), skip),
-        low_precision(std::vector<L>(size), skip),
-        has_low_precision(rounds) {
-    for (float& v : exp_avg_sq.span()) v = std::abs(v);
-  }
-
-  View low() { return has_low_precision ? View(low_precision.span()) : View(); }
-  AdamArrays adam_arrays() {
-    return {.params = params.data(),
-            .exp_avg = exp_avg.data(),
-            .exp_avg_sq = exp_avg_sq.data(),
-            .grads = grads.span(),
-            .low_precision = low()};
-  }
-  FrozenUpdateArrays frozen_arrays() {
-    return {.params = params.data(),
-            .exp_avg = exp_avg.data(),
-            .denominator = denominator.data(),
-            .low_precision = low(),
-            .size = params.span().size()};
-  }
-
-  void expect_equals(Model& want) {
-    EXPECT_TRUE(params.is(want.params.span())) << "params";
-    EXPECT_TRUE(exp_avg.is(want.exp_avg.span())) << "exp_avg";
-    EXPECT_TRUE(exp_avg_sq.is(want.exp_avg_sq.span())) << "exp_avg_sq";
-    EXPECT_TRUE(denominator.is(want.denominator.span())) << "denominator";
-    EXPECT_TRUE(grads.is(want.grads.span())) << "grads";
-    EXPECT_TRUE(low_precision.is(want.low_precision.span())) << "low_precision";
-  }
-
-  Guarded<float> params, exp_avg, exp_avg_sq, denominator;
-  Guarded<G> grads;
-  Guarded<L> low_precision;
-  bool has_low_precision;
-};
 
 class AdamKernels : public test::KernelTest {
  protected:
@@ -123,6 +60,22 @@ TEST_P(AdamKernels, MomentumEqualsReferenceBitForBit) {
   compare<BFloat16, Half>(false, got, want);
 }
 
+TEST_P(AdamKernels, MomentsEqualReferenceBitForBit) {
+  const AdamCoefficients c{.l2_decay = 1, .grad_scale = 1 / 3.0f};
+  const auto compare_moments = [&](auto got, auto want) {
+    moments(got.exp_avg.data(), got.exp_avg_sq.data(), got.grads.span(), c);
+    ref::moments(want.exp_avg.data(), want.exp_avg_sq.data(), want.grads.span(),
+                 c);
+    got.expect_equals(want);
+  };
+  compare_moments(Model<float, Half>(size, skip, false),
+                  Model<float, Half>(size, 0, false));
+  compare_moments(Model<Half, Half>(size, skip, false),
+                  Model<Half, Half>(size, 0, false));
+  compare_moments(Model<BFloat16, Half>(size, skip, false),
+                  Model<BFloat16, Half>(size, 0, false));
+}
+
 TEST_P(AdamKernels, FrozenUpdateEqualsReferenceBitForBit) {
   const auto got = [](auto& model, const auto& c) {
     frozen_update(model.frozen_arrays(), c);
@@ -147,6 +100,21 @@ TEST_P(AdamKernels, DenominatorEqualsReferenceBitForBitAlsoInPlace) {
     ref::denominator(v, v, size, c);
   };
   compare<float, Half>(false, got, want);
+}
+
+TEST_P(AdamKernels, FloorDenominatorEqualsReferenceBitForBit) {
+  const std::vector<float> finite = test::positive(size, 6);
+  std::vector<float> special = test::normal_and_special(size, 7);
+  for (const auto& values : {finite, special}) {
+    for (const double fraction : {0.0, 0.1, 1.0, 2.0}) {
+      Guarded d(values, skip);
+      std::vector<float> want = values;
+      const float floor = floor_denominator(d.data(), size, fraction);
+      EXPECT_TRUE(test::same_bits(
+          floor, ref::floor_denominator(want.data(), size, fraction)));
+      EXPECT_TRUE(d.is(want)) << fraction;
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AdamKernels, test::kernel_cases(),

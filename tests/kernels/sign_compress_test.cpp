@@ -7,6 +7,7 @@
 
 #include "support/guarded.h"
 #include "support/kernel_cases.h"
+#include "support/masks.h"
 #include "support/values.h"
 
 namespace thinwire::kernels {
@@ -18,18 +19,6 @@ constexpr SignNorm kNorms[] = {SignNorm::kSquares, SignNorm::kAbs};
 
 class SignKernels : public test::KernelTest {
  protected:
-  /// No mask; random; nothing masked; everything masked. Bits past the end are
-  /// whatever they are.
-  std::vector<std::vector<std::uint32_t>> masks() const {
-    const std::size_t words = sign_words(size);
-    std::vector<std::uint32_t> mostly_whole(words, 0xffff'ffffu);
-    for (std::size_t w = 0; w < words; w += 3) mostly_whole[w] = 0xfffe'7fffu;
-    return {{},
-            test::random_words(words, 11),
-            mostly_whole,
-            std::vector<std::uint32_t>(words, 0u)};
-  }
-
   std::vector<float> values(std::uint32_t seed, bool special) const {
     return special ? test::normal_and_special(size, seed)
                    : test::normal(size, seed);
@@ -38,8 +27,8 @@ class SignKernels : public test::KernelTest {
   /// run(error, active, norm) for `ref` and for the kernel.
   template <class Got, class Want>
   void compare_errors(Got got, Want want) {
-    for (const auto& mask : masks()) {
-      const std::uint32_t* active = mask.empty() ? nullptr : mask.data();
+    for (const auto& mask : test::masks(size)) {
+      const std::uint32_t* active = test::active(mask);
       for (const SignNorm norm : kNorms) {
         // A NaN hides everything else in a sum.
         for (const bool special : {false, true}) {
@@ -136,8 +125,8 @@ TEST_P(SignKernels, SplitEqualsReference) {
   scales.push_back(0.8f);
   const std::vector<std::uint32_t> garbage =
       test::random_words(sign_words(size), 14);
-  for (const auto& mask : masks()) {
-    const std::uint32_t* active = mask.empty() ? nullptr : mask.data();
+  for (const auto& mask : test::masks(size)) {
+    const std::uint32_t* active = test::active(mask);
     for (const float scale : scales) {
       Guarded error(values(5, true), skip);
       Guarded words(garbage, skip);
@@ -154,8 +143,8 @@ TEST_P(SignKernels, SplitEqualsReference) {
 
 TEST_P(SignKernels, DecodeEqualsReference) {
   const auto words = test::random_words(sign_words(size), 15);
-  for (const auto& mask : masks()) {
-    const std::uint32_t* active = mask.empty() ? nullptr : mask.data();
+  for (const auto& mask : test::masks(size)) {
+    const std::uint32_t* active = test::active(mask);
     for (const float scale : test::special_values()) {
       Guarded out(test::normal(size, 6), skip);
       std::vector<float> want(size);
@@ -192,8 +181,8 @@ TEST_P(SignKernels, UpdateEqualsReference) {
     EXPECT_TRUE(params.is(want_params));
     EXPECT_TRUE(rounded.is(want_rounded));
   };
-  for (const auto& mask : masks()) {
-    const std::uint32_t* active = mask.empty() ? nullptr : mask.data();
+  for (const auto& mask : test::masks(size)) {
+    const std::uint32_t* active = test::active(mask);
     for (const float decay : {0.0f, 0.01f}) {
       const AdamCoefficients c{.exp_avg_scale = 1.7f,
                                .decoupled_decay = decay,

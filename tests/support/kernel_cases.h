@@ -37,13 +37,23 @@ class KernelTest : public ::testing::TestWithParam<KernelCase> {
   ForcedTarget forced_{std::get<0>(GetParam())};
 };
 
-inline auto kernel_cases(std::vector<std::size_t> more_lengths = {}) {
+inline auto kernel_cases_at(const std::vector<std::size_t>& lengths,
+                            const std::vector<std::size_t>& skips) {
+  return ::testing::Combine(::testing::ValuesIn(kernels::cpu_targets()),
+                            ::testing::ValuesIn(lengths),
+                            ::testing::ValuesIn(skips));
+}
+
+inline auto kernel_cases(const std::vector<std::size_t>& more_lengths = {}) {
   std::vector<std::size_t> lengths = {0,  1,   7,    15,   16,   17,   31,  32,
                                       33, 255, 1000, 1023, 1024, 1025, 4097};
   lengths.insert(lengths.end(), more_lengths.begin(), more_lengths.end());
-  return ::testing::Combine(::testing::ValuesIn(kernels::cpu_targets()),
-                            ::testing::ValuesIn(lengths),
-                            ::testing::Values(0u, 1u, 3u));
+  return kernel_cases_at(lengths, {0, 1, 3});
+}
+
+/// For kernels of many forms, whose loops others have been through already.
+inline auto few_kernel_cases() {
+  return kernel_cases_at({0, 1, 15, 31, 32, 33, 255, 1025}, {0, 3});
 }
 
 inline std::string case_name(const ::testing::TestParamInfo<KernelCase>& info) {

@@ -25,6 +25,13 @@ HWY_INLINE hn::Vec<D> next_momentum(D d, hn::Vec<D> m, hn::Vec<D> grad,
                  hn::Mul(hn::Set(d, c.one_minus_beta1), grad));
 }
 
+template <class D>
+HWY_INLINE hn::Vec<D> next_variance(D d, hn::Vec<D> v, hn::Vec<D> grad,
+                                    const AdamCoefficients& c) {
+  return hn::Add(hn::Mul(v, hn::Set(d, c.beta2)),
+                 hn::Mul(hn::Mul(hn::Set(d, c.one_minus_beta2), grad), grad));
+}
+
 /// Where the denominator's epsilon goes. The other place adds -0.0, the one
 /// number that changes nothing, so that neither needs a branch.
 struct Epsilon {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// adam(), momentum(), moments() and frozen_update().
 #include "thinwire/kernels/adam.h"
 
 #include "kernels/checks.h"
@@ -38,9 +39,7 @@ struct AdamStep {
     const auto g =
         l2.add(d, hn::Mul(load(d, grads + i), hn::Set(d, c.grad_scale)), p);
     const auto m = next_momentum(d, hn::LoadU(d, exp_avg + i), g, c);
-    const auto v =
-        hn::Add(hn::Mul(hn::LoadU(d, exp_avg_sq + i), hn::Set(d, c.beta2)),
-                hn::Mul(hn::Mul(hn::Set(d, c.one_minus_beta2), g), g));
+    const auto v = next_variance(d, hn::LoadU(d, exp_avg_sq + i), g, c);
     hn::StoreU(m, d, exp_avg + i);
     hn::StoreU(v, d, exp_avg_sq + i);
     const auto scaled_m = hn::Mul(m, hn::Set(d, c.exp_avg_scale));
@@ -129,6 +128,49 @@ void run_momentum(float* exp_avg, ConstView grads, const AdamCoefficients& c) {
   }
 }
 
+template <class G>
+struct MomentsStep {
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_ahead(exp_avg + i, count);
+    prefetch_ahead(exp_avg_sq + i, count);
+    prefetch_ahead(grads + i, count);
+  }
+
+  template <class D>
+  HWY_INLINE void operator()(D d, std::size_t i) const {
+    const auto g = hn::Mul(load(d, grads + i), hn::Set(d, c.grad_scale));
+    const auto m = next_momentum(d, hn::LoadU(d, exp_avg + i), g, c);
+    const auto v = next_variance(d, hn::LoadU(d, exp_avg_sq + i), g, c);
+    hn::StoreU(m, d, exp_avg + i);
+    hn::StoreU(v, d, exp_avg_sq + i);
+  }
+
+  float* exp_avg;
+  float* exp_avg_sq;
+  const G* grads;
+  AdamCoefficients c;
+};
+
+template <class G>
+void moments_of(float* exp_avg, float* exp_avg_sq, ConstView grads,
+                const AdamCoefficients& c) {
+  for_each_vector(grads.size(),
+                  MomentsStep<G>{exp_avg, exp_avg_sq,
+                                 static_cast<const G*>(grads.data()), c});
+}
+
+void run_moments(float* exp_avg, float* exp_avg_sq, ConstView grads,
+                 const AdamCoefficients& c) {
+  switch (grads.dtype()) {
+    case DType::kFloat16:
+      return moments_of<Half>(exp_avg, exp_avg_sq, grads, c);
+    case DType::kBFloat16:
+      return moments_of<BFloat16>(exp_avg, exp_avg_sq, grads, c);
+    default:
+      return moments_of<float>(exp_avg, exp_avg_sq, grads, c);
+  }
+}
+
 template <class L>
 struct FrozenStep {
   FrozenStep(const FrozenUpdateArrays& a, const AdamCoefficients& coefficients)
@@ -166,29 +208,6 @@ void run_frozen_update(const FrozenUpdateArrays& arrays,
   }
 }
 
-struct DenominatorStep {
-  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
-    prefetch_ahead(exp_avg_sq + i, count);
-  }
-
-  template <class D>
-  HWY_INLINE void operator()(D d, std::size_t i) const {
-    const auto v = hn::LoadU(d, exp_avg_sq + i);
-    hn::StoreU(next_denominator(d, v, epsilon, c), d, denominator + i);
-  }
-
-  const float* exp_avg_sq;
-  float* denominator;
-  Epsilon epsilon;
-  AdamCoefficients c;
-};
-
-void run_denominator(const float* exp_avg_sq, float* denominator,
-                     std::size_t size, const AdamCoefficients& c) {
-  for_each_vector(size,
-                  DenominatorStep{exp_avg_sq, denominator, Epsilon(c), c});
-}
-
 }  // namespace thinwire::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -198,7 +217,7 @@ namespace thinwire::kernels {
 HWY_EXPORT(run_adam);
 HWY_EXPORT(run_momentum);
 HWY_EXPORT(run_frozen_update);
-HWY_EXPORT(run_denominator);
+HWY_EXPORT(run_moments);
 
 void adam(const AdamArrays& arrays, const AdamCoefficients& c) {
   require_grads(arrays.grads);
@@ -211,15 +230,16 @@ void momentum(float* exp_avg, ConstView grads, const AdamCoefficients& c) {
   HWY_DYNAMIC_DISPATCH(run_momentum)(exp_avg, grads, c);
 }
 
+void moments(float* exp_avg, float* exp_avg_sq, ConstView grads,
+             const AdamCoefficients& c) {
+  require_grads(grads);
+  HWY_DYNAMIC_DISPATCH(run_moments)(exp_avg, exp_avg_sq, grads, c);
+}
+
 void frozen_update(const FrozenUpdateArrays& arrays,
                    const AdamCoefficients& c) {
   require_low_precision(arrays.low_precision, arrays.size);
   HWY_DYNAMIC_DISPATCH(run_frozen_update)(arrays, c);
-}
-
-void denominator(const float* exp_avg_sq, float* denominator, std::size_t size,
-                 const AdamCoefficients& c) {
-  HWY_DYNAMIC_DISPATCH(run_denominator)(exp_avg_sq, denominator, size, c);
 }
 
 }  // namespace thinwire::kernels

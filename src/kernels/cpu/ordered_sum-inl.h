@@ -9,7 +9,11 @@
 #define THINWIRE_KERNELS_CPU_ORDERED_SUM_INL_H_
 #endif
 
+#include <algorithm>
+#include <cstddef>
+
 #include "kernels/cpu/vectors-inl.h"
+#include "thinwire/kernels/norm.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
@@ -36,6 +40,19 @@ class OrderedSum {
         parts_[k] = plus_abs(Double(), parts_[k], x + k * kDoubles);
       }
     }
+  }
+
+  /// Adds the 32 elements at x.
+  HWY_INLINE void add_word(const float* x) {
+    add_group(x);
+    add_group(x + 16);
+  }
+
+  /// Adds the last `rest` < 32 elements, at x, and returns the sum.
+  HWY_INLINE double total_with_word(const float* x, std::size_t rest) {
+    if (rest < 16) return total(x, rest);
+    add_group(x);
+    return total(x + 16, rest - 16);
   }
 
   /// Adds the last `rest` < 16 elements, at x, and returns the sum.
@@ -82,6 +99,36 @@ class OrderedSum {
   bool squares_;
   hn::Vec<Double> parts_[kVectors];
 };
+
+struct TwoSums {
+  double first = 0;
+  double second = 0;
+};
+
+/// Calls word(w, count, first, second) for the words of `size` elements, which
+/// puts up to 32 terms into each of `first` and `second`, and returns the sums
+/// of the terms' squares.
+template <class Word>
+HWY_INLINE TwoSums two_sums_of_squares(std::size_t size, Word& word) {
+  alignas(64) float first[32];
+  alignas(64) float second[32];
+  TwoSums totals;
+  for (std::size_t begin = 0; begin < size; begin += kSumChunk) {
+    const std::size_t end = std::min(begin + kSumChunk, size);
+    OrderedSum first_sum(Term::kSquare);
+    OrderedSum second_sum(Term::kSquare);
+    std::size_t i = begin;
+    for (; i + 32 <= end; i += 32) {
+      word(i / 32, 32, first, second);
+      first_sum.add_word(first);
+      second_sum.add_word(second);
+    }
+    if (i < end) word(i / 32, end - i, first, second);
+    totals.first += first_sum.total_with_word(first, end - i);
+    totals.second += second_sum.total_with_word(second, end - i);
+  }
+  return totals;
+}
 
 }  // namespace thinwire::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

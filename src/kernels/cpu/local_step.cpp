@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/kernels/local_step.h"
+
+#include "kernels/checks.h"
+#include "kernels/cpu/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/local_step.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// After foreach_target.h, which includes this file once per target.
+#include "hwy/highway.h"
+#include "kernels/cpu/adam-inl.h"
+#include "kernels/cpu/signs-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace thinwire::kernels::HWY_NAMESPACE {
+
+template <class G>
+struct LocalWord {
+  LocalWord(const LocalStepArrays& arrays, float scale,
+            const AdamCoefficients& coefficients)
+      : a(arrays),
+        grads(static_cast<const G*>(a.grads.data())),
+        origin_scale(scale),
+        c(coefficients) {}
+
+  HWY_INLINE void operator()(std::size_t w, std::uint32_t active,
+                             std::size_t count) const {
+    const std::size_t first = w * 32;
+    const bool from_mean = a.mean.words != nullptr;
+    prefetch_ahead(a.params + first, 32);
+    prefetch_ahead(a.origin + first, 32);
+    prefetch_ahead(a.exp_avg + first, 32);
+    prefetch_ahead(a.accumulated + first, 32);
+    prefetch_ahead(a.denominator + first, 32);
+    prefetch_ahead(grads + first, 32);
+    const Part part{*this, first, from_mean ? a.mean.words[w] : 0, active};
+    for_each_part(count, part);
+  }
+
+  // The forms are decided in the loop, which waits for memory anyway.
+  struct Part {
+    template <class D>
+    HWY_INLINE void operator()(D d, std::size_t j) const {
+      const LocalStepArrays& a = of.a;
+      const AdamCoefficients& c = of.c;
+      const std::size_t i = first + j;
+      const auto g = hn::Mul(load(d, of.grads + i), hn::Set(d, c.grad_scale));
+      auto m = a.mean.words != nullptr ? signed_value(d, a.mean.scale, word, j)
+                                       : hn::LoadU(d, a.exp_avg + i);
+      m = next_momentum(d, m, g, c);
+      if (HWY_UNLIKELY(active != kAllActive)) {
+        m = hn::IfThenElseZero(lanes_of(d, active, j), m);
+      }
+      const auto sum =
+          a.from_zero ? hn::Zero(d) : hn::LoadU(d, a.accumulated + i);
+      // The update is added to the sum as it is to a parameter.
+      const auto u = next_param(d, sum, hn::Mul(m, hn::Set(d, c.exp_avg_scale)),
+                                hn::LoadU(d, a.denominator + i), Decay(0), c);
+      const auto origin = hn::LoadU(d, a.origin + i);
+      hn::StoreU(m, d, a.exp_avg + i);
+      hn::StoreU(u, d, a.accumulated + i);
+      hn::StoreU(hn::Add(hn::Mul(origin, hn::Set(d, of.origin_scale)), u), d,
+                 a.params + i);
+    }
+
+    const LocalWord& of;
+    std::size_t first;
+    std::uint32_t word;
+    std::uint32_t active;
+  };
+
+  LocalStepArrays a;
+  const G* grads;
+  float origin_scale;
+  AdamCoefficients c;
+};
+
+template <class G>
+void local_step_of(const LocalStepArrays& arrays, float origin_scale,
+                   const AdamCoefficients& c) {
+  const LocalWord<G> word(arrays, origin_scale, c);
+  for_each_word(arrays.grads.size(), arrays.active, word);
+}
+
+void run_local_step(const LocalStepArrays& arrays, float origin_scale,
+                    const AdamCoefficients& c) {
+  switch (arrays.grads.dtype()) {
+    case DType::kFloat16:
+      return local_step_of<Half>(arrays, origin_scale, c);
+    case DType::kBFloat16:
+      return local_step_of<BFloat16>(arrays, origin_scale, c);
+    default:
+      return local_step_of<float>(arrays, origin_scale, c);
+  }
+}
+
+struct SyncWord {
+  HWY_INLINE void operator()(std::size_t w, std::uint32_t active,
+                             std::size_t count) const {
+    const std::size_t first = w * 32;
+    prefetch_ahead(a.params + first, 32);
+    prefetch_ahead(a.origin + first, 32);
+    prefetch_ahead(a.denominator + first, 32);
+    const Part part{*this, first, mean.words[w], active};
+    for_each_part(count, part);
+  }
+
+  struct Part {
+    template <class D>
+    HWY_INLINE void operator()(D d, std::size_t j) const {
+      const SyncArrays& a = of.a;
+      const std::size_t i = first + j;
+      auto b = signed_value(d, of.mean.scale, word, j);
+      if (HWY_UNLIKELY(active != kAllActive)) {
+        b = hn::IfThenElseZero(lanes_of(d, active, j), b);
+      }
+      const auto kept =
+          hn::Mul(hn::LoadU(d, a.origin + i), hn::Set(d, of.origin_scale));
+      const auto next =
+          hn::Add(kept, hn::Div(b, hn::LoadU(d, a.denominator + i)));
+      hn::StoreU(next, d, a.origin + i);
+      hn::StoreU(next, d, a.params + i);
+    }
+
+    const SyncWord& of;
+    std::size_t first;
+    std::uint32_t word;
+    std::uint32_t active;
+  };
+
+  Signs mean;
+  SyncArrays a;
+  float origin_scale;
+};
+
+void run_sync_update(Signs mean, const std::uint32_t* active,
+                     const SyncArrays& arrays, float origin_scale) {
+  const SyncWord word{mean, arrays, origin_scale};
+  for_each_word(arrays.size, active, word);
+}
+
+}  // namespace thinwire::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace thinwire::kernels {
+
+HWY_EXPORT(run_local_step);
+HWY_EXPORT(run_sync_update);
+
+void local_step(const LocalStepArrays& arrays, float origin_scale,
+                const AdamCoefficients& c) {
+  require_grads(arrays.grads);
+  HWY_DYNAMIC_DISPATCH(run_local_step)(arrays, origin_scale, c);
+}
+
+void sync_update(Signs mean, const std::uint32_t* active,
+                 const SyncArrays& arrays, float origin_scale) {
+  HWY_DYNAMIC_DISPATCH(run_sync_update)(mean, active, arrays, origin_scale);
+}
+
+}  // namespace thinwire::kernels
+#endif  // HWY_ONCE

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is written over the error of a block, and its sum, for one SIMD target.
+
+#if defined(THINWIRE_KERNELS_CPU_SIGN_ERROR_INL_H_) == \
+    defined(HWY_TARGET_TOGGLE)
+#ifdef THINWIRE_KERNELS_CPU_SIGN_ERROR_INL_H_
+#undef THINWIRE_KERNELS_CPU_SIGN_ERROR_INL_H_
+#else
+#define THINWIRE_KERNELS_CPU_SIGN_ERROR_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cpu/ordered_sum-inl.h"
+#include "kernels/cpu/signs-inl.h"
+#include "thinwire/kernels/norm.h"
+#include "thinwire/kernels/sign_compress.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace thinwire::kernels::HWY_NAMESPACE {
+
+// What is added to the error, X, has begin_word(w), for w = 0, 1, ..., which
+// also asks for memory ahead, and then at(tag, j) for the elements j of that
+// word.
+
+template <class X>
+struct AddPart {
+  template <class D>
+  HWY_INLINE void operator()(D d, std::size_t j) const {
+    hn::StoreU(hn::Add(x.at(d, j), hn::LoadU(d, error + j)), d, error + j);
+  }
+
+  const X& x;
+  float* error;
+};
+
+/// error = x + error, 0 where masked, for the `count` elements of word w.
+template <class X>
+HWY_INLINE void add_word(X& x, float* error, const std::uint32_t* active,
+                         std::size_t w, std::size_t count) {
+  x.begin_word(w);
+  prefetch_ahead(error + w * 32, 32);
+  const AddPart<X> part{x, error + w * 32};
+  for_each_part(count, part);
+  zero_masked(part.error, active_word(active, w), count);
+}
+
+/// Sums are taken from what was just written, which the core still holds.
+template <class X>
+double add_to_error(const X& values, float* error, const std::uint32_t* active,
+                    SignNorm norm, std::size_t size) {
+  X x = values;  // a copy that no store to `error` can alias
+  const Term term = norm == SignNorm::kSquares ? Term::kSquare : Term::kAbs;
+  double total = 0;
+  for (std::size_t begin = 0; begin < size; begin += kSumChunk) {
+    const std::size_t end = std::min(begin + kSumChunk, size);
+    OrderedSum sum(term);
+    std::size_t i = begin;
+    for (; i + 32 <= end; i += 32) {
+      add_word(x, error, active, i / 32, 32);
+      sum.add_word(error + i);
+    }
+    if (i < end) add_word(x, error, active, i / 32, end - i);
+    total += sum.total_with_word(error + i, end - i);
+  }
+  return total;
+}
+
+}  // namespace thinwire::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // THINWIRE_KERNELS_CPU_SIGN_ERROR_INL_H_

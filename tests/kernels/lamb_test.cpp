@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/kernels/lamb.h"
+
+#include <gtest/gtest.h>
+
+#include "kernels/adam_model.h"
+#include "support/guarded.h"
+#include "support/kernel_cases.h"
+#include "support/masks.h"
+#include "support/values.h"
+
+namespace thinwire::kernels {
+namespace {
+
+using test::Guarded;
+using test::same_bits;
+
+class LambKernels : public test::KernelTest {
+ protected:
+  /// A NaN hides everything else in a sum, so there are finite values too.
+  template <class G, class L>
+  void compare_passes(bool rounds) {
+    for (const AdamCoefficients& c : coefficient_cases()) {
+      for (const bool special : {false, true}) {
+        Model<G, L> got(size, skip, rounds, special);
+        Model<G, L> want(size, 0, rounds, special);
+        const LambSums sums = lamb_moments(got.adam_arrays(), c);
+        const LambSums want_sums = ref::lamb_moments(want.adam_arrays(), c);
+        EXPECT_TRUE(same_bits(sums.params, want_sums.params));
+        EXPECT_TRUE(same_bits(sums.update, want_sums.update));
+        got.expect_equals(want);
+        lamb_update(got.adam_arrays(), c);
+        ref::lamb_update(want.adam_arrays(), c);
+        got.expect_equals(want);
+      }
+    }
+  }
+};
+
+TEST_P(LambKernels, BothPassesEqualReferenceBitForBit) {
+  compare_passes<float, Half>(false);
+  compare_passes<Half, Half>(true);
+  compare_passes<BFloat16, BFloat16>(true);
+}
+
+class LambFactor : public test::KernelTest {
+ protected:
+  void compare(LambFactorArrays arrays, const AdamCoefficients& c,
+               bool special) {
+    for (const auto& mask : test::masks(size)) {
+      const std::vector<float> before =
+          special ? test::normal_and_special(size, 1) : test::positive(size, 1);
+      Guarded fresh(before, skip);
+      std::vector<float> want_fresh = before;
+      arrays.active = test::active(mask);
+      arrays.fresh = fresh.data();
+      const LambFactorSums got = lamb_factor(arrays, c);
+      arrays.fresh = want_fresh.data();
+      const LambFactorSums want = ref::lamb_factor(arrays, c);
+      EXPECT_TRUE(fresh.is(want_fresh));
+      EXPECT_TRUE(same_bits(got.plain, want.plain));
+      EXPECT_TRUE(same_bits(got.update, want.update));
+      EXPECT_TRUE(same_bits(got.ratio, want.ratio));
+    }
+  }
+};
+
+TEST_P(LambFactor, EqualsReferenceBitForBit) {
+  const AdamCoefficients base{.exp_avg_scale = 1.7f, .exp_avg_sq_scale = 3};
+  std::vector<AdamCoefficients> cases(3, base);
+  cases[1].decoupled_decay = 0.1f;
+  cases[1].epsilon_inside_sqrt = true;
+  cases[2].decoupled_decay = -1e-3f;
+  const auto words = test::random_words(sign_words(size), 2);
+  const auto old_words = test::random_words(sign_words(size), 3);
+  for (const bool special : {false, true}) {
+    Guarded m(Model<float, Half>::values(size, 4, special), skip);
+    Guarded old_m(Model<float, Half>::values(size, 5, special), skip);
+    Guarded p(Model<float, Half>::values(size, 6, special), skip);
+    Guarded d(test::positive(size, 7), skip);
+    for (const AdamCoefficients& c : cases) {
+      LambFactorArrays arrays{.denominator = d.data(),
+                              .params = p.data(),
+                              .exp_avg = {m.data(), {}},
+                              .previous = {old_m.data(), {}},
+                              .size = size};
+      compare(arrays, c, special);
+      arrays.previous = {nullptr, {old_words.data(), 0.3f}};
+      arrays.floor = 0.5f;
+      compare(arrays, c, special);
+      arrays.exp_avg = {nullptr, {words.data(), -0.6f}};
+      compare(arrays, c, special);
+      if (c.decoupled_decay == 0) {
+        arrays.params = nullptr;
+        compare(arrays, c, special);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LambKernels, test::few_kernel_cases(),
+                         test::case_name);
+INSTANTIATE_TEST_SUITE_P(All, LambFactor, test::few_kernel_cases(),
+                         test::case_name);
+
+}  // namespace
+}  // namespace thinwire::kernels

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/kernels/local_step.h"
+
+#include <gtest/gtest.h>
+
+#include "support/guarded.h"
+#include "support/kernel_cases.h"
+#include "support/masks.h"
+#include "support/values.h"
+
+namespace thinwire::kernels {
+namespace {
+
+using test::Guarded;
+
+constexpr AdamCoefficients kCoefficients{.exp_avg_scale = 1.7f,
+                                         .minus_learning_rate = -0.01f,
+                                         .grad_scale = 1 / 3.0f};
+
+/// The arrays of one block, to hand to one implementation.
+struct Local {
+  Local(std::size_t size, std::size_t skip)
+      : params(test::normal_and_special(size, 1), skip),
+        origin(test::normal_and_special(size, 2), skip),
+        exp_avg(test::normal_and_special(size, 3), skip),
+        accumulated(test::normal_and_special(size, 4), skip),
+        denominator(test::positive(size, 5), skip) {}
+
+  LocalStepArrays step_arrays() {
+    return {.params = params.data(),
+            .origin = origin.data(),
+            .exp_avg = exp_avg.data(),
+            .accumulated = accumulated.data(),
+            .denominator = denominator.data()};
+  }
+
+  void expect_equals(Local& want) {
+    EXPECT_TRUE(params.is(want.params.span())) << "params";
+    EXPECT_TRUE(origin.is(want.origin.span())) << "origin";
+    EXPECT_TRUE(exp_avg.is(want.exp_avg.span())) << "exp_avg";
+    EXPECT_TRUE(accumulated.is(want.accumulated.span())) << "accumulated";
+    EXPECT_TRUE(denominator.is(want.denominator.span())) << "denominator";
+  }
+
+  Guarded<float> params, origin, exp_avg, accumulated, denominator;
+};
+
+class LocalStep : public test::KernelTest {
+ protected:
+  void compare(ConstView grads, Signs mean, bool from_zero) {
+    for (const auto& mask : test::masks(size)) {
+      Local got(size, skip);
+      Local want(size, 0);
+      const auto with = [&](LocalStepArrays arrays) {
+        arrays.grads = grads;
+        arrays.mean = mean;
+        arrays.from_zero = from_zero;
+        arrays.active = test::active(mask);
+        return arrays;
+      };
+      local_step(with(got.step_arrays()), 0.99f, kCoefficients);
+      ref::local_step(with(want.step_arrays()), 0.99f, kCoefficients);
+      got.expect_equals(want);
+    }
+  }
+
+  template <class G>
+  void compare_forms() {
+    const auto words = test::random_words(sign_words(size), 6);
+    Guarded grads(test::rounded_to<G>(test::normal_and_special(size, 7)), skip);
+    for (const bool from_zero : {false, true}) {
+      compare(grads.span(), {}, from_zero);
+      compare(grads.span(), {words.data(), 0.3f}, from_zero);
+      compare(grads.span(), {words.data(), -0.3f}, from_zero);
+    }
+  }
+};
+
+TEST_P(LocalStep, EqualsReferenceBitForBit) {
+  compare_forms<float>();
+  compare_forms<Half>();
+  compare_forms<BFloat16>();
+}
+
+TEST_P(LocalStep, SyncUpdateEqualsReferenceBitForBit) {
+  const auto words = test::random_words(sign_words(size), 8);
+  for (const auto& mask : test::masks(size)) {
+    for (const float scale : {0.7f, -0.7f, 0.0f}) {
+      Local got(size, skip);
+      Local want(size, 0);
+      const Signs mean{words.data(), scale};
+      sync_update(
+          mean, test::active(mask),
+          {got.params.data(), got.origin.data(), got.denominator.data(), size},
+          0.99f);
+      ref::sync_update(mean, test::active(mask),
+                       {want.params.data(), want.origin.data(),
+                        want.denominator.data(), size},
+                       0.99f);
+      got.expect_equals(want);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LocalStep, test::few_kernel_cases(),
+                         test::case_name);
+
+/// The forms of sign_accumulate() that scale a momentum or turn updates into
+/// one.
+class SignForms : public test::KernelTest {
+ protected:
+  void compare(const SignInput& input) {
+    for (const auto& mask : test::masks(size)) {
+      for (const bool special : {false, true}) {
+        const std::vector<float> before =
+            special ? test::normal_and_special(size, 1) : test::normal(size, 1);
+        Guarded error(before, skip);
+        std::vector<float> want = before;
+        const double sum = sign_accumulate(
+            input, error.data(), test::active(mask), SignNorm::kSquares, size);
+        const double want_sum = ref::sign_accumulate(
+            input, want.data(), test::active(mask), SignNorm::kSquares, size);
+        EXPECT_TRUE(test::same_bits(sum, want_sum));
+        EXPECT_TRUE(error.is(want));
+      }
+    }
+  }
+
+  template <class G>
+  void compare_forms() {
+    const auto words = test::random_words(sign_words(size), 2);
+    Guarded m(test::normal(size, 3), skip);
+    Guarded d(test::positive(size, 4), skip);
+    Guarded u(test::normal(size, 5), skip);
+    for (const auto& values :
+         {test::normal(size, 6), test::normal_and_special(size, 6)}) {
+      Guarded grads(test::rounded_to<G>(values), skip);
+      SignInput input{.grads = grads.span(),
+                      .exp_avg = m.data(),
+                      .coefficients = &kCoefficients,
+                      .factor = -1.3f};
+      SignInput from_mean = input;
+      from_mean.exp_avg = nullptr;
+      from_mean.mean = {words.data(), -0.4f};
+      for (SignInput form : {input, from_mean}) {
+        compare(form);
+        form.denominator = d.data();
+        compare(form);
+        form.accumulated = u.data();
+        compare(form);
+      }
+    }
+  }
+};
+
+TEST_P(SignForms, EqualReferenceBitForBit) {
+  compare_forms<float>();
+  compare_forms<Half>();
+  compare_forms<BFloat16>();
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SignForms, test::few_kernel_cases(),
+                         test::case_name);
+
+}  // namespace
+}  // namespace thinwire::kernels
