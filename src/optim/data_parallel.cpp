@@ -24,8 +24,10 @@ void ExchangeOptions::validate() const {
 }
 
 std::string ExchangeOptions::describe() const {
-  return fmt::format("max_grad_norm={} bucket_elements={} verify_every={}\n",
-                     max_grad_norm, bucket_elements, verify_every);
+  return fmt::format(
+      "max_grad_norm={} calibrated_clipping={} bucket_elements={} "
+      "verify_every={}\n",
+      max_grad_norm, calibrated_clipping, bucket_elements, verify_every);
 }
 
 struct DataParallel::Impl {

@@ -122,10 +122,15 @@ std::optional<double> LowBitOptimizer::Impl::clip_by_estimate(
   }
   report.nonfinite_rank = agreement.left_out_rank;
   left_out_a_step = false;
-  report.grad_norm = norm.estimate(agreement.rms_norm);
+  report.grad_norm = estimated_norm(agreement.rms_norm);
   report.grad_norm_is_estimate = true;
   report.clip_factor = clip(report.grad_norm);
   return report.clip_factor;
+}
+
+double LowBitOptimizer::Impl::estimated_norm(double rms_norm) const {
+  return settings.exchange.calibrated_clipping ? norm.estimate(rms_norm)
+                                               : rms_norm;
 }
 
 double LowBitOptimizer::Impl::clip(double grad_norm) const {

@@ -102,6 +102,8 @@ struct LowBitOptimizer::Impl {
   [[nodiscard]] std::optional<double> clip_by_estimate(ConstView grads,
                                                        StepMeter& meter,
                                                        StepReport& report);
+  /// Of the averaged gradient, from the RMS of the ranks' norms.
+  [[nodiscard]] double estimated_norm(double rms_norm) const;
   [[nodiscard]] double clip(double grad_norm) const;
   /// Per group, for the step that `steps` counts.
   [[nodiscard]] std::vector<kernels::AdamCoefficients> coefficients(

@@ -1,24 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "thinwire/optim/onebit_adam.h"
 
+#include <fmt/format.h>
+
+#include <cmath>
+#include <memory>
 #include <utility>
 
 #include "optim/low_bit_options.h"
 #include "optim/require.h"
 #include "optim/two_stage.h"
+#include "thinwire/compress/quantized_all_reduce.h"
 
 namespace thinwire::optim {
+
+using compress::CompressedAllReduce;
+using kernels::AdamCoefficients;
 
 namespace {
 
 LowBitSettings settings_of(const OnebitAdamOptions& options) {
-  return low_bit_settings("onebit_adam", describe_freeze(options), options);
+  return low_bit_settings(
+      "onebit_adam",
+      fmt::format("{} variance_refresh={}", describe_freeze(options),
+                  options.variance_refresh),
+      options);
 }
 
 struct OnebitAdamImpl final : TwoStage {
   OnebitAdamImpl(comm::Communicator& c, const ParameterLayout& layout,
                  const OnebitAdamOptions& options)
-      : TwoStage(c, layout, settings_of(options), freeze_options(options)) {}
+      : TwoStage(c, layout, settings_of(options), freeze_options(options)),
+        variance_refresh(options.variance_refresh) {}
+
+  std::int64_t variance_refresh;
+  std::unique_ptr<compress::QuantizedAllReduce> gradients;  // made when needed
 
   void exact_update(View params, ConstView grads, float grad_scale) override {
     apply_exactly(parts.all, params, grads, grad_scale);
@@ -37,7 +53,11 @@ struct OnebitAdamImpl final : TwoStage {
     observe_exact(grads);
     const auto queued =
         queue_sums(comm, grads, parts.exact, settings.exchange.bucket_elements);
-    momentum_step(params, grads, coefficients(grad_scale), meter);
+    const std::vector<AdamCoefficients> c = coefficients(grad_scale);
+    if (refreshes_variance())
+      refresh_variance(params, grads, c, meter);
+    else
+      momentum_step(params, grads, c, meter);
     meter.waiting([&] {
       for (const comm::Work& work : queued) work.wait();
     });
@@ -45,6 +65,108 @@ struct OnebitAdamImpl final : TwoStage {
                   static_cast<float>(grad_scale / comm.size()));
   }
 
+  // ---- variance refresh: v is corrected for its bias once, at the freeze
+  [[nodiscard]] bool keeps_variance() const override {
+    return variance_refresh > 0 || TwoStage::keeps_variance();
+  }
+
+  [[nodiscard]] bool refreshes_variance() const {
+    return variance_refresh > 0 && (steps - frozen_at) % variance_refresh == 0;
+  }
+
+  void enter_compressed_stage() override {
+    TwoStage::enter_compressed_stage();
+    if (variance_refresh == 0) return;
+    const auto v = adam.exp_avg_sq().as<float>();
+    for_group_ranges(pool, parts.compressed,
+                     [&](Range range, std::size_t group) {
+                       const float scale =
+                           adam.coefficients(group, steps, 1).exp_avg_sq_scale;
+                       for (std::size_t i = range.offset; i < range.end(); ++i)
+                         v[i] *= scale;
+                     });
+  }
+
+  // The gradient travels in 4 bits; what rounding takes from it is missing in
+  // the momentum, so it joins the momentum's residuals.
+  void refresh_variance(View params, ConstView grads,
+                        std::span<const AdamCoefficients> c, StepMeter& meter) {
+    keep_momentum_as_values();
+    const auto copy = [&](std::size_t b, float* x) {
+      const Range& at = parts.blocks.blocks()[b].values;
+      const auto g = grads.subview(at.offset, at.size).as<float>();
+      const float factor = c[parts.block_group[b]].grad_scale;
+      for (std::size_t i = 0; i < at.size; ++i) x[i] = g[i] * factor;
+    };
+    const auto weight = [&](std::size_t b) {
+      return c[parts.block_group[b]].one_minus_beta1;
+    };
+    if (!compresses()) {
+      pool.for_each(parts.blocks.blocks().size(), [&](std::size_t b) {
+        std::vector<float> g(parts.blocks.blocks()[b].values.size);
+        copy(b, g.data());
+        follow(b, g.data(), params, c[parts.block_group[b]]);
+      });
+      return;
+    }
+    CompressedAllReduce& residuals = the_exchange();
+    meter.compressed(the_gradient_exchange(), [&](auto& all) {
+      all.run(
+          copy,
+          [&](std::size_t b, const float* error) {
+            residuals.add_to_worker_error(b, error, weight(b));
+          },
+          [&](std::size_t b, const float* error) {
+            residuals.add_to_server_error(b, error, weight(b));
+          },
+          [&](std::size_t b, const float* mean) {
+            follow(b, mean, params, c[parts.block_group[b]]);
+          });
+    });
+  }
+
+  [[nodiscard]] compress::QuantizedAllReduce& the_gradient_exchange() {
+    if (!gradients)
+      gradients = std::make_unique<compress::QuantizedAllReduce>(
+          comm, pool, parts.units,
+          compress::QuantizedAllReduceOptions{
+              .blocks = {.world_size = comm.size(),
+                         .bucket_elements = settings.exchange.bucket_elements,
+                         .bits = 4},
+              .keeps_errors = false});
+    gradients->set_active(active_mask);
+    return *gradients;
+  }
+
+  // v has not moved for variance_refresh steps: it decays for all of them.
+  void follow(std::size_t b, const float* grad, View params,
+              AdamCoefficients c) {
+    const Range& at = parts.blocks.blocks()[b].values;
+    const AdamOptions group = adam.group_options(parts.block_group[b]);
+    const double beta2 =
+        std::pow(group.beta2, static_cast<double>(variance_refresh));
+    c.grad_scale = 1;
+    c.beta2 = static_cast<float>(beta2);
+    c.one_minus_beta2 = static_cast<float>(1 - beta2);
+    c.exp_avg_sq_scale = 1;
+    float* const m = adam.exp_avg().as<float>().data() + at.offset;
+    float* const v = adam.exp_avg_sq().as<float>().data() + at.offset;
+    float* const d = denominator.as<float>().data() + at.offset;
+    kernels::moments(m, v, std::span(grad, at.size), c);
+    kernels::denominator(v, d, at.size, c);
+    (void)kernels::floor_denominator(d, at.size, settings.denom_floor);
+    kernels::FrozenUpdateArrays arrays = frozen_arrays(at, params);
+    arrays.exp_avg = m;
+    kernels::frozen_update(arrays, c);
+  }
+
+  [[nodiscard]] Commit read_stage(const StateDict& state) override {
+    if (state.integer("frozen_at") > 0 && keeps_variance())
+      (void)state.array("exp_avg_sq", DType::kFloat32, adam.layout().size());
+    return [] {};
+  }
+
+  // ---- the reference
   // Groups that stay exact lose nothing of it; they get a gradient averaged
   // twice, by the engine and by themselves.
   void initialization_step(View params, View grads, StepMeter& meter) override {
@@ -71,6 +193,9 @@ struct OnebitAdamImpl final : TwoStage {
 void OnebitAdamOptions::validate(const ParameterLayout& layout) const {
   settings_of(*this).validate(layout);
   validate_freeze(*this);
+  require(variance_refresh >= 0, "variance_refresh", ">= 0", variance_refresh);
+  require(variance_refresh == 0 || semantics == Semantics::kCorrected,
+          "variance_refresh", "0 with deepspeed semantics", variance_refresh);
   if (amsgrad)
     throw Error(ErrorCode::kInvalidArgument,
                 "1-bit Adam does not support AMSGrad: amsgrad must be false, "

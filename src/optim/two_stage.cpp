@@ -130,8 +130,7 @@ LowBitOptimizer::Impl::Commit TwoStage::read_own(const StateDict& state) {
   new_freeze->load(state);
   auto d = std::make_shared<Buffer>();
   if (new_frozen_at > 0) *d = saved_floats(state, "denominator", n);
-  if (new_frozen_at == 0 || keeps_variance())
-    (void)state.array("exp_avg_sq", DType::kFloat32, n);
+  if (new_frozen_at == 0) (void)state.array("exp_avg_sq", DType::kFloat32, n);
   const Commit commit_stage = read_stage(state);
   return [=, this] {
     frozen_at = new_frozen_at;

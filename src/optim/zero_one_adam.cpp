@@ -179,7 +179,7 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
       left_out_a_step = true;
       return std::nullopt;
     }
-    report.grad_norm = norm.estimate(std::sqrt(own));
+    report.grad_norm = estimated_norm(std::sqrt(own));
     report.clip_factor = clip(report.grad_norm);
     return report.clip_factor;
   }

@@ -15,6 +15,10 @@ namespace thinwire::optim {
 struct ExchangeOptions {
   /// Gradients are clipped to this global L2 norm; 0: never. Finite, >= 0.
   double max_grad_norm = 0;
+  /// In compressed steps, whose averaged gradient nobody has: clip by an
+  /// estimate of its norm that exact steps calibrate. Otherwise by the root
+  /// mean square of the ranks' norms, which is up to sqrt(W) times as long.
+  bool calibrated_clipping = true;
   /// Elements that travel together, >= 1. Results do not depend on it.
   std::size_t bucket_elements = std::size_t{1} << 20;
   /// Every so many steps ranks compare checksums of their parameters, schedule

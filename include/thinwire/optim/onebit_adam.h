@@ -49,6 +49,11 @@ struct OnebitAdamOptions {
   /// this ratio; in (0, 1].
   double freeze_ratio = 0.90;
 
+  /// For long runs: in every so many compressed steps the gradient travels in 4
+  /// bits, and the variance follows it; >= 0, 0: never. Keeps the variance, 4
+  /// bytes per parameter more. Not with kDeepSpeed.
+  std::int64_t variance_refresh = 0;
+
   /// From the freeze on no denominator is below this fraction of its block's
   /// RMS; finite, >= 0; 0: no floor.
   double denom_floor = 0.3;
