@@ -80,9 +80,9 @@ std::vector<int> thread_counts(const Flags& flags) {
 Result measure(const Row& row, const Flags& flags, int threads) {
   ThreadPool pool(threads);
   Limits limits(flags.elements, pool);
-  std::vector<std::function<void()>> variants = {
-      row.prepare(flags.elements, pool), [&] { limits.run(row.limit); }};
-  if (row.only_reads) variants.push_back([&] { limits.run(Limit::kRead); });
+  std::vector<bench::Variant> variants = {row.prepare(flags.elements, pool),
+                                          {[&] { limits.run(row.limit); }}};
+  if (row.only_reads) variants.push_back({[&] { limits.run(Limit::kRead); }});
 
   const auto measured = bench::interleave(variants, flags.rounds);
   if (measured.busy_rounds > 0)

@@ -43,6 +43,9 @@ struct OnebitLambImpl final : OnebitLambStage {
     }
   }
 
+  // As the fresh one, once it is frozen.
+  [[nodiscard]] bool keeps_variance() const override { return true; }
+
   void enter_compressed_stage() override {
     mask_dead_elements();
     floors = make_denominator();

@@ -11,20 +11,20 @@ namespace thinwire::apps::bench {
 
 namespace {
 
-double seconds_of(const std::function<void()>& variant) {
+double seconds_of(const Variant& variant) {
+  if (variant.before) variant.before();
   const auto begin = std::chrono::steady_clock::now();
-  variant();
+  variant.run();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
       .count();
 }
 
 }  // namespace
 
-Interleaved interleave(std::span<const std::function<void()>> variants,
-                       int rounds) {
+Interleaved interleave(std::span<const Variant> variants, int rounds) {
   Interleaved result;
   result.seconds.resize(variants.size());
-  for (const auto& variant : variants) variant();
+  for (const Variant& variant : variants) (void)seconds_of(variant);
   for (int round = 0; round < rounds; ++round) {
     if (!wait_until_quiet()) ++result.busy_rounds;
     for (std::size_t i = 0; i < variants.size(); ++i) {

@@ -7,6 +7,12 @@
 
 namespace thinwire::apps::bench {
 
+/// Something to be timed, and what has to happen before each time.
+struct Variant {
+  std::function<void()> run;
+  std::function<void()> before{};
+};
+
 /// What interleave() measured.
 struct Interleaved {
   /// seconds[v][r]: variant v in round r.
@@ -17,8 +23,8 @@ struct Interleaved {
 
 /// Runs every variant once per round, one after the other, beginning with
 /// another one in each round; one more round before, which does not count.
-[[nodiscard]] Interleaved interleave(
-    std::span<const std::function<void()>> variants, int rounds);
+[[nodiscard]] Interleaved interleave(std::span<const Variant> variants,
+                                     int rounds);
 
 /// Of a non-empty set.
 [[nodiscard]] double median(std::vector<double> values);

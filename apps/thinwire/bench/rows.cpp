@@ -11,7 +11,7 @@
 #include "optim/exact_exchange.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/kernels/sign_compress.h"
-#include "thinwire/optim/adam.h"
+#include "thinwire/optim/lamb.h"
 
 namespace thinwire::apps::bench {
 
@@ -58,27 +58,44 @@ struct AdamWork {
   std::int64_t step = 0;
 };
 
-std::function<void()> prepare_adam(std::size_t elements, ThreadPool& pool,
-                                   DType dtype) {
+Variant prepare_adam(std::size_t elements, ThreadPool& pool, DType dtype) {
   auto work = std::make_shared<AdamWork>(elements, dtype);
-  return [work, &pool] { work->run(pool); };
+  return {[work, &pool] { work->run(pool); }};
 }
 
-std::function<void()> prepare_adam_fp32(std::size_t n, ThreadPool& pool) {
+Variant prepare_adam_fp32(std::size_t n, ThreadPool& pool) {
   return prepare_adam(n, pool, DType::kFloat32);
 }
 
-std::function<void()> prepare_adam_bf16(std::size_t n, ThreadPool& pool) {
+Variant prepare_adam_bf16(std::size_t n, ThreadPool& pool) {
   return prepare_adam(n, pool, DType::kBFloat16);
 }
 
+// ------------------------------------------------------------------- LAMB
+Variant prepare_lamb(std::size_t elements, ThreadPool& pool) {
+  struct Work {
+    optim::Lamb rule;
+    Buffer params;
+    Buffer grads;
+    std::int64_t step = 0;
+  };
+  auto work = std::make_shared<Work>(
+      Work{optim::Lamb(ParameterLayout::of({{"all", {elements}}}),
+                       {.learning_rate = 1e-4, .weight_decay = 0.01}),
+           random_values(elements, 1), random_values(elements, 2)});
+  return {[work, &pool] {
+    work->rule.apply(++work->step, work->params.view(), work->grads.view(),
+                     0.5f, pool);
+  }};
+}
+
 // ------------------------------------------------------------------- norm
-std::function<void()> prepare_norm(std::size_t elements, ThreadPool& pool) {
+Variant prepare_norm(std::size_t elements, ThreadPool& pool) {
   auto values = std::make_shared<Buffer>(random_values(elements, 3));
-  return [values, &pool] {
+  return {[values, &pool] {
     [[maybe_unused]] volatile double sum =
         optim::sum_of_squares(pool, values->view());
-  };
+  }};
 }
 
 // ------------------------------------------------------------------ codec
@@ -131,14 +148,14 @@ struct CodecWork {
   std::vector<float> scales;
 };
 
-std::function<void()> prepare_encode(std::size_t elements, ThreadPool& pool) {
+Variant prepare_encode(std::size_t elements, ThreadPool& pool) {
   auto work = std::make_shared<CodecWork>(elements);
-  return [work, &pool] { work->encode(pool); };
+  return {[work, &pool] { work->encode(pool); }};
 }
 
-std::function<void()> prepare_decode(std::size_t elements, ThreadPool& pool) {
+Variant prepare_decode(std::size_t elements, ThreadPool& pool) {
   auto work = std::make_shared<CodecWork>(elements);
-  return [work, &pool] { work->decode(pool); };
+  return {[work, &pool] { work->decode(pool); }};
 }
 
 // Bytes per element: r what is read, w what is written; g gradient, p
@@ -149,18 +166,38 @@ std::function<void()> prepare_decode(std::size_t elements, ThreadPool& pool) {
 //   norm/sum_of_squares  r x4                                         4
 //   codec/encode       r x4 e4, w e4 b                               12.125
 //   codec/decode       r b, w x4                                      4.125
+//   lamb/fp32          one parameter far larger than the cache       40
+//     moments and norms: r p4 m4 v4 g4, w m4 v4                      24
+//     update: r p4 m4 v4, w p4                                       16
 //   onebit_adam/compressed_step@w4                                   30.53
 //     is every gradient finite, how long: r g4                        4
 //     worker, on n: r g4 e4 b, w e4 b                                12.25
 //     server, on n / W: r e4 and b of W ranks, w e4 b   (8.125 + W/8) / W
 //     update, on n: r b d4 p4, w p4                                  12.125
+//   onebit_lamb/compressed_step@w4   as 1-bit Adam, and              46.78
+//     factors, on n: r b b f4 d4 p4, w f4 (f the fresh variance)     16.25
+//   zero_one_adam/local_step   (u accumulated updates, t origin)     36
+//     is the gradient finite, how long: r g4                          4
+//     r g4 m4 u4 d4 t4, w m4 u4 p4                                   32
+//   zero_one_adam/sync_step@w4                                       46.41
+//     is every gradient finite, how long: r g4                        4
+//     worker, on n: r g4 m4 u4 d4 e4, w e4 b                         24.125
+//     server, as above                                                2.16
+//     update, on n: r b d4 t4, w t4 p4                               16.125
 const std::vector<Row>& all_rows() {
+  constexpr double kServer = (8.125 + 4 / 8.0) / 4;
   static const std::vector<Row> rows = {
       {"adam/fp32", 28, Limit::kAdamStreams, false, prepare_adam_fp32},
       {"adam/bf16_grads", 26, Limit::kAdamStreams, false, prepare_adam_bf16},
-      {"onebit_adam/compressed_step@w4",
-       4 + 12.25 + (8.125 + 4 / 8.0) / 4 + 12.125, Limit::kAdd, false,
-       prepare_onebit_adam},
+      {"onebit_adam/compressed_step@w4", 4 + 12.25 + kServer + 12.125,
+       Limit::kAdd, false, prepare_onebit_adam},
+      {"lamb/fp32", 40, Limit::kAdd, false, prepare_lamb},
+      {"onebit_lamb/compressed_step@w4", 4 + 12.25 + kServer + 16.25 + 12.125,
+       Limit::kAdd, false, prepare_onebit_lamb},
+      {"zero_one_adam/local_step", 4 + 32, Limit::kAdd, false,
+       prepare_local_step},
+      {"zero_one_adam/sync_step@w4", 4 + 24.125 + kServer + 16.125, Limit::kAdd,
+       false, prepare_sync_step},
       {"codec/encode", 12.125, Limit::kAdd, false, prepare_encode},
       {"codec/decode", 4.125, Limit::kAdd, false, prepare_decode},
       {"norm/sum_of_squares", 4, Limit::kAdd, true, prepare_norm},

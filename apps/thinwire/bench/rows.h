@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "apps/thinwire/bench/interleave.h"
 #include "apps/thinwire/bench/limits.h"
 #include "thinwire/core/thread_pool.h"
 
@@ -21,16 +22,20 @@ struct Row {
   bool only_reads = false;
   /// Allocates and fills the arrays; what it returns goes over them once. The
   /// pool must outlive that.
-  std::function<std::function<void()>(std::size_t elements, ThreadPool& pool)>
-      prepare;
+  std::function<Variant(std::size_t elements, ThreadPool& pool)> prepare;
 };
 
 /// Every row of this version that needs no other rank.
 [[nodiscard]] std::span<const Row> rows();
 
-/// rows() takes these from the optimizer's own file.
-[[nodiscard]] std::function<void()> prepare_onebit_adam(std::size_t elements,
-                                                        ThreadPool& pool);
+/// rows() takes these from optimizer_rows.cpp.
+[[nodiscard]] Variant prepare_onebit_adam(std::size_t elements,
+                                          ThreadPool& pool);
+[[nodiscard]] Variant prepare_onebit_lamb(std::size_t elements,
+                                          ThreadPool& pool);
+[[nodiscard]] Variant prepare_local_step(std::size_t elements,
+                                         ThreadPool& pool);
+[[nodiscard]] Variant prepare_sync_step(std::size_t elements, ThreadPool& pool);
 
 /// Values in (-1, 1), none of them 0, the same in every run.
 [[nodiscard]] Buffer random_values(std::size_t elements, std::uint32_t seed);

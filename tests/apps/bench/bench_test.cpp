@@ -28,15 +28,16 @@ namespace {
 
 TEST(Interleave, BeginsEveryRoundWithAnotherVariant) {
   std::string order;
-  const std::array<std::function<void()>, 3> variants = {
-      [&] { order += 'a'; }, [&] { order += 'b'; }, [&] { order += 'c'; }};
+  const std::array<Variant, 3> variants = {
+      Variant{[&] { order += 'a'; }}, Variant{[&] { order += 'b'; }},
+      Variant{[&] { order += 'c'; }, [&] { order += '_'; }}};
   const Interleaved result = interleave(variants, 4);
   EXPECT_EQ(order,
-            "abc"
-            "abc"
-            "bca"
-            "cab"
-            "abc");
+            "ab_c"
+            "ab_c"
+            "b_ca"
+            "_cab"
+            "ab_c");
   ASSERT_EQ(result.seconds.size(), 3u);
   for (const auto& rounds : result.seconds) EXPECT_EQ(rounds.size(), 4u);
   EXPECT_LE(result.busy_rounds, 4);
@@ -80,9 +81,11 @@ TEST(Rows, RunAtAwkwardSizes) {
     for (const std::size_t elements : {1u, 31u, 33u, 4096u, 4097u})
       for (const int threads : {1, 3}) {
         ThreadPool pool(threads);
-        const auto run = row.prepare(elements, pool);
-        run();
-        run();
+        const Variant variant = row.prepare(elements, pool);
+        for (int times = 0; times < 2; ++times) {
+          if (variant.before) variant.before();
+          variant.run();
+        }
       }
 }
 

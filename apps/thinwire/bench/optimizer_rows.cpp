@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Optimizers as users call them, the three other ranks played by an echo: all
+// that a step does on one rank but the travelling.
+#include <cstdint>
+#include <memory>
+
+#include "apps/thinwire/bench/echo_transport.h"
+#include "apps/thinwire/bench/rows.h"
+#include "thinwire/comm/communicator.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/optim/onebit_adam.h"
+#include "thinwire/optim/onebit_lamb.h"
+#include "thinwire/optim/zero_one_adam.h"
+
+namespace thinwire::apps::bench {
+
+namespace {
+
+constexpr int kWorld = 4;
+
+template <class Optimizer>
+struct OptimizerWork {
+  template <class Options>
+  OptimizerWork(std::size_t elements, const Options& options)
+      : comm(std::make_unique<EchoTransport>(kWorld)),
+        optimizer(comm, ParameterLayout::of({{"all", {elements}}}), options),
+        params(random_values(elements, 1)),
+        grads(random_values(elements, 2)) {
+    run();  // the exact one; it leaves sums behind
+    grads = random_values(elements, 2);
+    run();  // the first compressed one, whose momentum is still in floats
+  }
+
+  void run() { optimizer.step(params.view(), grads.view()); }
+
+  comm::Communicator comm;
+  Optimizer optimizer;
+  Buffer params;
+  Buffer grads;
+};
+
+template <class Optimizer, class Options>
+std::shared_ptr<OptimizerWork<Optimizer>> work_of(std::size_t elements,
+                                                  ThreadPool& pool,
+                                                  Options options) {
+  options.learning_rate = 1e-5;
+  options.weight_decay = 0.01;
+  options.exchange.num_threads = pool.num_threads();
+  return std::make_shared<OptimizerWork<Optimizer>>(elements, options);
+}
+
+}  // namespace
+
+Variant prepare_onebit_adam(std::size_t elements, ThreadPool& pool) {
+  const auto work = work_of<optim::OnebitAdam>(
+      elements, pool, optim::OnebitAdamOptions{.freeze_step = 1});
+  return {[work] { work->run(); }};
+}
+
+Variant prepare_onebit_lamb(std::size_t elements, ThreadPool& pool) {
+  const auto work = work_of<optim::OnebitLamb>(
+      elements, pool, optim::OnebitLambOptions{.freeze_step = 1});
+  return {[work] { work->run(); }};
+}
+
+// The interval between syncs doubles after every step: none comes any more.
+Variant prepare_local_step(std::size_t elements, ThreadPool& pool) {
+  const auto work = work_of<optim::ZeroOneAdam>(
+      elements, pool,
+      optim::ZeroOneAdamOptions{.var_freeze_step = 1,
+                                .local_step_scaler = 1,
+                                .local_step_clipper = std::int64_t{1} << 40});
+  work->run();
+  work->run();
+  return {[work] { work->run(); }};
+}
+
+// Every second step is a sync; the local one before it does not count.
+Variant prepare_sync_step(std::size_t elements, ThreadPool& pool) {
+  const auto work = work_of<optim::ZeroOneAdam>(
+      elements, pool,
+      optim::ZeroOneAdamOptions{.var_freeze_step = 1,
+                                .local_step_scaler = 1,
+                                .local_step_clipper = 2});
+  return {[work] { work->run(); }, [work] { work->run(); }};
+}
+
+}  // namespace thinwire::apps::bench
