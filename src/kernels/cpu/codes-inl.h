@@ -23,87 +23,85 @@ namespace thinwire::kernels::HWY_NAMESPACE {
 /// L, the distance of the largest code from the code of 0.
 constexpr int half_range(int bits) { return (1 << (bits - 1)) - 1; }
 
-// The codes of a word of `active`, 32 elements, are `bits` words, 4 * bits
-// bytes. Eight of them are `bits` bytes; beside each other or one to a byte of
-// 64 bits.
-static_assert(std::endian::native == std::endian::little);
+/// At most so many lanes that the codes of 2 or 4 bits that a vector takes are
+/// in one word.
+using EightFloats = hn::CappedTag<float, 8>;
 
-template <class T>
-HWY_INLINE std::uint64_t load_as(const std::uint8_t* p) {
-  T value;
-  std::memcpy(&value, p, sizeof value);
-  return value;
-}
+alignas(32) inline constexpr std::uint32_t kShiftsBy2[8] = {0, 2,  4,  6,
+                                                            8, 10, 12, 14};
+alignas(32) inline constexpr std::uint32_t kShiftsBy4[8] = {0,  4,  8,  12,
+                                                            16, 20, 24, 28};
 
-template <class T>
-HWY_INLINE void store_as(std::uint64_t x, std::uint8_t* p) {
-  const auto value = static_cast<T>(x);
-  std::memcpy(p, &value, sizeof value);
-}
+/// Reads the q of a block.
+struct CodeReader {
+  CodeReader(const std::uint32_t* from, int width)
+      : words(from),
+        bits(static_cast<std::size_t>(width)),
+        half(half_range(width)) {}
 
-/// Neighbours are moved apart in halves, then in halves of those, ...
-HWY_INLINE std::uint64_t load_codes(const std::uint8_t* p, int bits) {
-  if (bits == 8) return load_as<std::uint64_t>(p);
-  if (bits == 4) {
-    std::uint64_t x = load_as<std::uint32_t>(p);
-    x = (x | x << 16) & 0x0000'ffff'0000'ffffu;
-    x = (x | x << 8) & 0x00ff'00ff'00ff'00ffu;
-    return (x | x << 4) & 0x0f0f'0f0f'0f0f'0f0fu;
+  /// Of element i and those after it; i is a multiple of D's lanes.
+  template <class D>
+  HWY_INLINE hn::Vec<D> at(D d, std::size_t i) const {
+    const Int<D> di;
+    return hn::ConvertTo(d, hn::Sub(codes(di, i), hn::Set(di, half)));
   }
-  std::uint64_t x = load_as<std::uint16_t>(p);
-  x = (x | x << 24) & 0x0000'00ff'0000'00ffu;
-  x = (x | x << 12) & 0x000f'000f'000f'000fu;
-  return (x | x << 6) & 0x0303'0303'0303'0303u;
-}
 
-/// And together again.
-HWY_INLINE void store_codes(std::uint64_t x, int bits, std::uint8_t* p) {
-  if (bits == 8) return store_as<std::uint64_t>(x, p);
-  if (bits == 4) {
+  template <class DI>
+  HWY_INLINE hn::Vec<DI> codes(DI di, std::size_t i) const {
+    if (bits == 8) {
+      const hn::Rebind<std::uint8_t, DI> d8;
+      const auto* bytes = reinterpret_cast<const std::uint8_t*>(words);
+      return hn::PromoteTo(di, hn::LoadU(d8, bytes + i));
+    }
+    const hn::RebindToUnsigned<DI> du;
+    const std::uint32_t word = words[i * bits / 32] >> (i * bits % 32);
+    const auto shifts = hn::LoadU(du, bits == 2 ? kShiftsBy2 : kShiftsBy4);
+    const auto mask = hn::Set(du, (1u << bits) - 1);
+    const auto code = hn::And(hn::Shr(hn::Set(du, word), shifts), mask);
+    return hn::BitCast(di, code);
+  }
+
+  const std::uint32_t* words;
+  std::size_t bits;
+  int half;
+};
+
+/// Moves 8 bytes, each below 2^bits, together to `bits` bytes at p: neighbours
+/// first, then pairs of them, ...
+HWY_INLINE void store_together(std::uint64_t x, int bits, std::uint8_t* p) {
+  static_assert(std::endian::native == std::endian::little);
+  if (bits == 8) {
+    std::memcpy(p, &x, 8);
+  } else if (bits == 4) {
     x = (x | x >> 4) & 0x00ff'00ff'00ff'00ffu;
     x = (x | x >> 8) & 0x0000'ffff'0000'ffffu;
-    return store_as<std::uint32_t>(x | x >> 16, p);
+    const auto packed = static_cast<std::uint32_t>(x | x >> 16);
+    std::memcpy(p, &packed, 4);
+  } else {
+    x = (x | x >> 6) & 0x000f'000f'000f'000fu;
+    x = (x | x >> 12) & 0x0000'00ff'0000'00ffu;
+    const auto packed = static_cast<std::uint16_t>(x | x >> 24);
+    std::memcpy(p, &packed, 2);
   }
-  x = (x | x >> 6) & 0x000f'000f'000f'000fu;
-  x = (x | x >> 12) & 0x0000'00ff'0000'00ffu;
-  store_as<std::uint16_t>(x | x >> 24, p);
 }
 
-/// 32 codes, a byte each.
+/// 32 codes to write, a byte each; 0 past the end of a block.
 struct Codes {
-  /// Those of word w of a block, of which only `count` are inside.
-  HWY_INLINE void read(const std::uint32_t* words, int bits, std::size_t w,
-                       std::size_t count) {
-    const auto step = static_cast<std::size_t>(bits);
-    const auto* from = reinterpret_cast<const std::uint8_t*>(words + w * step);
-    std::uint8_t inside[32] = {};
-    if (HWY_UNLIKELY(count < 32)) {
-      std::memcpy(inside, from, 4 * quantized_words(count, bits));
-      from = inside;
-    }
-    for (std::size_t k = 0; k < 4; ++k) {
-      store_as<std::uint64_t>(load_codes(from + k * step, bits), value + 8 * k);
-    }
-  }
-
+  /// As the first `count` after element 32 * w of a block.
   HWY_INLINE void write(std::uint32_t* words, int bits, std::size_t w,
                         std::size_t count) const {
     const auto step = static_cast<std::size_t>(bits);
-    std::uint8_t packed[32];
+    std::uint8_t last[32];
+    auto* const whole = reinterpret_cast<std::uint8_t*>(words + w * step);
+    auto* const to = count == 32 ? whole : last;
     for (std::size_t k = 0; k < 4; ++k) {
-      store_codes(load_as<std::uint64_t>(value + 8 * k), bits,
-                  packed + k * step);
+      std::uint64_t x;
+      std::memcpy(&x, value + 8 * k, 8);
+      store_together(x, bits, to + k * step);
     }
-    std::memcpy(words + w * step, packed, 4 * quantized_words(count, bits));
-  }
-
-  /// q of element j and those after it.
-  template <class D>
-  HWY_INLINE hn::Vec<D> at(D d, std::size_t j, int half) const {
-    const Int<D> di;
-    const hn::Rebind<std::uint8_t, D> d8;
-    const auto code = hn::PromoteTo(di, hn::LoadU(d8, value + j));
-    return hn::ConvertTo(d, hn::Sub(code, hn::Set(di, half)));
+    if (HWY_UNLIKELY(count < 32)) {
+      std::memcpy(whole, last, 4 * quantized_words(count, bits));
+    }
   }
 
   alignas(64) std::uint8_t value[32] = {};

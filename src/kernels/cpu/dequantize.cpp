@@ -2,8 +2,6 @@
 // dequantize() and quantized_average().
 #include "thinwire/kernels/quantize.h"
 
-#include <algorithm>
-
 #include "kernels/checks.h"
 #include "kernels/cpu/targets.h"
 
@@ -18,66 +16,81 @@
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 
+/// Calls part(tag, j) for the first `count` elements of one word.
+template <class Part>
+HWY_INLINE void for_each_eight(std::size_t count, Part& part) {
+  const EightFloats d;
+  if (HWY_LIKELY(count == 32)) {
+    for (std::size_t j = 0; j < 32; j += hn::MaxLanes(d)) part(d, j);
+  } else {
+    for (std::size_t j = 0; j < count; ++j) part(OneFloat(), j);
+  }
+}
+
 struct DequantizeWord {
   HWY_INLINE void operator()(std::size_t w, std::uint32_t active,
                              std::size_t count) const {
-    Codes codes;
-    codes.read(q.words, bits, w, count);
-    const Part part{codes, half, q.step, out + w * 32};
-    for_each_part(count, part);
-    zero_masked(part.out, active, count);
+    const Part part{reader, step, w * 32, out};
+    for_each_eight(count, part);
+    zero_masked(out + w * 32, active, count);
   }
 
   struct Part {
     template <class D>
     HWY_INLINE void operator()(D d, std::size_t j) const {
-      const auto q = codes.at(d, j, half);
-      hn::StoreU(hn::Mul(q, hn::Set(d, step)), d, out + j);
+      const auto q = reader.at(d, first + j);
+      hn::StoreU(hn::Mul(q, hn::Set(d, step)), d, out + first + j);
     }
 
-    const Codes& codes;
-    int half;
+    const CodeReader& reader;
     float step;
+    std::size_t first;
     float* out;
   };
 
-  Quantized q;
-  int bits;
-  int half;
+  CodeReader reader;
+  float step;
   float* out;
 };
 
 void run_dequantize(Quantized q, int bits, const std::uint32_t* active,
                     float* out, std::size_t size) {
-  const DequantizeWord word{q, bits, half_range(bits), out};
+  const DequantizeWord word{CodeReader(q.words, bits), q.step, out};
   for_each_word(size, active, word);
 }
 
 struct AverageWord {
   HWY_INLINE void operator()(std::size_t w, std::uint32_t active,
                              std::size_t count) const {
-    const Float d;
-    hn::Vec<Float> sum[32 / kLanes];
+    if (HWY_LIKELY(count == 32)) {
+      add_up<EightFloats, 32 / hn::MaxLanes(EightFloats())>(w * 32);
+    } else {
+      for (std::size_t j = 0; j < count; ++j) add_up<OneFloat, 1>(w * 32 + j);
+    }
+    zero_masked(out + w * 32, active, count);
+  }
+
+  /// kVectors vectors from element i on, which stay in registers.
+  template <class D, std::size_t kVectors>
+  HWY_INLINE void add_up(std::size_t i) const {
+    const D d;
+    constexpr std::size_t kStep = hn::MaxLanes(D());
+    hn::Vec<D> sum[kVectors];
     for (auto& part : sum) part = hn::Zero(d);
     for (const Quantized& q : received) {
-      Codes codes;
-      codes.read(q.words, bits, w, count);
+      const CodeReader reader(q.words, bits);
       const auto step = hn::Set(d, q.step * inverse_count);
-      for (std::size_t k = 0; k < 32 / kLanes; ++k) {
-        sum[k] = hn::Add(sum[k], hn::Mul(codes.at(d, k * kLanes, half), step));
+      for (std::size_t k = 0; k < kVectors; ++k) {
+        sum[k] = hn::Add(sum[k], hn::Mul(reader.at(d, i + k * kStep), step));
       }
     }
-    alignas(64) float sums[32];
-    for (std::size_t k = 0; k < 32 / kLanes; ++k) {
-      hn::Store(sum[k], d, sums + k * kLanes);
+    for (std::size_t k = 0; k < kVectors; ++k) {
+      hn::StoreU(sum[k], d, out + i + k * kStep);
     }
-    std::copy_n(sums, count, out + w * 32);
-    zero_masked(out + w * 32, active, count);
   }
 
   std::span<const Quantized> received;
   int bits;
-  int half;
   float inverse_count;
   float* out;
 };
@@ -85,7 +98,7 @@ struct AverageWord {
 void run_quantized_average(std::span<const Quantized> received, int bits,
                            float inverse_count, const std::uint32_t* active,
                            float* out, std::size_t size) {
-  const AverageWord word{received, bits, half_range(bits), inverse_count, out};
+  const AverageWord word{received, bits, inverse_count, out};
   for_each_word(size, active, word);
 }
 

@@ -107,25 +107,34 @@ struct TwoSums {
 
 /// Calls word(w, count, first, second) for the words of `size` elements, which
 /// puts up to 32 terms into each of `first` and `second`, and returns the sums
-/// of the terms' squares.
+/// of the terms' squares. The terms of some words are added up at once: beside
+/// other work the accumulators do not all find a register.
 template <class Word>
 HWY_INLINE TwoSums two_sums_of_squares(std::size_t size, Word& word) {
-  alignas(64) float first[32];
-  alignas(64) float second[32];
+  constexpr std::size_t kSome = 1024;
+  alignas(64) float first[kSome];
+  alignas(64) float second[kSome];
   TwoSums totals;
   for (std::size_t begin = 0; begin < size; begin += kSumChunk) {
     const std::size_t end = std::min(begin + kSumChunk, size);
     OrderedSum first_sum(Term::kSquare);
     OrderedSum second_sum(Term::kSquare);
-    std::size_t i = begin;
-    for (; i + 32 <= end; i += 32) {
-      word(i / 32, 32, first, second);
-      first_sum.add_word(first);
-      second_sum.add_word(second);
+    for (std::size_t i = begin; i < end; i += kSome) {
+      const std::size_t count = std::min(kSome, end - i);
+      std::size_t k = 0;
+      for (; k + 32 <= count; k += 32) {
+        word((i + k) / 32, 32, first + k, second + k);
+      }
+      if (k < count) word((i + k) / 32, count - k, first + k, second + k);
+      const std::size_t in_groups = count / 16 * 16;
+      for (k = 0; k < in_groups; k += 16) first_sum.add_group(first + k);
+      for (k = 0; k < in_groups; k += 16) second_sum.add_group(second + k);
+      if (i + count == end) {
+        const std::size_t rest = count - in_groups;
+        totals.first += first_sum.total(first + in_groups, rest);
+        totals.second += second_sum.total(second + in_groups, rest);
+      }
     }
-    if (i < end) word(i / 32, end - i, first, second);
-    totals.first += first_sum.total_with_word(first, end - i);
-    totals.second += second_sum.total_with_word(second, end - i);
   }
   return totals;
 }

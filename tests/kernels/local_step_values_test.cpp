@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// What 0/1 Adam's kernels compute, told without the reference: every example is
+// held against `ref` and against the kernel for every target of this machine.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "support/kernel_cases.h"
+#include "thinwire/core/error.h"
+#include "thinwire/kernels/local_step.h"
+
+namespace thinwire::kernels {
+namespace {
+
+struct Impl {
+  std::string name;
+  std::string target;
+  decltype(&local_step) run_local_step;
+  decltype(&sync_update) run_sync_update;
+  decltype(&sign_accumulate) run_sign_accumulate;
+};
+
+std::vector<Impl> implementations() {
+  std::vector<Impl> impls = {
+      {"ref", "", ref::local_step, ref::sync_update, ref::sign_accumulate}};
+  for (const std::string& target : cpu_targets()) {
+    impls.push_back({target, target, local_step, sync_update, sign_accumulate});
+  }
+  return impls;
+}
+
+class LocalStepValues : public ::testing::TestWithParam<Impl> {
+ protected:
+  const Impl& impl = GetParam();
+
+ private:
+  test::ForcedTarget forced_{GetParam().target};
+};
+
+using Floats = std::vector<float>;
+
+constexpr AdamCoefficients kExact{.beta1 = 0.5f,
+                                  .one_minus_beta1 = 0.5f,
+                                  .exp_avg_scale = 2,
+                                  .minus_learning_rate = -0.5f,
+                                  .grad_scale = 0.25f};
+
+TEST_P(LocalStepValues, LocalStepByHand) {
+  const Floats grads = {16, 8, 16};
+  const Floats origin = {8, 8, 8};
+  const Floats d = {1, 2, 4};
+  const std::uint32_t active = 0b101;
+  Floats p(3, 7.0f);
+  Floats m = {2, 9, -12};
+  Floats u = {10, 20, 30};
+  LocalStepArrays arrays{.params = p.data(),
+                         .origin = origin.data(),
+                         .exp_avg = m.data(),
+                         .accumulated = u.data(),
+                         .denominator = d.data(),
+                         .grads = grads,
+                         .active = &active};
+  // m = {1 + 2, masked, -6 + 2}, u - m / d, p = 8 / 4 + u
+  impl.run_local_step(arrays, 0.25f, kExact);
+  EXPECT_EQ(m, (Floats{3, 0, -4}));
+  EXPECT_EQ(u, (Floats{7, 20, 31}));
+  EXPECT_EQ(p, (Floats{9, 22, 33}));
+
+  arrays.from_zero = true;
+  const std::uint32_t bits = 0b001;
+  arrays.mean = {&bits, -6};  // m = {-3 + 2, masked, 3 + 2}
+  impl.run_local_step(arrays, 0.25f, kExact);
+  EXPECT_EQ(m, (Floats{-1, 0, 5}));
+  EXPECT_EQ(u, (Floats{1, 0, -1.25f}));
+  EXPECT_EQ(p, (Floats{3, 2, 0.75f}));
+}
+
+TEST_P(LocalStepValues, NothingIsReadOfArraysThatAreOutOnly) {
+  const Floats grads(40, 4.0f);
+  const Floats ones(40, 1.0f);
+  const std::vector<std::uint32_t> bits(2, 0xffff'ffffu);
+  Floats p(40, NAN), m(40, NAN), u(40, NAN);
+  impl.run_local_step({.params = p.data(),
+                       .origin = ones.data(),
+                       .exp_avg = m.data(),
+                       .mean = {bits.data(), 1},
+                       .accumulated = u.data(),
+                       .from_zero = true,
+                       .denominator = ones.data(),
+                       .grads = grads},
+                      1, kExact);
+  EXPECT_EQ(m, ones);
+  EXPECT_EQ(u, Floats(40, -1.0f));
+  EXPECT_EQ(p, Floats(40, 0.0f));
+}
+
+TEST_P(LocalStepValues, SyncUpdateByHand) {
+  const std::uint32_t bits = 0b0011;
+  const std::uint32_t active = 0b1110;
+  const Floats d = {2, 2, 4, 8};
+  Floats origin = {8, 16, 24, 32};
+  Floats p(4, 7.0f);
+  impl.run_sync_update({&bits, 4}, &active,
+                       {p.data(), origin.data(), d.data(), 4}, 0.5f);
+  EXPECT_EQ(origin, (Floats{4, 8 + 2, 12 - 1, 16 - 0.5f}));
+  EXPECT_EQ(p, origin);
+}
+
+// m = {1 + 2, -2 + 1} = {3, -1}
+TEST_P(LocalStepValues, MomentaAreScaledOrMadeOfUpdates) {
+  const Floats grads = {16, 8};
+  const Floats exp_avg = {2, -4};
+  const Floats d = {2, 4};
+  const Floats u = {10, 20};
+  const auto sum = [&](const SignInput& input, Floats& error) {
+    return impl.run_sign_accumulate(input, error.data(), nullptr,
+                                    SignNorm::kAbs, 2);
+  };
+  SignInput input{.grads = grads,
+                  .exp_avg = exp_avg.data(),
+                  .coefficients = &kExact,
+                  .factor = -2};
+  Floats error = {1, 1};
+  EXPECT_EQ(sum(input, error), 5 + 3);
+  EXPECT_EQ(error, (Floats{-5, 3}));
+
+  input.denominator = d.data();  // (0 - m / d) d, whatever the factor
+  error = {1, 1};
+  EXPECT_EQ(sum(input, error), 2 + 2);
+  EXPECT_EQ(error, (Floats{-2, 2}));
+
+  input.accumulated = u.data();  // ({10, 20} - {1.5, -0.25}) {2, 4}
+  error = {1, 1};
+  EXPECT_EQ(sum(input, error), 18 + 82);
+  EXPECT_EQ(error, (Floats{18, 82}));
+
+  const std::uint32_t bits = 0b10;  // exp_avg = {2, -2}: m = {3, 0}
+  input.exp_avg = nullptr;
+  input.mean = {&bits, -2};
+  error = {1, 1};
+  EXPECT_EQ(sum(input, error), 18 + 81);
+  EXPECT_EQ(error, (Floats{18, 81}));
+}
+
+TEST_P(LocalStepValues, WrongGradientsAreRefusedBeforeAnythingChanges) {
+  const std::vector<double> doubles(2, 1.0);
+  const Floats ones(2, 1.0f);
+  Floats p = ones, m = ones, u = ones;
+  EXPECT_THROW(impl.run_local_step({.params = p.data(),
+                                    .origin = ones.data(),
+                                    .exp_avg = m.data(),
+                                    .accumulated = u.data(),
+                                    .denominator = ones.data(),
+                                    .grads = doubles},
+                                   1, kExact),
+               Error);
+  for (const Floats& array : {p, m, u}) EXPECT_EQ(array, ones);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LocalStepValues,
+                         ::testing::ValuesIn(implementations()),
+                         [](const auto& impl) { return impl.param.name; });
+
+}  // namespace
+}  // namespace thinwire::kernels
