@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "thinwire/kernels/lamb.h"
 
-#include <algorithm>
-
 #include "kernels/checks.h"
 #include "kernels/cpu/targets.h"
 
@@ -87,19 +85,22 @@ struct FactorWord {
       hn::StoreU(of.decoupled.add(d, u, p), d, update + j);
     }
 
-    // Not Max(), of which targets differ about NaN.
+    // A quotient that rounds to more than `largest` is more than it, so that
+    // frozen is at least the rounded product: few vectors need the division.
     template <class D>
     HWY_INLINE void keep_largest(D d, std::size_t j, hn::Vec<D> frozen,
                                  hn::Vec<D> fresh) const {
       const auto least = hn::Set(d, of.a.floor);
       const auto raised = hn::IfThenElse(hn::Lt(fresh, least), least, fresh);
+      const auto largest = hn::Set(d, of.largest);
+      const auto reached = hn::Mul(largest, hn::Abs(raised));
+      if (HWY_LIKELY(hn::AllFalse(d, hn::Ge(hn::Abs(frozen), reached)))) return;
       auto ratio = hn::Div(frozen, raised);
       if (HWY_UNLIKELY(active != kAllActive)) {
         ratio = hn::IfThenElseZero(lanes_of(d, active, j), ratio);
       }
-      const auto largest = hn::LoadU(d, of.largest + j);
-      hn::StoreU(hn::IfThenElse(hn::Gt(ratio, largest), ratio, largest), d,
-                 of.largest + j);
+      const auto more = hn::IfThenElse(hn::Gt(ratio, largest), ratio, largest);
+      of.largest = hn::GetLane(hn::MaxOfLanes(d, more));
     }
 
     FactorWord& of;
@@ -115,8 +116,7 @@ struct FactorWord {
   Momentum previous{a.previous};
   Epsilon epsilon{c};
   Decay decoupled{c.decoupled_decay};
-  // One per place in a word, so that no vector waits for the one before it.
-  alignas(64) float largest[32] = {};
+  float largest = 0;
 };
 
 struct WithoutSums {
@@ -141,7 +141,7 @@ LambFactorSums run_lamb_factor(const LambFactorArrays& arrays,
     const WithoutSums without{word};
     for_each_word(arrays.size, arrays.active, without);
   }
-  result.ratio = *std::max_element(word.largest, word.largest + 32);
+  result.ratio = word.largest;
   return result;
 }
 
