@@ -13,8 +13,25 @@ namespace {
 
 constexpr std::size_t kBlocksPerGrain = 16;
 
+std::size_t grains_in(std::size_t size) {
+  return (size + kBlocksPerGrain - 1) / kBlocksPerGrain;
+}
+
+// Part i of `parts` about equal ones, which begin at whole grains.
+Range part_of(Range range, std::size_t i, std::size_t parts) {
+  const std::size_t grains = grains_in(range.size);
+  const std::size_t begin = grains * i / parts * kBlocksPerGrain;
+  const std::size_t end =
+      std::min(range.size, grains * (i + 1) / parts * kBlocksPerGrain);
+  return {range.offset + begin, end - begin};
+}
+
 Range blocks_of(const Bucket& bucket) {
   return {bucket.first_block(), bucket.end_block() - bucket.first_block()};
+}
+
+Range scales_of(const Bucket& bucket) {
+  return {bucket.first_scale, bucket.end_scale - bucket.first_scale};
 }
 
 }  // namespace
@@ -38,57 +55,64 @@ TwoPhaseExchange::TwoPhaseExchange(comm::Communicator& comm, ThreadPool& pool,
   for (Buffer& slot : received_) slot = Buffer::of<std::uint8_t>(most_received);
 }
 
-// The order in which collectives are queued is the same on all ranks: to
-// servers 0, to servers 1, from servers 0, to servers 2, from servers 1, ...
+// In turn k, bucket k is encoded, bucket k - 2 averaged and bucket k - 4
+// delivered, all in one go of the pool's threads, while buckets k - 1 and k - 3
+// travel. The order in which collectives are queued is the same on all ranks:
+// to servers k, then from servers k - 2.
 void TwoPhaseExchange::run(const RecordSteps& steps) {
   if (keeps_previous_) std::swap(records_, previous_);
   encoded_end_ = 0;
   const auto buckets = layout_.buckets();
+  // Null before the first and after the last; k may have wrapped below 0.
+  const auto bucket = [&](std::size_t k) {
+    return k < buckets.size() ? &buckets[k] : nullptr;
+  };
   std::vector<Work> to_servers(buckets.size());
   std::vector<Work> from_servers(buckets.size());
-  for (std::size_t k = 0; k < buckets.size() + 2; ++k) {
-    if (k < buckets.size()) {
-      encode(buckets[k], steps);
-      to_servers[k] = queue_to_servers(buckets[k], received_[k % 2]);
+  for (std::size_t k = 0; k < buckets.size() + 4; ++k) {
+    const Turn turn{bucket(k), bucket(k - 2), bucket(k - 4)};
+    Buffer& slot = received_[k % 2];
+    if (turn.averaged != nullptr) wait(to_servers[k - 2]);
+    if (turn.delivered != nullptr) wait(from_servers[k - 4]);
+    compute(turn, slot, steps);
+    if (turn.encoded != nullptr) {
+      encoded_end_ = turn.encoded->end_block();
+      if (steps.encoded) steps.encoded(blocks_of(*turn.encoded));
+      to_servers[k] = queue_to_servers(*turn.encoded, slot);
     }
-    if (k >= 1 && k - 1 < buckets.size()) {
-      wait(to_servers[k - 1]);
-      average(buckets[k - 1], received_[(k - 1) % 2], steps);
-      from_servers[k - 1] = queue_from_servers(buckets[k - 1]);
-    }
-    if (k >= 2 && k - 2 < buckets.size()) {
-      wait(from_servers[k - 2]);
-      deliver(buckets[k - 2], steps);
+    if (turn.averaged != nullptr) {
+      if (steps.averaged) steps.averaged(served_of(*turn.averaged));
+      from_servers[k - 2] = queue_from_servers(*turn.averaged);
     }
   }
 }
 
-void TwoPhaseExchange::encode(const Bucket& bucket, const RecordSteps& steps) {
-  for_parts({bucket.first_scale, bucket.end_scale - bucket.first_scale},
-            [&](Range scales) { steps.encode(bucket, scales); });
-  encoded_end_ = bucket.end_block();
-  if (steps.encoded) steps.encoded(blocks_of(bucket));
-}
-
-void TwoPhaseExchange::average(const Bucket& bucket, const Buffer& slot,
+void TwoPhaseExchange::compute(const Turn& turn, const Buffer& slot,
                                const RecordSteps& steps) {
-  const Received from(layout_, bucket, rank_, slot.as<std::uint8_t>().data());
+  const Range scales =
+      turn.encoded != nullptr ? scales_of(*turn.encoded) : Range();
+  const Range served =
+      turn.averaged != nullptr ? served_of(*turn.averaged) : Range();
+  const Range results =
+      turn.delivered != nullptr ? blocks_of(*turn.delivered) : Range();
+  const std::size_t parts =
+      std::min(static_cast<std::size_t>(pool_.num_threads()),
+               grains_in(std::max({scales.size, served.size, results.size})));
+  pool_.for_each(parts, [&](std::size_t i) {
+    if (const Range part = part_of(scales, i, parts); part.size != 0)
+      steps.encode(*turn.encoded, part);
+    if (const Range part = part_of(served, i, parts); part.size != 0)
+      steps.average(Received(layout_, *turn.averaged, rank_,
+                             slot.as<std::uint8_t>().data()),
+                    part);
+    if (const Range part = part_of(results, i, parts); part.size != 0)
+      steps.deliver(part);
+  });
+}
+
+Range TwoPhaseExchange::served_of(const Bucket& bucket) const {
   const std::size_t first = bucket.server_begin[rank_];
-  const Range served{first, bucket.server_begin[rank_ + 1] - first};
-  for_parts(served, [&](Range blocks) { steps.average(from, blocks); });
-  if (steps.averaged) steps.averaged(served);
-}
-
-void TwoPhaseExchange::deliver(const Bucket& bucket, const RecordSteps& steps) {
-  for_parts(blocks_of(bucket), steps.deliver);
-}
-
-void TwoPhaseExchange::for_parts(Range range,
-                                 const std::function<void(Range)>& body) {
-  pool_.for_ranges(range.size, kBlocksPerGrain,
-                   [&](std::size_t begin, std::size_t end) {
-                     body({range.offset + begin, end - begin});
-                   });
+  return {first, bucket.server_begin[rank_ + 1] - first};
 }
 
 Work TwoPhaseExchange::queue_to_servers(const Bucket& bucket, Buffer& slot) {

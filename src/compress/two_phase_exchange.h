@@ -87,12 +87,14 @@ class TwoPhaseExchange {
   [[nodiscard]] double wait_seconds() const noexcept { return waited_; }
 
  private:
-  void encode(const Bucket& bucket, const RecordSteps& steps);
-  void average(const Bucket& bucket, const Buffer& slot,
-               const RecordSteps& steps);
-  void deliver(const Bucket& bucket, const RecordSteps& steps);
-  /// Shares out [range.offset, range.end()) among the pool's threads.
-  void for_parts(Range range, const std::function<void(Range)>& body);
+  // What is computed between two goes of the wire; null: nothing.
+  struct Turn {
+    const Bucket* encoded;
+    const Bucket* averaged;
+    const Bucket* delivered;
+  };
+  void compute(const Turn& turn, const Buffer& slot, const RecordSteps& steps);
+  [[nodiscard]] Range served_of(const Bucket& bucket) const;
   [[nodiscard]] comm::Work queue_to_servers(const Bucket& bucket, Buffer& slot);
   [[nodiscard]] comm::Work queue_from_servers(const Bucket& bucket);
   void wait(const comm::Work& work);

@@ -39,8 +39,8 @@ class Progress {
 };
 
 // Stands for a second rank whose messages are all zero. Collectives come in the
-// order in which they are queued: to servers 0, to servers 1, from servers 0,
-// to servers 2, from servers 1, ...
+// order in which they are queued: to servers 0, to servers 1, to servers 2,
+// from servers 0, to servers 3, from servers 1, ...
 class HoldingTransport final : public comm::Transport {
  public:
   HoldingTransport(Progress& progress, std::vector<bool>& overlapped)
@@ -55,9 +55,9 @@ class HoldingTransport final : public comm::Transport {
                 std::span<const comm::RecvMessage>,
                 const comm::Operation&) override {
     const std::size_t i = index_++;
-    const bool to_servers = i == 0 || i % 2 == 1;
+    const bool to_servers = i < 2 || i % 2 == 0;
     if (!to_servers) return;
-    const std::size_t bucket = (i + 1) / 2;
+    const std::size_t bucket = i < 2 ? i : i / 2 + 1;
     if (bucket + 1 < kBuckets)
       overlapped_[bucket] = progress_.wait_for(bucket + 2);
   }

@@ -90,7 +90,9 @@ class CompressedAllReduce {
   int all_reduce(View values);
 
   /// Collective, done on return: the same with x formed and the result used
-  /// block by block. x must be finite on all ranks; nothing is checked.
+  /// block by block. While the Sink gets blocks of one bucket, the Source may
+  /// be asked for those of a later one. x must be finite on all ranks; nothing
+  /// is checked.
   void run(const Source& source, const Sink& sink);
 
   /// Masks elements from the next run on; their residuals become 0.

@@ -72,8 +72,8 @@ class QuantizedAllReduce {
   int all_reduce(View values);
 
   /// Collective, done on return: the same block by block, without residuals.
-  /// A group of one rounds too. x must be finite on all ranks; nothing is
-  /// checked.
+  /// A group of one rounds too. All four may be under way at once for blocks of
+  /// different buckets. x must be finite on all ranks; nothing is checked.
   void run(const Source& source, const Feedback& worker, const Feedback& server,
            const Sink& sink);
 
