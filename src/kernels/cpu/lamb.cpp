@@ -88,7 +88,7 @@ struct MomentsWord {
 };
 
 template <class G>
-LambSums moments_of(const AdamArrays& arrays, const AdamCoefficients& c) {
+LambSums lamb_moments_of(const AdamArrays& arrays, const AdamCoefficients& c) {
   const MomentsWord<G> word(arrays, c);
   const TwoSums sums = two_sums_of_squares(arrays.grads.size(), word);
   return {sums.first, sums.second};
@@ -97,11 +97,11 @@ LambSums moments_of(const AdamArrays& arrays, const AdamCoefficients& c) {
 LambSums run_lamb_moments(const AdamArrays& arrays, const AdamCoefficients& c) {
   switch (arrays.grads.dtype()) {
     case DType::kFloat16:
-      return moments_of<Half>(arrays, c);
+      return lamb_moments_of<Half>(arrays, c);
     case DType::kBFloat16:
-      return moments_of<BFloat16>(arrays, c);
+      return lamb_moments_of<BFloat16>(arrays, c);
     default:
-      return moments_of<float>(arrays, c);
+      return lamb_moments_of<float>(arrays, c);
   }
 }
 

@@ -16,10 +16,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 
-/// Either form of a momentum. Decided in the loop: four loops for the pairs of
-/// forms would be no quicker.
-struct Momentum {
-  explicit Momentum(const MomentumForm& form)
+/// Either form of a momentum. Decided in the loop, which divides anyway: that
+/// spares a loop for each pair of forms.
+struct EitherMomentum {
+  explicit EitherMomentum(const MomentumForm& form)
       : values(form.values), signs(form.signs) {}
 
   HWY_INLINE void begin_word(std::size_t w) {
@@ -112,8 +112,8 @@ struct FactorWord {
 
   LambFactorArrays a;
   AdamCoefficients c;
-  Momentum exp_avg{a.exp_avg};
-  Momentum previous{a.previous};
+  EitherMomentum exp_avg{a.exp_avg};
+  EitherMomentum previous{a.previous};
   Epsilon epsilon{c};
   Decay decoupled{c.decoupled_decay};
   float largest = 0;
