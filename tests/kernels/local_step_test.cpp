@@ -47,10 +47,12 @@ struct Local {
 
 class LocalStep : public test::KernelTest {
  protected:
+  const Local start{size, skip};
+
   void compare(ConstView grads, Signs mean, bool from_zero) {
     for (const auto& mask : test::masks(size)) {
-      Local got(size, skip);
-      Local want(size, 0);
+      Local got = start;
+      Local want = start;
       const auto with = [&](LocalStepArrays arrays) {
         arrays.grads = grads;
         arrays.mean = mean;
@@ -86,8 +88,8 @@ TEST_P(LocalStep, SyncUpdateEqualsReferenceBitForBit) {
   const auto words = test::random_words(sign_words(size), 8);
   for (const auto& mask : test::masks(size)) {
     for (const float scale : {0.7f, -0.7f, 0.0f}) {
-      Local got(size, skip);
-      Local want(size, 0);
+      Local got = start;
+      Local want = start;
       const Signs mean{words.data(), scale};
       sync_update(
           mean, test::active(mask),
@@ -109,13 +111,14 @@ INSTANTIATE_TEST_SUITE_P(All, LocalStep, test::few_kernel_cases(),
 /// one.
 class SignForms : public test::KernelTest {
  protected:
+  const std::vector<float> finite_error = test::normal(size, 1);
+  const std::vector<float> special_error = test::normal_and_special(size, 1);
+
   void compare(const SignInput& input) {
     for (const auto& mask : test::masks(size)) {
       for (const bool special : {false, true}) {
-        const std::vector<float> before =
-            special ? test::normal_and_special(size, 1) : test::normal(size, 1);
-        Guarded error(before, skip);
-        std::vector<float> want = before;
+        Guarded error(special ? special_error : finite_error, skip);
+        std::vector<float> want = special ? special_error : finite_error;
         const double sum = sign_accumulate(
             input, error.data(), test::active(mask), SignNorm::kSquares, size);
         const double want_sum = ref::sign_accumulate(
