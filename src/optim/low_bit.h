@@ -115,6 +115,9 @@ struct LowBitOptimizer::Impl {
   void momentum_step(View params, ConstView grads,
                      std::span<const kernels::AdamCoefficients> c,
                      StepMeter& meter);
+  /// The same without an exchange: the momentum is made of `grads` alone.
+  void step_by_own_momentum(View params, ConstView grads,
+                            std::span<const kernels::AdamCoefficients> c);
   /// What a rank's own momentum of a block is made of.
   [[nodiscard]] kernels::SignInput momentum_input(
       std::size_t block, ConstView grads,

@@ -15,9 +15,14 @@ void LowBitOptimizer::Impl::momentum_step(View params, ConstView grads,
                                           StepMeter& meter) {
   if (compresses()) {
     exchange_momentum(params, grads, c, meter);
-    return;
+  } else {
+    // A group of one has nobody to compress for: momentum stays in full.
+    step_by_own_momentum(params, grads, c);
   }
-  // A group of one has nobody to compress for: momentum stays in full.
+}
+
+void LowBitOptimizer::Impl::step_by_own_momentum(
+    View params, ConstView grads, std::span<const AdamCoefficients> c) {
   update_momentum(grads, c);
   const float* m = adam.exp_avg().as<float>().data();
   for_group_ranges(pool, parts.compressed, [&](Range range, std::size_t group) {
