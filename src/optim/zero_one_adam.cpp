@@ -61,9 +61,17 @@ void ZeroOneAdamImpl::variance_step(View params, View grads, StepMeter& meter,
     arrays.exp_avg = m;
     kernels::frozen_update(arrays, own);
   });
-  // What once had a gradient keeps a variance above 0.
-  if (var_updates == 1 || !active.empty()) mask_dead_elements();
+  // What once had a gradient keeps a variance above 0, unless beta2 is small.
+  if (var_updates == 1 || !active.empty() || variance_may_vanish())
+    mask_dead_elements();
   schedule.variance_updated();
+}
+
+// Half of the smallest float is rounded to 0, more of it is not.
+bool ZeroOneAdamImpl::variance_may_vanish() const {
+  for (std::size_t g = 0; g < adam.num_groups(); ++g)
+    if (adam.group_options(g).beta2 <= 0.5) return true;
+  return false;
 }
 
 // v is corrected by the number of its updates, not of steps.
@@ -122,7 +130,10 @@ void ZeroOneAdamImpl::frozen_step(View params, View grads, StepMeter& meter,
       sync(params, [&](std::size_t b) { return sync_input(b, grads, c); });
     });
   } else {
-    if (grad_scale) local_step(params, grads, c);
+    if (grad_scale)
+      local_step(params, grads, c);
+    else
+      leave_out_step();
     if (syncs && some_group_moved()) sync_alone(params);
   }
   schedule.local_step_taken();
@@ -162,6 +173,14 @@ void ZeroOneAdamImpl::local_step(View params, ConstView grads,
     kernels::local_step(arrays, static_cast<float>(decay[group]), c[group]);
   });
   momentum_is_signs = false;
+  accumulated = true;
+}
+
+// u says that the interval has begun, as on the ranks that took the step:
+// whether there is something to sync must be the same on all of them.
+void ZeroOneAdamImpl::leave_out_step() {
+  const auto u = accumulator.as<float>();
+  if (!accumulated) std::fill(u.begin(), u.end(), 0.0f);
   accumulated = true;
 }
 

@@ -42,6 +42,9 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
   void local_step(View params, ConstView grads,
                   std::span<const kernels::AdamCoefficients> c);
 
+  void leave_out_step();
+
+  [[nodiscard]] bool variance_may_vanish() const;
   [[nodiscard]] bool is_frozen() const {
     return steps >= options.var_freeze_step;
   }

@@ -10,7 +10,10 @@
 
 #include "thinwire/comm/local.h"
 #include "thinwire/optim/data_parallel.h"
+#include "thinwire/optim/lamb.h"
 #include "thinwire/optim/onebit_adam.h"
+#include "thinwire/optim/onebit_lamb.h"
+#include "thinwire/optim/zero_one_adam.h"
 
 namespace thinwire::test {
 
@@ -40,6 +43,39 @@ inline ParameterLayout small_layout() {
                               {"wide", {3, 700}}});
 }
 
+/// Sizes around those of words, vectors and blocks, one tensor without any
+/// gradient (see gradient_with_gaps), in two groups.
+inline ParameterLayout awkward_layout() {
+  return ParameterLayout::of({{"empty", {0}, 0},
+                              {"one", {1}, 0},
+                              {"seven", {7}, 1},
+                              {"w31", {31}, 0},
+                              {"w32", {32}, 0},
+                              {"w33", {33}, 1},
+                              {"dead", {40}, 0},
+                              {"block_and_one", {1025}, 0},
+                              {"none", {4, 0}, 1},
+                              {"wide", {4097}, 1},
+                              {"scalar", {}, 1}});
+}
+
+/// gradient(), but 0 in the tensor "dead", in every fifth element of
+/// "block_and_one", and of another size in each tensor.
+inline std::vector<float> gradient_with_gaps(const ParameterLayout& layout,
+                                             std::int64_t step, int rank) {
+  std::vector<float> values = gradient(layout.size(), step, rank);
+  float size = 1;
+  for (const Parameter& p : layout.parameters()) {
+    size *= 0.6f;
+    for (std::size_t i = 0; i < p.size; ++i) {
+      const bool gap =
+          p.name == "dead" || (p.name == "block_and_one" && i % 5 == 0);
+      values[p.offset + i] *= gap ? 0 : size;
+    }
+  }
+  return values;
+}
+
 using MakeOptimizer = std::function<std::unique_ptr<optim::Optimizer>(
     comm::Communicator&, const ParameterLayout&)>;
 
@@ -54,6 +90,26 @@ inline MakeOptimizer exact_adam(optim::AdamOptions options,
 inline MakeOptimizer onebit_adam(optim::OnebitAdamOptions options) {
   return [=](comm::Communicator& comm, const ParameterLayout& layout) {
     return std::make_unique<optim::OnebitAdam>(comm, layout, options);
+  };
+}
+
+inline MakeOptimizer exact_lamb(optim::LambOptions options,
+                                optim::ExchangeOptions exchange = {}) {
+  return [=](comm::Communicator& comm, const ParameterLayout& layout) {
+    return std::make_unique<optim::DataParallel>(
+        comm, std::make_unique<optim::Lamb>(layout, options), exchange);
+  };
+}
+
+inline MakeOptimizer onebit_lamb(optim::OnebitLambOptions options) {
+  return [=](comm::Communicator& comm, const ParameterLayout& layout) {
+    return std::make_unique<optim::OnebitLamb>(comm, layout, options);
+  };
+}
+
+inline MakeOptimizer zero_one_adam(optim::ZeroOneAdamOptions options) {
+  return [=](comm::Communicator& comm, const ParameterLayout& layout) {
+    return std::make_unique<optim::ZeroOneAdam>(comm, layout, options);
   };
 }
 

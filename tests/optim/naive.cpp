@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/naive.h"
+
+#include <algorithm>
+#include <array>
+
+namespace thinwire::test::naive {
+
+double sum(const std::vector<double>& terms) {
+  constexpr std::size_t kChunk = 16384;
+  double total = 0;
+  for (std::size_t begin = 0; begin < terms.size(); begin += kChunk) {
+    std::array<double, 16> lanes{};
+    const std::size_t end = std::min(terms.size(), begin + kChunk);
+    for (std::size_t i = begin; i < end; ++i)
+      lanes[(i - begin) % 16] += terms[i];
+    for (std::size_t half = 8; half > 0; half /= 2)
+      for (std::size_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    total += lanes[0];
+  }
+  return total;
+}
+
+double sum_of_squares(const Floats& values, Range range) {
+  std::vector<double> squares;
+  for (std::size_t i = range.offset; i < range.end(); ++i)
+    squares.push_back(double{values[i]} * values[i]);
+  return sum(squares);
+}
+
+double sum_of_squares(const Floats& values) {
+  return sum_of_squares(values, {0, values.size()});
+}
+
+std::vector<Range> blocks(const ParameterLayout& layout) {
+  std::vector<Range> all;
+  for (const Parameter& p : layout.parameters())
+    for (std::size_t at = 0; at < p.size; at += 1024)
+      all.push_back({p.offset + at, std::min<std::size_t>(1024, p.size - at)});
+  return all;
+}
+
+Numbers numbers(const optim::AdamOptions& o, std::int64_t m_steps,
+                std::int64_t v_steps) {
+  const auto correction = [&](double beta, std::int64_t steps) {
+    return o.bias_correction
+               ? 1 / (1 - std::pow(beta, static_cast<double>(steps)))
+               : 1.0;
+  };
+  return {.beta1 = static_cast<float>(o.beta1),
+          .one_minus_beta1 = static_cast<float>(1 - o.beta1),
+          .beta2 = static_cast<float>(o.beta2),
+          .one_minus_beta2 = static_cast<float>(1 - o.beta2),
+          .epsilon = static_cast<float>(o.epsilon),
+          .inside = o.epsilon_inside_sqrt,
+          .m_scale = static_cast<float>(correction(o.beta1, m_steps)),
+          .v_scale = static_cast<float>(correction(o.beta2, v_steps)),
+          .decay = static_cast<float>(o.weight_decay),
+          .learning_rate = o.learning_rate};
+}
+
+float Numbers::momentum(float m, float g) const {
+  return m * beta1 + one_minus_beta1 * g;
+}
+
+float Numbers::variance(float v, float g) const {
+  return v * beta2 + (one_minus_beta2 * g) * g;
+}
+
+float Numbers::denominator(float v) const {
+  return inside ? std::sqrt(v * v_scale + epsilon)
+                : std::sqrt(v * v_scale) + epsilon;
+}
+
+float Numbers::update(float m, float d, float p) const {
+  const float u = (m * m_scale) / d;
+  return decay != 0 ? u + decay * p : u;
+}
+
+std::vector<float> raise_to_floor(const Setup& setup, Floats& denominator) {
+  std::vector<float> floors;
+  for (const Range& block : blocks(setup.layout)) {
+    const auto mean_square =
+        sum_of_squares(denominator, block) / static_cast<double>(block.size);
+    floors.push_back(
+        static_cast<float>(setup.denom_floor * std::sqrt(mean_square)));
+    for (std::size_t i = block.offset; i < block.end(); ++i)
+      denominator[i] = std::max(denominator[i], floors.back());
+  }
+  return floors;
+}
+
+Flags active_elements(const Setup& setup, const Floats& v) {
+  Flags active(v.size());
+  for (std::size_t i = 0; i < v.size(); ++i)
+    active[i] = v[i] != 0 && setup.mask[i] != 0 ? 1 : 0;
+  return active;
+}
+
+OneBit::OneBit(const Setup& setup) : setup_(setup) { clear(); }
+
+void OneBit::clear() {
+  const Floats zeros(setup_.layout.size());
+  worker_error.assign(static_cast<std::size_t>(setup_.world), zeros);
+  server_error = zeros;
+}
+
+float OneBit::stored(float residual) const {
+  return setup_.bf16_residuals ? to_float(to_bfloat16(residual)) : residual;
+}
+
+float OneBit::split(float* c, Range block, const Flags& active,
+                    Floats& signed_scale) {
+  const bool rms = setup_.scale == compress::Scale::kRms;
+  std::vector<double> terms(block.size);
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < block.size; ++i) {
+    if (active[block.offset + i] == 0) c[i] = 0;
+    count += active[block.offset + i] != 0 ? 1 : 0;
+    terms[i] = rms ? double{c[i]} * c[i] : std::abs(double{c[i]});
+  }
+  const double total = sum(terms);
+  const auto n = static_cast<double>(count);
+  float s = 0;
+  if (count != 0)
+    s = rms ? static_cast<float>(std::sqrt(total)) /
+                  static_cast<float>(std::sqrt(n))
+            : static_cast<float>(total) / static_cast<float>(n);
+  for (std::size_t i = 0; i < block.size; ++i) {
+    const float q = c[i] < 0 ? -s : s;
+    signed_scale[block.offset + i] = active[block.offset + i] != 0 ? q : 0;
+    c[i] = active[block.offset + i] != 0 ? stored(c[i] - q) : 0;
+  }
+  return s;
+}
+
+Floats OneBit::mean(const std::vector<Floats>& x, const Flags& active) {
+  const std::size_t n = setup_.layout.size();
+  Floats result(n);
+  if (setup_.world == 1) {
+    for (std::size_t i = 0; i < n; ++i) result[i] = active[i] ? x[0][i] : 0;
+    return result;
+  }
+  const auto inverse = static_cast<float>(1.0 / setup_.world);
+  std::vector<Floats> sent(x.size(), Floats(n));
+  for (const Range& block : blocks(setup_.layout)) {
+    for (std::size_t r = 0; r < x.size(); ++r) {
+      float* const c = worker_error[r].data() + block.offset;
+      for (std::size_t i = 0; i < block.size; ++i)
+        c[i] = x[r][block.offset + i] + c[i];
+      split(c, block, active, sent[r]);
+    }
+    float* const c = server_error.data() + block.offset;
+    for (std::size_t i = 0; i < block.size; ++i) {
+      float average = 0;
+      for (const Floats& values : sent)
+        average += values[block.offset + i] * inverse;
+      c[i] = average + c[i];
+    }
+    split(c, block, active, result);
+  }
+  return result;
+}
+
+void OneBit::give_back(const Floats& mean, Range range, const Flags& active) {
+  if (setup_.world == 1) return;
+  for (Floats& e : worker_error)
+    for (std::size_t i = range.offset; i < range.end(); ++i)
+      if (active[i] != 0) e[i] = stored(e[i] + mean[i]);
+}
+
+double Gradients::clip(double norm) const {
+  const double most = setup_.max_grad_norm;
+  return most > 0 && norm > most ? most / norm : 1.0;
+}
+
+std::optional<double> Gradients::rms_norm(
+    const std::vector<Floats>& grads) const {
+  double total = 0;
+  for (const Floats& g : grads) total += sum_of_squares(g);
+  if (!std::isfinite(total)) return std::nullopt;
+  return std::sqrt(total / setup_.world);
+}
+
+std::optional<Gradients::Average> Gradients::exact(
+    const std::vector<Floats>& grads) {
+  const std::optional<double> rms = rms_norm(grads);
+  if (!rms) return std::nullopt;
+  Average average{.sum = grads[0]};
+  for (std::size_t r = 1; r < grads.size(); ++r)
+    for (std::size_t i = 0; i < average.sum.size(); ++i)
+      average.sum[i] += grads[r][i];
+  const double norm = std::sqrt(sum_of_squares(average.sum)) / setup_.world;
+  if (*rms > 0) {
+    ratio_ = measured_ ? 0.9 * ratio_ + 0.1 * (norm / *rms) : norm / *rms;
+    measured_ = true;
+  }
+  average.scale = static_cast<float>(clip(norm) / setup_.world);
+  return average;
+}
+
+std::optional<float> Gradients::compressed(
+    const std::vector<Floats>& grads) const {
+  const std::optional<double> rms = rms_norm(grads);
+  if (!rms) return std::nullopt;
+  return static_cast<float>(clip(ratio_ * *rms));
+}
+
+std::optional<float> Gradients::local(const Floats& grads) const {
+  const double own = sum_of_squares(grads);
+  if (!std::isfinite(own)) return std::nullopt;
+  return static_cast<float>(clip(ratio_ * std::sqrt(own)));
+}
+
+}  // namespace thinwire::test::naive

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// The algorithms of docs/algorithms.md a second time: all ranks in one place,
+// one element after the other, no buckets, no bits, no kernels. Operations are
+// rounded to float in the order that include/thinwire/kernels documents, so
+// results are compared bit for bit.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "thinwire/compress/compressed_all_reduce.h"
+#include "thinwire/core/parameter_layout.h"
+#include "thinwire/optim/adam.h"
+
+namespace thinwire::test::naive {
+
+using Floats = std::vector<float>;
+/// Not vector<bool>, whose elements are no objects.
+using Flags = std::vector<char>;
+
+/// Sum in double in the order of kernels/norm.h.
+double sum(const std::vector<double>& terms);
+double sum_of_squares(const Floats& values);
+/// Of elements `range` alone.
+double sum_of_squares(const Floats& values, Range range);
+
+/// Pieces of at most 1024 elements, none across two parameters.
+std::vector<Range> blocks(const ParameterLayout& layout);
+
+/// The options that all optimizers have, per group, and who takes part.
+struct Setup {
+  int world = 1;
+  ParameterLayout layout;
+  std::vector<optim::AdamOptions> groups;  ///< Every field filled in.
+  Floats mask;                             ///< Flat; empty: 1 everywhere.
+  double denom_floor = 0;
+  double max_grad_norm = 0;
+  compress::Scale scale = compress::Scale::kRms;
+  bool bf16_residuals = false;
+};
+
+template <class Options>
+Setup setup_of(int world, const ParameterLayout& layout, const Options& o) {
+  Setup setup{.world = world,
+              .layout = layout,
+              .groups = {},
+              .mask = {},
+              .denom_floor = o.denom_floor,
+              .max_grad_norm = o.exchange.max_grad_norm,
+              .scale = o.scale,
+              .bf16_residuals = o.residual_dtype == DType::kBFloat16};
+  std::vector<Floats> masks(layout.num_groups());
+  for (std::size_t g = 0; g < layout.num_groups(); ++g) {
+    const auto own = o.groups.empty()
+                         ? typename decltype(o.groups)::value_type{}
+                         : o.groups[g];
+    setup.groups.push_back(
+        {.learning_rate = own.learning_rate.value_or(o.learning_rate),
+         .beta1 = own.beta1.value_or(o.beta1),
+         .beta2 = own.beta2.value_or(o.beta2),
+         .epsilon = own.epsilon.value_or(o.epsilon),
+         .weight_decay = own.weight_decay.value_or(o.weight_decay),
+         .bias_correction = o.bias_correction,
+         .epsilon_inside_sqrt = o.epsilon_inside_sqrt});
+    masks[g] = own.exp_avg_mask;
+  }
+  // A mask lists its group's elements in layout order.
+  std::vector<std::size_t> used(layout.num_groups());
+  for (const Parameter& p : layout.parameters())
+    for (std::size_t i = 0; i < p.size; ++i)
+      setup.mask.push_back(
+          masks[p.group].empty() ? 1.0f : masks[p.group][used[p.group]++]);
+  return setup;
+}
+
+/// One group's numbers in one step, formed in double, rounded once.
+struct Numbers {
+  float beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon;
+  bool inside;
+  float m_scale, v_scale;  ///< Bias corrections.
+  float decay;
+  double learning_rate;
+
+  [[nodiscard]] float momentum(float m, float g) const;
+  [[nodiscard]] float variance(float v, float g) const;
+  [[nodiscard]] float denominator(float v) const;
+  /// The update over d, with its decay.
+  [[nodiscard]] float update(float m, float d, float p) const;
+};
+/// `m_steps` and `v_steps`: what the bias corrections count.
+Numbers numbers(const optim::AdamOptions& o, std::int64_t m_steps,
+                std::int64_t v_steps);
+
+/// Raises the denominators of each block to its floor; returns the floors.
+std::vector<float> raise_to_floor(const Setup& setup, Floats& denominator);
+
+/// 1 where v > 0 and the mask is not 0.
+Flags active_elements(const Setup& setup, const Floats& v);
+
+/// The compressed all-reduce with both residuals.
+class OneBit {
+ public:
+  explicit OneBit(const Setup& setup);
+
+  /// `x` of every rank; a rank alone gets its own back, 0 where masked.
+  Floats mean(const std::vector<Floats>& x, const Flags& active);
+  void clear();
+  /// Back into every rank's residual: what the exchange gave for `range`.
+  void give_back(const Floats& mean, Range range, const Flags& active);
+
+  std::vector<Floats> worker_error;
+  Floats server_error;
+
+ private:
+  // c becomes c - s q; returns s.
+  float split(float* c, Range block, const Flags& active, Floats& signed_scale);
+  [[nodiscard]] float stored(float residual) const;
+
+  Setup setup_;
+};
+
+/// What every optimizer does with the gradients of a step, before its own part.
+class Gradients {
+ public:
+  explicit Gradients(const Setup& setup) : setup_(setup) {}
+
+  /// Sum over the ranks and what to multiply it by; empty: skip the step.
+  struct Average {
+    Floats sum;
+    float scale = 1;
+  };
+  std::optional<Average> exact(const std::vector<Floats>& grads);
+  /// Clip factor by the calibrated norm; empty: skip the step.
+  std::optional<float> compressed(const std::vector<Floats>& grads) const;
+  /// Of one rank alone; empty: not finite.
+  [[nodiscard]] std::optional<float> local(const Floats& grads) const;
+
+ private:
+  [[nodiscard]] double clip(double norm) const;
+  [[nodiscard]] std::optional<double> rms_norm(
+      const std::vector<Floats>& grads) const;
+
+  Setup setup_;
+  double ratio_ = 1;
+  bool measured_ = false;
+};
+
+}  // namespace thinwire::test::naive

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// LAMB and 1-bit LAMB in plain loops: see naive.h.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "optim/naive.h"
+#include "thinwire/optim/lamb.h"
+#include "thinwire/optim/onebit_lamb.h"
+
+namespace thinwire::test::naive {
+
+/// Exact LAMB, on any gradient; what both optimizers start with.
+struct Lamb {
+  Setup setup;
+  double min_coeff, max_coeff;
+  Floats params;
+  std::int64_t t = 0;
+  Floats m = Floats(setup.layout.size());
+  Floats v = Floats(setup.layout.size());
+  std::vector<optim::TrustRatio> ratios{};
+
+  void apply(const Floats& grads, float scale) {
+    ++t;
+    ratios.clear();
+    for (const Parameter& param : setup.layout.parameters()) {
+      const Numbers k = numbers(setup.groups[param.group], t, t);
+      Floats u(params.size());
+      for (std::size_t i = param.offset; i < param.offset + param.size; ++i) {
+        const float g = grads[i] * scale;
+        m[i] = k.momentum(m[i], g);
+        v[i] = k.variance(v[i], g);
+        u[i] = k.update(m[i], k.denominator(v[i]), params[i]);
+      }
+      const Range range{param.offset, param.size};
+      const double p_norm = std::sqrt(sum_of_squares(params, range));
+      const double u_norm = std::sqrt(sum_of_squares(u, range));
+      optim::TrustRatio r;
+      if (p_norm > 0 && u_norm > 0)
+        r = {std::min(std::max(p_norm / u_norm, min_coeff), max_coeff), true};
+      ratios.push_back(r);
+      const auto step = static_cast<float>(-k.learning_rate * r.value);
+      for (std::size_t i = range.offset; i < range.end(); ++i)
+        params[i] = params[i] + step * u[i];
+    }
+  }
+};
+
+/// 1-bit LAMB with a fixed freeze. Ranks hold the same parameters after every
+/// step, so there is one copy.
+class OnebitLamb {
+ public:
+  OnebitLamb(int world, const ParameterLayout& layout,
+             const optim::OnebitLambOptions& o, Floats start)
+      : o_(o),
+        setup_(setup_of(world, layout, o)),
+        lamb_{setup_, o.min_coeff, o.max_coeff, std::move(start)},
+        gradients_(setup_),
+        bits_(setup_),
+        count_(layout.parameters().size()),
+        frozen_(count_, 0),
+        averaged_(count_, 0),
+        last_factor_(count_, 1) {}
+
+  /// False: skipped.
+  bool step(const std::vector<Floats>& grads) {
+    lamb_.setup.groups = setup_.groups;  // learning rates may have changed
+    if (lamb_.t < o_.freeze_step) {
+      const auto average = gradients_.exact(grads);
+      if (!average) return false;
+      lamb_.apply(average->sum, average->scale);
+      after_exact_step();
+      return true;
+    }
+    const auto clip = gradients_.compressed(grads);
+    if (clip) compressed_step(grads, *clip);
+    return clip.has_value();
+  }
+
+  [[nodiscard]] const Floats& params(int /*rank*/) const {
+    return lamb_.params;
+  }
+  std::vector<double> coeffs;  ///< r of the last step, per parameter.
+
+  [[nodiscard]] optim::AdamOptions& group(std::size_t g) {
+    return setup_.groups[g];
+  }
+  void synchronize() {}
+
+ private:
+  void after_exact_step() {
+    coeffs.clear();
+    for (std::size_t l = 0; l < count_; ++l) {
+      const optim::TrustRatio& r = lamb_.ratios[l];
+      coeffs.push_back(r.value);
+      if (!r.computed) continue;
+      frozen_[l] = o_.coeff_beta * frozen_[l] + (1 - o_.coeff_beta) * r.value;
+      ++averaged_[l];
+    }
+    if (lamb_.t == o_.freeze_step) freeze();
+  }
+
+  void freeze() {
+    active_ = active_elements(setup_, lamb_.v);
+    fresh_ = lamb_.v;
+    denominator_.resize(fresh_.size());
+    std::vector<double> rms;
+    std::vector<double> group_sums(setup_.groups.size());
+    double with_momentum = 0;
+    for (const Parameter& p : setup_.layout.parameters()) {
+      const Numbers k = numbers(setup_.groups[p.group], lamb_.t, lamb_.t);
+      for (std::size_t i = p.offset; i < p.offset + p.size; ++i)
+        denominator_[i] = k.denominator(fresh_[i]);
+      const double squares = sum_of_squares(lamb_.m, {p.offset, p.size});
+      rms.push_back(
+          p.size == 0 ? 0 : std::sqrt(squares / static_cast<double>(p.size)));
+      group_sums[p.group] += rms.back();
+      with_momentum += rms.back() > 0 ? 1 : 0;
+    }
+    floors_ = raise_to_floor(setup_, denominator_);
+    // The mean over tensors that have a momentum: one that never had a gradient
+    // does not make the others' scales smaller.
+    double total = 0;
+    for (const double of_group : group_sums) total += of_group;
+    for (const double own : rms)
+      scales_.push_back(
+          static_cast<float>(own > 0 ? total / with_momentum / own : 1));
+  }
+
+  void compressed_step(const std::vector<Floats>& grads, float clip) {
+    const std::int64_t t = ++lamb_.t;
+    Floats& m = lamb_.m;
+    Floats& p = lamb_.params;
+    const auto parameters = setup_.layout.parameters();
+    std::vector<Floats> x(grads.size(), Floats(m.size()));
+    for (std::size_t l = 0; l < count_; ++l) {
+      const Numbers k = numbers(setup_.groups[parameters[l].group], t, t);
+      for (std::size_t i = parameters[l].offset;
+           i < parameters[l].offset + parameters[l].size; ++i)
+        for (std::size_t r = 0; r < x.size(); ++r)
+          x[r][i] = k.momentum(m[i], grads[r][i] * clip) * factor_of(l);
+    }
+    const Floats old = m;
+    m = bits_.mean(x, active_);
+    coeffs.clear();
+    for (std::size_t l = 0; l < count_; ++l) {
+      const Parameter& param = parameters[l];
+      const Numbers k = numbers(setup_.groups[param.group], t, t);
+      for (std::size_t i = param.offset; i < param.offset + param.size; ++i)
+        m[i] = m[i] / factor_of(l);
+      coeffs.push_back(frozen_coeff(l) * factor(l, k, old));
+      const auto step = static_cast<float>(-k.learning_rate * coeffs.back());
+      for (std::size_t i = param.offset; i < param.offset + param.size; ++i)
+        p[i] = p[i] + step * k.update(m[i], denominator_[i], p[i]);
+    }
+  }
+
+  // A group of one sends nothing, so it scales nothing.
+  [[nodiscard]] float factor_of(std::size_t l) const {
+    return setup_.world == 1 ? 1 : scales_[l];
+  }
+
+  [[nodiscard]] double frozen_coeff(std::size_t l) const {
+    return averaged_[l] == 0
+               ? 1
+               : frozen_[l] / (1 - std::pow(o_.coeff_beta,
+                                            static_cast<double>(averaged_[l])));
+  }
+
+  double factor(std::size_t l, const Numbers& k, const Floats& old) {
+    const Parameter& param = setup_.layout.parameters()[l];
+    float drift = 0;
+    double plain = 0;
+    double update = 0;
+    const std::vector<Range> all = blocks(setup_.layout);
+    for (std::size_t b = 0; b < all.size(); ++b) {
+      if (all[b].offset < param.offset ||
+          all[b].end() > param.offset + param.size)
+        continue;
+      std::vector<double> plains, updates;
+      for (std::size_t i = all[b].offset; i < all[b].end(); ++i) {
+        const float m = lamb_.m[i];
+        const float before = active_[i] != 0 ? old[i] : 0;
+        const float g = (m - k.beta1 * before) / k.one_minus_beta1;
+        fresh_[i] = k.variance(fresh_[i], g);
+        const float real = std::max(k.denominator(fresh_[i]), floors_[b]);
+        if (active_[i] != 0) drift = std::max(drift, denominator_[i] / real);
+        const float u0 = (m * k.m_scale) / denominator_[i];
+        const float u = u0 + k.decay * lamb_.params[i];
+        plains.push_back(double{u0} * u0);
+        updates.push_back(double{u} * u);
+      }
+      plain += sum(plains);
+      update += sum(updates);
+    }
+    double f = drift == 0 ? 1 : drift;
+    if (k.decay > 0) {
+      const double rho =
+          update > 0 ? std::min(1.0, std::sqrt(plain / update)) : 1;
+      f = f * rho + (1 - rho);
+    }
+    f = std::max(std::min(f, o_.factor_max), o_.factor_min);
+    const double last = last_factor_[l];
+    f = std::min(f, last * (1 + o_.factor_threshold));
+    f = std::max(f, last * (1 - o_.factor_threshold));
+    return last_factor_[l] = f;
+  }
+
+  optim::OnebitLambOptions o_;
+  Setup setup_;
+  Lamb lamb_;
+  Gradients gradients_;
+  OneBit bits_;
+  std::size_t count_;
+  std::vector<double> frozen_;
+  std::vector<std::int64_t> averaged_;
+  std::vector<double> last_factor_;
+  std::vector<float> scales_, floors_;
+  Flags active_;
+  Floats fresh_, denominator_;
+};
+
+}  // namespace thinwire::test::naive
