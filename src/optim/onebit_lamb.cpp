@@ -117,7 +117,7 @@ struct OnebitLambImpl final : OnebitLambStage {
          .params = params.as<float>().data() + values.offset,
          .exp_avg = m,
          .previous = m_old,
-         .active = compresses() ? active_words(b) : nullptr,
+         .active = active_words(b),
          .floor = floors[b],
          .size = values.size},
         c[parts.block_group[b]]);

@@ -203,13 +203,13 @@ std::optional<float> Gradients::compressed(
     const std::vector<Floats>& grads) const {
   const std::optional<double> rms = rms_norm(grads);
   if (!rms) return std::nullopt;
-  return static_cast<float>(clip(ratio_ * *rms));
+  return static_cast<float>(clip(calibrated(*rms)));
 }
 
 std::optional<float> Gradients::local(const Floats& grads) const {
   const double own = sum_of_squares(grads);
   if (!std::isfinite(own)) return std::nullopt;
-  return static_cast<float>(clip(ratio_ * std::sqrt(own)));
+  return static_cast<float>(clip(calibrated(std::sqrt(own))));
 }
 
 }  // namespace thinwire::test::naive

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "optim/naive_drive.h"
 #include "optim/naive_lamb.h"
 
@@ -10,6 +12,8 @@ namespace thinwire::optim {
 namespace {
 
 using test::Drive;
+
+constexpr std::int64_t kFreeze = 3;
 
 void expect_naive(int world, const ParameterLayout& layout,
                   const OnebitLambOptions& options, const Drive& run) {
@@ -19,19 +23,142 @@ void expect_naive(int world, const ParameterLayout& layout,
                         test::onebit_lamb(options));
 }
 
-Drive with_gaps(std::int64_t steps) {
-  Drive run{.steps = steps};
-  run.gradient = test::gradient_with_gaps;
-  return run;
-}
-
 class OnebitLambWorlds : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(All, OnebitLambWorlds,
                          ::testing::Values(1, 2, 3, 4, 8));
 
 TEST_P(OnebitLambWorlds, EqualsPlainLoops) {
   expect_naive(GetParam(), test::awkward_layout(),
-               {.learning_rate = 0.01, .freeze_step = 3}, with_gaps(8));
+               {.learning_rate = 0.01, .freeze_step = kFreeze},
+               {.steps = 7, .gradient = test::gradient_with_gaps});
+}
+
+struct Variant {
+  const char* name;
+  OnebitLambOptions options;
+  Drive run{.steps = 10, .gradient = test::gradient_with_gaps};
+};
+
+OnebitLambOptions with_groups() {
+  OnebitLambOptions o{.learning_rate = 0.02, .weight_decay = 0.01};
+  o.groups.resize(2);
+  o.groups[1].learning_rate = 0.05;
+  o.groups[1].beta1 = 0.8;
+  o.groups[1].beta2 = 0.95;
+  o.groups[1].epsilon = 1e-3;
+  o.groups[1].weight_decay = 0;
+  return o;
+}
+
+OnebitLambOptions with_masks() {
+  OnebitLambOptions o = with_groups();
+  for (std::size_t g = 0; g < 2; ++g)
+    o.groups[g].exp_avg_mask =
+        test::every_third_masked(test::grouped_layout(), g);
+  return o;
+}
+
+// The size of gradients falls by half every step, which the frozen variance
+// does not see: the factor moves.
+std::vector<float> shrinking(const ParameterLayout& layout, std::int64_t t,
+                             int rank) {
+  auto values = test::gradient_with_gaps(layout, t, rank);
+  for (float& value : values) value *= std::pow(0.5f, static_cast<float>(t));
+  return values;
+}
+
+// "dead" gets its first gradient when its variance is frozen already.
+std::vector<float> late(const ParameterLayout& layout, std::int64_t t,
+                        int rank) {
+  return t <= kFreeze ? test::gradient_with_gaps(layout, t, rank)
+                      : test::gradient(layout.size(), t, rank);
+}
+
+std::vector<float> nothing_at_first(const ParameterLayout& layout,
+                                    std::int64_t t, int rank) {
+  if (t > 2) return test::gradient_with_gaps(layout, t, rank);
+  return std::vector<float>(layout.size());
+}
+
+double rate_with_zeros(std::int64_t t, std::size_t group) {
+  return t % 3 == 0 || (t % 3 == 1 && group == 1)
+             ? 0
+             : 0.01 * static_cast<double>(t);
+}
+
+std::vector<float> not_finite_at_times(const ParameterLayout& layout,
+                                       std::int64_t t, int rank) {
+  auto values = test::gradient_with_gaps(layout, t, rank);
+  if (rank == 0 && (t == 2 || t == 6))
+    values[3] = std::numeric_limits<float>::infinity();
+  return values;
+}
+
+std::vector<Variant> variants() {
+  const OnebitLambOptions plain{.learning_rate = 0.02};
+  const auto with = [&](auto change) {
+    OnebitLambOptions o = plain;
+    change(o);
+    return o;
+  };
+  const auto driven = [](auto gradient) {
+    return Drive{.steps = 10, .gradient = gradient};
+  };
+  return {
+      {"decay", with([](auto& o) { o.weight_decay = 0.1; })},
+      {"groups", with_groups()},
+      {"masks", with_masks()},
+      {"clipped", with([](auto& o) { o.exchange.max_grad_norm = 0.5; })},
+      {"clipped_by_rms", with([](auto& o) {
+         o.exchange.max_grad_norm = 0.5;
+         o.exchange.calibrated_clipping = false;
+       })},
+      {"no_correction", with([](auto& o) { o.bias_correction = false; })},
+      {"eps_inside", with([](auto& o) {
+         o.epsilon_inside_sqrt = true;
+         o.epsilon = 1e-3;
+       })},
+      {"no_floor", with([](auto& o) { o.denom_floor = 0; })},
+      {"high_floor", with([](auto& o) { o.denom_floor = 1.5; })},
+      {"l1", with([](auto& o) { o.scale = compress::Scale::kL1; })},
+      {"bf16", with([](auto& o) { o.residual_dtype = DType::kBFloat16; })},
+      {"limits", with([](auto& o) {
+         o.min_coeff = 1.2;
+         o.max_coeff = 1.3;
+         o.factor_min = 0.9;
+         o.factor_max = 1.1;
+         o.factor_threshold = 0.02;
+         o.coeff_beta = 0.5;
+       })},
+      {"small_buckets", with([](auto& o) { o.exchange.bucket_elements = 40; })},
+      {"shrinking", with([](auto& o) { o.beta2 = 0.9; }), driven(shrinking)},
+      {"shrinking_masks", with_masks(), driven(shrinking)},
+      {"late", with([](auto& o) { o.beta2 = 0.9; }), driven(late)},
+      {"nothing_at_first", plain, driven(nothing_at_first)},
+      {"not_finite", plain, driven(not_finite_at_times)},
+      {"rates",
+       with_groups(),
+       {.steps = 10,
+        .gradient = test::gradient_with_gaps,
+        .learning_rate = rate_with_zeros}}};
+}
+
+class OnebitLambVariants
+    : public ::testing::TestWithParam<std::tuple<int, Variant>> {};
+INSTANTIATE_TEST_SUITE_P(All, OnebitLambVariants,
+                         ::testing::Combine(::testing::Values(1, 2, 3),
+                                            ::testing::ValuesIn(variants())),
+                         [](const auto& tested) {
+                           return fmt::format("{}_w{}",
+                                              std::get<1>(tested.param).name,
+                                              std::get<0>(tested.param));
+                         });
+
+TEST_P(OnebitLambVariants, EqualPlainLoops) {
+  const auto& [world, variant] = GetParam();
+  OnebitLambOptions options = variant.options;
+  options.freeze_step = kFreeze;
+  expect_naive(world, test::grouped_layout(), options, variant.run);
 }
 
 }  // namespace

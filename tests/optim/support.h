@@ -76,6 +76,27 @@ inline std::vector<float> gradient_with_gaps(const ParameterLayout& layout,
   return values;
 }
 
+/// Small, with a part of each group on both sides of the other's.
+inline ParameterLayout grouped_layout() {
+  return ParameterLayout::of({{"block_and_one", {1025}, 0},
+                              {"w33", {33}, 1},
+                              {"dead", {5}, 0},
+                              {"seven", {7}, 1},
+                              {"last", {2, 40}, 0}});
+}
+
+/// One value per element of the layout's group: 0 for the first and every third
+/// after it.
+inline std::vector<float> every_third_masked(const ParameterLayout& layout,
+                                             std::size_t group) {
+  std::vector<float> mask;
+  for (const Parameter& p : layout.parameters())
+    if (p.group == group)
+      for (std::size_t i = 0; i < p.size; ++i)
+        mask.push_back(mask.size() % 3 == 0 ? 0.0f : 1.0f);
+  return mask;
+}
+
 using MakeOptimizer = std::function<std::unique_ptr<optim::Optimizer>(
     comm::Communicator&, const ParameterLayout&)>;
 
