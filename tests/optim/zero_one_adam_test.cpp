@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <limits>
+
 #include "optim/naive_drive.h"
 #include "optim/naive_zero_one.h"
 
@@ -20,10 +23,14 @@ void expect_naive(int world, const ParameterLayout& layout,
       test::zero_one_adam(options));
 }
 
-Drive with_gaps(std::int64_t steps) {
-  Drive run{.steps = steps};
-  run.gradient = test::gradient_with_gaps;
-  return run;
+// Variance steps 1, 2, 4, 6, 1-bit steps 3 and 5; then local steps with syncs
+// after 1, 2 and 4 of them.
+ZeroOneAdamOptions short_run() {
+  return {.learning_rate = 0.01,
+          .var_freeze_step = 6,
+          .var_update_scaler = 2,
+          .local_step_scaler = 4,
+          .local_step_clipper = 4};
 }
 
 class ZeroOneAdamWorlds : public ::testing::TestWithParam<int> {};
@@ -31,13 +38,150 @@ INSTANTIATE_TEST_SUITE_P(All, ZeroOneAdamWorlds,
                          ::testing::Values(1, 2, 3, 4, 8));
 
 TEST_P(ZeroOneAdamWorlds, EqualsPlainLoops) {
-  expect_naive(GetParam(), test::awkward_layout(),
-               {.learning_rate = 0.01,
-                .var_freeze_step = 6,
-                .var_update_scaler = 2,
-                .local_step_scaler = 4,
-                .local_step_clipper = 4},
-               with_gaps(22));
+  expect_naive(GetParam(), test::awkward_layout(), short_run(),
+               {.steps = 18, .gradient = test::gradient_with_gaps});
+}
+
+struct Variant {
+  const char* name;
+  ZeroOneAdamOptions options;
+  Drive run{.steps = 22, .gradient = test::gradient_with_gaps};
+};
+
+ZeroOneAdamOptions with_groups() {
+  ZeroOneAdamOptions o = short_run();
+  o.weight_decay = 0.1;
+  o.groups.resize(2);
+  o.groups[1].learning_rate = 0.05;
+  o.groups[1].beta1 = 0.8;
+  o.groups[1].beta2 = 0.95;
+  o.groups[1].epsilon = 1e-3;
+  o.groups[1].weight_decay = 0;
+  return o;
+}
+
+ZeroOneAdamOptions with_masks() {
+  ZeroOneAdamOptions o = with_groups();
+  for (std::size_t g = 0; g < 2; ++g)
+    o.groups[g].exp_avg_mask =
+        test::every_third_masked(test::grouped_layout(), g);
+  return o;
+}
+
+// "dead" gets a gradient from one of the later variance steps on.
+std::vector<float> late(const ParameterLayout& layout, std::int64_t t,
+                        int rank) {
+  return t <= 3 ? test::gradient_with_gaps(layout, t, rank)
+                : test::gradient(layout.size(), t, rank);
+}
+
+// "dead" has a gradient in the first step only, "seven" in all but the last
+// variance step, so with beta2 = 0 their variance is 0 again.
+std::vector<float> gone(const ParameterLayout& layout, std::int64_t t,
+                        int rank) {
+  auto values = test::gradient(layout.size(), t, rank);
+  for (const Parameter& p : layout.parameters())
+    if ((p.name == "dead" && t > 1) || (p.name == "seven" && t == 6))
+      std::fill_n(values.begin() + static_cast<std::ptrdiff_t>(p.offset),
+                  p.size, 0.0f);
+  return values;
+}
+
+// Group 1 rests over whole intervals, later both do, then all goes on.
+double rate_with_rests(std::int64_t t, std::size_t group) {
+  if (t == 3 || (t >= 17 && t <= 19)) return 0;
+  if (group == 1 && (t == 7 || (t >= 11 && t <= 14))) return 0;
+  return 0.001 * static_cast<double>(t);
+}
+
+// On the last rank in local steps: the first after a sync, one in the middle,
+// and two in a row; on rank 0 in a variance step, a 1-bit step and a sync.
+std::vector<float> not_finite_at_times(const ParameterLayout& layout,
+                                       std::int64_t t, int rank) {
+  auto values = test::gradient_with_gaps(layout, t, rank);
+  if (rank == 0 && (t == 1 || t == 4 || t == 9))
+    values[3] = std::numeric_limits<float>::quiet_NaN();
+  if (rank == 1 && (t == 14 || t == 16 || t == 20 || t == 21))
+    values[7] = std::numeric_limits<float>::infinity();
+  return values;
+}
+
+std::vector<Variant> variants() {
+  const auto with = [](auto change) {
+    ZeroOneAdamOptions o = short_run();
+    change(o);
+    return o;
+  };
+  const auto driven = [](auto gradient) {
+    return Drive{.steps = 22, .gradient = gradient};
+  };
+  // Between steps of every kind; after a local step that one rank left out.
+  const auto synchronizes = [](std::int64_t t) {
+    return t == 5 || t == 6 || t == 8 || t == 13 || t == 14 || t == 17;
+  };
+  Drive not_finite_and_synchronizes = driven(not_finite_at_times);
+  not_finite_and_synchronizes.synchronizes = synchronizes;
+  const Drive rests{.steps = 24,
+                    .gradient = test::gradient_with_gaps,
+                    .learning_rate = rate_with_rests};
+  Drive rests_and_synchronizes = rests;
+  rests_and_synchronizes.synchronizes = synchronizes;
+  return {
+      {"decay", with([](auto& o) { o.weight_decay = 0.1; })},
+      {"groups", with_groups()},
+      {"masks", with_masks()},
+      {"gradients", with([](auto& o) { o.exchanged = Exchanged::kGradient; })},
+      {"gradients_masks_clipped",
+       [] {
+         ZeroOneAdamOptions o = with_masks();
+         o.exchanged = Exchanged::kGradient;
+         o.exchange.max_grad_norm = 0.5;
+         return o;
+       }()},
+      {"clipped", with([](auto& o) { o.exchange.max_grad_norm = 0.5; })},
+      {"clipped_by_rms", with([](auto& o) {
+         o.exchange.max_grad_norm = 0.5;
+         o.exchange.calibrated_clipping = false;
+       })},
+      {"no_correction", with([](auto& o) { o.bias_correction = false; })},
+      {"eps_inside", with([](auto& o) {
+         o.epsilon_inside_sqrt = true;
+         o.epsilon = 1e-3;
+       })},
+      {"no_floor", with([](auto& o) { o.denom_floor = 0; })},
+      {"l1", with([](auto& o) { o.scale = compress::Scale::kL1; })},
+      {"bf16", with([](auto& o) { o.residual_dtype = DType::kBFloat16; })},
+      {"small_buckets", with([](auto& o) { o.exchange.bucket_elements = 40; })},
+      {"always_syncs", with([](auto& o) { o.local_step_clipper = 1; })},
+      {"frozen_at_once", with([](auto& o) { o.var_freeze_step = 1; })},
+      {"forgets_variance", with([](auto& o) { o.beta2 = 0; }), driven(late)},
+      {"gone", with([](auto& o) { o.beta2 = 0; }), driven(gone)},
+      {"late", short_run(), driven(late)},
+      {"not_finite", short_run(), driven(not_finite_at_times)},
+      {"not_finite_and_synchronizes", short_run(), not_finite_and_synchronizes},
+      {"rests", with_groups(), rests},
+      {"synchronizes",
+       with_groups(),
+       {.steps = 22,
+        .gradient = test::gradient_with_gaps,
+        .synchronizes = synchronizes}},
+      {"rests_and_synchronizes", with_masks(), rests_and_synchronizes}};
+}
+
+class ZeroOneAdamVariants
+    : public ::testing::TestWithParam<std::tuple<int, Variant>> {};
+INSTANTIATE_TEST_SUITE_P(All, ZeroOneAdamVariants,
+                         ::testing::Combine(::testing::Values(1, 2, 3),
+                                            ::testing::ValuesIn(variants())),
+                         [](const auto& tested) {
+                           return fmt::format("{}_w{}",
+                                              std::get<1>(tested.param).name,
+                                              std::get<0>(tested.param));
+                         });
+
+TEST_P(ZeroOneAdamVariants, EqualPlainLoops) {
+  const auto& [world, variant] = GetParam();
+  expect_naive(world, test::grouped_layout(), variant.options, variant.run);
 }
 
 }  // namespace
