@@ -219,11 +219,15 @@ void LowBitOptimizer::load_state_dict(const StateDict& state) {
 
 double LowBitOptimizer::residual_ratio() const {
   if (!impl_->exchange) return 0;
-  const Buffer m = impl_->momentum();
-  const double norm = sum_of_squares(impl_->pool, m.view());
-  const double residual =
-      sum_of_squares(impl_->pool, impl_->exchange->worker_error());
-  return norm == 0 ? 0 : std::sqrt(residual / norm);
+  const compress::CompressedAllReduce& all = *impl_->exchange;
+  double mean = 0;
+  for (std::size_t b = 0; b < all.layout().blocks().size(); ++b) {
+    const double scale = all.mean(b).scale;
+    mean += scale * scale *
+            static_cast<double>(all.active().count(all.layout(), b));
+  }
+  const double residual = sum_of_squares(impl_->pool, all.worker_error());
+  return mean == 0 ? 0 : std::sqrt(residual / mean);
 }
 
 void LowBitOptimizer::set_observer(compress::WireObserver* observer) noexcept {

@@ -77,6 +77,10 @@ struct OnebitAdamImpl final : TwoStage {
   void enter_compressed_stage() override {
     TwoStage::enter_compressed_stage();
     if (variance_refresh == 0) return;
+    // A refresh takes the momentum as it is, where an exchange masks it.
+    const auto m = adam.exp_avg().as<float>();
+    for (std::size_t i = 0; i < m.size(); ++i)
+      if (is_masked(i)) m[i] = 0;
     const auto v = adam.exp_avg_sq().as<float>();
     for_group_ranges(pool, parts.compressed,
                      [&](Range range, std::size_t group) {
@@ -96,7 +100,8 @@ struct OnebitAdamImpl final : TwoStage {
       const Range& at = parts.blocks.blocks()[b].values;
       const auto g = grads.subview(at.offset, at.size).as<float>();
       const float factor = c[parts.block_group[b]].grad_scale;
-      for (std::size_t i = 0; i < at.size; ++i) x[i] = g[i] * factor;
+      for (std::size_t i = 0; i < at.size; ++i)
+        x[i] = is_masked(at.offset + i) ? 0 : g[i] * factor;
     };
     const auto weight = [&](std::size_t b) {
       return c[parts.block_group[b]].one_minus_beta1;
@@ -123,6 +128,10 @@ struct OnebitAdamImpl final : TwoStage {
             follow(b, mean, params, c[parts.block_group[b]]);
           });
     });
+  }
+
+  [[nodiscard]] bool is_masked(std::size_t element) const {
+    return !active.empty() && active[element] == 0;
   }
 
   [[nodiscard]] compress::QuantizedAllReduce& the_gradient_exchange() {

@@ -22,6 +22,7 @@ float norm_of_rounded_squares(std::span<const float> values) {
 }
 
 double rms(std::span<const float> values) {
+  if (values.empty()) return 0;
   double sum = 0;
   for (const float x : values) sum += static_cast<double>(x) * x;
   return static_cast<float>(std::sqrt(sum)) /

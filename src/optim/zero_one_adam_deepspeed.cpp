@@ -16,12 +16,14 @@ struct DeepSpeedZeroOneAdam final : LowBitOptimizer::Impl {
                        const ZeroOneAdamOptions& o)
       : Impl(c, layout, settings_of(o)),
         var_freeze_step(o.var_freeze_step),
-        schedule(o),
+        first_schedule(o),
+        schedule(first_schedule),
         denominator(Buffer::of<float>(layout.size())),
         accumulator(Buffer::of<float>(layout.size())),
         lrs(layout.num_groups()) {}
 
   std::int64_t var_freeze_step;
+  ZeroOneSchedule first_schedule;
   ZeroOneSchedule schedule;
   bool initialized = false;
   bool frozen = false;
@@ -183,6 +185,9 @@ struct DeepSpeedZeroOneAdam final : LowBitOptimizer::Impl {
     return [=, this] {
       initialized = true;
       frozen = was_frozen;
+      schedule = first_schedule;
+      lrs.assign(lrs.size(), 0);
+      accumulator = Buffer::of<float>(accumulator.size());
     };
   }
 };

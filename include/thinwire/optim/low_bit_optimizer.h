@@ -44,8 +44,8 @@ class LowBitOptimizer : public Optimizer {
   [[nodiscard]] StateDict state_dict() const final;
   void load_state_dict(const StateDict& state) final;
 
-  /// Norm of this rank's residual over that of the momentum; 0 before anything
-  /// was compressed. Local; reads both once.
+  /// Norm of this rank's residual over that of the last exchange's result; 0
+  /// before there was one. Local; reads the residual once.
   [[nodiscard]] double residual_ratio() const;
   /// Sees every message content from the next step on; null: nobody. Must
   /// outlive its use.

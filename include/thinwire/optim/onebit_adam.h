@@ -83,7 +83,7 @@ class OnebitAdam final : public LowBitOptimizer {
   /// Collective: all ranks give the same layout and options, else
   /// Error(kInvalidArgument) on all of them shows the first difference. Holds 8
   /// bytes per parameter in exact steps, in compressed ones 8.13 and 4/W for
-  /// the chunk it serves (16.13 with kDeepSpeed or a non_freeze group, 12.13
+  /// the chunk it serves (16.13 with kDeepSpeed or a non_freeze group, 12.63
   /// with variance_refresh). `comm` must outlive this object.
   ///
   /// State: those of LowBitOptimizer; arrays exp_avg_sq [n] (until the freeze,

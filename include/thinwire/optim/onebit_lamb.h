@@ -74,11 +74,12 @@ struct OnebitLambOptions {
 class OnebitLamb final : public LowBitOptimizer {
  public:
   /// Collective, as OnebitAdam's. Holds 8 bytes per parameter in exact steps,
-  /// in compressed ones 12.25 and 4/W for the chunk it serves (16 with
-  /// kDeepSpeed). `comm` must outlive this object.
+  /// in compressed ones 12.25 and 4/W for the chunk it serves (with kDeepSpeed
+  /// 16.13 and 20.13, and 4/W in both). `comm` must outlive this object.
   ///
   /// State: those of LowBitOptimizer; arrays exp_avg_sq [n] (until the freeze),
-  /// denominator and exp_avg_sq_fresh [n] (from the freeze on), lamb_coeffs,
+  /// denominator and exp_avg_sq_fresh [n] and denominator_floors, one per block
+  /// of the exchange (from the freeze on), lamb_coeffs,
   /// lamb_coeff_freeze, lamb_coeff_count, last_factor and scaling_coeff (one
   /// per parameter); scalars frozen_at and the automatic freeze's history.
   OnebitLamb(comm::Communicator& comm, const ParameterLayout& layout,
