@@ -43,6 +43,7 @@ CompressedAllReduce& LowBitOptimizer::Impl::the_exchange() {
     adjust(options);
     exchange = std::make_unique<CompressedAllReduce>(comm, pool,
                                                      exchange_units(), options);
+    exchange->set_active(active_mask);
     exchange->set_observer(observer);
   }
   return *exchange;
@@ -163,7 +164,7 @@ void LowBitOptimizer::Impl::set_active(std::vector<std::uint8_t> elements) {
                     : compress::ActiveMask(parts.blocks, [&](std::size_t i) {
                         return active[i] != 0;
                       });
-  if (compresses()) the_exchange().set_active(active_mask);
+  if (exchange) exchange->set_active(active_mask);
 }
 
 const std::uint32_t* LowBitOptimizer::Impl::active_words(

@@ -154,6 +154,7 @@ struct LowBitOptimizer::Impl {
                   const kernels::AdamCoefficients& c);
   void verify(View params);
   void require_residuals(const StateDict& state) const;
+  void load_residuals(const StateDict& state);
 };
 
 [[nodiscard]] Buffer copy_of(ConstView values);

@@ -6,6 +6,7 @@
 
 #include "optim/low_bit.h"
 #include "optim/require.h"
+#include "thinwire/core/checksum.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::optim {
@@ -18,6 +19,15 @@ void require_text(const StateDict& state, const char* key,
     throw Error(ErrorCode::kCorruptCheckpoint,
                 fmt::format("the state's {} is {}, this optimizer's {}", key,
                             state.text(key), own));
+}
+
+// Which blocks this rank serves depends on the buckets, how many elements they
+// have may not.
+std::int64_t residual_layout(const compress::BlockLayout& layout) {
+  std::vector<std::int32_t> servers;
+  for (const compress::Block& block : layout.blocks())
+    servers.push_back(block.server);
+  return static_cast<std::int64_t>(checksum(servers));
 }
 
 }  // namespace
@@ -52,6 +62,7 @@ StateDict LowBitOptimizer::Impl::save() const {
   if (exchange) {
     state.put_integer("world_size", comm.size());
     state.put_integer("rank", comm.rank());
+    state.put_integer("residual_layout", residual_layout(parts.blocks));
     state.put("worker_error", exchange->worker_error());
     state.put("server_error", exchange->server_error());
   }
@@ -86,9 +97,8 @@ void LowBitOptimizer::Impl::load(const StateDict& state) {
       policy.keeps_residuals_on_load && state.has_array("worker_error");
   if (has_residuals) require_residuals(state);
   const Commit commit_own = read_own(state);
-  if (has_residuals)  // the last that can fail, and it fails unchanged
-    the_exchange().load_errors(state.array("worker_error"),
-                               state.array("server_error"));
+  if (has_residuals)  // the last that can fail
+    load_residuals(state);
   else if (exchange)
     exchange->clear_errors();
 
@@ -106,6 +116,18 @@ void LowBitOptimizer::Impl::load(const StateDict& state) {
   commit_own();
 }
 
+// Where they do not fit, there is an exchange only if there was one before.
+void LowBitOptimizer::Impl::load_residuals(const StateDict& state) {
+  const bool is_new = exchange == nullptr;
+  try {
+    the_exchange().load_errors(state.array("worker_error"),
+                               state.array("server_error"));
+  } catch (const Error&) {
+    if (is_new) exchange.reset();
+    throw;
+  }
+}
+
 void LowBitOptimizer::Impl::require_residuals(const StateDict& state) const {
   if (state.integer("world_size") != comm.size() ||
       state.integer("rank") != comm.rank())
@@ -114,6 +136,11 @@ void LowBitOptimizer::Impl::require_residuals(const StateDict& state) const {
         fmt::format("residuals of rank {} of {} do not fit rank {} of {}",
                     state.integer("rank"), state.integer("world_size"),
                     comm.rank(), comm.size()));
+  if (state.integer("residual_layout") != residual_layout(parts.blocks))
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                fmt::format("the state's residual_layout is of another bucket "
+                            "size than this optimizer's bucket_elements {}",
+                            settings.exchange.bucket_elements));
 }
 
 }  // namespace thinwire::optim

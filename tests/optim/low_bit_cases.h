@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// 1-bit LAMB and 0/1 Adam, set up so that a few steps go through all phases.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "optim/support.h"
+
+namespace thinwire::test {
+
+struct LowBitCase {
+  std::string name;
+  MakeOptimizer make;
+  std::int64_t steps = 0;  ///< Until every phase was there, and some more.
+};
+
+/// Exact to step 3, or until it freezes by itself.
+inline optim::OnebitLambOptions short_onebit_lamb() {
+  optim::OnebitLambOptions o{.learning_rate = 0.02, .freeze_step = 3};
+  o.groups.resize(2);
+  o.groups[1].beta1 = 0.8;
+  o.groups[1].weight_decay = 0.1;
+  o.groups[0].exp_avg_mask = every_third_masked(grouped_layout(), 0);
+  o.exchange.max_grad_norm = 1;
+  o.exchange.bucket_elements = 900;
+  return o;
+}
+
+/// Variance steps 1, 2, 4, 6, 1-bit steps 3 and 5, syncs 7 to 10, 12, 14, then
+/// every fourth, with local steps in between.
+inline optim::ZeroOneAdamOptions short_zero_one_adam() {
+  optim::ZeroOneAdamOptions o{.learning_rate = 0.01,
+                              .var_freeze_step = 6,
+                              .var_update_scaler = 2,
+                              .local_step_scaler = 4,
+                              .local_step_clipper = 4};
+  o.groups.resize(2);
+  o.groups[1].beta1 = 0.8;
+  o.groups[1].weight_decay = 0.1;
+  o.groups[0].exp_avg_mask = every_third_masked(grouped_layout(), 0);
+  o.exchange.max_grad_norm = 1;
+  o.exchange.bucket_elements = 900;
+  return o;
+}
+
+/// All with grouped_layout().
+inline std::vector<LowBitCase> low_bit_cases() {
+  optim::OnebitLambOptions automatic = short_onebit_lamb();
+  automatic.freeze_step = optim::kAutoFreeze;
+  automatic.beta1 = 0.5;
+  automatic.groups[1].beta1 = 0.5;
+  automatic.lr_warmup_steps = 4;
+  optim::OnebitLambOptions lamb_bf16 = short_onebit_lamb();
+  lamb_bf16.residual_dtype = DType::kBFloat16;
+  optim::ZeroOneAdamOptions gradients = short_zero_one_adam();
+  gradients.exchanged = optim::Exchanged::kGradient;
+  gradients.residual_dtype = DType::kBFloat16;
+  return {{"onebit_lamb", onebit_lamb(short_onebit_lamb()), 7},
+          {"onebit_lamb_auto", onebit_lamb(automatic), 9},
+          {"onebit_lamb_bf16", onebit_lamb(lamb_bf16), 6},
+          {"zero_one_adam", zero_one_adam(short_zero_one_adam()), 21},
+          {"zero_one_adam_gradient", zero_one_adam(gradients), 13}};
+}
+
+}  // namespace thinwire::test

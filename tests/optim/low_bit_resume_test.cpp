@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// 1-bit LAMB and 0/1 Adam: a run that is saved after any step and goes on in
+// another optimizer has the same bits as one that was never interrupted.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "optim/low_bit_cases.h"
+#include "optim/states.h"
+#include "support/errors.h"
+
+namespace thinwire::optim {
+namespace {
+
+using test::LowBitCase;
+
+class LowBitResume
+    : public ::testing::TestWithParam<std::tuple<int, LowBitCase>> {};
+
+std::string name_of(
+    const ::testing::TestParamInfo<LowBitResume::ParamType>& tested) {
+  return fmt::format("{}_w{}", std::get<1>(tested.param).name,
+                     std::get<0>(tested.param));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, LowBitResume,
+    ::testing::Combine(::testing::Values(1, 2, 3),
+                       ::testing::ValuesIn(test::low_bit_cases())),
+    name_of);
+
+// An optimizer with the parameters that it has brought about so far.
+struct Trained {
+  std::unique_ptr<Optimizer> optimizer;
+  std::vector<float> params;
+
+  void step(std::int64_t t, int rank) {
+    for (std::size_t g = 0; g < 2; ++g)
+      optimizer->set_learning_rate(g, rate(t, g));
+    auto grads = test::gradient_with_gaps(test::grouped_layout(), t, rank);
+    optimizer->step(params, grads);
+  }
+  // Group 1 rests for some steps.
+  static double rate(std::int64_t t, std::size_t group) {
+    if (group == 1 && (t == 4 || (t >= 12 && t <= 14))) return 0;
+    return 0.001 * static_cast<double>(30 - t);
+  }
+};
+
+TEST_P(LowBitResume, ContinuesBitEqualFromEveryStep) {
+  const auto& [world, tested] = GetParam();
+  const ParameterLayout layout = test::grouped_layout();
+  comm::run_local_ranks(world, [&, &test_case = tested](auto& comm) {
+    Trained main{test_case.make(comm, layout), test::normal(layout.size(), 3)};
+    std::vector<Trained> resumed;
+    const auto resume = [&] {
+      Trained& run = resumed.emplace_back();
+      run.optimizer = test_case.make(comm, layout);
+      run.optimizer->load_state_dict(main.optimizer->state_dict());
+      run.params = main.params;
+      EXPECT_EQ(run.optimizer->phase(), main.optimizer->phase());
+      EXPECT_TRUE(test::same_state(run.optimizer->state_dict(),
+                                   main.optimizer->state_dict()));
+    };
+    for (std::int64_t t = 1; t <= test_case.steps; ++t) {
+      resume();
+      main.step(t, comm.rank());
+      for (std::size_t i = 0; i < resumed.size(); ++i) {
+        resumed[i].step(t, comm.rank());
+        ASSERT_EQ(resumed[i].params, main.params)
+            << "saved after step " << i << ", at step " << t;
+      }
+    }
+    for (const Trained& run : resumed)
+      EXPECT_TRUE(test::same_state(run.optimizer->state_dict(),
+                                   main.optimizer->state_dict()));
+  });
+}
+
+TEST_P(LowBitResume, ContinuesBitEqualAfterSynchronize) {
+  const auto& [world, tested] = GetParam();
+  const ParameterLayout layout = test::grouped_layout();
+  comm::run_local_ranks(world, [&, &test_case = tested](auto& comm) {
+    Trained main{test_case.make(comm, layout), test::normal(layout.size(), 3)};
+    std::vector<Trained> resumed;
+    for (std::int64_t t = 1; t <= test_case.steps; ++t) {
+      main.step(t, comm.rank());
+      main.optimizer->synchronize(main.params);
+      for (Trained& run : resumed) {
+        run.step(t, comm.rank());
+        run.optimizer->synchronize(run.params);
+        ASSERT_EQ(run.params, main.params) << "step " << t;
+      }
+      if (t % 5 != 0) continue;
+      Trained& run = resumed.emplace_back();
+      run.optimizer = test_case.make(comm, layout);
+      run.optimizer->load_state_dict(main.optimizer->state_dict());
+      run.params = main.params;
+    }
+  });
+}
+
+// What it has been through since leaves no trace.
+TEST_P(LowBitResume, GoesBackToAnyStep) {
+  const auto& [world, tested] = GetParam();
+  const ParameterLayout layout = test::grouped_layout();
+  comm::run_local_ranks(world, [&, &test_case = tested](auto& comm) {
+    Trained main{test_case.make(comm, layout), test::normal(layout.size(), 3)};
+    std::vector<StateDict> states;
+    std::vector<std::vector<float>> params;
+    for (std::int64_t t = 1; t <= test_case.steps; ++t) {
+      states.push_back(main.optimizer->state_dict());
+      params.push_back(main.params);
+      main.step(t, comm.rank());
+    }
+    params.push_back(main.params);
+    for (std::size_t back = states.size(); back-- > 0;) {
+      main.optimizer->load_state_dict(states[back]);
+      main.params = params[back];
+      for (std::size_t t = back + 1; t <= std::min(back + 3, states.size());
+           ++t) {
+        main.step(static_cast<std::int64_t>(t), comm.rank());
+        ASSERT_EQ(main.params, params[t]) << "back to " << back;
+      }
+    }
+  });
+}
+
+// Every state of a run, saved on each rank.
+std::vector<std::vector<StateDict>> states_of(const LowBitCase& tested,
+                                              int world) {
+  const ParameterLayout layout = test::grouped_layout();
+  std::vector<std::vector<StateDict>> states(static_cast<std::size_t>(world));
+  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+    Trained run{tested.make(comm, layout), test::normal(layout.size(), 3)};
+    for (std::int64_t t = 1; t <= tested.steps; ++t) {
+      run.step(t, comm.rank());
+      states[static_cast<std::size_t>(comm.rank())].push_back(
+          run.optimizer->state_dict());
+    }
+  });
+  return states;
+}
+
+class LowBitStates : public ::testing::TestWithParam<LowBitCase> {};
+INSTANTIATE_TEST_SUITE_P(All, LowBitStates,
+                         ::testing::ValuesIn(test::low_bit_cases()),
+                         [](const auto& tested) { return tested.param.name; });
+
+void expect_refused(Optimizer& optimizer, const StateDict& state,
+                    std::initializer_list<std::string_view> parts) {
+  const StateDict before = optimizer.state_dict();
+  test::expect_error(ErrorCode::kCorruptCheckpoint, parts,
+                     [&] { optimizer.load_state_dict(state); });
+  EXPECT_TRUE(test::same_state(optimizer.state_dict(), before));
+}
+
+TEST_P(LowBitStates, RefuseToLackAnything) {
+  // Their absence says something: nothing masked, nothing compressed yet.
+  const std::set<std::string> optional = {"active", "worker_error", "frozen",
+                                          "exp_avg_sq"};
+  const auto states = states_of(GetParam(), 2);
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    const auto optimizer = GetParam().make(comm, test::grouped_layout());
+    const auto& own = states[static_cast<std::size_t>(comm.rank())];
+    const auto lacks_each = [&](const StateDict& state) {
+      for (const auto& [key, value] : state.arrays())
+        if (optional.count(key) == 0)
+          expect_refused(*optimizer, test::without(state, key), {key});
+      for (const auto& [key, value] : state.scalars())
+        if (optional.count(key) == 0)
+          expect_refused(*optimizer, test::without(state, key), {key});
+    };
+    lacks_each(own.back());
+    expect_refused(*optimizer, test::without(own.front(), "exp_avg_sq"),
+                   {"exp_avg_sq"});
+    optimizer->load_state_dict(own[own.size() - 3]);
+    lacks_each(own.back());
+  });
+}
+
+TEST_P(LowBitStates, RefuseToBeOfAnotherRankWorldLayoutOrOptimizer) {
+  const auto states = states_of(GetParam(), 2);
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    const auto optimizer = GetParam().make(comm, test::grouped_layout());
+    const auto mine = static_cast<std::size_t>(comm.rank());
+    expect_refused(*optimizer, states[1 - mine].back(), {"of 2"});
+    StateDict other = test::without(states[mine].back(), "");
+    other.put_text("optimizer", "onebit_adam");
+    expect_refused(*optimizer, other, {"optimizer", "onebit_adam"});
+    other = test::without(states[mine].back(), "");
+    other.put_text("semantics", "deepspeed");
+    expect_refused(*optimizer, other, {"semantics", "deepspeed"});
+    other = test::without(states[mine].back(), "");
+    other.put_text("layout", "p 3 group 0\n");
+    expect_refused(*optimizer, other, {"layout"});
+    other = test::without(states[mine].back(), "");
+    other.put("worker_error", std::vector<float>(3));
+    expect_refused(*optimizer, other, {"worker_error"});
+    expect_refused(*optimizer, StateDict(), {"layout"});
+  });
+  comm::run_local_ranks(1, [&](comm::Communicator& comm) {
+    const auto optimizer = GetParam().make(comm, test::grouped_layout());
+    expect_refused(*optimizer, states[0].back(), {"of 2", "of 1"});
+  });
+}
+
+// Of four equal blocks a rank serves two in either bucket size, but not the
+// same two.
+TEST(LowBitResiduals, KeepToTheirBuckets) {
+  const ParameterLayout layout =
+      ParameterLayout::of({{"a", {32}}, {"b", {32}}, {"c", {32}}, {"d", {32}}});
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    ZeroOneAdamOptions options{.var_update_scaler = 1};
+    options.exchange.bucket_elements = 64;
+    ZeroOneAdam one(comm, layout, options);
+    std::vector<float> params(128);
+    for (std::int64_t t = 1; t <= 3; ++t) {
+      auto grads = test::gradient(128, t, comm.rank());
+      one.step(params, grads);
+    }
+    options.exchange.bucket_elements = 128;
+    ZeroOneAdam two(comm, layout, options);
+    expect_refused(two, one.state_dict(), {"bucket size", "128"});
+    options.exchange.bucket_elements = 70;  // the same buckets
+    ZeroOneAdam three(comm, layout, options);
+    EXPECT_NO_THROW(three.load_state_dict(one.state_dict()));
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::optim
