@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <random>
 #include <vector>
 
 #include "thinwire/comm/local.h"
@@ -17,22 +16,13 @@
 
 namespace thinwire::test {
 
-inline std::vector<float> normal(std::size_t n, std::uint32_t seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> distribution;
-  std::vector<float> values(n);
-  for (float& value : values) value = distribution(generator);
-  return values;
-}
-
+std::vector<float> normal(std::size_t n, std::uint32_t seed);
 /// A gradient that ranks and steps share in part, as training has.
-inline std::vector<float> gradient(std::size_t n, std::int64_t step, int rank) {
-  std::vector<float> values = normal(n, 7);
-  const auto noise = normal(n, 1000 + static_cast<std::uint32_t>(step) * 16 +
-                                   static_cast<std::uint32_t>(rank));
-  for (std::size_t i = 0; i < n; ++i) values[i] += 0.5f * noise[i];
-  return values;
-}
+std::vector<float> gradient(std::size_t n, std::int64_t step, int rank);
+/// gradient(), but 0 in the tensor "dead", in every fifth element of
+/// "block_and_one", and of another size in each tensor.
+std::vector<float> gradient_with_gaps(const ParameterLayout& layout,
+                                      std::int64_t step, int rank);
 
 /// Awkward sizes: empty, one, odd, smaller than the world, more than a block.
 inline ParameterLayout small_layout() {
@@ -57,23 +47,6 @@ inline ParameterLayout awkward_layout() {
                               {"none", {4, 0}, 1},
                               {"wide", {4097}, 1},
                               {"scalar", {}, 1}});
-}
-
-/// gradient(), but 0 in the tensor "dead", in every fifth element of
-/// "block_and_one", and of another size in each tensor.
-inline std::vector<float> gradient_with_gaps(const ParameterLayout& layout,
-                                             std::int64_t step, int rank) {
-  std::vector<float> values = gradient(layout.size(), step, rank);
-  float size = 1;
-  for (const Parameter& p : layout.parameters()) {
-    size *= 0.6f;
-    for (std::size_t i = 0; i < p.size; ++i) {
-      const bool gap =
-          p.name == "dead" || (p.name == "block_and_one" && i % 5 == 0);
-      values[p.offset + i] *= gap ? 0 : size;
-    }
-  }
-  return values;
 }
 
 /// Small, with a part of each group on both sides of the other's.

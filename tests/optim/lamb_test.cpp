@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/optim/lamb.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "optim/naive_lamb.h"
+#include "optim/states.h"
+#include "optim/support.h"
+#include "support/errors.h"
+#include "support/same_bits.h"
+
+namespace thinwire::optim {
+namespace {
+
+// The formula in double, one tensor.
+struct LambInDouble {
+  LambOptions o;
+  std::vector<double> p, m, v;
+  double ratio = 0;
+
+  void step(int t, const std::vector<float>& g) {
+    std::vector<double> u(p.size());
+    double pp = 0;
+    double uu = 0;
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      m[i] = o.beta1 * m[i] + (1 - o.beta1) * g[i];
+      v[i] = o.beta2 * v[i] + (1 - o.beta2) * g[i] * double{g[i]};
+      const double mc =
+          o.bias_correction ? m[i] / (1 - std::pow(o.beta1, t)) : m[i];
+      const double vc =
+          o.bias_correction ? v[i] / (1 - std::pow(o.beta2, t)) : v[i];
+      u[i] = mc / (o.epsilon_inside_sqrt ? std::sqrt(vc + o.epsilon)
+                                         : std::sqrt(vc) + o.epsilon) +
+             o.weight_decay * p[i];
+      pp += p[i] * p[i];
+      uu += u[i] * u[i];
+    }
+    ratio = pp > 0 && uu > 0
+                ? std::clamp(std::sqrt(pp / uu), o.min_coeff, o.max_coeff)
+                : 1;
+    for (std::size_t i = 0; i < p.size(); ++i)
+      p[i] -= o.learning_rate * ratio * u[i];
+  }
+};
+
+class LambFormula : public ::testing::TestWithParam<LambOptions> {};
+
+TEST_P(LambFormula, IsThatOfThePaper) {
+  constexpr std::size_t kSize = 100;
+  constexpr int kSteps = 4;
+  const LambOptions& options = GetParam();
+  Lamb rule(ParameterLayout::of({{"p", {kSize}}}), options);
+  ThreadPool pool(1);
+  std::vector<float> params = test::normal(kSize, 1);
+  LambInDouble want{options,
+                    {params.begin(), params.end()},
+                    std::vector<double>(kSize),
+                    std::vector<double>(kSize)};
+  for (int t = 1; t <= kSteps; ++t) {
+    const auto grads = test::normal(kSize, 10 + static_cast<unsigned>(t));
+    rule.apply(t, params, grads, 1, pool);
+    want.step(t, grads);
+    // Fewer than 16 roundings of 2^-24 each in a step; nothing that is rounded
+    // is above 16.
+    const double bound = t * 16 * 16 * 0x1p-24;
+    EXPECT_NEAR(rule.trust_ratios()[0].value, want.ratio, bound);
+    for (std::size_t i = 0; i < kSize; ++i)
+      ASSERT_NEAR(params[i], want.p[i], bound) << "step " << t;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, LambFormula,
+    ::testing::Values(LambOptions{.learning_rate = 0.1},
+                      LambOptions{.learning_rate = 0.1, .beta2 = 0.99},
+                      LambOptions{.learning_rate = 0.1, .weight_decay = 0.5},
+                      LambOptions{.learning_rate = 0.1, .max_coeff = 0.5},
+                      LambOptions{.learning_rate = 0.1, .min_coeff = 3},
+                      LambOptions{.learning_rate = 0.1,
+                                  .bias_correction = false},
+                      LambOptions{.learning_rate = 0.1,
+                                  .epsilon = 0.01,
+                                  .epsilon_inside_sqrt = true}));
+
+TEST(TrustRatio, IsClampedAndOneWhereANormIsZero) {
+  EXPECT_EQ(trust_ratio(3, 2, 0.01, 10).value, 1.5);
+  EXPECT_EQ(trust_ratio(300, 2, 0.01, 10).value, 10);
+  EXPECT_EQ(trust_ratio(3, 2000, 0.01, 10).value, 0.01);
+  EXPECT_TRUE(trust_ratio(2, 2, 0.01, 10).computed);
+  for (const TrustRatio& r :
+       {trust_ratio(0, 2, 2, 10), trust_ratio(2, 0, 2, 10)}) {
+    EXPECT_EQ(r.value, 1);
+    EXPECT_FALSE(r.computed);
+  }
+}
+
+TEST(Lamb, DecayIsNoPartOfTheMoments) {
+  const auto layout = ParameterLayout::of({{"p", {5}}});
+  Lamb plain(layout, {});
+  Lamb decayed(layout, {.weight_decay = 0.5});
+  ThreadPool pool(1);
+  StateDict one, two;
+  for (Lamb* rule : {&plain, &decayed}) {
+    std::vector<float> params(5, 1.0f);
+    for (int t = 1; t <= 2; ++t)
+      rule->apply(t, params, test::normal(5, static_cast<unsigned>(t)), 1,
+                  pool);
+    rule->save(rule == &plain ? one : two);
+  }
+  EXPECT_TRUE(test::same_state(one, two));
+}
+
+LambOptions with_groups() {
+  LambOptions o{.learning_rate = 0.05, .weight_decay = 0.1};
+  o.groups.resize(2);
+  o.groups[1] = {.learning_rate = 0.02,
+                 .beta1 = 0.5,
+                 .beta2 = 0.9,
+                 .epsilon = 1e-3,
+                 .weight_decay = 0.0};
+  return o;
+}
+
+// What setup_of() asks for beyond LambOptions.
+struct LambAndExchange : OnebitLambOptions {
+  explicit LambAndExchange(const LambOptions& o) {
+    learning_rate = o.learning_rate;
+    weight_decay = o.weight_decay;
+    groups.resize(o.groups.size());
+    for (std::size_t g = 0; g < groups.size(); ++g)
+      static_cast<AdamGroup&>(groups[g]) = o.groups[g];
+  }
+};
+
+class LambWorlds : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(All, LambWorlds, ::testing::Values(1, 2, 3, 4, 8));
+
+TEST_P(LambWorlds, EqualPlainLoopsWithBothGroups) {
+  const int world = GetParam();
+  const ParameterLayout layout = test::awkward_layout();
+  const LambOptions options = with_groups();
+  const auto got = test::train(world, layout, test::exact_lamb(options), 3);
+  const auto setup =
+      test::naive::setup_of(world, layout, LambAndExchange(options));
+  test::naive::Lamb want{setup, options.min_coeff, options.max_coeff,
+                         test::normal(layout.size(), 3)};
+  for (std::int64_t t = 1; t <= 3; ++t) {
+    auto sum = test::gradient(layout.size(), t, 0);
+    for (int r = 1; r < world; ++r) {
+      const auto g = test::gradient(layout.size(), t, r);
+      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += g[i];
+    }
+    want.apply(sum, static_cast<float>(1.0 / world));
+  }
+  for (const auto& params : got) EXPECT_EQ(params, want.params);
+}
+
+TEST(Lamb, BitsDoNotDependOnBucketsOrThreads) {
+  // Larger than the pieces that threads share out, and no multiple of them.
+  const auto layout = ParameterLayout::of({{"large", {2, 75'001}},
+                                           {"small", {33}},
+                                           {"none", {0}},
+                                           {"block", {1024}}});
+  const auto run = [&](std::size_t bucket, int threads) {
+    return test::train(
+        2, layout,
+        test::exact_lamb({.weight_decay = 0.1}, {.max_grad_norm = 1,
+                                                 .bucket_elements = bucket,
+                                                 .num_threads = threads}),
+        2);
+  };
+  const auto want = run(1 << 20, 1);
+  EXPECT_EQ(run(1 << 20, 2), want);
+  EXPECT_EQ(run(10'000, 3), want);
+}
+
+TEST(Lamb, RestsWhereTheLearningRateIsZero) {
+  Lamb rule(test::grouped_layout(), with_groups());
+  rule.set_learning_rate(1, 0);
+  ThreadPool pool(1);
+  const std::size_t n = test::grouped_layout().size();
+  std::vector<float> params = test::normal(n, 3);
+  const auto before = params;
+  rule.apply(1, params, test::gradient(n, 1, 0), 1, pool);
+  for (const Parameter& p : test::grouped_layout().parameters())
+    EXPECT_EQ(params[p.offset] == before[p.offset], p.group == 1) << p.name;
+}
+
+TEST(Lamb, ResumesBitEqual) {
+  const ParameterLayout layout = test::grouped_layout();
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    const auto one = test::exact_lamb(with_groups())(comm, layout);
+    std::vector<float> params = test::normal(layout.size(), 3);
+    std::unique_ptr<Optimizer> two;
+    std::vector<float> same;
+    for (std::int64_t t = 1; t <= 6; ++t) {
+      auto grads = test::gradient(layout.size(), t, comm.rank());
+      auto same_grads = grads;
+      one->step(params, grads);
+      if (two) two->step(same, same_grads);
+      if (t != 3) continue;
+      two = test::exact_lamb(with_groups())(comm, layout);
+      two->load_state_dict(one->state_dict());
+      same = params;
+    }
+    EXPECT_EQ(params, same);
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::optim

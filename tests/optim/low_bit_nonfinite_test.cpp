@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// A gradient that is not finite on one rank, in every phase of 1-bit LAMB and
+// 0/1 Adam.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "optim/low_bit_cases.h"
+#include "optim/states.h"
+
+namespace thinwire::optim {
+namespace {
+
+using test::LowBitCase;
+
+class LowBitNonfinite
+    : public ::testing::TestWithParam<std::tuple<int, LowBitCase>> {};
+INSTANTIATE_TEST_SUITE_P(
+    All, LowBitNonfinite,
+    ::testing::Combine(::testing::Values(1, 2, 3),
+                       ::testing::ValuesIn(test::low_bit_cases())),
+    [](const auto& tested) {
+      return fmt::format("{}_w{}", std::get<1>(tested.param).name,
+                         std::get<0>(tested.param));
+    });
+
+TEST_P(LowBitNonfinite, ChangesNothingWhereRanksExchange) {
+  const auto& [world, tested] = GetParam();
+  const ParameterLayout layout = test::grouped_layout();
+  comm::run_local_ranks(world, [&, &test_case = tested](auto& comm) {
+    const auto optimizer = test_case.make(comm, layout);
+    std::vector<float> params = test::normal(layout.size(), 3);
+    std::int64_t skipped = 0;
+    for (std::int64_t t = 1; t <= test_case.steps; ++t) {
+      auto grads = test::gradient_with_gaps(layout, t, comm.rank());
+      if (optimizer->phase() != Phase::kLocal) {
+        const StateDict state = optimizer->state_dict();
+        const auto before = params;
+        const int guilty = static_cast<int>(t) % comm.size();
+        auto bad = grads;
+        if (comm.rank() == guilty)
+          bad[static_cast<std::size_t>(t)] =
+              t % 2 == 0 ? -std::numeric_limits<float>::quiet_NaN()
+                         : std::numeric_limits<float>::infinity();
+        const StepReport report = optimizer->step(params, bad);
+        EXPECT_FALSE(report.applied) << "step " << t;
+        EXPECT_EQ(report.nonfinite_rank, guilty) << "step " << t;
+        EXPECT_EQ(params, before) << "step " << t;
+        EXPECT_EQ(optimizer->skipped_steps(), ++skipped);
+        EXPECT_TRUE(
+            test::same_state(optimizer->state_dict(), state, {"skipped_steps"}))
+            << "step " << t;
+      }
+      EXPECT_TRUE(optimizer->step(params, grads).applied);
+      EXPECT_EQ(optimizer->steps(), t);
+    }
+  });
+}
+
+// Rank 0 leaves out the first local step of an interval or a later one.
+class LeftOut : public ::testing::TestWithParam<std::tuple<int, int>> {};
+INSTANTIATE_TEST_SUITE_P(All, LeftOut,
+                         ::testing::Combine(::testing::Values(1, 2, 3),
+                                            ::testing::Values(17, 18, 19)));
+
+TEST_P(LeftOut, IsReportedByTheNextSyncAlone) {
+  const auto& [world, left_out] = GetParam();
+  const ParameterLayout layout = test::grouped_layout();
+  comm::run_local_ranks(world, [&, at = left_out](comm::Communicator& comm) {
+    ZeroOneAdamOptions options = test::short_zero_one_adam();
+    options.exchange.verify_every = 1;
+    ZeroOneAdam optimizer(comm, layout, options);
+    std::vector<float> params = test::normal(layout.size(), 3);
+    for (std::int64_t t = 1; t <= 24; ++t) {
+      auto grads = test::gradient_with_gaps(layout, t, comm.rank());
+      const bool leaves_out = t == at && comm.rank() == 0;
+      if (leaves_out) grads[5] = std::numeric_limits<float>::quiet_NaN();
+      const auto before = params;
+      const StateDict state = optimizer.state_dict();
+      const StepReport report = optimizer.step(params, grads);
+      EXPECT_TRUE(report.applied) << t;
+      if (leaves_out) {
+        EXPECT_EQ(params, before);
+        // What is this rank's own stays, what is all ranks' goes on.
+        EXPECT_TRUE(test::same_state(
+            optimizer.state_dict(), state,
+            {"step", "lrs", "decay", "local_step_interval",
+             "local_step_counter", "left_out_a_step", "accumulated",
+             "momentum_accumulator", "verification_is_due"}));
+      }
+      EXPECT_EQ(report.nonfinite_rank, t == 20 ? 0 : -1) << t;
+    }
+    EXPECT_EQ(optimizer.steps(), 24);
+    EXPECT_EQ(optimizer.skipped_steps(), 0);
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::optim

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// ExchangeOptions::verify_every, for every optimizer.
+#include <gtest/gtest.h>
+
+#include "optim/low_bit_cases.h"
+#include "support/errors.h"
+
+namespace thinwire::optim {
+namespace {
+
+using test::MakeOptimizer;
+
+struct Verified {
+  const char* name;
+  /// With verify_every as given.
+  std::function<MakeOptimizer(std::int64_t every)> make;
+  std::int64_t steps;
+};
+
+std::vector<Verified> all() {
+  return {
+      {"adam",
+       [](std::int64_t every) {
+         return test::exact_adam({.groups = {{}, {}}}, {.verify_every = every});
+       },
+       4},
+      {"lamb",
+       [](std::int64_t every) {
+         return test::exact_lamb({.groups = {{}, {}}}, {.verify_every = every});
+       },
+       4},
+      {"onebit_adam",
+       [](std::int64_t every) {
+         return test::onebit_adam(
+             {.freeze_step = 3, .exchange = {.verify_every = every}});
+       },
+       6},
+      {"onebit_lamb",
+       [](std::int64_t every) {
+         OnebitLambOptions o = test::short_onebit_lamb();
+         o.exchange.verify_every = every;
+         return test::onebit_lamb(o);
+       },
+       6},
+      {"zero_one_adam",
+       [](std::int64_t every) {
+         ZeroOneAdamOptions o = test::short_zero_one_adam();
+         o.exchange.verify_every = every;
+         return test::zero_one_adam(o);
+       },
+       20},
+  };
+}
+
+class Verification : public ::testing::TestWithParam<Verified> {};
+INSTANTIATE_TEST_SUITE_P(All, Verification, ::testing::ValuesIn(all()),
+                         [](const auto& tested) {
+                           return std::string(tested.param.name);
+                         });
+
+TEST_P(Verification, PassesAndChangesNothingInAHealthyRun) {
+  const ParameterLayout layout = test::grouped_layout();
+  const auto run = [&](std::int64_t every) {
+    return test::train(3, layout, GetParam().make(every), GetParam().steps);
+  };
+  const auto want = run(0);
+  EXPECT_EQ(run(1), want);
+  EXPECT_EQ(run(3), want);
+}
+
+// Steps on all ranks until one reports; `spoil` acts on the last rank before
+// step `at`. Returns the step in which every rank found out.
+std::int64_t found_at(
+    const MakeOptimizer& make, std::int64_t at,
+    const std::function<void(Optimizer&, std::vector<float>&)>& spoil,
+    std::initializer_list<std::string_view> message) {
+  const ParameterLayout layout = test::grouped_layout();
+  std::vector<std::int64_t> found(3, 0);
+  comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+    const auto optimizer = make(comm, layout);
+    std::vector<float> params = test::normal(layout.size(), 3);
+    for (std::int64_t t = 1; t <= 24; ++t) {
+      if (t == at && comm.rank() == 2) spoil(*optimizer, params);
+      auto grads = test::gradient(layout.size(), t, comm.rank());
+      try {
+        optimizer->step(params, grads);
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kCommFailure);
+        for (const std::string_view part : message)
+          EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
+              << error.what();
+        found[static_cast<std::size_t>(comm.rank())] = t;
+        return;
+      }
+    }
+  });
+  EXPECT_EQ(found[0], found[1]);
+  EXPECT_EQ(found[0], found[2]);
+  return found[0];
+}
+
+void spoil_w33(Optimizer& /*optimizer*/, std::vector<float>& params) {
+  params[1030] += 1;
+  params[1100] += 1;
+}
+
+TEST_P(Verification, NamesTheFirstTensorThatDiffers) {
+  for (const std::int64_t at : {2, 5})  // an exact step and, if any, another
+    EXPECT_EQ(
+        found_at(GetParam().make(1), at, spoil_w33,
+                 {"verification failed", "parameter w33 checksum", "rank 2"}),
+        at);
+}
+
+TEST_P(Verification, LooksEverySoManySteps) {
+  EXPECT_EQ(found_at(GetParam().make(4), 2, spoil_w33, {"w33"}), 4);
+  EXPECT_EQ(found_at(GetParam().make(0), 2, spoil_w33, {}), 0);
+}
+
+TEST_P(Verification, NamesALearningRateThatDiffers) {
+  const auto other_rate = [](Optimizer& optimizer, std::vector<float>&) {
+    optimizer.set_learning_rate(1, 0.125);
+  };
+  EXPECT_EQ(found_at(GetParam().make(1), 3, other_rate,
+                     {"group 1 learning_rate=0.125", "group 1 learning_rate="}),
+            3);
+}
+
+TEST(VerificationOfZeroOneAdam, WaitsForTheNextSync) {
+  ZeroOneAdamOptions options = test::short_zero_one_adam();
+  options.exchange.verify_every = 1;
+  const auto other_rate = [](Optimizer& optimizer, std::vector<float>&) {
+    optimizer.set_learning_rate(0, 0.125);
+  };
+  // Syncs are steps 16 and 20.
+  EXPECT_EQ(found_at(test::zero_one_adam(options), 17, other_rate,
+                     {"group 0 learning_rate=0.125"}),
+            20);
+  // Every seventh step: 14, which is a sync, and 21, which waits for 24.
+  options.exchange.verify_every = 7;
+  EXPECT_EQ(found_at(test::zero_one_adam(options), 15, other_rate,
+                     {"group 0 learning_rate=0.125"}),
+            24);
+}
+
+// Local steps start from what was equal at the last sync, so what is done to
+// the parameters in between does not last.
+TEST(VerificationOfZeroOneAdam, FindsNoFaultInWhatALocalStepOverwrites) {
+  ZeroOneAdamOptions options = test::short_zero_one_adam();
+  options.exchange.verify_every = 1;
+  EXPECT_EQ(found_at(test::zero_one_adam(options), 18, spoil_w33, {}), 0);
+}
+
+}  // namespace
+}  // namespace thinwire::optim
