@@ -18,6 +18,8 @@ constexpr double kRight = 16;
 constexpr double kTop = 24;
 constexpr double kBottom = 46;
 constexpr double kDotRadius = 3.5;
+constexpr double kStripHeight = 5;
+constexpr double kStripGap = 2;
 constexpr std::size_t kMostPoints = 600;  // More cannot be told apart.
 
 // From values of one axis to a coordinate.
@@ -102,6 +104,12 @@ std::string line_between(Point a, Point b, std::string_view classes) {
       a.x, a.y, b.x, b.y, classes);
 }
 
+// Strips lie between the curves and the axis.
+double plot_bottom(const Chart& chart) {
+  const auto strips = static_cast<double>(chart.strips.size());
+  return kHeight - kBottom - strips * (kStripHeight + kStripGap);
+}
+
 // Everything of one chart that needs both scales.
 class Drawing {
  public:
@@ -110,10 +118,10 @@ class Drawing {
         x_span_(span_of(chart, true)),
         y_span_(span_of(chart, false)),
         x_(chart.x, x_span_.low, x_span_.high, kLeft, kWidth - kRight),
-        y_(chart.y, y_span_.low, y_span_.high, kHeight - kBottom, kTop) {}
+        y_(chart.y, y_span_.low, y_span_.high, plot_bottom(chart), kTop) {}
 
   std::string axes() const;
-  std::string marker(const Marker& marker) const;
+  std::string strips() const;
   std::string series(const Series& series) const;
 
  private:
@@ -153,14 +161,30 @@ std::string Drawing::axes() const {
   return svg;
 }
 
-std::string Drawing::marker(const Marker& marker) const {
-  if (marker.x < x_span_.low || marker.x > x_span_.high) return "";
-  const double x = x_(marker.x);
-  // The word stands on the side that has more room.
-  const bool on_the_left = x > (kLeft + kWidth) / 2;
-  return line_between({x, kTop}, {x, kHeight - kBottom}, "marker") +
-         text_at(x + (on_the_left ? -5 : 5), kTop + 10, "tick",
-                 on_the_left ? "end" : "start", marker.label);
+std::string Drawing::strips() const {
+  std::string svg;
+  double top = plot_bottom(chart_) + kStripGap;
+  for (const Strip& strip : chart_.strips) {
+    const auto& bands = strip.bands;
+    svg += fmt::format("<g class=\"strip c{}\"><title>{}</title>\n",
+                       strip.color, escape_html(strip.name));
+    for (std::size_t i = 0, end = 0; i < bands.size(); i = end) {
+      // Neighbours that look alike are one rectangle.
+      while (end < bands.size() && bands[end].strength == bands[i].strength) {
+        ++end;
+      }
+      const double left = x_(std::max(bands[i].from, x_span_.low));
+      const double right = x_(std::min(bands[end - 1].to, x_span_.high));
+      if (right <= left) continue;
+      svg += fmt::format(
+          "<rect x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{}\" "
+          "fill-opacity=\"{:.2f}\"/>\n",
+          left, top, right - left, kStripHeight, bands[i].strength);
+    }
+    svg += "</g>\n";
+    top += kStripHeight + kStripGap;
+  }
+  return svg;
 }
 
 std::vector<Point> Drawing::place(const Series& series) const {
@@ -216,44 +240,7 @@ std::string Drawing::series(const Series& series) const {
   return svg;
 }
 
-std::vector<double> linear_ticks(double low, double high) {
-  constexpr double kWanted = 5;
-  const double rough = (high - low) / kWanted;
-  const double power = std::pow(10, std::floor(std::log10(rough)));
-  const double lead = rough / power;
-  const double step = power * (lead <= 1   ? 1
-                               : lead <= 2 ? 2
-                               : lead <= 5 ? 5
-                                           : 10);
-  std::vector<double> values;
-  // The slack keeps rounding from adding one more at either end.
-  for (double i = std::floor(low / step + 1e-9); i < high / step + 1 - 1e-9;
-       ++i) {
-    values.push_back(i * step);
-  }
-  return values;
-}
-
-std::vector<double> logarithmic_ticks(double low, double high) {
-  const double first = std::floor(std::log10(low));
-  const double last = std::ceil(std::log10(high));
-  const bool is_short = last - first <= 2;
-  std::vector<double> values;
-  for (double decade = first; decade <= last; ++decade) {
-    for (const double lead : {1.0, 2.0, 5.0}) {
-      if (lead > 1 && (!is_short || decade == last)) continue;
-      values.push_back(lead * std::pow(10, decade));
-    }
-  }
-  return values;
-}
-
 }  // namespace
-
-std::vector<double> ticks(double low, double high, bool logarithmic) {
-  if (!(low < high)) return {low};
-  return logarithmic ? logarithmic_ticks(low, high) : linear_ticks(low, high);
-}
 
 std::string escape_html(const std::string& text) {
   std::string safe;
@@ -284,7 +271,7 @@ std::string render_svg(const Chart& chart) {
       "<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">\n", kWidth,
       kHeight, escape_html(chart.title));
   svg += drawing.axes();
-  for (const Marker& marker : chart.markers) svg += drawing.marker(marker);
+  svg += drawing.strips();
   for (const Series& series : chart.series) svg += drawing.series(series);
   return svg + "</svg>\n";
 }

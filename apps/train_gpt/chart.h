@@ -34,10 +34,18 @@ struct Axis {
   double most = std::numeric_limits<double>::infinity();
 };
 
-/// A vertical line with a word at its top.
-struct Marker {
-  double x = 0;
-  std::string label;
+/// Part of a strip.
+struct Band {
+  double from = 0;  ///< On the x axis.
+  double to = 0;
+  double strength = 1;  ///< In [0, 1]: how opaque.
+};
+
+/// A thin bar along the x axis.
+struct Strip {
+  std::string name;
+  std::size_t color = 0;    ///< As that of a series.
+  std::vector<Band> bands;  ///< In order, next to each other.
 };
 
 struct Chart {
@@ -45,11 +53,11 @@ struct Chart {
   Axis x;
   Axis y;
   std::vector<Series> series;
-  std::vector<Marker> markers;
+  std::vector<Strip> strips;
 };
 
 /// The chart as inline SVG. Colours come from the page's style sheet: classes
-/// grid, axis, tick, title, marker, c0 ... .
+/// grid, axis, tick, title, strip, c0 ... .
 [[nodiscard]] std::string render_svg(const Chart& chart);
 
 /// Round values that cover [low, high], low < high: about five of them on a

@@ -43,11 +43,6 @@ void validate(const Options& options) {
   if (options.data.empty()) {
     throw UsageError("--data FILE... is missing: the text to train on");
   }
-  if (find_optimizer(options.optimizer) == nullptr) {
-    throw UsageError(fmt::format("--optimizer must be one of {}, got '{}'",
-                                 fmt::join(optimizer_names(), ", "),
-                                 options.optimizer));
-  }
   require_count("--steps", options.steps, 1);
   require_count("--batch", options.batch, 1);
   require_count("--context", options.context, 1);
@@ -60,9 +55,14 @@ void validate(const Options& options) {
   require_count("--warmup-steps", options.warmup_steps, 0);
   require_amount("--weight-decay", options.weight_decay);
   require_amount("--clip", options.clip);
-  if (options.freeze_step == optim::kAutoFreeze) {
-    require(options.semantics == optim::Semantics::kCorrected, "--semantics",
+  require_count("--variance-refresh", options.variance_refresh, 0);
+  require_count("--var-freeze-step", options.var_freeze_step, 1);
+  require_count("--local-steps", options.local_steps, 1);
+  if (options.semantics != optim::Semantics::kCorrected) {
+    require(options.freeze_step != optim::kAutoFreeze, "--semantics",
             "corrected with --freeze-step auto", to_string(options.semantics));
+    require(options.variance_refresh == 0, "--semantics",
+            "corrected with --variance-refresh", to_string(options.semantics));
   }
   require(options.ranks >= 1 && options.ranks <= kMostRanks, "--ranks",
           fmt::format("in 1 .. {}", kMostRanks), options.ranks);
@@ -100,26 +100,42 @@ void CommandLine::add_training_flags() {
       ->type_name("FILE")
       ->default_str("");
   app_.add_option("--optimizer", options.optimizer,
-                  fmt::format("{}", fmt::join(optimizer_names(), " or ")));
+                  fmt::format("{}", fmt::join(optimizer_names(), ", ")));
   app_.add_option("--steps", options.steps, "Updates");
   app_.add_option("--batch", options.batch, "Sequences per rank and step");
   app_.add_option("--context", options.context, "Bytes per sequence");
   app_.add_option("--layers", options.layers, "Transformer blocks");
   app_.add_option("--width", options.width, "Numbers per position");
   app_.add_option("--heads", options.heads, "Attention heads");
-  app_.add_option("--lr", options.lr, "Highest learning rate");
+  app_.add_option("--lr", options.lr, "Highest learning rate")
+      ->default_str("LAMB: 1e-2, Adam: 1.5e-3");
   app_.add_option("--warmup-steps", options.warmup_steps,
                   "The learning rate rises for so long; then a cosine takes it "
                   "to a tenth");
   app_.add_option("--weight-decay", options.weight_decay, "AdamW's");
   app_.add_option("--clip", options.clip,
                   "Largest norm of the gradient, 0: any (deepspeed semantics "
-                  "ignores it)");
+                  "ignores it)")
+      ->default_str("LAMB: 0, Adam: 1");
+  app_.add_option("--clip-norm", clip_norm_,
+                  "The norm in steps that do not know the averaged gradient: "
+                  "calibrated by those that do, or rms: of the ranks' norms");
   app_.add_option("--seed", options.seed,
                   "Decides the initial parameters and the order of the text");
   app_.add_option("--freeze-step", freeze_step_,
-                  "Last exact step of a 1-bit optimizer, or auto")
-      ->type_name("N|auto");
+                  "Last exact step of onebit_adam and onebit_lamb, or auto")
+      ->type_name("N|auto")
+      ->default_str("a fifth of the steps, or the warm-up if longer");
+  app_.add_option("--variance-refresh", options.variance_refresh,
+                  "onebit_adam: in every so many compressed steps the gradient "
+                  "travels in 4 bits and renews the variance, 0: never");
+  app_.add_option("--var-freeze-step", options.var_freeze_step,
+                  "zero_one_adam: last step in which the variance changes")
+      ->default_str("half of the steps");
+  app_.add_option("--local-steps", options.local_steps,
+                  "zero_one_adam: after that step one sync in 1, 2, 4, ... "
+                  "steps, doubled after each 12 % of the run, up to this")
+      ->default_str("4, or 16 from 10000 steps on");
   app_.add_option("--semantics", semantics_,
                   "corrected, or deepspeed: that system's numbers bit for bit");
 }
@@ -164,7 +180,7 @@ std::vector<std::string> CommandLine::flag_names() const {
 
 void CommandLine::refuse_later_flags() const {
   for (const char* later : {"--save-every", "--resume"}) {
-    if (app_.get_option(later)->count() > 0) {
+    if (is_given(later)) {
       throw UsageError(fmt::format(
           "{} is not in this version: runs are neither saved nor resumed",
           later));
@@ -205,7 +221,11 @@ void CommandLine::apply_config() {
   }
 }
 
-void CommandLine::resolve() {
+bool CommandLine::is_given(const char* flag) const {
+  return app_.get_option(flag)->count() > 0;
+}
+
+void CommandLine::resolve_freeze_step() {
   Options& options = invocation_.options;
   if (freeze_step_ == "auto") {
     options.freeze_step = optim::kAutoFreeze;
@@ -216,6 +236,27 @@ void CommandLine::resolve() {
   } else {
     require_count("--freeze-step", options.freeze_step, 1);
   }
+}
+
+void CommandLine::resolve() {
+  Options& options = invocation_.options;
+  const OptimizerEntry* optimizer = find_optimizer(options.optimizer);
+  if (optimizer == nullptr) {
+    throw UsageError(fmt::format("--optimizer must be one of {}, got '{}'",
+                                 fmt::join(optimizer_names(), ", "),
+                                 options.optimizer));
+  }
+  const Phases phases = default_phases(options.steps, options.warmup_steps);
+  if (!is_given("--lr")) options.lr = optimizer->lr;
+  if (!is_given("--clip")) options.clip = optimizer->clip;
+  if (!is_given("--var-freeze-step"))
+    options.var_freeze_step = phases.var_freeze_step;
+  if (!is_given("--local-steps")) options.local_steps = phases.local_steps;
+  options.freeze_step = phases.freeze_step;
+  if (is_given("--freeze-step")) resolve_freeze_step();
+  options.calibrated_clipping = clip_norm_ == "calibrated";
+  require(options.calibrated_clipping || clip_norm_ == "rms", "--clip-norm",
+          "calibrated or rms", fmt::format("'{}'", clip_norm_));
   try {
     options.semantics = optim::semantics_from(semantics_);
   } catch (const std::exception& error) {
@@ -234,14 +275,13 @@ const Invocation& CommandLine::finish() {
   refuse_unknown_flags();
   if (!config_.empty()) apply_config();
   if (!invocation_.compare.empty()) {
-    if (app_.get_option("--out")->count() == 0) {
+    if (!is_given("--out")) {
       throw UsageError("--compare needs --out DIR for its report.html");
     }
   } else {
     resolve();
     validate(invocation_.options);
-    validate_launch(invocation_.options,
-                    app_.get_option("--ranks")->count() > 0);
+    validate_launch(invocation_.options, is_given("--ranks"));
   }
   return invocation_;
 }

@@ -39,12 +39,15 @@ class CommandLine {
   void refuse_unknown_flags() const;
   void apply_config();
   void resolve();
+  void resolve_freeze_step();
+  [[nodiscard]] bool is_given(const char* flag) const;
   [[nodiscard]] std::vector<std::string> flag_names() const;
 
   CLI::App& app_;
   Invocation invocation_;
   // Text until all flags are there: "auto" is not a number.
-  std::string freeze_step_ = "100";
+  std::string freeze_step_;
+  std::string clip_norm_ = "calibrated";
   std::string semantics_ = "corrected";
   std::string comm_;
   std::string config_;

@@ -15,6 +15,9 @@ namespace thinwire::train_gpt {
 /// One value of --optimizer.
 struct OptimizerEntry {
   std::string_view name;
+  /// Options::lr and Options::clip where no flag gives them.
+  double lr = 0;
+  double clip = 0;
   /// Local; throws Error(kInvalidArgument) for options it cannot honour.
   void (*validate)(const Options&, const ParameterLayout&);
   /// Collective.

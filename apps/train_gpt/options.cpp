@@ -3,9 +3,24 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "thinwire/optim/onebit_adam.h"
 
 namespace thinwire::train_gpt {
+
+Phases default_phases(std::int64_t steps, std::int64_t warmup_steps) {
+  constexpr std::int64_t kLongRun = 10'000;
+  const auto percent = [steps](std::int64_t of_steps) {
+    // Apart, so that no number of steps overflows.
+    return std::max<std::int64_t>(
+        1, steps / 100 * of_steps + steps % 100 * of_steps / 100);
+  };
+  return {.freeze_step = std::max(percent(20), warmup_steps),
+          .var_freeze_step = percent(50),
+          .local_step_scaler = percent(12),
+          .local_steps = steps < kLongRun ? 4 : 16};
+}
 
 std::vector<std::pair<std::string, std::string>> settings_of(
     const Options& options) {
@@ -15,6 +30,9 @@ std::vector<std::pair<std::string, std::string>> settings_of(
   return {{"optimizer", options.optimizer},
           {"semantics", std::string(to_string(options.semantics))},
           {"freeze_step", freeze},
+          {"variance_refresh", fmt::to_string(options.variance_refresh)},
+          {"var_freeze_step", fmt::to_string(options.var_freeze_step)},
+          {"local_steps", fmt::to_string(options.local_steps)},
           {"steps", fmt::to_string(options.steps)},
           {"batch", fmt::to_string(options.batch)},
           {"context", fmt::to_string(options.context)},
@@ -25,6 +43,7 @@ std::vector<std::pair<std::string, std::string>> settings_of(
           {"warmup_steps", fmt::to_string(options.warmup_steps)},
           {"weight_decay", fmt::to_string(options.weight_decay)},
           {"clip", fmt::to_string(options.clip)},
+          {"clip_norm", options.calibrated_clipping ? "calibrated" : "rms"},
           {"seed", fmt::to_string(options.seed)}};
 }
 

@@ -27,12 +27,16 @@ struct Options {
   std::int64_t layers = 4;
   std::int64_t width = 128;
   std::int64_t heads = 4;
-  double lr = 1.5e-3;
+  double lr = 1.5e-3;  ///< The optimizer's own, where no flag says otherwise.
   std::int64_t warmup_steps = 50;
   double weight_decay = 0;
-  double clip = 1.0;  ///< 0: never.
+  double clip = 1.0;                ///< 0: never. The optimizer's own, as lr.
+  bool calibrated_clipping = true;  ///< ExchangeOptions::calibrated_clipping.
   std::uint64_t seed = 1;
-  std::int64_t freeze_step = 100;  ///< Or optim::kAutoFreeze.
+  std::int64_t freeze_step = 100;      ///< Or optim::kAutoFreeze.
+  std::int64_t variance_refresh = 0;   ///< 0: never.
+  std::int64_t var_freeze_step = 250;  ///< Of 0/1 Adam.
+  std::int64_t local_steps = 4;        ///< At most, from one sync to the next.
   optim::Semantics semantics = optim::Semantics::kCorrected;
   std::string out = "out/train_gpt";
   bool quiet = false;
@@ -43,6 +47,22 @@ struct Options {
   static constexpr double kBeta1 = 0.9;
   static constexpr double kBeta2 = 0.99;
 };
+
+/// How 0/1 Adam and the 1-bit optimizers go through a run of so many steps,
+/// where no flag says otherwise.
+struct Phases {
+  /// A fifth of the steps, but not before the learning rate's warm-up ends.
+  std::int64_t freeze_step = 0;
+  /// Half of the steps.
+  std::int64_t var_freeze_step = 0;
+  /// After 12 % of the steps the interval between syncs doubles ...
+  std::int64_t local_step_scaler = 0;
+  /// ... up to 4 in runs below 10,000 steps, else 16: what local steps cost in
+  /// loss is lost again only in a long run.
+  std::int64_t local_steps = 0;
+};
+[[nodiscard]] Phases default_phases(std::int64_t steps,
+                                    std::int64_t warmup_steps);
 
 /// The settings that decide a run's result, by flag name, in a fixed order:
 /// what ranks compare, reports show and config.json holds.

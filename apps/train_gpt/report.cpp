@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string_view>
 
 #include "apps/train_gpt/report_charts.h"
@@ -22,14 +23,14 @@ bool anything_sent(const std::vector<RunRecord>& runs) {
   });
 }
 
-std::string bytes_or_none(double bytes) {
-  return bytes > 0 ? format_bytes(bytes) : kNone;
+std::string bytes_or_none(std::optional<double> bytes) {
+  return bytes ? format_bytes(*bytes) : kNone;
 }
 
 // How many times fewer bytes a compressed step sends than an exact one.
 std::string saving(const RunRecord& run) {
-  const double exact = run.bytes_per_step("exact");
-  const double compressed = run.bytes_per_step("compressed");
+  const double exact = run.bytes_per_step("exact").value_or(0);
+  const double compressed = run.bytes_per_step("compressed").value_or(0);
   return compressed > 0 && exact > 0
              ? fmt::format("{:.1f}×", exact / compressed)
              : kNone;
@@ -58,7 +59,15 @@ constexpr std::array kResults = {
            [](const RunRecord& run) {
              return bytes_or_none(run.bytes_per_step("compressed"));
            }},
+    Column{"local step", "sent/local step",
+           [](const RunRecord& run) {
+             return bytes_or_none(run.bytes_per_step("local"));
+           }},
     Column{"saving", "saving", saving},
+    Column{"rounds per step", "rounds/step",
+           [](const RunRecord& run) {
+             return fmt::format("{:.3g}", run.rounds_per_step());
+           }},
     Column{"sent in all", "sent in all",
            [](const RunRecord& run) {
              return format_bytes(
@@ -74,7 +83,7 @@ std::string results_html(const std::vector<RunRecord>& runs) {
   std::string html =
       "<table><thead><tr><th rowspan=\"2\">optimizer</th>"
       "<th colspan=\"2\" class=\"group\">loss on held-out text</th>"
-      "<th colspan=\"4\" class=\"group\">bytes sent per rank</th>"
+      "<th colspan=\"6\" class=\"group\">sent per rank</th>"
       "<th rowspan=\"2\" class=\"number\">seconds</th></tr><tr>";
   for (const Column& column : kResults) {
     if (column.title != "seconds") {
@@ -143,7 +152,9 @@ std::string legend_html(const std::vector<RunRecord>& runs, bool with_kinds) {
     html +=
         "<span class=\"kind\">line: training, smoothed</span>"
         "<span class=\"kind\">dots: held-out text</span>"
-        "<span class=\"kind\">first losses: above the chart</span>";
+        "<span class=\"kind\">first losses: above the chart</span>"
+        "<span class=\"kind\">strips: steps that average exactly (full), "
+        "compressed (half), not at all (faint)</span>";
   }
   return html + "</p>\n";
 }
@@ -187,22 +198,26 @@ std::string render_report(const std::vector<RunRecord>& runs) {
   html += "</div>\n<section>" + settings_html(runs) + "</section>\n";
   return html +
          "<footer>Loss is in nats per byte (bits are nats ÷ ln 2). Bytes are "
-         "those that the optimizer of rank 0 handed to its transport. Time is "
-         "that of the steps, validation not counted.</footer>\n"
+         "those that the optimizer of rank 0 handed to its transport; a round "
+         "is a step that sends any. Time is that of the steps, validation not "
+         "counted.</footer>\n"
          "</main></body></html>\n";
 }
 
 std::string render_table(const std::vector<RunRecord>& runs) {
   std::string text = fmt::format("{:<16}", "optimizer");
+  const auto width = [](const Column& column) {
+    return column.text_title.size() + 2;
+  };
   for (const Column& column : kResults) {
-    text += fmt::format("{:>17}", column.text_title);
+    text += fmt::format("{:>{}}", column.text_title, width(column));
   }
   text += '\n';
   const auto names = names_of(runs);
   for (std::size_t i = 0; i < runs.size(); ++i) {
     text += fmt::format("{:<16}", names[i]);
     for (const Column& column : kResults) {
-      text += fmt::format("{:>17}", column.cell(runs[i]));
+      text += fmt::format("{:>{}}", column.cell(runs[i]), width(column));
     }
     text += '\n';
   }

@@ -53,15 +53,28 @@ std::vector<Point> by_step(const RunRecord& run, Value&& value) {
   return points;
 }
 
-// The step after which the phase is another one.
-std::vector<Marker> phase_changes(const RunRecord& run) {
-  std::vector<Marker> markers;
-  for (std::size_t i = 1; i < run.steps.size(); ++i) {
-    if (run.steps[i].phase == run.steps[i - 1].phase) continue;
-    markers.push_back({static_cast<double>(run.steps[i].step),
-                       run.steps[i].phase + " from here on"});
+double strength_of(const std::string& phase) {
+  return phase == "exact" ? 1 : phase == "local" ? 0.1 : 0.45;
+}
+
+// The phases of a run. Steps of a long run share bands, with their mean: phases
+// may change in every step, and so many could not be told apart.
+std::vector<Band> phase_bands(const RunRecord& run) {
+  constexpr std::size_t kMostBands = 600;
+  const std::size_t count = std::min(run.steps.size(), kMostBands);
+  std::vector<Band> bands;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t first = run.steps.size() * i / count;
+    const std::size_t end = run.steps.size() * (i + 1) / count;
+    double sum = 0;
+    for (std::size_t j = first; j < end; ++j) {
+      sum += strength_of(run.steps[j].phase);
+    }
+    bands.push_back({static_cast<double>(run.steps[first].step) - 0.5,
+                     static_cast<double>(run.steps[end - 1].step) + 0.5,
+                     sum / static_cast<double>(end - first)});
   }
-  return markers;
+  return bands;
 }
 
 // The first losses are several times the last, and what is to be compared would
@@ -118,7 +131,8 @@ Chart loss_chart(const std::vector<RunRecord>& runs) {
     }
     chart.series.push_back({names[i] + ", held-out text", i % kRunColors,
                             Series::Style::kDots, held_out});
-    if (chart.markers.empty()) chart.markers = phase_changes(runs[i]);
+    chart.strips.push_back(
+        {names[i] + ", phases", i % kRunColors, phase_bands(runs[i])});
   }
   return chart;
 }

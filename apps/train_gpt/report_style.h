@@ -71,7 +71,6 @@ svg text { font: 12px system-ui, -apple-system, "Segoe UI", sans-serif; }
 .title { fill: var(--ink-2); }
 .grid { stroke: var(--grid); }
 .axis { stroke: var(--axis); }
-.marker { stroke: var(--ink-3); stroke-dasharray: 3 4; }
 .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
 .faint { stroke-width: 1; opacity: 0.22; }
 .dot { stroke: var(--card); stroke-width: 1.5; }
@@ -80,6 +79,9 @@ svg text { font: 12px system-ui, -apple-system, "Segoe UI", sans-serif; }
 .c2 { stroke: var(--c2); } .dot.c2 { fill: var(--c2); stroke: var(--card); }
 .c3 { stroke: var(--c3); } .dot.c3 { fill: var(--c3); stroke: var(--card); }
 .c4 { stroke: var(--c4); } .dot.c4 { fill: var(--c4); stroke: var(--card); }
+.strip.c0 { fill: var(--c0); } .strip.c1 { fill: var(--c1); }
+.strip.c2 { fill: var(--c2); } .strip.c3 { fill: var(--c3); }
+.strip.c4 { fill: var(--c4); } svg .strip { stroke: none; }
 .b0 { background: var(--c0); } .b1 { background: var(--c1); }
 .b2 { background: var(--c2); } .b3 { background: var(--c3); }
 .b4 { background: var(--c4); }

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -118,7 +119,7 @@ void read_json(const fs::path& path, Read&& read) {
 
 }  // namespace
 
-double RunRecord::bytes_per_step(std::string_view phase) const {
+std::optional<double> RunRecord::bytes_per_step(std::string_view phase) const {
   double sum = 0;
   double count = 0;
   for (const StepRow& row : steps) {
@@ -126,7 +127,16 @@ double RunRecord::bytes_per_step(std::string_view phase) const {
     sum += static_cast<double>(row.bytes_sent);
     ++count;
   }
-  return count > 0 ? sum / count : 0;
+  if (count == 0) return std::nullopt;
+  return sum / count;
+}
+
+double RunRecord::rounds_per_step() const {
+  const auto rounds =
+      std::count_if(steps.begin(), steps.end(),
+                    [](const StepRow& row) { return row.bytes_sent > 0; });
+  return static_cast<double>(rounds) /
+         static_cast<double>(std::max<std::size_t>(steps.size(), 1));
 }
 
 RunWriter::RunWriter(fs::path folder, Settings settings,

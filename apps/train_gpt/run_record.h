@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,7 +16,7 @@ struct StepRow {
   std::int64_t step = 0;
   double loss = 0;  ///< Nats per byte, mean over ranks, before the update.
   double lr = 0;
-  std::string phase;             ///< "exact", "compressed".
+  std::string phase;             ///< "exact", "compressed", "local".
   std::uint64_t tokens = 0;      ///< Bytes predicted, all ranks together.
   std::uint64_t bytes_sent = 0;  ///< By the optimizer, on rank 0.
   double seconds = 0;
@@ -51,8 +52,11 @@ struct RunRecord {
   std::vector<StepRow> steps;
   std::vector<ValidationRow> validations;
 
-  /// Mean bytes of a step in this phase; 0 if there was none.
-  [[nodiscard]] double bytes_per_step(std::string_view phase) const;
+  /// Mean bytes of a step in this phase; nothing if there was none.
+  [[nodiscard]] std::optional<double> bytes_per_step(
+      std::string_view phase) const;
+  /// The share of steps that sent anything.
+  [[nodiscard]] double rounds_per_step() const;
 };
 
 /// Writes a run's folder while it goes on. Failures to write throw

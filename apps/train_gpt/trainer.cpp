@@ -74,6 +74,7 @@ class Trainer {
   [[nodiscard]] bool is_first() const { return comm_.rank() == 0; }
   void begin();
   void step(std::int64_t step);
+  void synchronize();
   void share_losses();
   [[nodiscard]] double validate();
   void finish(double val_loss);
@@ -142,6 +143,20 @@ void Trainer::step(std::int64_t step) {
        .seconds = seconds_since(start)});
 }
 
+// Makes parameters equal on all ranks. Counted as part of the newest step,
+// which then is none that exchanges nothing.
+void Trainer::synchronize() {
+  const Clock::time_point start = Clock::now();
+  const std::uint64_t sent = comm_.counters().bytes_sent;
+  optimizer_->synchronize(model_.params());
+  const std::uint64_t bytes = comm_.counters().bytes_sent - sent;
+  if (bytes == 0) return;
+  StepRow& newest = unshared_.back();
+  newest.bytes_sent += bytes;
+  newest.seconds += seconds_since(start);
+  newest.phase = to_string(optim::Phase::kCompressed);
+}
+
 void Trainer::share_losses() {
   std::vector<double> mine;
   for (const StepRow& row : unshared_) mine.push_back(row.loss);
@@ -183,9 +198,10 @@ void Trainer::run() {
   double val_loss = 0;
   for (std::int64_t step = 1; step <= options_.steps; ++step) {
     this->step(step);
-    StepRow newest = unshared_.back();
     const bool is_tenth = step * kValidations / options_.steps !=
                           (step - 1) * kValidations / options_.steps;
+    if (is_tenth) synchronize();
+    StepRow newest = unshared_.back();
     if (is_tenth || unshared_.size() == kLossesPerExchange) share_losses();
     if (is_tenth) {
       val_loss = validate();

@@ -135,6 +135,30 @@ class TrainGpt(unittest.TestCase):
     def test_same_bits_onebit_adam_4(self):
         self.check_same_bits(4, "onebit_adam")
 
+    @needs_mpi
+    def test_same_bits_lamb(self):
+        self.check_same_bits(2, "lamb")
+
+    @needs_mpi
+    def test_same_bits_onebit_lamb(self):
+        self.check_same_bits(2, "onebit_lamb")
+        phases = [row["phase"] for row in self.metrics("processes") if "loss" in row]
+        self.assertEqual(phases, ["exact"] * 10 + ["compressed"] * 20)
+
+    @needs_mpi
+    def test_same_bits_zero_one_adam(self):
+        # Long enough for every phase: 16 variance steps, then every other one.
+        self.check_same_bits(2, "zero_one_adam --steps 60")
+        rows = [row for row in self.metrics("processes") if "loss" in row]
+        phases = [row["phase"] for row in rows]
+        self.assertEqual(phases[:16], ["exact"] * 16)
+        self.assertEqual(phases[16:30], ["compressed", "exact"] * 7)
+        self.assertEqual(set(phases[30:]), {"compressed", "local"})
+        for row in rows:
+            self.assertEqual(row["bytes_sent"] == 0, row["phase"] == "local")
+        # Validations are after steps 6, 12, ...: those are rounds in any case.
+        self.assertNotIn("local", phases[35::6])
+
     def test_writes_all_that_is_promised(self):
         summary = self.train("run", "--comm local --ranks 2 --seed 3")
         self.assertEqual(list(summary), SUMMARY_FIELDS)

@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 
 #include "apps/train_gpt/config_file.h"
 #include "apps/train_gpt/usage_error.h"
@@ -71,7 +72,55 @@ TEST(CommandLine, DefaultsAreTheDemos) {
   EXPECT_EQ(options.clip, 1.0);
   EXPECT_EQ(options.weight_decay, 0);
   EXPECT_EQ(options.freeze_step, 100);
+  EXPECT_EQ(options.variance_refresh, 0);
+  EXPECT_TRUE(options.calibrated_clipping);
   EXPECT_EQ(options.semantics, optim::Semantics::kCorrected);
+}
+
+TEST(CommandLine, EveryOptimizerHasItsLearningRateAndClipping) {
+  for (const char* name : {"adam", "onebit_adam", "zero_one_adam"}) {
+    const Options options = parse({"--optimizer", name});
+    EXPECT_EQ(options.lr, 1.5e-3) << name;
+    EXPECT_EQ(options.clip, 1) << name;
+  }
+  for (const char* name : {"lamb", "onebit_lamb"}) {
+    const Options options = parse({"--optimizer", name});
+    EXPECT_EQ(options.lr, 1e-2) << name;
+    EXPECT_EQ(options.clip, 0) << name;
+  }
+  const Options options =
+      parse({"--optimizer", "lamb", "--lr", "2e-3", "--clip", "1"});
+  EXPECT_EQ(options.lr, 2e-3);
+  EXPECT_EQ(options.clip, 1);
+}
+
+TEST(CommandLine, PhasesFollowFromTheSteps) {
+  Options options = parse({});
+  EXPECT_EQ(options.var_freeze_step, 250);
+  EXPECT_EQ(options.local_steps, 4);
+  options = parse({"--steps", "20000"});
+  EXPECT_EQ(options.freeze_step, 4000);
+  EXPECT_EQ(options.var_freeze_step, 10'000);
+  EXPECT_EQ(options.local_steps, 16);
+  options = parse({"--steps", "9999"});
+  EXPECT_EQ(options.local_steps, 4);
+  options = parse({"--steps", "200"});
+  EXPECT_EQ(options.freeze_step, 50) << "not before the warm-up ends";
+  options = parse({"--steps", "1", "--warmup-steps", "0"});
+  EXPECT_EQ(options.freeze_step, 1);
+  EXPECT_EQ(options.var_freeze_step, 1);
+  options = parse({"--steps", "100", "--freeze-step", "30", "--var-freeze-step",
+                   "40", "--local-steps", "8"});
+  EXPECT_EQ(options.freeze_step, 30);
+  EXPECT_EQ(options.var_freeze_step, 40);
+  EXPECT_EQ(options.local_steps, 8);
+}
+
+TEST(DefaultPhases, ScaleWithTheRun) {
+  EXPECT_EQ(default_phases(500, 50).local_step_scaler, 60);
+  EXPECT_EQ(default_phases(8, 0).local_step_scaler, 1);
+  constexpr std::int64_t kMany = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(default_phases(kMany, 0).var_freeze_step, kMany / 100 * 50 + 3);
 }
 
 TEST(CommandLine, ReadsEveryFlag) {
@@ -101,6 +150,14 @@ TEST(CommandLine, ReadsEveryFlag) {
                                  "7",
                                  "--freeze-step",
                                  "auto",
+                                 "--variance-refresh",
+                                 "16",
+                                 "--var-freeze-step",
+                                 "12",
+                                 "--local-steps",
+                                 "8",
+                                 "--clip-norm",
+                                 "rms",
                                  "--out",
                                  "o",
                                  "--quiet",
@@ -122,6 +179,10 @@ TEST(CommandLine, ReadsEveryFlag) {
   EXPECT_EQ(options.clip, 0);
   EXPECT_EQ(options.seed, 7u);
   EXPECT_EQ(options.freeze_step, optim::kAutoFreeze);
+  EXPECT_EQ(options.variance_refresh, 16);
+  EXPECT_EQ(options.var_freeze_step, 12);
+  EXPECT_EQ(options.local_steps, 8);
+  EXPECT_FALSE(options.calibrated_clipping);
   EXPECT_EQ(options.out, "o");
   EXPECT_TRUE(options.quiet);
   EXPECT_EQ(options.comm, CommChoice::kLocal);
@@ -134,17 +195,27 @@ TEST(CommandLine, TheLaterOfTwoValuesCounts) {
 
 TEST(CommandLine, NamesFlagRangeAndValue) {
   expect_usage_error({"--data", "missing"}, [] { return parse_all({}); });
-  expect_usage_error({"--optimizer", "adam, onebit_adam", "'sgd'"}, [] {
-    return parse({"--optimizer", "sgd"});
-  });
-  for (const char* flag : {"--steps", "--batch", "--context", "--layers",
-                           "--width", "--heads", "--freeze-step"}) {
+  expect_usage_error({"--optimizer",
+                      "adam, onebit_adam, lamb, onebit_lamb, "
+                      "zero_one_adam",
+                      "'sgd'"},
+                     [] {
+                       return parse({"--optimizer", "sgd"});
+                     });
+  for (const char* flag :
+       {"--steps", "--batch", "--context", "--layers", "--width", "--heads",
+        "--freeze-step", "--var-freeze-step", "--local-steps"}) {
     expect_usage_error({flag, "1 .. 2147483647", "got 0"}, [&] {
       return parse({flag, "0"});
     });
   }
-  expect_usage_error({"--warmup-steps", "0 .. ", "-1"}, [] {
-    return parse({"--warmup-steps", "-1"});
+  for (const char* flag : {"--warmup-steps", "--variance-refresh"}) {
+    expect_usage_error({flag, "0 .. ", "-1"}, [&] {
+      return parse({flag, "-1"});
+    });
+  }
+  expect_usage_error({"--clip-norm", "calibrated or rms", "'exact'"}, [] {
+    return parse({"--clip-norm", "exact"});
   });
   for (const char* flag : {"--lr", "--weight-decay", "--clip"}) {
     expect_usage_error({flag, "at least 0", "-1"}, [&] {
@@ -180,6 +251,9 @@ TEST(CommandLine, RefusesCombinationsThatMeanNothing) {
   });
   expect_usage_error({"--semantics", "corrected with --freeze-step auto"}, [] {
     return parse({"--semantics", "deepspeed", "--freeze-step", "auto"});
+  });
+  expect_usage_error({"--semantics", "corrected with --variance-refresh"}, [] {
+    return parse({"--semantics", "deepspeed", "--variance-refresh", "16"});
   });
   expect_usage_error({"--compare needs --out"}, [] {
     return parse_all({"--compare", "a", "b"});
@@ -217,7 +291,8 @@ TEST(CommandLine, CompareTakesFolders) {
 TEST_F(ConfigFile, GivesWhatFlagsDoNot) {
   write(R"({"train_gpt": {"data": ["x", "y"], "steps": 30, "lr": 0.002,
             "warmup_steps": 5, "weight-decay": 0, "freeze_step": "auto",
-            "quiet": true, "seed": 12}})");
+            "var_freeze_step": 7, "local_steps": 2, "variance_refresh": 4,
+            "clip": 3, "clip_norm": "rms", "quiet": true, "seed": 12}})");
   const Options options =
       parse_all({"--config", path.c_str(), "--seed", "3"}).options;
   EXPECT_EQ(options.data, (std::vector<std::string>{"x", "y"}));
@@ -225,6 +300,11 @@ TEST_F(ConfigFile, GivesWhatFlagsDoNot) {
   EXPECT_EQ(options.lr, 0.002);
   EXPECT_EQ(options.warmup_steps, 5);
   EXPECT_EQ(options.freeze_step, optim::kAutoFreeze);
+  EXPECT_EQ(options.var_freeze_step, 7);
+  EXPECT_EQ(options.local_steps, 2);
+  EXPECT_EQ(options.variance_refresh, 4);
+  EXPECT_EQ(options.clip, 3);
+  EXPECT_FALSE(options.calibrated_clipping);
   EXPECT_TRUE(options.quiet);
   EXPECT_EQ(options.seed, 3u);  // flags win
 }
@@ -272,7 +352,7 @@ TEST(SettingsOf, HasWhatDecidesTheResult) {
   EXPECT_EQ(settings.front(),
             (std::pair<std::string, std::string>{"optimizer", "onebit_adam"}));
   EXPECT_EQ(settings[2].second, "auto");
-  EXPECT_EQ(settings.size(), 14u);
+  EXPECT_EQ(settings.size(), 18u);
 }
 
 }  // namespace

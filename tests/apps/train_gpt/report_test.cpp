@@ -28,11 +28,19 @@ RunRecord make_run(const std::string& optimizer, std::int64_t steps) {
                  .params_checksum = "0123456789abcdef"};
   run.settings = {{"optimizer", optimizer}, {"steps", std::to_string(steps)}};
   const bool onebit = optimizer != "adam";
+  const bool zero_one = optimizer == "zero_one_adam";
   for (std::int64_t step = 1; step <= steps; ++step) {
     const bool compressed = onebit && step > steps / 5;
+    const bool local = zero_one && step > steps / 2 && step % 4 != 0;
     run.steps.push_back({step, 5.5 / static_cast<double>(step), 1e-3,
-                         compressed ? "compressed" : "exact", 2048,
-                         compressed ? 176'000u : 5'595'648u, 0.1});
+                         local        ? "local"
+                         : compressed ? "compressed"
+                                      : "exact",
+                         2048,
+                         local        ? 0u
+                         : compressed ? 176'000u
+                                      : 5'595'648u,
+                         0.1});
     if (step % 10 == 0) run.validations.push_back({step, 2.0});
   }
   return run;
@@ -63,11 +71,40 @@ TEST(Report, ShowsTheResultsOfEveryRun) {
   const std::string html =
       render_report({make_run("adam", 50), make_run("onebit_adam", 50)});
   EXPECT_NE(html.find("Comparison of 2 runs"), std::string::npos);
-  for (const char* part :
-       {"1.6123", "2.3261", "5.60 MB", "176 KB", "31.8×", "123 MB", "61.2",
-        "0123456789abcdef", "compressed from here on"}) {
+  for (const char* part : {"1.6123", "2.3261", "5.60 MB", "176 KB", "31.8×",
+                           "123 MB", "61.2", "0123456789abcdef"}) {
     EXPECT_GE(count(html, part), 1u) << part;
   }
+}
+
+TEST(Report, HasAStripOfThePhasesOfEveryRun) {
+  const std::string html =
+      render_report({make_run("adam", 48), make_run("onebit_adam", 48),
+                     make_run("zero_one_adam", 48)});
+  EXPECT_EQ(count(html, "<g class=\"strip "), 3u);
+  EXPECT_EQ(count(html, "zero_one_adam, phases"), 1u);
+  // Steps 25 to 48: three local steps, then one that exchanges.
+  EXPECT_EQ(count(html, "fill-opacity=\"0.10\""), 6u);
+  EXPECT_EQ(count(html, "fill-opacity=\"0.45\""), 1u + 1u + 6u);
+  EXPECT_EQ(count(html, "fill-opacity=\"1.00\""), 3u);
+}
+
+TEST(Report, StripsOfLongRunsShowTheMeanOfTheirSteps) {
+  const std::string html = render_report({make_run("zero_one_adam", 6000)});
+  EXPECT_LE(count(html, "<rect "), 600u);
+}
+
+TEST(Report, TablesShowLocalStepsAndRounds) {
+  const std::vector<RunRecord> runs = {make_run("adam", 48),
+                                       make_run("zero_one_adam", 48)};
+  const std::string table = render_table(runs);
+  EXPECT_EQ(count(table, "sent/local step"), 1u);
+  EXPECT_EQ(count(table, " 0 B"), 1u) << "only 0/1 Adam has local steps";
+  EXPECT_EQ(count(table, " 0.625"), 1u) << table;
+  const std::string html = render_report(runs);
+  EXPECT_EQ(count(html, ">0 B<"), 1u);
+  EXPECT_EQ(count(html, ">0.625<"), 1u);
+  EXPECT_EQ(count(html, "rounds per step"), 1u);
 }
 
 TEST(Report, ARunAloneThatSentNothingHasNoChartsOfBytes) {

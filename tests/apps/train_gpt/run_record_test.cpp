@@ -71,7 +71,22 @@ TEST_F(RunFolder, IsReadBackAsItWasWritten) {
             (Settings{{"optimizer", "onebit_adam"}, {"steps", "2"}}));
   EXPECT_EQ(run.bytes_per_step("exact"), 1000);
   EXPECT_EQ(run.bytes_per_step("compressed"), 100);
-  EXPECT_EQ(run.bytes_per_step("other"), 0);
+  EXPECT_EQ(run.bytes_per_step("local"), std::nullopt);
+  EXPECT_EQ(run.rounds_per_step(), 1);
+}
+
+TEST(RunRecord, LocalStepsSendNothingAndAreNoRounds) {
+  RunRecord run;
+  EXPECT_EQ(run.rounds_per_step(), 0);
+  for (std::int64_t step = 1; step <= 8; ++step) {
+    const bool syncs = step % 4 == 0;
+    run.steps.push_back({.step = step,
+                         .phase = syncs ? "compressed" : "local",
+                         .bytes_sent = syncs ? 100u : 0u});
+  }
+  EXPECT_EQ(run.bytes_per_step("local"), 0);
+  EXPECT_EQ(run.bytes_per_step("compressed"), 100);
+  EXPECT_EQ(run.rounds_per_step(), 0.25);
 }
 
 TEST_F(RunFolder, HasTheFieldsThatOthersRelyOn) {
