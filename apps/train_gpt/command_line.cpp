@@ -108,7 +108,7 @@ void CommandLine::add_training_flags() {
   app_.add_option("--width", options.width, "Numbers per position");
   app_.add_option("--heads", options.heads, "Attention heads");
   app_.add_option("--lr", options.lr, "Highest learning rate")
-      ->default_str("LAMB: 1e-2, Adam: 1.5e-3");
+      ->default_str("1.5e-3 (LAMB 1e-2)");
   app_.add_option("--warmup-steps", options.warmup_steps,
                   "The learning rate rises for so long; then a cosine takes it "
                   "to a tenth");
@@ -116,7 +116,7 @@ void CommandLine::add_training_flags() {
   app_.add_option("--clip", options.clip,
                   "Largest norm of the gradient, 0: any (deepspeed semantics "
                   "ignores it)")
-      ->default_str("LAMB: 0, Adam: 1");
+      ->default_str("1 (LAMB 0)");
   app_.add_option("--clip-norm", clip_norm_,
                   "The norm in steps that do not know the averaged gradient: "
                   "calibrated by those that do, or rms: of the ranks' norms");
@@ -125,17 +125,17 @@ void CommandLine::add_training_flags() {
   app_.add_option("--freeze-step", freeze_step_,
                   "Last exact step of onebit_adam and onebit_lamb, or auto")
       ->type_name("N|auto")
-      ->default_str("a fifth of the steps, or the warm-up if longer");
+      ->default_str("steps/5, not before the warm-up ends");
   app_.add_option("--variance-refresh", options.variance_refresh,
                   "onebit_adam: in every so many compressed steps the gradient "
                   "travels in 4 bits and renews the variance, 0: never");
   app_.add_option("--var-freeze-step", options.var_freeze_step,
                   "zero_one_adam: last step in which the variance changes")
-      ->default_str("half of the steps");
+      ->default_str("steps/2");
   app_.add_option("--local-steps", options.local_steps,
                   "zero_one_adam: after that step one sync in 1, 2, 4, ... "
                   "steps, doubled after each 12 % of the run, up to this")
-      ->default_str("4, or 16 from 10000 steps on");
+      ->default_str("4 (16 from 10000 steps on)");
   app_.add_option("--semantics", semantics_,
                   "corrected, or deepspeed: that system's numbers bit for bit");
 }
