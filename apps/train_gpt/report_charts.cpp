@@ -163,11 +163,12 @@ Chart loss_by_bytes_chart(const std::vector<RunRecord>& runs) {
 
 // Smoothed, because 0/1 Adam goes to and fro between its phases.
 Chart bytes_chart(const std::vector<RunRecord>& runs) {
-  Chart chart{"Bytes sent per step",
-              {"step", false, format_step},
-              {"bytes sent per rank and step, smoothed", true, format_byte_tick},
-              {},
-              {}};
+  Chart chart{
+      "Bytes sent per step",
+      {"step", false, format_step},
+      {"bytes sent per rank and step, smoothed", true, format_byte_tick},
+      {},
+      {}};
   const auto names = names_of(runs);
   for (std::size_t i = 0; i < runs.size(); ++i) {
     chart.series.push_back({names[i], i % kRunColors, Series::Style::kLine,
