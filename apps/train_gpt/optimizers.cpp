@@ -19,119 +19,83 @@ optim::ExchangeOptions exchange_options(const Options& options) {
           .calibrated_clipping = options.calibrated_clipping};
 }
 
-optim::AdamOptions adam_options(const Options& options) {
-  return {.learning_rate = options.lr,
-          .beta1 = Options::kBeta1,
-          .beta2 = Options::kBeta2,
-          .weight_decay = options.weight_decay};
+// What all of them have, under common names.
+template <class OptimizerOptions>
+OptimizerOptions with_numbers(const Options& options) {
+  OptimizerOptions to;
+  to.learning_rate = options.lr;
+  to.beta1 = Options::kBeta1;
+  to.beta2 = Options::kBeta2;
+  to.weight_decay = options.weight_decay;
+  return to;
 }
 
-void validate_adam(const Options& options, const ParameterLayout& layout) {
-  adam_options(options).validate(layout.num_groups());
-  exchange_options(options).validate();
+// Exact data parallelism around an update rule.
+template <class Rule, class RuleOptions>
+struct Exact {
+  static void validate(const Options& options, const ParameterLayout& layout) {
+    with_numbers<RuleOptions>(options).validate(layout.num_groups());
+    exchange_options(options).validate();
+  }
+  static std::unique_ptr<optim::Optimizer> make(const Options& options,
+                                                const ParameterLayout& layout,
+                                                comm::Communicator& comm) {
+    return std::make_unique<optim::DataParallel>(
+        comm,
+        std::make_unique<Rule>(layout, with_numbers<RuleOptions>(options)),
+        exchange_options(options));
+  }
+};
+using Adam = Exact<optim::Adam, optim::AdamOptions>;
+using Lamb = Exact<optim::Lamb, optim::LambOptions>;
+
+template <class OptimizerOptions>
+OptimizerOptions low_bit(const Options& options) {
+  auto to = with_numbers<OptimizerOptions>(options);
+  to.semantics = options.semantics;
+  to.exchange = exchange_options(options);
+  return to;
 }
 
-std::unique_ptr<optim::Optimizer> make_adam(const Options& options,
-                                            const ParameterLayout& layout,
-                                            comm::Communicator& comm) {
-  return std::make_unique<optim::DataParallel>(
-      comm, std::make_unique<optim::Adam>(layout, adam_options(options)),
-      exchange_options(options));
+template <class OptimizerOptions>
+OptimizerOptions with_freeze(const Options& options) {
+  auto to = low_bit<OptimizerOptions>(options);
+  to.freeze_step = options.freeze_step;
+  to.lr_warmup_steps = options.warmup_steps;
+  to.total_steps = options.steps;
+  return to;
 }
 
 optim::OnebitAdamOptions onebit_adam_options(const Options& options) {
-  return {.learning_rate = options.lr,
-          .beta1 = Options::kBeta1,
-          .beta2 = Options::kBeta2,
-          .weight_decay = options.weight_decay,
-          .freeze_step = options.freeze_step,
-          .lr_warmup_steps = options.warmup_steps,
-          .total_steps = options.steps,
-          .variance_refresh = options.variance_refresh,
-          .semantics = options.semantics,
-          .exchange = exchange_options(options)};
-}
-
-void validate_onebit_adam(const Options& options,
-                          const ParameterLayout& layout) {
-  onebit_adam_options(options).validate(layout);
-}
-
-std::unique_ptr<optim::Optimizer> make_onebit_adam(
-    const Options& options, const ParameterLayout& layout,
-    comm::Communicator& comm) {
-  return std::make_unique<optim::OnebitAdam>(comm, layout,
-                                             onebit_adam_options(options));
-}
-
-optim::LambOptions lamb_options(const Options& options) {
-  return {.learning_rate = options.lr,
-          .beta1 = Options::kBeta1,
-          .beta2 = Options::kBeta2,
-          .weight_decay = options.weight_decay};
-}
-
-void validate_lamb(const Options& options, const ParameterLayout& layout) {
-  lamb_options(options).validate(layout.num_groups());
-  exchange_options(options).validate();
-}
-
-std::unique_ptr<optim::Optimizer> make_lamb(const Options& options,
-                                            const ParameterLayout& layout,
-                                            comm::Communicator& comm) {
-  return std::make_unique<optim::DataParallel>(
-      comm, std::make_unique<optim::Lamb>(layout, lamb_options(options)),
-      exchange_options(options));
-}
-
-optim::OnebitLambOptions onebit_lamb_options(const Options& options) {
-  return {.learning_rate = options.lr,
-          .beta1 = Options::kBeta1,
-          .beta2 = Options::kBeta2,
-          .weight_decay = options.weight_decay,
-          .freeze_step = options.freeze_step,
-          .lr_warmup_steps = options.warmup_steps,
-          .total_steps = options.steps,
-          .semantics = options.semantics,
-          .exchange = exchange_options(options)};
-}
-
-void validate_onebit_lamb(const Options& options,
-                          const ParameterLayout& layout) {
-  onebit_lamb_options(options).validate(layout);
-}
-
-std::unique_ptr<optim::Optimizer> make_onebit_lamb(
-    const Options& options, const ParameterLayout& layout,
-    comm::Communicator& comm) {
-  return std::make_unique<optim::OnebitLamb>(comm, layout,
-                                             onebit_lamb_options(options));
+  auto to = with_freeze<optim::OnebitAdamOptions>(options);
+  to.variance_refresh = options.variance_refresh;
+  return to;
 }
 
 optim::ZeroOneAdamOptions zero_one_adam_options(const Options& options) {
-  const Phases phases = default_phases(options.steps, options.warmup_steps);
-  return {.learning_rate = options.lr,
-          .beta1 = Options::kBeta1,
-          .beta2 = Options::kBeta2,
-          .weight_decay = options.weight_decay,
-          .var_freeze_step = options.var_freeze_step,
-          .local_step_scaler = phases.local_step_scaler,
-          .local_step_clipper = options.local_steps,
-          .semantics = options.semantics,
-          .exchange = exchange_options(options)};
+  auto to = low_bit<optim::ZeroOneAdamOptions>(options);
+  to.var_freeze_step = options.var_freeze_step;
+  to.local_step_scaler =
+      default_phases(options.steps, options.warmup_steps).local_step_scaler;
+  to.local_step_clipper = options.local_steps;
+  return to;
 }
 
-void validate_zero_one_adam(const Options& options,
-                            const ParameterLayout& layout) {
-  zero_one_adam_options(options).validate(layout);
-}
-
-std::unique_ptr<optim::Optimizer> make_zero_one_adam(
-    const Options& options, const ParameterLayout& layout,
-    comm::Communicator& comm) {
-  return std::make_unique<optim::ZeroOneAdam>(comm, layout,
-                                              zero_one_adam_options(options));
-}
+template <class Optimizer, auto kOptions>
+struct LowBit {
+  static void validate(const Options& options, const ParameterLayout& layout) {
+    kOptions(options).validate(layout);
+  }
+  static std::unique_ptr<optim::Optimizer> make(const Options& options,
+                                                const ParameterLayout& layout,
+                                                comm::Communicator& comm) {
+    return std::make_unique<Optimizer>(comm, layout, kOptions(options));
+  }
+};
+using OnebitAdam = LowBit<optim::OnebitAdam, onebit_adam_options>;
+using OnebitLamb =
+    LowBit<optim::OnebitLamb, with_freeze<optim::OnebitLambOptions>>;
+using ZeroOneAdam = LowBit<optim::ZeroOneAdam, zero_one_adam_options>;
 
 constexpr double kAdamLr = 1.5e-3;
 constexpr double kAdamClip = 1;
@@ -141,14 +105,14 @@ constexpr double kLambLr = 1e-2;
 constexpr double kLambClip = 0;
 
 constexpr std::array kOptimizers = {
-    OptimizerEntry{"adam", kAdamLr, kAdamClip, validate_adam, make_adam},
-    OptimizerEntry{"onebit_adam", kAdamLr, kAdamClip, validate_onebit_adam,
-                   make_onebit_adam},
-    OptimizerEntry{"lamb", kLambLr, kLambClip, validate_lamb, make_lamb},
-    OptimizerEntry{"onebit_lamb", kLambLr, kLambClip, validate_onebit_lamb,
-                   make_onebit_lamb},
-    OptimizerEntry{"zero_one_adam", kAdamLr, kAdamClip, validate_zero_one_adam,
-                   make_zero_one_adam},
+    OptimizerEntry{"adam", kAdamLr, kAdamClip, Adam::validate, Adam::make},
+    OptimizerEntry{"onebit_adam", kAdamLr, kAdamClip, OnebitAdam::validate,
+                   OnebitAdam::make},
+    OptimizerEntry{"lamb", kLambLr, kLambClip, Lamb::validate, Lamb::make},
+    OptimizerEntry{"onebit_lamb", kLambLr, kLambClip, OnebitLamb::validate,
+                   OnebitLamb::make},
+    OptimizerEntry{"zero_one_adam", kAdamLr, kAdamClip, ZeroOneAdam::validate,
+                   ZeroOneAdam::make},
 };
 
 }  // namespace

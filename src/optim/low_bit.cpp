@@ -73,15 +73,24 @@ void LowBitOptimizer::Impl::verify(View params) {
 }
 
 // The one scalar exchange of a step: are all gradients finite, how long?
-GradientAgreement LowBitOptimizer::Impl::agree(ConstView grads,
-                                               StepMeter& meter) {
-  if (!policy.skips_nonfinite) return {};
+std::optional<double> LowBitOptimizer::Impl::agree(ConstView grads,
+                                                   StepMeter& meter,
+                                                   StepReport& report) {
+  if (!policy.skips_nonfinite) return 0;
   const double squares = sum_of_squares(pool, grads);
   // A minus sign, also that of -0.0, says that this rank left out a step.
   const double own = left_out_a_step ? -squares : squares;
   std::vector<double> sums(static_cast<std::size_t>(comm.size()));
   meter.waiting([&] { comm.all_gather(std::span(&own, 1), sums); });
-  return agreement_on(sums);
+  const GradientAgreement agreement = agreement_on(sums);
+  if (agreement.nonfinite_rank >= 0) {
+    report.applied = false;
+    report.nonfinite_rank = agreement.nonfinite_rank;
+    return std::nullopt;
+  }
+  report.nonfinite_rank = agreement.left_out_rank;
+  left_out_a_step = false;
+  return agreement.rms_norm;
 }
 
 void LowBitOptimizer::Impl::sum(View values, std::span<const GroupRange> which,
@@ -95,12 +104,8 @@ void LowBitOptimizer::Impl::sum(View values, std::span<const GroupRange> which,
 
 std::optional<float> LowBitOptimizer::Impl::average_exactly(
     View grads, StepMeter& meter, StepReport& report) {
-  const GradientAgreement agreement = agree(grads, meter);
-  if (agreement.nonfinite_rank >= 0) {
-    report.applied = false;
-    report.nonfinite_rank = agreement.nonfinite_rank;
-    return std::nullopt;
-  }
+  const auto rms_norm = agree(grads, meter, report);
+  if (!rms_norm) return std::nullopt;
   sum(grads, parts.all, meter);
   const double world = comm.size();
   report.grad_norm = std::sqrt(sum_of_squares(pool, grads)) / world;
@@ -108,22 +113,16 @@ std::optional<float> LowBitOptimizer::Impl::average_exactly(
     report.applied = false;  // finite everywhere, but their sum overflows
     return std::nullopt;
   }
-  norm.measure(report.grad_norm, agreement.rms_norm);
+  norm.measure(report.grad_norm, *rms_norm);
   report.clip_factor = clip(report.grad_norm);
   return static_cast<float>(report.clip_factor / world);
 }
 
 std::optional<double> LowBitOptimizer::Impl::clip_by_estimate(
     ConstView grads, StepMeter& meter, StepReport& report) {
-  const GradientAgreement agreement = agree(grads, meter);
-  if (agreement.nonfinite_rank >= 0) {
-    report.applied = false;
-    report.nonfinite_rank = agreement.nonfinite_rank;
-    return std::nullopt;
-  }
-  report.nonfinite_rank = agreement.left_out_rank;
-  left_out_a_step = false;
-  report.grad_norm = estimated_norm(agreement.rms_norm);
+  const auto rms_norm = agree(grads, meter, report);
+  if (!rms_norm) return std::nullopt;
+  report.grad_norm = estimated_norm(*rms_norm);
   report.grad_norm_is_estimate = true;
   report.clip_factor = clip(report.grad_norm);
   return report.clip_factor;

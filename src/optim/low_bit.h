@@ -89,7 +89,10 @@ struct LowBitOptimizer::Impl {
   [[nodiscard]] StepReport step(View params, View grads);
   [[nodiscard]] bool compresses() const { return comm.size() > 1; }
   [[nodiscard]] compress::CompressedAllReduce& the_exchange();
-  [[nodiscard]] GradientAgreement agree(ConstView grads, StepMeter& meter);
+  /// The RMS of the ranks' gradient norms, or nothing if a gradient was not
+  /// finite; the report says so then.
+  [[nodiscard]] std::optional<double> agree(ConstView grads, StepMeter& meter,
+                                            StepReport& report);
   /// Replaces the ranges of `values` by their sums over the ranks.
   void sum(View values, std::span<const GroupRange> which, StepMeter& meter);
   /// Sums the gradients. Returns what to multiply them by to get their clipped
