@@ -143,6 +143,28 @@ TEST(VerificationOfZeroOneAdam, WaitsForTheNextSync) {
             24);
 }
 
+TEST(VerificationOfZeroOneAdam, IsStillDueAfterALoad) {
+  const ParameterLayout layout = test::grouped_layout();
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    ZeroOneAdamOptions options = test::short_zero_one_adam();
+    options.exchange.verify_every = 7;
+    auto optimizer = std::make_unique<ZeroOneAdam>(comm, layout, options);
+    std::vector<float> params = test::normal(layout.size(), 3);
+    const auto step = [&](std::int64_t t) {
+      auto grads = test::gradient(layout.size(), t, comm.rank());
+      optimizer->step(params, grads);
+    };
+    for (std::int64_t t = 1; t <= 22; ++t) step(t);  // due since step 21
+    const StateDict state = optimizer->state_dict();
+    optimizer = std::make_unique<ZeroOneAdam>(comm, layout, options);
+    optimizer->load_state_dict(state);
+    if (comm.rank() == 1) optimizer->set_learning_rate(0, 0.125);
+    step(23);
+    test::expect_error(ErrorCode::kCommFailure, {"group 0 learning_rate=0.125"},
+                       [&] { step(24); });
+  });
+}
+
 // Local steps start from what was equal at the last sync, so what is done to
 // the parameters in between does not last.
 TEST(VerificationOfZeroOneAdam, FindsNoFaultInWhatALocalStepOverwrites) {
