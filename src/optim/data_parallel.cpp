@@ -114,6 +114,7 @@ std::size_t DataParallel::num_groups() const noexcept {
 StateDict DataParallel::state_dict() const {
   StateDict state;
   impl_->rule->save(state);
+  state.put_text("optimizer", std::string(impl_->rule->name()));
   state.put_text("layout", impl_->rule->layout().describe());
   state.put_integer("step", impl_->steps);
   state.put_integer("skipped_steps", impl_->skipped);
@@ -122,6 +123,7 @@ StateDict DataParallel::state_dict() const {
 
 void DataParallel::load_state_dict(const StateDict& state) {
   require_layout(state, impl_->rule->layout());
+  require_text(state, "optimizer", impl_->rule->name());
   const std::int64_t steps = state.integer("step");
   const std::int64_t skipped = state.integer("skipped_steps");
   impl_->rule->load(state);

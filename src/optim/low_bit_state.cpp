@@ -13,14 +13,6 @@ namespace thinwire::optim {
 
 namespace {
 
-void require_text(const StateDict& state, const char* key,
-                  std::string_view own) {
-  if (state.text(key) != own)
-    throw Error(ErrorCode::kCorruptCheckpoint,
-                fmt::format("the state's {} is {}, this optimizer's {}", key,
-                            state.text(key), own));
-}
-
 // Which blocks this rank serves depends on the buckets, how many elements they
 // have may not.
 std::int64_t residual_layout(const compress::BlockLayout& layout) {

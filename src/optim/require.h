@@ -67,4 +67,13 @@ inline void require_layout(const StateDict& state,
                             layout.describe().substr(0, 60)));
 }
 
+/// Saved state must say the same of `key`; throws Error(kCorruptCheckpoint).
+inline void require_text(const StateDict& state, const char* key,
+                         std::string_view own) {
+  if (state.text(key) != own)
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                fmt::format("the state's {} is {}, this optimizer's {}", key,
+                            state.text(key), own));
+}
+
 }  // namespace thinwire::optim

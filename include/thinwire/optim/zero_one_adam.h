@@ -69,6 +69,9 @@ struct ZeroOneAdamOptions {
 /// differ from rank to rank: synchronize() makes them equal for evaluation and
 /// saving.
 ///
+/// After the freeze a step writes the parameters anew, from those of the last
+/// sync: what the caller changed in between is lost.
+///
 /// A local step exchanges nothing, so a rank whose gradient is not finite there
 /// leaves its own parameters alone; the next sync reports it as
 /// StepReport::nonfinite_rank of a step that was applied.

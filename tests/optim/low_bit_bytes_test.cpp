@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every step sends, against the formulas of docs/algorithms.md.
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "optim/support.h"
+#include "thinwire/compress/block_layout.h"
+#include "thinwire/optim/onebit_lamb.h"
+#include "thinwire/optim/zero_one_adam.h"
+
+namespace thinwire::optim {
+namespace {
+
+constexpr std::size_t kBlocks = 48;  // in balance for 2, 3, 4 and 8 ranks
+
+ParameterLayout full_blocks() {
+  return ParameterLayout::of({{"p", {kBlocks / 2, 1024}}, {"q", {24 * 1024}}});
+}
+
+struct Bytes {
+  std::uint64_t exact;
+  std::uint64_t compressed;
+};
+
+Bytes formula(int world) {
+  const auto w = static_cast<std::uint64_t>(world);
+  const std::uint64_t scalar = 8 * (w - 1);
+  const std::uint64_t n = kBlocks * 1024;
+  return {
+      scalar + 2 * (w - 1) * (n / w) * 4,
+      scalar + 2 * (w - 1) * (kBlocks / w) * compress::record_bytes(1024, 1)};
+}
+
+class LowBitBytes : public ::testing::TestWithParam<int> {};
+
+TEST_P(LowBitBytes, OfOnebitLamb) {
+  const Bytes want = formula(GetParam());
+  const auto make = [](comm::Communicator& comm,
+                       const ParameterLayout& layout) {
+    return std::make_unique<OnebitLamb>(
+        comm, layout,
+        OnebitLambOptions{.learning_rate = 0.01, .freeze_step = 2});
+  };
+  test::train(GetParam(), full_blocks(), make, 5,
+              [&](Optimizer&, const StepReport& report) {
+                const bool exact = report.phase == Phase::kExact;
+                EXPECT_EQ(report.bytes_sent,
+                          exact ? want.exact : want.compressed);
+                EXPECT_EQ(report.collectives, exact ? 2u : 3u);
+              });
+}
+
+// kappa 2, V 8: variance steps 1, 2, 4, 6, 8; alpha 3, clipper 4: the interval
+// is 1 in steps 9 to 11, 2 in 12 to 14, then 4: syncs are 9, 10, 11, 12, 14, 16
+// and 20.
+TEST_P(LowBitBytes, AndRoundsOfZeroOneAdam) {
+  const Bytes want = formula(GetParam());
+  const auto make = [](comm::Communicator& comm,
+                       const ParameterLayout& layout) {
+    return std::make_unique<ZeroOneAdam>(
+        comm, layout,
+        ZeroOneAdamOptions{.learning_rate = 0.01,
+                           .var_freeze_step = 8,
+                           .var_update_scaler = 2,
+                           .local_step_scaler = 3,
+                           .local_step_clipper = 4});
+  };
+  std::map<Phase, int> steps;
+  test::train(
+      GetParam(), full_blocks(), make, 20,
+      [&](Optimizer&, const StepReport& report) {
+        ++steps[report.phase];
+        const std::uint64_t bytes = report.phase == Phase::kExact ? want.exact
+                                    : report.phase == Phase::kCompressed
+                                        ? want.compressed
+                                        : 0;
+        EXPECT_EQ(report.bytes_sent, bytes);
+        EXPECT_EQ(report.collectives == 0, report.phase == Phase::kLocal);
+      });
+  EXPECT_EQ(steps[Phase::kExact], 5);
+  EXPECT_EQ(steps[Phase::kCompressed], 10);
+  EXPECT_EQ(steps[Phase::kLocal], 5);
+}
+
+TEST_P(LowBitBytes, TheResidualIsMeasuredAgainstWhatWasSent) {
+  const auto make = [](comm::Communicator& comm,
+                       const ParameterLayout& layout) {
+    return std::make_unique<OnebitLamb>(
+        comm, layout,
+        OnebitLambOptions{.learning_rate = 0.01, .freeze_step = 1});
+  };
+  double ratio = 0;
+  test::train(GetParam(), full_blocks(), make, 3,
+              [&](Optimizer& optimizer, const StepReport&) {
+                ratio =
+                    dynamic_cast<LowBitOptimizer&>(optimizer).residual_ratio();
+              });
+  // Signs keep 2/pi of a normal value's energy: the rest is about 0.6 of it.
+  EXPECT_GT(ratio, 0.2);
+  EXPECT_LT(ratio, 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LowBitBytes, ::testing::Values(2, 3, 4, 8));
+
+}  // namespace
+}  // namespace thinwire::optim
