@@ -16,32 +16,101 @@
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 
-/// Either form of a momentum. Decided in the loop, which divides anyway: that
-/// spares a loop for each pair of forms.
-struct EitherMomentum {
-  explicit EitherMomentum(const MomentumForm& form)
-      : values(form.values), signs(form.signs) {}
+// Two momenta, and what they say of the gradient between them. Each has
+// begin_word(w), and then for the elements j of that word exp_avg(tag, j) and
+// square(tag, j): (one_minus_beta2 * g) * g of g = (m - beta1 * m_old) /
+// one_minus_beta1, neither of them masked.
+
+/// Both in any form. Decided in the loop, which divides anyway: that spares a
+/// loop for each pair of forms.
+class AnyMomenta {
+ public:
+  AnyMomenta(const LambFactorArrays& a, const AdamCoefficients& c)
+      : now_(a.exp_avg), before_(a.previous), c_(c) {}
 
   HWY_INLINE void begin_word(std::size_t w) {
-    if (values == nullptr) {
-      word = signs.words[w];
-    } else {
-      first = values + w * 32;
-      prefetch_ahead(first, 32);
-    }
+    now_.begin_word(w);
+    before_.begin_word(w);
   }
   template <class D>
-  HWY_INLINE hn::Vec<D> at(D d, std::size_t j) const {
-    return values == nullptr ? signed_value(d, signs.scale, word, j)
-                             : hn::LoadU(d, first + j);
+  HWY_INLINE hn::Vec<D> exp_avg(D d, std::size_t j) const {
+    return now_.at(d, j);
+  }
+  template <class D>
+  HWY_INLINE hn::Vec<D> square(D d, std::size_t j) const {
+    const auto decayed = hn::Mul(hn::Set(d, c_.beta1), before_.at(d, j));
+    const auto g = hn::Div(hn::Sub(now_.at(d, j), decayed),
+                           hn::Set(d, c_.one_minus_beta1));
+    return hn::Mul(hn::Mul(hn::Set(d, c_.one_minus_beta2), g), g);
   }
 
-  const float* values;
-  Signs signs;
-  const float* first = nullptr;
-  std::uint32_t word = 0;
+ private:
+  struct Form {
+    explicit Form(const MomentumForm& form)
+        : values(form.values), signs(form.signs) {}
+
+    HWY_INLINE void begin_word(std::size_t w) {
+      if (values == nullptr) {
+        word = signs.words[w];
+      } else {
+        first = values + w * 32;
+        prefetch_ahead(first, 32);
+      }
+    }
+    template <class D>
+    HWY_INLINE hn::Vec<D> at(D d, std::size_t j) const {
+      return values == nullptr ? signed_value(d, signs.scale, word, j)
+                               : hn::LoadU(d, first + j);
+    }
+
+    const float* values;
+    Signs signs;
+    const float* first = nullptr;
+    std::uint32_t word = 0;
+  };
+
+  Form now_;
+  Form before_;
+  AdamCoefficients c_;
 };
 
+/// Both as signs: rounding is symmetric, so there are two squares in a block,
+/// one for elements whose sign stayed and one for the others.
+class TwoSigns {
+ public:
+  TwoSigns(const LambFactorArrays& a, const AdamCoefficients& c)
+      : now_(a.exp_avg.signs), before_(a.previous.signs) {
+    const float decayed = c.beta1 * before_.scale;
+    const float same = (now_.scale - decayed) / c.one_minus_beta1;
+    const float other = (now_.scale + decayed) / c.one_minus_beta1;
+    stayed_ = (c.one_minus_beta2 * same) * same;
+    changed_ = (c.one_minus_beta2 * other) * other;
+  }
+
+  HWY_INLINE void begin_word(std::size_t w) {
+    word_ = now_.words[w];
+    changes_ = word_ ^ before_.words[w];
+  }
+  template <class D>
+  HWY_INLINE hn::Vec<D> exp_avg(D d, std::size_t j) const {
+    return signed_value(d, now_.scale, word_, j);
+  }
+  template <class D>
+  HWY_INLINE hn::Vec<D> square(D d, std::size_t j) const {
+    return hn::IfThenElse(lanes_of(d, changes_, j), hn::Set(d, changed_),
+                          hn::Set(d, stayed_));
+  }
+
+ private:
+  Signs now_;
+  Signs before_;
+  float stayed_;
+  float changed_;
+  std::uint32_t word_ = 0;
+  std::uint32_t changes_ = 0;
+};
+
+template <class Momenta>
 struct FactorWord {
   FactorWord(const LambFactorArrays& arrays,
              const AdamCoefficients& coefficients)
@@ -50,8 +119,7 @@ struct FactorWord {
   /// Terms of the sums: the update without decay, and with it.
   HWY_INLINE void operator()(std::size_t w, std::size_t count, float* plain,
                              float* update) {
-    exp_avg.begin_word(w);
-    previous.begin_word(w);
+    momenta.begin_word(w);
     prefetch_ahead(a.fresh + w * 32, 32);
     prefetch_ahead(a.denominator + w * 32, 32);
     if (decoupled.used) prefetch_ahead(a.params + w * 32, 32);
@@ -64,15 +132,14 @@ struct FactorWord {
     HWY_INLINE void operator()(D d, std::size_t j) const {
       const std::size_t i = first + j;
       const AdamCoefficients& c = of.c;
-      auto m = of.exp_avg.at(d, j);
-      auto m_before = of.previous.at(d, j);
+      auto m = of.momenta.exp_avg(d, j);
+      auto square = of.momenta.square(d, j);
       if (HWY_UNLIKELY(active != kAllActive)) {
         m = hn::IfThenElseZero(lanes_of(d, active, j), m);
-        m_before = hn::IfThenElseZero(lanes_of(d, active, j), m_before);
+        square = hn::IfThenElseZero(lanes_of(d, active, j), square);
       }
-      const auto change = hn::Sub(m, hn::Mul(hn::Set(d, c.beta1), m_before));
-      const auto g = hn::Div(change, hn::Set(d, c.one_minus_beta1));
-      const auto fresh = next_variance(d, hn::LoadU(d, of.a.fresh + i), g, c);
+      const auto fresh = hn::Add(
+          hn::Mul(hn::LoadU(d, of.a.fresh + i), hn::Set(d, c.beta2)), square);
       hn::StoreU(fresh, d, of.a.fresh + i);
       const auto denominator = hn::LoadU(d, of.a.denominator + i);
       keep_largest(d, j, denominator,
@@ -112,13 +179,13 @@ struct FactorWord {
 
   LambFactorArrays a;
   AdamCoefficients c;
-  EitherMomentum exp_avg{a.exp_avg};
-  EitherMomentum previous{a.previous};
+  Momenta momenta{a, c};
   Epsilon epsilon{c};
   Decay decoupled{c.decoupled_decay};
   float largest = 0;
 };
 
+template <class Momenta>
 struct WithoutSums {
   HWY_INLINE void operator()(std::size_t w, std::uint32_t /*active*/,
                              std::size_t count) const {
@@ -126,23 +193,32 @@ struct WithoutSums {
     word(w, count, unused, unused);
   }
 
-  FactorWord& word;
+  FactorWord<Momenta>& word;
 };
 
-LambFactorSums run_lamb_factor(const LambFactorArrays& arrays,
-                               const AdamCoefficients& c) {
-  FactorWord word(arrays, c);
+template <class Momenta>
+LambFactorSums lamb_factor_of(const LambFactorArrays& arrays,
+                              const AdamCoefficients& c) {
+  FactorWord<Momenta> word(arrays, c);
   LambFactorSums result;
   if (word.decoupled.used) {
     const TwoSums sums = two_sums_of_squares(arrays.size, word);
     result.plain = sums.first;
     result.update = sums.second;
   } else {
-    const WithoutSums without{word};
+    const WithoutSums<Momenta> without{word};
     for_each_word(arrays.size, arrays.active, without);
   }
   result.ratio = word.largest;
   return result;
+}
+
+LambFactorSums run_lamb_factor(const LambFactorArrays& arrays,
+                               const AdamCoefficients& c) {
+  const bool are_signs =
+      arrays.exp_avg.values == nullptr && arrays.previous.values == nullptr;
+  return are_signs ? lamb_factor_of<TwoSigns>(arrays, c)
+                   : lamb_factor_of<AnyMomenta>(arrays, c);
 }
 
 }  // namespace thinwire::kernels::HWY_NAMESPACE
