@@ -204,11 +204,11 @@ TEST(Lamb, RestsWhereTheLearningRateIsZero) {
   Lamb rule(test::grouped_layout(), with_groups());
   rule.set_learning_rate(1, 0);
   ThreadPool pool(1);
-  const std::size_t n = test::grouped_layout().size();
+  const std::size_t n = rule.layout().size();
   std::vector<float> params = test::normal(n, 3);
   const auto before = params;
   rule.apply(1, params, test::gradient(n, 1, 0), 1, pool);
-  for (const Parameter& p : test::grouped_layout().parameters())
+  for (const Parameter& p : rule.layout().parameters())
     EXPECT_EQ(params[p.offset] == before[p.offset], p.group == 1) << p.name;
 }
 
