@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Trains the demo's model in many ways and says what each costs in loss.
+
+Runs that are complete in the folder are kept, so the study can be interrupted
+and widened. Writes table.md and plot.html beside them; the table is printed.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from results import read_results
+from rows import all_rows
+from show import markdown, plot
+
+ROOT = Path(__file__).resolve().parents[2]
+# More ranks than cores, none tied to a core, waiting ones leave theirs.
+LAUNCH = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "passive",
+}
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", metavar="REGEX", help="rows to run")
+    parser.add_argument("--list", action="store_true", help="name the rows and end")
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--data", nargs="+", help="text; default: Jane Austen's novels")
+    parser.add_argument("--out", type=Path, default=ROOT / "out" / "convergence")
+    parser.add_argument(
+        "--program", type=Path, default=ROOT / "build" / "release" / "bin" / "train_gpt"
+    )
+    return parser.parse_args()
+
+
+def novels():
+    done = subprocess.run(
+        [ROOT / "scripts" / "get_austen"], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return done.stdout.split("\n")[:-1]
+
+
+def launch(command):
+    """Runs it; returns why it failed, in a line, or nothing."""
+    try:
+        done = subprocess.run(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={**os.environ, **LAUNCH},
+        )
+    except OSError as error:
+        return str(error)
+    if done.returncode == 0:
+        return ""
+    lines = done.stderr.strip().splitlines() or ["no reason given"]
+    own = [line for line in lines if line.startswith("train_gpt: ")]
+    return (own or lines)[-1]
+
+
+def train(given, data, row, seed, out):
+    """One run; True if it succeeded, now or earlier."""
+    if (out / "summary.json").exists():
+        return True
+    command = [
+        "mpirun",
+        "-np",
+        str(given.ranks),
+        str(given.program),
+        *row.flags.split(),
+    ]
+    command += ["--steps", str(given.steps), "--seed", str(seed), "--quiet"]
+    command += ["--out", str(out), "--data", *data]
+    why = launch(command)
+    if why:
+        print(f"{row.name}, seed {seed}: failed: {why}", file=sys.stderr, flush=True)
+        return False
+    summary = json.loads((out / "summary.json").read_text())
+    print(
+        f"{row.name}, seed {seed}: {summary['final_val_loss']:.4f} nats per byte, "
+        f"{summary['seconds']:.0f} s",
+        file=sys.stderr,
+        flush=True,
+    )
+    return True
+
+
+def main():
+    given = arguments()
+    rows = [row for row in all_rows() if re.search(given.only, row.name)]
+    if given.list:
+        for row in rows:
+            print(f"{row.name:26} {row.flags}")
+        return 0
+    folder = given.out / f"{given.steps}_steps_{given.ranks}_ranks"
+    data = given.data or novels()
+    with ThreadPoolExecutor(given.jobs) as pool:
+        runs = [
+            pool.submit(
+                train, given, data, row, seed, folder / row.name / f"seed_{seed}"
+            )
+            for seed in given.seeds
+            for row in rows
+        ]
+        succeeded = [run.result() for run in runs]
+    results = read_results(folder, all_rows(), given.seeds)
+    table = markdown(results)
+    (folder / "table.md").write_text(table)
+    (folder / "plot.html").write_text(plot(results))
+    print(table, end="")
+    return 0 if all(succeeded) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
