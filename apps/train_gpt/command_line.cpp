@@ -115,8 +115,7 @@ void CommandLine::add_training_flags() {
   app_.add_option("--weight-decay", options.weight_decay, "AdamW's");
   app_.add_option("--clip", options.clip,
                   "Largest norm of the gradient, 0: any (deepspeed semantics "
-                  "ignores it)")
-      ->default_str("1 (LAMB 0)");
+                  "ignores it)");
   app_.add_option("--clip-norm", clip_norm_,
                   "The norm in steps that do not know the averaged gradient: "
                   "calibrated by those that do, or rms: of the ranks' norms");
@@ -248,7 +247,6 @@ void CommandLine::resolve() {
   }
   const Phases phases = default_phases(options.steps, options.warmup_steps);
   if (!is_given("--lr")) options.lr = optimizer->lr;
-  if (!is_given("--clip")) options.clip = optimizer->clip;
   if (!is_given("--var-freeze-step"))
     options.var_freeze_step = phases.var_freeze_step;
   if (!is_given("--local-steps")) options.local_steps = phases.local_steps;

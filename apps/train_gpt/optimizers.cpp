@@ -98,20 +98,17 @@ using OnebitLamb =
 using ZeroOneAdam = LowBit<optim::ZeroOneAdam, zero_one_adam_options>;
 
 constexpr double kAdamLr = 1.5e-3;
-constexpr double kAdamClip = 1;
-// A step of LAMB has the length that the parameters give it: the gradient's
-// does not matter.
+// Relative: a step of LAMB is as long as the parameters say.
 constexpr double kLambLr = 1e-2;
-constexpr double kLambClip = 0;
 
 constexpr std::array kOptimizers = {
-    OptimizerEntry{"adam", kAdamLr, kAdamClip, Adam::validate, Adam::make},
-    OptimizerEntry{"onebit_adam", kAdamLr, kAdamClip, OnebitAdam::validate,
+    OptimizerEntry{"adam", kAdamLr, Adam::validate, Adam::make},
+    OptimizerEntry{"onebit_adam", kAdamLr, OnebitAdam::validate,
                    OnebitAdam::make},
-    OptimizerEntry{"lamb", kLambLr, kLambClip, Lamb::validate, Lamb::make},
-    OptimizerEntry{"onebit_lamb", kLambLr, kLambClip, OnebitLamb::validate,
+    OptimizerEntry{"lamb", kLambLr, Lamb::validate, Lamb::make},
+    OptimizerEntry{"onebit_lamb", kLambLr, OnebitLamb::validate,
                    OnebitLamb::make},
-    OptimizerEntry{"zero_one_adam", kAdamLr, kAdamClip, ZeroOneAdam::validate,
+    OptimizerEntry{"zero_one_adam", kAdamLr, ZeroOneAdam::validate,
                    ZeroOneAdam::make},
 };
 

@@ -15,9 +15,8 @@ namespace thinwire::train_gpt {
 /// One value of --optimizer.
 struct OptimizerEntry {
   std::string_view name;
-  /// Options::lr and Options::clip where no flag gives them.
+  /// Options::lr where no flag gives it.
   double lr = 0;
-  double clip = 0;
   /// Local; throws Error(kInvalidArgument) for options it cannot honour.
   void (*validate)(const Options&, const ParameterLayout&);
   /// Collective.

@@ -30,7 +30,7 @@ struct Options {
   double lr = 1.5e-3;  ///< The optimizer's own, where no flag says otherwise.
   std::int64_t warmup_steps = 50;
   double weight_decay = 0;
-  double clip = 1.0;                ///< 0: never. The optimizer's own, as lr.
+  double clip = 1.0;                ///< 0: never.
   bool calibrated_clipping = true;  ///< ExchangeOptions::calibrated_clipping.
   std::uint64_t seed = 1;
   std::int64_t freeze_step = 100;      ///< Or optim::kAutoFreeze.

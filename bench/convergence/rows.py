@@ -59,7 +59,7 @@ def lamb_rows(lr):
             ),
         ]
 
-    return [*rows("", "", "--clip 0"), *rows("_clip", ", clip 1", "--clip 1")]
+    return [*rows("_clip", ", clip 1", "--clip 1"), *rows("", ", no clip", "--clip 0")]
 
 
 def all_rows():
