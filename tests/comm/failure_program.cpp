@@ -35,6 +35,7 @@ void fail(const std::string& mode, Communicator& comm) {
     std::vector<float> data(kSmall + 3);
     comm.all_reduce(data);
   }
+  if (mode == "other") comm.barrier();
   if (mode == "interrupt") {
     thinwire::comm::interrupt("asked to stop");
     std::vector<float> data(kSmall);

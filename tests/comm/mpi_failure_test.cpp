@@ -96,6 +96,10 @@ TEST_P(MpiFailure, AnotherSizeIsNamedAndReachesAllRanks) {
   expect("size", "60s", 3, "bytes where", 20);
 }
 
+TEST_P(MpiFailure, AnotherCollectiveIsNamedAndReachesAllRanks) {
+  expect("other", "60s", 3, "bytes where", 20);
+}
+
 TEST_P(MpiFailure, ARankThatHasLeftIsNamed) {
   expect("leave", "60s", 1, "rank 1 has left", 20);
 }

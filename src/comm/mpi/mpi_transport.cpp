@@ -90,6 +90,7 @@ void MpiTransport::run(const Operation& operation, Post post) {
   try {
     requests_.clear();
     parts_.clear();
+    awaited_.clear();
     {
       const auto lock = process_.enter();
       check_usable(operation);
@@ -110,29 +111,55 @@ void MpiTransport::exchange(std::span<const SendMessage> sends,
                             std::span<const RecvMessage> receives,
                             const Operation& operation) {
   run(operation, [&] {
-    const int tag = tag_of(operation);
-    for (const RecvMessage& message : receives) post_receive(message, tag);
-    for (const SendMessage& message : sends) post_send(message, tag);
+    for (const RecvMessage& message : receives) await(message);
+    for (const SendMessage& message : sends)
+      post_send(message, tag_of(operation));
   });
 }
 
-void MpiTransport::post_receive(const RecvMessage& message, int tag) {
-  const int source = members_[static_cast<std::size_t>(message.peer)];
+// Receives are not posted ahead: Open MPI writes a long message that another
+// process of the machine sends past the end of a shorter receive.
+void MpiTransport::await(const RecvMessage& message) {
   for (std::size_t begin = 0; begin < message.bytes; begin += kPartBytes) {
-    const std::size_t bytes = std::min(kPartBytes, message.bytes - begin);
-    parts_.push_back({message.peer, true, begin, bytes, message.bytes});
-    check(MPI_Irecv(static_cast<std::byte*>(message.data) + begin,
-                    static_cast<int>(bytes), MPI_BYTE, source, tag,
-                    process_.comm(), &requests_.emplace_back(MPI_REQUEST_NULL)),
-          "MPI_Irecv");
+    awaited_.push_back(parts_.size());
+    requests_.push_back(MPI_REQUEST_NULL);
+    parts_.push_back(
+        {message.peer, static_cast<std::byte*>(message.data) + begin, begin,
+         std::min(kPartBytes, message.bytes - begin), message.bytes});
   }
+}
+
+// Needs the lock.
+void MpiTransport::receive_arrived(const Operation& operation) {
+  constexpr int kNobody = -1;
+  int behind = kNobody;  // its earlier part has not arrived
+  std::erase_if(awaited_, [&](std::size_t index) {
+    const Part& part = parts_[index];
+    if (part.peer == behind) return false;
+    int found = 0;
+    MPI_Message message = MPI_MESSAGE_NULL;
+    MPI_Status status;
+    check(MPI_Improbe(members_[static_cast<std::size_t>(part.peer)],
+                      tag_of(operation), process_.comm(), &found, &message,
+                      &status),
+          "MPI_Improbe");
+    if (found == 0) {
+      behind = part.peer;
+      return false;
+    }
+    check_size(part, status, operation);
+    check(MPI_Imrecv(part.to, static_cast<int>(part.bytes), MPI_BYTE, &message,
+                     &requests_[index]),
+          "MPI_Imrecv");
+    return true;
+  });
 }
 
 void MpiTransport::post_send(const SendMessage& message, int tag) {
   const int destination = members_[static_cast<std::size_t>(message.peer)];
   for (std::size_t begin = 0; begin < message.bytes; begin += kPartBytes) {
     const std::size_t bytes = std::min(kPartBytes, message.bytes - begin);
-    parts_.push_back({message.peer, false, begin, bytes, message.bytes});
+    parts_.push_back({message.peer, nullptr, begin, bytes, message.bytes});
     check(MPI_Isend(static_cast<const std::byte*>(message.data) + begin,
                     static_cast<int>(bytes), MPI_BYTE, destination, tag,
                     process_.comm(), &requests_.emplace_back(MPI_REQUEST_NULL)),
@@ -153,47 +180,42 @@ void MpiTransport::complete(const Operation& operation) {
   }
 }
 
+// Whether all is done. Needs the lock.
 bool MpiTransport::test(const Operation& operation) {
+  receive_arrived(operation);
   int completed = 0;
   const int result =
       MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(),
                    &completed, indices_.data(), statuses_.data());
-  if (result != MPI_SUCCESS && result != MPI_ERR_IN_STATUS)
+  if (result == MPI_ERR_IN_STATUS) {
+    for (int i = 0; i < completed; ++i) {
+      const auto index = static_cast<std::size_t>(i);
+      const Part& part = parts_[static_cast<std::size_t>(indices_[index])];
+      check(statuses_[index].MPI_ERROR,
+            fmt::format("{} with rank {}", operation.name, part.peer));
+    }
+  } else {
     check(result, operation.name);
-  if (completed == MPI_UNDEFINED) return true;  // none is left
-  for (int i = 0; i < completed; ++i) {
-    const auto index = static_cast<std::size_t>(i);
-    MPI_Status& status = statuses_[index];
-    check_received(parts_[static_cast<std::size_t>(indices_[index])], status,
-                   result == MPI_SUCCESS ? MPI_SUCCESS : status.MPI_ERROR,
-                   operation);
   }
-  return std::all_of(
-      requests_.begin(), requests_.end(),
-      [](MPI_Request request) { return request == MPI_REQUEST_NULL; });
+  return awaited_.empty() && std::all_of(requests_.begin(), requests_.end(),
+                                         [](MPI_Request request) {
+                                           return request == MPI_REQUEST_NULL;
+                                         });
 }
 
-void MpiTransport::check_received(const Part& part, MPI_Status& status,
-                                  int result,
-                                  const Operation& operation) const {
-  int error_class = MPI_SUCCESS;
-  if (result != MPI_SUCCESS) MPI_Error_class(result, &error_class);
-  if (error_class != MPI_SUCCESS && error_class != MPI_ERR_TRUNCATE)
-    check(result, fmt::format("{} with rank {}", operation.name, part.peer));
-  if (!part.receives) return;
-  MPI_Count received = 0;
-  MPI_Get_elements_x(&status, MPI_BYTE, &received);
-  if (error_class == MPI_SUCCESS &&
-      received == static_cast<MPI_Count>(part.bytes)) {
-    return;
-  }
+void MpiTransport::check_size(const Part& part, const MPI_Status& status,
+                              const Operation& operation) const {
+  MPI_Count arriving = 0;
+  MPI_Get_elements_x(&status, MPI_BYTE, &arriving);
+  if (arriving == static_cast<MPI_Count>(part.bytes)) return;
   fail(failure::wrong_size(operation, part.peer,
-                           part.before + static_cast<std::size_t>(received),
+                           part.before + static_cast<std::size_t>(arriving),
                            part.message_bytes));
 }
 
 std::vector<int> MpiTransport::waited_for() const {
   std::vector<int> peers;
+  for (const std::size_t index : awaited_) peers.push_back(parts_[index].peer);
   for (std::size_t i = 0; i < requests_.size(); ++i) {
     if (requests_[i] == MPI_REQUEST_NULL) continue;
     if (parts_[i].peer != kEveryone) {
@@ -234,7 +256,7 @@ void MpiTransport::check_departed(const Operation& operation) const {
 void MpiTransport::require_none_gave_up(const Operation& operation) const {
   if (!any_departed_) return;
   for (const Part& part : parts_) {
-    if (!part.receives) continue;
+    if (part.to == nullptr) continue;
     const auto& departure = departed_[static_cast<std::size_t>(part.peer)];
     if (departure && departure->gave_up)
       fail(failure::gave_up(operation, part.peer, departure->reason));
@@ -308,7 +330,7 @@ bool MpiTransport::native_all_reduce(View data, ReduceOp op,
     for (std::size_t begin = 0; begin < data.size(); begin += kPartElements) {
       const View part =
           data.subview(begin, std::min(kPartElements, data.size() - begin));
-      parts_.push_back({kEveryone, false, 0, part.bytes(), data.bytes()});
+      parts_.push_back({kEveryone, nullptr, 0, part.bytes(), data.bytes()});
       check(MPI_Iallreduce(MPI_IN_PLACE, part.data(),
                            static_cast<int>(part.size()), type,
                            op == ReduceOp::kSum ? MPI_SUM : MPI_MAX, native_,

@@ -60,8 +60,8 @@ class MpiTransport final : public Transport {
   };
   /// What one request is for.
   struct Part {
-    int peer = 0;  ///< kEveryone: a collective of MPI's own.
-    bool receives = false;
+    int peer = 0;            ///< kEveryone: a collective of MPI's own.
+    void* to = nullptr;      ///< Where a receive puts it.
     std::size_t before = 0;  ///< Bytes of the message in earlier parts.
     std::size_t bytes = 0;
     std::size_t message_bytes = 0;
@@ -71,11 +71,12 @@ class MpiTransport final : public Transport {
   template <class Post>
   void run(const Operation& operation, Post post);
   void post_send(const SendMessage& message, int tag);
-  void post_receive(const RecvMessage& message, int tag);
+  void await(const RecvMessage& message);
+  void receive_arrived(const Operation& operation);
   void complete(const Operation& operation);
   bool test(const Operation& operation);
-  void check_received(const Part& part, MPI_Status& status, int result,
-                      const Operation& operation) const;
+  void check_size(const Part& part, const MPI_Status& status,
+                  const Operation& operation) const;
   void check_usable(const Operation& operation) const;
   void check_departed(const Operation& operation) const;
   void require_none_gave_up(const Operation& operation) const;
@@ -94,7 +95,8 @@ class MpiTransport final : public Transport {
   MPI_Comm native_ = MPI_COMM_NULL;
 
   std::vector<MPI_Request> requests_;
-  std::vector<Part> parts_;  ///< One per request.
+  std::vector<Part> parts_;           ///< One per request.
+  std::vector<std::size_t> awaited_;  ///< Parts that have not arrived.
   std::vector<int> indices_;
   std::vector<MPI_Status> statuses_;
   std::vector<std::optional<Departure>> departed_;  ///< Per rank of the group.
