@@ -17,6 +17,8 @@ const char* to_string(ErrorCode code) noexcept {
       return "DeviceFailure";
     case ErrorCode::kCorruptCheckpoint:
       return "CorruptCheckpoint";
+    case ErrorCode::kNonFinite:
+      return "NonFinite";
   }
   return "unknown";
 }

@@ -21,6 +21,9 @@ enum class ErrorCode {
   kDeviceFailure,
   /// Saved state is torn, altered, or of another model. Nothing has changed.
   kCorruptCheckpoint,
+  /// Gradients are not finite at any loss scale. Parameters and states are
+  /// those of the last good step.
+  kNonFinite,
 };
 
 /// The code's name as written above, without the k: "InvalidArgument".
