@@ -38,6 +38,11 @@ void require_chunk(ConstView values, std::size_t chunk) {
   }
 }
 
+void require_floats(const char* name, ConstView values, std::size_t size) {
+  require_float(name, values.dtype());
+  require_size(name, size, values.size());
+}
+
 void require_grads(ConstView grads) { require_float("grads", grads.dtype()); }
 
 void require_low_precision(const View& low_precision, std::size_t size) {

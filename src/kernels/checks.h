@@ -15,6 +15,10 @@ namespace thinwire::kernels {
 /// `values` holds fp32, fp16 or bf16, and `chunk` is one of its chunks.
 void require_chunk(ConstView values, std::size_t chunk);
 
+/// `values`, the argument called `name`, holds `size` elements of fp32, fp16 or
+/// bf16.
+void require_floats(const char* name, ConstView values, std::size_t size);
+
 /// `grads` holds fp32, fp16 or bf16.
 void require_grads(ConstView grads);
 

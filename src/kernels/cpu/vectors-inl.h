@@ -96,12 +96,20 @@ HWY_INLINE hn::Vec<D> load(D d, const Half* p) {
   const auto is_subnormal = hn::Lt(magnitude, hn::Set(di, 1 << 23));
   const auto bits = hn::IfThenElse(
       is_subnormal, subnormal, hn::IfThenElse(is_finite, normal, inf_or_nan));
-  return hn::BitCast(d, hn::Or(bits, sign));
+  // F16C makes NaNs quiet.
+  const auto is_nan = hn::Gt(magnitude, hn::Set(di, 31 << 23));
+  const auto quiet = hn::IfThenElseZero(is_nan, hn::Set(di, 1 << 22));
+  return hn::BitCast(d, hn::Or(hn::Or(bits, quiet), sign));
 }
 
 #endif
 
 // ------------------------------------------------------------------ storing
+template <class D>
+HWY_INLINE void store(D d, hn::Vec<D> value, float* p) {
+  hn::StoreU(value, d, p);
+}
+
 // Highway's conversion to bf16 truncates, so rounding is done here.
 template <class D>
 HWY_INLINE void store(D d, hn::Vec<D> value, BFloat16* p) {

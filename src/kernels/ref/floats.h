@@ -13,16 +13,20 @@ namespace thinwire::kernels::ref {
 inline float to_float(float value) noexcept { return value; }
 using thinwire::to_float;
 
+inline void store_rounded(float value, float* p) { *p = value; }
+inline void store_rounded(float value, Half* p) { *p = to_half(value); }
+inline void store_rounded(float value, BFloat16* p) { *p = to_bfloat16(value); }
+
 /// Calls f(pointer to the elements of `view`), which are fp32, fp16 or bf16.
-template <class F>
-decltype(auto) visit_floats(ConstView view, F&& f) {
+template <class V, class F>
+decltype(auto) visit_floats(const V& view, F&& f) {
   switch (view.dtype()) {
     case DType::kFloat16:
-      return f(view.as<Half>().data());
+      return f(view.template as<Half>().data());
     case DType::kBFloat16:
-      return f(view.as<BFloat16>().data());
+      return f(view.template as<BFloat16>().data());
     default:
-      return f(view.as<float>().data());
+      return f(view.template as<float>().data());
   }
 }
 
@@ -30,11 +34,7 @@ decltype(auto) visit_floats(ConstView view, F&& f) {
 inline void store_low_precision(const View& low_precision, std::size_t i,
                                 float value) {
   if (low_precision.empty()) return;
-  if (low_precision.dtype() == DType::kFloat16) {
-    low_precision.as<Half>()[i] = to_half(value);
-  } else {
-    low_precision.as<BFloat16>()[i] = to_bfloat16(value);
-  }
+  visit_floats(low_precision, [&](auto* p) { store_rounded(value, p + i); });
 }
 
 /// m * beta1 + one_minus_beta1 * (grad * grad_scale).

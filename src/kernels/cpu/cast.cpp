@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/kernels/cast.h"
+
+#include <cstring>
+#include <type_traits>
+
+#include "kernels/checks.h"
+#include "kernels/cpu/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/cast.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// After foreach_target.h, which includes this file once per target.
+#include "hwy/highway.h"
+#include "kernels/cpu/vectors-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace thinwire::kernels::HWY_NAMESPACE {
+
+template <class F, class T>
+struct ConvertStep {
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_ahead(from + i, count);
+  }
+
+  template <class D>
+  HWY_INLINE void operator()(D d, std::size_t i) const {
+    store(d, load(d, from + i), to + i);
+  }
+
+  const F* from;
+  T* to;
+};
+
+template <class T, class S>
+struct AccumulateStep {
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_ahead(sum + i, count);
+    prefetch_ahead(values + i, count);
+  }
+
+  template <class D>
+  HWY_INLINE void operator()(D d, std::size_t i) const {
+    store(d, hn::Add(load(d, sum + i), load(d, values + i)), sum + i);
+  }
+
+  const T* values;
+  S* sum;
+};
+
+// Each loop exists for every pair of types.
+struct ConvertLoop {
+  template <class F, class T>
+  static void run(const F* from, T* to, std::size_t size) {
+    // A copy is not made here.
+    if constexpr (!std::is_same_v<F, T>) {
+      for_each_vector(size, ConvertStep<F, T>{from, to});
+    }
+  }
+};
+
+struct AccumulateLoop {
+  template <class T, class S>
+  static void run(const T* values, S* sum, std::size_t size) {
+    for_each_vector(size, AccumulateStep<T, S>{values, sum});
+  }
+};
+
+template <class Loop, class F>
+void run_from(const F* from, View to) {
+  switch (to.dtype()) {
+    case DType::kFloat16:
+      return Loop::run(from, static_cast<Half*>(to.data()), to.size());
+    case DType::kBFloat16:
+      return Loop::run(from, static_cast<BFloat16*>(to.data()), to.size());
+    default:
+      return Loop::run(from, static_cast<float*>(to.data()), to.size());
+  }
+}
+
+template <class Loop>
+void run_loop(ConstView from, View to) {
+  switch (from.dtype()) {
+    case DType::kFloat16:
+      return run_from<Loop>(static_cast<const Half*>(from.data()), to);
+    case DType::kBFloat16:
+      return run_from<Loop>(static_cast<const BFloat16*>(from.data()), to);
+    default:
+      return run_from<Loop>(static_cast<const float*>(from.data()), to);
+  }
+}
+
+void run_convert(ConstView from, View to) { run_loop<ConvertLoop>(from, to); }
+
+void run_accumulate(ConstView values, View sum) {
+  run_loop<AccumulateLoop>(values, sum);
+}
+
+}  // namespace thinwire::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace thinwire::kernels {
+
+HWY_EXPORT(run_convert);
+HWY_EXPORT(run_accumulate);
+
+void convert(ConstView from, View to) {
+  require_floats("from", from, from.size());
+  require_floats("to", to, from.size());
+  if (from.dtype() != to.dtype()) {
+    HWY_DYNAMIC_DISPATCH(run_convert)(from, to);
+  } else if (!from.empty()) {
+    // memmove, because both may be the same memory.
+    std::memmove(to.data(), from.data(), from.bytes());
+  }
+}
+
+void accumulate(View sum, ConstView values) {
+  require_floats("sum", sum, sum.size());
+  require_floats("values", values, sum.size());
+  HWY_DYNAMIC_DISPATCH(run_accumulate)(values, sum);
+}
+
+}  // namespace thinwire::kernels
+#endif  // HWY_ONCE
