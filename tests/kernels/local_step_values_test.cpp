@@ -102,9 +102,46 @@ TEST_P(LocalStepValues, SyncUpdateByHand) {
   Floats origin = {8, 16, 24, 32};
   Floats p(4, 7.0f);
   impl.run_sync_update({&bits, 4}, &active,
-                       {p.data(), origin.data(), d.data(), 4}, 0.5f);
+                       {p.data(), origin.data(), d.data(), 4, {}}, 0.5f);
   EXPECT_EQ(origin, (Floats{4, 8 + 2, 12 - 1, 16 - 0.5f}));
   EXPECT_EQ(p, origin);
+}
+
+TEST_P(LocalStepValues, LowPrecisionIsTheNewParametersRounded) {
+  // Ties go to even; 65520 does not fit into fp16. b / d and m are 0.
+  const Floats values = {1 + 0x1p-11f, 1 + 3 * 0x1p-11f, -1 - 0x1p-8f, 65520};
+  const std::vector<std::uint16_t> half = {0x3c00, 0x3c02, 0xbc04, 0x7c00};
+  const std::vector<std::uint16_t> bfloat16 = {0x3f80, 0x3f80, 0xbf80, 0x4780};
+  const Floats ones(4, 1.0f), zeros(4, 0.0f);
+  const std::uint32_t bits = 0;
+  const auto expect_rounded = [&](const auto& run) {
+    std::vector<Half> halves(4);
+    std::vector<BFloat16> bfloats(4);
+    run(View(halves));
+    run(View(bfloats));
+    for (std::size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(halves[i].bits, half[i]) << i;
+      EXPECT_EQ(bfloats[i].bits, bfloat16[i]) << i;
+    }
+  };
+  expect_rounded([&](View low) {
+    Floats p = zeros, m = zeros, u = zeros;
+    impl.run_local_step({.params = p.data(),
+                         .origin = values.data(),
+                         .exp_avg = m.data(),
+                         .accumulated = u.data(),
+                         .denominator = ones.data(),
+                         .grads = zeros,
+                         .low_precision = low},
+                        1, kExact);
+    EXPECT_EQ(p, values);
+  });
+  expect_rounded([&](View low) {
+    Floats p = zeros, origin = values;
+    impl.run_sync_update({&bits, 0}, nullptr,
+                         {p.data(), origin.data(), ones.data(), 4, low}, 1);
+    EXPECT_EQ(p, values);
+  });
 }
 
 // m = {1 + 2, -2 + 1} = {3, -1}
@@ -156,6 +193,29 @@ TEST_P(LocalStepValues, WrongGradientsAreRefusedBeforeAnythingChanges) {
                                    1, kExact),
                Error);
   for (const Floats& array : {p, m, u}) EXPECT_EQ(array, ones);
+}
+
+TEST_P(LocalStepValues, WrongLowPrecisionIsRefusedBeforeAnythingChanges) {
+  const Floats ones(2, 1.0f);
+  Floats p = ones, m = ones, u = ones, origin = ones, floats = ones;
+  std::vector<Half> halves(3);
+  const std::uint32_t bits = 0;
+  for (const View low : {View(floats), View(halves)}) {
+    EXPECT_THROW(impl.run_local_step({.params = p.data(),
+                                      .origin = ones.data(),
+                                      .exp_avg = m.data(),
+                                      .accumulated = u.data(),
+                                      .denominator = ones.data(),
+                                      .grads = ones,
+                                      .low_precision = low},
+                                     1, kExact),
+                 Error);
+    EXPECT_THROW(
+        impl.run_sync_update({&bits, 1}, nullptr,
+                             {p.data(), origin.data(), ones.data(), 2, low}, 1),
+        Error);
+  }
+  for (const Floats& array : {p, m, u, origin}) EXPECT_EQ(array, ones);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, LocalStepValues,

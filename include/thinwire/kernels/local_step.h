@@ -27,13 +27,15 @@ struct LocalStepArrays {
   const float* denominator = nullptr;  ///< > 0 everywhere.
   ConstView grads{};                   ///< fp32, fp16 or bf16.
   const std::uint32_t* active = nullptr;
+  View low_precision{};  ///< As in AdamArrays.
 };
 
 /// m = m * beta1 + one_minus_beta1 * (g * grad_scale), 0 where masked
 /// u = u + minus_learning_rate * ((m * exp_avg_scale) / denominator)
 /// p = origin * origin_scale + u
 /// where m is exp_avg or +-mean.scale, and u is `accumulated` or 0. The decay
-/// since the sync goes into `origin_scale`. At most 32 bytes per parameter.
+/// since the sync goes into `origin_scale`. At most 32 bytes per parameter, and
+/// 2 for `low_precision`.
 void local_step(const LocalStepArrays& arrays, float origin_scale,
                 const AdamCoefficients& c);
 
@@ -42,6 +44,7 @@ struct SyncArrays {
   float* origin = nullptr;             ///< In and out.
   const float* denominator = nullptr;  ///< > 0 everywhere.
   std::size_t size = 0;
+  View low_precision{};  ///< As in AdamArrays.
 };
 
 /// origin = origin * origin_scale + b / denominator, and params = origin, where

@@ -15,12 +15,14 @@
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 
-template <class G>
+// G is the type of the gradients, L that of the low precision, or void.
+template <class G, class L>
 struct LocalWord {
   LocalWord(const LocalStepArrays& arrays, float scale,
             const AdamCoefficients& coefficients)
       : a(arrays),
         grads(static_cast<const G*>(a.grads.data())),
+        low_precision(static_cast<L*>(a.low_precision.data())),
         origin_scale(scale),
         c(coefficients) {}
 
@@ -60,8 +62,8 @@ struct LocalWord {
       const auto origin = hn::LoadU(d, a.origin + i);
       hn::StoreU(m, d, a.exp_avg + i);
       hn::StoreU(u, d, a.accumulated + i);
-      hn::StoreU(hn::Add(hn::Mul(origin, hn::Set(d, of.origin_scale)), u), d,
-                 a.params + i);
+      const auto kept = hn::Mul(origin, hn::Set(d, of.origin_scale));
+      store_param(d, hn::Add(kept, u), a.params, of.low_precision, i);
     }
 
     const LocalWord& of;
@@ -72,15 +74,28 @@ struct LocalWord {
 
   LocalStepArrays a;
   const G* grads;
+  L* low_precision;
   float origin_scale;
   AdamCoefficients c;
 };
 
+template <class G, class L>
+void local_step_as(const LocalStepArrays& arrays, float origin_scale,
+                   const AdamCoefficients& c) {
+  const LocalWord<G, L> word(arrays, origin_scale, c);
+  for_each_word(arrays.grads.size(), arrays.active, word);
+}
+
 template <class G>
 void local_step_of(const LocalStepArrays& arrays, float origin_scale,
                    const AdamCoefficients& c) {
-  const LocalWord<G> word(arrays, origin_scale, c);
-  for_each_word(arrays.grads.size(), arrays.active, word);
+  if (arrays.low_precision.empty()) {
+    local_step_as<G, void>(arrays, origin_scale, c);
+  } else if (arrays.low_precision.dtype() == DType::kFloat16) {
+    local_step_as<G, Half>(arrays, origin_scale, c);
+  } else {
+    local_step_as<G, BFloat16>(arrays, origin_scale, c);
+  }
 }
 
 void run_local_step(const LocalStepArrays& arrays, float origin_scale,
@@ -95,6 +110,7 @@ void run_local_step(const LocalStepArrays& arrays, float origin_scale,
   }
 }
 
+template <class L>
 struct SyncWord {
   HWY_INLINE void operator()(std::size_t w, std::uint32_t active,
                              std::size_t count) const {
@@ -120,7 +136,8 @@ struct SyncWord {
       const auto next =
           hn::Add(kept, hn::Div(b, hn::LoadU(d, a.denominator + i)));
       hn::StoreU(next, d, a.origin + i);
-      hn::StoreU(next, d, a.params + i);
+      store_param(d, next, a.params, static_cast<L*>(a.low_precision.data()),
+                  i);
     }
 
     const SyncWord& of;
@@ -134,10 +151,22 @@ struct SyncWord {
   float origin_scale;
 };
 
+template <class L>
+void sync_update_as(Signs mean, const std::uint32_t* active,
+                    const SyncArrays& arrays, float origin_scale) {
+  const SyncWord<L> word{mean, arrays, origin_scale};
+  for_each_word(arrays.size, active, word);
+}
+
 void run_sync_update(Signs mean, const std::uint32_t* active,
                      const SyncArrays& arrays, float origin_scale) {
-  const SyncWord word{mean, arrays, origin_scale};
-  for_each_word(arrays.size, active, word);
+  if (arrays.low_precision.empty()) {
+    sync_update_as<void>(mean, active, arrays, origin_scale);
+  } else if (arrays.low_precision.dtype() == DType::kFloat16) {
+    sync_update_as<Half>(mean, active, arrays, origin_scale);
+  } else {
+    sync_update_as<BFloat16>(mean, active, arrays, origin_scale);
+  }
 }
 
 }  // namespace thinwire::kernels::HWY_NAMESPACE
@@ -152,11 +181,13 @@ HWY_EXPORT(run_sync_update);
 void local_step(const LocalStepArrays& arrays, float origin_scale,
                 const AdamCoefficients& c) {
   require_grads(arrays.grads);
+  require_low_precision(arrays.low_precision, arrays.grads.size());
   HWY_DYNAMIC_DISPATCH(run_local_step)(arrays, origin_scale, c);
 }
 
 void sync_update(Signs mean, const std::uint32_t* active,
                  const SyncArrays& arrays, float origin_scale) {
+  require_low_precision(arrays.low_precision, arrays.size);
   HWY_DYNAMIC_DISPATCH(run_sync_update)(mean, active, arrays, origin_scale);
 }
 
