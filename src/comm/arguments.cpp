@@ -26,6 +26,17 @@ void require_memory(std::string_view call, std::string_view argument,
   }
 }
 
+void require_reducible(std::string_view call, ReduceOp op, DType dtype) {
+  const bool is_integer = dtype == DType::kInt32 || dtype == DType::kInt64 ||
+                          dtype == DType::kUInt8;
+  if (op == ReduceOp::kMean && is_integer) {
+    refuse(
+        "{}: dtype must be float32, float16, bfloat16 or float64 for kMean, "
+        "got {}",
+        call, to_string(dtype));
+  }
+}
+
 void require_same_dtype(std::string_view call, ConstView input, View output) {
   if (input.dtype() != output.dtype()) {
     refuse("{}: output must have the dtype of input, {}, got {}", call,

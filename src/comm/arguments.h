@@ -5,6 +5,7 @@
 #include <span>
 #include <string_view>
 
+#include "thinwire/comm/transport.h"
 #include "thinwire/core/view.h"
 
 /// What Communicator asks of its arguments. Each throws
@@ -15,6 +16,8 @@ namespace thinwire::comm::arguments {
 /// Not a null pointer, unless it is empty.
 void require_memory(std::string_view call, std::string_view argument,
                     ConstView view);
+/// `op` is defined for elements of this dtype.
+void require_reducible(std::string_view call, ReduceOp op, DType dtype);
 void require_same_dtype(std::string_view call, ConstView input, View output);
 /// large.size() == world_size * small.size().
 void require_multiple(std::string_view call, std::string_view large_name,

@@ -120,6 +120,7 @@ void Communicator::all_reduce(View data, ReduceOp op) {
 Work Communicator::queue_all_reduce(View data, ReduceOp op) {
   constexpr std::string_view kCall = "all_reduce";
   arguments::require_memory(kCall, "data", data);
+  arguments::require_reducible(kCall, op, data.dtype());
   const std::size_t own = equal_ranges(data.size(), size())[impl_->self()].size;
   const std::size_t elements = data.size() - own + impl_->peers() * own;
   return impl_->start(kCall, elements * size_of(data.dtype()),
@@ -136,6 +137,7 @@ Work Communicator::queue_reduce_scatter(ConstView input, View output,
   arguments::require_memory(kCall, "input", input);
   arguments::require_memory(kCall, "output", output);
   arguments::require_same_dtype(kCall, input, output);
+  arguments::require_reducible(kCall, op, input.dtype());
   arguments::require_multiple(kCall, "input", input.size(), "output",
                               output.size(), size());
   arguments::require_no_overlap(kCall, input, output);

@@ -27,6 +27,7 @@ struct Traits<BFloat16> {
   static BFloat16 narrow(float value) { return to_bfloat16(value); }
 };
 
+// apply() for every further source, then finish() once.
 struct Sum {
   template <class A>
   static A apply(A a, A b) {
@@ -39,6 +40,17 @@ struct Sum {
       return a + b;
     }
   }
+  template <class A>
+  static A finish(A sum, A /*one_share*/) {
+    return sum;
+  }
+};
+
+struct Mean : Sum {
+  template <class A>
+  static A finish(A sum, A one_share) {
+    return sum * one_share;
+  }
 };
 
 struct Max {
@@ -50,6 +62,10 @@ struct Max {
       return std::max(a, b);
     }
   }
+  template <class A>
+  static A finish(A largest, A /*one_share*/) {
+    return largest;
+  }
 };
 
 // Block by block, so that the accumulators stay in the first-level cache and
@@ -59,6 +75,8 @@ void reduce_typed(std::span<const void* const> sources, void* output,
                   std::size_t count) {
   using Accumulator = typename Traits<T>::Accumulator;
   constexpr std::size_t kBlock = 1024;
+  const auto one_share =
+      static_cast<Accumulator>(1.0 / static_cast<double>(sources.size()));
   Accumulator sum[kBlock];
   for (std::size_t begin = 0; begin < count; begin += kBlock) {
     const std::size_t n = std::min(kBlock, count - begin);
@@ -70,13 +88,14 @@ void reduce_typed(std::span<const void* const> sources, void* output,
         sum[i] = Op::apply(sum[i], Traits<T>::widen(next[i]));
     }
     T* out = static_cast<T*>(output) + begin;
-    for (std::size_t i = 0; i < n; ++i) out[i] = Traits<T>::narrow(sum[i]);
+    for (std::size_t i = 0; i < n; ++i)
+      out[i] = Traits<T>::narrow(Op::finish(sum[i], one_share));
   }
 }
 
 template <class Op>
-void reduce_with(DType dtype, std::span<const void* const> sources,
-                 void* output, std::size_t count) {
+void reduce_floats(DType dtype, std::span<const void* const> sources,
+                   void* output, std::size_t count) {
   switch (dtype) {
     case DType::kFloat32:
       return reduce_typed<float, Op>(sources, output, count);
@@ -86,12 +105,23 @@ void reduce_with(DType dtype, std::span<const void* const> sources,
       return reduce_typed<BFloat16, Op>(sources, output, count);
     case DType::kFloat64:
       return reduce_typed<double, Op>(sources, output, count);
+    default:
+      return;
+  }
+}
+
+template <class Op>
+void reduce_any(DType dtype, std::span<const void* const> sources, void* output,
+                std::size_t count) {
+  switch (dtype) {
     case DType::kInt32:
       return reduce_typed<std::int32_t, Op>(sources, output, count);
     case DType::kInt64:
       return reduce_typed<std::int64_t, Op>(sources, output, count);
     case DType::kUInt8:
       return reduce_typed<std::uint8_t, Op>(sources, output, count);
+    default:
+      return reduce_floats<Op>(dtype, sources, output, count);
   }
 }
 
@@ -102,9 +132,11 @@ void reduce_in_order(ReduceOp op, DType dtype,
                      std::size_t count) {
   switch (op) {
     case ReduceOp::kSum:
-      return reduce_with<Sum>(dtype, sources, output, count);
+      return reduce_any<Sum>(dtype, sources, output, count);
     case ReduceOp::kMax:
-      return reduce_with<Max>(dtype, sources, output, count);
+      return reduce_any<Max>(dtype, sources, output, count);
+    case ReduceOp::kMean:
+      return reduce_floats<Mean>(dtype, sources, output, count);
   }
 }
 

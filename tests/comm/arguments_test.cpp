@@ -106,6 +106,21 @@ TEST_P(Arguments, DTypesMustAgree) {
   });
 }
 
+TEST_P(Arguments, AMeanIsOfFloats) {
+  refuses([](Communicator& comm, std::size_t ranks) {
+    std::vector<std::int32_t> words(3);
+    std::vector<std::int64_t> longs(3);
+    const std::vector<std::uint8_t> bytes(3 * ranks);
+    std::vector<std::uint8_t> piece(3);
+    expect_error(kInvalid, {"all_reduce", "dtype", "kMean", "got int32"},
+                 [&] { comm.all_reduce(words, ReduceOp::kMean); });
+    expect_error(kInvalid, {"all_reduce", "dtype", "kMean", "got int64"},
+                 [&] { comm.all_reduce(longs, ReduceOp::kMean); });
+    expect_error(kInvalid, {"reduce_scatter", "dtype", "kMean", "got uint8"},
+                 [&] { comm.reduce_scatter(bytes, piece, ReduceOp::kMean); });
+  });
+}
+
 TEST_P(Arguments, InputAndOutputMustNotOverlap) {
   refuses([](Communicator& comm, std::size_t ranks) {
     std::vector<float> data(3 * ranks + 3);

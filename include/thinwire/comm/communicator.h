@@ -63,9 +63,10 @@ class Communicator {
   /// Of completed and queued collectives; split groups count for themselves.
   [[nodiscard]] Counters counters() const noexcept;
 
-  /// In place: every rank gets the sum, or the largest, of all ranks' values,
-  /// element by element. kFloat16 and kBFloat16 are added in float and rounded
-  /// once. kMax of floats: a NaN on any rank gives NaN.
+  /// In place: every rank gets the sum, the largest or the mean of all ranks'
+  /// values, element by element. kFloat16 and kBFloat16 are added in float and
+  /// rounded once. kMax of floats: a NaN on any rank gives NaN. kMean takes no
+  /// integers; in a group of one it is the identity.
   void all_reduce(View data, ReduceOp op = ReduceOp::kSum);
   [[nodiscard]] Work queue_all_reduce(View data, ReduceOp op = ReduceOp::kSum);
 

@@ -13,7 +13,13 @@
 
 namespace thinwire::comm {
 
-enum class ReduceOp { kSum, kMax };
+enum class ReduceOp {
+  kSum,
+  kMax,
+  /// The sum times 1 / size(), floats only. Both in the type that the sum is
+  /// formed in, 1 / size() rounded to it; the element type is rounded to once.
+  kMean,
+};
 
 /// Bytes for, or from, one peer. A size of 0 is not sent at all.
 struct SendMessage {
@@ -56,7 +62,7 @@ class Transport {
                         const Operation& operation) = 0;
 
   /// The backend's own in-place all-reduce, whose order of additions is its
-  /// business. Returns false if it has none for this dtype.
+  /// business. Returns false if it has none for this dtype and operation.
   virtual bool native_all_reduce(View data, ReduceOp op,
                                  const Operation& operation);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -36,10 +37,10 @@ enum class DType : std::uint8_t {
 
 /// Conversions round to nearest, ties to even; overflow gives infinity and a
 /// NaN stays a NaN (quiet, sign and upper payload bits kept).
-[[nodiscard]] float to_float(Half value) noexcept;
-[[nodiscard]] float to_float(BFloat16 value) noexcept;
-[[nodiscard]] Half to_half(float value) noexcept;
-[[nodiscard]] BFloat16 to_bfloat16(float value) noexcept;
+[[nodiscard]] inline float to_float(Half value) noexcept;
+[[nodiscard]] inline float to_float(BFloat16 value) noexcept;
+[[nodiscard]] inline Half to_half(float value) noexcept;
+[[nodiscard]] inline BFloat16 to_bfloat16(float value) noexcept;
 
 /// The DType of a C++ element type; defined for those named above.
 template <class T>
@@ -79,5 +80,55 @@ struct DTypeOf<std::byte> {
 
 template <class T>
 inline constexpr DType dtype_of = DTypeOf<T>::value;
+
+// Inline and without branches, so that compilers make vectors of loops over
+// them. Magnitudes are positive as signed integers, which compare faster.
+
+inline float to_float(BFloat16 value) noexcept {
+  return std::bit_cast<float>(std::uint32_t{value.bits} << 16);
+}
+
+inline BFloat16 to_bfloat16(float value) noexcept {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const auto magnitude = static_cast<std::int32_t>(bits & 0x7fff'ffffu);
+  // Half of the last kept place, or just less when that place is even.
+  const std::uint32_t rounded = bits + 0x7fffu + (bits >> 16 & 1u);
+  // A NaN whose payload lies in the dropped half would become infinity.
+  const std::uint32_t quiet = bits | 0x40'0000u;
+  const std::uint32_t chosen = magnitude > 0x7f80'0000 ? quiet : rounded;
+  return {static_cast<std::uint16_t>(chosen >> 16)};
+}
+
+inline float to_float(Half value) noexcept {
+  const std::uint32_t upper = std::uint32_t{value.bits} << 16;
+  // Exponent and fraction where a float has them; the bias differs by 112, and
+  // by as much again for infinities and NaNs.
+  const auto magnitude = static_cast<std::int32_t>(upper >> 3 & 0x0fff'e000u);
+  const std::int32_t more = magnitude >= 31 << 23 ? 112 << 23 : 0;
+  // A subnormal f * 2^-24 is (1 + f / 2^10) * 2^-14 - 2^-14, exactly.
+  const std::int32_t one = magnitude < 1 << 23 ? 1 << 23 : 0;
+  const float excess = magnitude < 1 << 23 ? 0x1p-14f : 0.0f;
+  const std::int32_t bits = magnitude + (112 << 23) + more + one;
+  const float result = std::bit_cast<float>(bits) - excess;
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(result) |
+                              (upper & 0x8000'0000u));
+}
+
+inline Half to_half(float value) noexcept {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = bits >> 16 & 0x8000u;
+  const auto magnitude = static_cast<std::int32_t>(bits & 0x7fff'ffffu);
+  const std::int32_t odd = magnitude >> 13 & 1;
+  const std::int32_t normal = (magnitude - (112 << 23) + 0xfff + odd) >> 13;
+  // Below 2^-14: adding 0.5 lets the float unit round to multiples of 2^-24.
+  const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
+  const auto subnormal = std::bit_cast<std::int32_t>(shifted) - 0x3f00'0000;
+  const std::int32_t nan = 0x7e00 | (magnitude >> 13 & 0x3ff);
+  std::int32_t half = magnitude < 0x3880'0000 ? subnormal : normal;
+  // From 65520 on, ties to even rounds to infinity.
+  half = magnitude >= 0x477f'f000 ? 0x7c00 : half;
+  half = magnitude > 0x7f80'0000 ? nan : half;
+  return {static_cast<std::uint16_t>(static_cast<std::uint32_t>(half) | sign)};
+}
 
 }  // namespace thinwire

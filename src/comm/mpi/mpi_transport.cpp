@@ -34,6 +34,7 @@ constexpr auto kNoticeTime = std::chrono::milliseconds(50);
 
 // MPI_DATATYPE_NULL where MPI has no such type or does not promise our result.
 MPI_Datatype native_type(DType dtype, ReduceOp op) {
+  if (op == ReduceOp::kMean) return MPI_DATATYPE_NULL;  // MPI has no such sum
   const bool any_order = op == ReduceOp::kSum;  // MPI_MAX may lose a NaN
   switch (dtype) {
     case DType::kFloat32:
