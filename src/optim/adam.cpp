@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -11,6 +13,7 @@
 #include "optim/require.h"
 #include "thinwire/core/error.h"
 #include "thinwire/kernels/adam.h"
+#include "thinwire/kernels/cast.h"
 
 namespace thinwire::optim {
 
@@ -40,6 +43,9 @@ void validate_numbers(const AdamOptions& o) {
 
 void AdamOptions::validate(std::size_t num_groups) const {
   validate_numbers(*this);
+  require(state_dtype == DType::kFloat32 || is_16_bit(state_dtype),
+          "state_dtype", "float32, float16 or bfloat16",
+          to_string(state_dtype));
   require(groups.empty() || groups.size() == num_groups, "groups",
           fmt::format("empty or {} entries, one per group of the layout",
                       num_groups),
@@ -54,8 +60,8 @@ Adam::Adam(ParameterLayout layout, AdamOptions options)
   if (options_.groups.empty()) options_.groups.resize(layout_.num_groups());
   for (std::size_t g = 0; g < num_groups(); ++g)
     learning_rates_.push_back(group_options(g).learning_rate);
-  exp_avg_ = Buffer::of<float>(layout_.size());
-  exp_avg_sq_ = Buffer::of<float>(layout_.size());
+  exp_avg_ = Buffer(layout_.size(), options_.state_dtype);
+  exp_avg_sq_ = Buffer(layout_.size(), options_.state_dtype);
 }
 
 std::string_view Adam::name() const noexcept { return "adam"; }
@@ -71,9 +77,10 @@ AdamOptions Adam::group_options(std::size_t group) const {
 
 std::string Adam::describe() const {
   std::string text = fmt::format(
-      "adam decoupled_decay={} bias_correction={} epsilon_inside_sqrt={}\n",
+      "adam decoupled_decay={} bias_correction={} epsilon_inside_sqrt={} "
+      "state_dtype={}\n",
       options_.decoupled_decay, options_.bias_correction,
-      options_.epsilon_inside_sqrt);
+      options_.epsilon_inside_sqrt, to_string(options_.state_dtype));
   for (std::size_t g = 0; g < num_groups(); ++g) {
     const AdamOptions o = group_options(g);
     fmt::format_to(std::back_inserter(text),
@@ -120,26 +127,62 @@ kernels::AdamCoefficients Adam::coefficients(std::size_t group,
           .grad_scale = grad_scale};
 }
 
-void Adam::apply(std::int64_t step, View params, ConstView grads,
-                 float grad_scale, ThreadPool& pool) {
+void Adam::apply(std::int64_t step, const UpdateArrays& arrays,
+                 ThreadPool& pool) {
   for_group_ranges(pool, group_ranges(layout_), [&](Range range, std::size_t) {
-    apply_range(step, range, params, grads, grad_scale);
+    apply_range(step, range, arrays);
   });
 }
 
-void Adam::apply_range(std::int64_t step, Range range, View params,
-                       ConstView grads, float grad_scale) {
+void Adam::apply_range(std::int64_t step, Range range,
+                       const UpdateArrays& arrays) {
   if (range.size == 0) return;
   const std::size_t group = layout_.parameter_at(range.offset).group;
+  const auto c = coefficients(group, step, arrays.grad_scale);
+  if (arrays.params.dtype() != DType::kFloat32)
+    return apply_widened(range, arrays, c);
   const auto at = [&range](Buffer& buffer) {
     return buffer.as<float>().subspan(range.offset, range.size).data();
   };
   kernels::adam(
-      {.params = params.subview(range.offset, range.size).as<float>().data(),
+      {.params =
+           arrays.params.subview(range.offset, range.size).as<float>().data(),
        .exp_avg = at(exp_avg_),
        .exp_avg_sq = at(exp_avg_sq_),
-       .grads = grads.subview(range.offset, range.size)},
-      coefficients(group, step, grad_scale));
+       .grads = arrays.grads.subview(range.offset, range.size),
+       .low_precision = part_of(arrays.low_precision, range)},
+      c);
+}
+
+// Block by block, small enough to stay in the first-level cache as floats.
+void Adam::apply_widened(Range range, const UpdateArrays& arrays,
+                         const kernels::AdamCoefficients& c) {
+  constexpr std::size_t kBlock = 1024;
+  std::array<float, kBlock> p;
+  std::array<float, kBlock> m;
+  std::array<float, kBlock> v;
+  for (std::size_t at = range.offset; at < range.end(); at += kBlock) {
+    const std::size_t n = std::min(kBlock, range.end() - at);
+    const View params = arrays.params.subview(at, n);
+    const View exp_avg = exp_avg_.view().subview(at, n);
+    const View exp_avg_sq = exp_avg_sq_.view().subview(at, n);
+    kernels::convert(params, std::span(p.data(), n));
+    kernels::convert(exp_avg, std::span(m.data(), n));
+    kernels::convert(exp_avg_sq, std::span(v.data(), n));
+    kernels::adam({.params = p.data(),
+                   .exp_avg = m.data(),
+                   .exp_avg_sq = v.data(),
+                   .grads = arrays.grads.subview(at, n)},
+                  c);
+    kernels::convert(std::span(p.data(), n), params);
+    kernels::convert(std::span(m.data(), n), exp_avg);
+    kernels::convert(std::span(v.data(), n), exp_avg_sq);
+  }
+}
+
+bool Adam::takes(DType params) const noexcept {
+  return params == options_.state_dtype ||
+         (is_16_bit(params) && options_.state_dtype == DType::kFloat32);
 }
 
 std::vector<double> Adam::learning_rates_in(const StateDict& state) const {
@@ -162,8 +205,8 @@ void Adam::save(StateDict& state) const {
 
 void Adam::load(const StateDict& state) {
   const std::size_t n = layout_.size();
-  const ConstView m = state.array("exp_avg", DType::kFloat32, n);
-  const ConstView v = state.array("exp_avg_sq", DType::kFloat32, n);
+  const ConstView m = state.array("exp_avg", options_.state_dtype, n);
+  const ConstView v = state.array("exp_avg_sq", options_.state_dtype, n);
   learning_rates_ = learning_rates_in(state);
   if (n == 0) return;
   std::memcpy(exp_avg_.data(), m.data(), m.bytes());

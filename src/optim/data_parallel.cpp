@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "optim/exact_exchange.h"
+#include "optim/exact_average.h"
 #include "optim/gradient_clipping.h"
 #include "optim/require.h"
 #include "optim/verification.h"
@@ -26,8 +26,9 @@ void ExchangeOptions::validate() const {
 std::string ExchangeOptions::describe() const {
   return fmt::format(
       "max_grad_norm={} calibrated_clipping={} bucket_elements={} "
-      "verify_every={}\n",
-      max_grad_norm, calibrated_clipping, bucket_elements, verify_every);
+      "verify_every={} skip_nonfinite={}\n",
+      max_grad_norm, calibrated_clipping, bucket_elements, verify_every,
+      skip_nonfinite);
 }
 
 struct DataParallel::Impl {
@@ -35,9 +36,44 @@ struct DataParallel::Impl {
   std::unique_ptr<UpdateRule> rule;
   ExchangeOptions options;
   ThreadPool pool;
-  std::vector<GroupRange> ranges;
+  ExactAverage average;
   std::int64_t steps = 0;
   std::int64_t skipped = 0;
+
+  Impl(comm::Communicator& c, std::unique_ptr<UpdateRule> r,
+       const ExchangeOptions& o)
+      : comm(c),
+        rule(std::move(r)),
+        options(o),
+        pool(o.num_threads),
+        average(c, pool, rule->layout(), o.bucket_elements) {}
+
+  void take_step(const StepInput& in, StepMeter& meter, StepReport& report) {
+    // Elsewhere a value that is not finite on any rank is seen in the sum.
+    if (in.finds_nonfinite && !average.has_begun()) {
+      const double own = sum_of_squares(pool, in.grads);
+      const auto agreement = agree(comm, own, meter);
+      report.nonfinite_rank = agreement.nonfinite_rank;
+      report.applied = agreement.nonfinite_rank < 0;
+      if (!report.applied) return;
+    }
+    double divisor = in.loss_scale;
+    if (!in.averaged) {
+      average.complete(in.grads, meter);
+      divisor *= sum_divisor(comm, in.grads.dtype());
+    }
+    report.grad_norm = std::sqrt(sum_of_squares(pool, in.grads)) / divisor;
+    report.applied = std::isfinite(report.grad_norm) || !options.skip_nonfinite;
+    if (!report.applied) return;
+    report.clip_factor = clip_factor(report.grad_norm, options.max_grad_norm);
+    rule->apply(++steps,
+                {.params = in.params,
+                 .grads = in.grads,
+                 .grad_scale = static_cast<float>(report.clip_factor / divisor),
+                 .low_precision = in.low_precision},
+                pool);
+    verify(in.params);
+  }
 
   void verify(View params) {
     if (options.verify_every == 0 || steps % options.verify_every != 0) return;
@@ -57,40 +93,28 @@ DataParallel::DataParallel(comm::Communicator& comm,
   comm::require_same(
       comm, "parameter layout and options",
       rule->layout().describe() + rule->describe() + options.describe());
-  std::vector<GroupRange> ranges = group_ranges(rule->layout());
-  impl_.reset(new Impl{comm, std::move(rule), options,
-                       ThreadPool(options.num_threads), std::move(ranges)});
+  impl_ = std::make_unique<Impl>(comm, std::move(rule), options);
 }
 
 DataParallel::~DataParallel() = default;
 
-StepReport DataParallel::step(View params, View grads) {
-  Impl& impl = *impl_;
-  require_step_views(params, grads, impl.rule->layout().size());
-  StepReport report;
+StepReport DataParallel::step(const StepInput& in) {
+  require_step_input(in, impl_->rule->layout().size());
+  if (!impl_->rule->takes(in.params.dtype()))
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("params: {} with these options takes none of {}",
+                            impl_->rule->name(), to_string(in.params.dtype())));
+  StepReport report{.loss_scale = in.loss_scale};
   {
-    StepMeter meter(impl.comm, report);
-    const auto queued =
-        queue_sums(impl.comm, grads, impl.ranges, impl.options.bucket_elements);
-    meter.waiting([&] {
-      for (const comm::Work& work : queued) work.wait();
-    });
-    const double world = impl.comm.size();
-    // A value that is not finite on any rank is not finite in the sum, so all
-    // ranks see it without another exchange.
-    report.grad_norm = std::sqrt(sum_of_squares(impl.pool, grads)) / world;
-    report.applied = std::isfinite(report.grad_norm);
-    if (report.applied) {
-      report.clip_factor =
-          clip_factor(report.grad_norm, impl.options.max_grad_norm);
-      const auto scale = static_cast<float>(report.clip_factor / world);
-      impl.rule->apply(++impl.steps, params, grads, scale, impl.pool);
-      impl.verify(params);
-    } else {
-      ++impl.skipped;
-    }
+    StepMeter meter(impl_->comm, report);
+    impl_->take_step(in, meter, report);
   }
+  if (!report.applied) ++impl_->skipped;
   return report;
+}
+
+void DataParallel::reduce_early(View grads, Range range) {
+  impl_->average.begin_early(grads, range);
 }
 
 std::int64_t DataParallel::steps() const noexcept { return impl_->steps; }

@@ -68,10 +68,17 @@ std::vector<comm::Work> queue_sums(comm::Communicator& comm, View values,
     while (i < ranges.size() && ranges[i].range.offset == joined.end())
       joined.size += ranges[i++].range.size;
     for (std::size_t at = 0; at < joined.size; at += bucket_elements)
-      queued.push_back(comm.queue_all_reduce(values.subview(
-          joined.offset + at, std::min(bucket_elements, joined.size - at))));
+      queued.push_back(comm.queue_all_reduce(
+          values.subview(joined.offset + at,
+                         std::min(bucket_elements, joined.size - at)),
+          values.dtype() == DType::kFloat32 ? comm::ReduceOp::kSum
+                                            : comm::ReduceOp::kMean));
   }
   return queued;
+}
+
+double sum_divisor(const comm::Communicator& comm, DType dtype) {
+  return dtype == DType::kFloat32 ? comm.size() : 1;
 }
 
 StepMeter::~StepMeter() {

@@ -30,16 +30,24 @@ struct GroupRange {
 void for_group_ranges(ThreadPool& pool, std::span<const GroupRange> ranges,
                       const std::function<void(Range, std::size_t)>& body);
 
+/// The part of an array that may be empty as a whole.
+[[nodiscard]] inline View part_of(View array, Range range) {
+  return array.empty() ? array : array.subview(range.offset, range.size);
+}
+
 /// Sum of squares in the fixed order of kernels/norm.h, whatever the threads.
 [[nodiscard]] double sum_of_squares(ThreadPool& pool, ConstView values);
 /// Sum of absolute values, likewise.
 [[nodiscard]] double sum_of_abs(ThreadPool& pool, ConstView values);
 
-/// Queues the all-reduce (sum in rank order) of each range of `values` in
-/// buckets. Not waited for.
+/// Queues the all-reduce of each range of `values` in buckets: the sum in rank
+/// order of fp32, the mean of 16-bit values, which their sum may overflow. Not
+/// waited for.
 [[nodiscard]] std::vector<comm::Work> queue_sums(
     comm::Communicator& comm, View values, std::span<const GroupRange> ranges,
     std::size_t bucket_elements);
+/// What the result is to be divided by to get the mean.
+[[nodiscard]] double sum_divisor(const comm::Communicator& comm, DType dtype);
 
 /// Adds the time from its construction to its end to a report's seconds, and
 /// counts what the communicator has sent meanwhile.

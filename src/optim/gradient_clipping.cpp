@@ -19,6 +19,13 @@ GradientAgreement agreement_on(const std::vector<double>& sums) {
   return agreement;
 }
 
+GradientAgreement agree(comm::Communicator& comm, double own,
+                        StepMeter& meter) {
+  std::vector<double> sums(static_cast<std::size_t>(comm.size()));
+  meter.waiting([&] { comm.all_gather(std::span(&own, 1), sums); });
+  return agreement_on(sums);
+}
+
 double clip_factor(double norm, double max_norm) noexcept {
   return max_norm > 0 && norm > max_norm ? max_norm / norm : 1.0;
 }

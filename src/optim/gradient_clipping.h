@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "optim/exact_exchange.h"
 #include "thinwire/core/state_dict.h"
 
 namespace thinwire::optim {
@@ -17,6 +18,10 @@ struct GradientAgreement {
 /// `sums[r]` is rank r's sum of squares, negated if it left out a local step;
 /// added in rank order.
 [[nodiscard]] GradientAgreement agreement_on(const std::vector<double>& sums);
+
+/// Collective: agreement_on() the ranks' sums, of which `own` is this rank's.
+[[nodiscard]] GradientAgreement agree(comm::Communicator& comm, double own,
+                                      StepMeter& meter);
 
 /// min(1, max_norm / norm); 1 when max_norm is 0.
 [[nodiscard]] double clip_factor(double norm, double max_norm) noexcept;

@@ -47,9 +47,9 @@ std::string Lamb::describe() const {
                      options_.max_coeff, adam_.describe());
 }
 
-void Lamb::apply(std::int64_t step, View params, ConstView grads,
-                 float grad_scale, ThreadPool& pool) {
-  ratios_ = lamb_step(adam_, step, params, grads, grad_scale,
+void Lamb::apply(std::int64_t step, const UpdateArrays& arrays,
+                 ThreadPool& pool) {
+  ratios_ = lamb_step(adam_, step, arrays,
                       {options_.min_coeff, options_.max_coeff}, pool);
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "optim/exact_exchange.h"
 #include "thinwire/kernels/lamb.h"
 
 namespace thinwire::optim {
@@ -16,11 +17,11 @@ constexpr std::size_t kPiece = std::size_t{1} << 16;
 
 class LambStep {
  public:
-  LambStep(Adam& adam, std::int64_t step, View params, ConstView grads,
-           float grad_scale, TrustLimits limits)
-      : adam_(adam), params_(params), grads_(grads), limits_(limits) {
+  LambStep(Adam& adam, std::int64_t step, const UpdateArrays& of,
+           TrustLimits limits)
+      : adam_(adam), of_(of), limits_(limits) {
     for (std::size_t g = 0; g < adam.num_groups(); ++g)
-      coefficients_.push_back(adam.coefficients(g, step, grad_scale));
+      coefficients_.push_back(adam.coefficients(g, step, of.grad_scale));
   }
 
   [[nodiscard]] kernels::LambSums first_pass(const Parameter& p,
@@ -45,15 +46,15 @@ class LambStep {
     const auto at = [&](View view) {
       return view.as<float>().data() + piece.offset;
     };
-    return {.params = at(params_),
+    return {.params = at(of_.params),
             .exp_avg = at(adam_.exp_avg().view()),
             .exp_avg_sq = at(adam_.exp_avg_sq().view()),
-            .grads = grads_.subview(piece.offset, piece.size)};
+            .grads = of_.grads.subview(piece.offset, piece.size),
+            .low_precision = part_of(of_.low_precision, piece)};
   }
 
   Adam& adam_;
-  View params_;
-  ConstView grads_;
+  const UpdateArrays& of_;
   TrustLimits limits_;
   std::vector<kernels::AdamCoefficients> coefficients_;
 };
@@ -71,10 +72,10 @@ TrustRatio trust_ratio(double params, double update, double min_coeff,
   return {std::clamp(params / update, min_coeff, max_coeff), true};
 }
 
-std::vector<TrustRatio> lamb_step(Adam& adam, std::int64_t step, View params,
-                                  ConstView grads, float grad_scale,
+std::vector<TrustRatio> lamb_step(Adam& adam, std::int64_t step,
+                                  const UpdateArrays& arrays,
                                   TrustLimits limits, ThreadPool& pool) {
-  const LambStep lamb(adam, step, params, grads, grad_scale, limits);
+  const LambStep lamb(adam, step, arrays, limits);
   const auto parameters = adam.layout().parameters();
   std::vector<TrustRatio> ratios(parameters.size());
   std::vector<std::size_t> small;

@@ -17,8 +17,7 @@ struct TrustLimits {
 /// One exact step of LAMB on the moments that `adam` holds. Returns each
 /// parameter's ratio.
 [[nodiscard]] std::vector<TrustRatio> lamb_step(Adam& adam, std::int64_t step,
-                                                View params, ConstView grads,
-                                                float grad_scale,
+                                                const UpdateArrays& arrays,
                                                 TrustLimits limits,
                                                 ThreadPool& pool);
 

@@ -32,7 +32,8 @@ LowBitOptimizer::Impl::Impl(comm::Communicator& c,
       policy(policy_of(settings.semantics)),
       adam(layout, settings.adam),
       pool(settings.exchange.num_threads),
-      parts(layout, settings.groups, block_options(c, settings)) {}
+      parts(layout, settings.groups, block_options(c, settings)),
+      exact_average(c, pool, layout, settings.exchange.bucket_elements) {}
 
 CompressedAllReduce& LowBitOptimizer::Impl::the_exchange() {
   if (!exchange) {
@@ -49,12 +50,12 @@ CompressedAllReduce& LowBitOptimizer::Impl::the_exchange() {
   return *exchange;
 }
 
-StepReport LowBitOptimizer::Impl::step(View params, View grads) {
-  StepReport report;
+StepReport LowBitOptimizer::Impl::step(const StepInput& in) {
+  StepReport report{.loss_scale = in.loss_scale};
   {
     StepMeter meter(comm, report);
-    take_step(params, grads, meter, report);
-    if (report.applied) verify(params);
+    take_step(in, meter, report);
+    if (report.applied) verify(in.params);
   }
   if (!report.applied) ++skipped;
   return report;
@@ -73,24 +74,22 @@ void LowBitOptimizer::Impl::verify(View params) {
 }
 
 // The one scalar exchange of a step: are all gradients finite, how long?
-std::optional<double> LowBitOptimizer::Impl::agree(ConstView grads,
-                                                   StepMeter& meter,
-                                                   StepReport& report) {
+std::optional<double> LowBitOptimizer::Impl::agree_on_norms(
+    const StepInput& in, StepMeter& meter, StepReport& report) {
   if (!policy.skips_nonfinite) return 0;
-  const double squares = sum_of_squares(pool, grads);
+  const double squares = exact_average.local_squares(in.grads);
   // A minus sign, also that of -0.0, says that this rank left out a step.
-  const double own = left_out_a_step ? -squares : squares;
-  std::vector<double> sums(static_cast<std::size_t>(comm.size()));
-  meter.waiting([&] { comm.all_gather(std::span(&own, 1), sums); });
-  const GradientAgreement agreement = agreement_on(sums);
-  if (agreement.nonfinite_rank >= 0) {
+  const GradientAgreement agreement =
+      agree(comm, left_out_a_step ? -squares : squares, meter);
+  if (agreement.nonfinite_rank >= 0 && settings.exchange.skip_nonfinite) {
     report.applied = false;
     report.nonfinite_rank = agreement.nonfinite_rank;
+    exact_average.abandon(meter);
     return std::nullopt;
   }
   report.nonfinite_rank = agreement.left_out_rank;
   left_out_a_step = false;
-  return agreement.rms_norm;
+  return agreement.rms_norm / in.loss_scale;
 }
 
 void LowBitOptimizer::Impl::sum(View values, std::span<const GroupRange> which,
@@ -103,29 +102,33 @@ void LowBitOptimizer::Impl::sum(View values, std::span<const GroupRange> which,
 }
 
 std::optional<float> LowBitOptimizer::Impl::average_exactly(
-    View grads, StepMeter& meter, StepReport& report) {
-  const auto rms_norm = agree(grads, meter, report);
+    const StepInput& in, StepMeter& meter, StepReport& report) {
+  const auto rms_norm = agree_on_norms(in, meter, report);
   if (!rms_norm) return std::nullopt;
-  sum(grads, parts.all, meter);
-  const double world = comm.size();
-  report.grad_norm = std::sqrt(sum_of_squares(pool, grads)) / world;
-  if (policy.skips_nonfinite && !std::isfinite(report.grad_norm)) {
+  double divisor = in.loss_scale;
+  if (!in.averaged) {
+    exact_average.complete(in.grads, meter);
+    divisor *= sum_divisor(comm, in.grads.dtype());
+  }
+  report.grad_norm = std::sqrt(sum_of_squares(pool, in.grads)) / divisor;
+  if (policy.skips_nonfinite && settings.exchange.skip_nonfinite &&
+      !std::isfinite(report.grad_norm)) {
     report.applied = false;  // finite everywhere, but their sum overflows
     return std::nullopt;
   }
   norm.measure(report.grad_norm, *rms_norm);
   report.clip_factor = clip(report.grad_norm);
-  return static_cast<float>(report.clip_factor / world);
+  return static_cast<float>(report.clip_factor / divisor);
 }
 
 std::optional<double> LowBitOptimizer::Impl::clip_by_estimate(
-    ConstView grads, StepMeter& meter, StepReport& report) {
-  const auto rms_norm = agree(grads, meter, report);
+    const StepInput& in, StepMeter& meter, StepReport& report) {
+  const auto rms_norm = agree_on_norms(in, meter, report);
   if (!rms_norm) return std::nullopt;
   report.grad_norm = estimated_norm(*rms_norm);
   report.grad_norm_is_estimate = true;
   report.clip_factor = clip(report.grad_norm);
-  return report.clip_factor;
+  return report.clip_factor / in.loss_scale;
 }
 
 double LowBitOptimizer::Impl::estimated_norm(double rms_norm) const {
@@ -180,13 +183,22 @@ LowBitOptimizer::LowBitOptimizer(std::unique_ptr<Impl> impl)
 
 LowBitOptimizer::~LowBitOptimizer() = default;
 
-StepReport LowBitOptimizer::step(View params, View grads) {
-  require_step_views(params, grads, impl_->adam.layout().size());
-  return impl_->step(params, grads);
+StepReport LowBitOptimizer::step(const StepInput& input) {
+  require_float32_step_input(input, impl_->adam.layout().size());
+  return impl_->step(input);
+}
+
+bool LowBitOptimizer::reduces_early() const noexcept {
+  return impl_->phase() == Phase::kExact;
+}
+
+void LowBitOptimizer::reduce_early(View grads, Range range) {
+  if (!reduces_early()) Optimizer::reduce_early(grads, range);
+  impl_->exact_average.begin_early(grads, range);
 }
 
 void LowBitOptimizer::synchronize(View params) {
-  require_step_views(params, params, impl_->adam.layout().size());
+  require_view("params", params, impl_->adam.layout().size(), true, false);
   impl_->synchronize(params);
 }
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "optim/exact_exchange.h"
+#include "optim/exact_average.h"
 #include "optim/gradient_clipping.h"
 #include "optim/low_bit_layout.h"
 #include "thinwire/optim/data_parallel.h"
@@ -51,6 +51,7 @@ struct LowBitOptimizer::Impl {
   Adam adam;  // moments, groups and learning rates
   ThreadPool pool;
   LowBitLayout parts;
+  ExactAverage exact_average;
 
   std::int64_t steps = 0;
   std::int64_t skipped = 0;
@@ -66,7 +67,7 @@ struct LowBitOptimizer::Impl {
   bool momentum_is_signs = false;    // mean_momentum(), not adam.exp_avg()
 
   // ---- what each optimizer adds
-  virtual void take_step(View params, View grads, StepMeter& meter,
+  virtual void take_step(const StepInput& in, StepMeter& meter,
                          StepReport& report) = 0;
   [[nodiscard]] virtual Phase phase() const = 0;
   /// Collective: makes parameters equal on all ranks.
@@ -86,23 +87,25 @@ struct LowBitOptimizer::Impl {
   [[nodiscard]] virtual Commit read_own(const StateDict& state) = 0;
 
   // ---- pieces of a step
-  [[nodiscard]] StepReport step(View params, View grads);
+  [[nodiscard]] StepReport step(const StepInput& in);
   [[nodiscard]] bool compresses() const { return comm.size() > 1; }
   [[nodiscard]] compress::CompressedAllReduce& the_exchange();
   /// The RMS of the ranks' gradient norms, or nothing if a gradient was not
   /// finite; the report says so then.
-  [[nodiscard]] std::optional<double> agree(ConstView grads, StepMeter& meter,
-                                            StepReport& report);
+  [[nodiscard]] std::optional<double> agree_on_norms(const StepInput& in,
+                                                     StepMeter& meter,
+                                                     StepReport& report);
   /// Replaces the ranges of `values` by their sums over the ranks.
   void sum(View values, std::span<const GroupRange> which, StepMeter& meter);
   /// Sums the gradients. Returns what to multiply them by to get their clipped
   /// average, or nothing if a gradient was not finite; the report says so then.
-  [[nodiscard]] std::optional<float> average_exactly(View grads,
+  [[nodiscard]] std::optional<float> average_exactly(const StepInput& in,
                                                      StepMeter& meter,
                                                      StepReport& report);
-  /// Before a compressed exchange: the clip factor by the estimated norm, or
-  /// nothing if a gradient was not finite; the report says so then.
-  [[nodiscard]] std::optional<double> clip_by_estimate(ConstView grads,
+  /// Before a compressed exchange: what to multiply this rank's gradients by,
+  /// clipped by the estimated norm, or nothing if one was not finite; the
+  /// report says so then.
+  [[nodiscard]] std::optional<double> clip_by_estimate(const StepInput& in,
                                                        StepMeter& meter,
                                                        StepReport& report);
   /// Of the averaged gradient, from the RMS of the ranks' norms.
@@ -115,11 +118,11 @@ struct LowBitOptimizer::Impl {
   // ---- momentum in few bits (low_bit_momentum.cpp)
   /// Averages the momentum and moves the parameters by it, over the
   /// denominator as it stands.
-  void momentum_step(View params, ConstView grads,
+  void momentum_step(const StepInput& in,
                      std::span<const kernels::AdamCoefficients> c,
                      StepMeter& meter);
-  /// The same without an exchange: the momentum is made of `grads` alone.
-  void step_by_own_momentum(View params, ConstView grads,
+  /// The same without an exchange: the momentum is made of the gradients alone.
+  void step_by_own_momentum(const StepInput& in,
                             std::span<const kernels::AdamCoefficients> c);
   /// What a rank's own momentum of a block is made of.
   [[nodiscard]] kernels::SignInput momentum_input(
@@ -137,7 +140,7 @@ struct LowBitOptimizer::Impl {
   /// What a step over the denominator does to its elements `range`; exp_avg is
   /// not set.
   [[nodiscard]] kernels::FrozenUpdateArrays frozen_arrays(Range range,
-                                                          View params);
+                                                          const StepInput& in);
 
   // ---- masks
   /// The groups' masks, and coordinates whose variance never left 0.
@@ -150,10 +153,10 @@ struct LowBitOptimizer::Impl {
   void load(const StateDict& state);
 
  private:
-  void exchange_momentum(View params, ConstView grads,
+  void exchange_momentum(const StepInput& in,
                          std::span<const kernels::AdamCoefficients> c,
                          StepMeter& meter);
-  void apply_mean(std::size_t block, kernels::Signs mean, View params,
+  void apply_mean(std::size_t block, kernels::Signs mean, const StepInput& in,
                   const kernels::AdamCoefficients& c);
   void verify(View params);
   void require_residuals(const StateDict& state) const;

@@ -10,48 +10,49 @@ namespace thinwire::optim {
 using kernels::AdamCoefficients;
 using kernels::Signs;
 
-void LowBitOptimizer::Impl::momentum_step(View params, ConstView grads,
+void LowBitOptimizer::Impl::momentum_step(const StepInput& in,
                                           std::span<const AdamCoefficients> c,
                                           StepMeter& meter) {
   if (compresses()) {
-    exchange_momentum(params, grads, c, meter);
+    exchange_momentum(in, c, meter);
   } else {
     // A group of one has nobody to compress for: momentum stays in full.
-    step_by_own_momentum(params, grads, c);
+    step_by_own_momentum(in, c);
   }
 }
 
 void LowBitOptimizer::Impl::step_by_own_momentum(
-    View params, ConstView grads, std::span<const AdamCoefficients> c) {
-  update_momentum(grads, c);
+    const StepInput& in, std::span<const AdamCoefficients> c) {
+  update_momentum(in.grads, c);
   const float* m = adam.exp_avg().as<float>().data();
   for_group_ranges(pool, parts.compressed, [&](Range range, std::size_t group) {
-    kernels::FrozenUpdateArrays arrays = frozen_arrays(range, params);
+    kernels::FrozenUpdateArrays arrays = frozen_arrays(range, in);
     arrays.exp_avg = m + range.offset;
     kernels::frozen_update(arrays, c[group]);
   });
 }
 
 void LowBitOptimizer::Impl::exchange_momentum(
-    View params, ConstView grads, std::span<const AdamCoefficients> c,
+    const StepInput& in, std::span<const AdamCoefficients> c,
     StepMeter& meter) {
   meter.compressed(the_exchange(), [&](auto& all) {
     all.run(
         [&](std::size_t b) {
-          return momentum_input(b, grads, c[parts.block_group[b]]);
+          return momentum_input(b, in.grads, c[parts.block_group[b]]);
         },
         [&](std::size_t b, Signs mean) {
-          apply_mean(b, mean, params, c[parts.block_group[b]]);
+          apply_mean(b, mean, in, c[parts.block_group[b]]);
         });
   });
   if (policy.masks_before_compression) keep_momentum_as_signs();
 }
 
-void LowBitOptimizer::Impl::apply_mean(std::size_t b, Signs mean, View params,
+void LowBitOptimizer::Impl::apply_mean(std::size_t b, Signs mean,
+                                       const StepInput& in,
                                        const AdamCoefficients& c) {
   const Range& values = parts.blocks.blocks()[b].values;
   if (values.size == 0) return;
-  kernels::FrozenUpdateArrays arrays = frozen_arrays(values, params);
+  kernels::FrozenUpdateArrays arrays = frozen_arrays(values, in);
   if (policy.masks_before_compression) {
     kernels::sign_update(mean, active_words(b), arrays, c);
     return;
@@ -117,10 +118,11 @@ Buffer LowBitOptimizer::Impl::momentum() const {
   return copy;
 }
 
-kernels::FrozenUpdateArrays LowBitOptimizer::Impl::frozen_arrays(Range range,
-                                                                 View params) {
-  return {.params = params.as<float>().data() + range.offset,
+kernels::FrozenUpdateArrays LowBitOptimizer::Impl::frozen_arrays(
+    Range range, const StepInput& in) {
+  return {.params = in.params.as<float>().data() + range.offset,
           .denominator = denominator.as<float>().data() + range.offset,
+          .low_precision = part_of(in.low_precision, range),
           .size = range.size};
 }
 

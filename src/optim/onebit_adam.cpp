@@ -11,6 +11,7 @@
 #include "optim/require.h"
 #include "optim/two_stage.h"
 #include "thinwire/compress/quantized_all_reduce.h"
+#include "thinwire/kernels/cast.h"
 
 namespace thinwire::optim {
 
@@ -36,33 +37,35 @@ struct OnebitAdamImpl final : TwoStage {
   std::int64_t variance_refresh;
   std::unique_ptr<compress::QuantizedAllReduce> gradients;  // made when needed
 
-  void exact_update(View params, ConstView grads, float grad_scale) override {
-    apply_exactly(parts.all, params, grads, grad_scale);
+  void exact_update(const UpdateArrays& arrays) override {
+    adam.apply(steps, arrays, pool);
   }
 
-  void apply_exactly(std::span<const GroupRange> ranges, View params,
-                     ConstView grads, float grad_scale) {
-    for_group_ranges(pool, ranges, [&](Range range, std::size_t) {
-      adam.apply_range(steps, range, params, grads, grad_scale);
+  void update_exact_groups(const UpdateArrays& arrays) {
+    for_group_ranges(pool, parts.exact, [&](Range range, std::size_t) {
+      adam.apply_range(steps, range, arrays);
     });
   }
 
   // Groups that stay exact travel while the others are compressed.
-  void compressed_update(View params, View grads, double grad_scale,
-                         StepMeter& meter, StepReport&) override {
-    observe_exact(grads);
-    const auto queued =
-        queue_sums(comm, grads, parts.exact, settings.exchange.bucket_elements);
+  void compressed_update(const StepInput& in, double grad_scale,
+                         StepMeter& meter) override {
+    observe_exact(in.grads);
+    const auto queued = queue_sums(comm, in.grads, parts.exact,
+                                   settings.exchange.bucket_elements);
     const std::vector<AdamCoefficients> c = coefficients(grad_scale);
     if (refreshes_variance())
-      refresh_variance(params, grads, c, meter);
+      refresh_variance(in, c, meter);
     else
-      momentum_step(params, grads, c, meter);
+      momentum_step(in, c, meter);
     meter.waiting([&] {
       for (const comm::Work& work : queued) work.wait();
     });
-    apply_exactly(parts.exact, params, grads,
-                  static_cast<float>(grad_scale / comm.size()));
+    const double divisor = sum_divisor(comm, in.grads.dtype());
+    update_exact_groups({.params = in.params,
+                         .grads = in.grads,
+                         .grad_scale = static_cast<float>(grad_scale / divisor),
+                         .low_precision = in.low_precision});
   }
 
   // ---- variance refresh: v is corrected for its bias once, at the freeze
@@ -93,15 +96,16 @@ struct OnebitAdamImpl final : TwoStage {
 
   // The gradient travels in 4 bits; what rounding takes from it is missing in
   // the momentum, so it joins the momentum's residuals.
-  void refresh_variance(View params, ConstView grads,
+  void refresh_variance(const StepInput& in,
                         std::span<const AdamCoefficients> c, StepMeter& meter) {
     keep_momentum_as_values();
     const auto copy = [&](std::size_t b, float* x) {
       const Range& at = parts.blocks.blocks()[b].values;
-      const auto g = grads.subview(at.offset, at.size).as<float>();
+      kernels::convert(in.grads.subview(at.offset, at.size),
+                       std::span(x, at.size));
       const float factor = c[parts.block_group[b]].grad_scale;
       for (std::size_t i = 0; i < at.size; ++i)
-        x[i] = is_masked(at.offset + i) ? 0 : g[i] * factor;
+        x[i] = is_masked(at.offset + i) ? 0 : x[i] * factor;
     };
     const auto weight = [&](std::size_t b) {
       return c[parts.block_group[b]].one_minus_beta1;
@@ -110,7 +114,7 @@ struct OnebitAdamImpl final : TwoStage {
       pool.for_each(parts.blocks.blocks().size(), [&](std::size_t b) {
         std::vector<float> g(parts.blocks.blocks()[b].values.size);
         copy(b, g.data());
-        follow(b, g.data(), params, c[parts.block_group[b]]);
+        follow(b, g.data(), in, c[parts.block_group[b]]);
       });
       return;
     }
@@ -125,7 +129,7 @@ struct OnebitAdamImpl final : TwoStage {
             residuals.add_to_server_error(b, error, weight(b));
           },
           [&](std::size_t b, const float* mean) {
-            follow(b, mean, params, c[parts.block_group[b]]);
+            follow(b, mean, in, c[parts.block_group[b]]);
           });
     });
   }
@@ -148,7 +152,7 @@ struct OnebitAdamImpl final : TwoStage {
   }
 
   // v has not moved for variance_refresh steps: it decays for all of them.
-  void follow(std::size_t b, const float* grad, View params,
+  void follow(std::size_t b, const float* grad, const StepInput& in,
               AdamCoefficients c) {
     const Range& at = parts.blocks.blocks()[b].values;
     const AdamOptions group = adam.group_options(parts.block_group[b]);
@@ -164,7 +168,7 @@ struct OnebitAdamImpl final : TwoStage {
     kernels::moments(m, v, std::span(grad, at.size), c);
     kernels::denominator(v, d, at.size, c);
     (void)kernels::floor_denominator(d, at.size, settings.denom_floor);
-    kernels::FrozenUpdateArrays arrays = frozen_arrays(at, params);
+    kernels::FrozenUpdateArrays arrays = frozen_arrays(at, in);
     arrays.exp_avg = m;
     kernels::frozen_update(arrays, c);
   }
@@ -178,15 +182,18 @@ struct OnebitAdamImpl final : TwoStage {
   // ---- the reference
   // Groups that stay exact lose nothing of it; they get a gradient averaged
   // twice, by the engine and by themselves.
-  void initialization_step(View params, View grads, StepMeter& meter) override {
-    sum(grads, parts.all, meter);
+  void initialization_step(const StepInput& in, StepMeter& meter) override {
     const auto mean = static_cast<float>(1.0 / comm.size());
-    for (float& g : grads.as<float>()) g *= mean;
-    observe_exact(grads);
-    sum(grads, parts.exact, meter);
-    const auto p = params.as<float>();
+    if (!in.averaged) {
+      sum(in.grads, parts.all, meter);
+      for (float& g : in.grads.as<float>()) g *= mean;
+    }
+    observe_exact(in.grads);
+    sum(in.grads, parts.exact, meter);
+    const auto p = in.params.as<float>();
     std::vector<float> unmoved(p.begin(), p.end());
-    apply_exactly(parts.exact, unmoved, grads, mean);
+    update_exact_groups(
+        {.params = unmoved, .grads = in.grads, .grad_scale = mean});
     exchange_zeros();
   }
 

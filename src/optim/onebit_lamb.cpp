@@ -33,10 +33,9 @@ struct OnebitLambImpl final : OnebitLambStage {
   std::vector<std::size_t> block_parameter;
   std::vector<float> floors;  // per block, of the fresh denominator too
 
-  void exact_update(View params, ConstView grads, float grad_scale) override {
-    const std::vector<TrustRatio> ratios =
-        lamb_step(adam, steps, params, grads, grad_scale,
-                  {options.min_coeff, options.max_coeff}, pool);
+  void exact_update(const UpdateArrays& arrays) override {
+    const std::vector<TrustRatio> ratios = lamb_step(
+        adam, steps, arrays, {options.min_coeff, options.max_coeff}, pool);
     for (std::size_t i = 0; i < ratios.size(); ++i) {
       lamb_coeffs[i] = ratios[i].value;
       if (ratios[i].computed) average_coeff(i, ratios[i].value);
@@ -62,39 +61,39 @@ struct OnebitLambImpl final : OnebitLambStage {
 
   // Momentum travels scaled; as each block arrives, its fresh variance and its
   // part of the parameter's norms are formed, and then every parameter moves.
-  void compressed_update(View params, View grads, double grad_scale,
-                         StepMeter& meter, StepReport&) override {
+  void compressed_update(const StepInput& in, double grad_scale,
+                         StepMeter& meter) override {
     const std::vector<AdamCoefficients> c = coefficients(grad_scale);
     std::vector<kernels::LambFactorSums> sums(parts.blocks.blocks().size());
     Buffer previous;
     if (compresses()) {
-      exchange_momentum(params, grads, c, sums, meter);
+      exchange_momentum(in, c, sums, meter);
     } else {
       previous = momentum();
-      update_momentum(grads, c);
+      update_momentum(in.grads, c);
       for_blocks([&](std::size_t b) {
-        sums[b] = follow(b, mean_values(b), at(previous, b), params, c);
+        sums[b] = follow(b, mean_values(b), at(previous, b), in.params, c);
       });
     }
     set_coeffs(sums);
-    for_blocks([&](std::size_t b) { move(b, params, c); });
+    for_blocks([&](std::size_t b) { move(b, in, c); });
     if (compresses()) keep_momentum_as_signs();
   }
 
-  void exchange_momentum(View params, ConstView grads,
+  void exchange_momentum(const StepInput& in,
                          std::span<const AdamCoefficients> c,
                          std::span<kernels::LambFactorSums> sums,
                          StepMeter& meter) {
     meter.compressed(the_exchange(), [&](auto& all) {
       all.run(
           [&](std::size_t b) {
-            auto input = momentum_input(b, grads, c[parts.block_group[b]]);
+            auto input = momentum_input(b, in.grads, c[parts.block_group[b]]);
             input.factor = scale_of(b);
             return input;
           },
           [&](std::size_t b, Signs mean) {
             sums[b] = follow(b, {.signs = unscaled(mean, b)},
-                             previous_momentum(b), params, c);
+                             previous_momentum(b), in.params, c);
           });
     });
   }
@@ -142,13 +141,14 @@ struct OnebitLambImpl final : OnebitLambStage {
     }
   }
 
-  void move(std::size_t b, View params, std::span<const AdamCoefficients> all) {
+  void move(std::size_t b, const StepInput& in,
+            std::span<const AdamCoefficients> all) {
     const Range& values = parts.blocks.blocks()[b].values;
     const std::size_t group = parts.block_group[b];
     AdamCoefficients c = all[group];
     c.minus_learning_rate = static_cast<float>(-adam.learning_rate(group) *
                                                lamb_coeffs[block_parameter[b]]);
-    kernels::FrozenUpdateArrays arrays = frozen_arrays(values, params);
+    kernels::FrozenUpdateArrays arrays = frozen_arrays(values, in);
     if (compresses()) {
       kernels::sign_update(mean_momentum(b), active_words(b), arrays, c);
     } else {

@@ -65,24 +65,26 @@ struct DeepSpeedOnebitLamb final : OnebitLambStage {
     return values.as<float>().subspan(p.offset, p.size);
   }
 
-  void initialization_step(View, View, StepMeter&) override {
+  void initialization_step(const StepInput&, StepMeter&) override {
     if (!compresses()) return;
     the_exchange().all_reduce(adam.exp_avg().view());
     exchange->clear_errors();
   }
 
-  void exact_update(View params, ConstView grads, float grad_scale) override {
+  void exact_update(const UpdateArrays& arrays) override {
     const auto parameters = adam.layout().parameters();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const Parameter& p = parameters[i];
-      const AdamCoefficients c = adam.coefficients(p.group, steps, grad_scale);
+      const AdamCoefficients c =
+          adam.coefficients(p.group, steps, arrays.grad_scale);
       const auto m = of(adam.exp_avg(), p);
       const auto v = of(adam.exp_avg_sq(), p);
-      kernels::moments(m.data(), v.data(), grads.subview(p.offset, p.size), c);
+      kernels::moments(m.data(), v.data(),
+                       arrays.grads.subview(p.offset, p.size), c);
       if (steps == freeze_step)
         std::copy(v.begin(), v.end(), of(fresh, p).begin());
 
-      const auto x = params.as<float>().subspan(p.offset, p.size);
+      const auto x = arrays.params.as<float>().subspan(p.offset, p.size);
       std::vector<float> u(p.size);
       kernels::denominator(v.data(), u.data(), p.size, c);
       for (std::size_t k = 0; k < p.size; ++k) u[k] = m[k] / u[k];
@@ -115,15 +117,15 @@ struct DeepSpeedOnebitLamb final : OnebitLambStage {
     scale_momenta(all);
   }
 
-  void compressed_update(View params, View grads, double grad_scale,
-                         StepMeter& meter, StepReport&) override {
+  void compressed_update(const StepInput& in, double grad_scale,
+                         StepMeter& meter) override {
     const auto parameters = adam.layout().parameters();
     const Buffer previous = momentum();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const Parameter& p = parameters[i];
       const auto m = of(adam.exp_avg(), p);
       kernels::momentum(
-          m.data(), grads.subview(p.offset, p.size),
+          m.data(), in.grads.subview(p.offset, p.size),
           adam.coefficients(p.group, steps, static_cast<float>(grad_scale)));
       const auto k = static_cast<float>(momentum_scales[i]);
       for (float& value : m) value *= k;
@@ -133,7 +135,7 @@ struct DeepSpeedOnebitLamb final : OnebitLambStage {
         all.all_reduce(adam.exp_avg().view());
       });
     for (std::size_t i = 0; i < parameters.size(); ++i)
-      update(i, previous.as<float>().subspan(parameters[i].offset), params);
+      update(i, previous.as<float>().subspan(parameters[i].offset), in.params);
   }
 
   void update(std::size_t i, std::span<const float> m_old, View params) {

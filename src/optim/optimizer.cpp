@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "thinwire/optim/optimizer.h"
 
+#include "thinwire/core/error.h"
+
 namespace thinwire::optim {
 
 std::string_view to_string(Phase phase) noexcept {
@@ -13,6 +15,11 @@ std::string_view to_string(Phase phase) noexcept {
       return "local";
   }
   return "unknown";
+}
+
+void Optimizer::reduce_early(View /*grads*/, Range /*range*/) {
+  throw Error(ErrorCode::kFailedPrecondition,
+              "reduce_early: this optimizer averages nothing before its step");
 }
 
 void Optimizer::synchronize(View /*params*/) {}

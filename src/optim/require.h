@@ -10,6 +10,7 @@
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/core/view.h"
+#include "thinwire/optim/optimizer.h"
 
 /// Checks that several optimizers share. Unless they say otherwise they throw
 /// Error(kInvalidArgument) naming the argument, its range and the value given.
@@ -43,17 +44,41 @@ inline void require_group(std::size_t group, std::size_t num_groups) {
           group);
 }
 
-/// What step() was given.
-inline void require_step_views(View params, View grads, std::size_t size) {
-  const auto check = [size](const char* name, const View& view) {
-    if (view.dtype() != DType::kFloat32 || view.size() != size)
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          fmt::format("{} must be float32 of {} elements, got {} of {}", name,
-                      size, to_string(view.dtype()), view.size()));
-  };
-  check("params", params);
-  check("grads", grads);
+/// fp16 or bf16.
+[[nodiscard]] inline bool is_16_bit(DType dtype) noexcept {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
+
+/// A flat array that is to be float32, or one of the 16-bit types too.
+inline void require_view(std::string_view name, View view, std::size_t size,
+                         bool may_be_float32, bool may_be_16_bit) {
+  const bool fits = view.dtype() == DType::kFloat32
+                        ? may_be_float32
+                        : may_be_16_bit && is_16_bit(view.dtype());
+  if (fits && view.size() == size) return;
+  std::string_view types = "float32, float16 or bfloat16";
+  if (!may_be_16_bit) types = "float32";
+  if (!may_be_float32) types = "float16 or bfloat16";
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{} must be {} of {} elements, got {} of {}", name,
+                          types, size, to_string(view.dtype()), view.size()));
+}
+
+/// What step() was given; but for its parameters' dtype.
+inline void require_step_input(const StepInput& input, std::size_t size) {
+  require_view("params", input.params, size, true, true);
+  require_view("grads", input.grads, size, true, true);
+  if (!input.low_precision.empty())
+    require_view("low_precision", input.low_precision, size, false, true);
+  require(std::isfinite(input.loss_scale) && input.loss_scale > 0, "loss_scale",
+          "finite and > 0", input.loss_scale);
+}
+
+/// What optimizers that keep fp32 parameters were given.
+inline void require_float32_step_input(const StepInput& input,
+                                       std::size_t size) {
+  require_view("params", input.params, size, true, false);
+  require_step_input(input, size);
 }
 
 /// Saved state must be of the same layout; throws Error(kCorruptCheckpoint).

@@ -39,27 +39,30 @@ TwoStage::TwoStage(comm::Communicator& c, const ParameterLayout& layout,
       freeze(options.automatic),
       initialized(!policy.initialization_step) {}
 
-void TwoStage::take_step(View params, View grads, StepMeter& meter,
+void TwoStage::take_step(const StepInput& in, StepMeter& meter,
                          StepReport& report) {
   report.phase = phase();
   if (!initialized) {
     ++steps;
-    initialization_step(params, grads, meter);
+    initialization_step(in, meter);
     initialized = true;
   } else if (frozen_at == 0) {
-    const auto grad_scale = average_exactly(grads, meter, report);
+    const auto grad_scale = average_exactly(in, meter, report);
     if (!grad_scale) return;
     ++steps;
-    exact_update(params, grads, *grad_scale);
+    exact_update({.params = in.params,
+                  .grads = in.grads,
+                  .grad_scale = *grad_scale,
+                  .low_precision = in.low_precision});
     if (is_last_exact_step()) {
       enter_compressed_stage();
       frozen_at = steps;
     }
   } else {
-    const auto grad_scale = clip_by_estimate(grads, meter, report);
+    const auto grad_scale = clip_by_estimate(in, meter, report);
     if (!grad_scale) return;
     ++steps;
-    compressed_update(params, grads, *grad_scale, meter, report);
+    compressed_update(in, *grad_scale, meter);
   }
 }
 

@@ -82,13 +82,13 @@ struct TwoStage : LowBitOptimizer::Impl {
 
   // ---- what each optimizer adds
   /// The reference's first step(), which moves nothing but counts.
-  virtual void initialization_step(View /*params*/, View /*grads*/,
+  virtual void initialization_step(const StepInput& /*in*/,
                                    StepMeter& /*meter*/) {}
-  /// `grads` are sums over the ranks.
-  virtual void exact_update(View params, ConstView grads, float grad_scale) = 0;
-  /// `grads` are this rank's.
-  virtual void compressed_update(View params, View grads, double grad_scale,
-                                 StepMeter& meter, StepReport& report) = 0;
+  /// The gradients are sums over the ranks.
+  virtual void exact_update(const UpdateArrays& arrays) = 0;
+  /// The gradients are this rank's.
+  virtual void compressed_update(const StepInput& in, double grad_scale,
+                                 StepMeter& meter) = 0;
   virtual void enter_compressed_stage();
   /// exp_avg_sq stays beside the denominator.
   [[nodiscard]] virtual bool keeps_variance() const {
@@ -105,7 +105,7 @@ struct TwoStage : LowBitOptimizer::Impl {
   /// The reference tries its buffers out on a momentum of zero.
   void exchange_zeros();
 
-  void take_step(View params, View grads, StepMeter& meter,
+  void take_step(const StepInput& in, StepMeter& meter,
                  StepReport& report) final;
   [[nodiscard]] Phase phase() const final;
   [[nodiscard]] std::string describe_schedule() const final;

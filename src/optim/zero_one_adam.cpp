@@ -9,6 +9,7 @@
 #include "optim/low_bit_options.h"
 #include "optim/require.h"
 #include "optim/zero_one_adam_impl.h"
+#include "thinwire/kernels/cast.h"
 #include "thinwire/kernels/local_step.h"
 
 namespace thinwire::optim {
@@ -27,22 +28,22 @@ ZeroOneAdamImpl::ZeroOneAdamImpl(comm::Communicator& c,
 }
 
 // ---- one step
-void ZeroOneAdamImpl::take_step(View params, View grads, StepMeter& meter,
+void ZeroOneAdamImpl::take_step(const StepInput& in, StepMeter& meter,
                                 StepReport& report) {
   report.phase = phase();
   if (is_frozen())
-    frozen_step(params, grads, meter, report);
+    frozen_step(in, meter, report);
   else if (report.phase == Phase::kExact)
-    variance_step(params, grads, meter, report);
+    variance_step(in, meter, report);
   else
-    one_bit_step(params, grads, meter, report);
-  if (report.applied && steps == options.var_freeze_step) freeze(params);
+    one_bit_step(in, meter, report);
+  if (report.applied && steps == options.var_freeze_step) freeze(in.params);
 }
 
 // ---- before the freeze
-void ZeroOneAdamImpl::variance_step(View params, View grads, StepMeter& meter,
+void ZeroOneAdamImpl::variance_step(const StepInput& in, StepMeter& meter,
                                     StepReport& report) {
-  const auto grad_scale = average_exactly(grads, meter, report);
+  const auto grad_scale = average_exactly(in, meter, report);
   if (!grad_scale) return;
   ++steps;
   ++var_updates;
@@ -54,10 +55,10 @@ void ZeroOneAdamImpl::variance_step(View params, View grads, StepMeter& meter,
     float* const m = adam.exp_avg().as<float>().data() + at.offset;
     float* const v = adam.exp_avg_sq().as<float>().data() + at.offset;
     float* const d = denominator.as<float>().data() + at.offset;
-    kernels::moments(m, v, grads.subview(at.offset, at.size), own);
+    kernels::moments(m, v, in.grads.subview(at.offset, at.size), own);
     kernels::denominator(v, d, at.size, own);
     (void)kernels::floor_denominator(d, at.size, settings.denom_floor);
-    kernels::FrozenUpdateArrays arrays = frozen_arrays(at, params);
+    kernels::FrozenUpdateArrays arrays = frozen_arrays(at, in);
     arrays.exp_avg = m;
     kernels::frozen_update(arrays, own);
   });
@@ -84,21 +85,25 @@ std::vector<AdamCoefficients> ZeroOneAdamImpl::variance_coefficients(
   return c;
 }
 
-void ZeroOneAdamImpl::one_bit_step(View params, View grads, StepMeter& meter,
+void ZeroOneAdamImpl::one_bit_step(const StepInput& in, StepMeter& meter,
                                    StepReport& report) {
-  const auto grad_scale = clip_by_estimate(grads, meter, report);
+  const auto grad_scale = clip_by_estimate(in, meter, report);
   if (!grad_scale) return;
   ++steps;
   if (options.exchanged == Exchanged::kMomentum) {
-    momentum_step(params, grads, coefficients(*grad_scale), meter);
+    momentum_step(in, coefficients(*grad_scale), meter);
     return;
   }
+  Buffer values = Buffer::of<float>(in.grads.size());
+  kernels::convert(in.grads, values.view());
   if (*grad_scale != 1)
-    for (float& g : grads.as<float>()) g *= static_cast<float>(*grad_scale);
+    for (float& g : values.as<float>()) g *= static_cast<float>(*grad_scale);
   if (compresses())
     meter.compressed(the_exchange(),
-                     [&](auto& all) { (void)all.all_reduce(grads); });
-  step_by_own_momentum(params, grads, coefficients(1));
+                     [&](auto& all) { (void)all.all_reduce(values.view()); });
+  StepInput averaged = in;
+  averaged.grads = values.view();
+  step_by_own_momentum(averaged, coefficients(1));
 }
 
 // The residuals measured momentum until now, lr times momentum from now on.
@@ -110,11 +115,11 @@ void ZeroOneAdamImpl::freeze(View params) {
 }
 
 // ---- after the freeze
-void ZeroOneAdamImpl::frozen_step(View params, View grads, StepMeter& meter,
+void ZeroOneAdamImpl::frozen_step(const StepInput& in, StepMeter& meter,
                                   StepReport& report) {
   const bool syncs = report.phase == Phase::kCompressed;
-  const auto grad_scale = syncs ? clip_by_estimate(grads, meter, report)
-                                : clip_locally(grads, report);
+  const auto grad_scale = syncs ? clip_by_estimate(in, meter, report)
+                                : clip_locally(in, meter, report);
   if (!report.applied) return;
   ++steps;
   const std::vector<AdamCoefficients> c = coefficients(grad_scale.value_or(1));
@@ -125,35 +130,50 @@ void ZeroOneAdamImpl::frozen_step(View params, View grads, StepMeter& meter,
   }
   // Without a learning rate nothing has moved: there is nothing to sync.
   if (syncs && some_group_moved() && compresses()) {
-    keep_momentum_of_resting_groups(grads, c);
+    keep_momentum_of_resting_groups(in.grads, c);
     meter.compressed(the_exchange(), [&](auto&) {
-      sync(params, [&](std::size_t b) { return sync_input(b, grads, c); });
+      sync(in.params, in.low_precision,
+           [&](std::size_t b) { return sync_input(b, in.grads, c); });
     });
   } else {
     if (grad_scale)
-      local_step(params, grads, c);
+      local_step(in, c);
     else
       leave_out_step();
-    if (syncs && some_group_moved()) sync_alone(params);
+    if (syncs && some_group_moved()) sync_alone(in.params);
   }
   schedule.local_step_taken();
 }
 
 // By this rank's own norm; nothing where its gradient is not finite.
-std::optional<double> ZeroOneAdamImpl::clip_locally(ConstView grads,
+std::optional<double> ZeroOneAdamImpl::clip_locally(const StepInput& in,
+                                                    StepMeter& meter,
                                                     StepReport& report) {
-  const double own = sum_of_squares(pool, grads);
+  const double own = sum_of_squares(pool, in.grads);
   report.grad_norm_is_estimate = true;
-  if (!std::isfinite(own)) {
-    left_out_a_step = true;
-    return std::nullopt;
+  if (settings.exchange.skip_nonfinite) {
+    if (in.skips_together && any_rank(!std::isfinite(own), meter)) {
+      report.applied = false;
+      return std::nullopt;
+    }
+    if (!std::isfinite(own)) {
+      left_out_a_step = true;
+      return std::nullopt;
+    }
   }
-  report.grad_norm = estimated_norm(std::sqrt(own));
+  report.grad_norm = estimated_norm(std::sqrt(own) / in.loss_scale);
   report.clip_factor = clip(report.grad_norm);
-  return report.clip_factor;
+  return report.clip_factor / in.loss_scale;
 }
 
-void ZeroOneAdamImpl::local_step(View params, ConstView grads,
+bool ZeroOneAdamImpl::any_rank(bool own, StepMeter& meter) {
+  std::uint8_t flag = own ? 1 : 0;
+  meter.waiting(
+      [&] { comm.all_reduce(std::span(&flag, 1), comm::ReduceOp::kMax); });
+  return flag != 0;
+}
+
+void ZeroOneAdamImpl::local_step(const StepInput& in,
                                  std::span<const AdamCoefficients> c) {
   if (adam.exp_avg().empty())
     adam.exp_avg() = Buffer::of<float>(adam.layout().size());
@@ -161,14 +181,15 @@ void ZeroOneAdamImpl::local_step(View params, ConstView grads,
     const Range& at = parts.blocks.blocks()[b].values;
     const std::size_t group = parts.block_group[b];
     kernels::LocalStepArrays arrays{
-        .params = params.as<float>().data() + at.offset,
+        .params = in.params.as<float>().data() + at.offset,
         .origin = origin.as<float>().data() + at.offset,
         .exp_avg = adam.exp_avg().as<float>().data() + at.offset,
         .accumulated = accumulator.as<float>().data() + at.offset,
         .from_zero = !accumulated,
         .denominator = denominator.as<float>().data() + at.offset,
-        .grads = grads.subview(at.offset, at.size),
-        .active = active_words(b)};
+        .grads = in.grads.subview(at.offset, at.size),
+        .active = active_words(b),
+        .low_precision = part_of(in.low_precision, at)};
     if (momentum_is_signs) arrays.mean = mean_momentum(b);
     kernels::local_step(arrays, static_cast<float>(decay[group]), c[group]);
   });

@@ -35,7 +35,7 @@ struct DeepSpeedZeroOneAdam final : LowBitOptimizer::Impl {
     o.checks_finite = false;
   }
 
-  void take_step(View params, View grads, StepMeter& meter,
+  void take_step(const StepInput& in, StepMeter& meter,
                  StepReport& report) override {
     report.phase = phase();
     ++steps;
@@ -44,17 +44,21 @@ struct DeepSpeedZeroOneAdam final : LowBitOptimizer::Impl {
       return;  // never the last step before the freeze
     }
     if (frozen) {
-      local_step(params, grads);
-      if (schedule.syncs(steps)) sync(params, meter);
+      local_step(in.params, in.grads);
+      if (schedule.syncs(steps)) sync(in.params, meter);
       schedule.local_step_taken();
     } else if (schedule.updates_variance(steps)) {
-      sum(grads, parts.all, meter);
-      adam.apply(steps, params, grads, static_cast<float>(1.0 / comm.size()),
+      if (!in.averaged) exact_average.complete(in.grads, meter);
+      const double divisor = in.averaged ? 1 : comm.size();
+      adam.apply(steps,
+                 {.params = in.params,
+                  .grads = in.grads,
+                  .grad_scale = static_cast<float>(1.0 / divisor)},
                  pool);
       schedule.variance_updated();
     } else {
-      average(grads, meter);
-      one_bit_step(params, grads);
+      average(in.grads, meter);
+      one_bit_step(in.params, in.grads);
     }
     if (!frozen && steps > var_freeze_step) freeze();
   }

@@ -35,16 +35,13 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
   }
 
   // ---- steps
-  void take_step(View params, View grads, StepMeter& meter,
+  void take_step(const StepInput& in, StepMeter& meter,
                  StepReport& report) override;
-  void variance_step(View params, View grads, StepMeter& meter,
-                     StepReport& report);
-  void one_bit_step(View params, View grads, StepMeter& meter,
-                    StepReport& report);
+  void variance_step(const StepInput& in, StepMeter& meter, StepReport& report);
+  void one_bit_step(const StepInput& in, StepMeter& meter, StepReport& report);
   void freeze(View params);
-  void frozen_step(View params, View grads, StepMeter& meter,
-                   StepReport& report);
-  void local_step(View params, ConstView grads,
+  void frozen_step(const StepInput& in, StepMeter& meter, StepReport& report);
+  void local_step(const StepInput& in,
                   std::span<const kernels::AdamCoefficients> c);
 
   void leave_out_step();
@@ -55,15 +52,17 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
   }
   [[nodiscard]] std::vector<kernels::AdamCoefficients> variance_coefficients(
       double grad_scale) const;
-  [[nodiscard]] std::optional<double> clip_locally(ConstView grads,
+  [[nodiscard]] std::optional<double> clip_locally(const StepInput& in,
+                                                   StepMeter& meter,
                                                    StepReport& report);
+  [[nodiscard]] bool any_rank(bool own, StepMeter& meter);
   void for_blocks(const std::function<void(std::size_t)>& body) {
     pool.for_each(parts.blocks.blocks().size(), body);
   }
 
   // ---- the sync
   using Input = compress::CompressedAllReduce::Source;
-  void sync(View params, const Input& input);
+  void sync(View params, View low_precision, const Input& input);
   void sync_alone(View params);
   void synchronize(View params) override;
   [[nodiscard]] kernels::SignInput sync_input(

@@ -20,7 +20,8 @@ kernels::SignInput ZeroOneAdamImpl::sync_input(
   return input;
 }
 
-void ZeroOneAdamImpl::sync(View params, const Input& input) {
+void ZeroOneAdamImpl::sync(View params, View low_precision,
+                           const Input& input) {
   the_exchange().run(input, [&](std::size_t b, Signs mean) {
     const Range& at = parts.blocks.blocks()[b].values;
     const std::size_t group = parts.block_group[b];
@@ -30,7 +31,8 @@ void ZeroOneAdamImpl::sync(View params, const Input& input) {
         {.params = params.as<float>().data() + at.offset,
          .origin = origin.as<float>().data() + at.offset,
          .denominator = denominator.as<float>().data() + at.offset,
-         .size = at.size},
+         .size = at.size,
+         .low_precision = part_of(low_precision, at)},
         static_cast<float>(decay[group]));
   });
   mean_lrs = lrs;
@@ -124,7 +126,7 @@ void ZeroOneAdamImpl::synchronize(View params) {
   const auto d = std::as_const(denominator).as<float>();
   for (std::size_t i = 0; i < b.size(); ++i) b.as<float>()[i] *= d[i];
   if (some_group_rests()) keep_momentum_as_values();
-  sync(params, [&](std::size_t block) {
+  sync(params, {}, [&](std::size_t block) {
     const std::size_t at = parts.blocks.blocks()[block].values.offset;
     return kernels::SignInput{.values = b.as<float>().data() + at};
   });

@@ -65,7 +65,11 @@ bool LossScaler::is_at_minimum() const noexcept {
 }
 
 void LossScaler::update(bool overflow) {
-  if (!options_.dynamic) return;
+  if (options_.dynamic) adapt(overflow);
+  ++steps_;
+}
+
+void LossScaler::adapt(bool overflow) {
   if (overflow) {
     if (is_at_minimum() && options_.at_minimum == AtMinimum::kStop)
       throw Error(
@@ -86,7 +90,6 @@ void LossScaler::update(bool overflow) {
       scale_ = std::min(scale_ * 2, options_.max_scale);
     }
   }
-  ++steps_;
 }
 
 void LossScaler::save(StateDict& state) const {

@@ -40,7 +40,7 @@ TEST_P(AdamFormula, IsThatOfThePaper) {
   std::vector<float> params(5, 0.75f);
   for (int t = 1; t <= 3; ++t) {
     std::vector<float> grads(5, static_cast<float>(0.6 * t));
-    rule.apply_range(t, {0, 5}, params, grads, 0.5f);
+    rule.apply_range(t, {0, 5}, {params, grads, 0.5f});
   }
   const double want = adam_in_double(options, 0.75, 3);
   for (const float p : params) EXPECT_NEAR(p, want, 1e-6);
@@ -71,8 +71,8 @@ TEST(Adam, GroupsOverrideWhatTheySay) {
   rule.set_learning_rate(1, 0);
   std::vector<float> params = {1, 1};
   const std::vector<float> grads = {1, 1};
-  rule.apply_range(1, {0, 1}, params, grads, 1);
-  rule.apply_range(1, {1, 1}, params, grads, 1);
+  rule.apply_range(1, {0, 1}, {params, grads});
+  rule.apply_range(1, {1, 1}, {params, grads});
   EXPECT_NE(params[0], 1.0f);
   EXPECT_EQ(params[1], 1.0f);
 }
@@ -100,8 +100,8 @@ TEST(Adam, StateGoesOutAndIn) {
   const ParameterLayout layout = test::small_layout();
   Adam one(layout, {.learning_rate = 0.01});
   std::vector<float> params = test::normal(layout.size(), 1);
-  one.apply_range(1, {0, layout.size()}, params, test::normal(layout.size(), 2),
-                  1);
+  const auto first_grads = test::normal(layout.size(), 2);
+  one.apply_range(1, {0, layout.size()}, {params, first_grads});
   one.set_learning_rate(0, 0.5);
   StateDict state;
   one.save(state);
@@ -110,8 +110,8 @@ TEST(Adam, StateGoesOutAndIn) {
   EXPECT_EQ(two.learning_rate(0), 0.5);
   std::vector<float> same = params;
   const auto grads = test::normal(layout.size(), 3);
-  one.apply_range(2, {0, layout.size()}, params, grads, 1);
-  two.apply_range(2, {0, layout.size()}, same, grads, 1);
+  one.apply_range(2, {0, layout.size()}, {params, grads});
+  two.apply_range(2, {0, layout.size()}, {same, grads});
   EXPECT_EQ(params, same);
 
   Adam other(ParameterLayout::of({{"p", {2}}}), {});

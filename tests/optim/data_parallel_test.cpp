@@ -30,8 +30,8 @@ TEST_P(DataParallelWorlds, EqualsTheRuleOnTheRankOrderMean) {
       const auto g = test::gradient(layout.size(), t, r);
       for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += g[i];
     }
-    rule.apply_range(t, {0, layout.size()}, want, sum,
-                     static_cast<float>(1.0 / world));
+    rule.apply_range(t, {0, layout.size()},
+                     {want, sum, static_cast<float>(1.0 / world)});
   }
   for (const auto& mine : params) EXPECT_EQ(mine, want);
 }

@@ -61,7 +61,7 @@ TEST_P(LambFormula, IsThatOfThePaper) {
                     std::vector<double>(kSize)};
   for (int t = 1; t <= kSteps; ++t) {
     const auto grads = test::normal(kSize, 10 + static_cast<unsigned>(t));
-    rule.apply(t, params, grads, 1, pool);
+    rule.apply(t, {params, grads}, pool);
     want.step(t, grads);
     // Fewer than 16 roundings of 2^-24 each in a step; nothing that is rounded
     // is above 16.
@@ -103,11 +103,12 @@ TEST(Lamb, DecayIsNoPartOfTheMoments) {
   Lamb decayed(layout, {.weight_decay = 0.5});
   ThreadPool pool(1);
   StateDict one, two;
+  const std::vector<std::vector<float>> grads = {test::normal(5, 1),
+                                                 test::normal(5, 2)};
   for (Lamb* rule : {&plain, &decayed}) {
     std::vector<float> params(5, 1.0f);
     for (int t = 1; t <= 2; ++t)
-      rule->apply(t, params, test::normal(5, static_cast<unsigned>(t)), 1,
-                  pool);
+      rule->apply(t, {params, grads[static_cast<std::size_t>(t - 1)]}, pool);
     rule->save(rule == &plain ? one : two);
   }
   EXPECT_TRUE(test::same_state(one, two));
@@ -191,7 +192,7 @@ TEST(Lamb, TakesTheNormsOfAllOfALargeTensor) {
     want.params[i] = params[i] *= 5;
   const auto grads = test::gradient(layout.size(), 1, 0);
   ThreadPool pool(2);
-  rule.apply(1, params, grads, 1, pool);
+  rule.apply(1, {params, grads}, pool);
   want.apply(grads, 1);
   const double ratio = want.ratios[0].value;
   EXPECT_NEAR(rule.trust_ratios()[0].value, ratio, 1e-12 * ratio);
@@ -207,7 +208,8 @@ TEST(Lamb, RestsWhereTheLearningRateIsZero) {
   const std::size_t n = rule.layout().size();
   std::vector<float> params = test::normal(n, 3);
   const auto before = params;
-  rule.apply(1, params, test::gradient(n, 1, 0), 1, pool);
+  const auto grads = test::gradient(n, 1, 0);
+  rule.apply(1, {params, grads}, pool);
   for (const Parameter& p : rule.layout().parameters())
     EXPECT_EQ(params[p.offset] == before[p.offset], p.group == 1) << p.name;
 }

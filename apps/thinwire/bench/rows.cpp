@@ -48,7 +48,7 @@ struct AdamWork {
         (n + kPieceElements - 1) / kPieceElements, [&](std::size_t piece) {
           const std::size_t at = piece * kPieceElements;
           rule.apply_range(step, {at, std::min(kPieceElements, n - at)},
-                           params.view(), grads.view(), 0.5f);
+                           {params.view(), grads.view(), 0.5f});
         });
   }
 
@@ -84,8 +84,8 @@ Variant prepare_lamb(std::size_t elements, ThreadPool& pool) {
                        {.learning_rate = 1e-4, .weight_decay = 0.01}),
            random_values(elements, 1), random_values(elements, 2)});
   return {[work, &pool] {
-    work->rule.apply(++work->step, work->params.view(), work->grads.view(),
-                     0.5f, pool);
+    work->rule.apply(++work->step,
+                     {work->params.view(), work->grads.view(), 0.5f}, pool);
   }};
 }
 

@@ -77,8 +77,13 @@ void WireRecorder::exact(Range range, ConstView values) {
   }
 }
 
+void WireRecorder::overflow_flag(std::uint8_t own) { flags_.push_back(own); }
+
 std::vector<WireMessage> WireRecorder::take() {
   std::vector<WireMessage> messages;
+  for (const std::uint8_t flag : flags_)
+    messages.push_back({"all_reduce", "uint8", {flag}});
+  flags_.clear();
   for (Seen& seen : seen_) {
     if (!seen.exact.empty())
       messages.push_back({"all_reduce", "float32", std::move(seen.exact)});

@@ -31,6 +31,7 @@ class WireRecorder final : public compress::WireObserver {
   void worker_record(std::size_t block, kernels::Signs signs) override;
   void server_record(std::size_t block, kernels::Signs signs) override;
   void exact(Range range, ConstView values) override;
+  void overflow_flag(std::uint8_t own) override;
 
   /// What was seen since the last call.
   std::vector<WireMessage> take();
@@ -49,6 +50,7 @@ class WireRecorder final : public compress::WireObserver {
   const compress::BlockLayout& layout_;
   std::vector<std::size_t> block_tensor_;
   std::vector<Seen> seen_;
+  std::vector<std::uint8_t> flags_;
 };
 
 /// Compares messages with a recorded list [[op, dtype, offset, bytes], ...] and

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "apps/thinwire/replay/families.h"
+#include "apps/thinwire/replay/loss_scalers.h"
 #include "thinwire/comm/local.h"
 #include "thinwire/core/error.h"
 
@@ -37,7 +38,7 @@ std::optional<std::string> why_not_required(const fs::path& folder) {
 
 bool is_case(const fs::path& folder) {
   return fs::is_regular_file(folder / "meta.json") ||
-         folder.filename() == "loss_scalers";
+         holds_loss_scalers(folder);
 }
 
 // What one rank found, in a form that ranks can exchange.
@@ -95,10 +96,12 @@ Result combine(const RecordedCase& recorded,
 Result guarded(const CaseFolder& folder,
                const std::function<Result(const RecordedCase&)>& body) {
   if (folder.not_required) return {Outcome::kSkipped, *folder.not_required};
-  if (folder.path.filename() == "loss_scalers")
-    return {Outcome::kFailed, "unsupported: family \"loss_scalers\""};
   try {
+    // No ranks, so nothing to exchange.
+    if (folder.row) return replay_loss_scaler(folder);
     return body(RecordedCase(folder.path));
+  } catch (const Unsupported& why) {
+    return {Outcome::kFailed, fmt::format("unsupported: {}", why.what())};
   } catch (const BrokenCase& why) {
     return {Outcome::kFailed, why.what()};
   } catch (const json::exception& why) {
@@ -173,7 +176,13 @@ std::vector<CaseFolder> find_cases(const fs::path& folder) {
     if (name == "." || name.empty())
       name =
           (full.has_filename() ? full : full.parent_path()).filename().string();
-    cases.push_back({name, path, why_not_required(path)});
+    const CaseFolder found_case{name, path, why_not_required(path)};
+    if (!holds_loss_scalers(path)) {
+      cases.push_back(found_case);
+      continue;
+    }
+    for (CaseFolder& row : loss_scaler_cases(found_case))
+      cases.push_back(std::move(row));
   }
   return cases;
 }

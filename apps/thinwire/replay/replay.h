@@ -12,12 +12,19 @@
 
 namespace thinwire::replay {
 
-/// A folder with meta.json, or one that is known not to be replayable.
+/// A row of a file with traces of loss scalers.
+struct LossScalerRow {
+  std::string kind;  ///< "dynamic": of dynamic.json.
+  std::size_t index = 0;
+};
+
+/// A folder with meta.json, or a row of one with traces of loss scalers.
 struct CaseFolder {
   std::string name;  ///< Relative to the folder that was searched.
   std::filesystem::path path;
   /// Why an index.json above says it need not pass.
-  std::optional<std::string> not_required;
+  std::optional<std::string> not_required{};
+  std::optional<LossScalerRow> row{};
 };
 
 enum class Outcome { kPassed, kFailed, kSkipped };

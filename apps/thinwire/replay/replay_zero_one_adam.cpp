@@ -22,10 +22,13 @@ void replay_zero_one_adam(const RecordedCase& recorded,
   read("local_step_scaler", options.local_step_scaler);
   read("local_step_clipper", options.local_step_clipper);
 
-  // The schedule is the same for all tensors; it is recorded per tensor.
+  // The schedule is the same for all tensors; it is recorded per tensor, which
+  // in a fused wrapper is a group.
   std::vector<std::size_t> groups;
   for (const nlohmann::json& tensor : meta.at("tensors"))
-    groups.push_back(tensor.at("group").get<std::size_t>());
+    if (const auto group = tensor.at("group").get<std::size_t>();
+        meta.at("drive") != "fp16_fused" || groups.size() == group)
+      groups.push_back(group);
   const TrajectoryKind kind{
       .make =
           [&](comm::Communicator& ranks, const ParameterLayout& layout) {

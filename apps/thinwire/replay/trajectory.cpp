@@ -7,6 +7,7 @@
 #include <memory>
 #include <numeric>
 
+#include "apps/thinwire/replay/driven_optimizer.h"
 #include "apps/thinwire/replay/recorded_wire.h"
 #include "thinwire/optim/data_parallel.h"
 
@@ -15,15 +16,6 @@ namespace thinwire::replay {
 using nlohmann::json;
 
 namespace {
-
-ParameterLayout layout_of(const json& meta) {
-  std::vector<ParameterSpec> specs;
-  for (const json& tensor : meta.at("tensors"))
-    specs.push_back({fmt::format("tensor.{}", specs.size()),
-                     tensor.at("shape").get<std::vector<std::size_t>>(),
-                     tensor.at("group").get<std::size_t>()});
-  return ParameterLayout::of(std::move(specs));
-}
 
 // One rank's run of a recorded trajectory.
 class Run {
@@ -36,14 +28,10 @@ class Run {
         comm_(comm),
         comparison_(comparison),
         rank_(static_cast<std::size_t>(comm.rank())),
-        layout_(layout_of(meta_)),
-        kind_(kind) {
-    const std::string drive = meta_.at("drive");
-    if (drive != "wrapper_init" && drive != "fp32_engine")
-      throw Unsupported(fmt::format("meta.drive \"{}\"", drive));
-    begins_with_zeros_ = drive == "wrapper_init" &&
-                         optim::policy_of(semantics).initialization_step;
-
+        kind_(kind),
+        driven_(meta_, comm, semantics, kind,
+                recorded.array("init.bin").floats({})),
+        layout_(driven_.layout()) {
     tensors_ = units_of(semantics);
     std::vector<Range> compressed;
     for (const Range& unit : tensors_)
@@ -54,19 +42,16 @@ class Run {
          .bucket_elements = optim::ExchangeOptions().bucket_elements,
          .scale_per_unit = optim::policy_of(semantics).scale_per_parameter});
     recorder_ = std::make_unique<WireRecorder>(tensors_, blocks_);
-    const auto init = recorded.array("init.bin");
-    const auto* values = reinterpret_cast<const float*>(init.bytes.data());
-    params_.assign(values, values + layout_.size());
   }
 
   void go() {
-    make_optimizer();
-    if (begins_with_zeros_)
+    driven_.make(*recorder_);
+    if (driven_.begins_with_zeros())
       compare_wire(comparison_, 0, recorder_->take(), meta_.at("init_wire"),
                    {});
     const auto steps = meta_.at("steps").get<std::size_t>();
     for (std::size_t t = 0; t < steps; ++t) step(t);
-    for (const char* file : {"params.bin", "wire.bin"})
+    for (const char* file : {"params.bin", "params16.bin", "wire.bin"})
       if (recorded_.has(file)) comparison_.covered(file);
   }
 
@@ -88,41 +73,60 @@ class Run {
            kind_.exact_groups[layout_.parameter_at(unit.offset).group];
   }
 
-  void make_optimizer() {
-    optimizer_ = kind_.make(comm_, layout_);
-    optimizer_->set_observer(recorder_.get());
-    if (!begins_with_zeros_) return;
-    std::vector<float> zeros(layout_.size());
-    optimizer_->step(params_, zeros);
+  // What this rank logged; the other ranks' logs are there where they differ.
+  [[nodiscard]] const json& log_of(std::size_t t) const {
+    if (rank_ == 0 || !meta_.contains("step_log_other_ranks"))
+      return meta_.at("step_log").at(t);
+    return meta_.at("step_log_other_ranks").at(rank_ - 1).at(t);
+  }
+
+  void compare_params(std::size_t t, const char* name,
+                      std::span<const float> got) {
+    const RecordedArray& want = recorded_.array(std::string(name) + ".bin");
+    comparison_.floats({t, name}, got,
+                       want.floats({want.row_of(comm_.rank()), t}));
+  }
+
+  void compare_wrapper(std::size_t t, const optim::StepReport& report,
+                       double loss_scale_before) {
+    const json& log = log_of(t);
+    compare_flag(t, log, "overflow", !report.applied);
+    const auto number = [&](const char* name, double got) {
+      comparison_.text({t, name}, json(got).dump(), log.at(name).dump());
+    };
+    number("loss_scale_before", loss_scale_before);
+    number("loss_scale_after", *driven_.loss_scale());
+    // A skipped step leaves the norm of the last good one in the log.
+    if (report.applied) number("global_grad_norm", report.grad_norm);
+    compare_params(t, "params16", driven_.params16());
   }
 
   void step(std::size_t t) {
     const json& log = meta_.at("step_log").at(t);
+    optim::LowBitOptimizer& optimizer = driven_.optimizer();
     for (std::size_t g = 0; g < log.at("lr").size(); ++g)
-      optimizer_->set_learning_rate(g, log.at("lr")[g].get<double>());
-    const auto recorded_grads = recorded_.array("grads.bin").floats({rank_, t});
-    std::vector<float> grads(recorded_grads.begin(), recorded_grads.end());
+      optimizer.set_learning_rate(g, log.at("lr")[g].get<double>());
     recorder_->take();
-    const optim::StepReport report = optimizer_->step(params_, grads);
+    const auto loss_scale = driven_.loss_scale();
+    const optim::StepReport report =
+        driven_.step(t, recorded_.array("grads.bin").floats({rank_, t}));
 
-    const RecordedArray& params = recorded_.array("params.bin");
-    comparison_.floats({t, "params"}, params_,
-                       params.floats({params.row_of(comm_.rank()), t}));
+    if (loss_scale) compare_wrapper(t, report, *loss_scale);
+    compare_params(t, "params", driven_.masters());
     compare_flag(t, log, "averaged", report.phase == optim::Phase::kExact);
     const auto wire = recorded_.has("wire.bin")
                           ? recorded_.array("wire.bin").raw({rank_})
                           : std::span<const std::uint8_t>();
     compare_wire(comparison_, t, recorder_->take(), log.at("wire"), wire);
-    const StateDict state = optimizer_->state_dict();
+    const StateDict state = optimizer.state_dict();
     kind_.compare_log({comparison_, t, log}, state);
     compare_state(t, state);
     for (const json& state_step : log.at("state_step"))
-      comparison_.text({t, "state_step"},
-                       fmt::format("{}", optimizer_->steps()),
+      comparison_.text({t, "state_step"}, fmt::format("{}", optimizer.steps()),
                        state_step.dump());
     if (resumes_after(t)) resume();
     compare_flag(t, log, "averaged_next",
-                 optimizer_->phase() == optim::Phase::kExact);
+                 driven_.optimizer().phase() == optim::Phase::kExact);
   }
 
   void compare_flag(std::size_t t, const json& log, const char* name,
@@ -138,7 +142,7 @@ class Run {
 
   // Rank 0's state and parameters go to all ranks, into a new optimizer.
   void resume() {
-    StateDict state = optimizer_->state_dict();
+    StateDict state = driven_.optimizer().state_dict();
     for (const char* name :
          {"exp_avg", "exp_avg_sq", "exp_avg_sq_fresh", "denominator"}) {
       if (!state.has_array(name)) continue;
@@ -147,9 +151,11 @@ class Run {
       comm_.broadcast(copy, 0);
       state.put(name, copy);
     }
-    comm_.broadcast(params_, 0);
-    make_optimizer();
-    optimizer_->load_state_dict(state);
+    if (driven_.loss_scale())
+      throw Unsupported("meta.resume_after with a 16-bit wrapper");
+    comm_.broadcast(driven_.params(), 0);
+    driven_.make(*recorder_);
+    driven_.optimizer().load_state_dict(state);
   }
 
   // The residual in the recordings' order: every tensor, padded, zeros for
@@ -227,14 +233,12 @@ class Run {
   comm::Communicator& comm_;
   Comparison& comparison_;
   std::size_t rank_;
-  ParameterLayout layout_;
   const TrajectoryKind& kind_;
+  DrivenOptimizer driven_;
+  const ParameterLayout& layout_;
   std::vector<Range> tensors_;
-  bool begins_with_zeros_ = false;
   compress::BlockLayout blocks_;
   std::unique_ptr<WireRecorder> recorder_;
-  std::vector<float> params_;
-  std::unique_ptr<optim::LowBitOptimizer> optimizer_;
 };
 
 }  // namespace

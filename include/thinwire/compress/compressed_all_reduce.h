@@ -49,6 +49,8 @@ class WireObserver {
   virtual void server_record(std::size_t block, kernels::Signs signs) = 0;
   /// Elements `range` that go into an exact all-reduce beside it.
   virtual void exact(Range range, ConstView values) = 0;
+  /// This rank's part of an agreement on whether any gradient overflowed.
+  virtual void overflow_flag(std::uint8_t /*own*/) {}
 };
 
 /// Error-compensated all-reduce with one bit per element each way:

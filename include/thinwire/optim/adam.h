@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "thinwire/core/buffer.h"
+#include "thinwire/core/dtype.h"
 #include "thinwire/optim/update_rule.h"
 
 namespace thinwire::kernels {
@@ -38,6 +39,9 @@ struct AdamOptions {
   bool bias_correction = true;
   /// sqrt(v + eps) instead of sqrt(v) + eps.
   bool epsilon_inside_sqrt = false;
+  /// Of exp_avg and exp_avg_sq: kFloat32, or that of parameters of 16 bits.
+  /// Arithmetic is in float; they are rounded to nearest even when stored.
+  DType state_dtype = DType::kFloat32;
   /// One entry per group of the layout, or empty: all alike.
   std::vector<AdamGroup> groups{};
 
@@ -50,19 +54,22 @@ struct AdamOptions {
 /// bias-corrected variance is formed before the square root and epsilon.
 class Adam final : public UpdateRule {
  public:
-  /// Allocates 8 bytes per parameter: exp_avg and exp_avg_sq, both 0. Throws
+  /// Allocates 8 bytes per parameter (4 with a state_dtype of 16 bits):
+  /// exp_avg and exp_avg_sq, both 0. Throws
   /// Error(kInvalidArgument) for an option out of range.
   Adam(ParameterLayout layout, AdamOptions options);
 
   [[nodiscard]] std::string_view name() const noexcept override;
   [[nodiscard]] const ParameterLayout& layout() const noexcept override;
   [[nodiscard]] std::string describe() const override;
-  void apply(std::int64_t step, View params, ConstView grads, float grad_scale,
+  void apply(std::int64_t step, const UpdateArrays& arrays,
              ThreadPool& pool) override;
   /// The same for elements `range` alone, which lie in one group. Different
   /// ranges may be applied at the same time by different threads.
-  void apply_range(std::int64_t step, Range range, View params, ConstView grads,
-                   float grad_scale);
+  void apply_range(std::int64_t step, Range range, const UpdateArrays& arrays);
+  /// Parameters of 16 bits are rounded at every step; low_precision is not used
+  /// then.
+  [[nodiscard]] bool takes(DType params) const noexcept override;
   [[nodiscard]] std::size_t num_groups() const noexcept override;
   void set_learning_rate(std::size_t group, double learning_rate) override;
   [[nodiscard]] double learning_rate(std::size_t group) const override;
@@ -95,6 +102,9 @@ class Adam final : public UpdateRule {
   }
 
  private:
+  void apply_widened(Range range, const UpdateArrays& arrays,
+                     const kernels::AdamCoefficients& c);
+
   ParameterLayout layout_;
   AdamOptions options_;
   std::vector<double> learning_rates_;

@@ -25,6 +25,9 @@ struct ExchangeOptions {
   /// and options, and stop with Error(kCommFailure) naming the first that
   /// differs; 0: never. >= 0. Reads the parameters once and sends 8 bytes.
   std::int64_t verify_every = 0;
+  /// A step with a gradient that is not finite on any rank changes nothing.
+  /// Otherwise it is taken, and what follows is not finite either.
+  bool skip_nonfinite = true;
   /// Threads of this rank, in [0, 1024]; 0: THINWIRE_NUM_THREADS, else 1.
   int num_threads = 0;
 
@@ -37,7 +40,7 @@ struct ExchangeOptions {
 /// Exact data parallelism around an update rule: gradients are averaged over
 /// the ranks in buckets (summed in rank order, then divided), clipped by their
 /// global norm, and applied on every rank. Sends 2 (W-1)/W * 4 bytes per
-/// parameter and rank.
+/// parameter and rank, half of it for gradients of 16 bits.
 ///
 ///   optim::DataParallel optimizer(
 ///       comm, std::make_unique<optim::Adam>(layout, options));
@@ -50,7 +53,10 @@ class DataParallel final : public Optimizer {
                const ExchangeOptions& options = {});
   ~DataParallel() override;
 
-  StepReport step(View params, View grads) override;
+  using Optimizer::step;
+  StepReport step(const StepInput& input) override;
+  void reduce_early(View grads, Range range) override;
+  [[nodiscard]] bool reduces_early() const noexcept override { return true; }
   [[nodiscard]] std::int64_t steps() const noexcept override;
   [[nodiscard]] std::int64_t skipped_steps() const noexcept override;
   [[nodiscard]] Phase phase() const noexcept override { return Phase::kExact; }

@@ -46,7 +46,7 @@ class Lamb final : public UpdateRule {
   [[nodiscard]] std::string_view name() const noexcept override;
   [[nodiscard]] const ParameterLayout& layout() const noexcept override;
   [[nodiscard]] std::string describe() const override;
-  void apply(std::int64_t step, View params, ConstView grads, float grad_scale,
+  void apply(std::int64_t step, const UpdateArrays& arrays,
              ThreadPool& pool) override;
   [[nodiscard]] std::size_t num_groups() const noexcept override;
   void set_learning_rate(std::size_t group, double learning_rate) override;

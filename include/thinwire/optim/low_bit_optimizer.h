@@ -28,7 +28,10 @@ class LowBitOptimizer : public Optimizer {
  public:
   ~LowBitOptimizer() override;
 
-  StepReport step(View params, View grads) final;
+  using Optimizer::step;
+  StepReport step(const StepInput& input) final;
+  void reduce_early(View grads, Range range) final;
+  [[nodiscard]] bool reduces_early() const noexcept final;
   void synchronize(View params) final;
   [[nodiscard]] std::int64_t steps() const noexcept final;
   [[nodiscard]] std::int64_t skipped_steps() const noexcept final;

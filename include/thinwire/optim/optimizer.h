@@ -21,6 +21,30 @@ enum class Phase {
 /// "exact", "compressed", "local".
 [[nodiscard]] std::string_view to_string(Phase phase) noexcept;
 
+/// What one step works on: flat arrays of layout.size() elements.
+struct StepInput {
+  /// fp32, equal on all ranks; updated in place. Exact Adam also takes fp16 and
+  /// bf16.
+  View params;
+  /// This rank's gradient, fp32, fp16 or bf16; unspecified afterwards. What is
+  /// averaged exactly is summed in fp32 and, if 16 bits long, rounded once.
+  View grads;
+  /// The gradient is this many times too long: it is divided, as part of the
+  /// update, before it is clipped or reported. Finite, > 0.
+  double loss_scale = 1;
+  /// If not empty: fp16 or bf16, and gets the updated parameters, rounded.
+  View low_precision{};
+  /// `grads` has been averaged before and is the same on all ranks; only what
+  /// is not exact is exchanged. For `deepspeed` semantics.
+  bool averaged = false;
+  /// A gradient that is not finite on one rank skips this step on all ranks,
+  /// also where they exchange nothing else (0/1 Adam's local steps).
+  bool skips_together = false;
+  /// Where the report is to say which rank it was, and gradients are to stay
+  /// as they were: exact steps then exchange one scalar before they average.
+  bool finds_nonfinite = false;
+};
+
 /// What one step did. The same on all ranks but for the times.
 struct StepReport {
   /// False: a gradient was not finite on some rank, and nothing has changed on
@@ -37,6 +61,8 @@ struct StepReport {
   bool grad_norm_is_estimate = false;
   /// What the gradient was multiplied by to keep to max_grad_norm; 1: nothing.
   double clip_factor = 1;
+  /// What the gradient was divided by.
+  double loss_scale = 1;
   std::uint64_t bytes_sent = 0;   ///< By this rank to others, in this step.
   std::uint64_t collectives = 0;  ///< Issued in this step.
   double seconds = 0;             ///< Of the whole step.
@@ -50,13 +76,24 @@ class Optimizer {
  public:
   virtual ~Optimizer() = default;
 
-  /// Collective, done on return. Updates `params` (fp32, layout.size()
-  /// elements, equal on all ranks) in place from `grads`, this rank's fp32
-  /// gradient of the same size, whose contents are unspecified afterwards.
-  /// Throws Error(kInvalidArgument) on a wrong size or dtype, before anything
-  /// changes; Error(kCommFailure) if a peer is lost, after which this object
-  /// may only be destroyed.
-  virtual StepReport step(View params, View grads) = 0;
+  /// Collective, done on return: updates the parameters from the ranks'
+  /// gradients. Throws Error(kInvalidArgument) on a wrong size or dtype, before
+  /// anything changes; Error(kCommFailure) if a peer is lost, after which this
+  /// object may only be destroyed.
+  virtual StepReport step(const StepInput& input) = 0;
+  StepReport step(View params, View grads) {
+    return step(StepInput{.params = params, .grads = grads});
+  }
+
+  /// Collective, queued: begins to average elements `range` of the gradients of
+  /// the next step(), which must be handed the same `grads`. Between two steps
+  /// the ranges do not overlap and are the same on all ranks, in the same
+  /// order; step() averages what is missing. Their elements may not be touched
+  /// in between. Only where reduces_early(); Error(kFailedPrecondition) else.
+  virtual void reduce_early(View grads, Range range);
+  /// The next step averages gradients exactly, so it may begin before all of
+  /// them are there. The same on all ranks.
+  [[nodiscard]] virtual bool reduces_early() const noexcept { return false; }
 
   /// Collective: makes parameters equal on all ranks, where the optimizer lets
   /// them differ between exchanges (0/1 Adam). To be called before evaluation

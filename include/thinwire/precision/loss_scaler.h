@@ -74,6 +74,8 @@ class LossScaler {
   void load(const StateDict& state);
 
  private:
+  void adapt(bool overflow);
+
   LossScalerOptions options_;
   double scale_;
   std::int64_t overflows_left_;  ///< Until the scale halves.

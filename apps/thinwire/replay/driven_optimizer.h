@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "apps/thinwire/replay/recorded_wire.h"
+#include "apps/thinwire/replay/trajectory.h"
+#include "thinwire/precision/mixed_precision.h"
+
+namespace thinwire::replay {
+
+/// An optimizer as a recording drives it: on its own, or in one of the 16-bit
+/// wrappers, with gradients that a loss scale has lengthened.
+class DrivenOptimizer {
+ public:
+  /// Throws Unsupported for a drive it does not know.
+  DrivenOptimizer(const nlohmann::json& meta, comm::Communicator& comm,
+                  optim::Semantics semantics, const TrajectoryKind& kind,
+                  std::span<const float> params);
+
+  /// What the optimizer works on: the recording's tensors, or flat groups.
+  [[nodiscard]] const ParameterLayout& layout() const noexcept {
+    return wrapped_;
+  }
+  /// Begins anew, with the first step that the drive takes by itself.
+  void make(WireRecorder& recorder);
+  [[nodiscard]] bool begins_with_zeros() const noexcept {
+    return begins_with_zeros_;
+  }
+
+  /// One step with this rank's unscaled gradients; the element that the
+  /// recording made infinite is.
+  optim::StepReport step(std::size_t t, std::span<const float> grads);
+
+  [[nodiscard]] optim::LowBitOptimizer& optimizer() const { return *inner_; }
+  [[nodiscard]] std::span<float> params() noexcept { return params_; }
+  /// The fp32 parameters that steps update.
+  [[nodiscard]] std::span<const float> masters() const;
+  /// The 16-bit parameters, widened; empty without a wrapper.
+  [[nodiscard]] std::vector<float> params16() const;
+  [[nodiscard]] std::optional<double> loss_scale() const;
+
+ private:
+  const nlohmann::json& meta_;
+  comm::Communicator& comm_;
+  const TrajectoryKind& kind_;
+  bool begins_with_zeros_ = false;
+  std::optional<precision::MixedPrecisionOptions> wrapper_options_;
+  ParameterLayout layout_;
+  ParameterLayout wrapped_;
+  std::vector<float> params_;
+  std::vector<Half> params16_;
+  std::unique_ptr<optim::LowBitOptimizer> alone_;
+  std::unique_ptr<precision::MixedPrecision> wrapper_;
+  optim::LowBitOptimizer* inner_ = nullptr;
+};
+
+}  // namespace thinwire::replay

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/exact_average.h"
+
+#include <algorithm>
+
+#include "optim/require.h"
+#include "thinwire/kernels/norm.h"
+
+namespace thinwire::optim {
+
+using kernels::kSumChunk;
+
+ExactAverage::ExactAverage(comm::Communicator& comm, ThreadPool& pool,
+                           const ParameterLayout& layout,
+                           std::size_t bucket_elements)
+    : comm_(comm),
+      pool_(pool),
+      all_(group_ranges(layout)),
+      size_(layout.size()),
+      bucket_elements_(bucket_elements) {}
+
+// Own sums of squares are formed now: soon the gradients are no longer own.
+void ExactAverage::begin_early(View grads, Range range) {
+  require_view("grads", grads, size_, true, true);
+  require(range.offset % kSumChunk == 0 && range.end() <= size_ &&
+              (range.size % kSumChunk == 0 || range.end() == size_),
+          "range", fmt::format("multiples of {} within {}", kSumChunk, size_),
+          fmt::format("{} of size {}", range.offset, range.size));
+  if (range.size == 0) return;
+  chunk_squares_.resize(kernels::sum_chunks(size_));
+  for (std::size_t chunk = range.offset / kSumChunk;
+       chunk * kSumChunk < range.end(); ++chunk)
+    chunk_squares_[chunk] = kernels::chunk_sum_of_squares(grads, chunk);
+  const GroupRange whole{range, 0};
+  begun_.push_back(
+      {range, queue_sums(comm_, grads, {&whole, 1}, bucket_elements_)});
+}
+
+double ExactAverage::local_squares(ConstView grads) {
+  if (!has_begun()) return sum_of_squares(pool_, grads);
+  std::vector<bool> known(chunk_squares_.size());
+  for (const Begun& part : begun_)
+    for (std::size_t c = part.range.offset / kSumChunk;
+         c * kSumChunk < part.range.end(); ++c)
+      known[c] = true;
+  double total = 0;
+  for (std::size_t c = 0; c < known.size(); ++c)
+    total +=
+        known[c] ? chunk_squares_[c] : kernels::chunk_sum_of_squares(grads, c);
+  return total;
+}
+
+void ExactAverage::complete(View grads, StepMeter& meter) {
+  const auto rest = queue_sums(comm_, grads, missing(), bucket_elements_);
+  abandon(meter);
+  wait(meter, rest);
+}
+
+void ExactAverage::abandon(StepMeter& meter) {
+  for (const Begun& part : begun_) wait(meter, part.works);
+  begun_.clear();
+}
+
+void ExactAverage::wait(StepMeter& meter,
+                        const std::vector<comm::Work>& works) {
+  meter.waiting([&] {
+    for (const comm::Work& work : works) work.wait();
+  });
+}
+
+std::vector<GroupRange> ExactAverage::missing() const {
+  if (!has_begun()) return all_;
+  std::vector<Range> done;
+  for (const Begun& part : begun_) done.push_back(part.range);
+  std::sort(done.begin(), done.end(),
+            [](const Range& a, const Range& b) { return a.offset < b.offset; });
+  std::vector<GroupRange> rest;
+  std::size_t at = 0;
+  for (const Range& range : done) {
+    if (range.offset > at) rest.push_back({{at, range.offset - at}, 0});
+    at = range.end();
+  }
+  if (at < size_) rest.push_back({{at, size_ - at}, 0});
+  return rest;
+}
+
+}  // namespace thinwire::optim

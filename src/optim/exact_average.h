@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "optim/exact_exchange.h"
+
+namespace thinwire::optim {
+
+/// The exact average of one step's gradients after the other, parts of which
+/// may be under way before the step.
+class ExactAverage {
+ public:
+  ExactAverage(comm::Communicator& comm, ThreadPool& pool,
+               const ParameterLayout& layout, std::size_t bucket_elements);
+
+  /// Collective, queued. `range` begins and ends on the grid of sums
+  /// (kernels::kSumChunk) or with the array; Error(kInvalidArgument) else.
+  void begin_early(View grads, Range range);
+  [[nodiscard]] bool has_begun() const noexcept { return !begun_.empty(); }
+
+  /// Sum of squares of this rank's own gradients, whatever is under way.
+  [[nodiscard]] double local_squares(ConstView grads);
+  /// Collective: replaces all gradients by what queue_sums() makes of them.
+  void complete(View grads, StepMeter& meter);
+  /// Waits for what is under way; the step is not taken.
+  void abandon(StepMeter& meter);
+
+ private:
+  struct Begun {
+    Range range;
+    std::vector<comm::Work> works;
+  };
+  void wait(StepMeter& meter, const std::vector<comm::Work>& works);
+  [[nodiscard]] std::vector<GroupRange> missing() const;
+
+  comm::Communicator& comm_;
+  ThreadPool& pool_;
+  std::vector<GroupRange> all_;
+  std::size_t size_;
+  std::size_t bucket_elements_;
+  std::vector<Begun> begun_;
+  std::vector<double> chunk_squares_;  // of begun ranges
+};
+
+}  // namespace thinwire::optim
