@@ -21,6 +21,8 @@ struct AdamGroup {
   std::optional<double> beta2{};
   std::optional<double> epsilon{};
   std::optional<double> weight_decay{};
+
+  bool operator==(const AdamGroup&) const = default;
 };
 
 /// Settings of Adam; write them with designated initializers:
@@ -48,6 +50,8 @@ struct AdamOptions {
   /// Throws Error(kInvalidArgument) naming the field, its range and its value.
   /// `num_groups` is the layout's.
   void validate(std::size_t num_groups) const;
+
+  bool operator==(const AdamOptions&) const = default;
 };
 
 /// Adam and AdamW. Source: Kingma and Ba, arXiv:1412.6980, Algorithm 1. The

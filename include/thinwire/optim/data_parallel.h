@@ -35,6 +35,8 @@ struct ExchangeOptions {
   void validate() const;
   /// One line of what ranks must have in common.
   [[nodiscard]] std::string describe() const;
+
+  bool operator==(const ExchangeOptions&) const = default;
 };
 
 /// Exact data parallelism around an update rule: gradients are averaged over

@@ -24,6 +24,8 @@ struct LambOptions {
 
   /// Throws Error(kInvalidArgument) naming the field, its range and its value.
   void validate(std::size_t num_groups) const;
+
+  bool operator==(const LambOptions&) const = default;
 };
 
 /// What LAMB multiplies one parameter's step with.

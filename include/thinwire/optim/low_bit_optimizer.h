@@ -16,6 +16,8 @@ struct MaskedGroup : AdamGroup {
   /// 0 where the momentum is constantly 0, else 1: one value per element of the
   /// group, in layout order; empty: 1 everywhere.
   std::vector<float> exp_avg_mask{};
+
+  bool operator==(const MaskedGroup&) const = default;
 };
 
 /// freeze_step: watch the variance, and freeze when it has settled.

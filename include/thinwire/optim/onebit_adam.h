@@ -16,6 +16,8 @@ namespace thinwire::optim {
 struct OnebitAdamGroup : MaskedGroup {
   /// Stays exact in the compressed stage, its variance too.
   bool non_freeze = false;
+
+  bool operator==(const OnebitAdamGroup&) const = default;
 };
 
 /// Settings of OnebitAdam:
@@ -65,6 +67,8 @@ struct OnebitAdamOptions {
   /// Throws Error(kInvalidArgument) naming the field, its range and its value.
   /// The layout says how many groups there are and how long masks must be.
   void validate(const ParameterLayout& layout) const;
+
+  bool operator==(const OnebitAdamOptions&) const = default;
 };
 
 /// Adam that averages momentum across ranks with one bit per element.

@@ -58,6 +58,8 @@ struct OnebitLambOptions {
   /// Throws Error(kInvalidArgument) naming the field, its range and its value.
   /// The layout says how many groups there are and how long masks must be.
   void validate(const ParameterLayout& layout) const;
+
+  bool operator==(const OnebitLambOptions&) const = default;
 };
 
 /// LAMB that averages momentum across ranks with one bit per element.

@@ -58,6 +58,8 @@ struct ZeroOneAdamOptions {
   /// Throws Error(kInvalidArgument) naming the field, its range and its value.
   /// The layout says how many groups there are and how long masks must be.
   void validate(const ParameterLayout& layout) const;
+
+  bool operator==(const ZeroOneAdamOptions&) const = default;
 };
 
 /// Adam that exchanges one bit per element, and in most steps nothing.

@@ -38,6 +38,8 @@ struct LossScalerOptions {
 
   /// Throws Error(kInvalidArgument) naming the field, its range and its value.
   void validate() const;
+
+  bool operator==(const LossScalerOptions&) const = default;
 };
 
 /// The scaler of DeepSpeed's ZeRO with these settings, trace by trace.
