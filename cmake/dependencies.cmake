@@ -2,16 +2,15 @@
 find_package(Threads REQUIRED)
 find_package(hwy REQUIRED)
 find_package(fmt REQUIRED)
+find_package(nlohmann_json REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 
 if(THINWIRE_BUILD_APPS)
-  find_package(nlohmann_json REQUIRED)
   find_package(CLI11 REQUIRED)
 endif()
 if(THINWIRE_BUILD_TESTS)
   find_package(GTest REQUIRED)
-  find_package(nlohmann_json REQUIRED)
   find_package(rapidcheck REQUIRED)
 endif()
 

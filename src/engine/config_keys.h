@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/json.h"
+#include "thinwire/engine/config.h"
+
+/// What becomes of each key of a configuration file: one table, which the
+/// reader obeys and docs/guide/from-deepspeed.md shows.
+namespace thinwire::engine {
+
+enum class KeyStatus {
+  kHonoured,
+  kNoted,    ///< Accepted without effect; cannot change results.
+  kRefused,  ///< Unless it says what Thinwire does anyway.
+};
+
+struct KeyRule {
+  std::string_view path;  ///< "fp16.loss_scale".
+  KeyStatus status = KeyStatus::kHonoured;
+  /// What it does here, or why it has no effect, or why it is refused.
+  std::string_view text{};
+  /// The types of optimizer or scheduler that have it; empty: all.
+  std::string_view only{};
+  /// Refused: the value that is accepted, as JSON; kDisabled: an object whose
+  /// "enabled" is not true.
+  std::string_view harmless{};
+};
+
+inline constexpr std::string_view kDisabled = "disabled";
+
+/// Sorted by section, as the guide shows them.
+[[nodiscard]] std::span<const KeyRule> key_rules() noexcept;
+
+/// The guide's table.
+[[nodiscard]] std::string key_table();
+
+/// Checks every key of a file against the table. Gives the file without keys
+/// that are null or "auto", which count as absent, and without refused ones
+/// that have their harmless value; throws Error(kInvalidArgument) for the
+/// others and for unknown ones.
+[[nodiscard]] Json check_keys(const Json& file, std::vector<KeyNote>& notes);
+
+}  // namespace thinwire::engine
