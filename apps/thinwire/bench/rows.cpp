@@ -163,6 +163,10 @@ Variant prepare_decode(std::size_t elements, ThreadPool& pool) {
 //
 //   adam/fp32          r p4 m4 v4 g4, w p4 m4 v4                     28
 //   adam/bf16_grads    the same with g2                              26
+//   mixed_precision/adam_fp16, adam_bf16   (h the model's parameters) 30
+//     is every gradient finite, how long: r g2                        2
+//     unscale, clip, Adam, round: r p4 m4 v4 g2, w p4 m4 v4 h2       28
+//   mixed_precision/adam_fp16_accumulated    the same with g4        34
 //   norm/sum_of_squares  r x4                                         4
 //   codec/encode       r x4 e4, w e4 b                               12.125
 //   codec/decode       r b, w x4                                      4.125
@@ -189,6 +193,12 @@ const std::vector<Row>& all_rows() {
   static const std::vector<Row> rows = {
       {"adam/fp32", 28, Limit::kAdamStreams, false, prepare_adam_fp32},
       {"adam/bf16_grads", 26, Limit::kAdamStreams, false, prepare_adam_bf16},
+      {"mixed_precision/adam_fp16", 2 + 28, Limit::kAdamStreams, false,
+       prepare_mixed_fp16},
+      {"mixed_precision/adam_bf16", 2 + 28, Limit::kAdamStreams, false,
+       prepare_mixed_bf16},
+      {"mixed_precision/adam_fp16_accumulated", 4 + 30, Limit::kAdamStreams,
+       false, prepare_mixed_accumulated},
       {"onebit_adam/compressed_step@w4", 4 + 12.25 + kServer + 12.125,
        Limit::kAdd, false, prepare_onebit_adam},
       {"lamb/fp32", 40, Limit::kAdd, false, prepare_lamb},

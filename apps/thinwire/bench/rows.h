@@ -37,6 +37,14 @@ struct Row {
                                          ThreadPool& pool);
 [[nodiscard]] Variant prepare_sync_step(std::size_t elements, ThreadPool& pool);
 
+/// And these from mixed_precision_rows.cpp.
+[[nodiscard]] Variant prepare_mixed_fp16(std::size_t elements,
+                                         ThreadPool& pool);
+[[nodiscard]] Variant prepare_mixed_bf16(std::size_t elements,
+                                         ThreadPool& pool);
+[[nodiscard]] Variant prepare_mixed_accumulated(std::size_t elements,
+                                                ThreadPool& pool);
+
 /// Values in (-1, 1), none of them 0, the same in every run.
 [[nodiscard]] Buffer random_values(std::size_t elements, std::uint32_t seed);
 
