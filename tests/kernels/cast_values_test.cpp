@@ -199,7 +199,9 @@ TEST_P(CastValues, WrongTypesAndSizesAreRefusedBeforeAnythingChanges) {
 #if defined(__x86_64__)
 // The attribute lets one function of a portable program use them.
 __attribute__((target("f16c"))) std::uint16_t hardware_half(float value) {
-  return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT);
+  const __m128i half =
+      _mm_cvtps_ph(_mm_set_ss(value), _MM_FROUND_TO_NEAREST_INT);
+  return static_cast<std::uint16_t>(_mm_cvtsi128_si32(half));
 }
 __attribute__((target("f16c"))) float hardware_float(Half value) {
   return _cvtsh_ss(value.bits);
