@@ -9,9 +9,10 @@
 #include <limits>
 
 #include "apps/train_gpt/config_file.h"
-#include "apps/train_gpt/optimizers.h"
+#include "apps/train_gpt/training_config.h"
 #include "apps/train_gpt/usage_error.h"
 #include "thinwire/core/env.h"
+#include "thinwire/core/error.h"
 #include "thinwire/optim/onebit_adam.h"
 
 namespace thinwire::train_gpt {
@@ -45,6 +46,7 @@ void validate(const Options& options) {
   }
   require_count("--steps", options.steps, 1);
   require_count("--batch", options.batch, 1);
+  require_count("--accumulate", options.accumulate, 1);
   require_count("--context", options.context, 1);
   require_count("--layers", options.layers, 1);
   require_count("--width", options.width, 1);
@@ -102,7 +104,14 @@ void CommandLine::add_training_flags() {
   app_.add_option("--optimizer", options.optimizer,
                   fmt::format("{}", fmt::join(optimizer_names(), ", ")));
   app_.add_option("--steps", options.steps, "Updates");
-  app_.add_option("--batch", options.batch, "Sequences per rank and step");
+  app_.add_option(
+      "--batch", options.batch,
+      "Sequences per rank and backward; one step takes --accumulate "
+      "of them");
+  app_.add_option("--accumulate", options.accumulate, "Backwards per step");
+  app_.add_option("--precision", precision_,
+                  "Of parameters and gradients: fp32, fp16 (with loss scaling) "
+                  "or bf16; arithmetic is in fp32, and so are masters");
   app_.add_option("--context", options.context, "Bytes per sequence");
   app_.add_option("--layers", options.layers, "Transformer blocks");
   app_.add_option("--width", options.width, "Numbers per position");
@@ -141,9 +150,10 @@ void CommandLine::add_training_flags() {
 
 void CommandLine::add_run_flags() {
   Options& options = invocation_.options;
-  app_.add_option("--config", config_,
-                  "JSON file with these flags in its object train_gpt; flags "
-                  "given here win")
+  app_.add_option(
+          "--config", config_,
+          "JSON file with DeepSpeed's keys, ours in its object thinwire "
+          "and these flags in train_gpt; flags given here win")
       ->type_name("FILE");
   app_.add_option("--out", options.out,
                   "Folder for metrics.jsonl, summary.json, config.json and "
@@ -199,8 +209,25 @@ void CommandLine::refuse_unknown_flags() const {
                                nearest(name, flag_names())));
 }
 
-void CommandLine::apply_config() {
-  for (const ConfigEntry& entry : read_config(config_)) {
+// The object train_gpt holds flags; the other keys are the engine's.
+void CommandLine::read_config() {
+  Options& options = invocation_.options;
+  try {
+    options.file = engine::Config::from_file(config_, &options.file_keys);
+  } catch (const Error& error) {
+    throw UsageError(fmt::format("--config: {}", error.what()));
+  }
+  apply_flags(options.file.train_gpt);
+  options.file.train_gpt.clear();
+  std::erase_if(options.file_keys, [](const engine::KeyNote& note) {
+    return note.path == "train_gpt";
+  });
+  options.has_file = !options.file_keys.empty();
+}
+
+void CommandLine::apply_flags(const std::string& section) {
+  if (section.empty()) return;
+  for (const ConfigEntry& entry : parse_flags(config_, section)) {
     CLI::Option* option = app_.get_option_no_throw("--" + entry.flag);
     const bool only_flag = entry.flag == "config" || entry.flag == "compare" ||
                            entry.flag == "help" || entry.flag == "version";
@@ -237,29 +264,55 @@ void CommandLine::resolve_freeze_step() {
   }
 }
 
-void CommandLine::resolve() {
+// Flags whose values are words.
+void CommandLine::resolve_names() {
   Options& options = invocation_.options;
-  const OptimizerEntry* optimizer = find_optimizer(options.optimizer);
-  if (optimizer == nullptr) {
+  if (is_given("--semantics")) {
+    try {
+      options.semantics = optim::semantics_from(semantics_);
+    } catch (const std::exception& error) {
+      throw UsageError(fmt::format("--semantics: {}", error.what()));
+    }
+  }
+  if (is_given("--precision")) {
+    const auto precision = precision_from(precision_);
+    if (!precision)
+      throw UsageError(fmt::format(
+          "--precision must be fp32, fp16 or bf16, got '{}'", precision_));
+    options.precision = *precision;
+  }
+}
+
+// What no flag gives: the file's word, or what suits the run.
+void CommandLine::resolve_defaults() {
+  Options& options = invocation_.options;
+  if (options.has_file && !is_given("--optimizer"))
+    options.optimizer = engine::name_of(options.file.optimizer);
+  const auto lr = default_learning_rate(options.optimizer);
+  if (!lr) {
     throw UsageError(fmt::format("--optimizer must be one of {}, got '{}'",
                                  fmt::join(optimizer_names(), ", "),
                                  options.optimizer));
   }
   const Phases phases = default_phases(options.steps, options.warmup_steps);
-  if (!is_given("--lr")) options.lr = optimizer->lr;
+  if (!is_given("--lr")) options.lr = *lr;
   if (!is_given("--var-freeze-step"))
     options.var_freeze_step = phases.var_freeze_step;
   if (!is_given("--local-steps")) options.local_steps = phases.local_steps;
   options.freeze_step = phases.freeze_step;
+  if (options.has_file)
+    take_from_file([this](const char* flag) { return is_given(flag); },
+                   options);
+}
+
+void CommandLine::resolve() {
+  Options& options = invocation_.options;
+  resolve_names();
+  resolve_defaults();
   if (is_given("--freeze-step")) resolve_freeze_step();
   options.calibrated_clipping = clip_norm_ == "calibrated";
   require(options.calibrated_clipping || clip_norm_ == "rms", "--clip-norm",
           "calibrated or rms", fmt::format("'{}'", clip_norm_));
-  try {
-    options.semantics = optim::semantics_from(semantics_);
-  } catch (const std::exception& error) {
-    throw UsageError(fmt::format("--semantics: {}", error.what()));
-  }
   if (comm_ == "local") options.comm = CommChoice::kLocal;
   if (comm_ == "mpi") options.comm = CommChoice::kMpi;
   if (options.comm == CommChoice::kEnvironment && !comm_.empty()) {
@@ -271,7 +324,7 @@ void CommandLine::resolve() {
 const Invocation& CommandLine::finish() {
   refuse_later_flags();
   refuse_unknown_flags();
-  if (!config_.empty()) apply_config();
+  if (!config_.empty()) read_config();
   if (!invocation_.compare.empty()) {
     if (!is_given("--out")) {
       throw UsageError("--compare needs --out DIR for its report.html");

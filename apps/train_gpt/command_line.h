@@ -37,7 +37,10 @@ class CommandLine {
   void add_run_flags();
   void refuse_later_flags() const;
   void refuse_unknown_flags() const;
-  void apply_config();
+  void read_config();
+  void apply_flags(const std::string& section);
+  void resolve_names();
+  void resolve_defaults();
   void resolve();
   void resolve_freeze_step();
   [[nodiscard]] bool is_given(const char* flag) const;
@@ -49,6 +52,7 @@ class CommandLine {
   std::string freeze_step_;
   std::string clip_norm_ = "calibrated";
   std::string semantics_ = "corrected";
+  std::string precision_ = "fp32";
   std::string comm_;
   std::string config_;
 };

@@ -4,17 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <sstream>
 
 #include "apps/train_gpt/usage_error.h"
 
 namespace thinwire::train_gpt {
 namespace {
-
-constexpr std::string_view kSection = "train_gpt";
 
 std::string scalar(const std::string& where, const nlohmann::json& value) {
   if (value.is_string()) return value.get<std::string>();
@@ -26,37 +22,14 @@ std::string scalar(const std::string& where, const nlohmann::json& value) {
 
 }  // namespace
 
-std::vector<ConfigEntry> parse_config(const std::string& name,
-                                      std::string_view text) {
-  nlohmann::json config;
-  try {
-    config = nlohmann::json::parse(text);
-  } catch (const nlohmann::json::exception& error) {
-    throw UsageError(fmt::format("{}: {}", name, error.what()));
-  }
-  if (!config.is_object()) {
-    throw UsageError(
-        fmt::format("{}: must be an object, got {}", name, config.dump()));
-  }
-  for (const auto& item : config.items()) {
-    if (item.key() != kSection) {
-      throw UsageError(fmt::format(
-          "{}: '{}' is not supported yet; this version reads the object '{}' "
-          "only",
-          name, item.key(), kSection));
-    }
-  }
-  const nlohmann::json section =
-      config.value(std::string(kSection), nlohmann::json::object());
-  if (!section.is_object()) {
-    throw UsageError(fmt::format("{}: '{}' must be an object, got {}", name,
-                                 kSection, section.dump()));
-  }
+std::vector<ConfigEntry> parse_flags(const std::string& file,
+                                     std::string_view text) {
+  const nlohmann::json section = nlohmann::json::parse(text);
   std::vector<ConfigEntry> entries;
   for (const auto& [key, value] : section.items()) {
     ConfigEntry entry{.flag = key, .values = {}};
     std::replace(entry.flag.begin(), entry.flag.end(), '_', '-');
-    const std::string where = fmt::format("{}: {}.{}", name, kSection, key);
+    const std::string where = fmt::format("{}: train_gpt.{}", file, key);
     if (value.is_array()) {
       for (const auto& element : value) {
         entry.values.push_back(scalar(where, element));
@@ -67,15 +40,6 @@ std::vector<ConfigEntry> parse_config(const std::string& name,
     entries.push_back(std::move(entry));
   }
   return entries;
-}
-
-std::vector<ConfigEntry> read_config(const std::string& path) {
-  const std::ifstream file(path);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) {
-    throw UsageError(fmt::format("--config: cannot read '{}'", path));
-  }
-  return parse_config(path, text.str());
 }
 
 std::string nearest(std::string_view word,

@@ -15,15 +15,12 @@ struct ConfigEntry {
   std::vector<std::string> values;
 };
 
-/// Reads the object "train_gpt" of a JSON file: {"train_gpt": {"steps": 30,
-/// "freeze_step": "auto", "data": ["a.txt"]}}. Keys are flags, with _ or -.
-/// Throws UsageError for a file that cannot be read or is not such JSON, and
-/// for other objects in it, which this version does not support.
-[[nodiscard]] std::vector<ConfigEntry> read_config(const std::string& path);
-
-/// The same of a text; `name` stands for it in messages.
-[[nodiscard]] std::vector<ConfigEntry> parse_config(const std::string& name,
-                                                    std::string_view text);
+/// Flags from the object "train_gpt" of a configuration file, as JSON text:
+/// {"steps": 30, "freeze_step": "auto", "data": ["a.txt"]}. Keys are flags,
+/// with _ or -. Throws UsageError for other values; `file` stands for the file
+/// in messages.
+[[nodiscard]] std::vector<ConfigEntry> parse_flags(const std::string& file,
+                                                   std::string_view text);
 
 /// The one of `known` (not empty) that begins with `word`, or else is the
 /// fewest edits away from it.

@@ -8,9 +8,11 @@
 #include <torch/nn/modules/normalization.h>
 
 #include <cmath>
+#include <optional>
 #include <string>
+#include <utility>
 
-#include "thinwire/torch/module_memory.h"
+#include "thinwire/torch/engine.h"
 
 namespace thinwire::train_gpt {
 namespace {
@@ -25,6 +27,24 @@ constexpr double kWeightGain = 0.8;
 
 std::int64_t to_int64(std::size_t value) {
   return static_cast<std::int64_t>(value);
+}
+
+// Parameters of 16 bits take part in fp32.
+Tensor wide(const Tensor& parameter) { return parameter.to(at::kFloat); }
+
+Tensor through(const nn::Linear& layer, const Tensor& x) {
+  const Tensor bias = layer->bias.defined() ? wide(layer->bias) : layer->bias;
+  return at::linear(x, wide(layer->weight), bias);
+}
+
+Tensor through(const nn::LayerNorm& layer, const Tensor& x) {
+  return at::layer_norm(x, layer->options.normalized_shape(),
+                        wide(layer->weight), wide(layer->bias),
+                        layer->options.eps());
+}
+
+Tensor through(const nn::Embedding& table, const Tensor& indices) {
+  return at::embedding(wide(table->weight), indices);
 }
 
 nn::LayerNorm make_norm(std::size_t width) {
@@ -45,23 +65,23 @@ struct Block : nn::Module {
 
   // x: [sequences * context, width]
   Tensor forward(const Tensor& x, std::int64_t sequences) {
-    const Tensor middle = x + attention(attention_norm->forward(x), sequences);
+    const Tensor middle = x + attention(through(attention_norm, x), sequences);
     const Tensor hidden =
-        at::gelu(mlp_in->forward(mlp_norm->forward(middle)), "tanh");
-    return middle + mlp_out->forward(hidden);
+        at::gelu(through(mlp_in, through(mlp_norm, middle)), "tanh");
+    return middle + through(mlp_out, hidden);
   }
 
   Tensor attention(const Tensor& x, std::int64_t sequences) {
     const std::int64_t context = x.size(0) / sequences;
     const Tensor parts =
-        query_key_value->forward(x)
+        through(query_key_value, x)
             .view({sequences, context, 3, heads, width / heads})
             .permute({2, 0, 3, 1, 4});
     const Tensor mixed = at::scaled_dot_product_attention(
         parts[0], parts[1], parts[2], /*attn_mask=*/{}, /*dropout_p=*/0.0,
         /*is_causal=*/true);
-    return attention_out->forward(
-        mixed.transpose(1, 2).reshape({sequences * context, width}));
+    return through(attention_out,
+                   mixed.transpose(1, 2).reshape({sequences * context, width}));
   }
 
   std::int64_t heads;
@@ -96,14 +116,14 @@ struct Gpt : nn::Module {
   Tensor forward(const Tensor& history) {
     const std::int64_t sequences = history.size(1);
     const std::int64_t context = history.size(2);
-    Tensor x = tables[0]->forward(history[0]);
+    Tensor x = through(tables[0], history[0]);
     for (std::size_t back = 1; back < tables.size(); ++back) {
-      x = x + tables[back]->forward(history[to_int64(back)]);
+      x = x + through(tables[back], history[to_int64(back)]);
     }
-    x = x + positions->weight.narrow(0, 0, context);
+    x = x + wide(positions->weight).narrow(0, 0, context);
     x = x.view({sequences * context, -1});
     for (const auto& block : blocks) x = block->forward(x, sequences);
-    return head->forward(final_norm->forward(x));
+    return through(head, through(final_norm, x));
   }
 
   std::vector<nn::Embedding> tables;
@@ -144,11 +164,12 @@ Tokens tokens_of(const Batch& batch) {
 
 struct Model::Impl {
   explicit Impl(const ModelShape& model_shape)
-      : shape(model_shape), gpt(model_shape), memory(gpt) {}
+      : shape(model_shape), gpt(model_shape), memory(std::in_place, gpt) {}
 
   ModelShape shape;
   Gpt gpt;
-  torch::ModuleMemory memory;
+  std::optional<torch::ModuleMemory> memory;  // until there is an engine
+  std::optional<torch::Engine> engine;
 };
 
 Model::Model(const ModelShape& shape) {
@@ -192,20 +213,35 @@ void Model::initialize(std::uint64_t seed) {
 std::size_t Model::context() const noexcept { return impl_->shape.context; }
 
 const ParameterLayout& Model::layout() const noexcept {
-  return impl_->memory.layout();
+  return impl_->engine ? impl_->engine->layout() : impl_->memory->layout();
 }
 
-View Model::params() noexcept { return impl_->memory.params(); }
+View Model::params() noexcept {
+  return impl_->engine ? impl_->engine->params() : impl_->memory->params();
+}
 
-View Model::grads() noexcept { return impl_->memory.grads(); }
+View Model::grads() noexcept { return impl_->memory->grads(); }
+
+void Model::train_with(comm::Communicator& comm, const engine::Config& config) {
+  impl_->engine.emplace(impl_->gpt, comm, config);
+  impl_->memory.reset();
+}
+
+engine::Engine& Model::engine() noexcept { return impl_->engine->core(); }
+
+engine::EngineReport Model::step() { return impl_->engine->step(); }
 
 double Model::backward(const Batch& batch) {
   const Tokens tokens = tokens_of(batch);
-  impl_->memory.zero_grad();
   const Tensor loss = at::cross_entropy_loss(impl_->gpt.forward(tokens.history),
                                              tokens.targets);
-  loss.backward();
-  impl_->memory.check();
+  if (impl_->engine) {
+    impl_->engine->backward(loss);
+  } else {
+    impl_->memory->zero_grad();
+    loss.backward();
+    impl_->memory->check();
+  }
   return loss.item<double>();
 }
 

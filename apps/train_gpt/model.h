@@ -8,6 +8,7 @@
 #include "apps/train_gpt/batch.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/view.h"
+#include "thinwire/engine/engine.h"
 
 namespace thinwire::train_gpt {
 
@@ -22,7 +23,9 @@ struct ModelShape {
 /// A small GPT over bytes: pre-norm blocks, learned positions, tanh-GELU, an
 /// untied head without bias. Its input is the sum of three byte tables (this
 /// byte, the one before, the one before that; 0 before the window) and a
-/// position. Parameters and gradients lie in flat arrays.
+/// position. Parameters and gradients lie in flat arrays. They may be kept in
+/// 16 bits: arithmetic is in fp32 all the same, because half precision is many
+/// times slower than that on CPUs.
 ///
 /// Each object belongs to one thread, and torch computes in that thread alone,
 /// so that ranks give the same bits as threads and as processes.
@@ -41,8 +44,17 @@ class Model {
   [[nodiscard]] View params() noexcept;
   [[nodiscard]] View grads() noexcept;
 
-  /// Mean loss of the batch, in nats per byte; its gradient is in grads().
+  /// Collective: from now on backward() and step() train with this
+  /// configuration. Rank 0's parameters go to all ranks.
+  void train_with(comm::Communicator& comm, const engine::Config& config);
+  /// What trains; after train_with().
+  [[nodiscard]] engine::Engine& engine() noexcept;
+
+  /// Mean loss of the batch, in nats per byte. Its gradient is in grads(), or,
+  /// after train_with(), on its way.
   double backward(const Batch& batch);
+  /// Collective, after train_with().
+  engine::EngineReport step();
 
   /// Sum of the losses of all positions, in nats; leaves the gradient alone.
   [[nodiscard]] double loss_sum(const Batch& batch);

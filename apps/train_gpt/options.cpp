@@ -27,24 +27,53 @@ std::vector<std::pair<std::string, std::string>> settings_of(
   const std::string freeze = options.freeze_step == optim::kAutoFreeze
                                  ? "auto"
                                  : fmt::to_string(options.freeze_step);
-  return {{"optimizer", options.optimizer},
-          {"semantics", std::string(to_string(options.semantics))},
-          {"freeze_step", freeze},
-          {"variance_refresh", fmt::to_string(options.variance_refresh)},
-          {"var_freeze_step", fmt::to_string(options.var_freeze_step)},
-          {"local_steps", fmt::to_string(options.local_steps)},
-          {"steps", fmt::to_string(options.steps)},
-          {"batch", fmt::to_string(options.batch)},
-          {"context", fmt::to_string(options.context)},
-          {"layers", fmt::to_string(options.layers)},
-          {"width", fmt::to_string(options.width)},
-          {"heads", fmt::to_string(options.heads)},
-          {"lr", fmt::to_string(options.lr)},
-          {"warmup_steps", fmt::to_string(options.warmup_steps)},
-          {"weight_decay", fmt::to_string(options.weight_decay)},
-          {"clip", fmt::to_string(options.clip)},
-          {"clip_norm", options.calibrated_clipping ? "calibrated" : "rms"},
-          {"seed", fmt::to_string(options.seed)}};
+  std::vector<std::pair<std::string, std::string>> settings = {
+      {"optimizer", options.optimizer},
+      {"semantics", std::string(to_string(options.semantics))},
+      {"freeze_step", freeze},
+      {"variance_refresh", fmt::to_string(options.variance_refresh)},
+      {"var_freeze_step", fmt::to_string(options.var_freeze_step)},
+      {"local_steps", fmt::to_string(options.local_steps)},
+      {"precision", std::string(precision_name(options.precision))},
+      {"steps", fmt::to_string(options.steps)},
+      {"context", fmt::to_string(options.context)},
+      {"layers", fmt::to_string(options.layers)},
+      {"width", fmt::to_string(options.width)},
+      {"heads", fmt::to_string(options.heads)},
+      {"lr", fmt::to_string(options.lr)},
+      {"weight_decay", fmt::to_string(options.weight_decay)},
+      {"clip", fmt::to_string(options.clip)},
+      {"clip_norm", options.calibrated_clipping ? "calibrated" : "rms"},
+      {"seed", fmt::to_string(options.seed)}};
+  // Where a file decides, it is written beside these.
+  if (!options.file_sizes) {
+    settings.emplace_back("batch", fmt::to_string(options.batch));
+    settings.emplace_back("accumulate", fmt::to_string(options.accumulate));
+  }
+  if (!options.file_schedules)
+    settings.emplace_back("warmup_steps", fmt::to_string(options.warmup_steps));
+  return settings;
+}
+
+namespace {
+
+constexpr std::pair<std::string_view, DType> kPrecisions[] = {
+    {"fp32", DType::kFloat32},
+    {"fp16", DType::kFloat16},
+    {"bf16", DType::kBFloat16}};
+
+}  // namespace
+
+std::string_view precision_name(DType dtype) noexcept {
+  for (const auto& [name, known] : kPrecisions)
+    if (known == dtype) return name;
+  return "unknown";
+}
+
+std::optional<DType> precision_from(std::string_view name) noexcept {
+  for (const auto& [known, dtype] : kPrecisions)
+    if (known == name) return dtype;
+  return std::nullopt;
 }
 
 }  // namespace thinwire::train_gpt

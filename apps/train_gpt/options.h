@@ -2,10 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "thinwire/core/dtype.h"
+#include "thinwire/engine/config.h"
 #include "thinwire/optim/semantics.h"
 
 namespace thinwire::train_gpt {
@@ -22,7 +26,8 @@ struct Options {
   std::vector<std::string> data;
   std::string optimizer = "onebit_adam";
   std::int64_t steps = 500;
-  std::int64_t batch = 8;
+  std::int64_t batch = 8;       ///< Of one backward on one rank.
+  std::int64_t accumulate = 1;  ///< Backwards per step.
   std::int64_t context = 64;
   std::int64_t layers = 4;
   std::int64_t width = 128;
@@ -38,14 +43,17 @@ struct Options {
   std::int64_t var_freeze_step = 250;  ///< Of 0/1 Adam.
   std::int64_t local_steps = 4;        ///< At most, from one sync to the next.
   optim::Semantics semantics = optim::Semantics::kCorrected;
+  DType precision = DType::kFloat32;
+  /// What --config says beside these flags, and what became of its keys.
+  engine::Config file{};
+  std::vector<engine::KeyNote> file_keys{};
+  bool has_file = false;        ///< `file` was given.
+  bool file_schedules = false;  ///< It decides the learning rates,
+  bool file_sizes = false;      ///< and the batch.
   std::string out = "out/train_gpt";
   bool quiet = false;
   CommChoice comm = CommChoice::kEnvironment;
   int ranks = 1;  ///< With CommChoice::kLocal.
-
-  /// Fixed by what was measured (docs/algorithms.md), so no flags.
-  static constexpr double kBeta1 = 0.9;
-  static constexpr double kBeta2 = 0.99;
 };
 
 /// How 0/1 Adam and the 1-bit optimizers go through a run of so many steps,
@@ -68,5 +76,10 @@ struct Phases {
 /// what ranks compare, reports show and config.json holds.
 [[nodiscard]] std::vector<std::pair<std::string, std::string>> settings_of(
     const Options& options);
+
+/// "fp32", "fp16", "bf16": the values of --precision.
+[[nodiscard]] std::string_view precision_name(DType dtype) noexcept;
+[[nodiscard]] std::optional<DType> precision_from(
+    std::string_view name) noexcept;
 
 }  // namespace thinwire::train_gpt

@@ -23,8 +23,12 @@ Progress::Style Progress::style_for_stderr(bool quiet) {
 }
 
 Progress::Progress(std::ostream& out, Style style, std::string name,
-                   std::int64_t steps)
-    : out_(out), style_(style), name_(std::move(name)), steps_(steps) {}
+                   std::int64_t steps, std::int64_t steps_per_line)
+    : out_(out),
+      style_(style),
+      name_(std::move(name)),
+      steps_(steps),
+      steps_per_line_(steps_per_line) {}
 
 std::string Progress::bar(std::int64_t step) const {
   const std::int64_t full = kBarWidth * step / steps_;
@@ -39,6 +43,7 @@ std::string Progress::line(const StepRow& row) const {
   std::string text =
       fmt::format("{}/{}  loss {:.3f}", row.step, steps_, row.loss);
   if (validated_) text += fmt::format("  val {:.3f}", val_loss_);
+  if (row.loss_scale != 1) text += fmt::format("  scale {:g}", row.loss_scale);
   return text + fmt::format("  {} tokens/s  {}/step  {}  {} left",
                             format_count(tokens_ / std::max(seconds_, 1e-9)),
                             format_bytes(static_cast<double>(row.bytes_sent)),
@@ -52,9 +57,11 @@ void Progress::step(const StepRow& row) {
     out_ << fmt::format("\r{} {} {}\033[K", name_, bar(row.step), line(row))
          << std::flush;
   } else if (style_ == Style::kLines) {
-    const bool another_tenth =
-        row.step * kLines / steps_ != (row.step - 1) * kLines / steps_;
-    if (another_tenth) out_ << name_ << "  " << line(row) << std::endl;
+    const bool is_due =
+        steps_per_line_ > 0
+            ? row.step % steps_per_line_ == 0
+            : row.step * kLines / steps_ != (row.step - 1) * kLines / steps_;
+    if (is_due) out_ << name_ << "  " << line(row) << std::endl;
   }
 }
 

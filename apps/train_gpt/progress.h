@@ -18,8 +18,9 @@ class Progress {
   /// kNone if `quiet`, else kBar where stderr is a terminal.
   [[nodiscard]] static Style style_for_stderr(bool quiet);
 
-  Progress(std::ostream& out, Style style, std::string name,
-           std::int64_t steps);
+  /// Lines come after every so many steps; 0: ten in all.
+  Progress(std::ostream& out, Style style, std::string name, std::int64_t steps,
+           std::int64_t steps_per_line = 0);
 
   /// After every step. `row.loss` is the newest that is known.
   void step(const StepRow& row);
@@ -36,6 +37,7 @@ class Progress {
   Style style_;
   std::string name_;
   std::int64_t steps_;
+  std::int64_t steps_per_line_;
   double seconds_ = 0;  // Of all steps so far.
   double tokens_ = 0;
   double val_loss_ = 0;

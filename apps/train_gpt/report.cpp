@@ -110,6 +110,12 @@ std::string setting(const RunRecord& run, const std::string& name) {
   return kNone;
 }
 
+std::string loss_scales(const RunRecord& run) {
+  if (run.summary.precision != "fp16" || run.steps.empty()) return kNone;
+  return fmt::format("{:g}, {:g}", run.steps.front().loss_scale,
+                     run.steps.back().loss_scale);
+}
+
 std::string settings_html(const std::vector<RunRecord>& runs) {
   std::vector<std::pair<std::string, std::vector<std::string>>> rows;
   for (const auto& [name, unused] : runs.front().settings) {
@@ -117,14 +123,23 @@ std::string settings_html(const std::vector<RunRecord>& runs) {
     for (const RunRecord& run : runs)
       rows.back().second.push_back(setting(run, name));
   }
-  rows.push_back({"ranks", {}});
-  rows.push_back({"parameters", {}});
-  rows.push_back({"params_checksum", {}});
-  for (const RunRecord& run : runs) {
-    (rows.end() - 3)->second.push_back(fmt::to_string(run.summary.ranks));
-    (rows.end() - 2)->second.push_back(fmt::to_string(run.summary.params));
-    (rows.end() - 1)->second.push_back(run.summary.params_checksum);
-  }
+  const auto add_row = [&](const char* name, auto&& value_of) {
+    rows.push_back({name, {}});
+    for (const RunRecord& run : runs)
+      rows.back().second.push_back(value_of(run));
+  };
+  add_row("loss scale, first and last", loss_scales);
+  add_row("skipped steps", [](const RunRecord& run) {
+    return fmt::to_string(run.summary.skipped_steps);
+  });
+  add_row("ranks", [](const RunRecord& run) {
+    return fmt::to_string(run.summary.ranks);
+  });
+  add_row("parameters", [](const RunRecord& run) {
+    return fmt::to_string(run.summary.params);
+  });
+  add_row("params_checksum",
+          [](const RunRecord& run) { return run.summary.params_checksum; });
   std::string html = "<table><thead><tr><th>setting</th>";
   const auto names = names_of(runs);
   for (const auto& name : names) {

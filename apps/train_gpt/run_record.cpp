@@ -37,17 +37,23 @@ double number(const Json& object, const char* key) {
 }
 
 Json to_json(const StepRow& row) {
-  return {{"step", row.step},      {"loss", row.loss},
-          {"lr", row.lr},          {"phase", row.phase},
-          {"tokens", row.tokens},  {"bytes_sent", row.bytes_sent},
+  return {{"step", row.step},
+          {"loss", row.loss},
+          {"lr", row.lr},
+          {"phase", row.phase},
+          {"loss_scale", row.loss_scale},
+          {"tokens", row.tokens},
+          {"bytes_sent", row.bytes_sent},
           {"seconds", row.seconds}};
 }
 
 Json to_json(const Summary& summary) {
   return {{"optimizer", summary.optimizer},
           {"semantics", summary.semantics},
+          {"precision", summary.precision},
           {"ranks", summary.ranks},
           {"steps", summary.steps},
+          {"skipped_steps", summary.skipped_steps},
           {"params", summary.params},
           {"final_val_loss", summary.final_val_loss},
           {"final_val_bits_per_byte", summary.final_val_bits_per_byte},
@@ -58,13 +64,16 @@ Json to_json(const Summary& summary) {
 }
 
 // As --config reads it.
-Json to_json(const Settings& settings, const std::vector<std::string>& data) {
+Json to_json(const Settings& settings, const std::vector<std::string>& data,
+             const std::string& config) {
   Json flags = {{"data", data}};
   for (const auto& [name, value] : settings) {
     Json parsed = Json::parse(value, nullptr, /*allow_exceptions=*/false);
     flags[name] = parsed.is_number() ? std::move(parsed) : Json(value);
   }
-  return {{"train_gpt", std::move(flags)}};
+  Json all = config.empty() ? Json::object() : Json::parse(config);
+  all["train_gpt"] = std::move(flags);
+  return all;
 }
 
 std::ifstream open_to_read(const fs::path& path) {
@@ -77,6 +86,7 @@ std::ifstream open_to_read(const fs::path& path) {
 Summary read_summary(const Json& json) {
   return {.optimizer = json.at("optimizer"),
           .semantics = json.at("semantics"),
+          .precision = json.at("precision"),
           .ranks = json.at("ranks"),
           .steps = json.at("steps"),
           .params = json.at("params"),
@@ -85,6 +95,7 @@ Summary read_summary(const Json& json) {
           .bytes_sent_per_rank = json.at("bytes_sent_per_rank"),
           .seconds = json.at("seconds"),
           .tokens_per_second = json.at("tokens_per_second"),
+          .skipped_steps = json.at("skipped_steps"),
           .params_checksum = json.at("params_checksum")};
 }
 
@@ -98,6 +109,7 @@ void read_metrics(std::istream& file, RunRecord& run) {
                            .loss = number(row, "loss"),
                            .lr = row.at("lr"),
                            .phase = row.at("phase"),
+                           .loss_scale = number(row, "loss_scale"),
                            .tokens = row.at("tokens"),
                            .bytes_sent = row.at("bytes_sent"),
                            .seconds = row.at("seconds")});
@@ -133,21 +145,24 @@ std::optional<double> RunRecord::bytes_per_step(std::string_view phase) const {
 
 double RunRecord::rounds_per_step() const {
   const auto rounds =
-      std::count_if(steps.begin(), steps.end(),
-                    [](const StepRow& row) { return row.bytes_sent > 0; });
+      std::count_if(steps.begin(), steps.end(), [](const StepRow& row) {
+        return row.bytes_sent > 0 && row.phase != "local";
+      });
   return static_cast<double>(rounds) /
          static_cast<double>(std::max<std::size_t>(steps.size(), 1));
 }
 
 RunWriter::RunWriter(fs::path folder, Settings settings,
-                     const std::vector<std::string>& data)
+                     const std::vector<std::string>& data,
+                     const std::string& config)
     : folder_(std::move(folder)) {
   run_.settings = std::move(settings);
   std::error_code error;
   fs::create_directories(folder_, error);
   if (error) fail(folder_, fmt::format("cannot be made: {}", error.message()));
   for (const char* old : {kSummary, kReport}) fs::remove(folder_ / old, error);
-  write_file(folder_ / kConfig, to_json(run_.settings, data).dump(2) + "\n");
+  write_file(folder_ / kConfig,
+             to_json(run_.settings, data, config).dump(2) + "\n");
   metrics_.open(folder_ / kMetrics, std::ios::trunc);
   if (!metrics_) fail(folder_ / kMetrics, std::strerror(errno));
 }

@@ -16,7 +16,8 @@ struct StepRow {
   std::int64_t step = 0;
   double loss = 0;  ///< Nats per byte, mean over ranks, before the update.
   double lr = 0;
-  std::string phase;             ///< "exact", "compressed", "local".
+  std::string phase;  ///< "exact", "compressed", "local".
+  double loss_scale = 1;
   std::uint64_t tokens = 0;      ///< Bytes predicted, all ranks together.
   std::uint64_t bytes_sent = 0;  ///< By the optimizer, on rank 0.
   double seconds = 0;
@@ -32,6 +33,7 @@ struct ValidationRow {
 struct Summary {
   std::string optimizer;
   std::string semantics;
+  std::string precision = "fp32";  ///< "fp32", "fp16", "bf16".
   int ranks = 1;
   std::int64_t steps = 0;
   std::uint64_t params = 0;
@@ -40,6 +42,7 @@ struct Summary {
   std::uint64_t bytes_sent_per_rank = 0;  ///< By the optimizer, on rank 0.
   double seconds = 0;  ///< Of all steps; validation not counted.
   double tokens_per_second = 0;
+  std::int64_t skipped_steps = 0;  ///< A gradient was not finite.
   std::string params_checksum;
 };
 
@@ -55,7 +58,7 @@ struct RunRecord {
   /// Mean bytes of a step in this phase; nothing if there was none.
   [[nodiscard]] std::optional<double> bytes_per_step(
       std::string_view phase) const;
-  /// The share of steps that sent anything.
+  /// The share of steps that exchanged parameters' worth, not only a flag.
   [[nodiscard]] double rounds_per_step() const;
 };
 
@@ -65,8 +68,11 @@ class RunWriter {
  public:
   /// Creates the folder and an empty metrics.jsonl; results of an earlier run
   /// there are removed.
+  /// `config` is what a configuration file adds to the settings, as JSON text,
+  /// or empty.
   RunWriter(std::filesystem::path folder, Settings settings,
-            const std::vector<std::string>& data);
+            const std::vector<std::string>& data,
+            const std::string& config = {});
 
   void add(StepRow row);
   void add(ValidationRow row);

@@ -16,12 +16,11 @@
 
 #include "apps/train_gpt/agreed_failure.h"
 #include "apps/train_gpt/model.h"
-#include "apps/train_gpt/optimizers.h"
 #include "apps/train_gpt/progress.h"
 #include "apps/train_gpt/report.h"
 #include "apps/train_gpt/run_record.h"
-#include "apps/train_gpt/schedule.h"
 #include "apps/train_gpt/text_data.h"
+#include "apps/train_gpt/training_config.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/checksum.h"
 #include "thinwire/core/error.h"
@@ -46,11 +45,20 @@ ModelShape shape_of(const Options& options) {
           .context = static_cast<std::size_t>(options.context)};
 }
 
-Shard shard_of(const Options& options, const comm::Communicator& comm) {
+Shard shard_of(const Options& options, const comm::Communicator& comm,
+               std::int64_t sequences) {
   return {.seed = options.seed,
           .rank = static_cast<std::size_t>(comm.rank()),
           .world_size = static_cast<std::size_t>(comm.size()),
-          .sequences = static_cast<std::size_t>(options.batch)};
+          .sequences = static_cast<std::size_t>(sequences)};
+}
+
+// Samples per backward and backwards per step; a file need not say both.
+engine::BatchSizes batch_of(const engine::Config& config,
+                            const Options& options, int world) {
+  engine::BatchSizes batch = config.batch(world);
+  if (batch.micro == 0) batch.micro = options.batch;
+  return batch;
 }
 
 // What all ranks must have in common.
@@ -81,12 +89,12 @@ class Trainer {
 
   const Options& options_;
   comm::Communicator& comm_;
-  const Schedule schedule_;
+  const engine::Config config_;
+  const engine::BatchSizes batch_;
   const Shard shard_;
   Model model_;
   std::optional<TextData> data_;
   std::optional<RunWriter> writer_;  // Of rank 0.
-  std::unique_ptr<optim::Optimizer> optimizer_;
   Progress progress_;
   std::vector<StepRow> unshared_;  // Their losses are this rank's own.
   double newest_loss_ = 0;         // Mean over ranks.
@@ -97,29 +105,33 @@ class Trainer {
 Trainer::Trainer(const Options& options, comm::Communicator& comm)
     : options_(options),
       comm_(comm),
-      schedule_{options.lr, options.warmup_steps, options.steps},
-      shard_(shard_of(options, comm)),
+      config_(training_config(options)),
+      batch_(batch_of(config_, options, comm.size())),
+      shard_(shard_of(options, comm, batch_.micro)),
       model_(shape_of(options)),
       progress_(std::cerr,
                 comm.rank() == 0 ? Progress::style_for_stderr(options.quiet)
                                  : Progress::Style::kNone,
-                options.optimizer, options.steps) {}
+                options.optimizer, options.steps, config_.steps_per_print) {}
 
 void Trainer::prepare() {
   data_ = TextData::load(options_.data, model_.context());
-  find_optimizer(options_.optimizer)->validate(options_, model_.layout());
-  if (is_first()) {
-    writer_.emplace(options_.out, settings_of(options_), options_.data);
+  config_.validate(comm_.size());
+  if (!is_first()) return;
+  for (const engine::KeyNote& key : options_.file_keys) {
+    std::cerr << fmt::format(
+        "config: {}: {}\n", key.path,
+        key.kind == engine::KeyNote::Kind::kHonoured ? "honoured" : key.note);
   }
+  writer_.emplace(options_.out, settings_of(options_), options_.data,
+                  options_.has_file ? config_.to_json() : "");
 }
 
 void Trainer::begin() {
   comm::require_same(comm_, "settings and data of train_gpt",
                      agreement(options_, *data_));
   if (is_first()) model_.initialize(options_.seed);
-  comm_.broadcast(model_.params(), 0);
-  optimizer_ = find_optimizer(options_.optimizer)
-                   ->make(options_, model_.layout(), comm_);
+  model_.train_with(comm_, config_);
 }
 
 void Trainer::step(std::int64_t step) {
@@ -127,20 +139,23 @@ void Trainer::step(std::int64_t step) {
     throw Error(ErrorCode::kCommFailure, reason);
   }
   const Clock::time_point start = Clock::now();
-  const Batch batch = data_->training_batch(shard_, step);
-  const double loss = model_.backward(batch);
-  const double lr = schedule_.learning_rate(step);
-  optimizer_->set_learning_rate(lr);
-  const optim::StepReport report =
-      optimizer_->step(model_.params(), model_.grads());
-  unshared_.push_back(
-      {.step = step,
-       .loss = loss,
-       .lr = lr,
-       .phase = std::string(to_string(report.phase)),
-       .tokens = batch.sequences * batch.context * shard_.world_size,
-       .bytes_sent = report.bytes_sent,
-       .seconds = seconds_since(start)});
+  double loss = 0;
+  engine::EngineReport report;
+  for (std::int64_t micro = 1; micro <= batch_.accumulation_steps; ++micro) {
+    loss += model_.backward(data_->training_batch(
+        shard_, (step - 1) * batch_.accumulation_steps + micro));
+    report = model_.step();
+  }
+  const auto backwards = static_cast<std::size_t>(batch_.accumulation_steps);
+  unshared_.push_back({.step = step,
+                       .loss = loss / static_cast<double>(backwards),
+                       .lr = report.learning_rate,
+                       .phase = std::string(to_string(report.phase)),
+                       .loss_scale = report.loss_scale,
+                       .tokens = backwards * shard_.sequences *
+                                 model_.context() * shard_.world_size,
+                       .bytes_sent = report.bytes_sent,
+                       .seconds = seconds_since(start)});
 }
 
 // Makes parameters equal on all ranks. Counted as part of the newest step,
@@ -148,7 +163,7 @@ void Trainer::step(std::int64_t step) {
 void Trainer::synchronize() {
   const Clock::time_point start = Clock::now();
   const std::uint64_t sent = comm_.counters().bytes_sent;
-  optimizer_->synchronize(model_.params());
+  model_.engine().begin_evaluation();
   const std::uint64_t bytes = comm_.counters().bytes_sent - sent;
   if (bytes == 0) return;
   StepRow& newest = unshared_.back();
@@ -205,6 +220,7 @@ void Trainer::run() {
     if (is_tenth || unshared_.size() == kLossesPerExchange) share_losses();
     if (is_tenth) {
       val_loss = validate();
+      model_.engine().end_evaluation();
       const ValidationRow row{step, val_loss};
       if (writer_) writer_->add(row);
       progress_.validation(row);
@@ -220,21 +236,24 @@ void Trainer::finish(double val_loss) {
   const auto params = model_.params();
   summary_.optimizer = options_.optimizer;
   summary_.semantics = std::string(to_string(options_.semantics));
+  summary_.precision = std::string(precision_name(options_.precision));
+  summary_.skipped_steps = model_.engine().optimizer().skipped_steps();
   summary_.ranks = comm_.size();
   summary_.steps = options_.steps;
   summary_.params = params.size();
   summary_.final_val_loss = val_loss;
   summary_.final_val_bits_per_byte = val_loss / std::numbers::ln2;
   summary_.tokens_per_second = tokens_ / summary_.seconds;
-  summary_.params_checksum = fmt::format("{:016x}", checksum(params));
+  summary_.params_checksum =
+      fmt::format("{:016x}", checksum(model_.engine().masters()));
   const std::vector<RunRecord> runs = {writer_->finish(summary_)};
   const auto report = std::filesystem::path(options_.out) / "report.html";
   write_file(report, render_report(runs));
   std::cout << render_table(runs);
-  if (optimizer_->skipped_steps() > 0) {
+  if (summary_.skipped_steps > 0) {
     std::cout << fmt::format(
         "{} of {} steps were skipped: a gradient was not finite\n",
-        optimizer_->skipped_steps(), options_.steps);
+        summary_.skipped_steps, options_.steps);
   }
   std::cout << "report: " << report.string() << '\n';
   if (!std::isfinite(val_loss)) {

@@ -33,6 +33,7 @@ optim::ExchangeOptions Config::exchange_options() const {
           .calibrated_clipping = calibrated_clipping,
           .bucket_elements = comm.bucket_elements,
           .verify_every = comm.verify_every,
+          .skip_nonfinite = precision.check_grad_overflow,
           .num_threads = comm.num_threads};
 }
 

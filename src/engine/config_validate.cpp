@@ -48,10 +48,8 @@ void check_precision(const Config& config) {
                 "precision.master_dtype", "float32 or precision.dtype",
                 precision.master_dtype);
   require_dtype(precision.state_dtype == DType::kFloat32 ||
-                    (precision.state_dtype == DType::kBFloat16 &&
-                     precision.master_dtype == DType::kBFloat16),
-                "precision.state_dtype",
-                "float32, or bfloat16 where the masters are",
+                    precision.state_dtype == precision.master_dtype,
+                "precision.state_dtype", "float32 or precision.master_dtype",
                 precision.state_dtype);
   if (precision.dtype == DType::kFloat16) {
     require(precision.check_grad_overflow, "precision.check_grad_overflow",
@@ -124,9 +122,10 @@ void Config::validate(int world) const {
     planned(
         fmt::format("ZeRO stage {} with {}", zero.stage, name_of(optimizer)));
   if (zero.stage != 0) planned(fmt::format("ZeRO stage {}", zero.stage));
-  if (precision.master_dtype != DType::kFloat32)
-    planned(fmt::format("keeping masters in {}, which needs ZeRO,",
-                        to_string(precision.master_dtype)));
+  const bool is_adam = std::holds_alternative<optim::AdamOptions>(optimizer);
+  require_dtype(precision.master_dtype == DType::kFloat32 || is_adam,
+                "precision.master_dtype", "float32 with this optimizer",
+                precision.master_dtype);
 }
 
 }  // namespace thinwire::engine

@@ -20,12 +20,10 @@ using precision::LossScalerOptions;
 
 namespace {
 
-json read(const fs::path& file) {
+// What is no JSON has no rows; the case of row 0 says so.
+std::shared_ptr<const json> read(const fs::path& file) {
   std::ifstream stream(file);
-  json content = json::parse(stream, nullptr, false);
-  if (content.is_discarded())
-    throw BrokenCase(fmt::format("{} is no JSON", file.filename().string()));
-  return content;
+  return std::make_shared<json>(json::parse(stream, nullptr, false));
 }
 
 LossScalerOptions static_scale(double scale) {
@@ -123,24 +121,30 @@ bool holds_loss_scalers(const fs::path& folder) {
 
 std::vector<CaseFolder> loss_scaler_cases(const CaseFolder& folder) {
   std::vector<CaseFolder> cases;
+  const auto sequences = read(folder.path / "sequences.json");
   for (const char* kind : {"create", "dynamic", "fused", "unfused"}) {
     const fs::path file = folder.path / fmt::format("{}.json", kind);
     if (!fs::is_regular_file(file)) continue;
-    const std::size_t rows = read(file).at("rows").size();
+    const auto content = read(file);
+    std::size_t rows = 1;
+    if (content->is_object() && content->contains("rows"))
+      rows = content->at("rows").size();
     for (std::size_t row = 0; row < rows; ++row)
       cases.push_back({fmt::format("{}/{}.{}", folder.name, kind, row),
                        folder.path, folder.not_required,
-                       LossScalerRow{kind, row}});
+                       LossScalerRow{kind, row, content, sequences}});
   }
   return cases;
 }
 
 Result replay_loss_scaler(const CaseFolder& folder) {
   const std::string& kind = folder.row->kind;
-  const json file = read(folder.path / (kind + ".json"));
-  const json& row = file.at("rows").at(folder.row->index);
-  const json sequence =
-      read(folder.path / "sequences.json").at(row.value("seq", "burst"));
+  if (folder.row->file->is_discarded())
+    throw BrokenCase(fmt::format("{}.json is no JSON", kind));
+  if (folder.row->sequences->is_discarded())
+    throw BrokenCase("sequences.json is missing or no JSON");
+  const json& row = folder.row->file->at("rows").at(folder.row->index);
+  const json& sequence = folder.row->sequences->at(row.value("seq", "burst"));
   LossScaler scaler(options_of(kind, row));
   const json& scales = row.at("scales");
   const json raised_at = row.value("raised_at", json());

@@ -3,6 +3,8 @@
 
 #include <filesystem>
 #include <functional>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,6 +18,8 @@ namespace thinwire::replay {
 struct LossScalerRow {
   std::string kind;  ///< "dynamic": of dynamic.json.
   std::size_t index = 0;
+  std::shared_ptr<const nlohmann::json> file;
+  std::shared_ptr<const nlohmann::json> sequences;
 };
 
 /// A folder with meta.json, or a row of one with traces of loss scalers.

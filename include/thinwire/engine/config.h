@@ -38,9 +38,10 @@ struct PrecisionConfig {
   /// A step with a gradient that is not finite on any rank is skipped on all.
   /// kFloat16: has to be true.
   bool check_grad_overflow = true;
-  /// Of what the optimizer updates: kFloat32. (`dtype` itself needs ZeRO.)
+  /// Of what the optimizer updates: kFloat32, or `dtype` itself with Adam,
+  /// which then rounds parameters at every step and needs no masters.
   DType master_dtype = DType::kFloat32;
-  /// Of moments: kFloat32. (kBFloat16 needs masters in it.)
+  /// Of moments: kFloat32, or `master_dtype` with Adam.
   DType state_dtype = DType::kFloat32;
 
   bool operator==(const PrecisionConfig&) const = default;

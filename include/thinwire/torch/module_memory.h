@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_set>
@@ -37,24 +38,32 @@ using GroupOf =
 ///   memory.check();
 ///   optimizer.step(memory.params(), memory.grads());
 ///
-/// Local. Dense float32 parameters on the CPU. A parameter that takes no part
-/// in a backward has gradient zero. Parameters that do not require a gradient
-/// are left where they are; one registered under two names counts once, under
-/// the first. The arrays live as long as this object or any of the tensors.
+/// Local. Dense parameters on the CPU, all float32, all float16 or all
+/// bfloat16, whose gradients are of the same type. A parameter that takes no
+/// part in a backward has gradient zero. Parameters that do not require a
+/// gradient are left where they are; one registered under two names counts
+/// once, under the first. The arrays live as long as this object or any of the
+/// tensors.
 class ModuleMemory {
  public:
-  /// Keeps values, and gradients that are already there. Throws
-  /// Error(kInvalidArgument) naming the parameter if one is not float32, not on
-  /// the CPU or not dense, and Error(kFailedPrecondition) if there is none to
-  /// train; nothing has changed then. From now on a backward that gives a
-  /// parameter a sparse gradient throws Error(kInvalidArgument).
+  /// Keeps values, and gradients that are already there; with `dtype` both are
+  /// converted to it. Throws Error(kInvalidArgument) naming the parameter if
+  /// one is of another type than the others, not on the CPU or not dense, and
+  /// Error(kFailedPrecondition) if there is none to train; nothing has changed
+  /// then. From now on a backward that gives a parameter a sparse gradient
+  /// throws Error(kInvalidArgument).
   explicit ModuleMemory(const ::torch::nn::Module& module,
-                        const GroupOf& group_of = {});
+                        const GroupOf& group_of = {},
+                        std::optional<DType> dtype = std::nullopt);
 
   [[nodiscard]] const ParameterLayout& layout() const noexcept {
     return layout_;
   }
-  /// The flat arrays, float32, layout().size() elements.
+  /// The parameters in layout order, which are views of the flat arrays.
+  [[nodiscard]] const std::vector<at::Tensor>& tensors() const noexcept {
+    return tensors_;
+  }
+  /// The flat arrays, layout().size() elements of one type.
   [[nodiscard]] View params() noexcept { return params_->view(); }
   [[nodiscard]] View grads() noexcept { return grads_->view(); }
 
@@ -68,14 +77,16 @@ class ModuleMemory {
   void check() const;
 
  private:
-  static void require_supported(const std::string& name,
-                                const at::Tensor& tensor);
+  void require_supported(const std::string& name,
+                         const at::Tensor& tensor) const;
   void re_home(const Parameter& place, at::Tensor& tensor) const;
   void check_gradient(const Parameter& place, const at::Tensor& tensor) const;
   static bool is_view(const at::Tensor& tensor, const at::Tensor& flat,
                       const Parameter& place);
   static at::Tensor wrap(const std::shared_ptr<Buffer>& buffer);
   static at::Tensor view_of(const at::Tensor& flat, const Parameter& place);
+
+  static at::ScalarType scalar_type(DType dtype);
 
   ParameterLayout layout_;
   std::vector<at::Tensor> tensors_;  // In layout order.
@@ -86,7 +97,8 @@ class ModuleMemory {
 };
 
 inline ModuleMemory::ModuleMemory(const ::torch::nn::Module& module,
-                                  const GroupOf& group_of) {
+                                  const GroupOf& group_of,
+                                  std::optional<DType> dtype) {
   std::vector<ParameterSpec> specs;
   std::unordered_set<const c10::TensorImpl*> seen;
   for (const auto& item : module.named_parameters()) {
@@ -106,8 +118,13 @@ inline ModuleMemory::ModuleMemory(const ::torch::nn::Module& module,
                 "to train");
   }
   layout_ = ParameterLayout::of(std::move(specs));
-  params_ = std::make_shared<Buffer>(Buffer::of<float>(layout_.size()));
-  grads_ = std::make_shared<Buffer>(Buffer::of<float>(layout_.size()));
+  if (!dtype) {
+    dtype = DType::kFloat32;
+    for (const DType half : {DType::kFloat16, DType::kBFloat16})
+      if (tensors_.front().scalar_type() == scalar_type(half)) dtype = half;
+  }
+  params_ = std::make_shared<Buffer>(layout_.size(), *dtype);
+  grads_ = std::make_shared<Buffer>(layout_.size(), *dtype);
   flat_params_ = wrap(params_);
   flat_grads_ = wrap(grads_);
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
@@ -130,7 +147,7 @@ inline void ModuleMemory::check() const {
 }
 
 inline void ModuleMemory::require_supported(const std::string& name,
-                                            const at::Tensor& tensor) {
+                                            const at::Tensor& tensor) const {
   const auto refuse = [&](const char* what, const std::string& value) {
     throw Error(ErrorCode::kInvalidArgument,
                 "parameter '" + name + "': " + what + ", got " + value);
@@ -138,9 +155,12 @@ inline void ModuleMemory::require_supported(const std::string& name,
   if (!tensor.device().is_cpu()) {
     refuse("must be on the CPU, as all others", tensor.device().str());
   }
-  if (tensor.scalar_type() != at::kFloat) {
-    refuse("must be Float (32 bits), as all others",
-           c10::toString(tensor.scalar_type()));
+  const at::ScalarType type = tensor.scalar_type();
+  if (type != at::kFloat && type != at::kHalf && type != at::kBFloat16) {
+    refuse("must be Float, Half or BFloat16", c10::toString(type));
+  }
+  if (!tensors_.empty() && type != tensors_.front().scalar_type()) {
+    refuse("must be of the same type as all others", c10::toString(type));
   }
   if (tensor.layout() != at::kStrided) {
     refuse("must be dense", "a sparse tensor");
@@ -193,20 +213,28 @@ inline void ModuleMemory::check_gradient(const Parameter& place,
 inline bool ModuleMemory::is_view(const at::Tensor& tensor,
                                   const at::Tensor& flat,
                                   const Parameter& place) {
-  if (tensor.layout() != at::kStrided || tensor.scalar_type() != at::kFloat ||
-      !tensor.device().is_cpu() || !tensor.is_contiguous() ||
+  if (tensor.layout() != at::kStrided ||
+      tensor.scalar_type() != flat.scalar_type() || !tensor.device().is_cpu() ||
+      !tensor.is_contiguous() ||
       static_cast<std::size_t>(tensor.numel()) != place.size) {
     return false;
   }
-  return place.size == 0 || tensor.const_data_ptr<float>() ==
-                                flat.const_data_ptr<float>() + place.offset;
+  const auto* begin = static_cast<const std::byte*>(flat.const_data_ptr());
+  return place.size == 0 ||
+         tensor.const_data_ptr() == begin + place.offset * flat.element_size();
 }
 
 inline at::Tensor ModuleMemory::wrap(const std::shared_ptr<Buffer>& buffer) {
   // The deleter's copy keeps the memory for tensors that outlive this object.
   return ::torch::from_blob(
       buffer->data(), {static_cast<std::int64_t>(buffer->size())},
-      [buffer](void*) {}, at::kFloat);
+      [buffer](void*) {}, scalar_type(buffer->dtype()));
+}
+
+inline at::ScalarType ModuleMemory::scalar_type(DType dtype) {
+  if (dtype == DType::kFloat16) return at::kHalf;
+  if (dtype == DType::kBFloat16) return at::kBFloat16;
+  return at::kFloat;
 }
 
 inline at::Tensor ModuleMemory::view_of(const at::Tensor& flat,

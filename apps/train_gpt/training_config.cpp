@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/train_gpt/training_config.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+namespace thinwire::train_gpt {
+namespace {
+
+using engine::Config;
+using engine::OptimizerConfig;
+
+struct Entry {
+  std::string_view name;
+  double lr = 0;
+  OptimizerConfig (*options)() = nullptr;
+};
+
+// Fixed by what was measured (docs/algorithms.md), so no flags.
+constexpr double kBeta1 = 0.9;
+constexpr double kBeta2 = 0.99;
+constexpr double kFinalFraction = 0.1;  // of the learning rate
+
+constexpr double kAdamLr = 1.5e-3;
+// Relative: a step of LAMB is as long as the parameters say.
+constexpr double kLambLr = 1e-2;
+
+template <class Options>
+OptimizerConfig with_betas() {
+  Options options;
+  options.beta1 = kBeta1;
+  options.beta2 = kBeta2;
+  return options;
+}
+
+constexpr std::array kOptimizers = {
+    Entry{"adam", kAdamLr, with_betas<optim::AdamOptions>},
+    Entry{"onebit_adam", kAdamLr, with_betas<optim::OnebitAdamOptions>},
+    Entry{"lamb", kLambLr, with_betas<optim::LambOptions>},
+    Entry{"onebit_lamb", kLambLr, with_betas<optim::OnebitLambOptions>},
+    Entry{"zero_one_adam", kAdamLr, with_betas<optim::ZeroOneAdamOptions>},
+};
+
+const Entry* find(std::string_view name) {
+  const auto found =
+      std::find_if(kOptimizers.begin(), kOptimizers.end(),
+                   [name](const Entry& entry) { return entry.name == name; });
+  return found == kOptimizers.end() ? nullptr : &*found;
+}
+
+// The flags of each optimizer.
+struct SetFlags {
+  const Options& from;
+
+  template <class To>
+  void operator()(To& to) const {
+    to.learning_rate = from.lr;
+    to.weight_decay = from.weight_decay;
+    if constexpr (requires { to.freeze_step; }) {
+      to.freeze_step = from.freeze_step;
+      to.lr_warmup_steps = from.warmup_steps;
+      to.total_steps = from.steps;
+    }
+    if constexpr (requires { to.variance_refresh; })
+      to.variance_refresh = from.variance_refresh;
+    if constexpr (requires { to.var_freeze_step; }) {
+      to.var_freeze_step = from.var_freeze_step;
+      to.local_step_clipper = from.local_steps;
+      if (!from.has_file)
+        to.local_step_scaler =
+            default_phases(from.steps, from.warmup_steps).local_step_scaler;
+    }
+  }
+};
+
+// Up to the learning rate, then half a cosine down to a tenth of it.
+engine::LearningRateSchedule schedule_of(const Options& options) {
+  engine::WarmupAndDecay shape{.warmup_steps = options.warmup_steps};
+  if (options.steps > options.warmup_steps) {
+    shape.decay = engine::Decay::kCosine;
+    shape.total_steps = options.steps;
+    shape.final_fraction = kFinalFraction;
+  }
+  return {shape};
+}
+
+}  // namespace
+
+std::vector<std::string_view> optimizer_names() {
+  std::vector<std::string_view> names;
+  for (const Entry& entry : kOptimizers) names.push_back(entry.name);
+  return names;
+}
+
+std::optional<double> default_learning_rate(std::string_view optimizer) {
+  const Entry* entry = find(optimizer);
+  if (entry == nullptr) return std::nullopt;
+  return entry->lr;
+}
+
+void take_from_file(const std::function<bool(const char* flag)>& is_given,
+                    Options& options) {
+  const Config& file = options.file;
+  const auto take = [&](const char* flag, auto& to, const auto& value) {
+    if (!is_given(flag)) to = value;
+  };
+  take("--optimizer", options.optimizer,
+       std::string(engine::name_of(file.optimizer)));
+  take("--clip", options.clip, file.gradient_clipping);
+  take("--semantics", options.semantics, file.semantics);
+  take("--precision", options.precision, file.precision.dtype);
+  options.file_schedules = !is_given("--warmup-steps");
+  const bool sizes_given = is_given("--batch") || is_given("--accumulate");
+  options.file_sizes = !sizes_given && (file.train_batch_size ||
+                                        file.train_micro_batch_size_per_gpu ||
+                                        file.gradient_accumulation_steps);
+  if (options.optimizer != engine::name_of(file.optimizer)) return;
+  std::visit(
+      [&](const auto& from) {
+        take("--lr", options.lr, from.learning_rate);
+        take("--weight-decay", options.weight_decay, from.weight_decay);
+        if constexpr (requires { from.freeze_step; })
+          take("--freeze-step", options.freeze_step, from.freeze_step);
+        if constexpr (requires { from.variance_refresh; })
+          take("--variance-refresh", options.variance_refresh,
+               from.variance_refresh);
+        if constexpr (requires { from.var_freeze_step; }) {
+          take("--var-freeze-step", options.var_freeze_step,
+               from.var_freeze_step);
+          take("--local-steps", options.local_steps, from.local_step_clipper);
+        }
+      },
+      file.optimizer);
+}
+
+Config training_config(const Options& options) {
+  Config config = options.file;
+  const Entry& entry = *find(options.optimizer);
+  if (!options.has_file || engine::name_of(config.optimizer) != entry.name)
+    config.optimizer = entry.options();
+  std::visit(SetFlags{options}, config.optimizer);
+  config.gradient_clipping = options.clip;
+  config.calibrated_clipping = options.calibrated_clipping;
+  config.semantics = options.semantics;
+  config.precision.dtype = options.precision;
+  if (!options.file_schedules) config.schedule = schedule_of(options);
+  if (!options.file_sizes) {
+    config.train_batch_size.reset();
+    config.train_micro_batch_size_per_gpu = options.batch;
+    config.gradient_accumulation_steps = options.accumulate;
+  }
+  config.train_gpt.clear();
+  return config;
+}
+
+}  // namespace thinwire::train_gpt

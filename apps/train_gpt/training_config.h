@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "apps/train_gpt/options.h"
+#include "thinwire/engine/config.h"
+
+namespace thinwire::train_gpt {
+
+/// The values of --optimizer.
+[[nodiscard]] std::vector<std::string_view> optimizer_names();
+/// Options::lr of an optimizer where nothing else gives it; nothing: there is
+/// no optimizer of this name.
+[[nodiscard]] std::optional<double> default_learning_rate(
+    std::string_view optimizer);
+
+/// Sets what no flag gives to what options.file says.
+void take_from_file(const std::function<bool(const char* flag)>& is_given,
+                    Options& options);
+
+/// What the engine is to be told for these options.
+[[nodiscard]] engine::Config training_config(const Options& options);
+
+}  // namespace thinwire::train_gpt

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "thinwire/comm/communicator.h"
+#include "thinwire/core/parameter_layout.h"
+#include "thinwire/core/state_dict.h"
+#include "thinwire/engine/config.h"
+#include "thinwire/optim/optimizer.h"
+
+namespace thinwire::engine {
+
+/// What one step() did: the optimizer's report, and what led to it.
+struct EngineReport : optim::StepReport {
+  /// False: the window of accumulation goes on, and nothing was updated.
+  bool at_boundary = true;
+  std::int64_t steps = 0;    ///< Applied so far, this one included.
+  double learning_rate = 0;  ///< Of group 0, in this step.
+  /// Since the first backward of the window: computing gradients.
+  double backward_seconds = 0;
+  /// Elements whose average began only after backward had ended, because a
+  /// gradient was missing or came late; 0 where nothing could begin early.
+  std::size_t late_elements = 0;
+  /// The parameter that held them up; empty: none, or the first one's bucket.
+  std::string waited_for{};
+};
+
+/// All that a Config asks for, put together around flat memory: loss scale,
+/// accumulation, exchange during backward, optimizer, learning rates. Knows no
+/// framework; torch::Engine is this for LibTorch.
+///
+///   Engine engine(comm, layout, config, params, grads);
+///   for (each micro-batch) {
+///     engine.begin_backward();
+///     ... add gradients of loss * engine.loss_factor() to grads ...
+///     ... engine.gradient_ready(k) as soon as parameter k's is final ...
+///     engine.end_backward();
+///     engine.step();
+///   }
+///
+/// Where the next step averages exactly, buckets of gradients are averaged as
+/// soon as they are complete, last ones first, while backward goes on; the same
+/// ones on all ranks, whatever the order in which gradients come. A parameter
+/// without a gradient counts as zero.
+///
+/// Used by one thread. Errors other than kCommFailure change nothing.
+class Engine {
+ public:
+  /// Collective: rank 0's parameters go to all ranks. `params` and `grads` are
+  /// flat arrays of layout.size() elements of config.precision.dtype, which
+  /// must outlive this object, as must `comm`. Masters are made of `initial`,
+  /// fp32 parameters before they were rounded, where it is given. Gradients
+  /// become 0. Throws Error(kInvalidArgument), Error(kUnavailable) as
+  /// Config::validate, and on all ranks if they were told different things.
+  Engine(comm::Communicator& comm, const ParameterLayout& layout,
+         const Config& config, View params, View grads, ConstView initial = {});
+  ~Engine();
+  Engine(Engine&&) noexcept;
+
+  [[nodiscard]] const Config& config() const noexcept;
+  [[nodiscard]] optim::Optimizer& optimizer() noexcept;
+  /// The parameters that are updated: masters, or params themselves.
+  [[nodiscard]] ConstView masters() const noexcept;
+  [[nodiscard]] double loss_scale() const noexcept;
+  /// What the loss is to be multiplied by, in fp32: the loss scale over the
+  /// number of accumulated backwards.
+  [[nodiscard]] double loss_factor() const noexcept;
+
+  // ---- one backward; local but for what is queued
+  /// Throws Error(kFailedPrecondition) inside another backward, in an
+  /// evaluation, and after the window's last one, until step().
+  void begin_backward();
+  /// The gradient of parameter `index` is complete for this backward. Optional,
+  /// at most once per parameter and backward.
+  void gradient_ready(std::size_t index);
+  void end_backward();
+  /// Backward has failed: its gradients are worth nothing, and the window
+  /// begins anew.
+  void cancel_backward();
+  /// The next step() takes effect after this backward, or did after the last.
+  [[nodiscard]] bool is_boundary() const noexcept;
+  /// true or false: what is_boundary() says until this is called again;
+  /// nothing: gradient_accumulation_steps decides. Before begin_backward().
+  void set_accumulation_boundary(std::optional<bool> boundary);
+
+  /// Collective at boundaries, else local. Throws Error(kFailedPrecondition)
+  /// without a backward since the last one; Error(kNonFinite) as
+  /// MixedPrecision.
+  EngineReport step();
+
+  /// Collective: between the two calls parameters are equal on all ranks, and
+  /// there is no backward or step.
+  void begin_evaluation();
+  void end_evaluation();
+
+  /// At the beginning of a window; Error(kFailedPrecondition) inside of one.
+  [[nodiscard]] StateDict state_dict() const;
+  void load_state_dict(const StateDict& state);
+
+  struct Impl;
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace thinwire::engine

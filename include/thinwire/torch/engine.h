@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "thinwire/engine/engine.h"
+#include "thinwire/torch/module_memory.h"
+
+namespace thinwire::torch {
+
+/// engine::Engine for a LibTorch module: gradients are averaged while
+/// backward() still computes others.
+///
+///   torch::Engine engine(*model, *comm, engine::Config::from_file(path));
+///   ...
+///   engine.backward(model->forward(batch));
+///   const auto report = engine.step();
+///
+/// The module's trainable parameters become views of flat memory in the
+/// configuration's precision, as in ModuleMemory; buffers and frozen parameters
+/// stay as they are. The module must outlive the engine only in so far as it is
+/// used; its gradients are the engine's to zero.
+class Engine {
+ public:
+  /// Collective: rank 0's parameters go to all ranks. Masters are made of the
+  /// parameters before they are rounded to 16 bits. Throws as ModuleMemory and
+  /// engine::Engine. `comm` must outlive this object.
+  Engine(const ::torch::nn::Module& module, comm::Communicator& comm,
+         const engine::Config& config, const GroupOf& group_of = {});
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  /// Computes and collects the gradients of `loss`, a scalar of float32 or
+  /// float64: in fp16 its scaled gradient would overflow, so compute it from
+  /// logits.to(torch::kFloat). It is multiplied by the loss scale and divided
+  /// by the number of accumulated backwards. Throws
+  /// Error(kFailedPrecondition) naming a parameter or gradient that was
+  /// replaced, or a parameter that came or went, since construction.
+  void backward(const at::Tensor& loss);
+  /// As engine::Engine::step.
+  engine::EngineReport step();
+
+  /// While it lives, backwards are summed and step() does nothing.
+  class Accumulation {
+   public:
+    explicit Accumulation(engine::Engine& engine) : engine_(engine) {
+      engine_.set_accumulation_boundary(false);
+    }
+    ~Accumulation() { engine_.set_accumulation_boundary(std::nullopt); }
+    Accumulation(const Accumulation&) = delete;
+    Accumulation& operator=(const Accumulation&) = delete;
+
+   private:
+    engine::Engine& engine_;
+  };
+  [[nodiscard]] Accumulation no_sync() { return Accumulation(core()); }
+
+  /// While it lives, parameters are equal on all ranks, nothing is recorded for
+  /// a backward, and there is no step.
+  class Evaluation {
+   public:
+    explicit Evaluation(engine::Engine& engine) : engine_(engine) {
+      engine_.begin_evaluation();
+    }
+    ~Evaluation() { engine_.end_evaluation(); }
+    Evaluation(const Evaluation&) = delete;
+    Evaluation& operator=(const Evaluation&) = delete;
+
+   private:
+    engine::Engine& engine_;
+    ::torch::NoGradGuard no_grad_;
+  };
+  /// Collective.
+  [[nodiscard]] Evaluation evaluation() { return Evaluation(core()); }
+
+  [[nodiscard]] engine::Engine& core() noexcept { return *link_->core; }
+  [[nodiscard]] const ParameterLayout& layout() const noexcept {
+    return memory_.layout();
+  }
+  [[nodiscard]] View params() noexcept { return memory_.params(); }
+
+ private:
+  // What the hooks of tensors know; tensors may outlive the engine.
+  struct Link {
+    std::unique_ptr<engine::Engine> core;
+    bool in_backward = false;
+  };
+  struct Hook final : ::torch::autograd::PostAccumulateGradHook {
+    Hook(const std::shared_ptr<Link>& engine, std::size_t parameter)
+        : link(engine), index(parameter) {}
+    void operator()(const ::torch::autograd::Variable& /*tensor*/) override {
+      const std::shared_ptr<Link> engine = link.lock();
+      if (engine && engine->in_backward) engine->core->gradient_ready(index);
+    }
+    std::weak_ptr<Link> link;
+    std::size_t index;
+  };
+
+  static Buffer float_params(const ModuleMemory& memory,
+                             const engine::Config& config,
+                             const std::vector<at::Tensor>& before);
+  void require_same_parameters() const;
+  static std::vector<at::Tensor> trainable(const ::torch::nn::Module& module);
+
+  const ::torch::nn::Module& module_;
+  std::vector<at::Tensor> before_;  // values in fp32, while they are needed
+  ModuleMemory memory_;
+  std::shared_ptr<Link> link_ = std::make_shared<Link>();
+};
+
+// Distinct tensors that require a gradient, in registration order.
+inline std::vector<at::Tensor> Engine::trainable(
+    const ::torch::nn::Module& module) {
+  std::vector<at::Tensor> found;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const at::Tensor& tensor : module.parameters())
+    if (tensor.requires_grad() &&
+        seen.insert(tensor.unsafeGetTensorImpl()).second)
+      found.push_back(tensor);
+  return found;
+}
+
+inline Engine::Engine(const ::torch::nn::Module& module,
+                      comm::Communicator& comm, const engine::Config& config,
+                      const GroupOf& group_of)
+    : module_(module),
+      before_([&] {
+        std::vector<at::Tensor> values;
+        if (config.precision.dtype != DType::kFloat32)
+          for (const at::Tensor& tensor : trainable(module))
+            values.push_back(tensor.detach().to(at::kFloat).contiguous());
+        return values;
+      }()),
+      memory_(module, group_of, config.precision.dtype) {
+  const Buffer initial = float_params(memory_, config, before_);
+  before_.clear();
+  link_->core = std::make_unique<engine::Engine>(
+      comm, memory_.layout(), config, memory_.params(), memory_.grads(),
+      initial.view());
+  for (std::size_t i = 0; i < memory_.tensors().size(); ++i)
+    ::torch::autograd::impl::set_post_acc_grad_hooks(
+        memory_.tensors()[i], std::make_unique<Hook>(link_, i));
+}
+
+inline Engine::~Engine() {
+  for (const at::Tensor& tensor : memory_.tensors())
+    ::torch::autograd::impl::set_post_acc_grad_hooks(tensor, nullptr);
+}
+
+inline Buffer Engine::float_params(const ModuleMemory& memory,
+                                   const engine::Config& config,
+                                   const std::vector<at::Tensor>& before) {
+  if (config.precision.dtype == DType::kFloat32) return {};
+  Buffer values = Buffer::of<float>(memory.layout().size());
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    const Parameter& place = memory.layout().parameters()[i];
+    const float* from = before[i].const_data_ptr<float>();
+    std::copy(from, from + place.size,
+              values.as<float>().data() + place.offset);
+  }
+  return values;
+}
+
+inline void Engine::require_same_parameters() const {
+  memory_.check();
+  const std::size_t now = trainable(module_).size();
+  if (now != memory_.tensors().size())
+    throw Error(ErrorCode::kFailedPrecondition,
+                "the module has " + std::to_string(now) +
+                    " trainable parameters, " +
+                    std::to_string(memory_.tensors().size()) +
+                    " when its engine was made: make a new engine after "
+                    "parameters were added, removed or frozen");
+}
+
+inline void Engine::backward(const at::Tensor& loss) {
+  const auto require = [](bool holds, const std::string& text) {
+    if (!holds)
+      throw Error(ErrorCode::kInvalidArgument, "loss must be " + text);
+  };
+  require(loss.defined() && loss.numel() == 1, "a scalar");
+  require(loss.requires_grad(), "computed from the module's parameters");
+  require(loss.scalar_type() == at::kFloat || loss.scalar_type() == at::kDouble,
+          std::string("float32 or float64 (compute it from "
+                      "logits.to(torch::kFloat)), got ") +
+              c10::toString(loss.scalar_type()));
+  require_same_parameters();
+  core().begin_backward();
+  link_->in_backward = true;
+  try {
+    (loss * core().loss_factor()).backward();
+  } catch (...) {
+    link_->in_backward = false;
+    core().cancel_backward();
+    throw;
+  }
+  link_->in_backward = false;
+  core().end_backward();
+}
+
+inline engine::EngineReport Engine::step() {
+  require_same_parameters();
+  return core().step();
+}
+
+}  // namespace thinwire::torch

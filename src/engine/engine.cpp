@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/engine/engine.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "engine/gradient_buckets.h"
+#include "engine/make_optimizer.h"
+#include "optim/require.h"
+#include "thinwire/comm/agreement.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/core/error.h"
+#include "thinwire/kernels/cast.h"
+
+namespace thinwire::engine {
+
+using optim::Phase;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+[[noreturn]] void refuse(const std::string& text) {
+  throw Error(ErrorCode::kFailedPrecondition, text);
+}
+
+void set_to_zero(View values) {
+  if (!values.empty()) std::memset(values.data(), 0, values.bytes());
+}
+
+// What ranks must have been told alike; optimizers compare their own options.
+std::string description(const Config& config) {
+  Config common = config;
+  common.optimizer = {};
+  common.comm.num_threads = 0;
+  common.train_gpt.clear();
+  return common.to_json();
+}
+
+}  // namespace
+
+struct Engine::Impl {
+  Impl(comm::Communicator& c, const ParameterLayout& l, const Config& settings,
+       View p, View g)
+      : comm(c),
+        layout(l),
+        config(settings),
+        params(p),
+        grads(g),
+        accumulation_steps(settings.batch(c.size()).accumulation_steps),
+        buckets(layout, settings.comm.bucket_elements) {}
+
+  comm::Communicator& comm;
+  const ParameterLayout layout;
+  const Config config;
+  const View params;
+  const View grads;
+  const std::int64_t accumulation_steps;
+  MadeOptimizer made;
+  std::vector<double> base_rates;  // per group, before the schedule
+  std::int64_t steps = 0;
+
+  // ---- the window: what has happened since the last step
+  std::int64_t backwards = 0;
+  std::optional<bool> boundary;  // set by the caller
+  bool in_backward = false;
+  bool in_evaluation = false;
+  bool reduces = false;   // buckets of this backward leave as they fill
+  bool has_sent = false;  // one has left
+  Buffer sums;            // fp32, of 16-bit gradients; made when needed
+  bool sums_count = false;
+  Buffer travelling;  // gradients in the dtype of the wire, where that is
+                      // another one
+  GradientBuckets buckets;
+  EngineReport report;
+  comm::Counters counters;  // at the window's first backward
+  Clock::time_point backward_began;
+
+  [[nodiscard]] optim::Optimizer& optimizer() const { return *made.optimizer; }
+  [[nodiscard]] double loss_scale() const {
+    return made.mixed == nullptr ? 1 : made.mixed->loss_scale();
+  }
+  [[nodiscard]] bool is_boundary() const {
+    if (boundary) return *boundary;
+    return !config.managed_gradient_accumulation ||
+           backwards >= accumulation_steps;
+  }
+
+  // ---- gradients on their way
+  [[nodiscard]] View gathered() { return sums_count ? sums.view() : grads; }
+  [[nodiscard]] DType wire_dtype() const {
+    return config.communication_dtype.value_or(config.precision.dtype);
+  }
+  // Values of 16 bits are added in fp32 and rounded once, whatever the wire.
+  [[nodiscard]] bool is_converted() {
+    const DType dtype = gathered().dtype();
+    return wire_dtype() != dtype && dtype == DType::kFloat32 &&
+           optimizer().phase() == Phase::kExact;
+  }
+  [[nodiscard]] View to_send(Range range) {
+    if (!is_converted()) return gathered();
+    if (travelling.empty()) travelling = Buffer(layout.size(), wire_dtype());
+    kernels::convert(gathered().subview(range.offset, range.size),
+                     travelling.view().subview(range.offset, range.size));
+    return travelling.view();
+  }
+  void send(Range range) {
+    optimizer().reduce_early(to_send(range), range);
+    has_sent = true;
+  }
+
+  void begin_backward();
+  void gradient_ready(std::size_t index);
+  void end_backward();
+  void collect(std::size_t index);
+  void begin_window();
+  [[nodiscard]] EngineReport step();
+};
+
+void Engine::Impl::begin_window() {
+  set_to_zero(grads);
+  backwards = 0;
+  reduces = false;
+  has_sent = false;
+  sums_count = false;
+  report = {};
+}
+
+void Engine::Impl::begin_backward() {
+  if (in_backward) refuse("begin_backward: inside another backward");
+  if (in_evaluation) refuse("begin_backward: inside an evaluation");
+  if (backwards > 0 && is_boundary() && config.managed_gradient_accumulation)
+    refuse(fmt::format(
+        "begin_backward: the window of {} backward(s) is complete; call step() "
+        "first, or set gradient_accumulation_steps or the boundary",
+        backwards));
+  // From the second backward on, 16-bit gradients are added up in fp32.
+  if (backwards == 1 && grads.dtype() != DType::kFloat32 &&
+      config.accumulation_dtype == DType::kFloat32) {
+    if (sums.empty()) sums = Buffer::of<float>(layout.size());
+    kernels::convert(grads, sums.view());
+    set_to_zero(grads);
+    sums_count = true;
+  }
+  if (backwards == 0) counters = comm.counters();
+  in_backward = true;
+  ++backwards;
+  buckets.begin();
+  reduces = comm.size() > 1 && is_boundary() &&
+            (config.managed_gradient_accumulation || boundary) &&
+            optimizer().reduces_early();
+  backward_began = Clock::now();
+}
+
+void Engine::Impl::collect(std::size_t index) {
+  if (sums_count) {
+    const Parameter& p = layout.parameters()[index];
+    const View own = grads.subview(p.offset, p.size);
+    kernels::accumulate(sums.view().subview(p.offset, p.size), own);
+    set_to_zero(own);
+  }
+  buckets.mark_ready(index);
+}
+
+void Engine::Impl::gradient_ready(std::size_t index) {
+  optim::require(index < layout.parameters().size(), "index",
+                 fmt::format("below {}", layout.parameters().size()), index);
+  if (!in_backward) refuse("gradient_ready: outside of a backward");
+  if (buckets.is_ready(index))
+    refuse(fmt::format("gradient_ready: '{}' was ready before in this backward",
+                       layout.parameters()[index].name));
+  collect(index);
+  if (!reduces) return;
+  while (const auto range = buckets.take_complete()) send(*range);
+}
+
+void Engine::Impl::end_backward() {
+  if (!in_backward) refuse("end_backward: there was no begin_backward()");
+  const auto held_up = buckets.waiting_for();
+  if (reduces && held_up)
+    report.waited_for = layout.parameters()[*held_up].name;
+  for (std::size_t i = 0; i < layout.parameters().size(); ++i)
+    if (!buckets.is_ready(i)) collect(i);
+  if (reduces)
+    while (const auto range = buckets.take_any()) {
+      report.late_elements += range->size;
+      send(*range);
+    }
+  in_backward = false;
+  report.backward_seconds +=
+      std::chrono::duration<double>(Clock::now() - backward_began).count();
+}
+
+EngineReport Engine::Impl::step() {
+  if (in_backward) refuse("step: inside a backward; call end_backward() first");
+  if (in_evaluation) refuse("step: inside an evaluation");
+  if (backwards == 0) refuse("step: there was no backward since the last step");
+  if (!is_boundary()) {
+    EngineReport between;
+    between.applied = false;
+    between.at_boundary = false;
+    between.phase = optimizer().phase();
+    between.steps = steps;
+    between.loss_scale = loss_scale();
+    return between;
+  }
+  for (std::size_t g = 0; g < base_rates.size(); ++g)
+    optimizer().set_learning_rate(g,
+                                  config.schedule.rate(base_rates[g], steps));
+  const View sent = reduces && is_converted() ? travelling.view()
+                                              : to_send({0, layout.size()});
+  EngineReport done = report;
+  try {
+    static_cast<optim::StepReport&>(done) =
+        optimizer().step({.params = params, .grads = sent});
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kNonFinite) begin_window();
+    throw;
+  }
+  // What backward sent counts too.
+  done.bytes_sent = comm.counters().bytes_sent - counters.bytes_sent;
+  done.collectives = comm.counters().collectives - counters.collectives;
+  if (done.applied) ++steps;
+  done.steps = steps;
+  done.learning_rate = base_rates.empty() ? 0 : optimizer().learning_rate(0);
+  begin_window();
+  return done;
+}
+
+Engine::Engine(comm::Communicator& comm, const ParameterLayout& layout,
+               const Config& config, View params, View grads,
+               ConstView initial) {
+  config.validate(comm.size());
+  const auto check = [&](const char* name, ConstView view, DType dtype) {
+    if (view.dtype() != dtype || view.size() != layout.size())
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{} must be {} of {} elements, got {} of {}",
+                              name, to_string(dtype), layout.size(),
+                              to_string(view.dtype()), view.size()));
+  };
+  check("params", params, config.precision.dtype);
+  check("grads", grads, config.precision.dtype);
+  if (!initial.empty()) check("initial", initial, DType::kFloat32);
+  comm::require_same(comm, "parameter layout and configuration",
+                     layout.describe() + description(config));
+  impl_ = std::make_unique<Impl>(comm, layout, config, params, grads);
+
+  // Rank 0's parameters are everybody's, before they are rounded.
+  if (initial.empty()) {
+    comm.broadcast(params, 0);
+    impl_->made = make_optimizer(comm, layout, config, params);
+  } else {
+    Buffer common = Buffer::of<float>(layout.size());
+    kernels::convert(initial, common.view());
+    comm.broadcast(common.view(), 0);
+    kernels::convert(common.view(), params);
+    impl_->made = make_optimizer(comm, layout, config, common.view());
+  }
+  for (std::size_t g = 0; g < optimizer().num_groups(); ++g)
+    impl_->base_rates.push_back(optimizer().learning_rate(g));
+  impl_->begin_window();
+}
+
+Engine::~Engine() = default;
+Engine::Engine(Engine&&) noexcept = default;
+
+const Config& Engine::config() const noexcept { return impl_->config; }
+
+optim::Optimizer& Engine::optimizer() noexcept { return impl_->optimizer(); }
+
+ConstView Engine::masters() const noexcept {
+  if (impl_->made.mixed == nullptr || impl_->made.mixed->masters().empty())
+    return impl_->params;
+  return impl_->made.mixed->masters();
+}
+
+double Engine::loss_scale() const noexcept { return impl_->loss_scale(); }
+
+double Engine::loss_factor() const noexcept {
+  return impl_->loss_scale() / static_cast<double>(impl_->accumulation_steps);
+}
+
+void Engine::begin_backward() { impl_->begin_backward(); }
+
+void Engine::gradient_ready(std::size_t index) { impl_->gradient_ready(index); }
+
+void Engine::end_backward() { impl_->end_backward(); }
+
+void Engine::cancel_backward() {
+  if (!impl_->in_backward) return;
+  impl_->in_backward = false;
+  // What has left cannot be taken back, and other ranks wait for the rest.
+  if (impl_->has_sent)
+    throw Error(ErrorCode::kCommFailure,
+                "cancel_backward: gradients of this backward have been sent");
+  impl_->begin_window();
+}
+
+bool Engine::is_boundary() const noexcept {
+  const Impl& impl = *impl_;
+  if (impl.boundary || impl.in_backward || impl.backwards > 0)
+    return impl.is_boundary();
+  return impl.accumulation_steps == 1 ||
+         !impl.config.managed_gradient_accumulation;
+}
+
+void Engine::set_accumulation_boundary(std::optional<bool> boundary) {
+  if (impl_->in_backward)
+    refuse("set_accumulation_boundary: inside a backward");
+  impl_->boundary = boundary;
+}
+
+EngineReport Engine::step() { return impl_->step(); }
+
+void Engine::begin_evaluation() {
+  if (impl_->in_backward) refuse("begin_evaluation: inside a backward");
+  if (impl_->in_evaluation) refuse("begin_evaluation: inside another one");
+  impl_->optimizer().synchronize(impl_->params);
+  impl_->in_evaluation = true;
+}
+
+void Engine::end_evaluation() {
+  if (!impl_->in_evaluation) refuse("end_evaluation: there is none");
+  impl_->in_evaluation = false;
+}
+
+StateDict Engine::state_dict() const {
+  if (impl_->backwards > 0)
+    refuse("state_dict: inside a window of accumulation; call step() first");
+  StateDict state = impl_->optimizer().state_dict();
+  state.put_integer("engine_steps", impl_->steps);
+  return state;
+}
+
+void Engine::load_state_dict(const StateDict& state) {
+  if (impl_->backwards > 0)
+    refuse("load_state_dict: inside a window of accumulation; step() first");
+  const std::int64_t steps = state.integer("engine_steps");
+  impl_->optimizer().load_state_dict(state);
+  impl_->steps = steps;
+  if (impl_->made.mixed != nullptr)
+    impl_->made.mixed->write_params(impl_->params);
+}
+
+}  // namespace thinwire::engine

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "thinwire/comm/communicator.h"
+#include "thinwire/engine/config.h"
+#include "thinwire/optim/optimizer.h"
+#include "thinwire/precision/mixed_precision.h"
+
+namespace thinwire::engine {
+
+/// The optimizer that a Config asks for, in its precision.
+struct MadeOptimizer {
+  std::unique_ptr<optim::Optimizer> optimizer;
+  precision::MixedPrecision* mixed = nullptr;  ///< If it is one.
+};
+
+/// Collective. `initial` are the parameters, in any dtype.
+[[nodiscard]] MadeOptimizer make_optimizer(comm::Communicator& comm,
+                                           const ParameterLayout& layout,
+                                           const Config& config,
+                                           ConstView initial);
+
+}  // namespace thinwire::engine
