@@ -26,6 +26,12 @@ endforeach()
 option(THINWIRE_BUILD_APPS "Build the programs thinwire and train_gpt"
        ${PROJECT_IS_TOP_LEVEL})
 option(THINWIRE_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
+option(THINWIRE_BUILD_FUZZERS
+       "Build the fuzzers: clang++ and its libclang-rt are needed" OFF)
+if(THINWIRE_BUILD_FUZZERS AND NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  message(FATAL_ERROR "THINWIRE_BUILD_FUZZERS=ON needs clang++, got "
+                      "${CMAKE_CXX_COMPILER_ID}; use the preset fuzz")
+endif()
 set(THINWIRE_SANITIZE "" CACHE STRING
     "Sanitizers for everything built here: 'address,undefined' or 'thread'")
 

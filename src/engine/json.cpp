@@ -175,7 +175,8 @@ Json Json::of(double value) {
   Json json;
   json.kind = Kind::kNumber;
   json.number = value;
-  json.text = fmt::format("{}", value);
+  // "-0" would be read as an integer, without its sign.
+  json.text = value == 0 ? "0" : fmt::format("{}", value);
   return json;
 }
 

@@ -37,6 +37,11 @@ RC_GTEST_PROP(AnySchedule, GivesRatesThatMakeSense, ()) {
   RC_ASSERT(rate >= 0);
 }
 
+TEST(Config, WritesZerosWithoutASign) {
+  const Config config = Config::from_json(R"({"gradient_clipping": -0.0})");
+  EXPECT_EQ(Config::from_json(config.to_json()).to_json(), config.to_json());
+}
+
 TEST(Config, WritesItsDefaults) {
   EXPECT_EQ(Config::from_json(Config{}.to_json()), Config{});
   const Config low_bit{.optimizer = optim::OnebitAdamOptions{},
