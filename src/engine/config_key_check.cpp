@@ -226,4 +226,17 @@ Json check_keys(const Json& file, std::vector<KeyNote>& notes) {
   return Checker(renamed, notes).check("", renamed);
 }
 
+void note_unused(std::vector<KeyNote>& notes, std::string_view path,
+                 std::string_view why) {
+  for (KeyNote& note : notes) {
+    const bool is_switch =
+        note.path.ends_with(".enabled") || note.path.ends_with(".stage");
+    if (is_switch || !note.path.starts_with(path) ||
+        note.kind == KeyNote::Kind::kNoted)
+      continue;
+    note.kind = KeyNote::Kind::kNoted;
+    note.note = why;
+  }
+}
+
 }  // namespace thinwire::engine

@@ -20,7 +20,8 @@ constexpr std::string_view kTotals = "WarmupDecayLR, WarmupCosineLR";
 constexpr std::string_view kRates = "WarmupLR, WarmupDecayLR";
 
 constexpr std::string_view kStage3 = "of stage 3, which is refused";
-constexpr std::string_view kLater = "kept; without effect at stage 0";
+constexpr std::string_view kLater =
+    "kept; noted at stage 0, which has no use for it";
 constexpr std::string_view kMeasures = "a report of DeepSpeed's; not written";
 constexpr std::string_view kNoMomentum =
     "without effect where the momentum does not cycle";
@@ -164,7 +165,7 @@ constexpr KeyRule kRules[] = {
      {},
      "false"},
     {"fp16.loss_scale", kHonoured,
-     "0: dynamic; else static, which works with every optimizer"},
+     "0: dynamic; else static, for every optimizer, and what follows is noted"},
     {"fp16.initial_scale_power", kHonoured, "the first scale is 2 to this"},
     {"fp16.loss_scale_window", kHonoured,
      "clean steps until the scale doubles"},
@@ -208,7 +209,7 @@ constexpr KeyRule kRules[] = {
     {"zero_optimization.cpu_offload", kHonoured,
      "the old name of `offload_optimizer.device`: `cpu`"},
     {"zero_optimization.offload_optimizer.device", kHonoured,
-     "`none` or `cpu`: kept, without effect at stage 0"},
+     "`none` or `cpu`; noted at stage 0"},
     {"zero_optimization.offload_optimizer.pin_memory", kHonoured, kLater},
     {"zero_optimization.offload_optimizer.nvme_path", kNoted,
      "device `nvme` is refused"},

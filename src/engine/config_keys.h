@@ -45,4 +45,9 @@ inline constexpr std::string_view kDisabled = "disabled";
 /// others and for unknown ones.
 [[nodiscard]] Json check_keys(const Json& file, std::vector<KeyNote>& notes);
 
+/// Turns honoured keys whose path begins with `path` into noted ones; not those
+/// that switch a section on.
+void note_unused(std::vector<KeyNote>& notes, std::string_view path,
+                 std::string_view why);
+
 }  // namespace thinwire::engine

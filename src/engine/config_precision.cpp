@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "engine/config_fields.h"
+#include "engine/config_keys.h"
 #include "engine/config_sections.h"
 #include "thinwire/core/error.h"
 
@@ -13,6 +14,8 @@ namespace {
 
 using precision::LossScalerOptions;
 
+constexpr std::string_view kNotEnabled =
+    "without effect: the section is not enabled";
 constexpr std::string_view kUnlimited = "unlimited";
 constexpr Limits kPowers{.least = 0, .most = 1023};
 
@@ -54,16 +57,6 @@ void read_scale_limits(const Reader& own, LossScalerOptions& scale) {
   scale.max_scale = most;
 }
 
-void note_unused(std::string_view section, std::vector<KeyNote>& notes) {
-  for (KeyNote& note : notes) {
-    if (!note.path.starts_with(section) || note.path.ends_with(".enabled") ||
-        note.kind == KeyNote::Kind::kNoted)
-      continue;
-    note.kind = KeyNote::Kind::kNoted;
-    note.note = "without effect: the section is not enabled";
-  }
-}
-
 void read_data_types(const Reader& file, Config& config) {
   const Reader section = file.section("data_types");
   section.choice("grad_accum_dtype", config.accumulation_dtype,
@@ -92,12 +85,19 @@ void read_precision(const Reader& file, Config& config,
 
   if (!is_fp16) {
     fp16.be_lenient();
-    note_unused("fp16.", notes);
+    note_unused(notes, "fp16.", kNotEnabled);
   }
   const Reader own = file.section("thinwire");
   read_scale(fp16, own, config.semantics == optim::Semantics::kDeepSpeed,
              precision.loss_scale);
   read_scale_limits(own, precision.loss_scale);
+  if (!precision.loss_scale.dynamic)
+    for (const std::string_view name :
+         {"fp16.initial_scale_power", "fp16.loss_scale_window",
+          "fp16.hysteresis", "fp16.consecutive_hysteresis",
+          "fp16.min_loss_scale", "thinwire.max_loss_scale",
+          "thinwire.at_minimum"})
+      note_unused(notes, name, "without effect: the loss scale is static");
   bool low_masters = false;
   fp16.field("fp16_master_weights_and_grads", low_masters);
   if (is_fp16 && low_masters) precision.master_dtype = DType::kFloat16;
@@ -112,7 +112,7 @@ void read_precision(const Reader& file, Config& config,
     if (low_masters) precision.master_dtype = DType::kBFloat16;
     if (low_states) precision.state_dtype = DType::kBFloat16;
   } else {
-    note_unused("bf16.", notes);
+    note_unused(notes, "bf16.", kNotEnabled);
   }
   read_data_types(file, config);
 }

@@ -68,6 +68,8 @@ Config Config::from_json(std::string_view text, std::vector<KeyNote>* notes) {
   read_precision(file, config, met);
   read_schedule(file, config);
   read_zero(tree, file, config.zero);
+  if (config.zero.stage == 0)
+    note_unused(met, "zero_optimization.", "kept, without effect at stage 0");
   if (const Json* program = tree.find("train_gpt")) {
     if (!program->is(Json::Kind::kObject))
       file.refuse("train_gpt", "an object");

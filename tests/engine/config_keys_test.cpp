@@ -151,6 +151,9 @@ json base_file(const KeyRule& rule) {
     file["bf16"]["enabled"] = true;
   if (rule.path == "bf16.bf16_optimizer_states")
     file["bf16"]["bf16_master_weights_and_grads"] = true;
+  if (rule.path.starts_with("zero_optimization.") &&
+      rule.path != "zero_optimization.stage")
+    file["zero_optimization"]["stage"] = 1;
   if (rule.path.starts_with("fp16.") ||
       rule.path == "data_types.grad_accum_dtype")
     file["fp16"]["enabled"] = true;
@@ -253,7 +256,7 @@ TEST(ConfigKeys, AreEachInTheTableOnce) {
     EXPECT_TRUE(paths.contains(path)) << path << " is no key";
 }
 
-TEST(ConfigKeys, SayWhyAKeyOfADisabledSectionHasNoEffect) {
+TEST(ConfigKeys, SayWhyTheyHaveNoEffect) {
   std::vector<KeyNote> notes;
   const json file = {{"fp16", {{"enabled", false}, {"loss_scale_window", 7}}},
                      {"bf16", {{"check_grad_overflow", false}}}};
@@ -264,6 +267,21 @@ TEST(ConfigKeys, SayWhyAKeyOfADisabledSectionHasNoEffect) {
     ASSERT_NE(find(notes, path), nullptr);
     EXPECT_NE(find(notes, path)->note.find("not enabled"), std::string::npos);
   }
+  notes.clear();
+  static_cast<void>(
+      read({{"fp16", {{"enabled", true}, {"loss_scale", 8}, {"hysteresis", 0}}},
+            {"zero_optimization", {{"stage", 0}, {"overlap_comm", true}}}},
+           &notes));
+  const auto note_of = [&](const char* path) {
+    const KeyNote* note = find(notes, path);
+    return note == nullptr ? std::string("not there") : note->note;
+  };
+  EXPECT_EQ(note_of("fp16.loss_scale"), "");
+  EXPECT_EQ(note_of("fp16.hysteresis"),
+            "without effect: the loss scale is static");
+  EXPECT_EQ(note_of("zero_optimization.stage"), "");
+  EXPECT_EQ(note_of("zero_optimization.overlap_comm"),
+            "kept, without effect at stage 0");
 }
 
 TEST(ConfigKeys, StandInTheGuideAsTheyAreInTheCode) {
