@@ -37,30 +37,26 @@ double number(const Json& object, const char* key) {
 }
 
 Json to_json(const StepRow& row) {
-  return {{"step", row.step},
-          {"loss", row.loss},
-          {"lr", row.lr},
-          {"phase", row.phase},
-          {"loss_scale", row.loss_scale},
-          {"tokens", row.tokens},
-          {"bytes_sent", row.bytes_sent},
-          {"seconds", row.seconds}};
+  return {{"step", row.step},       {"loss", row.loss},
+          {"lr", row.lr},           {"phase", row.phase},
+          {"tokens", row.tokens},   {"bytes_sent", row.bytes_sent},
+          {"seconds", row.seconds}, {"loss_scale", row.loss_scale}};
 }
 
 Json to_json(const Summary& summary) {
   return {{"optimizer", summary.optimizer},
           {"semantics", summary.semantics},
-          {"precision", summary.precision},
           {"ranks", summary.ranks},
           {"steps", summary.steps},
-          {"skipped_steps", summary.skipped_steps},
           {"params", summary.params},
           {"final_val_loss", summary.final_val_loss},
           {"final_val_bits_per_byte", summary.final_val_bits_per_byte},
           {"bytes_sent_per_rank", summary.bytes_sent_per_rank},
           {"seconds", summary.seconds},
           {"tokens_per_second", summary.tokens_per_second},
-          {"params_checksum", summary.params_checksum}};
+          {"params_checksum", summary.params_checksum},
+          {"precision", summary.precision},
+          {"skipped_steps", summary.skipped_steps}};
 }
 
 // As --config reads it.

@@ -35,8 +35,19 @@ SUMMARY_FIELDS = [
     "seconds",
     "tokens_per_second",
     "params_checksum",
+    "precision",
+    "skipped_steps",
 ]
-STEP_FIELDS = ["step", "loss", "lr", "phase", "tokens", "bytes_sent", "seconds"]
+STEP_FIELDS = [
+    "step",
+    "loss",
+    "lr",
+    "phase",
+    "tokens",
+    "bytes_sent",
+    "seconds",
+    "loss_scale",
+]
 
 
 def needs_mpi(test):

@@ -3,59 +3,13 @@
 
 #include <gtest/gtest.h>
 
-#include <CLI/CLI.hpp>
-#include <filesystem>
-#include <fstream>
 #include <limits>
 
-#include "apps/train_gpt/config_file.h"
-#include "apps/train_gpt/usage_error.h"
+#include "apps/train_gpt/parsing.h"
 #include "thinwire/optim/onebit_adam.h"
 
 namespace thinwire::train_gpt {
 namespace {
-
-Invocation parse_all(std::vector<const char*> arguments) {
-  CLI::App app("", "train_gpt");
-  CommandLine command_line(app);
-  arguments.insert(arguments.begin(), "train_gpt");
-  app.parse(static_cast<int>(arguments.size()), arguments.data());
-  return command_line.finish();
-}
-
-Options parse(std::vector<const char*> arguments) {
-  arguments.insert(arguments.begin(), {"--data", "a.txt"});
-  return parse_all(std::move(arguments)).options;
-}
-
-// Expects wrong usage whose message has all of `parts`.
-template <class Call>
-void expect_usage_error(std::initializer_list<const char*> parts, Call&& call) {
-  try {
-    (void)call();
-  } catch (const CLI::ParseError& error) {
-    EXPECT_NE(error.get_exit_code(), 0);
-    for (const char* part : parts) {
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
-          << "\"" << part << "\" is not in: " << error.what();
-    }
-    return;
-  }
-  ADD_FAILURE() << "no error was thrown";
-}
-
-class ConfigFile : public ::testing::Test {
- protected:
-  void write(const std::string& text) { std::ofstream(path) << text; }
-  void TearDown() override { std::filesystem::remove(path); }
-
-  const std::string path =
-      std::filesystem::temp_directory_path() /
-      ("thinwire_command_line_test_" +
-       std::string(
-           ::testing::UnitTest::GetInstance()->current_test_info()->name()) +
-       ".json");
-};
 
 TEST(CommandLine, DefaultsAreTheDemos) {
   const Options options = parse({});
@@ -284,61 +238,13 @@ TEST(CommandLine, CompareTakesFolders) {
   EXPECT_EQ(invocation.options.out, "c");
 }
 
-TEST_F(ConfigFile, GivesWhatFlagsDoNot) {
-  write(R"({"train_gpt": {"data": ["x", "y"], "steps": 30, "lr": 0.002,
-            "warmup_steps": 5, "weight-decay": 0, "freeze_step": "auto",
-            "var_freeze_step": 7, "local_steps": 2, "variance_refresh": 4,
-            "clip": 3, "clip_norm": "rms", "quiet": true, "seed": 12}})");
-  const Options options =
-      parse_all({"--config", path.c_str(), "--seed", "3"}).options;
-  EXPECT_EQ(options.data, (std::vector<std::string>{"x", "y"}));
-  EXPECT_EQ(options.steps, 30);
-  EXPECT_EQ(options.lr, 0.002);
-  EXPECT_EQ(options.warmup_steps, 5);
-  EXPECT_EQ(options.freeze_step, optim::kAutoFreeze);
-  EXPECT_EQ(options.var_freeze_step, 7);
-  EXPECT_EQ(options.local_steps, 2);
-  EXPECT_EQ(options.variance_refresh, 4);
-  EXPECT_EQ(options.clip, 3);
-  EXPECT_FALSE(options.calibrated_clipping);
-  EXPECT_TRUE(options.quiet);
-  EXPECT_EQ(options.seed, 3u);  // flags win
-}
-
-TEST_F(ConfigFile, IsCheckedLikeFlags) {
-  const auto parse_config_file = [this] {
-    return parse({"--config", path.c_str()});
-  };
-  write(R"({"train_gpt": {"step": 30}})");
-  expect_usage_error({path.c_str(), "no key 'step'", "'steps'"},
-                     parse_config_file);
-  write(R"({"train_gpt": {"steps": "many"}})");
-  expect_usage_error({path.c_str(), "--steps", "many"}, parse_config_file);
-  write(R"({"train_gpt": {"steps": 0}})");
-  expect_usage_error({"--steps", "got 0"}, parse_config_file);
-  write(R"({"train_gpt": {"steps": {"a": 1}}})");
-  expect_usage_error({"train_gpt.steps", "must be a number"},
-                     parse_config_file);
-  write(R"({"train_gpt": {"help": true}})");
-  expect_usage_error({"no key 'help'"}, parse_config_file);
-  write(R"({"train_gpt": {"resume": "out"}})");
-  expect_usage_error({"no key 'resume'"}, parse_config_file);
-  write(R"({"optimizer": {"type": "OneBitAdam"}})");
-  expect_usage_error({"'optimizer' is not supported yet"}, parse_config_file);
-  write(R"({"train_gpt": )");
-  expect_usage_error({path.c_str(), "parse error"}, parse_config_file);
-  write("[]");
-  expect_usage_error({"must be an object"}, parse_config_file);
-  std::filesystem::remove(path);
-  expect_usage_error({"--config: cannot read", path.c_str()},
-                     parse_config_file);
-}
-
-TEST(Nearest, CountsEdits) {
-  EXPECT_EQ(nearest("stpes", {"seed", "steps", "batch"}), "steps");
-  EXPECT_EQ(nearest("", {"batch", "lr"}), "lr");
-  EXPECT_EQ(nearest("lr", {"lr"}), "lr");
-  EXPECT_EQ(nearest("warmup", {"help", "warmup-steps"}), "warmup-steps");
+TEST(CommandLine, PrecisionIsOneOfThree) {
+  expect_usage_error({"--precision", "fp32, fp16 or bf16", "'fp8'"}, [] {
+    return parse({"--precision", "fp8"});
+  });
+  expect_usage_error({"--accumulate", "got 0"}, [] {
+    return parse({"--accumulate", "0"});
+  });
 }
 
 TEST(SettingsOf, HasWhatDecidesTheResult) {
@@ -348,7 +254,7 @@ TEST(SettingsOf, HasWhatDecidesTheResult) {
   EXPECT_EQ(settings.front(),
             (std::pair<std::string, std::string>{"optimizer", "onebit_adam"}));
   EXPECT_EQ(settings[2].second, "auto");
-  EXPECT_EQ(settings.size(), 18u);
+  EXPECT_EQ(settings.size(), 20u);
 }
 
 }  // namespace

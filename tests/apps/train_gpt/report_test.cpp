@@ -36,7 +36,7 @@ RunRecord make_run(const std::string& optimizer, std::int64_t steps) {
                          local        ? "local"
                          : compressed ? "compressed"
                                       : "exact",
-                         2048,
+                         1, 2048,
                          local        ? 0u
                          : compressed ? 176'000u
                                       : 5'595'648u,

@@ -39,9 +39,9 @@ class RunFolder : public ::testing::Test {
   void write_run() const {
     RunWriter writer(folder, {{"optimizer", "onebit_adam"}, {"steps", "2"}},
                      {"a.txt"});
-    writer.add(StepRow{1, 5.5, 0.001, "exact", 2048, 1000, 0.25});
+    writer.add(StepRow{1, 5.5, 0.001, "exact", 65536, 2048, 1000, 0.25});
     writer.add(StepRow{2, std::numeric_limits<double>::quiet_NaN(), 0.002,
-                       "compressed", 2048, 100, 0.25});
+                       "compressed", 32768, 2048, 100, 0.25});
     writer.add(ValidationRow{2, 1.625});
     writer.finish(kSummary);
   }
@@ -53,6 +53,21 @@ class RunFolder : public ::testing::Test {
            ::testing::UnitTest::GetInstance()->current_test_info()->name()));
 };
 
+TEST_F(RunFolder, KeepsWhatAConfigurationFileSays) {
+  RunWriter(folder, {{"steps", "2"}}, {"a.txt"},
+            R"({"fp16": {"enabled": true}})");
+  const std::string config = text("config.json");
+  EXPECT_NE(config.find("\"fp16\""), std::string::npos) << config;
+  EXPECT_NE(config.find("\"train_gpt\""), std::string::npos) << config;
+}
+
+TEST_F(RunFolder, CountsNoRoundWhereOnlyAFlagTravelled) {
+  RunWriter writer(folder, {}, {});
+  writer.add(StepRow{1, 5, 0.001, "compressed", 1024, 64, 900, 0.1});
+  writer.add(StepRow{2, 5, 0.001, "local", 1024, 64, 3, 0.1});
+  EXPECT_EQ(writer.finish(kSummary).rounds_per_step(), 0.5);
+}
+
 TEST_F(RunFolder, IsReadBackAsItWasWritten) {
   write_run();
   const RunRecord run = read_run(folder);
@@ -63,6 +78,7 @@ TEST_F(RunFolder, IsReadBackAsItWasWritten) {
   ASSERT_EQ(run.steps.size(), 2u);
   EXPECT_EQ(run.steps[0].loss, 5.5);
   EXPECT_EQ(run.steps[0].phase, "exact");
+  EXPECT_EQ(run.steps[0].loss_scale, 65536);
   EXPECT_TRUE(std::isnan(run.steps[1].loss));
   EXPECT_EQ(run.steps[1].bytes_sent, 100u);
   ASSERT_EQ(run.validations.size(), 1u);
@@ -93,9 +109,11 @@ TEST_F(RunFolder, HasTheFieldsThatOthersRelyOn) {
   write_run();
   EXPECT_EQ(text("metrics.jsonl"),
             "{\"step\":1,\"loss\":5.5,\"lr\":0.001,\"phase\":\"exact\","
-            "\"tokens\":2048,\"bytes_sent\":1000,\"seconds\":0.25}\n"
+            "\"tokens\":2048,\"bytes_sent\":1000,\"seconds\":0.25,"
+            "\"loss_scale\":65536.0}\n"
             "{\"step\":2,\"loss\":null,\"lr\":0.002,\"phase\":\"compressed\","
-            "\"tokens\":2048,\"bytes_sent\":100,\"seconds\":0.25}\n"
+            "\"tokens\":2048,\"bytes_sent\":100,\"seconds\":0.25,"
+            "\"loss_scale\":32768.0}\n"
             "{\"step\":2,\"val_loss\":1.625}\n");
   EXPECT_EQ(text("summary.json"),
             "{\n"
@@ -109,7 +127,9 @@ TEST_F(RunFolder, HasTheFieldsThatOthersRelyOn) {
             "  \"bytes_sent_per_rank\": 1100,\n"
             "  \"seconds\": 0.5,\n"
             "  \"tokens_per_second\": 4096.0,\n"
-            "  \"params_checksum\": \"00ff00ff00ff00ff\"\n"
+            "  \"params_checksum\": \"00ff00ff00ff00ff\",\n"
+            "  \"precision\": \"fp32\",\n"
+            "  \"skipped_steps\": 0\n"
             "}\n");
   EXPECT_EQ(text("config.json"),
             "{\n"
