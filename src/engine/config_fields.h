@@ -178,6 +178,7 @@ void own_fields(const Archive& own, AnyConfig& c) {
   own.field("bucket_elements", c.comm.bucket_elements, kAtLeastOne);
   own.field("threads", c.comm.num_threads, Limits{.least = 0, .most = 1024});
   own.field("verify_every", c.comm.verify_every, kNotNegative);
+  own.field("overlap", c.comm.overlap);
   own.field("calibrated_clipping", c.calibrated_clipping);
 }
 

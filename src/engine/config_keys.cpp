@@ -386,6 +386,8 @@ constexpr KeyRule kRules[] = {
      "`corrected` or `deepspeed`: the same numbers as DeepSpeed"},
     {"thinwire.bucket_elements", kHonoured, "elements that travel together"},
     {"thinwire.threads", kHonoured, "per rank; 0: THINWIRE_NUM_THREADS"},
+    {"thinwire.overlap", kHonoured,
+     "exact averages begin while backward goes on; default true"},
     {"thinwire.verify_every", kHonoured,
      "steps between comparisons of the ranks' parameters; 0: never"},
     {"thinwire.calibrated_clipping", kHonoured,

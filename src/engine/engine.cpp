@@ -150,7 +150,7 @@ void Engine::Impl::begin_backward() {
   in_backward = true;
   ++backwards;
   buckets.begin();
-  reduces = comm.size() > 1 && is_boundary() &&
+  reduces = config.comm.overlap && comm.size() > 1 && is_boundary() &&
             (config.managed_gradient_accumulation || boundary) &&
             optimizer().reduces_early();
   backward_began = Clock::now();

@@ -76,6 +76,8 @@ struct CommConfig {
   int num_threads = 0;
   /// Ranks compare checksums every so many steps; 0: never. >= 0.
   std::int64_t verify_every = 0;
+  /// Exact averages begin while backward goes on.
+  bool overlap = true;
 
   bool operator==(const CommConfig&) const = default;
 };
