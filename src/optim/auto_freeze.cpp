@@ -24,7 +24,10 @@ void AutoFreeze::save(StateDict& state) const {
 }
 
 void AutoFreeze::load(const StateDict& state) {
-  const auto norms = state.array("exp_avg_sq_norms").as<double>();
+  constexpr const char* kName = "exp_avg_sq_norms";
+  const auto norms =
+      state.array(kName, DType::kFloat64, state.array(kName).size())
+          .as<double>();
   norms_.assign(norms.begin(), norms.end());
 }
 
