@@ -22,11 +22,20 @@ ExactAverage::ExactAverage(comm::Communicator& comm, ThreadPool& pool,
 // Own sums of squares are formed now: soon the gradients are no longer own.
 void ExactAverage::begin_early(View grads, Range range) {
   require_view("grads", grads, size_, true, true);
-  require(range.offset % kSumChunk == 0 && range.end() <= size_ &&
+  const auto given = fmt::format("{} of size {}", range.offset, range.size);
+  require(range.offset % kSumChunk == 0 && range.offset <= size_ &&
+              range.size <= size_ - range.offset &&
               (range.size % kSumChunk == 0 || range.end() == size_),
           "range", fmt::format("multiples of {} within {}", kSumChunk, size_),
-          fmt::format("{} of size {}", range.offset, range.size));
+          given);
   if (range.size == 0) return;
+  for (const Begun& part : begun_)
+    require(
+        range.end() <= part.range.offset || part.range.end() <= range.offset,
+        "range",
+        fmt::format("apart from {} of size {}, which is under way",
+                    part.range.offset, part.range.size),
+        given);
   chunk_squares_.resize(kernels::sum_chunks(size_));
   for (std::size_t chunk = range.offset / kSumChunk;
        chunk * kSumChunk < range.end(); ++chunk)

@@ -87,9 +87,10 @@ class Optimizer {
 
   /// Collective, queued: begins to average elements `range` of the gradients of
   /// the next step(), which must be handed the same `grads`. Between two steps
-  /// the ranges do not overlap and are the same on all ranks, in the same
-  /// order; step() averages what is missing. Their elements may not be touched
-  /// in between. Only where reduces_early(); Error(kFailedPrecondition) else.
+  /// the ranges do not overlap (Error(kInvalidArgument)) and are the same on
+  /// all ranks, in the same order; step() averages what is missing. Their
+  /// elements may not be touched in between. Only where reduces_early();
+  /// Error(kFailedPrecondition) else.
   virtual void reduce_early(View grads, Range range);
   /// The next step averages gradients exactly, so it may begin before all of
   /// them are there. The same on all ranks.
