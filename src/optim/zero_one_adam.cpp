@@ -152,9 +152,10 @@ std::optional<double> ZeroOneAdamImpl::clip_locally(const StepInput& in,
   const double own = sum_of_squares(pool, in.grads);
   report.grad_norm_is_estimate = true;
   if (settings.exchange.skip_nonfinite) {
-    if (in.skips_together && any_rank(!std::isfinite(own), meter)) {
-      report.applied = false;
-      return std::nullopt;
+    if (in.skips_together) {
+      report.nonfinite_rank = first_rank(!std::isfinite(own), meter);
+      report.applied = report.nonfinite_rank < 0;
+      if (!report.applied) return std::nullopt;
     }
     if (!std::isfinite(own)) {
       left_out_a_step = true;
@@ -166,11 +167,12 @@ std::optional<double> ZeroOneAdamImpl::clip_locally(const StepInput& in,
   return report.clip_factor / in.loss_scale;
 }
 
-bool ZeroOneAdamImpl::any_rank(bool own, StepMeter& meter) {
-  std::uint8_t flag = own ? 1 : 0;
-  meter.waiting(
-      [&] { comm.all_reduce(std::span(&flag, 1), comm::ReduceOp::kMax); });
-  return flag != 0;
+int ZeroOneAdamImpl::first_rank(bool own, StepMeter& meter) {
+  const std::uint8_t flag = own ? 1 : 0;
+  std::vector<std::uint8_t> flags(static_cast<std::size_t>(comm.size()));
+  meter.waiting([&] { comm.all_gather(std::span(&flag, 1), flags); });
+  const auto first = std::find(flags.begin(), flags.end(), 1);
+  return first == flags.end() ? -1 : static_cast<int>(first - flags.begin());
 }
 
 void ZeroOneAdamImpl::local_step(const StepInput& in,

@@ -55,7 +55,8 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
   [[nodiscard]] std::optional<double> clip_locally(const StepInput& in,
                                                    StepMeter& meter,
                                                    StepReport& report);
-  [[nodiscard]] bool any_rank(bool own, StepMeter& meter);
+  /// The lowest rank that says so; -1: none.
+  [[nodiscard]] int first_rank(bool own, StepMeter& meter);
   void for_blocks(const std::function<void(std::size_t)>& body) {
     pool.for_each(parts.blocks.blocks().size(), body);
   }
