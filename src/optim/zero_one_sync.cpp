@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "optim/zero_one_adam_impl.h"
+#include "thinwire/kernels/cast.h"
 #include "thinwire/kernels/local_step.h"
 
 namespace thinwire::optim {
@@ -25,7 +26,12 @@ void ZeroOneAdamImpl::sync(View params, View low_precision,
   the_exchange().run(input, [&](std::size_t b, Signs mean) {
     const Range& at = parts.blocks.blocks()[b].values;
     const std::size_t group = parts.block_group[b];
-    if (lrs[group] == 0) return;
+    if (lrs[group] == 0) {  // stays where it is
+      if (!low_precision.empty())
+        kernels::convert(params.subview(at.offset, at.size),
+                         part_of(low_precision, at));
+      return;
+    }
     kernels::sync_update(
         mean, active_words(b),
         {.params = params.as<float>().data() + at.offset,
