@@ -100,9 +100,15 @@ MixedPrecision::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
   kernels::convert(initial, masters.view());
 }
 
+void MixedPrecision::Impl::require_params(View params) const {
+  require(params.dtype() == options.dtype, "params", to_string(options.dtype),
+          to_string(params.dtype()));
+  require(params.size() == layout.size(), "params",
+          fmt::format("{} elements", layout.size()), params.size());
+}
+
 void MixedPrecision::Impl::require_input(const StepInput& in) const {
-  require(in.params.dtype() == options.dtype, "params",
-          to_string(options.dtype), to_string(in.params.dtype()));
+  require_params(in.params);
   optim::require_step_input(in, layout.size());
   require(in.low_precision.empty(), "low_precision",
           "empty: params are of 16 bits themselves", in.low_precision.size());
@@ -176,6 +182,7 @@ void MixedPrecision::set_masters(ConstView params) {
 }
 
 void MixedPrecision::write_params(View params) const {
+  impl_->require_params(params);
   if (impl_->has_masters()) kernels::convert(impl_->masters.view(), params);
 }
 
@@ -185,6 +192,10 @@ StepReport MixedPrecision::step(const StepInput& input) {
 }
 
 void MixedPrecision::reduce_early(View grads, Range range) {
+  if (!reduces_early())
+    throw Error(ErrorCode::kFailedPrecondition,
+                "reduce_early: the next step averages nothing before all "
+                "gradients are there");
   impl_->optimizer->reduce_early(grads, range);
 }
 
@@ -196,6 +207,7 @@ bool MixedPrecision::reduces_early() const noexcept {
 }
 
 void MixedPrecision::synchronize(View params) {
+  impl_->require_params(params);
   if (!impl_->has_masters()) return impl_->optimizer->synchronize(params);
   impl_->optimizer->synchronize(impl_->masters.view());
   write_params(params);

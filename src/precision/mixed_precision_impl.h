@@ -19,6 +19,7 @@ struct MixedPrecision::Impl {
 
   virtual optim::StepReport step(const optim::StepInput& in);
 
+  void require_params(View params) const;
   void require_input(const optim::StepInput& in) const;
   [[nodiscard]] bool scales() const noexcept {
     return options.dtype == DType::kFloat16;

@@ -52,7 +52,9 @@ struct MixedPrecisionOptions {
 ///
 /// A gradient that is not finite on any rank skips the step on all ranks, in
 /// every phase: masters, states, residuals and counters stay. With fp16 the
-/// loss scale then falls; it grows after a while without overflows. Departures
+/// loss scale then falls; it grows after a while without overflows. With bf16,
+/// whose ranks have no scale to agree on, a local step of 0/1 Adam exchanges
+/// nothing: the rank concerned leaves it out (ZeroOneAdam). Departures
 /// from DeepSpeed: docs/algorithms/mixed_precision.md.
 ///
 ///   auto params = ...;  // a View of fp16
@@ -79,7 +81,8 @@ class MixedPrecision final : public optim::Optimizer {
   /// Makes masters of these parameters, whatever they were: after weights were
   /// loaded from elsewhere. Local; all ranks alike.
   void set_masters(ConstView params);
-  /// Rounds the masters to `params`, of 16 bits.
+  /// Rounds the masters to `params`, of options.dtype; throws
+  /// Error(kInvalidArgument) for another dtype or size.
   void write_params(View params) const;
 
   using Optimizer::step;
