@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// Mixed precision around every optimizer, set up so that a few steps go through
+// all of its phases.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "optim/low_bit_cases.h"
+#include "thinwire/kernels/cast.h"
+#include "thinwire/precision/mixed_precision.h"
+
+namespace thinwire::test {
+
+using precision::MixedPrecision;
+using precision::MixedPrecisionOptions;
+
+/// Exact to step 3. Group 1 stays exact throughout, where `mixed`.
+inline optim::OnebitAdamOptions short_onebit_adam(bool mixed = false) {
+  optim::OnebitAdamOptions o{.learning_rate = 0.01, .freeze_step = 3};
+  o.groups.resize(2);
+  o.groups[1].weight_decay = 0.1;
+  o.groups[1].non_freeze = mixed;
+  o.exchange.max_grad_norm = 1;
+  o.exchange.bucket_elements = 900;
+  return o;
+}
+
+/// All five optimizers, with grouped_layout().
+inline std::vector<LowBitCase> every_optimizer() {
+  const optim::ExchangeOptions exchange{.max_grad_norm = 1,
+                                        .bucket_elements = 900};
+  return {
+      {"adam",
+       exact_adam({.learning_rate = 0.01, .weight_decay = 0.1}, exchange), 5},
+      {"lamb",
+       exact_lamb({.learning_rate = 0.01, .weight_decay = 0.1}, exchange), 5},
+      {"onebit_adam", onebit_adam(short_onebit_adam()), 7},
+      {"onebit_adam_mixed", onebit_adam(short_onebit_adam(true)), 6},
+      {"onebit_lamb", onebit_lamb(short_onebit_lamb()), 7},
+      {"zero_one_adam", zero_one_adam(short_zero_one_adam()), 21}};
+}
+
+/// Small multiples of a power of two, so that sums of up to four ranks, their
+/// means in worlds of 1, 2 and 4, and all of these times a power of two are
+/// exact in fp16 and in bf16. 0 in the tensor "dead".
+inline std::vector<float> grid_gradient(const ParameterLayout& layout,
+                                        std::int64_t step, int rank) {
+  std::vector<float> values(layout.size());
+  std::uint32_t state = 1;
+  const auto next = [&state](std::uint32_t below) {
+    state = state * 1664525u + 1013904223u;
+    return static_cast<int>((state >> 16) % below);
+  };
+  for (float& value : values) value = static_cast<float>(next(31) - 15);
+  state = 77u + static_cast<std::uint32_t>(step) * 16u +
+          static_cast<std::uint32_t>(rank);
+  float size = 1.0f / 64;
+  for (const Parameter& p : layout.parameters()) {
+    for (std::size_t i = 0; i < p.size; ++i) {
+      float& value = values[p.offset + i];
+      value = (value + static_cast<float>(next(31) - 15)) * size;
+      if (p.name == "dead") value = 0;
+    }
+    size /= 2;
+  }
+  return values;
+}
+
+/// fp16 with a scale that stays, or bf16, which has none.
+inline MixedPrecisionOptions with_static_scale(DType dtype,
+                                               double scale = 1024) {
+  return {.dtype = dtype,
+          .loss_scale = {.initial_scale = scale, .dynamic = false}};
+}
+
+inline ::testing::AssertionResult same_bytes(ConstView a, ConstView b) {
+  if (a.dtype() != b.dtype() || a.size() != b.size())
+    return ::testing::AssertionFailure() << "another dtype or size";
+  if (a.bytes() != 0 && std::memcmp(a.data(), b.data(), a.bytes()) != 0)
+    return ::testing::AssertionFailure() << "other bytes";
+  return ::testing::AssertionSuccess();
+}
+
+inline Buffer copied(ConstView values) {
+  Buffer copy(values.size(), values.dtype());
+  if (values.bytes() != 0)
+    std::memcpy(copy.data(), values.data(), values.bytes());
+  return copy;
+}
+
+inline Buffer converted(ConstView values, DType dtype) {
+  Buffer result(values.size(), dtype);
+  kernels::convert(values, result.view());
+  return result;
+}
+
+/// One rank's training: what a caller of MixedPrecision holds.
+struct Training {
+  Training(comm::Communicator& comm, const ParameterLayout& layout,
+           const MakeOptimizer& make, const MixedPrecisionOptions& options)
+      : optimizer(std::make_unique<MixedPrecision>(
+            comm, layout, make(comm, layout), normal(layout.size(), 3),
+            options)),
+        params(layout.size(), options.dtype),
+        grad_dtype(options.dtype) {
+    optimizer->write_params(params.view());
+  }
+
+  /// `grads` are those of the loss itself.
+  optim::StepReport step(std::vector<float> grads) {
+    const auto scale = static_cast<float>(optimizer->loss_scale());
+    for (float& g : grads) g *= scale;
+    Buffer rounded = converted(grads, grad_dtype);
+    return optimizer->step(params.view(), rounded.view());
+  }
+
+  /// The parameters are the masters, rounded.
+  [[nodiscard]] ::testing::AssertionResult params_are_rounded_masters() const {
+    return same_bytes(params.view(),
+                      converted(optimizer->masters(), params.dtype()).view());
+  }
+
+  std::unique_ptr<MixedPrecision> optimizer;
+  Buffer params;
+  DType grad_dtype;
+};
+
+}  // namespace thinwire::test
