@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+// Items 74 to 80 of docs/conformance.md: Adam on the CPU, its dtypes and sizes.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "precision/support.h"
+#include "support/errors.h"
+#include "support/same_bits.h"
+#include "thinwire/kernels/adam.h"
+#include "thinwire/optim/adam.h"
+
+namespace thinwire::optim {
+namespace {
+
+// ---- vectors of the list: p = 1, gradients 0.1, -0.2, 0.3
+struct Vector {
+  std::vector<double> params;
+  std::vector<double> exp_avg{};
+  std::vector<double> exp_avg_sq{};
+};
+
+void expect_vector(const AdamOptions& options, const Vector& want) {
+  Adam rule(ParameterLayout::of({{"p", {1}}}), options);
+  std::vector<float> params = {1};
+  const std::vector<float> gradients = {0.1f, -0.2f, 0.3f};
+  for (std::size_t t = 0; t < 3; ++t) {
+    const std::vector<float> grads = {gradients[t]};
+    rule.apply_range(static_cast<std::int64_t>(t) + 1, {0, 1}, {params, grads});
+    // Half an ulp below 1 per step, here and in the list, and its 8 digits.
+    EXPECT_NEAR(params[0], want.params[t],
+                static_cast<double>(t + 1) * 2 * 0x1p-25 + 5e-9);
+    // The list forms 1 - beta2 in float, which is 1.3e-5 below the double; its
+    // digits add 1e-6.
+    if (!want.exp_avg.empty()) {
+      EXPECT_NEAR(rule.exp_avg().as<float>()[0], want.exp_avg[t], 5e-9);
+    }
+    if (!want.exp_avg_sq.empty()) {
+      EXPECT_NEAR(rule.exp_avg_sq().as<float>()[0], want.exp_avg_sq[t],
+                  1.5e-5 * want.exp_avg_sq[t]);
+    }
+  }
+}
+
+TEST(CpuAdam, Item74IsAdam) {
+  expect_vector({}, {.params = {0.99900001, 0.99936610, 0.99902284},
+                     .exp_avg = {0.01, -0.011, 0.0201},
+                     .exp_avg_sq = {9.99987e-6, 4.998936e-5, 1.399382e-4}});
+}
+
+TEST(CpuAdam, Item75DecaysDecoupledOrInTheGradient) {
+  expect_vector({.weight_decay = 0.01},
+                {.params = {0.99899000, 0.99934608, 0.99899280}});
+  Adam rule(ParameterLayout::of({{"p", {1}}}),
+            {.weight_decay = 0.01, .decoupled_decay = false});
+  std::vector<float> params = {1};
+  const std::vector<float> grads = {0.1f};
+  rule.apply_range(1, {0, 1}, {params, grads});
+  EXPECT_NEAR(rule.exp_avg().as<float>()[0], 0.011, 2e-9);
+  expect_vector({.weight_decay = 0.01, .decoupled_decay = false},
+                {.params = {0.99900001, 0.99930853, 0.99892491}});
+}
+
+TEST(CpuAdam, Item76WorksWithoutBiasCorrection) {
+  expect_vector({.bias_correction = false},
+                {.params = {0.99683774, 0.99839354, 0.99669439}});
+}
+
+// ---- sizes
+class CpuAdamSizes : public ::testing::TestWithParam<std::size_t> {};
+INSTANTIATE_TEST_SUITE_P(All, CpuAdamSizes,
+                         ::testing::Values(1, 7, 22, 64, 127, 128, 129,
+                                           1048576 + 3));
+
+TEST_P(CpuAdamSizes, Item77EqualTheScalarReferenceForAnyNumberOfThreads) {
+  const std::size_t n = GetParam();
+  const ParameterLayout layout = ParameterLayout::of({{"p", {n}}});
+  const std::vector<float> grads = test::normal(n, 2);
+  Adam one(layout, {.weight_decay = 0.01});
+  Adam three(layout, {.weight_decay = 0.01});
+  ThreadPool pool1(1);
+  ThreadPool pool3(3);
+  std::vector<float> params = test::normal(n, 1);
+  std::vector<float> want = params;
+  std::vector<float> threaded = params;
+  std::vector<float> m(n), v(n);
+  for (std::int64_t t = 1; t <= 2; ++t) {
+    one.apply(t, {params, grads}, pool1);
+    three.apply(t, {threaded, grads}, pool3);
+    kernels::ref::adam({.params = want.data(),
+                        .exp_avg = m.data(),
+                        .exp_avg_sq = v.data(),
+                        .grads = grads},
+                       one.coefficients(0, t, 1));
+  }
+  ASSERT_TRUE(test::same_bits(std::span<const float>(params),
+                              std::span<const float>(want)));
+  ASSERT_TRUE(test::same_bits(std::span<const float>(threaded),
+                              std::span<const float>(want)));
+  EXPECT_EQ(params, want);
+}
+
+// ---- dtypes
+struct DTypes {
+  DType params;
+  DType state;
+};
+
+class CpuAdamDTypes : public ::testing::TestWithParam<DTypes> {};
+INSTANTIATE_TEST_SUITE_P(
+    All, CpuAdamDTypes,
+    ::testing::Values(DTypes{DType::kBFloat16, DType::kFloat32},
+                      DTypes{DType::kBFloat16, DType::kBFloat16},
+                      DTypes{DType::kFloat16, DType::kFloat32},
+                      DTypes{DType::kFloat16, DType::kFloat16}),
+    [](const auto& tested) {
+      return fmt::format("{}_with_{}", to_string(tested.param.params),
+                         to_string(tested.param.state));
+    });
+
+// Value by value: widened, one fp32 step, rounded to nearest even.
+TEST_P(CpuAdamDTypes, Item78StoreRoundedToNearestEven) {
+  const auto [dtype, state] = GetParam();
+  const std::size_t n = 2 * 1024 + 33;
+  const ParameterLayout layout = ParameterLayout::of({{"p", {n}}});
+  Adam rule(layout, {.learning_rate = 0.02, .state_dtype = state});
+  EXPECT_TRUE(rule.takes(dtype));
+  EXPECT_EQ(rule.exp_avg().dtype(), state);
+  EXPECT_EQ(rule.exp_avg_sq().dtype(), state);
+  Buffer params = test::converted(test::normal(n, 1), dtype);
+  Buffer m(n, state), v(n, state);
+  Buffer want = test::copied(params.view());
+  const auto nan = [](std::size_t i) { return i % 50 == 7; };
+  for (std::int64_t t = 1; t <= 3; ++t) {
+    std::vector<float> values =
+        test::normal(n, 10 + static_cast<std::uint32_t>(t));
+    for (std::size_t i = 0; i < n; ++i)
+      if (nan(i)) values[i] = std::numeric_limits<float>::quiet_NaN();
+    const Buffer grads = test::converted(values, dtype);
+    rule.apply_range(t, {0, n}, {params.view(), grads.view()});
+
+    Buffer p32 = test::converted(want.view(), DType::kFloat32);
+    Buffer m32 = test::converted(m.view(), DType::kFloat32);
+    Buffer v32 = test::converted(v.view(), DType::kFloat32);
+    kernels::ref::adam({.params = p32.as<float>().data(),
+                        .exp_avg = m32.as<float>().data(),
+                        .exp_avg_sq = v32.as<float>().data(),
+                        .grads = grads.view()},
+                       rule.coefficients(0, t, 1));
+    want = test::converted(p32.view(), dtype);
+    m = test::converted(m32.view(), state);
+    v = test::converted(v32.view(), state);
+  }
+  const auto same = [](ConstView got, ConstView expected) {
+    const Buffer a = test::converted(got, DType::kFloat32);
+    const Buffer b = test::converted(expected, DType::kFloat32);
+    return test::same_bits(a.as<float>(), b.as<float>());
+  };
+  EXPECT_TRUE(same(params.view(), want.view()));
+  EXPECT_TRUE(same(rule.exp_avg().view(), m.view()));
+  EXPECT_TRUE(same(rule.exp_avg_sq().view(), v.view()));
+  const Buffer wide = test::converted(params.view(), DType::kFloat32);
+  for (std::size_t i = 0; i < n; ++i)
+    ASSERT_EQ(std::isnan(wide.as<float>()[i]), nan(i)) << i;
+}
+
+// A tie goes to the even neighbour: -lr * u is half of bf16's place at 1.
+TEST(CpuAdam, Item78BreaksTiesToEven) {
+  const ParameterLayout layout = ParameterLayout::of({{"p", {2}}});
+  Adam rule(layout, {.learning_rate = 1,
+                     .beta1 = 0,
+                     .beta2 = 0,
+                     .epsilon = 255,
+                     .bias_correction = false});
+  // u = g / (|g| + eps) = -1 / 256.
+  Buffer params =
+      test::converted(std::vector<float>{1, 1 + 0x1p-7f}, DType::kBFloat16);
+  const std::vector<float> grads(2, -1.0f);
+  rule.apply_range(1, {0, 2}, {params.view(), grads});
+  std::vector<float> exact = {1, 1 + 0x1p-7f};
+  Adam in_fp32(layout, {.learning_rate = 1,
+                        .beta1 = 0,
+                        .beta2 = 0,
+                        .epsilon = 255,
+                        .bias_correction = false});
+  in_fp32.apply_range(1, {0, 2}, {exact, grads});
+  ASSERT_EQ(exact, (std::vector<float>{1 + 0x1p-8f, 1 + 0x1.8p-7f}));
+  EXPECT_EQ(to_float(params.as<BFloat16>()[0]), 1);
+  EXPECT_EQ(to_float(params.as<BFloat16>()[1]), 1 + 0x1p-6f);
+}
+
+TEST(CpuAdam, Item78Fp32ParametersWith16BitStateAreAnError) {
+  comm::run_local_ranks(1, [](comm::Communicator& comm) {
+    const ParameterLayout layout = ParameterLayout::of({{"p", {3}}});
+    for (const DType state : {DType::kBFloat16, DType::kFloat16}) {
+      const auto optimizer =
+          test::exact_adam({.state_dtype = state})(comm, layout);
+      std::vector<float> params(3, 1.0f), grads(3, 1.0f);
+      test::expect_error(ErrorCode::kInvalidArgument, {"params", "float32"},
+                         [&] { optimizer->step(params, grads); });
+      EXPECT_EQ(params, std::vector<float>(3, 1.0f));
+      EXPECT_EQ(optimizer->steps(), 0);
+      // As are parameters of the other 16-bit type.
+      Buffer other(
+          3, state == DType::kFloat16 ? DType::kBFloat16 : DType::kFloat16);
+      test::expect_error(ErrorCode::kInvalidArgument, {"params"},
+                         [&] { optimizer->step(other.view(), grads); });
+    }
+  });
+}
+
+TEST(CpuAdam, Item79DTypesThatDoNotFitAreErrors) {
+  comm::run_local_ranks(1, [](comm::Communicator& comm) {
+    const ParameterLayout layout = ParameterLayout::of({{"p", {3}}});
+    test::Training run(comm, layout, test::exact_adam({}),
+                       test::with_static_scale(DType::kFloat16));
+    const StateDict before = run.optimizer->state_dict();
+    std::vector<double> doubles(3);
+    std::vector<float> floats(3);
+    Buffer bf16(3, DType::kBFloat16);
+    Buffer four(4, DType::kFloat16);
+    const auto refused = [&](View params, View grads, std::string_view what) {
+      test::expect_error(ErrorCode::kInvalidArgument, {what},
+                         [&] { run.optimizer->step(params, grads); });
+    };
+    refused(run.params.view(), doubles, "grads");
+    refused(run.params.view(), four.view(), "grads");
+    refused(bf16.view(), floats, "params");
+    refused(floats, floats, "params");
+    refused(four.view(), floats, "params");
+    EXPECT_EQ(run.optimizer->steps(), 0);
+    EXPECT_EQ(run.optimizer->skipped_steps(), 0);
+  });
+}
+
+// Item 79: 16-bit slices that begin at an odd element.
+TEST(CpuAdam, Item79MisalignedSlicesWork) {
+  const std::size_t n = 77;
+  const ParameterLayout layout = ParameterLayout::of({{"p", {n}}});
+  for (const std::size_t skip : {1u, 2u, 3u}) {
+    Adam aligned(layout, {.state_dtype = DType::kFloat16});
+    Adam misaligned(layout, {.state_dtype = DType::kFloat16});
+    Buffer a = test::converted(test::normal(n, 1), DType::kFloat16);
+    Buffer grads = test::converted(test::normal(n, 2), DType::kFloat16);
+    Buffer b(n + skip, DType::kFloat16);
+    Buffer other_grads(n + skip, DType::kFloat16);
+    kernels::convert(a.view(), b.view().subview(skip, n));
+    kernels::convert(grads.view(), other_grads.view().subview(skip, n));
+    aligned.apply_range(1, {0, n}, {a.view(), grads.view()});
+    misaligned.apply_range(
+        1, {0, n},
+        {b.view().subview(skip, n), other_grads.view().subview(skip, n)});
+    EXPECT_TRUE(test::same_bytes(b.view().subview(skip, n), a.view())) << skip;
+  }
+}
+
+TEST(CpuAdam, Item80PowersEqualRunningProducts) {
+  const Adam rule(ParameterLayout::of({{"p", {1}}}), {});
+  double beta1 = 1;
+  double beta2 = 1;
+  for (std::int64_t t = 1; t <= 3000; ++t) {
+    beta1 *= 0.9;
+    beta2 *= 0.999;
+    if (t % 1000 != 0) continue;
+    const auto c = rule.coefficients(0, t, 1);
+    EXPECT_NEAR(c.exp_avg_scale, 1 / (1 - beta1), 1e-6 / (1 - beta1));
+    EXPECT_NEAR(c.exp_avg_sq_scale, 1 / (1 - beta2), 1e-6 / (1 - beta2));
+  }
+}
+
+}  // namespace
+}  // namespace thinwire::optim
