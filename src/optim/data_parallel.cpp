@@ -63,7 +63,8 @@ struct DataParallel::Impl {
       divisor *= sum_divisor(comm, in.grads.dtype());
     }
     report.grad_norm = std::sqrt(sum_of_squares(pool, in.grads)) / divisor;
-    report.applied = std::isfinite(report.grad_norm) || !options.skip_nonfinite;
+    const bool skips = options.skip_nonfinite || in.skips_together;
+    report.applied = std::isfinite(report.grad_norm) || !skips;
     if (!report.applied) return;
     report.clip_factor = clip_factor(report.grad_norm, options.max_grad_norm);
     rule->apply(++steps,

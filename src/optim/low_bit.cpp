@@ -81,7 +81,7 @@ std::optional<double> LowBitOptimizer::Impl::agree_on_norms(
   // A minus sign, also that of -0.0, says that this rank left out a step.
   const GradientAgreement agreement =
       agree(comm, left_out_a_step ? -squares : squares, meter);
-  if (agreement.nonfinite_rank >= 0 && settings.exchange.skip_nonfinite) {
+  if (agreement.nonfinite_rank >= 0 && skips(in)) {
     report.applied = false;
     report.nonfinite_rank = agreement.nonfinite_rank;
     exact_average.abandon(meter);
@@ -111,8 +111,7 @@ std::optional<float> LowBitOptimizer::Impl::average_exactly(
     divisor *= sum_divisor(comm, in.grads.dtype());
   }
   report.grad_norm = std::sqrt(sum_of_squares(pool, in.grads)) / divisor;
-  if (policy.skips_nonfinite && settings.exchange.skip_nonfinite &&
-      !std::isfinite(report.grad_norm)) {
+  if (skips(in) && !std::isfinite(report.grad_norm)) {
     report.applied = false;  // finite everywhere, but their sum overflows
     return std::nullopt;
   }

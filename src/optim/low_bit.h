@@ -90,6 +90,11 @@ struct LowBitOptimizer::Impl {
   [[nodiscard]] StepReport step(const StepInput& in);
   [[nodiscard]] bool compresses() const { return comm.size() > 1; }
   [[nodiscard]] compress::CompressedAllReduce& the_exchange();
+  /// A gradient that is not finite skips this step.
+  [[nodiscard]] bool skips(const StepInput& in) const {
+    return policy.skips_nonfinite &&
+           (settings.exchange.skip_nonfinite || in.skips_together);
+  }
   /// The RMS of the ranks' gradient norms, or nothing if a gradient was not
   /// finite; the report says so then.
   [[nodiscard]] std::optional<double> agree_on_norms(const StepInput& in,

@@ -151,7 +151,7 @@ std::optional<double> ZeroOneAdamImpl::clip_locally(const StepInput& in,
                                                     StepReport& report) {
   const double own = sum_of_squares(pool, in.grads);
   report.grad_norm_is_estimate = true;
-  if (settings.exchange.skip_nonfinite) {
+  if (skips(in)) {
     if (in.skips_together) {
       report.nonfinite_rank = first_rank(!std::isfinite(own), meter);
       report.applied = report.nonfinite_rank < 0;

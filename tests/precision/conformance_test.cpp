@@ -117,6 +117,30 @@ TEST(MixedPrecision, Item31SkippingInBfloat16IsAChoice) {
   });
 }
 
+// In fp16 it is none: the scale could not fall otherwise.
+TEST(MixedPrecision, Item31InFp16StepsAreSkippedWhateverIsChosen) {
+  comm::run_local_ranks(2, [](comm::Communicator& comm) {
+    const ParameterLayout layout = test::grouped_layout();
+    auto low_bit = test::short_zero_one_adam();
+    low_bit.exchange.skip_nonfinite = false;
+    const std::vector<test::LowBitCase> optimizers = {
+        {"adam", test::exact_adam({}, {.skip_nonfinite = false}), 3},
+        {"zero_one_adam", test::zero_one_adam(low_bit), 21}};
+    for (const auto& tested : optimizers) {
+      MixedPrecisionOptions options = test::with_static_scale(DType::kFloat16);
+      Training run(comm, layout, tested.make, options);
+      for (std::int64_t t = 1; t <= tested.steps; ++t) {
+        const auto grads = test::grid_gradient(layout, t, comm.rank());
+        auto bad = grads;
+        if (comm.rank() == 1) bad[2] = kInfinity;
+        EXPECT_FALSE(run.step(bad).applied) << tested.name << t;
+        EXPECT_TRUE(run.step(grads).applied) << tested.name << t;
+        EXPECT_EQ(run.optimizer->skipped_steps(), t);
+      }
+    }
+  });
+}
+
 TEST(MixedPrecision, Item32StepsAreThoseThatWereTaken) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {

@@ -38,7 +38,8 @@ struct StepInput {
   /// is not exact is exchanged. For `deepspeed` semantics.
   bool averaged = false;
   /// A gradient that is not finite on one rank skips this step on all ranks,
-  /// also where they exchange nothing else (0/1 Adam's local steps).
+  /// also where they exchange nothing else (0/1 Adam's local steps), and
+  /// whatever ExchangeOptions::skip_nonfinite says.
   bool skips_together = false;
   /// Where the report is to say which rank it was, and gradients are to stay
   /// as they were: exact steps then exchange one scalar before they average.
