@@ -218,7 +218,7 @@ std::int64_t MixedPrecision::steps() const noexcept {
 }
 
 std::int64_t MixedPrecision::skipped_steps() const noexcept {
-  return impl_->optimizer->skipped_steps();
+  return impl_->skipped + impl_->optimizer->skipped_steps();
 }
 
 optim::Phase MixedPrecision::phase() const noexcept {
@@ -244,6 +244,7 @@ void MixedPrecision::set_observer(compress::WireObserver* observer) noexcept {
 
 StateDict MixedPrecision::state_dict() const {
   StateDict state = impl_->optimizer->state_dict();
+  state.put_integer("skipped_steps", skipped_steps());
   if (impl_->has_masters()) state.put("masters", impl_->masters.view());
   impl_->scaler.save(state);
   return state;
@@ -257,6 +258,7 @@ void MixedPrecision::load_state_dict(const StateDict& state) {
     masters = state.array("masters", DType::kFloat32, impl_->layout.size());
   impl_->optimizer->load_state_dict(state);  // the last that can fail
   impl_->scaler = scaler;
+  impl_->skipped = 0;  // the optimizer has taken over all of them
   if (impl_->has_masters()) kernels::convert(masters, impl_->masters.view());
 }
 

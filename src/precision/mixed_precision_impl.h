@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "thinwire/core/buffer.h"
@@ -42,6 +43,7 @@ struct MixedPrecision::Impl {
   std::unique_ptr<optim::Optimizer> optimizer;
   MixedPrecisionOptions options;
   LossScaler scaler;
+  std::int64_t skipped = 0;  // without the optimizer's knowledge
   Buffer masters;
   compress::WireObserver* observer = nullptr;
 };

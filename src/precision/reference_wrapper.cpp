@@ -46,10 +46,12 @@ struct ReferenceWrapper final : MixedPrecision::Impl {
     kernels::convert(in.grads, std::span(grads));
     const bool overflow = overflows(averaged);
     scaler.update(overflow);
-    if (overflow)
+    if (overflow) {
+      ++skipped;
       return {.applied = false,
               .phase = optimizer->phase(),
               .loss_scale = scaler.scale()};
+    }
 
     const double total = scaled_norm();
     const double reported =
