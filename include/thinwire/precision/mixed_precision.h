@@ -79,7 +79,8 @@ class MixedPrecision final : public optim::Optimizer {
   /// their own masters.
   [[nodiscard]] ConstView masters() const noexcept;
   /// Makes masters of these parameters, whatever they were: after weights were
-  /// loaded from elsewhere. Local; all ranks alike.
+  /// loaded from elsewhere. Local; all ranks alike. (0/1 Adam forgets them at
+  /// its next step after the freeze.)
   void set_masters(ConstView params);
   /// Rounds the masters to `params`, of options.dtype; throws
   /// Error(kInvalidArgument) for another dtype or size.
