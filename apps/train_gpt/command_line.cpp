@@ -123,8 +123,8 @@ void CommandLine::add_training_flags() {
                   "to a tenth");
   app_.add_option("--weight-decay", options.weight_decay, "AdamW's");
   app_.add_option("--clip", options.clip,
-                  "Largest norm of the gradient, 0: any (deepspeed semantics "
-                  "ignores it)");
+                  "Largest norm of the gradient, 0: any (with deepspeed "
+                  "semantics only fp16 honours it)");
   app_.add_option("--clip-norm", clip_norm_,
                   "The norm in steps that do not know the averaged gradient: "
                   "calibrated by those that do, or rms: of the ranks' norms");

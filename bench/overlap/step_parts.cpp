@@ -116,8 +116,8 @@ void measure(comm::Communicator& comm, const Sizes& sizes) {
   const double backward = of[1] - of[0];
   const double update = std::max(0.0, of[3] - of[1]);
   const double limit = of[0] + std::max(backward, of[2]) + update;
-  fmt::print("{:<28} {:8.1f} ms\n", "forward + max(backward, exchange) + update",
-             limit * 1e3);
+  fmt::print("{:<28} {:8.1f} ms\n",
+             "forward + max(backward, exchange) + update", limit * 1e3);
   fmt::print("with overlap {:.2f}, without {:.2f} of that\n", of[5] / limit,
              of[4] / limit);
 }

@@ -192,9 +192,6 @@ void general_fields(const Archive& file, AnyConfig& c) {
              kAtLeastOne);
   file.field("managed_gradient_accumulation", c.managed_gradient_accumulation);
   file.field("gradient_clipping", c.gradient_clipping, kNotNegative);
-  file.field("prescale_gradients", c.prescale_gradients);
-  file.field("gradient_predivide_factor", c.gradient_predivide_factor,
-             kPositive);
 }
 
 }  // namespace thinwire::engine

@@ -22,6 +22,8 @@ constexpr std::string_view kRates = "WarmupLR, WarmupDecayLR";
 constexpr std::string_view kStage3 = "of stage 3, which is refused";
 constexpr std::string_view kLater =
     "kept; noted at stage 0, which has no use for it";
+constexpr std::string_view kFp32Sums =
+    "sums are formed in fp32 and divided once, so no part of them overflows";
 constexpr std::string_view kMeasures = "a report of DeepSpeed's; not written";
 constexpr std::string_view kNoMomentum =
     "without effect where the momentum does not cycle";
@@ -39,9 +41,8 @@ constexpr KeyRule kRules[] = {
     {"communication_data_type", kHonoured,
      "`fp32`, `fp16`, `bf16`: how exact averages travel; absent: as the "
      "parameters"},
-    {"prescale_gradients", kHonoured, "divide before the sum, not after it"},
-    {"gradient_predivide_factor", kHonoured,
-     "divide by it before the sum, by the rest after it"},
+    {"prescale_gradients", kNoted, kFp32Sums},
+    {"gradient_predivide_factor", kNoted, kFp32Sums},
     {"gradient_allreduce_op",
      kRefused,
      "gradients are averaged; for a sum multiply the loss by the number of "

@@ -51,6 +51,10 @@ void check_precision(const Config& config) {
                     precision.state_dtype == precision.master_dtype,
                 "precision.state_dtype", "float32 or precision.master_dtype",
                 precision.state_dtype);
+  require_dtype(precision.dtype != DType::kBFloat16 ||
+                    config.semantics == optim::Semantics::kCorrected,
+                "precision.dtype",
+                "float32 or float16 with deepspeed semantics", precision.dtype);
   if (precision.dtype == DType::kFloat16) {
     require(precision.check_grad_overflow, "precision.check_grad_overflow",
             "true with float16, whose gradients overflow", false);
@@ -104,9 +108,6 @@ void check_without_ranks(const Config& config) {
   std::visit([](const auto& options) { check_optimizer(options); },
              config.optimizer_options());
   check_precision(config);
-  const double factor = config.gradient_predivide_factor;
-  require(std::isfinite(factor) && factor > 0, "gradient_predivide_factor",
-          "finite and > 0", factor);
   config.schedule.validate();
   check_zero(config.zero);
   require(config.steps_per_print >= 0, "steps_per_print", ">= 0",

@@ -67,6 +67,7 @@ struct Engine::Impl {
   // ---- the window: what has happened since the last step
   std::int64_t backwards = 0;
   std::optional<bool> boundary;  // set by the caller
+  bool complete = false;         // the last backward was its last one
   bool in_backward = false;
   bool in_evaluation = false;
   bool reduces = false;   // buckets of this backward leave as they fill
@@ -84,10 +85,14 @@ struct Engine::Impl {
   [[nodiscard]] double loss_scale() const {
     return made.mixed == nullptr ? 1 : made.mixed->loss_scale();
   }
+  [[nodiscard]] bool is_managed() const {
+    return config.managed_gradient_accumulation;
+  }
+  // Before a window: of its first backward.
   [[nodiscard]] bool is_boundary() const {
+    if (complete) return true;
     if (boundary) return *boundary;
-    return !config.managed_gradient_accumulation ||
-           backwards >= accumulation_steps;
+    return !is_managed() || (backwards == 0 && accumulation_steps == 1);
   }
 
   // ---- gradients on their way
@@ -95,11 +100,15 @@ struct Engine::Impl {
   [[nodiscard]] DType wire_dtype() const {
     return config.communication_dtype.value_or(config.precision.dtype);
   }
-  // Values of 16 bits are added in fp32 and rounded once, whatever the wire.
+  // Values of 16 bits are added in fp32 and rounded once, whatever the wire;
+  // the reference's wrapper takes no others.
   [[nodiscard]] bool is_converted() {
     const DType dtype = gathered().dtype();
-    return wire_dtype() != dtype && dtype == DType::kFloat32 &&
-           optimizer().phase() == Phase::kExact;
+    if (wire_dtype() == dtype || dtype != DType::kFloat32) return false;
+    const bool travels =
+        comm.size() > 1 && optimizer().phase() == Phase::kExact;
+    return travels || (config.semantics == optim::Semantics::kDeepSpeed &&
+                       made.mixed != nullptr);
   }
   [[nodiscard]] View to_send(Range range) {
     if (!is_converted()) return gathered();
@@ -124,6 +133,7 @@ struct Engine::Impl {
 void Engine::Impl::begin_window() {
   set_to_zero(grads);
   backwards = 0;
+  complete = false;
   reduces = false;
   has_sent = false;
   sums_count = false;
@@ -133,7 +143,7 @@ void Engine::Impl::begin_window() {
 void Engine::Impl::begin_backward() {
   if (in_backward) refuse("begin_backward: inside another backward");
   if (in_evaluation) refuse("begin_backward: inside an evaluation");
-  if (backwards > 0 && is_boundary() && config.managed_gradient_accumulation)
+  if (complete)
     refuse(fmt::format(
         "begin_backward: the window of {} backward(s) is complete; call step() "
         "first, or set gradient_accumulation_steps or the boundary",
@@ -150,8 +160,8 @@ void Engine::Impl::begin_backward() {
   in_backward = true;
   ++backwards;
   buckets.begin();
-  reduces = config.comm.overlap && comm.size() > 1 && is_boundary() &&
-            (config.managed_gradient_accumulation || boundary) &&
+  complete = boundary.value_or(is_managed() && backwards >= accumulation_steps);
+  reduces = complete && config.comm.overlap && comm.size() > 1 &&
             optimizer().reduces_early();
   backward_began = Clock::now();
 }
@@ -300,13 +310,7 @@ void Engine::cancel_backward() {
   impl_->begin_window();
 }
 
-bool Engine::is_boundary() const noexcept {
-  const Impl& impl = *impl_;
-  if (impl.boundary || impl.in_backward || impl.backwards > 0)
-    return impl.is_boundary();
-  return impl.accumulation_steps == 1 ||
-         !impl.config.managed_gradient_accumulation;
-}
+bool Engine::is_boundary() const noexcept { return impl_->is_boundary(); }
 
 void Engine::set_accumulation_boundary(std::optional<bool> boundary) {
   if (impl_->in_backward)

@@ -202,8 +202,6 @@ inline Config any_config() {
     return *rc::gen::element(DType::kFloat32, DType::kFloat16,
                              DType::kBFloat16);
   });
-  c.prescale_gradients = any_bool();
-  c.gradient_predivide_factor = any_real(0.1, 64);
   c.schedule = any_schedule();
   c.zero = any_zero();
   c.comm = {.bucket_elements = static_cast<std::size_t>(any_count()),

@@ -44,7 +44,6 @@ TEST(ExampleConfigs, OnebitAdam) {
       .gradient_clipping = 1,
       .train_batch_size = 256,
       .train_micro_batch_size_per_gpu = 16,
-      .prescale_gradients = false,
       .schedule = {WarmupLr{.warmup_min_lr = 0,
                             .warmup_max_lr = 4e-4,
                             .warmup_num_steps = 1250,
@@ -53,10 +52,10 @@ TEST(ExampleConfigs, OnebitAdam) {
   EXPECT_EQ(config, expected);
   EXPECT_EQ(config.batch(4),
             (BatchSizes{.train = 256, .micro = 16, .accumulation_steps = 4}));
-  EXPECT_EQ(noted(notes),
-            (std::vector<std::string>{"optimizer.params.cuda_aware",
-                                      "optimizer.params.comm_backend_name",
-                                      "wall_clock_breakdown"}));
+  EXPECT_EQ(noted(notes), (std::vector<std::string>{
+                              "optimizer.params.cuda_aware",
+                              "optimizer.params.comm_backend_name",
+                              "prescale_gradients", "wall_clock_breakdown"}));
   EXPECT_EQ(notes.size(), 25u);
 }
 
@@ -107,8 +106,7 @@ TEST(ExampleConfigs, ZeroOneAdam) {
       .schedule = {WarmupDecayLr{.total_num_steps = 15'000,
                                  .warmup_max_lr = 4e-4,
                                  .warmup_num_steps = 1250}},
-      .steps_per_print = 1000,
-      .semantics = optim::Semantics::kDeepSpeed};
+      .steps_per_print = 1000};
   EXPECT_EQ(config, expected);
   EXPECT_EQ(config.batch(2).train, 128);
   EXPECT_EQ(noted(notes),

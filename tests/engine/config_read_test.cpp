@@ -216,8 +216,6 @@ TEST(Config, RefusesSettingsThatItHasFieldsOfItsOwnFor) {
   refuse({.gradient_clipping = -1}, {"gradient_clipping", ">= 0", "-1"});
   refuse({.communication_dtype = DType::kInt32},
          {"communication_dtype", "int32"});
-  refuse({.gradient_predivide_factor = 0},
-         {"gradient_predivide_factor", "> 0", "0"});
   refuse({.precision = {.dtype = DType::kFloat64}},
          {"precision.dtype", "float64"});
 }

@@ -130,11 +130,6 @@ struct Config {
   /// In which exact averages travel: kFloat32, kFloat16 or kBFloat16; unset:
   /// precision.dtype.
   std::optional<DType> communication_dtype{};
-  /// Divide by the world size before the sum instead of after it.
-  bool prescale_gradients = false;
-  /// Divide by this before the sum, and by the rest after it; finite, > 0.
-  double gradient_predivide_factor = 1;
-
   LearningRateSchedule schedule{};
   ZeroConfig zero{};
   CommConfig comm{};

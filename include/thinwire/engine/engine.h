@@ -48,7 +48,8 @@ struct EngineReport : optim::StepReport {
 /// ones on all ranks, whatever the order in which gradients come. A parameter
 /// without a gradient counts as zero.
 ///
-/// Used by one thread. Errors other than kCommFailure change nothing.
+/// Used by one thread. Errors other than kCommFailure change nothing, but that
+/// kNonFinite begins a new window.
 class Engine {
  public:
   /// Collective: rank 0's parameters go to all ranks. `params` and `grads` are
@@ -67,8 +68,8 @@ class Engine {
   /// The parameters that are updated: masters, or params themselves.
   [[nodiscard]] ConstView masters() const noexcept;
   [[nodiscard]] double loss_scale() const noexcept;
-  /// What the loss is to be multiplied by, in fp32: the loss scale over the
-  /// number of accumulated backwards.
+  /// What the loss is to be multiplied by, in fp32: the loss scale over
+  /// gradient_accumulation_steps, however many backwards a window has.
   [[nodiscard]] double loss_factor() const noexcept;
 
   // ---- one backward; local but for what is queued

@@ -87,11 +87,11 @@ class MixedPrecision final : public optim::Optimizer {
   void write_params(View params) const;
 
   using Optimizer::step;
-  /// `params` is of options.dtype, `grads` fp32 (accumulated) or of 16 bits,
-  /// both layout.size() elements; they are loss_scale() * input.loss_scale
-  /// times too long. Throws Error(kNonFinite) on all ranks, naming the first
-  /// parameter that overflowed, its rank and the last good step, where the loss
-  /// scale is at its minimum and is to stop there.
+  /// `params` is of options.dtype, `grads` fp32 (accumulated) or of 16 bits
+  /// (with kDeepSpeed fp16), both layout.size() elements; they are loss_scale()
+  /// * input.loss_scale times too long. Throws Error(kNonFinite) on all ranks,
+  /// naming the first parameter that overflowed, its rank and the last good
+  /// step, where the loss scale is at its minimum and is to stop there.
   optim::StepReport step(const optim::StepInput& input) override;
   void reduce_early(View grads, Range range) override;
   [[nodiscard]] bool reduces_early() const noexcept override;

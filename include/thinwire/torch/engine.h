@@ -40,7 +40,7 @@ class Engine {
   /// Computes and collects the gradients of `loss`, a scalar of float32 or
   /// float64: in fp16 its scaled gradient would overflow, so compute it from
   /// logits.to(torch::kFloat). It is multiplied by the loss scale and divided
-  /// by the number of accumulated backwards. Throws
+  /// by gradient_accumulation_steps. Throws
   /// Error(kFailedPrecondition) naming a parameter or gradient that was
   /// replaced, or a parameter that came or went, since construction.
   void backward(const at::Tensor& loss);
