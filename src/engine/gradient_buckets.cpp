@@ -10,7 +10,10 @@ namespace thinwire::engine {
 GradientBuckets::GradientBuckets(const ParameterLayout& layout,
                                  std::size_t bucket_elements)
     : layout_(layout),
-      bucket_elements_(kernels::sum_chunks(bucket_elements) *
+      // No larger than what there is, so that rounding up cannot overflow.
+      bucket_elements_(kernels::sum_chunks(std::clamp(
+                           bucket_elements, std::size_t{1},
+                           std::max(std::size_t{1}, layout.size()))) *
                        kernels::kSumChunk) {
   begin();
 }
