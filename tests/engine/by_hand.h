@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// A model without a framework, trained by an Engine and, the same, by an
+// optimizer that is driven by hand.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "thinwire/core/buffer.h"
+#include "thinwire/engine/engine.h"
+#include "thinwire/kernels/cast.h"
+#include "thinwire/precision/mixed_precision.h"
+
+namespace thinwire::engine::test {
+
+/// Three buckets at the smallest size, parameters within and across them, empty
+/// ones, two groups.
+inline ParameterLayout model_layout() {
+  return ParameterLayout::of({{"empty", {0}, 0},
+                              {"scalar", {}, 1},
+                              {"wide", {130, 129}, 0},
+                              {"odd", {33, 17}, 1},
+                              {"none", {4, 0}, 0},
+                              {"block", {1025}, 0},
+                              {"long", {20000}, 1},
+                              {"last", {3}, 0}});
+}
+
+/// Numbers in [-1, 1), another set for each rank.
+std::vector<float> initial_params(std::size_t n, int rank);
+
+/// One backward of one rank.
+struct Batch {
+  std::int64_t step = 1;
+  std::int64_t micro = 0;
+  bool overflows = false;  ///< One gradient is infinite.
+};
+
+/// A parameter that has no gradient in any backward of this rank.
+inline bool is_unused(std::size_t parameter, int rank) {
+  return (parameter + static_cast<std::size_t>(rank)) % 4 == 1;
+}
+
+/// The gradient of the loss times `factor`, in `dtype`.
+Buffer gradient(const ParameterLayout& layout, int rank, const Batch& batch,
+                double factor, DType dtype);
+
+std::vector<float> floats(ConstView values);
+/// Every element is 0.
+bool is_zero(ConstView values);
+/// sum[i] += values[i], in float.
+void add_floats(std::vector<float>& sum, ConstView values);
+
+struct OptimizerCase {
+  std::string name;
+  OptimizerConfig options;
+};
+
+/// All five, such that eight steps go through all of their phases.
+std::vector<OptimizerCase> optimizer_cases();
+/// One of them by its name.
+OptimizerConfig optimizer_case(std::string_view name);
+
+/// The optimizer itself, made without an Engine.
+struct MakeByHand {
+  comm::Communicator& comm;
+  const ParameterLayout& layout;
+  optim::ExchangeOptions exchange;
+
+  using Made = std::unique_ptr<optim::Optimizer>;
+  Made operator()(const optim::AdamOptions& o) const {
+    return std::make_unique<optim::DataParallel>(
+        comm, std::make_unique<optim::Adam>(layout, o), exchange);
+  }
+  Made operator()(const optim::LambOptions& o) const {
+    return std::make_unique<optim::DataParallel>(
+        comm, std::make_unique<optim::Lamb>(layout, o), exchange);
+  }
+  template <class Optimizer, class Options>
+  Made low_bit(Options o) const {
+    o.exchange = exchange;
+    return std::make_unique<Optimizer>(comm, layout, o);
+  }
+  Made operator()(const optim::OnebitAdamOptions& o) const {
+    return low_bit<optim::OnebitAdam>(o);
+  }
+  Made operator()(const optim::OnebitLambOptions& o) const {
+    return low_bit<optim::OnebitLamb>(o);
+  }
+  Made operator()(const optim::ZeroOneAdamOptions& o) const {
+    return low_bit<optim::ZeroOneAdam>(o);
+  }
+};
+
+/// Parameters, gradients and sums as one would write them around step().
+class ByHand {
+ public:
+  ByHand(comm::Communicator& c, const Config& config,
+         const optim::ExchangeOptions& exchange, bool from_floats = true)
+      : dtype(config.precision.dtype),
+        params(layout.size(), dtype),
+        grads(layout.size(), dtype),
+        comm(c) {
+    const auto start = initial_params(layout.size(), 0);
+    kernels::convert(start, params.view());
+    optimizer =
+        std::visit(MakeByHand{comm, layout, exchange}, config.optimizer);
+    if (dtype == DType::kFloat32) return;
+    precision::MixedPrecisionOptions options{
+        .dtype = dtype, .loss_scale = config.precision.loss_scale};
+    auto wrapped = std::make_unique<precision::MixedPrecision>(
+        comm, layout, std::move(optimizer),
+        from_floats ? ConstView(start) : ConstView(params.view()), options);
+    mixed = wrapped.get();
+    optimizer = std::move(wrapped);
+  }
+
+  [[nodiscard]] double loss_scale() const {
+    return mixed == nullptr ? 1 : mixed->loss_scale();
+  }
+
+  /// `backwards` of them, their losses divided by `divisor`, then step().
+  optim::StepReport step(std::int64_t number, std::int64_t backwards,
+                         std::int64_t divisor, bool overflows) {
+    const double factor = loss_scale() / static_cast<double>(divisor);
+    const auto batch = [&](std::int64_t micro) {
+      const Batch own{number, micro, overflows && micro == 0};
+      return gradient(layout, comm.rank(), own, factor, dtype);
+    };
+    grads = batch(0);
+    if (backwards == 1) return take(grads.view());
+    std::vector<float> sum = floats(grads.view());
+    for (std::int64_t micro = 1; micro < backwards; ++micro)
+      add_floats(sum, batch(micro).view());
+    if (optimizer->phase() != optim::Phase::kExact) return take(sum);
+    kernels::convert(sum, grads.view());
+    return take(grads.view());
+  }
+
+  const ParameterLayout layout = model_layout();
+  const DType dtype;
+  Buffer params;
+  Buffer grads;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  precision::MixedPrecision* mixed = nullptr;
+
+ private:
+  optim::StepReport take(View sum) {
+    return optimizer->step(params.view(), sum);
+  }
+  comm::Communicator& comm;
+};
+
+/// In which order gradients become ready.
+enum class Order {
+  kForward,
+  kReverse,
+  kShuffled,
+  kPerRank,  ///< Another one on every rank.
+  kPartly,   ///< Backwards, without unused parameters and every third other.
+  kSilent,   ///< None is announced.
+};
+
+/// An Engine with its memory.
+class Driven {
+ public:
+  Driven(comm::Communicator& c, const Config& config, bool from_floats = true)
+      : comm(c),
+        params(layout.size(), config.precision.dtype),
+        grads(layout.size(), config.precision.dtype),
+        // Another start on each rank: that of rank 0 is to count.
+        start(initial_params(layout.size(), c.rank())),
+        engine([&] {
+          kernels::convert(start, params.view());
+          for (std::size_t i = 0; i < grads.bytes(); ++i)
+            static_cast<unsigned char*>(grads.data())[i] = 0xff;
+          return Engine(comm, layout, config, params.view(), grads.view(),
+                        from_floats ? ConstView(start) : ConstView());
+        }()) {}
+
+  void backward(const Batch& batch, Order order = Order::kReverse) {
+    engine.begin_backward();
+    const Buffer own = gradient(layout, comm.rank(), batch,
+                                engine.loss_factor(), params.dtype());
+    const std::size_t count = layout.parameters().size();
+    std::vector<std::size_t> all(count);
+    std::iota(all.begin(), all.end(), std::size_t{0});
+    if (order == Order::kReverse || order == Order::kPartly)
+      std::reverse(all.begin(), all.end());
+    std::mt19937 random(static_cast<unsigned>(batch.step * 8 + batch.micro));
+    if (order == Order::kPerRank)
+      random.seed(static_cast<unsigned>(batch.step * 8 + comm.rank()));
+    if (order == Order::kShuffled || order == Order::kPerRank)
+      std::shuffle(all.begin(), all.end(), random);
+    for (const std::size_t k : all) {
+      add(own, k, batch.overflows);
+      const bool skip = order == Order::kSilent ||
+                        (order == Order::kPartly &&
+                         (is_unused(k, comm.rank()) || k % 3 == 0));
+      if (!skip) engine.gradient_ready(k);
+    }
+    engine.end_backward();
+  }
+
+  const ParameterLayout layout = model_layout();
+  comm::Communicator& comm;
+  Buffer params;
+  Buffer grads;
+  std::vector<float> start;
+  Engine engine;
+
+ private:
+  // What autograd does, which leaves unused parameters alone.
+  void add(const Buffer& own, std::size_t k, bool overflows) {
+    const Parameter& p = layout.parameters()[k];
+    if (p.size == 0 || (is_unused(k, comm.rank()) && !overflows)) return;
+    kernels::accumulate(grads.view().subview(p.offset, p.size),
+                        own.view().subview(p.offset, p.size));
+  }
+};
+
+}  // namespace thinwire::engine::test

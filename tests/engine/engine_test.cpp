@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an Engine computes is what its optimizer computes, bit for bit, however
+// gradients come and leave.
+#include "thinwire/engine/engine.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "engine/by_hand.h"
+#include "support/ranks.h"
+
+namespace thinwire::engine {
+namespace {
+
+using test::ByHand;
+using test::Driven;
+using test::floats;
+using test::OptimizerCase;
+using test::Order;
+
+constexpr std::int64_t kSteps = 8;
+
+// How the same training is done in different ways.
+struct Way {
+  Order order = Order::kReverse;
+  std::size_t bucket_elements = std::size_t{1} << 20;
+  int num_threads = 1;
+};
+
+// One step of one rank, as far as it must not depend on the way.
+struct Done {
+  std::vector<float> params;
+  std::vector<float> masters;
+  optim::StepReport report;
+  double loss_scale = 1;
+};
+
+Config config_of(const OptimizerCase& optimizer, DType dtype) {
+  Config config{.optimizer = optimizer.options, .gradient_clipping = 20};
+  config.precision.dtype = dtype;
+  // Grows every second step; falls when a step is skipped.
+  config.precision.loss_scale = {
+      .initial_scale = 1024, .window = 2, .hysteresis = 1};
+  return config;
+}
+
+// Rank 0 in an exact step, the last rank in a compressed or local one.
+bool overflows(std::int64_t step, const comm::Communicator& comm) {
+  return (step == 2 && comm.rank() == 0) ||
+         (step == 6 && comm.rank() == comm.size() - 1);
+}
+
+std::vector<Done> train_by_hand(comm::Communicator& comm, const Config& config,
+                                bool from_floats) {
+  ByHand hand(comm, config, {.max_grad_norm = 20, .num_threads = 1},
+              from_floats);
+  std::vector<Done> steps;
+  for (std::int64_t t = 1; t <= kSteps; ++t) {
+    const auto report = hand.step(t, 1, 1, overflows(t, comm));
+    const ConstView masters =
+        hand.mixed == nullptr ? hand.params.view() : hand.mixed->masters();
+    steps.push_back({floats(hand.params.view()), floats(masters), report,
+                     hand.loss_scale()});
+  }
+  return steps;
+}
+
+void expect_same(const Done& got, const Done& want) {
+  EXPECT_EQ(got.params, want.params);
+  EXPECT_EQ(got.masters, want.masters);
+  EXPECT_EQ(got.loss_scale, want.loss_scale);
+  EXPECT_EQ(got.report.applied, want.report.applied);
+  EXPECT_EQ(got.report.phase, want.report.phase);
+  EXPECT_EQ(got.report.loss_scale, want.report.loss_scale);
+  EXPECT_EQ(got.report.nonfinite_rank, want.report.nonfinite_rank);
+  if (!got.report.applied) return;
+  EXPECT_EQ(got.report.grad_norm, want.report.grad_norm);
+  EXPECT_EQ(got.report.clip_factor, want.report.clip_factor);
+}
+
+void expect_trained_the_same(comm::Communicator& comm, Config config,
+                             const Way& way, bool from_floats,
+                             const std::vector<Done>& want) {
+  config.comm.bucket_elements = way.bucket_elements;
+  config.comm.num_threads = way.num_threads;
+  Driven driven(comm, config, from_floats);
+  std::int64_t applied = 0;
+  for (std::int64_t t = 1; t <= kSteps; ++t) {
+    driven.backward({.step = t, .overflows = overflows(t, comm)}, way.order);
+    const EngineReport report = driven.engine.step();
+    const Done& expected = want[static_cast<std::size_t>(t - 1)];
+    expect_same({floats(driven.params.view()), floats(driven.engine.masters()),
+                 report, driven.engine.loss_scale()},
+                expected);
+    EXPECT_TRUE(report.at_boundary);
+    if (report.applied) ++applied;
+    EXPECT_EQ(report.steps, applied);
+    EXPECT_TRUE(test::is_zero(driven.grads.view()));
+    if (::testing::Test::HasFailure()) {
+      ADD_FAILURE() << "step " << t << ", order " << static_cast<int>(way.order)
+                    << ", buckets of " << way.bucket_elements << ", rank "
+                    << comm.rank();
+      return;
+    }
+  }
+  EXPECT_EQ(driven.engine.optimizer().steps(), applied);
+}
+
+class EngineByHand
+    : public ::testing::TestWithParam<std::tuple<int, DType, OptimizerCase>> {};
+
+std::string name_of(
+    const ::testing::TestParamInfo<EngineByHand::ParamType>& tested) {
+  const auto& [world, dtype, optimizer] = tested.param;
+  return fmt::format("{}_{}_w{}", optimizer.name, to_string(dtype), world);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, EngineByHand,
+    ::testing::Combine(::testing::Values(1, 2, 3, 4),
+                       ::testing::Values(DType::kFloat32, DType::kFloat16,
+                                         DType::kBFloat16),
+                       ::testing::ValuesIn(test::optimizer_cases())),
+    name_of);
+INSTANTIATE_TEST_SUITE_P(
+    Eight, EngineByHand,
+    ::testing::Combine(::testing::Values(8), ::testing::Values(DType::kFloat16),
+                       ::testing::Values(test::optimizer_cases()[2])),
+    name_of);
+
+TEST_P(EngineByHand, HasTheSameBits) {
+  const auto& [world, dtype, optimizer] = GetParam();
+  const Config config = config_of(optimizer, dtype);
+  const std::vector<Way> ways = {{Order::kReverse, std::size_t{1} << 20, 1},
+                                 {Order::kForward, 5000, 2},
+                                 {Order::kShuffled, 16384, 1},
+                                 {Order::kPerRank, 16384, 2},
+                                 {Order::kPartly, 20000, 1},
+                                 {Order::kSilent, 16384, 2}};
+  comm::run_local_ranks(
+      world,
+      [&](comm::Communicator& comm) {
+        const auto want = train_by_hand(comm, config, true);
+        for (const Way& way : ways)
+          expect_trained_the_same(comm, config, way, true, want);
+      },
+      thinwire::test::kPatient);
+}
+
+// The cases above are worth something only if they are what they claim to be.
+TEST(EngineByHandCases, GoThroughAllPhasesAndSkipSteps) {
+  comm::run_local_ranks(2, [](comm::Communicator& comm) {
+    std::map<std::string, std::set<optim::Phase>> phases;
+    for (const OptimizerCase& optimizer : test::optimizer_cases()) {
+      const auto steps =
+          train_by_hand(comm, config_of(optimizer, DType::kFloat16), true);
+      int clipped = 0;
+      for (const Done& done : steps) {
+        phases[optimizer.name].insert(done.report.phase);
+        if (done.report.applied && done.report.clip_factor < 1) ++clipped;
+      }
+      EXPECT_FALSE(steps[1].report.applied);
+      EXPECT_FALSE(steps[5].report.applied);
+      EXPECT_LT(steps[1].loss_scale, 1024);
+      EXPECT_GT(clipped, 0) << optimizer.name;
+    }
+    using enum optim::Phase;
+    EXPECT_EQ(phases["adam"], std::set{kExact});
+    EXPECT_EQ(phases["onebit_adam"], (std::set{kExact, kCompressed}));
+    EXPECT_EQ(phases["onebit_lamb"], (std::set{kExact, kCompressed}));
+    EXPECT_EQ(phases["zero_one_adam"], (std::set{kExact, kCompressed, kLocal}));
+  });
+}
+
+// Without fp32 values from before the rounding.
+TEST(Engine, MakesMastersOfRoundedParameters) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      const Config config = config_of(test::optimizer_cases()[0], dtype);
+      const auto want = train_by_hand(comm, config, false);
+      expect_trained_the_same(comm, config, {}, false, want);
+    });
+}
+
+TEST(Engine, TakesRankZerosParametersAndNobodysGradients) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16})
+    for (const bool from_floats : {true, false})
+      comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+        const Config config = config_of(test::optimizer_cases()[0], dtype);
+        const Driven driven(comm, config, from_floats);
+        const auto start =
+            test::initial_params(driven.params.size(), /*rank=*/0);
+        Buffer rounded(start.size(), dtype);
+        kernels::convert(start, rounded.view());
+        EXPECT_EQ(floats(driven.params.view()), floats(rounded.view()));
+        EXPECT_EQ(floats(driven.engine.masters()),
+                  from_floats ? start : floats(rounded.view()));
+        EXPECT_TRUE(test::is_zero(driven.grads.view()));
+      });
+}
+
+// Parameters that are their own masters: exact Adam alone can do that.
+TEST(Engine, KeepsNoMastersWhereItIsToldSo) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Config config = config_of(test::optimizer_cases()[0], dtype);
+      config.precision.master_dtype = dtype;
+      config.precision.state_dtype = dtype;
+      Driven driven(comm, config);
+      auto options = std::get<optim::AdamOptions>(config.optimizer);
+      options.state_dtype = dtype;
+      precision::MixedPrecision hand(
+          comm, driven.layout,
+          std::make_unique<optim::DataParallel>(
+              comm, std::make_unique<optim::Adam>(driven.layout, options),
+              optim::ExchangeOptions{.max_grad_norm = 20}),
+          driven.params.view(),
+          {.dtype = dtype,
+           .master_dtype = dtype,
+           .loss_scale = config.precision.loss_scale});
+      Buffer params(driven.params.size(), dtype);
+      kernels::convert(driven.params.view(), params.view());
+      EXPECT_EQ(driven.engine.masters().data(), driven.params.data());
+      for (std::int64_t t = 1; t <= 4; ++t) {
+        Buffer grads = test::gradient(driven.layout, comm.rank(), {.step = t},
+                                      hand.loss_scale(), dtype);
+        hand.step(params.view(), grads.view());
+        driven.backward({.step = t});
+        driven.engine.step();
+        ASSERT_EQ(floats(driven.params.view()), floats(params.view())) << t;
+      }
+    });
+}
+
+}  // namespace
+}  // namespace thinwire::engine
