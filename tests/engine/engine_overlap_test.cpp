@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+// What leaves during backward: which gradients were late, what was sent, and in
+// which dtype.
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "engine/by_hand.h"
+#include "support/ranks.h"
+
+namespace thinwire::engine {
+namespace {
+
+using test::ByHand;
+using test::Driven;
+using test::floats;
+using test::Order;
+
+Config config_of(const char* optimizer, std::size_t bucket_elements = 16384) {
+  Config config{.optimizer = test::optimizer_case(optimizer)};
+  config.comm.bucket_elements = bucket_elements;
+  return config;
+}
+
+constexpr std::size_t kSize = 38360;  // of model_layout(): 3 buckets
+constexpr std::size_t kLastBucket = kSize - 2 * 16384;
+
+// A backward in which the named parameters are not announced.
+EngineReport step_without(Driven& driven,
+                          const std::vector<std::string>& missing) {
+  driven.engine.begin_backward();
+  const auto parameters = driven.layout.parameters();
+  for (std::size_t k = parameters.size(); k-- > 0;)
+    if (std::find(missing.begin(), missing.end(), parameters[k].name) ==
+        missing.end())
+      driven.engine.gradient_ready(k);
+  driven.engine.end_backward();
+  return driven.engine.step();
+}
+
+TEST(EngineOverlap, NamesTheParameterThatWasMissing) {
+  struct Case {
+    std::vector<std::string> missing;
+    std::size_t late_elements;
+    std::string waited_for;
+  };
+  const std::vector<Case> cases = {{{}, 0, ""},
+                                   {{"empty", "none"}, 0, ""},
+                                   {{"scalar"}, 16384, "scalar"},
+                                   {{"odd"}, 2 * 16384, "odd"},
+                                   {{"scalar", "odd"}, 2 * 16384, "odd"},
+                                   {{"wide"}, 2 * 16384, "wide"},
+                                   {{"block", "wide"}, 2 * 16384, "block"},
+                                   {{"last"}, kSize, "last"},
+                                   {{"long", "scalar"}, kSize, "long"},
+                                   {{}, 0, ""}};  // as if nothing had been
+  ASSERT_EQ(test::model_layout().size(), kSize);
+  for (const char* optimizer : {"adam", "lamb"})
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Driven driven(comm, config_of(optimizer));
+      for (const Case& c : cases) {
+        // Rank 1 misses nothing: each rank speaks for itself.
+        const bool misses = comm.rank() == 0;
+        const auto report =
+            step_without(driven, misses ? c.missing : decltype(c.missing){});
+        EXPECT_EQ(report.late_elements, misses ? c.late_elements : 0);
+        EXPECT_EQ(report.waited_for, misses ? c.waited_for : "");
+      }
+    });
+}
+
+TEST(EngineOverlap, NothingIsLateInWhateverOrderAllCame) {
+  for (const Order order :
+       {Order::kForward, Order::kReverse, Order::kShuffled, Order::kPerRank})
+    comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+      Driven driven(comm, config_of("adam"));
+      driven.backward({.step = 1}, order);
+      const EngineReport report = driven.engine.step();
+      EXPECT_EQ(report.late_elements, 0u);
+      EXPECT_EQ(report.waited_for, "");
+      EXPECT_GT(report.backward_seconds, 0);
+    });
+}
+
+TEST(EngineOverlap, EverythingIsLateWhereNothingWasAnnounced) {
+  comm::run_local_ranks(2, [](comm::Communicator& comm) {
+    Driven driven(comm, config_of("adam"));
+    driven.backward({.step = 1}, Order::kSilent);
+    const EngineReport report = driven.engine.step();
+    EXPECT_EQ(report.late_elements, kSize);
+    EXPECT_EQ(report.waited_for, "last");
+  });
+}
+
+TEST(EngineOverlap, NothingIsLateWhereNothingCouldBeginEarly) {
+  const auto is_silent = [](Driven& driven, std::int64_t step) {
+    driven.backward({.step = step}, Order::kSilent);
+    const EngineReport report = driven.engine.step();
+    EXPECT_EQ(report.late_elements, 0u);
+    EXPECT_EQ(report.waited_for, "");
+  };
+  comm::run_local_ranks(1, [&](comm::Communicator& comm) {
+    Driven alone(comm, config_of("adam"));
+    is_silent(alone, 1);
+  });
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Config unmanaged = config_of("adam");
+    unmanaged.managed_gradient_accumulation = false;
+    Driven summed(comm, unmanaged);
+    is_silent(summed, 1);
+    Driven compressed(comm, config_of("onebit_adam"));
+    for (std::int64_t t = 1; t <= 3; ++t) {
+      compressed.backward({.step = t}, Order::kSilent);
+      EXPECT_EQ(compressed.engine.step().late_elements, kSize);
+    }
+    is_silent(compressed, 4);
+  });
+}
+
+// Of a window of three, the last backward alone sends anything.
+TEST(EngineOverlap, SendsOncePerWindow) {
+  comm::run_local_ranks(2, [](comm::Communicator& comm) {
+    Config config = config_of("adam");
+    config.gradient_accumulation_steps = 3;
+    Driven driven(comm, config);
+    const std::uint64_t before = comm.counters().bytes_sent;
+    for (std::int64_t micro = 0; micro < 2; ++micro) {
+      driven.backward({1, micro});
+      EXPECT_EQ(comm.counters().bytes_sent, before);
+      EXPECT_EQ(driven.engine.step().bytes_sent, 0u);
+    }
+    driven.engine.begin_backward();
+    const auto ready = [&](std::size_t k) { driven.engine.gradient_ready(k); };
+    ready(7);
+    EXPECT_EQ(comm.counters().bytes_sent, before);
+    ready(6);
+    EXPECT_EQ(comm.counters().bytes_sent - before, 4 * kLastBucket);
+    for (std::size_t k = 6; k-- > 0;) ready(k);
+    EXPECT_EQ(comm.counters().bytes_sent - before, 4 * kSize);
+    driven.engine.end_backward();
+    const EngineReport report = driven.engine.step();
+    EXPECT_EQ(report.bytes_sent, 4 * kSize);
+    EXPECT_EQ(report.collectives, 3u);
+    EXPECT_EQ(comm.counters().bytes_sent - before, 4 * kSize);
+  });
+}
+
+TEST(EngineBytes, CountWhatBackwardSent) {
+  for (const int world : {1, 2, 3, 4})
+    for (const DType dtype : {DType::kFloat32, DType::kFloat16})
+      for (const char* optimizer :
+           {"adam", "lamb", "onebit_adam", "zero_one_adam"}) {
+        std::atomic<std::uint64_t> total = 0;
+        comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+          Config config = config_of(optimizer, 2 * 16384);
+          config.precision.dtype = dtype;
+          config.precision.loss_scale.initial_scale = 1024;
+          ByHand hand(comm, config, {.bucket_elements = 2 * 16384});
+          Driven driven(comm, config);
+          optim::StepReport first;
+          for (std::int64_t t = 1; t <= 6; ++t) {
+            const bool overflows = t == 2 && comm.rank() == 0;
+            optim::StepReport want = hand.step(t, 1, 1, overflows);
+            driven.backward({.step = t, .overflows = overflows},
+                            t % 2 == 0 ? Order::kPartly : Order::kReverse);
+            const EngineReport report = driven.engine.step();
+            if (t == 1) first = report;
+            // Low-bit optimizers ask first whether all gradients are finite.
+            // By then these have left.
+            if (!want.applied && world > 1) want = first;
+            EXPECT_EQ(report.bytes_sent, want.bytes_sent) << optimizer << t;
+            EXPECT_EQ(report.collectives, want.collectives) << optimizer << t;
+            if (t == 1 && world > 1) total += report.bytes_sent;
+          }
+        });
+        const auto others = static_cast<std::uint64_t>(world - 1);
+        const bool is_exact = optimizer[0] == 'a' || optimizer[0] == 'l';
+        if (is_exact) {
+          EXPECT_EQ(total.load(), 2 * others * kSize * size_of(dtype));
+        }
+      }
+}
+
+// Buckets off the grid are cut once more, but no byte is sent twice.
+TEST(EngineBytes, DoNotDependOnBuckets) {
+  for (const std::size_t bucket : {1000, 20000, 1 << 20}) {
+    std::atomic<std::uint64_t> total = 0;
+    comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+      Driven driven(comm, config_of("adam", bucket));
+      driven.backward({.step = 1});
+      total += driven.engine.step().bytes_sent;
+    });
+    EXPECT_EQ(total.load(), 2 * 2 * kSize * 4) << bucket;
+  }
+}
+
+// fp32 gradients that travel in 16 bits are rounded before they are summed;
+// what is exchanged in few bits is not.
+TEST(EngineWire, RoundsExactAverages) {
+  for (const int world : {1, 3})
+    for (const char* optimizer : {"adam", "onebit_adam"})
+      for (const DType wire : {DType::kFloat16, DType::kBFloat16})
+        comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+          Config config = config_of(optimizer);
+          config.communication_dtype = wire;
+          ByHand hand(comm, config, {.bucket_elements = 16384});
+          Driven driven(comm, config);
+          for (std::int64_t t = 1; t <= 5; ++t) {
+            Buffer grads = test::gradient(driven.layout, comm.rank(),
+                                          {.step = t}, 1, DType::kFloat32);
+            Buffer rounded(grads.size(), wire);
+            kernels::convert(grads.view(), rounded.view());
+            const bool is_exact =
+                hand.optimizer->phase() == optim::Phase::kExact;
+            const auto want = hand.optimizer->step(
+                hand.params.view(), is_exact ? rounded.view() : grads.view());
+            driven.backward({.step = t},
+                            t == 2 ? Order::kPartly : Order::kReverse);
+            const EngineReport report = driven.engine.step();
+            EXPECT_EQ(report.bytes_sent, want.bytes_sent);
+            EXPECT_EQ(report.grad_norm, want.grad_norm);
+            ASSERT_EQ(floats(driven.params.view()), floats(hand.params.view()))
+                << optimizer << ", step " << t;
+          }
+        });
+}
+
+// Sums of fp16 gradients that travel in fp32 are not rounded at all.
+TEST(EngineWire, MayBeWiderThanGradients) {
+  comm::run_local_ranks(2, [](comm::Communicator& comm) {
+    Config config = config_of("adam");
+    config.precision.dtype = DType::kFloat16;
+    config.precision.loss_scale.initial_scale = 1024;
+    config.communication_dtype = DType::kFloat32;
+    config.gradient_accumulation_steps = 2;
+    ByHand hand(comm, config, {.bucket_elements = 16384});
+    Driven driven(comm, config);
+    for (std::int64_t t = 1; t <= 3; ++t) {
+      std::vector<float> sum(kSize);
+      for (std::int64_t micro = 0; micro < 2; ++micro) {
+        const Buffer one = test::gradient(driven.layout, comm.rank(),
+                                          {t, micro}, 512, DType::kFloat16);
+        test::add_floats(sum, one.view());
+      }
+      const auto want = hand.optimizer->step(hand.params.view(), sum);
+      for (std::int64_t micro = 0; micro < 2; ++micro)
+        driven.backward({t, micro});
+      EXPECT_EQ(driven.engine.step().bytes_sent, want.bytes_sent);
+      ASSERT_EQ(floats(driven.params.view()), floats(hand.params.view())) << t;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::engine
