@@ -38,7 +38,8 @@ std::string description(const Config& config) {
   common.optimizer = {};
   common.comm.num_threads = 0;
   common.train_gpt.clear();
-  return common.to_json();
+  return fmt::format("optimizer {}\n{}", name_of(config.optimizer),
+                     common.to_json());
 }
 
 }  // namespace
@@ -259,16 +260,19 @@ Engine::Engine(comm::Communicator& comm, const ParameterLayout& layout,
                      layout.describe() + description(config));
   impl_ = std::make_unique<Impl>(comm, layout, config, params, grads);
 
-  // Rank 0's parameters are everybody's, before they are rounded.
-  if (initial.empty()) {
+  // Optimizers have the last word on what is refused: nothing is written
+  // before. Rank 0's parameters are everybody's, before they are rounded.
+  const ConstView own = initial.empty() ? ConstView(params) : initial;
+  if (config.precision.dtype == DType::kFloat32) {
+    impl_->made = make_optimizer(comm, layout, config, own);
+    if (!initial.empty()) kernels::convert(initial, params);
     comm.broadcast(params, 0);
-    impl_->made = make_optimizer(comm, layout, config, params);
   } else {
-    Buffer common = Buffer::of<float>(layout.size());
-    kernels::convert(initial, common.view());
+    Buffer common(layout.size(), own.dtype());
+    kernels::convert(own, common.view());
     comm.broadcast(common.view(), 0);
-    kernels::convert(common.view(), params);
     impl_->made = make_optimizer(comm, layout, config, common.view());
+    kernels::convert(common.view(), params);
   }
   for (std::size_t g = 0; g < optimizer().num_groups(); ++g)
     impl_->base_rates.push_back(optimizer().learning_rate(g));
