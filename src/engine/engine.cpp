@@ -348,6 +348,9 @@ void Engine::load_state_dict(const StateDict& state) {
   if (impl_->backwards > 0)
     refuse("load_state_dict: inside a window of accumulation; step() first");
   const std::int64_t steps = state.integer("engine_steps");
+  if (steps < 0)
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                fmt::format("engine_steps must be >= 0, got {}", steps));
   impl_->optimizer().load_state_dict(state);
   impl_->steps = steps;
   if (impl_->made.mixed != nullptr)

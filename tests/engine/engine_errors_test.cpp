@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an Engine refuses, on which ranks, and that it goes on afterwards.
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "engine/by_hand.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace thinwire::engine {
+namespace {
+
+using test::ByHand;
+using test::Driven;
+using test::floats;
+using thinwire::test::expect_error;
+using thinwire::test::kPatient;
+
+constexpr ErrorCode kPrecondition = ErrorCode::kFailedPrecondition;
+constexpr ErrorCode kArgument = ErrorCode::kInvalidArgument;
+
+Config config_of(DType dtype = DType::kFloat32) {
+  Config config{.optimizer = test::optimizer_case("onebit_adam"),
+                .gradient_accumulation_steps = 2};
+  config.precision.dtype = dtype;
+  config.precision.loss_scale.initial_scale = 1024;
+  config.comm.bucket_elements = 16384;
+  return config;
+}
+
+// Every mistake at every point, by one rank or by all, and no bit has changed.
+TEST(EngineErrors, ChangeNothing) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16})
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      ByHand hand(comm, config_of(dtype), {.bucket_elements = 16384});
+      Driven driven(comm, config_of(dtype));
+      Engine& engine = driven.engine;
+      const auto refuses = [&](std::string_view part, auto&& call) {
+        if (comm.rank() == 1)
+          expect_error(kPrecondition, {part}, [&] { call(); });
+      };
+      const auto between_backwards = [&] {
+        refuses("outside of a backward", [&] { engine.gradient_ready(0); });
+        refuses("no begin_backward", [&] { engine.end_backward(); });
+        refuses("there is none", [&] { engine.end_evaluation(); });
+        engine.cancel_backward();  // not an error, and changes nothing
+      };
+      const auto inside_of_a_window = [&] {
+        refuses("inside a window", [&] { (void)engine.state_dict(); });
+        refuses("inside a window", [&] { engine.load_state_dict({}); });
+      };
+      for (std::int64_t t = 1; t <= 5; ++t) {
+        hand.step(t, 2, 2, false);
+        refuses("no backward", [&] { engine.step(); });
+        between_backwards();
+        for (std::int64_t micro = 0; micro < 2; ++micro) {
+          engine.begin_backward();
+          refuses("inside another backward", [&] { engine.begin_backward(); });
+          refuses("inside a backward", [&] { engine.step(); });
+          refuses("inside a backward", [&] { engine.begin_evaluation(); });
+          refuses("inside a backward",
+                  [&] { engine.set_accumulation_boundary(true); });
+          inside_of_a_window();
+          const Buffer own =
+              test::gradient(driven.layout, comm.rank(), {t, micro},
+                             engine.loss_factor(), dtype);
+          for (std::size_t k = driven.layout.parameters().size(); k-- > 0;) {
+            const Parameter& p = driven.layout.parameters()[k];
+            kernels::accumulate(driven.grads.view().subview(p.offset, p.size),
+                                own.view().subview(p.offset, p.size));
+            engine.gradient_ready(k);
+            refuses("'" + p.name + "' was ready before",
+                    [&] { engine.gradient_ready(k); });
+            expect_error(kArgument, {"index must be below 8, got 8"},
+                         [&] { engine.gradient_ready(8); });
+          }
+          engine.end_backward();
+          between_backwards();
+          inside_of_a_window();
+          engine.step();
+        }
+        ASSERT_EQ(floats(driven.params.view()), floats(hand.params.view()))
+            << t;
+      }
+    });
+}
+
+TEST(EngineErrors, NothingIsTrainedDuringAnEvaluation) {
+  comm::run_local_ranks(2, [](comm::Communicator& comm) {
+    Driven driven(comm, config_of());
+    Engine& engine = driven.engine;
+    driven.backward({1, 0});
+    engine.begin_evaluation();
+    expect_error(kPrecondition, {"inside another"},
+                 [&] { engine.begin_evaluation(); });
+    expect_error(kPrecondition, {"inside an evaluation"},
+                 [&] { engine.begin_backward(); });
+    expect_error(kPrecondition, {"inside an evaluation"},
+                 [&] { engine.step(); });
+    engine.end_evaluation();
+    driven.backward({1, 1});
+    ByHand hand(comm, config_of(), {.bucket_elements = 16384});
+    hand.step(1, 2, 2, false);
+    EXPECT_TRUE(engine.step().applied);
+    EXPECT_EQ(floats(driven.params.view()), floats(hand.params.view()));
+  });
+}
+
+// An Engine that is refused touches neither parameters nor gradients.
+class Refused {
+ public:
+  explicit Refused(comm::Communicator& comm, DType dtype = DType::kFloat32,
+                   std::size_t size = test::model_layout().size())
+      : params(test::initial_params(size, comm.rank())),
+        grads(size, 5.0f),
+        comm_(comm),
+        dtype_(dtype) {}
+
+  void expect(ErrorCode code, std::initializer_list<std::string_view> parts,
+              const ParameterLayout& layout, const Config& config) {
+    Buffer p(params.size(), dtype_);
+    Buffer g(params.size(), dtype_);
+    kernels::convert(params, p.view());
+    kernels::convert(grads, g.view());
+    const auto before = floats(p.view());
+    expect_error(code, parts, [&] {
+      const Engine engine(comm_, layout, config, p.view(), g.view());
+    });
+    EXPECT_EQ(floats(p.view()), before);
+    EXPECT_EQ(floats(g.view()), grads);
+  }
+
+  std::vector<float> params;
+  std::vector<float> grads;
+
+ private:
+  comm::Communicator& comm_;
+  DType dtype_;
+};
+
+TEST(EngineErrors, MemoryMustFitTheLayoutAndTheConfiguration) {
+  comm::run_local_ranks(1, [](comm::Communicator& comm) {
+    const ParameterLayout layout = test::model_layout();
+    Refused(comm, DType::kFloat16)
+        .expect(kArgument, {"params must be float32", "got float16"}, layout,
+                config_of());
+    Refused(comm).expect(kArgument, {"params must be float16", "got float32"},
+                         layout, config_of(DType::kFloat16));
+    Refused(comm, DType::kFloat32, layout.size() - 1)
+        .expect(kArgument, {"params must be", "38360", "38359"}, layout,
+                config_of());
+    std::vector<float> right(layout.size());
+    std::vector<float> wrong(layout.size() + 1);
+    expect_error(kArgument, {"grads must be", "38361"}, [&] {
+      const Engine engine(comm, layout, config_of(), right, wrong);
+    });
+    expect_error(kArgument, {"initial must be float32", "38361"}, [&] {
+      const Engine engine(comm, layout, config_of(), right, right, wrong);
+    });
+    const Buffer half(layout.size(), DType::kFloat16);
+    expect_error(kArgument, {"initial must be float32", "float16"}, [&] {
+      const Engine engine(comm, layout, config_of(), right, right, half.view());
+    });
+  });
+}
+
+TEST(EngineErrors, TheConfigurationMustBeValid) {
+  comm::run_local_ranks(2, [](comm::Communicator& comm) {
+    const ParameterLayout layout = test::model_layout();
+    Config config = config_of();
+    config.gradient_clipping = -1;
+    Refused(comm).expect(kArgument, {"gradient_clipping"}, layout, config);
+    config = config_of();
+    config.train_batch_size = 6;  // of 2 ranks, twice
+    Refused(comm).expect(kArgument, {"train_batch_size"}, layout, config);
+    config = Config{.zero = {.stage = 1}};
+    Refused(comm).expect(ErrorCode::kUnavailable, {"ZeRO stage 1"}, layout,
+                         config);
+    // What only the optimizer knows: the model has two groups.
+    config = config_of();
+    std::get<optim::OnebitAdamOptions>(config.optimizer).groups.resize(3);
+    Refused(comm).expect(kArgument, {"groups"}, layout, config);
+    const Driven driven(comm, config_of());
+  });
+}
+
+// Every rank gets the error, none waits, and they can go on together.
+TEST(EngineErrors, RanksMustBeToldTheSame) {
+  using Change = std::function<void(Config&)>;
+  const std::vector<std::pair<Change, std::string>> changes = {
+      {[](Config& c) { c.gradient_clipping = 3; }, "gradient_clipping"},
+      {[](Config& c) { c.gradient_accumulation_steps = 3; }, "3"},
+      {[](Config& c) { c.managed_gradient_accumulation = false; }, "managed"},
+      {[](Config& c) { c.comm.bucket_elements = 77; }, "77"},
+      {[](Config& c) { c.schedule.shape = WarmupAndDecay{.warmup_steps = 9}; },
+       "9"},
+      {[](Config& c) { c.communication_dtype = DType::kBFloat16; }, ""},
+      {[](Config& c) { c.optimizer = optim::AdamOptions{}; }, "onebit_adam"},
+      {[](Config& c) {
+         std::get<optim::OnebitAdamOptions>(c.optimizer).freeze_step = 44;
+       },
+       "44"},
+      {[](Config& c) {
+         std::get<optim::OnebitAdamOptions>(c.optimizer)
+             .groups[1]
+             .weight_decay = 0.7;
+       },
+       "0.7"}};
+  for (const int world : {2, 3})
+    for (const auto& [change, part] : changes)
+      for (const DType dtype : {DType::kFloat32, DType::kFloat16})
+        comm::run_local_ranks(
+            world,
+            [&, &apply = change, &shown = part](comm::Communicator& comm) {
+              Config config = config_of(dtype);
+              if (comm.rank() == world - 1) apply(config);
+              Refused(comm, dtype)
+                  .expect(kArgument, {"the same on all ranks", shown},
+                          test::model_layout(), config);
+              Driven driven(comm, config_of(dtype));
+              driven.backward({1, 0});
+              driven.backward({1, 1});
+              EXPECT_TRUE(driven.engine.step().applied);
+            },
+            kPatient);
+}
+
+TEST(EngineErrors, RanksMustHaveTheSameModel) {
+  comm::run_local_ranks(2, [](comm::Communicator& comm) {
+    const auto name = comm.rank() == 0 ? "a" : "b";
+    const auto layout = ParameterLayout::of({{"common", {7}}, {name, {2}}});
+    Refused(comm, DType::kFloat32, 9)
+        .expect(kArgument, {"the same on all ranks", "\"a ", "\"b "}, layout,
+                Config{});
+  });
+}
+
+TEST(EngineErrors, RanksMayHaveDifferentThreadsAndPrograms) {
+  comm::run_local_ranks(2, [](comm::Communicator& comm) {
+    Config config = config_of();
+    config.comm.num_threads = 1 + comm.rank();
+    config.train_gpt = comm.rank() == 0 ? "" : "{}";
+    EXPECT_NO_THROW(Driven(comm, config));
+  });
+}
+
+// No loss scale suits these gradients; the next ones are fine.
+TEST(EngineErrors, NonFiniteGradientsAtTheMinimumOfTheScale) {
+  for (const char* optimizer : {"adam", "onebit_adam", "zero_one_adam"})
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Config config = config_of(DType::kFloat16);
+      config.optimizer = test::optimizer_case(optimizer);
+      config.gradient_accumulation_steps = 1;
+      config.precision.loss_scale = {
+          .initial_scale = 1, .hysteresis = 1, .min_scale = 1};
+      ByHand hand(comm, config, {.bucket_elements = 16384});
+      Driven driven(comm, config);
+      for (std::int64_t t = 1; t <= 7; ++t) {
+        driven.backward({.step = 50 + t, .overflows = comm.rank() == 1});
+        expect_error(ErrorCode::kNonFinite,
+                     {"minimum", "'long' on rank 1", "last good step was"},
+                     [&] { driven.engine.step(); });
+        EXPECT_TRUE(test::is_zero(driven.grads.view()));
+        hand.step(t, 1, 1, false);
+        driven.backward({.step = t});
+        EXPECT_EQ(driven.engine.step().steps, t);
+        ASSERT_EQ(floats(driven.params.view()), floats(hand.params.view()))
+            << optimizer << ", step " << t;
+      }
+    });
+}
+
+}  // namespace
+}  // namespace thinwire::engine
