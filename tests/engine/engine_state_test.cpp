@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an Engine carries from step to step: learning rates, saved states, and
+// parameters that are equal for an evaluation.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "engine/by_hand.h"
+#include "optim/states.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace thinwire::engine {
+namespace {
+
+using test::ByHand;
+using test::Driven;
+using test::floats;
+using thinwire::test::expect_error;
+
+Config config_of(const std::string& optimizer, DType dtype) {
+  Config config{.optimizer = test::optimizer_case(optimizer)};
+  config.precision.dtype = dtype;
+  config.precision.loss_scale = {
+      .initial_scale = 1024, .window = 2, .hysteresis = 1};
+  config.comm.bucket_elements = 16384;
+  return config;
+}
+
+// ---- learning rates
+
+TEST(EngineSchedule, CountsAppliedStepsAlone) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16})
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Config config = config_of("adam", dtype);
+      config.schedule.shape = WarmupAndDecay{
+          .decay = Decay::kLinear, .warmup_steps = 4, .total_steps = 8};
+      ByHand hand(comm, config, {.bucket_elements = 16384});
+      Driven driven(comm, config);
+      // Of group 0, whose rate is 0.01; group 1 has three times as much.
+      constexpr double kRates[] = {0.0025, 0.005, 0.0075, 0.01,
+                                   0.0075, 0.005, 0.0025, 0};
+      std::size_t applied = 0;
+      for (std::int64_t t = 1; applied < 8; ++t) {
+        const bool overflows = t == 1 || t == 3 || t == 4;
+        const double rate = kRates[applied];
+        hand.optimizer->set_learning_rate(0, rate);
+        hand.optimizer->set_learning_rate(1, 3 * rate);
+        hand.step(t, 1, 1, overflows);
+        driven.backward({.step = t, .overflows = overflows});
+        const EngineReport report = driven.engine.step();
+        EXPECT_DOUBLE_EQ(report.learning_rate, rate) << t;
+        EXPECT_EQ(report.applied, !overflows);
+        if (report.applied) ++applied;
+        EXPECT_EQ(report.steps, static_cast<std::int64_t>(applied));
+        EXPECT_EQ(driven.engine.optimizer().steps(), report.steps);
+      }
+      EXPECT_EQ(driven.engine.optimizer().skipped_steps(), 3);
+      for (std::size_t g = 0; g < 2; ++g)
+        EXPECT_EQ(driven.engine.optimizer().learning_rate(g), 0);
+    });
+}
+
+TEST(EngineSchedule, BeginsAsTheConfigurationSays) {
+  comm::run_local_ranks(1, [](comm::Communicator& comm) {
+    const auto first_rates = [&](const LearningRateSchedule& schedule) {
+      Config config = config_of("adam", DType::kFloat32);
+      config.schedule = schedule;
+      Driven driven(comm, config);
+      driven.backward({.step = 1});
+      const double reported = driven.engine.step().learning_rate;
+      EXPECT_EQ(reported, driven.engine.optimizer().learning_rate(0));
+      return std::pair(reported, driven.engine.optimizer().learning_rate(1));
+    };
+    using Rates = std::pair<double, double>;
+    EXPECT_EQ(first_rates({}), (Rates{0.01, 0.03}));
+    EXPECT_EQ(first_rates({WarmupLr{.warmup_min_lr = 0.5}}), (Rates{0.5, 0.5}));
+    EXPECT_EQ(first_rates({WarmupAndDecay{.warmup_steps = 2}}),
+              (Rates{0.005, 0.015}));
+    EXPECT_EQ(first_rates({LrRangeTest{.lr_range_test_min_lr = 0.125}}),
+              (Rates{0.125, 0.125}));
+  });
+}
+
+// ---- states
+
+class EngineState
+    : public ::testing::TestWithParam<std::tuple<int, DType, std::string>> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    All, EngineState,
+    ::testing::Combine(::testing::Values(1, 2, 3),
+                       ::testing::Values(DType::kFloat32, DType::kFloat16),
+                       ::testing::Values("adam", "lamb", "onebit_adam",
+                                         "onebit_lamb", "zero_one_adam")),
+    [](const auto& tested) {
+      return fmt::format("{}_{}_w{}", std::get<2>(tested.param),
+                         to_string(std::get<1>(tested.param)),
+                         std::get<0>(tested.param));
+    });
+
+TEST_P(EngineState, ContinuesBitEqualFromEveryStep) {
+  const auto& [world, dtype, optimizer] = GetParam();
+  Config config = config_of(optimizer, dtype);
+  config.gradient_accumulation_steps = 2;
+  config.schedule.shape = WarmupAndDecay{
+      .decay = Decay::kCosine, .warmup_steps = 3, .total_steps = 9};
+  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+    const auto step = [&](Driven& driven, std::int64_t t) {
+      const bool overflows = t == 2 || (t == 5 && comm.rank() == 0);
+      driven.backward({t, 0, overflows});
+      driven.engine.step();
+      driven.backward({t, 1});
+      return driven.engine.step();
+    };
+    Driven main(comm, config);
+    std::vector<std::unique_ptr<Driven>> resumed;
+    for (std::int64_t t = 1; t <= 8; ++t) {
+      const StateDict state = main.engine.state_dict();
+      Driven& run =
+          *resumed.emplace_back(std::make_unique<Driven>(comm, config));
+      step(run, 70);  // has been elsewhere, and that leaves no trace
+      run.engine.load_state_dict(state);
+      if (config.precision.dtype == DType::kFloat32)
+        kernels::convert(main.params.view(), run.params.view());
+      EXPECT_EQ(floats(run.params.view()), floats(main.params.view())) << t;
+      EXPECT_TRUE(thinwire::test::same_state(run.engine.state_dict(), state));
+      EXPECT_EQ(run.engine.loss_scale(), main.engine.loss_scale());
+
+      const EngineReport want = step(main, t);
+      for (const auto& other : resumed) {
+        const EngineReport report = step(*other, t);
+        EXPECT_EQ(report.steps, want.steps);
+        EXPECT_EQ(report.learning_rate, want.learning_rate);
+        EXPECT_EQ(report.applied, want.applied);
+        EXPECT_EQ(report.phase, want.phase);
+        ASSERT_EQ(floats(other->params.view()), floats(main.params.view()))
+            << "step " << t;
+      }
+    }
+    for (const auto& other : resumed)
+      EXPECT_TRUE(thinwire::test::same_state(other->engine.state_dict(),
+                                             main.engine.state_dict()));
+  });
+}
+
+TEST(EngineState, RefusesWhatDoesNotFitAndChangesNothing) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16})
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Driven driven(comm, config_of("onebit_adam", dtype));
+      for (std::int64_t t = 1; t <= 2; ++t) {
+        driven.backward({.step = t});
+        driven.engine.step();
+      }
+      const StateDict good = driven.engine.state_dict();
+      driven.backward({.step = 3});
+      driven.engine.step();
+      const StateDict before = driven.engine.state_dict();
+      const auto params = floats(driven.params.view());
+      const auto refuses = [&](const StateDict& state, std::string_view part) {
+        expect_error(ErrorCode::kCorruptCheckpoint, {part},
+                     [&] { driven.engine.load_state_dict(state); });
+        EXPECT_TRUE(
+            thinwire::test::same_state(driven.engine.state_dict(), before));
+        EXPECT_EQ(floats(driven.params.view()), params);
+      };
+      for (const char* key : {"engine_steps", "exp_avg", "step", "layout"})
+        refuses(thinwire::test::without(good, key), key);
+      StateDict negative = thinwire::test::without(good, "");
+      negative.put_integer("engine_steps", -1);
+      refuses(negative, "engine_steps");
+      if (dtype == DType::kFloat16)
+        refuses(thinwire::test::without(good, "masters"), "masters");
+      driven.engine.load_state_dict(good);
+      EXPECT_TRUE(thinwire::test::same_state(driven.engine.state_dict(), good));
+    });
+}
+
+// ---- evaluation
+
+TEST(EngineEvaluation, HasEqualParametersOnAllRanks) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16}) {
+    std::vector<std::vector<float>> params(3);
+    std::vector<std::vector<float>> masters(3);
+    int differed = 0;
+    comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+      const auto rank = static_cast<std::size_t>(comm.rank());
+      const Config config = config_of("zero_one_adam", dtype);
+      ByHand hand(comm, config, {.bucket_elements = 16384});
+      Driven driven(comm, config);
+      for (std::int64_t t = 1; t <= 8; ++t) {
+        hand.step(t, 1, 1, false);
+        driven.backward({.step = t});
+        driven.engine.step();
+        params[rank] = floats(driven.params.view());
+        comm.barrier();
+        if (comm.rank() == 0 && params[0] != params[2]) ++differed;
+        comm.barrier();
+
+        hand.optimizer->synchronize(hand.params.view());
+        driven.engine.begin_evaluation();
+        params[rank] = floats(driven.params.view());
+        masters[rank] = floats(driven.engine.masters());
+        comm.barrier();
+        EXPECT_EQ(params[rank], params[0]) << t;
+        EXPECT_EQ(masters[rank], masters[0]) << t;
+        EXPECT_EQ(params[rank], floats(hand.params.view())) << t;
+        comm.barrier();
+        driven.engine.end_evaluation();
+      }
+    });
+    EXPECT_GT(differed, 0);  // or nothing was tested
+  }
+}
+
+// In the middle of a window: its gradients wait.
+TEST(EngineEvaluation, LeavesAWindowAsItWas) {
+  comm::run_local_ranks(2, [](comm::Communicator& comm) {
+    Config config = config_of("adam", DType::kFloat16);
+    config.gradient_accumulation_steps = 3;
+    ByHand hand(comm, config, {.bucket_elements = 16384});
+    Driven driven(comm, config);
+    for (std::int64_t t = 1; t <= 2; ++t) {
+      hand.step(t, 3, 3, false);
+      for (std::int64_t micro = 0; micro < 3; ++micro) {
+        driven.engine.begin_evaluation();
+        driven.engine.end_evaluation();
+        driven.backward({t, micro});
+        driven.engine.begin_evaluation();
+        driven.engine.end_evaluation();
+        driven.engine.step();
+      }
+      ASSERT_EQ(floats(driven.params.view()), floats(hand.params.view())) << t;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::engine
