@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -132,6 +133,7 @@ inline Engine::Engine(const ::torch::nn::Module& module,
                       const GroupOf& group_of)
     : module_(module),
       before_([&] {
+        config.validate(comm.size());  // before the module changes
         std::vector<at::Tensor> values;
         if (config.precision.dtype != DType::kFloat32)
           for (const at::Tensor& tensor : trainable(module))
@@ -170,14 +172,28 @@ inline Buffer Engine::float_params(const ModuleMemory& memory,
 
 inline void Engine::require_same_parameters() const {
   memory_.check();
-  const std::size_t now = trainable(module_).size();
-  if (now != memory_.tensors().size())
+  const std::vector<at::Tensor> now = trainable(module_);
+  const std::vector<at::Tensor>& then = memory_.tensors();
+  const auto is_same = [](const at::Tensor& a, const at::Tensor& b) {
+    return a.is_same(b);
+  };
+  if (std::equal(now.begin(), now.end(), then.begin(), then.end(), is_same))
+    return;
+  const auto require_in = [&](const std::vector<at::Tensor>& all,
+                              const at::Tensor& tensor, const std::string& name,
+                              const char* what) {
+    for (const at::Tensor& other : all)
+      if (other.is_same(tensor)) return;
     throw Error(ErrorCode::kFailedPrecondition,
-                "the module has " + std::to_string(now) +
-                    " trainable parameters, " +
-                    std::to_string(memory_.tensors().size()) +
-                    " when its engine was made: make a new engine after "
-                    "parameters were added, removed or frozen");
+                "parameter '" + name + "' was " + what +
+                    " after the engine was made: make a new one");
+  };
+  for (std::size_t i = 0; i < then.size(); ++i)
+    require_in(now, then[i], layout().parameters()[i].name,
+               "frozen or removed");
+  for (const auto& item : module_.named_parameters())
+    if (item.value().requires_grad())
+      require_in(then, item.value(), item.key(), "added or unfrozen");
 }
 
 inline void Engine::backward(const at::Tensor& loss) {
