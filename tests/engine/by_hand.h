@@ -138,9 +138,14 @@ class ByHand {
     std::vector<float> sum = floats(grads.view());
     for (std::int64_t micro = 1; micro < backwards; ++micro)
       add_floats(sum, batch(micro).view());
-    if (optimizer->phase() != optim::Phase::kExact) return take(sum);
+    if (!travels()) return take(sum);
     kernels::convert(sum, grads.view());
     return take(grads.view());
+  }
+
+  /// The next step sends gradients, in the dtype of the wire.
+  [[nodiscard]] bool travels() const {
+    return comm.size() > 1 && optimizer->phase() == optim::Phase::kExact;
   }
 
   const ParameterLayout layout = model_layout();
