@@ -170,6 +170,64 @@ class TrainGpt(unittest.TestCase):
         # Validations are after steps 6, 12, ...: those are rounds in any case.
         self.assertNotIn("local", phases[35::6])
 
+    @needs_mpi
+    def test_same_bits_fp16_accumulated(self):
+        self.check_same_bits(2, "onebit_adam --precision fp16 --accumulate 2")
+        row = self.metrics("threads")[0]
+        self.assertEqual(row["loss_scale"], 65536)
+
+    @needs_mpi
+    def test_same_bits_bf16(self):
+        self.check_same_bits(2, "zero_one_adam --precision bf16 --steps 60")
+
+    @needs_mpi
+    def test_16_bit_precision_learns_as_well(self):
+        losses = [
+            self.train(name, f"--optimizer adam --precision {name}", ranks=2)[
+                "final_val_loss"
+            ]
+            for name in ("fp32", "fp16", "bf16")
+        ]
+        for loss in losses[1:]:
+            self.assertAlmostEqual(loss, losses[0], delta=0.02)
+
+    @needs_mpi
+    def test_a_file_of_deepspeeds_starts_a_run(self):
+        config = self.folder / "ds_config.json"
+        keys = {
+            "train_micro_batch_size_per_gpu": 2,
+            "gradient_accumulation_steps": 2,
+            "optimizer": {
+                "type": "OneBitAdam",
+                "params": {"lr": 1e-3, "freeze_step": 4, "cuda_aware": False},
+            },
+            "fp16": {"enabled": True, "initial_scale_power": 10},
+            "wall_clock_breakdown": False,
+        }
+        config.write_text(json.dumps(keys))
+        done = self.run_program(
+            [
+                *["--steps", "8", "--layers", "1", "--width", "32", "--heads", "2", "--context", "16"],
+                *("--data", str(self.text)),
+                *("--out", str(self.folder / "ds")),
+                *("--config", str(config)),
+            ],
+            ranks=2,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for key in (
+            "gradient_accumulation_steps: honoured",
+            "optimizer.params.freeze_step: honoured",
+            "optimizer.params.cuda_aware: the transport",
+            "fp16.initial_scale_power: honoured",
+            "wall_clock_breakdown: a report",
+        ):
+            self.assertIn(f"config: {key}", done.stderr)
+        rows = [row for row in self.metrics("ds") if "loss" in row]
+        self.assertEqual([row["loss_scale"] for row in rows], [1024] * 8)
+        phases = ["exact"] * 4 + ["compressed"] * 4
+        self.assertEqual([row["phase"] for row in rows], phases)
+
     def test_writes_all_that_is_promised(self):
         summary = self.train("run", "--comm local --ranks 2 --seed 3")
         self.assertEqual(list(summary), SUMMARY_FIELDS)
