@@ -207,7 +207,18 @@ class TrainGpt(unittest.TestCase):
         config.write_text(json.dumps(keys))
         done = self.run_program(
             [
-                *["--steps", "8", "--layers", "1", "--width", "32", "--heads", "2", "--context", "16"],
+                *[
+                    "--steps",
+                    "8",
+                    "--layers",
+                    "1",
+                    "--width",
+                    "32",
+                    "--heads",
+                    "2",
+                    "--context",
+                    "16",
+                ],
                 *("--data", str(self.text)),
                 *("--out", str(self.folder / "ds")),
                 *("--config", str(config)),

@@ -199,6 +199,22 @@ TEST(TorchEngineErrors, TheLossMustBeAScalarThatScalesInFp32) {
     });
 }
 
+TEST(TorchEngineErrors, Item52ABackwardOfItsOwnIsNoBackward) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16})
+    run(1, [&](comm::Communicator& comm) {
+      Net net;
+      Engine engine(net, comm, config_of(dtype));
+      loss_of(net, comm, 1).backward();
+      for (int again = 0; again < 2; ++again) {
+        expect_error(ErrorCode::kFailedPrecondition,
+                     {"loss scale", "engine.backward(loss)"},
+                     [&] { engine.step(); });
+        expect_error(ErrorCode::kFailedPrecondition, {"engine.backward(loss)"},
+                     [&] { engine.backward(loss_of(net, comm, 1)); });
+      }
+    });
+}
+
 TEST(TorchEngineErrors, AFailedBackwardLeavesNothingBehind) {
   run(1, [](comm::Communicator& comm) {
     Net plain;

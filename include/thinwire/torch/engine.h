@@ -43,7 +43,8 @@ class Engine {
   /// logits.to(torch::kFloat). It is multiplied by the loss scale and divided
   /// by gradient_accumulation_steps. Throws
   /// Error(kFailedPrecondition) naming a parameter or gradient that was
-  /// replaced, or a parameter that came or went, since construction.
+  /// replaced, or a parameter that came or went, since construction, and after
+  /// a backward() of the loss itself.
   void backward(const at::Tensor& loss);
   /// As engine::Engine::step.
   engine::EngineReport step();
@@ -92,13 +93,18 @@ class Engine {
   struct Link {
     std::unique_ptr<engine::Engine> core;
     bool in_backward = false;
+    bool has_foreign_gradients = false;  // of a backward not the engine's
   };
   struct Hook final : ::torch::autograd::PostAccumulateGradHook {
     Hook(const std::shared_ptr<Link>& engine, std::size_t parameter)
         : link(engine), index(parameter) {}
     void operator()(const ::torch::autograd::Variable& /*tensor*/) override {
       const std::shared_ptr<Link> engine = link.lock();
-      if (engine && engine->in_backward) engine->core->gradient_ready(index);
+      if (!engine) return;
+      if (engine->in_backward)
+        engine->core->gradient_ready(index);
+      else
+        engine->has_foreign_gradients = true;
     }
     std::weak_ptr<Link> link;
     std::size_t index;
@@ -171,6 +177,11 @@ inline Buffer Engine::float_params(const ModuleMemory& memory,
 }
 
 inline void Engine::require_same_parameters() const {
+  if (link_->has_foreign_gradients)
+    throw Error(ErrorCode::kFailedPrecondition,
+                "gradients were computed by a backward() that is not the "
+                "engine's, without its loss scale: call engine.backward(loss) "
+                "instead of loss.backward(), and make a new engine");
   memory_.check();
   const std::vector<at::Tensor> now = trainable(module_);
   const std::vector<at::Tensor>& then = memory_.tensors();
