@@ -61,7 +61,6 @@ struct Engine::Impl {
   const View params;
   const View grads;
   const std::int64_t accumulation_steps;
-  MadeOptimizer made;
   std::vector<double> base_rates;  // per group, before the schedule
   std::int64_t steps = 0;
 
@@ -81,6 +80,9 @@ struct Engine::Impl {
   EngineReport report;
   comm::Counters counters;  // at the window's first backward
   Clock::time_point backward_began;
+
+  // Goes first, and waits for what it has under way in the memory above.
+  MadeOptimizer made;
 
   [[nodiscard]] optim::Optimizer& optimizer() const { return *made.optimizer; }
   [[nodiscard]] double loss_scale() const {

@@ -19,6 +19,17 @@ ExactAverage::ExactAverage(comm::Communicator& comm, ThreadPool& pool,
       size_(layout.size()),
       bucket_elements_(bucket_elements) {}
 
+ExactAverage::~ExactAverage() {
+  for (const Begun& part : begun_)
+    for (const comm::Work& work : part.works) {
+      try {
+        work.wait();
+      } catch (const Error&) {
+        // A lost peer: nobody writes there any more.
+      }
+    }
+}
+
 // Own sums of squares are formed now: soon the gradients are no longer own.
 void ExactAverage::begin_early(View grads, Range range) {
   require_view("grads", grads, size_, true, true);

@@ -14,6 +14,10 @@ class ExactAverage {
  public:
   ExactAverage(comm::Communicator& comm, ThreadPool& pool,
                const ParameterLayout& layout, std::size_t bucket_elements);
+  /// Waits for what is under way: its memory may go after this object.
+  ~ExactAverage();
+  ExactAverage(const ExactAverage&) = delete;
+  ExactAverage& operator=(const ExactAverage&) = delete;
 
   /// Collective, queued. `range` begins and ends on the grid of sums
   /// (kernels::kSumChunk) or with the array; Error(kInvalidArgument) else.

@@ -60,6 +60,8 @@ class Engine {
   /// Config::validate, and on all ranks if they were told different things.
   Engine(comm::Communicator& comm, const ParameterLayout& layout,
          const Config& config, View params, View grads, ConstView initial = {});
+  /// Waits for what backward has sent without a step(), at most as long as a
+  /// collective may take; then the memory is the caller's again.
   ~Engine();
   Engine(Engine&&) noexcept;
 
