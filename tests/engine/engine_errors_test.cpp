@@ -2,7 +2,8 @@
 // What an Engine refuses, on which ranks, and that it goes on afterwards.
 #include <gtest/gtest.h>
 
-#include <limits>
+#include <chrono>
+#include <thread>
 
 #include "engine/by_hand.h"
 #include "support/errors.h"
@@ -268,6 +269,29 @@ TEST(EngineErrors, NonFiniteGradientsAtTheMinimumOfTheScale) {
         ASSERT_EQ(floats(driven.params.view()), floats(hand.params.view()))
             << optimizer << ", step " << t;
       }
+    });
+}
+
+// From then on its memory is the caller's, though a rank may be late.
+TEST(EngineErrors, EndsWhatIsUnderWayBeforeItIsGone) {
+  for (const bool is_converted : {false, true})
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Config config{.optimizer = test::optimizer_case("adam")};
+      config.comm.bucket_elements = 16384;
+      if (is_converted) config.communication_dtype = DType::kBFloat16;
+      const std::vector<float> sevens(test::model_layout().size(), 7.0f);
+      auto driven = std::make_unique<Driven>(comm, config);
+      if (comm.rank() == 1)
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      driven->backward({.step = 1});
+      Buffer grads = std::move(driven->grads);
+      driven.reset();
+      kernels::convert(sevens, grads.view());
+      comm.barrier();
+      EXPECT_EQ(floats(grads.view()), sevens);
+      Driven another(comm, config);
+      another.backward({.step = 1});
+      EXPECT_TRUE(another.engine.step().applied);
     });
 }
 
