@@ -66,6 +66,7 @@ class Engine {
   Engine(Engine&&) noexcept;
 
   [[nodiscard]] const Config& config() const noexcept;
+  /// To look at. Its learning rates are set by the schedule in every step.
   [[nodiscard]] optim::Optimizer& optimizer() noexcept;
   /// The parameters that are updated: masters, or params themselves.
   [[nodiscard]] ConstView masters() const noexcept;
