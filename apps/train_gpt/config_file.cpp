@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "apps/train_gpt/usage_error.h"
+#include "core/edit_distance.h"
 
 namespace thinwire::train_gpt {
 namespace {
@@ -47,17 +47,7 @@ std::string nearest(std::string_view word,
   const auto edits = [word](const std::string& other) {
     // "warmup" means "warmup-steps", however long the rest.
     if (!word.empty() && other.starts_with(word)) return std::size_t{0};
-    std::vector<std::size_t> row(other.size() + 1);
-    std::iota(row.begin(), row.end(), std::size_t{0});
-    for (std::size_t i = 0; i < word.size(); ++i) {
-      std::size_t diagonal = row[0]++;
-      for (std::size_t j = 0; j < other.size(); ++j) {
-        const std::size_t replaced = diagonal + (word[i] != other[j] ? 1 : 0);
-        diagonal = row[j + 1];
-        row[j + 1] = std::min({row[j] + 1, row[j + 1] + 1, replaced});
-      }
-    }
-    return row.back();
+    return edit_distance(word, other);
   };
   return *std::min_element(
       known.begin(), known.end(),

@@ -5,20 +5,15 @@
 #include <limits>
 #include <string>
 
+#include "engine/config_text.h"
 #include "support/errors.h"
 #include "thinwire/engine/config.h"
 
 namespace thinwire::engine {
 namespace {
 
-Config read(std::string_view text) { return Config::from_json(text); }
-
-void expect_refused(std::string_view text,
-                    std::initializer_list<std::string_view> parts) {
-  SCOPED_TRACE(text);
-  test::expect_error(ErrorCode::kInvalidArgument, parts,
-                     [&] { static_cast<void>(read(text)); });
-}
+using test::expect_refused;
+using test::read;
 
 std::string fp16(std::string_view key, std::string_view value,
                  std::string_view scale = "0") {
@@ -108,9 +103,9 @@ TEST(ConfigFile, RefusesPrecisionsThatExcludeOneAnother) {
       {"state_dtype", "master_dtype"});
   const Config lamb = read(R"({"optimizer": {"type": "Lamb"}, "bf16": {
       "enabled": true, "bf16_master_weights_and_grads": true}})");
-  test::expect_error(ErrorCode::kInvalidArgument,
-                     {"master_dtype", "float32 with this optimizer"},
-                     [&] { lamb.validate(1); });
+  thinwire::test::expect_error(ErrorCode::kInvalidArgument,
+                               {"master_dtype", "float32 with this optimizer"},
+                               [&] { lamb.validate(1); });
 }
 
 }  // namespace

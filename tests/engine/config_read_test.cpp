@@ -5,20 +5,15 @@
 
 #include <string>
 
+#include "engine/config_text.h"
 #include "support/errors.h"
 #include "thinwire/engine/config.h"
 
 namespace thinwire::engine {
 namespace {
 
-Config read(std::string_view text) { return Config::from_json(text); }
-
-void expect_refused(std::string_view text,
-                    std::initializer_list<std::string_view> parts) {
-  SCOPED_TRACE(text);
-  test::expect_error(ErrorCode::kInvalidArgument, parts,
-                     [&] { static_cast<void>(read(text)); });
-}
+using test::expect_refused;
+using test::read;
 
 template <class Options>
 Options optimizer_of(std::string_view text) {
@@ -49,9 +44,9 @@ TEST(ConfigFile, Item59LowBitWithZeroIsPlannedAndPipelinesAreRefused) {
         R"("optimizer": {"type": ")" + std::string(type) + "\"}";
     const Config sharded =
         read("{" + optimizer + R"(, "zero_optimization": {"stage": 2}})");
-    test::expect_error(ErrorCode::kUnavailable,
-                       {"ZeRO stage 2 with", "planned"},
-                       [&] { sharded.validate(2); });
+    thinwire::test::expect_error(ErrorCode::kUnavailable,
+                                 {"ZeRO stage 2 with", "planned"},
+                                 [&] { sharded.validate(2); });
     read("{" + optimizer + R"(, "bf16": {"enabled": true}})").validate(2);
     expect_refused("{" + optimizer + R"(, "pipeline": {"stages": 2}})",
                    {"pipeline", "refused", "no pipeline parallelism"});
@@ -68,8 +63,9 @@ TEST(ConfigFile, ReadsZeroAndLeavesItToValidate) {
   EXPECT_TRUE(config.zero.overlap_comm);
   EXPECT_EQ(config.zero.offload_optimizer, OffloadDevice::kCpu);
   EXPECT_FALSE(config.zero.offload_pin_memory);
-  test::expect_error(ErrorCode::kUnavailable, {"ZeRO stage 1", "planned"},
-                     [&] { config.validate(1); });
+  thinwire::test::expect_error(ErrorCode::kUnavailable,
+                               {"ZeRO stage 1", "planned"},
+                               [&] { config.validate(1); });
   EXPECT_EQ(read(R"({"zero_optimization": true})").zero.stage, 1);
   EXPECT_EQ(read(R"({"zero_optimization": false})").zero.stage, 0);
   EXPECT_EQ(read(R"({"zero_optimization": {"cpu_offload": true}})")
@@ -193,7 +189,7 @@ TEST(ConfigFile, PassesTheProgramsPartOnUntouched) {
 }
 
 TEST(ConfigFile, SaysWhichFileItIs) {
-  test::expect_error(
+  thinwire::test::expect_error(
       ErrorCode::kInvalidArgument, {"cannot read", "/does/not/exist.json"},
       [] { static_cast<void>(Config::from_file("/does/not/exist.json")); });
 }
@@ -203,8 +199,8 @@ TEST(Config, IsValidByDefault) { Config{}.validate(1); }
 TEST(Config, RefusesSettingsThatItHasFieldsOfItsOwnFor) {
   const auto refuse = [](const Config& config,
                          std::initializer_list<std::string_view> parts) {
-    test::expect_error(ErrorCode::kInvalidArgument, parts,
-                       [&] { config.validate(1); });
+    thinwire::test::expect_error(ErrorCode::kInvalidArgument, parts,
+                                 [&] { config.validate(1); });
   };
   refuse(
       {.optimizer =
@@ -223,8 +219,9 @@ TEST(Config, RefusesSettingsThatItHasFieldsOfItsOwnFor) {
 TEST(Config, DoesNotWriteGroups) {
   const Config config{.optimizer = optim::AdamOptions{.groups = {{}, {}}}};
   config.validate(1);
-  test::expect_error(ErrorCode::kInvalidArgument, {"optimizer.groups"},
-                     [&] { static_cast<void>(config.to_json()); });
+  thinwire::test::expect_error(ErrorCode::kInvalidArgument,
+                               {"optimizer.groups"},
+                               [&] { static_cast<void>(config.to_json()); });
 }
 
 }  // namespace

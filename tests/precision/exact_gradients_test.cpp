@@ -68,18 +68,13 @@ TEST_P(ExactGradients, GiveTheTrajectoryOfTheOptimizerAloneInFp32) {
       });
 }
 
-class RoundedMasters
-    : public ::testing::TestWithParam<std::tuple<int, DType, LowBitCase>> {};
+class RoundedMasters : public ::testing::TestWithParam<test::TrainingCase> {};
 INSTANTIATE_TEST_SUITE_P(
     All, RoundedMasters,
     ::testing::Combine(::testing::Values(1, 2, 3, 4),
                        ::testing::Values(DType::kFloat16, DType::kBFloat16),
                        ::testing::ValuesIn(test::every_optimizer())),
-    [](const auto& tested) {
-      return fmt::format("{}_{}_w{}", std::get<2>(tested.param).name,
-                         to_string(std::get<1>(tested.param)),
-                         std::get<0>(tested.param));
-    });
+    test::name_of_training);
 
 // Every step writes all of them: their memory holds something else before.
 void spoil(Buffer& params) {

@@ -20,18 +20,13 @@ using test::Training;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-class Overflow
-    : public ::testing::TestWithParam<std::tuple<int, DType, LowBitCase>> {};
+class Overflow : public ::testing::TestWithParam<test::TrainingCase> {};
 INSTANTIATE_TEST_SUITE_P(
     All, Overflow,
     ::testing::Combine(::testing::Values(1, 2, 3, 4),
                        ::testing::Values(DType::kFloat16, DType::kBFloat16),
                        ::testing::ValuesIn(test::every_optimizer())),
-    [](const auto& tested) {
-      return fmt::format("{}_{}_w{}", std::get<2>(tested.param).name,
-                         to_string(std::get<1>(tested.param)),
-                         std::get<0>(tested.param));
-    });
+    test::name_of_training);
 
 // One run gets every step twice, the first time with an overflow; the other
 // never sees one.

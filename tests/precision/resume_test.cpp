@@ -17,18 +17,13 @@ namespace {
 using test::LowBitCase;
 using test::Training;
 
-class Resume
-    : public ::testing::TestWithParam<std::tuple<int, DType, LowBitCase>> {};
+class Resume : public ::testing::TestWithParam<test::TrainingCase> {};
 INSTANTIATE_TEST_SUITE_P(
     All, Resume,
     ::testing::Combine(::testing::Values(1, 2, 3),
                        ::testing::Values(DType::kFloat16, DType::kBFloat16),
                        ::testing::ValuesIn(test::every_optimizer())),
-    [](const auto& tested) {
-      return fmt::format("{}_{}_w{}", std::get<2>(tested.param).name,
-                         to_string(std::get<1>(tested.param)),
-                         std::get<0>(tested.param));
-    });
+    test::name_of_training);
 
 // The scale falls at every fourth call and grows again in between.
 MixedPrecisionOptions options_of(DType dtype) {

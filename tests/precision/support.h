@@ -3,11 +3,13 @@
 // all of its phases.
 #pragma once
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "optim/low_bit_cases.h"
@@ -43,6 +45,16 @@ inline std::vector<LowBitCase> every_optimizer() {
       {"onebit_adam_mixed", onebit_adam(short_onebit_adam(true)), 6},
       {"onebit_lamb", onebit_lamb(short_onebit_lamb()), 7},
       {"zero_one_adam", zero_one_adam(short_zero_one_adam()), 21}};
+}
+
+/// (world, dtype, optimizer)
+using TrainingCase = std::tuple<int, DType, LowBitCase>;
+
+/// "adam_float16_w2"
+inline std::string name_of_training(
+    const ::testing::TestParamInfo<TrainingCase>& tested) {
+  const auto& [world, dtype, optimizer] = tested.param;
+  return fmt::format("{}_{}_w{}", optimizer.name, to_string(dtype), world);
 }
 
 /// Small multiples of a power of two, so that sums of up to four ranks, their

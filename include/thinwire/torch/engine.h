@@ -110,48 +110,51 @@ class Engine {
     std::size_t index;
   };
 
-  static Buffer float_params(const ModuleMemory& memory,
-                             const engine::Config& config,
-                             const std::vector<at::Tensor>& before);
+  Engine(const ::torch::nn::Module& module, comm::Communicator& comm,
+         const engine::Config& config, const GroupOf& group_of,
+         const std::vector<float>& initial);
+
+  static std::vector<float> initial_masters(const ::torch::nn::Module& module,
+                                            const comm::Communicator& comm,
+                                            const engine::Config& config);
   void require_same_parameters() const;
-  static std::vector<at::Tensor> trainable(const ::torch::nn::Module& module);
 
   const ::torch::nn::Module& module_;
-  std::vector<at::Tensor> before_;  // values in fp32, while they are needed
   ModuleMemory memory_;
   std::shared_ptr<Link> link_ = std::make_shared<Link>();
 };
 
-// Distinct tensors that require a gradient, in registration order.
-inline std::vector<at::Tensor> Engine::trainable(
-    const ::torch::nn::Module& module) {
-  std::vector<at::Tensor> found;
-  std::unordered_set<const c10::TensorImpl*> seen;
-  for (const at::Tensor& tensor : module.parameters())
-    if (tensor.requires_grad() &&
-        seen.insert(tensor.unsafeGetTensorImpl()).second)
-      found.push_back(tensor);
-  return found;
+// What masters are made of, in layout order, before the module is rounded;
+// empty where there are none.
+inline std::vector<float> Engine::initial_masters(
+    const ::torch::nn::Module& module, const comm::Communicator& comm,
+    const engine::Config& config) {
+  config.validate(comm.size());  // before the module changes
+  std::vector<float> values;
+  if (config.precision.dtype == DType::kFloat32) return values;
+  for (const NamedParameter& parameter : trainable_parameters(module)) {
+    const at::Tensor wide =
+        parameter.tensor.detach().to(at::kFloat).contiguous();
+    const float* from = wide.const_data_ptr<float>();
+    values.insert(values.end(), from, from + wide.numel());
+  }
+  return values;
 }
 
 inline Engine::Engine(const ::torch::nn::Module& module,
                       comm::Communicator& comm, const engine::Config& config,
                       const GroupOf& group_of)
-    : module_(module),
-      before_([&] {
-        config.validate(comm.size());  // before the module changes
-        std::vector<at::Tensor> values;
-        if (config.precision.dtype != DType::kFloat32)
-          for (const at::Tensor& tensor : trainable(module))
-            values.push_back(tensor.detach().to(at::kFloat).contiguous());
-        return values;
-      }()),
-      memory_(module, group_of, config.precision.dtype) {
-  const Buffer initial = float_params(memory_, config, before_);
-  before_.clear();
-  link_->core = std::make_unique<engine::Engine>(
-      comm, memory_.layout(), config, memory_.params(), memory_.grads(),
-      initial.view());
+    : Engine(module, comm, config, group_of,
+             initial_masters(module, comm, config)) {}
+
+inline Engine::Engine(const ::torch::nn::Module& module,
+                      comm::Communicator& comm, const engine::Config& config,
+                      const GroupOf& group_of,
+                      const std::vector<float>& initial)
+    : module_(module), memory_(module, group_of, config.precision.dtype) {
+  link_->core = std::make_unique<engine::Engine>(comm, memory_.layout(), config,
+                                                 memory_.params(),
+                                                 memory_.grads(), initial);
   for (std::size_t i = 0; i < memory_.tensors().size(); ++i)
     ::torch::autograd::impl::set_post_acc_grad_hooks(
         memory_.tensors()[i], std::make_unique<Hook>(link_, i));
@@ -162,20 +165,6 @@ inline Engine::~Engine() {
     ::torch::autograd::impl::set_post_acc_grad_hooks(tensor, nullptr);
 }
 
-inline Buffer Engine::float_params(const ModuleMemory& memory,
-                                   const engine::Config& config,
-                                   const std::vector<at::Tensor>& before) {
-  if (config.precision.dtype == DType::kFloat32) return {};
-  Buffer values = Buffer::of<float>(memory.layout().size());
-  for (std::size_t i = 0; i < before.size(); ++i) {
-    const Parameter& place = memory.layout().parameters()[i];
-    const float* from = before[i].const_data_ptr<float>();
-    std::copy(from, from + place.size,
-              values.as<float>().data() + place.offset);
-  }
-  return values;
-}
-
 inline void Engine::require_same_parameters() const {
   if (link_->has_foreign_gradients)
     throw Error(ErrorCode::kFailedPrecondition,
@@ -183,28 +172,32 @@ inline void Engine::require_same_parameters() const {
                 "engine's, without its loss scale: call engine.backward(loss) "
                 "instead of loss.backward(), and make a new engine");
   memory_.check();
-  const std::vector<at::Tensor> now = trainable(module_);
+  const std::vector<NamedParameter> now = trainable_parameters(module_);
   const std::vector<at::Tensor>& then = memory_.tensors();
-  const auto is_same = [](const at::Tensor& a, const at::Tensor& b) {
-    return a.is_same(b);
+  const auto is_same = [](const NamedParameter& a, const at::Tensor& b) {
+    return a.tensor.is_same(b);
   };
   if (std::equal(now.begin(), now.end(), then.begin(), then.end(), is_same))
     return;
-  const auto require_in = [&](const std::vector<at::Tensor>& all,
-                              const at::Tensor& tensor, const std::string& name,
-                              const char* what) {
-    for (const at::Tensor& other : all)
-      if (other.is_same(tensor)) return;
-    throw Error(ErrorCode::kFailedPrecondition,
-                "parameter '" + name + "' was " + what +
-                    " after the engine was made: make a new one");
+  const auto require = [](bool holds, const std::string& name,
+                          const char* what) {
+    if (!holds)
+      throw Error(ErrorCode::kFailedPrecondition,
+                  "parameter '" + name + "' was " + what +
+                      " after the engine was made: make a new one");
   };
   for (std::size_t i = 0; i < then.size(); ++i)
-    require_in(now, then[i], layout().parameters()[i].name,
-               "frozen or removed");
-  for (const auto& item : module_.named_parameters())
-    if (item.value().requires_grad())
-      require_in(then, item.value(), item.key(), "added or unfrozen");
+    require(std::any_of(now.begin(), now.end(),
+                        [&](const NamedParameter& parameter) {
+                          return is_same(parameter, then[i]);
+                        }),
+            layout().parameters()[i].name, "frozen or removed");
+  for (const NamedParameter& parameter : now)
+    require(std::any_of(then.begin(), then.end(),
+                        [&](const at::Tensor& tensor) {
+                          return is_same(parameter, tensor);
+                        }),
+            parameter.name, "added or unfrozen");
 }
 
 inline void Engine::backward(const at::Tensor& loss) {

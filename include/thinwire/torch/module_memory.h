@@ -26,6 +26,25 @@ namespace thinwire::torch {
 using GroupOf =
     std::function<std::size_t(std::string_view name, const at::Tensor&)>;
 
+/// A parameter and its first name.
+struct NamedParameter {
+  std::string name;
+  at::Tensor tensor;
+};
+
+/// The module's distinct parameters that require a gradient, in the order of
+/// their registration.
+inline std::vector<NamedParameter> trainable_parameters(
+    const ::torch::nn::Module& module) {
+  std::vector<NamedParameter> found;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& item : module.named_parameters())
+    if (item.value().requires_grad() &&
+        seen.insert(item.value().unsafeGetTensorImpl()).second)
+      found.push_back({item.key(), item.value()});
+  return found;
+}
+
 /// Moves the trainable parameters of a module, and their gradients, into two
 /// flat arrays: each tensor becomes a view of its place there, so backward()
 /// writes where Optimizer::step() reads, and nothing is copied in between.
@@ -100,16 +119,12 @@ inline ModuleMemory::ModuleMemory(const ::torch::nn::Module& module,
                                   const GroupOf& group_of,
                                   std::optional<DType> dtype) {
   std::vector<ParameterSpec> specs;
-  std::unordered_set<const c10::TensorImpl*> seen;
-  for (const auto& item : module.named_parameters()) {
-    const at::Tensor& tensor = item.value();
-    if (!tensor.requires_grad()) continue;
-    if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
-    require_supported(item.key(), tensor);
+  for (const auto& [name, tensor] : trainable_parameters(module)) {
+    require_supported(name, tensor);
     const auto sizes = tensor.sizes();
-    specs.push_back({.name = item.key(),
+    specs.push_back({.name = name,
                      .shape = {sizes.begin(), sizes.end()},
-                     .group = group_of ? group_of(item.key(), tensor) : 0});
+                     .group = group_of ? group_of(name, tensor) : 0});
     tensors_.push_back(tensor);
   }
   if (specs.empty()) {
