@@ -21,9 +21,12 @@ Buffer::Buffer(std::size_t size, DType dtype) : size_(size), dtype_(dtype) {
     throw std::bad_alloc();
   const std::size_t bytes = size * size_of(dtype);
   const std::size_t alignment = bytes >= 2 * kHugePage ? kHugePage : kAlignment;
-  const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
-  data_.reset(std::aligned_alloc(alignment, rounded));
-  if (!data_) throw std::bad_alloc();
+  const std::size_t rounded =
+      (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  void* data = nullptr;  // aligned_alloc() would round the size up to pages
+  if (posix_memalign(&data, alignment, rounded) != 0) throw std::bad_alloc();
+  data_.reset(data);
+  note_ = MemoryNote(rounded);
 #ifdef MADV_HUGEPAGE
   // Advice only: without huge pages everything works, a little slower.
   if (alignment == kHugePage) madvise(data_.get(), rounded, MADV_HUGEPAGE);

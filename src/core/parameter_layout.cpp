@@ -35,7 +35,8 @@ std::size_t element_count(const ParameterSpec& spec, std::size_t before) {
 
 }  // namespace
 
-ParameterLayout ParameterLayout::of(std::vector<ParameterSpec> specs) {
+ParameterLayout ParameterLayout::of(std::vector<ParameterSpec> specs,
+                                    std::size_t num_groups) {
   ParameterLayout layout;
   layout.parameters_.reserve(specs.size());
   std::unordered_set<std::string> names;
@@ -49,12 +50,18 @@ ParameterLayout ParameterLayout::of(std::vector<ParameterSpec> specs) {
     if (!names.insert(spec.name).second)
       throw Error(ErrorCode::kInvalidArgument,
                   fmt::format("parameter name '{}' is used twice", spec.name));
+    if (num_groups > 0 && spec.group >= num_groups)
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("parameter '{}': group must be below {}, got {}",
+                              spec.name, num_groups, spec.group));
     groups.insert(spec.group);
     const std::size_t count = element_count(spec, layout.size_);
     layout.parameters_.push_back({std::move(spec.name), std::move(spec.shape),
                                   spec.group, layout.size_, count});
     layout.size_ += count;
   }
+  layout.num_groups_ = num_groups;
+  if (num_groups > 0) return layout;
   layout.num_groups_ = groups.empty() ? 0 : *groups.rbegin() + 1;
   if (groups.size() != layout.num_groups_)
     throw Error(ErrorCode::kInvalidArgument,

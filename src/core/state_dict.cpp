@@ -48,6 +48,24 @@ void StateDict::put_text(const std::string& name, std::string value) {
   scalars_.insert_or_assign(name, std::move(value));
 }
 
+void StateDict::put_all(const std::string& prefix, const StateDict& other) {
+  for (const auto& [name, values] : other.arrays_)
+    put(prefix + name, values.view());
+  for (const auto& [name, value] : other.scalars_)
+    scalars_.insert_or_assign(prefix + name, value);
+}
+
+StateDict StateDict::part(std::string_view prefix) const {
+  StateDict found;
+  for (const auto& [name, values] : arrays_)
+    if (name.starts_with(prefix))
+      found.put(name.substr(prefix.size()), values.view());
+  for (const auto& [name, value] : scalars_)
+    if (name.starts_with(prefix))
+      found.scalars_.insert_or_assign(name.substr(prefix.size()), value);
+  return found;
+}
+
 bool StateDict::has_array(std::string_view name) const {
   return arrays_.find(name) != arrays_.end();
 }

@@ -71,6 +71,18 @@ TEST(ParameterLayouts, TakeGroupsInAnyOrder) {
   EXPECT_EQ(layout.num_groups(), 3u);
 }
 
+// Of a part of a model, whose groups are the model's.
+TEST(ParameterLayouts, TakeGroupsThatAreSaidToBe) {
+  const auto layout = ParameterLayout::of({{"a", {1}, 2}, {"b", {1}, 1}}, 4);
+  EXPECT_EQ(layout.num_groups(), 4u);
+  EXPECT_EQ(layout.parameters()[0].group, 2u);
+  EXPECT_EQ(ParameterLayout::of({}, 3).num_groups(), 3u);
+  EXPECT_EQ(ParameterLayout::of({{"a", {1}, 0}}, 1).num_groups(), 1u);
+  expect_error(ErrorCode::kInvalidArgument, {"'b'", "below 2", "got 2"}, [] {
+    (void)ParameterLayout::of({{"a", {1}, 1}, {"b", {1}, 2}}, 2);
+  });
+}
+
 TEST(ParameterLayouts, RefuseMoreElementsThanCanBeCounted) {
   expect_refused({{"big", {kMost, 2}}}, {"'big'", "too many"});
   expect_refused({{"big", {kMost / 2 + 1, 2}}}, {"'big'", "too many"});

@@ -6,12 +6,15 @@
 #include <span>
 #include <utility>
 
+#include "thinwire/core/memory.h"
 #include "thinwire/core/view.h"
 
 namespace thinwire {
 
 /// Owned flat array, zero-filled, 64-byte aligned. Buffers of 4 MiB and more
 /// begin on a 2 MiB page and ask the kernel for huge pages (2-5 % bandwidth).
+/// memory_use() counts what was allocated: bytes() rounded up to whole lines of
+/// kAlignment.
 class Buffer {
  public:
   static constexpr std::size_t kAlignment = 64;
@@ -22,11 +25,13 @@ class Buffer {
 
   /// The other one is empty afterwards.
   Buffer(Buffer&& other) noexcept
-      : data_(std::move(other.data_)),
+      : note_(std::move(other.note_)),
+        data_(std::move(other.data_)),
         size_(std::exchange(other.size_, 0)),
         dtype_(other.dtype_) {}
   Buffer& operator=(Buffer&& other) noexcept {
     data_ = std::move(other.data_);
+    note_ = std::move(other.note_);
     size_ = std::exchange(other.size_, 0);
     dtype_ = other.dtype_;
     return *this;
@@ -64,6 +69,7 @@ class Buffer {
     void operator()(void* data) const noexcept;
   };
 
+  MemoryNote note_;  // ends after the memory
   std::unique_ptr<void, Free> data_;
   std::size_t size_ = 0;
   DType dtype_ = DType::kFloat32;

@@ -40,10 +40,13 @@ class ParameterLayout {
  public:
   ParameterLayout() = default;
 
-  /// Throws Error(kInvalidArgument) for an empty, repeated or multi-line name,
-  /// for a total that does not fit std::size_t, and for group numbers that
-  /// leave one out.
-  [[nodiscard]] static ParameterLayout of(std::vector<ParameterSpec> specs);
+  /// Groups there are `num_groups`, although these parameters may leave some
+  /// out; 0: those that they name, without gaps. Throws
+  /// Error(kInvalidArgument) for an empty, repeated or multi-line name, for a
+  /// total that does not fit std::size_t, and for group numbers that leave one
+  /// out or are not below a `num_groups` > 0.
+  [[nodiscard]] static ParameterLayout of(std::vector<ParameterSpec> specs,
+                                          std::size_t num_groups = 0);
 
   [[nodiscard]] std::span<const Parameter> parameters() const noexcept {
     return parameters_;

@@ -25,6 +25,11 @@ class StateDict {
   void put_real(const std::string& name, double value);
   void put_text(const std::string& name, std::string value);
 
+  /// Everything of `other`, with `prefix` before its names.
+  void put_all(const std::string& prefix, const StateDict& other);
+  /// What has this prefix, without it; copied.
+  [[nodiscard]] StateDict part(std::string_view prefix) const;
+
   [[nodiscard]] bool has_array(std::string_view name) const;
   [[nodiscard]] bool has_scalar(std::string_view name) const;
 
