@@ -39,12 +39,9 @@ void require_inside(const BlockLayout& layout, std::size_t size) {
 int find_nonfinite(comm::Communicator& comm, const BlockLayout& layout,
                    std::span<const float> values) {
   double sum = 0;
-  for (const Block& block : layout.blocks()) {
-    const ConstView part =
-        values.subspan(block.values.offset, block.values.size);
-    for (std::size_t c = 0; c < kernels::sum_chunks(part.size()); ++c)
-      sum += kernels::chunk_sum_of_squares(part, c);
-  }
+  for (const Block& block : layout.blocks())
+    sum += kernels::sum_of_squares(
+        values.subspan(block.values.offset, block.values.size));
   std::vector<double> sums(static_cast<std::size_t>(comm.size()));
   comm.all_gather(std::span(&sum, 1), sums);
   for (std::size_t r = 0; r < sums.size(); ++r)

@@ -30,12 +30,9 @@ void require_size(const std::string& name, std::size_t want, std::size_t have) {
 
 }  // namespace
 
-void require_chunk(ConstView values, std::size_t chunk) {
+void require_chunks(ConstView values, std::size_t sums) {
   require_float("values", values.dtype());
-  if (chunk >= sum_chunks(values.size())) {
-    refuse("chunk: must be below " + std::to_string(sum_chunks(values.size())) +
-           ", got " + std::to_string(chunk));
-  }
+  require_size("sums", sum_chunks(values.size()), sums);
 }
 
 void require_floats(const char* name, ConstView values, std::size_t size) {
@@ -44,6 +41,19 @@ void require_floats(const char* name, ConstView values, std::size_t size) {
 }
 
 void require_grads(ConstView grads) { require_float("grads", grads.dtype()); }
+
+void require_lamb_sums(ConstView grads, std::size_t first_chunk,
+                       std::size_t sums) {
+  require_grads(grads);
+  if (first_chunk < 1 || first_chunk > kSumChunk) {
+    refuse("first_chunk: must be in [1, " + std::to_string(kSumChunk) +
+           "], got " + std::to_string(first_chunk));
+  }
+  // As if the chunk that the first one ends were whole.
+  const std::size_t missing = kSumChunk - first_chunk;
+  require_size("sums", grads.empty() ? 0 : sum_chunks(missing + grads.size()),
+               sums);
+}
 
 void require_low_precision(const View& low_precision, std::size_t size) {
   if (low_precision.empty()) return;

@@ -12,8 +12,8 @@
 /// anything. Each throws Error(kInvalidArgument).
 namespace thinwire::kernels {
 
-/// `values` holds fp32, fp16 or bf16, and `chunk` is one of its chunks.
-void require_chunk(ConstView values, std::size_t chunk);
+/// `values` holds fp32, fp16 or bf16 in as many chunks as there are `sums`.
+void require_chunks(ConstView values, std::size_t sums);
 
 /// `values`, the argument called `name`, holds `size` elements of fp32, fp16 or
 /// bf16.
@@ -21,6 +21,11 @@ void require_floats(const char* name, ConstView values, std::size_t size);
 
 /// `grads` holds fp32, fp16 or bf16.
 void require_grads(ConstView grads);
+
+/// `grads` holds fp32, fp16 or bf16 in as many chunks as there are `sums`,
+/// where the first one has `first_chunk` elements.
+void require_lamb_sums(ConstView grads, std::size_t first_chunk,
+                       std::size_t sums);
 
 /// `low_precision` is empty, or `size` elements of fp16 or bf16.
 void require_low_precision(const View& low_precision, std::size_t size);

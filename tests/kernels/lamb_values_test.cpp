@@ -38,6 +38,14 @@ class LambValues : public ::testing::TestWithParam<Impl> {
  protected:
   const Impl& impl = GetParam();
 
+  /// Of a part within one chunk.
+  [[nodiscard]] LambSums moments(const AdamArrays& arrays,
+                                 const AdamCoefficients& c) const {
+    LambSums sums;
+    impl.run_lamb_moments(arrays, c, kSumChunk, {&sums, 1});
+    return sums;
+  }
+
  private:
   test::ForcedTarget forced_{GetParam().target};
 };
@@ -64,7 +72,7 @@ TEST_P(LambValues, BothPassesByHand) {
   AdamArrays arrays{p.data(), m.data(), v.data(), grads, {}};
   // g = {4, -4}, m = {1 + 2, 7 - 2}, v = {0 + 4, 12 + 4}, d = {3, 5},
   // u = {6 / 3 + 8 / 4, 10 / 5 + 4 / 4}
-  const LambSums sums = impl.run_lamb_moments(arrays, c);
+  const LambSums sums = moments(arrays, c);
   EXPECT_EQ(m, (Floats{3, 5}));
   EXPECT_EQ(v, (Floats{4, 16}));
   EXPECT_EQ(p, (Floats{8, 4}));
@@ -87,15 +95,15 @@ TEST_P(LambValues, TheGradientIsDecayedBeforeTheMoments) {
   c.l2_decay = 0.5f;
   const Floats grads = {2};
   float p = 4, m = 2, v = 0;  // g = 4, m = 3, v = 4, u = 1
-  const LambSums sums = impl.run_lamb_moments({&p, &m, &v, grads, {}}, c);
+  const LambSums sums = moments({&p, &m, &v, grads, {}}, c);
   EXPECT_EQ(m, 3);
   EXPECT_EQ(v, 4);
   EXPECT_EQ(sums.params, 16);
   EXPECT_EQ(sums.update, 1);
 }
 
-TEST_P(LambValues, SumsOfLongPartsGoChunkByChunk) {
-  const std::size_t size = kSumChunk + 1024 + 45;
+TEST_P(LambValues, SumsGoChunkByChunk) {
+  const std::size_t size = 2 * kSumChunk + 45;
   Floats p = test::normal(size, 1);
   const Floats grads = test::normal(size, 2);
   Floats m(size, 0.0f);
@@ -107,13 +115,18 @@ TEST_P(LambValues, SumsOfLongPartsGoChunkByChunk) {
   c.one_minus_beta2 = 0;
   Floats u(size);
   for (std::size_t i = 0; i < size; ++i) u[i] = grads[i] + 0.25f * p[i];
-  const auto sum = [](const Floats& x) {
-    return chunk_sum_of_squares(x, 0) + chunk_sum_of_squares(x, 1);
-  };
-  const LambSums sums =
-      impl.run_lamb_moments({p.data(), m.data(), v.data(), grads, {}}, c);
-  EXPECT_EQ(sums.params, sum(p));
-  EXPECT_EQ(sums.update, sum(u));
+  // A part that begins 300 elements before a chunk ends.
+  const std::size_t ends[] = {300, 300 + kSumChunk, size};
+  std::vector<LambSums> sums(3);
+  impl.run_lamb_moments({p.data(), m.data(), v.data(), grads, {}}, c, 300,
+                        sums);
+  for (std::size_t k = 0, begin = 0; k < 3; begin = ends[k++]) {
+    const auto chunk = [&](const Floats& x) {
+      return ConstView(x).subview(begin, ends[k] - begin);
+    };
+    EXPECT_EQ(sums[k].params, sum_of_squares(chunk(p))) << k;
+    EXPECT_EQ(sums[k].update, sum_of_squares(chunk(u))) << k;
+  }
 
   const LambFactorSums factor =
       impl.run_lamb_factor({.fresh = v.data(),
@@ -123,8 +136,8 @@ TEST_P(LambValues, SumsOfLongPartsGoChunkByChunk) {
                             .previous = {grads.data(), {}},
                             .size = size},
                            c);
-  EXPECT_EQ(factor.plain, sum(grads));
-  EXPECT_EQ(factor.update, sum(u));
+  EXPECT_EQ(factor.plain, sum_of_squares(grads));
+  EXPECT_EQ(factor.update, sum_of_squares(u));
   EXPECT_EQ(factor.ratio, 1);
 }
 
@@ -214,8 +227,20 @@ TEST_P(LambValues, WrongArgumentsAreRefusedBeforeAnythingChanges) {
   Floats p = ones, m = ones, v = ones;
   std::vector<Half> three(3);
   AdamArrays arrays{p.data(), m.data(), v.data(), doubles, {}};
-  EXPECT_THROW((void)impl.run_lamb_moments(arrays, kExact), Error);
+  EXPECT_THROW((void)moments(arrays, kExact), Error);
   arrays.grads = grads;
+  std::vector<LambSums> sums(2);
+  const auto refused = [&](std::size_t first_chunk, std::size_t chunks,
+                           std::string_view what) {
+    test::expect_error(ErrorCode::kInvalidArgument, {what}, [&] {
+      impl.run_lamb_moments(arrays, kExact, first_chunk,
+                            std::span(sums).first(chunks));
+    });
+  };
+  refused(0, 1, "first_chunk");
+  refused(kSumChunk + 1, 1, "first_chunk");
+  refused(2, 2, "sums");
+  refused(1, 1, "sums");
   arrays.low_precision = three;
   EXPECT_THROW(impl.run_lamb_update(arrays, kExact), Error);
   LambFactorArrays factor{.fresh = v.data(),

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "thinwire/kernels/adam.h"
 #include "thinwire/kernels/sign_compress.h"
@@ -12,8 +13,7 @@
 /// norms of a whole parameter: lamb_moments() for the sums, then lamb_update()
 /// with the ratio folded into minus_learning_rate. Every function works on a
 /// part of one parameter, on one thread; every operation is rounded to float in
-/// the order given, sums are in double in the order of kernels/norm.h, chunk by
-/// chunk from the part's first element.
+/// the order given, sums are in double in the order of kernels/norm.h.
 namespace thinwire::kernels {
 
 /// Sums of squares of what a trust ratio divides.
@@ -25,9 +25,12 @@ struct LambSums {
 /// The first pass. g, m, v and d as in adam(), l2_decay included; then
 ///   u = (m * exp_avg_scale) / d
 ///   if decoupled_decay != 0:  u = u + decoupled_decay * p
-/// Writes exp_avg and exp_avg_sq only; low_precision is not used. Returns the
-/// sums of p^2 and u^2. 24 bytes per parameter in fp32.
-LambSums lamb_moments(const AdamArrays& arrays, const AdamCoefficients& c);
+/// Writes exp_avg and exp_avg_sq only; low_precision is not used. `sums` are
+/// those of p^2 and u^2 for each chunk of the array that the part is of: its
+/// first `first_chunk` elements, in [1, kSumChunk], then kSumChunk each. 24
+/// bytes per parameter in fp32.
+void lamb_moments(const AdamArrays& arrays, const AdamCoefficients& c,
+                  std::size_t first_chunk, std::span<LambSums> sums);
 
 /// The second pass: u again, from exp_avg and exp_avg_sq as they are, and
 ///   p = p + minus_learning_rate * u
@@ -76,7 +79,8 @@ LambFactorSums lamb_factor(const LambFactorArrays& arrays,
                            const AdamCoefficients& c);
 
 namespace ref {
-LambSums lamb_moments(const AdamArrays& arrays, const AdamCoefficients& c);
+void lamb_moments(const AdamArrays& arrays, const AdamCoefficients& c,
+                  std::size_t first_chunk, std::span<LambSums> sums);
 void lamb_update(const AdamArrays& arrays, const AdamCoefficients& c);
 LambFactorSums lamb_factor(const LambFactorArrays& arrays,
                            const AdamCoefficients& c);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 
 #include "thinwire/core/view.h"
 
@@ -13,21 +14,29 @@
 /// exactly if an element is not.
 namespace thinwire::kernels {
 
-inline constexpr std::size_t kSumChunk = 16384;
+/// Shards and buckets end on this grid, so a norm has the same bits however
+/// the array is cut.
+inline constexpr std::size_t kSumChunk = 1024;
 
 /// Number of chunks of a view of `size` elements.
 [[nodiscard]] constexpr std::size_t sum_chunks(std::size_t size) noexcept {
   return (size + kSumChunk - 1) / kSumChunk;
 }
 
-/// Sum of squares of chunk `chunk` of `values` (fp32, fp16 or bf16).
-[[nodiscard]] double chunk_sum_of_squares(ConstView values, std::size_t chunk);
-/// Sum of absolute values of a chunk, likewise.
-[[nodiscard]] double chunk_sum_of_abs(ConstView values, std::size_t chunk);
+/// Writes the sum of squares of each chunk of `values` (fp32, fp16 or bf16) to
+/// `sums`, which has one element per chunk. Of a longer array `values` may be
+/// any part that begins on the grid.
+void chunk_sums_of_squares(ConstView values, std::span<double> sums);
+/// Sums of absolute values, likewise.
+void chunk_sums_of_abs(ConstView values, std::span<double> sums);
+
+/// The chunks' sums of squares, added.
+[[nodiscard]] double sum_of_squares(ConstView values);
 
 namespace ref {
-[[nodiscard]] double chunk_sum_of_squares(ConstView values, std::size_t chunk);
-[[nodiscard]] double chunk_sum_of_abs(ConstView values, std::size_t chunk);
+void chunk_sums_of_squares(ConstView values, std::span<double> sums);
+void chunk_sums_of_abs(ConstView values, std::span<double> sums);
+[[nodiscard]] double sum_of_squares(ConstView values);
 }  // namespace ref
 
 }  // namespace thinwire::kernels

@@ -77,11 +77,8 @@ void denominator(const float* exp_avg_sq, float* denominator, std::size_t size,
 float floor_denominator(float* denominator, std::size_t size, double fraction) {
   if (fraction == 0 || size == 0) return 0;
   const ConstView values(denominator, size, DType::kFloat32);
-  double sum = 0;
-  for (std::size_t chunk = 0; chunk < sum_chunks(size); ++chunk) {
-    sum += chunk_sum_of_squares(values, chunk);
-  }
-  const double rms = std::sqrt(sum / static_cast<double>(size));
+  const double rms =
+      std::sqrt(sum_of_squares(values) / static_cast<double>(size));
   const auto floor = static_cast<float>(fraction * rms);
   HWY_DYNAMIC_DISPATCH(run_raise)(denominator, size, floor);
   return floor;

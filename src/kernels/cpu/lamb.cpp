@@ -88,20 +88,23 @@ struct MomentsWord {
 };
 
 template <class G>
-LambSums lamb_moments_of(const AdamArrays& arrays, const AdamCoefficients& c) {
+void lamb_moments_of(const AdamArrays& arrays, const AdamCoefficients& c,
+                     std::size_t first_chunk, LambSums* sums) {
   const MomentsWord<G> word(arrays, c);
-  const TwoSums sums = two_sums_of_squares(arrays.grads.size(), word);
-  return {sums.first, sums.second};
+  two_sums_of_squares(arrays.grads.size(), first_chunk, word, [&](TwoSums sum) {
+    *sums++ = {sum.first, sum.second};
+  });
 }
 
-LambSums run_lamb_moments(const AdamArrays& arrays, const AdamCoefficients& c) {
+void run_lamb_moments(const AdamArrays& arrays, const AdamCoefficients& c,
+                      std::size_t first_chunk, LambSums* sums) {
   switch (arrays.grads.dtype()) {
     case DType::kFloat16:
-      return lamb_moments_of<Half>(arrays, c);
+      return lamb_moments_of<Half>(arrays, c, first_chunk, sums);
     case DType::kBFloat16:
-      return lamb_moments_of<BFloat16>(arrays, c);
+      return lamb_moments_of<BFloat16>(arrays, c, first_chunk, sums);
     default:
-      return lamb_moments_of<float>(arrays, c);
+      return lamb_moments_of<float>(arrays, c, first_chunk, sums);
   }
 }
 
@@ -160,9 +163,10 @@ namespace thinwire::kernels {
 HWY_EXPORT(run_lamb_moments);
 HWY_EXPORT(run_lamb_update);
 
-LambSums lamb_moments(const AdamArrays& arrays, const AdamCoefficients& c) {
-  require_grads(arrays.grads);
-  return HWY_DYNAMIC_DISPATCH(run_lamb_moments)(arrays, c);
+void lamb_moments(const AdamArrays& arrays, const AdamCoefficients& c,
+                  std::size_t first_chunk, std::span<LambSums> sums) {
+  require_lamb_sums(arrays.grads, first_chunk, sums.size());
+  HWY_DYNAMIC_DISPATCH(run_lamb_moments)(arrays, c, first_chunk, sums.data());
 }
 
 void lamb_update(const AdamArrays& arrays, const AdamCoefficients& c) {

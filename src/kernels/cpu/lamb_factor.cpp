@@ -202,9 +202,10 @@ LambFactorSums lamb_factor_of(const LambFactorArrays& arrays,
   FactorWord<Momenta> word(arrays, c);
   LambFactorSums result;
   if (word.decoupled.used) {
-    const TwoSums sums = two_sums_of_squares(arrays.size, word);
-    result.plain = sums.first;
-    result.update = sums.second;
+    two_sums_of_squares(arrays.size, kSumChunk, word, [&](TwoSums sums) {
+      result.plain += sums.first;
+      result.update += sums.second;
+    });
   } else {
     const WithoutSums<Momenta> without{word};
     for_each_word(arrays.size, arrays.active, without);

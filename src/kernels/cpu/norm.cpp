@@ -2,6 +2,8 @@
 #include "thinwire/kernels/norm.h"
 
 #include <algorithm>
+#include <numeric>
+#include <vector>
 
 #include "kernels/checks.h"
 #include "kernels/cpu/targets.h"
@@ -27,20 +29,33 @@ double sum_of(Term term, const T* x, std::size_t size) {
   return sum.total(x + i, size - i);
 }
 
-double sum_of_any(Term term, ConstView x) {
-  switch (x.dtype()) {
-    case DType::kFloat16:
-      return sum_of(term, static_cast<const Half*>(x.data()), x.size());
-    case DType::kBFloat16:
-      return sum_of(term, static_cast<const BFloat16*>(x.data()), x.size());
-    default:
-      return sum_of(term, static_cast<const float*>(x.data()), x.size());
+template <class T>
+void sums_of(Term term, ConstView values, double* sums) {
+  const auto* x = static_cast<const T*>(values.data());
+  const std::size_t size = values.size();
+  for (std::size_t begin = 0; begin < size; begin += kSumChunk) {
+    *sums++ = sum_of(term, x + begin, std::min(kSumChunk, size - begin));
   }
 }
 
-double run_sum_of_squares(ConstView x) { return sum_of_any(Term::kSquare, x); }
+void sums_of_any(Term term, ConstView x, double* sums) {
+  switch (x.dtype()) {
+    case DType::kFloat16:
+      return sums_of<Half>(term, x, sums);
+    case DType::kBFloat16:
+      return sums_of<BFloat16>(term, x, sums);
+    default:
+      return sums_of<float>(term, x, sums);
+  }
+}
 
-double run_sum_of_abs(ConstView x) { return sum_of_any(Term::kAbs, x); }
+void run_sums_of_squares(ConstView x, double* sums) {
+  sums_of_any(Term::kSquare, x, sums);
+}
+
+void run_sums_of_abs(ConstView x, double* sums) {
+  sums_of_any(Term::kAbs, x, sums);
+}
 
 }  // namespace thinwire::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -48,25 +63,23 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace thinwire::kernels {
 
-HWY_EXPORT(run_sum_of_squares);
-HWY_EXPORT(run_sum_of_abs);
+HWY_EXPORT(run_sums_of_squares);
+HWY_EXPORT(run_sums_of_abs);
 
-namespace {
-
-ConstView chunk_of(ConstView values, std::size_t chunk) {
-  require_chunk(values, chunk);
-  const std::size_t begin = chunk * kSumChunk;
-  return values.subview(begin, std::min(kSumChunk, values.size() - begin));
+void chunk_sums_of_squares(ConstView values, std::span<double> sums) {
+  require_chunks(values, sums.size());
+  HWY_DYNAMIC_DISPATCH(run_sums_of_squares)(values, sums.data());
 }
 
-}  // namespace
-
-double chunk_sum_of_squares(ConstView values, std::size_t chunk) {
-  return HWY_DYNAMIC_DISPATCH(run_sum_of_squares)(chunk_of(values, chunk));
+void chunk_sums_of_abs(ConstView values, std::span<double> sums) {
+  require_chunks(values, sums.size());
+  HWY_DYNAMIC_DISPATCH(run_sums_of_abs)(values, sums.data());
 }
 
-double chunk_sum_of_abs(ConstView values, std::size_t chunk) {
-  return HWY_DYNAMIC_DISPATCH(run_sum_of_abs)(chunk_of(values, chunk));
+double sum_of_squares(ConstView values) {
+  std::vector<double> sums(sum_chunks(values.size()));
+  chunk_sums_of_squares(values, sums);
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
 }  // namespace thinwire::kernels

@@ -100,43 +100,47 @@ class OrderedSum {
   hn::Vec<Double> parts_[kVectors];
 };
 
+/// The sum of the squares of a chunk's terms.
+HWY_INLINE double sum_of_terms(const float* terms, std::size_t count) {
+  OrderedSum sum(Term::kSquare);
+  std::size_t i = 0;
+  for (; i + 16 <= count; i += 16) sum.add_group(terms + i);
+  return sum.total(terms + i, count - i);
+}
+
 struct TwoSums {
   double first = 0;
   double second = 0;
 };
 
 /// Calls word(w, count, first, second) for the words of `size` elements, which
-/// puts up to 32 terms into each of `first` and `second`, and returns the sums
-/// of the terms' squares. The terms of some words are added up at once: beside
-/// other work the accumulators do not all find a register.
-template <class Word>
-HWY_INLINE TwoSums two_sums_of_squares(std::size_t size, Word& word) {
-  constexpr std::size_t kSome = 1024;
-  alignas(64) float first[kSome];
-  alignas(64) float second[kSome];
-  TwoSums totals;
-  for (std::size_t begin = 0; begin < size; begin += kSumChunk) {
-    const std::size_t end = std::min(begin + kSumChunk, size);
-    OrderedSum first_sum(Term::kSquare);
-    OrderedSum second_sum(Term::kSquare);
-    for (std::size_t i = begin; i < end; i += kSome) {
-      const std::size_t count = std::min(kSome, end - i);
-      std::size_t k = 0;
-      for (; k + 32 <= count; k += 32) {
-        word((i + k) / 32, 32, first + k, second + k);
-      }
-      if (k < count) word((i + k) / 32, count - k, first + k, second + k);
-      const std::size_t in_groups = count / 16 * 16;
-      for (k = 0; k < in_groups; k += 16) first_sum.add_group(first + k);
-      for (k = 0; k < in_groups; k += 16) second_sum.add_group(second + k);
-      if (i + count == end) {
-        const std::size_t rest = count - in_groups;
-        totals.first += first_sum.total(first + in_groups, rest);
-        totals.second += second_sum.total(second + in_groups, rest);
-      }
+/// puts up to 32 terms into each of `first` and `second`, and sink(sums) with
+/// the sums of the terms' squares for each chunk: the first has `first_chunk`
+/// <= kSumChunk elements. The terms of a chunk are added up at once: beside
+/// other work the accumulators do not all find a register. Words go on across
+/// chunks, as whole ones are vectors.
+template <class Word, class Sink>
+HWY_INLINE void two_sums_of_squares(std::size_t size, std::size_t first_chunk,
+                                    Word& word, Sink&& sink) {
+  alignas(64) float first[kSumChunk + 32];
+  alignas(64) float second[kSumChunk + 32];
+  std::size_t k = 0;  // terms that are there, some of them the next chunk's
+  std::size_t count = first_chunk;
+  for (std::size_t begin = 0; begin < size; begin += count) {
+    if (begin > 0) count = kSumChunk;
+    count = std::min(count, size - begin);
+    for (; k < count && begin + k + 32 <= size; k += 32) {
+      word((begin + k) / 32, 32, first + k, second + k);
     }
+    if (k < count) {
+      word((begin + k) / 32, size - begin - k, first + k, second + k);
+      k = size - begin;
+    }
+    sink(TwoSums{sum_of_terms(first, count), sum_of_terms(second, count)});
+    std::copy(first + count, first + k, first);
+    std::copy(second + count, second + k, second);
+    k -= count;
   }
-  return totals;
 }
 
 }  // namespace thinwire::kernels::HWY_NAMESPACE

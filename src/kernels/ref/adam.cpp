@@ -6,7 +6,7 @@
 
 #include "kernels/checks.h"
 #include "kernels/ref/floats.h"
-#include "kernels/ref/ordered_sum.h"
+#include "thinwire/kernels/norm.h"
 
 namespace thinwire::kernels::ref {
 namespace {
@@ -75,12 +75,7 @@ void denominator(const float* exp_avg_sq, float* denominator, std::size_t size,
 
 float floor_denominator(float* denominator, std::size_t size, double fraction) {
   if (fraction == 0 || size == 0) return 0;
-  double sum = 0;
-  for_each_chunk(size, [&](std::size_t begin, std::size_t end) {
-    OrderedSum part;
-    for (std::size_t i = begin; i < end; ++i) part.add_square(denominator[i]);
-    sum += part.total();
-  });
+  const double sum = sum_of_squares({denominator, size, DType::kFloat32});
   const double rms = std::sqrt(sum / static_cast<double>(size));
   const auto floor = static_cast<float>(fraction * rms);
   for (std::size_t i = 0; i < size; ++i) {

@@ -12,13 +12,16 @@ namespace thinwire::kernels::ref {
 namespace {
 
 template <class G>
-LambSums moments_of(const AdamArrays& arrays, const G* grads,
-                    const AdamCoefficients& c) {
-  LambSums sums;
-  for_each_chunk(arrays.grads.size(), [&](std::size_t begin, std::size_t end) {
+void moments_of(const AdamArrays& arrays, const G* grads,
+                const AdamCoefficients& c, std::size_t first_chunk,
+                LambSums* sums) {
+  const std::size_t size = arrays.grads.size();
+  std::size_t i = 0;
+  for (std::size_t end = std::min(first_chunk, size); i < size;
+       end = std::min(end + kSumChunk, size)) {
     OrderedSum params;
     OrderedSum update;
-    for (std::size_t i = begin; i < end; ++i) {
+    for (; i < end; ++i) {
       const float p = arrays.params[i];
       float g = to_float(grads[i]) * c.grad_scale;
       if (c.l2_decay != 0) g = g + c.l2_decay * p;
@@ -29,10 +32,8 @@ LambSums moments_of(const AdamArrays& arrays, const G* grads,
       params.add_square(p);
       update.add_square(update_of(p, m, next_denominator(v, c), c));
     }
-    sums.params += params.total();
-    sums.update += update.total();
-  });
-  return sums;
+    *sums++ = {params.total(), update.total()};
+  }
 }
 
 float momentum_of(const MomentumForm& form, std::size_t i) {
@@ -41,10 +42,12 @@ float momentum_of(const MomentumForm& form, std::size_t i) {
 
 }  // namespace
 
-LambSums lamb_moments(const AdamArrays& arrays, const AdamCoefficients& c) {
-  require_grads(arrays.grads);
-  return visit_floats(arrays.grads,
-                      [&](const auto* g) { return moments_of(arrays, g, c); });
+void lamb_moments(const AdamArrays& arrays, const AdamCoefficients& c,
+                  std::size_t first_chunk, std::span<LambSums> sums) {
+  require_lamb_sums(arrays.grads, first_chunk, sums.size());
+  visit_floats(arrays.grads, [&](const auto* g) {
+    moments_of(arrays, g, c, first_chunk, sums.data());
+  });
 }
 
 void lamb_update(const AdamArrays& arrays, const AdamCoefficients& c) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "thinwire/kernels/norm.h"
 
-#include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <vector>
 
 #include "kernels/checks.h"
 #include "kernels/ref/floats.h"
@@ -12,27 +13,33 @@ namespace thinwire::kernels::ref {
 namespace {
 
 template <class Term>
-double chunk_sum(ConstView values, std::size_t chunk, Term term) {
-  require_chunk(values, chunk);
-  const std::size_t begin = chunk * kSumChunk;
-  const std::size_t end = std::min(begin + kSumChunk, values.size());
-  return visit_floats(values, [&](const auto* x) {
-    OrderedSum sum;
-    for (std::size_t i = begin; i < end; ++i) {
-      sum.add(term(static_cast<double>(to_float(x[i]))));
-    }
-    return sum.total();
+void chunk_sums(ConstView values, std::span<double> sums, Term term) {
+  require_chunks(values, sums.size());
+  visit_floats(values, [&](const auto* x) {
+    for_each_chunk(values.size(), [&](std::size_t begin, std::size_t end) {
+      OrderedSum sum;
+      for (std::size_t i = begin; i < end; ++i) {
+        sum.add(term(static_cast<double>(to_float(x[i]))));
+      }
+      sums[begin / kSumChunk] = sum.total();
+    });
   });
 }
 
 }  // namespace
 
-double chunk_sum_of_squares(ConstView values, std::size_t chunk) {
-  return chunk_sum(values, chunk, [](double x) { return x * x; });
+void chunk_sums_of_squares(ConstView values, std::span<double> sums) {
+  chunk_sums(values, sums, [](double x) { return x * x; });
 }
 
-double chunk_sum_of_abs(ConstView values, std::size_t chunk) {
-  return chunk_sum(values, chunk, [](double x) { return std::abs(x); });
+void chunk_sums_of_abs(ConstView values, std::span<double> sums) {
+  chunk_sums(values, sums, [](double x) { return std::abs(x); });
+}
+
+double sum_of_squares(ConstView values) {
+  std::vector<double> sums(sum_chunks(values.size()));
+  chunk_sums_of_squares(values, sums);
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
 }  // namespace thinwire::kernels::ref
