@@ -44,6 +44,22 @@ void require_same_dtype(std::string_view call, ConstView input, View output) {
   }
 }
 
+void require_same_or_wider(std::string_view call, ReduceOp op, ConstView input,
+                           View output) {
+  const bool is_short =
+      input.dtype() == DType::kFloat16 || input.dtype() == DType::kBFloat16;
+  if (!is_short) return require_same_dtype(call, input, output);
+  if (output.dtype() == input.dtype()) return;
+  if (output.dtype() != DType::kFloat32) {
+    refuse("{}: output must have the dtype of input, {}, or float32, got {}",
+           call, to_string(input.dtype()), to_string(output.dtype()));
+  }
+  if (op == ReduceOp::kMax) {
+    refuse("{}: op must be kSum or kMean for {} into float32, got kMax", call,
+           to_string(input.dtype()));
+  }
+}
+
 void require_multiple(std::string_view call, std::string_view large_name,
                       std::size_t large, std::string_view small_name,
                       std::size_t small, int world_size) {

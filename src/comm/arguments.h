@@ -19,6 +19,9 @@ void require_memory(std::string_view call, std::string_view argument,
 /// `op` is defined for elements of this dtype.
 void require_reducible(std::string_view call, ReduceOp op, DType dtype);
 void require_same_dtype(std::string_view call, ConstView input, View output);
+/// The same, or float32 for sums and means of float16 or bfloat16.
+void require_same_or_wider(std::string_view call, ReduceOp op, ConstView input,
+                           View output);
 /// large.size() == world_size * small.size().
 void require_multiple(std::string_view call, std::string_view large_name,
                       std::size_t large, std::string_view small_name,

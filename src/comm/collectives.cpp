@@ -95,21 +95,28 @@ void Collectives::all_reduce(View data, ReduceOp op) {
   gather_ranges(data, ranges);
 }
 
-void Collectives::reduce_scatter(ConstView input, View output, ReduceOp op) {
-  if (size_ == 1) return copy(input, output.data());
+void Collectives::reduce_scatter(ConstView input, std::span<const Range> pieces,
+                                 View output, ReduceOp op) {
+  if (size_ == 1) {
+    if (input.dtype() == output.dtype()) return copy(input, output.data());
+    const void* const source = input.data();
+    return reduce_in_order(op, input.dtype(), {&source, 1}, output);
+  }
   if (input.empty()) return;
   begin("reduce_scatter");
-  reduce_own_range(input, equal_ranges(input.size(), size_), output, op);
+  reduce_own_range(input, pieces, output, op);
 }
 
-// In blocks that fit the scratch memory; the first range is the longest.
+// In blocks that fit the scratch memory, as many on every rank as the longest
+// range has: a rank whose own has ended goes on sending.
 void Collectives::reduce_own_range(ConstView input,
                                    std::span<const Range> ranges, View output,
                                    ReduceOp op) {
   const std::size_t element = size_of(input.dtype());
   const auto ranks = static_cast<std::size_t>(size_);
   const auto self = static_cast<std::size_t>(rank_);
-  const std::size_t longest = ranges[0].size;
+  std::size_t longest = 0;
+  for (const Range& range : ranges) longest = std::max(longest, range.size);
   const std::size_t slot_bytes = std::min(
       kScratchBytes / ranks, longest * element + Buffer::kAlignment - 1);
   const std::size_t stride = std::max(
@@ -138,7 +145,8 @@ void Collectives::reduce_own_range(ConstView input,
     }
     exchange();
     if (own.size > 0)
-      reduce_in_order(op, input.dtype(), sources, at(output, begin), own.size);
+      reduce_in_order(op, input.dtype(), sources,
+                      output.subview(begin, own.size));
   }
 }
 

@@ -31,8 +31,10 @@ class Collectives {
   /// Cut in equal_ranges(), of which each rank reduces its own and sends the
   /// result to all.
   void all_reduce(View data, ReduceOp op);
-  /// input is cut in equal_ranges(), all equal.
-  void reduce_scatter(ConstView input, View output, ReduceOp op);
+  /// pieces[r] of input is reduced on rank r, there into output, which may be
+  /// its own place in input.
+  void reduce_scatter(ConstView input, std::span<const Range> pieces,
+                      View output, ReduceOp op);
   /// Rank r's input goes to places[r] of output.
   void all_gather(ConstView input, View output, std::span<const Range> places);
   /// sent[r] of input goes to rank r, received[r] of output comes from it.

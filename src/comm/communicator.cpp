@@ -78,6 +78,8 @@ struct Communicator::Impl {
     return static_cast<std::size_t>(rank);
   }
 
+  Work start_reduce_scatter(ConstView input, std::vector<Range> pieces,
+                            View output, ReduceOp op);
   Work start_all_gather(ConstView input, View output,
                         std::vector<Range> places);
   Work start_all_to_all(ConstView input, std::vector<Range> sent, View output,
@@ -133,17 +135,46 @@ void Communicator::reduce_scatter(ConstView input, View output, ReduceOp op) {
 
 Work Communicator::queue_reduce_scatter(ConstView input, View output,
                                         ReduceOp op) {
+  arguments::require_multiple("reduce_scatter", "input", input.size(), "output",
+                              output.size(), size());
+  return impl_->start_reduce_scatter(input, equal_ranges(input.size(), size()),
+                                     output, op);
+}
+
+void Communicator::reduce_scatter(ConstView input, View output,
+                                  std::span<const std::size_t> counts,
+                                  ReduceOp op) {
+  queue_reduce_scatter(input, output, counts, op).wait();
+}
+
+Work Communicator::queue_reduce_scatter(ConstView input, View output,
+                                        std::span<const std::size_t> counts,
+                                        ReduceOp op) {
+  arguments::require_counts("reduce_scatter", "counts", counts, size(), "input",
+                            input.size());
+  arguments::require_equal("reduce_scatter", "output.size()", output.size(),
+                           "counts[rank()]", counts[impl_->self()]);
+  return impl_->start_reduce_scatter(input, ranges_of(counts), output, op);
+}
+
+Work Communicator::Impl::start_reduce_scatter(ConstView input,
+                                              std::vector<Range> pieces,
+                                              View output, ReduceOp op) {
   constexpr std::string_view kCall = "reduce_scatter";
   arguments::require_memory(kCall, "input", input);
   arguments::require_memory(kCall, "output", output);
-  arguments::require_same_dtype(kCall, input, output);
   arguments::require_reducible(kCall, op, input.dtype());
-  arguments::require_multiple(kCall, "input", input.size(), "output",
-                              output.size(), size());
-  arguments::require_no_overlap(kCall, input, output);
-  return impl_->start(kCall, impl_->peers() * output.bytes(), [=, this] {
-    impl_->collectives.reduce_scatter(input, output, op);
-  });
+  arguments::require_same_or_wider(kCall, op, input, output);
+  const Range own = pieces[self()];
+  const bool in_place =
+      input.dtype() == output.dtype() &&
+      input.subview(own.offset, own.size).data() == output.data();
+  if (!in_place) arguments::require_no_overlap(kCall, input, output);
+  const std::size_t elements = input.size() - own.size;
+  return start(kCall, elements * size_of(input.dtype()),
+               [=, this, pieces = std::move(pieces)] {
+                 collectives.reduce_scatter(input, pieces, output, op);
+               });
 }
 
 void Communicator::all_gather(ConstView input, View output) {

@@ -135,6 +135,22 @@ TEST(LocalFailure, ARankThatSendsWhatNobodyExpectsIsToldSo) {
   });
 }
 
+TEST(LocalFailure, OtherCountsAreAFailureThatNamesBothSizes) {
+  expect_soon([] {
+    run_local_ranks(
+        3,
+        [](Communicator& comm) {
+          std::vector<float> input(9);
+          std::vector<float> output(3);
+          std::vector<std::size_t> counts = {3, 3, 3};
+          if (comm.rank() == 1) counts = {4, 3, 2};
+          expect_error(kFailure, {"reduce_scatter", "bytes", "were expected"},
+                       [&] { comm.reduce_scatter(input, output, counts); });
+        },
+        kLong);
+  });
+}
+
 TEST(LocalFailure, ARankThatHasLeftIsNamed) {
   expect_soon([] {
     run_local_ranks(

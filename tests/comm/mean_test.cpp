@@ -2,9 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <cmath>
 #include <vector>
 
+#include "comm/values.h"
 #include "support/ranks.h"
 #include "support/same_bits.h"
 
@@ -16,15 +16,6 @@ class Mean : public ::testing::TestWithParam<test::Group> {
  protected:
   static constexpr std::size_t kElements = 4097;
   const std::size_t ranks = static_cast<std::size_t>(GetParam().world_size);
-
-  // Values of very different size, so that another order, or another place of
-  // the rounding, gives other bits; some sums are too large for a Half whose
-  // mean is not.
-  static double uneven(int rank, std::size_t i) {
-    const double angle = static_cast<double>(i) * 0.37 + rank * 1.91;
-    if (i % 5 == 0) return 40000 + std::sin(angle);
-    return std::sin(angle) * std::pow(10.0, (rank * 7) % 5);
-  }
 
   // The rank's value as T, and the mean of all of them in A, rounded to T.
   static void get(double x, float& value) { value = static_cast<float>(x); }
@@ -43,7 +34,7 @@ class Mean : public ::testing::TestWithParam<test::Group> {
   template <class T>
   static T value_of(int rank, std::size_t i) {
     T value;
-    get(uneven(rank, i), value);
+    get(test::uneven(rank, i), value);
     return value;
   }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <functional>
 
@@ -72,6 +73,15 @@ inline Buffer filled(DType dtype, std::size_t size,
 /// exact in every dtype.
 inline double sample(int rank, std::size_t i) {
   return static_cast<double>((static_cast<std::size_t>(rank) * 5 + i * 3) % 13);
+}
+
+/// Values of very different size, so that another order, or another place of
+/// the rounding, gives other bits; some sums are too large for a Half whose
+/// mean is not.
+inline double uneven(int rank, std::size_t i) {
+  const double angle = static_cast<double>(i) * 0.37 + rank * 1.91;
+  if (i % 5 == 0) return 40000 + std::sin(angle);
+  return std::sin(angle) * std::pow(10.0, (rank * 7) % 5);
 }
 
 }  // namespace thinwire::test

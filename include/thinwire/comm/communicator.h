@@ -70,11 +70,23 @@ class Communicator {
   void all_reduce(View data, ReduceOp op = ReduceOp::kSum);
   [[nodiscard]] Work queue_all_reduce(View data, ReduceOp op = ReduceOp::kSum);
 
-  /// `output` gets this rank's piece of the reduced input: input.size() ==
-  /// size() * output.size(). They must not overlap.
+  /// `output` gets this rank's piece of the reduced input, with the bits that
+  /// all_reduce gives in rank order: input.size() == size() * output.size().
+  /// `output` may be its own place in `input`. It may be kFloat32 where `input`
+  /// is kFloat16 or kBFloat16: kSum and kMean are then left in float,
+  /// unrounded.
   void reduce_scatter(ConstView input, View output,
                       ReduceOp op = ReduceOp::kSum);
   [[nodiscard]] Work queue_reduce_scatter(ConstView input, View output,
+                                          ReduceOp op = ReduceOp::kSum);
+
+  /// The same with `counts[r]` elements for rank r, the same counts on all
+  /// ranks; output.size() == counts[rank()]. Counts of 0 are fine.
+  void reduce_scatter(ConstView input, View output,
+                      std::span<const std::size_t> counts,
+                      ReduceOp op = ReduceOp::kSum);
+  [[nodiscard]] Work queue_reduce_scatter(ConstView input, View output,
+                                          std::span<const std::size_t> counts,
                                           ReduceOp op = ReduceOp::kSum);
 
   /// output[r] = rank r's input; output.size() == size() * input.size().

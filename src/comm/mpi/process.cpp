@@ -50,6 +50,20 @@ std::unique_lock<std::mutex> Process::enter() {
   return lock;
 }
 
+namespace {
+
+// Open MPI over TCP asks before it sends a message of more than 64 KiB. The
+// answer waits behind what goes the other way, which halves a link's bandwidth,
+// and for a thread to look, which may be long while others compute. Messages
+// of a bucket's size go without asking; the memory for that is used only if
+// they do. Whoever has set the parameters knows better.
+void tune_tcp() {
+  setenv("OMPI_MCA_btl_tcp_eager_limit", "8454144", /*overwrite=*/0);
+  setenv("OMPI_MCA_btl_tcp_rdma_pipeline_frag_size", "65536", 0);
+}
+
+}  // namespace
+
 void Process::start(Deadline deadline) {
   {
     const auto lock = enter();
@@ -65,6 +79,7 @@ void Process::initialize() {
   MPI_Initialized(&initialized);
   int provided = MPI_THREAD_SINGLE;
   if (initialized == 0) {
+    tune_tcp();
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided),
           "MPI_Init_thread");
     initialized_here_ = true;
