@@ -127,31 +127,30 @@ kernels::AdamCoefficients Adam::coefficients(std::size_t group,
           .grad_scale = grad_scale};
 }
 
-void Adam::apply(std::int64_t step, const UpdateArrays& arrays,
-                 ThreadPool& pool) {
-  for_group_ranges(pool, group_ranges(layout_), [&](Range range, std::size_t) {
-    apply_range(step, range, arrays);
-  });
+void Adam::apply_part(std::int64_t step, Range part, const UpdateArrays& arrays,
+                      ThreadPool& pool) {
+  require_part(part, arrays, layout_);
+  for_group_ranges(
+      pool, group_ranges(layout_, part), [&](Range range, std::size_t group) {
+        apply_range(range,
+                    part_of(arrays, {range.offset - part.offset, range.size}),
+                    coefficients(group, step, arrays.grad_scale));
+      });
 }
 
-void Adam::apply_range(std::int64_t step, Range range,
-                       const UpdateArrays& arrays) {
-  if (range.size == 0) return;
-  const std::size_t group = layout_.parameter_at(range.offset).group;
-  const auto c = coefficients(group, step, arrays.grad_scale);
+void Adam::apply_range(Range range, const UpdateArrays& arrays,
+                       const kernels::AdamCoefficients& c) {
   if (arrays.params.dtype() != DType::kFloat32)
     return apply_widened(range, arrays, c);
   const auto at = [&range](Buffer& buffer) {
     return buffer.as<float>().subspan(range.offset, range.size).data();
   };
-  kernels::adam(
-      {.params =
-           arrays.params.subview(range.offset, range.size).as<float>().data(),
-       .exp_avg = at(exp_avg_),
-       .exp_avg_sq = at(exp_avg_sq_),
-       .grads = arrays.grads.subview(range.offset, range.size),
-       .low_precision = part_of(arrays.low_precision, range)},
-      c);
+  kernels::adam({.params = arrays.params.as<float>().data(),
+                 .exp_avg = at(exp_avg_),
+                 .exp_avg_sq = at(exp_avg_sq_),
+                 .grads = arrays.grads,
+                 .low_precision = arrays.low_precision},
+                c);
 }
 
 // Block by block, small enough to stay in the first-level cache as floats.
@@ -161,11 +160,11 @@ void Adam::apply_widened(Range range, const UpdateArrays& arrays,
   std::array<float, kBlock> p;
   std::array<float, kBlock> m;
   std::array<float, kBlock> v;
-  for (std::size_t at = range.offset; at < range.end(); at += kBlock) {
-    const std::size_t n = std::min(kBlock, range.end() - at);
+  for (std::size_t at = 0; at < range.size; at += kBlock) {
+    const std::size_t n = std::min(kBlock, range.size - at);
     const View params = arrays.params.subview(at, n);
-    const View exp_avg = exp_avg_.view().subview(at, n);
-    const View exp_avg_sq = exp_avg_sq_.view().subview(at, n);
+    const View exp_avg = exp_avg_.view().subview(range.offset + at, n);
+    const View exp_avg_sq = exp_avg_sq_.view().subview(range.offset + at, n);
     kernels::convert(params, std::span(p.data(), n));
     kernels::convert(exp_avg, std::span(m.data(), n));
     kernels::convert(exp_avg_sq, std::span(v.data(), n));
@@ -195,6 +194,12 @@ std::vector<double> Adam::learning_rates_in(const StateDict& state) const {
                               "got {}",
                               rate));
   return {rates.begin(), rates.end()};
+}
+
+View Adam::state(std::string_view key) {
+  const bool is_first = key == "exp_avg";
+  require(is_first || key == "exp_avg_sq", "key", "exp_avg or exp_avg_sq", key);
+  return (is_first ? exp_avg_ : exp_avg_sq_).view();
 }
 
 void Adam::save(StateDict& state) const {

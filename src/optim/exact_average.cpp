@@ -2,6 +2,7 @@
 #include "optim/exact_average.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "optim/require.h"
 #include "thinwire/kernels/norm.h"
@@ -48,9 +49,7 @@ void ExactAverage::begin_early(View grads, Range range) {
                     part.range.offset, part.range.size),
         given);
   chunk_squares_.resize(kernels::sum_chunks(size_));
-  for (std::size_t chunk = range.offset / kSumChunk;
-       chunk * kSumChunk < range.end(); ++chunk)
-    chunk_squares_[chunk] = kernels::chunk_sum_of_squares(grads, chunk);
+  sum_chunks_of(grads, range);
   const GroupRange whole{range, 0};
   begun_.push_back(
       {range, queue_sums(comm_, grads, {&whole, 1}, bucket_elements_)});
@@ -58,16 +57,15 @@ void ExactAverage::begin_early(View grads, Range range) {
 
 double ExactAverage::local_squares(ConstView grads) {
   if (!has_begun()) return sum_of_squares(pool_, grads);
-  std::vector<bool> known(chunk_squares_.size());
-  for (const Begun& part : begun_)
-    for (std::size_t c = part.range.offset / kSumChunk;
-         c * kSumChunk < part.range.end(); ++c)
-      known[c] = true;
-  double total = 0;
-  for (std::size_t c = 0; c < known.size(); ++c)
-    total +=
-        known[c] ? chunk_squares_[c] : kernels::chunk_sum_of_squares(grads, c);
-  return total;
+  for (const GroupRange& rest : missing()) sum_chunks_of(grads, rest.range);
+  return std::accumulate(chunk_squares_.begin(), chunk_squares_.end(), 0.0);
+}
+
+void ExactAverage::sum_chunks_of(ConstView grads, Range range) {
+  kernels::chunk_sums_of_squares(
+      grads.subview(range.offset, range.size),
+      std::span(chunk_squares_)
+          .subspan(range.offset / kSumChunk, kernels::sum_chunks(range.size)));
 }
 
 void ExactAverage::complete(View grads, StepMeter& meter) {

@@ -38,6 +38,7 @@ class ExactAverage {
   };
   void wait(StepMeter& meter, const std::vector<comm::Work>& works);
   [[nodiscard]] std::vector<GroupRange> missing() const;
+  void sum_chunks_of(ConstView grads, Range range);
 
   comm::Communicator& comm_;
   ThreadPool& pool_;
@@ -45,7 +46,7 @@ class ExactAverage {
   std::size_t size_;
   std::size_t bucket_elements_;
   std::vector<Begun> begun_;
-  std::vector<double> chunk_squares_;  // of begun ranges
+  std::vector<double> chunk_squares_;  // at least those of begun ranges
 };
 
 }  // namespace thinwire::optim

@@ -2,6 +2,7 @@
 #include "optim/exact_exchange.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "thinwire/kernels/norm.h"
 
@@ -9,30 +10,41 @@ namespace thinwire::optim {
 
 namespace {
 
-// Pieces small enough to share out, large enough to cost nothing.
+// Pieces small enough to share out, large enough to cost nothing; whole chunks
+// of sums.
 constexpr std::size_t kGrain = std::size_t{1} << 16;
+static_assert(kGrain % kernels::kSumChunk == 0);
 
 double sum_chunks_of(ThreadPool& pool, ConstView values,
-                     double (*sum)(ConstView, std::size_t)) {
+                     void (*sum)(ConstView, std::span<double>)) {
   std::vector<double> sums(kernels::sum_chunks(values.size()));
-  pool.for_each(sums.size(),
-                [&](std::size_t chunk) { sums[chunk] = sum(values, chunk); });
-  double total = 0;
-  for (const double chunk : sums) total += chunk;
-  return total;
+  pool.for_each((values.size() + kGrain - 1) / kGrain, [&](std::size_t piece) {
+    const std::size_t at = piece * kGrain;
+    const std::size_t size = std::min(kGrain, values.size() - at);
+    sum(values.subview(at, size),
+        std::span(sums).subspan(at / kernels::kSumChunk,
+                                kernels::sum_chunks(size)));
+  });
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
 }  // namespace
 
 std::vector<GroupRange> group_ranges(const ParameterLayout& layout) {
+  return group_ranges(layout, {0, layout.size()});
+}
+
+std::vector<GroupRange> group_ranges(const ParameterLayout& layout,
+                                     Range part) {
   std::vector<GroupRange> ranges;
   for (const Parameter& p : layout.parameters()) {
-    if (p.size == 0) continue;
-    if (!ranges.empty() && ranges.back().group == p.group &&
-        ranges.back().range.end() == p.offset)
-      ranges.back().range.size += p.size;
+    const std::size_t begin = std::max(p.offset, part.offset);
+    const std::size_t end = std::min(p.offset + p.size, part.end());
+    if (begin >= end) continue;
+    if (!ranges.empty() && ranges.back().group == p.group)
+      ranges.back().range.size += end - begin;
     else
-      ranges.push_back({{p.offset, p.size}, p.group});
+      ranges.push_back({{begin, end - begin}, p.group});
   }
   return ranges;
 }
@@ -51,11 +63,11 @@ void for_group_ranges(ThreadPool& pool, std::span<const GroupRange> ranges,
 }
 
 double sum_of_squares(ThreadPool& pool, ConstView values) {
-  return sum_chunks_of(pool, values, kernels::chunk_sum_of_squares);
+  return sum_chunks_of(pool, values, kernels::chunk_sums_of_squares);
 }
 
 double sum_of_abs(ThreadPool& pool, ConstView values) {
-  return sum_chunks_of(pool, values, kernels::chunk_sum_of_abs);
+  return sum_chunks_of(pool, values, kernels::chunk_sums_of_abs);
 }
 
 std::vector<comm::Work> queue_sums(comm::Communicator& comm, View values,

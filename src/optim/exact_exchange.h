@@ -11,6 +11,7 @@
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/core/view.h"
 #include "thinwire/optim/optimizer.h"
+#include "thinwire/optim/update_rule.h"
 
 /// What exact steps of every optimizer are made of.
 namespace thinwire::optim {
@@ -24,6 +25,9 @@ struct GroupRange {
 /// The layout as the fewest such ranges, in order, empty ones left out.
 [[nodiscard]] std::vector<GroupRange> group_ranges(
     const ParameterLayout& layout);
+/// Elements `part` of it, likewise.
+[[nodiscard]] std::vector<GroupRange> group_ranges(
+    const ParameterLayout& layout, Range part);
 
 /// Calls body(range, group) for pieces that cover `ranges`, shared out over the
 /// pool's threads.
@@ -33,6 +37,13 @@ void for_group_ranges(ThreadPool& pool, std::span<const GroupRange> ranges,
 /// The part of an array that may be empty as a whole.
 [[nodiscard]] inline View part_of(View array, Range range) {
   return array.empty() ? array : array.subview(range.offset, range.size);
+}
+[[nodiscard]] inline UpdateArrays part_of(const UpdateArrays& arrays,
+                                          Range range) {
+  return {.params = arrays.params.subview(range.offset, range.size),
+          .grads = arrays.grads.subview(range.offset, range.size),
+          .grad_scale = arrays.grad_scale,
+          .low_precision = part_of(arrays.low_precision, range)};
 }
 
 /// Sum of squares in the fixed order of kernels/norm.h, whatever the threads.

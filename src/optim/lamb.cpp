@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "optim/exact_exchange.h"
 #include "optim/lamb_step.h"
 #include "optim/require.h"
 
@@ -23,6 +24,10 @@ AdamOptions adam_options(const LambOptions& o) {
           .bias_correction = o.bias_correction,
           .epsilon_inside_sqrt = o.epsilon_inside_sqrt,
           .groups = o.groups};
+}
+
+TrustLimits limits_of(const LambOptions& o) {
+  return {o.min_coeff, o.max_coeff};
 }
 
 }  // namespace
@@ -49,8 +54,42 @@ std::string Lamb::describe() const {
 
 void Lamb::apply(std::int64_t step, const UpdateArrays& arrays,
                  ThreadPool& pool) {
-  ratios_ = lamb_step(adam_, step, arrays,
-                      {options_.min_coeff, options_.max_coeff}, pool);
+  ratios_ = lamb_step(adam_, step, arrays, limits_of(options_), pool);
+}
+
+void Lamb::apply_part(std::int64_t step, Range part, const UpdateArrays& arrays,
+                      ThreadPool& pool) {
+  require_part(part, arrays, layout());
+  if (norms_of_ != step)
+    throw Error(ErrorCode::kFailedPrecondition,
+                fmt::format("lamb needs the norms of step {} first, it has "
+                            "those of step {}",
+                            step, norms_of_));
+  const LambStep lamb(adam_, step, arrays.grad_scale);
+  for_group_ranges(
+      pool, group_ranges(layout(), part), [&](Range range, std::size_t) {
+        lamb.update(range,
+                    part_of(arrays, {range.offset - part.offset, range.size}),
+                    ratios_);
+      });
+}
+
+void Lamb::measure(std::int64_t step, std::span<const NormCell> cells,
+                   const UpdateArrays& arrays, std::span<NormSums> sums) {
+  if (cells.empty()) return;
+  const std::size_t begin = cells.front().range.offset;
+  require_part({begin, cells.back().range.end() - begin}, arrays, layout());
+  require(sums.size() == cells.size(), "sums",
+          fmt::format("of {} elements", cells.size()), sums.size());
+  LambStep(adam_, step, arrays.grad_scale).measure(cells, arrays, sums);
+}
+
+void Lamb::set_norms(std::int64_t step, std::span<const NormSums> parameters) {
+  require(parameters.size() == ratios_.size(), "parameters",
+          fmt::format("of {} elements", ratios_.size()), parameters.size());
+  for (std::size_t i = 0; i < ratios_.size(); ++i)
+    ratios_[i] = trust_ratio(parameters[i], limits_of(options_));
+  norms_of_ = step;
 }
 
 std::size_t Lamb::num_groups() const noexcept { return adam_.num_groups(); }
@@ -63,8 +102,13 @@ double Lamb::learning_rate(std::size_t group) const {
   return adam_.learning_rate(group);
 }
 
+View Lamb::state(std::string_view key) { return adam_.state(key); }
+
 void Lamb::save(StateDict& state) const { adam_.save(state); }
 
-void Lamb::load(const StateDict& state) { adam_.load(state); }
+void Lamb::load(const StateDict& state) {
+  adam_.load(state);
+  norms_of_ = 0;
+}
 
 }  // namespace thinwire::optim

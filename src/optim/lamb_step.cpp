@@ -5,63 +5,71 @@
 #include <cmath>
 
 #include "optim/exact_exchange.h"
+#include "optim/norm_cells.h"
 #include "thinwire/kernels/lamb.h"
+#include "thinwire/kernels/norm.h"
 
 namespace thinwire::optim {
 
 namespace {
 
-// A multiple of kernels::kSumChunk. Parameters up to this size stay in cache
-// between the two passes; sums of larger ones are added piece by piece.
-constexpr std::size_t kPiece = std::size_t{1} << 16;
+// Parameters of up to so many cells stay in cache between the two passes;
+// larger ones are shared out in parts of so many.
+constexpr std::size_t kPartCells = 64;
 
-class LambStep {
- public:
-  LambStep(Adam& adam, std::int64_t step, const UpdateArrays& of,
-           TrustLimits limits)
-      : adam_(adam), of_(of), limits_(limits) {
-    for (std::size_t g = 0; g < adam.num_groups(); ++g)
-      coefficients_.push_back(adam.coefficients(g, step, of.grad_scale));
-  }
+using Cells = std::span<const NormCell>;
 
-  [[nodiscard]] kernels::LambSums first_pass(const Parameter& p,
-                                             Range piece) const {
-    return kernels::lamb_moments(arrays(piece), coefficients_[p.group]);
-  }
+Range range_of(Cells cells) {
+  const std::size_t begin = cells.front().range.offset;
+  return {begin, cells.back().range.end() - begin};
+}
 
-  [[nodiscard]] TrustRatio ratio(const kernels::LambSums& sums) const {
-    return trust_ratio(std::sqrt(sums.params), std::sqrt(sums.update),
-                       limits_.min_coeff, limits_.max_coeff);
-  }
+// As many cells as one call of a kernel takes: of one parameter, and all but
+// the first and the last one whole.
+Cells first_run(Cells cells) {
+  std::size_t n = 1;
+  while (n < cells.size() && cells[n].parameter == cells[0].parameter &&
+         (n == 1 || cells[n - 1].range.size == kernels::kSumChunk))
+    ++n;
+  return cells.first(n);
+}
 
-  void second_pass(const Parameter& p, Range piece, TrustRatio ratio) const {
-    kernels::AdamCoefficients c = coefficients_[p.group];
-    c.minus_learning_rate =
-        static_cast<float>(-adam_.learning_rate(p.group) * ratio.value);
-    kernels::lamb_update(arrays(piece), c);
-  }
-
- private:
-  [[nodiscard]] kernels::AdamArrays arrays(Range piece) const {
-    const auto at = [&](View view) {
-      return view.as<float>().data() + piece.offset;
-    };
-    return {.params = at(of_.params),
-            .exp_avg = at(adam_.exp_avg().view()),
-            .exp_avg_sq = at(adam_.exp_avg_sq().view()),
-            .grads = of_.grads.subview(piece.offset, piece.size),
-            .low_precision = part_of(of_.low_precision, piece)};
-  }
-
-  Adam& adam_;
-  const UpdateArrays& of_;
-  TrustLimits limits_;
-  std::vector<kernels::AdamCoefficients> coefficients_;
+// What is worked on at once: small parameters, as many neighbours as fit into a
+// part, or a large one.
+struct Units {
+  std::vector<Cells> small;
+  std::vector<Cells> large;
 };
 
-Range piece_of(const Parameter& p, std::size_t number) {
-  const std::size_t at = number * kPiece;
-  return {p.offset + at, std::min(kPiece, p.size - at)};
+Units units_of(Cells cells) {
+  Units units;
+  std::size_t begin = 0;  // of the small unit that grows
+  const auto end_small = [&](std::size_t end) {
+    if (begin < end) units.small.push_back(cells.subspan(begin, end - begin));
+  };
+  for (std::size_t i = 0; i < cells.size();) {
+    std::size_t end = i;
+    while (end < cells.size() && cells[end].parameter == cells[i].parameter)
+      ++end;
+    if (end - begin > kPartCells) {
+      end_small(i);
+      begin = i;
+    }
+    if (end - i > kPartCells) {
+      units.large.push_back(cells.subspan(i, end - i));
+      begin = end;
+    }
+    i = end;
+  }
+  end_small(cells.size());
+  return units;
+}
+
+std::vector<Cells> parts_of(Cells cells) {
+  std::vector<Cells> parts;
+  for (std::size_t at = 0; at < cells.size(); at += kPartCells)
+    parts.push_back(cells.subspan(at, std::min(kPartCells, cells.size() - at)));
+  return parts;
 }
 
 }  // namespace
@@ -72,40 +80,102 @@ TrustRatio trust_ratio(double params, double update, double min_coeff,
   return {std::clamp(params / update, min_coeff, max_coeff), true};
 }
 
+TrustRatio trust_ratio(const NormSums& sums, TrustLimits limits) {
+  return trust_ratio(std::sqrt(sums.params), std::sqrt(sums.update),
+                     limits.min_coeff, limits.max_coeff);
+}
+
+LambStep::LambStep(Adam& adam, std::int64_t step, float grad_scale)
+    : adam_(adam) {
+  for (std::size_t g = 0; g < adam.num_groups(); ++g)
+    coefficients_.push_back(adam.coefficients(g, step, grad_scale));
+}
+
+kernels::AdamArrays LambStep::at(Range range,
+                                 const UpdateArrays& arrays) const {
+  return {.params = arrays.params.as<float>().data(),
+          .exp_avg = adam_.exp_avg().as<float>().data() + range.offset,
+          .exp_avg_sq = adam_.exp_avg_sq().as<float>().data() + range.offset,
+          .grads = arrays.grads,
+          .low_precision = arrays.low_precision};
+}
+
+void LambStep::measure(std::span<const NormCell> cells,
+                       const UpdateArrays& arrays,
+                       std::span<NormSums> sums) const {
+  std::vector<kernels::LambSums> run_sums;
+  for (std::size_t i = 0, done = 0; i < cells.size();) {
+    const std::span<const NormCell> run = first_run(cells.subspan(i));
+    const Range range = range_of(run);
+    const Parameter& p = adam_.layout().parameters()[run.front().parameter];
+    run_sums.resize(run.size());
+    kernels::lamb_moments(at(range, part_of(arrays, {done, range.size})),
+                          coefficients_[p.group], run.front().range.size,
+                          run_sums);
+    for (const kernels::LambSums& sum : run_sums)
+      sums[i++] = {sum.params, sum.update};
+    done += range.size;
+  }
+}
+
+void LambStep::update(Range part, const UpdateArrays& arrays,
+                      std::span<const TrustRatio> ratios) const {
+  const auto parameters = adam_.layout().parameters();
+  for (std::size_t done = 0; done < part.size;) {
+    const std::size_t begin = part.offset + done;
+    const Parameter& p = adam_.layout().parameter_at(begin);
+    const std::size_t size =
+        std::min(p.offset + p.size - begin, part.size - done);
+    const TrustRatio& ratio =
+        ratios[static_cast<std::size_t>(&p - parameters.data())];
+    kernels::AdamCoefficients c = coefficients_[p.group];
+    c.minus_learning_rate =
+        static_cast<float>(-adam_.learning_rate(p.group) * ratio.value);
+    kernels::lamb_update(at({begin, size}, part_of(arrays, {done, size})), c);
+    done += size;
+  }
+}
+
 std::vector<TrustRatio> lamb_step(Adam& adam, std::int64_t step,
                                   const UpdateArrays& arrays,
                                   TrustLimits limits, ThreadPool& pool) {
-  const LambStep lamb(adam, step, arrays, limits);
-  const auto parameters = adam.layout().parameters();
-  std::vector<TrustRatio> ratios(parameters.size());
-  std::vector<std::size_t> small;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const Parameter& p = parameters[i];
-    if (p.size == 0) continue;
-    if (p.size <= kPiece) {
-      small.push_back(i);
-      continue;
+  const LambStep lamb(adam, step, arrays.grad_scale);
+  std::vector<TrustRatio> ratios(adam.layout().parameters().size());
+  const auto measure = [&](Cells cells, std::span<NormSums> sums) {
+    lamb.measure(cells, part_of(arrays, range_of(cells)), sums);
+  };
+  const auto set_ratios = [&](Cells cells, std::span<const NormSums> sums) {
+    for (std::size_t i = 0; i < cells.size();) {
+      const std::size_t parameter = cells[i].parameter;
+      NormSums total;
+      for (; i < cells.size() && cells[i].parameter == parameter; ++i)
+        total += sums[i];
+      ratios[parameter] = trust_ratio(total, limits);
     }
-    std::vector<kernels::LambSums> sums((p.size + kPiece - 1) / kPiece);
-    pool.for_each(sums.size(), [&](std::size_t k) {
-      sums[k] = lamb.first_pass(p, piece_of(p, k));
-    });
-    kernels::LambSums total;
-    for (const kernels::LambSums& sum : sums) {
-      total.params += sum.params;
-      total.update += sum.update;
-    }
-    ratios[i] = lamb.ratio(total);
-    pool.for_each(sums.size(), [&](std::size_t k) {
-      lamb.second_pass(p, piece_of(p, k), ratios[i]);
-    });
-  }
+  };
+  const auto update = [&](Cells cells) {
+    const Range part = range_of(cells);
+    lamb.update(part, part_of(arrays, part), ratios);
+  };
+
+  const std::vector<NormCell> cells = norm_cells(adam.layout());
+  const auto [small, large] = units_of(cells);
   pool.for_each(small.size(), [&](std::size_t k) {
-    const Parameter& p = parameters[small[k]];
-    const Range all{p.offset, p.size};
-    ratios[small[k]] = lamb.ratio(lamb.first_pass(p, all));
-    lamb.second_pass(p, all, ratios[small[k]]);
+    std::vector<NormSums> sums(small[k].size());
+    measure(small[k], sums);
+    set_ratios(small[k], sums);
+    update(small[k]);
   });
+  for (const Cells unit : large) {
+    std::vector<NormSums> sums(unit.size());
+    const std::vector<Cells> parts = parts_of(unit);
+    pool.for_each(parts.size(), [&](std::size_t k) {
+      measure(parts[k],
+              std::span(sums).subspan(k * kPartCells, parts[k].size()));
+    });
+    set_ratios(unit, sums);
+    pool.for_each(parts.size(), [&](std::size_t k) { update(parts[k]); });
+  }
   return ratios;
 }
 

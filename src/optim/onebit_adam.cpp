@@ -42,9 +42,8 @@ struct OnebitAdamImpl final : TwoStage {
   }
 
   void update_exact_groups(const UpdateArrays& arrays) {
-    for_group_ranges(pool, parts.exact, [&](Range range, std::size_t) {
-      adam.apply_range(steps, range, arrays);
-    });
+    for (const GroupRange& r : parts.exact)
+      adam.apply_part(steps, r.range, part_of(arrays, r.range), pool);
   }
 
   // Groups that stay exact travel while the others are compressed.

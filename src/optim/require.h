@@ -11,6 +11,7 @@
 #include "thinwire/core/state_dict.h"
 #include "thinwire/core/view.h"
 #include "thinwire/optim/optimizer.h"
+#include "thinwire/optim/update_rule.h"
 
 /// Checks that several optimizers share. Unless they say otherwise they throw
 /// Error(kInvalidArgument) naming the argument, its range and the value given.
@@ -62,6 +63,23 @@ inline void require_view(std::string_view name, View view, std::size_t size,
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("{} must be {} of {} elements, got {} of {}", name,
                           types, size, to_string(view.dtype()), view.size()));
+}
+
+/// What UpdateRule::apply_part() was given.
+inline void require_part(Range part, const UpdateArrays& arrays,
+                         const ParameterLayout& layout) {
+  require(
+      part.offset <= layout.size() && part.size <= layout.size() - part.offset,
+      "part", fmt::format("within {}", layout.size()),
+      fmt::format("{} of size {}", part.offset, part.size));
+  require(arrays.params.size() == part.size &&
+              arrays.grads.size() == part.size &&
+              (arrays.low_precision.empty() ||
+               arrays.low_precision.size() == part.size),
+          "arrays", fmt::format("of {} elements", part.size),
+          fmt::format("params of {}, grads of {}, low_precision of {}",
+                      arrays.params.size(), arrays.grads.size(),
+                      arrays.low_precision.size()));
 }
 
 /// What step() was given; but for its parameters' dtype.

@@ -22,9 +22,7 @@ using optim::StepReport;
 namespace {
 
 bool is_finite(ConstView values) {
-  for (std::size_t c = 0; c < kernels::sum_chunks(values.size()); ++c)
-    if (!std::isfinite(kernels::chunk_sum_of_squares(values, c))) return false;
-  return true;
+  return std::isfinite(kernels::sum_of_squares(values));
 }
 
 // The number of the first parameter whose gradient is not finite; -1.

@@ -5,9 +5,12 @@
 
 #include <cmath>
 
+#include "optim/exact_exchange.h"
+#include "optim/states.h"
 #include "optim/support.h"
 #include "support/errors.h"
 #include "thinwire/kernels/adam.h"
+#include "thinwire/kernels/cast.h"
 
 namespace thinwire::optim {
 namespace {
@@ -37,10 +40,11 @@ class AdamFormula : public ::testing::TestWithParam<AdamOptions> {};
 TEST_P(AdamFormula, IsThatOfThePaper) {
   const AdamOptions& options = GetParam();
   Adam rule(ParameterLayout::of({{"p", {5}}}), options);
+  ThreadPool pool(1);
   std::vector<float> params(5, 0.75f);
   for (int t = 1; t <= 3; ++t) {
     std::vector<float> grads(5, static_cast<float>(0.6 * t));
-    rule.apply_range(t, {0, 5}, {params, grads, 0.5f});
+    rule.apply(t, {params, grads, 0.5f}, pool);
   }
   const double want = adam_in_double(options, 0.75, 3);
   for (const float p : params) EXPECT_NEAR(p, want, 1e-6);
@@ -71,8 +75,8 @@ TEST(Adam, GroupsOverrideWhatTheySay) {
   rule.set_learning_rate(1, 0);
   std::vector<float> params = {1, 1};
   const std::vector<float> grads = {1, 1};
-  rule.apply_range(1, {0, 1}, {params, grads});
-  rule.apply_range(1, {1, 1}, {params, grads});
+  ThreadPool pool(1);
+  rule.apply(1, {params, grads}, pool);
   EXPECT_NE(params[0], 1.0f);
   EXPECT_EQ(params[1], 1.0f);
 }
@@ -96,12 +100,68 @@ TEST(Adam, RefusesOptionsOutOfRangeByName) {
                      [&] { rule.set_learning_rate(1, 0.1); });
 }
 
+// Parts that begin and end within parameters, or hold several and two groups.
+TEST(Adam, PartsHaveTheBitsOfTheWhole) {
+  const ParameterLayout layout = ParameterLayout::of({{"a", {70'001}, 0},
+                                                      {"b", {33}, 1},
+                                                      {"none", {0}, 0},
+                                                      {"c", {1000}, 1},
+                                                      {"d", {77}, 0}});
+  const std::size_t n = layout.size();
+  AdamOptions options{.learning_rate = 0.1, .weight_decay = 0.1};
+  options.groups = {{}, {.learning_rate = 0.01, .beta2 = 0.5}};
+  ThreadPool pool(2);
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const auto train = [&](std::vector<std::size_t> ends) {
+      Adam rule(layout, options);
+      Buffer params(n, dtype),
+          low(dtype == DType::kFloat32 ? n : 0, dtype_of<Half>);
+      kernels::convert(test::normal(n, 1), params.view());
+      for (std::int64_t t = 1; t <= 2; ++t) {
+        const auto grads = test::gradient(n, t, 0);
+        const UpdateArrays all{params.view(), grads, 0.5f, low.view()};
+        if (ends.empty()) rule.apply(t, all, pool);
+        std::size_t begin = 0;
+        for (const std::size_t end : ends) {
+          const Range part{begin, end - begin};
+          rule.apply_part(t, part, part_of(all, part), pool);
+          begin = end;
+        }
+      }
+      StateDict state;
+      rule.save(state);
+      state.put("params", params.view());
+      state.put("low_precision", low.view());
+      return state;
+    };
+    EXPECT_TRUE(
+        test::same_state(train({1, 70'017, 70'017, 71'100, n}), train({})));
+  }
+}
+
+TEST(Adam, RefusesPartsThatDoNotFit) {
+  Adam rule(ParameterLayout::of({{"p", {5}}}), {});
+  ThreadPool pool(1);
+  std::vector<float> params(3, 1.0f), four(4, 1.0f);
+  const auto refused = [&](Range part, const UpdateArrays& arrays,
+                           std::string_view what) {
+    test::expect_error(ErrorCode::kInvalidArgument, {what},
+                       [&] { rule.apply_part(1, part, arrays, pool); });
+  };
+  refused({3, 3}, {params, params}, "part");
+  refused({6, 0}, {params, params}, "part");
+  refused({0, 3}, {params, four}, "grads of 4");
+  refused({0, 4}, {params, four}, "params of 3");
+  EXPECT_EQ(params, std::vector<float>(3, 1.0f));
+}
+
 TEST(Adam, StateGoesOutAndIn) {
   const ParameterLayout layout = test::small_layout();
   Adam one(layout, {.learning_rate = 0.01});
   std::vector<float> params = test::normal(layout.size(), 1);
   const auto first_grads = test::normal(layout.size(), 2);
-  one.apply_range(1, {0, layout.size()}, {params, first_grads});
+  ThreadPool pool(1);
+  one.apply(1, {params, first_grads}, pool);
   one.set_learning_rate(0, 0.5);
   StateDict state;
   one.save(state);
@@ -110,8 +170,8 @@ TEST(Adam, StateGoesOutAndIn) {
   EXPECT_EQ(two.learning_rate(0), 0.5);
   std::vector<float> same = params;
   const auto grads = test::normal(layout.size(), 3);
-  one.apply_range(2, {0, layout.size()}, {params, grads});
-  two.apply_range(2, {0, layout.size()}, {same, grads});
+  one.apply(2, {params, grads}, pool);
+  two.apply(2, {same, grads}, pool);
   EXPECT_EQ(params, same);
 
   Adam other(ParameterLayout::of({{"p", {2}}}), {});

@@ -23,6 +23,7 @@ TEST_P(DataParallelWorlds, EqualsTheRuleOnTheRankOrderMean) {
       test::train(world, layout, test::exact_adam({.learning_rate = 0.01}), 4);
 
   Adam rule(layout, {.learning_rate = 0.01});
+  ThreadPool pool(1);
   std::vector<float> want = test::normal(layout.size(), 3);
   for (std::int64_t t = 1; t <= 4; ++t) {
     std::vector<float> sum = test::gradient(layout.size(), t, 0);
@@ -30,8 +31,7 @@ TEST_P(DataParallelWorlds, EqualsTheRuleOnTheRankOrderMean) {
       const auto g = test::gradient(layout.size(), t, r);
       for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += g[i];
     }
-    rule.apply_range(t, {0, layout.size()},
-                     {want, sum, static_cast<float>(1.0 / world)});
+    rule.apply(t, {want, sum, static_cast<float>(1.0 / world)}, pool);
   }
   for (const auto& mine : params) EXPECT_EQ(mine, want);
 }

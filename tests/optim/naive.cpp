@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <array>
 
+#include "thinwire/kernels/norm.h"
+
 namespace thinwire::test::naive {
 
 double sum(const std::vector<double>& terms) {
-  constexpr std::size_t kChunk = 16384;
+  constexpr std::size_t kChunk = kernels::kSumChunk;
   double total = 0;
   for (std::size_t begin = 0; begin < terms.size(); begin += kChunk) {
     std::array<double, 16> lanes{};
@@ -30,6 +32,17 @@ double sum_of_squares(const Floats& values, Range range) {
 
 double sum_of_squares(const Floats& values) {
   return sum_of_squares(values, {0, values.size()});
+}
+
+double sum_of_cells(const Floats& values, Range range) {
+  double total = 0;
+  for (std::size_t at = range.offset; at < range.end();) {
+    const std::size_t end = std::min(
+        range.end(), (at / kernels::kSumChunk + 1) * kernels::kSumChunk);
+    total += sum_of_squares(values, {at, end - at});
+    at = end;
+  }
+  return total;
 }
 
 std::vector<Range> blocks(const ParameterLayout& layout) {

@@ -25,6 +25,8 @@ double sum(const std::vector<double>& terms);
 double sum_of_squares(const Floats& values);
 /// Of elements `range` alone.
 double sum_of_squares(const Floats& values, Range range);
+/// Likewise, cut where the array's chunks end.
+double sum_of_cells(const Floats& values, Range range);
 
 /// Pieces of at most 1024 elements, none across two parameters.
 std::vector<Range> blocks(const ParameterLayout& layout);

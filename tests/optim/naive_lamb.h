@@ -34,8 +34,8 @@ struct Lamb {
         u[i] = k.update(m[i], k.denominator(v[i]), params[i]);
       }
       const Range range{param.offset, param.size};
-      const double p_norm = std::sqrt(sum_of_squares(params, range));
-      const double u_norm = std::sqrt(sum_of_squares(u, range));
+      const double p_norm = std::sqrt(sum_of_cells(params, range));
+      const double u_norm = std::sqrt(sum_of_cells(u, range));
       optim::TrustRatio r;
       if (p_norm > 0 && u_norm > 0)
         r = {std::min(std::max(p_norm / u_norm, min_coeff), max_coeff), true};

@@ -24,11 +24,12 @@ struct Vector {
 
 void expect_vector(const AdamOptions& options, const Vector& want) {
   Adam rule(ParameterLayout::of({{"p", {1}}}), options);
+  ThreadPool pool(1);
   std::vector<float> params = {1};
   const std::vector<float> gradients = {0.1f, -0.2f, 0.3f};
   for (std::size_t t = 0; t < 3; ++t) {
     const std::vector<float> grads = {gradients[t]};
-    rule.apply_range(static_cast<std::int64_t>(t) + 1, {0, 1}, {params, grads});
+    rule.apply(static_cast<std::int64_t>(t) + 1, {params, grads}, pool);
     // Half an ulp below 1 per step, here and in the list, and its 8 digits.
     EXPECT_NEAR(params[0], want.params[t],
                 static_cast<double>(t + 1) * 2 * 0x1p-25 + 5e-9);
@@ -55,9 +56,10 @@ TEST(CpuAdam, Item75DecaysDecoupledOrInTheGradient) {
                 {.params = {0.99899000, 0.99934608, 0.99899280}});
   Adam rule(ParameterLayout::of({{"p", {1}}}),
             {.weight_decay = 0.01, .decoupled_decay = false});
+  ThreadPool pool(1);
   std::vector<float> params = {1};
   const std::vector<float> grads = {0.1f};
-  rule.apply_range(1, {0, 1}, {params, grads});
+  rule.apply(1, {params, grads}, pool);
   EXPECT_NEAR(rule.exp_avg().as<float>()[0], 0.011, 2e-9);
   expect_vector({.weight_decay = 0.01, .decoupled_decay = false},
                 {.params = {0.99900001, 0.99930853, 0.99892491}});
@@ -133,13 +135,14 @@ TEST_P(CpuAdamDTypes, Item78StoreRoundedToNearestEven) {
   Buffer m(n, state), v(n, state);
   Buffer want = test::copied(params.view());
   const auto nan = [](std::size_t i) { return i % 50 == 7; };
+  ThreadPool pool(1);
   for (std::int64_t t = 1; t <= 3; ++t) {
     std::vector<float> values =
         test::normal(n, 10 + static_cast<std::uint32_t>(t));
     for (std::size_t i = 0; i < n; ++i)
       if (nan(i)) values[i] = std::numeric_limits<float>::quiet_NaN();
     const Buffer grads = test::converted(values, dtype);
-    rule.apply_range(t, {0, n}, {params.view(), grads.view()});
+    rule.apply(t, {params.view(), grads.view()}, pool);
 
     Buffer p32 = test::converted(want.view(), DType::kFloat32);
     Buffer m32 = test::converted(m.view(), DType::kFloat32);
@@ -178,14 +181,15 @@ TEST(CpuAdam, Item78BreaksTiesToEven) {
   Buffer params =
       test::converted(std::vector<float>{1, 1 + 0x1p-7f}, DType::kBFloat16);
   const std::vector<float> grads(2, -1.0f);
-  rule.apply_range(1, {0, 2}, {params.view(), grads});
+  ThreadPool pool(1);
+  rule.apply(1, {params.view(), grads}, pool);
   std::vector<float> exact = {1, 1 + 0x1p-7f};
   Adam in_fp32(layout, {.learning_rate = 1,
                         .beta1 = 0,
                         .beta2 = 0,
                         .epsilon = 255,
                         .bias_correction = false});
-  in_fp32.apply_range(1, {0, 2}, {exact, grads});
+  in_fp32.apply(1, {exact, grads}, pool);
   ASSERT_EQ(exact, (std::vector<float>{1 + 0x1p-8f, 1 + 0x1.8p-7f}));
   EXPECT_EQ(to_float(params.as<BFloat16>()[0]), 1);
   EXPECT_EQ(to_float(params.as<BFloat16>()[1]), 1 + 0x1p-6f);
@@ -239,6 +243,7 @@ TEST(CpuAdam, Item79DTypesThatDoNotFitAreErrors) {
 TEST(CpuAdam, Item79MisalignedSlicesWork) {
   const std::size_t n = 77;
   const ParameterLayout layout = ParameterLayout::of({{"p", {n}}});
+  ThreadPool pool(1);
   for (const std::size_t skip : {1u, 2u, 3u}) {
     Adam aligned(layout, {.state_dtype = DType::kFloat16});
     Adam misaligned(layout, {.state_dtype = DType::kFloat16});
@@ -248,10 +253,10 @@ TEST(CpuAdam, Item79MisalignedSlicesWork) {
     Buffer other_grads(n + skip, DType::kFloat16);
     kernels::convert(a.view(), b.view().subview(skip, n));
     kernels::convert(grads.view(), other_grads.view().subview(skip, n));
-    aligned.apply_range(1, {0, n}, {a.view(), grads.view()});
-    misaligned.apply_range(
-        1, {0, n},
-        {b.view().subview(skip, n), other_grads.view().subview(skip, n)});
+    aligned.apply(1, {a.view(), grads.view()}, pool);
+    misaligned.apply(
+        1, {b.view().subview(skip, n), other_grads.view().subview(skip, n)},
+        pool);
     EXPECT_TRUE(test::same_bytes(b.view().subview(skip, n), a.view())) << skip;
   }
 }

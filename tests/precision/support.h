@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "optim/low_bit_cases.h"
+#include "support/same_bits.h"
 #include "thinwire/kernels/cast.h"
 #include "thinwire/precision/mixed_precision.h"
 
@@ -88,14 +89,6 @@ inline MixedPrecisionOptions with_static_scale(DType dtype,
                                                double scale = 1024) {
   return {.dtype = dtype,
           .loss_scale = {.initial_scale = scale, .dynamic = false}};
-}
-
-inline ::testing::AssertionResult same_bytes(ConstView a, ConstView b) {
-  if (a.dtype() != b.dtype() || a.size() != b.size())
-    return ::testing::AssertionFailure() << "another dtype or size";
-  if (a.bytes() != 0 && std::memcmp(a.data(), b.data(), a.bytes()) != 0)
-    return ::testing::AssertionFailure() << "other bytes";
-  return ::testing::AssertionSuccess();
 }
 
 inline Buffer copied(ConstView values) {

@@ -6,10 +6,12 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 
 #include "thinwire/core/dtype.h"
+#include "thinwire/core/view.h"
 
 /// Equality of bits, where any NaN equals any NaN.
 namespace thinwire::test {
@@ -49,6 +51,15 @@ template <class T>
              << shown(got[i]) << ", want " << shown(want[i]);
     }
   }
+  return ::testing::AssertionSuccess();
+}
+
+/// Of any type, NaNs with all their bits.
+inline ::testing::AssertionResult same_bytes(ConstView a, ConstView b) {
+  if (a.dtype() != b.dtype() || a.size() != b.size())
+    return ::testing::AssertionFailure() << "another dtype or size";
+  if (a.bytes() != 0 && std::memcmp(a.data(), b.data(), a.bytes()) != 0)
+    return ::testing::AssertionFailure() << "other bytes";
   return ::testing::AssertionSuccess();
 }
 

@@ -66,17 +66,16 @@ class Adam final : public UpdateRule {
   [[nodiscard]] std::string_view name() const noexcept override;
   [[nodiscard]] const ParameterLayout& layout() const noexcept override;
   [[nodiscard]] std::string describe() const override;
-  void apply(std::int64_t step, const UpdateArrays& arrays,
-             ThreadPool& pool) override;
-  /// The same for elements `range` alone, which lie in one group. Different
-  /// ranges may be applied at the same time by different threads.
-  void apply_range(std::int64_t step, Range range, const UpdateArrays& arrays);
+  void apply_part(std::int64_t step, Range part, const UpdateArrays& arrays,
+                  ThreadPool& pool) override;
   /// Parameters of 16 bits are rounded at every step; low_precision is not used
   /// then.
   [[nodiscard]] bool takes(DType params) const noexcept override;
   [[nodiscard]] std::size_t num_groups() const noexcept override;
   void set_learning_rate(std::size_t group, double learning_rate) override;
   [[nodiscard]] double learning_rate(std::size_t group) const override;
+  /// "exp_avg", "exp_avg_sq".
+  [[nodiscard]] View state(std::string_view key) override;
   void save(StateDict& state) const override;
   void load(const StateDict& state) override;
 
@@ -106,6 +105,9 @@ class Adam final : public UpdateRule {
   }
 
  private:
+  // Of one group; `arrays` are the range's views.
+  void apply_range(Range range, const UpdateArrays& arrays,
+                   const kernels::AdamCoefficients& c);
   void apply_widened(Range range, const UpdateArrays& arrays,
                      const kernels::AdamCoefficients& c);
 

@@ -48,11 +48,20 @@ class Lamb final : public UpdateRule {
   [[nodiscard]] std::string_view name() const noexcept override;
   [[nodiscard]] const ParameterLayout& layout() const noexcept override;
   [[nodiscard]] std::string describe() const override;
+  /// Both passes at once for parameters that fit into a cache.
   void apply(std::int64_t step, const UpdateArrays& arrays,
              ThreadPool& pool) override;
+  void apply_part(std::int64_t step, Range part, const UpdateArrays& arrays,
+                  ThreadPool& pool) override;
+  [[nodiscard]] bool needs_norms() const noexcept override { return true; }
+  void measure(std::int64_t step, std::span<const NormCell> cells,
+               const UpdateArrays& arrays, std::span<NormSums> sums) override;
+  void set_norms(std::int64_t step,
+                 std::span<const NormSums> parameters) override;
   [[nodiscard]] std::size_t num_groups() const noexcept override;
   void set_learning_rate(std::size_t group, double learning_rate) override;
   [[nodiscard]] double learning_rate(std::size_t group) const override;
+  [[nodiscard]] View state(std::string_view key) override;
   void save(StateDict& state) const override;
   void load(const StateDict& state) override;
 
@@ -65,6 +74,7 @@ class Lamb final : public UpdateRule {
   Adam adam_;  // moments, groups and learning rates
   LambOptions options_;
   std::vector<TrustRatio> ratios_;
+  std::int64_t norms_of_ = 0;  // the step that set_norms() was for
 };
 
 /// The ratio of norms `params` and `update`, clamped to [min_coeff, max_coeff].

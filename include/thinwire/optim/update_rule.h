@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -14,7 +15,7 @@
 
 namespace thinwire::optim {
 
-/// The whole flat arrays that a rule works on.
+/// The flat arrays that a rule works on: of all parameters, or of a part.
 struct UpdateArrays {
   View params;           ///< As in StepInput.
   ConstView grads;       ///< fp32, fp16 or bf16.
@@ -22,7 +23,33 @@ struct UpdateArrays {
   View low_precision{};  ///< As in StepInput.
 };
 
-/// One step of arithmetic on flat arrays; knows nothing of ranks. Local.
+/// Elements of one parameter that lie in one cell of the grid on which the
+/// model's flat array is summed (kernels::kSumChunk).
+struct NormCell {
+  std::size_t parameter = 0;  ///< Its number in the rule's layout.
+  Range range;                ///< Of the rule's layout, which may be a shard's.
+
+  bool operator==(const NormCell&) const = default;
+};
+
+/// Sums of squares over a cell or over a whole parameter.
+struct NormSums {
+  double params = 0;
+  double update = 0;
+
+  NormSums& operator+=(const NormSums& other) noexcept {
+    params += other.params;
+    update += other.update;
+    return *this;
+  }
+  bool operator==(const NormSums&) const = default;
+};
+
+/// One step of arithmetic on flat arrays; knows nothing of ranks. Local. A rule
+/// of a shard has a layout of the pieces that lie there, and takes a step by
+///   if needs_norms():  measure() every cell, add up the parameters' sums over
+///                      all shards, set_norms()
+///   apply_part()
 class UpdateRule {
  public:
   virtual ~UpdateRule() = default;
@@ -37,7 +64,29 @@ class UpdateRule {
   /// Applies step number `step` (1, 2, ...) to all parameters, shared out over
   /// the pool's threads; the same bits for any number of them.
   virtual void apply(std::int64_t step, const UpdateArrays& arrays,
-                     ThreadPool& pool) = 0;
+                     ThreadPool& pool) {
+    apply_part(step, {0, layout().size()}, arrays, pool);
+  }
+  /// The same for elements `part` of the layout, of any parameters and groups.
+  /// `arrays` are those elements' views; states stay where they are. If
+  /// needs_norms(), this is the second pass. Throws Error(kInvalidArgument) if
+  /// sizes do not fit, Error(kFailedPrecondition) if norms are missing.
+  virtual void apply_part(std::int64_t step, Range part,
+                          const UpdateArrays& arrays, ThreadPool& pool) = 0;
+
+  /// A step takes norms of whole parameters.
+  [[nodiscard]] virtual bool needs_norms() const noexcept { return false; }
+  /// The first pass over `cells`, neighbours in the layout's order: updates
+  /// their moments and writes the sums of each. `arrays` are the views of their
+  /// elements. Several threads may measure different cells at once.
+  virtual void measure(std::int64_t /*step*/,
+                       std::span<const NormCell> /*cells*/,
+                       const UpdateArrays& /*arrays*/,
+                       std::span<NormSums> /*sums*/) {}
+  /// The sums of every parameter of the layout as a whole: its cells', wherever
+  /// they were measured, added in the order of the model's flat array.
+  virtual void set_norms(std::int64_t /*step*/,
+                         std::span<const NormSums> /*parameters*/) {}
 
   /// Whether parameters may be of this dtype.
   [[nodiscard]] virtual bool takes(DType params) const noexcept {
@@ -48,6 +97,9 @@ class UpdateRule {
   virtual void set_learning_rate(std::size_t group, double learning_rate) = 0;
   [[nodiscard]] virtual double learning_rate(std::size_t group) const = 0;
 
+  /// A state's array by its name in save(), which has the layout's elements.
+  /// Throws Error(kInvalidArgument) naming those there are.
+  [[nodiscard]] virtual View state(std::string_view key) = 0;
   virtual void save(StateDict& state) const = 0;
   /// Throws Error(kCorruptCheckpoint) before anything changes.
   virtual void load(const StateDict& state) = 0;

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/norm_cells.h"
+
+#include <algorithm>
+
+#include "thinwire/kernels/norm.h"
+
+namespace thinwire::optim {
+
+std::vector<NormCell> norm_cells(const ParameterLayout& layout) {
+  std::vector<NormCell> cells;
+  const auto parameters = layout.parameters();
+  cells.reserve(kernels::sum_chunks(layout.size()) + parameters.size());
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const std::size_t end = parameters[i].offset + parameters[i].size;
+    for (std::size_t at = parameters[i].offset; at < end;) {
+      const std::size_t left = kernels::kSumChunk - at % kernels::kSumChunk;
+      cells.push_back({i, {at, std::min(left, end - at)}});
+      at = cells.back().range.end();
+    }
+  }
+  return cells;
+}
+
+std::vector<NormSums> parameter_sums(std::span<const NormCell> cells,
+                                     std::span<const NormSums> sums,
+                                     std::size_t num_parameters) {
+  std::vector<NormSums> total(num_parameters);
+  for (std::size_t i = 0; i < cells.size(); ++i)
+    total[cells[i].parameter] += sums[i];
+  return total;
+}
+
+}  // namespace thinwire::optim

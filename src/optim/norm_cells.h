@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "thinwire/core/parameter_layout.h"
+#include "thinwire/optim/update_rule.h"
+
+/// The cells over which norms are taken: each is summed by itself, and a
+/// parameter's sums are added in order. So a norm has the same bits on ranks
+/// that hold whole arrays and on those that hold shards, which end on the grid.
+namespace thinwire::optim {
+
+/// The cells of a layout that begins on the grid, in order; parameters without
+/// elements have none.
+[[nodiscard]] std::vector<NormCell> norm_cells(const ParameterLayout& layout);
+
+/// What cells have summed up to for each of `num_parameters` parameters.
+[[nodiscard]] std::vector<NormSums> parameter_sums(
+    std::span<const NormCell> cells, std::span<const NormSums> sums,
+    std::size_t num_parameters);
+
+}  // namespace thinwire::optim
