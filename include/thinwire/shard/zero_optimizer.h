@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "thinwire/comm/communicator.h"
+#include "thinwire/core/parameter_layout.h"
+#include "thinwire/optim/data_parallel.h"
+#include "thinwire/optim/optimizer.h"
+#include "thinwire/optim/semantics.h"
+#include "thinwire/optim/update_rule.h"
+#include "thinwire/precision/loss_scaler.h"
+#include "thinwire/shard/copy_engine.h"
+#include "thinwire/shard/shard_layout.h"
+
+namespace thinwire::shard {
+
+/// Makes the rule for a rank's shard, whose layout has the groups of the whole.
+/// Kept and called again when states are reloaded.
+using MakeRule =
+    std::function<std::unique_ptr<optim::UpdateRule>(const ParameterLayout&)>;
+
+/// Parameters whose replicas are not on all ranks: experts.
+struct ExpertGroup {
+  std::size_t group = 0;  ///< Of the layout, all of it.
+  /// The ranks that hold the same experts; must outlive the optimizer.
+  comm::Communicator* comm = nullptr;
+};
+
+/// Settings of ZeroOptimizer. What does not change results has a good default.
+struct ZeroOptions {
+  /// 1: gradients stay whole until the step. 2: each bucket is reduced to its
+  /// owners as it fills, and no array of all gradients exists.
+  int stage = 1;
+  DType dtype = DType::kFloat32;  ///< Of parameters: fp32, fp16 or bf16.
+  /// Of what is updated: kFloat32, or `dtype` itself with a rule that takes it.
+  DType master_dtype = DType::kFloat32;
+  /// In force with fp16.
+  precision::LossScalerOptions loss_scale{};
+  /// bucket_elements: most elements that are reduced, or gathered, together.
+  optim::ExchangeOptions exchange{.bucket_elements = std::size_t{4} << 20};
+  /// In which gradients travel; unset: `dtype`.
+  std::optional<DType> communication_dtype{};
+  /// In which several backwards are added up: kFloat32 or `dtype`.
+  DType accumulation_dtype = DType::kFloat32;
+  bool average = true;  ///< false: gradients are summed over the ranks.
+  /// false: a bucket is waited for as soon as it has been sent.
+  bool overlap = true;
+  /// Masters and states are in host memory and updated there; gradients go
+  /// there, and parameters back, by the copy engine.
+  bool offload = false;
+  /// Null: host memory to host memory, on a thread of its own.
+  std::shared_ptr<CopyEngine> copy_engine{};
+  /// Groups that are sharded over other ranks. Their gradients are averaged
+  /// over the whole batch: divided by the size of the dense communicator.
+  std::vector<ExpertGroup> experts{};
+
+  /// With kDeepSpeed placement, order of operations and roundings are the
+  /// reference's; the rule must be Adam, without experts or offload.
+  optim::Semantics semantics = optim::Semantics::kCorrected;
+  bool round_robin = false;    ///< kDeepSpeed only.
+  bool reduce_scatter = true;  ///< kDeepSpeed only: false divides sums.
+
+  /// Throws Error(kInvalidArgument) naming the field, its range and its value.
+  void validate() const;
+  /// One line of what ranks must have in common.
+  [[nodiscard]] std::string describe() const;
+};
+
+/// Exact data parallelism with optimizer states, and at stage 2 gradients,
+/// sharded over the ranks (ZeRO, Rajbhandari et al., arXiv:1910.02054; offload:
+/// Ren et al., arXiv:2101.06840). Sends 2 (W-1)/W * 2n elements per step: a
+/// reduce-scatter of gradients and an all-gather of parameters. Parameters have
+/// the same bits as with DataParallel, whatever the ranks, buckets and threads.
+/// Departures from DeepSpeed: docs/algorithms/zero.md.
+///
+/// Memory per rank for n parameters of 16 bits and Adam: 2n parameters, 12n/W
+/// states, 2n (stage 1) or 2n/W (stage 2) gradients, and a few buckets.
+///
+///   ZeroOptimizer optimizer(comm, layout,
+///                           [options](const ParameterLayout& shard) {
+///                             return std::make_unique<optim::Adam>(shard,
+///                                                                  options);
+///                           },
+///                           params, {.stage = 2});
+///
+/// Gradients come whole, as for any Optimizer: step({params, grads}). Or they
+/// are handed over one by one, each of which may be freed at once:
+///
+///   optimizer.begin_backward({.is_last = true});
+///   ... optimizer.collect(k, gradient of parameter k) ...
+///   optimizer.end_backward();
+///   optimizer.step();
+class ZeroOptimizer final : public optim::Optimizer {
+ public:
+  /// Collective. `params`, layout.size() elements of options.dtype and the same
+  /// on all ranks, are the caller's memory, which steps update and which must
+  /// outlive this object, as must `comm`. Masters are made of `initial`, fp32
+  /// parameters before they were rounded, where it is given. Throws
+  /// Error(kInvalidArgument), on all ranks if they were told different things.
+  ZeroOptimizer(comm::Communicator& comm, const ParameterLayout& layout,
+                const MakeRule& make_rule, View params,
+                const ZeroOptions& options = {}, ConstView initial = {});
+  /// Waits for what has been sent without a step().
+  ~ZeroOptimizer() override;
+
+  /// What the next loss is to be multiplied by; 1 but with fp16.
+  [[nodiscard]] double loss_scale() const noexcept;
+  [[nodiscard]] const ZeroOptions& options() const noexcept;
+  /// Of the dense parameters over `comm`.
+  [[nodiscard]] const ShardLayout& shards() const noexcept;
+  /// What is reduced together, ranges of the flat array in their order: the
+  /// ranges that reduce_early() takes.
+  [[nodiscard]] std::vector<Range> buckets() const;
+
+  // ---- gradients one by one
+  struct Backward {
+    bool is_first = true;  ///< Since the last step.
+    /// No other one comes before the step: gradients need no room to grow, and
+    /// leave at stage 1 too.
+    bool is_last = true;
+  };
+  /// Throws Error(kFailedPrecondition) inside a backward, after the last one,
+  /// and if the first one is missing or comes twice.
+  void begin_backward(Backward which);
+  /// The gradient of parameter `index`, fp32 or of options.dtype, is complete
+  /// for this backward; it is copied, and may go. At most once per backward; a
+  /// parameter that does not come has gradient 0. Buckets leave as they fill,
+  /// in an order that does not depend on that of the calls.
+  void collect(std::size_t index, ConstView gradient);
+  void end_backward();
+  /// This backward has failed: the window begins anew. Throws
+  /// Error(kCommFailure) if some of it has left already.
+  void cancel_backward();
+  /// Elements that had not left when end_backward() was called, and the
+  /// parameter that held them up; -1: none.
+  struct Late {
+    std::size_t elements = 0;
+    std::int64_t parameter = -1;
+  };
+  [[nodiscard]] Late late() const noexcept;
+
+  using Optimizer::step;
+  /// Collective. `input.params` is the memory given at construction;
+  /// `input.grads` has layout.size() elements, or none if gradients were handed
+  /// over one by one. They are loss_scale() * input.loss_scale times too long.
+  /// Throws Error(kNonFinite) on all ranks, naming a parameter that overflowed,
+  /// where the loss scale is at its minimum and is to stop there.
+  optim::StepReport step(const optim::StepInput& input) override;
+  /// step() of what was handed over.
+  optim::StepReport step();
+
+  /// `range` is one of buckets(), or some that are neighbours. Stage 1: each
+  /// rank's pieces of `grads` become their average, the rest is unspecified.
+  void reduce_early(View grads, Range range) override;
+  [[nodiscard]] bool reduces_early() const noexcept override;
+
+  // ---- whole values, whoever owns them; collective, fp32, in the shape of the
+  // parameter. Throw Error(kInvalidArgument) for a name or key that is unknown
+  // or a wrong size.
+  /// Of the masters.
+  [[nodiscard]] std::vector<float> full_parameter(std::string_view name);
+  /// The gradient that the next step() will take, divided by the loss scale but
+  /// not clipped. Between the last backward and step(), or with `grads` as
+  /// step() is then to be handed them; Error(kFailedPrecondition) else. No
+  /// backward may come after it until step().
+  [[nodiscard]] std::vector<float> full_gradient(std::string_view name,
+                                                 View grads = {});
+  /// "exp_avg", "exp_avg_sq": the arrays of the rule.
+  [[nodiscard]] std::vector<float> full_state(std::string_view name,
+                                              std::string_view key);
+  /// All ranks give the same values. Sets masters and parameters.
+  void set_full_parameter(std::string_view name, std::span<const float> values);
+  void set_full_gradient(std::string_view name, std::span<const float> values);
+  void set_full_state(std::string_view name, std::string_view key,
+                      std::span<const float> values);
+  /// Makes masters of the parameters as they are: after weights were loaded
+  /// from elsewhere. Local.
+  void read_masters(ConstView params);
+
+  /// Masters and states leave the memory that computes until reload_states();
+  /// step() throws Error(kFailedPrecondition) in between. Local.
+  void offload_states();
+  void reload_states();
+
+  [[nodiscard]] std::int64_t steps() const noexcept override;
+  [[nodiscard]] std::int64_t skipped_steps() const noexcept override;
+  [[nodiscard]] optim::Phase phase() const noexcept override {
+    return optim::Phase::kExact;
+  }
+  using Optimizer::set_learning_rate;
+  void set_learning_rate(std::size_t group, double learning_rate) override;
+  [[nodiscard]] double learning_rate(std::size_t group) const override;
+  [[nodiscard]] std::size_t num_groups() const noexcept override;
+  /// This rank's shard: masters, the rule's states, counters, loss scale.
+  [[nodiscard]] StateDict state_dict() const override;
+  /// Of the same rank of as many, with the same buckets. The parameters are the
+  /// caller's to restore, but those of 16 bits: collective then, they are
+  /// gathered from the masters.
+  void load_state_dict(const StateDict& state) override;
+
+  struct Impl;
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace thinwire::shard

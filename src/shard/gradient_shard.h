@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "shard/bucket_schedule.h"
+#include "thinwire/comm/communicator.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/shard/copy_engine.h"
+#include "thinwire/shard/zero_optimizer.h"
+
+namespace thinwire::shard {
+
+/// How gradients of one group of ranks are reduced.
+struct ReductionSettings {
+  DType dtype = DType::kFloat32;  ///< Of gradients as they come.
+  DType wire = DType::kFloat32;   ///< Asked for; see wire_of().
+  DType accumulation = DType::kFloat32;
+  bool average = true;
+  bool overlap = true;  ///< Else a bucket is waited for once sent.
+  /// Ranks over which the mean is taken: more than those of the communicator
+  /// for experts.
+  int batch_ranks = 1;
+};
+
+/// One window's gradients on their way to their owners: reduced bucket by
+/// bucket, last ones first, while others still come.
+///
+/// Whole: reduced in place, in memory with a place for every element; each
+/// rank's own pieces are what it gets. Handed over one by one: copied into the
+/// memory of their bucket, which is taken from a few that go round. A call may
+/// wait for buckets that have been sent, whose reduction ends by itself; where
+/// there is none it takes one more, since a bucket that cannot be sent yet may
+/// wait for this very call.
+class GradientShard {
+ public:
+  GradientShard(comm::Communicator& comm, const ParameterLayout& layout,
+                const ShardLayout& shards, const ReductionSettings& settings,
+                CopyEngine* copies);
+  /// Waits for what is under way: its memory goes with this object.
+  ~GradientShard();
+  GradientShard(const GradientShard&) = delete;
+  GradientShard& operator=(const GradientShard&) = delete;
+
+  // ---- whole
+  /// Collective, queued: these elements of `sums` are final.
+  void reduce(View sums, std::size_t bucket);
+  [[nodiscard]] bool has_left(std::size_t bucket) const {
+    return left_[bucket];
+  }
+
+  // ---- one by one
+  /// `gradients`: the dtype in which they come.
+  void begin(ZeroOptimizer::Backward which, DType gradients);
+  void collect(std::size_t parameter, ConstView gradient);
+  /// Parameters that have not come are zero.
+  void end();
+  [[nodiscard]] ZeroOptimizer::Late late() const noexcept { return late_; }
+
+  /// Waits for everything. With whole gradients: reduces what is missing.
+  void finish(View sums);
+  /// Waits likewise after a failure, whatever becomes of it.
+  void abandon() noexcept;
+  /// After finish(): the reduced elements of this rank's piece of a bucket.
+  [[nodiscard]] View piece(std::size_t bucket);
+  /// What they are to be divided by to get the mean.
+  [[nodiscard]] double divisor() const noexcept;
+
+  /// Something has been sent since begin_window().
+  [[nodiscard]] bool has_sent() const noexcept { return has_sent_; }
+  /// After a step, or a backward that failed before anything was sent.
+  void begin_window();
+
+ private:
+  // A bucket on its way.
+  struct Slot {
+    Buffer values;   // what this rank sends, if that has no other place
+    Buffer reduced;  // this rank's piece, where it cannot stay
+    Buffer host;     // the same, copied
+    View result;     // where the piece comes
+    std::size_t bucket = 0;
+    bool adds = false;   // the piece is added to that of earlier backwards
+    bool lands = false;  // the piece is in `host`, on its way to the shard
+    comm::Work work;
+    CopyEngine::Ticket copied = 0;
+  };
+  using SlotPointer = std::unique_ptr<Slot>;
+
+  [[nodiscard]] const Bucket& bucket(std::size_t b) const {
+    return shards_.buckets()[b];
+  }
+  [[nodiscard]] Range own(std::size_t b) const;
+  // Nothing is sent, and nothing copied.
+  [[nodiscard]] bool is_alone() const {
+    return comm_.size() == 1 && copies_ == nullptr;
+  }
+  [[nodiscard]] bool is_part_of_batch() const;
+  [[nodiscard]] DType wire_of(DType gradients) const;
+  [[nodiscard]] comm::ReduceOp op(DType wire) const;
+  [[nodiscard]] DType reduced_dtype(DType wire) const;
+  [[nodiscard]] View own_part(std::size_t b);
+  void make_shard(DType dtype);
+
+  [[nodiscard]] SlotPointer make_slot();
+  [[nodiscard]] SlotPointer take_slot();
+  [[nodiscard]] Slot& slot_of(std::size_t bucket);
+  [[nodiscard]] View scratch(Slot& slot, std::size_t size);
+  void send(std::size_t bucket);
+  void arrive_oldest();
+  void land_oldest();
+  void drain();
+
+  comm::Communicator& comm_;
+  const ParameterLayout& layout_;
+  const ShardLayout& shards_;
+  const ReductionSettings settings_;
+  CopyEngine* const copies_;  // null: gradients stay where they are
+  BucketSchedule schedule_;
+
+  // ---- the window
+  View sums_;              // whole gradients
+  Buffer shard_;           // this rank's reduced ones,
+  bool in_shard_ = false;  // if they are not pieces of `sums_`
+  DType wire_ = DType::kFloat32;
+  ZeroOptimizer::Backward which_;
+  bool is_single_ = true;  // one backward: nothing is added up
+  bool has_sent_ = false;
+  std::vector<bool> left_;  // whole: which buckets have been sent
+  ZeroOptimizer::Late late_;
+
+  std::vector<SlotPointer> filling_;  // per bucket
+  std::deque<SlotPointer> sent_;      // in their order
+  std::deque<SlotPointer> arriving_;  // reduced, and being copied
+  std::vector<SlotPointer> free_;
+  std::size_t slots_ = 0;  // with memory of their own, wherever they are
+  CopyEngine::Ticket last_copy_ = 0;
+};
+
+}  // namespace thinwire::shard
