@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/gradient_buckets.h"
+#include "shard/bucket_schedule.h"
 
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ static void PrintTo(const Range& range, std::ostream* out) {
 
 }  // namespace thinwire
 
-namespace thinwire::engine {
+namespace thinwire::shard {
 namespace {
 
 using kernels::kSumChunk;
@@ -39,21 +39,23 @@ ParameterLayout awkward_layout() {
                               {"empty_last", {0}}});
 }
 
-std::vector<Range> take_all_complete(GradientBuckets& buckets) {
+std::vector<Range> take_all_complete(BucketSchedule& buckets) {
   std::vector<Range> taken;
-  while (const auto range = buckets.take_complete()) taken.push_back(*range);
+  while (const auto bucket = buckets.take_complete())
+    taken.push_back(buckets.range(*bucket));
   return taken;
 }
 
-std::vector<Range> take_rest(GradientBuckets& buckets) {
+std::vector<Range> take_rest(BucketSchedule& buckets) {
   std::vector<Range> taken;
-  while (const auto range = buckets.take_any()) taken.push_back(*range);
+  while (const auto bucket = buckets.take_any())
+    taken.push_back(buckets.range(*bucket));
   return taken;
 }
 
 std::vector<Range> cut(std::size_t size, std::size_t bucket_elements) {
   const ParameterLayout layout = ParameterLayout::of({{"all", {size}}});
-  GradientBuckets buckets(layout, bucket_elements);
+  BucketSchedule buckets(layout, equal_buckets(layout.size(), bucket_elements));
   return take_rest(buckets);
 }
 
@@ -63,7 +65,7 @@ std::vector<std::size_t> numbers(std::size_t count) {
   return all;
 }
 
-TEST(GradientBuckets, LieOnTheGridOfSumsAndLeaveFromTheEnd) {
+TEST(BucketSchedule, LieOnTheGridOfSumsAndLeaveFromTheEnd) {
   constexpr std::size_t c = kSumChunk;
   using Ranges = std::vector<Range>;
   EXPECT_EQ(cut(0, 1), Ranges{});
@@ -78,7 +80,7 @@ TEST(GradientBuckets, LieOnTheGridOfSumsAndLeaveFromTheEnd) {
             (Ranges{{4 * c, c - 3}, {2 * c, 2 * c}, {0, 2 * c}}));
 }
 
-TEST(GradientBuckets, OneMayHoldEverything) {
+TEST(BucketSchedule, OneMayHoldEverything) {
   constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
   for (const std::size_t size : {std::size_t{1}, kSumChunk, 3 * kSumChunk + 1})
     for (const std::size_t elements : {most, most - 1, most / 2, 4 * kSumChunk})
@@ -89,7 +91,7 @@ TEST(GradientBuckets, OneMayHoldEverything) {
 
 // What leaves at which moment, by the definition: the last bucket that is still
 // there, once all parameters with an element in it are ready.
-TEST(GradientBuckets, LeaveInOneOrderWhateverTheOrderOfReadiness) {
+TEST(BucketSchedule, LeaveInOneOrderWhateverTheOrderOfReadiness) {
   const ParameterLayout layout = awkward_layout();
   const auto parameters = layout.parameters();
   std::mt19937 random(5);
@@ -97,10 +99,10 @@ TEST(GradientBuckets, LeaveInOneOrderWhateverTheOrderOfReadiness) {
        {std::size_t{1}, kSumChunk + 1, 3 * kSumChunk, 100 * kSumChunk}) {
     std::vector<Range> expected;
     {
-      GradientBuckets buckets(layout, elements);
+      BucketSchedule buckets(layout, equal_buckets(layout.size(), elements));
       expected = take_rest(buckets);
     }
-    GradientBuckets buckets(layout, elements);
+    BucketSchedule buckets(layout, equal_buckets(layout.size(), elements));
     std::vector<std::size_t> order = numbers(parameters.size());
     for (int repeat = 0; repeat < 50; ++repeat) {
       buckets.begin();
@@ -134,11 +136,11 @@ TEST(GradientBuckets, LeaveInOneOrderWhateverTheOrderOfReadiness) {
   }
 }
 
-TEST(GradientBuckets, AParameterHoldsUpEveryBucketItReachesInto) {
+TEST(BucketSchedule, AParameterHoldsUpEveryBucketItReachesInto) {
   // Chunk 0 | chunk 1 | chunk 2: "wide" has an element or more in each.
   const ParameterLayout layout = ParameterLayout::of(
       {{"head", {kSumChunk - 1}}, {"wide", {kSumChunk + 2}}, {"tail", {9}}});
-  GradientBuckets buckets(layout, 1);
+  BucketSchedule buckets(layout, equal_buckets(layout.size(), 1));
   buckets.mark_ready(0);
   buckets.mark_ready(2);
   EXPECT_EQ(take_all_complete(buckets), std::vector<Range>{});
@@ -148,10 +150,10 @@ TEST(GradientBuckets, AParameterHoldsUpEveryBucketItReachesInto) {
                 {2 * kSumChunk, 10}, {kSumChunk, kSumChunk}, {0, kSumChunk}}));
 }
 
-TEST(GradientBuckets, EmptyParametersHoldUpNothing) {
+TEST(BucketSchedule, EmptyParametersHoldUpNothing) {
   const ParameterLayout layout = ParameterLayout::of(
       {{"a", {0}}, {"b", {kSumChunk}}, {"c", {0}}, {"d", {3}}, {"e", {2, 0}}});
-  GradientBuckets buckets(layout, 1);
+  BucketSchedule buckets(layout, equal_buckets(layout.size(), 1));
   buckets.mark_ready(3);
   EXPECT_EQ(take_all_complete(buckets), (std::vector<Range>{{kSumChunk, 3}}));
   EXPECT_EQ(buckets.waiting_for(), 1u);
@@ -164,16 +166,16 @@ TEST(GradientBuckets, EmptyParametersHoldUpNothing) {
   EXPECT_EQ(buckets.take_any(), std::nullopt);
 
   const ParameterLayout nothing = ParameterLayout::of({{"a", {0}}});
-  GradientBuckets none(nothing, 1);
+  BucketSchedule none(nothing, {});
   EXPECT_EQ(none.waiting_for(), std::nullopt);
   none.mark_ready(0);
   EXPECT_EQ(none.take_complete(), std::nullopt);
   EXPECT_EQ(none.take_any(), std::nullopt);
 }
 
-TEST(GradientBuckets, SayWhichParameterTheyWaitFor) {
+TEST(BucketSchedule, SayWhichParameterTheyWaitFor) {
   const ParameterLayout layout = awkward_layout();
-  GradientBuckets buckets(layout, 1);
+  BucketSchedule buckets(layout, equal_buckets(layout.size(), 1));
   // From the end on: of the last bucket, which "across_many" and "scalar"
   // share.
   EXPECT_EQ(layout.parameters()[*buckets.waiting_for()].name, "scalar");
@@ -196,10 +198,10 @@ TEST(GradientBuckets, SayWhichParameterTheyWaitFor) {
   EXPECT_EQ(buckets.waiting_for(), std::nullopt);
 }
 
-TEST(GradientBuckets, BeginAnew) {
+TEST(BucketSchedule, BeginAnew) {
   const ParameterLayout layout =
       ParameterLayout::of({{"a", {kSumChunk}}, {"b", {2}}});
-  GradientBuckets buckets(layout, 1);
+  BucketSchedule buckets(layout, equal_buckets(layout.size(), 1));
   buckets.mark_ready(1);
   buckets.mark_ready(1);  // counts once
   EXPECT_EQ(take_all_complete(buckets).size(), 1u);
@@ -215,4 +217,4 @@ TEST(GradientBuckets, BeginAnew) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::shard
