@@ -13,15 +13,6 @@ using nlohmann::json;
 
 namespace {
 
-ParameterLayout layout_of(const json& meta) {
-  std::vector<ParameterSpec> specs;
-  for (const json& tensor : meta.at("tensors"))
-    specs.push_back({fmt::format("tensor.{}", specs.size()),
-                     tensor.at("shape").get<std::vector<std::size_t>>(),
-                     tensor.at("group").get<std::size_t>()});
-  return ParameterLayout::of(std::move(specs));
-}
-
 std::optional<precision::MixedPrecisionOptions> wrapper_of(
     const json& meta, optim::Semantics semantics) {
   const std::string drive = meta.at("drive");

@@ -21,6 +21,8 @@ void replay_onebit_lamb(const RecordedCase& recorded, comm::Communicator& comm,
 void replay_zero_one_adam(const RecordedCase& recorded,
                           comm::Communicator& comm, optim::Semantics semantics,
                           Comparison& comparison);
+void replay_zero(const RecordedCase& recorded, comm::Communicator& comm,
+                 optim::Semantics semantics, Comparison& comparison);
 void replay_compressed_all_reduce(const RecordedCase& recorded,
                                   comm::Communicator& comm,
                                   optim::Semantics semantics,

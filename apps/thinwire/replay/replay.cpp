@@ -139,6 +139,7 @@ Family family_of(const RecordedCase& recorded) {
   const json& meta = recorded.meta();
   if (meta.contains("calls") && meta.contains("ops"))
     return replay_compressed_all_reduce;
+  if (meta.value("algo_zero", false)) return replay_zero;
   const std::string algo = meta.value("algo", "");
   if (algo == "OnebitAdam") return replay_onebit_adam;
   if (algo == "OnebitLamb") return replay_onebit_lamb;

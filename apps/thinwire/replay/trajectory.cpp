@@ -243,6 +243,15 @@ class Run {
 
 }  // namespace
 
+ParameterLayout layout_of(const json& meta) {
+  std::vector<ParameterSpec> specs;
+  for (const json& tensor : meta.at("tensors"))
+    specs.push_back({fmt::format("tensor.{}", specs.size()),
+                     tensor.at("shape").get<std::vector<std::size_t>>(),
+                     tensor.at("group").get<std::size_t>()});
+  return ParameterLayout::of(std::move(specs));
+}
+
 void read_numbers(const json& from, optim::AdamGroup& group) {
   const auto number = [&](const char* key, std::optional<double>& field) {
     if (from.contains(key)) field = from.at(key).get<double>();

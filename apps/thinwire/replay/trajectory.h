@@ -43,6 +43,8 @@ void replay_trajectory(const RecordedCase& recorded, comm::Communicator& comm,
                        optim::Semantics semantics, Comparison& comparison,
                        const TrajectoryKind& kind);
 
+/// The tensors of a case, named tensor.0, tensor.1, ...
+[[nodiscard]] ParameterLayout layout_of(const nlohmann::json& meta);
 /// Throws Unsupported naming the first key that is not in `keys`.
 void require_known(const nlohmann::json& object,
                    const std::vector<std::string>& keys, const char* what);
