@@ -20,8 +20,6 @@ constexpr std::string_view kTotals = "WarmupDecayLR, WarmupCosineLR";
 constexpr std::string_view kRates = "WarmupLR, WarmupDecayLR";
 
 constexpr std::string_view kStage3 = "of stage 3, which is refused";
-constexpr std::string_view kLater =
-    "kept; noted at stage 0, which has no use for it";
 constexpr std::string_view kFp32Sums =
     "sums are formed in fp32 and divided once, so no part of them overflows";
 constexpr std::string_view kMeasures = "a report of DeepSpeed's; not written";
@@ -197,21 +195,34 @@ constexpr KeyRule kRules[] = {
 
     {"zero_optimization", kHonoured, "a bare `true` means stage 1"},
     {"zero_optimization.stage", kHonoured,
-     "0; 1 and 2 are planned and refused when training starts; 3 is refused"},
-    {"zero_optimization.contiguous_gradients", kHonoured, kLater},
-    {"zero_optimization.reduce_scatter", kHonoured, kLater},
-    {"zero_optimization.reduce_bucket_size", kHonoured, kLater},
-    {"zero_optimization.allgather_bucket_size", kHonoured, kLater},
-    {"zero_optimization.overlap_comm", kHonoured, kLater},
-    {"zero_optimization.load_from_fp32_weights", kHonoured, kLater},
-    {"zero_optimization.elastic_checkpoint", kHonoured, kLater},
-    {"zero_optimization.ignore_unused_parameters", kHonoured, kLater},
-    {"zero_optimization.round_robin_gradients", kHonoured, kLater},
+     "0, 1 or 2; 3 is refused. Without effect at 0: all of what follows"},
+    {"zero_optimization.contiguous_gradients", kHonoured,
+     "kept; a bucket's memory is contiguous in any case"},
+    {"zero_optimization.reduce_scatter", kHonoured,
+     "`deepspeed` semantics: how sums are rounded; else gradients are "
+     "reduce-scattered in any case"},
+    {"zero_optimization.reduce_bucket_size", kHonoured,
+     "most elements that are reduced together; ours are 4 Mi, if that is less"},
+    {"zero_optimization.allgather_bucket_size", kHonoured,
+     "kept; parameters are gathered bucket by bucket"},
+    {"zero_optimization.overlap_comm", kHonoured,
+     "kept; buckets leave as they fill, `thinwire.overlap` decides whether "
+     "they are waited for"},
+    {"zero_optimization.load_from_fp32_weights", kHonoured,
+     "kept; of checkpoint files, which are planned"},
+    {"zero_optimization.elastic_checkpoint", kHonoured,
+     "kept; of checkpoint files, which are planned"},
+    {"zero_optimization.ignore_unused_parameters", kHonoured,
+     "`false`: a parameter without a gradient on some rank stops the step"},
+    {"zero_optimization.round_robin_gradients", kHonoured,
+     "`deepspeed` semantics: the order of parameters; else every bucket loads "
+     "all ranks alike"},
     {"zero_optimization.cpu_offload", kHonoured,
      "the old name of `offload_optimizer.device`: `cpu`"},
     {"zero_optimization.offload_optimizer.device", kHonoured,
-     "`none` or `cpu`; noted at stage 0"},
-    {"zero_optimization.offload_optimizer.pin_memory", kHonoured, kLater},
+     "`cpu`: masters and states are in host memory and updated there; `none`"},
+    {"zero_optimization.offload_optimizer.pin_memory", kHonoured,
+     "kept; of device memory, which is planned"},
     {"zero_optimization.offload_optimizer.nvme_path", kNoted,
      "device `nvme` is refused"},
     {"zero_optimization.offload_optimizer.buffer_count", kNoted,

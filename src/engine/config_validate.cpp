@@ -52,9 +52,11 @@ void check_precision(const Config& config) {
                 "precision.state_dtype", "float32 or precision.master_dtype",
                 precision.state_dtype);
   require_dtype(precision.dtype != DType::kBFloat16 ||
-                    config.semantics == optim::Semantics::kCorrected,
+                    config.semantics == optim::Semantics::kCorrected ||
+                    config.zero.stage > 0,
                 "precision.dtype",
-                "float32 or float16 with deepspeed semantics", precision.dtype);
+                "float32 or float16 with deepspeed semantics and no ZeRO",
+                precision.dtype);
   if (precision.dtype == DType::kFloat16) {
     require(precision.check_grad_overflow, "precision.check_grad_overflow",
             "true with float16, whose gradients overflow", false);
@@ -73,7 +75,8 @@ void check_precision(const Config& config) {
                 "float32, float16 or bfloat16", wire);
 }
 
-void check_zero(const ZeroConfig& zero) {
+void check_zero(const Config& config) {
+  const ZeroConfig& zero = config.zero;
   require(zero.stage >= 0 && zero.stage <= 2, "zero.stage", "0, 1 or 2",
           zero.stage);
   require(zero.reduce_bucket_size >= 0, "zero.reduce_bucket_size", ">= 0",
@@ -82,6 +85,13 @@ void check_zero(const ZeroConfig& zero) {
       zero.allgather_bucket_size >= 0 && zero.allgather_bucket_size % 2 == 0,
       "zero.allgather_bucket_size", ">= 0 and even",
       zero.allgather_bucket_size);
+  if (zero.stage == 0 || config.semantics == optim::Semantics::kCorrected)
+    return;
+  require(std::holds_alternative<optim::AdamOptions>(config.optimizer),
+          "optimizer", "adam with ZeRO and deepspeed semantics",
+          name_of(config.optimizer));
+  require(zero.offload_optimizer == OffloadDevice::kNone,
+          "zero.offload_optimizer", "none with deepspeed semantics", "cpu");
 }
 
 }  // namespace
@@ -109,7 +119,7 @@ void check_without_ranks(const Config& config) {
              config.optimizer_options());
   check_precision(config);
   config.schedule.validate();
-  check_zero(config.zero);
+  check_zero(config);
   require(config.steps_per_print >= 0, "steps_per_print", ">= 0",
           config.steps_per_print);
 }
@@ -122,7 +132,6 @@ void Config::validate(int world) const {
   if (zero.stage != 0 && !is_exact)
     planned(
         fmt::format("ZeRO stage {} with {}", zero.stage, name_of(optimizer)));
-  if (zero.stage != 0) planned(fmt::format("ZeRO stage {}", zero.stage));
   const bool is_adam = std::holds_alternative<optim::AdamOptions>(optimizer);
   require_dtype(precision.master_dtype == DType::kFloat32 || is_adam,
                 "precision.master_dtype", "float32 with this optimizer",

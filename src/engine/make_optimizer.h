@@ -8,6 +8,7 @@
 #include "thinwire/engine/config.h"
 #include "thinwire/optim/optimizer.h"
 #include "thinwire/precision/mixed_precision.h"
+#include "thinwire/shard/zero_optimizer.h"
 
 namespace thinwire::engine {
 
@@ -15,12 +16,14 @@ namespace thinwire::engine {
 struct MadeOptimizer {
   std::unique_ptr<optim::Optimizer> optimizer;
   precision::MixedPrecision* mixed = nullptr;  ///< If it is one.
+  shard::ZeroOptimizer* zero = nullptr;        ///< If it is one.
 };
 
-/// Collective. `initial` are the parameters, in any dtype.
+/// Collective. `initial` are the parameters, in any dtype; ZeRO makes its
+/// shards of `params`.
 [[nodiscard]] MadeOptimizer make_optimizer(comm::Communicator& comm,
                                            const ParameterLayout& layout,
-                                           const Config& config,
+                                           const Config& config, View params,
                                            ConstView initial);
 
 }  // namespace thinwire::engine

@@ -19,7 +19,7 @@
 
 namespace thinwire::engine::test {
 
-/// Three buckets at the smallest size, parameters within and across them, empty
+/// Three buckets of 16384, parameters within and across them, empty
 /// ones, two groups.
 inline ParameterLayout model_layout() {
   return ParameterLayout::of({{"empty", {0}, 0},

@@ -175,8 +175,10 @@ TEST(EngineErrors, TheConfigurationMustBeValid) {
     config = config_of();
     config.train_batch_size = 6;  // of 2 ranks, twice
     Refused(comm).expect(kArgument, {"train_batch_size"}, layout, config);
-    config = Config{.zero = {.stage = 1}};
-    Refused(comm).expect(ErrorCode::kUnavailable, {"ZeRO stage 1"}, layout,
+    config = config_of();
+    config.zero.stage = 1;
+    Refused(comm).expect(ErrorCode::kUnavailable,
+                         {"ZeRO stage 1 with onebit_adam", "planned"}, layout,
                          config);
     // What only the optimizer knows: the model has two groups.
     config = config_of();

@@ -50,19 +50,25 @@ struct PrecisionConfig {
 /// Where ZeRO keeps what the optimizer needs.
 enum class OffloadDevice { kNone, kCpu };
 
-/// ZeRO (arXiv:1910.02054). This version reads the settings and has stage 0
-/// alone, with which the others have no effect.
+/// ZeRO (arXiv:1910.02054): optimizer states, and at stage 2 gradients, sharded
+/// over the ranks. Where it says nothing else, a setting of DeepSpeed's that
+/// does not change results, and that this library decides by itself.
 struct ZeroConfig {
-  int stage = 0;  ///< In [0, 2]; validate() refuses 1 and 2 as planned.
+  int stage = 0;  ///< In [0, 2]; above 0 with an exact optimizer.
   bool contiguous_gradients = true;
-  bool reduce_scatter = true;
-  std::int64_t reduce_bucket_size = 500'000'000;     ///< Elements, >= 0.
+  bool reduce_scatter = true;  ///< kDeepSpeed: how sums are rounded.
+  /// Most elements that are reduced together, >= 0; an upper bound for ours,
+  /// ZeroOptions::exchange.bucket_elements.
+  std::int64_t reduce_bucket_size = 500'000'000;
   std::int64_t allgather_bucket_size = 500'000'000;  ///< Elements, >= 0, even.
   bool overlap_comm = false;
   bool load_from_fp32_weights = true;
   bool elastic_checkpoint = false;
+  /// false: step() throws Error(kFailedPrecondition) naming a parameter that
+  /// had no gradient on some rank.
   bool ignore_unused_parameters = true;
-  bool round_robin_gradients = false;
+  bool round_robin_gradients = false;  ///< kDeepSpeed: order of parameters.
+  /// kCpu: masters and states are in host memory and updated there.
   OffloadDevice offload_optimizer = OffloadDevice::kNone;
   bool offload_pin_memory = true;
 

@@ -6,12 +6,15 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "thinwire/comm/communicator.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/engine/config.h"
 #include "thinwire/optim/optimizer.h"
+#include "thinwire/shard/zero_optimizer.h"
 
 namespace thinwire::engine {
 
@@ -29,6 +32,11 @@ struct EngineReport : optim::StepReport {
   /// The parameter that held them up; empty: none, or the first one's bucket.
   std::string waited_for{};
 };
+
+/// Whether gradients have an array of their own until step(). Otherwise each is
+/// handed to Engine::gradient_ready(), and may go at once: ZeRO stage 2, and
+/// stage 1 where 16-bit gradients are added up in fp32.
+[[nodiscard]] bool keeps_gradients(const Config& config, int world);
 
 /// All that a Config asks for, put together around flat memory: loss scale,
 /// accumulation, exchange during backward, optimizer, learning rates. Knows no
@@ -54,7 +62,8 @@ class Engine {
  public:
   /// Collective: rank 0's parameters go to all ranks. `params` and `grads` are
   /// flat arrays of layout.size() elements of config.precision.dtype, which
-  /// must outlive this object, as must `comm`. Masters are made of `initial`,
+  /// must outlive this object, as must `comm`; unless keeps_gradients() `grads`
+  /// is empty. Masters are made of `initial`,
   /// fp32 parameters before they were rounded, where it is given. Gradients
   /// become 0. Throws Error(kInvalidArgument), Error(kUnavailable) as
   /// Config::validate, and on all ranks if they were told different things.
@@ -68,7 +77,8 @@ class Engine {
   [[nodiscard]] const Config& config() const noexcept;
   /// To look at. Its learning rates are set by the schedule in every step.
   [[nodiscard]] optim::Optimizer& optimizer() noexcept;
-  /// The parameters that are updated: masters, or params themselves.
+  /// The parameters that are updated: masters, or params themselves. With ZeRO
+  /// masters are shards: params.
   [[nodiscard]] ConstView masters() const noexcept;
   [[nodiscard]] double loss_scale() const noexcept;
   /// What the loss is to be multiplied by, in fp32: the loss scale over
@@ -79,9 +89,11 @@ class Engine {
   /// Throws Error(kFailedPrecondition) inside another backward, in an
   /// evaluation, and after the window's last one, until step().
   void begin_backward();
-  /// The gradient of parameter `index` is complete for this backward. Optional,
-  /// at most once per parameter and backward.
-  void gradient_ready(std::size_t index);
+  /// The gradient of parameter `index` is complete for this backward. At most
+  /// once per parameter and backward. With keeps_gradients() it is in its
+  /// place, and this call is optional; otherwise it is `gradient`, which is
+  /// copied, and a parameter without one counts as zero.
+  void gradient_ready(std::size_t index, ConstView gradient = {});
   void end_backward();
   /// Backward has failed: its gradients are worth nothing, and the window
   /// begins anew.
@@ -97,12 +109,25 @@ class Engine {
   /// MixedPrecision.
   EngineReport step();
 
+  // ---- whole values, whoever owns them; collective, fp32
+  /// Of the masters.
+  [[nodiscard]] std::vector<float> full_parameter(std::string_view name);
+  /// The averaged gradient, without the loss scale and not clipped, between a
+  /// window's last backward and step(), which no backward may then precede.
+  /// Only with ZeRO, as what follows.
+  [[nodiscard]] std::vector<float> full_gradient(std::string_view name);
+  [[nodiscard]] std::vector<float> full_state(std::string_view name,
+                                              std::string_view key);
+  /// Setters, and what moves states. Error(kFailedPrecondition) without ZeRO.
+  [[nodiscard]] shard::ZeroOptimizer& zero();
+
   /// Collective: between the two calls parameters are equal on all ranks, and
   /// there is no backward or step.
   void begin_evaluation();
   void end_evaluation();
 
   /// At the beginning of a window; Error(kFailedPrecondition) inside of one.
+  /// With ZeRO this rank's shard, and loading is collective.
   [[nodiscard]] StateDict state_dict() const;
   void load_state_dict(const StateDict& state);
 

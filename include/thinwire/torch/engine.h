@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "thinwire/core/memory.h"
 #include "thinwire/engine/engine.h"
 #include "thinwire/torch/module_memory.h"
 
@@ -92,31 +93,47 @@ class Engine {
   // What the hooks of tensors know; tensors may outlive the engine.
   struct Link {
     std::unique_ptr<engine::Engine> core;
+    bool releases = false;  // gradients, instead of keeping them in place
+    DType dtype = DType::kFloat32;
     bool in_backward = false;
     bool has_foreign_gradients = false;  // of a backward not the engine's
   };
   struct Hook final : ::torch::autograd::PostAccumulateGradHook {
     Hook(const std::shared_ptr<Link>& engine, std::size_t parameter)
         : link(engine), index(parameter) {}
-    void operator()(const ::torch::autograd::Variable& /*tensor*/) override {
+    void operator()(const ::torch::autograd::Variable& tensor) override {
       const std::shared_ptr<Link> engine = link.lock();
       if (!engine) return;
-      if (engine->in_backward)
-        engine->core->gradient_ready(index);
-      else
+      if (!engine->in_backward) {
         engine->has_foreign_gradients = true;
+      } else if (engine->releases) {
+        // Copied into its bucket, and gone before the next one is computed.
+        at::Tensor parameter = tensor;
+        const at::Tensor gradient = parameter.grad().contiguous();
+        parameter.mutable_grad().reset();
+        const MemoryNote note(MemoryKind::kGradients, gradient.nbytes());
+        engine->core->gradient_ready(
+            index, ConstView(gradient.const_data_ptr(),
+                             static_cast<std::size_t>(gradient.numel()),
+                             engine->dtype));
+      } else {
+        engine->core->gradient_ready(index);
+      }
     }
     std::weak_ptr<Link> link;
     std::size_t index;
   };
 
+  // Parameters in fp32 before the module is rounded; empty where they stay.
+  using Values = std::vector<at::Tensor>;
   Engine(const ::torch::nn::Module& module, comm::Communicator& comm,
          const engine::Config& config, const GroupOf& group_of,
-         const std::vector<float>& initial);
+         const Values& before);
 
-  static std::vector<float> initial_masters(const ::torch::nn::Module& module,
-                                            const comm::Communicator& comm,
-                                            const engine::Config& config);
+  static Values values_of(const ::torch::nn::Module& module,
+                          const comm::Communicator& comm,
+                          const engine::Config& config);
+  static Buffer flat(const Values& values, const ParameterLayout& layout);
   void require_same_parameters() const;
 
   const ::torch::nn::Module& module_;
@@ -124,37 +141,57 @@ class Engine {
   std::shared_ptr<Link> link_ = std::make_shared<Link>();
 };
 
-// What masters are made of, in layout order, before the module is rounded;
-// empty where there are none.
-inline std::vector<float> Engine::initial_masters(
-    const ::torch::nn::Module& module, const comm::Communicator& comm,
-    const engine::Config& config) {
+// No copies of fp32 tensors: they have the memory that the module had.
+inline Engine::Values Engine::values_of(const ::torch::nn::Module& module,
+                                        const comm::Communicator& comm,
+                                        const engine::Config& config) {
   config.validate(comm.size());  // before the module changes
-  std::vector<float> values;
-  if (config.precision.dtype == DType::kFloat32) return values;
-  for (const NamedParameter& parameter : trainable_parameters(module)) {
-    const at::Tensor wide =
-        parameter.tensor.detach().to(at::kFloat).contiguous();
-    const float* from = wide.const_data_ptr<float>();
-    values.insert(values.end(), from, from + wide.numel());
-  }
+  Values values;
+  if (config.precision.dtype != DType::kFloat32)
+    for (const NamedParameter& parameter : trainable_parameters(module))
+      values.push_back(parameter.tensor.detach().to(at::kFloat).contiguous());
   return values;
+}
+
+inline Buffer Engine::flat(const Values& values,
+                           const ParameterLayout& layout) {
+  if (values.empty()) return {};
+  Buffer all = Buffer::of<float>(layout.size());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const float* from = values[i].const_data_ptr<float>();
+    std::copy(from, from + values[i].numel(),
+              all.as<float>().data() + layout.parameters()[i].offset);
+  }
+  return all;
 }
 
 inline Engine::Engine(const ::torch::nn::Module& module,
                       comm::Communicator& comm, const engine::Config& config,
                       const GroupOf& group_of)
-    : Engine(module, comm, config, group_of,
-             initial_masters(module, comm, config)) {}
+    : Engine(module, comm, config, group_of, values_of(module, comm, config)) {}
 
 inline Engine::Engine(const ::torch::nn::Module& module,
                       comm::Communicator& comm, const engine::Config& config,
-                      const GroupOf& group_of,
-                      const std::vector<float>& initial)
-    : module_(module), memory_(module, group_of, config.precision.dtype) {
-  link_->core = std::make_unique<engine::Engine>(comm, memory_.layout(), config,
-                                                 memory_.params(),
-                                                 memory_.grads(), initial);
+                      const GroupOf& group_of, const Values& before)
+    : module_(module),
+      memory_(module, group_of, config.precision.dtype,
+              engine::keeps_gradients(config, comm.size())
+                  ? Gradients::kInPlace
+                  : Gradients::kReleased) {
+  link_->releases = memory_.grads().empty();
+  link_->dtype = config.precision.dtype;
+  const bool is_sharded = config.zero.stage > 0;
+  link_->core = std::make_unique<engine::Engine>(
+      comm, memory_.layout(), config, memory_.params(), memory_.grads(),
+      is_sharded ? ConstView() : flat(before, layout()).view());
+  // Shards of masters, parameter by parameter: no rank has room for all.
+  for (std::size_t i = 0; is_sharded && i < before.size(); ++i) {
+    std::vector<float> values(static_cast<std::size_t>(before[i].numel()));
+    std::copy_n(before[i].const_data_ptr<float>(), values.size(),
+                values.data());
+    comm.broadcast(values, 0);
+    core().zero().set_full_parameter(layout().parameters()[i].name, values);
+  }
   for (std::size_t i = 0; i < memory_.tensors().size(); ++i)
     ::torch::autograd::impl::set_post_acc_grad_hooks(
         memory_.tensors()[i], std::make_unique<Hook>(link_, i));

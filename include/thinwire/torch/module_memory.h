@@ -17,6 +17,7 @@
 
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/error.h"
+#include "thinwire/core/memory.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/view.h"
 
@@ -45,6 +46,12 @@ inline std::vector<NamedParameter> trainable_parameters(
   return found;
 }
 
+/// Where the gradients of a module are.
+enum class Gradients {
+  kInPlace,   ///< In a flat array, from one step to the next.
+  kReleased,  ///< Nowhere: a hook takes each and undefines it at once.
+};
+
 /// Moves the trainable parameters of a module, and their gradients, into two
 /// flat arrays: each tensor becomes a view of its place there, so backward()
 /// writes where Optimizer::step() reads, and nothing is copied in between.
@@ -71,9 +78,12 @@ class ModuleMemory {
   /// Error(kFailedPrecondition) if there is none to train; nothing has changed
   /// then. From now on a backward that gives a parameter a sparse gradient
   /// throws Error(kInvalidArgument).
+  /// With kReleased there are no gradients, and those that were there are
+  /// dropped.
   explicit ModuleMemory(const ::torch::nn::Module& module,
                         const GroupOf& group_of = {},
-                        std::optional<DType> dtype = std::nullopt);
+                        std::optional<DType> dtype = std::nullopt,
+                        Gradients gradients = Gradients::kInPlace);
 
   [[nodiscard]] const ParameterLayout& layout() const noexcept {
     return layout_;
@@ -82,7 +92,8 @@ class ModuleMemory {
   [[nodiscard]] const std::vector<at::Tensor>& tensors() const noexcept {
     return tensors_;
   }
-  /// The flat arrays, layout().size() elements of one type.
+  /// The flat arrays, layout().size() elements of one type; grads() is empty
+  /// with kReleased.
   [[nodiscard]] View params() noexcept { return params_->view(); }
   [[nodiscard]] View grads() noexcept { return grads_->view(); }
 
@@ -107,6 +118,7 @@ class ModuleMemory {
 
   static at::ScalarType scalar_type(DType dtype);
 
+  Gradients gradients_;
   ParameterLayout layout_;
   std::vector<at::Tensor> tensors_;  // In layout order.
   std::shared_ptr<Buffer> params_;
@@ -117,7 +129,9 @@ class ModuleMemory {
 
 inline ModuleMemory::ModuleMemory(const ::torch::nn::Module& module,
                                   const GroupOf& group_of,
-                                  std::optional<DType> dtype) {
+                                  std::optional<DType> dtype,
+                                  Gradients gradients)
+    : gradients_(gradients) {
   std::vector<ParameterSpec> specs;
   for (const auto& [name, tensor] : trainable_parameters(module)) {
     require_supported(name, tensor);
@@ -138,8 +152,13 @@ inline ModuleMemory::ModuleMemory(const ::torch::nn::Module& module,
     for (const DType half : {DType::kFloat16, DType::kBFloat16})
       if (tensors_.front().scalar_type() == scalar_type(half)) dtype = half;
   }
-  params_ = std::make_shared<Buffer>(layout_.size(), *dtype);
-  grads_ = std::make_shared<Buffer>(layout_.size(), *dtype);
+  {
+    const MemoryScope scope(MemoryKind::kParameters);
+    params_ = std::make_shared<Buffer>(layout_.size(), *dtype);
+  }
+  const MemoryScope scope(MemoryKind::kGradients);
+  grads_ = std::make_shared<Buffer>(
+      gradients == Gradients::kInPlace ? layout_.size() : 0, *dtype);
   flat_params_ = wrap(params_);
   flat_grads_ = wrap(grads_);
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
@@ -190,9 +209,13 @@ inline void ModuleMemory::re_home(const Parameter& place,
                                   at::Tensor& tensor) const {
   const ::torch::NoGradGuard no_grad;
   const at::Tensor param = view_of(flat_params_, place);
-  const at::Tensor grad = view_of(flat_grads_, place);
+  at::Tensor grad;
+  if (gradients_ == Gradients::kInPlace) {
+    grad = view_of(flat_grads_, place);
+    if (tensor.grad().defined()) grad.copy_(tensor.grad());
+  }
   param.copy_(tensor);
-  if (tensor.grad().defined()) grad.copy_(tensor.grad());
+  tensor.mutable_grad().reset();
   tensor.set_data(param);
   tensor.mutable_grad() = grad;
   // Autograd would add a sparse gradient to a dense one without a word.
@@ -208,6 +231,14 @@ inline void ModuleMemory::re_home(const Parameter& place,
 inline void ModuleMemory::check_gradient(const Parameter& place,
                                          const at::Tensor& tensor) const {
   const at::Tensor& grad = tensor.grad();
+  if (gradients_ == Gradients::kReleased) {
+    if (!grad.defined()) return;
+    throw Error(ErrorCode::kFailedPrecondition,
+                "gradient of '" + place.name +
+                    "' was set after ModuleMemory was made: with this "
+                    "configuration gradients are handed over and released "
+                    "during backward()");
+  }
   if (!grad.defined()) {
     throw Error(ErrorCode::kFailedPrecondition,
                 "gradient of '" + place.name +

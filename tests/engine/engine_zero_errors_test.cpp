@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an Engine with ZeRO refuses, and that it goes on afterwards.
+#include <gtest/gtest.h>
+
+#include "engine/sharded.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace thinwire::engine {
+namespace {
+
+using test::ByHand;
+using test::floats;
+using test::kSharded;
+using test::Sharded;
+using test::Sharding;
+using test::zero_config;
+using thinwire::test::expect_error;
+
+constexpr ErrorCode kPrecondition = ErrorCode::kFailedPrecondition;
+constexpr ErrorCode kArgument = ErrorCode::kInvalidArgument;
+
+TEST(KeepsGradients, WhereAnArrayOfThemIsNoWaste) {
+  const auto keeps = [](int stage, DType dtype, std::int64_t backwards,
+                        bool managed = true) {
+    return keeps_gradients(
+        zero_config({stage, false}, dtype, backwards, managed), 2);
+  };
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    EXPECT_TRUE(keeps(0, dtype, 1));
+    EXPECT_TRUE(keeps(0, dtype, 2));
+    EXPECT_TRUE(keeps(1, dtype, 1));
+    EXPECT_FALSE(keeps(2, dtype, 1));
+    EXPECT_FALSE(keeps(2, dtype, 2));
+  }
+  EXPECT_TRUE(keeps(1, DType::kFloat32, 2));
+  EXPECT_FALSE(keeps(1, DType::kBFloat16, 2));
+  EXPECT_FALSE(keeps(1, DType::kBFloat16, 1, /*managed=*/false));
+  Config narrow = zero_config({1, false}, DType::kBFloat16, 2);
+  narrow.accumulation_dtype = DType::kBFloat16;
+  EXPECT_TRUE(keeps_gradients(narrow, 2));
+}
+
+TEST(EngineZeroErrors, GradientsHaveAnArrayOrNone) {
+  comm::run_local_ranks(2, [](comm::Communicator& comm) {
+    const ParameterLayout layout = test::model_layout();
+    std::vector<float> params(layout.size());
+    std::vector<float> grads(layout.size());
+    expect_error(kArgument,
+                 {"grads must be empty", "one by one", "got 38360 elements"},
+                 [&] {
+                   const Engine engine(comm, layout, zero_config({2, false}),
+                                       params, grads);
+                 });
+    expect_error(kArgument, {"grads must be float32 of 38360", "of 0"}, [&] {
+      const Engine engine(comm, layout, zero_config({1, false}), params,
+                          View{});
+    });
+  });
+}
+
+// Every mistake at every point, by one rank or by all, and no bit has changed.
+TEST(EngineZeroErrors, ChangeNothing) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16})
+    for (const Sharding& sharding : kSharded)
+      comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+        const Config config = zero_config(sharding, dtype);
+        ByHand hand(comm, config, {});
+        Sharded sharded(comm, config);
+        Engine& engine = sharded.engine;
+        const auto refuses = [&](std::string_view part, auto&& call) {
+          if (comm.rank() == 1)
+            expect_error(kPrecondition, {part}, [&] { call(); });
+        };
+        const auto no_gradient_yet = [&] {
+          refuses("full_gradient", [&] { (void)engine.full_gradient("wide"); });
+        };
+        for (std::int64_t t = 1; t <= 3; ++t) {
+          hand.step(t, 1, 1, false);
+          refuses("no backward", [&] { engine.step(); });
+          refuses("outside of a backward", [&] { engine.gradient_ready(0); });
+          no_gradient_yet();
+          engine.begin_backward();
+          no_gradient_yet();
+          refuses("inside another backward", [&] { engine.begin_backward(); });
+          refuses("inside a backward", [&] { engine.step(); });
+          refuses("inside a window", [&] { (void)engine.state_dict(); });
+          const Buffer own = sharded.gradients({t, 0});
+          for (std::size_t k = sharded.layout.parameters().size(); k-- > 0;) {
+            const Parameter& p = sharded.layout.parameters()[k];
+            const ConstView values = own.view().subview(p.offset, p.size);
+            if (p.size > 0 && sharded.keeps) {
+              refuses("is in the array of all gradients",
+                      [&] { engine.gradient_ready(k, values); });
+            } else if (p.size > 0) {
+              refuses("'" + p.name + "' is missing",
+                      [&] { engine.gradient_ready(k); });
+              const ConstView most = values.subview(0, p.size - 1);
+              const Buffer twice(p.size, DType::kFloat64);
+              for (const ConstView& wrong : {most, ConstView(twice.view())})
+                if (!wrong.empty())
+                  expect_error(kArgument, {"'" + p.name + "'"},
+                               [&] { engine.gradient_ready(k, wrong); });
+            }
+            sharded.hand_over(own, k);
+            refuses("'" + p.name + "' was ready before",
+                    [&] { engine.gradient_ready(k, values); });
+          }
+          engine.end_backward();
+          expect_error(kArgument, {"nobody"},
+                       [&] { (void)engine.full_gradient("nobody"); });
+          EXPECT_TRUE(engine.step().applied);
+          ASSERT_EQ(floats(sharded.params.view()), floats(hand.params.view()))
+              << t;
+        }
+      });
+}
+
+// Means would be added to gradients of one rank.
+TEST(EngineZeroErrors, NoBackwardAfterAGradientWasRead) {
+  for (const Sharding& sharding : kSharded)
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      const Config config =
+          zero_config(sharding, DType::kFloat32, 1, /*managed=*/false);
+      ByHand hand(comm, config, {});
+      Sharded sharded(comm, config);
+      for (std::int64_t t = 1; t <= 3; ++t) {
+        hand.step(t, 1, 1, false);
+        sharded.backward({t, 0});
+        EXPECT_EQ(sharded.engine.full_gradient("long").size(), 20000u);
+        EXPECT_EQ(sharded.engine.full_gradient("scalar").size(), 1u);
+        expect_error(kPrecondition, {"step()"},
+                     [&] { sharded.engine.begin_backward(); });
+        EXPECT_TRUE(sharded.engine.step().applied);
+        ASSERT_EQ(floats(sharded.params.view()), floats(hand.params.view()))
+            << "stage " << sharding.stage << ", step " << t;
+      }
+    });
+}
+
+TEST(EngineZeroErrors, Item37UnusedParametersAreNamedOnAllRanks) {
+  for (const Sharding& sharding : kSharded)
+    for (const int world : {1, 3})
+      comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+        Config config = zero_config(sharding, DType::kBFloat16, 2);
+        config.zero.ignore_unused_parameters = false;
+        Sharded sharded(comm, config);
+        // Once in a window is enough; "none" and "empty" have nothing to miss.
+        sharded.backward({1, 0}, {0, 4, 6});
+        sharded.engine.step();
+        sharded.backward({1, 1}, {0, 4, 2});
+        EXPECT_TRUE(sharded.engine.step().applied);
+        const bool is_last = comm.rank() == world - 1;
+        for (std::int64_t micro = 0; micro < 2; ++micro) {
+          sharded.backward({2, micro}, is_last ? std::set<std::size_t>{5}
+                                               : std::set<std::size_t>{});
+          if (micro == 0) sharded.engine.step();
+        }
+        expect_error(
+            kPrecondition,
+            {"'block' had no gradient on rank " + std::to_string(world - 1),
+             "zero.ignore_unused_parameters"},
+            [&] { sharded.engine.step(); });
+      });
+}
+
+TEST(EngineZeroErrors, WholeValuesWithoutZero) {
+  comm::run_local_ranks(1, [](comm::Communicator& comm) {
+    Sharded plain(comm, zero_config({0, false}));
+    expect_error(kPrecondition, {"full_gradient: only with ZeRO"},
+                 [&] { (void)plain.engine.full_gradient("wide"); });
+    expect_error(kPrecondition, {"full_state: only with ZeRO"},
+                 [&] { (void)plain.engine.full_state("wide", "exp_avg"); });
+    expect_error(kPrecondition, {"zero: only with ZeRO"},
+                 [&] { (void)plain.engine.zero(); });
+    EXPECT_EQ(plain.engine.full_parameter("block").size(), 1025u);
+  });
+}
+
+// No loss scale suits these gradients; the next ones are fine.
+TEST(EngineZeroErrors, NonFiniteGradientsAtTheMinimumOfTheScale) {
+  for (const Sharding& sharding : kSharded)
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Config config = zero_config(sharding, DType::kFloat16);
+      config.precision.loss_scale = {
+          .initial_scale = 1, .hysteresis = 1, .min_scale = 1};
+      ByHand hand(comm, config, {});
+      Sharded sharded(comm, config);
+      for (std::int64_t t = 1; t <= 3; ++t) {
+        sharded.backward({50 + t, 0, comm.rank() == 1});
+        expect_error(ErrorCode::kNonFinite, {"minimum", "'long'"},
+                     [&] { sharded.engine.step(); });
+        hand.step(t, 1, 1, false);
+        sharded.backward({t, 0});
+        EXPECT_EQ(sharded.engine.step().steps, t);
+        ASSERT_EQ(floats(sharded.params.view()), floats(hand.params.view()));
+      }
+    });
+}
+
+TEST(EngineZeroConfig, CombinationsThatAreRefused) {
+  const auto refuses = [](const Config& config, ErrorCode code,
+                          std::initializer_list<std::string_view> parts) {
+    expect_error(code, parts, [&] { config.validate(2); });
+  };
+  for (const int stage : {1, 2}) {
+    for (const char* low_bit :
+         {"onebit_adam", "onebit_lamb", "zero_one_adam"}) {
+      Config config = zero_config({stage, false});
+      config.optimizer = test::optimizer_case(low_bit);
+      refuses(
+          config, ErrorCode::kUnavailable,
+          {stage == 1 ? "ZeRO stage 1" : "ZeRO stage 2", low_bit, "planned"});
+    }
+    Config config = zero_config({stage, true});
+    config.semantics = optim::Semantics::kDeepSpeed;
+    refuses(config, kArgument, {"zero.offload_optimizer", "deepspeed", "cpu"});
+    config = zero_config({stage, false});
+    config.semantics = optim::Semantics::kDeepSpeed;
+    config.optimizer = test::optimizer_case("lamb");
+    refuses(config, kArgument, {"adam with ZeRO", "lamb"});
+    config = zero_config({stage, false});
+    config.zero.allgather_bucket_size = 7;
+    refuses(config, kArgument, {"allgather_bucket_size", "even", "7"});
+    config = zero_config({stage, false});
+    config.zero.reduce_bucket_size = -1;
+    refuses(config, kArgument, {"reduce_bucket_size", ">= 0", "-1"});
+  }
+  for (const int stage : {-1, 3})
+    refuses(zero_config({stage, false}), kArgument,
+            {"zero.stage must be 0, 1 or 2", std::to_string(stage)});
+  EXPECT_NO_THROW(zero_config({2, true}).validate(2));
+}
+
+}  // namespace
+}  // namespace thinwire::engine

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+// ZeRO through an Engine: the bits of training without it.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "engine/sharded.h"
+#include "optim/states.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace thinwire::engine {
+namespace {
+
+using test::ByHand;
+using test::floats;
+using test::kSharded;
+using test::Sharded;
+using test::Sharding;
+using test::zero_config;
+using thinwire::test::expect_error;
+
+constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16,
+                             DType::kBFloat16};
+
+class EngineZero : public ::testing::TestWithParam<std::tuple<int, DType>> {};
+
+INSTANTIATE_TEST_SUITE_P(All, EngineZero,
+                         ::testing::Combine(::testing::Values(1, 2, 3),
+                                            ::testing::ValuesIn(kDTypes)),
+                         [](const auto& tested) {
+                           return fmt::format(
+                               "{}_w{}", to_string(std::get<1>(tested.param)),
+                               std::get<0>(tested.param));
+                         });
+
+// Steps that are skipped on all ranks for the sake of one, another start on
+// each rank, parameters that some ranks leave out.
+TEST_P(EngineZero, EqualsWhatIsWrittenByHand) {
+  const auto& [world, dtype] = GetParam();
+  for (const char* optimizer : {"adam", "lamb"})
+    for (const double clipping : {0.0, 20.0})
+      for (const Sharding& sharding : kSharded)
+        comm::run_local_ranks(world, [&,
+                                      type = dtype](comm::Communicator& comm) {
+          Config config = zero_config(sharding, type);
+          config.optimizer = test::optimizer_case(optimizer);
+          config.gradient_clipping = clipping;
+          ByHand hand(comm, config, {.max_grad_norm = clipping});
+          Sharded sharded(comm, config);
+          for (std::int64_t t = 1; t <= 5; ++t) {
+            const bool overflows = t == 3 && comm.rank() == 0;
+            const auto want = hand.step(t, 1, 1, overflows);
+            sharded.backward({t, 0, overflows}, t % 2 == 0
+                                                    ? sharded.unused()
+                                                    : std::set<std::size_t>{});
+            const EngineReport report = sharded.engine.step();
+            EXPECT_EQ(report.applied, want.applied);
+            EXPECT_EQ(report.applied, t != 3);
+            if (report.applied) {
+              EXPECT_EQ(report.grad_norm, want.grad_norm);
+              EXPECT_EQ(report.clip_factor, want.clip_factor);
+              EXPECT_EQ(report.clip_factor<1, clipping> 0);
+            }
+            EXPECT_EQ(report.steps, t < 3 ? t : t - 1);
+            EXPECT_EQ(sharded.engine.loss_scale(), hand.loss_scale());
+            ASSERT_EQ(floats(sharded.params.view()), floats(hand.params.view()))
+                << optimizer << " at stage " << sharding.stage << ", step "
+                << t;
+          }
+        });
+}
+
+// Of one rank stage 2 has the same sums; of more it reduces every backward.
+TEST_P(EngineZero, Item26AddsUpAWindow) {
+  const auto& [world, dtype] = GetParam();
+  for (const Sharding& sharding : kSharded)
+    for (const bool managed : {true, false})
+      for (const bool is_set : {true, false})
+        comm::run_local_ranks(world, [&,
+                                      type = dtype](comm::Communicator& comm) {
+          const Config config = zero_config(sharding, type, 3, managed);
+          ByHand hand(comm, config, {});
+          Sharded sharded(comm, config);
+          for (std::int64_t t = 1; t <= 4; ++t) {
+            // Who sets boundaries has windows of any length.
+            const std::int64_t count = is_set ? t : 3;
+            const auto want = hand.step(t, count, 3, false);
+            for (std::int64_t micro = 0; micro < count; ++micro) {
+              const bool is_last = micro == count - 1;
+              if (is_set) sharded.engine.set_accumulation_boundary(is_last);
+              sharded.backward({t, micro});
+              if (!managed && !is_set && !is_last) continue;
+              const EngineReport report = sharded.engine.step();
+              EXPECT_EQ(report.at_boundary, is_last);
+              if (!is_last) continue;
+              EXPECT_NEAR(report.grad_norm, want.grad_norm,
+                          want.grad_norm * 0.01);
+            }
+            const bool is_rounded =
+                sharding.stage == 2 && (comm.size() > 1 || sharding.offload);
+            if (is_rounded) continue;
+            ASSERT_EQ(floats(sharded.params.view()), floats(hand.params.view()))
+                << "stage " << sharding.stage << ", step " << t;
+          }
+        });
+}
+
+// A boundary that is set when its window's backwards have been.
+TEST_P(EngineZero, ABoundaryMayBeSetAfterTheLastBackward) {
+  const auto& [world, dtype] = GetParam();
+  for (const Sharding& sharding : kSharded)
+    comm::run_local_ranks(world, [&, type = dtype](comm::Communicator& comm) {
+      const Config config = zero_config(sharding, type, 2);
+      ByHand hand(comm, config, {});
+      Sharded sharded(comm, config);
+      // Stage 2 did not know that no other would come, and rounded no means.
+      const bool is_wider =
+          sharding.stage == 2 && comm.size() > 1 && type != DType::kFloat32;
+      for (std::int64_t t = 1; t <= 3; ++t) {
+        const double norm = hand.step(t, 1, 2, false).grad_norm;
+        sharded.backward({t, 0});
+        sharded.engine.set_accumulation_boundary(true);
+        const EngineReport report = sharded.engine.step();
+        EXPECT_TRUE(report.applied);
+        EXPECT_NEAR(report.grad_norm, norm, norm * 0.01);
+        sharded.engine.set_accumulation_boundary(std::nullopt);
+        if (is_wider) continue;
+        ASSERT_EQ(floats(sharded.params.view()), floats(hand.params.view()))
+            << "stage " << sharding.stage << ", step " << t;
+      }
+    });
+}
+
+TEST_P(EngineZero, ContinuesBitEqualFromEveryStep) {
+  const auto& [world, dtype] = GetParam();
+  for (const Sharding& sharding : kSharded)
+    comm::run_local_ranks(world, [&, type = dtype](comm::Communicator& comm) {
+      Config config = zero_config(sharding, type, 2);
+      config.schedule.shape = WarmupAndDecay{
+          .decay = Decay::kCosine, .warmup_steps = 2, .total_steps = 6};
+      const auto step = [&](Sharded& run, std::int64_t t) {
+        const bool overflows = t == 2 || (t == 4 && comm.rank() == 0);
+        run.backward({t, 0, overflows});
+        run.engine.step();
+        run.backward({t, 1});
+        return run.engine.step();
+      };
+      Sharded main(comm, config);
+      std::vector<std::unique_ptr<Sharded>> resumed;
+      for (std::int64_t t = 1; t <= 5; ++t) {
+        const StateDict state = main.engine.state_dict();
+        Sharded& run =
+            *resumed.emplace_back(std::make_unique<Sharded>(comm, config));
+        step(run, 70);  // has been elsewhere, and that leaves no trace
+        if (type == DType::kFloat32)
+          kernels::convert(main.params.view(), run.params.view());
+        run.engine.load_state_dict(state);
+        EXPECT_EQ(floats(run.params.view()), floats(main.params.view())) << t;
+        EXPECT_TRUE(thinwire::test::same_state(run.engine.state_dict(), state));
+        EXPECT_EQ(run.engine.loss_scale(), main.engine.loss_scale());
+        const EngineReport want = step(main, t);
+        for (const auto& other : resumed) {
+          const EngineReport report = step(*other, t);
+          EXPECT_EQ(report.steps, want.steps);
+          EXPECT_EQ(report.learning_rate, want.learning_rate);
+          EXPECT_EQ(report.applied, want.applied);
+          ASSERT_EQ(floats(other->params.view()), floats(main.params.view()))
+              << "stage " << sharding.stage << ", step " << t;
+        }
+      }
+    });
+}
+
+TEST(EngineZeroSchedule, Item32CountsAppliedStepsAlone) {
+  for (const DType dtype : kDTypes)
+    for (const Sharding& sharding : kSharded)
+      comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+        Config config = zero_config(sharding, dtype);
+        config.schedule.shape = WarmupAndDecay{
+            .decay = Decay::kLinear, .warmup_steps = 4, .total_steps = 8};
+        ByHand hand(comm, config, {});
+        Sharded sharded(comm, config);
+        constexpr double kRates[] = {0.0025, 0.005, 0.0075, 0.01, 0.0075};
+        std::size_t applied = 0;
+        for (std::int64_t t = 1; applied < 5; ++t) {
+          const bool overflows = t == 1 || t == 3 || t == 4;
+          hand.optimizer->set_learning_rate(0, kRates[applied]);
+          hand.optimizer->set_learning_rate(1, 3 * kRates[applied]);
+          hand.step(t, 1, 1, overflows);
+          sharded.backward({t, 0, overflows});
+          const EngineReport report = sharded.engine.step();
+          EXPECT_DOUBLE_EQ(report.learning_rate, kRates[applied]) << t;
+          if (report.applied) ++applied;
+          EXPECT_EQ(report.steps, static_cast<std::int64_t>(applied));
+          EXPECT_EQ(sharded.engine.optimizer().steps(), report.steps);
+          EXPECT_EQ(sharded.engine.loss_scale(), hand.loss_scale());
+          ASSERT_EQ(floats(sharded.params.view()), floats(hand.params.view()));
+        }
+        EXPECT_EQ(sharded.engine.optimizer().skipped_steps(), 3);
+      });
+}
+
+// The slices, roundings and norms are ZeroOptimizer's to test.
+TEST(EngineZeroDeepSpeed, IsTheOptimizersOwn) {
+  for (const DType dtype : kDTypes)
+    for (const int stage : {1, 2})
+      for (const std::int64_t backwards : {1, 2})
+        comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+          Config config = zero_config({stage, false}, dtype, backwards);
+          config.semantics = optim::Semantics::kDeepSpeed;
+          config.gradient_clipping = 20;
+          config.zero.reduce_scatter = stage == 1;
+          config.zero.round_robin_gradients = true;
+          Sharded sharded(comm, config, /*from_floats=*/false);
+
+          Buffer params(sharded.layout.size(), dtype);
+          kernels::convert(test::initial_params(params.size(), 0),
+                           params.view());
+          shard::ZeroOptions options{.stage = stage,
+                                     .dtype = dtype,
+                                     .loss_scale = config.loss_scaler_options(),
+                                     .exchange = {.max_grad_norm = 20},
+                                     .semantics = optim::Semantics::kDeepSpeed,
+                                     .round_robin = true,
+                                     .reduce_scatter = stage == 1};
+          shard::ZeroOptimizer hand(
+              comm, sharded.layout,
+              [&](const ParameterLayout& shard) {
+                return std::make_unique<optim::Adam>(
+                    shard, std::get<optim::AdamOptions>(config.optimizer));
+              },
+              params.view(), options);
+          for (std::int64_t t = 1; t <= 4; ++t) {
+            optim::StepReport want;
+            EngineReport report;
+            for (std::int64_t micro = 0; micro < backwards; ++micro) {
+              const bool overflows = t == 2 && micro == 0;
+              const Buffer own = sharded.gradients({t, micro, overflows});
+              hand.begin_backward(
+                  {.is_first = micro == 0, .is_last = micro == backwards - 1});
+              for (std::size_t k = sharded.layout.parameters().size();
+                   k-- > 0;) {
+                const Parameter& p = sharded.layout.parameters()[k];
+                hand.collect(k, own.view().subview(p.offset, p.size));
+              }
+              hand.end_backward();
+              sharded.backward({t, micro, overflows});
+              report = sharded.engine.step();
+            }
+            want = hand.step();
+            EXPECT_EQ(report.applied, want.applied);
+            EXPECT_EQ(report.loss_scale, want.loss_scale);
+            if (want.applied) {
+              EXPECT_EQ(report.grad_norm, want.grad_norm);
+            }
+            EXPECT_EQ(sharded.engine.loss_scale(), hand.loss_scale());
+            ASSERT_EQ(floats(sharded.params.view()), floats(params.view()))
+                << fmt::format("stage {}, {} backwards, step {}, {}", stage,
+                               backwards, t, to_string(dtype));
+          }
+        });
+}
+
+}  // namespace
+}  // namespace thinwire::engine

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+// ZeRO under LibTorch: the same bits as without, and where gradients are.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "thinwire/core/memory.h"
+#include "torch/zero_net.h"
+
+namespace thinwire::torch {
+namespace {
+
+constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+
+// Calls train(engine, number of the step) for both and compares every bit.
+void expect_same(
+    comm::Communicator& comm, const engine::Config& plain,
+    const engine::Config& sharded,
+    const std::function<engine::EngineReport(Trained&, int)>& train) {
+  Trained want(comm, plain);
+  Trained got(comm, sharded);
+  for (int t = 1; t <= 4; ++t) {
+    const engine::EngineReport expected = train(want, t);
+    const engine::EngineReport report = train(got, t);
+    EXPECT_EQ(report.grad_norm, expected.grad_norm);
+    EXPECT_EQ(report.clip_factor, expected.clip_factor);
+    EXPECT_EQ(report.loss_scale, expected.loss_scale);
+    EXPECT_EQ(report.applied, expected.applied);
+    ASSERT_EQ(bytes_of(got.engine.params()), bytes_of(want.engine.params()))
+        << "stage " << sharded.zero.stage << ", rank " << comm.rank() << " of "
+        << comm.size() << ", step " << t;
+    for (const Parameter& p : want.engine.layout().parameters())
+      ASSERT_EQ(got.engine.core().full_parameter(p.name),
+                want.engine.core().full_parameter(p.name))
+          << p.name;
+  }
+  EXPECT_TRUE(got.net.frozen->weight.equal(want.net.frozen->weight));
+}
+
+class TorchZero : public ::testing::TestWithParam<std::tuple<int, DType>> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    All, TorchZero,
+    ::testing::Combine(::testing::Values(1, 2, 3), ::testing::ValuesIn(kTypes)),
+    [](const auto& tested) {
+      return std::string(to_string(std::get<1>(tested.param))) + "_w" +
+             std::to_string(std::get<0>(tested.param));
+    });
+
+// The odd ranks' gradients come in another order; all but the first rank have
+// none of "side".
+TEST_P(TorchZero, Item22StagesAndOffloadHaveTheSameBits) {
+  const auto& [world, dtype] = GetParam();
+  for (const double clipping : {0.0, 1e-4})
+    for (const Sharding& sharding : kSharded)
+      run(world, [&, type = dtype](comm::Communicator& comm) {
+        engine::Config plain = zero_config({}, type);
+        engine::Config sharded = zero_config(sharding, type);
+        plain.gradient_clipping = sharded.gradient_clipping = clipping;
+        expect_same(comm, plain, sharded, [&](Trained& trained, int t) {
+          const engine::EngineReport report = trained.step(t);
+          EXPECT_EQ(report.clip_factor<1, clipping> 0);
+          return report;
+        });
+      });
+}
+
+// Item 23: "side" takes part in some of a window's backwards.
+TEST_P(TorchZero, Item23Stage1AddsUpAsWithoutZero) {
+  const auto& [world, dtype] = GetParam();
+  for (const bool offload : {false, true})
+    run(world, [&, type = dtype](comm::Communicator& comm) {
+      expect_same(comm, zero_config({}, type, 4),
+                  zero_config({1, offload}, type, 4),
+                  [](Trained& trained, int t) {
+                    engine::EngineReport report;
+                    for (int micro = 0; micro < 4; ++micro) {
+                      trained.net.uses_side = micro == t - 1;
+                      report = trained.step(t + 10 * micro);
+                      EXPECT_EQ(report.at_boundary, micro == 3);
+                    }
+                    return report;
+                  });
+    });
+}
+
+// Every backward is reduced, so sums are rounded elsewhere.
+TEST_P(TorchZero, Item23Stage2AddsUpNearlyTheSame) {
+  const auto& [world, dtype] = GetParam();
+  for (const bool offload : {false, true})
+    run(world, [&, type = dtype](comm::Communicator& comm) {
+      Trained want(comm, zero_config({}, type, 4));
+      Trained got(comm, zero_config({2, offload}, type, 4));
+      for (Trained* trained : {&want, &got})
+        for (int micro = 0; micro < 4; ++micro) {
+          trained->net.uses_side = micro == 0;
+          trained->backward(10 * micro);
+          if (micro < 3) trained->engine.step();
+        }
+      const double norm = want.engine.step().grad_norm;
+      EXPECT_NEAR(got.engine.step().grad_norm, norm, norm * 0.02);
+      EXPECT_GT(norm, 0);
+    });
+}
+
+TEST_P(TorchZero, Item26AddsUpWithoutADeclaredBoundary) {
+  const auto& [world, dtype] = GetParam();
+  run(world, [type = dtype](comm::Communicator& comm) {
+    engine::Config plain = zero_config({}, type);
+    engine::Config sharded = zero_config({1, false}, type);
+    plain.managed_gradient_accumulation = false;
+    sharded.managed_gradient_accumulation = false;
+    expect_same(comm, plain, sharded, [](Trained& trained, int t) {
+      for (int micro = 0; micro < t; ++micro) trained.backward(micro);
+      return trained.engine.step();
+    });
+  });
+}
+
+TEST_P(TorchZero, SumsWithoutSync) {
+  const auto& [world, dtype] = GetParam();
+  run(world, [type = dtype](comm::Communicator& comm) {
+    const auto train = [&](Trained& trained, int t) {
+      const auto before = comm.counters().bytes_sent;
+      {
+        const auto accumulation = trained.engine.no_sync();
+        for (int micro = 1; micro <= 2; ++micro) {
+          trained.backward(t + 10 * micro);
+          EXPECT_FALSE(trained.engine.step().at_boundary);
+        }
+      }
+      EXPECT_EQ(comm.counters().bytes_sent, before);
+      return trained.step(t);
+    };
+    for (const bool offload : {false, true})
+      expect_same(comm, zero_config({}, type), zero_config({1, offload}, type),
+                  train);
+    Trained want(comm, zero_config({}, type));
+    Trained got(comm, zero_config({2, false}, type));
+    for (Trained* trained : {&want, &got}) {
+      const auto accumulation = trained->engine.no_sync();
+      trained->backward(11);
+      trained->engine.step();
+    }
+    const double norm = want.step(1).grad_norm;
+    EXPECT_NEAR(got.step(1).grad_norm, norm, norm * 0.02);
+  });
+}
+
+TEST_P(TorchZero, Item33AParameterWithoutAGradientDecays) {
+  const auto& [world, dtype] = GetParam();
+  for (const Sharding& sharding : kSharded)
+    run(world, [&, type = dtype](comm::Communicator& comm) {
+      Trained trained(comm, zero_config(sharding, type));
+      trained.net.uses_side = false;
+      std::vector<float> want =
+          trained.engine.core().full_parameter("side.weight");
+      trained.step(1);
+      for (float& value : want) value *= 1 - 0.01f * 0.1f;
+      const auto got = trained.engine.core().full_parameter("side.weight");
+      for (std::size_t i = 0; i < want.size(); ++i)
+        EXPECT_FLOAT_EQ(got[i], want[i]);
+    });
+}
+
+// ---- where gradients are
+
+TEST(TorchZeroGradients, AreGoneAfterBackwardAtStage2) {
+  for (const DType dtype : kTypes)
+    for (const bool offload : {false, true})
+      run(2, [&](comm::Communicator& comm) {
+        Trained trained(comm, zero_config({2, offload}, dtype));
+        const std::size_t n = trained.engine.layout().size();
+        for (int t = 1; t <= 2; ++t) {
+          trained.backward(t);
+          for (const at::Tensor& p : trained.net.parameters())
+            EXPECT_FALSE(p.grad().defined());
+          EXPECT_LT(memory_use().now_of(MemoryKind::kGradients),
+                    n * size_of(dtype) * 3 / 4);  // half, but for the grid
+          trained.engine.step();
+          for (const at::Tensor& p : trained.net.parameters())
+            EXPECT_FALSE(p.grad().defined());
+        }
+      });
+}
+
+// One whole gradient at a time, besides the shard.
+TEST(TorchZeroGradients, ComeOneAtATimeAtStage2) {
+  run(2, [](comm::Communicator& comm) {
+    Trained trained(comm, zero_config({2, false}));
+    int alive = 0;
+    for (const at::Tensor& p : trained.net.parameters())
+      if (p.requires_grad())
+        p.register_hook([&](const at::Tensor&) {
+          for (const at::Tensor& other : trained.net.parameters())
+            if (other.grad().defined()) ++alive;
+        });
+    trained.backward(1);
+    EXPECT_EQ(alive, 0);
+    trained.engine.step();
+  });
+}
+
+TEST(TorchZeroGradients, KeepTheirPlaceAtStage1ButForWiderSums) {
+  for (const DType dtype : kTypes)
+    for (const std::int64_t backwards : {1, 2})
+      run(2, [&](comm::Communicator& comm) {
+        Trained trained(comm, zero_config({1, false}, dtype, backwards));
+        const bool keeps = dtype == DType::kFloat32 || backwards == 1;
+        trained.backward(1);
+        EXPECT_EQ(trained.net.first->weight.grad().defined(), keeps);
+        const std::size_t width = backwards == 1 ? size_of(dtype) : 4;
+        EXPECT_NEAR(
+            static_cast<double>(memory_use().now_of(MemoryKind::kGradients)),
+            static_cast<double>(trained.engine.layout().size() * width), 64);
+      });
+}
+
+TEST(TorchZeroGradients, ThatWereThereAreDropped) {
+  run(1, [](comm::Communicator& comm) {
+    ZeroNet net;
+    loss_of(net, 0, 5).backward();
+    Engine engine(net, comm, zero_config({2, false}), by_kind);
+    EXPECT_FALSE(net.first->weight.grad().defined());
+    Trained want(comm, zero_config({}));
+    engine.backward(loss_of(net, 0, 1));
+    engine.step();
+    want.step(1);
+    EXPECT_EQ(bytes_of(engine.params()), bytes_of(want.engine.params()));
+  });
+}
+
+// ---- whole values
+
+TEST(TorchZeroValues, MastersAreMadeBeforeTheRounding) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16})
+    for (const Sharding& sharding : kSharded)
+      run(3, [&](comm::Communicator& comm) {
+        ZeroNet first(0);
+        const at::Tensor weight = first.second->weight.detach().flatten();
+        Trained trained(comm, zero_config(sharding, dtype));
+        const auto masters =
+            trained.engine.core().full_parameter("second.weight");
+        const std::vector<float> want(
+            weight.const_data_ptr<float>(),
+            weight.const_data_ptr<float>() + weight.numel());
+        EXPECT_EQ(masters, want);
+        EXPECT_TRUE(trained.net.second->weight.flatten().equal(
+            weight.to(trained.net.second->weight.scalar_type())));
+      });
+}
+
+TEST(TorchZeroValues, GradientsAreMeansOverTheRanks) {
+  for (const Sharding& sharding : kSharded)
+    for (const double clipping : {0.0, 0.001})
+      run(2, [&](comm::Communicator& comm) {
+        std::vector<at::Tensor> of_ranks;
+        for (int rank = 0; rank < 2; ++rank) {
+          ZeroNet net(0);
+          net.uses_side = rank == 0;
+          loss_of(net, rank, 1).backward();
+          of_ranks.push_back(net.tied->weight.grad().flatten());
+        }
+        const at::Tensor mean = (of_ranks[0] + of_ranks[1]) / 2;
+        engine::Config config = zero_config(sharding);
+        config.gradient_clipping = clipping;
+        Trained trained(comm, config);
+        engine::Engine& core = trained.engine.core();
+        trained.backward(1);
+        const auto gradient = core.full_gradient("tied.weight");
+        EXPECT_TRUE(at::tensor(gradient).equal(mean));
+        EXPECT_EQ(core.full_gradient("nothing").size(), 0u);
+        const auto report = trained.engine.step();
+        const auto exp_avg = core.full_state("tied.weight", "exp_avg");
+        ASSERT_EQ(exp_avg.size(), gradient.size());
+        for (std::size_t i = 0; i < exp_avg.size(); ++i)
+          EXPECT_NEAR(exp_avg[i], 0.1 * gradient[i] * report.clip_factor,
+                      1e-6 * (1e-3 + std::abs(gradient[i])));
+      });
+}
+
+TEST(TorchZeroValues, AnEvaluationHasEqualParametersAndNoGradients) {
+  for (const Sharding& sharding : kSharded)
+    run(2, [&](comm::Communicator& comm) {
+      Trained trained(comm, zero_config(sharding));
+      trained.step(1);
+      const auto before = bytes_of(trained.engine.params());
+      {
+        const auto evaluation = trained.engine.evaluation();
+        EXPECT_FALSE(loss_of(trained.net, 0, 1).requires_grad());
+      }
+      EXPECT_EQ(bytes_of(trained.engine.params()), before);
+      EXPECT_TRUE(trained.step(2).applied);
+    });
+}
+
+}  // namespace
+}  // namespace thinwire::torch
