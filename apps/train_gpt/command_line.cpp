@@ -66,6 +66,16 @@ void validate(const Options& options) {
     require(options.variance_refresh == 0, "--semantics",
             "corrected with --variance-refresh", to_string(options.semantics));
   }
+  require(options.zero >= 0 && options.zero <= 2, "--zero", "0, 1 or 2",
+          options.zero);
+  if (options.offload && options.zero == 0)
+    throw UsageError("--offload needs --zero 1 or --zero 2");
+  if (options.zero > 0)
+    require(options.optimizer == "adam" || options.optimizer == "lamb",
+            "--optimizer",
+            "adam or lamb with --zero (low-bit optimizers with "
+            "ZeRO are planned)",
+            options.optimizer);
   require(options.ranks >= 1 && options.ranks <= kMostRanks, "--ranks",
           fmt::format("in 1 .. {}", kMostRanks), options.ranks);
 }
@@ -112,6 +122,12 @@ void CommandLine::add_training_flags() {
   app_.add_option("--precision", precision_,
                   "Of parameters and gradients: fp32, fp16 (with loss scaling) "
                   "or bf16; arithmetic is in fp32, and so are masters");
+  app_.add_option("--zero", options.zero,
+                  "ZeRO stage 0, 1 or 2: optimizer states, and with 2 "
+                  "gradients, are sharded over the ranks (adam, lamb)");
+  app_.add_flag(
+      "--offload", options.offload,
+      "With --zero: masters and states in host memory, updated there");
   app_.add_option("--context", options.context, "Bytes per sequence");
   app_.add_option("--layers", options.layers, "Transformer blocks");
   app_.add_option("--width", options.width, "Numbers per position");

@@ -164,11 +164,17 @@ Tokens tokens_of(const Batch& batch) {
 
 struct Model::Impl {
   explicit Impl(const ModelShape& model_shape)
-      : shape(model_shape), gpt(model_shape), memory(std::in_place, gpt) {}
+      : shape(model_shape), gpt(model_shape) {}
+
+  // Made when it is asked for: an engine has memory of its own.
+  [[nodiscard]] torch::ModuleMemory& own_memory() {
+    if (!memory) memory.emplace(gpt);
+    return *memory;
+  }
 
   ModelShape shape;
   Gpt gpt;
-  std::optional<torch::ModuleMemory> memory;  // until there is an engine
+  std::optional<torch::ModuleMemory> memory;
   std::optional<torch::Engine> engine;
 };
 
@@ -212,19 +218,19 @@ void Model::initialize(std::uint64_t seed) {
 
 std::size_t Model::context() const noexcept { return impl_->shape.context; }
 
-const ParameterLayout& Model::layout() const noexcept {
-  return impl_->engine ? impl_->engine->layout() : impl_->memory->layout();
+const ParameterLayout& Model::layout() const {
+  return impl_->engine ? impl_->engine->layout() : impl_->own_memory().layout();
 }
 
-View Model::params() noexcept {
-  return impl_->engine ? impl_->engine->params() : impl_->memory->params();
+View Model::params() {
+  return impl_->engine ? impl_->engine->params() : impl_->own_memory().params();
 }
 
-View Model::grads() noexcept { return impl_->memory->grads(); }
+View Model::grads() { return impl_->own_memory().grads(); }
 
 void Model::train_with(comm::Communicator& comm, const engine::Config& config) {
-  impl_->engine.emplace(impl_->gpt, comm, config);
   impl_->memory.reset();
+  impl_->engine.emplace(impl_->gpt, comm, config);
 }
 
 engine::Engine& Model::engine() noexcept { return impl_->engine->core(); }
@@ -238,9 +244,9 @@ double Model::backward(const Batch& batch) {
   if (impl_->engine) {
     impl_->engine->backward(loss);
   } else {
-    impl_->memory->zero_grad();
+    impl_->own_memory().zero_grad();
     loss.backward();
-    impl_->memory->check();
+    impl_->own_memory().check();
   }
   return loss.item<double>();
 }

@@ -40,9 +40,9 @@ class Model {
   void initialize(std::uint64_t seed);
 
   [[nodiscard]] std::size_t context() const noexcept;
-  [[nodiscard]] const ParameterLayout& layout() const noexcept;
-  [[nodiscard]] View params() noexcept;
-  [[nodiscard]] View grads() noexcept;
+  [[nodiscard]] const ParameterLayout& layout() const;
+  [[nodiscard]] View params();
+  [[nodiscard]] View grads();
 
   /// Collective: from now on backward() and step() train with this
   /// configuration. Rank 0's parameters go to all ranks.

@@ -35,6 +35,8 @@ std::vector<std::pair<std::string, std::string>> settings_of(
       {"var_freeze_step", fmt::to_string(options.var_freeze_step)},
       {"local_steps", fmt::to_string(options.local_steps)},
       {"precision", std::string(precision_name(options.precision))},
+      {"zero", fmt::to_string(options.zero)},
+      {"offload", options.offload ? "true" : "false"},
       {"steps", fmt::to_string(options.steps)},
       {"context", fmt::to_string(options.context)},
       {"layers", fmt::to_string(options.layers)},

@@ -44,6 +44,8 @@ struct Options {
   std::int64_t local_steps = 4;        ///< At most, from one sync to the next.
   optim::Semantics semantics = optim::Semantics::kCorrected;
   DType precision = DType::kFloat32;
+  std::int64_t zero = 0;  ///< Stage: 0, 1, 2.
+  bool offload = false;   ///< Masters and states, to host memory.
   /// What --config says beside these flags, and what became of its keys.
   engine::Config file{};
   std::vector<engine::KeyNote> file_keys{};

@@ -138,6 +138,16 @@ std::string settings_html(const std::vector<RunRecord>& runs) {
   add_row("parameters", [](const RunRecord& run) {
     return fmt::to_string(run.summary.params);
   });
+  const auto add_memory = [&](const char* name, auto member) {
+    add_row(name, [member](const RunRecord& run) {
+      return format_bytes(static_cast<double>(run.summary.memory.*member));
+    });
+  };
+  add_memory("memory of a rank, at its peak", &MemoryOfRank::peak);
+  add_memory("of it parameters", &MemoryOfRank::parameters);
+  add_memory("of it gradients", &MemoryOfRank::gradients);
+  add_memory("of it optimizer states", &MemoryOfRank::states);
+  add_memory("of it buckets on their way", &MemoryOfRank::buckets);
   add_row("params_checksum",
           [](const RunRecord& run) { return run.summary.params_checksum; });
   std::string html = "<table><thead><tr><th>setting</th>";

@@ -37,10 +37,30 @@ double number(const Json& object, const char* key) {
 }
 
 Json to_json(const StepRow& row) {
-  return {{"step", row.step},       {"loss", row.loss},
-          {"lr", row.lr},           {"phase", row.phase},
-          {"tokens", row.tokens},   {"bytes_sent", row.bytes_sent},
-          {"seconds", row.seconds}, {"loss_scale", row.loss_scale}};
+  return {{"step", row.step},
+          {"loss", row.loss},
+          {"lr", row.lr},
+          {"phase", row.phase},
+          {"tokens", row.tokens},
+          {"bytes_sent", row.bytes_sent},
+          {"seconds", row.seconds},
+          {"loss_scale", row.loss_scale},
+          {"memory_bytes", row.memory_bytes}};
+}
+
+Json to_json(const MemoryOfRank& memory) {
+  return {{"parameters", memory.parameters}, {"gradients", memory.gradients},
+          {"states", memory.states},         {"buckets", memory.buckets},
+          {"other", memory.other},           {"peak", memory.peak}};
+}
+
+MemoryOfRank read_memory(const Json& json) {
+  return {.parameters = json.at("parameters"),
+          .gradients = json.at("gradients"),
+          .states = json.at("states"),
+          .buckets = json.at("buckets"),
+          .other = json.at("other"),
+          .peak = json.at("peak")};
 }
 
 Json to_json(const Summary& summary) {
@@ -56,7 +76,10 @@ Json to_json(const Summary& summary) {
           {"tokens_per_second", summary.tokens_per_second},
           {"params_checksum", summary.params_checksum},
           {"precision", summary.precision},
-          {"skipped_steps", summary.skipped_steps}};
+          {"skipped_steps", summary.skipped_steps},
+          {"zero", summary.zero},
+          {"offload", summary.offload},
+          {"memory", to_json(summary.memory)}};
 }
 
 // As --config reads it.
@@ -92,6 +115,9 @@ Summary read_summary(const Json& json) {
           .seconds = json.at("seconds"),
           .tokens_per_second = json.at("tokens_per_second"),
           .skipped_steps = json.at("skipped_steps"),
+          .zero = json.at("zero"),
+          .offload = json.at("offload"),
+          .memory = read_memory(json.at("memory")),
           .params_checksum = json.at("params_checksum")};
 }
 
@@ -108,7 +134,8 @@ void read_metrics(std::istream& file, RunRecord& run) {
                            .loss_scale = number(row, "loss_scale"),
                            .tokens = row.at("tokens"),
                            .bytes_sent = row.at("bytes_sent"),
-                           .seconds = row.at("seconds")});
+                           .seconds = row.at("seconds"),
+                           .memory_bytes = row.at("memory_bytes")});
     }
   }
 }

@@ -21,12 +21,24 @@ struct StepRow {
   std::uint64_t tokens = 0;      ///< Bytes predicted, all ranks together.
   std::uint64_t bytes_sent = 0;  ///< By the optimizer, on rank 0.
   double seconds = 0;
+  std::uint64_t memory_bytes = 0;  ///< Of rank 0, at its peak so far.
 };
 
 /// Another line of metrics.jsonl: a validation after that step.
 struct ValidationRow {
   std::int64_t step = 0;
   double val_loss = 0;  ///< Nats per byte.
+};
+
+/// Bytes of rank 0 when it held most, by what they are for; counted where they
+/// are allocated. Activations are torch's, and not in it.
+struct MemoryOfRank {
+  std::uint64_t parameters = 0;
+  std::uint64_t gradients = 0;
+  std::uint64_t states = 0;  ///< Of the optimizer, and masters.
+  std::uint64_t buckets = 0;
+  std::uint64_t other = 0;
+  std::uint64_t peak = 0;  ///< The sum.
 };
 
 /// summary.json.
@@ -43,6 +55,9 @@ struct Summary {
   double seconds = 0;  ///< Of all steps; validation not counted.
   double tokens_per_second = 0;
   std::int64_t skipped_steps = 0;  ///< A gradient was not finite.
+  int zero = 0;                    ///< Stage.
+  bool offload = false;
+  MemoryOfRank memory{};
   std::string params_checksum;
 };
 

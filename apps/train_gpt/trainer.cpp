@@ -21,9 +21,11 @@
 #include "apps/train_gpt/run_record.h"
 #include "apps/train_gpt/text_data.h"
 #include "apps/train_gpt/training_config.h"
+#include "apps/train_gpt/units.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/checksum.h"
 #include "thinwire/core/error.h"
+#include "thinwire/core/memory.h"
 
 namespace thinwire::train_gpt {
 namespace {
@@ -70,6 +72,32 @@ std::string agreement(const Options& options, const TextData& data) {
   return text;
 }
 
+// Of the thread that this rank is.
+MemoryOfRank memory_of_rank(const MemoryUse::Bytes& bytes) {
+  const auto of = [&bytes](MemoryKind kind) {
+    return bytes[static_cast<std::size_t>(kind)];
+  };
+  MemoryOfRank memory{.parameters = of(MemoryKind::kParameters),
+                      .gradients = of(MemoryKind::kGradients),
+                      .states = of(MemoryKind::kStates),
+                      .buckets = of(MemoryKind::kBuckets),
+                      .other = of(MemoryKind::kOther)};
+  memory.peak = memory.parameters + memory.gradients + memory.states +
+                memory.buckets + memory.other;
+  return memory;
+}
+
+std::string describe(const MemoryOfRank& memory) {
+  const auto size = [](std::uint64_t bytes) {
+    return format_bytes(static_cast<double>(bytes));
+  };
+  return fmt::format(
+      "memory per rank: {} (parameters {}, gradients {}, optimizer states {}, "
+      "buckets {})\n",
+      size(memory.peak), size(memory.parameters), size(memory.gradients),
+      size(memory.states), size(memory.buckets));
+}
+
 class Trainer {
  public:
   Trainer(const Options& options, comm::Communicator& comm);
@@ -85,6 +113,7 @@ class Trainer {
   void synchronize();
   void share_losses();
   [[nodiscard]] double validate();
+  [[nodiscard]] std::string checksum_of_masters();
   void finish(double val_loss);
 
   const Options& options_;
@@ -132,6 +161,8 @@ void Trainer::begin() {
                      agreement(options_, *data_));
   if (is_first()) model_.initialize(options_.seed);
   model_.train_with(comm_, config_);
+  reset_memory_peak();
+  if (is_first()) std::cerr << describe(memory_of_rank(memory_use().now));
 }
 
 void Trainer::step(std::int64_t step) {
@@ -155,7 +186,8 @@ void Trainer::step(std::int64_t step) {
                        .tokens = backwards * shard_.sequences *
                                  model_.context() * shard_.world_size,
                        .bytes_sent = report.bytes_sent,
-                       .seconds = seconds_since(start)});
+                       .seconds = seconds_since(start),
+                       .memory_bytes = memory_use().peak()});
 }
 
 // Makes parameters equal on all ranks. Counted as part of the newest step,
@@ -229,7 +261,19 @@ void Trainer::run() {
     progress_.step(newest);
   }
   progress_.finish();
+  summary_.memory = memory_of_rank(memory_use().at_peak);
+  summary_.params_checksum = checksum_of_masters();
   if (is_first()) finish(val_loss);
+}
+
+// Collective: masters may be sharded.
+std::string Trainer::checksum_of_masters() {
+  std::vector<float> all;
+  for (const Parameter& p : model_.layout().parameters()) {
+    const auto values = model_.engine().full_parameter(p.name);
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return fmt::format("{:016x}", checksum(all));
 }
 
 void Trainer::finish(double val_loss) {
@@ -244,8 +288,8 @@ void Trainer::finish(double val_loss) {
   summary_.final_val_loss = val_loss;
   summary_.final_val_bits_per_byte = val_loss / std::numbers::ln2;
   summary_.tokens_per_second = tokens_ / summary_.seconds;
-  summary_.params_checksum =
-      fmt::format("{:016x}", checksum(model_.engine().masters()));
+  summary_.zero = static_cast<int>(options_.zero);
+  summary_.offload = options_.offload;
   const std::vector<RunRecord> runs = {writer_->finish(summary_)};
   const auto report = std::filesystem::path(options_.out) / "report.html";
   write_file(report, render_report(runs));

@@ -110,6 +110,10 @@ void take_from_file(const std::function<bool(const char* flag)>& is_given,
   take("--clip", options.clip, file.gradient_clipping);
   take("--semantics", options.semantics, file.semantics);
   take("--precision", options.precision, file.precision.dtype);
+  take("--zero", options.zero, static_cast<std::int64_t>(file.zero.stage));
+  take("--offload", options.offload,
+       file.zero.stage > 0 &&
+           file.zero.offload_optimizer == engine::OffloadDevice::kCpu);
   options.file_schedules = !is_given("--warmup-steps");
   const bool sizes_given = is_given("--batch") || is_given("--accumulate");
   options.file_sizes = !sizes_given && (file.train_batch_size ||
@@ -144,6 +148,10 @@ Config training_config(const Options& options) {
   config.calibrated_clipping = options.calibrated_clipping;
   config.semantics = options.semantics;
   config.precision.dtype = options.precision;
+  config.zero.stage = static_cast<int>(options.zero);
+  config.zero.offload_optimizer = options.offload
+                                      ? engine::OffloadDevice::kCpu
+                                      : engine::OffloadDevice::kNone;
   if (!options.file_schedules) config.schedule = schedule_of(options);
   if (!options.file_sizes) {
     config.train_batch_size.reset();

@@ -11,18 +11,15 @@ skipped, or fail if THINWIRE_REQUIRE names mpi.
 import contextlib
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-import unittest
 from pathlib import Path
 
-PROGRAM = ""
-MPIEXEC = ""
-SMALL = "--steps 30 --freeze-step 10 --layers 1 --width 32 --heads 2 --context 16"
+import train_gpt_runs
+from train_gpt_runs import SMALL, Runs, needs_mpi
+
 SUMMARY_FIELDS = [
     "optimizer",
     "semantics",
@@ -37,6 +34,9 @@ SUMMARY_FIELDS = [
     "params_checksum",
     "precision",
     "skipped_steps",
+    "zero",
+    "offload",
+    "memory",
 ]
 STEP_FIELDS = [
     "step",
@@ -47,63 +47,11 @@ STEP_FIELDS = [
     "bytes_sent",
     "seconds",
     "loss_scale",
+    "memory_bytes",
 ]
 
 
-def needs_mpi(test):
-    def run(self):
-        if MPIEXEC:
-            return test(self)
-        if "mpi" in os.environ.get("THINWIRE_REQUIRE", ""):
-            self.fail("this build has no MPI, but THINWIRE_REQUIRE asks for it")
-        return self.skipTest("this build has no MPI")
-
-    run.__doc__ = test.__doc__
-    return run
-
-
-class TrainGpt(unittest.TestCase):
-    def setUp(self):
-        self.folder = Path(
-            self.enterContext(tempfile.TemporaryDirectory(prefix="thinwire_train_gpt_"))
-        )
-        self.text = self.folder / "text.txt"
-        words = random.Random(1)
-        self.text.write_text(
-            "".join(
-                words.choice(["thin ", "wire ", "one ", "bit\n"]) for _ in range(9000)
-            )
-        )
-
-    def enterContext(self, context):  # unittest has it from Python 3.11 on
-        stack = contextlib.ExitStack()
-        self.addCleanup(stack.close)
-        return stack.enter_context(context)
-
-    def run_program(self, arguments, ranks=0, environment=None):
-        """Runs it, under mpirun where `ranks` are given, and returns the end."""
-        launcher = [MPIEXEC, "-np", str(ranks)] if ranks else []
-        return subprocess.run(
-            [*launcher, PROGRAM, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-            env={**os.environ, "THINWIRE_TIMEOUT": "60s", **(environment or {})},
-        )
-
-    def train(self, name, extra, **how):
-        """A small training run that must succeed; returns its summary."""
-        out = self.folder / name
-        arguments = [*SMALL.split(), "--quiet", "--data", str(self.text)]
-        done = self.run_program([*arguments, "--out", str(out), *extra.split()], **how)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return json.loads((out / "summary.json").read_text())
-
-    def metrics(self, name):
-        lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
-
+class TrainGpt(Runs):
     def check_same_bits(self, ranks, optimizer):
         extra = f"--optimizer {optimizer}"
         local = f"{extra} --comm local --ranks {ranks}"
@@ -289,14 +237,6 @@ class TrainGpt(unittest.TestCase):
         self.assertTrue(table[2].startswith("onebit_adam "))
         self.assertIn("Comparison of 2 runs", (self.folder / "report.html").read_text())
 
-    def check_fails(self, arguments, code, *parts, **how):
-        done = self.run_program(arguments, **how)
-        self.assertEqual(done.returncode, code, done.stderr)
-        self.assertEqual(done.stdout, "")
-        for part in parts:
-            self.assertIn(part, done.stderr)
-        return done
-
     def test_wrong_usage_exits_2_with_one_line(self):
         data = ["--data", str(self.text)]
         for arguments, part in (
@@ -337,7 +277,7 @@ class TrainGpt(unittest.TestCase):
         out = self.folder / "long"
         arguments = f"{SMALL} --steps 1000000 --batch 1 --data {self.text} --out {out}"
         process = subprocess.Popen(
-            [*launcher, PROGRAM, *arguments.split()],
+            [*launcher, train_gpt_runs.PROGRAM, *arguments.split()],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -354,7 +294,7 @@ class TrainGpt(unittest.TestCase):
 
     @needs_mpi
     def test_a_killed_rank_ends_the_others_with_a_named_error(self):
-        process = self.long_run(MPIEXEC, "-np", "3")
+        process = self.long_run(train_gpt_runs.MPIEXEC, "-np", "3")
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         os.kill(int(children.read_text().split()[1]), signal.SIGKILL)
         _, errors = process.communicate(timeout=60)
@@ -363,7 +303,7 @@ class TrainGpt(unittest.TestCase):
 
     @needs_mpi
     def test_a_hung_rank_ends_the_others_with_a_named_error(self):
-        process = self.long_run(MPIEXEC, "-np", "3")
+        process = self.long_run(train_gpt_runs.MPIEXEC, "-np", "3")
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         victim = int(children.read_text().split()[1])
         os.kill(victim, signal.SIGSTOP)
@@ -383,25 +323,5 @@ class TrainGpt(unittest.TestCase):
         self.assertRegex(errors, "train_gpt: .*SIGTERM")
 
 
-def main():
-    global PROGRAM, MPIEXEC
-    if len(sys.argv) < 3:
-        print(__doc__, file=sys.stderr)
-        return 2
-    PROGRAM, MPIEXEC = sys.argv[1:3]
-    names = [f"TrainGpt.{name}" for name in sys.argv[3:]]
-    loader = unittest.defaultTestLoader
-    module = sys.modules[__name__]
-    suite = (
-        loader.loadTestsFromNames(names, module)
-        if names
-        else loader.loadTestsFromModule(module)
-    )
-    result = unittest.TextTestRunner(verbosity=2).run(suite)
-    if not result.wasSuccessful():
-        return 1
-    return 77 if len(result.skipped) == result.testsRun else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(train_gpt_runs.main(sys.modules[__name__], __doc__))

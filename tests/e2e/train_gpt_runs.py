@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of train_gpt have in common: its runs, and their main()."""
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+MPIEXEC = ""
+PROGRAM = ""
+SMALL = "--steps 30 --freeze-step 10 --layers 1 --width 32 --heads 2 --context 16"
+
+
+def needs_mpi(test):
+    def run(self):
+        if MPIEXEC:
+            return test(self)
+        if "mpi" in os.environ.get("THINWIRE_REQUIRE", ""):
+            self.fail("this build has no MPI, but THINWIRE_REQUIRE asks for it")
+        return self.skipTest("this build has no MPI")
+
+    run.__doc__ = test.__doc__
+    return run
+
+
+class Runs(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(
+            self.enterContext(tempfile.TemporaryDirectory(prefix="thinwire_train_gpt_"))
+        )
+        self.text = self.folder / "text.txt"
+        words = random.Random(1)
+        self.text.write_text(
+            "".join(
+                words.choice(["thin ", "wire ", "one ", "bit\n"]) for _ in range(9000)
+            )
+        )
+
+    def enterContext(self, context):  # unittest has it from Python 3.11 on
+        stack = contextlib.ExitStack()
+        self.addCleanup(stack.close)
+        return stack.enter_context(context)
+
+    def run_program(self, arguments, ranks=0, environment=None):
+        """Runs it, under mpirun where `ranks` are given, and returns the end."""
+        launcher = [MPIEXEC, "-np", str(ranks)] if ranks else []
+        return subprocess.run(
+            [*launcher, PROGRAM, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+            env={**os.environ, "THINWIRE_TIMEOUT": "60s", **(environment or {})},
+        )
+
+    def train(self, name, extra, **how):
+        """A small training run that must succeed; returns its summary."""
+        out = self.folder / name
+        arguments = [*SMALL.split(), "--quiet", "--data", str(self.text)]
+        done = self.run_program([*arguments, "--out", str(out), *extra.split()], **how)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return json.loads((out / "summary.json").read_text())
+
+    def metrics(self, name):
+        lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def check_fails(self, arguments, code, *parts, **how):
+        done = self.run_program(arguments, **how)
+        self.assertEqual(done.returncode, code, done.stderr)
+        self.assertEqual(done.stdout, "")
+        for part in parts:
+            self.assertIn(part, done.stderr)
+        return done
+
+
+def main(module, usage):
+    """Runs the tests of `module` that the command line names, or all."""
+    global PROGRAM, MPIEXEC
+    if len(sys.argv) < 3:
+        print(usage, file=sys.stderr)
+        return 2
+    PROGRAM, MPIEXEC = sys.argv[1:3]
+    names = [f"TrainGpt.{name}" for name in sys.argv[3:]]
+    loader = unittest.defaultTestLoader
+    suite = (
+        loader.loadTestsFromNames(names, module)
+        if names
+        else loader.loadTestsFromModule(module)
+    )
+    result = unittest.TextTestRunner(verbosity=2).run(suite)
+    if not result.wasSuccessful():
+        return 1
+    return 77 if len(result.skipped) == result.testsRun else 0

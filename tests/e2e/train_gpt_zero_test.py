@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs train_gpt with ZeRO: the same bits as without, in less memory.
+
+usage: train_gpt_zero_test.py PROGRAM MPIEXEC [TEST...]
+
+MPIEXEC is empty where the build has no MPI; then tests that need it are
+skipped, or fail if THINWIRE_REQUIRE names mpi.
+"""
+
+import json
+import sys
+
+import train_gpt_runs
+from train_gpt_runs import Runs, needs_mpi
+
+SHARDED = ("--zero 1", "--zero 1 --offload", "--zero 2", "--zero 2 --offload")
+TWO_THREADS = {"THINWIRE_NUM_THREADS": "2"}
+
+
+class TrainGpt(Runs):
+    def check_same_bits(self, extra, sharded=SHARDED, mpi=False):
+        """On two ranks, threads or processes, with one thread each or two."""
+        extra = f"--steps 5 {extra}"
+        local = "--comm local --ranks 2"
+        want = self.train("plain", f"{extra} {local}")
+        for flags in sharded:
+            with self.subTest(flags=flags):
+                runs = [
+                    self.train("zero", f"{extra} {flags} {local}"),
+                    self.train(
+                        "doubled", f"{extra} {flags} {local}", environment=TWO_THREADS
+                    ),
+                ]
+                if mpi:
+                    runs.append(self.train("processes", f"{extra} {flags}", ranks=2))
+                for run in runs:
+                    self.assertEqual(run["params_checksum"], want["params_checksum"])
+                    self.assertEqual(run["final_val_loss"], want["final_val_loss"])
+                    self.assertEqual(run["skipped_steps"], want["skipped_steps"])
+                    self.assertEqual(run["zero"], int(flags.split()[1]))
+                    self.assertEqual(run["offload"], "--offload" in flags)
+        return want
+
+    def test_same_bits_fp32(self):
+        self.check_same_bits("--optimizer adam")
+
+    def test_same_bits_bf16(self):
+        self.check_same_bits("--optimizer adam --precision bf16")
+
+    def test_same_bits_lamb_fp16(self):
+        self.check_same_bits("--optimizer lamb --precision fp16")
+
+    def test_same_bits_accumulated(self):
+        # At stage 2 every backward is reduced, and sums are rounded elsewhere.
+        self.check_same_bits(
+            "--optimizer adam --precision bf16 --accumulate 2",
+            ("--zero 1", "--zero 1 --offload"),
+        )
+
+    @needs_mpi
+    def test_same_bits_in_processes_fp32(self):
+        self.check_same_bits("--optimizer adam", ("--zero 1", "--zero 2"), mpi=True)
+
+    @needs_mpi
+    def test_same_bits_in_processes_bf16(self):
+        self.check_same_bits(
+            "--optimizer adam --precision bf16",
+            ("--zero 1 --offload", "--zero 2 --offload"),
+            mpi=True,
+        )
+
+    def test_writes_what_memory_holds(self):
+        extra = "--steps 2 --width 128 --optimizer adam --precision bf16 --comm local"
+        whole = self.train("whole", f"{extra} --ranks 4")
+        memory = {
+            stage: self.train("run", f"{extra} --ranks 4 --zero {stage}")["memory"]
+            for stage in (1, 2)
+        }
+        n = whole["params"]
+        for use in (whole["memory"], *memory.values()):
+            kinds = ("parameters", "gradients", "states", "buckets", "other")
+            self.assertEqual(list(use), [*kinds, "peak"])
+            self.assertEqual(use["peak"], sum(use[kind] for kind in kinds))
+            self.assertAlmostEqual(use["parameters"], 2 * n, delta=0.05 * n)
+        self.assertAlmostEqual(whole["memory"]["states"], 12 * n, delta=0.05 * n)
+        for use in memory.values():  # a quarter, but for what is cut unevenly
+            self.assertAlmostEqual(use["states"], 3 * n, delta=0.3 * n)
+        self.assertAlmostEqual(memory[1]["gradients"], 2 * n, delta=0.05 * n)
+        self.assertLess(memory[2]["gradients"], 1.5 * n)
+        self.assertLess(memory[1]["peak"], whole["memory"]["peak"])
+
+    def test_a_run_can_be_repeated_from_its_config(self):
+        first = self.train("first", "--steps 3 --optimizer adam --zero 2 --offload")
+        config = self.folder / "first" / "config.json"
+        out = self.folder / "again"
+        done = self.run_program(["--config", str(config), "--out", str(out)])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        again = json.loads((out / "summary.json").read_text())
+        for key in ("params_checksum", "zero", "offload"):
+            self.assertEqual(again[key], first[key])
+
+    def test_wrong_usage_exits_2_with_one_line(self):
+        data = ["--data", str(self.text)]
+        for arguments, part in (
+            (["--optimizer", "adam", "--offload"], "--offload needs --zero"),
+            (["--optimizer", "adam", "--zero", "3"], "--zero must be 0, 1 or 2"),
+            (["--optimizer", "onebit_adam", "--zero", "1"], "planned"),
+            (["--optimizer", "zero_one_adam", "--zero", "2"], "planned"),
+        ):
+            with self.subTest(arguments=arguments):
+                done = self.check_fails([*data, *arguments], 2, part)
+                self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(train_gpt_runs.main(sys.modules[__name__], __doc__))
