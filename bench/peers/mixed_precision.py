@@ -4,8 +4,15 @@
 
 fp16 gradients and model, fp32 parameters and moments in one flat array each:
 are the gradients finite, how long are they, unscale, clip, AdamW, round for the
-model. All variants work on the same memory, in turns, in one process per number
-of threads; ratios are medians over rounds of times of one round.
+model. All variants run in turns, in one process per number of threads; ratios are
+medians over rounds of times of one round.
+
+--step mixed: the arithmetic alone, on the same memory as the others.
+--step zero2: ZeRO-2 on its shard, from the reduced gradient; nothing travels.
+--step offload: ZeRO-2's host part under offload, of gradients that have come to
+    the host and parameters that have not left it. DeepSpeed has measured the
+    norm on the device by then and sent fp32; Thinwire takes fp16 and measures it
+    here.
 """
 
 import argparse
@@ -16,7 +23,10 @@ import statistics
 import subprocess
 import sys
 import time
+import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "build/release/bench/libthinwire_peers.so"
@@ -32,6 +42,7 @@ LR, DECAY, LOSS_SCALE, MAX_NORM = 1e-5, 0.01, 1024.0, 1.0
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--step", choices=list(STEPS), default="mixed")
     parser.add_argument("--elements", type=int, default=1 << 26)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=9)
@@ -55,6 +66,33 @@ class Step(ctypes.Structure):
         ]
         + [("num_threads", ctypes.c_int)]
     )
+
+
+class ZeroSettings(ctypes.Structure):
+    """Fields in the order of zero.cpp's ThinwireZeroSettings."""
+
+    _fields_ = (
+        [("params", ctypes.c_void_p), ("model", ctypes.c_void_p)]
+        + [("size", ctypes.c_size_t)]
+        + [
+            (name, ctypes.c_float)
+            for name in ("learning_rate", "weight_decay", "loss_scale", "max_norm")
+        ]
+        + [("offload", ctypes.c_int), ("num_threads", ctypes.c_int)]
+    )
+
+
+def nothing():
+    pass
+
+
+class Variant(NamedTuple):
+    """A step, what is not timed before it, and what brings the parameters to
+    the arrays in the end."""
+
+    run: Callable[[], None]
+    before: Callable[[], None] = nothing
+    finish: Callable[[], None] = nothing
 
 
 class Arrays:
@@ -96,7 +134,54 @@ def thinwire(_torch, arrays, threads, library):
         if not 0 <= norm < math.inf:
             raise RuntimeError(f"thinwire_step returned {norm}")
 
-    return {"thinwire": once}
+    return {"thinwire": Variant(once)}
+
+
+def thinwire_zero(arrays, threads, library, offload):
+    zero = ctypes.CDLL(str(library))
+    zero.thinwire_zero_new.restype = ctypes.c_void_p
+    calls = {
+        name: getattr(zero, f"thinwire_zero_{name}")
+        for name in ("collect", "step", "read")
+    }
+    for call in calls.values():
+        call.restype = ctypes.c_double
+    settings = ZeroSettings(
+        arrays.params.data_ptr(),
+        arrays.model.data_ptr(),
+        arrays.params.numel(),
+        LR,
+        DECAY,
+        LOSS_SCALE,
+        MAX_NORM,
+        offload,
+        threads,
+    )
+    handle = ctypes.c_void_p(zero.thinwire_zero_new(ctypes.byref(settings)))
+    if not handle:
+        raise RuntimeError("thinwire_zero_new failed")
+    weakref.finalize(arrays, zero.thinwire_zero_delete, handle)
+
+    def call(name, *pointers):
+        result = calls[name](handle, *map(ctypes.c_void_p, pointers))
+        if not 0 <= result < math.inf:
+            raise RuntimeError(f"thinwire_zero_{name} returned {result}")
+
+    return {
+        "thinwire": Variant(
+            lambda: call("step"),
+            lambda: call("collect", arrays.grads.data_ptr()),
+            lambda: call("read", arrays.params.data_ptr()),
+        )
+    }
+
+
+def thinwire_zero2(_torch, arrays, threads, library):
+    return thinwire_zero(arrays, threads, library, False)
+
+
+def thinwire_offload(_torch, arrays, threads, library):
+    return thinwire_zero(arrays, threads, library, True)
 
 
 def adopt(optimizer, arrays, step):
@@ -110,13 +195,35 @@ def adopt(optimizer, arrays, step):
     return parameter
 
 
-def deepspeed(torch, arrays, _threads, _library):
+def cpu_adam(torch, arrays):
+    """DeepSpeed's, of arrays.params and its moments."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
-    from deepspeed.runtime.utils import CheckOverflow, get_weight_norm
 
     master = torch.nn.Parameter(arrays.params)
     optimizer = DeepSpeedCPUAdam([master], lr=LR, weight_decay=DECAY)
     adopt(optimizer, arrays, 0)
+    return optimizer, master
+
+
+def lean(torch, arrays, optimizer, master):
+    """No pass for the overflow, which the norm shows, and no temporaries."""
+
+    def once():
+        master.grad = arrays.fp32_grads.copy_(arrays.grads)
+        norm = torch.linalg.vector_norm(master.grad).item()
+        if not math.isfinite(norm):
+            return
+        master.grad.mul_(1.0 / clip_factor(norm))
+        optimizer.step()
+        arrays.model.copy_(master.data)
+
+    return Variant(once)
+
+
+def deepspeed(torch, arrays, _threads, _library):
+    from deepspeed.runtime.utils import CheckOverflow, get_weight_norm
+
+    optimizer, master = cpu_adam(torch, arrays)
 
     def unfused():
         """The operations of FP16_UnfusedOptimizer.step(), in its order."""
@@ -129,17 +236,51 @@ def deepspeed(torch, arrays, _threads, _library):
         master.grad = None
         arrays.model.copy_(master.data)
 
-    def lean():
-        """No pass for the overflow, which the norm shows, and no temporaries."""
-        master.grad = arrays.fp32_grads.copy_(arrays.grads)
-        norm = torch.linalg.vector_norm(master.grad).item()
-        if not math.isfinite(norm):
+    return {
+        "deepspeed": Variant(unfused),
+        "deepspeed, lean": lean(torch, arrays, optimizer, master),
+    }
+
+
+def deepspeed_zero2(torch, arrays, _threads, _library):
+    from deepspeed.runtime.utils import has_inf_or_nan
+    from deepspeed.runtime.zero.utils import get_norm_dtype
+
+    optimizer, master = cpu_adam(torch, arrays)
+
+    def once():
+        """The operations of DeepSpeedZeroOptimizer.step(), in its order, where
+        the gradients of the shard are one flat array already."""
+        if bool(has_inf_or_nan(arrays.grads)):
             return
+        wide = arrays.grads.to(get_norm_dtype())
+        norm = torch.linalg.vector_norm(wide).item()
+        del wide
+        master.grad = arrays.grads.to(torch.float32)
+        master.grad.mul_(1.0 / clip_factor(norm))
+        optimizer.step()
+        master.grad = None
+        arrays.model.copy_(master.data)
+
+    return {
+        "deepspeed": Variant(once),
+        "deepspeed, lean": lean(torch, arrays, optimizer, master),
+    }
+
+
+def deepspeed_offload(torch, arrays, _threads, _library):
+    optimizer, master = cpu_adam(torch, arrays)
+    norm = torch.linalg.vector_norm(arrays.grads, dtype=torch.float64).item()
+
+    def arrive():
+        master.grad = arrays.fp32_grads.copy_(arrays.grads)
+
+    def once():
         master.grad.mul_(1.0 / clip_factor(norm))
         optimizer.step()
         arrays.model.copy_(master.data)
 
-    return {"deepspeed": unfused, "deepspeed, lean": lean}
+    return {"deepspeed": Variant(once, arrive)}
 
 
 def torch_fused(torch, arrays, _threads, _library):
@@ -173,34 +314,44 @@ def torch_fused(torch, arrays, _threads, _library):
         update(LOSS_SCALE)
 
     return {
-        "torch, norm of fp32": norm_of_fp32,
-        "torch, norm of fp16": norm_of_fp16,
-        "torch, no norm": no_norm,
+        "torch, norm of fp32": Variant(norm_of_fp32),
+        "torch, norm of fp16": Variant(norm_of_fp16),
+        "torch, no norm": Variant(no_norm),
     }
 
 
-def variants(torch, arrays, threads, library):
+# Thinwire's variant is the first.
+STEPS = {
+    "mixed": (thinwire, deepspeed, torch_fused),
+    "zero2": (thinwire_zero2, deepspeed_zero2),
+    "offload": (thinwire_offload, deepspeed_offload),
+}
+
+
+def variants(torch, step, arrays, threads, library):
     """Every variant that there is here, and why others are not."""
     found, missing = {}, {}
-    for make in (thinwire, deepspeed, torch_fused):
+    for make in STEPS[step]:
         try:
             found |= make(torch, arrays, threads, library)
         except Exception as error:  # whatever a peer's build or import may throw
-            if make is thinwire:
+            if make is STEPS[step][0]:
                 raise
             missing[make.__name__] = f"{type(error).__name__}: {error}"
     return found, missing
 
 
-def check(torch, threads, library):
+def check(torch, step, threads, library):
     """All variants give the same parameters, up to rounding, or this throws."""
     size, want = 100_003, None
-    for name in variants(torch, Arrays(torch, 64), threads, library)[0]:
+    for name in variants(torch, step, Arrays(torch, 64), threads, library)[0]:
         arrays = Arrays(torch, size)
         before = arrays.params.clone()
-        once = variants(torch, arrays, threads, library)[0][name]
+        variant = variants(torch, step, arrays, threads, library)[0][name]
         for _ in range(3):
-            once()
+            variant.before()
+            variant.run()
+        variant.finish()
         moved = (arrays.params - before).abs().max().item()
         want = arrays.params if want is None else want
         error = (arrays.params - want).abs().max().item()
@@ -229,23 +380,28 @@ def measure(args, threads):
     import torch
 
     torch.set_num_threads(threads)
-    check(torch, threads, args.library)
+    check(torch, args.step, threads, args.library)
     arrays = Arrays(torch, args.elements)
-    runs, missing = variants(torch, arrays, threads, args.library)
-    for run in runs.values():
-        run()
+    runs, missing = variants(torch, args.step, arrays, threads, args.library)
+    cold = torch.ones(1 << 25)
+    for variant in runs.values():
+        variant.before()
+        variant.run()
     names, busy = list(runs), 0
     seconds = {name: [] for name in names}
     for round_ in range(args.rounds):
         busy += not wait_until_quiet()
         for i in range(len(names)):
             name = names[(i + round_) % len(names)]
+            runs[name].before()
+            cold.sum()  # so that nobody finds gradients in the cache
             time.sleep(0.05)  # threads of the one before stop spinning
             begin = time.perf_counter()
-            runs[name]()
+            runs[name].run()
             seconds[name].append(time.perf_counter() - begin)
     print(
-        f"\n{threads} thread(s), {args.elements} elements, {args.malloc} malloc, ",
+        f"\n{args.step}, {threads} thread(s), {args.elements} elements, "
+        f"{args.malloc} malloc, ",
         end="",
     )
     print(f"{args.rounds} rounds, {busy} of them on a busy machine")

@@ -41,15 +41,7 @@ struct AdamWork {
   }
 
   void run(ThreadPool& pool) {
-    ++step;
-    // In pieces, as optimizers hand them to the rule.
-    const std::size_t n = params.size();
-    pool.for_each(
-        (n + kPieceElements - 1) / kPieceElements, [&](std::size_t piece) {
-          const std::size_t at = piece * kPieceElements;
-          rule.apply_range(step, {at, std::min(kPieceElements, n - at)},
-                           {params.view(), grads.view(), 0.5f});
-        });
+    rule.apply(++step, {params.view(), grads.view(), 0.5f}, pool);
   }
 
   optim::Adam rule;
@@ -167,6 +159,11 @@ Variant prepare_decode(std::size_t elements, ThreadPool& pool) {
 //     is every gradient finite, how long: r g2                        2
 //     unscale, clip, Adam, round: r p4 m4 v4 g2, w p4 m4 v4 h2       28
 //   mixed_precision/adam_fp16_accumulated    the same with g4        34
+//   zero2/shard_step, shard_step_bf16   as mixed_precision/adam_*     30
+//   zero2/shard_step_accumulated        with g4                       34
+//   offload/host_step  as zero2/shard_step                            30
+//   offload/step_with_copies                                         34
+//     as above, and h goes to the model: r h2, w h2                   4
 //   norm/sum_of_squares  r x4                                         4
 //   codec/encode       r x4 e4, w e4 b                               12.125
 //   codec/decode       r b, w x4                                      4.125
@@ -199,6 +196,16 @@ const std::vector<Row>& all_rows() {
        prepare_mixed_bf16},
       {"mixed_precision/adam_fp16_accumulated", 4 + 30, Limit::kAdamStreams,
        false, prepare_mixed_accumulated},
+      {"zero2/shard_step", 2 + 28, Limit::kAdamStreams, false,
+       prepare_zero_fp16},
+      {"zero2/shard_step_bf16", 2 + 28, Limit::kAdamStreams, false,
+       prepare_zero_bf16},
+      {"zero2/shard_step_accumulated", 4 + 30, Limit::kAdamStreams, false,
+       prepare_zero_accumulated},
+      {"offload/host_step", 2 + 28, Limit::kAdamStreams, false,
+       prepare_host_step},
+      {"offload/step_with_copies", 2 + 28 + 4, Limit::kAdamStreams, false,
+       prepare_offloaded_step},
       {"onebit_adam/compressed_step@w4", 4 + 12.25 + kServer + 12.125,
        Limit::kAdd, false, prepare_onebit_adam},
       {"lamb/fp32", 40, Limit::kAdd, false, prepare_lamb},
