@@ -247,6 +247,23 @@ TEST(CommandLine, PrecisionIsOneOfThree) {
   });
 }
 
+TEST(CommandLine, ZeroIsForExactOptimizers) {
+  const Options options =
+      parse({"--optimizer", "adam", "--zero", "2", "--offload"});
+  EXPECT_EQ(options.zero, 2);
+  EXPECT_TRUE(options.offload);
+  expect_usage_error({"--zero", "0, 1 or 2", "got 3"}, [] {
+    return parse({"--optimizer", "adam", "--zero", "3"});
+  });
+  expect_usage_error({"--offload needs --zero"}, [] {
+    return parse({"--optimizer", "adam", "--offload"});
+  });
+  expect_usage_error(
+      {"--optimizer", "adam or lamb with --zero", "planned"}, [] {
+        return parse({"--optimizer", "onebit_adam", "--zero", "1"});
+      });
+}
+
 TEST(SettingsOf, HasWhatDecidesTheResult) {
   Options options;
   options.freeze_step = optim::kAutoFreeze;
@@ -254,7 +271,7 @@ TEST(SettingsOf, HasWhatDecidesTheResult) {
   EXPECT_EQ(settings.front(),
             (std::pair<std::string, std::string>{"optimizer", "onebit_adam"}));
   EXPECT_EQ(settings[2].second, "auto");
-  EXPECT_EQ(settings.size(), 20u);
+  EXPECT_EQ(settings.size(), 22u);
 }
 
 }  // namespace

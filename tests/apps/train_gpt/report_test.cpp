@@ -25,6 +25,12 @@ RunRecord make_run(const std::string& optimizer, std::int64_t steps) {
                  .bytes_sent_per_rank = 123'456'789,
                  .seconds = 61.25,
                  .tokens_per_second = 16'700,
+                 .memory = {.parameters = 4000,
+                            .gradients = 4000,
+                            .states = 8000,
+                            .buckets = 1000,
+                            .other = 0,
+                            .peak = 17'000},
                  .params_checksum = "0123456789abcdef"};
   run.settings = {{"optimizer", optimizer}, {"steps", std::to_string(steps)}};
   const bool onebit = optimizer != "adam";
@@ -105,6 +111,8 @@ TEST(Report, TablesShowLocalStepsAndRounds) {
   EXPECT_EQ(count(html, ">0 B<"), 1u);
   EXPECT_EQ(count(html, ">0.625<"), 1u);
   EXPECT_EQ(count(html, "rounds per step"), 1u);
+  EXPECT_EQ(count(html, "memory of a rank, at its peak"), 1u);
+  EXPECT_EQ(count(html, ">17.0 KB<"), 2u);
 }
 
 TEST(Report, ARunAloneThatSentNothingHasNoChartsOfBytes) {

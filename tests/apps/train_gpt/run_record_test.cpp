@@ -26,6 +26,14 @@ const Summary kSummary = {.optimizer = "onebit_adam",
                           .bytes_sent_per_rank = 1100,
                           .seconds = 0.5,
                           .tokens_per_second = 4096,
+                          .zero = 1,
+                          .offload = true,
+                          .memory = {.parameters = 4000,
+                                     .gradients = 4000,
+                                     .states = 8000,
+                                     .buckets = 1000,
+                                     .other = 0,
+                                     .peak = 17'000},
                           .params_checksum = "00ff00ff00ff00ff"};
 
 class RunFolder : public ::testing::Test {
@@ -39,9 +47,10 @@ class RunFolder : public ::testing::Test {
   void write_run() const {
     RunWriter writer(folder, {{"optimizer", "onebit_adam"}, {"steps", "2"}},
                      {"a.txt"});
-    writer.add(StepRow{1, 5.5, 0.001, "exact", 65536, 2048, 1000, 0.25});
+    writer.add(
+        StepRow{1, 5.5, 0.001, "exact", 65536, 2048, 1000, 0.25, 17'000});
     writer.add(StepRow{2, std::numeric_limits<double>::quiet_NaN(), 0.002,
-                       "compressed", 32768, 2048, 100, 0.25});
+                       "compressed", 32768, 2048, 100, 0.25, 17'000});
     writer.add(ValidationRow{2, 1.625});
     writer.finish(kSummary);
   }
@@ -81,6 +90,10 @@ TEST_F(RunFolder, IsReadBackAsItWasWritten) {
   EXPECT_EQ(run.steps[0].loss_scale, 65536);
   EXPECT_TRUE(std::isnan(run.steps[1].loss));
   EXPECT_EQ(run.steps[1].bytes_sent, 100u);
+  EXPECT_EQ(run.steps[1].memory_bytes, 17'000u);
+  EXPECT_EQ(run.summary.zero, 1);
+  EXPECT_TRUE(run.summary.offload);
+  EXPECT_EQ(run.summary.memory.states, 8000u);
   ASSERT_EQ(run.validations.size(), 1u);
   EXPECT_EQ(run.validations[0].val_loss, 1.625);
   EXPECT_EQ(run.settings,
@@ -110,10 +123,10 @@ TEST_F(RunFolder, HasTheFieldsThatOthersRelyOn) {
   EXPECT_EQ(text("metrics.jsonl"),
             "{\"step\":1,\"loss\":5.5,\"lr\":0.001,\"phase\":\"exact\","
             "\"tokens\":2048,\"bytes_sent\":1000,\"seconds\":0.25,"
-            "\"loss_scale\":65536.0}\n"
+            "\"loss_scale\":65536.0,\"memory_bytes\":17000}\n"
             "{\"step\":2,\"loss\":null,\"lr\":0.002,\"phase\":\"compressed\","
             "\"tokens\":2048,\"bytes_sent\":100,\"seconds\":0.25,"
-            "\"loss_scale\":32768.0}\n"
+            "\"loss_scale\":32768.0,\"memory_bytes\":17000}\n"
             "{\"step\":2,\"val_loss\":1.625}\n");
   EXPECT_EQ(text("summary.json"),
             "{\n"
@@ -129,7 +142,17 @@ TEST_F(RunFolder, HasTheFieldsThatOthersRelyOn) {
             "  \"tokens_per_second\": 4096.0,\n"
             "  \"params_checksum\": \"00ff00ff00ff00ff\",\n"
             "  \"precision\": \"fp32\",\n"
-            "  \"skipped_steps\": 0\n"
+            "  \"skipped_steps\": 0,\n"
+            "  \"zero\": 1,\n"
+            "  \"offload\": true,\n"
+            "  \"memory\": {\n"
+            "    \"parameters\": 4000,\n"
+            "    \"gradients\": 4000,\n"
+            "    \"states\": 8000,\n"
+            "    \"buckets\": 1000,\n"
+            "    \"other\": 0,\n"
+            "    \"peak\": 17000\n"
+            "  }\n"
             "}\n");
   EXPECT_EQ(text("config.json"),
             "{\n"
