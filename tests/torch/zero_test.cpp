@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // ZeRO under LibTorch: the same bits as without, and where gradients are.
 #include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include <string>
 
@@ -277,6 +279,34 @@ TEST(TorchZeroValues, GradientsAreMeansOverTheRanks) {
           EXPECT_NEAR(exp_avg[i], 0.1 * gradient[i] * report.clip_factor,
                       1e-6 * (1e-3 + std::abs(gradient[i])));
       });
+}
+
+TEST(TorchZeroValues, ParametersOfSeveralTypesBecomeOne) {
+  comm::run_local_ranks(2, [](comm::Communicator& comm) {
+    std::vector<at::Tensor> trained;
+    for (const int stage : {0, 1, 2}) {
+      ::torch::nn::Sequential net(::torch::nn::Linear(3, 5),
+                                  ::torch::nn::Linear(5, 2));
+      {
+        // Not drawn: the generator is shared by all ranks.
+        const ::torch::NoGradGuard no_grad;
+        for (const at::Tensor& p : net->parameters())
+          p.copy_(at::linspace(-1, 1, p.numel()).view(p.sizes()));
+      }
+      net->ptr(1)->to(at::kBFloat16);
+      engine::Config config{.optimizer =
+                                optim::AdamOptions{.learning_rate = 0.1}};
+      config.zero.stage = stage;
+      Engine engine(*net, comm, config);
+      for (const at::Tensor& parameter : net->parameters())
+        EXPECT_EQ(parameter.scalar_type(), at::kFloat);
+      engine.backward(net->forward(::torch::ones({4, 3})).sum());
+      EXPECT_TRUE(engine.step().applied);
+      trained.push_back(net->parameters()[2].detach().clone());
+    }
+    EXPECT_TRUE(trained[1].equal(trained[0]));
+    EXPECT_TRUE(trained[2].equal(trained[0]));
+  });
 }
 
 TEST(TorchZeroValues, AnEvaluationHasEqualParametersAndNoGradients) {

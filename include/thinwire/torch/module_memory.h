@@ -65,16 +65,17 @@ enum class Gradients {
 ///   optimizer.step(memory.params(), memory.grads());
 ///
 /// Local. Dense parameters on the CPU, all float32, all float16 or all
-/// bfloat16, whose gradients are of the same type. A parameter that takes no
-/// part in a backward has gradient zero. Parameters that do not require a
-/// gradient are left where they are; one registered under two names counts
-/// once, under the first. The arrays live as long as this object or any of the
-/// tensors.
+/// bfloat16, unless they are converted; their gradients are of the same type. A
+/// parameter that takes no part in a backward has gradient zero. Parameters
+/// that do not require a gradient are left where they are; one registered under
+/// two names counts once, under the first. The arrays live as long as this
+/// object or any of the tensors.
 class ModuleMemory {
  public:
   /// Keeps values, and gradients that are already there; with `dtype` both are
   /// converted to it. Throws Error(kInvalidArgument) naming the parameter if
-  /// one is of another type than the others, not on the CPU or not dense, and
+  /// one is of another type than the others and not converted, not on the CPU
+  /// or not dense, and
   /// Error(kFailedPrecondition) if there is none to train; nothing has changed
   /// then. From now on a backward that gives a parameter a sparse gradient
   /// throws Error(kInvalidArgument).
@@ -107,8 +108,8 @@ class ModuleMemory {
   void check() const;
 
  private:
-  void require_supported(const std::string& name,
-                         const at::Tensor& tensor) const;
+  void require_supported(const std::string& name, const at::Tensor& tensor,
+                         bool is_converted) const;
   void re_home(const Parameter& place, at::Tensor& tensor) const;
   void check_gradient(const Parameter& place, const at::Tensor& tensor) const;
   static bool is_view(const at::Tensor& tensor, const at::Tensor& flat,
@@ -134,7 +135,7 @@ inline ModuleMemory::ModuleMemory(const ::torch::nn::Module& module,
     : gradients_(gradients) {
   std::vector<ParameterSpec> specs;
   for (const auto& [name, tensor] : trainable_parameters(module)) {
-    require_supported(name, tensor);
+    require_supported(name, tensor, dtype.has_value());
     const auto sizes = tensor.sizes();
     specs.push_back({.name = name,
                      .shape = {sizes.begin(), sizes.end()},
@@ -181,7 +182,8 @@ inline void ModuleMemory::check() const {
 }
 
 inline void ModuleMemory::require_supported(const std::string& name,
-                                            const at::Tensor& tensor) const {
+                                            const at::Tensor& tensor,
+                                            bool is_converted) const {
   const auto refuse = [&](const char* what, const std::string& value) {
     throw Error(ErrorCode::kInvalidArgument,
                 "parameter '" + name + "': " + what + ", got " + value);
@@ -193,7 +195,8 @@ inline void ModuleMemory::require_supported(const std::string& name,
   if (type != at::kFloat && type != at::kHalf && type != at::kBFloat16) {
     refuse("must be Float, Half or BFloat16", c10::toString(type));
   }
-  if (!tensors_.empty() && type != tensors_.front().scalar_type()) {
+  if (!is_converted && !tensors_.empty() &&
+      type != tensors_.front().scalar_type()) {
     refuse("must be of the same type as all others", c10::toString(type));
   }
   if (tensor.layout() != at::kStrided) {
