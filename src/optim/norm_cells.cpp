@@ -7,18 +7,24 @@
 
 namespace thinwire::optim {
 
+std::vector<Range> cut_at_grid(const Range& range) {
+  std::vector<Range> cells;
+  for (std::size_t at = range.offset; at < range.end();) {
+    const std::size_t left = kernels::kSumChunk - at % kernels::kSumChunk;
+    cells.push_back({at, std::min(left, range.end() - at)});
+    at = cells.back().end();
+  }
+  return cells;
+}
+
 std::vector<NormCell> norm_cells(const ParameterLayout& layout) {
   std::vector<NormCell> cells;
   const auto parameters = layout.parameters();
   cells.reserve(kernels::sum_chunks(layout.size()) + parameters.size());
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const std::size_t end = parameters[i].offset + parameters[i].size;
-    for (std::size_t at = parameters[i].offset; at < end;) {
-      const std::size_t left = kernels::kSumChunk - at % kernels::kSumChunk;
-      cells.push_back({i, {at, std::min(left, end - at)}});
-      at = cells.back().range.end();
-    }
-  }
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    for (const Range& cell :
+         cut_at_grid({parameters[i].offset, parameters[i].size}))
+      cells.push_back({i, cell});
   return cells;
 }
 

@@ -13,6 +13,9 @@
 /// that hold whole arrays and on those that hold shards, which end on the grid.
 namespace thinwire::optim {
 
+/// A range of a flat array that begins on the grid, cut at the grid.
+[[nodiscard]] std::vector<Range> cut_at_grid(const Range& range);
+
 /// The cells of a layout that begins on the grid, in order; parameters without
 /// elements have none.
 [[nodiscard]] std::vector<NormCell> norm_cells(const ParameterLayout& layout);

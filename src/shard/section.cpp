@@ -61,6 +61,7 @@ Section::Section(const SectionParts& parts)
   if (has_masters_) masters_ = Buffer(shard_layout_.size(), masters);
   if (has_mirror_) mirror_ = Buffer(shard_layout_.size(), options.dtype);
   read_masters(parts.initial);
+  if (rule_->needs_norms()) norm_plan_ = plan_norms();
 }
 
 Range Section::own(std::size_t b) const {

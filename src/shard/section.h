@@ -79,6 +79,24 @@ class Section {
   void load(const StateDict& state, const std::string& prefix);
 
  private:
+  // Over which cells a rule with norms is measured, and how sums come together.
+  struct NormPlan {
+    // What one thread takes: so many neighbours in one piece.
+    static constexpr std::size_t kMostCells = 64;
+    struct Run {
+      std::size_t bucket = 0;
+      Range part{};  // of the piece
+      std::size_t first_cell = 0;
+      std::size_t num_cells = 0;
+    };
+    std::vector<optim::NormCell> own;  // of the rule's layout
+    std::vector<Run> runs;
+    std::vector<std::size_t> counts;   // cells per rank
+    std::vector<optim::NormCell> all;  // of the whole layout, in flat order
+    std::vector<std::size_t> places;   // of those among what ranks send
+  };
+
+  [[nodiscard]] NormPlan plan_norms() const;
   [[nodiscard]] Range own(std::size_t bucket) const;
   [[nodiscard]] std::size_t position(std::size_t bucket) const;
   [[nodiscard]] View own_params(std::size_t bucket) const;
@@ -86,7 +104,6 @@ class Section {
                                            float grad_scale);
   void measure(std::int64_t step, float grad_scale, ThreadPool& pool,
                optim::StepMeter& meter);
-  [[nodiscard]] std::vector<Range> cells_of(const Fragment& fragment) const;
   [[nodiscard]] View array(const Fragment& fragment, std::string_view what);
   // Throws Error(kCorruptCheckpoint) for another rule's state, or another
   // shard's; empty where there are no masters.
@@ -105,6 +122,7 @@ class Section {
   std::vector<bool> holds_;
   GradientShard gradients_;
   std::unique_ptr<optim::UpdateRule> rule_;  // null while states are away
+  NormPlan norm_plan_;                       // if the rule needs norms
   StateDict parked_;
   bool has_masters_ = false;  // else parameters are their own
   bool has_mirror_ = false;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "optim/norm_cells.h"
 #include "shard/section.h"
 #include "thinwire/kernels/norm.h"
 
@@ -17,18 +18,6 @@ std::size_t grid_cells(const Range& range) {
   return range.size == 0
              ? 0
              : kernels::sum_chunks(range.end()) - range.offset / kSumChunk;
-}
-
-// The range cut at the grid.
-std::vector<Range> cut_at_grid(const Range& range) {
-  std::vector<Range> cells;
-  for (std::size_t at = range.offset; at < range.end();) {
-    const std::size_t next =
-        std::min(range.end(), (at / kSumChunk + 1) * kSumChunk);
-    cells.push_back({at, next - at});
-    at = next;
-  }
-  return cells;
 }
 
 }  // namespace
@@ -97,69 +86,73 @@ std::int64_t Section::first_nonfinite() {
   return first;
 }
 
-std::vector<Range> Section::cells_of(const Fragment& fragment) const {
-  return cut_at_grid(
-      {layout_.parameters()[fragment.parameter].offset + fragment.range.offset,
-       fragment.range.size});
+Section::NormPlan Section::plan_norms() const {
+  const auto cells_of = [this](const Fragment& fragment) {
+    return optim::cut_at_grid({layout_.parameters()[fragment.parameter].offset +
+                                   fragment.range.offset,
+                               fragment.range.size});
+  };
+  NormPlan plan;
+  std::size_t b = 0;
+  for (std::size_t f = 0; f < fragments_.size(); ++f)
+    for (const Range& flat : cells_of(fragments_[f])) {
+      while (own(b).end() <= flat.offset || own(b).size == 0) ++b;
+      const std::size_t at = flat.offset - own(b).offset;
+      if (plan.runs.empty() || plan.runs.back().bucket != b ||
+          plan.runs.back().num_cells == NormPlan::kMostCells)
+        plan.runs.push_back({b, {at, 0}, plan.own.size(), 0});
+      plan.runs.back().part.size += flat.size;
+      ++plan.runs.back().num_cells;
+      plan.own.push_back({f, {position(b) + at, flat.size}});
+    }
+  std::vector<std::size_t> next;  // of a rank's sums among all
+  std::size_t total = 0;
+  for (int r = 0; r < comm_.size(); ++r) {
+    next.push_back(total);
+    for (const Fragment& fragment : shards_.fragments(r))
+      total += cells_of(fragment).size();
+    plan.counts.push_back(total - next.back());
+  }
+  for (std::size_t p = 0; p < holds_.size(); ++p)
+    for (const Fragment& fragment : shards_.fragments_of(p))
+      for (const Range& cell : cells_of(fragment)) {
+        plan.all.push_back({p, cell});
+        plan.places.push_back(next[static_cast<std::size_t>(fragment.owner)]++);
+      }
+  return plan;
 }
 
 // Sums over whole parameters, of which other ranks have parts: cell by cell,
 // added in flat order, so that they do not depend on who has which.
 void Section::measure(std::int64_t step, float grad_scale, ThreadPool& pool,
                       optim::StepMeter& meter) {
-  // What one thread takes: neighbours in one piece.
-  constexpr std::size_t kMostCells = 64;
-  struct Run {
-    std::size_t bucket;
-    Range part;  // of the piece
-    std::size_t first_cell;
-    std::size_t num_cells;
-  };
-  std::vector<optim::NormCell> cells;
-  std::vector<Run> runs;
-  std::size_t b = 0;
-  for (std::size_t f = 0; f < fragments_.size(); ++f)
-    for (const Range& flat : cells_of(fragments_[f])) {
-      while (own(b).end() <= flat.offset || own(b).size == 0) ++b;
-      const std::size_t at = flat.offset - own(b).offset;
-      if (runs.empty() || runs.back().bucket != b ||
-          runs.back().num_cells == kMostCells)
-        runs.push_back({b, {at, 0}, cells.size(), 0});
-      runs.back().part.size += flat.size;
-      ++runs.back().num_cells;
-      cells.push_back({f, {position(b) + at, flat.size}});
-    }
-  std::vector<optim::NormSums> own_sums(cells.size());
-  pool.for_each(runs.size(), [&](std::size_t r) {
-    const Run& run = runs[r];
+  const NormPlan& plan = norm_plan_;
+  std::vector<optim::NormSums> own_sums(plan.own.size());
+  pool.for_each(plan.runs.size(), [&](std::size_t r) {
+    const NormPlan::Run& run = plan.runs[r];
     rule_->measure(step,
-                   std::span(cells).subspan(run.first_cell, run.num_cells),
+                   std::span(plan.own).subspan(run.first_cell, run.num_cells),
                    arrays(run.bucket, run.part, grad_scale),
                    std::span(own_sums).subspan(run.first_cell, run.num_cells));
   });
 
   constexpr std::size_t kDoubles = sizeof(optim::NormSums) / sizeof(double);
-  std::vector<std::size_t> counts(static_cast<std::size_t>(comm_.size()));
-  std::vector<std::size_t> next(counts.size());  // of a rank's sums
-  std::size_t total = 0;
-  for (std::size_t r = 0; r < counts.size(); ++r) {
-    next[r] = total;
-    for (const Fragment& fragment : shards_.fragments(static_cast<int>(r)))
-      total += cells_of(fragment).size();
-    counts[r] = (total - next[r]) * kDoubles;
-  }
-  std::vector<optim::NormSums> sums(total);
+  std::vector<std::size_t> counts;
+  for (const std::size_t count : plan.counts)
+    counts.push_back(count * kDoubles);
+  std::vector<optim::NormSums> gathered(plan.all.size());
   meter.waiting([&] {
     comm_.all_gather(
         ConstView(own_sums.data(), own_sums.size() * kDoubles, DType::kFloat64),
-        View(sums.data(), sums.size() * kDoubles, DType::kFloat64), counts);
+        View(gathered.data(), gathered.size() * kDoubles, DType::kFloat64),
+        counts);
   });
-  std::vector<optim::NormSums> of_parameter(layout_.parameters().size());
-  for (std::size_t p = 0; p < of_parameter.size(); ++p)
-    for (const Fragment& fragment : shards_.fragments_of(p))
-      for (std::size_t c = cells_of(fragment).size(); c > 0; --c)
-        of_parameter[p] +=
-            sums[next[static_cast<std::size_t>(fragment.owner)]++];
+  std::vector<optim::NormSums> in_order;
+  in_order.reserve(gathered.size());
+  for (const std::size_t place : plan.places)
+    in_order.push_back(gathered[place]);
+  const auto of_parameter =
+      optim::parameter_sums(plan.all, in_order, layout_.parameters().size());
   std::vector<optim::NormSums> of_fragment;
   for (const Fragment& fragment : fragments_)
     of_fragment.push_back(of_parameter[fragment.parameter]);
