@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "core/set_to_zero.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::compress {
@@ -74,8 +75,7 @@ void Residuals::add_to_server(std::size_t block, const float* values,
 }
 
 void Residuals::clear() noexcept {
-  for (Buffer* error : {&worker_, &server_})
-    if (!error->empty()) std::memset(error->data(), 0, error->bytes());
+  for (Buffer* error : {&worker_, &server_}) set_to_zero(error->view());
 }
 
 void Residuals::load(ConstView worker, ConstView server) {

@@ -2,8 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 
+#include "core/set_to_zero.h"
 #include "shard/corrected_zero.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/memory.h"
@@ -74,8 +74,7 @@ void CorrectedZero::end_backward() {
   for (std::size_t i = 0; i < layout.parameters().size(); ++i) {
     if (schedule_.is_ready(i) || !which_.is_first) continue;
     const Parameter& p = layout.parameters()[i];
-    const View sum = sums_.view().subview(p.offset, p.size);
-    if (!sum.empty()) std::memset(sum.data(), 0, sum.bytes());
+    set_to_zero(sums_.view().subview(p.offset, p.size));
   }
   if (!which_.is_last) return;
   while (const auto b = schedule_.take_any()) {

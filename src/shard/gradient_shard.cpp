@@ -2,9 +2,9 @@
 #include "shard/gradient_shard.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
+#include "core/set_to_zero.h"
 #include "optim/require.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/kernels/cast.h"
@@ -25,10 +25,6 @@ std::vector<Range> ranges_of(const ShardLayout& shards) {
 Range intersection(const Range& a, const Range& b) {
   const std::size_t begin = std::max(a.offset, b.offset);
   return {begin, std::min(a.end(), b.end()) - begin};
-}
-
-void set_to_zero(View values) {
-  if (!values.empty()) std::memset(values.data(), 0, values.bytes());
 }
 
 }  // namespace

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstring>
+
+#include "thinwire/core/view.h"
+
+namespace thinwire {
+
+/// An empty view may have no memory, which memset() must not be given.
+inline void set_to_zero(View values) {
+  if (!values.empty()) std::memset(values.data(), 0, values.bytes());
+}
+
+}  // namespace thinwire

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/make_optimizer.h"
+#include "shard/bucket_schedule.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/core/error.h"
+#include "thinwire/core/memory.h"
+#include "thinwire/engine/engine.h"
+#include "thinwire/kernels/cast.h"
+
+namespace thinwire::engine {
+
+[[noreturn]] inline void refuse(const std::string& text) {
+  throw Error(ErrorCode::kFailedPrecondition, text);
+}
+
+struct Engine::Impl {
+  Impl(comm::Communicator& c, const ParameterLayout& l, const Config& settings,
+       View p, View g)
+      : comm(c),
+        layout(l),
+        config(settings),
+        params(p),
+        grads(g),
+        accumulation_steps(settings.batch(c.size()).accumulation_steps),
+        keeps(keeps_gradients(settings, c.size())),
+        buckets(layout, {}) {}
+
+  comm::Communicator& comm;
+  const ParameterLayout layout;
+  const Config config;
+  const View params;
+  const View grads;
+  const std::int64_t accumulation_steps;
+  const bool keeps;  // gradients are in `grads`; else handed over one by one
+  std::vector<double> base_rates;  // per group, before the schedule
+  std::int64_t steps = 0;
+
+  // ---- the window: what has happened since the last step
+  std::int64_t backwards = 0;
+  std::optional<bool> boundary;  // set by the caller
+  bool complete = false;         // the last backward was its last one
+  bool in_backward = false;
+  bool in_evaluation = false;
+  bool reduces = false;   // buckets of this backward leave as they fill
+  bool has_sent = false;  // one has left
+  Buffer sums;            // fp32, of 16-bit gradients; made when needed
+  bool sums_count = false;
+  std::vector<bool> used;  // parameters that have had a gradient
+  Buffer travelling;       // gradients in the dtype of the wire, where that is
+                           // another one
+  shard::BucketSchedule buckets;
+  EngineReport report;
+  comm::Counters counters;  // at the window's first backward
+  std::chrono::steady_clock::time_point backward_began;
+
+  // Goes first, and waits for what it has under way in the memory above.
+  MadeOptimizer made;
+
+  [[nodiscard]] optim::Optimizer& optimizer() const { return *made.optimizer; }
+  [[nodiscard]] double loss_scale() const {
+    if (made.zero != nullptr) return made.zero->loss_scale();
+    return made.mixed == nullptr ? 1 : made.mixed->loss_scale();
+  }
+  [[nodiscard]] bool is_managed() const {
+    return config.managed_gradient_accumulation;
+  }
+  // Before a window: of its first backward.
+  [[nodiscard]] bool is_boundary() const {
+    if (complete) return true;
+    if (boundary) return *boundary;
+    return !is_managed() || (backwards == 0 && accumulation_steps == 1);
+  }
+
+  // ---- gradients on their way
+  [[nodiscard]] View gathered() { return sums_count ? sums.view() : grads; }
+  [[nodiscard]] DType wire_dtype() const {
+    return config.communication_dtype.value_or(config.precision.dtype);
+  }
+  // Values of 16 bits are added in fp32 and rounded once, whatever the wire;
+  // the reference's wrapper takes no others.
+  [[nodiscard]] bool is_converted() {
+    const DType dtype = gathered().dtype();
+    if (wire_dtype() == dtype || dtype != DType::kFloat32) return false;
+    if (made.zero != nullptr) return false;  // converts bucket by bucket
+    const bool travels =
+        comm.size() > 1 && optimizer().phase() == optim::Phase::kExact;
+    return travels || (config.semantics == optim::Semantics::kDeepSpeed &&
+                       made.mixed != nullptr);
+  }
+  [[nodiscard]] View to_send(Range range) {
+    if (!is_converted()) return gathered();
+    const MemoryScope scope(MemoryKind::kBuckets);
+    if (travelling.empty()) travelling = Buffer(layout.size(), wire_dtype());
+    kernels::convert(gathered().subview(range.offset, range.size),
+                     travelling.view().subview(range.offset, range.size));
+    return travelling.view();
+  }
+  void send(Range range) {
+    optimizer().reduce_early(to_send(range), range);
+    has_sent = true;
+  }
+
+  void begin_backward();
+  void gradient_ready(std::size_t index, ConstView gradient);
+  void end_backward();
+  void collect(std::size_t index, ConstView gradient);
+  void require_all_used() const;
+  void begin_window();
+  [[nodiscard]] EngineReport step();
+};
+
+}  // namespace thinwire::engine
