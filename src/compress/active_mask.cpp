@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "thinwire/compress/active_mask.h"
 
+#include <bit>
+
 #include "thinwire/kernels/sign_compress.h"
 
 namespace thinwire::compress {
@@ -21,6 +23,17 @@ ActiveMask::ActiveMask(const BlockLayout& layout,
     everything = everything && counts_[b] == block.values.size;
   }
   if (everything) *this = ActiveMask();
+}
+
+void ActiveMask::add(const BlockLayout& layout, std::size_t block,
+                     std::span<const std::uint32_t> words) {
+  for (std::size_t w = 0; w < words.size(); ++w) {
+    words_[first_word_[block] + w] |= words[w];
+    counts_[block] += static_cast<std::size_t>(std::popcount(words[w]));
+  }
+  for (std::size_t b = 0; b < counts_.size(); ++b)
+    if (counts_[b] != layout.blocks()[b].values.size) return;
+  *this = ActiveMask();
 }
 
 const std::uint32_t* ActiveMask::words(const BlockLayout& layout,

@@ -2,7 +2,6 @@
 #include "optim/auto_freeze.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace thinwire::optim {
 
@@ -10,8 +9,7 @@ bool AutoFreeze::observe(double norm) {
   norms_.push_back(norm);
   const auto step = static_cast<std::int64_t>(norms_.size());
   if (step >= options_.latest) return true;
-  const std::int64_t window = std::max<std::int64_t>(
-      std::llround(1 / (1 - options_.beta1)), (step + 7) / 8);
+  const std::int64_t window = std::max<std::int64_t>(50, step / 2);
   if (step < options_.earliest || step <= window) return false;
   const double before = norms_[static_cast<std::size_t>(step - window - 1)];
   // Two zeros: nothing has a gradient yet, so nothing has settled.

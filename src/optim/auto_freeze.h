@@ -9,16 +9,16 @@
 namespace thinwire::optim {
 
 /// Decides when the variance has settled enough to be frozen: its
-/// bias-corrected L1 norm and that of a window of steps ago are within a ratio.
+/// bias-corrected L1 norm and that of half of all steps ago, at least 50, are
+/// within a ratio. Over a shorter window a running mean hardly moves.
 /// All ranks see the same norms, since exact steps leave the same variance
 /// everywhere.
 class AutoFreeze {
  public:
   struct Options {
-    double beta1 = 0.9;             ///< The largest of any group that freezes.
     std::int64_t earliest = 100;    ///< Not before this step ...
     std::int64_t latest = 100'000;  ///< ... and at the latest at this one.
-    double ratio = 0.90;
+    double ratio = 0.85;
   };
 
   AutoFreeze() = default;

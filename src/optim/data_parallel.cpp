@@ -37,6 +37,7 @@ struct DataParallel::Impl {
   ExchangeOptions options;
   ThreadPool pool;
   ExactAverage average;
+  std::uint32_t number;  // of this object, see optimizer_number()
   std::int64_t steps = 0;
   std::int64_t skipped = 0;
 
@@ -46,13 +47,16 @@ struct DataParallel::Impl {
         rule(std::move(r)),
         options(o),
         pool(o.num_threads),
-        average(c, pool, rule->layout(), o.bucket_elements) {}
+        average(c, pool, rule->layout(), o.bucket_elements),
+        number(optimizer_number(c)) {}
 
   void take_step(const StepInput& in, StepMeter& meter, StepReport& report) {
     // Elsewhere a value that is not finite on any rank is seen in the sum.
     if (in.finds_nonfinite && !average.has_begun()) {
-      const double own = sum_of_squares(pool, in.grads);
-      const auto agreement = agree(comm, own, meter);
+      const auto agreement = agree(
+          comm,
+          {.squares = sum_of_squares(pool, in.grads), .optimizer = number},
+          meter);
       report.nonfinite_rank = agreement.nonfinite_rank;
       report.applied = agreement.nonfinite_rank < 0;
       if (!report.applied) return;

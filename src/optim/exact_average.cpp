@@ -18,7 +18,8 @@ ExactAverage::ExactAverage(comm::Communicator& comm, ThreadPool& pool,
       pool_(pool),
       all_(group_ranges(layout)),
       size_(layout.size()),
-      bucket_elements_(bucket_elements) {}
+      bucket_elements_(bucket_elements),
+      chunk_squares_(kernels::sum_chunks(size_)) {}
 
 ExactAverage::~ExactAverage() {
   for (const Begun& part : begun_)
@@ -48,7 +49,6 @@ void ExactAverage::begin_early(View grads, Range range) {
         fmt::format("apart from {} of size {}, which is under way",
                     part.range.offset, part.range.size),
         given);
-  chunk_squares_.resize(kernels::sum_chunks(size_));
   sum_chunks_of(grads, range);
   const GroupRange whole{range, 0};
   begun_.push_back(
@@ -56,16 +56,17 @@ void ExactAverage::begin_early(View grads, Range range) {
 }
 
 double ExactAverage::local_squares(ConstView grads) {
-  if (!has_begun()) return sum_of_squares(pool_, grads);
-  for (const GroupRange& rest : missing()) sum_chunks_of(grads, rest.range);
+  if (!has_begun())
+    sum_chunks_of(grads, {0, size_});
+  else
+    for (const GroupRange& rest : missing()) sum_chunks_of(grads, rest.range);
   return std::accumulate(chunk_squares_.begin(), chunk_squares_.end(), 0.0);
 }
 
 void ExactAverage::sum_chunks_of(ConstView grads, Range range) {
-  kernels::chunk_sums_of_squares(
-      grads.subview(range.offset, range.size),
-      std::span(chunk_squares_)
-          .subspan(range.offset / kSumChunk, kernels::sum_chunks(range.size)));
+  chunk_sums_of_squares(
+      pool_, grads.subview(range.offset, range.size),
+      std::span(chunk_squares_).subspan(range.offset / kSumChunk));
 }
 
 void ExactAverage::complete(View grads, StepMeter& meter) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "optim/exact_exchange.h"
@@ -26,6 +27,10 @@ class ExactAverage {
 
   /// Sum of squares of this rank's own gradients, whatever is under way.
   [[nodiscard]] double local_squares(ConstView grads);
+  /// Its chunks (kernels/norm.h), as local_squares() has found them.
+  [[nodiscard]] std::span<const double> chunk_squares() const noexcept {
+    return chunk_squares_;
+  }
   /// Collective: replaces all gradients by what queue_sums() makes of them.
   void complete(View grads, StepMeter& meter);
   /// Waits for what is under way; the step is not taken.
@@ -46,7 +51,7 @@ class ExactAverage {
   std::size_t size_;
   std::size_t bucket_elements_;
   std::vector<Begun> begun_;
-  std::vector<double> chunk_squares_;  // at least those of begun ranges
+  std::vector<double> chunk_squares_;
 };
 
 }  // namespace thinwire::optim

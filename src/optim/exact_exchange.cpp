@@ -15,16 +15,20 @@ namespace {
 constexpr std::size_t kGrain = std::size_t{1} << 16;
 static_assert(kGrain % kernels::kSumChunk == 0);
 
-double sum_chunks_of(ThreadPool& pool, ConstView values,
-                     void (*sum)(ConstView, std::span<double>)) {
-  std::vector<double> sums(kernels::sum_chunks(values.size()));
+void sum_chunks(ThreadPool& pool, ConstView values, std::span<double> sums,
+                void (*sum)(ConstView, std::span<double>)) {
   pool.for_each((values.size() + kGrain - 1) / kGrain, [&](std::size_t piece) {
     const std::size_t at = piece * kGrain;
     const std::size_t size = std::min(kGrain, values.size() - at);
     sum(values.subview(at, size),
-        std::span(sums).subspan(at / kernels::kSumChunk,
-                                kernels::sum_chunks(size)));
+        sums.subspan(at / kernels::kSumChunk, kernels::sum_chunks(size)));
   });
+}
+
+double sum_of_chunks(ThreadPool& pool, ConstView values,
+                     void (*sum)(ConstView, std::span<double>)) {
+  std::vector<double> sums(kernels::sum_chunks(values.size()));
+  sum_chunks(pool, values, sums, sum);
   return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
@@ -62,12 +66,17 @@ void for_group_ranges(ThreadPool& pool, std::span<const GroupRange> ranges,
   });
 }
 
+void chunk_sums_of_squares(ThreadPool& pool, ConstView values,
+                           std::span<double> sums) {
+  sum_chunks(pool, values, sums, kernels::chunk_sums_of_squares);
+}
+
 double sum_of_squares(ThreadPool& pool, ConstView values) {
-  return sum_chunks_of(pool, values, kernels::chunk_sums_of_squares);
+  return sum_of_chunks(pool, values, kernels::chunk_sums_of_squares);
 }
 
 double sum_of_abs(ThreadPool& pool, ConstView values) {
-  return sum_chunks_of(pool, values, kernels::chunk_sums_of_abs);
+  return sum_of_chunks(pool, values, kernels::chunk_sums_of_abs);
 }
 
 std::vector<comm::Work> queue_sums(comm::Communicator& comm, View values,

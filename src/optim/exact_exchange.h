@@ -46,6 +46,9 @@ void for_group_ranges(ThreadPool& pool, std::span<const GroupRange> ranges,
           .low_precision = part_of(arrays.low_precision, range)};
 }
 
+/// One sum per chunk of the grid (kernels/norm.h), on which `values` begins.
+void chunk_sums_of_squares(ThreadPool& pool, ConstView values,
+                           std::span<double> sums);
 /// Sum of squares in the fixed order of kernels/norm.h, whatever the threads.
 [[nodiscard]] double sum_of_squares(ThreadPool& pool, ConstView values);
 /// Sum of absolute values, likewise.

@@ -1,29 +1,60 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optim/gradient_clipping.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
+#include <vector>
+
+#include "thinwire/core/error.h"
 
 namespace thinwire::optim {
 
-GradientAgreement agreement_on(const std::vector<double>& sums) {
+namespace {
+
+void require_same_optimizer(std::span<const GradientSummary> ranks,
+                            std::size_t rank) {
+  if (ranks[rank].optimizer == ranks[0].optimizer) return;
+  throw Error(ErrorCode::kFailedPrecondition,
+              fmt::format("step: ranks 0 and {} are in a step of different "
+                          "optimizers; all ranks must take the steps of "
+                          "several optimizers in the same order",
+                          rank));
+}
+
+}  // namespace
+
+static_assert(sizeof(GradientSummary) == 16, "it travels as its bytes");
+
+GradientAgreement agreement_on(std::span<const GradientSummary> ranks) {
   GradientAgreement agreement;
   double total = 0;
-  for (std::size_t r = 0; r < sums.size(); ++r) {
-    if (!std::isfinite(sums[r]) && agreement.nonfinite_rank < 0)
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    require_same_optimizer(ranks, r);
+    if (!std::isfinite(ranks[r].squares) && agreement.nonfinite_rank < 0)
       agreement.nonfinite_rank = static_cast<int>(r);
-    if (std::signbit(sums[r]) && agreement.left_out_rank < 0)
+    if (ranks[r].left_out != 0 && agreement.left_out_rank < 0)
       agreement.left_out_rank = static_cast<int>(r);
-    total += std::abs(sums[r]);
+    agreement.any_late = agreement.any_late || ranks[r].late != 0;
+    total += ranks[r].squares;
   }
-  agreement.rms_norm = std::sqrt(total / static_cast<double>(sums.size()));
+  agreement.rms_norm = std::sqrt(total / static_cast<double>(ranks.size()));
   return agreement;
 }
 
-GradientAgreement agree(comm::Communicator& comm, double own,
+GradientAgreement agree(comm::Communicator& comm, const GradientSummary& own,
                         StepMeter& meter) {
-  std::vector<double> sums(static_cast<std::size_t>(comm.size()));
-  meter.waiting([&] { comm.all_gather(std::span(&own, 1), sums); });
-  return agreement_on(sums);
+  std::vector<GradientSummary> all(static_cast<std::size_t>(comm.size()));
+  meter.waiting([&] {
+    comm.all_gather(ConstView(&own, sizeof own, DType::kUInt8),
+                    View(all.data(), all.size() * sizeof own, DType::kUInt8));
+  });
+  return agreement_on(all);
+}
+
+// Constructing an optimizer takes a collective, so no two have the same count.
+std::uint32_t optimizer_number(const comm::Communicator& comm) {
+  return static_cast<std::uint32_t>(comm.counters().collectives);
 }
 
 double clip_factor(double norm, double max_norm) noexcept {

@@ -1,27 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <vector>
+#include <cstdint>
+#include <span>
 
 #include "optim/exact_exchange.h"
 #include "thinwire/core/state_dict.h"
 
 namespace thinwire::optim {
 
-/// What ranks know of each other's gradients after the one scalar exchange.
+/// What a rank says of its gradients in the one scalar exchange of a step.
+struct GradientSummary {
+  double squares = 0;  ///< Their sum of squares; not finite if one of them is.
+  std::uint32_t optimizer = 0;  ///< See optimizer_number().
+  std::uint16_t left_out = 0;   ///< 1: this rank left out a local step.
+  std::uint16_t late = 0;       ///< 1: a late element has a gradient here.
+};
+
+/// What ranks know of each other's gradients after that exchange.
 struct GradientAgreement {
   int nonfinite_rank = -1;  ///< The lowest; -1: all are finite.
   int left_out_rank = -1;   ///< The lowest that left out a local step; -1.
+  bool any_late = false;    ///< Some rank has the gradient of a late element.
   double rms_norm = 0;      ///< a = sqrt(mean over ranks of ||g_i||^2).
 };
 
-/// `sums[r]` is rank r's sum of squares, negated if it left out a local step;
-/// added in rank order.
-[[nodiscard]] GradientAgreement agreement_on(const std::vector<double>& sums);
+/// Squares are added in rank order. Throws Error(kFailedPrecondition) where
+/// ranks take steps of different optimizers: their gradients would be averaged
+/// with each other's.
+[[nodiscard]] GradientAgreement agreement_on(
+    std::span<const GradientSummary> ranks);
 
-/// Collective: agreement_on() the ranks' sums, of which `own` is this rank's.
-[[nodiscard]] GradientAgreement agree(comm::Communicator& comm, double own,
+/// Collective: agreement_on() what each rank says, of which `own` is this
+/// rank's.
+[[nodiscard]] GradientAgreement agree(comm::Communicator& comm,
+                                      const GradientSummary& own,
                                       StepMeter& meter);
+
+/// A number of the optimizer object that is about to be constructed on all
+/// ranks, which no other object of this communicator has.
+[[nodiscard]] std::uint32_t optimizer_number(const comm::Communicator& comm);
 
 /// min(1, max_norm / norm); 1 when max_norm is 0.
 [[nodiscard]] double clip_factor(double norm, double max_norm) noexcept;

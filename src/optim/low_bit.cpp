@@ -4,7 +4,6 @@
 #include <cmath>
 #include <utility>
 
-#include "optim/frozen_variance.h"
 #include "optim/require.h"
 #include "optim/verification.h"
 #include "thinwire/comm/agreement.h"
@@ -33,7 +32,8 @@ LowBitOptimizer::Impl::Impl(comm::Communicator& c,
       adam(layout, settings.adam),
       pool(settings.exchange.num_threads),
       parts(layout, settings.groups, block_options(c, settings)),
-      exact_average(c, pool, layout, settings.exchange.bucket_elements) {}
+      exact_average(c, pool, layout, settings.exchange.bucket_elements),
+      number(optimizer_number(c)) {}
 
 CompressedAllReduce& LowBitOptimizer::Impl::the_exchange() {
   if (!exchange) {
@@ -58,6 +58,8 @@ StepReport LowBitOptimizer::Impl::step(const StepInput& in) {
     if (report.applied) verify(in.params);
   }
   if (!report.applied) ++skipped;
+  report.masked = num_masked;
+  report.heavy = block_denominators.heavy().size();
   return report;
 }
 
@@ -77,10 +79,15 @@ void LowBitOptimizer::Impl::verify(View params) {
 std::optional<double> LowBitOptimizer::Impl::agree_on_norms(
     const StepInput& in, StepMeter& meter, StepReport& report) {
   if (!policy.skips_nonfinite) return 0;
-  const double squares = exact_average.local_squares(in.grads);
-  // A minus sign, also that of -0.0, says that this rank left out a step.
+  const bool has_late = phase() != Phase::kExact && late.look_at(in.grads, pool);
   const GradientAgreement agreement =
-      agree(comm, left_out_a_step ? -squares : squares, meter);
+      agree(comm,
+            {.squares = exact_average.local_squares(in.grads),
+             .optimizer = number,
+             .left_out = left_out_a_step,
+             .late = has_late},
+            meter);
+  late_ones_arrived = agreement.any_late;
   if (agreement.nonfinite_rank >= 0 && skips(in)) {
     report.applied = false;
     report.nonfinite_rank = agreement.nonfinite_rank;
@@ -147,30 +154,6 @@ std::vector<AdamCoefficients> LowBitOptimizer::Impl::coefficients(
   for (std::size_t g = 0; g < adam.num_groups(); ++g)
     all.push_back(adam.coefficients(g, steps, static_cast<float>(grad_scale)));
   return all;
-}
-
-void LowBitOptimizer::Impl::mask_dead_elements() {
-  std::vector<Range> ranges;
-  for (const GroupRange& r : parts.compressed) ranges.push_back(r.range);
-  set_active(active_elements(std::as_const(adam.exp_avg_sq()).as<float>(),
-                             ranges, [&](std::size_t i) {
-                               return parts.mask.empty() ? 1.0f : parts.mask[i];
-                             }));
-}
-
-void LowBitOptimizer::Impl::set_active(std::vector<std::uint8_t> elements) {
-  active = std::move(elements);
-  active_mask = active.empty()
-                    ? compress::ActiveMask()
-                    : compress::ActiveMask(parts.blocks, [&](std::size_t i) {
-                        return active[i] != 0;
-                      });
-  if (exchange) exchange->set_active(active_mask);
-}
-
-const std::uint32_t* LowBitOptimizer::Impl::active_words(
-    std::size_t block) const {
-  return active_mask.words(parts.blocks, block);
 }
 
 LowBitOptimizer::LowBitOptimizer(std::unique_ptr<Impl> impl)

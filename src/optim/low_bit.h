@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "optim/block_denominators.h"
 #include "optim/exact_average.h"
 #include "optim/gradient_clipping.h"
+#include "optim/late_elements.h"
 #include "optim/low_bit_layout.h"
 #include "thinwire/optim/data_parallel.h"
 #include "thinwire/optim/low_bit_optimizer.h"
@@ -58,12 +60,17 @@ struct LowBitOptimizer::Impl {
   CalibratedNorm norm;
   bool verification_is_due = false;
   bool left_out_a_step = false;  // this rank alone, since the last exchange
+  std::uint32_t number;          // of this object, see optimizer_number()
 
   std::unique_ptr<compress::CompressedAllReduce> exchange;  // made when needed
   compress::WireObserver* observer = nullptr;
-  std::vector<std::uint8_t> active;  // empty: every element
-  compress::ActiveMask active_mask;  // the same in bits
-  Buffer denominator;                // while the variance does not move
+  std::vector<std::uint8_t> participation;  // empty: every element takes part
+  compress::ActiveMask active_mask;         // the same in bits
+  LateElements late;
+  bool late_ones_arrived = false;  // on some rank, in this step
+  std::size_t num_masked = 0;      // elements that do not take part
+  Buffer denominator;              // while the variance does not move
+  BlockDenominators block_denominators;
   bool momentum_is_signs = false;    // mean_momentum(), not adam.exp_avg()
 
   // ---- what each optimizer adds
@@ -83,6 +90,8 @@ struct LowBitOptimizer::Impl {
   virtual void adjust(compress::CompressedAllReduceOptions& /*options*/) const {
   }
   [[nodiscard]] virtual std::string describe_schedule() const = 0;
+  /// A late element has come to life, with denominator `d`.
+  virtual void begin_variance(std::size_t /*element*/, float /*d*/) {}
   virtual void save_own(StateDict& state) const = 0;
   [[nodiscard]] virtual Commit read_own(const StateDict& state) = 0;
 
@@ -147,11 +156,22 @@ struct LowBitOptimizer::Impl {
   [[nodiscard]] kernels::FrozenUpdateArrays frozen_arrays(Range range,
                                                           const StepInput& in);
 
-  // ---- masks
-  /// The groups' masks, and coordinates whose variance never left 0.
-  void mask_dead_elements();
-  void set_active(std::vector<std::uint8_t> elements);
+  // ---- who takes part (low_bit_gradients.cpp)
+  /// `denominator` holds sqrt(v) + eps: fits it, and scales the momentum of
+  /// heavy elements. `elements` says who takes part by mask and variance.
+  void fit_denominators(std::vector<std::uint8_t> elements);
+  void set_participation(std::vector<std::uint8_t> elements);
+  [[nodiscard]] bool takes_part(std::size_t element) const {
+    return participation.empty() || participation[element] == kTakesPart;
+  }
   [[nodiscard]] const std::uint32_t* active_words(std::size_t block) const;
+  /// Before gradients are encoded, `grad_scale` being what they will be
+  /// multiplied by: late elements that have one come to life, those of heavy
+  /// elements are scaled, and outliers are bounded.
+  void prepare_gradients(const StepInput& in, double grad_scale,
+                         StepMeter& meter, StepReport& report);
+  /// The same without an exchange: nobody comes to life yet.
+  void prepare_gradients_locally(const StepInput& in, double grad_scale);
 
   // ---- state
   [[nodiscard]] StateDict save() const;
@@ -164,6 +184,11 @@ struct LowBitOptimizer::Impl {
   void apply_mean(std::size_t block, kernels::Signs mean, const StepInput& in,
                   const kernels::AdamCoefficients& c);
   void verify(View params);
+  void revive_late_elements(StepMeter& meter, StepReport& report);
+  void scale_heavy_elements(View grads);
+  void bound_outliers(View grads, double grad_scale);
+  void bound_outliers(std::size_t block, View grads, double grad_scale);
+  [[nodiscard]] double outlier_bound(std::size_t block) const;
   void require_residuals(const StateDict& state) const;
   void load_residuals(const StateDict& state);
 };

@@ -40,10 +40,17 @@ LowBitLayout::LowBitLayout(const ParameterLayout& layout,
   for (const Parameter& p : layout.parameters())
     if (!stays_exact(p.group)) units.push_back({p.offset, p.size});
   blocks = compress::BlockLayout(units, block_options);
-  for (const compress::Block& block : blocks.blocks())
-    block_group.push_back(block.values.size == 0
-                              ? 0  // padding alone: nothing is applied there
-                              : layout.parameter_at(block.values.offset).group);
+  for (const compress::Block& block : blocks.blocks()) {
+    // Of padding alone nothing is applied.
+    const Parameter* const parameter =
+        block.values.size == 0 ? nullptr
+                               : &layout.parameter_at(block.values.offset);
+    block_group.push_back(parameter == nullptr ? 0 : parameter->group);
+    block_parameter.push_back(
+        parameter == nullptr ? 0
+                             : static_cast<std::size_t>(
+                                   parameter - layout.parameters().data()));
+  }
 }
 
 void LowBitLayout::multiply_by_mask(std::span<float> values,

@@ -29,7 +29,8 @@ struct LowBitLayout {
   /// The compressed parameters, one by one: no scale covers two of them.
   std::vector<Range> units;
   compress::BlockLayout blocks;
-  std::vector<std::size_t> block_group;  ///< Per block.
+  std::vector<std::size_t> block_group;      ///< Per block.
+  std::vector<std::size_t> block_parameter;  ///< Per block, its number.
   /// The groups' masks, flat; empty if none has one.
   std::vector<float> mask;
 

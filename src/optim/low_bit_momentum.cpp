@@ -83,9 +83,9 @@ void LowBitOptimizer::Impl::update_momentum(
     kernels::momentum(m.data() + range.offset,
                       grads.subview(range.offset, range.size), c[group]);
     if (!policy.masks_before_compression) parts.multiply_by_mask(m, range);
-    if (!active.empty())
+    if (!participation.empty())
       for (std::size_t i = range.offset; i < range.end(); ++i)
-        if (active[i] == 0) m[i] = 0;
+        if (!takes_part(i)) m[i] = 0;
   });
 }
 

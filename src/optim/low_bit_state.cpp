@@ -22,6 +22,21 @@ std::int64_t residual_layout(const compress::BlockLayout& layout) {
   return static_cast<std::int64_t>(checksum(servers));
 }
 
+std::vector<std::uint8_t> saved_participation(const StateDict& state,
+                                              std::size_t num_elements) {
+  if (!state.has_array("participation")) return {};
+  const auto saved =
+      state.array("participation", DType::kUInt8, num_elements)
+          .as<std::uint8_t>();
+  for (const std::uint8_t value : saved)
+    if (value > kLate)
+      throw Error(ErrorCode::kCorruptCheckpoint,
+                  fmt::format("state array 'participation' must hold values up "
+                              "to {}, got {}",
+                              static_cast<int>(kLate), value));
+  return {saved.begin(), saved.end()};
+}
+
 }  // namespace
 
 Buffer saved_floats(const StateDict& state, std::string_view name,
@@ -50,7 +65,9 @@ StateDict LowBitOptimizer::Impl::save() const {
   state.put("exp_avg", momentum().view());
   if (!adam.exp_avg_sq().empty() || adam.layout().size() == 0)
     state.put("exp_avg_sq", adam.exp_avg_sq().view());
-  if (!active.empty()) state.put("active", active);
+  if (!participation.empty()) state.put("participation", participation);
+  block_denominators.save(state);
+  late.save(state);
   if (exchange) {
     state.put_integer("world_size", comm.size());
     state.put_integer("rank", comm.rank());
@@ -78,12 +95,11 @@ void LowBitOptimizer::Impl::load(const StateDict& state) {
   Buffer m = saved_floats(state, "exp_avg", n);
   Buffer v;
   if (state.has_array("exp_avg_sq")) v = saved_floats(state, "exp_avg_sq", n);
-  std::vector<std::uint8_t> elements;
-  if (state.has_array("active")) {
-    const auto flags =
-        state.array("active", DType::kUInt8, n).as<std::uint8_t>();
-    elements.assign(flags.begin(), flags.end());
-  }
+  std::vector<std::uint8_t> elements = saved_participation(state, n);
+  LateElements new_late(parts.blocks, elements);
+  new_late.load_memory(state, n);
+  BlockDenominators new_denominators =
+      BlockDenominators::load(state, parts.blocks.blocks().size(), n);
   const std::vector<double> rates = adam.learning_rates_in(state);
   const bool has_residuals =
       policy.keeps_residuals_on_load && state.has_array("worker_error");
@@ -104,7 +120,9 @@ void LowBitOptimizer::Impl::load(const StateDict& state) {
   adam.exp_avg() = std::move(m);
   adam.exp_avg_sq() = std::move(v);
   momentum_is_signs = false;
-  set_active(std::move(elements));
+  set_participation(std::move(elements));
+  late = std::move(new_late);
+  block_denominators = std::move(new_denominators);
   commit_own();
 }
 

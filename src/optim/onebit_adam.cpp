@@ -3,7 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <utility>
 
@@ -36,6 +38,8 @@ struct OnebitAdamImpl final : TwoStage {
 
   std::int64_t variance_refresh;
   std::unique_ptr<compress::QuantizedAllReduce> gradients;  // made when needed
+  // Of elements that were late, by their number; with variance_refresh alone.
+  std::map<std::size_t, float> first_denominators;
 
   void exact_update(const UpdateArrays& arrays) override {
     adam.apply(steps, arrays, pool);
@@ -82,7 +86,7 @@ struct OnebitAdamImpl final : TwoStage {
     // A refresh takes the momentum as it is, where an exchange masks it.
     const auto m = adam.exp_avg().as<float>();
     for (std::size_t i = 0; i < m.size(); ++i)
-      if (is_masked(i)) m[i] = 0;
+      if (!takes_part(i)) m[i] = 0;
     const auto v = adam.exp_avg_sq().as<float>();
     for_group_ranges(pool, parts.compressed,
                      [&](Range range, std::size_t group) {
@@ -104,7 +108,7 @@ struct OnebitAdamImpl final : TwoStage {
                        std::span(x, at.size));
       const float factor = c[parts.block_group[b]].grad_scale;
       for (std::size_t i = 0; i < at.size; ++i)
-        x[i] = is_masked(at.offset + i) ? 0 : x[i] * factor;
+        x[i] = takes_part(at.offset + i) ? x[i] * factor : 0;
     };
     const auto weight = [&](std::size_t b) {
       return c[parts.block_group[b]].one_minus_beta1;
@@ -131,10 +135,6 @@ struct OnebitAdamImpl final : TwoStage {
             follow(b, mean, in, c[parts.block_group[b]]);
           });
     });
-  }
-
-  [[nodiscard]] bool is_masked(std::size_t element) const {
-    return !active.empty() && active[element] == 0;
   }
 
   [[nodiscard]] compress::QuantizedAllReduce& the_gradient_exchange() {
@@ -166,16 +166,56 @@ struct OnebitAdamImpl final : TwoStage {
     float* const d = denominator.as<float>().data() + at.offset;
     kernels::moments(m, v, std::span(grad, at.size), c);
     kernels::denominator(v, d, at.size, c);
-    (void)kernels::floor_denominator(d, at.size, settings.denom_floor);
+    block_denominators.refit(b, std::span(d, at.size),
+                             participations_of(participation, at), settings.denom_floor);
+    keep_above_first(at);
     kernels::FrozenUpdateArrays arrays = frozen_arrays(at, in);
     arrays.exp_avg = m;
     kernels::frozen_update(arrays, c);
   }
 
+  // A row seen once in many steps: its variance decays to nothing in between.
+  void begin_variance(std::size_t element, float d) override {
+    if (variance_refresh == 0) return;
+    adam.exp_avg_sq().as<float>()[element] = d * d;
+    first_denominators[element] = d;
+  }
+
+  // Of elements that were late, no denominator falls below what it began with.
+  void keep_above_first(Range at) {
+    const auto d = denominator.as<float>();
+    for (auto e = first_denominators.lower_bound(at.offset);
+         e != first_denominators.end() && e->first < at.end(); ++e)
+      d[e->first] = std::max(d[e->first], e->second);
+  }
+
+  void save_stage(StateDict& state) const override {
+    if (first_denominators.empty()) return;
+    std::vector<std::int64_t> elements;
+    std::vector<float> values;
+    for (const auto& [element, d] : first_denominators) {
+      elements.push_back(static_cast<std::int64_t>(element));
+      values.push_back(d);
+    }
+    state.put("revived_elements", elements);
+    state.put("revived_denominators", values);
+  }
+
   [[nodiscard]] Commit read_stage(const StateDict& state) override {
+    const std::size_t n = adam.layout().size();
     if (state.integer("frozen_at") > 0 && keeps_variance())
-      (void)state.array("exp_avg_sq", DType::kFloat32, adam.layout().size());
-    return [] {};
+      (void)state.array("exp_avg_sq", DType::kFloat32, n);
+    std::map<std::size_t, float> first;
+    if (state.has_array("revived_elements")) {
+      const auto elements = saved_indices(state, "revived_elements", n);
+      const auto values = state
+                              .array("revived_denominators", DType::kFloat32,
+                                     elements.size())
+                              .as<float>();
+      for (std::size_t i = 0; i < elements.size(); ++i)
+        first.emplace(elements[i], values[i]);
+    }
+    return [=, this] { first_denominators = first; };
   }
 
   // ---- the reference

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <utility>
 
-#include "optim/frozen_variance.h"
 #include "optim/lamb_step.h"
 #include "optim/low_bit_options.h"
 #include "optim/onebit_lamb_impl.h"
@@ -23,15 +22,7 @@ namespace {
 struct OnebitLambImpl final : OnebitLambStage {
   OnebitLambImpl(comm::Communicator& c, const ParameterLayout& layout,
                  const OnebitLambOptions& o)
-      : OnebitLambStage(c, layout, o) {
-    for (const compress::Block& block : parts.blocks.blocks())
-      block_parameter.push_back(
-          static_cast<std::size_t>(&layout.parameter_at(block.values.offset) -
-                                   layout.parameters().data()));
-  }
-
-  std::vector<std::size_t> block_parameter;
-  std::vector<float> floors;  // per block, of the fresh denominator too
+      : OnebitLambStage(c, layout, o) {}
 
   void exact_update(const UpdateArrays& arrays) override {
     const std::vector<TrustRatio> ratios = lamb_step(
@@ -46,8 +37,7 @@ struct OnebitLambImpl final : OnebitLambStage {
   [[nodiscard]] bool keeps_variance() const override { return true; }
 
   void enter_compressed_stage() override {
-    mask_dead_elements();
-    floors = make_denominator();
+    TwoStage::enter_compressed_stage();
     fresh = std::move(adam.exp_avg_sq());
     std::vector<double> rms;
     for (const Parameter& p : adam.layout().parameters()) {
@@ -117,7 +107,7 @@ struct OnebitLambImpl final : OnebitLambStage {
          .exp_avg = m,
          .previous = m_old,
          .active = active_words(b),
-         .floor = floors[b],
+         .floor = block_denominators.floor(b),
          .size = values.size},
         c[parts.block_group[b]]);
   }
@@ -126,7 +116,7 @@ struct OnebitLambImpl final : OnebitLambStage {
   void set_coeffs(std::span<const kernels::LambFactorSums> sums) {
     std::vector<kernels::LambFactorSums> total(lamb_coeffs.size());
     for (std::size_t b = 0; b < sums.size(); ++b) {
-      kernels::LambFactorSums& to = total[block_parameter[b]];
+      kernels::LambFactorSums& to = total[parts.block_parameter[b]];
       to.plain += sums[b].plain;
       to.update += sums[b].update;
       to.ratio = std::max(to.ratio, sums[b].ratio);
@@ -147,7 +137,7 @@ struct OnebitLambImpl final : OnebitLambStage {
     const std::size_t group = parts.block_group[b];
     AdamCoefficients c = all[group];
     c.minus_learning_rate = static_cast<float>(-adam.learning_rate(group) *
-                                               lamb_coeffs[block_parameter[b]]);
+                                               lamb_coeffs[parts.block_parameter[b]]);
     kernels::FrozenUpdateArrays arrays = frozen_arrays(values, in);
     if (compresses()) {
       kernels::sign_update(mean_momentum(b), active_words(b), arrays, c);
@@ -171,7 +161,7 @@ struct OnebitLambImpl final : OnebitLambStage {
   }
 
   [[nodiscard]] float scale_of(std::size_t b) const {
-    return static_cast<float>(momentum_scales[block_parameter[b]]);
+    return static_cast<float>(momentum_scales[parts.block_parameter[b]]);
   }
   [[nodiscard]] Signs unscaled(Signs mean, std::size_t b) const {
     return {mean.words, mean.scale / scale_of(b)};
@@ -184,26 +174,18 @@ struct OnebitLambImpl final : OnebitLambStage {
     o.keeps_previous = true;
   }
 
-  void save_stage(StateDict& state) const override {
-    OnebitLambStage::save_stage(state);
-    if (frozen_at > 0) state.put("denominator_floors", floors);
+  // As if its variance had been d^2 from the start.
+  void begin_variance(std::size_t element, float d) override {
+    const auto& group = adam.group_options(
+        adam.layout().parameter_at(element).group);
+    fresh.as<float>()[element] = static_cast<float>(
+        double{d} * d *
+        (1 - std::pow(group.beta2, static_cast<double>(steps))));
   }
 
   [[nodiscard]] Commit read_stage(const StateDict& state) override {
-    std::vector<float> saved;
-    if (state.integer("frozen_at") > 0) {
-      const auto values = state
-                              .array("denominator_floors", DType::kFloat32,
-                                     parts.blocks.blocks().size())
-                              .as<float>();
-      saved.assign(values.begin(), values.end());
-      (void)state.array("scaling_coeff");
-    }
-    const Commit commit = OnebitLambStage::read_stage(state);
-    return [=, this] {
-      commit();
-      floors = saved;
-    };
+    if (state.integer("frozen_at") > 0) (void)state.array("scaling_coeff");
+    return OnebitLambStage::read_stage(state);
   }
 };
 

@@ -4,7 +4,10 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "thinwire/core/error.h"
 #include "thinwire/core/parameter_layout.h"
@@ -117,6 +120,27 @@ inline void require_text(const StateDict& state, const char* key,
     throw Error(ErrorCode::kCorruptCheckpoint,
                 fmt::format("the state's {} is {}, this optimizer's {}", key,
                             state.text(key), own));
+}
+
+/// A saved list of elements of a layout; throws Error(kCorruptCheckpoint) unless
+/// they ascend and lie in it.
+[[nodiscard]] inline std::vector<std::size_t> saved_indices(
+    const StateDict& state, std::string_view name, std::size_t num_elements) {
+  const auto saved =
+      state.array(name, DType::kInt64, state.array(name).size())
+          .as<std::int64_t>();
+  std::vector<std::size_t> indices;
+  std::int64_t least = 0;
+  for (const std::int64_t index : saved) {
+    if (index < least || index >= static_cast<std::int64_t>(num_elements))
+      throw Error(ErrorCode::kCorruptCheckpoint,
+                  fmt::format("state array '{}' must hold ascending numbers "
+                              "below {}, got {}",
+                              name, num_elements, index));
+    indices.push_back(static_cast<std::size_t>(index));
+    least = index + 1;
+  }
+  return indices;
 }
 
 }  // namespace thinwire::optim

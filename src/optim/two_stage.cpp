@@ -4,7 +4,6 @@
 #include <cmath>
 #include <utility>
 
-#include "optim/frozen_variance.h"
 #include "optim/require.h"
 
 namespace thinwire::optim {
@@ -62,6 +61,7 @@ void TwoStage::take_step(const StepInput& in, StepMeter& meter,
     const auto grad_scale = clip_by_estimate(in, meter, report);
     if (!grad_scale) return;
     ++steps;
+    prepare_gradients(in, *grad_scale, meter, report);
     compressed_update(in, *grad_scale, meter);
   }
 }
@@ -88,11 +88,22 @@ bool TwoStage::is_last_exact_step() {
 }
 
 void TwoStage::enter_compressed_stage() {
-  if (policy.masks_before_compression) mask_dead_elements();
+  if (!policy.floors_denominator) {
+    make_denominator();
+    return;
+  }
+  std::vector<std::uint8_t> elements = participations(
+      std::as_const(adam.exp_avg_sq()).as<float>(), parts.compressed,
+      parts.mask);
   make_denominator();
+  fit_denominators(std::move(elements));
+  if (!keeps_variance()) return;
+  const auto v = adam.exp_avg_sq().as<float>();
+  for (const HeavyElement& element : block_denominators.heavy())
+    v[element.index] *= element.factor * element.factor;
 }
 
-std::vector<float> TwoStage::make_denominator() {
+void TwoStage::make_denominator() {
   Buffer& v = adam.exp_avg_sq();
   Buffer d = keeps_variance() ? Buffer::of<float>(v.size()) : Buffer();
   float* const from = v.as<float>().data();
@@ -102,9 +113,6 @@ std::vector<float> TwoStage::make_denominator() {
                          adam.coefficients(group, steps, 1));
   });
   denominator = keeps_variance() ? std::move(d) : std::move(v);
-  if (!policy.floors_denominator) return {};
-  return apply_denominator_floor(denominator.as<float>(), parts.blocks,
-                                 settings.denom_floor, pool);
 }
 
 void TwoStage::exchange_zeros() {

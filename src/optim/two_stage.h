@@ -15,29 +15,21 @@ struct FreezeOptions {
   AutoFreeze::Options automatic;
 };
 
-/// From options whose fields on the freeze have common names. `beta1` is the
-/// largest of any group that freezes.
+/// From options whose fields on the freeze have common names.
 template <class Options>
 [[nodiscard]] FreezeOptions freeze_options(const Options& o) {
-  FreezeOptions freeze{.freeze_step = o.freeze_step,
-                       .automatic = {.beta1 = o.beta1,
-                                     .earliest = o.min_freeze_step,
-                                     .ratio = o.freeze_ratio}};
-  if (!o.groups.empty()) freeze.automatic.beta1 = 0;
-  for (const auto& group : o.groups) {
-    bool freezes = true;
-    if constexpr (requires { group.non_freeze; }) freezes = !group.non_freeze;
-    if (freezes)
-      freeze.automatic.beta1 =
-          std::max(freeze.automatic.beta1, group.beta1.value_or(o.beta1));
-  }
-  if (o.lr_warmup_steps)
-    freeze.automatic.earliest = *o.lr_warmup_steps;
-  else if (o.total_steps)
-    freeze.automatic.earliest = (*o.total_steps + 9) / 10;
-  freeze.automatic.latest = o.max_freeze_step.value_or(
-      o.total_steps ? (*o.total_steps + 4) / 5 : std::int64_t{100'000});
-  return freeze;
+  const auto part_of_total = [&](std::int64_t nth, std::int64_t otherwise) {
+    return o.total_steps ? (*o.total_steps + nth - 1) / nth : otherwise;
+  };
+  const std::int64_t fifth = part_of_total(5, 100'000);
+  const std::int64_t earliest =
+      std::max({o.lr_warmup_steps.value_or(0), part_of_total(10, 0),
+                std::min(o.min_freeze_step, fifth)});
+  return {.freeze_step = o.freeze_step,
+          .automatic = {
+              .earliest = earliest,
+              .latest = std::max(o.max_freeze_step.value_or(fifth), earliest),
+              .ratio = o.freeze_ratio}};
 }
 
 /// Throws Error(kInvalidArgument) naming the field, its range and its value.
@@ -99,9 +91,9 @@ struct TwoStage : LowBitOptimizer::Impl {
     return [] {};
   }
 
-  /// The denominator of the variance as it is now, floor and all, in place of
-  /// the variance unless that is kept. Returns the floor of every block.
-  std::vector<float> make_denominator();
+  /// The denominator of the variance as it is now, in place of the variance
+  /// unless that is kept.
+  void make_denominator();
   /// The reference tries its buffers out on a momentum of zero.
   void exchange_zeros();
 

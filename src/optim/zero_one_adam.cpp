@@ -47,32 +47,38 @@ void ZeroOneAdamImpl::variance_step(const StepInput& in, StepMeter& meter,
   if (!grad_scale) return;
   ++steps;
   ++var_updates;
-  keep_momentum_as_values();
   const std::vector<AdamCoefficients> c = variance_coefficients(*grad_scale);
+  keep_momentum_as_values();
+  const auto m = adam.exp_avg().as<float>();
+  const auto v = adam.exp_avg_sq().as<float>();
+  // Exact steps know nothing of heavy elements: their gradients are whole.
+  for (const HeavyElement& element : block_denominators.heavy())
+    m[element.index] /= element.factor;
   for_blocks([&](std::size_t b) {
     const Range& at = parts.blocks.blocks()[b].values;
     const AdamCoefficients& own = c[parts.block_group[b]];
-    float* const m = adam.exp_avg().as<float>().data() + at.offset;
-    float* const v = adam.exp_avg_sq().as<float>().data() + at.offset;
-    float* const d = denominator.as<float>().data() + at.offset;
-    kernels::moments(m, v, in.grads.subview(at.offset, at.size), own);
-    kernels::denominator(v, d, at.size, own);
-    (void)kernels::floor_denominator(d, at.size, settings.denom_floor);
-    kernels::FrozenUpdateArrays arrays = frozen_arrays(at, in);
-    arrays.exp_avg = m;
-    kernels::frozen_update(arrays, own);
+    kernels::moments(m.data() + at.offset, v.data() + at.offset,
+                     in.grads.subview(at.offset, at.size), own);
+    kernels::denominator(v.data() + at.offset,
+                         denominator.as<float>().data() + at.offset, at.size,
+                         own);
   });
-  // What once had a gradient keeps a variance above 0, unless beta2 is small.
-  if (var_updates == 1 || !active.empty() || variance_may_vanish())
-    mask_dead_elements();
+  fit_denominators(participations(v, parts.compressed, parts.mask));
+  for_blocks([&](std::size_t b) {
+    const Range& at = parts.blocks.blocks()[b].values;
+    kernels::FrozenUpdateArrays arrays = frozen_arrays(at, in);
+    arrays.exp_avg = m.data() + at.offset;
+    kernels::frozen_update(arrays, c[parts.block_group[b]]);
+  });
   schedule.variance_updated();
 }
 
-// Half of the smallest float is rounded to 0, more of it is not.
-bool ZeroOneAdamImpl::variance_may_vanish() const {
-  for (std::size_t g = 0; g < adam.num_groups(); ++g)
-    if (adam.group_options(g).beta2 <= 0.5) return true;
-  return false;
+// Its next update finds the variance that its denominator would have.
+void ZeroOneAdamImpl::begin_variance(std::size_t element, float d) {
+  if (is_frozen()) return;
+  const std::size_t group = adam.layout().parameter_at(element).group;
+  adam.exp_avg_sq().as<float>()[element] =
+      d * d / adam.coefficients(group, var_updates, 1).exp_avg_sq_scale;
 }
 
 // v is corrected by the number of its updates, not of steps.
@@ -90,6 +96,7 @@ void ZeroOneAdamImpl::one_bit_step(const StepInput& in, StepMeter& meter,
   const auto grad_scale = clip_by_estimate(in, meter, report);
   if (!grad_scale) return;
   ++steps;
+  prepare_gradients(in, *grad_scale, meter, report);
   if (options.exchanged == Exchanged::kMomentum) {
     momentum_step(in, coefficients(*grad_scale), meter);
     return;
@@ -122,6 +129,10 @@ void ZeroOneAdamImpl::frozen_step(const StepInput& in, StepMeter& meter,
                                 : clip_locally(in, meter, report);
   if (!report.applied) return;
   ++steps;
+  if (syncs)
+    prepare_gradients(in, *grad_scale, meter, report);
+  else if (grad_scale)
+    prepare_gradients_locally(in, *grad_scale);
   const std::vector<AdamCoefficients> c = coefficients(grad_scale.value_or(1));
   for (std::size_t g = 0; g < c.size(); ++g) {
     const double lr = adam.learning_rate(g);
@@ -149,7 +160,7 @@ void ZeroOneAdamImpl::frozen_step(const StepInput& in, StepMeter& meter,
 std::optional<double> ZeroOneAdamImpl::clip_locally(const StepInput& in,
                                                     StepMeter& meter,
                                                     StepReport& report) {
-  const double own = sum_of_squares(pool, in.grads);
+  const double own = exact_average.local_squares(in.grads);
   report.grad_norm_is_estimate = true;
   if (skips(in)) {
     if (in.skips_together) {

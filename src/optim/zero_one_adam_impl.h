@@ -45,8 +45,8 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
                   std::span<const kernels::AdamCoefficients> c);
 
   void leave_out_step();
+  void begin_variance(std::size_t element, float d) override;
 
-  [[nodiscard]] bool variance_may_vanish() const;
   [[nodiscard]] bool is_frozen() const {
     return steps >= options.var_freeze_step;
   }

@@ -102,21 +102,6 @@ TEST_P(AdamKernels, DenominatorEqualsReferenceBitForBitAlsoInPlace) {
   compare<float, Half>(false, got, want);
 }
 
-TEST_P(AdamKernels, FloorDenominatorEqualsReferenceBitForBit) {
-  const std::vector<float> finite = test::positive(size, 6);
-  std::vector<float> special = test::normal_and_special(size, 7);
-  for (const auto& values : {finite, special}) {
-    for (const double fraction : {0.0, 0.1, 1.0, 2.0}) {
-      Guarded d(values, skip);
-      std::vector<float> want = values;
-      const float floor = floor_denominator(d.data(), size, fraction);
-      EXPECT_TRUE(test::same_bits(
-          floor, ref::floor_denominator(want.data(), size, fraction)));
-      EXPECT_TRUE(d.is(want)) << fraction;
-    }
-  }
-}
-
 INSTANTIATE_TEST_SUITE_P(All, AdamKernels, test::kernel_cases(),
                          test::case_name);
 

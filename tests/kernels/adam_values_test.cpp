@@ -26,16 +26,15 @@ struct Impl {
   decltype(&frozen_update) run_frozen_update;
   decltype(&denominator) run_denominator;
   decltype(&moments) run_moments;
-  decltype(&floor_denominator) run_floor_denominator;
 };
 
 std::vector<Impl> implementations() {
   std::vector<Impl> impls = {{"ref", "", ref::adam, ref::momentum,
                               ref::frozen_update, ref::denominator,
-                              ref::moments, ref::floor_denominator}};
+                              ref::moments}};
   for (const std::string& target : cpu_targets()) {
     impls.push_back({target, target, adam, momentum, frozen_update, denominator,
-                     moments, floor_denominator});
+                     moments});
   }
   return impls;
 }
@@ -133,25 +132,6 @@ TEST_P(AdamValues, MomentsTakeNoDecay) {
   impl.run_moments(&m, &v, grad, c);
   EXPECT_EQ(m, 3);
   EXPECT_EQ(v, 4);
-}
-
-TEST_P(AdamValues, TheFloorIsAFractionOfTheRootMeanSquare) {
-  std::vector<float> d = {1, 7, 5, 5};  // sqrt(100 / 4) = 5
-  EXPECT_EQ(impl.run_floor_denominator(d.data(), 4, 0), 0);
-  EXPECT_EQ(impl.run_floor_denominator(d.data(), 0, 0.5), 0);
-  EXPECT_EQ(d, (std::vector<float>{1, 7, 5, 5}));
-  EXPECT_EQ(impl.run_floor_denominator(d.data(), 4, 0.5), 2.5f);
-  EXPECT_EQ(d, (std::vector<float>{2.5f, 7, 5, 5}));
-  // More than a chunk, with a NaN at its very end.
-  std::vector<float> long_d(16385, 4.0f);
-  long_d[0] = 1;
-  const double rms = std::sqrt((16384.0 * 16 + 1) / 16385);
-  EXPECT_EQ(impl.run_floor_denominator(long_d.data(), 16385, 1),
-            static_cast<float>(rms));
-  EXPECT_EQ(long_d[0], static_cast<float>(rms));
-  long_d.back() = kNan;
-  EXPECT_TRUE(std::isnan(impl.run_floor_denominator(long_d.data(), 16385, 9)));
-  EXPECT_EQ(long_d[1], 4);
 }
 
 TEST_P(AdamValues, WithoutDecayAnInfiniteParameterStaysInfinite) {

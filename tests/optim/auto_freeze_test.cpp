@@ -18,9 +18,24 @@ std::int64_t fires(const AutoFreeze::Options& options,
 }
 
 TEST(AutoFreeze, FiresOnceAWindowHasPassedOnASettledVariance) {
-  // beta1 = 0.9: a window of 10 steps, and t must exceed it.
-  EXPECT_EQ(fires({.earliest = 1}, [](auto) { return 1.0; }), 11);
-  EXPECT_EQ(fires({.beta1 = 0.5, .earliest = 1}, [](auto) { return 1.0; }), 3);
+  // A window of 50 steps at least, and t must exceed it.
+  EXPECT_EQ(fires({.earliest = 1}, [](auto) { return 1.0; }), 51);
+}
+
+TEST(AutoFreeze, AfterTheFirstHundredStepsTheWindowIsHalfOfThem) {
+  // A mean over all steps of what falls as 1 / t: any fixed window would soon
+  // see no change, half of all steps sees 2.
+  const auto falling = [](std::int64_t t) {
+    return 1 / static_cast<double>(t);
+  };
+  EXPECT_EQ(fires({.earliest = 1}, falling), 0);
+  // Settled at step 300 to 1.2 times what it was: 0.8 <= 1 / 1.2 at once.
+  const auto rises_at_300 = [](double to) {
+    return [to](std::int64_t t) { return t < 300 ? 1.0 : to; };
+  };
+  EXPECT_EQ(fires({.earliest = 300}, rises_at_300(1.2)), 300);
+  // 1.5 times: not before the window begins behind it.
+  EXPECT_EQ(fires({.earliest = 300}, rises_at_300(1.5)), 599);
 }
 
 TEST(AutoFreeze, WaitsForTheEarliestStepAndNotPastTheLatest) {
@@ -42,10 +57,9 @@ TEST(AutoFreeze, FallingAndRisingCountAlike) {
   const auto up = fires({.earliest = 1}, settles_at_200(1));
   const auto down = fires({.earliest = 1}, settles_at_200(-1));
   EXPECT_EQ(up, down);
-  // The window is then ceil(t / 8) = 27 or so: |ln ratio| <= -ln 0.9 needs all
-  // but two of its steps behind step 200.
-  EXPECT_GT(up, 200);
-  EXPECT_LT(up, 235);
+  // |ln ratio| <= -ln 0.8 = 0.223: all but 4 of a window's t / 2 steps must lie
+  // behind step 200.
+  EXPECT_EQ(up, 392);
 }
 
 TEST(AutoFreeze, NeverFiresOnAVarianceOfZeroBeforeTheLatest) {
@@ -55,7 +69,7 @@ TEST(AutoFreeze, NeverFiresOnAVarianceOfZeroBeforeTheLatest) {
 
 TEST(AutoFreeze, ItsHistoryIsState) {
   AutoFreeze one({.earliest = 1});
-  for (int t = 1; t <= 8; ++t) EXPECT_FALSE(one.observe(1.0));
+  for (int t = 1; t <= 48; ++t) EXPECT_FALSE(one.observe(1.0));
   StateDict state;
   one.save(state);
   AutoFreeze two({.earliest = 1});

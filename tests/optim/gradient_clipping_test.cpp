@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <vector>
+
+#include "support/errors.h"
 
 namespace thinwire::optim {
 namespace {
@@ -16,11 +19,37 @@ TEST(ClipFactor, ShortensOnlyWhatIsTooLong) {
   EXPECT_EQ(clip_factor(0, 1), 1);
 }
 
+GradientAgreement on_squares(const std::vector<double>& squares) {
+  std::vector<GradientSummary> ranks;
+  for (const double own : squares) ranks.push_back({.squares = own});
+  return agreement_on(ranks);
+}
+
 TEST(GradientAgreement, NamesTheLowestRankThatIsNotFinite) {
-  EXPECT_EQ(agreement_on({1, 2, 3}).nonfinite_rank, -1);
-  EXPECT_EQ(agreement_on({1, INFINITY, NAN}).nonfinite_rank, 1);
-  EXPECT_EQ(agreement_on({NAN, 1}).nonfinite_rank, 0);
-  EXPECT_EQ(agreement_on({4, 9, 16, 7}).rms_norm, 3);  // sqrt(36 / 4)
+  EXPECT_EQ(on_squares({1, 2, 3}).nonfinite_rank, -1);
+  EXPECT_EQ(on_squares({1, INFINITY, NAN}).nonfinite_rank, 1);
+  EXPECT_EQ(on_squares({NAN, 1}).nonfinite_rank, 0);
+  EXPECT_EQ(on_squares({4, 9, 16, 7}).rms_norm, 3);  // sqrt(36 / 4)
+}
+
+TEST(GradientAgreement, KnowsWhoLeftOutAStepAndWhetherALateGradientCame) {
+  const std::vector<GradientSummary> quiet(3);
+  EXPECT_EQ(agreement_on(quiet).left_out_rank, -1);
+  EXPECT_FALSE(agreement_on(quiet).any_late);
+  std::vector<GradientSummary> ranks(3);
+  ranks[1].left_out = 1;
+  ranks[2].left_out = 1;
+  ranks[2].late = 1;
+  EXPECT_EQ(agreement_on(ranks).left_out_rank, 1);
+  EXPECT_TRUE(agreement_on(ranks).any_late);
+}
+
+TEST(GradientAgreement, RefusesStepsOfDifferentOptimizers) {
+  std::vector<GradientSummary> ranks(3);
+  ranks[2].optimizer = 7;
+  test::expect_error(ErrorCode::kFailedPrecondition,
+                     {"ranks 0 and 2 are in a step of different optimizers"},
+                     [&] { (void)agreement_on(ranks); });
 }
 
 TEST(CalibratedNorm, FollowsTheRatioOfMeanToRms) {

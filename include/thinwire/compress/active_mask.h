@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "thinwire/compress/block_layout.h"
@@ -19,6 +20,11 @@ class ActiveMask {
   /// `is_active(i)` for every element i of the caller's flat array.
   ActiveMask(const BlockLayout& layout,
              const std::function<bool(std::size_t)>& is_active);
+
+  /// Elements of a block take part from now on: those whose bit is 1 in
+  /// `words`, laid out as words() are; none of them did before.
+  void add(const BlockLayout& layout, std::size_t block,
+           std::span<const std::uint32_t> words);
 
   /// Null if the whole block takes part.
   [[nodiscard]] const std::uint32_t* words(const BlockLayout& layout,

@@ -71,12 +71,6 @@ void frozen_update(const FrozenUpdateArrays& arrays, const AdamCoefficients& c);
 void denominator(const float* exp_avg_sq, float* denominator, std::size_t size,
                  const AdamCoefficients& c);
 
-/// d = max(d, F) for the `size` elements of one block, and returns
-/// F = float(fraction * sqrt(sum of d^2 / size)), whose sum is in double in the
-/// order of kernels/norm.h. A NaN among the elements makes F one, and changes
-/// nothing. Returns 0 and changes nothing if `fraction` or `size` is 0.
-float floor_denominator(float* denominator, std::size_t size, double fraction);
-
 namespace ref {
 void adam(const AdamArrays& arrays, const AdamCoefficients& c);
 void momentum(float* exp_avg, ConstView grads, const AdamCoefficients& c);
@@ -85,7 +79,6 @@ void moments(float* exp_avg, float* exp_avg_sq, ConstView grads,
 void frozen_update(const FrozenUpdateArrays& arrays, const AdamCoefficients& c);
 void denominator(const float* exp_avg_sq, float* denominator, std::size_t size,
                  const AdamCoefficients& c);
-float floor_denominator(float* denominator, std::size_t size, double fraction);
 }  // namespace ref
 
 }  // namespace thinwire::kernels

@@ -39,17 +39,18 @@ struct OnebitAdamOptions {
   /// Number of exact steps, >= 1, or kAutoFreeze. (With kDeepSpeed >= 0: its
   /// initialization step counts, so there are freeze_step - 1 exact updates.)
   std::int64_t freeze_step = 100'000;
-  /// kAutoFreeze: not before the learning rate's warm-up has ended ...
+  /// kAutoFreeze: not before the learning rate's warm-up has ended, ...
   std::optional<std::int64_t> lr_warmup_steps{};  ///< >= 0.
-  /// ... or, where that is not given, a tenth of all steps ...
+  /// ... nor before a tenth of all steps, ...
   std::optional<std::int64_t> total_steps{};  ///< >= 1.
-  /// ... or, where that is not given either, this step; >= 1.
+  /// ... nor before this step, unless a fifth of all steps is less; >= 1.
   std::int64_t min_freeze_step = 100;
-  /// At the latest; >= 1; a fifth of total_steps, else 100000, where not given.
+  /// At the latest, but not before the earliest; >= 1; a fifth of total_steps,
+  /// else 100000, where not given.
   std::optional<std::int64_t> max_freeze_step{};
-  /// Freeze when the variance's L1 norm and that of a window ago are within
-  /// this ratio; in (0, 1].
-  double freeze_ratio = 0.90;
+  /// Freeze when the variance's L1 norm and that of half of all steps ago, at
+  /// least 50, are within this ratio; in (0, 1].
+  double freeze_ratio = 0.85;
 
   /// For long runs: in every so many compressed steps the gradient travels in 4
   /// bits, and the variance follows it; >= 0, 0: never. Keeps the variance, 4

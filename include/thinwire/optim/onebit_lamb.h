@@ -45,7 +45,7 @@ struct OnebitLambOptions {
   std::optional<std::int64_t> total_steps{};      ///< >= 1.
   std::int64_t min_freeze_step = 100;             ///< >= 1.
   std::optional<std::int64_t> max_freeze_step{};  ///< >= 1.
-  double freeze_ratio = 0.90;                     ///< In (0, 1].
+  double freeze_ratio = 0.85;                     ///< In (0, 1].
 
   /// From the freeze on no denominator is below this fraction of its block's
   /// RMS; finite, >= 0; 0: no floor.

@@ -64,6 +64,13 @@ struct StepReport {
   double clip_factor = 1;
   /// What the gradient was divided by.
   double loss_scale = 1;
+  /// In compressed steps of `corrected` semantics: elements that take no part
+  /// (masked, or without any gradient so far), ...
+  std::size_t masked = 0;
+  /// ... those so far above their block that they travel scaled down, ...
+  std::size_t heavy = 0;
+  /// ... and those whose first gradient came in this step.
+  std::size_t revived = 0;
   std::uint64_t bytes_sent = 0;   ///< By this rank to others, in this step.
   std::uint64_t collectives = 0;  ///< Issued in this step.
   double seconds = 0;             ///< Of the whole step.

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// denominator() and floor_denominator().
 #include "thinwire/kernels/adam.h"
-
-#include <cmath>
 
 #include "kernels/cpu/targets.h"
 
@@ -12,7 +9,6 @@
 // After foreach_target.h, which includes this file once per target.
 #include "hwy/highway.h"
 #include "kernels/cpu/adam-inl.h"
-#include "thinwire/kernels/norm.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
@@ -40,26 +36,6 @@ void run_denominator(const float* exp_avg_sq, float* denominator,
                   DenominatorStep{exp_avg_sq, denominator, Epsilon(c), c});
 }
 
-struct RaiseStep {
-  HWY_INLINE void prefetch(std::size_t, std::size_t) const {}
-
-  // Not Max(), of which targets differ about NaN.
-  template <class D>
-  HWY_INLINE void operator()(D d, std::size_t i) const {
-    const auto least = hn::Set(d, floor);
-    const auto value = hn::LoadU(d, denominator + i);
-    hn::StoreU(hn::IfThenElse(hn::Lt(value, least), least, value), d,
-               denominator + i);
-  }
-
-  float* denominator;
-  float floor;
-};
-
-void run_raise(float* denominator, std::size_t size, float floor) {
-  for_each_vector(size, RaiseStep{denominator, floor});
-}
-
 }  // namespace thinwire::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -67,21 +43,10 @@ HWY_AFTER_NAMESPACE();
 namespace thinwire::kernels {
 
 HWY_EXPORT(run_denominator);
-HWY_EXPORT(run_raise);
 
 void denominator(const float* exp_avg_sq, float* denominator, std::size_t size,
                  const AdamCoefficients& c) {
   HWY_DYNAMIC_DISPATCH(run_denominator)(exp_avg_sq, denominator, size, c);
-}
-
-float floor_denominator(float* denominator, std::size_t size, double fraction) {
-  if (fraction == 0 || size == 0) return 0;
-  const ConstView values(denominator, size, DType::kFloat32);
-  const double rms =
-      std::sqrt(sum_of_squares(values) / static_cast<double>(size));
-  const auto floor = static_cast<float>(fraction * rms);
-  HWY_DYNAMIC_DISPATCH(run_raise)(denominator, size, floor);
-  return floor;
 }
 
 }  // namespace thinwire::kernels

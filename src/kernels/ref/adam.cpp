@@ -73,15 +73,4 @@ void denominator(const float* exp_avg_sq, float* denominator, std::size_t size,
   }
 }
 
-float floor_denominator(float* denominator, std::size_t size, double fraction) {
-  if (fraction == 0 || size == 0) return 0;
-  const double sum = sum_of_squares({denominator, size, DType::kFloat32});
-  const double rms = std::sqrt(sum / static_cast<double>(size));
-  const auto floor = static_cast<float>(fraction * rms);
-  for (std::size_t i = 0; i < size; ++i) {
-    denominator[i] = std::max(denominator[i], floor);
-  }
-  return floor;
-}
-
 }  // namespace thinwire::kernels::ref

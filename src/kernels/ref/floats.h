@@ -4,31 +4,16 @@
 #include <cmath>
 #include <cstddef>
 
+#include "core/visit_floats.h"
 #include "thinwire/core/view.h"
 #include "thinwire/kernels/adam.h"
 
 /// What the reference kernels share.
 namespace thinwire::kernels::ref {
 
-inline float to_float(float value) noexcept { return value; }
+using thinwire::store_rounded;
 using thinwire::to_float;
-
-inline void store_rounded(float value, float* p) { *p = value; }
-inline void store_rounded(float value, Half* p) { *p = to_half(value); }
-inline void store_rounded(float value, BFloat16* p) { *p = to_bfloat16(value); }
-
-/// Calls f(pointer to the elements of `view`), which are fp32, fp16 or bf16.
-template <class V, class F>
-decltype(auto) visit_floats(const V& view, F&& f) {
-  switch (view.dtype()) {
-    case DType::kFloat16:
-      return f(view.template as<Half>().data());
-    case DType::kBFloat16:
-      return f(view.template as<BFloat16>().data());
-    default:
-      return f(view.template as<float>().data());
-  }
-}
+using thinwire::visit_floats;
 
 /// Writes `value` to element i of `low_precision`, unless that is empty.
 inline void store_low_precision(const View& low_precision, std::size_t i,

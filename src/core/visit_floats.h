@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "thinwire/core/dtype.h"
+#include "thinwire/core/view.h"
+
+/// Loops over elements that are fp32, fp16 or bf16.
+namespace thinwire {
+
+inline float to_float(float value) noexcept { return value; }
+
+inline void store_rounded(float value, float* p) { *p = value; }
+inline void store_rounded(float value, Half* p) { *p = to_half(value); }
+inline void store_rounded(float value, BFloat16* p) { *p = to_bfloat16(value); }
+
+/// Calls f(pointer to the elements of `view`), which are fp32, fp16 or bf16.
+template <class V, class F>
+decltype(auto) visit_floats(const V& view, F&& f) {
+  switch (view.dtype()) {
+    case DType::kFloat16:
+      return f(view.template as<Half>().data());
+    case DType::kBFloat16:
+      return f(view.template as<BFloat16>().data());
+    default:
+      return f(view.template as<float>().data());
+  }
+}
+
+}  // namespace thinwire
