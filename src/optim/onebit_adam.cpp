@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <memory>
@@ -164,7 +165,11 @@ struct OnebitAdamImpl final : TwoStage {
     float* const m = adam.exp_avg().as<float>().data() + at.offset;
     float* const v = adam.exp_avg_sq().as<float>().data() + at.offset;
     float* const d = denominator.as<float>().data() + at.offset;
+    std::array<float, 1024> before;  // blocks are no longer
+    std::copy_n(v, at.size, before.begin());
     kernels::moments(m, v, std::span(grad, at.size), c);
+    for (std::size_t i = 0; i < at.size; ++i)
+      if (grad[i] == 0) v[i] = before[i];
     kernels::denominator(v, d, at.size, c);
     block_denominators.refit(b, std::span(d, at.size),
                              participations_of(participation, at), settings.denom_floor);

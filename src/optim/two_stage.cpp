@@ -140,7 +140,10 @@ LowBitOptimizer::Impl::Commit TwoStage::read_own(const StateDict& state) {
   auto new_freeze = std::make_shared<AutoFreeze>(freeze);
   new_freeze->load(state);
   auto d = std::make_shared<Buffer>();
-  if (new_frozen_at > 0) *d = saved_floats(state, "denominator", n);
+  if (new_frozen_at > 0) {
+    *d = saved_floats(state, "denominator", n);
+    if (policy.floors_denominator) (void)state.array("denominator_medians");
+  }
   if (new_frozen_at == 0) (void)state.array("exp_avg_sq", DType::kFloat32, n);
   const Commit commit_stage = read_stage(state);
   return [=, this] {

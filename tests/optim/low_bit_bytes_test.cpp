@@ -25,7 +25,7 @@ struct Bytes {
 
 Bytes formula(int world) {
   const auto w = static_cast<std::uint64_t>(world);
-  const std::uint64_t scalar = 8 * (w - 1);
+  const std::uint64_t scalar = 16 * (w - 1);
   const std::uint64_t n = kBlocks * 1024;
   return {
       scalar + 2 * (w - 1) * (n / w) * 4,

@@ -50,7 +50,7 @@ inline std::vector<LowBitCase> low_bit_cases() {
   automatic.freeze_step = optim::kAutoFreeze;
   automatic.beta1 = 0.5;
   automatic.groups[1].beta1 = 0.5;
-  automatic.lr_warmup_steps = 4;
+  automatic.total_steps = 20;  // freezes at a fifth of them
   optim::OnebitLambOptions lamb_bf16 = short_onebit_lamb();
   lamb_bf16.residual_dtype = DType::kBFloat16;
   optim::ZeroOneAdamOptions gradients = short_zero_one_adam();

@@ -87,24 +87,23 @@ std::int64_t earliest(OnebitAdamOptions options) {
 }
 
 TEST(OnebitAdamOptions, TheAutomaticFreezeWaitsForTheWarmUp) {
-  EXPECT_EQ(earliest({.lr_warmup_steps = 50, .total_steps = 9000}), 50);
   EXPECT_EQ(earliest({.total_steps = 9000}), 900);
+  EXPECT_EQ(earliest({.lr_warmup_steps = 1500, .total_steps = 9000}), 1500);
+  // A warm-up that ends early is no reason to freeze early.
+  EXPECT_EQ(earliest({.lr_warmup_steps = 50, .total_steps = 9000}), 900);
+  EXPECT_EQ(earliest({.lr_warmup_steps = 0}), 100);
   EXPECT_EQ(earliest({}), 100);
-  EXPECT_EQ(earliest({.min_freeze_step = 30}), 30);
-  EXPECT_EQ(earliest({.lr_warmup_steps = 0}), 11);  // a window of 10 and one
-  // A fifth of the run is the latest.
-  EXPECT_EQ(earliest({.lr_warmup_steps = 500, .total_steps = 1000}), 200);
-  EXPECT_EQ(earliest({.lr_warmup_steps = 500, .max_freeze_step = 20}), 20);
+  EXPECT_EQ(earliest({.min_freeze_step = 70}), 70);
+  EXPECT_EQ(earliest({.min_freeze_step = 30}), 51);  // a window of 50 and one
+  // A short run freezes at a fifth of its steps, whatever the least may be.
+  EXPECT_EQ(earliest({.total_steps = 200}), 40);
 }
 
-TEST(OnebitAdamOptions, TheWindowFollowsTheLargestFrozenBeta1) {
-  OnebitAdamOptions options{.lr_warmup_steps = 0};
-  options.groups.resize(2);
-  options.groups[0].beta1 = 0.5;   // window 2
-  options.groups[1].beta1 = 0.95;  // window 20
-  EXPECT_EQ(earliest(options), 21);
-  options.groups[1].non_freeze = true;
-  EXPECT_EQ(earliest(options), 3);
+TEST(OnebitAdamOptions, TheLatestFreezeIsNotBeforeTheEarliest) {
+  EXPECT_EQ(earliest({.lr_warmup_steps = 500, .total_steps = 1000}), 500);
+  EXPECT_EQ(earliest({.lr_warmup_steps = 500, .max_freeze_step = 20}), 500);
+  EXPECT_EQ(earliest({.max_freeze_step = 20}), 100);
+  EXPECT_EQ(earliest({.min_freeze_step = 10, .max_freeze_step = 20}), 20);
 }
 
 }  // namespace

@@ -127,15 +127,16 @@ TEST(OnebitAdam, FreezesByItselfTheSameOnAllRanks) {
   const auto make = test::onebit_adam({.beta2 = 0.9,
                                        .freeze_step = kAutoFreeze,
                                        .lr_warmup_steps = 5,
-                                       .total_steps = 200});
+                                       .total_steps = 500});
   std::int64_t frozen_at = 0;
   const auto params = test::train(
-      3, layout, make, 60, [&](Optimizer& optimizer, const StepReport&) {
+      3, layout, make, 110, [&](Optimizer& optimizer, const StepReport&) {
         frozen_at = dynamic_cast<OnebitAdam&>(optimizer).frozen_at();
       });
-  // Gradients whose spread never changes: settled once a window has passed.
-  EXPECT_GT(frozen_at, 10);
-  EXPECT_LT(frozen_at, 40);
+  // Gradients whose spread never changes: settled once a window has passed,
+  // before the latest step, 100.
+  EXPECT_GT(frozen_at, 50);
+  EXPECT_LT(frozen_at, 100);
   for (const auto& mine : params) EXPECT_EQ(mine, params[0]);
 }
 
