@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+// late_elements OPTIMIZER TOKENS SEED: trains a small net whose tokens 40 to 55
+// are there from the start, come late or are rare, and prints what it has
+// learned as a line of JSON. late_elements.py runs it.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "thinwire/comm/local.h"
+#include "thinwire/core/error.h"
+#include "thinwire/core/parameter_layout.h"
+#include "thinwire/optim/adam.h"
+#include "thinwire/optim/data_parallel.h"
+#include "thinwire/optim/lamb.h"
+#include "thinwire/optim/onebit_adam.h"
+#include "thinwire/optim/onebit_lamb.h"
+#include "thinwire/optim/zero_one_adam.h"
+
+namespace {
+
+using namespace thinwire;
+
+constexpr int kRanks = 4;
+constexpr int kSteps = 6000;
+constexpr int kSamples = 8;  // of one rank in one step
+constexpr int kValidationSamples = 2000;
+constexpr int kFirstLateStep = 1500;
+constexpr double kLearningRate = 3e-3;
+
+constexpr std::size_t kInputs = 8;
+constexpr std::size_t kWidth = 24;
+constexpr std::uint32_t kCommonTokens = 40;
+constexpr std::uint32_t kTokens = 56;  // the rest of the table is never used
+constexpr std::size_t kRows = 64;
+
+// Which tokens a step's samples have.
+struct TokenCase {
+  std::uint32_t tokens = kTokens;
+  std::uint32_t rarity = 0;  // every so many-th draw of tokens >= 40 stands
+
+  static TokenCase in_step(const std::string& name, int step) {
+    if (name == "late" && step < kFirstLateStep) return {kCommonTokens};
+    if (name.rfind("rare", 0) == 0)
+      return {kTokens, static_cast<std::uint32_t>(std::stoul(name.substr(4)))};
+    return {};
+  }
+
+  std::uint32_t draw(std::mt19937& random) const {
+    const auto token = static_cast<std::uint32_t>(random()) % tokens;
+    if (rarity == 0 || token < kCommonTokens) return token;
+    if (random() % rarity == 0) return token;
+    return static_cast<std::uint32_t>(random()) % kCommonTokens;
+  }
+};
+
+// What is to be learned: a wave that each token moves, and a product.
+struct Sample {
+  std::size_t token = 0;
+  std::array<float, kInputs> inputs{};
+  float wanted = 0;
+
+  Sample(std::size_t t, std::mt19937& random,
+         std::normal_distribution<float>& normal)
+      : token(t) {
+    for (float& x : inputs) x = normal(random);
+    wanted = std::sin(inputs[0] + 0.1f * static_cast<float>(token)) +
+             0.5f * inputs[1] * inputs[2] + 0.05f * normal(random);
+  }
+};
+
+// y = out . tanh(table[token] + weights x) + bias
+class TanhNet {
+ public:
+  static ParameterLayout layout() {
+    return ParameterLayout::of({{"table", {kRows, kWidth}},
+                                {"weights", {kWidth, kInputs}},
+                                {"out", {kWidth}},
+                                {"bias", {}}});
+  }
+
+  // Half the squared error of one of `count` samples, over their number; adds
+  // its gradient to `grads`, if given.
+  static double loss(std::span<const float> params, const Sample& sample,
+                     float count, std::span<float> grads = {}) {
+    const auto row = params.subspan(sample.token * kWidth, kWidth);
+    const auto weights = params.subspan(kRows * kWidth, kWidth * kInputs);
+    const auto out = params.subspan((kRows + kInputs) * kWidth, kWidth);
+    std::array<float, kWidth> hidden{};
+    float y = params.back();
+    for (std::size_t i = 0; i < kWidth; ++i) {
+      float sum = row[i];
+      for (std::size_t j = 0; j < kInputs; ++j)
+        sum += weights[i * kInputs + j] * sample.inputs[j];
+      hidden[i] = std::tanh(sum);
+      y += out[i] * hidden[i];
+    }
+    const float error = y - sample.wanted;
+    if (!grads.empty()) {
+      const float slope = error / count;
+      grads.back() += slope;
+      for (std::size_t i = 0; i < kWidth; ++i) {
+        const float inner = slope * out[i] * (1 - hidden[i] * hidden[i]);
+        grads[(kRows + kInputs) * kWidth + i] += slope * hidden[i];
+        grads[sample.token * kWidth + i] += inner;
+        for (std::size_t j = 0; j < kInputs; ++j)
+          grads[kRows * kWidth + i * kInputs + j] += inner * sample.inputs[j];
+      }
+    }
+    return 0.5 * error * error / count;
+  }
+};
+
+enum class Seen { kAll, kCommon, kLate };
+
+double validation_loss(std::span<const float> params, Seen seen) {
+  std::mt19937 random(seen == Seen::kLate ? 10 : 9);
+  std::normal_distribution<float> normal;
+  double loss = 0;
+  for (int i = 0; i < kValidationSamples; ++i) {
+    auto token = static_cast<std::uint32_t>(random()) % kTokens;
+    if (seen == Seen::kCommon) token %= kCommonTokens;
+    if (seen == Seen::kLate)
+      token = kCommonTokens + token % (kTokens - kCommonTokens);
+    loss += TanhNet::loss(params, Sample(token, random, normal),
+                          static_cast<float>(kValidationSamples));
+  }
+  return loss;
+}
+
+std::unique_ptr<optim::Optimizer> make_optimizer(
+    const std::string& name, comm::Communicator& comm,
+    const ParameterLayout& layout) {
+  using namespace optim;
+  constexpr std::int64_t kFreeze = 600;
+  const auto onebit_adam = [&](OnebitAdamOptions options) {
+    options.learning_rate = kLearningRate;
+    return std::make_unique<OnebitAdam>(comm, layout, options);
+  };
+  if (name == "adam")
+    return std::make_unique<DataParallel>(
+        comm, std::make_unique<Adam>(
+                  layout, AdamOptions{.learning_rate = kLearningRate}));
+  if (name == "onebit_adam") return onebit_adam({.freeze_step = kFreeze});
+  if (name == "onebit_adam_refresh")
+    return onebit_adam({.freeze_step = kFreeze, .variance_refresh = 50});
+  if (name == "onebit_adam_auto")
+    return onebit_adam({.freeze_step = kAutoFreeze,
+                        .lr_warmup_steps = 10,
+                        .total_steps = kSteps});
+  if (name == "zero_one_adam")
+    return std::make_unique<ZeroOneAdam>(
+        comm, layout,
+        ZeroOneAdamOptions{.learning_rate = kLearningRate,
+                           .var_freeze_step = 3000,
+                           .local_step_scaler = 750,
+                           .local_step_clipper = 16});
+  if (name == "lamb")
+    return std::make_unique<DataParallel>(
+        comm, std::make_unique<Lamb>(
+                  layout, LambOptions{.learning_rate = kLearningRate}));
+  if (name == "onebit_lamb")
+    return std::make_unique<OnebitLamb>(
+        comm, layout,
+        OnebitLambOptions{.learning_rate = kLearningRate,
+                          .freeze_step = kFreeze});
+  throw Error(ErrorCode::kInvalidArgument, "no optimizer '" + name + "'");
+}
+
+// The step after which it sent few bits; 0: never.
+std::int64_t frozen_at(const optim::Optimizer& optimizer) {
+  if (const auto* adam = dynamic_cast<const optim::OnebitAdam*>(&optimizer))
+    return adam->frozen_at();
+  if (const auto* lamb = dynamic_cast<const optim::OnebitLamb*>(&optimizer))
+    return lamb->frozen_at();
+  return 0;
+}
+
+struct Run {
+  std::string optimizer;
+  std::string tokens;
+  unsigned seed = 0;
+};
+
+void train(const Run& run) {
+  const ParameterLayout layout = TanhNet::layout();
+  std::vector<std::vector<float>> params(kRanks);
+  std::int64_t frozen = 0;
+  comm::run_local_ranks(kRanks, [&](comm::Communicator& comm) {
+    const auto optimizer = make_optimizer(run.optimizer, comm, layout);
+    auto& mine = params[static_cast<std::size_t>(comm.rank())];
+    std::vector<float> grads(layout.size());
+    mine.resize(layout.size());
+    std::mt19937 start(5 + 1000 * run.seed);
+    std::normal_distribution<float> first(0, 0.3f);
+    for (float& p : mine) p = first(start);
+    std::mt19937 random(100 + static_cast<unsigned>(comm.rank()) +
+                        1000 * run.seed);
+    for (int step = 0; step < kSteps; ++step) {
+      std::fill(grads.begin(), grads.end(), 0.0f);
+      std::normal_distribution<float> normal;
+      for (int i = 0; i < kSamples; ++i) {
+        const auto token = TokenCase::in_step(run.tokens, step).draw(random);
+        TanhNet::loss(mine, Sample(token, random, normal), kSamples, grads);
+      }
+      optimizer->step(mine, grads);
+    }
+    optimizer->synchronize(mine);
+    if (comm.rank() == 0) frozen = frozen_at(*optimizer);
+  });
+  const bool equal = std::all_of(params.begin(), params.end(),
+                                 [&](auto& p) { return p == params[0]; });
+  std::cout << fmt::format(
+      "{{\"loss\": {:.6g}, \"common\": {:.6g}, \"late\": {:.6g}, "
+      "\"frozen_at\": {}, \"equal\": {}}}\n",
+      validation_loss(params[0], Seen::kAll),
+      validation_loss(params[0], Seen::kCommon),
+      validation_loss(params[0], Seen::kLate), frozen, equal);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 4) {
+    std::cerr << "usage: late_elements OPTIMIZER all|late|rareN SEED\n";
+    return 2;
+  }
+  try {
+    train({argv[1], argv[2], static_cast<unsigned>(std::stoul(argv[3]))});
+  } catch (const std::exception& error) {
+    std::cerr << "late_elements: " << error.what() << '\n';
+    return 1;
+  }
+}
