@@ -28,7 +28,10 @@ BOUNDS = {
     ("onebit_lamb", "changing"): (("lamb", "changing"), 0.02),
 }
 # Means of seeds 1, 2, 3 before late elements came to life.
-BEFORE = {}
+BEFORE = {
+    ("onebit_adam", "plain"): 1.8137,
+    ("onebit_lamb", "plain"): 1.7852,
+}
 PLAIN = 0.01
 
 
