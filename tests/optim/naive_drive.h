@@ -63,12 +63,14 @@ struct Outcome {
   optim::Phase phase = optim::Phase::kExact;
   std::vector<float> params;
   std::vector<double> coeffs;  ///< Of 1-bit LAMB.
+  std::size_t masked = 0, heavy = 0, revived = 0;
 };
 
 inline Outcome outcome_of(optim::Optimizer& optimizer,
                           const optim::StepReport& report,
                           const std::vector<float>& params) {
-  Outcome outcome{report.applied, report.phase, params, {}};
+  Outcome outcome{report.applied, report.phase, params,        {},
+                  report.masked,  report.heavy, report.revived};
   if (const auto* lamb = dynamic_cast<optim::OnebitLamb*>(&optimizer))
     outcome.coeffs = lamb->lamb_coeffs();
   return outcome;
@@ -97,6 +99,13 @@ void expect_same_run(int world, const ParameterLayout& layout, const Drive& run,
       if constexpr (requires { naive.phase; }) {
         if (applied) {
           ASSERT_EQ(outcome.phase, naive.phase) << "step " << t;
+        }
+      }
+      if constexpr (requires { naive.counts; }) {
+        if (applied && outcome.phase == optim::Phase::kCompressed) {
+          ASSERT_EQ(outcome.masked, naive.counts.masked) << "step " << t;
+          ASSERT_EQ(outcome.heavy, naive.counts.heavy) << "step " << t;
+          ASSERT_EQ(outcome.revived, naive.counts.revived) << "step " << t;
         }
       }
       if constexpr (requires { naive.coeffs; }) {

@@ -3,9 +3,10 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
-#include "optim/naive.h"
+#include "optim/naive_frozen.h"
 #include "thinwire/optim/lamb.h"
 #include "thinwire/optim/onebit_lamb.h"
 
@@ -65,6 +66,7 @@ class OnebitLamb {
 
   /// False: skipped.
   bool step(const std::vector<Floats>& grads) {
+    counts = {};
     lamb_.setup.groups = setup_.groups;  // learning rates may have changed
     if (lamb_.t < o_.freeze_step) {
       const auto average = gradients_.exact(grads);
@@ -82,6 +84,7 @@ class OnebitLamb {
     return lamb_.params;
   }
   std::vector<double> coeffs;  ///< r of the last step, per parameter.
+  Counts counts;  ///< Of the last step, if it was a compressed one.
 
   [[nodiscard]] optim::AdamOptions& group(std::size_t g) {
     return setup_.groups[g];
@@ -102,23 +105,18 @@ class OnebitLamb {
   }
 
   void freeze() {
-    active_ = active_elements(setup_, lamb_.v);
+    divides_.emplace(setup_, lamb_.t, lamb_.m, lamb_.v);
     fresh_ = lamb_.v;
-    denominator_.resize(fresh_.size());
     std::vector<double> rms;
     std::vector<double> group_sums(setup_.groups.size());
     double with_momentum = 0;
     for (const Parameter& p : setup_.layout.parameters()) {
-      const Numbers k = numbers(setup_.groups[p.group], lamb_.t, lamb_.t);
-      for (std::size_t i = p.offset; i < p.offset + p.size; ++i)
-        denominator_[i] = k.denominator(fresh_[i]);
       const double squares = sum_of_squares(lamb_.m, {p.offset, p.size});
       rms.push_back(
           p.size == 0 ? 0 : std::sqrt(squares / static_cast<double>(p.size)));
       group_sums[p.group] += rms.back();
       with_momentum += rms.back() > 0 ? 1 : 0;
     }
-    floors_ = raise_to_floor(setup_, denominator_);
     // The mean over tensors that have a momentum: one that never had a gradient
     // does not make the others' scales smaller.
     double total = 0;
@@ -133,16 +131,18 @@ class OnebitLamb {
     Floats& m = lamb_.m;
     Floats& p = lamb_.params;
     const auto parameters = setup_.layout.parameters();
-    std::vector<Floats> x(grads.size(), Floats(m.size()));
+    const std::vector<std::size_t> revived = divides_->revive(grads);
+    for (const std::size_t i : revived) wake(i);
+    std::vector<Floats> x = divides_->inputs(grads, clip);
     for (std::size_t l = 0; l < count_; ++l) {
       const Numbers k = numbers(setup_.groups[parameters[l].group], t, t);
       for (std::size_t i = parameters[l].offset;
            i < parameters[l].offset + parameters[l].size; ++i)
-        for (std::size_t r = 0; r < x.size(); ++r)
-          x[r][i] = k.momentum(m[i], grads[r][i] * clip) * factor_of(l);
+        for (Floats& of_rank : x)
+          of_rank[i] = k.momentum(m[i], of_rank[i]) * factor_of(l);
     }
     const Floats old = m;
-    m = bits_.mean(x, active_);
+    m = bits_.mean(x, divides_->active);
     coeffs.clear();
     for (std::size_t l = 0; l < count_; ++l) {
       const Parameter& param = parameters[l];
@@ -152,8 +152,22 @@ class OnebitLamb {
       coeffs.push_back(frozen_coeff(l) * factor(l, k, old));
       const auto step = static_cast<float>(-k.learning_rate * coeffs.back());
       for (std::size_t i = param.offset; i < param.offset + param.size; ++i)
-        p[i] = p[i] + step * k.update(m[i], denominator_[i], p[i]);
+        p[i] = p[i] + step * k.update(m[i], divides_->denominator[i], p[i]);
     }
+    counts = divides_->counts();
+    counts.revived = revived.size();
+  }
+
+  // Its fresh variance says at first what its denominator says.
+  void wake(std::size_t i) {
+    const optim::AdamOptions& o =
+        setup_.groups[setup_.layout.parameter_at(i).group];
+    const double seen =
+        o.bias_correction ? 1 - std::pow(o.beta2, static_cast<double>(lamb_.t))
+                          : 1;
+    const double d = divides_->denominator[i];
+    lamb_.m[i] = 0;
+    fresh_[i] = static_cast<float>(d * d * seen);
   }
 
   // A group of one sends nothing, so it scales nothing.
@@ -173,6 +187,8 @@ class OnebitLamb {
     float drift = 0;
     double plain = 0;
     double update = 0;
+    const Flags& active = divides_->active;
+    const Floats& d = divides_->denominator;
     const std::vector<Range> all = blocks(setup_.layout);
     for (std::size_t b = 0; b < all.size(); ++b) {
       if (all[b].offset < param.offset ||
@@ -181,12 +197,13 @@ class OnebitLamb {
       std::vector<double> plains, updates;
       for (std::size_t i = all[b].offset; i < all[b].end(); ++i) {
         const float m = lamb_.m[i];
-        const float before = active_[i] != 0 ? old[i] : 0;
+        const float before = active[i] != 0 ? old[i] : 0;
         const float g = (m - k.beta1 * before) / k.one_minus_beta1;
         fresh_[i] = k.variance(fresh_[i], g);
-        const float real = std::max(k.denominator(fresh_[i]), floors_[b]);
-        if (active_[i] != 0) drift = std::max(drift, denominator_[i] / real);
-        const float u0 = (m * k.m_scale) / denominator_[i];
+        const float real =
+            std::max(k.denominator(fresh_[i]), divides_->floors[b]);
+        if (active[i] != 0) drift = std::max(drift, d[i] / real);
+        const float u0 = (m * k.m_scale) / d[i];
         const float u = u0 + k.decay * lamb_.params[i];
         plains.push_back(double{u0} * u0);
         updates.push_back(double{u} * u);
@@ -216,9 +233,9 @@ class OnebitLamb {
   std::vector<double> frozen_;
   std::vector<std::int64_t> averaged_;
   std::vector<double> last_factor_;
-  std::vector<float> scales_, floors_;
-  Flags active_;
-  Floats fresh_, denominator_;
+  std::vector<float> scales_;
+  std::optional<Frozen> divides_;
+  Floats fresh_;
 };
 
 }  // namespace thinwire::test::naive

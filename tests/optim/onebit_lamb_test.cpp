@@ -40,14 +40,8 @@ struct Variant {
 };
 
 OnebitLambOptions with_groups() {
-  OnebitLambOptions o{.learning_rate = 0.02, .weight_decay = 0.01};
-  o.groups.resize(2);
-  o.groups[1].learning_rate = 0.05;
-  o.groups[1].beta1 = 0.8;
-  o.groups[1].beta2 = 0.95;
-  o.groups[1].epsilon = 1e-3;
-  o.groups[1].weight_decay = 0;
-  return o;
+  return test::with_second_group(
+      OnebitLambOptions{.learning_rate = 0.02, .weight_decay = 0.01});
 }
 
 OnebitLambOptions with_masks() {

@@ -70,6 +70,18 @@ inline std::vector<float> every_third_masked(const ParameterLayout& layout,
   return mask;
 }
 
+/// A second group that differs from the first in all that groups may set.
+template <class Options>
+Options with_second_group(Options o) {
+  o.groups.resize(2);
+  o.groups[1].learning_rate = 0.05;
+  o.groups[1].beta1 = 0.8;
+  o.groups[1].beta2 = 0.95;
+  o.groups[1].epsilon = 1e-3;
+  o.groups[1].weight_decay = 0;
+  return o;
+}
+
 using MakeOptimizer = std::function<std::unique_ptr<optim::Optimizer>(
     comm::Communicator&, const ParameterLayout&)>;
 

@@ -51,13 +51,7 @@ struct Variant {
 ZeroOneAdamOptions with_groups() {
   ZeroOneAdamOptions o = short_run();
   o.weight_decay = 0.1;
-  o.groups.resize(2);
-  o.groups[1].learning_rate = 0.05;
-  o.groups[1].beta1 = 0.8;
-  o.groups[1].beta2 = 0.95;
-  o.groups[1].epsilon = 1e-3;
-  o.groups[1].weight_decay = 0;
-  return o;
+  return test::with_second_group(o);
 }
 
 ZeroOneAdamOptions with_masks() {

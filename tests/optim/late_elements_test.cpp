@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+// Elements whose first gradient comes after the freeze.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "optim/late_cases.h"
+#include "optim/states.h"
+#include "thinwire/kernels/cast.h"
+
+namespace thinwire::optim {
+namespace {
+
+using test::kFirstLate;
+using test::kLateFreeze;
+
+struct Case {
+  std::string name;
+  test::MakeOptimizer make;
+};
+
+std::vector<Case> two_stage_cases(ExchangeOptions exchange = {}) {
+  OnebitAdamOptions adam{
+      .learning_rate = 0.01, .freeze_step = kLateFreeze, .exchange = exchange};
+  OnebitAdamOptions refresh = adam;
+  refresh.variance_refresh = 2;  // step kFirstLate is one of them
+  OnebitAdamOptions bf16 = adam;
+  bf16.residual_dtype = DType::kBFloat16;
+  const OnebitLambOptions lamb{
+      .learning_rate = 0.01, .freeze_step = kLateFreeze, .exchange = exchange};
+  return {{"onebit_adam", test::onebit_adam(adam)},
+          {"onebit_adam_refresh", test::onebit_adam(refresh)},
+          {"onebit_adam_bf16", test::onebit_adam(bf16)},
+          {"onebit_lamb", test::onebit_lamb(lamb)}};
+}
+
+test::MakeOptimizer zero_one(ExchangeOptions exchange = {}) {
+  return test::zero_one_adam({.learning_rate = 0.01,
+                              .var_freeze_step = kLateFreeze,
+                              .local_step_scaler = 4,
+                              .local_step_clipper = 4,
+                              .exchange = exchange});
+}
+
+std::vector<Case> all_cases(ExchangeOptions exchange = {}) {
+  auto cases = two_stage_cases(exchange);
+  cases.push_back({"zero_one_adam", zero_one(exchange)});
+  return cases;
+}
+
+class LateElements : public ::testing::TestWithParam<std::tuple<int, Case>> {};
+INSTANTIATE_TEST_SUITE_P(
+    All, LateElements,
+    ::testing::Combine(::testing::Values(1, 2, 3, 4),
+                       ::testing::ValuesIn(two_stage_cases())),
+    [](const auto& tested) {
+      return fmt::format("{}_w{}", std::get<1>(tested.param).name,
+                         std::get<0>(tested.param));
+    });
+
+TEST_P(LateElements, MoveInTheVeryStepOfTheirFirstGradient) {
+  const auto& [world, tested] = GetParam();
+  const ParameterLayout layout = test::late_layout();
+  comm::run_local_ranks(world, [&, &test_case = tested](auto& comm) {
+    const auto optimizer = test_case.make(comm, layout);
+    std::vector<float> params = test::normal(layout.size(), 3);
+    const std::vector<float> start = params;
+    for (std::int64_t t = 1; t <= kFirstLate + 3; ++t) {
+      auto grads = test::late_gradient(layout, t, comm.rank());
+      ASSERT_TRUE(optimizer->step(params, grads).applied);
+      for (const Parameter& p : layout.parameters())
+        for (std::size_t i = 0; i < p.size; ++i) {
+          const auto late = test::late_element(p, i);
+          const std::size_t at = p.offset + i;
+          ASSERT_TRUE(std::isfinite(params[at])) << p.name << ' ' << i;
+          if (!late.is_late) continue;
+          const bool moves = late.first != 0 && t >= late.first;
+          // In 4 bits a small gradient may be 0; one bit has no 0.
+          if (test_case.name == "onebit_adam_refresh" && t == late.first)
+            continue;
+          ASSERT_EQ(params[at] != start[at], moves)
+              << p.name << ' ' << i << " in step " << t;
+        }
+    }
+  });
+}
+
+TEST_P(LateElements, AreCountedAndCostNothingBesideTheirStep) {
+  const auto& [world, tested] = GetParam();
+  const ParameterLayout layout = test::late_layout();
+  const auto count = [&](std::int64_t first) {
+    return test::elements_where(layout,
+                                [&](const Parameter& p, std::size_t i) {
+                                  const auto late = test::late_element(p, i);
+                                  return late.is_late && late.first == first;
+                                })
+        .size();
+  };
+  comm::run_local_ranks(world, [&, &test_case = tested](auto& comm) {
+    const auto optimizer = test_case.make(comm, layout);
+    std::vector<float> params = test::normal(layout.size(), 3);
+    std::uint64_t bytes = 0;
+    for (std::int64_t t = 1; t <= kFirstLate + 4; ++t) {
+      auto grads = test::late_gradient(layout, t, comm.rank());
+      const StepReport report = optimizer->step(params, grads);
+      EXPECT_EQ(report.heavy, 0u);
+      const std::size_t first = count(kFirstLate);
+      const std::size_t second = count(kFirstLate + 1);
+      EXPECT_EQ(report.revived, t == kFirstLate       ? first
+                                : t == kFirstLate + 1 ? second
+                                                      : 0)
+          << t;
+      if (t <= kLateFreeze) continue;
+      EXPECT_EQ(report.masked, count(0) + (t < kFirstLate ? first : 0) +
+                                   (t < kFirstLate + 1 ? second : 0))
+          << t;
+      // Of the first step without a refresh, and of each like it.
+      if (t == kLateFreeze + 1) bytes = report.bytes_sent;
+      const bool quiet = t != kFirstLate && t != kFirstLate + 1;
+      if (quiet && (t - kLateFreeze) % 2 == 1) {
+        EXPECT_EQ(report.bytes_sent, bytes) << t;
+      }
+    }
+  });
+}
+
+TEST_P(LateElements, GetTheSameBitsWhateverTheBucketsAndThreads) {
+  const auto& [world, tested] = GetParam();
+  const ParameterLayout layout = test::late_layout();
+  const auto run = [&](ExchangeOptions exchange) {
+    std::vector<std::vector<float>> params(static_cast<std::size_t>(world));
+    for (const Case& same : two_stage_cases(exchange)) {
+      if (same.name != std::get<1>(GetParam()).name) continue;
+      comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+        const auto optimizer = same.make(comm, layout);
+        auto& mine = params[static_cast<std::size_t>(comm.rank())];
+        mine = test::normal(layout.size(), 3);
+        for (std::int64_t t = 1; t <= kFirstLate + 3; ++t) {
+          auto grads = test::late_gradient(layout, t, comm.rank());
+          optimizer->step(mine, grads);
+        }
+      });
+    }
+    return params;
+  };
+  const auto want = run({.max_grad_norm = 1});
+  for (const auto& mine : want) EXPECT_EQ(mine, want[0]);
+  EXPECT_EQ(run({.max_grad_norm = 1, .bucket_elements = 1}), want);
+  EXPECT_EQ(
+      run({.max_grad_norm = 1, .bucket_elements = 1100, .num_threads = 3}),
+      want);
+}
+
+// What is averaged exactly is rounded to 16 bits once more, so gradients are
+// short in compressed steps only.
+TEST_P(LateElements, ComeToLifeByGradientsOf16Bits) {
+  const auto& [world, tested] = GetParam();
+  const ParameterLayout layout = test::late_layout();
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
+    comm::run_local_ranks(world, [&, &test_case = tested](auto& comm) {
+      const auto shortened = test_case.make(comm, layout);
+      const auto wide = test_case.make(comm, layout);
+      std::vector<float> params = test::normal(layout.size(), 3);
+      std::vector<float> want = params;
+      for (std::int64_t t = 1; t <= kFirstLate + 3; ++t) {
+        auto grads = test::late_gradient(layout, t, comm.rank());
+        Buffer brief(layout.size(), t > kLateFreeze ? dtype : DType::kFloat32);
+        kernels::convert(ConstView(grads), brief.view());
+        kernels::convert(brief.view(), View(grads));
+        shortened->step({.params = params, .grads = brief.view()});
+        wide->step(want, grads);
+        ASSERT_EQ(params, want) << "step " << t;
+      }
+    });
+}
+
+class MaskedForEver : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(All, MaskedForEver, ::testing::Values(1, 2, 3, 4));
+
+template <class Options>
+Options with_every_third_masked(Options options,
+                                const ParameterLayout& layout) {
+  options.groups.resize(2);
+  for (std::size_t g = 0; g < 2; ++g)
+    options.groups[g].exp_avg_mask = test::every_third_masked(layout, g);
+  return options;
+}
+
+// Whether they had gradients before the freeze or have them from later on.
+TEST_P(MaskedForEver, WhatTheUserMaskedNeverMovesOnceFrozen) {
+  const ParameterLayout layout = test::late_layout();
+  const std::vector<test::MakeOptimizer> all = {
+      test::onebit_adam(with_every_third_masked<OnebitAdamOptions>(
+          {.freeze_step = kLateFreeze}, layout)),
+      test::onebit_adam(with_every_third_masked<OnebitAdamOptions>(
+          {.freeze_step = kLateFreeze, .variance_refresh = 2}, layout)),
+      test::onebit_lamb(with_every_third_masked<OnebitLambOptions>(
+          {.freeze_step = kLateFreeze}, layout)),
+      test::zero_one_adam(with_every_third_masked<ZeroOneAdamOptions>(
+          {.var_freeze_step = kLateFreeze, .local_step_scaler = 4}, layout))};
+  std::vector<float> masks;
+  std::vector<std::size_t> used(2);
+  const auto by_group = [&](std::size_t g) {
+    return test::every_third_masked(layout, g);
+  };
+  for (const Parameter& p : layout.parameters())
+    for (std::size_t i = 0; i < p.size; ++i)
+      masks.push_back(by_group(p.group)[used[p.group]++]);
+  for (const auto& make : all)
+    comm::run_local_ranks(GetParam(), [&](comm::Communicator& comm) {
+      const auto optimizer = make(comm, layout);
+      std::vector<float> params = test::normal(layout.size(), 3), frozen;
+      for (std::int64_t t = 1; t <= kFirstLate + 8; ++t) {
+        auto grads = test::late_gradient(layout, t, comm.rank());
+        optimizer->step(params, grads);
+        if (t == kLateFreeze) frozen = params;
+      }
+      optimizer->synchronize(params);
+      for (std::size_t i = 0; i < params.size(); ++i)
+        if (masks[i] == 0) {
+          ASSERT_EQ(params[i], frozen[i]) << i;
+        }
+    });
+}
+
+// A step in which late elements would have come to life is skipped: they do so
+// in the next one that counts.
+TEST_P(MaskedForEver, ASkippedStepWakesNobody) {
+  const ParameterLayout layout = test::late_layout();
+  for (const Case& test_case : two_stage_cases())
+    comm::run_local_ranks(GetParam(), [&](comm::Communicator& comm) {
+      const auto optimizer = test_case.make(comm, layout);
+      std::vector<float> params = test::normal(layout.size(), 3);
+      for (std::int64_t t = 1; t <= kFirstLate; ++t) {
+        auto grads = test::late_gradient(layout, t, comm.rank());
+        if (t == kFirstLate) {
+          auto bad = grads;
+          if (comm.rank() == comm.size() - 1)
+            bad.back() = std::numeric_limits<float>::infinity();
+          const StateDict before = optimizer->state_dict();
+          EXPECT_FALSE(optimizer->step(params, bad).applied);
+          EXPECT_TRUE(test::same_state(optimizer->state_dict(), before,
+                                       {"skipped_steps"}))
+              << test_case.name;
+        }
+        const StepReport report = optimizer->step(params, grads);
+        EXPECT_EQ(report.revived > 0, t == kFirstLate) << test_case.name;
+      }
+    });
+}
+
+class LateResume
+    : public ::testing::TestWithParam<std::tuple<int, std::int64_t, Case>> {};
+INSTANTIATE_TEST_SUITE_P(
+    All, LateResume,
+    ::testing::Combine(::testing::Values(1, 2, 3),
+                       // At the freeze, right before and after a revival.
+                       ::testing::Values(kLateFreeze, kFirstLate - 1,
+                                         kFirstLate, kFirstLate + 1),
+                       ::testing::ValuesIn(all_cases())),
+    [](const auto& tested) {
+      return fmt::format("{}_w{}_after{}", std::get<2>(tested.param).name,
+                         std::get<0>(tested.param), std::get<1>(tested.param));
+    });
+
+TEST_P(LateResume, ContinuesBitEqual) {
+  const auto& [world, saved, tested] = GetParam();
+  const ParameterLayout layout = test::late_layout();
+  comm::run_local_ranks(
+      world, [&, at = saved, &test_case = tested](comm::Communicator& comm) {
+        const auto one = test_case.make(comm, layout);
+        std::unique_ptr<Optimizer> two;
+        std::vector<float> params = test::normal(layout.size(), 3), same;
+        for (std::int64_t t = 1; t <= kFirstLate + 8; ++t) {
+          auto grads = test::late_gradient(layout, t, comm.rank());
+          auto same_grads = grads;
+          const StepReport want = one->step(params, grads);
+          if (two) {
+            const StepReport got = two->step(same, same_grads);
+            ASSERT_EQ(params, same) << "step " << t;
+            EXPECT_EQ(got.masked, want.masked) << "step " << t;
+            EXPECT_EQ(got.heavy, want.heavy) << "step " << t;
+            EXPECT_EQ(got.revived, want.revived) << "step " << t;
+            ASSERT_TRUE(test::same_state(two->state_dict(), one->state_dict()))
+                << "step " << t;
+          }
+          if (t != at) continue;
+          two = test_case.make(comm, layout);
+          two->load_state_dict(one->state_dict());
+          same = params;
+        }
+      });
+}
+
+// 0/1 Adam's ranks exchange nothing in local steps: by the next sync but one
+// every element that has had a gradient has moved, on all ranks alike.
+TEST(ZeroOneAdamLateElements, MoveSoonAndAlikeOnAllRanks) {
+  const ParameterLayout layout = test::late_layout();
+  for (const int world : {1, 2, 3, 4}) {
+    std::vector<std::vector<float>> params(static_cast<std::size_t>(world));
+    comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+      const auto optimizer = zero_one()(comm, layout);
+      auto& mine = params[static_cast<std::size_t>(comm.rank())];
+      mine = test::normal(layout.size(), 3);
+      for (std::int64_t t = 1; t <= kFirstLate + 12; ++t) {
+        auto grads = test::late_gradient(layout, t, comm.rank());
+        ASSERT_TRUE(optimizer->step(mine, grads).applied);
+      }
+      optimizer->synchronize(mine);
+    });
+    const std::vector<float> start = test::normal(layout.size(), 3);
+    for (const auto& mine : params) ASSERT_EQ(mine, params[0]);
+    for (const Parameter& p : layout.parameters())
+      for (std::size_t i = 0; i < p.size; ++i)
+        ASSERT_EQ(params[0][p.offset + i] != start[p.offset + i],
+                  p.name != "never")
+            << p.name << ' ' << i;
+  }
+}
+
+// The reference knows neither late nor heavy elements.
+TEST(DeepSpeedLateElements, AreNotTreatedInAnyWay) {
+  const ParameterLayout layout = ParameterLayout::of({{"p", {1200}}});
+  const auto deepspeed = Semantics::kDeepSpeed;
+  for (const auto& make :
+       {test::onebit_adam({.freeze_step = 3, .semantics = deepspeed}),
+        test::onebit_lamb({.freeze_step = 3, .semantics = deepspeed}),
+        test::zero_one_adam({.var_freeze_step = 3, .semantics = deepspeed})})
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      const auto optimizer = make(comm, layout);
+      std::vector<float> params = test::normal(layout.size(), 3);
+      for (std::int64_t t = 1; t <= 8; ++t) {
+        auto grads = test::gradient(layout.size(), t, comm.rank());
+        if (t < 6) grads[5] = 0;
+        grads[7] = 1e4f;
+        const StepReport report = optimizer->step(params, grads);
+        EXPECT_EQ(report.masked + report.heavy + report.revived, 0u);
+      }
+    });
+}
+
+}  // namespace
+}  // namespace thinwire::optim

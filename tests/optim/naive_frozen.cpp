@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/naive_frozen.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+namespace thinwire::test::naive {
+namespace {
+
+// Denominators above this many times their block's median are cut off.
+constexpr float kHeavy = 10;
+
+// Of the elements of `ranges` that take part; none: nothing.
+std::optional<float> median(const Floats& d, const Flags& active,
+                            const std::vector<Range>& ranges) {
+  Floats values;
+  for (const Range& range : ranges)
+    for (std::size_t i = range.offset; i < range.end(); ++i)
+      if (active[i] != 0) values.push_back(d[i]);
+  if (values.empty()) return std::nullopt;
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+bool contains(Range outer, Range inner) {
+  return outer.offset <= inner.offset && inner.end() <= outer.end();
+}
+
+}  // namespace
+
+Frozen::Frozen(const Setup& setup, std::int64_t t, Floats& m, Floats& v)
+    : denominator(v.size()),
+      active(v.size()),
+      setup_(setup),
+      blocks_(blocks(setup.layout)),
+      sleeping_(v.size()),
+      ratio_(v.size(), 1.0f) {
+  for (const Parameter& p : setup_.layout.parameters()) {
+    const Numbers k = numbers(setup_.groups[p.group], t, t);
+    for (std::size_t i = p.offset; i < p.offset + p.size; ++i) {
+      denominator[i] = k.denominator(v[i]);
+      const bool wanted = setup_.mask[i] != 0;
+      sleeping_[i] = wanted && v[i] == 0 ? 1 : 0;
+      active[i] = wanted && v[i] != 0 && std::isfinite(denominator[i]) ? 1 : 0;
+      if (!std::isfinite(denominator[i])) m[i] = v[i] = 0;
+    }
+    for (const Range& block : blocks_)
+      if (contains({p.offset, p.size}, block)) group_.push_back(p.group);
+  }
+  find_medians();
+  cut_heavy(m, v);
+  raise_to_floors();
+}
+
+// Of the block, else of its parameter, else of the model; a model that never
+// had a gradient has a variance of 0 everywhere.
+void Frozen::find_medians() {
+  for (std::size_t b = 0; b < blocks_.size(); ++b) {
+    std::optional<float> found = median(denominator, active, {blocks_[b]});
+    for (const Parameter& p : setup_.layout.parameters())
+      if (!found && contains({p.offset, p.size}, blocks_[b]))
+        found = median(denominator, active, {{p.offset, p.size}});
+    if (!found) found = median(denominator, active, blocks_);
+    if (!found)
+      found = numbers(setup_.groups[group_[b]], 1, 1).denominator(0.0f);
+    medians_.push_back(*found);
+  }
+}
+
+void Frozen::cut_heavy(Floats& m, Floats& v) {
+  for (std::size_t b = 0; b < blocks_.size(); ++b) {
+    const float most = kHeavy * medians_[b];
+    for (std::size_t i = blocks_[b].offset; i < blocks_[b].end(); ++i) {
+      if (active[i] == 0 || denominator[i] <= most) continue;
+      const float r = most / denominator[i];
+      ratio_[i] = r;
+      denominator[i] = most;
+      m[i] = r * m[i];
+      v[i] = r * (r * v[i]);
+    }
+  }
+}
+
+// Elements that are out enter neither the mean nor its count. They get the
+// denominator that they come to life with.
+void Frozen::raise_to_floors() {
+  for (std::size_t b = 0; b < blocks_.size(); ++b) {
+    std::vector<double> squares;
+    double count = 0;
+    for (std::size_t i = blocks_[b].offset; i < blocks_[b].end(); ++i) {
+      const bool live = active[i] != 0;
+      squares.push_back(live ? double{denominator[i]} * denominator[i] : 0);
+      count += live ? 1 : 0;
+    }
+    const double rms =
+        count > 0 ? std::sqrt(sum(squares) / count) : medians_[b];
+    floors.push_back(static_cast<float>(setup_.denom_floor * rms));
+    for (std::size_t i = blocks_[b].offset; i < blocks_[b].end(); ++i)
+      denominator[i] = std::max(active[i] != 0 ? denominator[i] : medians_[b],
+                                floors.back());
+  }
+}
+
+std::vector<std::size_t> Frozen::revive(const std::vector<Floats>& grads) {
+  std::vector<std::size_t> revived;
+  for (std::size_t i = 0; i < active.size(); ++i) {
+    const bool wakes = sleeping_[i] != 0 &&
+                       std::any_of(grads.begin(), grads.end(),
+                                   [i](const Floats& g) { return g[i] != 0; });
+    if (!wakes) continue;
+    sleeping_[i] = 0;
+    active[i] = 1;
+    revived.push_back(i);
+  }
+  return revived;
+}
+
+std::vector<Floats> Frozen::inputs(const std::vector<Floats>& grads,
+                                   float clip) const {
+  std::vector<Floats> x = grads;
+  for (Floats& values : x)
+    for (std::size_t b = 0; b < blocks_.size(); ++b) {
+      const double beta2 = setup_.groups[group_[b]].beta2;
+      const double most = 1 / std::sqrt(1 - beta2);
+      const double limit = most * (kHeavy * medians_[b]);
+      // Of the whole block as it came: what heavy elements weigh is not yet in.
+      const double norm = std::sqrt(sum_of_squares(values, blocks_[b])) * clip;
+      for (std::size_t i = blocks_[b].offset; i < blocks_[b].end(); ++i) {
+        values[i] = (values[i] * clip) * ratio_[i];
+        if (norm <= limit) continue;
+        const float bound = static_cast<float>(most) * denominator[i];
+        values[i] = std::min(std::max(values[i], -bound), bound);
+      }
+    }
+  return x;
+}
+
+Counts Frozen::counts() const {
+  Counts counts;
+  for (std::size_t i = 0; i < active.size(); ++i) {
+    counts.masked += active[i] == 0 ? 1 : 0;
+    counts.heavy += ratio_[i] != 1 ? 1 : 0;
+  }
+  return counts;
+}
+
+}  // namespace thinwire::test::naive

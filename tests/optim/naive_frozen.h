@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// What compressed steps divide by, in plain loops: see naive.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "optim/naive.h"
+
+namespace thinwire::test::naive {
+
+/// How many elements are out, count for less and came to life in a step.
+struct Counts {
+  std::size_t masked = 0;
+  std::size_t heavy = 0;
+  std::size_t revived = 0;
+};
+
+/// The denominators of the freeze. Those of heavy elements, far above their
+/// block's median, are cut off there, and what they receive is scaled with
+/// them; elements that never had a gradient are out until they get one.
+class Frozen {
+ public:
+  /// At the end of step t, the last exact one. Scales m and v of heavy
+  /// elements; sets those to 0 whose denominator is not finite.
+  Frozen(const Setup& setup, std::int64_t t, Floats& m, Floats& v);
+
+  /// Those that were out for want of a gradient and now have one on some rank:
+  /// from now on they take part. Returns them.
+  std::vector<std::size_t> revive(const std::vector<Floats>& grads);
+  /// What ranks' momenta are made of: clipped, scaled where elements are heavy,
+  /// bounded in blocks with an outlier.
+  [[nodiscard]] std::vector<Floats> inputs(const std::vector<Floats>& grads,
+                                           float clip) const;
+  [[nodiscard]] Counts counts() const;
+
+  Floats denominator;
+  std::vector<float> floors;  ///< Per block.
+  Flags active;
+
+ private:
+  void find_medians();
+  void cut_heavy(Floats& m, Floats& v);
+  void raise_to_floors();
+
+  Setup setup_;
+  std::vector<Range> blocks_;
+  std::vector<float> medians_;      // per block
+  std::vector<std::size_t> group_;  // of each block
+  Flags sleeping_;                  // out until their first gradient
+  Floats ratio_;                    // r_j of heavy elements, else 1
+};
+
+}  // namespace thinwire::test::naive

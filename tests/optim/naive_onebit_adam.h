@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// 1-bit Adam in plain loops: see naive.h.
+#pragma once
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "optim/naive_frozen.h"
+#include "thinwire/optim/onebit_adam.h"
+
+namespace thinwire::test::naive {
+
+/// With a fixed freeze, no variance refresh and no group that stays exact.
+/// Ranks hold the same parameters after every step, so there is one copy.
+class OnebitAdam {
+ public:
+  OnebitAdam(int world, const ParameterLayout& layout,
+             const optim::OnebitAdamOptions& o, Floats start)
+      : freeze_step_(o.freeze_step),
+        setup_(setup_of(world, layout, o)),
+        gradients_(setup_),
+        bits_(setup_),
+        p_(std::move(start)),
+        m_(layout.size()),
+        v_(layout.size()) {}
+
+  /// False: skipped.
+  bool step(const std::vector<Floats>& grads) {
+    counts = {};
+    if (t_ >= freeze_step_) {
+      const auto clip = gradients_.compressed(grads);
+      if (clip) compressed_step(grads, *clip);
+      return clip.has_value();
+    }
+    const auto average = gradients_.exact(grads);
+    if (!average) return false;
+    exact_step(average->sum, average->scale);
+    if (t_ == freeze_step_) frozen_.emplace(setup_, t_, m_, v_);
+    return true;
+  }
+
+  [[nodiscard]] const Floats& params(int /*rank*/) const { return p_; }
+  [[nodiscard]] optim::AdamOptions& group(std::size_t g) {
+    return setup_.groups[g];
+  }
+  void synchronize() {}
+  Counts counts;  ///< Of the last step, if it was a compressed one.
+
+ private:
+  void exact_step(const Floats& sum, float scale) {
+    ++t_;
+    for (const Parameter& param : setup_.layout.parameters()) {
+      const Numbers k = numbers(setup_.groups[param.group], t_, t_);
+      for (std::size_t i = param.offset; i < param.offset + param.size; ++i) {
+        const float g = sum[i] * scale;
+        m_[i] = k.momentum(m_[i], g);
+        v_[i] = k.variance(v_[i], g);
+        move(i, k, k.denominator(v_[i]));
+      }
+    }
+  }
+
+  void compressed_step(const std::vector<Floats>& grads, float clip) {
+    ++t_;
+    const std::vector<std::size_t> revived = frozen_->revive(grads);
+    for (const std::size_t i : revived) m_[i] = 0;
+    std::vector<Floats> x = frozen_->inputs(grads, clip);
+    for (const Parameter& param : setup_.layout.parameters()) {
+      const Numbers k = numbers(setup_.groups[param.group], t_, t_);
+      for (Floats& of_rank : x)
+        for (std::size_t i = param.offset; i < param.offset + param.size; ++i)
+          of_rank[i] = k.momentum(m_[i], of_rank[i]);
+    }
+    m_ = bits_.mean(x, frozen_->active);
+    for (const Parameter& param : setup_.layout.parameters()) {
+      const Numbers k = numbers(setup_.groups[param.group], t_, t_);
+      for (std::size_t i = param.offset; i < param.offset + param.size; ++i)
+        move(i, k, frozen_->denominator[i]);
+    }
+    counts = frozen_->counts();
+    counts.revived = revived.size();
+  }
+
+  void move(std::size_t i, const Numbers& k, float d) {
+    const auto step = static_cast<float>(-k.learning_rate);
+    p_[i] = p_[i] + step * k.update(m_[i], d, p_[i]);
+  }
+
+  std::int64_t freeze_step_;
+  Setup setup_;
+  Gradients gradients_;
+  OneBit bits_;
+  Floats p_, m_, v_;
+  std::int64_t t_ = 0;
+  std::optional<Frozen> frozen_;
+};
+
+}  // namespace thinwire::test::naive

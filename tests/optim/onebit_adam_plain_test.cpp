@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// 1-bit Adam, and what 1-bit LAMB shares with it after the freeze, against
+// plain loops.
+#include <gtest/gtest.h>
+
+#include "optim/heavy_cases.h"
+#include "optim/naive_drive.h"
+#include "optim/naive_lamb.h"
+#include "optim/naive_onebit_adam.h"
+
+namespace thinwire::optim {
+namespace {
+
+using test::Drive;
+
+struct Variant {
+  const char* name;
+  OnebitAdamOptions options;
+};
+
+OnebitAdamOptions with_groups() {
+  return test::with_second_group(
+      OnebitAdamOptions{.learning_rate = 0.02, .weight_decay = 0.01});
+}
+
+std::vector<Variant> variants() {
+  const auto with = [](auto change) {
+    OnebitAdamOptions o{.learning_rate = 0.02};
+    change(o);
+    return o;
+  };
+  OnebitAdamOptions masks = with_groups();
+  for (std::size_t g = 0; g < 2; ++g)
+    masks.groups[g].exp_avg_mask =
+        test::every_third_masked(test::late_layout(), g);
+  return {
+      {"plain", with([](auto&) {})},
+      {"decay", with([](auto& o) { o.weight_decay = 0.1; })},
+      {"groups", with_groups()},
+      {"masks", masks},
+      {"clipped", with([](auto& o) { o.exchange.max_grad_norm = 0.5; })},
+      {"no_correction", with([](auto& o) { o.bias_correction = false; })},
+      {"eps_inside", with([](auto& o) {
+         o.epsilon_inside_sqrt = true;
+         o.epsilon = 1e-3;
+       })},
+      {"no_floor", with([](auto& o) { o.denom_floor = 0; })},
+      {"high_floor", with([](auto& o) { o.denom_floor = 1.5; })},
+      {"short_memory", with([](auto& o) { o.beta2 = 0.5; })},
+      {"l1", with([](auto& o) { o.scale = compress::Scale::kL1; })},
+      {"bf16", with([](auto& o) { o.residual_dtype = DType::kBFloat16; })},
+      {"small_buckets", with([](auto& o) { o.exchange.bucket_elements = 40; })},
+      {"threads", with([](auto& o) { o.exchange.num_threads = 3; })}};
+}
+
+struct Gradients {
+  const char* name;
+  std::vector<float> (*of)(const ParameterLayout&, std::int64_t, int);
+};
+
+std::vector<float> all_there(const ParameterLayout& layout, std::int64_t t,
+                             int rank) {
+  return test::gradient(layout.size(), t, rank);
+}
+
+// The freeze finds no gradient at all.
+std::vector<float> all_late(const ParameterLayout& layout, std::int64_t t,
+                            int rank) {
+  if (t <= test::kLateFreeze) return std::vector<float>(layout.size());
+  return test::late_gradient(layout, t, rank);
+}
+
+const std::vector<Gradients> kGradients = {{"all_there", all_there},
+                                           {"late", test::late_gradient},
+                                           {"all_late", all_late},
+                                           {"heavy", test::heavy_gradient},
+                                           {"spiked", test::spiked_gradient}};
+
+class PlainLoops
+    : public ::testing::TestWithParam<std::tuple<int, Gradients, Variant>> {};
+INSTANTIATE_TEST_SUITE_P(All, PlainLoops,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4),
+                                            ::testing::ValuesIn(kGradients),
+                                            ::testing::ValuesIn(variants())),
+                         [](const auto& tested) {
+                           return fmt::format("{}_{}_w{}",
+                                              std::get<2>(tested.param).name,
+                                              std::get<1>(tested.param).name,
+                                              std::get<0>(tested.param));
+                         });
+
+TEST_P(PlainLoops, EqualOnebitAdam) {
+  const auto& [world, gradients, variant] = GetParam();
+  const ParameterLayout layout = test::late_layout();
+  OnebitAdamOptions options = variant.options;
+  options.freeze_step = test::kLateFreeze;
+  test::expect_same_run(world, layout, {.steps = 10, .gradient = gradients.of},
+                        test::naive::OnebitAdam(world, layout, options,
+                                                test::normal(layout.size(), 3)),
+                        test::onebit_adam(options));
+}
+
+// Options that both have.
+OnebitLambOptions lamb_options(const OnebitAdamOptions& from) {
+  OnebitLambOptions o{.learning_rate = from.learning_rate,
+                      .epsilon = from.epsilon,
+                      .weight_decay = from.weight_decay,
+                      .bias_correction = from.bias_correction,
+                      .epsilon_inside_sqrt = from.epsilon_inside_sqrt,
+                      .freeze_step = test::kLateFreeze,
+                      .denom_floor = from.denom_floor,
+                      .scale = from.scale,
+                      .residual_dtype = from.residual_dtype,
+                      .exchange = from.exchange};
+  o.beta2 = from.beta2;
+  for (const OnebitAdamGroup& group : from.groups) o.groups.push_back(group);
+  return o;
+}
+
+TEST_P(PlainLoops, EqualOnebitLamb) {
+  const auto& [world, gradients, variant] = GetParam();
+  const ParameterLayout layout = test::late_layout();
+  const OnebitLambOptions options = lamb_options(variant.options);
+  test::expect_same_run(world, layout, {.steps = 10, .gradient = gradients.of},
+                        test::naive::OnebitLamb(world, layout, options,
+                                                test::normal(layout.size(), 3)),
+                        test::onebit_lamb(options));
+}
+
+}  // namespace
+}  // namespace thinwire::optim
