@@ -12,8 +12,7 @@
 #include <vector>
 
 #include "apps/thinwire/bench/exchange_rows.h"
-#include "apps/thinwire/bench/interleave.h"
-#include "apps/thinwire/bench/limits.h"
+#include "apps/thinwire/bench/measure.h"
 #include "apps/thinwire/bench/result.h"
 #include "apps/thinwire/bench/rows.h"
 #include "thinwire/comm/registry.h"
@@ -24,8 +23,6 @@ namespace thinwire::apps {
 namespace {
 
 using bench::ExchangeRow;
-using bench::Limit;
-using bench::Limits;
 using bench::Printer;
 using bench::Result;
 using bench::Row;
@@ -76,36 +73,6 @@ std::vector<int> thread_counts(const Flags& flags) {
   return {1, 2};
 }
 
-// The row, its limit and, where it only reads, that of reading, in turns.
-Result measure(const Row& row, const Flags& flags, int threads) {
-  ThreadPool pool(threads);
-  Limits limits(flags.elements, pool);
-  std::vector<bench::Variant> variants = {row.prepare(flags.elements, pool),
-                                          {[&] { limits.run(row.limit); }}};
-  if (row.only_reads) variants.push_back({[&] { limits.run(Limit::kRead); }});
-
-  const auto measured = bench::interleave(variants, flags.rounds);
-  if (measured.busy_rounds > 0)
-    std::cerr << fmt::format(
-        "thinwire: {} with threads={}: {} of {} rounds began while something "
-        "else kept the machine busy\n",
-        row.name, threads, measured.busy_rounds, flags.rounds);
-  const auto& seconds = measured.seconds;
-  const auto of = [&](std::size_t v, Limit limit) {
-    return row.bytes_per_element / bench::bytes_per_element(limit) *
-           bench::median_ratio(seconds[v], seconds[0]);
-  };
-  Result result{.name = row.name,
-                .elements = flags.elements,
-                .threads = threads,
-                .seconds = bench::median(seconds[0]),
-                .bytes_per_element = row.bytes_per_element,
-                .limit = bench::to_string(row.limit),
-                .of_limit = of(1, row.limit)};
-  if (row.only_reads) result.of_read_limit = of(2, Limit::kRead);
-  return result;
-}
-
 void run_alone(const Flags& flags) {
   const auto rows = chosen(bench::rows(), flags.filter);
   if (rows.empty())
@@ -113,10 +80,15 @@ void run_alone(const Flags& flags) {
         flags, !chosen(bench::exchange_rows(), flags.filter).empty(),
         "exchange with other ranks: start it with mpirun, as in mpirun -np 2 "
         "thinwire bench --filter exchange");
-  Printer printer(std::cout, flags.json, longest_name(rows));
-  for (const Row* row : rows)
+  Printer printer(std::cout, flags.json, longest_name(rows),
+                  bench::this_machine());
+  for (const auto& group : bench::in_groups(rows))
     for (const int threads : thread_counts(flags))
-      printer.print(measure(*row, flags, threads));
+      for (const Result& result :
+           bench::measure(group, {.elements = flags.elements,
+                                 .threads = threads,
+                                 .rounds = flags.rounds}))
+        printer.print(result);
 }
 
 void run_in_job(const Flags& flags) {
@@ -125,7 +97,8 @@ void run_in_job(const Flags& flags) {
   if (rows.empty())
     complain_nothing_chosen(flags, !chosen(bench::rows(), flags.filter).empty(),
                             "need one rank alone: start it without mpirun");
-  Printer printer(std::cout, flags.json, longest_name(rows));
+  Printer printer(std::cout, flags.json, longest_name(rows),
+                  bench::this_machine());
   for (const ExchangeRow* row : rows) {
     const Result result = bench::measure(*comm, *row,
                                          {.elements = flags.elements,

@@ -20,6 +20,7 @@
 #include "thinwire/core/env.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/kernels/cpu_target.h"
+#include "thinwire/kernels/processor.h"
 
 namespace thinwire::apps {
 
@@ -60,16 +61,6 @@ class Report {
 
 int num_cores() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
-
-std::string cpu_name() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    const std::size_t colon = line.find(": ");
-    if (line.starts_with("model name") && colon != std::string::npos)
-      return line.substr(colon + 2);
-  }
-  return "unknown";
 }
 
 void say_threads(Report& report) {
@@ -165,9 +156,13 @@ void run_doctor() {
   Report report;
   report.say("version", THINWIRE_VERSION);
   report.say("compiler", THINWIRE_BUILD_COMPILER ", " THINWIRE_BUILD_TYPE);
-  report.say("cpu", fmt::format("{}, {} cores", cpu_name(), num_cores()));
+  report.say("processor", fmt::format("{}, {} cores", kernels::processor_name(),
+                                      num_cores()));
   report.say("kernels", fmt::format("{}, of {}", kernels::cpu_target(),
                                     joined(kernels::cpu_targets(), " ")));
+  report.say("prefetch",
+             fmt::format("{}: {}", kernels::prefetches() ? "on" : "off",
+                         kernels::prefetch_reason()));
   say_threads(report);
   say_backends(report);
   say_torch(report);

@@ -72,6 +72,15 @@ std::chrono::milliseconds timeout() {
 
 std::optional<std::string> comm_backend() { return read("THINWIRE_COMM"); }
 
+Prefetch prefetch() {
+  constexpr const char* kName = "THINWIRE_PREFETCH";
+  const auto value = read(kName);
+  if (!value || *value == "auto") return Prefetch::kAuto;
+  if (*value == "on") return Prefetch::kOn;
+  if (*value == "off") return Prefetch::kOff;
+  refuse(kName, "auto, on or off", *value);
+}
+
 int launched_ranks() {
   // Set by Open MPI's mpirun, MPICH's and SLURM's PMI, and srun for a step.
   std::int64_t most = 1;

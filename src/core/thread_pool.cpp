@@ -95,6 +95,7 @@ ThreadPool::ThreadPool(int num_threads) : impl_(std::make_unique<Impl>()) {
         ErrorCode::kInvalidArgument,
         fmt::format("num_threads must be in [0, 1024], got {}", num_threads));
   if (num_threads == 0) num_threads = std::max(1, env::num_threads());
+  (void)env::prefetch();
   impl_->threads = static_cast<std::size_t>(num_threads);
   for (std::size_t t = 1; t < impl_->threads; ++t)
     impl_->workers.emplace_back([impl = impl_.get(), t] { impl->work(t); });

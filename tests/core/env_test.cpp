@@ -96,6 +96,33 @@ TEST(NumThreadsVariable, RefusesEverythingElseNamingItselfAndTheValue) {
   }
 }
 
+TEST(PrefetchVariable, IsAutomaticWhenNotSet) {
+  for (const char* nothing : {static_cast<const char*>(nullptr), ""}) {
+    const ScopedVariable variable("THINWIRE_PREFETCH", nothing);
+    EXPECT_EQ(prefetch(), Prefetch::kAuto);
+  }
+}
+
+TEST(PrefetchVariable, TakesThreeWords) {
+  const ScopedVariable as_it_was("THINWIRE_PREFETCH", "auto");
+  EXPECT_EQ(prefetch(), Prefetch::kAuto);
+  const ScopedVariable on("THINWIRE_PREFETCH", "on");
+  EXPECT_EQ(prefetch(), Prefetch::kOn);
+  const ScopedVariable off("THINWIRE_PREFETCH", "off");
+  EXPECT_EQ(prefetch(), Prefetch::kOff);
+}
+
+TEST(PrefetchVariable, RefusesEverythingElseNamingItselfAndTheValue) {
+  for (const char* text :
+       {"1", "0", "ON", "Off", "true", "on ", " on", "fast"}) {
+    const ScopedVariable variable("THINWIRE_PREFETCH", text);
+    expect_error(
+        ErrorCode::kInvalidArgument,
+        {"THINWIRE_PREFETCH", "auto, on or off", "'" + std::string(text) + "'"},
+        [] { (void)prefetch(); });
+  }
+}
+
 TEST(CommVariable, IsTheTextOrNothing) {
   {
     const ScopedVariable variable("THINWIRE_COMM", "mpi");

@@ -185,5 +185,13 @@ TEST(ThreadPoolConstruction, TakesTheNumberOfThreadsFromTheEnvironment) {
   EXPECT_EQ(ThreadPool(2).num_threads(), 2);
 }
 
+TEST(ThreadPoolConstruction, RefusesAPrefetchVariableThatItsLoopsCannotFollow) {
+  const ScopedVariable bad("THINWIRE_PREFETCH", "fast");
+  for (const int threads : {0, 1, 3})
+    expect_error(ErrorCode::kInvalidArgument,
+                 {"THINWIRE_PREFETCH", "auto, on or off", "'fast'"},
+                 [&] { ThreadPool pool(threads); });
+}
+
 }  // namespace
 }  // namespace thinwire

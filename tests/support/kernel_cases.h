@@ -4,14 +4,17 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "kernels/prefetch.h"
 #include "thinwire/kernels/cpu_target.h"
 
 /// What kernel tests run over: every SIMD target of this machine, at lengths
-/// around every vector, word and block, aligned and not.
+/// around every vector, word and block, aligned and not, with and without
+/// prefetching.
 namespace thinwire::test {
 
 /// Forces a target for one scope.
@@ -25,28 +28,44 @@ class ForcedTarget {
   ForcedTarget& operator=(const ForcedTarget&) = delete;
 };
 
-/// (target, length, elements by which arrays miss their alignment)
-using KernelCase = std::tuple<std::string, std::size_t, std::size_t>;
+/// Forces prefetching on or off for one scope.
+class ForcedPrefetch {
+ public:
+  explicit ForcedPrefetch(bool on) { kernels::force_prefetch(on); }
+  ~ForcedPrefetch() { kernels::force_prefetch(std::nullopt); }
+  ForcedPrefetch(const ForcedPrefetch&) = delete;
+  ForcedPrefetch& operator=(const ForcedPrefetch&) = delete;
+};
+
+/// How arrays lie, and how loops go over them.
+struct Access {
+  std::size_t skip = 0;  ///< elements by which arrays miss their alignment
+  bool prefetch = false;
+};
+
+/// (target, length, access)
+using KernelCase = std::tuple<std::string, std::size_t, Access>;
 
 class KernelTest : public ::testing::TestWithParam<KernelCase> {
  protected:
   const std::size_t size = std::get<1>(GetParam());
-  const std::size_t skip = std::get<2>(GetParam());
+  const std::size_t skip = std::get<2>(GetParam()).skip;
 
  private:
-  ForcedTarget forced_{std::get<0>(GetParam())};
+  ForcedTarget target_{std::get<0>(GetParam())};
+  ForcedPrefetch prefetch_{std::get<2>(GetParam()).prefetch};
 };
 
-inline auto kernel_cases_at(const std::vector<std::size_t>& lengths,
-                            const std::vector<std::size_t>& skips) {
-  return ::testing::Combine(::testing::ValuesIn(kernels::cpu_targets()),
-                            ::testing::ValuesIn(lengths),
-                            ::testing::ValuesIn(skips));
+inline auto kernel_cases_at(const std::vector<std::size_t>& lengths) {
+  return ::testing::Combine(
+      ::testing::ValuesIn(kernels::cpu_targets()), ::testing::ValuesIn(lengths),
+      ::testing::Values(Access{0, false}, Access{0, true}, Access{1, true},
+                        Access{3, false}));
 }
 
 /// For kernels of many forms, whose loops others have been through already.
 inline auto few_kernel_cases() {
-  return kernel_cases_at({0, 1, 15, 31, 32, 33, 255, 1025}, {0, 3});
+  return kernel_cases_at({0, 1, 7, 15, 31, 32, 33, 255, 1025});
 }
 
 inline auto kernel_cases(const std::vector<std::size_t>& more_lengths = {}) {
@@ -58,14 +77,15 @@ inline auto kernel_cases(const std::vector<std::size_t>& more_lengths = {}) {
   std::vector<std::size_t> lengths = {0,  1,   7,    15,   16,   17,   31,  32,
                                       33, 255, 1000, 1023, 1024, 1025, 4097};
   lengths.insert(lengths.end(), more_lengths.begin(), more_lengths.end());
-  return kernel_cases_at(lengths, {0, 1, 3});
+  return kernel_cases_at(lengths);
 #endif
 }
 
 inline std::string case_name(const ::testing::TestParamInfo<KernelCase>& info) {
   return std::get<0>(info.param) + "_n" +
          std::to_string(std::get<1>(info.param)) + "_skip" +
-         std::to_string(std::get<2>(info.param));
+         std::to_string(std::get<2>(info.param).skip) +
+         (std::get<2>(info.param).prefetch ? "_prefetch" : "");
 }
 
 }  // namespace thinwire::test

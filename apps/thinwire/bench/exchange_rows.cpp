@@ -9,6 +9,7 @@
 #include "apps/thinwire/bench/rows.h"
 #include "optim/exact_exchange.h"
 #include "thinwire/compress/compressed_all_reduce.h"
+#include "thinwire/kernels/processor.h"
 
 namespace thinwire::apps::bench {
 
@@ -135,6 +136,7 @@ Result measure(comm::Communicator& comm, const ExchangeRow& row,
   return {.name = row.name,
           .elements = settings.elements,
           .threads = settings.threads,
+          .prefetch = kernels::prefetches(),
           .seconds = median(times),
           .bytes_per_element = static_cast<double>(bytes) /
                                static_cast<double>(settings.elements),

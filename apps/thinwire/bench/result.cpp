@@ -5,6 +5,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "thinwire/core/env.h"
+#include "thinwire/kernels/processor.h"
+
 namespace thinwire::apps::bench {
 
 namespace {
@@ -14,6 +17,14 @@ double ns_per_element(const Result& r) {
 }
 
 }  // namespace
+
+Machine this_machine() {
+  const bool is_automatic = env::prefetch() == env::Prefetch::kAuto;
+  return {kernels::processor_name(),
+          fmt::format("{}{} ({})", is_automatic ? "auto: " : "",
+                      kernels::prefetches() ? "on" : "off",
+                      kernels::prefetch_reason())};
+}
 
 void Printer::print(const Result& result) {
   if (json_) {
@@ -33,8 +44,11 @@ void Printer::print_json(const Result& r) {
                                  {"ns_per_element", ns_per_element(r)},
                                  {"bytes_per_element", r.bytes_per_element},
                                  {"of_limit", r.of_limit},
-                                 {"limit", r.limit}};
+                                 {"limit", r.limit},
+                                 {"processor", machine_.processor},
+                                 {"prefetch", r.prefetch ? "on" : "off"}};
   if (r.of_read_limit) line["of_read_limit"] = *r.of_read_limit;
+  if (r.of_other_prefetch) line["of_other_prefetch"] = *r.of_other_prefetch;
   if (r.wire) {
     line["ranks"] = r.wire->ranks;
     line["bytes_sent"] = r.wire->bytes_sent;
@@ -44,6 +58,8 @@ void Printer::print_json(const Result& r) {
 }
 
 void Printer::print_header(const Result& r) {
+  out_ << fmt::format("processor {}; prefetch {}\n", machine_.processor,
+                      machine_.prefetch);
   out_ << fmt::format("{:<{}}  {:>10}  {:>7}  {:>10}  {:>7}  {:>7}  {:>8}",
                       "name", name_width_, "elements", "threads", "ns/element",
                       "bytes/e", "GB/s", "of_limit");
@@ -65,6 +81,8 @@ void Printer::print_line(const Result& r) {
   out_ << "  " << r.limit;
   if (r.of_read_limit)
     out_ << fmt::format(" ({:.3f} of read)", *r.of_read_limit);
+  if (r.of_other_prefetch)
+    out_ << fmt::format(" ({:.3f} of the other's speed)", *r.of_other_prefetch);
   out_ << '\n';
 }
 

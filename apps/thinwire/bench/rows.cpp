@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "apps/thinwire/bench/partition.h"
@@ -185,9 +187,9 @@ Variant prepare_decode(std::size_t elements, ThreadPool& pool) {
 //     worker, on n: r g4 m4 u4 d4 e4, w e4 b                         24.125
 //     server, as above                                                2.16
 //     update, on n: r b d4 t4, w t4 p4                               16.125
-const std::vector<Row>& all_rows() {
+std::vector<Row> plain_rows() {
   constexpr double kServer = (8.125 + 4 / 8.0) / 4;
-  static const std::vector<Row> rows = {
+  return {
       {"adam/fp32", 28, Limit::kAdamStreams, false, prepare_adam_fp32},
       {"adam/bf16_grads", 26, Limit::kAdamStreams, false, prepare_adam_bf16},
       {"mixed_precision/adam_fp16", 2 + 28, Limit::kAdamStreams, false,
@@ -219,12 +221,39 @@ const std::vector<Row>& all_rows() {
       {"codec/decode", 4.125, Limit::kAdd, false, prepare_decode},
       {"norm/sum_of_squares", 4, Limit::kAdd, true, prepare_norm},
   };
+}
+
+constexpr std::string_view kPrefetchMark = "@prefetch_";
+
+// At the end the rows that show what kernels::prefetches() is worth, in pairs.
+std::vector<Row> all_rows() {
+  std::vector<Row> rows = plain_rows();
+  const std::size_t count = rows.size();
+  for (const char* name : {"adam/fp32", "onebit_adam/compressed_step@w4",
+                           "zero_one_adam/local_step"})
+    for (std::size_t i = 0; i < count; ++i) {
+      if (rows[i].name != name) continue;
+      for (const bool on : {true, false}) {
+        Row row = rows[i];
+        row.name += kPrefetchMark;
+        row.name += on ? "on" : "off";
+        row.prefetch = on;
+        rows.push_back(std::move(row));
+      }
+    }
   return rows;
 }
 
 }  // namespace
 
-std::span<const Row> rows() { return all_rows(); }
+std::string Row::stem() const {
+  return name.substr(0, name.find(kPrefetchMark));
+}
+
+std::span<const Row> rows() {
+  static const std::vector<Row> rows = all_rows();
+  return rows;
+}
 
 Buffer random_values(std::size_t elements, std::uint32_t seed) {
   Buffer buffer = Buffer::of<float>(elements);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -23,6 +24,11 @@ struct Row {
   /// Allocates and fills the arrays; what it returns goes over them once. The
   /// pool must outlive that.
   std::function<Variant(std::size_t elements, ThreadPool& pool)> prepare;
+  /// What the kernels are made to do; as everywhere else, where not set.
+  std::optional<bool> prefetch{};
+
+  /// The name without "@prefetch_on" or "@prefetch_off".
+  [[nodiscard]] std::string stem() const;
 };
 
 /// Every row of this version that needs no other rank.

@@ -19,6 +19,12 @@ namespace thinwire::env {
 /// THINWIRE_COMM: the communicator backend asked for, if any.
 [[nodiscard]] std::optional<std::string> comm_backend();
 
+/// What THINWIRE_PREFETCH asks of the kernels.
+enum class Prefetch { kAuto, kOn, kOff };
+
+/// THINWIRE_PREFETCH ("auto", "on", "off"); kAuto when not set.
+[[nodiscard]] Prefetch prefetch();
+
 /// How many ranks the launcher that started this process (mpirun, srun)
 /// announced in its variables; 1 when there was none.
 [[nodiscard]] int launched_ranks();

@@ -14,7 +14,9 @@ class ThreadPool {
  public:
   /// `num_threads` >= 1 counts the calling thread; 0 takes
   /// THINWIRE_NUM_THREADS, or 1 where that is not set (ranks usually share
-  /// their cores with a framework's threads). Throws Error(kInvalidArgument).
+  /// their cores with a framework's threads). Throws Error(kInvalidArgument),
+  /// for a malformed THINWIRE_PREFETCH as well: what runs here follows it, and
+  /// an optimizer, which has a pool, fails before its first step.
   explicit ThreadPool(int num_threads = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

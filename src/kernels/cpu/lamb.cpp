@@ -42,13 +42,16 @@ struct MomentsWord {
         grads(static_cast<const G*>(arrays.grads.data())),
         c(coefficients) {}
 
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_ahead(params + i, count);
+    prefetch_ahead(exp_avg + i, count);
+    prefetch_ahead(exp_avg_sq + i, count);
+    prefetch_ahead(grads + i, count);
+  }
+
   /// Terms of the sums: p and u.
   HWY_INLINE void operator()(std::size_t w, std::size_t count, float* p,
                              float* u) const {
-    prefetch_ahead(params + w * 32, 32);
-    prefetch_ahead(exp_avg + w * 32, 32);
-    prefetch_ahead(exp_avg_sq + w * 32, 32);
-    prefetch_ahead(grads + w * 32, 32);
     const Part part{*this, w * 32, p, u};
     for_each_part(count, part);
   }

@@ -17,9 +17,10 @@ HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 
 // Two momenta, and what they say of the gradient between them. Each has
-// begin_word(w), and then for the elements j of that word exp_avg(tag, j) and
-// square(tag, j): (one_minus_beta2 * g) * g of g = (m - beta1 * m_old) /
-// one_minus_beta1, neither of them masked.
+// prefetch(i, count) as a loop's body has, begin_word(w), and then for the
+// elements j of that word exp_avg(tag, j) and square(tag, j): (one_minus_beta2
+// * g) * g of g = (m - beta1 * m_old) / one_minus_beta1, neither of them
+// masked.
 
 /// Both in any form. Decided in the loop, which divides anyway: that spares a
 /// loop for each pair of forms.
@@ -28,6 +29,10 @@ class AnyMomenta {
   AnyMomenta(const LambFactorArrays& a, const AdamCoefficients& c)
       : now_(a.exp_avg), before_(a.previous), c_(c) {}
 
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    now_.prefetch(i, count);
+    before_.prefetch(i, count);
+  }
   HWY_INLINE void begin_word(std::size_t w) {
     now_.begin_word(w);
     before_.begin_word(w);
@@ -49,12 +54,14 @@ class AnyMomenta {
     explicit Form(const MomentumForm& form)
         : values(form.values), signs(form.signs) {}
 
+    HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+      if (values != nullptr) prefetch_ahead(values + i, count);
+    }
     HWY_INLINE void begin_word(std::size_t w) {
       if (values == nullptr) {
         word = signs.words[w];
       } else {
         first = values + w * 32;
-        prefetch_ahead(first, 32);
       }
     }
     template <class D>
@@ -87,6 +94,8 @@ class TwoSigns {
     changed_ = (c.one_minus_beta2 * other) * other;
   }
 
+  // A block's words are one line or two.
+  HWY_INLINE void prefetch(std::size_t /*i*/, std::size_t /*count*/) const {}
   HWY_INLINE void begin_word(std::size_t w) {
     word_ = now_.words[w];
     changes_ = word_ ^ before_.words[w];
@@ -116,13 +125,17 @@ struct FactorWord {
              const AdamCoefficients& coefficients)
       : a(arrays), c(coefficients) {}
 
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    momenta.prefetch(i, count);
+    prefetch_ahead(a.fresh + i, count);
+    prefetch_ahead(a.denominator + i, count);
+    if (decoupled.used) prefetch_ahead(a.params + i, count);
+  }
+
   /// Terms of the sums: the update without decay, and with it.
   HWY_INLINE void operator()(std::size_t w, std::size_t count, float* plain,
                              float* update) {
     momenta.begin_word(w);
-    prefetch_ahead(a.fresh + w * 32, 32);
-    prefetch_ahead(a.denominator + w * 32, 32);
-    if (decoupled.used) prefetch_ahead(a.params + w * 32, 32);
     const Part part{*this, w * 32, active_word(a.active, w), plain, update};
     for_each_part(count, part);
   }
@@ -187,6 +200,9 @@ struct FactorWord {
 
 template <class Momenta>
 struct WithoutSums {
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    word.prefetch(i, count);
+  }
   HWY_INLINE void operator()(std::size_t w, std::uint32_t /*active*/,
                              std::size_t count) const {
     float unused[32];

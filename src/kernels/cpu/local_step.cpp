@@ -26,17 +26,19 @@ struct LocalWord {
         origin_scale(scale),
         c(coefficients) {}
 
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_ahead(a.params + i, count);
+    prefetch_ahead(a.origin + i, count);
+    prefetch_ahead(a.exp_avg + i, count);
+    prefetch_ahead(a.accumulated + i, count);
+    prefetch_ahead(a.denominator + i, count);
+    prefetch_ahead(grads + i, count);
+  }
+
   HWY_INLINE void operator()(std::size_t w, std::uint32_t active,
                              std::size_t count) const {
-    const std::size_t first = w * 32;
     const bool from_mean = a.mean.words != nullptr;
-    prefetch_ahead(a.params + first, 32);
-    prefetch_ahead(a.origin + first, 32);
-    prefetch_ahead(a.exp_avg + first, 32);
-    prefetch_ahead(a.accumulated + first, 32);
-    prefetch_ahead(a.denominator + first, 32);
-    prefetch_ahead(grads + first, 32);
-    const Part part{*this, first, from_mean ? a.mean.words[w] : 0, active};
+    const Part part{*this, w * 32, from_mean ? a.mean.words[w] : 0, active};
     for_each_part(count, part);
   }
 
@@ -112,13 +114,15 @@ void run_local_step(const LocalStepArrays& arrays, float origin_scale,
 
 template <class L>
 struct SyncWord {
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_ahead(a.params + i, count);
+    prefetch_ahead(a.origin + i, count);
+    prefetch_ahead(a.denominator + i, count);
+  }
+
   HWY_INLINE void operator()(std::size_t w, std::uint32_t active,
                              std::size_t count) const {
-    const std::size_t first = w * 32;
-    prefetch_ahead(a.params + first, 32);
-    prefetch_ahead(a.origin + first, 32);
-    prefetch_ahead(a.denominator + first, 32);
-    const Part part{*this, first, mean.words[w], active};
+    const Part part{*this, w * 32, mean.words[w], active};
     for_each_part(count, part);
   }
 

@@ -18,23 +18,33 @@
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 
-template <class T>
+template <bool kPrefetch, class T>
 double sum_of(Term term, const T* x, std::size_t size) {
   OrderedSum sum(term);
   std::size_t i = 0;
   for (; i + 16 <= size; i += 16) {
-    prefetch_ahead(x + i, 16);
+    if constexpr (kPrefetch) prefetch_ahead(x + i, 16);
     sum.add_group(x + i);
   }
   return sum.total(x + i, size - i);
 }
 
-template <class T>
-void sums_of(Term term, ConstView values, double* sums) {
+template <bool kPrefetch, class T>
+void sums_loop(Term term, ConstView values, double* sums) {
   const auto* x = static_cast<const T*>(values.data());
   const std::size_t size = values.size();
   for (std::size_t begin = 0; begin < size; begin += kSumChunk) {
-    *sums++ = sum_of(term, x + begin, std::min(kSumChunk, size - begin));
+    const std::size_t count = std::min(kSumChunk, size - begin);
+    *sums++ = sum_of<kPrefetch>(term, x + begin, count);
+  }
+}
+
+template <class T>
+void sums_of(Term term, ConstView values, double* sums) {
+  if (prefetches()) {
+    sums_loop<true, T>(term, values, sums);
+  } else {
+    sums_loop<false, T>(term, values, sums);
   }
 }
 

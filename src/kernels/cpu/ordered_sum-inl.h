@@ -113,15 +113,9 @@ struct TwoSums {
   double second = 0;
 };
 
-/// Calls word(w, count, first, second) for the words of `size` elements, which
-/// puts up to 32 terms into each of `first` and `second`, and sink(sums) with
-/// the sums of the terms' squares for each chunk: the first has `first_chunk`
-/// <= kSumChunk elements. The terms of a chunk are added up at once: beside
-/// other work the accumulators do not all find a register. Words go on across
-/// chunks, as whole ones are vectors.
-template <class Word, class Sink>
-HWY_INLINE void two_sums_of_squares(std::size_t size, std::size_t first_chunk,
-                                    Word& word, Sink&& sink) {
+template <bool kPrefetch, class Word, class Sink>
+HWY_INLINE void two_sums_loop(std::size_t size, std::size_t first_chunk,
+                              Word& word, const Sink& sink) {
   alignas(64) float first[kSumChunk + 32];
   alignas(64) float second[kSumChunk + 32];
   std::size_t k = 0;  // terms that are there, some of them the next chunk's
@@ -130,6 +124,7 @@ HWY_INLINE void two_sums_of_squares(std::size_t size, std::size_t first_chunk,
     if (begin > 0) count = kSumChunk;
     count = std::min(count, size - begin);
     for (; k < count && begin + k + 32 <= size; k += 32) {
+      prefetch_for<kPrefetch>(word, begin + k, 32);
       word((begin + k) / 32, 32, first + k, second + k);
     }
     if (k < count) {
@@ -140,6 +135,22 @@ HWY_INLINE void two_sums_of_squares(std::size_t size, std::size_t first_chunk,
     std::copy(first + count, first + k, first);
     std::copy(second + count, second + k, second);
     k -= count;
+  }
+}
+
+/// Calls word(w, count, first, second) for the words of `size` elements, which
+/// puts up to 32 terms into each of `first` and `second`, and sink(sums) with
+/// the sums of the terms' squares for each chunk: the first has `first_chunk`
+/// <= kSumChunk elements. The terms of a chunk are added up at once: beside
+/// other work the accumulators do not all find a register. Words go on across
+/// chunks, as whole ones are vectors.
+template <class Word, class Sink>
+HWY_INLINE void two_sums_of_squares(std::size_t size, std::size_t first_chunk,
+                                    Word& word, const Sink& sink) {
+  if (kCanPrefetch<Word> && prefetches()) {
+    two_sums_loop<true>(size, first_chunk, word, sink);
+  } else {
+    two_sums_loop<false>(size, first_chunk, word, sink);
   }
 }
 

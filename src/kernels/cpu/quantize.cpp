@@ -20,9 +20,12 @@ HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 
 struct LargestWord {
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_ahead(c + i, count);
+  }
+
   HWY_INLINE void operator()(std::size_t w, std::uint32_t active,
                              std::size_t count) {
-    prefetch_ahead(c + w * 32, 32);
     zero_masked(c + w * 32, active, count);
     const Part part{c + w * 32, largest};
     for_each_part(count, part);

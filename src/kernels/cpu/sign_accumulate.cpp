@@ -28,10 +28,10 @@ struct NoValues {
 
 struct Values {
   explicit Values(const float* x) : values(x) {}
-  HWY_INLINE void begin_word(std::size_t w) {
-    first = w * 32;
-    prefetch_ahead(values + first, 32);
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_ahead(values + i, count);
   }
+  HWY_INLINE void begin_word(std::size_t w) { first = w * 32; }
   template <class D>
   HWY_INLINE hn::Vec<D> at(D d, std::size_t j) const {
     return hn::LoadU(d, values + first + j);
@@ -52,10 +52,10 @@ struct Finish {
         exp_avg_scale(input.coefficients->exp_avg_scale),
         minus_learning_rate(input.coefficients->minus_learning_rate) {}
 
-  HWY_INLINE void prefetch(std::size_t i) const {
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
     if (denominator == nullptr) return;
-    prefetch_ahead(denominator + i, 32);
-    if (accumulated != nullptr) prefetch_ahead(accumulated + i, 32);
+    prefetch_ahead(denominator + i, count);
+    if (accumulated != nullptr) prefetch_ahead(accumulated + i, count);
   }
   template <class D>
   HWY_INLINE hn::Vec<D> of(D d, hn::Vec<D> m, std::size_t i) const {
@@ -83,12 +83,12 @@ struct Momentum {
         c(*input.coefficients),
         finish(input) {}
 
-  HWY_INLINE void begin_word(std::size_t w) {
-    first = w * 32;
-    prefetch_ahead(grads + first, 32);
-    prefetch_ahead(exp_avg + first, 32);
-    finish.prefetch(first);
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_ahead(grads + i, count);
+    prefetch_ahead(exp_avg + i, count);
+    finish.prefetch(i, count);
   }
+  HWY_INLINE void begin_word(std::size_t w) { first = w * 32; }
   template <class D>
   HWY_INLINE hn::Vec<D> at(D d, std::size_t j) const {
     const auto g =
@@ -113,11 +113,13 @@ struct MeanMomentum {
         finish(input),
         decayed(input.mean.scale * c.beta1) {}
 
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_ahead(grads + i, count);
+    finish.prefetch(i, count);
+  }
   HWY_INLINE void begin_word(std::size_t w) {
     first = w * 32;
     word = words[w];
-    prefetch_ahead(grads + first, 32);
-    finish.prefetch(first);
   }
   template <class D>
   HWY_INLINE hn::Vec<D> at(D d, std::size_t j) const {

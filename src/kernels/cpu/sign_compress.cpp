@@ -94,10 +94,13 @@ struct UpdateWord {
         scaled(mean.scale * c.exp_avg_scale),
         scaled_zero(0.0f * c.exp_avg_scale) {}
 
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_ahead(params + i, count);
+    prefetch_ahead(denominator + i, count);
+  }
+
   HWY_INLINE void operator()(std::size_t w, std::uint32_t active,
                              std::size_t count) const {
-    prefetch_ahead(params + w * 32, 32);
-    prefetch_ahead(denominator + w * 32, 32);
     const Part part{*this, words[w], active, w * 32};
     for_each_part(count, part);
   }

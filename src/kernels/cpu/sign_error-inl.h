@@ -21,9 +21,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 
-// What is added to the error, X, has begin_word(w), for w = 0, 1, ..., which
-// also asks for memory ahead, and then at(tag, j) for the elements j of that
-// word.
+// What is added to the error, X, has begin_word(w), for w = 0, 1, ..., and then
+// at(tag, j) for the elements j of that word; prefetch(i, count), if it reads
+// arrays of floats.
 
 template <class X>
 struct AddPart {
@@ -41,16 +41,15 @@ template <class X>
 HWY_INLINE void add_word(X& x, float* error, const std::uint32_t* active,
                          std::size_t w, std::size_t count) {
   x.begin_word(w);
-  prefetch_ahead(error + w * 32, 32);
   const AddPart<X> part{x, error + w * 32};
   for_each_part(count, part);
   zero_masked(part.error, active_word(active, w), count);
 }
 
 /// Sums are taken from what was just written, which the core still holds.
-template <class X>
-double add_to_error(const X& values, float* error, const std::uint32_t* active,
-                    SignNorm norm, std::size_t size) {
+template <bool kPrefetch, class X>
+double error_loop(const X& values, float* error, const std::uint32_t* active,
+                  SignNorm norm, std::size_t size) {
   X x = values;  // a copy that no store to `error` can alias
   const Term term = norm == SignNorm::kSquares ? Term::kSquare : Term::kAbs;
   double total = 0;
@@ -59,6 +58,8 @@ double add_to_error(const X& values, float* error, const std::uint32_t* active,
     OrderedSum sum(term);
     std::size_t i = begin;
     for (; i + 32 <= end; i += 32) {
+      prefetch_for<kPrefetch>(x, i, 32);
+      if constexpr (kPrefetch) prefetch_ahead(error + i, 32);
       add_word(x, error, active, i / 32, 32);
       sum.add_word(error + i);
     }
@@ -66,6 +67,14 @@ double add_to_error(const X& values, float* error, const std::uint32_t* active,
     total += sum.total_with_word(error + i, end - i);
   }
   return total;
+}
+
+/// error = x + error, 0 where masked; returns the sum that `norm` names.
+template <class X>
+double add_to_error(const X& values, float* error, const std::uint32_t* active,
+                    SignNorm norm, std::size_t size) {
+  return prefetches() ? error_loop<true>(values, error, active, norm, size)
+                      : error_loop<false>(values, error, active, norm, size);
 }
 
 }  // namespace thinwire::kernels::HWY_NAMESPACE

@@ -71,17 +71,28 @@ inline std::uint32_t active_word(const std::uint32_t* active, std::size_t w) {
   return active == nullptr ? kAllActive : active[w];
 }
 
+template <bool kPrefetch, class Word>
+HWY_INLINE void word_loop(std::size_t size, const std::uint32_t* active,
+                          Word& word) {
+  const std::size_t whole = size / 32;
+  for (std::size_t w = 0; w < whole; ++w) {
+    prefetch_for<kPrefetch>(word, w * 32, 32);
+    word(w, active_word(active, w), 32);
+  }
+  if (size % 32 != 0) {
+    word(whole, active_word(active, whole), size % 32);
+  }
+}
+
 /// Calls word(w, active, count) for the words of a block: the bits that are
 /// active, and 32 or, in the last one, how many elements there are.
 template <class Word>
 HWY_INLINE void for_each_word(std::size_t size, const std::uint32_t* active,
                               Word& word) {
-  const std::size_t whole = size / 32;
-  for (std::size_t w = 0; w < whole; ++w) {
-    word(w, active_word(active, w), 32);
-  }
-  if (size % 32 != 0) {
-    word(whole, active_word(active, whole), size % 32);
+  if (kCanPrefetch<Word> && prefetches()) {
+    word_loop<true>(size, active, word);
+  } else {
+    word_loop<false>(size, active, word);
   }
 }
 

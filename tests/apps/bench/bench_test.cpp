@@ -17,11 +17,14 @@
 #include "apps/thinwire/bench/exchange_rows.h"
 #include "apps/thinwire/bench/interleave.h"
 #include "apps/thinwire/bench/limits.h"
+#include "apps/thinwire/bench/measure.h"
 #include "apps/thinwire/bench/result.h"
 #include "apps/thinwire/bench/rows.h"
+#include "support/environment.h"
 #include "support/errors.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/comm/local.h"
+#include "thinwire/kernels/processor.h"
 
 namespace thinwire::apps::bench {
 namespace {
@@ -106,6 +109,93 @@ TEST(Rows, CountThirtyAndAHalfBytesForACompressedStep) {
   FAIL() << "no such row";
 }
 
+std::vector<const Row*> rows_named(const std::vector<std::string>& names) {
+  std::vector<const Row*> found;
+  for (const Row& row : rows())
+    for (const std::string& name : names)
+      if (row.name == name) found.push_back(&row);
+  return found;
+}
+
+TEST(Groups, AreThePairsThatDifferInPrefetchAlone) {
+  std::vector<const Row*> all;
+  for (const Row& row : rows()) all.push_back(&row);
+  std::vector<std::string> pairs;
+  std::size_t count = 0;
+  for (const auto& group : in_groups(all)) {
+    count += group.size();
+    if (group.size() == 1) {
+      EXPECT_FALSE(group[0]->prefetch) << group[0]->name;
+      continue;
+    }
+    ASSERT_EQ(group.size(), 2u);
+    EXPECT_EQ(group[0]->prefetch, true);
+    EXPECT_EQ(group[1]->prefetch, false);
+    const std::string stem = group[0]->stem();
+    EXPECT_EQ(group[0]->name, stem + "@prefetch_on");
+    EXPECT_EQ(group[1]->name, stem + "@prefetch_off");
+    ASSERT_EQ(rows_named({stem}).size(), 1u) << "what the pair stands beside";
+    EXPECT_EQ(rows_named({stem})[0]->bytes_per_element,
+              group[0]->bytes_per_element);
+    pairs.push_back(stem);
+  }
+  EXPECT_EQ(count, all.size());
+  EXPECT_EQ(pairs, (std::vector<std::string>{"adam/fp32",
+                                             "onebit_adam/compressed_step@w4",
+                                             "zero_one_adam/local_step"}));
+}
+
+TEST(Groups, AreOfOneWhereOnlyOneWasChosen) {
+  const auto chosen =
+      rows_named({"adam/fp32@prefetch_on", "zero_one_adam/local_step",
+                  "zero_one_adam/local_step@prefetch_off"});
+  ASSERT_EQ(chosen.size(), 3u);
+  EXPECT_EQ(in_groups(chosen).size(), 3u);
+}
+
+// What the kernels do while a row runs, not what its name says.
+TEST(Measure, RunsEveryRowWithItsOwnPrefetch) {
+  const bool chosen = kernels::prefetches();
+  std::vector<bool> seen;
+  Row row{.name = "family/what@prefetch_on",
+          .bytes_per_element = 12,
+          .prepare =
+              [&](std::size_t, ThreadPool&) {
+                return Variant{[&] { seen.push_back(kernels::prefetches()); }};
+              },
+          .prefetch = true};
+  Row other = row;
+  other.name = "family/what@prefetch_off";
+  other.prefetch = false;
+  const std::array<const Row*, 2> pair = {&row, &other};
+  const auto results = measure(pair, {.elements = 100, .rounds = 2});
+  EXPECT_EQ(kernels::prefetches(), chosen) << "afterwards";
+  // Rounds begin with another variant each, and the limit is the third.
+  EXPECT_EQ(seen, (std::vector<bool>{true, false, true, false, false, true}));
+  ASSERT_EQ(results.size(), 2u);
+  EXPECT_EQ(results[0].name, row.name);
+  EXPECT_TRUE(results[0].prefetch);
+  EXPECT_FALSE(results[1].prefetch);
+  ASSERT_TRUE(results[0].of_other_prefetch && results[1].of_other_prefetch);
+
+  row.prefetch.reset();
+  seen.clear();
+  const std::array<const Row*, 1> alone = {&row};
+  const Result result = measure(alone, {.elements = 100, .rounds = 1}).at(0);
+  EXPECT_EQ(seen, std::vector<bool>(2, chosen));
+  EXPECT_EQ(result.prefetch, chosen);
+  EXPECT_FALSE(result.of_other_prefetch);
+}
+
+TEST(ThisMachine, SaysTheProcessorAndWhatDecidedAboutPrefetching) {
+  const test::ScopedVariable nothing("THINWIRE_PREFETCH", nullptr);
+  const Machine machine = this_machine();
+  EXPECT_EQ(machine.processor, kernels::processor_name());
+  const std::string on_or_off = kernels::prefetches() ? "on" : "off";
+  EXPECT_EQ(machine.prefetch,
+            "auto: " + on_or_off + " (" + kernels::prefetch_reason() + ")");
+}
+
 TEST(EchoTransport, AnswersEveryPeerWithItsOwnMessage) {
   comm::Communicator comm(std::make_unique<EchoTransport>(3));
   const std::vector<std::int32_t> input = {1, 2, 3, 4, 5, 6};
@@ -156,11 +246,15 @@ Result a_result() {
           .of_limit = 0.5};
 }
 
+const Machine kMachine = {"AMD EPYC", "auto: off (AMD family 25)"};
+
 TEST(Printer, WritesOneObjectPerLine) {
   std::ostringstream out;
-  Printer printer(out, true, 20);
+  Printer printer(out, true, 20, kMachine);
   printer.print(a_result());
   Result second = a_result();
+  second.prefetch = true;
+  second.of_other_prefetch = 1.25;
   second.wire = Result::Wire{.ranks = 4, .bytes_sent = 77, .limit_ratio = 1.5};
   printer.print(second);
 
@@ -174,21 +268,28 @@ TEST(Printer, WritesOneObjectPerLine) {
   EXPECT_DOUBLE_EQ(first.at("ns_per_element").get<double>(), 2);
   EXPECT_EQ(first.at("bytes_per_element"), 12);
   EXPECT_EQ(first.at("of_limit"), 0.5);
+  EXPECT_EQ(first.at("processor"), "AMD EPYC");
+  EXPECT_EQ(first.at("prefetch"), "off");
+  EXPECT_FALSE(first.contains("of_other_prefetch"));
   EXPECT_FALSE(first.contains("bytes_sent"));
   ASSERT_TRUE(std::getline(lines, line));
   const auto wire = nlohmann::json::parse(line);
+  EXPECT_EQ(wire.at("prefetch"), "on");
+  EXPECT_EQ(wire.at("of_other_prefetch"), 1.25);
   EXPECT_EQ(wire.at("bytes_sent"), 77);
   EXPECT_EQ(wire.at("wire_limit_ratio"), 1.5);
   EXPECT_FALSE(std::getline(lines, line));
 }
 
-TEST(Printer, AlignsATableUnderOneHeader) {
+TEST(Printer, AlignsATableUnderOneHeaderAndNamesTheMachineFirst) {
   std::ostringstream out;
-  Printer printer(out, false, 20);
+  Printer printer(out, false, 20, kMachine);
   printer.print(a_result());
   printer.print(a_result());
   std::istringstream lines(out.str());
-  std::string header, first, second, rest;
+  std::string machine, header, first, second, rest;
+  std::getline(lines, machine);
+  EXPECT_EQ(machine, "processor AMD EPYC; prefetch auto: off (AMD family 25)");
   std::getline(lines, header);
   std::getline(lines, first);
   std::getline(lines, second);

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "apps/thinwire/bench/result.h"
+#include "apps/thinwire/bench/rows.h"
+
+namespace thinwire::apps::bench {
+
+struct MeasureSettings {
+  std::size_t elements = 0;
+  int threads = 1;
+  int rounds = 1;
+};
+
+/// Rows that are measured in the same rounds and over the same memory, where
+/// they stand side by side: those that differ in Row::prefetch alone.
+[[nodiscard]] std::vector<std::vector<const Row*>> in_groups(
+    std::span<const Row* const> rows);
+
+/// The rows of one group, their limit and, where they only read, that of
+/// reading, in turns. Writes to stderr if something else kept the machine busy.
+[[nodiscard]] std::vector<Result> measure(std::span<const Row* const> group,
+                                          const MeasureSettings& settings);
+
+}  // namespace thinwire::apps::bench

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "support/environment.h"
+#include "support/errors.h"
+#include "thinwire/kernels/norm.h"
+#include "thinwire/kernels/processor.h"
+#include "thinwire/kernels/quantize.h"
+
+namespace thinwire::kernels {
+namespace {
+
+// One test, because what is decided first holds for the whole process.
+TEST(PrefetchVariable, IsRefusedBeforeAnythingIsWrittenAndThenDecidesForGood) {
+  std::vector<float> values(100, 1.0f);
+  std::vector<std::uint32_t> words(100);
+  const std::vector<std::uint32_t> none(4);  // every element is masked
+  const auto run = [&] {
+    return quantize(values.data(), 8, words.data(), none.data(), values.size());
+  };
+  {
+    const test::ScopedVariable bad("THINWIRE_PREFETCH", "fast");
+    for (int times = 0; times < 2; ++times) {
+      test::expect_error(ErrorCode::kInvalidArgument,
+                         {"THINWIRE_PREFETCH", "auto, on or off", "'fast'"},
+                         [&] { (void)run(); });
+      test::expect_error(ErrorCode::kInvalidArgument, {"THINWIRE_PREFETCH"},
+                         [] { (void)prefetches(); });
+    }
+    EXPECT_EQ(values, std::vector<float>(100, 1.0f));
+    EXPECT_EQ(words, std::vector<std::uint32_t>(100));
+  }
+  {
+    const test::ScopedVariable on("THINWIRE_PREFETCH", "on");
+    EXPECT_TRUE(prefetches());
+    EXPECT_EQ(prefetch_reason(), "THINWIRE_PREFETCH=on");
+  }
+  const test::ScopedVariable later("THINWIRE_PREFETCH", "off");
+  EXPECT_TRUE(prefetches());
+  EXPECT_EQ(run(), 0.0f);
+  EXPECT_EQ(values, std::vector<float>(100));
+}
+
+}  // namespace
+}  // namespace thinwire::kernels
