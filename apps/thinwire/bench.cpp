@@ -29,6 +29,7 @@ using bench::Row;
 
 struct Flags {
   bool json = false;
+  bool by_prefetch = false;
   std::string filter;
   std::size_t elements = std::size_t{1} << 25;  // 128 MiB of floats
   int threads = 0;
@@ -53,6 +54,15 @@ std::size_t longest_name(const std::vector<const AnyRow*>& rows) {
   return longest;
 }
 
+// The chosen rows in pairs, but for those that are one of a pair already.
+std::vector<Row> pairs_of(const std::vector<const Row*>& rows) {
+  std::vector<Row> pairs;
+  for (const Row* row : rows)
+    if (!row->prefetch)
+      for (Row& one : bench::by_prefetch(*row)) pairs.push_back(std::move(one));
+  return pairs;
+}
+
 [[noreturn]] void complain_nothing_chosen(const Flags& flags, bool other_kind,
                                           const char* how) {
   if (other_kind)
@@ -74,7 +84,9 @@ std::vector<int> thread_counts(const Flags& flags) {
 }
 
 void run_alone(const Flags& flags) {
-  const auto rows = chosen(bench::rows(), flags.filter);
+  auto rows = chosen(bench::rows(), flags.filter);
+  const auto pairs = flags.by_prefetch ? pairs_of(rows) : std::vector<Row>();
+  if (!pairs.empty()) rows = chosen<Row>(pairs, "");
   if (rows.empty())
     complain_nothing_chosen(
         flags, !chosen(bench::exchange_rows(), flags.filter).empty(),
@@ -92,6 +104,10 @@ void run_alone(const Flags& flags) {
 }
 
 void run_in_job(const Flags& flags) {
+  if (flags.by_prefetch)
+    throw std::runtime_error(
+        "--by-prefetch compares the rows of one rank alone: start it without "
+        "mpirun");
   const auto comm = comm::from_environment();
   const auto rows = chosen(bench::exchange_rows(), flags.filter);
   if (rows.empty())
@@ -132,6 +148,9 @@ void add_bench(CLI::App& app) {
       ->add_option("--filter", flags->filter,
                    "only rows whose name matches this regular expression")
       ->check(check_regex);
+  command->add_flag("--by-prefetch", flags->by_prefetch,
+                    "every row with the kernels' prefetching and without, in "
+                    "the same rounds");
   command
       ->add_option("--elements", flags->elements,
                    "elements per array; far more than the caches hold")

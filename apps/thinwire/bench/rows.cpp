@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "apps/thinwire/bench/rows.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -231,20 +233,23 @@ std::vector<Row> all_rows() {
   const std::size_t count = rows.size();
   for (const char* name : {"adam/fp32", "onebit_adam/compressed_step@w4",
                            "zero_one_adam/local_step"})
-    for (std::size_t i = 0; i < count; ++i) {
-      if (rows[i].name != name) continue;
-      for (const bool on : {true, false}) {
-        Row row = rows[i];
-        row.name += kPrefetchMark;
-        row.name += on ? "on" : "off";
-        row.prefetch = on;
-        rows.push_back(std::move(row));
-      }
-    }
+    for (std::size_t i = 0; i < count; ++i)
+      if (rows[i].name == name)
+        for (Row& row : by_prefetch(rows[i])) rows.push_back(std::move(row));
   return rows;
 }
 
 }  // namespace
+
+std::array<Row, 2> by_prefetch(const Row& row) {
+  std::array<Row, 2> pair = {row, row};
+  for (const bool on : {true, false}) {
+    Row& one = pair[on ? 0 : 1];
+    one.name += fmt::format("{}{}", kPrefetchMark, on ? "on" : "off");
+    one.prefetch = on;
+  }
+  return pair;
+}
 
 std::string Row::stem() const {
   return name.substr(0, name.find(kPrefetchMark));

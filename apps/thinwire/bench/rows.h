@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -30,6 +31,9 @@ struct Row {
   /// The name without "@prefetch_on" or "@prefetch_off".
   [[nodiscard]] std::string stem() const;
 };
+
+/// A row that has no prefetch of its own, with prefetching and without.
+[[nodiscard]] std::array<Row, 2> by_prefetch(const Row& row);
 
 /// Every row of this version that needs no other rank.
 [[nodiscard]] std::span<const Row> rows();

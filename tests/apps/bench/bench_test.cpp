@@ -145,6 +145,20 @@ TEST(Groups, AreThePairsThatDifferInPrefetchAlone) {
                                              "zero_one_adam/local_step"}));
 }
 
+TEST(ByPrefetch, MakesAGroupOfAnyRow) {
+  const Row* const norm = rows_named({"norm/sum_of_squares"}).at(0);
+  const std::array<Row, 2> pair = by_prefetch(*norm);
+  EXPECT_EQ(pair[0].name, "norm/sum_of_squares@prefetch_on");
+  EXPECT_EQ(pair[0].prefetch, true);
+  EXPECT_EQ(pair[1].name, "norm/sum_of_squares@prefetch_off");
+  EXPECT_EQ(pair[1].prefetch, false);
+  for (const Row& row : pair) EXPECT_EQ(row.stem(), norm->name);
+  const std::array<const Row*, 2> rows_of_pair = {&pair[0], &pair[1]};
+  ASSERT_EQ(in_groups(rows_of_pair).size(), 1u);
+  const auto results = measure(rows_of_pair, {.elements = 1000, .rounds = 1});
+  EXPECT_TRUE(results.at(0).of_read_limit && results.at(1).of_read_limit);
+}
+
 TEST(Groups, AreOfOneWhereOnlyOneWasChosen) {
   const auto chosen =
       rows_named({"adam/fp32@prefetch_on", "zero_one_adam/local_step",
