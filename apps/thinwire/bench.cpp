@@ -54,12 +54,20 @@ std::size_t longest_name(const std::vector<const AnyRow*>& rows) {
   return longest;
 }
 
-// The chosen rows in pairs, but for those that are one of a pair already.
+// The chosen rows in pairs; those that are one of a pair are there once.
 std::vector<Row> pairs_of(const std::vector<const Row*>& rows) {
   std::vector<Row> pairs;
-  for (const Row* row : rows)
-    if (!row->prefetch)
-      for (Row& one : bench::by_prefetch(*row)) pairs.push_back(std::move(one));
+  const auto add = [&](const Row& row) {
+    const auto has_its_name = [&](const Row& r) { return r.name == row.name; };
+    if (std::none_of(pairs.begin(), pairs.end(), has_its_name))
+      pairs.push_back(row);
+  };
+  for (const Row* row : rows) {
+    if (row->prefetch)
+      add(*row);
+    else
+      for (const Row& one : bench::by_prefetch(*row)) add(one);
+  }
   return pairs;
 }
 
@@ -86,7 +94,7 @@ std::vector<int> thread_counts(const Flags& flags) {
 void run_alone(const Flags& flags) {
   auto rows = chosen(bench::rows(), flags.filter);
   const auto pairs = flags.by_prefetch ? pairs_of(rows) : std::vector<Row>();
-  if (!pairs.empty()) rows = chosen<Row>(pairs, "");
+  if (flags.by_prefetch) rows = chosen<Row>(pairs, "");
   if (rows.empty())
     complain_nothing_chosen(
         flags, !chosen(bench::exchange_rows(), flags.filter).empty(),
