@@ -11,71 +11,26 @@ Both clip, and update with torch's Adam, in fp32 and in one thread per rank.
 import argparse
 import os
 import statistics
+import sys
 import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "peers"))
 
 os.environ["DS_ACCELERATOR"] = "cpu"
-os.environ["RANK"] = os.environ["OMPI_COMM_WORLD_RANK"]
-os.environ["WORLD_SIZE"] = os.environ["OMPI_COMM_WORLD_SIZE"]
-# A host each: nothing goes through shared memory. DeepSpeed must not hear that
-# mpirun sees one host.
-os.environ["LOCAL_RANK"], os.environ["LOCAL_SIZE"] = "0", "1"
-for name in [name for name in os.environ if name.startswith("OMPI_")]:
-    del os.environ[name]
 
+import mpirun_rank  # noqa: F401 - before torch
 import torch
 import torch.distributed as dist
+from gpt import Gpt, inputs_of
 from torch import nn
-from torch.nn import functional
 
-CONTEXT, HEADS, BYTES, HISTORY, RATE = 64, 4, 256, 3, 1e-3
-
-
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.attention_norm = nn.LayerNorm(width)
-        self.query_key_value = nn.Linear(width, 3 * width)
-        self.attention_out = nn.Linear(width, width)
-        self.mlp_norm = nn.LayerNorm(width)
-        self.mlp_in = nn.Linear(width, 4 * width)
-        self.mlp_out = nn.Linear(4 * width, width)
-
-    def forward(self, x, sequences):
-        parts = self.query_key_value(self.attention_norm(x))
-        parts = parts.view(sequences, CONTEXT, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(
-            parts[0], parts[1], parts[2], is_causal=True
-        )
-        x = x + self.attention_out(mixed.transpose(1, 2).reshape(x.shape))
-        hidden = functional.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh")
-        return x + self.mlp_out(hidden)
-
-
-class Gpt(nn.Module):
-    """apps/train_gpt/model.cpp's, parameter by parameter; gives the loss."""
-
-    def __init__(self, layers, width):
-        super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(BYTES, width) for _ in range(HISTORY))
-        self.positions = nn.Embedding(CONTEXT, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
-        self.final_norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, BYTES, bias=False)
-
-    def forward(self, history, targets):
-        x = sum(table(part) for table, part in zip(self.tables, history))
-        x = (x + self.positions.weight).flatten(0, 1)
-        for block in self.blocks:
-            x = block(x, history.shape[1])
-        return functional.cross_entropy(self.head(self.final_norm(x)), targets)
+CONTEXT, RATE = 64, 1e-3
 
 
 def batch_of(sequences):
     data = torch.arange(sequences * (CONTEXT + 1)).view(sequences, -1) * 7 % 96 + 32
-    history = torch.zeros(HISTORY, sequences, CONTEXT, dtype=torch.long)
-    for back in range(HISTORY):
-        history[back, :, back:] = data[:, : CONTEXT - back]
-    return history, data[:, 1:].reshape(-1)
+    return inputs_of(data)
 
 
 def ddp(model, _stage):
@@ -129,7 +84,7 @@ def main():
     torch.manual_seed(1)
     dist.init_process_group("gloo")
     make = {"ddp": ddp, "deepspeed": deepspeed}[args.peer]
-    name, step = make(Gpt(layers, width), args.zero)
+    name, step = make(Gpt(layers, width, CONTEXT), args.zero)
     batch, seconds = batch_of(sequences), []
     for round_ in range(rounds + 2):
         dist.barrier()

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// network_steps CONTROL LAYERS WIDTH BATCH TEXT...: trains train_gpt's model
+// with one optimizer at a time, as it is told to. Under mpirun; the file
+// CONTROL/thinwire.RANK is a pipe that says "OPTIMIZER STEPS", line by line,
+// and rank 0 answers with a line of JSON. bench/network/run speaks with it.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "apps/train_gpt/model.h"
+#include "apps/train_gpt/options.h"
+#include "apps/train_gpt/text_data.h"
+#include "apps/train_gpt/training_config.h"
+#include "thinwire/comm/registry.h"
+
+namespace {
+
+using namespace thinwire;
+using train_gpt::Model;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kContext = 64;
+constexpr std::int64_t kExactSteps = 2;
+constexpr std::uint64_t kSeed = 1;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// Exact for two steps, then compressed. 0/1 Adam syncs at once every fourth
+// step, which train_gpt's schedule comes to after a third of a run.
+engine::Config config_of(const std::string& optimizer) {
+  train_gpt::Options options;
+  options.optimizer = optimizer;
+  options.steps = 100'000;
+  options.warmup_steps = 0;
+  options.freeze_step = options.var_freeze_step = kExactSteps;
+  engine::Config config = train_gpt::training_config(options);
+  config.train_micro_batch_size_per_gpu.reset();
+  if (auto* zero_one =
+          std::get_if<optim::ZeroOneAdamOptions>(&config.optimizer))
+    zero_one->local_step_scaler = 1;
+  return config;
+}
+
+// One kind of step, and the model it goes on training.
+struct Training {
+  explicit Training(const train_gpt::ModelShape& shape) : model(shape) {
+    model.initialize(kSeed);
+  }
+  Model model;
+  std::int64_t steps = 0;
+};
+
+// Of some steps in a row, the slowest rank's seconds per step.
+struct Times {
+  double all = 0;
+  double backward = 0;  ///< Forward and backward.
+  double update = 0;    ///< Of the optimizer; exchange and waiting included.
+  double waiting = 0;   ///< Of that, for other ranks.
+
+  std::array<double, 4> values() const {
+    return {all, backward, update, waiting};
+  }
+};
+
+class Steps {
+ public:
+  Steps(comm::Communicator& comm, const train_gpt::ModelShape& shape,
+        std::size_t batch, const std::vector<std::string>& text)
+      : comm_(comm),
+        alone_(comm.split(comm.rank())),
+        shape_(shape),
+        text_(train_gpt::TextData::load(text, kContext)),
+        shard_{.seed = kSeed,
+               .rank = static_cast<std::size_t>(comm.rank()),
+               .world_size = static_cast<std::size_t>(comm.size()),
+               .sequences = batch} {}
+
+  // "computing": exact Adam in a group of one, so that nothing travels.
+  void run(const std::string& what, std::int64_t steps) {
+    Training& training = the_training(what);
+    std::map<std::string, std::int64_t> phases;
+    double loss = 0;
+    Times times;
+    comm_.barrier();
+    const std::uint64_t sent = comm_.counters().bytes_sent;
+    const auto begin = Clock::now();
+    for (std::int64_t i = 0; i < steps; ++i) {
+      const auto before = Clock::now();
+      loss = training.model.backward(
+          text_.training_batch(shard_, ++training.steps));
+      times.backward += seconds_since(before);
+      const auto report = training.model.step();
+      times.update += report.seconds;
+      times.waiting += report.exchange_seconds;
+      ++phases[std::string(to_string(report.phase))];
+    }
+    times.all = seconds_since(begin);
+    const std::uint64_t bytes = comm_.counters().bytes_sent - sent;
+    std::array<double, 4> slowest = times.values();
+    comm_.all_reduce(std::span(slowest), comm::ReduceOp::kMax);
+    if (comm_.rank() != 0) return;
+    for (double& seconds : slowest) seconds /= static_cast<double>(steps);
+    std::string counts;
+    for (const auto& [phase, count] : phases)
+      counts +=
+          fmt::format("{}\"{}\": {}", counts.empty() ? "" : ", ", phase, count);
+    fmt::print(
+        "{{\"variant\": \"{}\", \"steps\": {}, \"seconds\": {:.6f}, "
+        "\"backward\": {:.6f}, \"update\": {:.6f}, \"waiting\": {:.6f}, "
+        "\"payload\": {:.0f}, \"phases\": {{{}}}, \"loss\": {:.6f}, "
+        "\"params\": {}}}\n",
+        what, steps, slowest[0], slowest[1], slowest[2], slowest[3],
+        static_cast<double>(bytes) / static_cast<double>(steps), counts, loss,
+        training.model.layout().size());
+    std::fflush(stdout);
+  }
+
+ private:
+  Training& the_training(const std::string& what) {
+    auto& training = trainings_[what];
+    if (!training) {
+      const bool alone = what == "computing";
+      training = std::make_unique<Training>(shape_);
+      training->model.train_with(alone ? *alone_ : comm_,
+                                 config_of(alone ? "adam" : what));
+    }
+    return *training;
+  }
+
+  comm::Communicator& comm_;
+  const std::unique_ptr<comm::Communicator> alone_;
+  const train_gpt::ModelShape shape_;
+  const train_gpt::TextData text_;
+  const train_gpt::Shard shard_;
+  std::map<std::string, std::unique_ptr<Training>> trainings_;
+};
+
+void serve(const std::vector<std::string>& given) {
+  if (given.size() < 5)
+    throw std::runtime_error(
+        "usage: network_steps CONTROL LAYERS WIDTH BATCH TEXT...");
+  const auto comm = comm::from_environment();
+  Steps steps(*comm,
+              {.layers = std::stoul(given[1]),
+               .width = std::stoul(given[2]),
+               .heads = 4,
+               .context = kContext},
+              std::stoul(given[3]), {given.begin() + 4, given.end()});
+  // Opening waits for who writes; reading leaves the core to others.
+  std::ifstream control(fmt::format("{}/thinwire.{}", given[0], comm->rank()));
+  std::string what;
+  std::int64_t count = 0;
+  while (control >> what >> count) steps.run(what, count);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    serve({argv + 1, argv + argc});
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "network_steps: {}\n", error.what());
+    return 1;
+  }
+  return 0;
+}

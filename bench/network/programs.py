@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs on the emulated hosts, one rank each."""
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import threading
+
+from links import BRIDGE, NETWORK
+
+ANSWER_SECONDS = 300
+LINES_OF_A_LOG = 15
+
+
+class Failure(Exception):
+    """What went wrong, in a line, and the end of the log."""
+
+
+def environment(port):
+    return {
+        **os.environ,
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PMIX_MCA_ptl_base_if_include": BRIDGE,
+        "PMIX_MCA_ptl_base_remote_connections": "1",
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "passive",
+        "THINWIRE_COMM": "mpi",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "MASTER_ADDR": f"{NETWORK}.10",
+        "MASTER_PORT": str(port),
+    }
+
+
+def launcher(ranks):
+    """Nothing goes through shared memory, ranks are tied to no core."""
+    return [
+        *("mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)),
+        *("--mca", "pml", "ob1", "--mca", "btl", "tcp,self"),
+        *("--mca", "btl_tcp_if_include", f"{NETWORK}.0/24"),
+        *("bash", "-c", 'exec ip netns exec host$OMPI_COMM_WORLD_RANK "$@"', "_"),
+    ]
+
+
+def end_of(log):
+    return "\n".join(log.read_text(errors="replace").splitlines()[-LINES_OF_A_LOG:])
+
+
+def run_to_its_end(ranks, command, log):
+    with open(log, "w") as file:
+        done = subprocess.run(
+            launcher(ranks) + command,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment(29_400),
+            check=False,
+        )
+    if done.returncode != 0:
+        raise Failure(f"{command[0]} ended with {done.returncode}\n{end_of(log)}")
+
+
+class Program:
+    """Trains what it is asked to, by one line per rank, and answers with one.
+    While it is not asked it reads from a pipe, and the cores are free."""
+
+    def __init__(self, name, ranks, command, folder):
+        self.name = name
+        self.log = folder / f"{name}_{ranks}.log"
+        self.answers = queue.Queue()
+        paths = [folder / f"{name}.{rank}" for rank in range(ranks)]
+        for path in paths:
+            path.unlink(missing_ok=True)
+            os.mkfifo(path)
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(
+                launcher(ranks) + command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment(29_500 + ranks),
+                text=True,
+            )
+        # For reading as well: so opening does not wait for the other end.
+        self.pipes = [os.open(path, os.O_RDWR) for path in paths]
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self):
+        for line in self.process.stdout:
+            with contextlib.suppress(ValueError):
+                self.answers.put(json.loads(line))
+        self.answers.put(None)
+
+    def ask(self, variant, steps):
+        for pipe in self.pipes:
+            os.write(pipe, f"{variant} {steps}\n".encode())
+        try:
+            answer = self.answers.get(timeout=ANSWER_SECONDS)
+        except queue.Empty:
+            raise Failure(f"{self.name}: {variant}: silent for 5 minutes") from None
+        if answer is None:
+            raise Failure(f"{self.name}: {variant}: it ended\n{end_of(self.log)}")
+        return answer
+
+    def close(self):
+        for pipe in self.pipes:
+            os.close(pipe)
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()

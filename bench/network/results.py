@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Medians over the rounds of results.json, and how long a loss takes to reach."""
+
+import statistics
+from dataclasses import dataclass
+
+PEER = "ddp_fp32"
+TARGET_LOSS = 1.80  # nats per byte of held-out text
+
+
+@dataclass(frozen=True)
+class Row:
+    """Medians over rounds; ratios are taken within each."""
+
+    variant: str
+    seconds: float  # per step, of the slowest rank
+    bytes: float  # per step, sent by one rank
+    speedup: float  # over the peer
+    of_limit: float  # times max(computing, wire)
+    wire: float  # seconds that the bytes take alone
+    parts: dict  # seconds of backward, update, waiting, where known
+
+
+@dataclass(frozen=True)
+class Set:
+    """All that was measured in turns at one rate with so many ranks."""
+
+    ranks: int
+    mbit: int
+    rounds: int
+    computing: float  # seconds; forward, backward and update alone
+    rows: list
+
+
+@dataclass(frozen=True)
+class TimeToLoss:
+    variant: str
+    steps: float  # interpolated between validations; None: not reached
+    exact_steps: float
+    seconds: dict  # rate: steps x measured step
+    run_seconds: float  # of the run, until then; validation not counted
+    wall_seconds: float  # of the whole run, its start and validations included
+    final_loss: float
+
+
+def wire_seconds(results, sent, mbit):
+    return sent * 8 / (mbit * 1e6 * results["goodput"])
+
+
+def sets(results, name):
+    """In the order in which they were measured."""
+    measured = [entry for entry in results["rounds"] if entry["set"] == name]
+    keys = dict.fromkeys((e["ranks"], e["mbit"]) for e in measured if e["mbit"])
+    return [one_set(results, measured, *key) for key in keys]
+
+
+def one_set(results, measured, ranks, mbit):
+    own = [e for e in measured if e["ranks"] == ranks and e["mbit"] in (mbit, None)]
+    by_round = {(e["variant"], e["round"]): e for e in own}
+    rounds = sorted({e["round"] for e in own})
+    variants = dict.fromkeys(e["variant"] for e in own if e["mbit"] is not None)
+
+    def median(of_round):
+        return statistics.median(of_round(number) for number in rounds)
+
+    def row(variant):
+        sent = median(lambda n: by_round[variant, n]["bytes"])
+        wire = wire_seconds(results, sent, mbit)
+
+        def limit(number):
+            return max(by_round["computing", number]["seconds"], wire)
+
+        parts = ("backward", "update", "waiting")
+        return Row(
+            variant=variant,
+            seconds=median(lambda n: by_round[variant, n]["seconds"]),
+            bytes=sent,
+            speedup=median(
+                lambda n: by_round[PEER, n]["seconds"] / by_round[variant, n]["seconds"]
+            ),
+            of_limit=median(lambda n: by_round[variant, n]["seconds"] / limit(n)),
+            wire=wire,
+            parts={
+                part: median(lambda n, part=part: by_round[variant, n][part])
+                for part in parts
+                if all(part in by_round[variant, n] for n in rounds)
+            },
+        )
+
+    return Set(
+        ranks=ranks,
+        mbit=mbit,
+        rounds=len(rounds),
+        computing=median(lambda n: by_round["computing", n]["seconds"]),
+        rows=[row(variant) for variant in variants],
+    )
+
+
+def steps_to(metrics, target):
+    """Where the line through the validations passes the loss."""
+    before = None
+    for entry in metrics:
+        if "val_loss" not in entry:
+            continue
+        if entry["val_loss"] <= target:
+            if before is None:
+                return float(entry["step"])
+            share = (before["val_loss"] - target) / (
+                before["val_loss"] - entry["val_loss"]
+            )
+            return before["step"] + share * (entry["step"] - before["step"])
+        before = entry
+    return None
+
+
+def times_to_loss(results):
+    of_rate = {
+        one.mbit: {row.variant: row.seconds for row in one.rows}
+        for one in sets(results, "runs")
+    }
+    times = []
+    for variant, run in results["runs"].items():
+        steps = steps_to(run["metrics"], TARGET_LOSS)
+        until = run["metrics"][-1]["step"] if steps is None else steps
+        exact = "ddp_fp32" if variant == "ddp_fp32" else "adam"
+        exact_steps = min(until, results["run"]["freeze_step"])
+        if variant == exact:
+            exact_steps = until
+        times.append(
+            TimeToLoss(
+                variant=variant,
+                steps=steps,
+                exact_steps=exact_steps,
+                seconds={
+                    mbit: exact_steps * seconds[exact]
+                    + (until - exact_steps) * seconds[variant]
+                    for mbit, seconds in of_rate.items()
+                },
+                run_seconds=sum(
+                    entry["seconds"]
+                    for entry in run["metrics"]
+                    if "seconds" in entry and entry["step"] <= until
+                ),
+                wall_seconds=run["wall_seconds"],
+                final_loss=[
+                    entry["val_loss"] for entry in run["metrics"] if "val_loss" in entry
+                ][-1],
+            )
+        )
+    return times
