@@ -40,7 +40,10 @@ double seconds_since(Clock::time_point begin) {
 
 // Exact for two steps, then compressed. 0/1 Adam syncs at once every fourth
 // step, which train_gpt's schedule comes to after a third of a run.
-engine::Config config_of(const std::string& optimizer) {
+// "NAME@ELEMENTS": with buckets of so many.
+engine::Config config_of(const std::string& what) {
+  const std::size_t at = what.find('@');
+  const std::string optimizer = what.substr(0, at);
   train_gpt::Options options;
   options.optimizer = optimizer;
   options.steps = 100'000;
@@ -48,6 +51,8 @@ engine::Config config_of(const std::string& optimizer) {
   options.freeze_step = options.var_freeze_step = kExactSteps;
   engine::Config config = train_gpt::training_config(options);
   config.train_micro_batch_size_per_gpu.reset();
+  if (at != std::string::npos)
+    config.comm.bucket_elements = std::stoul(what.substr(at + 1));
   if (auto* zero_one =
           std::get_if<optim::ZeroOneAdamOptions>(&config.optimizer))
     zero_one->local_step_scaler = 1;

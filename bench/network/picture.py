@@ -69,11 +69,15 @@ def picture(results):
     params = results["rounds"][0]["params"] / 1e6
     cores, rounds = results["cores"], found[0].rounds
     captions = [
-        f"GPT of {params:.1f} M parameters, fp32, {model['batch']} × "
-        f"{results['context']} bytes per rank and step; 2 ranks on one "
-        f"{results['processor']}, {cores} cores.",
-        f"Emulated Ethernet; medians of {rounds} rounds, all in turns; 1-bit and 0/1 "
-        "optimizers after their exact stage. In brackets: times faster than DDP fp32.",
+        (
+            f"GPT of {params:.1f} M parameters, fp32, {model['batch']} × "
+            f"{results['context']} bytes per rank and step; 2 ranks on one "
+            f"{results['processor']}, {cores} cores."
+        ),
+        (
+            f"Emulated Ethernet; medians of {rounds} rounds, all in turns; 1-bit and 0/1 "
+            "optimizers after their exact stage. In brackets: times faster than DDP fp32."
+        ),
     ]
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '

@@ -25,8 +25,8 @@ def rate(mbit):
 
 def digits(value, count=3):
     """At least so many significant ones; whole numbers stay whole."""
-    whole = len(str(int(value)))
-    return f"{value:.{max(0, count - whole)}f}"
+    rounded = float(f"{value:.{count - 1}e}")
+    return f"{value:.{max(0, count - len(str(int(rounded))))}f}"
 
 
 def size(count):

@@ -1,0 +1,277 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""bench/network/run without root: what it refuses, how it ends, and what it makes
+of results that are there already."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+from xml.etree import ElementTree
+
+BENCH = Path(__file__).resolve().parents[2] / "bench" / "network"
+RUN, PUBLISH = BENCH / "run", BENCH / "publish"
+SECONDS = {  # per step in three rounds at 100 Mbit/s
+    "ddp_fp32": (2.0, 2.2, 3.0),
+    "adam": (2.0, 2.1, 2.4),
+    "onebit_adam": (0.1, 0.11, 0.3),
+    "computing": (0.05, 0.06, 0.05),
+}
+BYTES = {"ddp_fp32": 24e6, "adam": 24e6, "onebit_adam": 8e5, "computing": 0}
+
+
+def rounds(name):
+    for mbit in (100, 1000, 10_000):
+        for variant, seconds in SECONDS.items():
+            for number in range(3):
+                entry = {
+                    "set": name,
+                    "variant": variant,
+                    "round": number,
+                    "ranks": 2,
+                    "mbit": None if variant == "computing" else mbit,
+                    "seconds": seconds[number],
+                    "bytes": BYTES[variant],
+                    "params": 6_597_120,
+                }
+                if not variant.startswith("ddp"):
+                    entry.update(backward=0.04, update=0.06, waiting=0.05)
+                yield entry
+
+
+def run_of(crossing):
+    """400 steps of half a second; 1.80 is passed between two validations."""
+    metrics = []
+    for step in range(1, 401):
+        metrics.append({"step": step, "seconds": 0.5, "loss": 2.0})
+        if step % 100 == 0:
+            loss = 1.80 + (crossing - step) / 1000
+            metrics.append({"step": step, "val_loss": loss})
+    return {"wall_seconds": 250.0, "metrics": metrics}
+
+
+def recorded():
+    return {
+        "processor": "Imaginary 9000",
+        "cores": 2,
+        "goodput": 0.96,
+        "context": 64,
+        "models": {"steps": {"layers": 8, "width": 256, "batch": 1}},
+        "run": {"steps": 400, "freeze_step": 100, "mbit": 100},
+        "rounds": [*rounds("steps"), *rounds("runs")],
+        "runs": {"ddp_fp32": run_of(250), "onebit_adam": run_of(230)},
+        "quick": False,
+    }
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="thinwire_network_")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.out = self.folder / "out"
+
+
+class Refusals(Case):
+    def command(self, user, *arguments):
+        """The script, which is told that it is this user's."""
+        told = (
+            f"import os, runpy, sys; os.geteuid = lambda: {user}; "
+            "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+        )
+        return [sys.executable, "-c", told, str(RUN), "--out", self.out, *arguments]
+
+    def environment(self, **programs):
+        """With these programs and no others."""
+        for name, script in programs.items():
+            path = self.folder / name
+            path.write_text(f"#!/bin/sh\n{script}\n")
+            path.chmod(0o755)
+        return {**os.environ, "PATH": str(self.folder)}
+
+    def refuse(self, user, **programs):
+        done = subprocess.run(
+            self.command(user),
+            capture_output=True,
+            text=True,
+            check=False,
+            env=self.environment(**programs),
+        )
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertEqual(done.stdout, "")
+        self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+        self.assertFalse(self.out.exists())
+        return done.stderr
+
+    def test_other_users_than_root(self):
+        self.assertIn("needs root", self.refuse(1000))
+
+    def test_a_machine_without_ip(self):
+        refusal = self.refuse(0, tc="", unshare="", setpriv="")
+        self.assertIn("ip is not here: apt-get install iproute2", refusal)
+
+    def test_where_no_namespace_may_be_made(self):
+        why = "echo 'unshare failed: Operation not permitted'; exit 1"
+        refusal = self.refuse(0, ip="", tc="", unshare="", setpriv=why)
+        self.assertIn("no network namespaces", refusal)
+        self.assertIn("Operation not permitted", refusal)
+
+    def test_unknown_arguments(self):
+        done = subprocess.run(
+            self.command(0, "--fast"), capture_output=True, text=True, check=False
+        )
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("--fast", done.stderr)
+
+    def wait_for_end_of(self, process):
+        """It may stay as a zombie where nobody asks for orphans."""
+        state = Path(f"/proc/{process}/stat")
+        until = time.monotonic() + 60
+        while state.exists() and state.read_text().split(")")[1].split()[0] != "Z":
+            self.assertLess(time.monotonic(), until)
+            time.sleep(0.01)
+
+    def test_a_signal_ends_what_is_under_way(self):
+        sleep = shutil.which("sleep")
+        noted = f"echo $$ > {self.folder}/pid; exec {sleep} 600"
+        for number in (signal.SIGINT, signal.SIGTERM):
+            (self.folder / "pid").unlink(missing_ok=True)
+            under_way = subprocess.Popen(
+                self.command(0),
+                env=self.environment(ip="", tc="", unshare="", setpriv=noted),
+                stderr=subprocess.DEVNULL,
+            )
+            while not (self.folder / "pid").exists() or not (
+                text := (self.folder / "pid").read_text().strip()
+            ):
+                self.assertIsNone(under_way.poll())
+                time.sleep(0.01)
+            under_way.send_signal(number)
+            self.assertEqual(under_way.wait(60), 130)
+            self.wait_for_end_of(text)
+
+
+class Results(Case):
+    def setUp(self):
+        super().setUp()
+        self.out.mkdir()
+        (self.out / "results.json").write_text(json.dumps(recorded()))
+        self.shown = subprocess.run(
+            [sys.executable, str(RUN), "--show", "--out", str(self.out)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def cells(self, name, column):
+        lines = [
+            [cell.strip() for cell in line.strip("|\n").split("|")]
+            for line in self.shown.stdout.splitlines()
+        ]
+        return [line[column] for line in lines if line[0] == name]
+
+    def test_ratios_are_taken_in_each_round(self):
+        self.assertEqual(self.shown.returncode, 0, self.shown.stderr)
+        self.assertEqual(self.cells("Thinwire, 1-bit Adam", 1)[:2], ["110", "110"])
+        # 20, 20 and 10 times in the three rounds; of medians it would be 20.
+        self.assertEqual(self.cells("Thinwire, Adam (exact)", 3)[0], "1.05")
+        self.assertEqual(self.cells("Thinwire, 1-bit Adam", 2)[0], "800 KB")
+        # The wire: 0.8 MB at 96 Mbit/s of payload; computing is less.
+        self.assertEqual(self.cells("Thinwire, 1-bit Adam", 4)[0], "66.7")
+        self.assertEqual(self.cells("Thinwire, 1-bit Adam", 5)[0], "1.65")
+        # At 1 Gbit/s computing is more: 0.1 / 0.05, 0.11 / 0.06 and 0.3 / 0.05.
+        self.assertEqual(self.cells("Thinwire, 1-bit Adam", 5)[1], "2.00")
+        self.assertEqual((self.out / "table.md").read_text(), self.shown.stdout)
+
+    def test_parts_of_a_step(self):
+        parts = self.cells("Thinwire, 1-bit Adam", 2)
+        self.assertIn("100 Mbit/s", parts)
+        row = next(
+            line
+            for line in self.shown.stdout.splitlines()
+            if "| 100 Mbit/s | 110" in line
+        )
+        self.assertIn("| 110 | 40.0 | 10.0 | 50.0 | 66.7 |", row)
+
+    def test_time_to_a_loss_counts_exact_steps_as_exact(self):
+        steps = [
+            self.cells(name, 1)[-1]
+            for name in ("torch DDP, fp32", "Thinwire, 1-bit Adam")
+        ]
+        self.assertEqual(steps, ["250", "230"])
+        self.assertEqual(self.cells("torch DDP, fp32", 2)[-1], "550")
+        # 100 steps of 2.1 s and 130 of 0.11 s.
+        self.assertEqual(self.cells("Thinwire, 1-bit Adam", 2)[-1], "224")
+        self.assertEqual(self.cells("Thinwire, 1-bit Adam", 5)[-1], "115")
+
+    def test_a_loss_that_is_not_reached_is_said(self):
+        results = recorded()
+        results["runs"]["ddp_fp32"] = run_of(1000)
+        (self.out / "results.json").write_text(json.dumps(results))
+        done = subprocess.run(
+            [sys.executable, str(RUN), "--show", "--out", str(self.out)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        self.assertIn("| torch DDP, fp32 | not reached |", done.stdout)
+
+    def test_the_picture_is_text_and_bars(self):
+        svg = (self.out / "network.svg").read_text()
+        self.assertLess(len(svg), 100_000)
+        self.assertIn("prefers-color-scheme: dark", svg)
+        self.assertNotIn("nan", svg)
+        name = "{http://www.w3.org/2000/svg}"
+        root = ElementTree.fromstring(svg)
+        words = [element.text for element in root.iter(f"{name}text")]
+        for expected in (
+            "100 Mbit/s",
+            "1 Gbit/s",
+            "10 Gbit/s",
+            "110 ms (20×)",
+            "800 KB",
+        ):
+            self.assertIn(expected, words)
+        self.assertIn("Imaginary 9000", " ".join(words))
+        bars = [float(element.get("width")) for element in root.iter(f"{name}rect")]
+        self.assertEqual(len(bars), 4 * 3)
+        self.assertAlmostEqual(bars[0] / bars[2], 30, delta=0.5)
+
+    def test_marked_parts_of_pages_are_written_anew(self):
+        (self.folder / "docs").mkdir()
+        (self.folder / "bench").mkdir()
+        marked = "before\n<!-- network: {} -->\nold\n<!-- network: end -->\nafter\n"
+        (self.folder / "README.md").write_text(marked.format("short"))
+        (self.folder / "bench" / "README.md").write_text(marked.format("tables"))
+        for _ in range(2):
+            subprocess.run(
+                [
+                    sys.executable,
+                    str(PUBLISH),
+                    "--from",
+                    self.out,
+                    "--root",
+                    self.folder,
+                ],
+                check=True,
+            )
+        short = (self.folder / "README.md").read_text()
+        self.assertNotIn("old", short)
+        self.assertTrue(short.startswith("before\n<!-- network: short -->\n"))
+        self.assertTrue(short.endswith("<!-- network: end -->\nafter\n"))
+        self.assertIn(
+            "| Thinwire, 1-bit Adam | 800 KB | 110 (20×) | 110 (20×) |", short
+        )
+        whole = (self.folder / "bench" / "README.md").read_text()
+        self.assertIn(self.shown.stdout, whole)
+        self.assertTrue((self.folder / "docs" / "network.svg").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()
