@@ -5,7 +5,8 @@ one communication hook at a time, as it is told to; or one run from end to end.
 
 Under mpirun, which bench/network/run calls. What network_steps does with
 Thinwire, this does with its peer: CONTROL/ddp.RANK is a pipe that says
-"HOOK STEPS", line by line, and rank 0 answers with a line of JSON.
+"HOOK STEPS", line by line, and rank 0 answers with a line of JSON. "HOOK@MB" has
+buckets of so many megabytes.
 """
 
 import argparse
@@ -50,15 +51,19 @@ def hook(model, name):
 
 
 class Training:
-    def __init__(self, given, name):
+    def __init__(self, given, what):
+        name, _, megabytes = what.partition("@")
         plain = Gpt(given.layers, given.width, CONTEXT)
         plain.initialize(SEED)
         self.params = sum(p.numel() for p in plain.parameters())
         # PowerSGD begins an exchange when another ends, in whatever thread that
         # is: over gloo ranks disagree about the order unless one bucket holds all.
-        bucket = {"bucket_cap_mb": 1024} if "powersgd" in name else {}
+        if "powersgd" in name:
+            megabytes = 1024
         self.model = DistributedDataParallel(
-            plain, gradient_as_bucket_view=True, **bucket
+            plain,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=int(megabytes) if megabytes else None,
         )
         hook(self.model, name)
         self.optimizer = torch.optim.Adam(

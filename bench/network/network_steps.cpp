@@ -2,7 +2,8 @@
 // network_steps CONTROL LAYERS WIDTH BATCH TEXT...: trains train_gpt's model
 // with one optimizer at a time, as it is told to. Under mpirun; the file
 // CONTROL/thinwire.RANK is a pipe that says "OPTIMIZER STEPS", line by line,
-// and rank 0 answers with a line of JSON. bench/network/run speaks with it.
+// and rank 0 answers with a line of JSON. "OPTIMIZER@ELEMENTS" has buckets of
+// so many elements. bench/network/run speaks with it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -40,7 +41,6 @@ double seconds_since(Clock::time_point begin) {
 
 // Exact for two steps, then compressed. 0/1 Adam syncs at once every fourth
 // step, which train_gpt's schedule comes to after a third of a run.
-// "NAME@ELEMENTS": with buckets of so many.
 engine::Config config_of(const std::string& what) {
   const std::size_t at = what.find('@');
   const std::string optimizer = what.substr(0, at);
