@@ -8,12 +8,14 @@ from results import PEER, sets
 from tables import NAMES, digits, in_order, rate, size
 
 # In the units of the view box.
-WIDTH, LEFT, TOP, ROW, BOTTOM = 1010, 196, 62, 26, 50
+WIDTH, LEFT, TOP, ROW, BOTTOM, MARGIN = 1010, 196, 46, 26, 44, 16
 BAR, LABEL = 84, 120
 PANEL = BAR + LABEL
 
-# Plain rules, no variables: more programs understand them.
+# Plain rules, no variables, and a page of its own: who knows neither schemes nor
+# what is behind the picture shows it light.
 STYLE = """
+.page { fill: #ffffff; }
 text { fill: #1a1a19; font: 13px system-ui, -apple-system, sans-serif; }
 .head { font-weight: 600; }
 .quiet { fill: #6b6a66; font-size: 12px; }
@@ -21,6 +23,7 @@ text { fill: #1a1a19; font: 13px system-ui, -apple-system, sans-serif; }
 .peer { fill: #a3a29c; }
 line { stroke: #d8d7d3; }
 @media (prefers-color-scheme: dark) {
+  .page { fill: #0d1117; }
   text { fill: #f4f4f2; }
   .quiet { fill: #a3a29c; }
   .ours { fill: #4a98ea; }
@@ -80,10 +83,12 @@ def picture(results):
         ),
     ]
     svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{-MARGIN} {-MARGIN} '
+        f'{WIDTH + 2 * MARGIN} {height + 2 * MARGIN}" '
         'role="img" aria-labelledby="title">\n'
         '<title id="title">Bytes sent and time per training step on slow networks: '
         f"torch DDP and Thinwire</title>\n<style>{STYLE}</style>\n"
+        f'<rect x="{-MARGIN}" y="{-MARGIN}" width="100%" height="100%" class="page"/>\n'
     )
     for number, variant in enumerate(names):
         svg += text(0, TOP + ROW * number + 17.5, NAMES[variant])

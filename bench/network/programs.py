@@ -70,8 +70,8 @@ class Program:
         self.name = name
         self.log = folder / f"{name}_{ranks}.log"
         self.answers = queue.Queue()
-        paths = [folder / f"{name}.{rank}" for rank in range(ranks)]
-        for path in paths:
+        self.paths = [folder / f"{name}.{rank}" for rank in range(ranks)]
+        for path in self.paths:
             path.unlink(missing_ok=True)
             os.mkfifo(path)
         with open(self.log, "w") as log:
@@ -84,7 +84,7 @@ class Program:
                 text=True,
             )
         # For reading as well: so opening does not wait for the other end.
-        self.pipes = [os.open(path, os.O_RDWR) for path in paths]
+        self.pipes = [os.open(path, os.O_RDWR) for path in self.paths]
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
 
@@ -112,3 +112,5 @@ class Program:
             self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
+        for path in self.paths:
+            path.unlink()

@@ -89,7 +89,7 @@ def parts_table(found):
 
 
 def loss_table(results):
-    times = times_to_loss(results)
+    times = in_order(times_to_loss(results))
     rates = list(times[0].seconds)
     head = [
         "",
