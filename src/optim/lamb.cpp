@@ -23,23 +23,20 @@ AdamOptions adam_options(const LambOptions& o) {
           .decoupled_decay = true,
           .bias_correction = o.bias_correction,
           .epsilon_inside_sqrt = o.epsilon_inside_sqrt,
-          .groups = o.groups};
-}
-
-TrustLimits limits_of(const LambOptions& o) {
-  return {o.min_coeff, o.max_coeff};
+          .groups = {o.groups.begin(), o.groups.end()}};
 }
 
 }  // namespace
 
 void LambOptions::validate(std::size_t num_groups) const {
   adam_options(*this).validate(num_groups);
-  require_trust_limits(min_coeff, max_coeff);
+  require_trust_limits(*this);
 }
 
 Lamb::Lamb(ParameterLayout layout, const LambOptions& options)
-    : adam_(std::move(layout), adam_options(options)), options_(options) {
-  options_.validate(adam_.num_groups());
+    : adam_(std::move(layout), adam_options(options)) {
+  options.validate(adam_.num_groups());
+  limits_ = trust_limits(options, adam_.num_groups());
   ratios_.resize(adam_.layout().parameters().size());
 }
 
@@ -48,13 +45,12 @@ std::string_view Lamb::name() const noexcept { return "lamb"; }
 const ParameterLayout& Lamb::layout() const noexcept { return adam_.layout(); }
 
 std::string Lamb::describe() const {
-  return fmt::format("lamb min_coeff={} max_coeff={}\n{}", options_.min_coeff,
-                     options_.max_coeff, adam_.describe());
+  return fmt::format("lamb {}\n{}", optim::describe(limits_), adam_.describe());
 }
 
 void Lamb::apply(std::int64_t step, const UpdateArrays& arrays,
                  ThreadPool& pool) {
-  ratios_ = lamb_step(adam_, step, arrays, limits_of(options_), pool);
+  ratios_ = lamb_step(adam_, step, arrays, limits_, pool);
 }
 
 void Lamb::apply_part(std::int64_t step, Range part, const UpdateArrays& arrays,
@@ -88,7 +84,8 @@ void Lamb::set_norms(std::int64_t step, std::span<const NormSums> parameters) {
   require(parameters.size() == ratios_.size(), "parameters",
           fmt::format("of {} elements", ratios_.size()), parameters.size());
   for (std::size_t i = 0; i < ratios_.size(); ++i)
-    ratios_[i] = trust_ratio(parameters[i], limits_of(options_));
+    ratios_[i] =
+        trust_ratio(parameters[i], limits_[layout().parameters()[i].group]);
   norms_of_ = step;
 }
 

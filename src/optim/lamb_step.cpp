@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "optim/exact_exchange.h"
 #include "optim/norm_cells.h"
@@ -74,6 +75,22 @@ std::vector<Cells> parts_of(Cells cells) {
 
 }  // namespace
 
+void require_trust_limits(TrustLimits limits, std::string_view min_name,
+                          std::string_view max_name) {
+  const auto [min, max] = limits;
+  require(std::isfinite(min) && min >= 0, min_name, "finite and >= 0", min);
+  require(std::isfinite(max) && max > 0 && max >= min, max_name,
+          fmt::format("finite, > 0 and >= {} = {}", min_name, min), max);
+}
+
+std::string describe(std::span<const TrustLimits> limits) {
+  std::string text;
+  for (const auto& [min, max] : limits)
+    fmt::format_to(std::back_inserter(text), "{}min_coeff={} max_coeff={}",
+                   text.empty() ? "" : ", ", min, max);
+  return text;
+}
+
 TrustRatio trust_ratio(double params, double update, double min_coeff,
                        double max_coeff) {
   if (params == 0 || update == 0) return {};
@@ -138,7 +155,8 @@ void LambStep::update(Range part, const UpdateArrays& arrays,
 
 std::vector<TrustRatio> lamb_step(Adam& adam, std::int64_t step,
                                   const UpdateArrays& arrays,
-                                  TrustLimits limits, ThreadPool& pool) {
+                                  std::span<const TrustLimits> limits,
+                                  ThreadPool& pool) {
   const LambStep lamb(adam, step, arrays.grad_scale);
   std::vector<TrustRatio> ratios(adam.layout().parameters().size());
   const auto measure = [&](Cells cells, std::span<NormSums> sums) {
@@ -150,7 +168,8 @@ std::vector<TrustRatio> lamb_step(Adam& adam, std::int64_t step,
       NormSums total;
       for (; i < cells.size() && cells[i].parameter == parameter; ++i)
         total += sums[i];
-      ratios[parameter] = trust_ratio(total, limits);
+      const std::size_t group = adam.layout().parameters()[parameter].group;
+      ratios[parameter] = trust_ratio(total, limits[group]);
     }
   };
   const auto update = [&](Cells cells) {

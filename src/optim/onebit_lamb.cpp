@@ -25,8 +25,8 @@ struct OnebitLambImpl final : OnebitLambStage {
       : OnebitLambStage(c, layout, o) {}
 
   void exact_update(const UpdateArrays& arrays) override {
-    const std::vector<TrustRatio> ratios = lamb_step(
-        adam, steps, arrays, {options.min_coeff, options.max_coeff}, pool);
+    const std::vector<TrustRatio> ratios =
+        lamb_step(adam, steps, arrays, limits, pool);
     for (std::size_t i = 0; i < ratios.size(); ++i) {
       lamb_coeffs[i] = ratios[i].value;
       if (ratios[i].computed) average_coeff(i, ratios[i].value);
@@ -194,10 +194,12 @@ struct OnebitLambImpl final : OnebitLambStage {
 LowBitSettings settings_of(const OnebitLambOptions& o) {
   return low_bit_settings(
       "onebit_lamb",
-      fmt::format("{} max_coeff={} min_coeff={} coeff_beta={} factor_max={} "
-                  "factor_min={} factor_threshold={}",
-                  describe_freeze(o), o.max_coeff, o.min_coeff, o.coeff_beta,
-                  o.factor_max, o.factor_min, o.factor_threshold),
+      fmt::format(
+          "{} {} coeff_beta={} factor_max={} "
+          "factor_min={} factor_threshold={}",
+          describe_freeze(o),
+          describe(trust_limits(o, std::max<std::size_t>(1, o.groups.size()))),
+          o.coeff_beta, o.factor_max, o.factor_min, o.factor_threshold),
       o);
 }
 
@@ -207,7 +209,7 @@ void OnebitLambOptions::validate(const ParameterLayout& layout) const {
   require(!amsgrad, "amsgrad",
           "false (1-bit LAMB does not support it: its variance is frozen)",
           amsgrad);
-  require_trust_limits(min_coeff, max_coeff);
+  require_trust_limits(*this);
   require(coeff_beta >= 0 && coeff_beta < 1, "coeff_beta", "in [0, 1)",
           coeff_beta);
   require(std::isfinite(factor_min) && factor_min > 0, "factor_min",

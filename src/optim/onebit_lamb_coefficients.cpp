@@ -3,6 +3,7 @@
 #include <cmath>
 #include <utility>
 
+#include "optim/lamb_step.h"
 #include "optim/onebit_lamb_impl.h"
 
 namespace thinwire::optim {
@@ -21,7 +22,9 @@ std::vector<T> saved(const StateDict& state, std::string_view name, DType dtype,
 OnebitLambStage::OnebitLambStage(comm::Communicator& c,
                                  const ParameterLayout& layout,
                                  const OnebitLambOptions& o)
-    : TwoStage(c, layout, settings_of(o), freeze_options(o)), options(o) {
+    : TwoStage(c, layout, settings_of(o), freeze_options(o)),
+      options(o),
+      limits(trust_limits(o, layout.num_groups())) {
   const std::size_t count = layout.parameters().size();
   lamb_coeffs.assign(count, 0);
   frozen_coeffs.assign(count, 0);

@@ -89,17 +89,18 @@ struct DeepSpeedOnebitLamb final : OnebitLambStage {
       kernels::denominator(v.data(), u.data(), p.size, c);
       for (std::size_t k = 0; k < p.size; ++k) u[k] = m[k] / u[k];
       if (c.decoupled_decay > 0) add_scaled(u, c.decoupled_decay, x);
-      const double coeff =
-          trust(norm_of_rounded_squares(x), norm_of_rounded_squares(u));
+      const double coeff = trust(norm_of_rounded_squares(x),
+                                 norm_of_rounded_squares(u), limits[p.group]);
       if (coeff != 1) average_coeff(i, coeff);
       move(i, x, u, coeff);
     }
   }
 
-  [[nodiscard]] double trust(float params, float update) const {
+  [[nodiscard]] static double trust(float params, float update,
+                                    TrustLimits limits) {
     if (!(params > 0 && update > 0)) return 1;
     const double ratio = params / update;  // a division of floats
-    return std::max(std::min(ratio, options.max_coeff), options.min_coeff);
+    return std::max(std::min(ratio, limits.max_coeff), limits.min_coeff);
   }
 
   void move(std::size_t i, std::span<float> x, std::span<const float> u,

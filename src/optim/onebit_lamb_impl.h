@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "optim/two_stage.h"
+#include "thinwire/optim/lamb.h"
 #include "thinwire/optim/onebit_lamb.h"
 
 namespace thinwire::optim {
@@ -16,6 +17,7 @@ struct OnebitLambStage : TwoStage {
                   const OnebitLambOptions& o);
 
   OnebitLambOptions options;
+  std::vector<TrustLimits> limits;  // per group
   // Per parameter.
   std::vector<double> lamb_coeffs;  // of the last step
   std::vector<double> frozen_coeffs;

@@ -33,16 +33,6 @@ inline void require_learning_rate(double value) {
           "finite and >= 0", value);
 }
 
-/// Limits of LAMB's trust ratio.
-inline void require_trust_limits(double min_coeff, double max_coeff) {
-  require(std::isfinite(min_coeff) && min_coeff >= 0, "min_coeff",
-          "finite and >= 0", min_coeff);
-  require(std::isfinite(max_coeff) && max_coeff > 0 && max_coeff >= min_coeff,
-          "max_coeff",
-          fmt::format("finite, > 0 and >= min_coeff = {}", min_coeff),
-          max_coeff);
-}
-
 inline void require_group(std::size_t group, std::size_t num_groups) {
   require(group < num_groups, "group", fmt::format("below {}", num_groups),
           group);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <regex>
 
 #include "apps/thinwire/replay/replay.h"
@@ -147,6 +148,34 @@ TEST(Replay, FailsWhatItDoesNotUnderstand) {
             "unsupported: meta.stage 3");
   EXPECT_EQ(failure_after("\"delayed_shift\"", "\"shift\""),
             "unsupported: meta.fp16 \"shift\"");
+}
+
+// The recording's ratios lie between these limits, so it passes where the
+// groups' own are in force, and fails where one group has no own ones.
+TEST(Replay, LimitsOfTrustRatiosAreTheGroups) {
+  const auto outcome = [](const char* limits_of_the_last) {
+    const fs::path folder = copy_of("lamb_w2_zero_init");
+    nlohmann::json meta;
+    std::ifstream(folder / "meta.json") >> meta;
+    meta["opts"]["max_coeff"] = 0.02;
+    meta["opts"]["min_coeff"] = 0.015;
+    for (nlohmann::json& group : meta["groups"])
+      group.update({{"max_coeff", 10}, {"min_coeff", 0.01}});
+    meta["groups"].back().erase("max_coeff");
+    meta["groups"].back().erase("min_coeff");
+    meta["groups"].back().update(nlohmann::json::parse(limits_of_the_last));
+    std::ofstream(folder / "meta.json") << meta;
+    const Result result = replay_folder(folder);
+    fs::remove_all(folder);
+    return result;
+  };
+  const Result own = outcome(R"({"max_coeff": 10, "min_coeff": 0.01})");
+  EXPECT_EQ(own.outcome, Outcome::kPassed) << own.text;
+  const Result everybodys = outcome("{}");
+  EXPECT_EQ(everybodys.outcome, Outcome::kFailed);
+  EXPECT_TRUE(everybodys.text.starts_with("step ")) << everybodys.text;
+  const Result unknown = outcome(R"({"most_coeff": 10})");
+  EXPECT_EQ(unknown.text, "unsupported: meta.groups key \"most_coeff\"");
 }
 
 TEST(Replay, FailsATornFileByName) {

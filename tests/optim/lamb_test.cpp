@@ -122,11 +122,22 @@ TEST(Lamb, DecayIsNoPartOfTheMoments) {
 LambOptions with_groups() {
   LambOptions o{.learning_rate = 0.05, .weight_decay = 0.1};
   o.groups.resize(2);
-  o.groups[1] = {.learning_rate = 0.02,
-                 .beta1 = 0.5,
-                 .beta2 = 0.9,
-                 .epsilon = 1e-3,
-                 .weight_decay = 0.0};
+  o.groups[1] = {{.learning_rate = 0.02,
+                  .beta1 = 0.5,
+                  .beta2 = 0.9,
+                  .epsilon = 1e-3,
+                  .weight_decay = 0.0}};
+  return o;
+}
+
+// Ratios of the gradients here lie above the first group's limits, and below
+// the second one's.
+LambOptions with_limits_of_groups() {
+  LambOptions o = with_groups();
+  o.groups[0].min_coeff = 0.1;
+  o.groups[0].max_coeff = 0.2;
+  o.groups[1].min_coeff = 20;
+  o.groups[1].max_coeff = 30;
   return o;
 }
 
@@ -144,14 +155,12 @@ struct LambAndExchange : OnebitLambOptions {
 class LambWorlds : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(All, LambWorlds, ::testing::Values(1, 2, 3, 4, 8));
 
-TEST_P(LambWorlds, EqualPlainLoopsWithBothGroups) {
-  const int world = GetParam();
+void expect_plain_loops(int world, const LambOptions& options) {
   const ParameterLayout layout = test::awkward_layout();
-  const LambOptions options = with_groups();
   const auto got = test::train(world, layout, test::exact_lamb(options), 3);
   const auto setup =
       test::naive::setup_of(world, layout, LambAndExchange(options));
-  test::naive::Lamb want{setup, options.min_coeff, options.max_coeff,
+  test::naive::Lamb want{setup, test::naive::limits_of(layout, options),
                          test::normal(layout.size(), 3)};
   for (std::int64_t t = 1; t <= 3; ++t) {
     auto sum = test::gradient(layout.size(), t, 0);
@@ -162,6 +171,26 @@ TEST_P(LambWorlds, EqualPlainLoopsWithBothGroups) {
     want.apply(sum, static_cast<float>(1.0 / world));
   }
   for (const auto& params : got) EXPECT_EQ(params, want.params);
+}
+
+TEST_P(LambWorlds, EqualPlainLoopsWithBothGroups) {
+  expect_plain_loops(GetParam(), with_groups());
+}
+
+TEST_P(LambWorlds, EqualPlainLoopsWithLimitsOfEachGroup) {
+  expect_plain_loops(GetParam(), with_limits_of_groups());
+}
+
+TEST(Lamb, ClampsWithTheLimitsOfTheGroup) {
+  const ParameterLayout layout = test::grouped_layout();
+  Lamb rule(layout, with_limits_of_groups());
+  ThreadPool pool(1);
+  std::vector<float> params = test::normal(layout.size(), 3);
+  rule.apply(1, {params, test::gradient(layout.size(), 1, 0)}, pool);
+  for (std::size_t i = 0; i < layout.parameters().size(); ++i)
+    EXPECT_EQ(rule.trust_ratios()[i].value,
+              layout.parameters()[i].group == 0 ? 0.2 : 20)
+        << i;
 }
 
 TEST(Lamb, BitsDoNotDependOnBucketsOrThreads) {
@@ -188,7 +217,8 @@ TEST(Lamb, TakesTheNormsOfAllOfALargeTensor) {
   Lamb rule(layout, {.learning_rate = 0.1});
   test::naive::Lamb want{
       test::naive::setup_of(1, layout, OnebitLambOptions{.learning_rate = 0.1}),
-      0.01, 10, test::normal(layout.size(), 3)};
+      {{}},
+      test::normal(layout.size(), 3)};
   std::vector<float> params = want.params;
   // The last piece weighs as much as the others together.
   for (std::size_t i = 140'000; i < params.size(); ++i)
@@ -215,7 +245,8 @@ TEST(Lamb, EqualsPlainLoopsWhateverIsSharedOut) {
   Lamb rule(layout, {.learning_rate = 0.1});
   test::naive::Lamb want{
       test::naive::setup_of(1, layout, OnebitLambOptions{.learning_rate = 0.1}),
-      0.01, 10, test::normal(layout.size(), 3)};
+      {{}},
+      test::normal(layout.size(), 3)};
   std::vector<float> params = want.params;
   const auto grads = test::gradient(layout.size(), 1, 0);
   ThreadPool pool(2);
@@ -253,7 +284,7 @@ Shard shard_of(const ParameterLayout& model, Range range) {
     specs.push_back({p.name, {end - begin}, p.group});
   }
   shard.rule = std::make_unique<Lamb>(
-      ParameterLayout::of(specs, model.num_groups()), with_groups());
+      ParameterLayout::of(specs, model.num_groups()), with_limits_of_groups());
   return shard;
 }
 
@@ -265,7 +296,7 @@ TEST(Lamb, ShardsHaveTheBitsOfTheWhole) {
   for (const Range range :
        {Range{0, 2 * c}, Range{2 * c, 4 * c}, Range{6 * c, n - 6 * c}})
     shards.push_back(shard_of(model, range));
-  Lamb whole(model, with_groups());
+  Lamb whole(model, with_limits_of_groups());
   ThreadPool pool(2);
   std::vector<float> want = test::normal(n, 3);
   std::vector<float> params = want;

@@ -86,6 +86,28 @@ void trust_limits_are_refused() {
   refused(Options{.max_coeff = 0, .min_coeff = 0}, "max_coeff", "got 0");
   refused(Options{.min_coeff = -1}, "min_coeff", "-1");
   refused(Options{.min_coeff = NAN}, "min_coeff", "nan");
+
+  Options options;
+  options.groups.resize(2);
+  const auto group_refused = [&](std::optional<double> min,
+                                 std::optional<double> max, const char* name,
+                                 const char* value) {
+    options.groups[1].min_coeff = min;
+    options.groups[1].max_coeff = max;
+    refused(options, name, value);
+  };
+  group_refused(-1, {}, "groups[1].min_coeff", "got -1");
+  group_refused(NAN, {}, "groups[1].min_coeff", "nan");
+  group_refused({}, INFINITY, "groups[1].max_coeff", "inf");
+  group_refused({}, 0, "groups[1].max_coeff", "got 0");
+  // One of the group's, and one of all groups', that do not fit together.
+  group_refused({}, 0.001, "groups[1].max_coeff", ">= min_coeff = 0.01");
+  group_refused(20, {}, "max_coeff", ">= groups[1].min_coeff = 20, got 10");
+  options.groups[1].max_coeff = 30;
+  if constexpr (std::is_same_v<Options, LambOptions>)
+    EXPECT_NO_THROW(options.validate(2));
+  else
+    EXPECT_NO_THROW(options.validate(layout()));
 }
 
 TEST(LambOptions, LimitsOutOfRangeAreRefusedByName) {
@@ -148,6 +170,12 @@ TEST(LowBitOptimizers, RanksThatDisagreeAllSayWhere) {
         ErrorCode::kInvalidArgument, {"max_coeff=10", "max_coeff=9"}, [&] {
           test::exact_lamb({.max_coeff = first ? 10.0 : 9.0})(comm, layout());
         });
+    OnebitLambOptions groups;
+    groups.groups.resize(2);
+    groups.groups[1].min_coeff = first ? 0.5 : 0.25;
+    test::expect_error(ErrorCode::kInvalidArgument,
+                       {"min_coeff=0.5 ", "min_coeff=0.25 "},
+                       [&] { OnebitLamb(comm, layout(), groups); });
   });
 }
 

@@ -12,10 +12,30 @@
 
 namespace thinwire::test::naive {
 
+/// The limits of each group's trust ratio.
+struct Limits {
+  double least = 0.01;
+  double most = 10;
+};
+
+template <class Options>
+std::vector<Limits> limits_of(const ParameterLayout& layout, const Options& o) {
+  std::vector<Limits> limits;
+  for (std::size_t g = 0; g < layout.num_groups(); ++g) {
+    Limits own{o.min_coeff, o.max_coeff};
+    if (!o.groups.empty() && o.groups[g].min_coeff)
+      own.least = *o.groups[g].min_coeff;
+    if (!o.groups.empty() && o.groups[g].max_coeff)
+      own.most = *o.groups[g].max_coeff;
+    limits.push_back(own);
+  }
+  return limits;
+}
+
 /// Exact LAMB, on any gradient; what both optimizers start with.
 struct Lamb {
   Setup setup;
-  double min_coeff, max_coeff;
+  std::vector<Limits> limits;  ///< Per group.
   Floats params;
   std::int64_t t = 0;
   Floats m = Floats(setup.layout.size());
@@ -39,7 +59,9 @@ struct Lamb {
       const double u_norm = std::sqrt(sum_of_cells(u, range));
       optim::TrustRatio r;
       if (p_norm > 0 && u_norm > 0)
-        r = {std::min(std::max(p_norm / u_norm, min_coeff), max_coeff), true};
+        r = {std::min(std::max(p_norm / u_norm, limits[param.group].least),
+                      limits[param.group].most),
+             true};
       ratios.push_back(r);
       const auto step = static_cast<float>(-k.learning_rate * r.value);
       for (std::size_t i = range.offset; i < range.end(); ++i)
@@ -56,7 +78,7 @@ class OnebitLamb {
              const optim::OnebitLambOptions& o, Floats start)
       : o_(o),
         setup_(setup_of(world, layout, o)),
-        lamb_{setup_, o.min_coeff, o.max_coeff, std::move(start)},
+        lamb_{setup_, limits_of(layout, o), std::move(start)},
         gradients_(setup_),
         bits_(setup_),
         count_(layout.parameters().size()),

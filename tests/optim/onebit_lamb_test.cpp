@@ -44,6 +44,16 @@ OnebitLambOptions with_groups() {
       OnebitLambOptions{.learning_rate = 0.02, .weight_decay = 0.01});
 }
 
+// Ratios lie above the first group's limits, and below the second one's.
+OnebitLambOptions with_limits_of_groups() {
+  OnebitLambOptions o = with_groups();
+  o.groups[0].min_coeff = 0.1;
+  o.groups[0].max_coeff = 0.2;
+  o.groups[1].min_coeff = 20;
+  o.groups[1].max_coeff = 30;
+  return o;
+}
+
 OnebitLambOptions with_masks() {
   OnebitLambOptions o = with_groups();
   for (std::size_t g = 0; g < 2; ++g)
@@ -124,6 +134,7 @@ std::vector<Variant> variants() {
          o.factor_threshold = 0.02;
          o.coeff_beta = 0.5;
        })},
+      {"limits_of_groups", with_limits_of_groups()},
       {"small_buckets", with([](auto& o) { o.exchange.bucket_elements = 40; })},
       {"shrinking", with([](auto& o) { o.beta2 = 0.9; }), driven(shrinking)},
       {"shrinking_masks", with_masks(), driven(shrinking)},
@@ -153,6 +164,49 @@ TEST_P(OnebitLambVariants, EqualPlainLoops) {
   OnebitLambOptions options = variant.options;
   options.freeze_step = kFreeze;
   expect_naive(world, test::grouped_layout(), options, variant.run);
+}
+
+class OnebitLambSemantics : public ::testing::TestWithParam<Semantics> {};
+INSTANTIATE_TEST_SUITE_P(Both, OnebitLambSemantics,
+                         ::testing::Values(Semantics::kCorrected,
+                                           Semantics::kDeepSpeed),
+                         [](const auto& tested) {
+                           return std::string(to_string(tested.param));
+                         });
+
+// Exact steps clamp with the group's limits; compressed ones adapt the average
+// of what was clamped, and go beyond the limits.
+TEST_P(OnebitLambSemantics, ClampsWithTheLimitsOfTheGroup) {
+  const auto layout = ParameterLayout::of({{"a", {40}, 0}, {"b", {7}, 1}});
+  OnebitLambOptions options = with_limits_of_groups();
+  options.semantics = GetParam();
+  options.beta2 = 0.9;
+  options.coeff_beta = 0.5;
+  options.freeze_step = 4;
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    OnebitLamb optimizer(comm, layout, options);
+    std::vector<float> params = test::normal(layout.size(), 3);
+    std::vector<double> average(2);
+    bool left_the_limits = false;
+    for (std::int64_t t = 1; t <= 12; ++t) {
+      auto grads = shrinking(layout, t, comm.rank());
+      if (optimizer.step(params, grads).phase != Phase::kExact) {
+        for (std::size_t i = 0; i < 2; ++i)
+          left_the_limits |= optimizer.lamb_coeffs()[i] > (i == 0 ? 0.2 : 30);
+        continue;
+      }
+      const bool initializes = GetParam() == Semantics::kDeepSpeed && t == 1;
+      if (initializes) continue;
+      EXPECT_EQ(optimizer.lamb_coeffs(), (std::vector{0.2, 20.0})) << t;
+      for (std::size_t i = 0; i < 2; ++i)
+        average[i] = 0.5 * average[i] + (1 - 0.5) * (i == 0 ? 0.2 : 20.0);
+      const StateDict state = optimizer.state_dict();
+      const auto frozen = state.array("lamb_coeff_freeze").as<double>();
+      EXPECT_EQ(std::vector<double>(frozen.begin(), frozen.end()), average);
+    }
+    EXPECT_GT(optimizer.frozen_at(), 0);
+    EXPECT_TRUE(left_the_limits);
+  });
 }
 
 }  // namespace

@@ -63,11 +63,13 @@ ParameterLayout layout() {
 MakeRule make_rule(bool is_lamb) {
   return [is_lamb](
              const ParameterLayout& of) -> std::unique_ptr<optim::UpdateRule> {
-    if (is_lamb)
-      return std::make_unique<optim::Lamb>(
-          of, LambOptions{.learning_rate = 0.01,
-                          .weight_decay = 0.1,
-                          .groups = {{}, {.weight_decay = 0}}});
+    if (is_lamb) {
+      LambOptions lamb{.learning_rate = 0.01, .weight_decay = 0.1};
+      lamb.groups.resize(2);
+      lamb.groups[0].max_coeff = 0.3;  // below the ratios of most parameters
+      lamb.groups[1].weight_decay = 0;
+      return std::make_unique<optim::Lamb>(of, lamb);
+    }
     return std::make_unique<optim::Adam>(
         of, AdamOptions{.learning_rate = 0.01,
                         .weight_decay = 0.1,

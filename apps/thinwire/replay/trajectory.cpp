@@ -252,13 +252,15 @@ ParameterLayout layout_of(const json& meta) {
   return ParameterLayout::of(std::move(specs));
 }
 
+void read_number(const json& from, const char* key,
+                 std::optional<double>& field) {
+  if (from.contains(key)) field = from.at(key).get<double>();
+}
+
 void read_numbers(const json& from, optim::AdamGroup& group) {
-  const auto number = [&](const char* key, std::optional<double>& field) {
-    if (from.contains(key)) field = from.at(key).get<double>();
-  };
-  number("lr", group.learning_rate);
-  number("eps", group.epsilon);
-  number("weight_decay", group.weight_decay);
+  read_number(from, "lr", group.learning_rate);
+  read_number(from, "eps", group.epsilon);
+  read_number(from, "weight_decay", group.weight_decay);
   if (from.contains("betas")) {
     group.beta1 = from.at("betas").at(0).get<double>();
     group.beta2 = from.at("betas").at(1).get<double>();

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -48,6 +49,8 @@ void replay_trajectory(const RecordedCase& recorded, comm::Communicator& comm,
 /// Throws Unsupported naming the first key that is not in `keys`.
 void require_known(const nlohmann::json& object,
                    const std::vector<std::string>& keys, const char* what);
+void read_number(const nlohmann::json& from, const char* key,
+                 std::optional<double>& field);
 /// What a group, or the optimizer as a whole, says of Adam's numbers.
 void read_numbers(const nlohmann::json& from, optim::AdamGroup& group);
 /// 1 for the rows of each tensor below `rows_from`, 0 from there on.
@@ -88,6 +91,11 @@ template <class Options>
     if constexpr (requires { to.non_freeze; }) {
       keys.push_back("non_freeze");
       to.non_freeze = group.value("non_freeze", false);
+    }
+    if constexpr (requires { to.max_coeff; }) {
+      keys.insert(keys.end(), {"max_coeff", "min_coeff"});
+      read_number(group, "max_coeff", to.max_coeff);
+      read_number(group, "min_coeff", to.min_coeff);
     }
     require_known(group, keys, "meta.groups key");
     read_numbers(group, to);

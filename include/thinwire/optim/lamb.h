@@ -1,11 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "thinwire/optim/adam.h"
 
 namespace thinwire::optim {
+
+/// What a group of parameters does differently; unset fields are the options'.
+struct LambGroup : AdamGroup {
+  std::optional<double> max_coeff{};
+  std::optional<double> min_coeff{};
+
+  bool operator==(const LambGroup&) const = default;
+};
 
 /// Settings of Lamb:
 ///   Lamb rule(layout, {.learning_rate = 1e-2, .weight_decay = 0.01});
@@ -20,12 +29,18 @@ struct LambOptions {
   bool bias_correction = true;
   bool epsilon_inside_sqrt = false;  ///< sqrt(v + eps), not sqrt(v) + eps.
   /// One entry per group of the layout, or empty: all alike.
-  std::vector<AdamGroup> groups{};
+  std::vector<LambGroup> groups{};
 
   /// Throws Error(kInvalidArgument) naming the field, its range and its value.
   void validate(std::size_t num_groups) const;
 
   bool operator==(const LambOptions&) const = default;
+};
+
+/// The limits of a trust ratio.
+struct TrustLimits {
+  double min_coeff = 0.01;
+  double max_coeff = 10;
 };
 
 /// What LAMB multiplies one parameter's step with.
@@ -71,8 +86,8 @@ class Lamb final : public UpdateRule {
   }
 
  private:
-  Adam adam_;  // moments, groups and learning rates
-  LambOptions options_;
+  Adam adam_;                        // moments, groups and learning rates
+  std::vector<TrustLimits> limits_;  // per group
   std::vector<TrustRatio> ratios_;
   std::int64_t norms_of_ = 0;  // the step that set_norms() was for
 };

@@ -12,6 +12,14 @@
 
 namespace thinwire::optim {
 
+/// What a group of parameters does differently; unset fields are the options'.
+struct OnebitLambGroup : MaskedGroup {
+  std::optional<double> max_coeff{};
+  std::optional<double> min_coeff{};
+
+  bool operator==(const OnebitLambGroup&) const = default;
+};
+
 /// Settings of OnebitLamb:
 ///   OnebitLamb opt(comm, layout, {.learning_rate = 1e-2, .freeze_step =
 ///   1000});
@@ -26,8 +34,10 @@ struct OnebitLambOptions {
   /// Refused if set: the variance is frozen, a running maximum means nothing.
   bool amsgrad = false;
   /// One entry per group of the layout, or empty: all alike.
-  std::vector<MaskedGroup> groups{};
+  std::vector<OnebitLambGroup> groups{};
 
+  /// Of a ratio when an exact step computes it; compressed steps adapt the
+  /// average of such ratios by the factor alone.
   double max_coeff = 10;    ///< Largest trust ratio, finite, >= min_coeff.
   double min_coeff = 0.01;  ///< Smallest trust ratio, finite, >= 0.
   /// Decay of the trust ratios' average that compressed steps use, in [0, 1).
