@@ -130,15 +130,8 @@ LambOptions with_groups() {
   return o;
 }
 
-// Ratios of the gradients here lie above the first group's limits, and below
-// the second one's.
 LambOptions with_limits_of_groups() {
-  LambOptions o = with_groups();
-  o.groups[0].min_coeff = 0.1;
-  o.groups[0].max_coeff = 0.2;
-  o.groups[1].min_coeff = 20;
-  o.groups[1].max_coeff = 30;
-  return o;
+  return test::naive::with_limits_of_groups(with_groups());
 }
 
 // What setup_of() asks for beyond LambOptions.

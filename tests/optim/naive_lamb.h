@@ -32,6 +32,17 @@ std::vector<Limits> limits_of(const ParameterLayout& layout, const Options& o) {
   return limits;
 }
 
+/// Two groups' limits: ratios of the gradients that tests use lie above the
+/// first one's, and below the second one's.
+template <class Options>
+Options with_limits_of_groups(Options o) {
+  o.groups[0].min_coeff = 0.1;
+  o.groups[0].max_coeff = 0.2;
+  o.groups[1].min_coeff = 20;
+  o.groups[1].max_coeff = 30;
+  return o;
+}
+
 /// Exact LAMB, on any gradient; what both optimizers start with.
 struct Lamb {
   Setup setup;

@@ -44,14 +44,8 @@ OnebitLambOptions with_groups() {
       OnebitLambOptions{.learning_rate = 0.02, .weight_decay = 0.01});
 }
 
-// Ratios lie above the first group's limits, and below the second one's.
 OnebitLambOptions with_limits_of_groups() {
-  OnebitLambOptions o = with_groups();
-  o.groups[0].min_coeff = 0.1;
-  o.groups[0].max_coeff = 0.2;
-  o.groups[1].min_coeff = 20;
-  o.groups[1].max_coeff = 30;
-  return o;
+  return test::naive::with_limits_of_groups(with_groups());
 }
 
 OnebitLambOptions with_masks() {
