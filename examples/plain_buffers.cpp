@@ -5,21 +5,20 @@
 #include <random>
 #include <vector>
 
-#include "thinwire/comm/registry.h"
+#include "thinwire/comm/run.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/optim/onebit_adam.h"
 
 // No framework: your memory, your gradients. Finds the centre of points that
 // every rank draws for itself; start it alone or under mpirun.
-int main() {
-  const auto comm = thinwire::comm::from_environment();
+void find_centre(thinwire::comm::Communicator& comm) {
   const auto layout = thinwire::ParameterLayout::of(
       {{.name = "centre", .shape = {300, 100}}, {.name = "bias", .shape = {}}});
   thinwire::optim::OnebitAdam optimizer(
-      *comm, layout, {.learning_rate = 0.02, .freeze_step = 100});
+      comm, layout, {.learning_rate = 0.02, .freeze_step = 100});
 
   std::vector<float> params(layout.size()), grads(layout.size());
-  std::mt19937 random(static_cast<unsigned>(comm->rank()));
+  std::mt19937 random(static_cast<unsigned>(comm.rank()));
   std::normal_distribution<float> noise;
   for (int step = 1; step <= 400; ++step) {
     double distance = 0;
@@ -29,7 +28,7 @@ int main() {
       grads[i] = params[i] - centre + noise(random);
     }
     const auto report = optimizer.step(params, grads);
-    if (comm->rank() == 0 && step % 50 == 0) {
+    if (comm.rank() == 0 && step % 50 == 0) {
       std::cout << "step " << step << ": " << to_string(report.phase)
                 << ", distance "
                 << distance / static_cast<double>(params.size()) << ", "
@@ -37,3 +36,5 @@ int main() {
     }
   }
 }
+
+int main() { return thinwire::comm::run(find_centre); }

@@ -4,13 +4,12 @@
 #include <random>
 #include <vector>
 
-#include "thinwire/comm/registry.h"
+#include "thinwire/comm/run.h"
 #include "thinwire/engine/engine.h"
 
 // No framework, fp16, two backwards per step. Finds the centre of points that
 // every rank draws for itself; start it alone or under mpirun.
-int main() {
-  const auto comm = thinwire::comm::from_environment();
+void find_centre(thinwire::comm::Communicator& comm) {
   const auto layout = thinwire::ParameterLayout::of(
       {{.name = "centre", .shape = {300, 100}}, {.name = "bias", .shape = {}}});
   const thinwire::engine::Config config{
@@ -19,9 +18,9 @@ int main() {
       .precision = {.dtype = thinwire::DType::kFloat16},
       .gradient_accumulation_steps = 2};
   std::vector<thinwire::Half> params(layout.size()), grads(layout.size());
-  thinwire::engine::Engine engine(*comm, layout, config, params, grads);
+  thinwire::engine::Engine engine(comm, layout, config, params, grads);
 
-  std::mt19937 random(static_cast<unsigned>(comm->rank()));
+  std::mt19937 random(static_cast<unsigned>(comm.rank()));
   std::normal_distribution<float> noise;
   const auto add_gradient = [&](const thinwire::Parameter& parameter) {
     const auto factor = static_cast<float>(engine.loss_factor());
@@ -43,7 +42,7 @@ int main() {
       engine.end_backward();
       report = engine.step();  // Takes effect after the second backward.
     }
-    if (comm->rank() == 0 && step % 50 == 0) {
+    if (comm.rank() == 0 && step % 50 == 0) {
       std::cout << "step " << step << ": " << to_string(report.phase)
                 << ", first number " << to_float(params[0]) << ", loss scale "
                 << report.loss_scale << ", " << report.bytes_sent
@@ -51,3 +50,5 @@ int main() {
     }
   }
 }
+
+int main() { return thinwire::comm::run(find_centre); }

@@ -3,30 +3,31 @@
 
 #include <iostream>
 
-#include "thinwire/comm/registry.h"
+#include "thinwire/comm/run.h"
 #include "thinwire/torch/engine.h"
 
 // Trains a small LibTorch module data-parallel; start it alone or under mpirun.
-int main() {
-  const auto comm = thinwire::comm::from_environment();
+void train(thinwire::comm::Communicator& comm) {
   torch::nn::Sequential model(torch::nn::Linear(8, 64), torch::nn::Tanh(),
                               torch::nn::Linear(64, 1));
   const thinwire::engine::Config config{
       .optimizer = thinwire::optim::OnebitAdamOptions{.learning_rate = 0.01,
                                                       .freeze_step = 100}};
-  thinwire::torch::Engine engine(*model, *comm, config);
+  thinwire::torch::Engine engine(*model, comm, config);
 
-  torch::manual_seed(comm->rank());  // Every rank has data of its own.
+  torch::manual_seed(comm.rank());  // Every rank has data of its own.
   for (int step = 1; step <= 400; ++step) {
     const auto inputs = torch::rand({32, 8});
     const auto wanted = inputs.sum(1, /*keepdim=*/true).sin();
     const auto loss = torch::mse_loss(model->forward(inputs), wanted);
     engine.backward(loss);
     const auto report = engine.step();
-    if (comm->rank() == 0 && step % 50 == 0) {
+    if (comm.rank() == 0 && step % 50 == 0) {
       std::cout << "step " << step << ": " << to_string(report.phase)
                 << ", loss " << loss.item<double>() << ", " << report.bytes_sent
                 << " bytes sent\n";
     }
   }
 }
+
+int main() { return thinwire::comm::run(train); }

@@ -3,7 +3,7 @@
 
 #include <iostream>
 
-#include "thinwire/comm/registry.h"
+#include "thinwire/comm/run.h"
 #include "thinwire/torch/engine.h"
 
 namespace {
@@ -20,8 +20,7 @@ torch::Tensor loss_of(torch::nn::Sequential& model,
 
 // A LibTorch module in fp16, four backwards per step, and an evaluation; start
 // it alone or under mpirun.
-int main() {
-  const auto comm = thinwire::comm::from_environment();
+void train(thinwire::comm::Communicator& comm) {
   torch::nn::Sequential model(torch::nn::Linear(8, 64), torch::nn::Tanh(),
                               torch::nn::Linear(64, 1));
   const thinwire::engine::Config config{
@@ -30,9 +29,9 @@ int main() {
       .precision = {.dtype = thinwire::DType::kFloat16},
       .gradient_clipping = 1,
       .gradient_accumulation_steps = 4};
-  thinwire::torch::Engine engine(*model, *comm, config);
+  thinwire::torch::Engine engine(*model, comm, config);
 
-  torch::manual_seed(comm->rank());  // Every rank has data of its own.
+  torch::manual_seed(comm.rank());  // Every rank has data of its own.
   for (int step = 1; step <= 400; ++step) {
     thinwire::engine::EngineReport report;
     for (int backward = 1; backward <= 4; ++backward) {
@@ -42,7 +41,7 @@ int main() {
     if (step % 50 != 0) continue;
     const auto evaluation = engine.evaluation();  // On all ranks.
     const auto loss = loss_of(model, torch::rand({256, 8}));
-    if (comm->rank() == 0) {
+    if (comm.rank() == 0) {
       std::cout << "step " << step << ": " << to_string(report.phase)
                 << ", loss " << loss.item<double>() << ", loss scale "
                 << report.loss_scale << ", " << report.bytes_sent
@@ -50,3 +49,5 @@ int main() {
     }
   }
 }
+
+int main() { return thinwire::comm::run(train); }

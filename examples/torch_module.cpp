@@ -3,21 +3,20 @@
 
 #include <iostream>
 
-#include "thinwire/comm/registry.h"
+#include "thinwire/comm/run.h"
 #include "thinwire/optim/onebit_adam.h"
 #include "thinwire/torch/module_memory.h"
 
 // Trains a small LibTorch module data-parallel; start it alone or under mpirun.
-int main() {
-  const auto comm = thinwire::comm::from_environment();
+void train(thinwire::comm::Communicator& comm) {
   torch::nn::Sequential model(torch::nn::Linear(8, 64), torch::nn::Tanh(),
                               torch::nn::Linear(64, 1));
   thinwire::torch::ModuleMemory memory(*model);
-  comm->broadcast(memory.params(), 0);  // All ranks start with the same model.
+  comm.broadcast(memory.params(), 0);  // All ranks start with the same model.
   thinwire::optim::OnebitAdam optimizer(
-      *comm, memory.layout(), {.learning_rate = 0.01, .freeze_step = 100});
+      comm, memory.layout(), {.learning_rate = 0.01, .freeze_step = 100});
 
-  torch::manual_seed(comm->rank());  // Every rank has data of its own.
+  torch::manual_seed(comm.rank());  // Every rank has data of its own.
   for (int step = 1; step <= 400; ++step) {
     const auto inputs = torch::rand({32, 8});
     const auto wanted = inputs.sum(1, /*keepdim=*/true).sin();
@@ -25,10 +24,12 @@ int main() {
     auto loss = torch::mse_loss(model->forward(inputs), wanted);
     loss.backward();
     const auto report = optimizer.step(memory.params(), memory.grads());
-    if (comm->rank() == 0 && step % 50 == 0) {
+    if (comm.rank() == 0 && step % 50 == 0) {
       std::cout << "step " << step << ": " << to_string(report.phase)
                 << ", loss " << loss.item<double>() << ", " << report.bytes_sent
                 << " bytes sent\n";
     }
   }
 }
+
+int main() { return thinwire::comm::run(train); }

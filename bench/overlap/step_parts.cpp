@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "apps/train_gpt/model.h"
-#include "thinwire/comm/registry.h"
+#include "thinwire/comm/run.h"
 #include "thinwire/optim/adam.h"
 #include "thinwire/shard/zero_optimizer.h"
 
@@ -281,12 +281,5 @@ int main(int argc, char** argv) {
     field = static_cast<std::size_t>(
         std::strtoull(argv[is_zero ? ++i : i], nullptr, 10));
   }
-  try {
-    const auto comm = comm::from_environment();
-    Bench(*comm, sizes).run();
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "step_parts: {}\n", error.what());
-    return 1;
-  }
-  return 0;
+  return comm::run([&](comm::Communicator& comm) { Bench(comm, sizes).run(); });
 }

@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "comm/failure.h"
 #include "thinwire/core/checksum.h"
 #include "thinwire/core/error.h"
 
@@ -75,7 +77,39 @@ std::string first_difference(const std::vector<std::string>& texts) {
                      quote(lines_of(texts[*other]), first_line), *other);
 }
 
+// 0: nothing was thrown; else 1 + the code.
+std::int32_t status_of(const std::exception& error) {
+  const auto* own = dynamic_cast<const Error*>(&error);
+  const ErrorCode code =
+      own != nullptr ? own->code() : ErrorCode::kFailedPrecondition;
+  return 1 + static_cast<std::int32_t>(code);
+}
+
 }  // namespace
+
+void require_everywhere(Communicator& comm,
+                        const std::function<void()>& check) {
+  std::int32_t status = 0;
+  std::string text;
+  std::exception_ptr thrown;
+  try {
+    check();
+  } catch (const std::exception& error) {
+    thrown = std::current_exception();
+    status = status_of(error);
+    text = error.what();
+  }
+  std::vector<std::int32_t> all(static_cast<std::size_t>(comm.size()));
+  comm.all_gather(ConstView(&status, 1, DType::kInt32), all);
+  const auto failed =
+      std::find_if(all.begin(), all.end(), [](auto s) { return s != 0; });
+  if (failed == all.end()) return;
+  const auto rank = static_cast<std::size_t>(failed - all.begin());
+  const std::string cause = gather_texts(comm, text)[rank];
+  if (thrown) std::rethrow_exception(thrown);
+  throw Error(static_cast<ErrorCode>(*failed - 1),
+              failure::gave_up(static_cast<int>(rank), cause));
+}
 
 void require_same(Communicator& comm, std::string_view what,
                   std::string_view text) {

@@ -48,12 +48,13 @@ struct Communicator::Impl {
   ~Impl() {
     // The caller is not coming back: peers must not wait for their time-out,
     // nor this destructor for them.
-    if (std::uncaught_exceptions() > exceptions_before) {
-      const std::string reason =
-          "its communicator was destroyed by an exception";
-      queue.cancel(reason);
-      transport->give_up(reason);
-    }
+    if (std::uncaught_exceptions() > exceptions_before)
+      give_up("its communicator was destroyed by an exception");
+  }
+
+  void give_up(const std::string& reason) {
+    queue.cancel(reason);
+    transport->give_up(reason);
   }
 
   /// `payload` counts what this rank sends to others.
@@ -298,6 +299,10 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
       .wait();
   if (!part) return nullptr;
   return std::make_unique<Communicator>(std::move(part), impl_->options);
+}
+
+void Communicator::give_up(std::string_view reason) noexcept {
+  impl_->give_up(std::string(reason));
 }
 
 }  // namespace thinwire::comm

@@ -7,6 +7,8 @@
 namespace thinwire::comm::failure {
 namespace {
 
+constexpr std::string_view kGaveUp = " gave up: ";
+
 // "rank 2", "ranks 1, 3".
 std::string name_ranks(std::span<const int> peers) {
   return fmt::format("{} {}", peers.size() == 1 ? "rank" : "ranks",
@@ -28,9 +30,26 @@ std::string interrupted(const Operation& operation, std::span<const int> peers,
                      operation.name, reason, name_ranks(peers));
 }
 
+std::string gave_up(int peer, std::string_view reason) {
+  return fmt::format("rank {}{}{}", peer, kGaveUp, reason);
+}
+
 std::string gave_up(const Operation& operation, int peer,
                     std::string_view reason) {
-  return fmt::format("{}: rank {} gave up: {}", operation.name, peer, reason);
+  return fmt::format("{}: {}", operation.name, gave_up(peer, reason));
+}
+
+bool tells_of_a_peer(std::string_view message) noexcept {
+  // "all_reduce: rank 1 gave up: ...", but not "... this rank gave up: ...".
+  constexpr std::string_view kRank = "rank ";
+  for (std::size_t at = message.find(kRank); at != std::string_view::npos;
+       at = message.find(kRank, at + 1)) {
+    std::string_view rest = message.substr(at + kRank.size());
+    const std::size_t digits = rest.find_first_not_of("0123456789");
+    if (digits == 0 || digits == std::string_view::npos) continue;
+    if (rest.substr(digits).starts_with(kGaveUp)) return true;
+  }
+  return false;
 }
 
 std::string left(const Operation& operation, int peer) {

@@ -17,8 +17,11 @@ namespace thinwire::comm::failure {
 [[nodiscard]] std::string interrupted(const Operation& operation,
                                       std::span<const int> peers,
                                       std::string_view reason);
+[[nodiscard]] std::string gave_up(int peer, std::string_view reason);
 [[nodiscard]] std::string gave_up(const Operation& operation, int peer,
                                   std::string_view reason);
+/// `message` is of an error that only passes another rank's failure on.
+[[nodiscard]] bool tells_of_a_peer(std::string_view message) noexcept;
 [[nodiscard]] std::string left(const Operation& operation, int peer);
 [[nodiscard]] std::string this_rank_gave_up(const Operation& operation,
                                             std::string_view reason);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <stdexcept>
 #include <string>
 
 #include "support/errors.h"
@@ -73,6 +74,64 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(RequireSameOfThree);
 INSTANTIATE_TEST_SUITE_P(All, RequireSameOfThree,
                          ::testing::ValuesIn(test::groups(3)),
                          ::testing::PrintToStringParamName());
+
+// ---- require_everywhere
+class RequireEverywhere : public ::testing::TestWithParam<test::Group> {};
+class RequireEverywhereOfTwo : public ::testing::TestWithParam<test::Group> {};
+INSTANTIATE_TEST_SUITE_P(All, RequireEverywhere,
+                         ::testing::ValuesIn(test::groups()),
+                         ::testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(All, RequireEverywhereOfTwo,
+                         ::testing::ValuesIn(test::groups(2)),
+                         ::testing::PrintToStringParamName());
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(RequireEverywhereOfTwo);
+
+TEST_P(RequireEverywhere, CostsOneGatherWhereNothingIsThrown) {
+  test::run_ranks(GetParam(), [](Communicator& comm) {
+    int calls = 0;
+    require_everywhere(comm, [&] { ++calls; });
+    EXPECT_EQ(calls, 1);
+    EXPECT_EQ(comm.counters().collectives, 1u);
+    EXPECT_EQ(comm.counters().bytes_sent,
+              4u * static_cast<std::size_t>(comm.size() - 1));
+  });
+}
+
+TEST_P(RequireEverywhereOfTwo, ThrowsOnAllRanksWithTheCodeAndCauseOfOne) {
+  test::run_ranks(GetParam(), [](Communicator& comm) {
+    const int last = comm.size() - 1;
+    for (int i = 0; i < 2; ++i)  // the communicator can be used after it
+      expect_error(ErrorCode::kCorruptCheckpoint,
+                   {comm.rank() == last
+                        ? std::string("torn")
+                        : "rank " + std::to_string(last) + " gave up: torn"},
+                   [&] {
+                     require_everywhere(comm, [&] {
+                       if (comm.rank() == last)
+                         throw Error(ErrorCode::kCorruptCheckpoint, "torn");
+                     });
+                   });
+  });
+}
+
+TEST_P(RequireEverywhereOfTwo, PassesTheCauseOfTheLowestRankOn) {
+  test::run_ranks(GetParam(), [](Communicator& comm) {
+    const auto check = [&] {
+      if (comm.rank() == 0) throw std::runtime_error("disk full");
+      if (comm.rank() == 1) throw Error(ErrorCode::kUnavailable, "no disk");
+    };
+    if (comm.rank() == 0) {
+      EXPECT_THROW(require_everywhere(comm, check), std::runtime_error);
+    } else if (comm.rank() == 1) {
+      expect_error(ErrorCode::kUnavailable, {"no disk"},
+                   [&] { require_everywhere(comm, check); });
+    } else {
+      expect_error(ErrorCode::kFailedPrecondition,
+                   {"rank 0 gave up: disk full"},
+                   [&] { require_everywhere(comm, check); });
+    }
+  });
+}
 
 }  // namespace
 }  // namespace thinwire::comm

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // One rank of an MPI job in which rank 1 fails in the way named on the command
 // line. Every other rank prints the error it gets, lets the others print
-// theirs, and exits with 1. Started by mpi_failure_test.
+// theirs, and exits with 1. With "run" as the third argument all that is left
+// to comm::run(). Started by mpi_failure_test.
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
@@ -11,7 +13,9 @@
 #include <thread>
 #include <vector>
 
+#include "thinwire/comm/agreement.h"
 #include "thinwire/comm/registry.h"
+#include "thinwire/comm/run.h"
 #include "thinwire/core/error.h"
 
 namespace {
@@ -43,21 +47,29 @@ void fail(const std::string& mode, Communicator& comm) {
   }
 }
 
-void run(const std::string& mode, std::size_t elements) {
-  const auto comm = thinwire::comm::from_environment();
+// As mpirun numbers this process, which has no communicator yet.
+bool is_launched_as_rank_1() {
+  const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  if (rank == nullptr) rank = std::getenv("PMI_RANK");
+  return rank != nullptr && std::strcmp(rank, "1") == 0;
+}
+
+void run(const std::string& mode, std::size_t elements, Communicator& comm) {
   std::vector<float> data(elements, 1.0f);
-  comm->all_reduce(data);
-  if (comm->rank() == 1 && mode != "none") {
+  comm.all_reduce(data);
+  if (mode == "disagree")
+    thinwire::comm::require_same(comm, "options", std::to_string(comm.rank()));
+  if (comm.rank() == 1 && mode != "none") {
     if (mode == "leave") return;
-    fail(mode, *comm);
+    fail(mode, comm);
   } else {
     // Some are queued when the failure comes.
     std::vector<std::vector<float>> more(3, data);
     std::vector<thinwire::comm::Work> works;
-    for (auto& values : more) works.push_back(comm->queue_all_reduce(values));
+    for (auto& values : more) works.push_back(comm.queue_all_reduce(values));
     for (const auto& work : works) work.wait();
   }
-  comm->barrier();
+  comm.barrier();
 }
 
 }  // namespace
@@ -65,9 +77,16 @@ void run(const std::string& mode, std::size_t elements) {
 int main(int argc, char** argv) {
   if (argc < 2) return 2;
   std::signal(SIGTERM, [](int) { thinwire::comm::interrupt("SIGTERM"); });
+  const std::string mode = argv[1];
   const bool large = argc > 2 && std::strcmp(argv[2], "large") == 0;
+  const auto body = [&](Communicator& comm) {
+    run(mode, large ? kLarge : kSmall, comm);
+  };
+  if (mode == "absent" && is_launched_as_rank_1()) return 0;
+  if (argc > 3 && std::strcmp(argv[3], "run") == 0)
+    return thinwire::comm::run(body);
   try {
-    run(argv[1], large ? kLarge : kSmall);
+    body(*thinwire::comm::from_environment());
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     std::this_thread::sleep_for(std::chrono::milliseconds(1500));

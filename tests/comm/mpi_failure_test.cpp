@@ -108,6 +108,46 @@ TEST_P(MpiFailure, AnInterruptedRankTellsTheOthers) {
   expect("interrupt", "60s", 3, "rank 1 gave up: all_reduce: interrupted", 20);
 }
 
+// A rank that ends before it has initialized MPI.
+TEST_P(MpiFailure, ARankThatNeverStartsIsNoticedAfterTheTimeOut) {
+  const Outcome outcome = run_job("absent " + size, "2s");
+  SCOPED_TRACE(outcome.output);
+  EXPECT_GE(count(outcome.output, "error: MPI_Init_thread: timed out"), 1u);
+  EXPECT_NE(outcome.exit_code, 0);
+  EXPECT_NE(outcome.exit_code, 124) << "the job hung";
+}
+
+// ---- the same under comm::run()
+
+TEST_P(MpiFailure, RunPrintsTheCauseOnce) {
+  const Outcome outcome = run_job("throw " + size + " run", "60s");
+  SCOPED_TRACE(outcome.output);
+  EXPECT_EQ(count(outcome.output, "rank 1: disk full\n"), 1u);
+  EXPECT_EQ(count(outcome.output, "disk full"), 1u);
+  EXPECT_EQ(count(outcome.output, "gave up"), 0u);
+  EXPECT_EQ(outcome.exit_code, 1);
+}
+
+TEST_P(MpiFailure, RunPrintsOnceWhereAllRanksFailTogether) {
+  const Outcome outcome = run_job("disagree " + size + " run", "60s");
+  SCOPED_TRACE(outcome.output);
+  EXPECT_EQ(count(outcome.output, "options must be the same on all ranks"), 1u);
+  EXPECT_EQ(outcome.exit_code, 1);
+}
+
+TEST_P(MpiFailure, RunSaysWhomItWaitedFor) {
+  const Outcome outcome = run_job("hang " + size + " run", "2s");
+  SCOPED_TRACE(outcome.output);
+  EXPECT_GE(count(outcome.output, "timed out waiting for rank"), 1u);
+  EXPECT_EQ(outcome.exit_code, 1);
+}
+
+TEST_P(MpiFailure, RunEndsWellWithoutAFailure) {
+  const Outcome outcome = run_job("none " + size + " run", "60s");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_EQ(outcome.output, "");
+}
+
 TEST_P(MpiFailure, NoFailureEndsWell) {
   const Outcome outcome = run_job("none " + size, "60s");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.output;

@@ -118,6 +118,10 @@ class CheckSources(unittest.TestCase):
         self.accepts("include/thinwire/torch/a.h", "#include <torch/torch.h>\n")
         self.accepts("src/core/env.cpp", 'auto* a = std::getenv("A");\n')
 
+    def test_accepts_printing_where_programs_begin(self):
+        self.accepts("src/comm/run.cpp", "void f() { std::cerr << 1; }\n")
+        self.refuses("src/comm/run.cpp", "void f() { std::abort(); }\n", "ends")
+
     def test_accepts_forbidden_words_in_comments_and_strings(self):
         self.accepts(
             "src/core/a.cpp",

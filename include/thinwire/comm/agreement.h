@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <string_view>
 
 #include "thinwire/comm/communicator.h"
@@ -14,5 +15,12 @@ namespace thinwire::comm {
 /// agree.
 void require_same(Communicator& comm, std::string_view what,
                   std::string_view text);
+
+/// Collective: calls `check`, which must not communicate, on every rank, and
+/// returns on all of them if it threw on none. Otherwise throws on all: where
+/// it threw, what it threw; elsewhere an Error with the code of the lowest such
+/// rank (kFailedPrecondition if that was no Error) and the text "rank 1 gave
+/// up: ...". Costs one all-gather of 4 bytes if it threw on none.
+void require_everywhere(Communicator& comm, const std::function<void()>& check);
 
 }  // namespace thinwire::comm

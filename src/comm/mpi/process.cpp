@@ -6,9 +6,12 @@
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <memory>
 #include <utility>
 
+#include "comm/completion.h"
 #include "comm/mpi/backoff.h"
+#include "comm/queue.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::comm::mpi {
@@ -22,6 +25,14 @@ bool is_finalized() {
   int finalized = 0;
   MPI_Finalized(&finalized);
   return finalized != 0;
+}
+
+// The thread that initializes and finalizes MPI, which has to be the same one.
+// Others can stop waiting for it. Never destroyed, because it may be in there
+// for ever.
+Queue& main_thread() {
+  static Queue* const queue = new Queue([](const std::string&) {});
+  return *queue;
 }
 
 }  // namespace
@@ -68,20 +79,19 @@ void Process::start(Deadline deadline) {
   {
     const auto lock = enter();
     if (comm_ != MPI_COMM_NULL) return;
-    initialize();
+    initialize(deadline);
     choose_tags();
   }
   duplicate(MPI_COMM_WORLD, &comm_, deadline);
 }
 
-void Process::initialize() {
+void Process::initialize(Deadline deadline) {
   int initialized = 0;
   MPI_Initialized(&initialized);
   int provided = MPI_THREAD_SINGLE;
   if (initialized == 0) {
     tune_tcp();
-    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided),
-          "MPI_Init_thread");
+    provided = initialize_within(deadline);
     initialized_here_ = true;
     check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
           "MPI_Comm_set_errhandler");
@@ -94,6 +104,28 @@ void Process::initialize() {
                 fmt::format("MPI must provide MPI_THREAD_MULTIPLE ({}), got {}",
                             MPI_THREAD_MULTIPLE, provided));
   }
+}
+
+// Needs the lock. MPI waits for all processes of the job, without end.
+int Process::initialize_within(Deadline deadline) {
+  const auto provided = std::make_shared<int>(MPI_THREAD_SINGLE);
+  const auto done = std::make_shared<Completion>("MPI_Init_thread");
+  main_thread().push(done, [provided] {
+    check(
+        MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, provided.get()),
+        "MPI_Init_thread");
+  });
+  try {
+    done->wait_for(
+        std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()));
+  } catch (const Error&) {
+    failed_ = true;
+    abandoned_ = "MPI could not be initialized";
+    if (done->done()) throw;
+    throw Error(ErrorCode::kCommFailure,
+                "MPI_Init_thread: timed out waiting for the other ranks");
+  }
+  return *provided;
 }
 
 // Half of a tag's bits number the groups, the other half their exchanges.
@@ -195,7 +227,10 @@ void Process::finalize() noexcept {
     flush_notices(kFlushAtExit);
     const auto lock = enter();
     // One transport is always there: the one that make() begins with.
-    if (!failed_ && transports_ <= 1) MPI_Finalize();
+    if (failed_ || transports_ > 1) return;
+    const auto done = std::make_shared<Completion>("MPI_Finalize");
+    main_thread().push(done, [] { check(MPI_Finalize(), "MPI_Finalize"); });
+    done->wait();
   } catch (const std::exception&) {
     // Abandoned, or finalized by the program.
   }

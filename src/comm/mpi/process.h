@@ -27,7 +27,8 @@ class Process {
   [[nodiscard]] std::unique_lock<std::mutex> enter();
 
   /// Initializes MPI if nobody has. Collective over the job. Throws
-  /// Error(kUnavailable) if MPI does not support threads.
+  /// Error(kUnavailable) if MPI does not support threads, Error(kCommFailure)
+  /// if a rank has not come by the deadline.
   void start(Deadline deadline);
 
   /// From now on MPI is not finalized: a lost peer would make that hang.
@@ -64,7 +65,8 @@ class Process {
   };
 
   Process() = default;
-  void initialize();
+  void initialize(Deadline deadline);
+  [[nodiscard]] int initialize_within(Deadline deadline);
   void choose_tags();
   void finalize() noexcept;
   void drop_sent_notices();

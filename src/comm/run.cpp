@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/comm/run.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <iostream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/failure.h"
+#include "thinwire/comm/registry.h"
+#include "thinwire/core/error.h"
+
+namespace thinwire::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+// What all ranks find wrong they find at about the same time.
+constexpr milliseconds kTogether{1000};
+
+// LibTorch ends its messages with the frames of its stack.
+std::string without_stack(std::string_view text) {
+  text = text.substr(0, text.find("\nException raised from"));
+  while (text.ends_with('\n')) text.remove_suffix(1);
+  return std::string(text);
+}
+
+// The ranks once more, apart from the communicator that has failed.
+class Ending {
+ public:
+  explicit Ending(Communicator& comm)
+      : all_(static_cast<std::size_t>(comm.size())),
+        comm_(comm.split(0, comm.rank())) {}
+
+  // Whether every rank has come here, or does within kTogether.
+  bool all_are_here() noexcept {
+    try {
+      comm_->queue_all_gather(own_, all_).wait(kTogether);
+      return true;
+    } catch (const std::exception&) {
+      comm_->give_up("it has ended");
+      return false;
+    }
+  }
+
+ private:
+  std::vector<std::uint8_t> own_ = std::vector<std::uint8_t>(1);
+  std::vector<std::uint8_t> all_;
+  std::unique_ptr<Communicator> comm_;  // last: it uses the others
+};
+
+std::ostream& stream(std::ostream* errors) {
+  return errors == nullptr ? std::cerr : *errors;
+}
+
+void report(std::ostream& errors, const Communicator& comm,
+            std::string_view cause) {
+  const std::string who =
+      comm.size() == 1 ? "error" : fmt::format("rank {}", comm.rank());
+  errors << fmt::format("{}: {}\n", who, without_stack(cause)) << std::flush;
+}
+
+// Ends a rank whose body threw. Where the others fail as well, none of them is
+// in an exchange with this one, and one that is just leaving its last exchange
+// must not take this rank's end for the cause. So they are told last.
+void end(Communicator& comm, Ending& ending, std::string_view cause,
+         std::ostream& errors) {
+  if (!failure::tells_of_a_peer(cause)) {
+    const bool together = ending.all_are_here();
+    if (!together || comm.rank() == 0) report(errors, comm, cause);
+    if (together) ending.all_are_here();  // rank 0 has reported
+  }
+  comm.give_up(without_stack(cause));
+}
+
+}  // namespace
+
+int run(std::unique_ptr<Communicator> comm,
+        const std::function<int(Communicator&)>& body, std::ostream* to) {
+  if (!comm)
+    throw Error(ErrorCode::kInvalidArgument, "run: comm must not be null");
+  std::ostream& errors = stream(to);
+  std::string cause;
+  try {
+    Ending ending(*comm);
+    try {
+      return body(*comm);
+    } catch (const std::exception& error) {
+      cause = error.what();
+    } catch (...) {
+      cause = "an exception that is no std::exception";
+    }
+    end(*comm, ending, cause, errors);
+  } catch (const std::exception& error) {  // already at the start
+    report(errors, *comm, error.what());
+  }
+  return 1;
+}
+
+int run(const std::function<int(Communicator&)>& body, std::ostream* to) {
+  std::unique_ptr<Communicator> comm;
+  try {
+    comm = from_environment();
+  } catch (const std::exception& error) {
+    stream(to) << fmt::format("error: {}\n", error.what()) << std::flush;
+    return 1;
+  }
+  return run(std::move(comm), body, to);
+}
+
+}  // namespace thinwire::comm
