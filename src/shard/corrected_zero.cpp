@@ -226,11 +226,12 @@ void CorrectedZero::save(StateDict& state) const {
     sections_[s]->save(state, prefix_of(s));
 }
 
+void CorrectedZero::require_fits(const StateDict& state) const {
+  for (std::size_t s = 0; s < sections_.size(); ++s)
+    sections_[s]->require_fits(state, prefix_of(s));
+}
+
 void CorrectedZero::load(const StateDict& state) {
-  // Of several sections none may change if another cannot be loaded.
-  if (sections_.size() > 1)
-    for (std::size_t s = 0; s < sections_.size(); ++s)
-      sections_[s]->require_fits(state, prefix_of(s));
   for (std::size_t s = 0; s < sections_.size(); ++s)
     sections_[s]->load(state, prefix_of(s));
   for (const auto& section : sections_) section->gather_from_masters();

@@ -55,6 +55,7 @@ class CorrectedZero final : public ZeroOptimizer::Impl {
     return sections_.front()->rule().learning_rate(group);
   }
   void save(StateDict& state) const override;
+  void require_fits(const StateDict& state) const override;
   void load(const StateDict& state) override;
 
  private:

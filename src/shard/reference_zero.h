@@ -50,6 +50,7 @@ class ReferenceZero final : public ZeroOptimizer::Impl {
     return adam_.learning_rate(group);
   }
   void save(StateDict& state) const override;
+  void require_fits(const StateDict& state) const override;
   void load(const StateDict& state) override;
 
  private:

@@ -79,10 +79,17 @@ void ReferenceZero::save(StateDict& state) const {
   adam_.save(state);
 }
 
+void ReferenceZero::require_fits(const StateDict& state) const {
+  static_cast<void>(state.array("masters", DType::kFloat32, masters_.size()));
+  static_cast<void>(adam_.learning_rates_in(state));
+  for (const char* moment : {"exp_avg", "exp_avg_sq"})
+    static_cast<void>(state.array(moment, DType::kFloat32, masters_.size()));
+}
+
 void ReferenceZero::load(const StateDict& state) {
   const ConstView masters =
       state.array("masters", DType::kFloat32, masters_.size());
-  adam_.load(state);  // the last that can fail
+  adam_.load(state);
   kernels::convert(masters, masters_.view());
   has_averaged_ = false;
   if (optim::is_16_bit(options.dtype)) gather_params();

@@ -73,7 +73,7 @@ class Section {
   void offload_states();
   void reload_states();
   void save(StateDict& state, const std::string& prefix) const;
-  /// Throws Error(kCorruptCheckpoint), as load() would; changes nothing.
+  /// Throws Error(kCorruptCheckpoint) where load() could not load.
   void require_fits(const StateDict& state, const std::string& prefix) const;
   /// Throws Error(kCorruptCheckpoint) before anything changes.
   void load(const StateDict& state, const std::string& prefix);

@@ -54,6 +54,9 @@ struct ZeroOptimizer::Impl {
   virtual void set_learning_rate(std::size_t group, double rate) = 0;
   [[nodiscard]] virtual double learning_rate(std::size_t group) const = 0;
   virtual void save(StateDict& state) const = 0;
+  /// Throws Error(kCorruptCheckpoint) where load() could not load; local.
+  virtual void require_fits(const StateDict& state) const = 0;
+  /// Of a state that fits on every rank.
   virtual void load(const StateDict& state) = 0;
 
   /// What has been reduced early is in memory that may not be exchanged.

@@ -255,15 +255,20 @@ StateDict ZeroOptimizer::state_dict() const {
 }
 
 void ZeroOptimizer::load_state_dict(const StateDict& state) {
-  optim::require_layout(state, impl_->layout);
-  if (state.integer("rank") != impl_->comm.rank())
-    throw Error(ErrorCode::kCorruptCheckpoint,
-                fmt::format("the state is of rank {}, this is rank {}",
-                            state.integer("rank"), impl_->comm.rank()));
-  const std::int64_t steps = state.integer("step");
-  const std::int64_t skipped = state.integer("skipped_steps");
   precision::LossScaler scaler = impl_->scaler;
-  if (impl_->scales()) scaler.load(state);
+  std::int64_t steps = 0;
+  std::int64_t skipped = 0;
+  comm::require_everywhere(impl_->comm, [&] {
+    optim::require_layout(state, impl_->layout);
+    if (state.integer("rank") != impl_->comm.rank())
+      throw Error(ErrorCode::kCorruptCheckpoint,
+                  fmt::format("the state is of rank {}, this is rank {}",
+                              state.integer("rank"), impl_->comm.rank()));
+    steps = state.integer("step");
+    skipped = state.integer("skipped_steps");
+    if (impl_->scales()) scaler.load(state);
+    impl_->require_fits(state);
+  });
   impl_->load(state);
   impl_->scaler = scaler;
   impl_->steps = steps;

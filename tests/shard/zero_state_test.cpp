@@ -134,6 +134,38 @@ TEST(ZeroState, WhatDoesNotFitIsRefusedBeforeAnythingChanges) {
   });
 }
 
+// Each of the states fits on the other rank alone, or on none.
+TEST(ZeroState, WhatDoesNotFitOnOneRankIsRefusedOnAll) {
+  test::run_ranks("local", 3, [](comm::Communicator& comm) {
+    for (const Way& way : all_ways()) {
+      const ZeroOptions options = scaling(way, DType::kFloat16);
+      ZeroRun run(comm, two_groups(), test::adam_rule(), options);
+      train(comm, run, 0, 2);
+      const StateDict good = run.optimizer->state_dict();
+      train(comm, run, 3, 5);
+      const StateDict before = run.optimizer->state_dict();
+      const auto values = run.values();
+      const auto refused_on_one = [&](const StateDict& bad,
+                                      std::string_view own) {
+        const bool is_bad = comm.rank() == 1;
+        const std::string_view part = is_bad ? own : "rank 1 gave up: ";
+        expect_error(kCorrupt, {part, own}, [&] {
+          run.optimizer->load_state_dict(is_bad ? bad : good);
+        });
+        EXPECT_TRUE(test::same_state(run.optimizer->state_dict(), before));
+        EXPECT_EQ(run.values(), values);
+      };
+      StateDict of_rank_0 = test::without(good, "");
+      of_rank_0.put_integer("rank", 0);
+      refused_on_one(of_rank_0, "the state is of rank 0, this is rank 1");
+      for (const auto& [name, value] : good.arrays())
+        refused_on_one(test::without(good, name), name);
+      run.optimizer->load_state_dict(good);
+      EXPECT_TRUE(test::same_state(run.optimizer->state_dict(), good));
+    }
+  });
+}
+
 TEST(ZeroState, StatesOfOtherShardsAreRefused) {
   const ZeroOptions options = scaling({.stage = 2}, DType::kBFloat16);
   StateDict alone, of_two;

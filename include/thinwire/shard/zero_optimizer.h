@@ -203,8 +203,10 @@ class ZeroOptimizer final : public optim::Optimizer {
   /// This rank's shard: masters, the rule's states, counters, loss scale.
   [[nodiscard]] StateDict state_dict() const override;
   /// Of the same rank of as many, with the same buckets. The parameters are the
-  /// caller's to restore, but those of 16 bits: collective then, they are
-  /// gathered from the masters.
+  /// caller's to restore, but those of 16 bits, which are gathered from the
+  /// masters. Collective: what does not fit on one rank changes nothing on any,
+  /// and throws there as Optimizer says, elsewhere with the same code and the
+  /// text "rank 1 gave up: ...".
   void load_state_dict(const StateDict& state) override;
 
   struct Impl;
