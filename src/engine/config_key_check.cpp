@@ -218,12 +218,18 @@ Json with_new_names(Json file) {
 
 }  // namespace
 
-Json check_keys(const Json& file, std::vector<KeyNote>& notes) {
+Json check_keys(const Json& file, const AutoValues& autos,
+                std::vector<KeyNote>& notes) {
   if (!file.is(Json::Kind::kObject))
     refuse(fmt::format("a configuration must be a JSON object, got {}",
                        brief_json(file)));
-  const Json renamed = with_new_names(file);
-  return Checker(renamed, notes).check("", renamed);
+  const auto [resolved, paths] = with_auto_values(with_new_names(file), autos);
+  Json kept = Checker(resolved, notes).check("", resolved);
+  for (KeyNote& note : notes)
+    if (note.kind == KeyNote::Kind::kHonoured &&
+        std::find(paths.begin(), paths.end(), note.path) != paths.end())
+      note.note = "auto: from the program";
+  return kept;
 }
 
 void note_unused(std::vector<KeyNote>& notes, std::string_view path,

@@ -39,11 +39,22 @@ inline constexpr std::string_view kDisabled = "disabled";
 /// The guide's table.
 [[nodiscard]] std::string key_table();
 
-/// Checks every key of a file against the table. Gives the file without keys
-/// that are null or "auto", which count as absent, and without refused ones
-/// that have their harmless value; throws Error(kInvalidArgument) for the
-/// others and for unknown ones.
-[[nodiscard]] Json check_keys(const Json& file, std::vector<KeyNote>& notes);
+/// Checks every key of a file against the table. Gives the file with values in
+/// place of "auto", without keys that are null or for which there is no value,
+/// which count as absent, and without refused ones that have their harmless
+/// value; throws Error(kInvalidArgument) for the others and for unknown ones.
+[[nodiscard]] Json check_keys(const Json& file, const AutoValues& autos,
+                              std::vector<KeyNote>& notes);
+
+/// A file with the program's values in place of "auto" where there are some,
+/// and their paths.
+struct Resolved {
+  Json file;
+  std::vector<std::string> paths;
+};
+/// Throws Error(kInvalidArgument) where a value is missing that nothing else
+/// could stand for.
+[[nodiscard]] Resolved with_auto_values(Json file, const AutoValues& autos);
 
 /// Turns honoured keys whose path begins with `path` into noted ones; not those
 /// that switch a section on.

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <fstream>
-#include <sstream>
+#include <string>
 
 #include "engine/config_checks.h"
 #include "engine/config_fields.h"
@@ -52,13 +52,14 @@ void read_zero(const Json& tree, const Reader& file, ZeroConfig& zero) {
 
 }  // namespace
 
-Config Config::from_json(std::string_view text, std::vector<KeyNote>* notes) {
+Config Config::from_json(std::string_view text, std::vector<KeyNote>* notes,
+                         const AutoValues& autos) {
   if (text.size() > kMostBytes)
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("a configuration must be at most {} bytes, got {}",
                             kMostBytes, text.size()));
   std::vector<KeyNote> met;
-  const Json tree = check_keys(parse_json(text), met);
+  const Json tree = check_keys(parse_json(text), autos, met);
   const Reader file(&tree, "");
 
   Config config;
@@ -80,14 +81,23 @@ Config Config::from_json(std::string_view text, std::vector<KeyNote>* notes) {
   return config;
 }
 
-Config Config::from_file(const std::string& path, std::vector<KeyNote>* notes) {
-  const std::ifstream file(path);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf()))
+Config Config::from_file(const std::string& path, std::vector<KeyNote>* notes,
+                         const AutoValues& autos) {
+  std::ifstream file(path, std::ios::binary);
+  // One byte more than from_json() takes: a device may have no end.
+  std::string text(kMostBytes + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  if (!file.is_open() || file.bad() || text.empty())
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("cannot read the configuration '{}'", path));
+  if (text.size() > kMostBytes)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: a configuration must be at most {} bytes, got "
+                            "more",
+                            path, kMostBytes));
   try {
-    return from_json(text.str(), notes);
+    return from_json(text, notes, autos);
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("{}: {}", path, error.what()));
   }

@@ -211,6 +211,9 @@ Json& Json::add(std::string name, Json value) {
 }
 
 Json parse_json(std::string_view text) {
+  // The parser would take it for the end of the text.
+  if (const auto nul = text.find('\0'); nul != std::string_view::npos)
+    refuse(fmt::format("not JSON: byte {} of {} is NUL", nul + 1, text.size()));
   Builder builder(text);
   if (!nlohmann::json::sax_parse(text, &builder)) refuse("not JSON");
   return builder.take();

@@ -192,6 +192,20 @@ TEST(ConfigFile, SaysWhichFileItIs) {
       [] { static_cast<void>(Config::from_file("/does/not/exist.json")); });
 }
 
+TEST(ConfigFile, RefusesWhatHasNoEnd) {
+  thinwire::test::expect_error(
+      ErrorCode::kInvalidArgument,
+      {"/dev/zero", "at most 1048576 bytes", "got more"},
+      [] { static_cast<void>(Config::from_file("/dev/zero")); });
+}
+
+TEST(ConfigFile, RefusesANulByte) {
+  expect_refused(std::string_view("{}\0", 3),
+                 {"not JSON", "byte 3 of 3", "NUL"});
+  expect_refused(std::string_view("{}\0{\"stage\": 9}", 15), {"byte 3 of 15"});
+  expect_refused(std::string_view("\0{}", 3), {"byte 1 of 3"});
+}
+
 TEST(Config, IsValidByDefault) { Config{}.validate(1); }
 
 TEST(Config, RefusesSettingsThatItHasFieldsOfItsOwnFor) {

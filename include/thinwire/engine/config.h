@@ -105,7 +105,17 @@ struct KeyNote {
   };
   std::string path;  ///< "fp16.loss_scale".
   Kind kind = Kind::kHonoured;
+  /// Of an honoured key: empty, or "auto: from the program" (AutoValues).
   std::string note;
+};
+
+/// What a program knows where a file says "auto", as Hugging Face's files do.
+struct AutoValues {
+  std::optional<std::int64_t> total_num_steps{};   ///< Of the run, >= 1.
+  std::optional<std::int64_t> warmup_num_steps{};  ///< >= 0; 0 counts as 1.
+  /// Of the optimizer, and the highest of WarmupDecayLR; unset: as if absent,
+  /// and for WarmupDecayLR the optimizer's in the file.
+  std::optional<double> learning_rate{};
 };
 
 /// All that an Engine is told. Written with designated initializers, or read
@@ -166,11 +176,15 @@ struct Config {
   /// Error(kInvalidArgument) with the key's path for text that is not JSON, for
   /// keys that are unknown or refused, for wrong types and numbers out of
   /// range. What depends on the number of ranks, and ZeRO, is left to validate.
+  /// "auto" takes the value in `autos`; a scheduler's numbers of steps are
+  /// refused without it, all else counts as absent.
   [[nodiscard]] static Config from_json(std::string_view text,
-                                        std::vector<KeyNote>* notes = nullptr);
+                                        std::vector<KeyNote>* notes = nullptr,
+                                        const AutoValues& autos = {});
   /// The same of a file, which messages then name.
   [[nodiscard]] static Config from_file(const std::string& path,
-                                        std::vector<KeyNote>* notes = nullptr);
+                                        std::vector<KeyNote>* notes = nullptr,
+                                        const AutoValues& autos = {});
   /// A text of which from_json() makes an equal Config, if this one is valid.
   /// Throws Error(kInvalidArgument) for what no file can say: settings per
   /// group of parameters.
