@@ -229,11 +229,20 @@ void CommandLine::refuse_unknown_flags() const {
 void CommandLine::read_config() {
   Options& options = invocation_.options;
   try {
-    options.file = engine::Config::from_file(config_, &options.file_keys);
+    // Its flags say what its "auto" stands for, so they are read first.
+    apply_flags(
+        engine::Config::from_file(
+            config_, nullptr, {.total_num_steps = kMost, .warmup_num_steps = 0})
+            .train_gpt);
+    engine::AutoValues autos{.total_num_steps = options.steps};
+    if (is_given("--warmup-steps"))
+      autos.warmup_num_steps = options.warmup_steps;
+    if (is_given("--lr")) autos.learning_rate = options.lr;
+    options.file =
+        engine::Config::from_file(config_, &options.file_keys, autos);
   } catch (const Error& error) {
     throw UsageError(fmt::format("--config: {}", error.what()));
   }
-  apply_flags(options.file.train_gpt);
   options.file.train_gpt.clear();
   std::erase_if(options.file_keys, [](const engine::KeyNote& note) {
     return note.path == "train_gpt";

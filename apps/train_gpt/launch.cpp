@@ -16,9 +16,20 @@
 namespace thinwire::train_gpt {
 namespace {
 
-extern "C" void on_sigterm(int) {
-  comm::interrupt(
-      "SIGTERM came: the launcher sends it when another rank has died");
+std::atomic<int> signal_that_came{0};
+static_assert(std::atomic<int>::is_always_lock_free);
+std::atomic<bool> is_launched{false};
+
+extern "C" void on_signal(int signal) {
+  signal_that_came = signal;
+  if (signal == SIGINT)
+    comm::interrupt("SIGINT came");
+  else if (is_launched)
+    comm::interrupt(
+        "SIGTERM came: the launcher sends it when it is stopped itself, or "
+        "another rank has died");
+  else
+    comm::interrupt("SIGTERM came");
 }
 
 std::unique_ptr<comm::Communicator> make_communicator(CommChoice choice) {
@@ -78,17 +89,40 @@ void Launch::run_threads(const Options& options,
                          const std::function<bool(comm::Communicator&)>& body) {
   comm::run_local_ranks(options.ranks,
                         [&](comm::Communicator& comm) {
-                          with_rank_in_messages(comm,
-                                                [&] { return body(comm); });
+                          try {
+                            body(comm);
+                          } catch (const Stopped&) {
+                            throw;  // all of them, by the same signal
+                          } catch (const std::exception&) {
+                            with_rank_in_messages(comm, [] { throw; });
+                          }
                         },
                         {.timeout = env::timeout()});
 }
 
-void report_sigterm() {
+void stop_on_signals() {
+  is_launched = env::launched_ranks() > 1;
   struct sigaction action = {};
-  action.sa_handler = on_sigterm;
+  action.sa_handler = on_signal;
   action.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigaction(SIGTERM, &action, nullptr);
+  for (const int signal : {SIGINT, SIGTERM}) {
+    struct sigaction before = {};
+    sigaction(signal, nullptr, &before);
+    if (before.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);
+  }
+}
+
+int stop_signal() noexcept { return signal_that_came; }
+
+std::string_view stop_signal_name() noexcept {
+  switch (signal_that_came) {
+    case SIGINT:
+      return "SIGINT";
+    case SIGTERM:
+      return "SIGTERM";
+    default:
+      return "";
+  }
 }
 
 }  // namespace thinwire::train_gpt

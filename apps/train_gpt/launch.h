@@ -2,6 +2,8 @@
 #pragma once
 
 #include <functional>
+#include <stdexcept>
+#include <string_view>
 
 #include "apps/train_gpt/options.h"
 #include "thinwire/comm/communicator.h"
@@ -34,9 +36,18 @@ class Launch {
   bool is_broken_ = false;
 };
 
-/// Makes SIGTERM, which mpirun sends to all ranks when one of them has died,
-/// end the exchange under way with an Error instead of killing the process. A
-/// second SIGTERM kills.
-void report_sigterm();
+/// A run that a signal has ended; its message says which one and where.
+class Stopped : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// Makes SIGINT and SIGTERM, which mpirun sends to all ranks when one of them
+/// has died, end the exchange or step under way with an Error instead of
+/// killing the process. A second one kills. SIGINT stays ignored where it was.
+void stop_on_signals();
+/// The signal that has come since, or 0; and "SIGINT", "SIGTERM", or "".
+[[nodiscard]] int stop_signal() noexcept;
+[[nodiscard]] std::string_view stop_signal_name() noexcept;
 
 }  // namespace thinwire::train_gpt

@@ -21,6 +21,9 @@ using namespace thinwire::train_gpt;
 // long to say what they saw.
 constexpr auto kLinger = std::chrono::milliseconds(1500);
 
+// As shells say it: 130 for SIGINT, 143 for SIGTERM.
+constexpr int kStopped = 128;
+
 void compare(const Invocation& invocation) {
   std::vector<RunRecord> runs;
   for (const auto& folder : invocation.compare) {
@@ -36,7 +39,6 @@ void compare(const Invocation& invocation) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  report_sigterm();
   CLI::App app("Trains a byte-level GPT on any text, data-parallel",
                "train_gpt");
   CommandLine command_line(app);
@@ -46,12 +48,14 @@ int main(int argc, char** argv) {
     if (!invocation.compare.empty()) {
       compare(invocation);
     } else {
+      stop_on_signals();
       launch.run(invocation.options, [&](thinwire::comm::Communicator& comm) {
         return train(invocation.options, comm);
       });
     }
   });
-  const int code = thinwire::apps::run_program(app, argc, argv);
+  int code = thinwire::apps::run_program(app, argc, argv);
+  if (code != 0 && stop_signal() != 0) code = kStopped + stop_signal();
   if (launch.is_broken()) {
     std::this_thread::sleep_for(kLinger);
     _exit(code);

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <iosfwd>
 #include <string>
 
@@ -10,7 +12,8 @@
 namespace thinwire::train_gpt {
 
 /// How far a run has come, for people: on a terminal one line that is drawn
-/// again and again, elsewhere a line at every tenth of the run.
+/// again and again, elsewhere a line at every tenth of the run and at least
+/// every 30 seconds. Speed and time left are those of the last 10 seconds.
 class Progress {
  public:
   enum class Style { kNone, kLines, kBar };
@@ -19,8 +22,10 @@ class Progress {
   [[nodiscard]] static Style style_for_stderr(bool quiet);
 
   /// Lines come after every so many steps; 0: ten in all.
+  /// `clock` gives seconds, for lines; null: the system's.
   Progress(std::ostream& out, Style style, std::string name, std::int64_t steps,
-           std::int64_t steps_per_line = 0);
+           std::int64_t steps_per_line = 0,
+           std::function<double()> clock = nullptr);
 
   /// After every step. `row.loss` is the newest that is known.
   void step(const StepRow& row);
@@ -30,6 +35,13 @@ class Progress {
   void finish();
 
  private:
+  struct Pace {
+    double seconds = 0;
+    double tokens = 0;
+  };
+
+  void count(const StepRow& row);
+  [[nodiscard]] bool is_due(const StepRow& row) const;
   [[nodiscard]] std::string line(const StepRow& row) const;
   [[nodiscard]] std::string bar(std::int64_t step) const;
 
@@ -38,8 +50,11 @@ class Progress {
   std::string name_;
   std::int64_t steps_;
   std::int64_t steps_per_line_;
-  double seconds_ = 0;  // Of all steps so far.
-  double tokens_ = 0;
+  std::function<double()> clock_;
+  double newest_line_ = 0;  // By the clock.
+  // Of the last steps, which took kSeconds or are one.
+  std::deque<Pace> recent_;
+  Pace sum_;
   double val_loss_ = 0;
   bool validated_ = false;
 };

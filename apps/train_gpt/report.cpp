@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <optional>
 #include <string_view>
 
@@ -16,6 +17,12 @@ namespace thinwire::train_gpt {
 namespace {
 
 constexpr const char* kNone = "–";
+constexpr std::size_t kNameWidth = 16;
+
+// A run that was stopped early has no validation yet.
+std::string loss(double value) {
+  return std::isnan(value) ? kNone : fmt::format("{:.4f}", value);
+}
 
 bool anything_sent(const std::vector<RunRecord>& runs) {
   return std::any_of(runs.begin(), runs.end(), [](const RunRecord& run) {
@@ -43,13 +50,12 @@ struct Column {
 };
 
 constexpr std::array kResults = {
-    Column{"nats per byte", "val nats/byte",
-           [](const RunRecord& run) {
-             return fmt::format("{:.4f}", run.summary.final_val_loss);
-           }},
+    Column{
+        "nats per byte", "val nats/byte",
+        [](const RunRecord& run) { return loss(run.summary.final_val_loss); }},
     Column{"bits per byte", "val bits/byte",
            [](const RunRecord& run) {
-             return fmt::format("{:.4f}", run.summary.final_val_bits_per_byte);
+             return loss(run.summary.final_val_bits_per_byte);
            }},
     Column{"exact step", "sent/exact step",
            [](const RunRecord& run) {
@@ -132,12 +138,13 @@ std::string settings_html(const std::vector<RunRecord>& runs) {
   add_row("skipped steps", [](const RunRecord& run) {
     return fmt::to_string(run.summary.skipped_steps);
   });
-  add_row("ranks", [](const RunRecord& run) {
-    return fmt::to_string(run.summary.ranks);
-  });
-  add_row("parameters", [](const RunRecord& run) {
-    return fmt::to_string(run.summary.params);
-  });
+  const auto known = [](auto count) {
+    return count == 0 ? std::string(kNone) : fmt::to_string(count);
+  };
+  add_row("ranks",
+          [&](const RunRecord& run) { return known(run.summary.ranks); });
+  add_row("parameters",
+          [&](const RunRecord& run) { return known(run.summary.params); });
   const auto add_memory = [&](const char* name, auto member) {
     add_row(name, [member](const RunRecord& run) {
       return format_bytes(static_cast<double>(run.summary.memory.*member));
@@ -193,10 +200,15 @@ std::string figure_html(const std::vector<RunRecord>& runs, const Chart& chart,
 
 std::string subtitle(const std::vector<RunRecord>& runs) {
   const Summary& first = runs.front().summary;
-  return fmt::format(
-      "A byte-level GPT with {} parameters, {} steps on {} rank{}",
-      format_count(static_cast<double>(first.params)), first.steps, first.ranks,
-      first.ranks == 1 ? "" : "s");
+  std::string text = "A byte-level GPT";
+  if (first.params > 0)
+    text += fmt::format(" with {} parameters",
+                        format_count(static_cast<double>(first.params)));
+  text += fmt::format(", {} steps", first.steps);
+  if (first.ranks > 0)
+    text +=
+        fmt::format(" on {} rank{}", first.ranks, first.ranks == 1 ? "" : "s");
+  return text;
 }
 
 }  // namespace
@@ -230,7 +242,11 @@ std::string render_report(const std::vector<RunRecord>& runs) {
 }
 
 std::string render_table(const std::vector<RunRecord>& runs) {
-  std::string text = fmt::format("{:<16}", "optimizer");
+  const auto names = names_of(runs);
+  std::size_t name_width = kNameWidth;
+  for (const auto& name : names)
+    name_width = std::max(name_width, name.size() + 1);
+  std::string text = fmt::format("{:<{}}", "optimizer", name_width);
   const auto width = [](const Column& column) {
     return column.text_title.size() + 2;
   };
@@ -238,9 +254,8 @@ std::string render_table(const std::vector<RunRecord>& runs) {
     text += fmt::format("{:>{}}", column.text_title, width(column));
   }
   text += '\n';
-  const auto names = names_of(runs);
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    text += fmt::format("{:<16}", names[i]);
+    text += fmt::format("{:<{}}", names[i], name_width);
     for (const Column& column : kResults) {
       text += fmt::format("{:>{}}", column.cell(runs[i]), width(column));
     }

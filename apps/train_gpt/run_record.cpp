@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numbers>
 
 #include "thinwire/core/error.h"
 
@@ -64,22 +66,27 @@ MemoryOfRank read_memory(const Json& json) {
 }
 
 Json to_json(const Summary& summary) {
-  return {{"optimizer", summary.optimizer},
-          {"semantics", summary.semantics},
-          {"ranks", summary.ranks},
-          {"steps", summary.steps},
-          {"params", summary.params},
-          {"final_val_loss", summary.final_val_loss},
-          {"final_val_bits_per_byte", summary.final_val_bits_per_byte},
-          {"bytes_sent_per_rank", summary.bytes_sent_per_rank},
-          {"seconds", summary.seconds},
-          {"tokens_per_second", summary.tokens_per_second},
-          {"params_checksum", summary.params_checksum},
-          {"precision", summary.precision},
-          {"skipped_steps", summary.skipped_steps},
-          {"zero", summary.zero},
-          {"offload", summary.offload},
-          {"memory", to_json(summary.memory)}};
+  Json json = {{"optimizer", summary.optimizer},
+               {"semantics", summary.semantics},
+               {"ranks", summary.ranks},
+               {"steps", summary.steps},
+               {"params", summary.params},
+               {"final_val_loss", summary.final_val_loss},
+               {"final_val_bits_per_byte", summary.final_val_bits_per_byte},
+               {"bytes_sent_per_rank", summary.bytes_sent_per_rank},
+               {"seconds", summary.seconds},
+               {"tokens_per_second", summary.tokens_per_second},
+               {"params_checksum", summary.params_checksum},
+               {"precision", summary.precision},
+               {"skipped_steps", summary.skipped_steps},
+               {"zero", summary.zero},
+               {"offload", summary.offload},
+               {"memory", to_json(summary.memory)}};
+  if (summary.stopped_at) {
+    json["stopped_at"] = *summary.stopped_at;
+    json["stopped_by"] = summary.stopped_by;
+  }
+  return json;
 }
 
 // As --config reads it.
@@ -103,26 +110,33 @@ std::ifstream open_to_read(const fs::path& path) {
 }
 
 Summary read_summary(const Json& json) {
-  return {.optimizer = json.at("optimizer"),
-          .semantics = json.at("semantics"),
-          .precision = json.at("precision"),
-          .ranks = json.at("ranks"),
-          .steps = json.at("steps"),
-          .params = json.at("params"),
-          .final_val_loss = number(json, "final_val_loss"),
-          .final_val_bits_per_byte = number(json, "final_val_bits_per_byte"),
-          .bytes_sent_per_rank = json.at("bytes_sent_per_rank"),
-          .seconds = json.at("seconds"),
-          .tokens_per_second = json.at("tokens_per_second"),
-          .skipped_steps = json.at("skipped_steps"),
-          .zero = json.at("zero"),
-          .offload = json.at("offload"),
-          .memory = read_memory(json.at("memory")),
-          .params_checksum = json.at("params_checksum")};
+  Summary summary{
+      .optimizer = json.at("optimizer"),
+      .semantics = json.at("semantics"),
+      .precision = json.at("precision"),
+      .ranks = json.at("ranks"),
+      .steps = json.at("steps"),
+      .params = json.at("params"),
+      .final_val_loss = number(json, "final_val_loss"),
+      .final_val_bits_per_byte = number(json, "final_val_bits_per_byte"),
+      .bytes_sent_per_rank = json.at("bytes_sent_per_rank"),
+      .seconds = json.at("seconds"),
+      .tokens_per_second = json.at("tokens_per_second"),
+      .skipped_steps = json.at("skipped_steps"),
+      .zero = json.at("zero"),
+      .offload = json.at("offload"),
+      .memory = read_memory(json.at("memory")),
+      .params_checksum = json.at("params_checksum")};
+  if (json.contains("stopped_at")) {
+    summary.stopped_at = json.at("stopped_at");
+    summary.stopped_by = json.at("stopped_by");
+  }
+  return summary;
 }
 
-void read_metrics(std::istream& file, RunRecord& run) {
+void read_metrics(std::istream& file, bool was_killed, RunRecord& run) {
   for (std::string line; std::getline(file, line);) {
+    if (file.eof() && was_killed) break;  // in the middle of this line
     const Json row = Json::parse(line);
     if (row.contains("val_loss")) {
       run.validations.push_back({row.at("step"), number(row, "val_loss")});
@@ -137,6 +151,57 @@ void read_metrics(std::istream& file, RunRecord& run) {
                            .seconds = row.at("seconds"),
                            .memory_bytes = row.at("memory_bytes")});
     }
+  }
+}
+
+std::string setting_of(const RunRecord& run, std::string_view name) {
+  for (const auto& [key, value] : run.settings)
+    if (key == name) return value;
+  return {};
+}
+
+// 0 where it is none, or not said.
+std::int64_t number_of(const RunRecord& run, std::string_view name) {
+  const std::string text = setting_of(run, name);
+  std::int64_t value = 0;
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return value;
+}
+
+Summary summary_of_killed(const RunRecord& run) {
+  Summary summary{.optimizer = setting_of(run, "optimizer"),
+                  .semantics = setting_of(run, "semantics"),
+                  .precision = setting_of(run, "precision"),
+                  .ranks = 0,
+                  .steps = number_of(run, "steps"),
+                  .zero = static_cast<int>(number_of(run, "zero")),
+                  .offload = setting_of(run, "offload") == "true",
+                  .stopped_at = run.steps.empty() ? 0 : run.steps.back().step};
+  summary.add(run);
+  const std::int64_t of_rank = number_of(run, "batch") *
+                               number_of(run, "accumulate") *
+                               number_of(run, "context");
+  if (of_rank > 0 && !run.steps.empty())
+    summary.ranks = static_cast<int>(
+        static_cast<std::int64_t>(run.steps.front().tokens) / of_rank);
+  if (!run.steps.empty()) summary.memory.peak = run.steps.back().memory_bytes;
+  return summary;
+}
+
+// The paths of `data` and `folder` need not exist.
+void require_outside(const fs::path& folder,
+                     const std::vector<std::string>& data) {
+  const fs::path out = fs::weakly_canonical(folder) / "";
+  for (const std::string& path : data) {
+    const fs::path file = fs::weakly_canonical(path);
+    const auto [differs, unused] =
+        std::mismatch(out.begin(), out.end(), file.begin(), file.end());
+    // The last part of `out` is empty: it ends in a slash.
+    if (differs != out.end() && !differs->empty()) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--data: '{}' lies in the folder that the run "
+                            "writes to, --out '{}'; give another one",
+                            path, folder.string()));
   }
 }
 
@@ -166,6 +231,20 @@ std::optional<double> RunRecord::bytes_per_step(std::string_view phase) const {
   return sum / count;
 }
 
+void Summary::add(const RunRecord& run) {
+  double tokens = 0;
+  for (const StepRow& row : run.steps) {
+    bytes_sent_per_rank += row.bytes_sent;
+    seconds += row.seconds;
+    tokens += static_cast<double>(row.tokens);
+  }
+  tokens_per_second = seconds > 0 ? tokens / seconds : 0;
+  final_val_loss = run.validations.empty()
+                       ? std::numeric_limits<double>::quiet_NaN()
+                       : run.validations.back().val_loss;
+  final_val_bits_per_byte = final_val_loss / std::numbers::ln2;
+}
+
 double RunRecord::rounds_per_step() const {
   const auto rounds =
       std::count_if(steps.begin(), steps.end(), [](const StepRow& row) {
@@ -180,9 +259,11 @@ RunWriter::RunWriter(fs::path folder, Settings settings,
                      const std::string& config)
     : folder_(std::move(folder)) {
   run_.settings = std::move(settings);
+  require_outside(folder_, data);
   std::error_code error;
   fs::create_directories(folder_, error);
   if (error) fail(folder_, fmt::format("cannot be made: {}", error.message()));
+  lock_.emplace(folder_);
   for (const char* old : {kSummary, kReport}) fs::remove(folder_ / old, error);
   write_file(folder_ / kConfig,
              to_json(run_.settings, data, config).dump(2) + "\n");
@@ -213,11 +294,14 @@ const RunRecord& RunWriter::finish(Summary summary) {
 
 RunRecord read_run(const fs::path& folder) {
   RunRecord run;
-  read_json(folder / kSummary, [&](std::istream& file) {
-    run.summary = read_summary(Json::parse(file));
-  });
+  const bool was_killed =
+      !fs::exists(folder / kSummary) && fs::exists(folder / kMetrics);
+  if (!was_killed)
+    read_json(folder / kSummary, [&](std::istream& file) {
+      run.summary = read_summary(Json::parse(file));
+    });
   read_json(folder / kMetrics,
-            [&](std::istream& file) { read_metrics(file, run); });
+            [&](std::istream& file) { read_metrics(file, was_killed, run); });
   read_json(folder / kConfig, [&](std::istream& file) {
     const Json config = Json::parse(file);
     for (const auto& [name, value] : config.at("train_gpt").items()) {
@@ -227,6 +311,7 @@ RunRecord read_run(const fs::path& folder) {
           name, value.is_string() ? value.get<std::string>() : value.dump());
     }
   });
+  if (was_killed) run.summary = summary_of_killed(run);
   return run;
 }
 

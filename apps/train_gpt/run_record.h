@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "apps/train_gpt/folder_lock.h"
+
 namespace thinwire::train_gpt {
 
 /// One line of metrics.jsonl: a training step, all its numbers of that step.
@@ -58,7 +60,13 @@ struct Summary {
   int zero = 0;                    ///< Stage.
   bool offload = false;
   MemoryOfRank memory{};
-  std::string params_checksum;
+  std::string params_checksum{};
+  /// The last step that is recorded, of a run that did not reach its end.
+  std::optional<std::int64_t> stopped_at{};
+  std::string stopped_by{};  ///< "SIGINT"; empty: not known, as after SIGKILL.
+
+  /// Bytes, time and the last loss of all that `run` has recorded.
+  void add(const struct RunRecord& run);
 };
 
 using Settings = std::vector<std::pair<std::string, std::string>>;
@@ -82,7 +90,8 @@ struct RunRecord {
 class RunWriter {
  public:
   /// Creates the folder and an empty metrics.jsonl; results of an earlier run
-  /// there are removed.
+  /// there are removed. While this object lives no other one can be made for
+  /// the folder. Throws Error(kInvalidArgument) if some of `data` lies in it.
   /// `config` is what a configuration file adds to the settings, as JSON text,
   /// or empty.
   RunWriter(std::filesystem::path folder, Settings settings,
@@ -91,6 +100,7 @@ class RunWriter {
 
   void add(StepRow row);
   void add(ValidationRow row);
+  [[nodiscard]] const RunRecord& so_far() const noexcept { return run_; }
   /// Writes summary.json. The record of the whole run stays here.
   const RunRecord& finish(Summary summary);
 
@@ -98,12 +108,15 @@ class RunWriter {
   void write_line(const std::string& line);
 
   std::filesystem::path folder_;
+  std::optional<FolderLock> lock_;
   std::ofstream metrics_;
   RunRecord run_;
 };
 
-/// Reads back what RunWriter wrote. Throws Error(kUnavailable) naming the file
-/// that is missing or torn.
+/// Reads back what RunWriter wrote. Where only summary.json is missing, the run
+/// was killed: its summary is made of what metrics.jsonl has, up to the last
+/// whole line, with ranks and params 0 where nothing says them. Throws
+/// Error(kUnavailable) naming the file that is missing or torn.
 [[nodiscard]] RunRecord read_run(const std::filesystem::path& folder);
 
 /// Writes a whole file; throws Error(kUnavailable).

@@ -36,9 +36,21 @@ std::vector<std::uint8_t> read_file(const std::string& path) {
     throw Error(ErrorCode::kUnavailable,
                 fmt::format("--data: cannot read '{}': {}", path, why));
   };
-  if (std::filesystem::is_directory(path)) refuse("it is a folder");
+  std::error_code none;
+  const auto status = std::filesystem::status(path, none);
+  if (std::filesystem::is_directory(status)) refuse("it is a folder");
+  // A device or a pipe may have no end.
+  if (std::filesystem::exists(status) &&
+      !std::filesystem::is_regular_file(status))
+    refuse("it is no regular file; copy what it gives into one");
   std::ifstream file(path, std::ios::binary);
   if (!file) refuse(std::strerror(errno));
+  const auto size = std::filesystem::file_size(path, none);
+  if (!none && size > TextData::kMostBytes)
+    refuse(
+        fmt::format("it has {} bytes, and every rank holds all of it in "
+                    "memory: at most {} are taken",
+                    size, TextData::kMostBytes));
   std::vector<std::uint8_t> bytes((std::istreambuf_iterator<char>(file)),
                                   std::istreambuf_iterator<char>());
   if (file.bad()) refuse(std::strerror(errno));

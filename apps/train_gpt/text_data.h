@@ -32,6 +32,8 @@ struct Shard {
 class TextData {
  public:
   static constexpr std::size_t kValidationBytes = 64 * 1024;
+  /// Of one file: all of it is held in memory.
+  static constexpr std::size_t kMostBytes = std::size_t{4} << 30;
 
   /// Reads the files. Throws Error(kUnavailable) naming a file that cannot be
   /// read and Error(kInvalidArgument) if there is too little text for one

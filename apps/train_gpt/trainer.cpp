@@ -9,12 +9,12 @@
 #include <filesystem>
 #include <iostream>
 #include <memory>
-#include <numbers>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "apps/train_gpt/agreed_failure.h"
+#include "apps/train_gpt/launch.h"
 #include "apps/train_gpt/model.h"
 #include "apps/train_gpt/progress.h"
 #include "apps/train_gpt/report.h"
@@ -24,6 +24,7 @@
 #include "apps/train_gpt/units.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/checksum.h"
+#include "thinwire/core/env.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/memory.h"
 
@@ -98,6 +99,12 @@ std::string describe(const MemoryOfRank& memory) {
       size(memory.states), size(memory.buckets));
 }
 
+// Ranks that exchange are told by the exchange.
+void require_not_stopped() {
+  if (const char* reason = comm::interrupted())
+    throw Error(ErrorCode::kCommFailure, reason);
+}
+
 class Trainer {
  public:
   Trainer(const Options& options, comm::Communicator& comm);
@@ -114,7 +121,10 @@ class Trainer {
   void share_losses();
   [[nodiscard]] double validate();
   [[nodiscard]] std::string checksum_of_masters();
-  void finish(double val_loss);
+  void take_steps();
+  void summarize();
+  void finish();
+  void stop(std::string_view signal);
 
   const Options& options_;
   comm::Communicator& comm_;
@@ -127,7 +137,7 @@ class Trainer {
   Progress progress_;
   std::vector<StepRow> unshared_;  // Their losses are this rank's own.
   double newest_loss_ = 0;         // Mean over ranks.
-  double tokens_ = 0;              // Of all ranks, so far.
+  std::int64_t newest_step_ = 0;   // Taken on this rank.
   Summary summary_;
 };
 
@@ -150,7 +160,9 @@ void Trainer::prepare() {
   for (const engine::KeyNote& key : options_.file_keys) {
     std::cerr << fmt::format(
         "config: {}: {}\n", key.path,
-        key.kind == engine::KeyNote::Kind::kHonoured ? "honoured" : key.note);
+        key.kind == engine::KeyNote::Kind::kNoted ? key.note
+        : key.note.empty()                        ? "honoured"
+                           : fmt::format("honoured, {}", key.note));
   }
   writer_.emplace(options_.out, settings_of(options_), options_.data,
                   options_.has_file ? config_.to_json() : "");
@@ -166,9 +178,7 @@ void Trainer::begin() {
 }
 
 void Trainer::step(std::int64_t step) {
-  if (const char* reason = comm::interrupted()) {
-    throw Error(ErrorCode::kCommFailure, reason);
-  }
+  require_not_stopped();
   const Clock::time_point start = Clock::now();
   double loss = 0;
   engine::EngineReport report;
@@ -177,6 +187,7 @@ void Trainer::step(std::int64_t step) {
         shard_, (step - 1) * batch_.accumulation_steps + micro));
     report = model_.step();
   }
+  newest_step_ = step;
   const auto backwards = static_cast<std::size_t>(batch_.accumulation_steps);
   unshared_.push_back({.step = step,
                        .loss = loss / static_cast<double>(backwards),
@@ -216,9 +227,6 @@ void Trainer::share_losses() {
       row.loss += all[rank * mine.size() + i];
     }
     row.loss /= static_cast<double>(shard_.world_size);
-    summary_.bytes_sent_per_rank += row.bytes_sent;
-    summary_.seconds += row.seconds;
-    tokens_ += static_cast<double>(row.tokens);
     newest_loss_ = row.loss;
     if (writer_) writer_->add(row);
   }
@@ -230,6 +238,7 @@ double Trainer::validate() {
   const Piece piece = piece_of(windows, shard_.rank, shard_.world_size);
   double sum = 0;
   for (std::size_t done = 0; done < piece.count; done += shard_.sequences) {
+    require_not_stopped();
     const std::size_t count = std::min(shard_.sequences, piece.count - done);
     sum += model_.loss_sum(data_->validation_batch(piece.first + done, count));
   }
@@ -242,7 +251,26 @@ double Trainer::validate() {
 
 void Trainer::run() {
   begin();
-  double val_loss = 0;
+  try {
+    take_steps();
+  } catch (const std::exception& error) {
+    const std::string signal(stop_signal_name());
+    progress_.finish();
+    if (signal.empty()) throw;
+    if (is_first()) stop(signal);
+    throw Stopped(fmt::format(
+        "stopped by {} at step {} of {}; {} has what was recorded{}", signal,
+        summary_.stopped_at.value_or(newest_step_), options_.steps,
+        options_.out,
+        env::launched_ranks() > 1 ? fmt::format(" ({})", error.what()) : ""));
+  }
+  progress_.finish();
+  summary_.memory = memory_of_rank(memory_use().at_peak);
+  summary_.params_checksum = checksum_of_masters();
+  if (is_first()) finish();
+}
+
+void Trainer::take_steps() {
   for (std::int64_t step = 1; step <= options_.steps; ++step) {
     this->step(step);
     const bool is_tenth = step * kValidations / options_.steps !=
@@ -251,19 +279,14 @@ void Trainer::run() {
     StepRow newest = unshared_.back();
     if (is_tenth || unshared_.size() == kLossesPerExchange) share_losses();
     if (is_tenth) {
-      val_loss = validate();
+      const ValidationRow row{step, validate()};
       model_.engine().end_evaluation();
-      const ValidationRow row{step, val_loss};
       if (writer_) writer_->add(row);
       progress_.validation(row);
     }
     newest.loss = newest_loss_;
     progress_.step(newest);
   }
-  progress_.finish();
-  summary_.memory = memory_of_rank(memory_use().at_peak);
-  summary_.params_checksum = checksum_of_masters();
-  if (is_first()) finish(val_loss);
 }
 
 // Collective: masters may be sharded.
@@ -276,20 +299,36 @@ std::string Trainer::checksum_of_masters() {
   return fmt::format("{:016x}", checksum(all));
 }
 
-void Trainer::finish(double val_loss) {
-  const auto params = model_.params();
+// Of rank 0, without communication.
+void Trainer::summarize() {
   summary_.optimizer = options_.optimizer;
   summary_.semantics = std::string(to_string(options_.semantics));
   summary_.precision = std::string(precision_name(options_.precision));
   summary_.skipped_steps = model_.engine().optimizer().skipped_steps();
   summary_.ranks = comm_.size();
   summary_.steps = options_.steps;
-  summary_.params = params.size();
-  summary_.final_val_loss = val_loss;
-  summary_.final_val_bits_per_byte = val_loss / std::numbers::ln2;
-  summary_.tokens_per_second = tokens_ / summary_.seconds;
+  summary_.params = model_.params().size();
   summary_.zero = static_cast<int>(options_.zero);
   summary_.offload = options_.offload;
+  summary_.add(writer_->so_far());
+}
+
+// What steps recorded before a signal ended them. The summary first: a launcher
+// may kill soon.
+void Trainer::stop(std::string_view signal) {
+  if (comm_.size() == 1) share_losses();  // local
+  summary_.memory = memory_of_rank(memory_use().at_peak);
+  const auto& steps = writer_->so_far().steps;
+  summary_.stopped_at = steps.empty() ? 0 : steps.back().step;
+  summary_.stopped_by = signal;
+  summarize();
+  const std::vector<RunRecord> runs = {writer_->finish(summary_)};
+  write_file(std::filesystem::path(options_.out) / "report.html",
+             render_report(runs));
+}
+
+void Trainer::finish() {
+  summarize();
   const std::vector<RunRecord> runs = {writer_->finish(summary_)};
   const auto report = std::filesystem::path(options_.out) / "report.html";
   write_file(report, render_report(runs));
@@ -300,7 +339,7 @@ void Trainer::finish(double val_loss) {
         summary_.skipped_steps, options_.steps);
   }
   std::cout << "report: " << report.string() << '\n';
-  if (!std::isfinite(val_loss)) {
+  if (!std::isfinite(summary_.final_val_loss)) {
     throw AgreedFailure(
         "the loss is not finite at the end: give a smaller --lr, or a --clip");
   }

@@ -114,7 +114,15 @@ void take_from_file(const std::function<bool(const char* flag)>& is_given,
   take("--offload", options.offload,
        file.zero.stage > 0 &&
            file.zero.offload_optimizer == engine::OffloadDevice::kCpu);
-  options.file_schedules = !is_given("--warmup-steps");
+  // --warmup-steps asks for our schedule, unless the file asks for --warmup-
+  // steps.
+  options.file_schedules =
+      !is_given("--warmup-steps") ||
+      std::any_of(options.file_keys.begin(), options.file_keys.end(),
+                  [](const engine::KeyNote& key) {
+                    return key.path == "scheduler.params.warmup_num_steps" &&
+                           !key.note.empty();
+                  });
   const bool sizes_given = is_given("--batch") || is_given("--accumulate");
   options.file_sizes = !sizes_given && (file.train_batch_size ||
                                         file.train_micro_batch_size_per_gpu ||

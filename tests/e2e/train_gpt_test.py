@@ -255,7 +255,13 @@ class TrainGpt(Runs):
     def test_failures_exit_1_with_one_line(self):
         out = str(self.folder / "run")
         local = ["--comm", "local", "--ranks", "3", "--out", out]
-        for data, part in (("/no/such/text", "/no/such/text"), ("/dev/null", "little")):
+        empty = self.folder / "empty"
+        empty.touch()
+        for data, part in (
+            ("/no/such/text", "/no/such/text"),
+            (str(empty), "little"),
+            ("/dev/zero", "no regular file"),
+        ):
             done = self.check_fails(["--data", data, *local], 1, part)
             self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
         data = ["--data", str(self.text), "--out", str(self.text / "x")]
@@ -272,12 +278,12 @@ class TrainGpt(Runs):
             self.assertEqual(done.returncode, 0)
             self.assertIn(part, done.stdout)
 
-    def long_run(self, *launcher):
+    def long_run(self, *launcher, flags=()):
         """Starts a run without an end, and waits for its first results."""
         out = self.folder / "long"
         arguments = f"{SMALL} --steps 1000000 --batch 1 --data {self.text} --out {out}"
         process = subprocess.Popen(
-            [*launcher, train_gpt_runs.PROGRAM, *arguments.split()],
+            [*launcher, train_gpt_runs.PROGRAM, *arguments.split(), *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -315,12 +321,83 @@ class TrainGpt(Runs):
         self.assertNotEqual(process.returncode, 0)
         self.assertRegex(errors, r"train_gpt: rank \d: ")
 
-    def test_sigterm_ends_a_run_of_threads(self):
-        process = self.long_run()
-        process.terminate()
+    def check_stopped(self, name, code, *flags):
+        """A run that a signal ends leaves a summary, a report and one line."""
+        process = self.long_run(flags=flags)
+        process.send_signal(getattr(signal, name))
         _, errors = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 1)
-        self.assertRegex(errors, "train_gpt: .*SIGTERM")
+        self.assertEqual(process.returncode, code, errors)
+        out = self.folder / "long"
+        summary = json.loads((out / "summary.json").read_text())
+        steps = [row["step"] for row in self.metrics("long") if "loss" in row]
+        self.assertEqual(summary["stopped_by"], name)
+        self.assertEqual(summary["stopped_at"], steps[-1])
+        self.assertEqual(steps, list(range(1, steps[-1] + 1)))
+        self.assertEqual(summary["steps"], 1000000)
+        line = f"train_gpt: stopped by {name} at step {steps[-1]} of 1000000; {out} "
+        self.assertIn(line, errors)
+        self.assertNotIn("another rank", errors)
+        mark = f"stopped at step {steps[-1]}"
+        self.assertIn(mark, (out / "report.html").read_text())
+        return mark
+
+    def test_sigterm_ends_a_run_with_a_summary(self):
+        self.check_stopped("SIGTERM", 143)
+
+    def test_sigint_ends_a_run_with_a_summary(self):
+        mark = self.check_stopped("SIGINT", 130)
+        table = self.compare("long")
+        self.assertIn(f"onebit_adam, {mark} ", table)
+
+    def test_sigint_ends_a_run_of_threads_with_a_summary(self):
+        process = self.long_run(flags=["--comm", "local", "--ranks", "2"])
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130, errors)
+        summary = json.loads((self.folder / "long" / "summary.json").read_text())
+        self.assertEqual(summary["stopped_by"], "SIGINT")
+        self.assertRegex(errors, "train_gpt: stopped by SIGINT at step")
+
+    def compare(self, name):
+        out = self.folder / "comparison"
+        runs = ["--compare", str(self.folder / name), "--out", str(out)]
+        done = self.run_program(runs)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def test_a_killed_run_can_be_compared(self):
+        process = self.long_run()
+        process.kill()
+        process.communicate(timeout=60)
+        self.assertFalse((self.folder / "long" / "summary.json").exists())
+        text = (self.folder / "long" / "metrics.jsonl").read_text()
+        whole = [json.loads(line) for line in text.split("\n")[:-1]]
+        last = [row["step"] for row in whole if "loss" in row][-1]
+        mark = f"stopped at step {last}"
+        self.assertIn(f"onebit_adam, {mark} ", self.compare("long"))
+        report = self.folder / "comparison" / "report.html"
+        self.assertIn(mark, report.read_text())
+
+    def test_a_second_run_into_one_folder_is_refused(self):
+        process = self.long_run()
+        out = str(self.folder / "long")
+        data = ["--data", str(self.text), "--out", out]
+        done = self.check_fails(data, 1, "--out: another run is writing", out)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        self.assertIn(str(process.pid), done.stderr)
+        process.kill()
+        process.communicate(timeout=60)
+        for row in self.metrics("long")[:-1]:
+            self.assertIn("step", row)
+        self.train("long", "")  # what a dead process held is not in the way
+
+    def test_input_in_the_output_folder_is_refused(self):
+        self.train("run", "")
+        before = (self.folder / "run" / "metrics.jsonl").read_text()
+        out = str(self.folder / "run")
+        self.check_fails(["--data", f"{out}/metrics.jsonl", "--out", out], 1, out)
+        after = (self.folder / "run" / "metrics.jsonl").read_text()
+        self.assertEqual(after, before)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,57 @@ TEST(Progress, WithoutATerminalThereIsALineAtEveryTenth) {
   EXPECT_NE(text.find("250/500  loss 2.500  val 2.250  "), std::string::npos);
 }
 
+// The first steps took 1 s, those of another stage take 0.1 s.
+TEST(Progress, SpeedAndTimeLeftAreOfTheLastTenSeconds) {
+  std::ostringstream out;
+  Progress progress(out, Progress::Style::kLines, "adam", 1000);
+  for (std::int64_t step = 1; step <= 1000; ++step) {
+    StepRow now = row(step);
+    now.seconds = step <= 100 ? 1 : 0.1;
+    progress.step(now);
+  }
+  const std::string text = out.str();
+  EXPECT_NE(text.find("100/1000  loss 2.500  2.05k tokens/s  58.3 KB/step  "
+                      "exact  15:00 left\n"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("300/1000  loss 2.500  20.5k tokens/s  58.3 KB/step  "
+                      "exact  1:10 left\n"),
+            std::string::npos)
+      << text;
+}
+
+TEST(Progress, AStepThatTakesLongIsTakenAlone) {
+  std::ostringstream out;
+  Progress progress(out, Progress::Style::kLines, "adam", 4);
+  for (std::int64_t step = 1; step <= 2; ++step) {
+    StepRow now = row(step);
+    now.seconds = step == 1 ? 5 : 40;
+    progress.step(now);
+  }
+  EXPECT_NE(out.str().find("2/4  loss 2.500  51 tokens/s  58.3 KB/step  "
+                           "exact  1:20 left\n"),
+            std::string::npos)
+      << out.str();
+}
+
+TEST(Progress, WithoutATerminalThereIsALineEvery30Seconds) {
+  double now = 0;
+  for (const std::int64_t steps_per_line : {0, 500}) {
+    std::ostringstream out;
+    Progress progress(out, Progress::Style::kLines, "adam", 1000,
+                      steps_per_line, [&] { return now; });
+    for (std::int64_t step = 1; step <= 90; ++step) {
+      now += 1;
+      progress.step(row(step));
+    }
+    const std::string text = out.str();
+    EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3) << text;
+    for (const char* due : {"  30/1000 ", "  60/1000 ", "  90/1000 "})
+      EXPECT_NE(text.find(due), std::string::npos) << text;
+  }
+}
+
 TEST(Progress, ShortRunsHaveALineAStepAtMost) {
   const std::string text = run(Progress::Style::kLines, 3);
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3);

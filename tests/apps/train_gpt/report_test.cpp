@@ -52,6 +52,13 @@ RunRecord make_run(const std::string& optimizer, std::int64_t steps) {
   return run;
 }
 
+std::string line_with(const std::string& text, const std::string& part) {
+  const auto at = text.find(part);
+  if (at == std::string::npos) return {};
+  const auto begin = text.rfind('\n', at) + 1;
+  return text.substr(begin, text.find('\n', at) - begin);
+}
+
 std::size_t count(const std::string& text, const std::string& part) {
   std::size_t found = 0;
   for (std::size_t at = text.find(part); at != std::string::npos;
@@ -185,6 +192,29 @@ TEST(Chart, NamesAreEscaped) {
   EXPECT_EQ(escape_html("<a & \"b\">"), "&lt;a &amp; &quot;b&quot;&gt;");
   RunRecord run = make_run("<script>", 5);
   EXPECT_EQ(count(render_report({run}), "<script>"), 0u);
+}
+
+TEST(Report, MarksRunsThatDidNotReachTheirEnd) {
+  RunRecord killed = make_run("onebit_adam", 40);
+  killed.summary.stopped_at = 37;
+  killed.summary.final_val_loss = std::numeric_limits<double>::quiet_NaN();
+  killed.summary.final_val_bits_per_byte = killed.summary.final_val_loss;
+  killed.summary.ranks = 0;
+  killed.summary.params = 0;
+  const std::vector<RunRecord> runs = {killed, make_run("adam", 40)};
+  const std::string mark = "onebit_adam, stopped at step 37";
+  const std::string html = render_report(runs);
+  EXPECT_GE(count(html, mark), 3u);  // table, legends, settings
+  EXPECT_EQ(html.find("nan"), std::string::npos);
+  EXPECT_NE(html.find("A byte-level GPT, 40 steps<"), std::string::npos);
+  const std::string table = render_table(runs);
+  EXPECT_TRUE(line_with(table, mark).starts_with(mark + " ")) << table;
+  // Both runs' numbers stand below one another.
+  const auto column = [&](const std::string& name) {
+    return line_with(table, name).find("61.2");
+  };
+  EXPECT_GT(column("adam   "), 0u);
+  EXPECT_NE(column("adam   "), std::string::npos) << table;
 }
 
 }  // namespace

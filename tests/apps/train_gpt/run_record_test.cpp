@@ -2,6 +2,8 @@
 #include "apps/train_gpt/run_record.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <fstream>
@@ -184,6 +186,113 @@ TEST_F(RunFolder, MissingOrTornFilesAreNamed) {
   write_file(folder / "summary.json", "{}");
   expect_error(ErrorCode::kUnavailable, {"summary.json", "optimizer"},
                [&] { (void)read_run(folder); });
+}
+
+TEST_F(RunFolder, OfARunThatASignalEndedIsReadBack) {
+  Summary stopped = kSummary;
+  stopped.stopped_at = 1;
+  stopped.stopped_by = "SIGINT";
+  stopped.final_val_loss = std::numeric_limits<double>::quiet_NaN();
+  RunWriter(folder, {}, {}).finish(stopped);
+  EXPECT_NE(text("summary.json")
+                .find("  \"stopped_at\": 1,\n"
+                      "  \"stopped_by\": \"SIGINT\"\n}"),
+            std::string::npos)
+      << text("summary.json");
+  const Summary read = read_run(folder).summary;
+  EXPECT_EQ(read.stopped_at, 1);
+  EXPECT_EQ(read.stopped_by, "SIGINT");
+  EXPECT_TRUE(std::isnan(read.final_val_loss));
+}
+
+// There is no summary, and the last line may be torn.
+TEST_F(RunFolder, OfAKilledRunIsReadAsFarAsItGoes) {
+  {
+    RunWriter writer(folder,
+                     {{"optimizer", "onebit_adam"},
+                      {"semantics", "corrected"},
+                      {"precision", "bf16"},
+                      {"zero", "1"},
+                      {"offload", "true"},
+                      {"steps", "500"},
+                      {"context", "64"},
+                      {"batch", "8"},
+                      {"accumulate", "2"}},
+                     {"a.txt"});
+    writer.add(StepRow{1, 5.5, 0.001, "exact", 1, 3072, 1000, 0.25, 17'000});
+    writer.add(StepRow{2, 5.25, 0.001, "exact", 1, 3072, 1000, 0.5, 18'000});
+    writer.add(ValidationRow{2, 1.625});
+  }
+  std::ofstream(folder / "metrics.jsonl", std::ios::app) << R"({"step":3,"lo)";
+  const RunRecord run = read_run(folder);
+  EXPECT_EQ(run.steps.size(), 2u);
+  const Summary& summary = run.summary;
+  EXPECT_EQ(summary.stopped_at, 2);
+  EXPECT_EQ(summary.stopped_by, "");
+  EXPECT_EQ(summary.optimizer, "onebit_adam");
+  EXPECT_EQ(summary.precision, "bf16");
+  EXPECT_EQ(summary.ranks, 3);
+  EXPECT_EQ(summary.steps, 500);
+  EXPECT_EQ(summary.final_val_loss, 1.625);
+  EXPECT_EQ(summary.bytes_sent_per_rank, 2000u);
+  EXPECT_EQ(summary.seconds, 0.75);
+  EXPECT_EQ(summary.tokens_per_second, 8192);
+  EXPECT_EQ(summary.zero, 1);
+  EXPECT_TRUE(summary.offload);
+  EXPECT_EQ(summary.memory.peak, 18'000u);
+
+  write_file(folder / "metrics.jsonl", "");
+  EXPECT_EQ(read_run(folder).summary.stopped_at, 0);
+  // In the middle it is damage.
+  write_file(folder / "metrics.jsonl", "{\"step\":1,\"lo\n{}\n");
+  expect_error(ErrorCode::kUnavailable, {"metrics.jsonl"},
+               [&] { (void)read_run(folder); });
+}
+
+TEST_F(RunFolder, TakesOneRunAtATime) {
+  const std::string name = folder.string();
+  {
+    RunWriter writer(folder, {}, {"a.txt"});
+    writer.add(ValidationRow{2, 1.625});
+    const std::string before = text("metrics.jsonl");
+    expect_error(ErrorCode::kUnavailable,
+                 {"--out", "another run", name, std::to_string(::getpid())},
+                 [&] { const RunWriter second(folder, {}, {"a.txt"}); });
+    EXPECT_EQ(text("metrics.jsonl"), before);
+  }
+  const RunWriter after_its_end(folder, {}, {"a.txt"});
+}
+
+TEST_F(RunFolder, IsNotInTheWayOnceItsProcessIsDead) {
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const RunWriter writer(folder, {}, {"a.txt"});
+    ::_exit(fs::exists(folder / ".lock") ? 7 : 8);  // no destructor runs
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ASSERT_EQ(WEXITSTATUS(status), 7);
+  const RunWriter writer(folder, {}, {"a.txt"});
+}
+
+TEST_F(RunFolder, DoesNotTakeItsInputFromItself) {
+  write_run();
+  const auto refused = [&](const fs::path& data, const fs::path& out) {
+    expect_error(ErrorCode::kInvalidArgument,
+                 {"--data", data.string(), "--out"}, [&] {
+                   const RunWriter writer(out, {}, {"a.txt", data.string()});
+                 });
+  };
+  refused(folder / "metrics.jsonl", folder);
+  refused(folder / "new" / ".." / "metrics.jsonl", folder / ".");
+  refused(folder / "deeper" / "a.txt", folder);
+  fs::create_symlink(folder, folder.string() + "_link");
+  refused(folder / "metrics.jsonl", folder.string() + "_link");
+  fs::remove(folder.string() + "_link");
+  EXPECT_NE(text("metrics.jsonl"), "");
+  // Beside it, whatever the names begin with.
+  const RunWriter writer(folder / "out", {}, {(folder / "out.txt").string()});
 }
 
 TEST_F(RunFolder, AFolderThatCannotBeMadeIsNamed) {

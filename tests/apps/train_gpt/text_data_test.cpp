@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <set>
 #include <string>
 
@@ -142,6 +143,22 @@ TEST(TextData, FilesThatCannotBeReadAreNamed) {
   const std::string folder = std::filesystem::temp_directory_path();
   expect_error(ErrorCode::kUnavailable, {folder, "folder"},
                [&] { (void)TextData::load({folder}, 7); });
+}
+
+TEST(TextData, WhatMayHaveNoEndIsRefused) {
+  expect_error(ErrorCode::kUnavailable, {"/dev/zero", "no regular file"},
+               [] { (void)TextData::load({"/dev/zero"}, 7); });
+}
+
+TEST(TextData, FilesThatMemoryWouldNotHoldAreRefusedBySize) {
+  const auto path =
+      std::filesystem::temp_directory_path() / "thinwire_text_data_test_large";
+  std::ofstream(path).close();
+  std::filesystem::resize_file(path, TextData::kMostBytes + 1);  // a hole
+  expect_error(ErrorCode::kUnavailable,
+               {path.string(), "4294967297 bytes", "at most 4294967296"},
+               [&] { (void)TextData::load({path.string()}, 7); });
+  std::filesystem::remove(path);
 }
 
 TEST(PieceOf, CoversEveryWindowOnceAndEvenly) {

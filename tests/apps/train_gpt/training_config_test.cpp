@@ -69,6 +69,32 @@ TEST_F(ConfigFile, OfDeepSpeedDecidesWhatNoFlagGives) {
       std::holds_alternative<engine::WarmupAndDecay>(config.schedule.shape));
 }
 
+TEST_F(ConfigFile, AutoStandsForWhatFlagsSay) {
+  write(R"({"optimizer": {"type": "Adam", "params": {"lr": "auto"}},
+            "scheduler": {"type": "WarmupDecayLR", "params":
+                {"total_num_steps": "auto", "warmup_num_steps": "auto",
+                 "warmup_max_lr": "auto"}},
+            "train_gpt": {"steps": 300}})");
+  Options options =
+      parse({"--config", path.c_str(), "--warmup-steps", "20", "--lr", "0.25"});
+  EXPECT_EQ(
+      std::get<engine::WarmupDecayLr>(training_config(options).schedule.shape),
+      (engine::WarmupDecayLr{.total_num_steps = 300,
+                             .warmup_max_lr = 0.25,
+                             .warmup_num_steps = 20}));
+  EXPECT_EQ(options.lr, 0.25);
+  options = parse({"--config", path.c_str(), "--warmup-steps", "0", "--steps",
+                   "70"});  // flags win over the file's flags
+  EXPECT_EQ(
+      std::get<engine::WarmupDecayLr>(training_config(options).schedule.shape),
+      (engine::WarmupDecayLr{.total_num_steps = 70, .warmup_num_steps = 1}));
+  expect_usage_error({path.c_str(), "scheduler.params.warmup_num_steps",
+                      "got \"auto\"", "--warmup-steps"},
+                     [&] {
+                       return parse({"--config", path.c_str()});
+                     });
+}
+
 TEST_F(ConfigFile, AnotherOptimizerTakesNothingOfTheFiles) {
   write(R"({"optimizer": {"type": "OneBitAdam", "params": {"lr": 4e-4}}})");
   const Options options =
