@@ -293,6 +293,17 @@ void Communicator::barrier() {
   impl_->start("barrier", 0, [this] { impl_->collectives.barrier(); }).wait();
 }
 
+void Communicator::finish_queued() {
+  if (size() == 1) return;
+  const auto end = std::make_shared<Completion>("finish_queued");
+  impl_->queue.push(end, [] {});
+  end->wait();
+}
+
+void Communicator::give_up(std::string_view reason) noexcept {
+  if (size() > 1) impl_->give_up(std::string(reason));
+}
+
 std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   std::unique_ptr<Transport> part;
   impl_->start("split", 0, [&] { part = impl_->collectives.split(color, key); })

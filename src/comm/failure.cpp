@@ -15,10 +15,23 @@ std::string name_ranks(std::span<const int> peers) {
                      fmt::join(peers, ", "));
 }
 
+constexpr std::string_view kTimedOut = "timed out waiting for ";
+constexpr std::string_view kLeft =
+    "has left: its communicator was destroyed";
+constexpr std::string_view kElsewhere = ", this rank in exchange ";
+constexpr std::string_view kWrongSize = " bytes where ";
+
 }  // namespace
 
+bool is_out_of_step(std::string_view text) noexcept {
+  for (const std::string_view part :
+       {kTimedOut, kLeft, kElsewhere, kWrongSize})
+    if (text.find(part) != std::string_view::npos) return true;
+  return false;
+}
+
 std::string timed_out(const Operation& operation, std::span<const int> peers) {
-  return fmt::format("{}: timed out waiting for {}", operation.name,
+  return fmt::format("{}: {}{}", operation.name, kTimedOut,
                      name_ranks(peers));
 }
 
@@ -53,8 +66,7 @@ bool tells_of_a_peer(std::string_view message) noexcept {
 }
 
 std::string left(const Operation& operation, int peer) {
-  return fmt::format("{}: rank {} has left: its communicator was destroyed",
-                     operation.name, peer);
+  return fmt::format("{}: rank {} {}", operation.name, peer, kLeft);
 }
 
 std::string this_rank_gave_up(const Operation& operation,
@@ -62,10 +74,17 @@ std::string this_rank_gave_up(const Operation& operation,
   return fmt::format("{}: this rank gave up: {}", operation.name, reason);
 }
 
+std::string other_call(const Operation& operation, int peer,
+                       std::string_view its_name, std::uint64_t its_sequence) {
+  return fmt::format("{}: rank {} is in {} (exchange {}){}{}", operation.name,
+                     peer, its_name, its_sequence, kElsewhere,
+                     operation.sequence);
+}
+
 std::string wrong_size(const Operation& operation, int peer,
                        std::size_t sent_bytes, std::size_t expected_bytes) {
-  return fmt::format("{}: rank {} sent {} bytes where {} were expected",
-                     operation.name, peer, sent_bytes, expected_bytes);
+  return fmt::format("{}: rank {} sent {}{}{} were expected", operation.name,
+                     peer, sent_bytes, kWrongSize, expected_bytes);
 }
 
 }  // namespace thinwire::comm::failure

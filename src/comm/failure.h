@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,8 +24,14 @@ namespace thinwire::comm::failure {
 /// `message` is of an error that only passes another rank's failure on.
 [[nodiscard]] bool tells_of_a_peer(std::string_view message) noexcept;
 [[nodiscard]] std::string left(const Operation& operation, int peer);
+/// `text` says that a rank is elsewhere, has gone, or does not come: it makes
+/// other calls than this one, or fewer.
+[[nodiscard]] bool is_out_of_step(std::string_view text) noexcept;
 [[nodiscard]] std::string this_rank_gave_up(const Operation& operation,
                                             std::string_view reason);
+[[nodiscard]] std::string other_call(const Operation& operation, int peer,
+                                     std::string_view its_name,
+                                     std::uint64_t its_sequence);
 [[nodiscard]] std::string wrong_size(const Operation& operation, int peer,
                                      std::size_t sent_bytes,
                                      std::size_t expected_bytes);

@@ -40,6 +40,10 @@ inline constexpr Choice<precision::AtMinimum> kAtMinimum[] = {
     {"hold", precision::AtMinimum::kHold}};
 inline constexpr Choice<OffloadDevice> kDevices[] = {
     {"none", OffloadDevice::kNone}, {"cpu", OffloadDevice::kCpu}};
+inline constexpr Choice<Buffers> kBuffers[] = {
+    {"broadcast", Buffers::kBroadcast},
+    {"average", Buffers::kAverage},
+    {"as_they_are", Buffers::kAsTheyAre}};
 
 /// optimizer.params, and `own` = thinwire, of each optimizer.
 template <class Archive, class Options>
@@ -180,6 +184,7 @@ void own_fields(const Archive& own, AnyConfig& c) {
   own.field("verify_every", c.comm.verify_every, kNotNegative);
   own.field("overlap", c.comm.overlap);
   own.field("calibrated_clipping", c.calibrated_clipping);
+  own.choice("buffers", c.buffers, Choices<Buffers>(kBuffers));
 }
 
 /// The top level's single keys.

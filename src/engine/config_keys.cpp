@@ -53,7 +53,7 @@ constexpr KeyRule kRules[] = {
     {"data_types.param_dtype", kHonoured,
      "has to be what `fp16` or `bf16` says, or fp32 without them"},
     {"data_types.buffer_dtype", kRefused,
-     "a model's buffers are its own; convert them there"},
+     "floating ones have the parameters' type, where that is 16 bits"},
 
     {"optimizer.type", kHonoured,
      "`Adam`, `AdamW`, `Lamb`, `OneBitAdam`, `OneBitLamb`, `ZeroOneAdam`, in "
@@ -407,6 +407,9 @@ constexpr KeyRule kRules[] = {
      "steps between comparisons of the ranks' parameters; 0: never"},
     {"thinwire.calibrated_clipping", kHonoured,
      "clip compressed steps by an estimate that exact ones calibrate"},
+    {"thinwire.buffers", kHonoured,
+     "`broadcast` (rank 0's, the default), `average`, `as_they_are`: a "
+     "module's buffers, at the start and in evaluations"},
     {"thinwire.check_grad_overflow", kHonoured,
      "fp32: skip steps that are not finite"},
     {"thinwire.initial_loss_scale", kHonoured,

@@ -88,8 +88,7 @@ Engine::Engine(comm::Communicator& comm, const ParameterLayout& layout,
     impl_->made = make_optimizer(comm, layout, config, params, common.view());
     kernels::convert(common.view(), params);
   }
-  for (std::size_t g = 0; g < optimizer().num_groups(); ++g)
-    impl_->base_rates.push_back(optimizer().learning_rate(g));
+  impl_->rates.begin(optimizer());
   impl_->buckets = shard::BucketSchedule(
       impl_->layout,
       impl_->made.zero != nullptr
@@ -109,7 +108,22 @@ Engine::Engine(Engine&&) noexcept = default;
 
 const Config& Engine::config() const noexcept { return impl_->config; }
 
-optim::Optimizer& Engine::optimizer() noexcept { return impl_->optimizer(); }
+const optim::Optimizer& Engine::optimizer() const noexcept {
+  return impl_->optimizer();
+}
+
+void Engine::set_learning_rate(std::size_t group, double learning_rate) {
+  impl_->rates.set(impl_->optimizer(), group, learning_rate);
+}
+
+void Engine::set_learning_rate(double learning_rate) {
+  for (std::size_t g = 0; g < optimizer().num_groups(); ++g)
+    set_learning_rate(g, learning_rate);
+}
+
+void Engine::set_schedule(LearningRateFunction schedule) {
+  impl_->rates.set_schedule(std::move(schedule));
+}
 
 namespace {
 
@@ -135,6 +149,7 @@ std::vector<float> Engine::full_gradient(std::string_view name) {
     refuse("full_gradient: only between a window's last backward and step()");
   std::vector<float> gradient = impl_->made.zero->full_gradient(
       name, impl_->keeps ? impl_->gathered() : View{});
+  impl_->marks.remember(impl_->params, impl_->own_gradients());
   // Sums have been reduced: another backward would be added to means.
   impl_->complete = true;
   return gradient;
@@ -148,6 +163,7 @@ std::vector<float> Engine::full_state(std::string_view name,
 
 shard::ZeroOptimizer& Engine::zero() {
   if (impl_->made.zero == nullptr) only_with_zero("zero");
+  impl_->marks.forget();  // what its setters change is meant
   return *impl_->made.zero;
 }
 
@@ -169,17 +185,12 @@ void Engine::gradient_ready(std::size_t index, ConstView gradient) {
   impl_->gradient_ready(index, gradient);
 }
 
-void Engine::end_backward() { impl_->end_backward(); }
+void Engine::end_backward() {
+  impl_->exchange([this] { impl_->end_backward(); });
+}
 
-void Engine::cancel_backward() {
-  if (!impl_->in_backward) return;
-  impl_->in_backward = false;
-  if (!impl_->keeps) impl_->made.zero->cancel_backward();
-  // What has left cannot be taken back, and other ranks wait for the rest.
-  if (impl_->has_sent)
-    throw Error(ErrorCode::kCommFailure,
-                "cancel_backward: gradients of this backward have been sent");
-  impl_->begin_window();
+void Engine::cancel_backward(std::string_view reason) {
+  impl_->cancel_backward(reason);
 }
 
 bool Engine::is_boundary() const noexcept { return impl_->is_boundary(); }
@@ -190,12 +201,22 @@ void Engine::set_accumulation_boundary(std::optional<bool> boundary) {
   impl_->boundary = boundary;
 }
 
-EngineReport Engine::step() { return impl_->step(); }
+EngineReport Engine::step() {
+  return impl_->exchange([this] { return impl_->step(); });
+}
+
+double Engine::mean(double value) {
+  return impl_->exchange([&] { return impl_->mean(value); });
+}
 
 void Engine::begin_evaluation() {
   if (impl_->in_backward) refuse("begin_evaluation: inside a backward");
   if (impl_->in_evaluation) refuse("begin_evaluation: inside another one");
-  impl_->optimizer().synchronize(impl_->params);
+  const bool untouched =
+      !impl_->marks.change(impl_->params, impl_->own_gradients());
+  impl_->exchange([this] { impl_->optimizer().synchronize(impl_->params); });
+  if (untouched && impl_->backwards > 0)
+    impl_->marks.remember(impl_->params, impl_->own_gradients());
   impl_->in_evaluation = true;
 }
 
@@ -209,6 +230,7 @@ StateDict Engine::state_dict() const {
     refuse("state_dict: inside a window of accumulation; call step() first");
   StateDict state = impl_->optimizer().state_dict();
   state.put_integer("engine_steps", impl_->steps);
+  impl_->rates.save(state);
   return state;
 }
 
@@ -219,7 +241,9 @@ void Engine::load_state_dict(const StateDict& state) {
   if (steps < 0)
     throw Error(ErrorCode::kCorruptCheckpoint,
                 fmt::format("engine_steps must be >= 0, got {}", steps));
+  impl_->rates.require_loadable(state);
   impl_->optimizer().load_state_dict(state);
+  impl_->rates.load(state, impl_->optimizer());
   impl_->steps = steps;
   if (impl_->made.mixed != nullptr)
     impl_->made.mixed->write_params(impl_->params);

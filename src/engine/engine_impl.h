@@ -4,8 +4,11 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "engine/gradient_marks.h"
+#include "engine/learning_rates.h"
 #include "engine/make_optimizer.h"
 #include "shard/bucket_schedule.h"
 #include "thinwire/core/buffer.h"
@@ -30,6 +33,8 @@ struct Engine::Impl {
         grads(g),
         accumulation_steps(settings.batch(c.size()).accumulation_steps),
         keeps(keeps_gradients(settings, c.size())),
+        rates(settings.schedule),
+        marks(layout),
         buckets(layout, {}) {}
 
   comm::Communicator& comm;
@@ -39,7 +44,7 @@ struct Engine::Impl {
   const View grads;
   const std::int64_t accumulation_steps;
   const bool keeps;  // gradients are in `grads`; else handed over one by one
-  std::vector<double> base_rates;  // per group, before the schedule
+  LearningRates rates;
   std::int64_t steps = 0;
 
   // ---- the window: what has happened since the last step
@@ -50,6 +55,8 @@ struct Engine::Impl {
   bool in_evaluation = false;
   bool reduces = false;   // buckets of this backward leave as they fill
   bool has_sent = false;  // one has left
+  double waited = 0;      // seconds, for what has left, in backward
+  GradientMarks marks;    // of what is the caller's to leave alone until step()
   Buffer sums;            // fp32, of 16-bit gradients; made when needed
   bool sums_count = false;
   std::vector<bool> used;  // parameters that have had a gradient
@@ -107,13 +114,33 @@ struct Engine::Impl {
     has_sent = true;
   }
 
+  // Runs what exchanges with other ranks. One that makes fewer calls, or
+  // others, has most often had fewer batches: the error says so.
+  template <class F>
+  auto exchange(F&& body) {
+    try {
+      return body();
+    } catch (const Error& error) {
+      explain(error);
+      throw;
+    }
+  }
+  void explain(const Error& error) const;
+
   void begin_backward();
+  void cancel_backward(std::string_view reason);
   void gradient_ready(std::size_t index, ConstView gradient);
   void end_backward();
   void collect(std::size_t index, ConstView gradient);
+  void finish_sent();
+  void require_untouched();
+  [[nodiscard]] ConstView own_gradients() const {
+    return keeps ? ConstView(grads) : ConstView();
+  }
   void require_all_used() const;
   void begin_window();
   [[nodiscard]] EngineReport step();
+  [[nodiscard]] double mean(double value);
 };
 
 }  // namespace thinwire::engine

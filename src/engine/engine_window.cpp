@@ -2,6 +2,9 @@
 // One window of accumulation: backwards, gradients on their way, the step.
 #include <fmt/format.h>
 
+#include <array>
+
+#include "comm/failure.h"
 #include "core/set_to_zero.h"
 #include "engine/engine_impl.h"
 #include "optim/require.h"
@@ -16,6 +19,8 @@ void Engine::Impl::begin_window() {
   complete = false;
   reduces = false;
   has_sent = false;
+  waited = 0;
+  marks.forget();
   sums_count = false;
   used.assign(layout.parameters().size(), false);
   report = {};
@@ -35,9 +40,9 @@ void Engine::Impl::begin_backward() {
     const MemoryScope scope(MemoryKind::kGradients);
     if (sums.empty()) sums = Buffer::of<float>(layout.size());
     kernels::convert(grads, sums.view());
-    set_to_zero(grads);
     sums_count = true;
   }
+  if (sums_count) set_to_zero(grads);
   if (backwards == 0) counters = comm.counters();
   in_backward = true;
   ++backwards;
@@ -56,9 +61,8 @@ void Engine::Impl::collect(std::size_t index, ConstView gradient) {
     made.zero->collect(index, gradient);
   } else if (sums_count) {
     const Parameter& p = layout.parameters()[index];
-    const View own = grads.subview(p.offset, p.size);
-    kernels::accumulate(sums.view().subview(p.offset, p.size), own);
-    set_to_zero(own);
+    kernels::accumulate(sums.view().subview(p.offset, p.size),
+                        grads.subview(p.offset, p.size));
   }
   buckets.mark_ready(index);
 }
@@ -106,6 +110,98 @@ void Engine::Impl::end_backward() {
   in_backward = false;
   report.backward_seconds +=
       std::chrono::duration<double>(Clock::now() - backward_began).count();
+  if (has_sent && keeps) finish_sent();
+  marks.remember(params, own_gradients());
+}
+
+// From here on gradients are in the caller's sight, who may read them, or scale
+// them by mistake: nothing may be under way in them. step() would be next.
+void Engine::Impl::finish_sent() {
+  const auto began = Clock::now();
+  comm.finish_queued();
+  waited += std::chrono::duration<double>(Clock::now() - began).count();
+}
+
+void Engine::Impl::cancel_backward(std::string_view reason) {
+  if (!in_backward) return;
+  in_backward = false;
+  bool is_sent = has_sent;
+  if (!keeps) try {
+      made.zero->cancel_backward();
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kCommFailure) throw;
+      is_sent = true;
+    }
+  if (!is_sent) return begin_window();
+  // What has left cannot be taken back, and other ranks wait for the rest.
+  comm.give_up(reason);
+  throw Error(ErrorCode::kCommFailure,
+              fmt::format("cancel_backward: gradients have been sent before "
+                          "backward failed, so this rank has given up: {}",
+                          reason));
+}
+
+void Engine::Impl::require_untouched() {
+  const auto change = marks.change(params, own_gradients());
+  if (!change) return;
+  const std::string& name = layout.parameters()[change->parameter].name;
+  const std::string text =
+      change->is_of_gradient
+          ? fmt::format(
+                "step: the gradient of '{}' was changed between backward and "
+                "step() (clip_grad_norm_ does that): by then it may have been "
+                "averaged. To clip, set Config::gradient_clipping "
+                "(\"gradient_clipping\" in a file); step() sets gradients to 0",
+                name)
+          : fmt::format(
+                "step: parameter '{}' was changed between backward and step() "
+                "(the step() of another optimizer does that): the engine "
+                "updates parameters. Remove that call; what is to change them "
+                "otherwise comes after step()",
+                name);
+  comm.give_up(text);  // other ranks may be in this step already
+  refuse(text);
+}
+
+void Engine::Impl::explain(const Error& error) const {
+  if (error.code() != ErrorCode::kCommFailure) return;
+  const std::string text = error.what();
+  constexpr std::string_view kHint = "ranks must make as many steps";
+  if (!comm::failure::is_out_of_step(text) ||
+      text.find(kHint) != std::string::npos)
+    return;
+  throw Error(
+      ErrorCode::kCommFailure,
+      fmt::format(
+          "{} (this rank has made {} steps; {}: if that rank had fewer "
+          "batches, drop the last ones elsewhere (drop_last), or pad with a "
+          "sampler such as DistributedRandomSampler)",
+          text, steps, kHint));
+}
+
+double Engine::Impl::mean(double value) {
+  // Told apart from other exchanges by its size, and by the tag.
+  constexpr double kTag = 0x6d65616e;
+  const std::array<double, 3> own{kTag, static_cast<double>(steps), value};
+  const auto ranks = static_cast<std::size_t>(comm.size());
+  std::vector<double> all(own.size() * ranks);
+  comm.all_gather(ConstView(own.data(), own.size(), DType::kFloat64),
+                  View(all.data(), all.size(), DType::kFloat64));
+  double sum = 0;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    const double* const its = all.data() + own.size() * r;
+    if (its[0] != kTag)
+      throw Error(ErrorCode::kCommFailure,
+                  fmt::format("mean: rank {} is in another call", r));
+    if (its[1] != all[1])
+      refuse(fmt::format(
+          "mean: ranks have made different numbers of steps: {} on rank 0, {} "
+          "on rank {}: if their numbers of batches differ, drop the last ones "
+          "(drop_last), or pad with a sampler",
+          all[1], its[1], r));
+    sum += its[2];
+  }
+  return sum / static_cast<double>(ranks);
 }
 
 // Collective, so that all ranks stop.
@@ -138,10 +234,9 @@ EngineReport Engine::Impl::step() {
     between.loss_scale = loss_scale();
     return between;
   }
+  require_untouched();
   require_all_used();
-  for (std::size_t g = 0; g < base_rates.size(); ++g)
-    optimizer().set_learning_rate(g,
-                                  config.schedule.rate(base_rates[g], steps));
+  rates.apply(optimizer(), steps);
   View sent;
   if (keeps)
     sent = reduces && is_converted() ? travelling.view()
@@ -154,12 +249,15 @@ EngineReport Engine::Impl::step() {
     if (error.code() == ErrorCode::kNonFinite) begin_window();
     throw;
   }
-  // What backward sent counts too.
+  // What backward sent, and waited for, counts too.
+  done.seconds += waited;
+  done.exchange_seconds += waited;
   done.bytes_sent = comm.counters().bytes_sent - counters.bytes_sent;
   done.collectives = comm.counters().collectives - counters.collectives;
   if (done.applied) ++steps;
   done.steps = steps;
-  done.learning_rate = base_rates.empty() ? 0 : optimizer().learning_rate(0);
+  done.learning_rate =
+      optimizer().num_groups() == 0 ? 0 : optimizer().learning_rate(0);
   begin_window();
   return done;
 }

@@ -192,6 +192,8 @@ inline Config any_config() {
   c.precision = any_precision();
   c.gradient_clipping = any_real(0, 5);
   c.calibrated_clipping = any_bool();
+  c.buffers = *rc::gen::element(Buffers::kBroadcast, Buffers::kAverage,
+                                Buffers::kAsTheyAre);
   const auto size = [] { return any_count(); };
   c.train_batch_size = maybe<std::int64_t>(size);
   c.train_micro_batch_size_per_gpu = maybe<std::int64_t>(size);

@@ -99,6 +99,7 @@ const std::map<std::string_view, json> kSamples = {
     {"thinwire.verify_every", 8},
     {"thinwire.overlap", false},
     {"thinwire.calibrated_clipping", false},
+    {"thinwire.buffers", "average"},
     {"thinwire.check_grad_overflow", false},
     {"thinwire.initial_loss_scale", 5},
     {"thinwire.max_loss_scale", 131072},

@@ -121,6 +121,15 @@ class Communicator {
   /// Returns when every rank has come here.
   void barrier();
 
+  /// Local: returns when all that this rank has queued is done. Throws
+  /// Error(kCommFailure) if some of it has failed.
+  void finish_queued();
+  /// Local: this rank cannot go on. What it has under way fails, and its peers
+  /// get Error(kCommFailure) "rank R gave up: REASON" at their next exchange
+  /// with it. From now on this object may only be destroyed. In a group of one
+  /// there is nobody to tell, and nothing happens.
+  void give_up(std::string_view reason) noexcept;
+
   /// The communicator of the ranks that give the same `color` (>= 0), ordered
   /// by `key`, then by rank, with the same options; null for a color below 0.
   [[nodiscard]] std::unique_ptr<Communicator> split(int color, int key = 0);

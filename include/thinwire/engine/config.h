@@ -75,6 +75,14 @@ struct ZeroConfig {
   bool operator==(const ZeroConfig&) const = default;
 };
 
+/// What becomes of a module's buffers (running statistics of a batch norm), at
+/// construction and in evaluations. torch::Engine's; an Engine knows none.
+enum class Buffers {
+  kBroadcast,  ///< Rank 0's go to all ranks.
+  kAverage,    ///< Means over the ranks; of integers rank 0's.
+  kAsTheyAre,  ///< Each rank keeps its own.
+};
+
 /// How ranks exchange; results do not depend on it.
 struct CommConfig {
   std::size_t bucket_elements = std::size_t{1} << 20;  ///< >= 1.
@@ -149,6 +157,7 @@ struct Config {
   LearningRateSchedule schedule{};
   ZeroConfig zero{};
   CommConfig comm{};
+  Buffers buffers = Buffers::kBroadcast;
   std::int64_t steps_per_print = 0;  ///< Steps per line of a log; 0: none.
   optim::Semantics semantics = optim::Semantics::kCorrected;
   /// The object "train_gpt" of a file, as JSON text: that program's. Or empty.

@@ -75,8 +75,21 @@ class Engine {
   Engine(Engine&&) noexcept;
 
   [[nodiscard]] const Config& config() const noexcept;
-  /// To look at. Its learning rates are set by the schedule in every step.
-  [[nodiscard]] optim::Optimizer& optimizer() noexcept;
+  /// To look at.
+  [[nodiscard]] const optim::Optimizer& optimizer() const noexcept;
+
+  // ---- learning rates; local, so all ranks must do the same
+  /// From the next step on this group, or every group, has this rate, whatever
+  /// the schedule says, until another one is set. Part of the state. Throws
+  /// Error(kInvalidArgument) unless finite and >= 0, and for a group that does
+  /// not exist.
+  void set_learning_rate(std::size_t group, double learning_rate);
+  void set_learning_rate(double learning_rate);
+  /// Instead of the configuration's schedule; takes back what was set by hand.
+  /// Empty: the configuration's again. No part of the state: to be set again
+  /// before a run goes on. step() throws Error(kInvalidArgument), and changes
+  /// nothing, where it gives what is no rate.
+  void set_schedule(LearningRateFunction schedule);
   /// The parameters that are updated: masters, or params themselves. With ZeRO
   /// masters are shards: params.
   [[nodiscard]] ConstView masters() const noexcept;
@@ -94,10 +107,14 @@ class Engine {
   /// place, and this call is optional; otherwise it is `gradient`, which is
   /// copied, and a parameter without one counts as zero.
   void gradient_ready(std::size_t index, ConstView gradient = {});
+  /// Waits for the buckets that have left: until step() gradients and parameters
+  /// may be read, but not changed.
   void end_backward();
-  /// Backward has failed: its gradients are worth nothing, and the window
-  /// begins anew.
-  void cancel_backward();
+  /// Backward has failed, and `reason` says why: its gradients are worth
+  /// nothing, and the window begins anew. Where some have left already, the
+  /// other ranks are told that this rank gives up, and why, and
+  /// Error(kCommFailure) is thrown.
+  void cancel_backward(std::string_view reason = "its backward has failed");
   /// The next step() takes effect after this backward, or did after the last.
   [[nodiscard]] bool is_boundary() const noexcept;
   /// true or false: what is_boundary() says until this is called again;
@@ -105,9 +122,17 @@ class Engine {
   void set_accumulation_boundary(std::optional<bool> boundary);
 
   /// Collective at boundaries, else local. Throws Error(kFailedPrecondition)
-  /// without a backward since the last one; Error(kNonFinite) as
-  /// MixedPrecision.
+  /// without a backward since the last one, and where gradients or parameters
+  /// were changed after it, which it sees at one element of each parameter; the
+  /// other ranks then get Error(kCommFailure) "rank R gave up: ...".
+  /// Error(kNonFinite) as MixedPrecision.
   EngineReport step();
+
+  /// Collective: the mean of the ranks' values, a loss or an accuracy, added in
+  /// the order of ranks; NaN if one of them is. Throws
+  /// Error(kFailedPrecondition) on all ranks where they have made different
+  /// numbers of steps.
+  [[nodiscard]] double mean(double value);
 
   // ---- whole values, whoever owns them; collective, fp32
   /// Of the masters.

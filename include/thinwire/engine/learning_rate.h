@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string_view>
 #include <variant>
@@ -126,5 +127,11 @@ struct LearningRateSchedule {
 
   bool operator==(const LearningRateSchedule&) const = default;
 };
+
+/// A schedule of one's own: the rate of the next step after `applied_steps`
+/// (>= 0) of them, for parameters whose optimizer was given the rate `base`.
+/// Finite and >= 0, and the same on all ranks.
+using LearningRateFunction =
+    std::function<double(double base, std::int64_t applied_steps)>;
 
 }  // namespace thinwire::engine

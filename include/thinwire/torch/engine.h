@@ -6,15 +6,26 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <exception>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "thinwire/core/memory.h"
 #include "thinwire/engine/engine.h"
+#include "thinwire/torch/module_buffers.h"
 #include "thinwire/torch/module_memory.h"
 
 namespace thinwire::torch {
+
+/// What no configuration file knows of a module.
+struct EngineOptions {
+  GroupOf group_of{};  ///< Empty: all parameters are of group 0.
+  std::optional<engine::Buffers> buffers{};  ///< Unset: the configuration's.
+};
 
 /// engine::Engine for a LibTorch module: gradients are averaged while
 /// backward() still computes others.
@@ -25,16 +36,23 @@ namespace thinwire::torch {
 ///   const auto report = engine.step();
 ///
 /// The module's trainable parameters become views of flat memory in the
-/// configuration's precision, as in ModuleMemory; buffers and frozen parameters
-/// stay as they are. The module must outlive the engine only in so far as it is
-/// used; its gradients are the engine's to zero.
+/// configuration's precision, as in ModuleMemory; where that is 16 bits,
+/// floating buffers become it too. Frozen parameters stay as they are. The
+/// module must outlive the engine only in so far as it is used; its gradients
+/// are the engine's to zero. A later engine of the same module takes it over,
+/// whenever this one is destroyed.
 class Engine {
  public:
-  /// Collective: rank 0's parameters go to all ranks. Masters are made of the
-  /// parameters before they are rounded to 16 bits. Throws as ModuleMemory and
-  /// engine::Engine. `comm` must outlive this object.
+  /// Collective: rank 0's parameters go to all ranks, and buffers as
+  /// engine::Buffers says. Masters are made of the parameters before they are
+  /// rounded to 16 bits. Throws as ModuleMemory and engine::Engine, and
+  /// Error(kInvalidArgument) on all ranks if their buffers differ in name, type
+  /// or shape. `comm` must outlive this object.
   Engine(const ::torch::nn::Module& module, comm::Communicator& comm,
-         const engine::Config& config, const GroupOf& group_of = {});
+         const engine::Config& config, const EngineOptions& options = {});
+  Engine(const ::torch::nn::Module& module, comm::Communicator& comm,
+         const engine::Config& config, const GroupOf& group_of)
+      : Engine(module, comm, config, EngineOptions{.group_of = group_of}) {}
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -45,10 +63,27 @@ class Engine {
   /// by gradient_accumulation_steps. Throws
   /// Error(kFailedPrecondition) naming a parameter or gradient that was
   /// replaced, or a parameter that came or went, since construction, and after
-  /// a backward() of the loss itself.
+  /// a backward() of the loss itself. An exception of a hook or function comes
+  /// out as it is; where gradients have been sent by then, nested in an
+  /// Error(kCommFailure) with its text, and the other ranks get that text too.
   void backward(const at::Tensor& loss);
   /// As engine::Engine::step.
   engine::EngineReport step();
+  /// As engine::Engine::mean.
+  [[nodiscard]] double mean(double value) { return core().mean(value); }
+  /// Of a tensor of one element; Error(kInvalidArgument) else.
+  [[nodiscard]] double mean(const at::Tensor& value);
+
+  /// As those of engine::Engine.
+  void set_learning_rate(std::size_t group, double learning_rate) {
+    core().set_learning_rate(group, learning_rate);
+  }
+  void set_learning_rate(double learning_rate) {
+    core().set_learning_rate(learning_rate);
+  }
+  void set_schedule(engine::LearningRateFunction schedule) {
+    core().set_schedule(std::move(schedule));
+  }
 
   /// While it lives, backwards are summed and step() does nothing.
   class Accumulation {
@@ -65,23 +100,26 @@ class Engine {
   };
   [[nodiscard]] Accumulation no_sync() { return Accumulation(core()); }
 
-  /// While it lives, parameters are equal on all ranks, nothing is recorded for
-  /// a backward, and there is no step.
+  /// While it lives, parameters and, as engine::Buffers says, buffers are equal
+  /// on all ranks, nothing is recorded for a backward, and there is no step.
   class Evaluation {
    public:
-    explicit Evaluation(engine::Engine& engine) : engine_(engine) {
-      engine_.begin_evaluation();
+    explicit Evaluation(Engine& engine) : Evaluation(engine.core()) {
+      engine.buffers_.make_equal(engine.core().config().buffers);
     }
     ~Evaluation() { engine_.end_evaluation(); }
     Evaluation(const Evaluation&) = delete;
     Evaluation& operator=(const Evaluation&) = delete;
 
    private:
+    explicit Evaluation(engine::Engine& engine) : engine_(engine) {
+      engine_.begin_evaluation();
+    }
     engine::Engine& engine_;
     ::torch::NoGradGuard no_grad_;
   };
   /// Collective.
-  [[nodiscard]] Evaluation evaluation() { return Evaluation(core()); }
+  [[nodiscard]] Evaluation evaluation() { return Evaluation(*this); }
 
   [[nodiscard]] engine::Engine& core() noexcept { return *link_->core; }
   [[nodiscard]] const ParameterLayout& layout() const noexcept {
@@ -130,13 +168,20 @@ class Engine {
          const engine::Config& config, const GroupOf& group_of,
          const Values& before);
 
+  static engine::Config with(engine::Config config,
+                             const EngineOptions& options) {
+    if (options.buffers) config.buffers = *options.buffers;
+    return config;
+  }
   static Values values_of(const ::torch::nn::Module& module,
                           const comm::Communicator& comm,
                           const engine::Config& config);
   static Buffer flat(const Values& values, const ParameterLayout& layout);
   void require_same_parameters() const;
+  void cancel_backward(std::string_view reason);
 
   const ::torch::nn::Module& module_;
+  ModuleBuffers buffers_;
   ModuleMemory memory_;
   std::shared_ptr<Link> link_ = std::make_shared<Link>();
 };
@@ -167,13 +212,15 @@ inline Buffer Engine::flat(const Values& values,
 
 inline Engine::Engine(const ::torch::nn::Module& module,
                       comm::Communicator& comm, const engine::Config& config,
-                      const GroupOf& group_of)
-    : Engine(module, comm, config, group_of, values_of(module, comm, config)) {}
+                      const EngineOptions& options)
+    : Engine(module, comm, with(config, options), options.group_of,
+             values_of(module, comm, config)) {}
 
 inline Engine::Engine(const ::torch::nn::Module& module,
                       comm::Communicator& comm, const engine::Config& config,
                       const GroupOf& group_of, const Values& before)
     : module_(module),
+      buffers_(module, comm),
       memory_(module, group_of, config.precision.dtype,
               engine::keeps_gradients(config, comm.size())
                   ? Gradients::kInPlace
@@ -192,14 +239,21 @@ inline Engine::Engine(const ::torch::nn::Module& module,
     comm.broadcast(values, 0);
     core().zero().set_full_parameter(layout().parameters()[i].name, values);
   }
+  if (config.precision.dtype != DType::kFloat32)
+    buffers_.convert(ModuleMemory::scalar_type(config.precision.dtype));
+  buffers_.make_equal(config.buffers);
   for (std::size_t i = 0; i < memory_.tensors().size(); ++i)
     ::torch::autograd::impl::set_post_acc_grad_hooks(
         memory_.tensors()[i], std::make_unique<Hook>(link_, i));
 }
 
+// Tensors may have another engine's by now.
 inline Engine::~Engine() {
-  for (const at::Tensor& tensor : memory_.tensors())
-    ::torch::autograd::impl::set_post_acc_grad_hooks(tensor, nullptr);
+  for (const at::Tensor& tensor : memory_.tensors()) {
+    auto& hook = ::torch::autograd::impl::post_acc_grad_hooks(tensor);
+    const auto* const own = dynamic_cast<const Hook*>(hook.get());
+    if (own != nullptr && own->link.lock() == link_) hook.reset();
+  }
 }
 
 inline void Engine::require_same_parameters() const {
@@ -253,13 +307,48 @@ inline void Engine::backward(const at::Tensor& loss) {
   link_->in_backward = true;
   try {
     (loss * core().loss_factor()).backward();
+  } catch (const c10::Error& error) {
+    cancel_backward(error.what_without_backtrace());
+    throw;
+  } catch (const std::exception& error) {
+    cancel_backward(error.what());
+    throw;
   } catch (...) {
-    link_->in_backward = false;
-    core().cancel_backward();
+    cancel_backward("backward threw what is no std::exception");
     throw;
   }
   link_->in_backward = false;
   core().end_backward();
+}
+
+// Called while the exception that ended backward is handled: it is nested in
+// what is thrown here, if anything is.
+inline void Engine::cancel_backward(std::string_view reason) {
+  link_->in_backward = false;
+  std::optional<Error> lost;
+  try {
+    core().cancel_backward(reason);
+  } catch (const Error& error) {
+    lost = error;
+  }
+  if (!lost) return;
+  try {
+    throw;
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kCommFailure) throw;  // says it already
+  } catch (...) {
+    // Any other is the cause.
+  }
+  std::throw_with_nested(*lost);
+}
+
+inline double Engine::mean(const at::Tensor& value) {
+  if (!value.defined() || value.numel() != 1)
+    throw Error(ErrorCode::kInvalidArgument,
+                "mean: value must be a tensor of one element, got " +
+                    (value.defined() ? std::to_string(value.numel())
+                                     : std::string("none")));
+  return mean(value.detach().to(at::kDouble).item<double>());
 }
 
 inline engine::EngineReport Engine::step() {

@@ -69,7 +69,8 @@ enum class Gradients {
 /// parameter that takes no part in a backward has gradient zero. Parameters
 /// that do not require a gradient are left where they are; one registered under
 /// two names counts once, under the first. The arrays live as long as this
-/// object or any of the tensors.
+/// object or any of the tensors. A later ModuleMemory of the same module takes
+/// the tensors over, and this one is of no use any more.
 class ModuleMemory {
  public:
   /// Keeps values, and gradients that are already there; with `dtype` both are
@@ -107,6 +108,8 @@ class ModuleMemory {
   /// replaced it. Cheap: call it before every step.
   void check() const;
 
+  static at::ScalarType scalar_type(DType dtype);
+
  private:
   void require_supported(const std::string& name, const at::Tensor& tensor,
                          bool is_converted) const;
@@ -117,7 +120,16 @@ class ModuleMemory {
   static at::Tensor wrap(const std::shared_ptr<Buffer>& buffer);
   static at::Tensor view_of(const at::Tensor& flat, const Parameter& place);
 
-  static at::ScalarType scalar_type(DType dtype);
+  // Those that were set on the tensors, which outlive this object.
+  struct Hooks {
+    Hooks() = default;
+    Hooks(const Hooks&) = delete;
+    Hooks& operator=(const Hooks&) = delete;
+    ~Hooks() {
+      for (const auto& [tensor, number] : all) tensor.remove_hook(number);
+    }
+    std::vector<std::pair<at::Tensor, unsigned>> all;
+  };
 
   Gradients gradients_;
   ParameterLayout layout_;
@@ -126,6 +138,7 @@ class ModuleMemory {
   std::shared_ptr<Buffer> grads_;
   at::Tensor flat_params_;
   at::Tensor flat_grads_;
+  std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
 };
 
 inline ModuleMemory::ModuleMemory(const ::torch::nn::Module& module,
@@ -173,9 +186,9 @@ inline void ModuleMemory::check() const {
     if (!is_view(tensors_[i], flat_params_, place)) {
       throw Error(ErrorCode::kFailedPrecondition,
                   "parameter '" + place.name +
-                      "' was replaced after ModuleMemory was made (module.to() "
-                      "and set_data() do that): convert the module first, then "
-                      "make its ModuleMemory");
+                      "' was replaced after its engine or ModuleMemory was "
+                      "made (torch::load, module.to() and set_data() do that): "
+                      "load and convert the module first, then make a new one");
     }
     check_gradient(place, tensors_[i]);
   }
@@ -222,13 +235,15 @@ inline void ModuleMemory::re_home(const Parameter& place,
   tensor.set_data(param);
   tensor.mutable_grad() = grad;
   // Autograd would add a sparse gradient to a dense one without a word.
-  tensor.register_hook([name = place.name](const at::Tensor& gradient) {
-    if (gradient.layout() == at::kStrided) return;
-    throw Error(ErrorCode::kInvalidArgument,
-                "parameter '" + name +
-                    "': its gradient must be dense, got a sparse one (make the "
-                    "layer with sparse(false))");
-  });
+  const unsigned number =
+      tensor.register_hook([name = place.name](const at::Tensor& gradient) {
+        if (gradient.layout() == at::kStrided) return;
+        throw Error(ErrorCode::kInvalidArgument,
+                    "parameter '" + name +
+                        "': its gradient must be dense, got a sparse one (make "
+                        "the layer with sparse(false))");
+      });
+  hooks_->all.emplace_back(tensor, number);
 }
 
 inline void ModuleMemory::check_gradient(const Parameter& place,
@@ -238,24 +253,26 @@ inline void ModuleMemory::check_gradient(const Parameter& place,
     if (!grad.defined()) return;
     throw Error(ErrorCode::kFailedPrecondition,
                 "gradient of '" + place.name +
-                    "' was set after ModuleMemory was made: with this "
+                    "' was set after the engine was made: with this "
                     "configuration gradients are handed over and released "
                     "during backward()");
   }
   if (!grad.defined()) {
     throw Error(ErrorCode::kFailedPrecondition,
                 "gradient of '" + place.name +
-                    "' is gone: module.zero_grad() drops gradients unless it "
-                    "is told set_to_none = false; use "
-                    "ModuleMemory::zero_grad()");
+                    "' is gone: zero_grad() of a module or of a torch "
+                    "optimizer drops gradients. An engine's step() sets them "
+                    "to 0: remove that call; without an engine "
+                    "ModuleMemory::zero_grad() does it");
   }
   if (!is_view(grad, flat_grads_, place)) {
     throw Error(ErrorCode::kFailedPrecondition,
                 "gradient of '" + place.name +
-                    "' was replaced after ModuleMemory was made "
-                    "(module.zero_grad() followed by backward(), backward() "
-                    "with create_graph, or an assignment to grad): use "
-                    "ModuleMemory::zero_grad() and let backward() accumulate");
+                    "' was replaced after its engine or ModuleMemory was made "
+                    "(zero_grad() of a module or of a torch optimizer followed "
+                    "by backward(), backward() with create_graph, or an "
+                    "assignment to grad): leave it where it is, and let "
+                    "backward() accumulate");
   }
 }
 

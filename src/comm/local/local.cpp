@@ -146,11 +146,8 @@ class Exchange {
       if (!expected && slot.sequence > operation_.sequence) continue;
       if (slot.sequence != operation_.sequence ||
           slot.operation != operation_.name) {
-        fail(
-            fmt::format("{}: rank {} is in {} (exchange {}), this rank in "
-                        "exchange {}",
-                        operation_.name, peer, slot.operation, slot.sequence,
-                        operation_.sequence));
+        fail(failure::other_call(operation_, peer, slot.operation,
+                                 slot.sequence));
       }
       const std::size_t bytes = expected ? wanted->bytes : 0;
       if (slot.message.bytes != bytes) {

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <sstream>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "thinwire/comm/agreement.h"
+#include "thinwire/comm/communicator.h"
+#include "thinwire/core/error.h"
+#include "thinwire/core/view.h"
+#include "thinwire/engine/config.h"
+
+namespace thinwire::torch {
+
+/// What a module carries along without training it: running statistics of a
+/// batch norm, tables. Of those that several names share the first one counts.
+class ModuleBuffers {
+ public:
+  /// Collective. Throws Error(kInvalidArgument) on all ranks if they have
+  /// buffers of other names, types or shapes; of a buffer that is not dense on
+  /// the CPU nothing is known here, and it stays as it is.
+  ModuleBuffers(const ::torch::nn::Module& module, comm::Communicator& comm);
+
+  /// Local: floating ones become `type`.
+  void convert(at::ScalarType type);
+  /// Collective, where there are any, but for kAsTheyAre. Integers, flags and
+  /// complex numbers are rank 0's in any case; means are formed in float64, in
+  /// the order of ranks.
+  void make_equal(engine::Buffers how);
+
+ private:
+  void broadcast(const std::vector<at::Tensor>& buffers);
+  void average(const std::vector<at::Tensor>& buffers);
+
+  comm::Communicator& comm_;
+  std::vector<at::Tensor> buffers_;
+};
+
+inline ModuleBuffers::ModuleBuffers(const ::torch::nn::Module& module,
+                                    comm::Communicator& comm)
+    : comm_(comm) {
+  std::unordered_set<const c10::TensorImpl*> seen;
+  std::ostringstream all;
+  for (const auto& item : module.named_buffers()) {
+    const at::Tensor& buffer = item.value();
+    if (!buffer.defined() || !buffer.device().is_cpu() ||
+        buffer.layout() != at::kStrided ||
+        !seen.insert(buffer.unsafeGetTensorImpl()).second)
+      continue;
+    all << item.key() << ' ' << c10::toString(buffer.scalar_type()) << ' '
+        << buffer.sizes() << '\n';
+    buffers_.push_back(buffer);
+  }
+  comm::require_same(comm, "the module's buffers", all.str());
+}
+
+inline void ModuleBuffers::convert(at::ScalarType type) {
+  for (at::Tensor& buffer : buffers_)
+    if (buffer.is_floating_point() && buffer.scalar_type() != type)
+      buffer.set_data(buffer.detach().to(type));
+}
+
+inline void ModuleBuffers::make_equal(engine::Buffers how) {
+  if (comm_.size() == 1 || how == engine::Buffers::kAsTheyAre) return;
+  const ::torch::NoGradGuard no_grad;
+  std::vector<at::Tensor> averaged;
+  std::vector<at::Tensor> sent;
+  for (const at::Tensor& buffer : buffers_) {
+    const bool has_mean =
+        how == engine::Buffers::kAverage && buffer.is_floating_point();
+    (has_mean ? averaged : sent).push_back(buffer);
+  }
+  broadcast(sent);
+  average(averaged);
+}
+
+// All of them in one message: each is small.
+inline void ModuleBuffers::broadcast(const std::vector<at::Tensor>& buffers) {
+  std::vector<std::uint8_t> bytes;
+  std::vector<at::Tensor> values;
+  for (const at::Tensor& buffer : buffers) {
+    values.push_back(buffer.detach().clone(at::MemoryFormat::Contiguous));
+    const auto* begin =
+        static_cast<const std::uint8_t*>(values.back().const_data_ptr());
+    bytes.insert(bytes.end(), begin, begin + values.back().nbytes());
+  }
+  if (bytes.empty()) return;
+  comm_.broadcast(View(bytes.data(), bytes.size(), DType::kUInt8), 0);
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    if (values[i].nbytes() == 0) continue;
+    std::memcpy(values[i].mutable_data_ptr(), bytes.data() + at,
+                values[i].nbytes());
+    at += values[i].nbytes();
+    buffers[i].detach().copy_(values[i]);
+  }
+}
+
+inline void ModuleBuffers::average(const std::vector<at::Tensor>& buffers) {
+  std::vector<at::Tensor> values;
+  for (const at::Tensor& buffer : buffers)
+    values.push_back(buffer.detach().to(at::kDouble).reshape({-1}));
+  if (values.empty()) return;
+  const at::Tensor all = at::cat(values);
+  if (all.numel() == 0) return;
+  comm_.all_reduce(View(all.mutable_data_ptr<double>(),
+                        static_cast<std::size_t>(all.numel()),
+                        DType::kFloat64),
+                   comm::ReduceOp::kMean);
+  std::int64_t at = 0;
+  for (const at::Tensor& buffer : buffers) {
+    buffer.detach().copy_(
+        all.narrow(0, at, buffer.numel()).view(buffer.sizes()));
+    at += buffer.numel();
+  }
+}
+
+}  // namespace thinwire::torch

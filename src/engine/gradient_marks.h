@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "thinwire/core/parameter_layout.h"
+#include "thinwire/core/view.h"
+
+namespace thinwire::engine {
+
+/// Finds out whether somebody changed gradients or parameters between a
+/// window's last backward and its step, by one element per parameter: the first
+/// whose gradient is finite and not 0, so that to scale it changes its bits.
+class GradientMarks {
+ public:
+  /// `layout` must outlive this object.
+  explicit GradientMarks(const ParameterLayout& layout);
+
+  /// `grads` may be empty: then only parameters are compared, by their first
+  /// element.
+  void remember(ConstView params, ConstView grads);
+  /// Nothing has been remembered.
+  void forget() { marks_.clear(); }
+
+  struct Change {
+    std::size_t parameter = 0;
+    bool is_of_gradient = false;
+  };
+  /// The first parameter that differs from what was remembered; gradients
+  /// before parameters, since who steps by hand often scales before.
+  [[nodiscard]] std::optional<Change> change(ConstView params,
+                                             ConstView grads) const;
+
+ private:
+  struct Mark {
+    std::size_t parameter = 0;
+    std::size_t element = 0;  // of the flat arrays
+    bool has_gradient = false;
+    std::uint32_t param = 0;  // bits
+    std::uint32_t gradient = 0;
+  };
+
+  const ParameterLayout& layout_;
+  std::vector<Mark> marks_;
+  std::vector<std::size_t> last_;  // per parameter: where one was found last
+};
+
+}  // namespace thinwire::engine

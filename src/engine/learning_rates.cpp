@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/learning_rates.h"
+
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "optim/require.h"
+#include "thinwire/core/error.h"
+
+namespace thinwire::engine {
+
+namespace {
+
+constexpr const char* kKey = "engine_learning_rates";
+
+bool is_rate(double value) { return std::isfinite(value) && value >= 0; }
+
+}  // namespace
+
+void LearningRates::begin(const optim::Optimizer& optimizer) {
+  for (std::size_t g = 0; g < optimizer.num_groups(); ++g)
+    base_.push_back(optimizer.learning_rate(g));
+  applied_ = base_;
+  by_hand_.resize(base_.size());
+}
+
+void LearningRates::apply(optim::Optimizer& optimizer,
+                          std::int64_t applied_steps) {
+  for (std::size_t g = 0; g < base_.size(); ++g) {
+    // By somebody who has the optimizer itself (Engine::zero()).
+    if (optimizer.learning_rate(g) != applied_[g])
+      by_hand_[g] = optimizer.learning_rate(g);
+  }
+  std::vector<double> rates;
+  for (std::size_t g = 0; g < base_.size(); ++g) {
+    rates.push_back(by_hand_[g] ? *by_hand_[g]
+                    : own_      ? own_(base_[g], applied_steps)
+                                : schedule_.rate(base_[g], applied_steps));
+    optim::require(is_rate(rates[g]), "the schedule's learning rate",
+                   fmt::format("finite and >= 0 after {} steps", applied_steps),
+                   rates[g]);
+  }
+  for (std::size_t g = 0; g < base_.size(); ++g)
+    optimizer.set_learning_rate(g, rates[g]);
+  applied_ = rates;
+}
+
+void LearningRates::set(optim::Optimizer& optimizer, std::size_t group,
+                        double rate) {
+  optimizer.set_learning_rate(group, rate);
+  by_hand_[group] = applied_[group] = rate;
+}
+
+void LearningRates::set_schedule(LearningRateFunction schedule) {
+  own_ = std::move(schedule);
+  by_hand_.assign(base_.size(), std::nullopt);
+}
+
+void LearningRates::save(StateDict& state) const {
+  std::vector<double> rates;
+  bool has_any = false;
+  for (const std::optional<double>& rate : by_hand_) {
+    has_any = has_any || rate.has_value();
+    rates.push_back(rate.value_or(std::numeric_limits<double>::quiet_NaN()));
+  }
+  if (has_any)
+    state.put(kKey, ConstView(rates.data(), rates.size(), DType::kFloat64));
+}
+
+void LearningRates::load(const StateDict& state,
+                         const optim::Optimizer& optimizer) {
+  by_hand_.assign(base_.size(), std::nullopt);
+  for (std::size_t g = 0; g < base_.size(); ++g)
+    applied_[g] = optimizer.learning_rate(g);
+  if (!state.has_array(kKey)) return;
+  const auto rates =
+      state.array(kKey, DType::kFloat64, base_.size()).as<double>();
+  for (std::size_t g = 0; g < base_.size(); ++g)
+    if (!std::isnan(rates[g])) by_hand_[g] = rates[g];
+}
+
+void LearningRates::require_loadable(const StateDict& state) const {
+  if (!state.has_array(kKey)) return;
+  for (const double rate :
+       state.array(kKey, DType::kFloat64, base_.size()).as<double>())
+    if (!std::isnan(rate) && !is_rate(rate))
+      throw Error(ErrorCode::kCorruptCheckpoint,
+                  fmt::format("{} must be finite and >= 0, got {}", kKey,
+                              rate));
+}
+
+}  // namespace thinwire::engine

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "thinwire/core/state_dict.h"
+#include "thinwire/engine/learning_rate.h"
+#include "thinwire/optim/optimizer.h"
+
+namespace thinwire::engine {
+
+/// Who decides on an optimizer's learning rates: the configuration's schedule,
+/// the caller's, or the caller's hand, group by group.
+class LearningRates {
+ public:
+  explicit LearningRates(LearningRateSchedule schedule)
+      : schedule_(std::move(schedule)) {}
+
+  /// Takes the rates that `optimizer` has for those of its options.
+  void begin(const optim::Optimizer& optimizer);
+  /// Before the step after `applied_steps` others. Throws
+  /// Error(kInvalidArgument) for a rate that is none, before any is set.
+  void apply(optim::Optimizer& optimizer, std::int64_t applied_steps);
+
+  /// From the next step on, until set() or set_schedule().
+  void set(optim::Optimizer& optimizer, std::size_t group, double rate);
+  /// Empty: the configuration's.
+  void set_schedule(LearningRateFunction schedule);
+
+  /// What was set by hand.
+  void save(StateDict& state) const;
+  /// Error(kCorruptCheckpoint) where load() would not do.
+  void require_loadable(const StateDict& state) const;
+  /// `optimizer` has been loaded.
+  void load(const StateDict& state, const optim::Optimizer& optimizer);
+
+ private:
+  const LearningRateSchedule schedule_;
+  LearningRateFunction own_;
+  std::vector<double> base_;                   // per group, of its options
+  std::vector<double> applied_;                // per group, as we left it
+  std::vector<std::optional<double>> by_hand_;  // per group
+};
+
+}  // namespace thinwire::engine

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Learning rates of the caller's own.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "engine/sharded.h"
+#include "support/errors.h"
+#include "thinwire/comm/local.h"
+
+namespace thinwire::engine {
+namespace {
+
+using ::thinwire::test::expect_error;
+using test::Driven;
+using test::floats;
+
+Config config_of(DType dtype = DType::kFloat32) {
+  Config config{.optimizer = test::optimizer_case("adam")};
+  config.precision.dtype = dtype;
+  config.schedule.shape = WarmupAndDecay{.warmup_steps = 4};
+  return config;
+}
+
+// Group 0 has 0.01, group 1 three times as much.
+double scheduled(std::size_t group, std::int64_t step) {
+  return (group == 0 ? 0.01 : 0.03) *
+         std::min(1.0, static_cast<double>(step) / 4);
+}
+
+template <class Trained>
+EngineReport step(Trained& trained, std::int64_t t) {
+  trained.backward({.step = t});
+  return trained.engine.step();
+}
+
+double rate(const Engine& engine, std::size_t group) {
+  return engine.optimizer().learning_rate(group);
+}
+
+TEST(EngineRates, ARateSetByHandHolds) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16})
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Driven driven(comm, config_of(dtype));
+      step(driven, 1);
+      driven.engine.set_learning_rate(1, 0.5);
+      for (std::int64_t t = 2; t <= 3; ++t) {
+        EXPECT_DOUBLE_EQ(step(driven, t).learning_rate, scheduled(0, t));
+        EXPECT_EQ(rate(driven.engine, 1), 0.5);
+      }
+      driven.engine.set_learning_rate(0);
+      const auto before = floats(driven.params.view());
+      EXPECT_EQ(step(driven, 4).learning_rate, 0);
+      EXPECT_EQ(floats(driven.params.view()), before);
+      driven.engine.set_schedule({});
+      EXPECT_DOUBLE_EQ(step(driven, 5).learning_rate, scheduled(0, 5));
+      EXPECT_DOUBLE_EQ(rate(driven.engine, 1), scheduled(1, 5));
+    });
+}
+
+TEST(EngineRates, AScheduleOfOnesOwnIsAskedBeforeEveryStep) {
+  comm::run_local_ranks(2, [](comm::Communicator& comm) {
+    Driven driven(comm, config_of());
+    driven.engine.set_learning_rate(1, 0.5);
+    driven.engine.set_schedule([](double base, std::int64_t applied_steps) {
+      return base / std::pow(2.0, static_cast<double>(applied_steps));
+    });
+    for (std::int64_t t = 1; t <= 3; ++t) {
+      const double half = std::pow(0.5, static_cast<double>(t - 1));
+      EXPECT_DOUBLE_EQ(step(driven, t).learning_rate, 0.01 * half);
+      EXPECT_DOUBLE_EQ(rate(driven.engine, 1), 0.03 * half);
+    }
+    driven.engine.set_learning_rate(0, 0.25);
+    EXPECT_EQ(step(driven, 4).learning_rate, 0.25);
+    EXPECT_DOUBLE_EQ(rate(driven.engine, 1), 0.03 / 8);
+  });
+}
+
+TEST(EngineRates, ANewRateGivesTheSameBitsAsThatOfTheOptions) {
+  for (const int stage : {0, 2})
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Config config = test::zero_config({stage, false});
+      test::Sharded changed(comm, config);
+      auto& adam = std::get<optim::AdamOptions>(config.optimizer);
+      adam.learning_rate = 0.125;
+      for (auto& group : adam.groups) group.learning_rate.reset();
+      test::Sharded given(comm, config);
+      changed.engine.set_learning_rate(0.125);
+      for (std::int64_t t = 1; t <= 3; ++t) {
+        step(changed, t);
+        step(given, t);
+        EXPECT_EQ(floats(changed.params.view()), floats(given.params.view()));
+      }
+    });
+}
+
+// ZeRO's own setter is within reach: it does what it says.
+TEST(EngineRates, ZerosSetterWorksToo) {
+  comm::run_local_ranks(2, [](comm::Communicator& comm) {
+    Config config = test::zero_config({2, false});
+    config.schedule = config_of().schedule;
+    test::Sharded sharded(comm, config);
+    step(sharded, 1);
+    sharded.engine.zero().set_learning_rate(0, 0.5);
+    for (std::int64_t t = 2; t <= 3; ++t) {
+      EXPECT_EQ(step(sharded, t).learning_rate, 0.5);
+      EXPECT_DOUBLE_EQ(rate(sharded.engine, 1), scheduled(1, t));
+    }
+  });
+}
+
+TEST(EngineRates, AreRefusedWhereTheyAreNone) {
+  comm::run_local_ranks(1, [](comm::Communicator& comm) {
+    Driven driven(comm, config_of());
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    for (const double bad : {-1.0, nan, HUGE_VAL}) {
+      expect_error(ErrorCode::kInvalidArgument, {"learning_rate"},
+                   [&] { driven.engine.set_learning_rate(0, bad); });
+      driven.engine.set_schedule([&](double base, std::int64_t /*steps*/) {
+        return base > 0.02 ? bad : base;  // group 1's
+      });
+      const auto before = floats(driven.params.view());
+      driven.backward({.step = 1});
+      expect_error(ErrorCode::kInvalidArgument, {"schedule", "finite"},
+                   [&] { driven.engine.step(); });
+      EXPECT_EQ(floats(driven.params.view()), before);
+      driven.engine.set_schedule({});
+      EXPECT_TRUE(driven.engine.step().applied);
+    }
+    expect_error(ErrorCode::kInvalidArgument, {"group"},
+                 [&] { driven.engine.set_learning_rate(2, 0.1); });
+  });
+}
+
+TEST(EngineRates, WhatWasSetByHandIsPartOfTheState) {
+  for (const int stage : {0, 2})
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Config config = test::zero_config({stage, false});
+      config.schedule = config_of().schedule;
+      test::Sharded first(comm, config);
+      step(first, 1);
+      EXPECT_FALSE(first.engine.state_dict().has_array("engine_learning_rates"));
+      first.engine.set_learning_rate(1, 0.5);
+      step(first, 2);
+      StateDict state = first.engine.state_dict();
+      test::Sharded second(comm, config);
+      second.engine.set_learning_rate(0, 0.25);  // loading takes it back
+      kernels::convert(first.params.view(), second.params.view());
+      second.engine.load_state_dict(state);
+      for (std::int64_t t = 3; t <= 4; ++t) {
+        EXPECT_DOUBLE_EQ(step(second, t).learning_rate, scheduled(0, t));
+        step(first, t);
+        EXPECT_EQ(rate(second.engine, 1), 0.5);
+        EXPECT_EQ(floats(second.params.view()), floats(first.params.view()));
+      }
+      const double bad[] = {-1, 0.5};
+      state.put("engine_learning_rates", ConstView(bad, 2, DType::kFloat64));
+      expect_error(ErrorCode::kCorruptCheckpoint, {"engine_learning_rates"},
+                   [&] { second.engine.load_state_dict(state); });
+    });
+}
+
+}  // namespace
+}  // namespace thinwire::engine
