@@ -182,7 +182,7 @@ double Engine::loss_factor() const noexcept {
 void Engine::begin_backward() { impl_->begin_backward(); }
 
 void Engine::gradient_ready(std::size_t index, ConstView gradient) {
-  impl_->gradient_ready(index, gradient);
+  impl_->exchange([&] { impl_->gradient_ready(index, gradient); });
 }
 
 void Engine::end_backward() {

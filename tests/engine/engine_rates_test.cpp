@@ -19,6 +19,7 @@ using test::floats;
 Config config_of(DType dtype = DType::kFloat32) {
   Config config{.optimizer = test::optimizer_case("adam")};
   config.precision.dtype = dtype;
+  config.precision.loss_scale.initial_scale = 1024;  // skips nothing
   config.schedule.shape = WarmupAndDecay{.warmup_steps = 4};
   return config;
 }
