@@ -16,23 +16,20 @@ std::string name_ranks(std::span<const int> peers) {
 }
 
 constexpr std::string_view kTimedOut = "timed out waiting for ";
-constexpr std::string_view kLeft =
-    "has left: its communicator was destroyed";
+constexpr std::string_view kLeft = "has left: its communicator was destroyed";
 constexpr std::string_view kElsewhere = ", this rank in exchange ";
 constexpr std::string_view kWrongSize = " bytes where ";
 
 }  // namespace
 
 bool is_out_of_step(std::string_view text) noexcept {
-  for (const std::string_view part :
-       {kTimedOut, kLeft, kElsewhere, kWrongSize})
+  for (const std::string_view part : {kTimedOut, kLeft, kElsewhere, kWrongSize})
     if (text.find(part) != std::string_view::npos) return true;
   return false;
 }
 
 std::string timed_out(const Operation& operation, std::span<const int> peers) {
-  return fmt::format("{}: {}{}", operation.name, kTimedOut,
-                     name_ranks(peers));
+  return fmt::format("{}: {}{}", operation.name, kTimedOut, name_ranks(peers));
 }
 
 std::string interrupted(const Operation& operation, std::span<const int> peers,

@@ -11,10 +11,10 @@ namespace {
 template <class Bits>
 Bits bits_at(ConstView view, std::size_t element) {
   Bits bits;
-  std::memcpy(&bits,
-              static_cast<const std::byte*>(view.data()) +
-                  element * sizeof(Bits),
-              sizeof(Bits));
+  std::memcpy(
+      &bits,
+      static_cast<const std::byte*>(view.data()) + element * sizeof(Bits),
+      sizeof(Bits));
   return bits;
 }
 

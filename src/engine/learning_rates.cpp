@@ -85,9 +85,9 @@ void LearningRates::require_loadable(const StateDict& state) const {
   for (const double rate :
        state.array(kKey, DType::kFloat64, base_.size()).as<double>())
     if (!std::isnan(rate) && !is_rate(rate))
-      throw Error(ErrorCode::kCorruptCheckpoint,
-                  fmt::format("{} must be finite and >= 0, got {}", kKey,
-                              rate));
+      throw Error(
+          ErrorCode::kCorruptCheckpoint,
+          fmt::format("{} must be finite and >= 0, got {}", kKey, rate));
 }
 
 }  // namespace thinwire::engine

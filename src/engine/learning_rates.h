@@ -40,8 +40,8 @@ class LearningRates {
  private:
   const LearningRateSchedule schedule_;
   LearningRateFunction own_;
-  std::vector<double> base_;                   // per group, of its options
-  std::vector<double> applied_;                // per group, as we left it
+  std::vector<double> base_;                    // per group, of its options
+  std::vector<double> applied_;                 // per group, as we left it
   std::vector<std::optional<double>> by_hand_;  // per group
 };
 

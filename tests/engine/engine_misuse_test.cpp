@@ -16,10 +16,10 @@
 namespace thinwire::engine {
 namespace {
 
-using ::thinwire::test::expect_error;
-using ::thinwire::test::kPatient;
 using test::Driven;
 using test::floats;
+using ::thinwire::test::expect_error;
+using ::thinwire::test::kPatient;
 
 constexpr ErrorCode kPrecondition = ErrorCode::kFailedPrecondition;
 

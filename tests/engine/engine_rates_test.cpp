@@ -12,9 +12,9 @@
 namespace thinwire::engine {
 namespace {
 
-using ::thinwire::test::expect_error;
 using test::Driven;
 using test::floats;
+using ::thinwire::test::expect_error;
 
 Config config_of(DType dtype = DType::kFloat32) {
   Config config{.optimizer = test::optimizer_case("adam")};
@@ -141,7 +141,8 @@ TEST(EngineRates, WhatWasSetByHandIsPartOfTheState) {
       config.schedule = config_of().schedule;
       test::Sharded first(comm, config);
       step(first, 1);
-      EXPECT_FALSE(first.engine.state_dict().has_array("engine_learning_rates"));
+      EXPECT_FALSE(
+          first.engine.state_dict().has_array("engine_learning_rates"));
       first.engine.set_learning_rate(1, 0.5);
       step(first, 2);
       StateDict state = first.engine.state_dict();

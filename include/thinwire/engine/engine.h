@@ -107,8 +107,8 @@ class Engine {
   /// place, and this call is optional; otherwise it is `gradient`, which is
   /// copied, and a parameter without one counts as zero.
   void gradient_ready(std::size_t index, ConstView gradient = {});
-  /// Waits for the buckets that have left: until step() gradients and parameters
-  /// may be read, but not changed.
+  /// Waits for the buckets that have left: until step() gradients and
+  /// parameters may be read, but not changed.
   void end_backward();
   /// Backward has failed, and `reason` says why: its gradients are worth
   /// nothing, and the window begins anew. Where some have left already, the

@@ -113,8 +113,7 @@ inline void ModuleBuffers::average(const std::vector<at::Tensor>& buffers) {
   const at::Tensor all = at::cat(values);
   if (all.numel() == 0) return;
   comm_.all_reduce(View(all.mutable_data_ptr<double>(),
-                        static_cast<std::size_t>(all.numel()),
-                        DType::kFloat64),
+                        static_cast<std::size_t>(all.numel()), DType::kFloat64),
                    comm::ReduceOp::kMean);
   std::int64_t at = 0;
   for (const at::Tensor& buffer : buffers) {

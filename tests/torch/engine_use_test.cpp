@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+// What loops do with a module besides training it: new engines, failures,
+// mistakes, buffers.
+#include <gtest/gtest.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/sgd.h>
+
+#include <cmath>
+#include <stdexcept>
+
+#include "support/errors.h"
+#include "torch/net.h"
+
+namespace thinwire::torch {
+namespace {
+
+using test::expect_error;
+
+engine::Config zero(int stage, DType dtype = DType::kFloat32) {
+  engine::Config config = config_of(dtype);
+  config.zero.stage = stage;
+  config.zero.reduce_bucket_size = 5000;
+  return config;
+}
+
+engine::EngineReport step(Engine& engine, Net& net, comm::Communicator& comm,
+                          int t) {
+  engine.backward(loss_of(net, comm, t));
+  return engine.step();
+}
+
+TEST(TorchEngineReplaced, TheNewEngineTrainsAsTheFirstDid) {
+  for (const int world : {1, 2, 3})
+    for (const int stage : {0, 1, 2})
+      for (const DType dtype : {DType::kFloat32, DType::kFloat16})
+        run(world, [&](comm::Communicator& comm) {
+          Net net;
+          Net fresh;
+          // In 16 bits the second engine takes what the first has rounded.
+          for (Net* one : {&net, &fresh}) {
+            const ::torch::NoGradGuard no_grad;
+            for (at::Tensor& p : one->parameters())
+              p.copy_(p.to(at::kHalf).to(at::kFloat));
+          }
+          auto engine = std::make_unique<Engine>(net, comm, zero(stage, dtype));
+          engine = std::make_unique<Engine>(net, comm, zero(stage, dtype));
+          Engine want(fresh, comm, zero(stage, dtype));
+          for (int t = 1; t <= 2; ++t) {
+            const auto report = step(*engine, net, comm, t);
+            EXPECT_EQ(report.late_elements, 0u);  // hooks have fired
+            step(want, fresh, comm, t);
+            ASSERT_EQ(floats(engine->params()), floats(want.params()));
+          }
+          loss_of(net, comm, 9).backward();
+          expect_error(ErrorCode::kFailedPrecondition,
+                       {"engine.backward(loss)"}, [&] { engine->step(); });
+        });
+}
+
+TEST(TorchEngineReplaced, NoHookIsLeftBehind) {
+  run(1, [](comm::Communicator& comm) {
+    Net net;
+    int calls = 0;
+    const auto count = [&](const at::Tensor&) { ++calls; };
+    { Engine engine(net, comm, config_of()); }
+    {
+      Engine first(net, comm, config_of());
+      net.first->weight.register_hook(count);
+      Engine second(net, comm, config_of());
+    }
+    for (const at::Tensor& parameter : net.parameters())
+      EXPECT_EQ(::torch::autograd::impl::post_acc_grad_hooks(parameter),
+                nullptr);
+    net.zero_grad();
+    loss_of(net, comm, 1).backward();
+    EXPECT_EQ(calls, 1);  // the user's own is still there
+  });
+}
+
+// ---- causes
+
+TEST(TorchEngineCause, ArrivesOnEveryRank) {
+  for (const int world : {1, 2, 3})
+    for (const int stage : {0, 1, 2})
+      for (const bool late : {false, true}) {
+        std::vector<std::string> texts(static_cast<std::size_t>(world));
+        std::vector<int> nested(texts.size());
+        const auto body = [&](comm::Communicator& comm) {
+          Net net;
+          Engine engine(net, comm, zero(stage));
+          const auto rank = static_cast<std::size_t>(comm.rank());
+          const at::Tensor weight = late ? net.first->weight : net.last->weight;
+          try {
+            for (int t = 1; t <= 3; ++t) {
+              if (t == 2 && comm.rank() == 0)
+                weight.register_hook([](const at::Tensor&) {
+                  throw std::out_of_range("my own cause");
+                });
+              step(engine, net, comm, t);
+            }
+          } catch (const std::out_of_range& cause) {
+            texts[rank] = cause.what();
+            nested[rank] = 1;
+            throw;
+          } catch (const std::exception& error) {
+            texts[rank] = error.what();
+            try {
+              std::rethrow_if_nested(error);
+            } catch (const std::out_of_range&) {
+              nested[rank] = 1;
+            }
+            throw;
+          }
+        };
+        EXPECT_THROW(run(world, body), std::exception);
+        EXPECT_EQ(nested[0], 1) << texts[0];
+        for (std::size_t r = 0; r < texts.size(); ++r) {
+          EXPECT_NE(texts[r].find("my own cause"), std::string::npos)
+              << texts[r];
+          if (r > 0) {
+            EXPECT_NE(texts[r].find("gave up: "), std::string::npos);
+          }
+        }
+      }
+}
+
+// ---- mistakes between backward and step()
+
+TEST(TorchEngineMisuse, ClippingByHandIsRefused) {
+  for (const int world : {1, 2, 3})
+    for (const int freeze_step : {1, 100})  // compressed, exact
+      for (const DType dtype : {DType::kFloat32, DType::kFloat16})
+        for (const bool one_rank : {false, true}) {
+          if (one_rank && world == 1) continue;
+          run(world, [&](comm::Communicator& comm) {
+            Net net;
+            engine::Config config = config_of(dtype);
+            config.optimizer = optim::OnebitAdamOptions{
+                .learning_rate = 0.01, .freeze_step = freeze_step};
+            Engine engine(net, comm, config);
+            for (int t = 1; t <= 3; ++t) step(engine, net, comm, t);
+            const bool clips = !one_rank || comm.rank() == world - 1;
+            try {
+              engine.backward(loss_of(net, comm, 4));
+              if (clips)
+                ::torch::nn::utils::clip_grad_norm_(net.parameters(), 1e-6);
+              engine.step();
+              ADD_FAILURE() << "accepted";
+            } catch (const Error& error) {
+              const std::string text = error.what();
+              EXPECT_NE(text.find("gradient_clipping"), text.npos) << text;
+              if (!clips) {
+                EXPECT_NE(text.find("gave up"), text.npos) << text;
+              }
+            }
+          });
+        }
+}
+
+TEST(TorchEngineMisuse, AnotherOptimizersStepIsRefused) {
+  for (const int world : {1, 2})
+    for (const int stage : {0, 1})
+      run(world, [&](comm::Communicator& comm) {
+        Net net;
+        Engine engine(net, comm, zero(stage));
+        ::torch::optim::SGD sgd(net.parameters(),
+                                ::torch::optim::SGDOptions(0.1));
+        engine.backward(loss_of(net, comm, 1));
+        sgd.step();
+        try {
+          engine.step();
+          ADD_FAILURE() << "accepted";
+        } catch (const Error& error) {
+          EXPECT_NE(std::string(error.what()).find("another optimizer"),
+                    std::string::npos)
+              << error.what();
+        }
+      });
+}
+
+TEST(TorchEngineMean, TakesNumbersAndTensorsOfOneElement) {
+  run(3, [](comm::Communicator& comm) {
+    Net net;
+    Engine engine(net, comm, config_of());
+    const double own = comm.rank() + 0.25;
+    EXPECT_EQ(engine.mean(own), 1.25);
+    EXPECT_EQ(engine.mean(at::full({1, 1}, own, at::kFloat)), 1.25);
+    EXPECT_EQ(engine.mean(at::tensor(std::int64_t{comm.rank()})), 1);
+    EXPECT_TRUE(std::isnan(engine.mean(comm.rank() == 2 ? NAN : 1.0)));
+    expect_error(ErrorCode::kInvalidArgument, {"one element", "got 2"},
+                 [&] { (void)engine.mean(at::ones({2})); });
+    engine.set_learning_rate(0, 0.5);
+    EXPECT_EQ(step(engine, net, comm, 1).learning_rate, 0.5);
+    engine.set_schedule(
+        [](double base, std::int64_t n) { return base + double(n); });
+    EXPECT_EQ(step(engine, net, comm, 2).learning_rate, 1.01);
+  });
+}
+
+// ---- buffers
+
+struct Normed : nn::Module {
+  explicit Normed(int rank) {
+    linear = register_module("linear", nn::Linear(6, 8));
+    norm = register_module("norm", nn::BatchNorm1d(8));
+    plain = register_module(
+        "plain",
+        nn::BatchNorm1d(nn::BatchNorm1dOptions(8).track_running_stats(false)));
+    last = register_module("last", nn::Linear(8, 1));
+    norm->running_mean.fill_(rank);
+    norm->num_batches_tracked.fill_(7 + rank);
+    empty = register_buffer("empty", at::ones({0, 3}));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor y = norm->forward(linear->forward(x));
+    return last->forward(plain->forward(at::relu(y)));
+  }
+  nn::Linear linear = nullptr, last = nullptr;
+  nn::BatchNorm1d norm = nullptr, plain = nullptr;
+  at::Tensor empty;
+};
+
+at::Tensor loss_of(Normed& net, int rank, int t) {
+  const at::Tensor x =
+      at::sin(at::arange(48, at::kFloat) * (0.7 * t + 0.3 * rank)).view({8, 6});
+  return net.forward(x.to(net.linear->weight.scalar_type()))
+      .to(at::kFloat)
+      .square()
+      .mean();
+}
+
+TEST(TorchEngineBuffers, AreMadeEqualAsTheOptionSays) {
+  using engine::Buffers;
+  for (const int world : {1, 2, 3})
+    for (const Buffers how :
+         {Buffers::kBroadcast, Buffers::kAverage, Buffers::kAsTheyAre})
+      for (const bool by_file : {false, true}) {
+        std::vector<at::Tensor> means(static_cast<std::size_t>(world));
+        run(world, [&](comm::Communicator& comm) {
+          const auto rank = static_cast<std::size_t>(comm.rank());
+          Normed net(comm.rank());
+          engine::Config config = config_of();
+          if (by_file) config.buffers = how;
+          EngineOptions options;
+          if (!by_file) options.buffers = how;
+          Engine engine(net, comm, config, options);
+          const bool stays = how == Buffers::kAsTheyAre;
+          const double want = stays                        ? comm.rank()
+                              : how == Buffers::kBroadcast ? 0
+                                                           : (world - 1) / 2.0;
+          EXPECT_EQ(net.norm->running_mean[3].item<double>(), want);
+          EXPECT_EQ(net.norm->num_batches_tracked.item<int>(),
+                    stays ? 7 + comm.rank() : 7);
+          for (int t = 1; t <= 3; ++t) {
+            engine.backward(loss_of(net, comm.rank(), t));
+            engine.step();
+          }
+          means[rank] = net.norm->running_mean.clone();
+          comm.barrier();
+          if (world > 1) {
+            EXPECT_FALSE(means[0].equal(means[1]));
+          }
+          at::Tensor all = at::zeros({8}, at::kDouble);
+          for (const at::Tensor& mean : means) all += mean.to(at::kDouble);
+          const at::Tensor average = (all * (1.0 / world)).to(at::kFloat);
+          const auto evaluation = engine.evaluation();
+          EXPECT_TRUE(net.norm->running_mean.equal(stays ? means[rank]
+                                                   : how == Buffers::kBroadcast
+                                                       ? means[0]
+                                                       : average));
+          comm.barrier();
+        });
+      }
+}
+
+TEST(TorchEngineBuffers, BecomeSixteenBitWithTheParameters) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
+    for (const int stage : {0, 2})
+      run(2, [&](comm::Communicator& comm) {
+        Normed net(comm.rank());
+        engine::Config config = zero(stage, dtype);
+        Engine engine(net, comm, config);
+        EXPECT_EQ(net.norm->running_var.scalar_type(),
+                  net.linear->weight.scalar_type());
+        EXPECT_EQ(net.norm->num_batches_tracked.scalar_type(), at::kLong);
+        double first = 0;
+        double last = 0;
+        for (int t = 1; t <= 30; ++t) {
+          const at::Tensor loss = loss_of(net, comm.rank(), t % 3 + 1);
+          engine.backward(loss);
+          EXPECT_TRUE(engine.step().applied);
+          (t <= 3 ? first : last) += loss.item<double>() / (t <= 3 ? 3 : 27);
+        }
+        EXPECT_LT(last, 0.8 * first);
+        const auto evaluation = engine.evaluation();
+        net.eval();
+        EXPECT_TRUE(std::isfinite(loss_of(net, comm.rank(), 1).item<double>()));
+      });
+}
+
+TEST(TorchEngineBuffers, ThatDifferInShapeAreRefusedOnAllRanks) {
+  run(2, [](comm::Communicator& comm) {
+    Normed net(0);
+    net.register_buffer("more", at::ones({2 + comm.rank()}));
+    const void* const place = net.linear->weight.const_data_ptr();
+    expect_error(ErrorCode::kInvalidArgument,
+                 {"the same on all ranks", "more Float [2]", "[3]"},
+                 [&] { const Engine engine(net, comm, config_of()); });
+    EXPECT_EQ(net.linear->weight.const_data_ptr(), place);
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::torch

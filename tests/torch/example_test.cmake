@@ -1,0 +1,26 @@
+# Runs PROGRAM with ARGUMENTS on RANKS ranks and looks at what it learned.
+execute_process(
+  COMMAND ${MPIEXEC} -np ${RANKS} ${PROGRAM} ${ARGUMENTS}
+  RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE errors)
+message("${output}${errors}")
+if(NOT result EQUAL 0)
+  message(FATAL_ERROR "ended with ${result}")
+endif()
+string(REGEX MATCHALL "loss [0-9.e-]+" losses "${output}")
+string(REGEX MATCHALL "accuracy [0-9.e-]+" accuracies "${output}")
+list(POP_FRONT losses first)
+list(POP_BACK losses last)
+list(POP_BACK accuracies accuracy)
+string(REPLACE "loss " "" first "${first}")
+string(REPLACE "loss " "" last "${last}")
+string(REPLACE "accuracy " "" accuracy "${accuracy}")
+# CMake compares numbers; of two that are texts neither is less.
+if(NOT last LESS 0.4 OR NOT last LESS first)
+  message(FATAL_ERROR "the loss must fall below 0.4, got ${first} to ${last}")
+endif()
+if(NOT accuracy GREATER 0.9)
+  message(FATAL_ERROR "the accuracy must be above 0.9, got ${accuracy}")
+endif()
+if(NOT output MATCHES "parameters equal on ${RANKS} of ${RANKS} ranks")
+  message(FATAL_ERROR "parameters differ between ranks")
+endif()
