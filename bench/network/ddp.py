@@ -53,6 +53,7 @@ def hook(model, name):
 class Training:
     def __init__(self, given, what):
         name, _, megabytes = what.partition("@")
+        megabytes = megabytes or given.bucket_mb
         plain = Gpt(given.layers, given.width, CONTEXT)
         plain.initialize(SEED)
         self.params = sum(p.numel() for p in plain.parameters())
@@ -156,6 +157,7 @@ def main():
     purpose.add_argument("--control", type=Path, help="folder of the pipes")
     purpose.add_argument("--out", type=Path, help="train one run, fp32")
     parser.add_argument("--steps", type=int, default=500, help="of that run")
+    parser.add_argument("--bucket-mb", help="default: torch's, 1 and then 25")
     parser.add_argument("layers", type=int)
     parser.add_argument("width", type=int)
     parser.add_argument("batch", type=int, help="sequences per rank")
