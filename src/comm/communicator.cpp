@@ -312,8 +312,4 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   return std::make_unique<Communicator>(std::move(part), impl_->options);
 }
 
-void Communicator::give_up(std::string_view reason) noexcept {
-  impl_->give_up(std::string(reason));
-}
-
 }  // namespace thinwire::comm

@@ -57,6 +57,9 @@ class BlockDenominators {
   void refit(std::size_t block, std::span<float> d,
              Participations participation, double fraction);
 
+  [[nodiscard]] float median(std::size_t block) const {
+    return medians_[block];
+  }
   [[nodiscard]] float floor(std::size_t block) const { return floors_[block]; }
   /// tau: no live denominator of the block was above it.
   [[nodiscard]] float cap(std::size_t block) const {

@@ -28,6 +28,9 @@ struct LowBitSettings {
   compress::Scale scale = compress::Scale::kRms;
   DType residual_dtype = DType::kFloat32;
   double denom_floor = 0;
+  /// A block is searched for outliers if its gradient's norm is above so many
+  /// medians of its denominators, times outlier_bound().
+  double outlier_gate = 10;
   ExchangeOptions exchange;
 
   /// Throws Error(kInvalidArgument) naming the field, its range and its value.

@@ -104,7 +104,8 @@ void LowBitOptimizer::Impl::bound_outliers(View grads, double grad_scale) {
     for (std::size_t c = at.offset / kernels::kSumChunk;
          c <= (at.end() - 1) / kernels::kSumChunk; ++c)
       most += chunks[c];
-    const double limit = outlier_bound(b) * block_denominators.cap(b);
+    const double limit = outlier_bound(b) * settings.outlier_gate *
+                         block_denominators.median(b);
     if (!(most * squared_scale > limit * limit)) return;
     const View own = grads.subview(at.offset, at.size);
     const double squares = kernels::sum_of_squares(own) * squared_scale;

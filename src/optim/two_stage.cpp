@@ -100,7 +100,10 @@ void TwoStage::enter_compressed_stage() {
   if (!keeps_variance()) return;
   const auto v = adam.exp_avg_sq().as<float>();
   for (const HeavyElement& element : block_denominators.heavy())
-    v[element.index] *= element.factor * element.factor;
+    v[element.index] = element.factor * (element.factor * v[element.index]);
+  for (const GroupRange& r : parts.compressed)
+    for (std::size_t i = r.range.offset; i < r.range.end(); ++i)
+      if (!std::isfinite(v[i])) v[i] = 0;
 }
 
 void TwoStage::make_denominator() {

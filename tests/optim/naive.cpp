@@ -212,17 +212,17 @@ std::optional<Gradients::Average> Gradients::exact(
   return average;
 }
 
-std::optional<float> Gradients::compressed(
+std::optional<double> Gradients::compressed(
     const std::vector<Floats>& grads) const {
   const std::optional<double> rms = rms_norm(grads);
   if (!rms) return std::nullopt;
-  return static_cast<float>(clip(calibrated(*rms)));
+  return clip(calibrated(*rms));
 }
 
-std::optional<float> Gradients::local(const Floats& grads) const {
+std::optional<double> Gradients::local(const Floats& grads) const {
   const double own = sum_of_squares(grads);
   if (!std::isfinite(own)) return std::nullopt;
-  return static_cast<float>(clip(calibrated(std::sqrt(own))));
+  return clip(calibrated(std::sqrt(own)));
 }
 
 }  // namespace thinwire::test::naive

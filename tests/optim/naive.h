@@ -137,9 +137,9 @@ class Gradients {
   };
   std::optional<Average> exact(const std::vector<Floats>& grads);
   /// Clip factor by the calibrated norm; empty: skip the step.
-  std::optional<float> compressed(const std::vector<Floats>& grads) const;
+  std::optional<double> compressed(const std::vector<Floats>& grads) const;
   /// Of one rank alone; empty: not finite.
-  [[nodiscard]] std::optional<float> local(const Floats& grads) const;
+  [[nodiscard]] std::optional<double> local(const Floats& grads) const;
 
  private:
   [[nodiscard]] double clip(double norm) const;

@@ -29,13 +29,16 @@ bool contains(Range outer, Range inner) {
 
 }  // namespace
 
-Frozen::Frozen(const Setup& setup, std::int64_t t, Floats& m, Floats& v)
+Frozen::Frozen(const Setup& setup, std::int64_t t, Floats& m, Floats& v,
+               double gate)
     : denominator(v.size()),
       active(v.size()),
       setup_(setup),
       blocks_(blocks(setup.layout)),
       sleeping_(v.size()),
-      ratio_(v.size(), 1.0f) {
+      heard_(v.size()),
+      ratio_(v.size(), 1.0f),
+      gate_(gate) {
   for (const Parameter& p : setup_.layout.parameters()) {
     const Numbers k = numbers(setup_.groups[p.group], t, t);
     for (std::size_t i = p.offset; i < p.offset + p.size; ++i) {
@@ -53,8 +56,7 @@ Frozen::Frozen(const Setup& setup, std::int64_t t, Floats& m, Floats& v)
   raise_to_floors();
 }
 
-// Of the block, else of its parameter, else of the model; a model that never
-// had a gradient has a variance of 0 everywhere.
+// Of the block, else of its parameter, else of the model, else 1.
 void Frozen::find_medians() {
   for (std::size_t b = 0; b < blocks_.size(); ++b) {
     std::optional<float> found = median(denominator, active, {blocks_[b]});
@@ -62,9 +64,7 @@ void Frozen::find_medians() {
       if (!found && contains({p.offset, p.size}, blocks_[b]))
         found = median(denominator, active, {{p.offset, p.size}});
     if (!found) found = median(denominator, active, blocks_);
-    if (!found)
-      found = numbers(setup_.groups[group_[b]], 1, 1).denominator(0.0f);
-    medians_.push_back(*found);
+    medians_.push_back(found.value_or(1.0f));
   }
 }
 
@@ -96,18 +96,23 @@ void Frozen::raise_to_floors() {
     const double rms =
         count > 0 ? std::sqrt(sum(squares) / count) : medians_[b];
     floors.push_back(static_cast<float>(setup_.denom_floor * rms));
-    for (std::size_t i = blocks_[b].offset; i < blocks_[b].end(); ++i)
-      denominator[i] = std::max(active[i] != 0 ? denominator[i] : medians_[b],
+    for (std::size_t i = blocks_[b].offset; i < blocks_[b].end(); ++i) {
+      // What only the caller's mask leaves out moves in exact steps.
+      const bool has_own = sleeping_[i] == 0 && std::isfinite(denominator[i]);
+      denominator[i] = std::max(has_own ? denominator[i] : medians_[b],
                                 floors.back());
+    }
   }
 }
 
 std::vector<std::size_t> Frozen::revive(const std::vector<Floats>& grads) {
   std::vector<std::size_t> revived;
   for (std::size_t i = 0; i < active.size(); ++i) {
-    const bool wakes = sleeping_[i] != 0 &&
-                       std::any_of(grads.begin(), grads.end(),
-                                   [i](const Floats& g) { return g[i] != 0; });
+    const bool wakes =
+        sleeping_[i] != 0 &&
+        (heard_[i] != 0 ||
+         std::any_of(grads.begin(), grads.end(),
+                     [i](const Floats& g) { return g[i] != 0; }));
     if (!wakes) continue;
     sleeping_[i] = 0;
     active[i] = 1;
@@ -116,21 +121,32 @@ std::vector<std::size_t> Frozen::revive(const std::vector<Floats>& grads) {
   return revived;
 }
 
+void Frozen::remember(const Floats& grads) {
+  for (std::size_t i = 0; i < grads.size(); ++i)
+    if (grads[i] != 0) heard_[i] = 1;
+}
+
+void Frozen::restore(Floats& m) const {
+  for (std::size_t i = 0; i < m.size(); ++i)
+    if (ratio_[i] != 1) m[i] /= ratio_[i];
+}
+
 std::vector<Floats> Frozen::inputs(const std::vector<Floats>& grads,
-                                   float clip) const {
+                                   double clip) const {
   std::vector<Floats> x = grads;
   for (Floats& values : x)
     for (std::size_t b = 0; b < blocks_.size(); ++b) {
       const double beta2 = setup_.groups[group_[b]].beta2;
       const double most = 1 / std::sqrt(1 - beta2);
-      const double limit = most * (kHeavy * medians_[b]);
-      // Of the whole block as it came: what heavy elements weigh is not yet in.
-      const double norm = std::sqrt(sum_of_squares(values, blocks_[b])) * clip;
+      const double limit = most * gate_ * medians_[b];
+      for (std::size_t i = blocks_[b].offset; i < blocks_[b].end(); ++i)
+        values[i] *= ratio_[i];
+      const double squares = sum_of_squares(values, blocks_[b]) * clip * clip;
       for (std::size_t i = blocks_[b].offset; i < blocks_[b].end(); ++i) {
-        values[i] = (values[i] * clip) * ratio_[i];
-        if (norm <= limit) continue;
-        const float bound = static_cast<float>(most) * denominator[i];
-        values[i] = std::min(std::max(values[i], -bound), bound);
+        const auto bound = static_cast<float>(most / clip * denominator[i]);
+        if (squares > limit * limit)
+          values[i] = std::min(std::max(values[i], -bound), bound);
+        values[i] *= static_cast<float>(clip);
       }
     }
   return x;

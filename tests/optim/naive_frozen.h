@@ -23,16 +23,22 @@ struct Counts {
 class Frozen {
  public:
   /// At the end of step t, the last exact one. Scales m and v of heavy
-  /// elements; sets those to 0 whose denominator is not finite.
-  Frozen(const Setup& setup, std::int64_t t, Floats& m, Floats& v);
+  /// elements; sets those to 0 whose denominator is not finite. `gate`: in how
+  /// many medians of its denominators a block's gradient may be long.
+  Frozen(const Setup& setup, std::int64_t t, Floats& m, Floats& v, double gate);
 
   /// Those that were out for want of a gradient and now have one on some rank:
   /// from now on they take part. Returns them.
   std::vector<std::size_t> revive(const std::vector<Floats>& grads);
+  /// A rank's gradients of a step in which nothing is exchanged: the next
+  /// revive() counts them.
+  void remember(const Floats& grads);
+  /// Before an exact step: the momenta of heavy elements as they were.
+  void restore(Floats& m) const;
   /// What ranks' momenta are made of: clipped, scaled where elements are heavy,
   /// bounded in blocks with an outlier.
   [[nodiscard]] std::vector<Floats> inputs(const std::vector<Floats>& grads,
-                                           float clip) const;
+                                           double clip) const;
   [[nodiscard]] Counts counts() const;
 
   Floats denominator;
@@ -49,7 +55,9 @@ class Frozen {
   std::vector<float> medians_;      // per block
   std::vector<std::size_t> group_;  // of each block
   Flags sleeping_;                  // out until their first gradient
+  Flags heard_;                     // had a gradient in a local step
   Floats ratio_;                    // r_j of heavy elements, else 1
+  double gate_;
 };
 
 }  // namespace thinwire::test::naive

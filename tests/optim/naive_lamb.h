@@ -138,7 +138,7 @@ class OnebitLamb {
   }
 
   void freeze() {
-    divides_.emplace(setup_, lamb_.t, lamb_.m, lamb_.v);
+    divides_.emplace(setup_, lamb_.t, lamb_.m, lamb_.v, 2);
     fresh_ = lamb_.v;
     std::vector<double> rms;
     std::vector<double> group_sums(setup_.groups.size());
@@ -159,7 +159,7 @@ class OnebitLamb {
           static_cast<float>(own > 0 ? total / with_momentum / own : 1));
   }
 
-  void compressed_step(const std::vector<Floats>& grads, float clip) {
+  void compressed_step(const std::vector<Floats>& grads, double clip) {
     const std::int64_t t = ++lamb_.t;
     Floats& m = lamb_.m;
     Floats& p = lamb_.params;

@@ -36,7 +36,7 @@ class OnebitAdam {
     const auto average = gradients_.exact(grads);
     if (!average) return false;
     exact_step(average->sum, average->scale);
-    if (t_ == freeze_step_) frozen_.emplace(setup_, t_, m_, v_);
+    if (t_ == freeze_step_) frozen_.emplace(setup_, t_, m_, v_, 10);
     return true;
   }
 
@@ -61,7 +61,7 @@ class OnebitAdam {
     }
   }
 
-  void compressed_step(const std::vector<Floats>& grads, float clip) {
+  void compressed_step(const std::vector<Floats>& grads, double clip) {
     ++t_;
     const std::vector<std::size_t> revived = frozen_->revive(grads);
     for (const std::size_t i : revived) m_[i] = 0;

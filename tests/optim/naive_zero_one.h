@@ -3,9 +3,11 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "optim/naive.h"
+#include "optim/naive_frozen.h"
 #include "thinwire/optim/zero_one_adam.h"
 
 namespace thinwire::test::naive {
@@ -19,7 +21,6 @@ class ZeroOneAdam {
         gradients_(setup_),
         bits_(setup_),
         v_(layout.size()),
-        d_(layout.size()),
         lrs_(layout.num_groups()),
         decay_(layout.num_groups(), 1),
         group_of_(layout.size()) {
@@ -80,15 +81,17 @@ class ZeroOneAdam {
     ++t_;
     ++var_updates_;
     const std::vector<Numbers> all = all_numbers();
+    Floats m = ranks_[0].m;  // equal on all ranks
+    if (frozen_) frozen_->restore(m);
     for (std::size_t i = 0; i < sum.size(); ++i) {
       const Numbers& k = all[group_of_[i]];
       const float g = sum[i] * scale;
       v_[i] = k.variance(v_[i], g);
-      d_[i] = k.denominator(v_[i]);
-      for (Rank& rank : ranks_) rank.m[i] = k.momentum(rank.m[i], g);
+      m[i] = k.momentum(m[i], g);
     }
-    raise_to_floor(setup_, d_);
-    active_ = active_elements(setup_, v_);
+    Floats whole = v_;  // the next exact step's gradients will be whole
+    frozen_.emplace(setup_, var_updates_, m, whole, 10);
+    for (Rank& rank : ranks_) rank.m = m;
     move(all);
     if (++var_counter_ == o_.var_update_scaler) {
       var_counter_ = 0;
@@ -96,24 +99,24 @@ class ZeroOneAdam {
     }
   }
 
-  void one_bit_step(const std::vector<Floats>& grads, float clip) {
+  void one_bit_step(const std::vector<Floats>& grads, double clip) {
     phase = optim::Phase::kCompressed;
     ++t_;
     const std::vector<Numbers> all = all_numbers();
     const bool momentum = o_.exchanged == optim::Exchanged::kMomentum;
-    std::vector<Floats> x = grads;
-    for (std::size_t r = 0; r < x.size(); ++r)
-      for (std::size_t i = 0; i < x[r].size(); ++i) {
-        x[r][i] *= clip;
-        if (momentum)
+    for (const std::size_t i : frozen_->revive(grads))
+      v_[i] = d()[i] * d()[i] / all[group_of_[i]].v_scale;
+    std::vector<Floats> x = frozen_->inputs(grads, clip);
+    if (momentum)
+      for (std::size_t r = 0; r < x.size(); ++r)
+        for (std::size_t i = 0; i < x[r].size(); ++i)
           x[r][i] = all[group_of_[i]].momentum(ranks_[r].m[i], x[r][i]);
-      }
-    const Floats y = bits_.mean(x, active_);
+    const Floats y = bits_.mean(x, frozen_->active);
     for (Rank& rank : ranks_)
       for (std::size_t i = 0; i < y.size(); ++i) {
         const Numbers& k = all[group_of_[i]];
         rank.m[i] = momentum ? y[i] : k.momentum(rank.m[i], y[i]);
-        if (active_[i] == 0) rank.m[i] = 0;
+        if (frozen_->active[i] == 0) rank.m[i] = 0;
       }
     move(all);
   }
@@ -123,13 +126,13 @@ class ZeroOneAdam {
       for (std::size_t i = 0; i < rank.p.size(); ++i) {
         const Numbers& k = all[group_of_[i]];
         const auto step = static_cast<float>(-k.learning_rate);
-        rank.p[i] = rank.p[i] + step * k.update(rank.m[i], d_[i], rank.p[i]);
+        rank.p[i] = rank.p[i] + step * k.update(rank.m[i], d()[i], rank.p[i]);
       }
   }
 
   bool frozen_step(const std::vector<Floats>& grads) {
     const bool syncs = (t_ + 1) % local_interval_ == 0;
-    std::vector<std::optional<float>> clips;
+    std::vector<std::optional<double>> clips;
     for (const Floats& g : grads)
       clips.push_back(syncs ? gradients_.compressed(grads)
                             : gradients_.local(g));
@@ -141,8 +144,12 @@ class ZeroOneAdam {
       lrs_[g] += all[g].learning_rate * all[g].m_scale;
       decay_[g] *= 1 - all[g].learning_rate * all[g].decay;
     }
-    for (std::size_t r = 0; r < ranks_.size(); ++r)
-      if (clips[r]) local_step(ranks_[r], grads[r], *clips[r], all);
+    if (syncs) (void)frozen_->revive(grads);
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      if (!clips[r]) continue;
+      if (!syncs) frozen_->remember(grads[r]);
+      local_step(ranks_[r], frozen_->inputs({grads[r]}, *clips[r])[0], all);
+    }
     if (syncs && moved()) sync();
     if (++local_counter_ == o_.local_step_scaler) {
       local_counter_ = 0;
@@ -151,17 +158,19 @@ class ZeroOneAdam {
     return true;
   }
 
-  void local_step(Rank& rank, const Floats& grads, float clip,
+  void local_step(Rank& rank, const Floats& x,
                   const std::vector<Numbers>& all) {
-    for (std::size_t i = 0; i < grads.size(); ++i) {
+    for (std::size_t i = 0; i < x.size(); ++i) {
       const Numbers& k = all[group_of_[i]];
       const auto step = static_cast<float>(-k.learning_rate);
-      rank.m[i] = active_[i] != 0 ? k.momentum(rank.m[i], grads[i] * clip) : 0;
-      rank.u[i] = rank.u[i] + step * ((rank.m[i] * k.m_scale) / d_[i]);
+      rank.m[i] = frozen_->active[i] != 0 ? k.momentum(rank.m[i], x[i]) : 0;
+      rank.u[i] = rank.u[i] + step * ((rank.m[i] * k.m_scale) / d()[i]);
       rank.p[i] =
           origin_[i] * static_cast<float>(decay_[group_of_[i]]) + rank.u[i];
     }
   }
+
+  [[nodiscard]] const Floats& d() const { return frozen_->denominator; }
 
   [[nodiscard]] bool moved() const {
     return std::any_of(lrs_.begin(), lrs_.end(),
@@ -173,20 +182,20 @@ class ZeroOneAdam {
     std::vector<Floats> x;
     for (const Rank& rank : ranks_) {
       x.push_back(rank.u);
-      for (std::size_t i = 0; i < d_.size(); ++i) x.back()[i] *= d_[i];
+      for (std::size_t i = 0; i < d().size(); ++i) x.back()[i] *= d()[i];
     }
-    const Floats b = bits_.mean(x, active_);
+    const Floats b = bits_.mean(x, frozen_->active);
     for (const Parameter& p : setup_.layout.parameters())
       if (lrs_[p.group] == 0)  // does not move and keeps its momentum
-        bits_.give_back(b, {p.offset, p.size}, active_);
-    for (std::size_t i = 0; i < d_.size(); ++i) {
+        bits_.give_back(b, {p.offset, p.size}, frozen_->active);
+    for (std::size_t i = 0; i < d().size(); ++i) {
       const double lrs = lrs_[group_of_[i]];
       if (lrs > 0)
         origin_[i] =
             ranks_.size() == 1
                 ? ranks_[0].p[i]
                 : origin_[i] * static_cast<float>(decay_[group_of_[i]]) +
-                      b[i] / d_[i];
+                      b[i] / d()[i];
       for (Rank& rank : ranks_) {
         rank.p[i] = origin_[i];
         rank.u[i] = 0;
@@ -202,8 +211,8 @@ class ZeroOneAdam {
   Gradients gradients_;
   OneBit bits_;
   std::vector<Rank> ranks_;
-  Floats v_, d_, origin_;
-  Flags active_;
+  Floats v_, origin_;
+  std::optional<Frozen> frozen_;  // as of the last variance step
   std::vector<double> lrs_, decay_;
   std::vector<std::size_t> group_of_;
   std::int64_t t_ = 0;

@@ -134,11 +134,6 @@ class Communicator {
   /// by `key`, then by rank, with the same options; null for a color below 0.
   [[nodiscard]] std::unique_ptr<Communicator> split(int color, int key = 0);
 
-  /// Not collective: tells the other ranks that this one gives up and why, so
-  /// that their exchanges with it throw "rank 1 gave up: REASON" at once.
-  /// Queued collectives fail. After it the communicator may only be destroyed.
-  void give_up(std::string_view reason) noexcept;
-
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
