@@ -7,12 +7,14 @@
 #include <cstdint>
 #include <exception>
 #include <iostream>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "comm/failure.h"
 #include "thinwire/comm/registry.h"
+#include "thinwire/core/env.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::comm {
@@ -58,11 +60,16 @@ std::ostream& stream(std::ostream* errors) {
   return errors == nullptr ? std::cerr : *errors;
 }
 
-void report(std::ostream& errors, const Communicator& comm,
+// `rank`: none where this process is alone.
+void report(std::ostream& errors, std::optional<int> rank,
             std::string_view cause) {
-  const std::string who =
-      comm.size() == 1 ? "error" : fmt::format("rank {}", comm.rank());
+  const std::string who = rank ? fmt::format("rank {}", *rank) : "error";
   errors << fmt::format("{}: {}\n", who, without_stack(cause)) << std::flush;
+}
+
+std::optional<int> rank_of(const Communicator& comm) {
+  if (comm.size() == 1) return std::nullopt;
+  return comm.rank();
 }
 
 // Ends a rank whose body threw. Where the others fail as well, none of them is
@@ -72,7 +79,7 @@ void end(Communicator& comm, Ending& ending, std::string_view cause,
          std::ostream& errors) {
   if (!failure::tells_of_a_peer(cause)) {
     const bool together = ending.all_are_here();
-    if (!together || comm.rank() == 0) report(errors, comm, cause);
+    if (!together || comm.rank() == 0) report(errors, rank_of(comm), cause);
     if (together) ending.all_are_here();  // rank 0 has reported
   }
   comm.give_up(without_stack(cause));
@@ -97,7 +104,7 @@ int run(std::unique_ptr<Communicator> comm,
     }
     end(*comm, ending, cause, errors);
   } catch (const std::exception& error) {  // already at the start
-    report(errors, *comm, error.what());
+    report(errors, rank_of(*comm), error.what());
   }
   return 1;
 }
@@ -107,7 +114,7 @@ int run(const std::function<int(Communicator&)>& body, std::ostream* to) {
   try {
     comm = from_environment();
   } catch (const std::exception& error) {
-    stream(to) << fmt::format("error: {}\n", error.what()) << std::flush;
+    report(stream(to), env::launched_rank(), error.what());
     return 1;
   }
   return run(std::move(comm), body, to);

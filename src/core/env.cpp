@@ -94,4 +94,17 @@ int launched_ranks() {
   return static_cast<int>(std::min<std::int64_t>(most, 1 << 30));
 }
 
+std::optional<int> launched_rank() {
+  for (const char* name :
+       {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
+    const auto value = read(name);
+    if (!value) continue;
+    std::string_view text = *value;
+    const auto rank = take_integer(text);
+    if (rank && text.empty() && *rank >= 0 && *rank < launched_ranks())
+      return static_cast<int>(*rank);
+  }
+  return std::nullopt;
+}
+
 }  // namespace thinwire::env

@@ -5,7 +5,6 @@
 // to comm::run(). Started by mpi_failure_test.
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
@@ -16,6 +15,7 @@
 #include "thinwire/comm/agreement.h"
 #include "thinwire/comm/registry.h"
 #include "thinwire/comm/run.h"
+#include "thinwire/core/env.h"
 #include "thinwire/core/error.h"
 
 namespace {
@@ -47,13 +47,6 @@ void fail(const std::string& mode, Communicator& comm) {
   }
 }
 
-// As mpirun numbers this process, which has no communicator yet.
-bool is_launched_as_rank_1() {
-  const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
-  if (rank == nullptr) rank = std::getenv("PMI_RANK");
-  return rank != nullptr && std::strcmp(rank, "1") == 0;
-}
-
 void run(const std::string& mode, std::size_t elements, Communicator& comm) {
   std::vector<float> data(elements, 1.0f);
   comm.all_reduce(data);
@@ -82,7 +75,7 @@ int main(int argc, char** argv) {
   const auto body = [&](Communicator& comm) {
     run(mode, large ? kLarge : kSmall, comm);
   };
-  if (mode == "absent" && is_launched_as_rank_1()) return 0;
+  if (mode == "absent" && thinwire::env::launched_rank() == 1) return 0;
   if (argc > 3 && std::strcmp(argv[3], "run") == 0)
     return thinwire::comm::run(body);
   try {

@@ -119,6 +119,15 @@ TEST_P(MpiFailure, ARankThatNeverStartsIsNoticedAfterTheTimeOut) {
 
 // ---- the same under comm::run()
 
+TEST_P(MpiFailure, RunSaysWhichRankCannotStart) {
+  const Outcome outcome = run_job("absent " + size + " run", "2s");
+  SCOPED_TRACE(outcome.output);
+  EXPECT_GE(count(outcome.output, "rank 0: MPI_Init_thread: timed out") +
+                count(outcome.output, "rank 2: MPI_Init_thread: timed out"),
+            1u);
+  EXPECT_EQ(outcome.exit_code, 1);
+}
+
 TEST_P(MpiFailure, RunPrintsTheCauseOnce) {
   const Outcome outcome = run_job("throw " + size + " run", "60s");
   SCOPED_TRACE(outcome.output);

@@ -161,5 +161,22 @@ TEST(LaunchedRanks, IsOneForWhatIsNoNumber) {
   }
 }
 
+TEST(LaunchedRank, IsTheOneThatTheLauncherCounted) {
+  const ScopedVariable size("OMPI_COMM_WORLD_SIZE", "4");
+  for (const char* name :
+       {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
+    const ScopedVariable no_open_mpi("OMPI_COMM_WORLD_RANK", nullptr);
+    const ScopedVariable no_pmi("PMI_RANK", nullptr);
+    const ScopedVariable no_slurm("SLURM_PROCID", nullptr);
+    EXPECT_EQ(launched_rank(), std::nullopt);
+    const ScopedVariable variable(name, "3");
+    EXPECT_EQ(launched_rank(), 3) << name;
+    for (const char* text : {"4", "-1", "x", "1x"}) {
+      const ScopedVariable wrong(name, text);
+      EXPECT_EQ(launched_rank(), std::nullopt) << text;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace thinwire::env

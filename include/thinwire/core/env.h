@@ -28,5 +28,8 @@ enum class Prefetch { kAuto, kOn, kOff };
 /// How many ranks the launcher that started this process (mpirun, srun)
 /// announced in its variables; 1 when there was none.
 [[nodiscard]] int launched_ranks();
+/// Which of them this process is, if its launcher said so: for messages from
+/// before there is a communicator.
+[[nodiscard]] std::optional<int> launched_rank();
 
 }  // namespace thinwire::env
