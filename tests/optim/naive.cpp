@@ -90,26 +90,6 @@ float Numbers::update(float m, float d, float p) const {
   return decay != 0 ? u + decay * p : u;
 }
 
-std::vector<float> raise_to_floor(const Setup& setup, Floats& denominator) {
-  std::vector<float> floors;
-  for (const Range& block : blocks(setup.layout)) {
-    const auto mean_square =
-        sum_of_squares(denominator, block) / static_cast<double>(block.size);
-    floors.push_back(
-        static_cast<float>(setup.denom_floor * std::sqrt(mean_square)));
-    for (std::size_t i = block.offset; i < block.end(); ++i)
-      denominator[i] = std::max(denominator[i], floors.back());
-  }
-  return floors;
-}
-
-Flags active_elements(const Setup& setup, const Floats& v) {
-  Flags active(v.size());
-  for (std::size_t i = 0; i < v.size(); ++i)
-    active[i] = v[i] != 0 && setup.mask[i] != 0 ? 1 : 0;
-  return active;
-}
-
 OneBit::OneBit(const Setup& setup) : setup_(setup) { clear(); }
 
 void OneBit::clear() {

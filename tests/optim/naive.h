@@ -97,12 +97,6 @@ struct Numbers {
 Numbers numbers(const optim::AdamOptions& o, std::int64_t m_steps,
                 std::int64_t v_steps);
 
-/// Raises the denominators of each block to its floor; returns the floors.
-std::vector<float> raise_to_floor(const Setup& setup, Floats& denominator);
-
-/// 1 where v > 0 and the mask is not 0.
-Flags active_elements(const Setup& setup, const Floats& v);
-
 /// The compressed all-reduce with both residuals.
 class OneBit {
  public:

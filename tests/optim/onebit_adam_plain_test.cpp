@@ -113,7 +113,7 @@ OnebitLambOptions lamb_options(const OnebitAdamOptions& from) {
                       .residual_dtype = from.residual_dtype,
                       .exchange = from.exchange};
   o.beta2 = from.beta2;
-  for (const OnebitAdamGroup& group : from.groups) o.groups.push_back(group);
+  for (const MaskedGroup& group : from.groups) o.groups.push_back({group});
   return o;
 }
 
