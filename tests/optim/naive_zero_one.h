@@ -104,7 +104,7 @@ class ZeroOneAdam {
     ++t_;
     const std::vector<Numbers> all = all_numbers();
     const bool momentum = o_.exchanged == optim::Exchanged::kMomentum;
-    for (const std::size_t i : frozen_->revive(grads))
+    for (const std::size_t i : revive(grads))
       v_[i] = d()[i] * d()[i] / all[group_of_[i]].v_scale;
     std::vector<Floats> x = frozen_->inputs(grads, clip);
     if (momentum)
@@ -119,6 +119,13 @@ class ZeroOneAdam {
         if (frozen_->active[i] == 0) rank.m[i] = 0;
       }
     move(all);
+  }
+
+  std::vector<std::size_t> revive(const std::vector<Floats>& grads) {
+    const std::vector<std::size_t> revived = frozen_->revive(grads);
+    for (const std::size_t i : revived)
+      for (Rank& rank : ranks_) rank.m[i] = 0;
+    return revived;
   }
 
   void move(const std::vector<Numbers>& all) {
@@ -144,7 +151,7 @@ class ZeroOneAdam {
       lrs_[g] += all[g].learning_rate * all[g].m_scale;
       decay_[g] *= 1 - all[g].learning_rate * all[g].decay;
     }
-    if (syncs) (void)frozen_->revive(grads);
+    if (syncs) (void)revive(grads);
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
       if (!clips[r]) continue;
       if (!syncs) frozen_->remember(grads[r]);

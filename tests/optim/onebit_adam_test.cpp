@@ -124,10 +124,11 @@ TEST(OnebitAdam, ReportsTheResidual) {
 
 TEST(OnebitAdam, FreezesByItselfTheSameOnAllRanks) {
   const ParameterLayout layout = test::small_layout();
-  const auto make = test::onebit_adam({.beta2 = 0.9,
+  const auto make = test::onebit_adam({.beta2 = 0.99,
                                        .freeze_step = kAutoFreeze,
                                        .lr_warmup_steps = 5,
-                                       .total_steps = 500});
+                                       .total_steps = 500,
+                                       .min_freeze_step = 20});
   std::int64_t frozen_at = 0;
   const auto params = test::train(
       3, layout, make, 110, [&](Optimizer& optimizer, const StepReport&) {

@@ -205,9 +205,10 @@ TEST_P(LargeGradients, LeaveParametersFiniteAndStepsShort) {
                     std::max(longest, std::abs(double{params[i]} - before[i]));
               }
               // One gradient makes the momentum 3.2 times the denominator at
-              // most; bias correction makes that four times as much at first.
+              // most; bias correction makes that four times as much at first,
+              // and a sync adds up four steps of 0/1 Adam.
               if (test_case.is_adam) {
-                ASSERT_LT(longest, 20 * kLearningRate)
+                ASSERT_LT(longest, 30 * kLearningRate)
                     << size << " in step " << at << ": step " << t;
               }
             }
