@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <exception>
 #include <iostream>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -29,7 +30,7 @@ struct Stripes : torch::data::datasets::Dataset<Stripes> {
                                  torch::rand({1}, random) * 6);
     return {wave + torch::randn({3, 16, 16}, random), torch::tensor(direction)};
   }
-  torch::optional<std::size_t> size() const override { return size_; }
+  std::optional<std::size_t> size() const override { return size_; }
 
  private:
   std::size_t size_;
@@ -65,10 +66,10 @@ nn::Sequential resnet() {
 
 // Every rank goes through a part of its own, all parts equally long.
 template <class Sampler>
-auto batches(const Stripes& data, Sampler sampler) {
+auto batches(Stripes data, Sampler sampler) {
   return torch::data::make_data_loader(
-      data.map(torch::data::transforms::Stack<>()), std::move(sampler),
-      torch::data::DataLoaderOptions(16));
+      std::move(data).map(torch::data::transforms::Stack<>()),
+      std::move(sampler), torch::data::DataLoaderOptions(16));
 }
 
 void train(thinwire::comm::Communicator& comm, thinwire::DType dtype) {
@@ -93,13 +94,14 @@ void train(thinwire::comm::Communicator& comm, thinwire::DType dtype) {
     return model->forward(x.to(type)).to(torch::kFloat);
   };
 
-  for (std::size_t epoch = 1; epoch <= 6; ++epoch) {
-    engine.set_learning_rate(epoch <= 4 ? 0.004 : 0.001);
+  for (std::size_t epoch = 1; epoch <= 4; ++epoch) {
+    engine.set_learning_rate(epoch <= 3 ? 0.004 : 0.001);
     DistributedRandomSampler sampler(*images.size(), world, rank);
     sampler.set_epoch(epoch);
     double loss_sum = 0;
     double steps = 0;
-    for (auto& batch : *batches(images, std::move(sampler))) {
+    const auto loader = batches(images, std::move(sampler));
+    for (auto& batch : *loader) {
       const auto loss =
           nn::functional::cross_entropy(logits_of(batch.data), batch.target);
       engine.backward(loss);
@@ -113,8 +115,9 @@ void train(thinwire::comm::Communicator& comm, thinwire::DType dtype) {
     {
       const auto evaluation = engine.evaluation();
       model->eval();
-      for (auto& batch : *batches(others, DistributedSequentialSampler(
-                                              *others.size(), world, rank))) {
+      const auto held_out = batches(
+          others, DistributedSequentialSampler(*others.size(), world, rank));
+      for (auto& batch : *held_out) {
         const auto found = logits_of(batch.data).argmax(1);
         right += (found == batch.target).sum().item<double>();
         seen += static_cast<double>(batch.target.size(0));

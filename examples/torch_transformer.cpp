@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <exception>
 #include <iostream>
+#include <optional>
 #include <utility>
 
 #include "thinwire/comm/registry.h"
@@ -32,7 +33,7 @@ struct Sequences : torch::data::datasets::Dataset<Sequences> {
                                                random, torch::kLong));
     return {tokens, torch::tensor(label)};
   }
-  torch::optional<std::size_t> size() const override { return size_; }
+  std::optional<std::size_t> size() const override { return size_; }
 
  private:
   std::size_t size_;
@@ -65,10 +66,10 @@ struct ClassifierImpl : nn::Module {
 TORCH_MODULE(Classifier);
 
 template <class Sampler>
-auto batches(const Sequences& data, Sampler sampler) {
+auto batches(Sequences data, Sampler sampler) {
   return torch::data::make_data_loader(
-      data.map(torch::data::transforms::Stack<>()), std::move(sampler),
-      torch::data::DataLoaderOptions(16));
+      std::move(data).map(torch::data::transforms::Stack<>()),
+      std::move(sampler), torch::data::DataLoaderOptions(16));
 }
 
 void train(thinwire::comm::Communicator& comm) {
@@ -101,7 +102,8 @@ void train(thinwire::comm::Communicator& comm) {
     sampler.set_epoch(epoch);
     double loss_sum = 0;
     double rate = 0;
-    for (auto& batch : *batches(sequences, std::move(sampler))) {
+    const auto loader = batches(sequences, std::move(sampler));
+    for (auto& batch : *loader) {
       const auto loss = nn::functional::cross_entropy(
           model->forward(batch.data), batch.target);
       engine.backward(loss);
@@ -113,8 +115,9 @@ void train(thinwire::comm::Communicator& comm) {
     double seen = 0;
     {
       const auto evaluation = engine.evaluation();
-      for (auto& batch : *batches(others, DistributedSequentialSampler(
-                                              *others.size(), world, rank))) {
+      const auto held_out = batches(
+          others, DistributedSequentialSampler(*others.size(), world, rank));
+      for (auto& batch : *held_out) {
         const auto found = model->forward(batch.data).argmax(1);
         right += (found == batch.target).sum().item<double>();
         seen += static_cast<double>(batch.target.size(0));

@@ -26,7 +26,8 @@ void train(comm::Communicator& comm, const std::string& mistake) {
   std::vector<float> params(layout.size()), grads(layout.size());
   engine::Engine engine(comm, layout, config, params, grads);
   const bool errs = comm.rank() == 1;
-  const int steps = errs && mistake == "ends" ? 3 : 6;
+  const bool ends = mistake == "ends" || mistake == "goes_on";
+  const int steps = errs && ends ? 3 : 6;
   for (int step = 1; step <= steps; ++step) {
     const bool now = errs && step == 4;
     engine.begin_backward();
@@ -39,7 +40,7 @@ void train(comm::Communicator& comm, const std::string& mistake) {
       std::for_each(grads.begin(), grads.end(), [](float& g) { g *= 0.5f; });
     engine.step();
   }
-  if (mistake == "evaluates" && errs) return;
+  if (mistake == "ends" && errs) return;
   std::printf("mean %g\n", engine.mean(1));
 }
 

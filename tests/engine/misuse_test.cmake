@@ -15,7 +15,8 @@ function(run mistake)
 endfunction()
 
 run(ends "error on rank [02]: [^\n]*rank 1 has left[^\n]*drop_last")
-run(evaluates "error on rank [02]: [^\n]*rank 1 has left[^\n]*drop_last")
+run(goes_on "error on rank 0: [^\n]*rank 1 sent[^\n]*drop_last"
+    "error on rank 2: [^\n]*rank 1 sent[^\n]*drop_last")
 run(throws "error on rank 0: [^\n]*gave up: my own cause"
     "error on rank 1: cancel_backward[^\n]*my own cause"
     "error on rank 2: [^\n]*gave up: my own cause")

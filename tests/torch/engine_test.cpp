@@ -278,7 +278,7 @@ TEST(TorchEngineErrors, NameWhatWasReplacedAddedOrFrozen) {
     net.zero_grad(/*set_to_none=*/false);
     works();
     net.zero_grad();
-    refuses({"gradient of 'first.weight' is gone", "zero_grad"});
+    refuses({"gradient of 'first.weight' is gone", "engine's step() sets"});
   });
 }
 

@@ -137,7 +137,7 @@ TEST(TorchEngineMisuse, ClippingByHandIsRefused) {
             Net net;
             engine::Config config = config_of(dtype);
             config.optimizer = optim::OnebitAdamOptions{
-                .learning_rate = 0.01, .freeze_step = freeze_step};
+                .learning_rate = 1e-4, .freeze_step = freeze_step};
             Engine engine(net, comm, config);
             for (int t = 1; t <= 3; ++t) step(engine, net, comm, t);
             const bool clips = !one_rank || comm.rank() == world - 1;
@@ -146,7 +146,8 @@ TEST(TorchEngineMisuse, ClippingByHandIsRefused) {
               if (clips)
                 ::torch::nn::utils::clip_grad_norm_(net.parameters(), 1e-6);
               engine.step();
-              ADD_FAILURE() << "accepted";
+              ADD_FAILURE() << "accepted: world " << world << ", freeze_step "
+                            << freeze_step << ", " << to_string(dtype);
             } catch (const Error& error) {
               const std::string text = error.what();
               EXPECT_NE(text.find("gradient_clipping"), text.npos) << text;
@@ -286,12 +287,14 @@ TEST(TorchEngineBuffers, BecomeSixteenBitWithTheParameters) {
         EXPECT_EQ(net.norm->num_batches_tracked.scalar_type(), at::kLong);
         double first = 0;
         double last = 0;
+        int applied = 0;
         for (int t = 1; t <= 30; ++t) {
           const at::Tensor loss = loss_of(net, comm.rank(), t % 3 + 1);
           engine.backward(loss);
-          EXPECT_TRUE(engine.step().applied);
+          applied += engine.step().applied ? 1 : 0;
           (t <= 3 ? first : last) += loss.item<double>() / (t <= 3 ? 3 : 27);
         }
+        EXPECT_GE(applied, 25);  // the loss scale may have to fall
         EXPECT_LT(last, 0.8 * first);
         const auto evaluation = engine.evaluation();
         net.eval();

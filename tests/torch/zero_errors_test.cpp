@@ -63,7 +63,8 @@ TEST(TorchZeroErrors, AFailedBackwardOfWhichSomeHasLeftIsALostPeer) {
   for (const Sharding& sharding : kSharded)
     run(2, [&](comm::Communicator& comm) {
       Trained trained(comm, zero_config(sharding));
-      expect_error(ErrorCode::kCommFailure, {"have been sent"},
+      // Whoever comes second may hear of the first by then.
+      expect_error(ErrorCode::kCommFailure, {"up: no gradient of this"},
                    [&] { fail(trained, false); });
     });
 }
