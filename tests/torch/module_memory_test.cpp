@@ -209,7 +209,8 @@ TEST(ModuleMemoryCheck, FindsReplacedParameters) {
   const ModuleMemory memory(net);
   net.to(at::kDouble);
   expect_error(ErrorCode::kFailedPrecondition,
-               {"parameter 'idle'", "torch::load", "module.to()"}, [&] { memory.check(); });
+               {"parameter 'idle'", "torch::load", "module.to()"},
+               [&] { memory.check(); });
   Net other;
   const ModuleMemory others(other);
   other.first->bias.set_data(::torch::zeros({33}));
