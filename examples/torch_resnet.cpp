@@ -3,13 +3,12 @@
 
 #include <cmath>
 #include <cstdint>
-#include <exception>
 #include <iostream>
 #include <optional>
 #include <string>
 #include <utility>
 
-#include "thinwire/comm/registry.h"
+#include "thinwire/comm/run.h"
 #include "thinwire/torch/engine.h"
 
 // A small ResNet on images that it draws itself: stripes in four directions.
@@ -147,14 +146,10 @@ int main(int argc, char** argv) {
     std::cerr << "usage: torch_resnet [fp32|bf16|fp16]\n";
     return 2;
   }
-  try {
-    torch::set_num_threads(1);
-    const auto comm = thinwire::comm::from_environment();
-    train(*comm, type == "fp32"   ? thinwire::DType::kFloat32
-                 : type == "bf16" ? thinwire::DType::kBFloat16
-                                  : thinwire::DType::kFloat16);
-  } catch (const std::exception& error) {
-    std::cerr << "torch_resnet: " << error.what() << '\n';
-    return 1;
-  }
+  torch::set_num_threads(1);
+  return thinwire::comm::run([&](thinwire::comm::Communicator& comm) {
+    train(comm, type == "fp32"   ? thinwire::DType::kFloat32
+                : type == "bf16" ? thinwire::DType::kBFloat16
+                                 : thinwire::DType::kFloat16);
+  });
 }

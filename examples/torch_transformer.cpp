@@ -4,12 +4,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <exception>
 #include <iostream>
 #include <optional>
 #include <utility>
 
-#include "thinwire/comm/registry.h"
+#include "thinwire/comm/run.h"
 #include "thinwire/torch/engine.h"
 
 // A transformer that classifies sequences: which quarter of the alphabet do
@@ -141,12 +140,6 @@ void train(thinwire::comm::Communicator& comm) {
 }
 
 int main() {
-  try {
-    torch::set_num_threads(1);
-    const auto comm = thinwire::comm::from_environment();
-    train(*comm);
-  } catch (const std::exception& error) {
-    std::cerr << "torch_transformer: " << error.what() << '\n';
-    return 1;
-  }
+  torch::set_num_threads(1);
+  return thinwire::comm::run(train);
 }

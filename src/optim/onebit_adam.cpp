@@ -151,7 +151,8 @@ struct OnebitAdamImpl final : TwoStage {
     return *gradients;
   }
 
-  // v has not moved for variance_refresh steps: it decays for all of them.
+  // v has not moved for variance_refresh steps: it decays for all of them, but
+  // only where a gradient says how far: rows of rare tokens have none in most.
   void follow(std::size_t b, const float* grad, const StepInput& in,
               AdamCoefficients c) {
     const Range& at = parts.blocks.blocks()[b].values;
@@ -172,14 +173,14 @@ struct OnebitAdamImpl final : TwoStage {
       if (grad[i] == 0) v[i] = before[i];
     kernels::denominator(v, d, at.size, c);
     block_denominators.refit(b, std::span(d, at.size),
-                             participations_of(participation, at), settings.denom_floor);
+                             participations_of(participation, at),
+                             settings.denom_floor);
     keep_above_first(at);
     kernels::FrozenUpdateArrays arrays = frozen_arrays(at, in);
     arrays.exp_avg = m;
     kernels::frozen_update(arrays, c);
   }
 
-  // A row seen once in many steps: its variance decays to nothing in between.
   void begin_variance(std::size_t element, float d) override {
     if (variance_refresh == 0) return;
     adam.exp_avg_sq().as<float>()[element] = d * d;
