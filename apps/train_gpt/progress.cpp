@@ -57,6 +57,7 @@ std::string Progress::line(const StepRow& row) const {
       fmt::format("{}/{}  loss {:.3f}", row.step, steps_, row.loss);
   if (validated_) text += fmt::format("  val {:.3f}", val_loss_);
   if (row.loss_scale != 1) text += fmt::format("  scale {:g}", row.loss_scale);
+  if (row.masked != 0) text += fmt::format("  masked {}", row.masked);
   return text +
          fmt::format("  {} tokens/s  {}/step  {}  {} left",
                      format_count(sum_.tokens / std::max(sum_.seconds, 1e-9)),

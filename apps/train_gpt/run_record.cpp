@@ -47,7 +47,10 @@ Json to_json(const StepRow& row) {
           {"bytes_sent", row.bytes_sent},
           {"seconds", row.seconds},
           {"loss_scale", row.loss_scale},
-          {"memory_bytes", row.memory_bytes}};
+          {"memory_bytes", row.memory_bytes},
+          {"masked", row.masked},
+          {"heavy", row.heavy},
+          {"revived", row.revived}};
 }
 
 Json to_json(const MemoryOfRank& memory) {
@@ -134,6 +137,8 @@ Summary read_summary(const Json& json) {
   return summary;
 }
 
+constexpr std::uint64_t kNone = 0;  // of what runs before 0.2.0 did not count
+
 void read_metrics(std::istream& file, bool was_killed, RunRecord& run) {
   for (std::string line; std::getline(file, line);) {
     if (file.eof() && was_killed) break;  // in the middle of this line
@@ -149,7 +154,10 @@ void read_metrics(std::istream& file, bool was_killed, RunRecord& run) {
                            .tokens = row.at("tokens"),
                            .bytes_sent = row.at("bytes_sent"),
                            .seconds = row.at("seconds"),
-                           .memory_bytes = row.at("memory_bytes")});
+                           .memory_bytes = row.at("memory_bytes"),
+                           .masked = row.value("masked", kNone),
+                           .heavy = row.value("heavy", kNone),
+                           .revived = row.value("revived", kNone)});
     }
   }
 }

@@ -24,6 +24,9 @@ struct StepRow {
   std::uint64_t bytes_sent = 0;  ///< By the optimizer, on rank 0.
   double seconds = 0;
   std::uint64_t memory_bytes = 0;  ///< Of rank 0, at its peak so far.
+  /// Elements that take no part, that travel scaled down, whose first gradient
+  /// came in this step: see optim::StepReport.
+  std::uint64_t masked = 0, heavy = 0, revived = 0;
 };
 
 /// Another line of metrics.jsonl: a validation after that step.

@@ -198,7 +198,10 @@ void Trainer::step(std::int64_t step) {
                                  model_.context() * shard_.world_size,
                        .bytes_sent = report.bytes_sent,
                        .seconds = seconds_since(start),
-                       .memory_bytes = memory_use().peak()});
+                       .memory_bytes = memory_use().peak(),
+                       .masked = report.masked,
+                       .heavy = report.heavy,
+                       .revived = report.revived});
 }
 
 // Makes parameters equal on all ranks. Counted as part of the newest step,

@@ -48,6 +48,9 @@ STEP_FIELDS = [
     "seconds",
     "loss_scale",
     "memory_bytes",
+    "masked",
+    "heavy",
+    "revived",
 ]
 
 
