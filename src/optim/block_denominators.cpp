@@ -96,8 +96,8 @@ void BlockDenominators::refit(std::size_t b, std::span<float> d,
   const float of_late = std::max(medians_[b], floor);
   floors_[b] = floor;
   for (std::size_t i = 0; i < d.size(); ++i) {
-    const bool has_own =
-        std::isfinite(d[i]) && (participation.empty() || participation[i] != kLate);
+    const bool has_own = std::isfinite(d[i]) &&
+                         (participation.empty() || participation[i] != kLate);
     d[i] = has_own ? std::max(d[i], floor) : of_late;
   }
 }

@@ -21,7 +21,8 @@ enum Participation : std::uint8_t {
 };
 /// One per element of the layout; empty: all take part.
 using Participations = std::span<const std::uint8_t>;
-[[nodiscard]] inline Participations participations_of(Participations all, Range range) {
+[[nodiscard]] inline Participations participations_of(Participations all,
+                                                      Range range) {
   return all.empty() ? all : all.subspan(range.offset, range.size);
 }
 

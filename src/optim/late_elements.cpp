@@ -32,7 +32,8 @@ std::uint32_t nonzero_bits(const T* values, std::size_t count) {
   return bits;
 }
 
-void set_bits(std::span<std::uint32_t> words, std::span<const std::uint32_t> of) {
+void set_bits(std::span<std::uint32_t> words,
+              std::span<const std::uint32_t> of) {
   for (std::size_t w = 0; w < words.size(); ++w) words[w] |= of[w];
 }
 
@@ -44,9 +45,9 @@ std::vector<std::uint32_t> any_rank(comm::Communicator& comm, StepMeter& meter,
   std::vector<std::uint32_t> all(own.size() *
                                  static_cast<std::size_t>(comm.size()));
   meter.waiting([&] {
-    comm.all_gather(ConstView(own.data(), bytes, DType::kUInt8),
-                    View(all.data(), all.size() * sizeof all[0],
-                         DType::kUInt8));
+    comm.all_gather(
+        ConstView(own.data(), bytes, DType::kUInt8),
+        View(all.data(), all.size() * sizeof all[0], DType::kUInt8));
   });
   std::vector<std::uint32_t> joined(own.size());
   for (std::size_t i = 0; i < all.size(); ++i) joined[i % own.size()] |= all[i];
@@ -96,12 +97,13 @@ bool LateElements::look_at(ConstView grads, ThreadPool& pool) {
       const Waiting& at = waiting_[k];
       for (std::size_t w = 0; w < num_words(at); ++w) {
         const std::size_t word = at.first_word + w;
-        const std::size_t count = std::min<std::size_t>(
-            32, at.values.size - w * 32);
-        seen_[word] = late_[word] == 0
-                          ? 0
-                          : late_[word] & nonzero_bits(
-                                g + at.values.offset + w * 32, count);
+        const std::size_t count =
+            std::min<std::size_t>(32, at.values.size - w * 32);
+        seen_[word] =
+            late_[word] == 0
+                ? 0
+                : late_[word] &
+                      nonzero_bits(g + at.values.offset + w * 32, count);
       }
     });
   });

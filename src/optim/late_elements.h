@@ -55,17 +55,16 @@ class LateElements {
     std::size_t first_word = 0;
   };
 
-  void add(std::size_t block, Range values,
-           std::span<const std::uint32_t> late,
+  void add(std::size_t block, Range values, std::span<const std::uint32_t> late,
            std::span<const std::uint32_t> remembered);
   [[nodiscard]] std::size_t num_words(const Waiting& waiting) const;
   [[nodiscard]] std::uint32_t arrived(std::size_t word) const {
     return seen_[word] | remembered_[word];
   }
 
-  std::vector<Waiting> waiting_;           // blocks that hold some, ascending
-  std::vector<std::uint32_t> late_;        // of each of them one after the other
-  std::vector<std::uint32_t> seen_;        // by the last look_at()
+  std::vector<Waiting> waiting_;     // blocks that hold some, ascending
+  std::vector<std::uint32_t> late_;  // of each of them one after the other
+  std::vector<std::uint32_t> seen_;  // by the last look_at()
   std::vector<std::uint32_t> remembered_;  // of steps before
 };
 

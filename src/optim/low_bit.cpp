@@ -79,7 +79,8 @@ void LowBitOptimizer::Impl::verify(View params) {
 std::optional<double> LowBitOptimizer::Impl::agree_on_norms(
     const StepInput& in, StepMeter& meter, StepReport& report) {
   if (!policy.skips_nonfinite) return 0;
-  const bool has_late = phase() != Phase::kExact && late.look_at(in.grads, pool);
+  const bool has_late =
+      phase() != Phase::kExact && late.look_at(in.grads, pool);
   const GradientAgreement agreement =
       agree(comm,
             {.squares = exact_average.local_squares(in.grads),

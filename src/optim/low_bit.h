@@ -74,7 +74,7 @@ struct LowBitOptimizer::Impl {
   std::size_t num_masked = 0;      // elements that do not take part
   Buffer denominator;              // while the variance does not move
   BlockDenominators block_denominators;
-  bool momentum_is_signs = false;    // mean_momentum(), not adam.exp_avg()
+  bool momentum_is_signs = false;  // mean_momentum(), not adam.exp_avg()
 
   // ---- what each optimizer adds
   virtual void take_step(const StepInput& in, StepMeter& meter,

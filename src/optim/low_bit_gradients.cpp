@@ -15,8 +15,7 @@ void LowBitOptimizer::Impl::fit_denominators(
     std::vector<std::uint8_t> elements) {
   const auto d = denominator.as<float>();
   const auto m = adam.exp_avg().as<float>();
-  for (const std::size_t i :
-       leave_out_nonfinite(d, parts.compressed, elements))
+  for (const std::size_t i : leave_out_nonfinite(d, parts.compressed, elements))
     m[i] = 0;
   block_denominators.fit(d, elements, parts, settings.denom_floor, pool);
   for (const HeavyElement& element : block_denominators.heavy())
@@ -71,8 +70,8 @@ void LowBitOptimizer::Impl::revive_late_elements(StepMeter& meter,
     const Range& at = parts.blocks.blocks()[block].values;
     for (std::size_t w = 0; w < words.size(); ++w)
       for (std::uint32_t rest = words[w]; rest != 0; rest &= rest - 1) {
-        const std::size_t i =
-            at.offset + w * 32 + static_cast<std::size_t>(std::countr_zero(rest));
+        const std::size_t i = at.offset + w * 32 +
+                              static_cast<std::size_t>(std::countr_zero(rest));
         participation[i] = kTakesPart;
         m[i] = 0;
         begin_variance(i, d[i]);
@@ -104,8 +103,8 @@ void LowBitOptimizer::Impl::bound_outliers(View grads, double grad_scale) {
     for (std::size_t c = at.offset / kernels::kSumChunk;
          c <= (at.end() - 1) / kernels::kSumChunk; ++c)
       most += chunks[c];
-    const double limit = outlier_bound(b) * settings.outlier_gate *
-                         block_denominators.median(b);
+    const double limit =
+        outlier_bound(b) * settings.outlier_gate * block_denominators.median(b);
     if (!(most * squared_scale > limit * limit)) return;
     const View own = grads.subview(at.offset, at.size);
     const double squares = kernels::sum_of_squares(own) * squared_scale;
@@ -118,14 +117,15 @@ void LowBitOptimizer::Impl::bound_outliers(View grads, double grad_scale) {
 // not.
 void LowBitOptimizer::Impl::bound_outliers(std::size_t b, View grads,
                                            double grad_scale) {
-  const float* const d = denominator.as<float>().data() +
-                         parts.blocks.blocks()[b].values.offset;
+  const float* const d =
+      denominator.as<float>().data() + parts.blocks.blocks()[b].values.offset;
   const double bound = outlier_bound(b) / grad_scale;
   visit_floats(grads, [&](auto* g) {
     for (std::size_t i = 0; i < grads.size(); ++i) {
       const auto most = static_cast<float>(bound * d[i]);
       const float value = to_float(g[i]);
-      if (std::abs(value) > most) store_rounded(std::copysign(most, value), g + i);
+      if (std::abs(value) > most)
+        store_rounded(std::copysign(most, value), g + i);
     }
   });
 }

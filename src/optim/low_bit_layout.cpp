@@ -47,9 +47,9 @@ LowBitLayout::LowBitLayout(const ParameterLayout& layout,
                                : &layout.parameter_at(block.values.offset);
     block_group.push_back(parameter == nullptr ? 0 : parameter->group);
     block_parameter.push_back(
-        parameter == nullptr ? 0
-                             : static_cast<std::size_t>(
-                                   parameter - layout.parameters().data()));
+        parameter == nullptr
+            ? 0
+            : static_cast<std::size_t>(parameter - layout.parameters().data()));
   }
 }
 

@@ -25,9 +25,8 @@ std::int64_t residual_layout(const compress::BlockLayout& layout) {
 std::vector<std::uint8_t> saved_participation(const StateDict& state,
                                               std::size_t num_elements) {
   if (!state.has_array("participation")) return {};
-  const auto saved =
-      state.array("participation", DType::kUInt8, num_elements)
-          .as<std::uint8_t>();
+  const auto saved = state.array("participation", DType::kUInt8, num_elements)
+                         .as<std::uint8_t>();
   for (const std::uint8_t value : saved)
     if (value > kLate)
       throw Error(ErrorCode::kCorruptCheckpoint,

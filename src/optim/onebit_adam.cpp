@@ -214,10 +214,9 @@ struct OnebitAdamImpl final : TwoStage {
     std::map<std::size_t, float> first;
     if (state.has_array("revived_elements")) {
       const auto elements = saved_indices(state, "revived_elements", n);
-      const auto values = state
-                              .array("revived_denominators", DType::kFloat32,
-                                     elements.size())
-                              .as<float>();
+      const auto values =
+          state.array("revived_denominators", DType::kFloat32, elements.size())
+              .as<float>();
       for (std::size_t i = 0; i < elements.size(); ++i)
         first.emplace(elements[i], values[i]);
     }

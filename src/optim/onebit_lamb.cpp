@@ -136,8 +136,8 @@ struct OnebitLambImpl final : OnebitLambStage {
     const Range& values = parts.blocks.blocks()[b].values;
     const std::size_t group = parts.block_group[b];
     AdamCoefficients c = all[group];
-    c.minus_learning_rate = static_cast<float>(-adam.learning_rate(group) *
-                                               lamb_coeffs[parts.block_parameter[b]]);
+    c.minus_learning_rate = static_cast<float>(
+        -adam.learning_rate(group) * lamb_coeffs[parts.block_parameter[b]]);
     kernels::FrozenUpdateArrays arrays = frozen_arrays(values, in);
     if (compresses()) {
       kernels::sign_update(mean_momentum(b), active_words(b), arrays, c);
@@ -176,8 +176,8 @@ struct OnebitLambImpl final : OnebitLambStage {
 
   // As if its variance had been d^2 from the start.
   void begin_variance(std::size_t element, float d) override {
-    const auto& group = adam.group_options(
-        adam.layout().parameter_at(element).group);
+    const auto& group =
+        adam.group_options(adam.layout().parameter_at(element).group);
     const double seen =
         group.bias_correction
             ? 1 - std::pow(group.beta2, static_cast<double>(steps))

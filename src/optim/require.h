@@ -112,13 +112,12 @@ inline void require_text(const StateDict& state, const char* key,
                             state.text(key), own));
 }
 
-/// A saved list of elements of a layout; throws Error(kCorruptCheckpoint) unless
-/// they ascend and lie in it.
+/// A saved list of elements of a layout; throws Error(kCorruptCheckpoint)
+/// unless they ascend and lie in it.
 [[nodiscard]] inline std::vector<std::size_t> saved_indices(
     const StateDict& state, std::string_view name, std::size_t num_elements) {
-  const auto saved =
-      state.array(name, DType::kInt64, state.array(name).size())
-          .as<std::int64_t>();
+  const auto saved = state.array(name, DType::kInt64, state.array(name).size())
+                         .as<std::int64_t>();
   std::vector<std::size_t> indices;
   std::int64_t least = 0;
   for (const std::int64_t index : saved) {

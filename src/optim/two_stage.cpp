@@ -92,9 +92,9 @@ void TwoStage::enter_compressed_stage() {
     make_denominator();
     return;
   }
-  std::vector<std::uint8_t> elements = participations(
-      std::as_const(adam.exp_avg_sq()).as<float>(), parts.compressed,
-      parts.mask);
+  std::vector<std::uint8_t> elements =
+      participations(std::as_const(adam.exp_avg_sq()).as<float>(),
+                     parts.compressed, parts.mask);
   make_denominator();
   fit_denominators(std::move(elements));
   if (!keeps_variance()) return;

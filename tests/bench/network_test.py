@@ -144,7 +144,9 @@ class Refusals(Case):
 
     def test_a_signal_ends_what_is_under_way(self):
         sleep = shutil.which("sleep")
-        noted = f"echo $$ > {self.folder}/pid; exec {sleep} 600"
+        # By then the process has been started for good: the real one would end
+        # with its parent at any moment.
+        noted = f"{sleep} 1; echo $$ > {self.folder}/pid; exec {sleep} 600"
         for number in (signal.SIGINT, signal.SIGTERM):
             (self.folder / "pid").unlink(missing_ok=True)
             under_way = subprocess.Popen(

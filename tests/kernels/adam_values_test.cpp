@@ -33,8 +33,8 @@ std::vector<Impl> implementations() {
                               ref::frozen_update, ref::denominator,
                               ref::moments}};
   for (const std::string& target : cpu_targets()) {
-    impls.push_back({target, target, adam, momentum, frozen_update, denominator,
-                     moments});
+    impls.push_back(
+        {target, target, adam, momentum, frozen_update, denominator, moments});
   }
   return impls;
 }

@@ -57,8 +57,8 @@ TEST(AutoFreeze, FallingAndRisingCountAlike) {
   const auto up = fires({.earliest = 1}, settles_at_200(1));
   const auto down = fires({.earliest = 1}, settles_at_200(-1));
   EXPECT_EQ(up, down);
-  // |ln ratio| <= -ln 0.85 = 0.163: all but 3 of a window's t / 2 steps must lie
-  // behind step 200.
+  // |ln ratio| <= -ln 0.85 = 0.163: all but 3 of a window's t / 2 steps must
+  // lie behind step 200.
   EXPECT_EQ(up, 393);
 }
 

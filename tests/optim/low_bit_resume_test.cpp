@@ -158,8 +158,8 @@ void expect_refused(Optimizer& optimizer, const StateDict& state,
 
 TEST_P(LowBitStates, RefuseToLackAnything) {
   // Their absence says something: nothing masked, nothing compressed yet.
-  const std::set<std::string> optional = {"participation", "worker_error", "frozen",
-                                          "exp_avg_sq"};
+  const std::set<std::string> optional = {"participation", "worker_error",
+                                          "frozen", "exp_avg_sq"};
   const auto states = states_of(GetParam(), 2);
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     const auto optimizer = GetParam().make(comm, test::grouped_layout());

@@ -99,8 +99,8 @@ void Frozen::raise_to_floors() {
     for (std::size_t i = blocks_[b].offset; i < blocks_[b].end(); ++i) {
       // What only the caller's mask leaves out moves in exact steps.
       const bool has_own = sleeping_[i] == 0 && std::isfinite(denominator[i]);
-      denominator[i] = std::max(has_own ? denominator[i] : medians_[b],
-                                floors.back());
+      denominator[i] =
+          std::max(has_own ? denominator[i] : medians_[b], floors.back());
     }
   }
 }

@@ -90,8 +90,8 @@ TEST_P(Resume, AStateThatDoesNotFitChangesNothing) {
   const auto& [world, dtype, tested] = GetParam();
   const ParameterLayout layout = test::grouped_layout();
   // Their absence says something: nothing masked, nothing compressed yet.
-  const std::set<std::string> optional = {"active", "worker_error", "frozen",
-                                          "exp_avg_sq"};
+  const std::set<std::string> optional = {"participation", "worker_error",
+                                          "frozen", "exp_avg_sq"};
   comm::run_local_ranks(world, [&, dtype = dtype,
                                 &test_case = tested](auto& comm) {
     Training run(comm, layout, test_case.make, options_of(dtype));

@@ -125,10 +125,12 @@ TEST_F(RunFolder, HasTheFieldsThatOthersRelyOn) {
   EXPECT_EQ(text("metrics.jsonl"),
             "{\"step\":1,\"loss\":5.5,\"lr\":0.001,\"phase\":\"exact\","
             "\"tokens\":2048,\"bytes_sent\":1000,\"seconds\":0.25,"
-            "\"loss_scale\":65536.0,\"memory_bytes\":17000}\n"
+            "\"loss_scale\":65536.0,\"memory_bytes\":17000,"
+            "\"masked\":0,\"heavy\":0,\"revived\":0}\n"
             "{\"step\":2,\"loss\":null,\"lr\":0.002,\"phase\":\"compressed\","
             "\"tokens\":2048,\"bytes_sent\":100,\"seconds\":0.25,"
-            "\"loss_scale\":32768.0,\"memory_bytes\":17000}\n"
+            "\"loss_scale\":32768.0,\"memory_bytes\":17000,"
+            "\"masked\":0,\"heavy\":0,\"revived\":0}\n"
             "{\"step\":2,\"val_loss\":1.625}\n");
   EXPECT_EQ(text("summary.json"),
             "{\n"
