@@ -433,12 +433,17 @@ constexpr KeyRule kRules[] = {
      kFreezing},
     {"thinwire.total_steps", kHonoured, "of the run, for the automatic freeze",
      kFreezing},
-    {"thinwire.min_freeze_step", kHonoured, "first step to freeze at",
+    {"thinwire.min_freeze_step", kHonoured,
+     "no automatic freeze before it, unless a fifth of `total_steps` is less; "
+     "default 100",
      kFreezing},
-    {"thinwire.max_freeze_step", kHonoured, "last step to freeze at",
+    {"thinwire.max_freeze_step", kHonoured,
+     "automatic freeze at the latest; absent: a fifth of `total_steps`, else "
+     "100000",
      kFreezing},
     {"thinwire.freeze_ratio", kHonoured,
-     "of the variance's norms a window apart that counts as settled",
+     "variance norms, now and half of the steps ago, that are as close as this "
+     "count as settled; default 0.85",
      kFreezing},
     {"thinwire.schedule.decay", kHonoured,
      "`none`, `linear`, `cosine`, `inverse_sqrt`; excludes `scheduler`"},

@@ -9,8 +9,8 @@
 namespace thinwire::optim {
 
 /// Decides when the variance has settled enough to be frozen: its
-/// bias-corrected L1 norm and that of half of all steps ago, at least 50, are
-/// within a ratio. Over a shorter window a running mean hardly moves.
+/// bias-corrected L1 norm and that of half of the steps so far ago, at least
+/// 50, are within a ratio. Over a shorter window a running mean hardly moves.
 /// All ranks see the same norms, since exact steps leave the same variance
 /// everywhere.
 class AutoFreeze {

@@ -160,6 +160,12 @@ BlockDenominators BlockDenominators::load(const StateDict& state,
   if (!state.has_array("denominator_medians")) return loaded;
   const auto floats = [&](const char* name, std::size_t size) {
     const auto values = state.array(name, DType::kFloat32, size).as<float>();
+    for (const float value : values)
+      if (!(std::isfinite(value) && value >= 0))
+        throw Error(ErrorCode::kCorruptCheckpoint,
+                    fmt::format("state array '{}' must hold finite values >= "
+                                "0, got {}",
+                                name, value));
     return std::vector<float>(values.begin(), values.end());
   };
   loaded.medians_ = floats("denominator_medians", num_blocks);

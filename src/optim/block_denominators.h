@@ -62,7 +62,7 @@ class BlockDenominators {
     return medians_[block];
   }
   [[nodiscard]] float floor(std::size_t block) const { return floors_[block]; }
-  /// tau: no live denominator of the block was above it.
+  /// tau: fit() has left no live denominator above it.
   [[nodiscard]] float cap(std::size_t block) const {
     return kCapOfMedian * medians_[block];
   }

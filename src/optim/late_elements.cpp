@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <type_traits>
 
 #include "core/visit_floats.h"
@@ -176,7 +175,8 @@ void LateElements::load_memory(const StateDict& state,
     next = std::lower_bound(next, elements.end(), at.values.offset);
     for (; next != elements.end() && *next < at.values.end(); ++next) {
       const std::size_t i = *next - at.values.offset;
-      remembered_[at.first_word + i / 32] |= std::uint32_t{1} << (i % 32);
+      const std::size_t word = at.first_word + i / 32;
+      remembered_[word] |= late_[word] & std::uint32_t{1} << (i % 32);
     }
   }
 }

@@ -81,13 +81,18 @@ std::optional<double> LowBitOptimizer::Impl::agree_on_norms(
   if (!policy.skips_nonfinite) return 0;
   const bool has_late =
       phase() != Phase::kExact && late.look_at(in.grads, pool);
-  const GradientAgreement agreement =
-      agree(comm,
-            {.squares = exact_average.local_squares(in.grads),
-             .optimizer = number,
-             .left_out = left_out_a_step,
-             .late = has_late},
-            meter);
+  const GradientSummary own{.squares = exact_average.local_squares(in.grads),
+                            .optimizer = number,
+                            .left_out = left_out_a_step,
+                            .late = has_late};
+  GradientAgreement agreement;
+  try {
+    agreement = agree(comm, own, meter);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kFailedPrecondition)
+      exact_average.abandon(meter);  // another optimizer's: others may go on
+    throw;
+  }
   late_ones_arrived = agreement.any_late;
   if (agreement.nonfinite_rank >= 0 && skips(in)) {
     report.applied = false;

@@ -145,7 +145,8 @@ LowBitOptimizer::Impl::Commit TwoStage::read_own(const StateDict& state) {
   auto d = std::make_shared<Buffer>();
   if (new_frozen_at > 0) {
     *d = saved_floats(state, "denominator", n);
-    if (policy.floors_denominator) (void)state.array("denominator_medians");
+    if (policy.floors_denominator && !parts.blocks.blocks().empty())
+      (void)state.array("denominator_medians");
   }
   if (new_frozen_at == 0) (void)state.array("exp_avg_sq", DType::kFloat32, n);
   const Commit commit_stage = read_stage(state);

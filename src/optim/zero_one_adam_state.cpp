@@ -50,7 +50,8 @@ LowBitOptimizer::Impl::Commit ZeroOneAdamImpl::read_own(
   auto buffers = std::make_shared<std::array<Buffer, 3>>();
   auto& [d, theta, u] = *buffers;
   d = saved_floats(state, "denominator", n);
-  if (updates > 0) (void)state.array("denominator_medians");
+  if (updates > 0 && !parts.blocks.blocks().empty())
+    (void)state.array("denominator_medians");
   if (frozen) theta = saved_floats(state, "origin", n);
   if (frozen)
     u = has_u ? saved_floats(state, "momentum_accumulator", n)

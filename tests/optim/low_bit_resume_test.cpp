@@ -206,6 +206,34 @@ TEST_P(LowBitStates, RefuseToBeOfAnotherRankWorldLayoutOrOptimizer) {
   });
 }
 
+TEST(AlteredStates, AreRefused) {
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    ZeroOneAdam optimizer(comm, test::small_layout(), {});
+    std::vector<float> params = test::normal(test::small_layout().size(), 3);
+    auto grads = test::gradient(params.size(), 1, comm.rank());
+    grads[3] = 0;  // late
+    optimizer.step(params, grads);
+    const StateDict good = optimizer.state_dict();
+    const auto altered = [&](const char* key, auto values) {
+      StateDict state = test::without(good, key);
+      state.put(key, values);
+      expect_refused(optimizer, state, {key});
+    };
+    auto out = good.array("participation").as<std::uint8_t>();
+    std::vector<std::uint8_t> participation(out.begin(), out.end());
+    EXPECT_EQ(participation[3], 2);
+    participation[3] = 3;
+    altered("participation", participation);
+    const auto medians = good.array("denominator_medians").size();
+    altered("denominator_medians", std::vector<float>(medians, NAN));
+    altered("denominator_floors", std::vector<float>(medians, -1.0f));
+    altered("heavy_elements", std::vector<std::int64_t>{5, 4});
+    altered("heavy_elements", std::vector<std::int64_t>{1 << 30});
+    altered("late_gradients", std::vector<std::int64_t>{-1});
+    EXPECT_NO_THROW(optimizer.load_state_dict(good));
+  });
+}
+
 // Of four equal blocks a rank serves two in either bucket size, but not the
 // same two.
 TEST(LowBitResiduals, KeepToTheirBuckets) {

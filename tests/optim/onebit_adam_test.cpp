@@ -185,6 +185,23 @@ TEST(OnebitAdam, HasNothingToDoForAnEmptyModel) {
     for (int t = 0; t < 3; ++t)
       EXPECT_TRUE(optimizer.step(params, grads).applied);
     EXPECT_EQ(optimizer.steps(), 3);
+    EXPECT_NO_THROW(optimizer.load_state_dict(optimizer.state_dict()));
+  });
+}
+
+TEST(OnebitAdam, MayHaveNothingToCompress) {
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    const ParameterLayout layout = test::small_layout();
+    OnebitAdamOptions options{.freeze_step = 1};
+    options.groups.resize(layout.num_groups());
+    for (OnebitAdamGroup& group : options.groups) group.non_freeze = true;
+    OnebitAdam optimizer(comm, layout, options);
+    std::vector<float> params = test::normal(layout.size(), 3);
+    for (std::int64_t t = 1; t <= 3; ++t) {
+      auto grads = test::gradient(layout.size(), t, comm.rank());
+      EXPECT_TRUE(optimizer.step(params, grads).applied);
+    }
+    EXPECT_NO_THROW(optimizer.load_state_dict(optimizer.state_dict()));
   });
 }
 

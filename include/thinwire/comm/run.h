@@ -19,8 +19,8 @@ namespace thinwire::comm {
 ///
 /// The only function of the library that prints: a rank that fails by itself
 /// writes "rank 1: ..." to `errors`, null: std::cerr ("error: ..." where it is
-/// alone), a second
-/// later, if the others do not come there too: where all ranks fail together,
+/// alone). It does so a second later, if the others do not come there too, and
+/// where all ranks fail together,
 /// as when they disagree about options, only the first one writes. A rank that
 /// another one's failure has ended writes nothing. Collective. MPI is not
 /// finalized after a failure, which could wait for ranks that never come.

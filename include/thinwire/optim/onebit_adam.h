@@ -48,8 +48,8 @@ struct OnebitAdamOptions {
   /// At the latest, but not before the earliest; >= 1; a fifth of total_steps,
   /// else 100000, where not given.
   std::optional<std::int64_t> max_freeze_step{};
-  /// Freeze when the variance's L1 norm and that of half of all steps ago, at
-  /// least 50, are within this ratio; in (0, 1].
+  /// Freeze when the variance's L1 norm and that of half of the steps so far
+  /// ago, at least 50, are within this ratio; in (0, 1].
   double freeze_ratio = 0.85;
 
   /// For long runs: in every so many compressed steps the gradient travels in 4

@@ -64,7 +64,7 @@ struct StepReport {
   double clip_factor = 1;
   /// What the gradient was divided by.
   double loss_scale = 1;
-  /// In compressed steps of `corrected` semantics: elements that take no part
+  /// Low-bit optimizers, `corrected` semantics: elements that take no part now
   /// (masked, or without any gradient so far), ...
   std::size_t masked = 0;
   /// ... those so far above their block that they travel scaled down, ...
