@@ -29,7 +29,7 @@ struct LowBitSettings {
   DType residual_dtype = DType::kFloat32;
   double denom_floor = 0;
   /// A block is searched for outliers if its gradient's norm is above so many
-  /// medians of its denominators, times outlier_bound().
+  /// medians of its denominators, times outlier_bounds().
   double outlier_gate = 10;
   ExchangeOptions exchange;
 
@@ -190,8 +190,7 @@ struct LowBitOptimizer::Impl {
   void revive_late_elements(StepMeter& meter, StepReport& report);
   void scale_heavy_elements(View grads);
   void bound_outliers(View grads, double grad_scale);
-  void bound_outliers(std::size_t block, View grads, double grad_scale);
-  [[nodiscard]] double outlier_bound(std::size_t block) const;
+  [[nodiscard]] std::vector<double> outlier_bounds() const;
   void require_residuals(const StateDict& state) const;
   void load_residuals(const StateDict& state);
 };

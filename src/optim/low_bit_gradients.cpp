@@ -11,6 +11,22 @@
 
 namespace thinwire::optim {
 
+namespace {
+
+// |g| <= bound * d.
+void bound_block(View grads, std::span<const float> d, double bound) {
+  visit_floats(grads, [&](auto* g) {
+    for (std::size_t i = 0; i < d.size(); ++i) {
+      const auto most = static_cast<float>(bound * d[i]);
+      const float value = to_float(g[i]);
+      if (std::abs(value) > most)
+        store_rounded(std::copysign(most, value), g + i);
+    }
+  });
+}
+
+}  // namespace
+
 void LowBitOptimizer::Impl::fit_denominators(
     std::vector<std::uint8_t> elements) {
   const auto d = denominator.as<float>();
@@ -97,42 +113,32 @@ void LowBitOptimizer::Impl::bound_outliers(View grads, double grad_scale) {
   if (block_denominators.empty()) return;
   const auto chunks = exact_average.chunk_squares();
   const double squared_scale = grad_scale * grad_scale;
+  const std::vector<double> bounds = outlier_bounds();
   pool.for_each(parts.blocks.blocks().size(), [&](std::size_t b) {
     const Range& at = parts.blocks.blocks()[b].values;
     double most = 0;
     for (std::size_t c = at.offset / kernels::kSumChunk;
          c <= (at.end() - 1) / kernels::kSumChunk; ++c)
       most += chunks[c];
+    const double bound = bounds[parts.block_group[b]];
     const double limit =
-        outlier_bound(b) * settings.outlier_gate * block_denominators.median(b);
+        bound * settings.outlier_gate * block_denominators.median(b);
     if (!(most * squared_scale > limit * limit)) return;
     const View own = grads.subview(at.offset, at.size);
     const double squares = kernels::sum_of_squares(own) * squared_scale;
     if (std::isfinite(squares) && squares > limit * limit)
-      bound_outliers(b, own, grad_scale);
+      bound_block(own, denominator.as<float>().subspan(at.offset, at.size),
+                  bound / grad_scale);
   });
 }
 
-// Adam's own variance bounds what a single gradient can do; a frozen one does
-// not.
-void LowBitOptimizer::Impl::bound_outliers(std::size_t b, View grads,
-                                           double grad_scale) {
-  const float* const d =
-      denominator.as<float>().data() + parts.blocks.blocks()[b].values.offset;
-  const double bound = outlier_bound(b) / grad_scale;
-  visit_floats(grads, [&](auto* g) {
-    for (std::size_t i = 0; i < grads.size(); ++i) {
-      const auto most = static_cast<float>(bound * d[i]);
-      const float value = to_float(g[i]);
-      if (std::abs(value) > most)
-        store_rounded(std::copysign(most, value), g + i);
-    }
-  });
-}
-
-// In denominators: 1 / sqrt(1 - beta2), what one gradient alone is in Adam.
-double LowBitOptimizer::Impl::outlier_bound(std::size_t block) const {
-  return 1 / std::sqrt(1 - adam.group_options(parts.block_group[block]).beta2);
+// In denominators: 1 / sqrt(1 - beta2), what one gradient alone is in Adam,
+// whose own variance bounds what it can do. A frozen one does not.
+std::vector<double> LowBitOptimizer::Impl::outlier_bounds() const {
+  std::vector<double> bounds;
+  for (std::size_t g = 0; g < adam.num_groups(); ++g)
+    bounds.push_back(1 / std::sqrt(1 - adam.group_options(g).beta2));
+  return bounds;
 }
 
 }  // namespace thinwire::optim
