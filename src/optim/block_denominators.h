@@ -62,10 +62,6 @@ class BlockDenominators {
     return medians_[block];
   }
   [[nodiscard]] float floor(std::size_t block) const { return floors_[block]; }
-  /// tau: fit() has left no live denominator above it.
-  [[nodiscard]] float cap(std::size_t block) const {
-    return kCapOfMedian * medians_[block];
-  }
   /// By index.
   [[nodiscard]] std::span<const HeavyElement> heavy() const { return heavy_; }
   [[nodiscard]] bool empty() const { return medians_.empty(); }
@@ -78,6 +74,11 @@ class BlockDenominators {
 
  private:
   static constexpr float kCapOfMedian = 10;
+
+  /// tau: fit() has left no live denominator above it.
+  [[nodiscard]] float cap(std::size_t block) const {
+    return kCapOfMedian * medians_[block];
+  }
 
   void find_medians(std::span<const float> d, Participations participation,
                     const LowBitLayout& parts, ThreadPool& pool);

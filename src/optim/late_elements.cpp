@@ -31,11 +31,6 @@ std::uint32_t nonzero_bits(const T* values, std::size_t count) {
   return bits;
 }
 
-void set_bits(std::span<std::uint32_t> words,
-              std::span<const std::uint32_t> of) {
-  for (std::size_t w = 0; w < words.size(); ++w) words[w] |= of[w];
-}
-
 // Collective: the ranks' words, OR-ed.
 std::vector<std::uint32_t> any_rank(comm::Communicator& comm, StepMeter& meter,
                                     const std::vector<std::uint32_t>& own) {
@@ -83,13 +78,6 @@ std::size_t LateElements::num_words(const Waiting& waiting) const {
   return sign_words(waiting.values.size);
 }
 
-std::size_t LateElements::count() const {
-  std::size_t bits = 0;
-  for (const std::uint32_t word : late_)
-    bits += static_cast<std::size_t>(std::popcount(word));
-  return bits;
-}
-
 bool LateElements::look_at(ConstView grads, ThreadPool& pool) {
   visit_floats(grads, [&](const auto* g) {
     pool.for_each(waiting_.size(), [&](std::size_t k) {
@@ -111,7 +99,9 @@ bool LateElements::look_at(ConstView grads, ThreadPool& pool) {
   return false;
 }
 
-void LateElements::remember() { set_bits(remembered_, seen_); }
+void LateElements::remember() {
+  for (std::size_t w = 0; w < seen_.size(); ++w) remembered_[w] |= seen_[w];
+}
 
 // First which blocks, then which elements of those: few ranks have many.
 std::vector<LateElements::Arrivals> LateElements::revive(

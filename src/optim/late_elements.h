@@ -25,7 +25,6 @@ class LateElements {
   LateElements(const compress::BlockLayout& blocks,
                Participations participation);
 
-  [[nodiscard]] std::size_t count() const;
   /// Looks at the gradients of late elements: true if one is not 0 here, or was
   /// in a step that is remembered.
   [[nodiscard]] bool look_at(ConstView grads, ThreadPool& pool);
