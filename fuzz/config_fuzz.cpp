@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any text is either refused with an Error or read as a Config that is written
 // and read again unchanged. An entry point for libFuzzer, which CMake's preset
-// `fuzz` builds and tests/engine/config_fuzz_test.cpp calls:
+// `fuzz` builds and tests/config/fuzz_test.cpp calls:
 //   build/fuzz/bin/config_fuzz -max_total_time=300 CORPUS fuzz/config_corpus
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
 
+#include "thinwire/config/config.h"
 #include "thinwire/core/error.h"
-#include "thinwire/engine/config.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
                                       std::size_t size) {
-  using thinwire::engine::Config;
+  using thinwire::config::Config;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   Config config;
   try {

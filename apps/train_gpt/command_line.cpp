@@ -231,20 +231,20 @@ void CommandLine::read_config() {
   try {
     // Its flags say what its "auto" stands for, so they are read first.
     apply_flags(
-        engine::Config::from_file(
+        config::Config::from_file(
             config_, nullptr, {.total_num_steps = kMost, .warmup_num_steps = 0})
             .train_gpt);
-    engine::AutoValues autos{.total_num_steps = options.steps};
+    config::AutoValues autos{.total_num_steps = options.steps};
     if (is_given("--warmup-steps"))
       autos.warmup_num_steps = options.warmup_steps;
     if (is_given("--lr")) autos.learning_rate = options.lr;
     options.file =
-        engine::Config::from_file(config_, &options.file_keys, autos);
+        config::Config::from_file(config_, &options.file_keys, autos);
   } catch (const Error& error) {
     throw UsageError(fmt::format("--config: {}", error.what()));
   }
   options.file.train_gpt.clear();
-  std::erase_if(options.file_keys, [](const engine::KeyNote& note) {
+  std::erase_if(options.file_keys, [](const config::KeyNote& note) {
     return note.path == "train_gpt";
   });
   options.has_file = !options.file_keys.empty();
@@ -312,7 +312,7 @@ void CommandLine::resolve_names() {
 void CommandLine::resolve_defaults() {
   Options& options = invocation_.options;
   if (options.has_file && !is_given("--optimizer"))
-    options.optimizer = engine::name_of(options.file.optimizer);
+    options.optimizer = config::name_of(options.file.optimizer);
   const auto lr = default_learning_rate(options.optimizer);
   if (!lr) {
     throw UsageError(fmt::format("--optimizer must be one of {}, got '{}'",

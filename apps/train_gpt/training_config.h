@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "apps/train_gpt/options.h"
-#include "thinwire/engine/config.h"
+#include "thinwire/config/config.h"
 
 namespace thinwire::train_gpt {
 
@@ -23,6 +23,6 @@ void take_from_file(const std::function<bool(const char* flag)>& is_given,
                     Options& options);
 
 /// What the engine is to be told for these options.
-[[nodiscard]] engine::Config training_config(const Options& options);
+[[nodiscard]] config::Config training_config(const Options& options);
 
 }  // namespace thinwire::train_gpt

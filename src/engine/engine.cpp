@@ -14,6 +14,9 @@
 
 namespace thinwire::engine {
 
+using config::Config;
+using config::LearningRateFunction;
+
 namespace {
 
 // What ranks must have been told alike; optimizers compare their own options.
@@ -22,7 +25,7 @@ std::string description(const Config& config) {
   common.optimizer = {};
   common.comm.num_threads = 0;
   common.train_gpt.clear();
-  return fmt::format("optimizer {}\n{}", name_of(config.optimizer),
+  return fmt::format("optimizer {}\n{}", config::name_of(config.optimizer),
                      common.to_json());
 }
 

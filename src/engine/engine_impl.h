@@ -24,8 +24,8 @@ namespace thinwire::engine {
 }
 
 struct Engine::Impl {
-  Impl(comm::Communicator& c, const ParameterLayout& l, const Config& settings,
-       View p, View g)
+  Impl(comm::Communicator& c, const ParameterLayout& l,
+       const config::Config& settings, View p, View g)
       : comm(c),
         layout(l),
         config(settings),
@@ -39,7 +39,7 @@ struct Engine::Impl {
 
   comm::Communicator& comm;
   const ParameterLayout layout;
-  const Config config;
+  const config::Config config;
   const View params;
   const View grads;
   const std::int64_t accumulation_steps;

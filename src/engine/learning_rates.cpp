@@ -52,7 +52,7 @@ void LearningRates::set(optim::Optimizer& optimizer, std::size_t group,
   by_hand_[group] = applied_[group] = rate;
 }
 
-void LearningRates::set_schedule(LearningRateFunction schedule) {
+void LearningRates::set_schedule(config::LearningRateFunction schedule) {
   own_ = std::move(schedule);
   by_hand_.assign(base_.size(), std::nullopt);
 }

@@ -10,6 +10,10 @@
 #include "support/ranks.h"
 
 namespace thinwire::engine {
+
+using config::Config;
+using config::WarmupAndDecay;
+
 namespace {
 
 using test::ByHand;

@@ -7,6 +7,9 @@
 #include "support/ranks.h"
 
 namespace thinwire::engine {
+
+using config::Config;
+
 namespace {
 
 using test::ByHand;

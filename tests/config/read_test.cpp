@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a file says and what becomes of it; items 40 and 59 of
+// docs/conformance.md.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "config/text.h"
+#include "support/errors.h"
+#include "thinwire/config/config.h"
+
+namespace thinwire::config {
+namespace {
+
+using test::expect_refused;
+using test::read;
+
+template <class Options>
+Options optimizer_of(std::string_view text) {
+  return std::get<Options>(read(text).optimizer);
+}
+
+TEST(ConfigFile, Item40ClippingIsOnUnlessSetToZero) {
+  EXPECT_EQ(read("{}").gradient_clipping, 1);
+  EXPECT_EQ(read(R"({"gradient_clipping": "auto"})").gradient_clipping, 1);
+  EXPECT_EQ(read(R"({"gradient_clipping": 0})").gradient_clipping, 0);
+  EXPECT_EQ(read(R"({"gradient_clipping": 0.5})").gradient_clipping, 0.5);
+  EXPECT_EQ(Config{}.gradient_clipping, 0);
+}
+
+TEST(ConfigFile, Item59LambTakesAStaticScale) {
+  for (const char* type : {"Lamb", "OneBitLamb"}) {
+    const Config config =
+        read(R"({"optimizer": {"type": ")" + std::string(type) +
+             R"("}, "fp16": {"enabled": true, "loss_scale": 64}})");
+    config.validate(2);
+    EXPECT_EQ(config.loss_scaler_options().initial_scale, 64);
+  }
+}
+
+TEST(ConfigFile, Item59LowBitWithZeroIsPlannedAndPipelinesAreRefused) {
+  for (const char* type : {"OneBitAdam", "OneBitLamb", "ZeroOneAdam"}) {
+    const std::string optimizer =
+        R"("optimizer": {"type": ")" + std::string(type) + "\"}";
+    const Config sharded =
+        read("{" + optimizer + R"(, "zero_optimization": {"stage": 2}})");
+    thinwire::test::expect_error(ErrorCode::kUnavailable,
+                                 {"ZeRO stage 2 with", "planned"},
+                                 [&] { sharded.validate(2); });
+    read("{" + optimizer + R"(, "bf16": {"enabled": true}})").validate(2);
+    expect_refused("{" + optimizer + R"(, "pipeline": {"stages": 2}})",
+                   {"pipeline", "refused", "no pipeline parallelism"});
+  }
+}
+
+TEST(ConfigFile, ReadsZeroAndLeavesItToValidate) {
+  const Config config = read(R"({"zero_optimization": {
+      "stage": 1, "reduce_bucket_size": 5e7, "overlap_comm": true,
+      "stage3_max_live_parameters": 1e9,
+      "offload_optimizer": {"device": "cpu", "pin_memory": false}}})");
+  EXPECT_EQ(config.zero.stage, 1);
+  EXPECT_EQ(config.zero.reduce_bucket_size, 50'000'000);
+  EXPECT_TRUE(config.zero.overlap_comm);
+  EXPECT_EQ(config.zero.offload_optimizer, OffloadDevice::kCpu);
+  EXPECT_FALSE(config.zero.offload_pin_memory);
+  config.validate(1);
+  EXPECT_EQ(read(R"({"zero_optimization": true})").zero.stage, 1);
+  EXPECT_EQ(read(R"({"zero_optimization": false})").zero.stage, 0);
+  EXPECT_EQ(read(R"({"zero_optimization": {"cpu_offload": true}})")
+                .zero.offload_optimizer,
+            OffloadDevice::kCpu);
+  expect_refused(R"({"zero_optimization": {"stage": 3}})",
+                 {"zero_optimization.stage", "[0, 2]", "3"});
+  expect_refused(R"({"zero_optimization": {"allgather_bucket_size": 7}})",
+                 {"allgather_bucket_size", "even", "7"});
+}
+
+TEST(ConfigFile, CallsAdamWhatDeepSpeedDoes) {
+  const auto decoupled = [](std::string_view text) {
+    return optimizer_of<optim::AdamOptions>(text).decoupled_decay;
+  };
+  EXPECT_TRUE(decoupled("{}"));
+  EXPECT_TRUE(decoupled(R"({"optimizer": {"type": "Adam"}})"));
+  EXPECT_TRUE(decoupled(R"({"optimizer": {"type": "adamw"}})"));
+  EXPECT_FALSE(decoupled(
+      R"({"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}})"));
+  expect_refused(
+      R"({"optimizer": {"type": "AdamW", "params": {"adam_w_mode": false}}})",
+      {"optimizer.params.adam_w_mode", "AdamW", "false"});
+}
+
+TEST(ConfigFile, ReadsEverySettingOfAnOptimizer) {
+  const auto options = optimizer_of<optim::OnebitLambOptions>(R"({
+      "optimizer": {"type": "OneBitLamb", "params": {
+        "lr": 0.01, "betas": [0.8, 0.99], "eps": 1e-6, "weight_decay": 0.1,
+        "bias_correction": false, "eps_inside_sqrt": true, "max_coeff": 5,
+        "min_coeff": 0.1, "coeff_beta": 0.7, "factor_max": 3,
+        "factor_min": 0.25, "factor_threshold": 0.2, "amsgrad": false}},
+      "thinwire": {"denom_floor": 0.1, "scale": "l1", "residual_dtype": "bf16",
+        "auto_freeze": true, "lr_warmup_steps": 5, "total_steps": 50,
+        "min_freeze_step": 6, "max_freeze_step": 30, "freeze_ratio": 0.8}})");
+  const optim::OnebitLambOptions expected{.learning_rate = 0.01,
+                                          .beta1 = 0.8,
+                                          .beta2 = 0.99,
+                                          .epsilon = 1e-6,
+                                          .weight_decay = 0.1,
+                                          .bias_correction = false,
+                                          .epsilon_inside_sqrt = true,
+                                          .max_coeff = 5,
+                                          .min_coeff = 0.1,
+                                          .coeff_beta = 0.7,
+                                          .factor_max = 3,
+                                          .factor_min = 0.25,
+                                          .factor_threshold = 0.2,
+                                          .freeze_step = optim::kAutoFreeze,
+                                          .lr_warmup_steps = 5,
+                                          .total_steps = 50,
+                                          .min_freeze_step = 6,
+                                          .max_freeze_step = 30,
+                                          .freeze_ratio = 0.8,
+                                          .denom_floor = 0.1,
+                                          .scale = compress::Scale::kL1,
+                                          .residual_dtype = DType::kBFloat16};
+  EXPECT_EQ(options, expected);
+}
+
+TEST(ConfigFile, HandsTheOptimizerWhatTheConfigSays) {
+  const Config config = read(R"({
+      "optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 0}},
+      "gradient_clipping": 2,
+      "thinwire": {"semantics": "deepspeed", "bucket_elements": 4096,
+        "threads": 3, "verify_every": 7, "calibrated_clipping": false}})");
+  config.validate(2);
+  const auto options =
+      std::get<optim::OnebitAdamOptions>(config.optimizer_options());
+  EXPECT_EQ(options.semantics, optim::Semantics::kDeepSpeed);
+  const optim::ExchangeOptions exchange{.max_grad_norm = 2,
+                                        .calibrated_clipping = false,
+                                        .bucket_elements = 4096,
+                                        .verify_every = 7,
+                                        .num_threads = 3};
+  EXPECT_EQ(options.exchange, exchange);
+  EXPECT_EQ(config.exchange_options(), exchange);
+}
+
+TEST(ConfigFile, ReadsSchedulers) {
+  const auto shape = [](std::string_view text) {
+    return read(text).schedule.shape;
+  };
+  EXPECT_EQ(std::get<WarmupLr>(shape(R"({"scheduler": {"type": "WarmupLR",
+      "params": {"warmup_min_lr": 0, "warmup_max_lr": 0.001,
+                 "warmup_num_steps": 1000, "warmup_type": "linear"}}})")),
+            (WarmupLr{.warmup_max_lr = 0.001, .warmup_type = Warmup::kLinear}));
+  EXPECT_EQ(std::get<OneCycle>(shape(R"({"scheduler": {"type": "OneCycle",
+      "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 1,
+                 "cycle_momentum": false, "cycle_min_mom": 0.8}}})")),
+            (OneCycle{.cycle_min_lr = 0.1, .cycle_max_lr = 1}));
+  EXPECT_EQ(std::get<WarmupAndDecay>(shape(R"({"thinwire": {"schedule":
+      {"decay": "inverse_sqrt", "warmup": "log", "warmup_steps": 9}}})")),
+            (WarmupAndDecay{.decay = Decay::kInverseSqrt,
+                            .warmup = Warmup::kLog,
+                            .warmup_steps = 9}));
+  expect_refused(R"({"scheduler": {"type": "OneCycle", "params":
+      {"cycle_min_lr": 0.1, "cycle_max_lr": 1}}})",
+                 {"scheduler.params.cycle_momentum", "betas", "nothing"});
+  expect_refused(R"({"scheduler": {"type": "OneCycle", "params":
+      {"cycle_min_lr": 0.1, "cycle_momentum": false}}})",
+                 {"scheduler.params.cycle_max_lr", "given"});
+  expect_refused(R"({"scheduler": {"type": "WarmupDecayLR"}})",
+                 {"total_num_steps", "given"});
+  expect_refused(R"({"scheduler": {"params": {}}})",
+                 {"scheduler.type", "nothing"});
+  expect_refused(R"({"scheduler": {"type": "WarmupLR"},
+                     "thinwire": {"schedule": {"decay": "none"}}})",
+                 {"thinwire.schedule", "scheduler"});
+}
+
+TEST(ConfigFile, PassesTheProgramsPartOnUntouched) {
+  const Config config = read(
+      R"({"train_gpt": {"steps": 1e2, "x": null, "y": "auto", "z": [1, {}],
+          "seed": 18446744073709551615}})");
+  EXPECT_EQ(config.train_gpt,
+            "{\n  \"steps\": 1e2,\n  \"x\": null,\n  \"y\": \"auto\",\n"
+            "  \"z\": [\n    1,\n    {}\n  ],\n"
+            "  \"seed\": 18446744073709551615\n}");
+  expect_refused(R"({"train_gpt": [1]})", {"train_gpt", "an object", "[1]"});
+}
+
+TEST(ConfigFile, SaysWhichFileItIs) {
+  thinwire::test::expect_error(
+      ErrorCode::kInvalidArgument, {"cannot read", "/does/not/exist.json"},
+      [] { static_cast<void>(Config::from_file("/does/not/exist.json")); });
+}
+
+TEST(ConfigFile, RefusesWhatHasNoEnd) {
+  thinwire::test::expect_error(
+      ErrorCode::kInvalidArgument,
+      {"/dev/zero", "at most 1048576 bytes", "got more"},
+      [] { static_cast<void>(Config::from_file("/dev/zero")); });
+}
+
+TEST(ConfigFile, RefusesANulByte) {
+  expect_refused(std::string_view("{}\0", 3),
+                 {"not JSON", "byte 3 of 3", "NUL"});
+  expect_refused(std::string_view("{}\0{\"stage\": 9}", 15), {"byte 3 of 15"});
+  expect_refused(std::string_view("\0{}", 3), {"byte 1 of 3"});
+}
+
+TEST(Config, IsValidByDefault) { Config{}.validate(1); }
+
+TEST(Config, RefusesSettingsThatItHasFieldsOfItsOwnFor) {
+  const auto refuse = [](const Config& config,
+                         std::initializer_list<std::string_view> parts) {
+    thinwire::test::expect_error(ErrorCode::kInvalidArgument, parts,
+                                 [&] { config.validate(1); });
+  };
+  refuse(
+      {.optimizer =
+           optim::OnebitAdamOptions{.semantics = optim::Semantics::kDeepSpeed}},
+      {"optimizer.semantics", "Config::semantics", "deepspeed"});
+  refuse({.optimizer =
+              optim::ZeroOneAdamOptions{.exchange = {.max_grad_norm = 1}}},
+         {"optimizer.exchange"});
+  refuse({.gradient_clipping = -1}, {"gradient_clipping", ">= 0", "-1"});
+  refuse({.communication_dtype = DType::kInt32},
+         {"communication_dtype", "int32"});
+  refuse({.precision = {.dtype = DType::kFloat64}},
+         {"precision.dtype", "float64"});
+}
+
+TEST(Config, DoesNotWriteGroups) {
+  const Config config{.optimizer = optim::AdamOptions{.groups = {{}, {}}}};
+  config.validate(1);
+  thinwire::test::expect_error(ErrorCode::kInvalidArgument,
+                               {"optimizer.groups"},
+                               [&] { static_cast<void>(config.to_json()); });
+}
+
+}  // namespace
+}  // namespace thinwire::config
