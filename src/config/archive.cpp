@@ -8,7 +8,7 @@
 #include <charconv>
 #include <cmath>
 
-#include "thinwire/core/error.h"
+#include "core/require.h"
 
 namespace thinwire::config {
 
@@ -46,11 +46,11 @@ bool Reader::is_text(std::string_view name, std::string_view text) const {
   return has(name) && text_of(name) == text;
 }
 
-void Reader::refuse(std::string_view name, std::string_view range) const {
+void Reader::reject(std::string_view name, std::string_view range) const {
   const Json* value = object_ == nullptr ? nullptr : object_->find(name);
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{} must be {}, got {}", path_of(name), range,
-                          value == nullptr ? "nothing" : brief_json(*value)));
+  thinwire::reject(
+      fmt::format("{} must be {}, got {}", path_of(name), range,
+                  value == nullptr ? "nothing" : brief_json(*value)));
 }
 
 void Reader::field(std::string_view name, bool& value) const {
@@ -59,14 +59,14 @@ void Reader::field(std::string_view name, bool& value) const {
   if (json.is(Json::Kind::kBoolean))
     value = json.boolean;
   else if (!lenient_)
-    refuse(name, "true or false");
+    reject(name, "true or false");
 }
 
 std::optional<double> Reader::number(std::string_view name, const Json& value,
                                      const Limits& limits) const {
   if (value.is(Json::Kind::kNumber) && limits.allow(value.number))
     return value.number;
-  if (!lenient_) refuse(name, "a number " + limits.text());
+  if (!lenient_) reject(name, "a number " + limits.text());
   return std::nullopt;
 }
 
@@ -93,7 +93,7 @@ void Reader::field(std::string_view name, std::int64_t& value,
   if (json.is(Json::Kind::kNumber) && exact && limits.allow(json.number))
     value = whole;
   else if (!lenient_)
-    refuse(name, "an integer " + limits.text());
+    reject(name, "an integer " + limits.text());
 }
 
 void Reader::field(std::string_view name, std::size_t& value,
@@ -119,7 +119,7 @@ void Reader::pair(std::string_view name, double& first, double& second,
   if (!has(name)) return;
   const Json& json = *object_->find(name);
   if (!json.is(Json::Kind::kArray) || json.elements.size() != 2)
-    refuse(name, "an array of two numbers " + limits.text());
+    reject(name, "an array of two numbers " + limits.text());
   first = number(name, json.elements[0], limits).value_or(first);
   second = number(name, json.elements[1], limits).value_or(second);
 }

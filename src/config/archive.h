@@ -53,7 +53,7 @@ class Reader {
   /// no effect.
   void be_lenient() noexcept { lenient_ = true; }
   /// "PATH must be RANGE, got VALUE".
-  [[noreturn]] void refuse(std::string_view name, std::string_view range) const;
+  [[noreturn]] void reject(std::string_view name, std::string_view range) const;
 
   void field(std::string_view name, bool& value) const;
   void field(std::string_view name, double& value, const Limits& limits) const;
@@ -85,7 +85,7 @@ class Reader {
       }
       known += (known.empty() ? "" : ", ") + std::string(choice);
     }
-    refuse(name, "one of " + known);
+    reject(name, "one of " + known);
   }
 
  private:

@@ -5,11 +5,9 @@
 
 #include <limits>
 
-#include "optim/require.h"
+#include "core/require.h"
 
 namespace thinwire::config {
-
-using optim::require;
 
 namespace {
 

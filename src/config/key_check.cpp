@@ -9,15 +9,11 @@
 #include "config/keys.h"
 #include "config/type_names.h"
 #include "core/edit_distance.h"
-#include "thinwire/core/error.h"
+#include "core/require.h"
 
 namespace thinwire::config {
 
 namespace {
-
-[[noreturn]] void refuse(const std::string& message) {
-  throw Error(ErrorCode::kInvalidArgument, message);
-}
 
 std::string joined(std::string_view section, std::string_view name) {
   return section.empty() ? std::string(name)
@@ -70,7 +66,7 @@ std::string_view elsewhere(std::string_view name) {
                                  std::string_view name) {
   constexpr std::size_t kLongest = 80;  // Of a name that may be a slip.
   if (name.empty() || name.size() > kLongest)
-    refuse(fmt::format("unknown key '{}...'",
+    reject(fmt::format("unknown key '{}...'",
                        joined(section, name.substr(0, kLongest))));
   std::string_view nearest = elsewhere(name);
   if (nearest.empty()) {
@@ -83,7 +79,7 @@ std::string_view elsewhere(std::string_view name) {
       }
     }
   }
-  refuse(fmt::format("unknown key '{}'; did you mean '{}'?",
+  reject(fmt::format("unknown key '{}'; did you mean '{}'?",
                      joined(section, name), nearest));
 }
 
@@ -104,7 +100,7 @@ std::string_view type_in(const Json& file, std::string_view section,
     return {};
   for (const std::string_view known : types)
     if (lower(known) == lower(type->text)) return known;
-  refuse(fmt::format("{}.type must be one of {}, got {}", section,
+  reject(fmt::format("{}.type must be one of {}, got {}", section,
                      fmt::join(types, ", "), brief_json(*type)));
 }
 
@@ -151,7 +147,7 @@ class Checker {
       } else if (nested && value.is(Json::Kind::kObject)) {
         kept.add(name, check(path, value));
       } else if (rule == nullptr) {
-        refuse(fmt::format("{} must be an object, got {}", path,
+        reject(fmt::format("{} must be an object, got {}", path,
                            brief_json(value)));
       } else if (keeps(*rule, value)) {
         kept.add(name, value);
@@ -170,7 +166,7 @@ class Checker {
     require_type(rule);
     if (rule.status == KeyStatus::kRefused) {
       if (!is_harmless(rule, value))
-        refuse(fmt::format("{} = {} is refused: {}{}", rule.path,
+        reject(fmt::format("{} = {} is refused: {}{}", rule.path,
                            brief_json(value), rule.text, harmless_text(rule)));
       note(rule.path, KeyNote::Kind::kNoted, "as it is anyway");
       return false;
@@ -192,7 +188,7 @@ class Checker {
       if (end == std::string_view::npos) break;
       rest.remove_prefix(end + 2);
     }
-    refuse(fmt::format("{} is of {}, not of {}", rule.path, rule.only,
+    reject(fmt::format("{} is of {}, not of {}", rule.path, rule.only,
                        type.empty() ? "no scheduler type" : type));
   }
 
@@ -210,7 +206,7 @@ Json with_new_names(Json file) {
   for (auto& [name, value] : file.members) {
     if (name != "bfloat16") continue;
     if (file.find("bf16") != nullptr)
-      refuse("bf16 and bfloat16 are two names of one section; give one");
+      reject("bf16 and bfloat16 are two names of one section; give one");
     name = "bf16";
   }
   return file;
@@ -221,7 +217,7 @@ Json with_new_names(Json file) {
 Json check_keys(const Json& file, const AutoValues& autos,
                 std::vector<KeyNote>& notes) {
   if (!file.is(Json::Kind::kObject))
-    refuse(fmt::format("a configuration must be a JSON object, got {}",
+    reject(fmt::format("a configuration must be a JSON object, got {}",
                        brief_json(file)));
   const auto [resolved, paths] = with_auto_values(with_new_names(file), autos);
   Json kept = Checker(resolved, notes).check("", resolved);

@@ -7,11 +7,9 @@
 #include <cmath>
 #include <numbers>
 
-#include "optim/require.h"
+#include "core/require.h"
 
 namespace thinwire::config {
-
-using optim::require;
 
 namespace {
 

@@ -4,12 +4,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "optim/require.h"
+#include "core/require.h"
 #include "thinwire/config/learning_rate.h"
 
 namespace thinwire::config {
-
-using optim::require;
 
 namespace {
 

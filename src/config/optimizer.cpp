@@ -42,7 +42,7 @@ void read_decay(const Reader& optimizer, const Reader& params,
   is_adam = index == 1;
   params.field("adam_w_mode", options.decoupled_decay);
   if (!is_adam && !options.decoupled_decay)
-    params.refuse("adam_w_mode", "true with AdamW; L2 decay is type Adam's");
+    params.reject("adam_w_mode", "true with AdamW; L2 decay is type Adam's");
 }
 
 template <class Options>
@@ -50,7 +50,7 @@ void read_freeze(const Reader& params, const Reader& own, Options& options) {
   bool is_automatic = options.freeze_step == optim::kAutoFreeze;
   own.field("auto_freeze", is_automatic);
   if (is_automatic && params.has("freeze_step"))
-    params.refuse("freeze_step", "left out where thinwire.auto_freeze is true");
+    params.reject("freeze_step", "left out where thinwire.auto_freeze is true");
   params.field("freeze_step", options.freeze_step, kNotNegative);
   if (is_automatic) options.freeze_step = optim::kAutoFreeze;
 }

@@ -9,7 +9,7 @@
 #include "config/fields.h"
 #include "config/keys.h"
 #include "config/sections.h"
-#include "optim/require.h"
+#include "core/require.h"
 
 namespace thinwire::config {
 
@@ -36,13 +36,13 @@ void read_zero(const Json& tree, const Reader& file, ZeroConfig& zero) {
     return;
   }
   if (value != nullptr && !value->is(Json::Kind::kObject))
-    file.refuse("zero_optimization", "an object, true or false");
+    file.reject("zero_optimization", "an object, true or false");
   const Reader section = file.section("zero_optimization");
   zero_fields(section, zero);
   bool cpu_offload = false;
   section.field("cpu_offload", cpu_offload);
   if (section.has("cpu_offload") && section.has("offload_optimizer"))
-    section.refuse("cpu_offload", "left out where offload_optimizer is given");
+    section.reject("cpu_offload", "left out where offload_optimizer is given");
   if (cpu_offload) zero.offload_optimizer = OffloadDevice::kCpu;
   const Reader offload = section.section("offload_optimizer");
   offload.choice("device", zero.offload_optimizer,
@@ -73,7 +73,7 @@ Config Config::from_json(std::string_view text, std::vector<KeyNote>* notes,
     note_unused(met, "zero_optimization.", "kept, without effect at stage 0");
   if (const Json* program = tree.find("train_gpt")) {
     if (!program->is(Json::Kind::kObject))
-      file.refuse("train_gpt", "an object");
+      file.reject("train_gpt", "an object");
     config.train_gpt = write_json(*program);
   }
   check_without_ranks(config);

@@ -34,11 +34,11 @@ void read_cycle(const Reader& params) {
   bool momentum = true;
   params.field("cycle_momentum", momentum);
   if (momentum)
-    params.refuse("cycle_momentum",
+    params.reject("cycle_momentum",
                   "false (betas are fixed here, which the default true would "
                   "change from step to step)");
   for (const std::string_view name : {"cycle_min_lr", "cycle_max_lr"})
-    if (!params.has(name)) params.refuse(name, "given");
+    if (!params.has(name)) params.reject(name, "given");
 }
 
 }  // namespace
@@ -48,13 +48,13 @@ void read_schedule(const Reader& file, Config& config) {
   const Reader params = section.section("params");
   const Reader ours = file.section("thinwire").section("schedule");
   if (!section.has("type")) {
-    if (section.has("params")) section.refuse("type", "given with params");
+    if (section.has("params")) section.reject("type", "given with params");
     shape_fields(ours, std::get<WarmupAndDecay>(config.schedule.shape));
     return;
   }
   if (file.section("thinwire").has("schedule"))
     file.section("thinwire")
-        .refuse("schedule", "left out where scheduler is given");
+        .reject("schedule", "left out where scheduler is given");
   std::size_t index = 0;
   section.choice("type", index, Choices<std::size_t>(kTypes));
   config.schedule.shape = make(index);

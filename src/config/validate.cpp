@@ -4,12 +4,10 @@
 #include <cmath>
 
 #include "config/checks.h"
-#include "optim/require.h"
+#include "core/require.h"
 #include "thinwire/core/parameter_layout.h"
 
 namespace thinwire::config {
-
-using optim::require;
 
 namespace {
 

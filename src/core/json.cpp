@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "thinwire/core/error.h"
+#include "core/require.h"
 
 namespace thinwire {
 
@@ -15,10 +15,6 @@ namespace {
 constexpr std::size_t kMostLevels = 32;
 // Each new key is compared with those before it.
 constexpr std::size_t kMostMembers = 4096;
-
-[[noreturn]] void refuse(const std::string& message) {
-  throw Error(ErrorCode::kInvalidArgument, message);
-}
 
 // What nlohmann-json's parser calls for every piece of the text.
 class Builder final : public nlohmann::json_sax<nlohmann::json> {
@@ -52,10 +48,10 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
   bool end_array() override { return close(); }
   bool key(std::string& name) override {
     if (open_.back()->find(name) != nullptr)
-      refuse(fmt::format("key {} stands twice in one object",
+      reject(fmt::format("key {} stands twice in one object",
                          brief_json(Json::of(std::string_view(name)))));
     if (open_.back()->members.size() == kMostMembers)
-      refuse(fmt::format("an object may have {} keys, not more", kMostMembers));
+      reject(fmt::format("an object may have {} keys, not more", kMostMembers));
     key_ = name;
     return true;
   }
@@ -63,7 +59,7 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
                    const nlohmann::json::exception& error) override {
     const auto at = std::min(position > 0 ? position - 1 : 0, text_.size());
     if (at < text_.size() && (text_[at] == '/' || text_[at] == '#'))
-      refuse(fmt::format(
+      reject(fmt::format(
           "not JSON: a comment in line {}: JSON has none",
           1 + std::count(text_.begin(), text_.begin() + std::ptrdiff_t(at),
                          '\n')));
@@ -71,7 +67,7 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
     const std::size_t end_of_name = what.find("] ");
     if (end_of_name != std::string::npos) what.erase(0, end_of_name + 2);
     if (what.size() > 300) what = what.substr(0, 200) + " ...";
-    refuse("not JSON: " + what);
+    reject("not JSON: " + what);
   }
 
  private:
@@ -97,7 +93,7 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
   }
   bool open(Json container) {
     if (open_.size() == kMostLevels)
-      refuse(
+      reject(
           fmt::format("values may be nested {} deep, not more", kMostLevels));
     open_.push_back(place(std::move(container)));
     return true;
@@ -213,9 +209,9 @@ Json& Json::add(std::string name, Json value) {
 Json parse_json(std::string_view text) {
   // The parser would take it for the end of the text.
   if (const auto nul = text.find('\0'); nul != std::string_view::npos)
-    refuse(fmt::format("not JSON: byte {} of {} is NUL", nul + 1, text.size()));
+    reject(fmt::format("not JSON: byte {} of {} is NUL", nul + 1, text.size()));
   Builder builder(text);
-  if (!nlohmann::json::sax_parse(text, &builder)) refuse("not JSON");
+  if (!nlohmann::json::sax_parse(text, &builder)) reject("not JSON");
   return builder.take();
 }
 

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/require.h"
 #include "engine/gradient_marks.h"
 #include "engine/learning_rates.h"
 #include "engine/make_optimizer.h"
@@ -18,10 +19,6 @@
 #include "thinwire/kernels/cast.h"
 
 namespace thinwire::engine {
-
-[[noreturn]] inline void refuse(const std::string& text) {
-  throw Error(ErrorCode::kFailedPrecondition, text);
-}
 
 struct Engine::Impl {
   Impl(comm::Communicator& c, const ParameterLayout& l,

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/require.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/state_dict.h"
@@ -16,17 +17,10 @@
 #include "thinwire/optim/optimizer.h"
 #include "thinwire/optim/update_rule.h"
 
-/// Checks that several optimizers share. Unless they say otherwise they throw
-/// Error(kInvalidArgument) naming the argument, its range and the value given.
+/// Checks of what optimizers are given: a step's input, and saved state. Unless
+/// they say otherwise they throw Error(kInvalidArgument) naming the argument,
+/// its range and the value given.
 namespace thinwire::optim {
-
-template <class T>
-void require(bool holds, std::string_view name, std::string_view range,
-             const T& value) {
-  if (!holds)
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{} must be {}, got {}", name, range, value));
-}
 
 inline void require_learning_rate(double value) {
   require(std::isfinite(value) && value >= 0, "learning_rate",
