@@ -101,7 +101,16 @@ class CheckSources(unittest.TestCase):
 
     def test_refuses_printing_and_exiting_in_the_library(self):
         self.refuses("src/comm/a.cpp", "void f() { std::abort(); }\n", "ends")
-        self.refuses("src/comm/a.cpp", "void f() { std::cout << 1; }\n", "prints")
+        for code in (
+            "std::cout << 1",
+            "fmt::print(1)",
+            "printf(text)",
+            "std::fputs(text, stderr)",
+            "fwrite(text, 1, 1, stderr)",
+            "perror(text)",
+        ):
+            self.refuses("src/comm/a.cpp", f"void f() {{ {code}; }}\n", "prints")
+        self.accepts("src/comm/a.cpp", "void f() { snprintf(a, 1, b); }\n")
 
     def test_refuses_a_file_without_license(self):
         status, output = run_on({"src/core/a.cpp": "int a;\n"})
