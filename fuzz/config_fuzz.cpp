@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "thinwire/config/config.h"
 #include "thinwire/core/error.h"
@@ -15,9 +17,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
                                       std::size_t size) {
   using thinwire::config::Config;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
+  const std::vector<std::string> taken{"train_gpt"};
   Config config;
   try {
-    config = Config::from_json(text);
+    config = Config::from_json(text, nullptr, {}, taken);
   } catch (const thinwire::Error&) {
     return 0;
   }
@@ -27,7 +30,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
     // What depends on the number of ranks, or is planned.
   }
   const std::string written = config.to_json();
-  const Config again = Config::from_json(written);
+  const Config again = Config::from_json(written, nullptr, {}, taken);
   if (!(again == config) || again.to_json() != written) std::abort();
   for (const std::int64_t applied : {0, 1, 1000})
     if (!(config.schedule.rate(1, applied) >= 0)) std::abort();

@@ -230,28 +230,41 @@ void CommandLine::read_config() {
   Options& options = invocation_.options;
   try {
     // Its flags say what its "auto" stands for, so they are read first.
-    apply_flags(
-        config::Config::from_file(
-            config_, nullptr, {.total_num_steps = kMost, .warmup_num_steps = 0})
-            .train_gpt);
+    std::vector<config::KeyNote> keys;
+    const config::Config file = config::Config::from_file(
+        config_, &keys, {.total_num_steps = kMost, .warmup_num_steps = 0},
+        {kOwnObject});
+    if (const auto own = file.other_objects.find(kOwnObject);
+        own != file.other_objects.end())
+      apply_flags(own->second);
+    require_warmup_steps(keys);
     config::AutoValues autos{.total_num_steps = options.steps};
     if (is_given("--warmup-steps"))
       autos.warmup_num_steps = options.warmup_steps;
     if (is_given("--lr")) autos.learning_rate = options.lr;
-    options.file =
-        config::Config::from_file(config_, &options.file_keys, autos);
+    options.file = config::Config::from_file(config_, &options.file_keys, autos,
+                                             {kOwnObject});
   } catch (const Error& error) {
     throw UsageError(fmt::format("--config: {}", error.what()));
   }
-  options.file.train_gpt.clear();
+  options.file.other_objects.clear();
   std::erase_if(options.file_keys, [](const config::KeyNote& note) {
-    return note.path == "train_gpt";
+    return note.path == kOwnObject;
   });
   options.has_file = !options.file_keys.empty();
 }
 
+// Where the file's "auto" stands for it.
+void CommandLine::require_warmup_steps(
+    const std::vector<config::KeyNote>& keys) const {
+  if (is_given("--warmup-steps") || !asks_for_warmup_steps(keys)) return;
+  throw UsageError(fmt::format(
+      "--config: {}: scheduler.params.warmup_num_steps must be a number, or "
+      "\"auto\" with --warmup-steps, got \"auto\"",
+      config_));
+}
+
 void CommandLine::apply_flags(const std::string& section) {
-  if (section.empty()) return;
   for (const ConfigEntry& entry : parse_flags(config_, section)) {
     CLI::Option* option = app_.get_option_no_throw("--" + entry.flag);
     const bool only_flag = entry.flag == "config" || entry.flag == "compare" ||

@@ -99,6 +99,12 @@ std::optional<double> default_learning_rate(std::string_view optimizer) {
   return entry->lr;
 }
 
+bool asks_for_warmup_steps(const std::vector<config::KeyNote>& keys) {
+  return std::any_of(keys.begin(), keys.end(), [](const auto& key) {
+    return key.path == "scheduler.params.warmup_num_steps" && !key.note.empty();
+  });
+}
+
 void take_from_file(const std::function<bool(const char* flag)>& is_given,
                     Options& options) {
   const Config& file = options.file;
@@ -117,12 +123,7 @@ void take_from_file(const std::function<bool(const char* flag)>& is_given,
   // --warmup-steps asks for our schedule, unless the file asks for --warmup-
   // steps.
   options.file_schedules =
-      !is_given("--warmup-steps") ||
-      std::any_of(options.file_keys.begin(), options.file_keys.end(),
-                  [](const config::KeyNote& key) {
-                    return key.path == "scheduler.params.warmup_num_steps" &&
-                           !key.note.empty();
-                  });
+      !is_given("--warmup-steps") || asks_for_warmup_steps(options.file_keys);
   const bool sizes_given = is_given("--batch") || is_given("--accumulate");
   options.file_sizes = !sizes_given && (file.train_batch_size ||
                                         file.train_micro_batch_size_per_gpu ||
@@ -166,7 +167,6 @@ Config training_config(const Options& options) {
     config.train_micro_batch_size_per_gpu = options.batch;
     config.gradient_accumulation_steps = options.accumulate;
   }
-  config.train_gpt.clear();
   return config;
 }
 

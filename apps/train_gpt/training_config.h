@@ -18,6 +18,10 @@ namespace thinwire::train_gpt {
 [[nodiscard]] std::optional<double> default_learning_rate(
     std::string_view optimizer);
 
+/// The file's number of warm-up steps is "auto".
+[[nodiscard]] bool asks_for_warmup_steps(
+    const std::vector<config::KeyNote>& keys);
+
 /// Sets what no flag gives to what options.file says.
 void take_from_file(const std::function<bool(const char* flag)>& is_given,
                     Options& options);

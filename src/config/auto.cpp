@@ -42,10 +42,8 @@ std::int64_t steps_of(std::string_view name,
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format("scheduler.params.{0} must be a number, or \"auto\" where "
-                    "the program knows it (AutoValues::{0}; train_gpt: --{1}), "
-                    "got \"auto\"",
-                    name,
-                    name == "total_num_steps" ? "steps" : "warmup-steps"));
+                    "the program knows it (AutoValues::{0}), got \"auto\"",
+                    name));
   return *steps;
 }
 

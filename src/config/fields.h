@@ -164,13 +164,8 @@ void shape_fields(const Archive& params, Shape& s) {
 template <class Archive, class Zero>
 void zero_fields(const Archive& section, Zero& z) {
   section.field("stage", z.stage, Limits{.least = 0, .most = 2});
-  section.field("contiguous_gradients", z.contiguous_gradients);
   section.field("reduce_scatter", z.reduce_scatter);
   section.field("reduce_bucket_size", z.reduce_bucket_size, kNotNegative);
-  section.field("allgather_bucket_size", z.allgather_bucket_size, kNotNegative);
-  section.field("overlap_comm", z.overlap_comm);
-  section.field("load_from_fp32_weights", z.load_from_fp32_weights);
-  section.field("elastic_checkpoint", z.elastic_checkpoint);
   section.field("ignore_unused_parameters", z.ignore_unused_parameters);
   section.field("round_robin_gradients", z.round_robin_gradients);
 }

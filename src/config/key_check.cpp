@@ -6,6 +6,7 @@
 #include <cctype>
 #include <limits>
 
+#include "config/archive.h"
 #include "config/keys.h"
 #include "config/type_names.h"
 #include "core/edit_distance.h"
@@ -37,8 +38,10 @@ bool is_section(std::string_view path) {
 }
 
 // The names that an object at `section` may have.
-std::vector<std::string_view> names_in(std::string_view section) {
+std::vector<std::string_view> names_in(std::string_view section,
+                                       const std::vector<std::string>& taken) {
   std::vector<std::string_view> names;
+  if (section.empty()) names.assign(taken.begin(), taken.end());
   for (const KeyRule& rule : key_rules()) {
     std::string_view rest = rule.path;
     if (!section.empty()) {
@@ -62,8 +65,9 @@ std::string_view elsewhere(std::string_view name) {
   return {};
 }
 
-[[noreturn]] void refuse_unknown(std::string_view section,
-                                 std::string_view name) {
+[[noreturn]] void reject_unknown(std::string_view section,
+                                 std::string_view name,
+                                 const std::vector<std::string>& taken) {
   constexpr std::size_t kLongest = 80;  // Of a name that may be a slip.
   if (name.empty() || name.size() > kLongest)
     reject(fmt::format("unknown key '{}...'",
@@ -71,7 +75,7 @@ std::string_view elsewhere(std::string_view name) {
   std::string_view nearest = elsewhere(name);
   if (nearest.empty()) {
     std::size_t smallest = std::numeric_limits<std::size_t>::max();
-    for (const std::string_view known : names_in(section)) {
+    for (const std::string_view known : names_in(section, taken)) {
       const std::size_t distance = edit_distance(known, name);
       if (distance < smallest) {
         smallest = distance;
@@ -128,9 +132,11 @@ std::string harmless_text(const KeyRule& rule) {
 
 class Checker {
  public:
-  Checker(const Json& file, std::vector<KeyNote>& notes)
+  Checker(const Json& file, const std::vector<std::string>& taken,
+          std::vector<KeyNote>& notes)
       : optimizer_(type_in(file, "optimizer", kOptimizerTypes)),
         scheduler_(type_in(file, "scheduler", kSchedulerTypes)),
+        taken_(taken),
         notes_(notes) {
     if (optimizer_.empty()) optimizer_ = kAdamW;
   }
@@ -139,24 +145,46 @@ class Checker {
     Json kept = Json::object();
     for (const auto& [name, value] : object.members) {
       const std::string path = joined(section, name);
+      const bool others = section.empty() && is_taken(name);
       const bool nested = is_section(path);
       const KeyRule* rule = find_rule(path);
-      if (rule == nullptr && !nested) refuse_unknown(section, name);
+      if (rule == nullptr && !nested && !others)
+        reject_unknown(section, name, taken_);
       if (is_absent(value)) {
         note(path, KeyNote::Kind::kNoted, "as if absent");
       } else if (nested && value.is(Json::Kind::kObject)) {
         kept.add(name, check(path, value));
+      } else if (others && value.is(Json::Kind::kObject)) {
+        note(path, KeyNote::Kind::kHonoured, "");
+        kept.add(name, value);
       } else if (rule == nullptr) {
         reject(fmt::format("{} must be an object, got {}", path,
                            brief_json(value)));
       } else if (keeps(*rule, value)) {
         kept.add(name, value);
+      } else {
+        require_value(*rule, Reader(&object, section), name);
       }
     }
     return kept;
   }
 
  private:
+  [[nodiscard]] bool is_taken(std::string_view name) const {
+    return std::find(taken_.begin(), taken_.end(), name) != taken_.end();
+  }
+
+  static void require_value(const KeyRule& rule, const Reader& object,
+                            std::string_view name) {
+    bool any = false;
+    std::int64_t count = 0;
+    if (rule.value == KeyValue::kBoolean) object.field(name, any);
+    if (rule.value == KeyValue::kEvenCount) {
+      object.field(name, count, kNotNegative);
+      if (count % 2 != 0) object.reject(name, "an even integer >= 0");
+    }
+  }
+
   static bool is_absent(const Json& value) {
     return value.is(Json::Kind::kNull) ||
            (value.is(Json::Kind::kText) && value.text == "auto");
@@ -198,6 +226,7 @@ class Checker {
 
   std::string_view optimizer_;
   std::string_view scheduler_;
+  const std::vector<std::string>& taken_;
   std::vector<KeyNote>& notes_;
 };
 
@@ -214,13 +243,21 @@ Json with_new_names(Json file) {
 
 }  // namespace
 
+bool is_known_key(std::string_view path) {
+  return find_rule(path) != nullptr || is_section(path);
+}
+
 Json check_keys(const Json& file, const AutoValues& autos,
+                const std::vector<std::string>& taken,
                 std::vector<KeyNote>& notes) {
+  for (const std::string& name : taken)
+    require(!is_known_key(name), "taken", "names that are no keys",
+            fmt::format("'{}'", name));
   if (!file.is(Json::Kind::kObject))
     reject(fmt::format("a configuration must be a JSON object, got {}",
                        brief_json(file)));
   const auto [resolved, paths] = with_auto_values(with_new_names(file), autos);
-  Json kept = Checker(resolved, notes).check("", resolved);
+  Json kept = Checker(resolved, taken, notes).check("", resolved);
   for (KeyNote& note : notes)
     if (note.kind == KeyNote::Kind::kHonoured &&
         std::find(paths.begin(), paths.end(), note.path) != paths.end())

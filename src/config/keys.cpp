@@ -23,6 +23,8 @@ constexpr std::string_view kStage3 = "of stage 3, which is refused";
 constexpr std::string_view kFp32Sums =
     "sums are formed in fp32 and divided once, so no part of them overflows";
 constexpr std::string_view kMeasures = "a report of DeepSpeed's; not written";
+constexpr std::string_view kNoCheckpoints =
+    "of checkpoint files, which this version does not write";
 constexpr std::string_view kNoMomentum =
     "without effect where the momentum does not cycle";
 
@@ -199,22 +201,42 @@ constexpr KeyRule kRules[] = {
     {"zero_optimization", kHonoured, "a bare `true` means stage 1"},
     {"zero_optimization.stage", kHonoured,
      "0, 1 or 2; 3 is refused. Without effect at 0: all of what follows"},
-    {"zero_optimization.contiguous_gradients", kHonoured,
-     "kept; a bucket's memory is contiguous in any case"},
+    {"zero_optimization.contiguous_gradients",
+     kNoted,
+     "a bucket's memory is contiguous in any case",
+     {},
+     {},
+     KeyValue::kBoolean},
     {"zero_optimization.reduce_scatter", kHonoured,
      "`deepspeed` semantics: how sums are rounded; else gradients are "
      "reduce-scattered in any case"},
     {"zero_optimization.reduce_bucket_size", kHonoured,
      "most elements that are reduced together; ours are 4 Mi, if that is less"},
-    {"zero_optimization.allgather_bucket_size", kHonoured,
-     "kept; parameters are gathered bucket by bucket"},
-    {"zero_optimization.overlap_comm", kHonoured,
-     "kept; buckets leave as they fill, `thinwire.overlap` decides whether "
-     "they are waited for"},
-    {"zero_optimization.load_from_fp32_weights", kHonoured,
-     "kept; of checkpoint files, which are planned"},
-    {"zero_optimization.elastic_checkpoint", kHonoured,
-     "kept; of checkpoint files, which are planned"},
+    {"zero_optimization.allgather_bucket_size",
+     kNoted,
+     "parameters are gathered bucket by bucket",
+     {},
+     {},
+     KeyValue::kEvenCount},
+    {"zero_optimization.overlap_comm",
+     kNoted,
+     "buckets leave as they fill; `thinwire.overlap` decides whether they are "
+     "waited for",
+     {},
+     {},
+     KeyValue::kBoolean},
+    {"zero_optimization.load_from_fp32_weights",
+     kNoted,
+     kNoCheckpoints,
+     {},
+     {},
+     KeyValue::kBoolean},
+    {"zero_optimization.elastic_checkpoint",
+     kNoted,
+     kNoCheckpoints,
+     {},
+     {},
+     KeyValue::kBoolean},
     {"zero_optimization.ignore_unused_parameters", kHonoured,
      "`false`: a parameter without a gradient on some rank stops the step"},
     {"zero_optimization.round_robin_gradients", kHonoured,
@@ -224,8 +246,12 @@ constexpr KeyRule kRules[] = {
      "the old name of `offload_optimizer.device`: `cpu`"},
     {"zero_optimization.offload_optimizer.device", kHonoured,
      "`cpu`: masters and states are in host memory and updated there; `none`"},
-    {"zero_optimization.offload_optimizer.pin_memory", kHonoured,
-     "kept; of device memory, which is planned"},
+    {"zero_optimization.offload_optimizer.pin_memory",
+     kNoted,
+     "copies to and from a device, of which this version has none",
+     {},
+     {},
+     KeyValue::kBoolean},
     {"zero_optimization.offload_optimizer.nvme_path", kNoted,
      "device `nvme` is refused"},
     {"zero_optimization.offload_optimizer.buffer_count", kNoted,
@@ -452,7 +478,6 @@ constexpr KeyRule kRules[] = {
     {"thinwire.schedule.total_steps", kHonoured,
      "has to be given with `linear` and `cosine`"},
     {"thinwire.schedule.final_fraction", kHonoured, "of the optimizer's lr"},
-    {"train_gpt", kHonoured, "flags of the program train_gpt, untouched"},
 };
 
 }  // namespace

@@ -19,6 +19,8 @@ enum class KeyStatus {
   kRefused,  ///< Unless it says what Thinwire does anyway.
 };
 
+enum class KeyValue { kAny, kBoolean, kEvenCount };
+
 struct KeyRule {
   std::string_view path;  ///< "fp16.loss_scale".
   KeyStatus status = KeyStatus::kHonoured;
@@ -29,6 +31,8 @@ struct KeyRule {
   /// Refused: the value that is accepted, as JSON; kDisabled: an object whose
   /// "enabled" is not true.
   std::string_view harmless{};
+  /// Noted: what its value has to be nevertheless.
+  KeyValue value = KeyValue::kAny;
 };
 
 inline constexpr std::string_view kDisabled = "disabled";
@@ -36,14 +40,19 @@ inline constexpr std::string_view kDisabled = "disabled";
 /// Sorted by section, as the guide shows them.
 [[nodiscard]] std::span<const KeyRule> key_rules() noexcept;
 
+/// A key of the table, or an object that holds some.
+[[nodiscard]] bool is_known_key(std::string_view path);
+
 /// The guide's table.
 [[nodiscard]] std::string key_table();
 
 /// Checks every key of a file against the table. Gives the file with values in
 /// place of "auto", without keys that are null or for which there is no value,
 /// which count as absent, and without refused ones that have their harmless
-/// value; throws Error(kInvalidArgument) for the others and for unknown ones.
+/// value; throws Error(kInvalidArgument) for the others and for unknown ones,
+/// but for objects at the top that the caller takes.
 [[nodiscard]] Json check_keys(const Json& file, const AutoValues& autos,
+                              const std::vector<std::string>& taken,
                               std::vector<KeyNote>& notes);
 
 /// A file with the program's values in place of "auto" where there are some,

@@ -47,19 +47,19 @@ void read_zero(const Json& tree, const Reader& file, ZeroConfig& zero) {
   const Reader offload = section.section("offload_optimizer");
   offload.choice("device", zero.offload_optimizer,
                  Choices<OffloadDevice>(kDevices));
-  offload.field("pin_memory", zero.offload_pin_memory);
 }
 
 }  // namespace
 
 Config Config::from_json(std::string_view text, std::vector<KeyNote>* notes,
-                         const AutoValues& autos) {
+                         const AutoValues& autos,
+                         const std::vector<std::string>& taken) {
   if (text.size() > kMostBytes)
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("a configuration must be at most {} bytes, got {}",
                             kMostBytes, text.size()));
   std::vector<KeyNote> met;
-  const Json tree = check_keys(parse_json(text), autos, met);
+  const Json tree = check_keys(parse_json(text), autos, taken, met);
   const Reader file(&tree, "");
 
   Config config;
@@ -70,19 +70,18 @@ Config Config::from_json(std::string_view text, std::vector<KeyNote>* notes,
   read_schedule(file, config);
   read_zero(tree, file, config.zero);
   if (config.zero.stage == 0)
-    note_unused(met, "zero_optimization.", "kept, without effect at stage 0");
-  if (const Json* program = tree.find("train_gpt")) {
-    if (!program->is(Json::Kind::kObject))
-      file.reject("train_gpt", "an object");
-    config.train_gpt = write_json(*program);
-  }
+    note_unused(met, "zero_optimization.", "without effect at stage 0");
+  for (const std::string& name : taken)
+    if (const Json* object = tree.find(name))
+      config.other_objects[name] = write_json(*object);
   check_without_ranks(config);
   if (notes != nullptr) notes->insert(notes->end(), met.begin(), met.end());
   return config;
 }
 
 Config Config::from_file(const std::string& path, std::vector<KeyNote>* notes,
-                         const AutoValues& autos) {
+                         const AutoValues& autos,
+                         const std::vector<std::string>& taken) {
   std::ifstream file(path, std::ios::binary);
   // One byte more than from_json() takes: a device may have no end.
   std::string text(kMostBytes + 1, '\0');
@@ -97,7 +96,7 @@ Config Config::from_file(const std::string& path, std::vector<KeyNote>* notes,
                             "more",
                             path, kMostBytes));
   try {
-    return from_json(text, notes, autos);
+    return from_json(text, notes, autos, taken);
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("{}: {}", path, error.what()));
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "config/checks.h"
+#include "config/keys.h"
 #include "core/require.h"
 #include "thinwire/core/parameter_layout.h"
 
@@ -79,10 +80,6 @@ void check_zero(const Config& config) {
           zero.stage);
   require(zero.reduce_bucket_size >= 0, "zero.reduce_bucket_size", ">= 0",
           zero.reduce_bucket_size);
-  require(
-      zero.allgather_bucket_size >= 0 && zero.allgather_bucket_size % 2 == 0,
-      "zero.allgather_bucket_size", ">= 0 and even",
-      zero.allgather_bucket_size);
   if (zero.stage == 0 || config.semantics == optim::Semantics::kCorrected)
     return;
   require(std::holds_alternative<optim::AdamOptions>(config.optimizer),
@@ -118,6 +115,9 @@ void check_without_ranks(const Config& config) {
   check_precision(config);
   config.schedule.validate();
   check_zero(config);
+  for (const auto& [name, text] : config.other_objects)
+    require(!is_known_key(name), "other_objects", "named as no key is",
+            fmt::format("'{}'", name));
   require(config.steps_per_print >= 0, "steps_per_print", ">= 0",
           config.steps_per_print);
 }

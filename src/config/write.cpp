@@ -13,7 +13,6 @@ void write_zero(const Writer& file, const ZeroConfig& zero) {
   const Writer offload = section.section("offload_optimizer");
   offload.choice("device", zero.offload_optimizer,
                  Choices<OffloadDevice>(kDevices));
-  offload.field("pin_memory", zero.offload_pin_memory);
 }
 
 }  // namespace
@@ -38,7 +37,8 @@ std::string Config::to_json() const {
   write_zero(file, zero);
   write_schedule(file, own, *this);
   tree.add("thinwire", std::move(own_tree));
-  if (!train_gpt.empty()) tree.add("train_gpt", parse_json(train_gpt));
+  for (const auto& [name, text] : other_objects)
+    tree.add(name, parse_json(text));
   return write_json(tree) + "\n";
 }
 

@@ -24,7 +24,7 @@ std::string description(const Config& config) {
   Config common = config;
   common.optimizer = {};
   common.comm.num_threads = 0;
-  common.train_gpt.clear();
+  common.other_objects.clear();
   return fmt::format("optimizer {}\n{}", config::name_of(config.optimizer),
                      common.to_json());
 }

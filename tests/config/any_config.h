@@ -6,11 +6,22 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "thinwire/config/config.h"
 
 /// Valid settings of every kind, for properties.
 namespace thinwire::config::test {
+
+/// Whose objects any_config() has.
+inline const std::vector<std::string> kTaken{"a program", "another"};
+
+/// What any_config() wrote.
+inline Config read_again(const std::string& text,
+                         std::vector<KeyNote>* notes = nullptr) {
+  return Config::from_json(text, notes, {}, kTaken);
+}
 
 inline bool any_bool() { return *rc::gen::arbitrary<bool>(); }
 
@@ -172,18 +183,12 @@ inline PrecisionConfig any_precision() {
 
 inline ZeroConfig any_zero() {
   return {.stage = static_cast<int>(any_count(0, 3)),
-          .contiguous_gradients = any_bool(),
           .reduce_scatter = any_bool(),
           .reduce_bucket_size = any_count(0),
-          .allgather_bucket_size = 2 * any_count(0),
-          .overlap_comm = any_bool(),
-          .load_from_fp32_weights = any_bool(),
-          .elastic_checkpoint = any_bool(),
           .ignore_unused_parameters = any_bool(),
           .round_robin_gradients = any_bool(),
           .offload_optimizer =
-              any_bool() ? OffloadDevice::kNone : OffloadDevice::kCpu,
-          .offload_pin_memory = any_bool()};
+              any_bool() ? OffloadDevice::kNone : OffloadDevice::kCpu};
 }
 
 inline Config any_config() {
@@ -210,7 +215,10 @@ inline Config any_config() {
             .num_threads = static_cast<int>(any_count(0, 1025)),
             .verify_every = any_count(0)};
   c.steps_per_print = any_count(0);
-  if (any_bool()) c.train_gpt = "{\n  \"data\": \"\\u00e9 \\\\ \\\"\"\n}";
+  if (any_bool())
+    c.other_objects[kTaken[0]] = "{\n  \"a\": 1e2,\n  \"b\": []\n}";
+  if (any_bool())
+    c.other_objects[kTaken[1]] = "{\n  \"data\": \"é \\\\ \\\"\"\n}";
   return c;
 }
 

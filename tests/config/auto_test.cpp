@@ -83,10 +83,10 @@ TEST(ConfigAuto, NumbersOfStepsAreRefusedByPathWhereNobodyKnowsThem) {
   };
   refused(kFile, {},
           {"scheduler.params.total_num_steps must", "got \"auto\"",
-           "train_gpt: --steps"});
+           "AutoValues::total_num_steps"});
   refused(kFile, {.total_num_steps = 500},
           {"scheduler.params.warmup_num_steps must", "got \"auto\"",
-           "train_gpt: --warmup-steps"});
+           "AutoValues::warmup_num_steps"});
   // What the program says is checked as if the file said it.
   refused(kFile, {.total_num_steps = 0, .warmup_num_steps = 0},
           {"scheduler.params.total_num_steps must be", ">= 1, got 0"});

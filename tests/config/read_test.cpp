@@ -56,13 +56,11 @@ TEST(ConfigFile, Item59LowBitWithZeroIsPlannedAndPipelinesAreRefused) {
 TEST(ConfigFile, ReadsZeroAndLeavesItToValidate) {
   const Config config = read(R"({"zero_optimization": {
       "stage": 1, "reduce_bucket_size": 5e7, "overlap_comm": true,
-      "stage3_max_live_parameters": 1e9,
+      "allgather_bucket_size": 2e8, "stage3_max_live_parameters": 1e9,
       "offload_optimizer": {"device": "cpu", "pin_memory": false}}})");
   EXPECT_EQ(config.zero.stage, 1);
   EXPECT_EQ(config.zero.reduce_bucket_size, 50'000'000);
-  EXPECT_TRUE(config.zero.overlap_comm);
   EXPECT_EQ(config.zero.offload_optimizer, OffloadDevice::kCpu);
-  EXPECT_FALSE(config.zero.offload_pin_memory);
   config.validate(1);
   EXPECT_EQ(read(R"({"zero_optimization": true})").zero.stage, 1);
   EXPECT_EQ(read(R"({"zero_optimization": false})").zero.stage, 0);
@@ -175,15 +173,71 @@ TEST(ConfigFile, ReadsSchedulers) {
                  {"thinwire.schedule", "scheduler"});
 }
 
-TEST(ConfigFile, PassesTheProgramsPartOnUntouched) {
-  const Config config = read(
-      R"({"train_gpt": {"steps": 1e2, "x": null, "y": "auto", "z": [1, {}],
-          "seed": 18446744073709551615}})");
-  EXPECT_EQ(config.train_gpt,
+TEST(ConfigFile, HandsBackObjectsThatAProgramTakes) {
+  const std::string text =
+      R"({"a program": {"steps": 1e2, "x": null, "y": "auto", "z": [1, {}],
+                        "seed": 18446744073709551615, "fp16": {"no": "key"}},
+          "gradient_clipping": 3})";
+  std::vector<KeyNote> notes;
+  const Config config =
+      Config::from_json(text, &notes, {}, {"another", "a program"});
+  ASSERT_EQ(config.other_objects.size(), 1u);
+  EXPECT_EQ(config.other_objects.at("a program"),
             "{\n  \"steps\": 1e2,\n  \"x\": null,\n  \"y\": \"auto\",\n"
             "  \"z\": [\n    1,\n    {}\n  ],\n"
-            "  \"seed\": 18446744073709551615\n}");
-  expect_refused(R"({"train_gpt": [1]})", {"train_gpt", "an object", "[1]"});
+            "  \"seed\": 18446744073709551615,\n"
+            "  \"fp16\": {\n    \"no\": \"key\"\n  }\n}");
+  EXPECT_EQ(config.gradient_clipping, 3);
+  ASSERT_EQ(notes.size(), 2u);
+  EXPECT_EQ(notes[0].path, "a program");
+  EXPECT_EQ(notes[0].kind, KeyNote::Kind::kHonoured);
+}
+
+TEST(ConfigFile, RefusesObjectsThatNobodyTakes) {
+  expect_refused(R"({"program": {}})", {"unknown key 'program'"});
+  const auto take = [](std::string_view text, const char* name,
+                       std::initializer_list<std::string_view> parts) {
+    SCOPED_TRACE(text);
+    thinwire::test::expect_error(ErrorCode::kInvalidArgument, parts, [&] {
+      static_cast<void>(Config::from_json(text, nullptr, {}, {name}));
+    });
+  };
+  take(R"({"porgram": {}})", "program",
+       {"unknown key 'porgram'", "did you mean 'program'"});
+  take(R"({"fp16": {"program": {}}})", "program", {"fp16.program"});
+  take(R"({"program": [1]})", "program", {"program", "an object", "[1]"});
+  take("{}", "zero_optimization", {"taken", "zero_optimization"});
+  take("{}", "scheduler", {"taken", "scheduler"});
+  EXPECT_EQ(Config::from_json(R"({"program": null})", nullptr, {}, {"program"}),
+            read("{}"));
+}
+
+TEST(Config, RefusesObjectsWithTheNamesOfKeys) {
+  Config config;
+  config.other_objects["optimizer"] = "{}";
+  thinwire::test::expect_error(ErrorCode::kInvalidArgument,
+                               {"other_objects", "'optimizer'"},
+                               [&] { config.validate(1); });
+}
+
+TEST(ConfigFile, ChecksWhatItIgnores) {
+  const auto zero = [](const std::string& member) {
+    return R"({"zero_optimization": {)" + member + "}}";
+  };
+  for (const char* key : {"contiguous_gradients", "overlap_comm",
+                          "load_from_fp32_weights", "elastic_checkpoint"}) {
+    EXPECT_EQ(read(zero("\"" + std::string(key) + "\": true")), read("{}"));
+    expect_refused(zero("\"" + std::string(key) + "\": 1"),
+                   {"zero_optimization.", key, "true or false", "got 1"});
+  }
+  expect_refused(zero(R"("offload_optimizer": {"pin_memory": "yes"})"),
+                 {"zero_optimization.offload_optimizer.pin_memory",
+                  "true or false", "\"yes\""});
+  EXPECT_EQ(read(zero(R"("allgather_bucket_size": 8)")), read("{}"));
+  for (const char* value : {"7", "-2", "2.5", "true"})
+    expect_refused(
+        zero(R"("allgather_bucket_size": )" + std::string(value)),
+        {"zero_optimization.allgather_bucket_size", "integer", ">= 0", value});
 }
 
 TEST(ConfigFile, SaysWhichFileItIs) {

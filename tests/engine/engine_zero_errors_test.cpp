@@ -223,9 +223,6 @@ TEST(EngineZeroConfig, CombinationsThatAreRefused) {
     config.optimizer = test::optimizer_case("lamb");
     refuses(config, kArgument, {"adam with ZeRO", "lamb"});
     config = zero_config({stage, false});
-    config.zero.allgather_bucket_size = 7;
-    refuses(config, kArgument, {"allgather_bucket_size", "even", "7"});
-    config = zero_config({stage, false});
     config.zero.reduce_bucket_size = -1;
     refuses(config, kArgument, {"reduce_bucket_size", ">= 0", "-1"});
   }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -51,26 +52,19 @@ struct PrecisionConfig {
 enum class OffloadDevice { kNone, kCpu };
 
 /// ZeRO (arXiv:1910.02054): optimizer states, and at stage 2 gradients, sharded
-/// over the ranks. Where it says nothing else, a setting of DeepSpeed's that
-/// does not change results, and that this library decides by itself.
+/// over the ranks.
 struct ZeroConfig {
-  int stage = 0;  ///< In [0, 2]; above 0 with an exact optimizer.
-  bool contiguous_gradients = true;
+  int stage = 0;               ///< In [0, 2]; above 0 with an exact optimizer.
   bool reduce_scatter = true;  ///< kDeepSpeed: how sums are rounded.
   /// Most elements that are reduced together, >= 0; an upper bound for ours,
   /// ZeroOptions::exchange.bucket_elements.
   std::int64_t reduce_bucket_size = 500'000'000;
-  std::int64_t allgather_bucket_size = 500'000'000;  ///< Elements, >= 0, even.
-  bool overlap_comm = false;
-  bool load_from_fp32_weights = true;
-  bool elastic_checkpoint = false;
   /// false: step() throws Error(kFailedPrecondition) naming a parameter that
   /// had no gradient on some rank.
   bool ignore_unused_parameters = true;
   bool round_robin_gradients = false;  ///< kDeepSpeed: order of parameters.
   /// kCpu: masters and states are in host memory and updated there.
   OffloadDevice offload_optimizer = OffloadDevice::kNone;
-  bool offload_pin_memory = true;
 
   bool operator==(const ZeroConfig&) const = default;
 };
@@ -160,8 +154,9 @@ struct Config {
   Buffers buffers = Buffers::kBroadcast;
   std::int64_t steps_per_print = 0;  ///< Steps per line of a log; 0: none.
   optim::Semantics semantics = optim::Semantics::kCorrected;
-  /// The object "train_gpt" of a file, as JSON text: that program's. Or empty.
-  std::string train_gpt{};
+  /// Objects at the top of a file that are a program's own, by name, as JSON
+  /// text: those that it has told from_json() to take.
+  std::map<std::string, std::string> other_objects{};
 
   /// Throws Error(kInvalidArgument) naming the field, its range and its value,
   /// also for settings that exclude one another; Error(kUnavailable) for those
@@ -186,15 +181,18 @@ struct Config {
   /// keys that are unknown or refused, for wrong types and numbers out of
   /// range. What depends on the number of ranks, and ZeRO, is left to validate.
   /// "auto" takes the value in `autos`; a scheduler's numbers of steps are
-  /// refused without it, all else counts as absent.
-  [[nodiscard]] static Config from_json(std::string_view text,
-                                        std::vector<KeyNote>* notes = nullptr,
-                                        const AutoValues& autos = {});
+  /// refused without it, all else counts as absent. `taken` names objects at
+  /// the top that are the caller's own, and go to `other_objects` untouched;
+  /// no key may have such a name.
+  [[nodiscard]] static Config from_json(
+      std::string_view text, std::vector<KeyNote>* notes = nullptr,
+      const AutoValues& autos = {}, const std::vector<std::string>& taken = {});
   /// The same of a file, which messages then name.
-  [[nodiscard]] static Config from_file(const std::string& path,
-                                        std::vector<KeyNote>* notes = nullptr,
-                                        const AutoValues& autos = {});
-  /// A text of which from_json() makes an equal Config, if this one is valid.
+  [[nodiscard]] static Config from_file(
+      const std::string& path, std::vector<KeyNote>* notes = nullptr,
+      const AutoValues& autos = {}, const std::vector<std::string>& taken = {});
+  /// A text of which from_json() makes an equal Config, if this one is valid
+  /// and the names of `other_objects` are taken.
   /// Throws Error(kInvalidArgument) for what no file can say: settings per
   /// group of parameters.
   [[nodiscard]] std::string to_json() const;
