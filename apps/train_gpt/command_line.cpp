@@ -140,7 +140,7 @@ void CommandLine::add_training_flags() {
   app_.add_option("--weight-decay", options.weight_decay, "AdamW's");
   app_.add_option("--clip", options.clip,
                   "Largest norm of the gradient, 0: any (with deepspeed "
-                  "semantics only fp16 honours it)");
+                  "semantics only fp16 follows it)");
   app_.add_option("--clip-norm", clip_norm_,
                   "The norm in steps that do not know the averaged gradient: "
                   "calibrated by those that do, or rms: of the ranks' norms");

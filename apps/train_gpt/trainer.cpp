@@ -157,13 +157,8 @@ void Trainer::prepare() {
   data_ = TextData::load(options_.data, model_.context());
   config_.validate(comm_.size());
   if (!is_first()) return;
-  for (const config::KeyNote& key : options_.file_keys) {
-    std::cerr << fmt::format(
-        "config: {}: {}\n", key.path,
-        key.kind == config::KeyNote::Kind::kNoted ? key.note
-        : key.note.empty()                        ? "honoured"
-                           : fmt::format("honoured, {}", key.note));
-  }
+  for (const config::KeyNote& key : options_.file_keys)
+    std::cerr << fmt::format("config: {}\n", config::describe(key));
   writer_.emplace(options_.out, settings_of(options_), options_.data,
                   options_.has_file ? config_.to_json() : "");
 }

@@ -49,8 +49,8 @@ class Reader {
   /// The member is this text, which is in lower case.
   [[nodiscard]] bool is_text(std::string_view name,
                              std::string_view text) const;
-  /// From here on values that field() refuses are left alone instead: they have
-  /// no effect.
+  /// From here on field() leaves its value as it is where it would reject what
+  /// the file says: it has no effect.
   void be_lenient() noexcept { lenient_ = true; }
   /// "PATH must be RANGE, got VALUE".
   [[noreturn]] void reject(std::string_view name, std::string_view range) const;

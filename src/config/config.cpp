@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "thinwire/config/config.h"
 
+#include <fmt/format.h>
+
 #include "config/batch.h"
 
 namespace thinwire::config {
@@ -19,6 +21,14 @@ std::string_view name_of(const OptimizerConfig& optimizer) noexcept {
                                          "onebit_lamb", "zero_one_adam"};
   static_assert(std::size(kNames) == std::variant_size_v<OptimizerConfig>);
   return kNames[optimizer.index()];
+}
+
+std::string describe(const KeyNote& note) {
+  const bool ignored = note.kind == KeyNote::Kind::kIgnored;
+  std::string text = fmt::format("{}: {}", note.path,
+                                 ignored ? "ignored (no effect)" : "supported");
+  if (!note.note.empty()) text += (ignored ? ": " : ", ") + note.note;
+  return text;
 }
 
 BatchSizes Config::batch(int world) const {

@@ -151,11 +151,11 @@ class Checker {
       if (rule == nullptr && !nested && !others)
         reject_unknown(section, name, taken_);
       if (is_absent(value)) {
-        note(path, KeyNote::Kind::kNoted, "as if absent");
+        note(path, KeyNote::Kind::kIgnored, "as if absent");
       } else if (nested && value.is(Json::Kind::kObject)) {
         kept.add(name, check(path, value));
       } else if (others && value.is(Json::Kind::kObject)) {
-        note(path, KeyNote::Kind::kHonoured, "");
+        note(path, KeyNote::Kind::kSupported, "");
         kept.add(name, value);
       } else if (rule == nullptr) {
         reject(fmt::format("{} must be an object, got {}", path,
@@ -192,17 +192,18 @@ class Checker {
 
   bool keeps(const KeyRule& rule, const Json& value) {
     require_type(rule);
-    if (rule.status == KeyStatus::kRefused) {
+    if (rule.status == KeyStatus::kRejected) {
       if (!is_harmless(rule, value))
-        reject(fmt::format("{} = {} is refused: {}{}", rule.path,
+        reject(fmt::format("{} = {} is rejected: {}{}", rule.path,
                            brief_json(value), rule.text, harmless_text(rule)));
-      note(rule.path, KeyNote::Kind::kNoted, "as it is anyway");
+      note(rule.path, KeyNote::Kind::kIgnored, "what Thinwire does anyway");
       return false;
     }
-    const bool honoured = rule.status == KeyStatus::kHonoured;
-    note(rule.path, honoured ? KeyNote::Kind::kHonoured : KeyNote::Kind::kNoted,
-         honoured ? "" : rule.text);
-    return honoured;
+    const bool supported = rule.status == KeyStatus::kSupported;
+    note(rule.path,
+         supported ? KeyNote::Kind::kSupported : KeyNote::Kind::kIgnored,
+         supported ? "" : rule.text);
+    return supported;
   }
 
   void require_type(const KeyRule& rule) const {
@@ -259,7 +260,7 @@ Json check_keys(const Json& file, const AutoValues& autos,
   const auto [resolved, paths] = with_auto_values(with_new_names(file), autos);
   Json kept = Checker(resolved, taken, notes).check("", resolved);
   for (KeyNote& note : notes)
-    if (note.kind == KeyNote::Kind::kHonoured &&
+    if (note.kind == KeyNote::Kind::kSupported &&
         std::find(paths.begin(), paths.end(), note.path) != paths.end())
       note.note = "auto: from the program";
   return kept;
@@ -271,9 +272,9 @@ void note_unused(std::vector<KeyNote>& notes, std::string_view path,
     const bool is_switch =
         note.path.ends_with(".enabled") || note.path.ends_with(".stage");
     if (is_switch || !note.path.starts_with(path) ||
-        note.kind == KeyNote::Kind::kNoted)
+        note.kind == KeyNote::Kind::kIgnored)
       continue;
-    note.kind = KeyNote::Kind::kNoted;
+    note.kind = KeyNote::Kind::kIgnored;
     note.note = why;
   }
 }

@@ -11,12 +11,12 @@ namespace {
 
 std::string_view status_text(const KeyRule& rule) {
   switch (rule.status) {
-    case KeyStatus::kHonoured:
-      return "honoured";
-    case KeyStatus::kNoted:
-      return "noted";
-    case KeyStatus::kRefused:
-      return "refused";
+    case KeyStatus::kSupported:
+      return "supported";
+    case KeyStatus::kIgnored:
+      return "ignored (no effect)";
+    case KeyStatus::kRejected:
+      return "rejected";
   }
   return "";
 }

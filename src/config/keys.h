@@ -14,24 +14,24 @@
 namespace thinwire::config {
 
 enum class KeyStatus {
-  kHonoured,
-  kNoted,    ///< Accepted without effect; cannot change results.
-  kRefused,  ///< Unless it says what Thinwire does anyway.
+  kSupported,
+  kIgnored,   ///< Accepted, without effect: it cannot change results.
+  kRejected,  ///< Unless it asks for what Thinwire does anyway.
 };
 
 enum class KeyValue { kAny, kBoolean, kEvenCount };
 
 struct KeyRule {
   std::string_view path;  ///< "fp16.loss_scale".
-  KeyStatus status = KeyStatus::kHonoured;
-  /// What it does here, or why it has no effect, or why it is refused.
+  KeyStatus status = KeyStatus::kSupported;
+  /// What it does here, or why it has no effect, or why it is rejected.
   std::string_view text{};
   /// The types of optimizer or scheduler that have it; empty: all.
   std::string_view only{};
-  /// Refused: the value that is accepted, as JSON; kDisabled: an object whose
+  /// Rejected: the value that is accepted, as JSON; kDisabled: an object whose
   /// "enabled" is not true.
   std::string_view harmless{};
-  /// Noted: what its value has to be nevertheless.
+  /// Ignored: what its value has to be nevertheless.
   KeyValue value = KeyValue::kAny;
 };
 
@@ -48,7 +48,7 @@ inline constexpr std::string_view kDisabled = "disabled";
 
 /// Checks every key of a file against the table. Gives the file with values in
 /// place of "auto", without keys that are null or for which there is no value,
-/// which count as absent, and without refused ones that have their harmless
+/// which count as absent, and without rejected ones that have their harmless
 /// value; throws Error(kInvalidArgument) for the others and for unknown ones,
 /// but for objects at the top that the caller takes.
 [[nodiscard]] Json check_keys(const Json& file, const AutoValues& autos,
@@ -65,8 +65,8 @@ struct Resolved {
 /// could stand for.
 [[nodiscard]] Resolved with_auto_values(Json file, const AutoValues& autos);
 
-/// Turns honoured keys whose path begins with `path` into noted ones; not those
-/// that switch a section on.
+/// Turns supported keys whose path begins with `path` into ignored ones, but
+/// for those that switch a section on.
 void note_unused(std::vector<KeyNote>& notes, std::string_view path,
                  std::string_view why);
 

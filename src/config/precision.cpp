@@ -14,8 +14,7 @@ namespace {
 
 using precision::LossScalerOptions;
 
-constexpr std::string_view kNotEnabled =
-    "without effect: the section is not enabled";
+constexpr std::string_view kNotEnabled = "the section is not enabled";
 constexpr std::string_view kUnlimited = "unlimited";
 constexpr Limits kPowers{.least = 0, .most = 1023};
 
@@ -97,7 +96,7 @@ void read_precision(const Reader& file, Config& config,
           "fp16.hysteresis", "fp16.consecutive_hysteresis",
           "fp16.min_loss_scale", "thinwire.max_loss_scale",
           "thinwire.at_minimum"})
-      note_unused(notes, name, "without effect: the loss scale is static");
+      note_unused(notes, name, "the loss scale is static");
   bool low_masters = false;
   fp16.field("fp16_master_weights_and_grads", low_masters);
   if (is_fp16 && low_masters) precision.master_dtype = DType::kFloat16;

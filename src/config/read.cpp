@@ -10,6 +10,7 @@
 #include "config/keys.h"
 #include "config/sections.h"
 #include "core/require.h"
+#include "thinwire/core/log.h"
 
 namespace thinwire::config {
 
@@ -49,6 +50,13 @@ void read_zero(const Json& tree, const Reader& file, ZeroConfig& zero) {
                  Choices<OffloadDevice>(kDevices));
 }
 
+// Keys of which the caller would not learn otherwise.
+void log_ignored(const std::vector<KeyNote>& notes) {
+  for (const KeyNote& note : notes)
+    if (note.kind == KeyNote::Kind::kIgnored)
+      log(LogLevel::kInfo, "configuration: " + describe(note));
+}
+
 }  // namespace
 
 Config Config::from_json(std::string_view text, std::vector<KeyNote>* notes,
@@ -70,12 +78,15 @@ Config Config::from_json(std::string_view text, std::vector<KeyNote>* notes,
   read_schedule(file, config);
   read_zero(tree, file, config.zero);
   if (config.zero.stage == 0)
-    note_unused(met, "zero_optimization.", "without effect at stage 0");
+    note_unused(met, "zero_optimization.", "at stage 0 there is no ZeRO");
   for (const std::string& name : taken)
     if (const Json* object = tree.find(name))
       config.other_objects[name] = write_json(*object);
   check_without_ranks(config);
-  if (notes != nullptr) notes->insert(notes->end(), met.begin(), met.end());
+  if (notes != nullptr)
+    notes->insert(notes->end(), met.begin(), met.end());
+  else
+    log_ignored(met);
   return config;
 }
 

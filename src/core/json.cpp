@@ -48,7 +48,7 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
   bool end_array() override { return close(); }
   bool key(std::string& name) override {
     if (open_.back()->find(name) != nullptr)
-      reject(fmt::format("key {} stands twice in one object",
+      reject(fmt::format("duplicate key {}",
                          brief_json(Json::of(std::string_view(name)))));
     if (open_.back()->members.size() == kMostMembers)
       reject(fmt::format("an object may have {} keys, not more", kMostMembers));

@@ -52,7 +52,7 @@ TEST(ConfigAuto, TakesWhatTheProgramKnows) {
     if (note.path.starts_with("scheduler.params.warmup_min")) {
       EXPECT_EQ(note.note, "as if absent");
     } else if (is_taken) {
-      EXPECT_EQ(note.kind, KeyNote::Kind::kHonoured) << note.path;
+      EXPECT_EQ(note.kind, KeyNote::Kind::kSupported) << note.path;
       EXPECT_EQ(note.note, "auto: from the program") << note.path;
     }
   }
@@ -74,28 +74,28 @@ TEST(ConfigAuto, TheHighestRateIsTheOptimizersOfTheFile) {
             0.125);
 }
 
-TEST(ConfigAuto, NumbersOfStepsAreRefusedByPathWhereNobodyKnowsThem) {
-  const auto refused = [](std::string_view text, const AutoValues& autos,
-                          std::initializer_list<std::string_view> parts) {
+TEST(ConfigAuto, NumbersOfStepsAreRejectedByPathWhereNobodyKnowsThem) {
+  const auto rejected = [](std::string_view text, const AutoValues& autos,
+                           std::initializer_list<std::string_view> parts) {
     thinwire::test::expect_error(ErrorCode::kInvalidArgument, parts, [&] {
       static_cast<void>(Config::from_json(text, nullptr, autos));
     });
   };
-  refused(kFile, {},
-          {"scheduler.params.total_num_steps must", "got \"auto\"",
-           "AutoValues::total_num_steps"});
-  refused(kFile, {.total_num_steps = 500},
-          {"scheduler.params.warmup_num_steps must", "got \"auto\"",
-           "AutoValues::warmup_num_steps"});
+  rejected(kFile, {},
+           {"scheduler.params.total_num_steps must", "got \"auto\"",
+            "AutoValues::total_num_steps"});
+  rejected(kFile, {.total_num_steps = 500},
+           {"scheduler.params.warmup_num_steps must", "got \"auto\"",
+            "AutoValues::warmup_num_steps"});
   // What the program says is checked as if the file said it.
-  refused(kFile, {.total_num_steps = 0, .warmup_num_steps = 0},
-          {"scheduler.params.total_num_steps must be", ">= 1, got 0"});
-  refused(kFile,
-          {.total_num_steps = 9, .warmup_num_steps = 3, .learning_rate = -1},
-          {"optimizer.params.lr", "-1"});
-  refused(R"({"scheduler": {"type": "WarmupLR",
+  rejected(kFile, {.total_num_steps = 0, .warmup_num_steps = 0},
+           {"scheduler.params.total_num_steps must be", ">= 1, got 0"});
+  rejected(kFile,
+           {.total_num_steps = 9, .warmup_num_steps = 3, .learning_rate = -1},
+           {"optimizer.params.lr", "-1"});
+  rejected(R"({"scheduler": {"type": "WarmupLR",
                             "params": {"warmup_num_steps": "auto"}}})",
-          {}, {"scheduler.params.warmup_num_steps must", "got \"auto\""});
+           {}, {"scheduler.params.warmup_num_steps must", "got \"auto\""});
 }
 
 TEST(ConfigAuto, ElsewhereCountsAsAbsent) {

@@ -19,8 +19,8 @@ BatchSizes batch(Given train, Given micro, Given steps, int world = 4) {
   return with_batch(train, micro, steps).batch(world);
 }
 
-void expect_refused(const Config& config,
-                    std::initializer_list<std::string_view> parts) {
+void expect_rejected(const Config& config,
+                     std::initializer_list<std::string_view> parts) {
   test::expect_error(ErrorCode::kInvalidArgument, parts,
                      [&] { config.validate(4); });
 }
@@ -44,21 +44,22 @@ TEST(Batch, MayBeLeftToTheCaller) {
   EXPECT_EQ(batch({}, {}, 3), BatchSizes{.accumulation_steps = 3});
 }
 
-TEST(Batch, RefusesWhatDoesNotMultiplyExactly) {
-  expect_refused(with_batch(65, 8, 2), {"train_batch_size", "8 * 2 * 4", "65"});
-  expect_refused(with_batch(60, 8, {}), {"a multiple of", "32", "60"});
-  expect_refused(with_batch(60, {}, 2), {"a multiple of", "8", "60"});
-  expect_refused(with_batch(6, {}, {}), {"a multiple of", "4", "6"});
-  expect_refused(with_batch(8, 8, {}), {"a multiple of", "32", "8"});
+TEST(Batch, RejectsWhatDoesNotMultiplyExactly) {
+  expect_rejected(with_batch(65, 8, 2),
+                  {"train_batch_size", "8 * 2 * 4", "65"});
+  expect_rejected(with_batch(60, 8, {}), {"a multiple of", "32", "60"});
+  expect_rejected(with_batch(60, {}, 2), {"a multiple of", "8", "60"});
+  expect_rejected(with_batch(6, {}, {}), {"a multiple of", "4", "6"});
+  expect_rejected(with_batch(8, 8, {}), {"a multiple of", "32", "8"});
 }
 
 TEST(Batch, RefusesNumbersOutOfRange) {
-  expect_refused(with_batch(0, {}, {}), {"train_batch_size", ">= 1", "0"});
-  expect_refused(with_batch({}, -8, {}),
-                 {"train_micro_batch_size_per_gpu", ">= 1", "-8"});
-  expect_refused(with_batch({}, 8, 0),
-                 {"gradient_accumulation_steps", ">= 1", "0"});
-  expect_refused(with_batch({}, std::int64_t{1} << 62, 1), {"below 2^63"});
+  expect_rejected(with_batch(0, {}, {}), {"train_batch_size", ">= 1", "0"});
+  expect_rejected(with_batch({}, -8, {}),
+                  {"train_micro_batch_size_per_gpu", ">= 1", "-8"});
+  expect_rejected(with_batch({}, 8, 0),
+                  {"gradient_accumulation_steps", ">= 1", "0"});
+  expect_rejected(with_batch({}, std::int64_t{1} << 62, 1), {"below 2^63"});
   test::expect_error(ErrorCode::kInvalidArgument, {"world", ">= 1", "0"},
                      [] { Config{}.validate(0); });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files that are refused, and that the message says where and why.
+// Files that are rejected, and that the message says where and why.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -26,7 +26,7 @@ const Refusal kRefusals[] = {
     {R"({"gradient_clipping": NaN})", {"not JSON"}},
     {R"({"gradient_clipping": 1e999})", {"not JSON", "1e999"}},
     {R"({"fp16": {"enabled": true, "enabled": false}})",
-     {"\"enabled\"", "twice"}},
+     {"\"enabled\"", "duplicate"}},
     {R"({"a": [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]})",
      {"32 deep"}},
     // Unknown keys.
@@ -83,18 +83,18 @@ const Refusal kRefusals[] = {
     {R"({"communication_data_type": "int8"})",
      {"communication_data_type", "fp32", "int8"}},
     {R"({"steps_per_print": 0})", {"steps_per_print", ">= 1"}},
-    // Refused with a reason.
+    // Rejected with a reason.
     {R"({"optimizer": {"params": {"max_grad_norm": 1.0}}})",
-     {"optimizer.params.max_grad_norm", "refused", "gradient_clipping"}},
+     {"optimizer.params.max_grad_norm", "rejected", "gradient_clipping"}},
     {R"({"optimizer": {"type": "OneBitAdam", "params": {"amsgrad": true}}})",
-     {"optimizer.params.amsgrad", "refused", "running maximum"}},
+     {"optimizer.params.amsgrad", "rejected", "running maximum"}},
     {R"({"gradient_allreduce_op": "sum"})",
-     {"gradient_allreduce_op", "refused", "averaged"}},
-    {R"({"amp": {"enabled": true}})", {"amp", "refused", "fp16 or bf16"}},
-    {R"({"sparse_gradients": true})", {"sparse_gradients", "refused"}},
-    {R"({"elasticity": {"enabled": true}})", {"elasticity", "refused"}},
+     {"gradient_allreduce_op", "rejected", "averaged"}},
+    {R"({"amp": {"enabled": true}})", {"amp", "rejected", "fp16 or bf16"}},
+    {R"({"sparse_gradients": true})", {"sparse_gradients", "rejected"}},
+    {R"({"elasticity": {"enabled": true}})", {"elasticity", "rejected"}},
     {R"({"zero_optimization": {"offload_param": {"device": "cpu"}}})",
-     {"zero_optimization.offload_param.device", "refused", "stage 3"}},
+     {"zero_optimization.offload_param.device", "rejected", "stage 3"}},
     {R"({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}})",
      {"offload_optimizer.device", "none, cpu", "nvme"}},
     {R"({"zero_optimization": {"cpu_offload": true,

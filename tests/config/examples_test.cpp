@@ -15,11 +15,11 @@ Config example(const std::string& name, std::vector<KeyNote>* notes = nullptr) {
       THINWIRE_SOURCE_DIR "/examples/configs/" + name + ".json", notes);
 }
 
-// The keys that were noted, in the order of the file.
-std::vector<std::string> noted(const std::vector<KeyNote>& notes) {
+// The keys that were ignored, in the order of the file.
+std::vector<std::string> ignored(const std::vector<KeyNote>& notes) {
   std::vector<std::string> paths;
   for (const KeyNote& note : notes)
-    if (note.kind == KeyNote::Kind::kNoted) paths.push_back(note.path);
+    if (note.kind == KeyNote::Kind::kIgnored) paths.push_back(note.path);
   return paths;
 }
 
@@ -52,10 +52,10 @@ TEST(ExampleConfigs, OnebitAdam) {
   EXPECT_EQ(config, expected);
   EXPECT_EQ(config.batch(4),
             (BatchSizes{.train = 256, .micro = 16, .accumulation_steps = 4}));
-  EXPECT_EQ(noted(notes), (std::vector<std::string>{
-                              "optimizer.params.cuda_aware",
-                              "optimizer.params.comm_backend_name",
-                              "prescale_gradients", "wall_clock_breakdown"}));
+  EXPECT_EQ(ignored(notes), (std::vector<std::string>{
+                                "optimizer.params.cuda_aware",
+                                "optimizer.params.comm_backend_name",
+                                "prescale_gradients", "wall_clock_breakdown"}));
   EXPECT_EQ(notes.size(), 25u);
 }
 
@@ -81,7 +81,7 @@ TEST(ExampleConfigs, OnebitLamb) {
       .gradient_accumulation_steps = 32,
       .steps_per_print = 100};
   EXPECT_EQ(config, expected);
-  EXPECT_EQ(noted(notes),
+  EXPECT_EQ(ignored(notes),
             (std::vector<std::string>{"optimizer.params.cuda_aware",
                                       "optimizer.params.comm_backend_name",
                                       "wall_clock_breakdown"}));
@@ -109,7 +109,7 @@ TEST(ExampleConfigs, ZeroOneAdam) {
       .steps_per_print = 1000};
   EXPECT_EQ(config, expected);
   EXPECT_EQ(config.batch(2).train, 128);
-  EXPECT_EQ(noted(notes),
+  EXPECT_EQ(ignored(notes),
             (std::vector<std::string>{"optimizer.params.cuda_aware",
                                       "optimizer.params.comm_backend_name",
                                       "wall_clock_breakdown"}));

@@ -100,7 +100,7 @@ TEST(ConfigFuzz, ReadsOrRefusesItsCorpus) {
   for (const std::string& text : texts) run(text);
 }
 
-TEST(ConfigFuzz, ReadsOrRefusesWhatIsCloseToIt) {
+TEST(ConfigFuzz, ReadsOrRejectsWhatIsCloseToIt) {
   constexpr int kMutations = 20'000;
   const auto texts = corpus();
   Mutator mutate(12345);

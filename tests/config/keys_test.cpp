@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-// A value of every honoured key that changes what is read from base_file().
+// A value of every supported key that changes what is read from base_file().
 const std::map<std::string_view, json> kSamples = {
     {"train_batch_size", 8},
     {"train_micro_batch_size_per_gpu", 8},
@@ -169,9 +169,9 @@ const KeyNote* find(const std::vector<KeyNote>& notes, std::string_view path) {
   return found == notes.end() ? nullptr : &*found;
 }
 
-TEST(ConfigKeys, HonouredOnesChangeWhatIsRead) {
+TEST(ConfigKeys, SupportedOnesChangeWhatIsRead) {
   for (const KeyRule& rule : key_rules()) {
-    if (rule.status != KeyStatus::kHonoured || kConfirm.contains(rule.path))
+    if (rule.status != KeyStatus::kSupported || kConfirm.contains(rule.path))
       continue;
     SCOPED_TRACE(rule.path);
     ASSERT_TRUE(kSamples.contains(rule.path)) << "give it a sample";
@@ -182,7 +182,7 @@ TEST(ConfigKeys, HonouredOnesChangeWhatIsRead) {
     EXPECT_FALSE(changed == read(base));
     const KeyNote* note = find(notes, rule.path);
     ASSERT_NE(note, nullptr);
-    EXPECT_EQ(note->kind, KeyNote::Kind::kHonoured);
+    EXPECT_EQ(note->kind, KeyNote::Kind::kSupported);
   }
 }
 
@@ -198,9 +198,9 @@ std::vector<json> values_of(const KeyRule& rule) {
   return {true, 17, "text", {{"enabled", true}, {"more", {1, 2}}}};
 }
 
-TEST(ConfigKeys, NotedOnesChangeNothing) {
+TEST(ConfigKeys, IgnoredOnesChangeNothing) {
   for (const KeyRule& rule : key_rules()) {
-    if (rule.status != KeyStatus::kNoted) continue;
+    if (rule.status != KeyStatus::kIgnored) continue;
     SCOPED_TRACE(rule.path);
     const json base = base_file(rule);
     for (const json& value : values_of(rule)) {
@@ -208,19 +208,19 @@ TEST(ConfigKeys, NotedOnesChangeNothing) {
       EXPECT_EQ(read(with(base, rule.path, value), &notes), read(base));
       const KeyNote* note = find(notes, rule.path);
       ASSERT_NE(note, nullptr);
-      EXPECT_EQ(note->kind, KeyNote::Kind::kNoted);
+      EXPECT_EQ(note->kind, KeyNote::Kind::kIgnored);
       EXPECT_EQ(note->note, rule.text);
     }
   }
 }
 
-TEST(ConfigKeys, RefusedOnesTakeTheirHarmlessValueOnly) {
+TEST(ConfigKeys, RejectedOnesTakeTheirHarmlessValueOnly) {
   for (const KeyRule& rule : key_rules()) {
-    if (rule.status != KeyStatus::kRefused) continue;
+    if (rule.status != KeyStatus::kRejected) continue;
     SCOPED_TRACE(rule.path);
     const json base = base_file(rule);
     test::expect_error(
-        ErrorCode::kInvalidArgument, {rule.path, "refused", rule.text}, [&] {
+        ErrorCode::kInvalidArgument, {rule.path, "rejected", rule.text}, [&] {
           static_cast<void>(
               read(with(base, rule.path, {{"enabled", true}, {"x", 3}})));
         });
@@ -231,7 +231,7 @@ TEST(ConfigKeys, RefusedOnesTakeTheirHarmlessValueOnly) {
     std::vector<KeyNote> notes;
     EXPECT_EQ(read(with(base, rule.path, harmless), &notes), read(base));
     ASSERT_NE(find(notes, rule.path), nullptr);
-    EXPECT_EQ(find(notes, rule.path)->kind, KeyNote::Kind::kNoted);
+    EXPECT_EQ(find(notes, rule.path)->kind, KeyNote::Kind::kIgnored);
   }
 }
 
@@ -247,7 +247,7 @@ TEST(ConfigKeys, AutoAndNullCountAsAbsent) {
       std::vector<KeyNote> notes;
       EXPECT_EQ(read(with(base, rule.path, value), &notes), read(base));
       ASSERT_NE(find(notes, rule.path), nullptr);
-      EXPECT_EQ(find(notes, rule.path)->kind, KeyNote::Kind::kNoted);
+      EXPECT_EQ(find(notes, rule.path)->kind, KeyNote::Kind::kIgnored);
     }
   }
 }
@@ -284,11 +284,10 @@ TEST(ConfigKeys, SayWhyTheyHaveNoEffect) {
     return note == nullptr ? std::string("not there") : note->note;
   };
   EXPECT_EQ(note_of("fp16.loss_scale"), "");
-  EXPECT_EQ(note_of("fp16.hysteresis"),
-            "without effect: the loss scale is static");
+  EXPECT_EQ(note_of("fp16.hysteresis"), "the loss scale is static");
   EXPECT_EQ(note_of("zero_optimization.stage"), "");
   EXPECT_EQ(note_of("zero_optimization.reduce_bucket_size"),
-            "without effect at stage 0");
+            "at stage 0 there is no ZeRO");
   EXPECT_NE(
       note_of("zero_optimization.overlap_comm").find("leave as they fill"),
       std::string::npos);

@@ -19,8 +19,8 @@ double rate(const Shape& shape, std::int64_t applied, double base = 1) {
 }
 
 template <class Shape>
-void expect_refused(const Shape& shape,
-                    std::initializer_list<std::string_view> parts) {
+void expect_rejected(const Shape& shape,
+                     std::initializer_list<std::string_view> parts) {
   test::expect_error(ErrorCode::kInvalidArgument, parts,
                      [&] { LearningRateSchedule{.shape = shape}.validate(); });
 }
@@ -164,24 +164,24 @@ TEST(LRRangeTest, RisesForEver) {
   EXPECT_EQ(rate(range, 10), 3);
 }
 
-TEST(LearningRate, RefusesWhatMakesNoSense) {
-  expect_refused(WarmupAndDecay{.warmup_steps = -1}, {"warmup_steps", "-1"});
-  expect_refused(WarmupAndDecay{.final_fraction = 2},
-                 {"final_fraction must be in [0, 1], got 2"});
-  expect_refused(WarmupAndDecay{.decay = Decay::kCosine},
-                 {"total_steps must be in [1,", "got 0"});
-  expect_refused(WarmupLr{.warmup_num_steps = 0}, {"warmup_num_steps", "0"});
-  expect_refused(WarmupLr{.warmup_min_lr = std::nan("")}, {"warmup_min_lr"});
-  expect_refused(WarmupDecayLr{}, {"total_num_steps", "given", "1000"});
-  expect_refused(WarmupCosineLr{.total_num_steps = 10},
-                 {"total_num_steps", "1000", "10"});
-  expect_refused(OneCycle{.cycle_first_step_size = 0},
-                 {"cycle_first_step_size", "0"});
-  expect_refused(
+TEST(LearningRate, RejectsWhatMakesNoSense) {
+  expect_rejected(WarmupAndDecay{.warmup_steps = -1}, {"warmup_steps", "-1"});
+  expect_rejected(WarmupAndDecay{.final_fraction = 2},
+                  {"final_fraction must be in [0, 1], got 2"});
+  expect_rejected(WarmupAndDecay{.decay = Decay::kCosine},
+                  {"total_steps must be in [1,", "got 0"});
+  expect_rejected(WarmupLr{.warmup_num_steps = 0}, {"warmup_num_steps", "0"});
+  expect_rejected(WarmupLr{.warmup_min_lr = std::nan("")}, {"warmup_min_lr"});
+  expect_rejected(WarmupDecayLr{}, {"total_num_steps", "given", "1000"});
+  expect_rejected(WarmupCosineLr{.total_num_steps = 10},
+                  {"total_num_steps", "1000", "10"});
+  expect_rejected(OneCycle{.cycle_first_step_size = 0},
+                  {"cycle_first_step_size", "0"});
+  expect_rejected(
       OneCycle{.cycle_max_lr = std::numeric_limits<double>::infinity()},
       {"cycle_max_lr", "finite", "inf"});
-  expect_refused(LrRangeTest{.lr_range_test_step_size = 0},
-                 {"lr_range_test_step_size", "0"});
+  expect_rejected(LrRangeTest{.lr_range_test_step_size = 0},
+                  {"lr_range_test_step_size", "0"});
   test::expect_error(ErrorCode::kInvalidArgument, {"applied_steps", "-1"}, [] {
     static_cast<void>(LearningRateSchedule{}.rate(1, -1));
   });

@@ -12,7 +12,7 @@
 namespace thinwire::config {
 namespace {
 
-using test::expect_refused;
+using test::expect_rejected;
 using test::read;
 
 std::string fp16(std::string_view key, std::string_view value,
@@ -24,16 +24,16 @@ std::string fp16(std::string_view key, std::string_view value,
 TEST(ConfigFile, Item47DynamicScalingRefusesNumbersThatMakeNoSense) {
   for (const char* key : {"loss_scale_window", "min_loss_scale", "hysteresis"})
     for (const char* value : {"0", "-1", "true", "\"2\"", "[2]"})
-      expect_refused(fp16(key, value), {"fp16.", key, value});
-  expect_refused(fp16("loss_scale_window", "1.5"),
-                 {"fp16.loss_scale_window must be an integer", "1.5"});
-  expect_refused(fp16("min_loss_scale", "1e999"), {"not JSON", "1e999"});
-  expect_refused(fp16("min_loss_scale", "Infinity"), {"not JSON"});
-  expect_refused(fp16("hysteresis", "NaN"), {"not JSON"});
+      expect_rejected(fp16(key, value), {"fp16.", key, value});
+  expect_rejected(fp16("loss_scale_window", "1.5"),
+                  {"fp16.loss_scale_window must be an integer", "1.5"});
+  expect_rejected(fp16("min_loss_scale", "1e999"), {"not JSON", "1e999"});
+  expect_rejected(fp16("min_loss_scale", "Infinity"), {"not JSON"});
+  expect_rejected(fp16("hysteresis", "NaN"), {"not JSON"});
   for (const char* value : {"-1", "true", "\"0\"", "1e400"})
-    expect_refused(R"({"fp16": {"enabled": true, "loss_scale": )" +
-                       std::string(value) + "}}",
-                   {});
+    expect_rejected(R"({"fp16": {"enabled": true, "loss_scale": )" +
+                        std::string(value) + "}}",
+                    {});
 }
 
 TEST(ConfigFile, Item47StaticScalingLeavesThemUnused) {
@@ -84,21 +84,21 @@ TEST(ConfigFile, UnderstandsTheLossScaleAsDeepSpeedWhereAskedTo) {
 }
 
 TEST(ConfigFile, RefusesPrecisionsThatExcludeOneAnother) {
-  expect_refused(R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})",
-                 {"bf16.enabled", "fp16.enabled"});
-  expect_refused(R"({"bf16": {}, "bfloat16": {}})", {"two names"});
-  expect_refused(R"({"data_types": {"param_dtype": "bf16"}})",
-                 {"data_types.param_dtype", "bf16"});
-  expect_refused(R"({"data_types": {"grad_accum_dtype": "fp16"}})",
-                 {"accumulation_dtype", "float16"});
-  expect_refused(
+  expect_rejected(R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})",
+                  {"bf16.enabled", "fp16.enabled"});
+  expect_rejected(R"({"bf16": {}, "bfloat16": {}})", {"two names"});
+  expect_rejected(R"({"data_types": {"param_dtype": "bf16"}})",
+                  {"data_types.param_dtype", "bf16"});
+  expect_rejected(R"({"data_types": {"grad_accum_dtype": "fp16"}})",
+                  {"accumulation_dtype", "float16"});
+  expect_rejected(
       R"({"fp16": {"enabled": true}, "thinwire": {"check_grad_overflow": false}})",
       {"check_grad_overflow", "true with float16"});
   const Config low = read(R"({"bf16": {"enabled": true,
       "bf16_master_weights_and_grads": true, "bf16_optimizer_states": true}})");
   EXPECT_EQ(low.precision.state_dtype, DType::kBFloat16);
   low.validate(1);
-  expect_refused(
+  expect_rejected(
       R"({"bf16": {"enabled": true, "bf16_optimizer_states": true}})",
       {"state_dtype", "master_dtype"});
   const Config lamb = read(R"({"optimizer": {"type": "Lamb"}, "bf16": {

@@ -8,11 +8,12 @@
 #include "config/text.h"
 #include "support/errors.h"
 #include "thinwire/config/config.h"
+#include "thinwire/core/log.h"
 
 namespace thinwire::config {
 namespace {
 
-using test::expect_refused;
+using test::expect_rejected;
 using test::read;
 
 template <class Options>
@@ -38,7 +39,7 @@ TEST(ConfigFile, Item59LambTakesAStaticScale) {
   }
 }
 
-TEST(ConfigFile, Item59LowBitWithZeroIsPlannedAndPipelinesAreRefused) {
+TEST(ConfigFile, Item59LowBitWithZeroIsPlannedAndPipelinesAreRejected) {
   for (const char* type : {"OneBitAdam", "OneBitLamb", "ZeroOneAdam"}) {
     const std::string optimizer =
         R"("optimizer": {"type": ")" + std::string(type) + "\"}";
@@ -48,8 +49,8 @@ TEST(ConfigFile, Item59LowBitWithZeroIsPlannedAndPipelinesAreRefused) {
                                  {"ZeRO stage 2 with", "planned"},
                                  [&] { sharded.validate(2); });
     read("{" + optimizer + R"(, "bf16": {"enabled": true}})").validate(2);
-    expect_refused("{" + optimizer + R"(, "pipeline": {"stages": 2}})",
-                   {"pipeline", "refused", "no pipeline parallelism"});
+    expect_rejected("{" + optimizer + R"(, "pipeline": {"stages": 2}})",
+                    {"pipeline", "rejected", "no pipeline parallelism"});
   }
 }
 
@@ -67,10 +68,10 @@ TEST(ConfigFile, ReadsZeroAndLeavesItToValidate) {
   EXPECT_EQ(read(R"({"zero_optimization": {"cpu_offload": true}})")
                 .zero.offload_optimizer,
             OffloadDevice::kCpu);
-  expect_refused(R"({"zero_optimization": {"stage": 3}})",
-                 {"zero_optimization.stage", "[0, 2]", "3"});
-  expect_refused(R"({"zero_optimization": {"allgather_bucket_size": 7}})",
-                 {"allgather_bucket_size", "even", "7"});
+  expect_rejected(R"({"zero_optimization": {"stage": 3}})",
+                  {"zero_optimization.stage", "[0, 2]", "3"});
+  expect_rejected(R"({"zero_optimization": {"allgather_bucket_size": 7}})",
+                  {"allgather_bucket_size", "even", "7"});
 }
 
 TEST(ConfigFile, CallsAdamWhatDeepSpeedDoes) {
@@ -82,7 +83,7 @@ TEST(ConfigFile, CallsAdamWhatDeepSpeedDoes) {
   EXPECT_TRUE(decoupled(R"({"optimizer": {"type": "adamw"}})"));
   EXPECT_FALSE(decoupled(
       R"({"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}})"));
-  expect_refused(
+  expect_rejected(
       R"({"optimizer": {"type": "AdamW", "params": {"adam_w_mode": false}}})",
       {"optimizer.params.adam_w_mode", "AdamW", "false"});
 }
@@ -158,19 +159,19 @@ TEST(ConfigFile, ReadsSchedulers) {
             (WarmupAndDecay{.decay = Decay::kInverseSqrt,
                             .warmup = Warmup::kLog,
                             .warmup_steps = 9}));
-  expect_refused(R"({"scheduler": {"type": "OneCycle", "params":
+  expect_rejected(R"({"scheduler": {"type": "OneCycle", "params":
       {"cycle_min_lr": 0.1, "cycle_max_lr": 1}}})",
-                 {"scheduler.params.cycle_momentum", "betas", "nothing"});
-  expect_refused(R"({"scheduler": {"type": "OneCycle", "params":
+                  {"scheduler.params.cycle_momentum", "betas", "nothing"});
+  expect_rejected(R"({"scheduler": {"type": "OneCycle", "params":
       {"cycle_min_lr": 0.1, "cycle_momentum": false}}})",
-                 {"scheduler.params.cycle_max_lr", "given"});
-  expect_refused(R"({"scheduler": {"type": "WarmupDecayLR"}})",
-                 {"total_num_steps", "given"});
-  expect_refused(R"({"scheduler": {"params": {}}})",
-                 {"scheduler.type", "nothing"});
-  expect_refused(R"({"scheduler": {"type": "WarmupLR"},
+                  {"scheduler.params.cycle_max_lr", "given"});
+  expect_rejected(R"({"scheduler": {"type": "WarmupDecayLR"}})",
+                  {"total_num_steps", "given"});
+  expect_rejected(R"({"scheduler": {"params": {}}})",
+                  {"scheduler.type", "nothing"});
+  expect_rejected(R"({"scheduler": {"type": "WarmupLR"},
                      "thinwire": {"schedule": {"decay": "none"}}})",
-                 {"thinwire.schedule", "scheduler"});
+                  {"thinwire.schedule", "scheduler"});
 }
 
 TEST(ConfigFile, HandsBackObjectsThatAProgramTakes) {
@@ -190,11 +191,11 @@ TEST(ConfigFile, HandsBackObjectsThatAProgramTakes) {
   EXPECT_EQ(config.gradient_clipping, 3);
   ASSERT_EQ(notes.size(), 2u);
   EXPECT_EQ(notes[0].path, "a program");
-  EXPECT_EQ(notes[0].kind, KeyNote::Kind::kHonoured);
+  EXPECT_EQ(notes[0].kind, KeyNote::Kind::kSupported);
 }
 
-TEST(ConfigFile, RefusesObjectsThatNobodyTakes) {
-  expect_refused(R"({"program": {}})", {"unknown key 'program'"});
+TEST(ConfigFile, RejectsObjectsThatNobodyTakes) {
+  expect_rejected(R"({"program": {}})", {"unknown key 'program'"});
   const auto take = [](std::string_view text, const char* name,
                        std::initializer_list<std::string_view> parts) {
     SCOPED_TRACE(text);
@@ -212,12 +213,35 @@ TEST(ConfigFile, RefusesObjectsThatNobodyTakes) {
             read("{}"));
 }
 
-TEST(Config, RefusesObjectsWithTheNamesOfKeys) {
+TEST(Config, RejectsObjectsWithTheNamesOfKeys) {
   Config config;
   config.other_objects["optimizer"] = "{}";
   thinwire::test::expect_error(ErrorCode::kInvalidArgument,
                                {"other_objects", "'optimizer'"},
                                [&] { config.validate(1); });
+}
+
+TEST(ConfigFile, LogsIgnoredKeysWhereNobodyTakesNotes) {
+  const char* text = R"({"gradient_clipping": 2, "dump_state": true,
+                         "fp16": {"enabled": false, "hysteresis": 3}})";
+  std::vector<std::string> lines;
+  set_log_sink([&](LogLevel level, std::string_view line) {
+    lines.emplace_back(line);
+    EXPECT_EQ(level, LogLevel::kInfo);
+  });
+  std::vector<KeyNote> notes;
+  static_cast<void>(Config::from_json(text, &notes));
+  EXPECT_TRUE(lines.empty());
+  static_cast<void>(read(text));
+  set_log_sink({});
+  EXPECT_EQ(lines,
+            (std::vector<std::string>{
+                "configuration: dump_state: ignored (no effect): a report of "
+                "DeepSpeed's; not written",
+                "configuration: fp16.hysteresis: ignored (no effect): the "
+                "section is not enabled"}));
+  ASSERT_EQ(notes.size(), 4u);
+  EXPECT_EQ(describe(notes[0]), "gradient_clipping: supported");
 }
 
 TEST(ConfigFile, ChecksWhatItIgnores) {
@@ -227,15 +251,15 @@ TEST(ConfigFile, ChecksWhatItIgnores) {
   for (const char* key : {"contiguous_gradients", "overlap_comm",
                           "load_from_fp32_weights", "elastic_checkpoint"}) {
     EXPECT_EQ(read(zero("\"" + std::string(key) + "\": true")), read("{}"));
-    expect_refused(zero("\"" + std::string(key) + "\": 1"),
-                   {"zero_optimization.", key, "true or false", "got 1"});
+    expect_rejected(zero("\"" + std::string(key) + "\": 1"),
+                    {"zero_optimization.", key, "true or false", "got 1"});
   }
-  expect_refused(zero(R"("offload_optimizer": {"pin_memory": "yes"})"),
-                 {"zero_optimization.offload_optimizer.pin_memory",
-                  "true or false", "\"yes\""});
+  expect_rejected(zero(R"("offload_optimizer": {"pin_memory": "yes"})"),
+                  {"zero_optimization.offload_optimizer.pin_memory",
+                   "true or false", "\"yes\""});
   EXPECT_EQ(read(zero(R"("allgather_bucket_size": 8)")), read("{}"));
   for (const char* value : {"7", "-2", "2.5", "true"})
-    expect_refused(
+    expect_rejected(
         zero(R"("allgather_bucket_size": )" + std::string(value)),
         {"zero_optimization.allgather_bucket_size", "integer", ">= 0", value});
 }
@@ -246,23 +270,23 @@ TEST(ConfigFile, SaysWhichFileItIs) {
       [] { static_cast<void>(Config::from_file("/does/not/exist.json")); });
 }
 
-TEST(ConfigFile, RefusesWhatHasNoEnd) {
+TEST(ConfigFile, RejectsWhatHasNoEnd) {
   thinwire::test::expect_error(
       ErrorCode::kInvalidArgument,
       {"/dev/zero", "at most 1048576 bytes", "got more"},
       [] { static_cast<void>(Config::from_file("/dev/zero")); });
 }
 
-TEST(ConfigFile, RefusesANulByte) {
-  expect_refused(std::string_view("{}\0", 3),
-                 {"not JSON", "byte 3 of 3", "NUL"});
-  expect_refused(std::string_view("{}\0{\"stage\": 9}", 15), {"byte 3 of 15"});
-  expect_refused(std::string_view("\0{}", 3), {"byte 1 of 3"});
+TEST(ConfigFile, RejectsANulByte) {
+  expect_rejected(std::string_view("{}\0", 3),
+                  {"not JSON", "byte 3 of 3", "NUL"});
+  expect_rejected(std::string_view("{}\0{\"stage\": 9}", 15), {"byte 3 of 15"});
+  expect_rejected(std::string_view("\0{}", 3), {"byte 1 of 3"});
 }
 
 TEST(Config, IsValidByDefault) { Config{}.validate(1); }
 
-TEST(Config, RefusesSettingsThatItHasFieldsOfItsOwnFor) {
+TEST(Config, RejectsSettingsThatItHasFieldsOfItsOwnFor) {
   const auto refuse = [](const Config& config,
                          std::initializer_list<std::string_view> parts) {
     thinwire::test::expect_error(ErrorCode::kInvalidArgument, parts,

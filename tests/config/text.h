@@ -13,8 +13,8 @@ namespace thinwire::config::test {
 
 inline Config read(std::string_view text) { return Config::from_json(text); }
 
-inline void expect_refused(std::string_view text,
-                           std::initializer_list<std::string_view> parts) {
+inline void expect_rejected(std::string_view text,
+                            std::initializer_list<std::string_view> parts) {
   SCOPED_TRACE(text);
   thinwire::test::expect_error(ErrorCode::kInvalidArgument, parts,
                                [&] { static_cast<void>(read(text)); });

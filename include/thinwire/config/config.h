@@ -102,14 +102,17 @@ struct BatchSizes {
 /// What became of one key of a file.
 struct KeyNote {
   enum class Kind {
-    kHonoured,
-    kNoted,  ///< Accepted, but without effect: `note` says why.
+    kSupported,
+    kIgnored,  ///< Accepted, but it has no effect: `note` says why.
   };
   std::string path;  ///< "fp16.loss_scale".
-  Kind kind = Kind::kHonoured;
-  /// Of an honoured key: empty, or "auto: from the program" (AutoValues).
+  Kind kind = Kind::kSupported;
+  /// Of a supported key: empty, or "auto: from the program" (AutoValues).
   std::string note;
 };
+
+/// "fp16.enabled: supported", "dump_state: ignored (no effect): WHY".
+[[nodiscard]] std::string describe(const KeyNote& note);
 
 /// What a program knows where a file says "auto", as Hugging Face's files do.
 struct AutoValues {
@@ -175,15 +178,15 @@ struct Config {
   [[nodiscard]] precision::LossScalerOptions loss_scaler_options() const;
 
   /// Reads DeepSpeed's keys at the top level, ours in the object "thinwire".
-  /// Every key is honoured, noted or refused; what became of it is appended to
-  /// `notes` (if given) in the order of the file. Throws
-  /// Error(kInvalidArgument) with the key's path for text that is not JSON, for
-  /// keys that are unknown or refused, for wrong types and numbers out of
-  /// range. What depends on the number of ranks, and ZeRO, is left to validate.
-  /// "auto" takes the value in `autos`; a scheduler's numbers of steps are
-  /// refused without it, all else counts as absent. `taken` names objects at
-  /// the top that are the caller's own, and go to `other_objects` untouched;
-  /// no key may have such a name.
+  /// Every key is supported, ignored (no effect) or rejected. What became of it
+  /// is appended to `notes` in the order of the file; without `notes`, ignored
+  /// keys are logged (core/log.h). Throws Error(kInvalidArgument) with the
+  /// key's path for text that is not JSON, for unknown and rejected keys, for
+  /// wrong types and numbers out of range. What depends on the number of ranks,
+  /// and ZeRO, is left to validate(). "auto" takes the value in `autos`;
+  /// without one a scheduler's numbers of steps are rejected, all else counts
+  /// as absent. `taken` names objects at the top that are the caller's own;
+  /// they go to `other_objects` untouched. No key may have such a name.
   [[nodiscard]] static Config from_json(
       std::string_view text, std::vector<KeyNote>* notes = nullptr,
       const AutoValues& autos = {}, const std::vector<std::string>& taken = {});
