@@ -2,13 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows that check_errors.py finds messages, and stale ones."""
 
-import subprocess
-import sys
-import tempfile
 import unittest
-from pathlib import Path
 
-CHECK = Path(__file__).with_name("check_errors.py")
+import planted_tree
+
 SOURCE = """// the owner is asleep
 void f() {
   fail(fmt::format("parameter '{}' was {} after "
@@ -24,18 +21,8 @@ def run_on(*messages):
     """Exit code and output of the check on a page with these messages."""
     page = "| message | meaning |\n|---|---|\n"
     page += "".join(f"| `{message}` | … |\n" for message in messages)
-    with tempfile.TemporaryDirectory() as root:
-        for name, text in (("docs/errors.md", page), ("src/a.cpp", SOURCE)):
-            file = Path(root, name)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, CHECK, root],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.returncode, done.stdout
+    files = {"docs/errors.md": page, "src/a.cpp": SOURCE}
+    return planted_tree.run_on("check_errors.py", files)
 
 
 class CheckErrors(unittest.TestCase):
