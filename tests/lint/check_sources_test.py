@@ -53,9 +53,9 @@ class CheckSources(unittest.TestCase):
         code = '#include "thinwire/torch/module.h"\n'
         self.refuses("src/optim/a.cpp", code, "optim may not include torch")
 
-    def test_refuses_an_unknown_room(self):
+    def test_refuses_an_unknown_module(self):
         code = '#include "thinwire/misc/a.h"\n'
-        self.refuses("src/optim/a.cpp", code, "'misc' is no room")
+        self.refuses("src/optim/a.cpp", code, "'misc' is no module")
 
     def test_refuses_vendor_headers_elsewhere(self):
         self.refuses("src/comm/a.cpp", "#include <mpi.h>\n", "src/comm/mpi/")
