@@ -86,7 +86,7 @@ void print(const CaseFolder& folder, const Result& result) {
 }
 
 void run(const Flags& flags) {
-  const optim::Semantics semantics = optim::semantics_from(flags.semantics);
+  const config::Semantics semantics = config::semantics_from(flags.semantics);
   const std::regex filter = filter_regex(flags.filter);
   std::unique_ptr<comm::Communicator> mpi;
   if (flags.comm == "mpi") mpi = mpi_group();

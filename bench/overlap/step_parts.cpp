@@ -227,7 +227,7 @@ void Bench::measure_sharded() {
 
   const auto for_buckets = [&](auto&& queue) {
     std::vector<comm::Work> queued;
-    for (const shard::Bucket& bucket : shards.buckets())
+    for (const shard::ShardBucket& bucket : shards.buckets())
       queued.push_back(queue(
           bucket,
           std::span(all).subspan(bucket.range.offset, bucket.range.size)));
@@ -238,23 +238,25 @@ void Bench::measure_sharded() {
       forward_and_backward(),
       {"gradient exchange",
        [&] {
-         for_buckets([&](const shard::Bucket& bucket, std::span<float> values) {
-           return comm_.queue_reduce_scatter(
-               values,
-               std::span(own).subspan(bucket.positions[rank],
-                                      bucket.counts[rank]),
-               bucket.counts);
-         });
+         for_buckets(
+             [&](const shard::ShardBucket& bucket, std::span<float> values) {
+               return comm_.queue_reduce_scatter(
+                   values,
+                   std::span(own).subspan(bucket.positions[rank],
+                                          bucket.counts[rank]),
+                   bucket.counts);
+             });
        }},
       {"update", [&] { update.step({.params = params, .grads = own}); }},
       {"parameter gather",
        [&] {
-         for_buckets([&](const shard::Bucket& bucket, std::span<float> values) {
-           const Range& piece = bucket.pieces[rank];
-           return comm_.queue_all_gather(
-               std::span(all).subspan(piece.offset, piece.size), values,
-               bucket.counts);
-         });
+         for_buckets(
+             [&](const shard::ShardBucket& bucket, std::span<float> values) {
+               const Range& piece = bucket.pieces[rank];
+               return comm_.queue_all_gather(
+                   std::span(all).subspan(piece.offset, piece.size), values,
+                   bucket.counts);
+             });
        }},
       step("step without overlap", *one_by_one),
       step("step with overlap", *overlapped)};

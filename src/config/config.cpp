@@ -51,19 +51,10 @@ OptimizerConfig Config::optimizer_options() const {
   OptimizerConfig resolved = optimizer;
   std::visit(
       [this]<class Options>(Options& options) {
-        if constexpr (kIsLowBit<Options>) {
-          options.semantics = semantics;
-          options.exchange = exchange_options();
-        }
+        if constexpr (kIsLowBit<Options>) options.exchange = exchange_options();
       },
       resolved);
   return resolved;
-}
-
-precision::LossScalerOptions Config::loss_scaler_options() const {
-  if (semantics == optim::Semantics::kCorrected) return precision.loss_scale;
-  return zero.stage == 0 ? precision::wrapper_loss_scaler(precision.loss_scale)
-                         : precision::zero_loss_scaler(precision.loss_scale);
 }
 
 }  // namespace thinwire::config

@@ -25,9 +25,8 @@ inline constexpr Choice<Decay> kDecays[] = {
     {"linear", Decay::kLinear},
     {"cosine", Decay::kCosine},
     {"inverse_sqrt", Decay::kInverseSqrt}};
-inline constexpr Choice<optim::Semantics> kSemantics[] = {
-    {"corrected", optim::Semantics::kCorrected},
-    {"deepspeed", optim::Semantics::kDeepSpeed}};
+inline constexpr Choice<Semantics> kSemantics[] = {
+    {"corrected", Semantics::kCorrected}, {"deepspeed", Semantics::kDeepSpeed}};
 inline constexpr Choice<compress::Scale> kScales[] = {
     {"rms", compress::Scale::kRms}, {"l1", compress::Scale::kL1}};
 inline constexpr Choice<DType> kResidualDtypes[] = {{"fp32", DType::kFloat32},
@@ -173,7 +172,7 @@ void zero_fields(const Archive& section, Zero& z) {
 /// thinwire, what is the same for every optimizer.
 template <class Archive, class AnyConfig>
 void own_fields(const Archive& own, AnyConfig& c) {
-  own.choice("semantics", c.semantics, Choices<optim::Semantics>(kSemantics));
+  own.choice("semantics", c.semantics, Choices<Semantics>(kSemantics));
   own.field("bucket_elements", c.comm.bucket_elements, kAtLeastOne);
   own.field("threads", c.comm.num_threads, Limits{.least = 0, .most = 1024});
   own.field("verify_every", c.comm.verify_every, kNotNegative);

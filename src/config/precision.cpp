@@ -87,7 +87,7 @@ void read_precision(const Reader& file, Config& config,
     note_unused(notes, "fp16.", kNotEnabled);
   }
   const Reader own = file.section("thinwire");
-  read_scale(fp16, own, config.semantics == optim::Semantics::kDeepSpeed,
+  read_scale(fp16, own, config.semantics == Semantics::kDeepSpeed,
              precision.loss_scale);
   read_scale_limits(own, precision.loss_scale);
   if (!precision.loss_scale.dynamic)

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "config/checks.h"
 #include "config/keys.h"
 #include "core/require.h"
 #include "thinwire/core/parameter_layout.h"
+#include "thinwire/deepspeed/optimizers.h"
 
 namespace thinwire::config {
 
@@ -30,12 +33,32 @@ void require_dtype(bool holds, std::string_view name, std::string_view range,
 // What is common to all groups; their number is the layout's to say, so an
 // optimizer checks its groups itself.
 template <class Options>
-void check_optimizer(Options options) {
+void check_optimizer(Options options, Semantics semantics) {
   options.groups.clear();
-  if constexpr (requires { options.validate(std::size_t{1}); })
+  if constexpr (requires { options.validate(std::size_t{1}); }) {
     options.validate(1);
-  else
-    options.validate(ParameterLayout::of({{"p", {1}}}));
+  } else {
+    const auto layout = ParameterLayout::of({{"p", {1}}});
+    if (semantics == Semantics::kDeepSpeed)
+      deepspeed::validate(options, layout);
+    else
+      options.validate(layout);
+  }
+}
+
+// DeepSpeed's scaler has no maximum, may rise to its minimum, and with ZeRO may
+// never fall; its wrappers have a hysteresis of their own.
+void check_loss_scale(const Config& config) {
+  precision::LossScalerOptions scale = config.precision.loss_scale;
+  if (config.semantics == Semantics::kDeepSpeed && scale.dynamic) {
+    if (config.zero.stage > 0)
+      require(scale.hysteresis >= 0, "hysteresis", ">= 0", scale.hysteresis);
+    scale.hysteresis = 1;
+    scale.max_scale = std::numeric_limits<double>::infinity();
+    if (std::isfinite(scale.min_scale))
+      scale.min_scale = std::min(scale.min_scale, scale.initial_scale);
+  }
+  scale.validate();
 }
 
 void check_precision(const Config& config) {
@@ -50,8 +73,12 @@ void check_precision(const Config& config) {
                     precision.state_dtype == precision.master_dtype,
                 "precision.state_dtype", "float32 or precision.master_dtype",
                 precision.state_dtype);
+  require_dtype(precision.master_dtype == DType::kFloat32 ||
+                    config.semantics == Semantics::kCorrected,
+                "precision.master_dtype", "float32 with deepspeed semantics",
+                precision.master_dtype);
   require_dtype(precision.dtype != DType::kBFloat16 ||
-                    config.semantics == optim::Semantics::kCorrected ||
+                    config.semantics == Semantics::kCorrected ||
                     config.zero.stage > 0,
                 "precision.dtype",
                 "float32 or float16 with deepspeed semantics and no ZeRO",
@@ -59,11 +86,7 @@ void check_precision(const Config& config) {
   if (precision.dtype == DType::kFloat16) {
     require(precision.check_grad_overflow, "precision.check_grad_overflow",
             "true with float16, whose gradients overflow", false);
-    require(precision.loss_scale.semantics == optim::Semantics::kCorrected,
-            "precision.loss_scale.semantics",
-            "left as it is: Config::semantics decides",
-            to_string(precision.loss_scale.semantics));
-    config.loss_scaler_options().validate();
+    check_loss_scale(config);
   }
   require_dtype(config.accumulation_dtype == DType::kFloat32 ||
                     config.accumulation_dtype == precision.dtype,
@@ -80,11 +103,13 @@ void check_zero(const Config& config) {
           zero.stage);
   require(zero.reduce_bucket_size >= 0, "zero.reduce_bucket_size", ">= 0",
           zero.reduce_bucket_size);
-  if (zero.stage == 0 || config.semantics == optim::Semantics::kCorrected)
-    return;
+  if (zero.stage == 0 || config.semantics == Semantics::kCorrected) return;
   require(std::holds_alternative<optim::AdamOptions>(config.optimizer),
           "optimizer", "adam with ZeRO and deepspeed semantics",
           name_of(config.optimizer));
+  require(!std::get<optim::AdamOptions>(config.optimizer).epsilon_inside_sqrt,
+          "optimizer.epsilon_inside_sqrt",
+          "false with ZeRO and deepspeed semantics", true);
   require(zero.offload_optimizer == OffloadDevice::kNone,
           "zero.offload_optimizer", "none with deepspeed semantics", "cpu");
 }
@@ -99,10 +124,6 @@ void check_without_ranks(const Config& config) {
                   "optimizer.exchange",
                   "left as it is: fields of Config say the same",
                   "other settings");
-          require(options.semantics == optim::Semantics::kCorrected,
-                  "optimizer.semantics",
-                  "left as it is: Config::semantics decides",
-                  to_string(options.semantics));
         }
       },
       config.optimizer);
@@ -110,8 +131,9 @@ void check_without_ranks(const Config& config) {
       std::isfinite(config.gradient_clipping) && config.gradient_clipping >= 0,
       "gradient_clipping", "finite and >= 0", config.gradient_clipping);
   config.exchange_options().validate();
-  std::visit([](const auto& options) { check_optimizer(options); },
-             config.optimizer_options());
+  std::visit(
+      [&](const auto& options) { check_optimizer(options, config.semantics); },
+      config.optimizer_options());
   check_precision(config);
   config.schedule.validate();
   check_zero(config);

@@ -164,7 +164,7 @@ std::vector<float> Engine::full_state(std::string_view name,
   return impl_->made.zero->full_state(name, key);
 }
 
-shard::ZeroOptimizer& Engine::zero() {
+shard::ShardedOptimizer& Engine::zero() {
   if (impl_->made.zero == nullptr) only_with_zero("zero");
   impl_->marks.forget();  // what its setters change is meant
   return *impl_->made.zero;

@@ -10,12 +10,12 @@
 #include "core/require.h"
 #include "engine/gradient_marks.h"
 #include "engine/learning_rates.h"
-#include "engine/make_optimizer.h"
 #include "shard/bucket_schedule.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/engine/engine.h"
+#include "thinwire/engine/make_optimizer.h"
 #include "thinwire/kernels/cast.h"
 
 namespace thinwire::engine {
@@ -65,7 +65,7 @@ struct Engine::Impl {
   std::chrono::steady_clock::time_point backward_began;
 
   // Goes first, and waits for what it has under way in the memory above.
-  MadeOptimizer made;
+  OptimizerStack made;
 
   [[nodiscard]] optim::Optimizer& optimizer() const { return *made.optimizer; }
   [[nodiscard]] double loss_scale() const {
@@ -88,15 +88,15 @@ struct Engine::Impl {
     return config.communication_dtype.value_or(config.precision.dtype);
   }
   // Values of 16 bits are added in fp32 and rounded once, whatever the wire;
-  // the reference's wrapper takes no others.
+  // some optimizers take no others.
   [[nodiscard]] bool is_converted() {
     const DType dtype = gathered().dtype();
     if (wire_dtype() == dtype || dtype != DType::kFloat32) return false;
     if (made.zero != nullptr) return false;  // converts bucket by bucket
     const bool travels =
         comm.size() > 1 && optimizer().phase() == optim::Phase::kExact;
-    return travels || (config.semantics == optim::Semantics::kDeepSpeed &&
-                       made.mixed != nullptr);
+    return travels ||
+           (made.mixed != nullptr && !made.mixed->takes_gradients(dtype));
   }
   [[nodiscard]] View to_send(Range range) {
     if (!is_converted()) return gathered();

@@ -101,7 +101,7 @@ void Engine::Impl::end_backward() {
     }
   if (!keeps) {
     made.zero->end_backward();
-    const shard::ZeroOptimizer::Late late = made.zero->late();
+    const optim::LateGradients late = made.zero->late();
     report.late_elements = comm.size() > 1 ? late.elements : 0;
     if (late.parameter >= 0 && comm.size() > 1)
       report.waited_for =

@@ -1,41 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/make_optimizer.h"
+#include "thinwire/engine/make_optimizer.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "thinwire/core/memory.h"
+#include "thinwire/deepspeed/fp16_optimizer.h"
+#include "thinwire/deepspeed/optimizers.h"
+#include "thinwire/deepspeed/zero_optimizer.h"
+#include "thinwire/precision/mixed_precision.h"
+#include "thinwire/shard/zero_optimizer.h"
 
 namespace thinwire::engine {
 
 using config::Config;
 using config::OffloadDevice;
-using config::OptimizerConfig;
 using config::ZeroConfig;
-
-using precision::MixedPrecisionOptions;
 
 namespace {
 
-// The reference has one wrapper for optimizers that work on flat groups, and
-// one for those that take norms of tensors.
-precision::Wrapper wrapper_of(const OptimizerConfig& optimizer) {
-  const bool takes_norms =
-      std::holds_alternative<optim::LambOptions>(optimizer) ||
-      std::holds_alternative<optim::OnebitLambOptions>(optimizer);
-  return takes_norms ? precision::Wrapper::kUnfused
-                     : precision::Wrapper::kFused;
+bool follows_deepspeed(const Config& config) {
+  return config.semantics == config::Semantics::kDeepSpeed;
 }
 
-MixedPrecisionOptions mixed_options(const Config& config) {
-  MixedPrecisionOptions options{.dtype = config.precision.dtype,
-                                .master_dtype = config.precision.master_dtype,
-                                .loss_scale = config.precision.loss_scale,
-                                .semantics = config.semantics,
-                                .wrapper = wrapper_of(config.optimizer)};
-  if (config.semantics == optim::Semantics::kDeepSpeed)
-    options.max_grad_norm = config.gradient_clipping;
-  return options;
+// DeepSpeed has one wrapper for optimizers that work on flat groups, and one
+// for those that take norms of tensors.
+deepspeed::Fp16Options fp16_options(const Config& config) {
+  const bool takes_norms =
+      std::holds_alternative<optim::LambOptions>(config.optimizer) ||
+      std::holds_alternative<optim::OnebitLambOptions>(config.optimizer);
+  return {.loss_scale = config.precision.loss_scale,
+          .wrapper = takes_norms ? deepspeed::Fp16Wrapper::kUnfused
+                                 : deepspeed::Fp16Wrapper::kFused,
+          .max_grad_norm = config.gradient_clipping};
 }
 
 // The configuration's is a bound. Smaller ones let the first ones leave while
@@ -54,99 +51,145 @@ std::size_t bucket_elements(const Config& config,
 shard::ZeroOptions zero_options(const Config& config,
                                 const ParameterLayout& layout) {
   const ZeroConfig& zero = config.zero;
-  const bool is_reference = config.semantics == optim::Semantics::kDeepSpeed;
   shard::ZeroOptions options{
       .stage = zero.stage,
       .dtype = config.precision.dtype,
       .master_dtype = config.precision.master_dtype,
-      .loss_scale = config.loss_scaler_options(),
+      .loss_scale = config.precision.loss_scale,
       .exchange = config.exchange_options(),
       .communication_dtype = config.communication_dtype,
       .accumulation_dtype = config.accumulation_dtype,
       .overlap = config.comm.overlap,
-      .offload = zero.offload_optimizer == OffloadDevice::kCpu,
-      .semantics = config.semantics,
-      .round_robin = is_reference && zero.round_robin_gradients,
-      .reduce_scatter = !is_reference || zero.reduce_scatter};
+      .offload = zero.offload_optimizer == OffloadDevice::kCpu};
   options.exchange.bucket_elements = bucket_elements(config, layout);
   return options;
 }
 
-// One per kind of options.
-struct Maker {
+std::unique_ptr<shard::ShardedOptimizer> deepspeed_zero(
+    comm::Communicator& comm, const ParameterLayout& layout,
+    const Config& config, View params) {
+  return std::make_unique<deepspeed::ZeroOptimizer>(
+      comm, layout, std::get<optim::AdamOptions>(config.optimizer), params,
+      deepspeed::ZeroOptions{.stage = config.zero.stage,
+                             .dtype = config.precision.dtype,
+                             .loss_scale = config.precision.loss_scale,
+                             .exchange = config.exchange_options(),
+                             .communication_dtype = config.communication_dtype,
+                             .accumulation_dtype = config.accumulation_dtype,
+                             .round_robin = config.zero.round_robin_gradients,
+                             .reduce_scatter = config.zero.reduce_scatter});
+}
+
+// Makes the rule of an exact optimizer; null for one that has its own exchange.
+shard::MakeRule make_rule(const Config& config) {
+  if (const auto* lamb = std::get_if<optim::LambOptions>(&config.optimizer))
+    return [options = *lamb](const ParameterLayout& layout) {
+      return std::make_unique<optim::Lamb>(layout, options);
+    };
+  const auto* adam = std::get_if<optim::AdamOptions>(&config.optimizer);
+  if (adam == nullptr) return nullptr;
+  optim::AdamOptions options = *adam;
+  options.state_dtype = config.precision.state_dtype;
+  return [options](const ParameterLayout& layout) {
+    return std::make_unique<optim::Adam>(layout, options);
+  };
+}
+
+std::unique_ptr<shard::ShardedOptimizer> sharded(comm::Communicator& comm,
+                                                 const ParameterLayout& layout,
+                                                 const Config& config,
+                                                 View params) {
+  if (follows_deepspeed(config))
+    return deepspeed_zero(comm, layout, config, params);
+  return std::make_unique<shard::ZeroOptimizer>(
+      comm, layout, make_rule(config), params, zero_options(config, layout));
+}
+
+// A low-bit optimizer: Thinwire's own, or DeepSpeed's. Null for exact ones.
+template <class OnebitAdam, class OnebitLamb, class ZeroOneAdam, class Base>
+struct LowBitMaker {
   comm::Communicator& comm;
   const ParameterLayout& layout;
-  const Config& config;
-  View params;
 
-  template <class Rule, class Options>
-  [[nodiscard]] std::unique_ptr<optim::Optimizer> exact(
-      const Options& options) const {
-    if (config.zero.stage > 0)
-      return std::make_unique<shard::ZeroOptimizer>(
-          comm, layout,
-          [options](const ParameterLayout& shard) {
-            return std::make_unique<Rule>(shard, options);
-          },
-          params, zero_options(config, layout));
-    optim::ExchangeOptions exchange = config.exchange_options();
-    const bool wrapper_clips =
-        config.semantics == optim::Semantics::kDeepSpeed &&
-        config.precision.dtype != DType::kFloat32;
-    if (wrapper_clips) exchange.max_grad_norm = 0;
-    return std::make_unique<optim::DataParallel>(
-        comm, std::make_unique<Rule>(layout, options), exchange);
+  using Made = std::unique_ptr<Base>;
+  Made operator()(const optim::AdamOptions&) const { return nullptr; }
+  Made operator()(const optim::LambOptions&) const { return nullptr; }
+  Made operator()(const optim::OnebitAdamOptions& options) const {
+    return std::make_unique<OnebitAdam>(comm, layout, options);
   }
-
-  std::unique_ptr<optim::Optimizer> operator()(
-      optim::AdamOptions options) const {
-    options.state_dtype = config.precision.state_dtype;
-    return exact<optim::Adam>(options);
+  Made operator()(const optim::OnebitLambOptions& options) const {
+    return std::make_unique<OnebitLamb>(comm, layout, options);
   }
-  std::unique_ptr<optim::Optimizer> operator()(
-      const optim::LambOptions& options) const {
-    return exact<optim::Lamb>(options);
-  }
-  std::unique_ptr<optim::Optimizer> operator()(
-      const optim::OnebitAdamOptions& options) const {
-    return std::make_unique<optim::OnebitAdam>(comm, layout, options);
-  }
-  std::unique_ptr<optim::Optimizer> operator()(
-      const optim::OnebitLambOptions& options) const {
-    return std::make_unique<optim::OnebitLamb>(comm, layout, options);
-  }
-  std::unique_ptr<optim::Optimizer> operator()(
-      const optim::ZeroOneAdamOptions& options) const {
-    return std::make_unique<optim::ZeroOneAdam>(comm, layout, options);
+  Made operator()(const optim::ZeroOneAdamOptions& options) const {
+    return std::make_unique<ZeroOneAdam>(comm, layout, options);
   }
 };
+using OwnLowBit = LowBitMaker<optim::OnebitAdam, optim::OnebitLamb,
+                              optim::ZeroOneAdam, optim::Optimizer>;
+using DeepSpeedLowBit =
+    LowBitMaker<deepspeed::OnebitAdam, deepspeed::OnebitLamb,
+                deepspeed::ZeroOneAdam, deepspeed::Optimizer>;
+
+// Without ZeRO: of the parameters in fp32, or of their masters.
+std::unique_ptr<optim::Optimizer> replicated(comm::Communicator& comm,
+                                             const ParameterLayout& layout,
+                                             const Config& config) {
+  if (const shard::MakeRule rule = make_rule(config))
+    return std::make_unique<optim::DataParallel>(comm, rule(layout),
+                                                 config.exchange_options());
+  if (follows_deepspeed(config))
+    return std::visit(DeepSpeedLowBit{comm, layout},
+                      config.optimizer_options());
+  return std::visit(OwnLowBit{comm, layout}, config.optimizer_options());
+}
+
+// Its wrapper averages, clips and unscales.
+std::unique_ptr<precision::LowPrecisionOptimizer> deepspeed_fp16(
+    comm::Communicator& comm, const ParameterLayout& layout,
+    const Config& config, ConstView initial) {
+  const deepspeed::Fp16Options options = fp16_options(config);
+  const auto wrapped = deepspeed::wrapped_layout(layout, options.wrapper);
+  std::unique_ptr<deepspeed::Optimizer> optimizer;
+  if (const shard::MakeRule rule = make_rule(config))
+    optimizer = std::make_unique<deepspeed::ExactOptimizer>(
+        comm, rule(wrapped), config.comm.num_threads);
+  else
+    optimizer =
+        std::visit(DeepSpeedLowBit{comm, wrapped}, config.optimizer_options());
+  return std::make_unique<deepspeed::Fp16Optimizer>(
+      comm, layout, std::move(optimizer), initial, options);
+}
+
+std::unique_ptr<precision::LowPrecisionOptimizer> mixed(
+    comm::Communicator& comm, const ParameterLayout& layout,
+    const Config& config, ConstView initial) {
+  if (follows_deepspeed(config))
+    return deepspeed_fp16(comm, layout, config, initial);
+  return std::make_unique<precision::MixedPrecision>(
+      comm, layout, replicated(comm, layout, config), initial,
+      precision::MixedPrecisionOptions{
+          .dtype = config.precision.dtype,
+          .master_dtype = config.precision.master_dtype,
+          .loss_scale = config.precision.loss_scale});
+}
 
 }  // namespace
 
-MadeOptimizer make_optimizer(comm::Communicator& comm,
-                             const ParameterLayout& layout,
-                             const Config& config, View params,
-                             ConstView initial) {
+OptimizerStack make_optimizer(comm::Communicator& comm,
+                              const ParameterLayout& layout,
+                              const Config& config, View params,
+                              ConstView initial) {
   const MemoryScope scope(MemoryKind::kStates);
   if (config.zero.stage > 0) {
-    auto made = std::visit(Maker{comm, layout, config, params},
-                           config.optimizer_options());
-    auto* const zero = dynamic_cast<shard::ZeroOptimizer*>(made.get());
-    return {.optimizer = std::move(made), .zero = zero};
+    auto zero = sharded(comm, layout, config, params);
+    shard::ShardedOptimizer* const view = zero.get();
+    return {.optimizer = std::move(zero), .zero = view};
   }
   if (config.precision.dtype == DType::kFloat32)
-    return {std::visit(Maker{comm, layout, config, params},
-                       config.optimizer_options())};
-  const MixedPrecisionOptions options = mixed_options(config);
-  options.validate();
-  const ParameterLayout wrapped = precision::wrapped_layout(layout, options);
-  auto mixed = std::make_unique<precision::MixedPrecision>(
-      comm, layout,
-      std::visit(Maker{comm, wrapped, config, params},
-                 config.optimizer_options()),
-      initial, options);
-  precision::MixedPrecision* const view = mixed.get();
-  return {std::move(mixed), view};
+    return {.optimizer = replicated(comm, layout, config)};
+  auto wrapped = mixed(comm, layout, config, initial);
+  precision::LowPrecisionOptimizer* const view = wrapped.get();
+  return {.optimizer = std::move(wrapped), .mixed = view};
 }
 
 }  // namespace thinwire::engine

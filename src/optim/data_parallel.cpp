@@ -5,9 +5,10 @@
 
 #include <cmath>
 
+#include "core/require.h"
 #include "optim/checks.h"
 #include "optim/exact_average.h"
-#include "optim/gradient_clipping.h"
+#include "optim/gradient_agreement.h"
 #include "optim/verification.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/error.h"
@@ -61,22 +62,17 @@ struct DataParallel::Impl {
       report.applied = agreement.nonfinite_rank < 0;
       if (!report.applied) return;
     }
-    double divisor = in.loss_scale;
-    if (!in.averaged) {
-      average.complete(in.grads, meter);
-      divisor *= sum_divisor(comm, in.grads.dtype());
-    }
+    average.complete(in.grads, meter);
+    const double divisor = in.loss_scale * sum_divisor(comm, in.grads.dtype());
     report.grad_norm = std::sqrt(sum_of_squares(pool, in.grads)) / divisor;
     const bool skips = options.skip_nonfinite || in.skips_together;
     report.applied = std::isfinite(report.grad_norm) || !skips;
     if (!report.applied) return;
     report.clip_factor = clip_factor(report.grad_norm, options.max_grad_norm);
-    rule->apply(++steps,
-                {.params = in.params,
-                 .grads = in.grads,
-                 .grad_scale = static_cast<float>(report.clip_factor / divisor),
-                 .low_precision = in.low_precision},
-                pool);
+    rule->apply(
+        ++steps,
+        update_arrays(in, static_cast<float>(report.clip_factor / divisor)),
+        pool);
     verify(in.params);
   }
 

@@ -46,6 +46,16 @@ void for_group_ranges(ThreadPool& pool, std::span<const GroupRange> ranges,
           .low_precision = part_of(arrays.low_precision, range)};
 }
 
+/// What an update rule gets of a step whose gradients are to be multiplied by
+/// `grad_scale`.
+[[nodiscard]] inline UpdateArrays update_arrays(const StepInput& in,
+                                                float grad_scale) {
+  return {.params = in.params,
+          .grads = in.grads,
+          .grad_scale = grad_scale,
+          .low_precision = in.low_precision};
+}
+
 /// One sum per chunk of the grid (kernels/norm.h), on which `values` begins.
 void chunk_sums_of_squares(ThreadPool& pool, ConstView values,
                            std::span<double> sums);
@@ -63,8 +73,8 @@ void chunk_sums_of_squares(ThreadPool& pool, ConstView values,
 /// What the result is to be divided by to get the mean.
 [[nodiscard]] double sum_divisor(const comm::Communicator& comm, DType dtype);
 
-/// Adds the time from its construction to its end to a report's seconds, and
-/// counts what the communicator has sent meanwhile.
+/// A step under way: its report, to which the time from construction to the end
+/// is added, and what the communicator has sent meanwhile.
 class StepMeter {
  public:
   StepMeter(const comm::Communicator& comm, StepReport& report)
@@ -72,6 +82,8 @@ class StepMeter {
   ~StepMeter();
   StepMeter(const StepMeter&) = delete;
   StepMeter& operator=(const StepMeter&) = delete;
+
+  [[nodiscard]] StepReport& report() noexcept { return report_; }
 
   /// body() waits for other ranks.
   template <class Body>

@@ -1,197 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
+// arXiv:2104.06069, Algorithm 1; docs/algorithms/onebit-lamb.md has the same
+// lines. The compressed momentum is in low_bit/momentum.h, the trust ratios are
+// in low_bit/lamb_coefficients.cpp.
 #include "thinwire/optim/onebit_lamb.h"
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "core/require.h"
 #include "optim/lamb_step.h"
-#include "optim/low_bit_options.h"
-#include "optim/onebit_lamb_impl.h"
-#include "thinwire/kernels/lamb.h"
+#include "optim/low_bit/freeze.h"
+#include "optim/low_bit/impl.h"
+#include "optim/low_bit/lamb_coefficients.h"
 
 namespace thinwire::optim {
 
 using kernels::AdamCoefficients;
+using kernels::LambFactorSums;
 using kernels::Signs;
 
 namespace {
-
-struct OnebitLambImpl final : OnebitLambStage {
-  OnebitLambImpl(comm::Communicator& c, const ParameterLayout& layout,
-                 const OnebitLambOptions& o)
-      : OnebitLambStage(c, layout, o) {}
-
-  void exact_update(const UpdateArrays& arrays) override {
-    const std::vector<TrustRatio> ratios =
-        lamb_step(adam, steps, arrays, limits, pool);
-    for (std::size_t i = 0; i < ratios.size(); ++i) {
-      lamb_coeffs[i] = ratios[i].value;
-      if (ratios[i].computed) average_coeff(i, ratios[i].value);
-    }
-  }
-
-  // As the fresh one, once it is frozen.
-  [[nodiscard]] bool keeps_variance() const override { return true; }
-
-  void enter_compressed_stage() override {
-    TwoStage::enter_compressed_stage();
-    fresh = std::move(adam.exp_avg_sq());
-    std::vector<double> rms;
-    for (const Parameter& p : adam.layout().parameters()) {
-      const ConstView m = adam.exp_avg().view().subview(p.offset, p.size);
-      rms.push_back(p.size == 0 ? 0
-                                : std::sqrt(sum_of_squares(pool, m) /
-                                            static_cast<double>(p.size)));
-    }
-    scale_momenta(rms);
-  }
-
-  // Momentum travels scaled; as each block arrives, its fresh variance and its
-  // part of the parameter's norms are formed, and then every parameter moves.
-  void compressed_update(const StepInput& in, double grad_scale,
-                         StepMeter& meter) override {
-    const std::vector<AdamCoefficients> c = coefficients(grad_scale);
-    std::vector<kernels::LambFactorSums> sums(parts.blocks.blocks().size());
-    Buffer previous;
-    if (compresses()) {
-      exchange_momentum(in, c, sums, meter);
-    } else {
-      previous = momentum();
-      update_momentum(in.grads, c);
-      for_blocks([&](std::size_t b) {
-        sums[b] = follow(b, mean_values(b), at(previous, b), in.params, c);
-      });
-    }
-    set_coeffs(sums);
-    for_blocks([&](std::size_t b) { move(b, in, c); });
-    if (compresses()) keep_momentum_as_signs();
-  }
-
-  void exchange_momentum(const StepInput& in,
-                         std::span<const AdamCoefficients> c,
-                         std::span<kernels::LambFactorSums> sums,
-                         StepMeter& meter) {
-    meter.compressed(the_exchange(), [&](auto& all) {
-      all.run(
-          [&](std::size_t b) {
-            auto input = momentum_input(b, in.grads, c[parts.block_group[b]]);
-            input.factor = scale_of(b);
-            return input;
-          },
-          [&](std::size_t b, Signs mean) {
-            sums[b] = follow(b, {.signs = unscaled(mean, b)},
-                             previous_momentum(b), in.params, c);
-          });
-    });
-  }
-
-  // What m_old is while the exchange has already overwritten it.
-  [[nodiscard]] kernels::MomentumForm previous_momentum(std::size_t b) {
-    if (momentum_is_signs)
-      return {.signs = unscaled(exchange->previous_mean(b), b)};
-    return at(adam.exp_avg(), b);
-  }
-
-  [[nodiscard]] kernels::LambFactorSums follow(
-      std::size_t b, const kernels::MomentumForm& m,
-      const kernels::MomentumForm& m_old, View params,
-      std::span<const AdamCoefficients> c) {
-    const Range& values = parts.blocks.blocks()[b].values;
-    return kernels::lamb_factor(
-        {.fresh = fresh.as<float>().data() + values.offset,
-         .denominator = denominator.as<float>().data() + values.offset,
-         .params = params.as<float>().data() + values.offset,
-         .exp_avg = m,
-         .previous = m_old,
-         .active = active_words(b),
-         .floor = block_denominators.floor(b),
-         .size = values.size},
-        c[parts.block_group[b]]);
-  }
-
-  // Blocks' sums are added in their order, whoever served them.
-  void set_coeffs(std::span<const kernels::LambFactorSums> sums) {
-    std::vector<kernels::LambFactorSums> total(lamb_coeffs.size());
-    for (std::size_t b = 0; b < sums.size(); ++b) {
-      kernels::LambFactorSums& to = total[parts.block_parameter[b]];
-      to.plain += sums[b].plain;
-      to.update += sums[b].update;
-      to.ratio = std::max(to.ratio, sums[b].ratio);
-    }
-    for (std::size_t i = 0; i < total.size(); ++i) {
-      const double drift = total[i].ratio == 0 ? 1 : total[i].ratio;
-      const double decayed =
-          total[i].update == 0
-              ? 1
-              : std::min(1.0, std::sqrt(total[i].plain / total[i].update));
-      lamb_coeffs[i] = adapted_coeff(i, drift, decayed);
-    }
-  }
-
-  void move(std::size_t b, const StepInput& in,
-            std::span<const AdamCoefficients> all) {
-    const Range& values = parts.blocks.blocks()[b].values;
-    const std::size_t group = parts.block_group[b];
-    AdamCoefficients c = all[group];
-    c.minus_learning_rate = static_cast<float>(
-        -adam.learning_rate(group) * lamb_coeffs[parts.block_parameter[b]]);
-    kernels::FrozenUpdateArrays arrays = frozen_arrays(values, in);
-    if (compresses()) {
-      kernels::sign_update(mean_momentum(b), active_words(b), arrays, c);
-    } else {
-      arrays.exp_avg = mean_values(b).values;
-      kernels::frozen_update(arrays, c);
-    }
-  }
-
-  void for_blocks(const std::function<void(std::size_t)>& body) {
-    pool.for_each(parts.blocks.blocks().size(), body);
-  }
-
-  [[nodiscard]] kernels::MomentumForm at(const Buffer& values,
-                                         std::size_t b) const {
-    return {.values = values.as<float>().data() +
-                      parts.blocks.blocks()[b].values.offset};
-  }
-  [[nodiscard]] kernels::MomentumForm mean_values(std::size_t b) const {
-    return at(adam.exp_avg(), b);
-  }
-
-  [[nodiscard]] float scale_of(std::size_t b) const {
-    return static_cast<float>(momentum_scales[parts.block_parameter[b]]);
-  }
-  [[nodiscard]] Signs unscaled(Signs mean, std::size_t b) const {
-    return {mean.words, mean.scale / scale_of(b)};
-  }
-  [[nodiscard]] Signs mean_momentum(std::size_t b) const override {
-    return unscaled(exchange->mean(b), b);
-  }
-
-  void adjust(compress::CompressedAllReduceOptions& o) const override {
-    o.keeps_previous = true;
-  }
-
-  // As if its variance had been d^2 from the start.
-  void begin_variance(std::size_t element, float d) override {
-    const auto& group =
-        adam.group_options(adam.layout().parameter_at(element).group);
-    const double seen =
-        group.bias_correction
-            ? 1 - std::pow(group.beta2, static_cast<double>(steps))
-            : 1;
-    fresh.as<float>()[element] = static_cast<float>(double{d} * d * seen);
-  }
-
-  [[nodiscard]] Commit read_stage(const StateDict& state) override {
-    if (state.integer("frozen_at") > 0) (void)state.array("scaling_coeff");
-    return OnebitLambStage::read_stage(state);
-  }
-};
-
-}  // namespace
 
 // An outlier that the others do not mind moves the trust ratios: 1000 times its
 // neighbours' gradients, it left them ten times as far from the optimum.
@@ -208,6 +39,237 @@ LowBitSettings settings_of(const OnebitLambOptions& o) {
   settings.outlier_gate = 2;
   return settings;
 }
+
+struct OnebitLambImpl final : LowBitOptimizer::Impl {
+  OnebitLambImpl(comm::Communicator& comm, const ParameterLayout& layout,
+                 const OnebitLambOptions& options)
+      : Impl(comm, layout, settings_of(options), {.keeps_previous = true}),
+        freeze(model, freeze_options(options)),
+        limits(trust_limits(options, layout.num_groups())),
+        coefficients(options, layout.parameters().size()) {}
+
+  Freeze freeze;
+  std::vector<TrustLimits> limits;  // per group
+  LambCoefficients coefficients;
+  std::vector<double> momentum_scales;  // k, per parameter; empty in warm-up
+  Buffer fresh;                         // the variance that is not frozen
+
+  void take_step(const StepInput& in, StepMeter& step) override;
+  [[nodiscard]] Phase phase() const override { return freeze.phase(); }
+  void save_own(StateDict& state) const override;
+  [[nodiscard]] Commit read_own(const StateDict& state) override;
+
+  void warm_up(const StepInput& in, StepMeter& step);
+  void begin_compression();
+  void compressed_step(const StepInput& in, StepMeter& step);
+
+  using Sums = std::vector<LambFactorSums>;  // per block
+  [[nodiscard]] Sums average_momentum(const StepInput& in,
+                                      const Coefficients& c, StepMeter& step);
+  [[nodiscard]] LambFactorSums update_fresh(std::size_t b,
+                                            const kernels::MomentumForm& m,
+                                            const kernels::MomentumForm& m_old,
+                                            View params, const Coefficients& c);
+  void set_coefficients(const Sums& sums);
+  void apply(std::size_t b, const StepInput& in, const Coefficients& all);
+  void admit(std::span<const std::size_t> elements);
+  void set_momentum_scales(std::vector<double> scales);
+};
+
+void OnebitLambImpl::take_step(const StepInput& in, StepMeter& step) {
+  if (freeze.is_frozen())
+    compressed_step(in, step);
+  else
+    warm_up(in, step);
+  if (step.report().applied) verify(in.params, freeze.describe());
+}
+
+// Warm-up stage: LAMB on the averaged gradient, whose trust ratios c are
+// averaged: c_avg = beta c_avg + (1 - beta) c.
+void OnebitLambImpl::warm_up(const StepInput& in, StepMeter& step) {
+  const auto scale = gradients.average(in, step);
+  if (!scale) return;
+  const std::vector<TrustRatio> ratios =
+      lamb_step(adam(), ++steps, update_arrays(in, *scale), limits, model.pool);
+  for (std::size_t i = 0; i < ratios.size(); ++i) {
+    coefficients.last[i] = ratios[i].value;
+    if (ratios[i].computed) coefficients.average(i, ratios[i].value);
+  }
+  if (freeze.ends_at(steps)) begin_compression();
+}
+
+// d is made of v, a fresh copy of which goes on; momenta get a common size.
+void OnebitLambImpl::begin_compression() {
+  freeze.freeze(steps, /*keeps_variance=*/true, denominator);
+  fresh = std::move(adam().exp_avg_sq());
+  std::vector<double> rms;
+  for (const Parameter& p : adam().layout().parameters()) {
+    const ConstView m = adam().exp_avg().view().subview(p.offset, p.size);
+    rms.push_back(p.size == 0 ? 0
+                              : std::sqrt(sum_of_squares(model.pool, m) /
+                                          static_cast<double>(p.size)));
+  }
+  set_momentum_scales(common_size_scales(rms, adam().layout()));
+}
+
+// Compression stage.
+void OnebitLambImpl::compressed_step(const StepInput& in, StepMeter& step) {
+  const auto scale =
+      gradients.clip_by_estimate(in, momentum.has_late(in.grads), step);
+  if (!scale) return;
+  const Coefficients c = model.coefficients(++steps, *scale);
+  admit(prepare_gradients(in, *scale, step));
+  // m = 1-bit mean of k (beta1 m + (1 - beta1) g_i), over k
+  // g = (m - beta1 m_old) / (1 - beta1),  v_fresh = beta2 v_fresh + (1-beta2)
+  // g^2
+  const Sums sums = average_momentum(in, c, step);
+  // r = max d / d_fresh, within its bounds;  c = r c_avg
+  set_coefficients(sums);
+  // p = p - lr c (m / (1 - beta1^t) / d + wd p)
+  model.for_blocks([&](std::size_t b) { apply(b, in, c); });
+  if (model.compresses()) momentum.keep_as_signs();
+}
+
+// As each block arrives, its fresh variance and its part of the parameter's
+// norms are formed.
+OnebitLambImpl::Sums OnebitLambImpl::average_momentum(const StepInput& in,
+                                                      const Coefficients& c,
+                                                      StepMeter& step) {
+  Sums sums(model.num_blocks());
+  if (!model.compresses()) {
+    const Buffer previous = momentum.copy();
+    momentum.update(in.grads, c);
+    model.for_blocks([&](std::size_t b) {
+      const float* const m_old =
+          previous.as<float>().data() + model.block(b).offset;
+      sums[b] =
+          update_fresh(b, momentum.values(b), {.values = m_old}, in.params, c);
+    });
+    return sums;
+  }
+  const auto own = [&](std::size_t b) {
+    auto input = momentum.input(b, in.grads, c[model.layout.block_group[b]]);
+    input.factor = momentum.unit(b);
+    return input;
+  };
+  const auto take = [&](std::size_t b, Signs mean) {
+    sums[b] = update_fresh(b, {.signs = momentum.over_unit(mean, b)},
+                           momentum.previous(b), in.params, c);
+  };
+  step.compressed(momentum.exchange(), [&](auto& all) { all.run(own, take); });
+  return sums;
+}
+
+LambFactorSums OnebitLambImpl::update_fresh(std::size_t b,
+                                            const kernels::MomentumForm& m,
+                                            const kernels::MomentumForm& m_old,
+                                            View params,
+                                            const Coefficients& c) {
+  const Range& at = model.block(b);
+  return kernels::lamb_factor({.fresh = fresh.as<float>().data() + at.offset,
+                               .denominator = denominator.at(at.offset),
+                               .params = params.as<float>().data() + at.offset,
+                               .exp_avg = m,
+                               .previous = m_old,
+                               .active = momentum.active(b),
+                               .floor = denominator.blocks.floor(b),
+                               .size = at.size},
+                              c[model.layout.block_group[b]]);
+}
+
+// Blocks' sums are added in their order, whoever served them.
+void OnebitLambImpl::set_coefficients(const Sums& sums) {
+  std::vector<LambFactorSums> total(coefficients.last.size());
+  for (std::size_t b = 0; b < sums.size(); ++b) {
+    LambFactorSums& to = total[model.layout.block_parameter[b]];
+    to.plain += sums[b].plain;
+    to.update += sums[b].update;
+    to.ratio = std::max(to.ratio, sums[b].ratio);
+  }
+  const auto parameters = adam().layout().parameters();
+  for (std::size_t i = 0; i < total.size(); ++i) {
+    const double drift = total[i].ratio == 0 ? 1 : total[i].ratio;
+    const double decayed =
+        total[i].update == 0
+            ? 1
+            : std::min(1.0, std::sqrt(total[i].plain / total[i].update));
+    const bool has_decay =
+        adam().group_options(parameters[i].group).weight_decay > 0;
+    coefficients.last[i] = coefficients.corrected_average(i) *
+                           coefficients.factor(i, drift, decayed, has_decay);
+  }
+}
+
+void OnebitLambImpl::apply(std::size_t b, const StepInput& in,
+                           const Coefficients& all) {
+  const std::size_t group = model.layout.block_group[b];
+  AdamCoefficients c = all[group];
+  c.minus_learning_rate =
+      static_cast<float>(-adam().learning_rate(group) *
+                         coefficients.last[model.layout.block_parameter[b]]);
+  kernels::FrozenUpdateArrays arrays =
+      CompressedMomentum::arrays(model.block(b), in, denominator.values);
+  if (model.compresses()) {
+    kernels::sign_update(momentum.mean(b), momentum.active(b), arrays, c);
+  } else {
+    arrays.exp_avg = momentum.values(b).values;
+    kernels::frozen_update(arrays, c);
+  }
+}
+
+// As if the variance of late elements had been d^2 from the start.
+void OnebitLambImpl::admit(std::span<const std::size_t> elements) {
+  for (const std::size_t i : elements) {
+    const auto& group =
+        adam().group_options(adam().layout().parameter_at(i).group);
+    const double seen =
+        group.bias_correction
+            ? 1 - std::pow(group.beta2, static_cast<double>(steps))
+            : 1;
+    const float d = *denominator.at(i);
+    fresh.as<float>()[i] = static_cast<float>(double{d} * d * seen);
+  }
+}
+
+void OnebitLambImpl::set_momentum_scales(std::vector<double> scales) {
+  momentum_scales = std::move(scales);
+  std::vector<float> units;
+  if (!momentum_scales.empty())
+    for (const std::size_t parameter : model.layout.block_parameter)
+      units.push_back(static_cast<float>(momentum_scales[parameter]));
+  momentum.set_units(std::move(units));
+}
+
+void OnebitLambImpl::save_own(StateDict& state) const {
+  freeze.save(state);
+  coefficients.save(state);
+  if (!freeze.is_frozen()) return;
+  state.put("denominator", denominator.values.view());
+  state.put("scaling_coeff", momentum_scales);
+  state.put("exp_avg_sq_fresh", fresh.view());
+}
+
+LowBitOptimizer::Impl::Commit OnebitLambImpl::read_own(const StateDict& state) {
+  auto saved = std::make_shared<Freeze::Saved>(freeze.read(state));
+  LambCoefficients read = coefficients.read(state);
+  std::vector<double> scales;
+  auto v = std::make_shared<Buffer>();
+  if (saved->frozen_at > 0) {
+    const auto k =
+        state.array("scaling_coeff", DType::kFloat64, coefficients.last.size())
+            .as<double>();
+    scales.assign(k.begin(), k.end());
+    *v = saved_floats(state, "exp_avg_sq_fresh", model.size());
+  }
+  return [=, this] {
+    freeze.restore(std::move(*saved), denominator);
+    coefficients = read;
+    set_momentum_scales(scales);
+    fresh = std::move(*v);
+  };
+}
+
+}  // namespace
 
 void OnebitLambOptions::validate(const ParameterLayout& layout) const {
   settings_of(*this).validate(layout);
@@ -228,21 +290,19 @@ void OnebitLambOptions::validate(const ParameterLayout& layout) const {
 
 OnebitLamb::OnebitLamb(comm::Communicator& comm, const ParameterLayout& layout,
                        const OnebitLambOptions& options)
-    : LowBitOptimizer([&]() -> std::unique_ptr<Impl> {
+    : LowBitOptimizer([&] {
         options.validate(layout);
-        if (options.semantics == Semantics::kDeepSpeed)
-          return make_deepspeed_onebit_lamb(comm, layout, options);
         return std::make_unique<OnebitLambImpl>(comm, layout, options);
       }()) {}
 
 OnebitLamb::~OnebitLamb() = default;
 
 std::int64_t OnebitLamb::frozen_at() const noexcept {
-  return static_cast<const OnebitLambStage&>(*impl_).frozen_at;
+  return static_cast<const OnebitLambImpl&>(*impl_).freeze.at();
 }
 
 std::vector<double> OnebitLamb::lamb_coeffs() const {
-  return static_cast<const OnebitLambStage&>(*impl_).lamb_coeffs;
+  return static_cast<const OnebitLambImpl&>(*impl_).coefficients.last;
 }
 
 }  // namespace thinwire::optim

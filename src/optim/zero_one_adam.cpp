@@ -1,222 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
+// arXiv:2202.06009, Algorithm 1; docs/algorithms/zero-one-adam.md has the same
+// lines. Steps after the freeze are in low_bit/local_updates.cpp.
 #include "thinwire/optim/zero_one_adam.h"
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
+#include <memory>
+#include <utility>
 
 #include "core/require.h"
-#include "optim/low_bit_options.h"
-#include "optim/zero_one_adam_impl.h"
+#include "optim/low_bit/impl.h"
+#include "optim/low_bit/local_updates.h"
+#include "optim/low_bit/zero_one_schedule.h"
 #include "thinwire/kernels/cast.h"
-#include "thinwire/kernels/local_step.h"
 
 namespace thinwire::optim {
 
 using kernels::AdamCoefficients;
 
-ZeroOneAdamImpl::ZeroOneAdamImpl(comm::Communicator& c,
-                                 const ParameterLayout& layout,
-                                 const ZeroOneAdamOptions& o)
-    : Impl(c, layout, settings_of(o)),
-      options(o),
-      schedule(o),
-      lrs(layout.num_groups()),
-      decay(layout.num_groups(), 1) {
-  denominator = Buffer::of<float>(layout.size());
-}
-
-// ---- one step
-void ZeroOneAdamImpl::take_step(const StepInput& in, StepMeter& meter,
-                                StepReport& report) {
-  report.phase = phase();
-  if (is_frozen())
-    frozen_step(in, meter, report);
-  else if (report.phase == Phase::kExact)
-    variance_step(in, meter, report);
-  else
-    one_bit_step(in, meter, report);
-  if (report.applied && steps == options.var_freeze_step) freeze(in.params);
-}
-
-// ---- before the freeze
-void ZeroOneAdamImpl::variance_step(const StepInput& in, StepMeter& meter,
-                                    StepReport& report) {
-  const auto grad_scale = average_exactly(in, meter, report);
-  if (!grad_scale) return;
-  ++steps;
-  ++var_updates;
-  const std::vector<AdamCoefficients> c = variance_coefficients(*grad_scale);
-  keep_momentum_as_values();
-  const auto m = adam.exp_avg().as<float>();
-  const auto v = adam.exp_avg_sq().as<float>();
-  // Exact steps know nothing of heavy elements: their gradients are whole.
-  for (const HeavyElement& element : block_denominators.heavy())
-    m[element.index] /= element.factor;
-  for_blocks([&](std::size_t b) {
-    const Range& at = parts.blocks.blocks()[b].values;
-    const AdamCoefficients& own = c[parts.block_group[b]];
-    kernels::moments(m.data() + at.offset, v.data() + at.offset,
-                     in.grads.subview(at.offset, at.size), own);
-    kernels::denominator(v.data() + at.offset,
-                         denominator.as<float>().data() + at.offset, at.size,
-                         own);
-  });
-  fit_denominators(participations(v, parts.compressed, parts.mask));
-  for_blocks([&](std::size_t b) {
-    const Range& at = parts.blocks.blocks()[b].values;
-    kernels::FrozenUpdateArrays arrays = frozen_arrays(at, in);
-    arrays.exp_avg = m.data() + at.offset;
-    kernels::frozen_update(arrays, c[parts.block_group[b]]);
-  });
-  schedule.variance_updated();
-}
-
-// Its next update finds the variance that its denominator would have.
-void ZeroOneAdamImpl::begin_variance(std::size_t element, float d) {
-  if (is_frozen()) return;
-  const std::size_t group = adam.layout().parameter_at(element).group;
-  adam.exp_avg_sq().as<float>()[element] =
-      d * d / adam.coefficients(group, var_updates, 1).exp_avg_sq_scale;
-}
-
-// v is corrected by the number of its updates, not of steps.
-std::vector<AdamCoefficients> ZeroOneAdamImpl::variance_coefficients(
-    double grad_scale) const {
-  std::vector<AdamCoefficients> c = coefficients(grad_scale);
-  for (std::size_t g = 0; g < c.size(); ++g)
-    c[g].exp_avg_sq_scale =
-        adam.coefficients(g, var_updates, 1).exp_avg_sq_scale;
-  return c;
-}
-
-void ZeroOneAdamImpl::one_bit_step(const StepInput& in, StepMeter& meter,
-                                   StepReport& report) {
-  const auto grad_scale = clip_by_estimate(in, meter, report);
-  if (!grad_scale) return;
-  ++steps;
-  prepare_gradients(in, *grad_scale, meter, report);
-  if (options.exchanged == Exchanged::kMomentum) {
-    momentum_step(in, coefficients(*grad_scale), meter);
-    return;
-  }
-  Buffer values = Buffer::of<float>(in.grads.size());
-  kernels::convert(in.grads, values.view());
-  if (*grad_scale != 1)
-    for (float& g : values.as<float>()) g *= static_cast<float>(*grad_scale);
-  if (compresses())
-    meter.compressed(the_exchange(),
-                     [&](auto& all) { (void)all.all_reduce(values.view()); });
-  StepInput averaged = in;
-  averaged.grads = values.view();
-  step_by_own_momentum(averaged, coefficients(1));
-}
-
-// The residuals measured momentum until now, lr times momentum from now on.
-void ZeroOneAdamImpl::freeze(View params) {
-  origin = copy_of(params);
-  accumulator = Buffer::of<float>(params.size());
-  adam.exp_avg_sq() = Buffer();
-  if (exchange) exchange->clear_errors();
-}
-
-// ---- after the freeze
-void ZeroOneAdamImpl::frozen_step(const StepInput& in, StepMeter& meter,
-                                  StepReport& report) {
-  const bool syncs = report.phase == Phase::kCompressed;
-  const auto grad_scale = syncs ? clip_by_estimate(in, meter, report)
-                                : clip_locally(in, meter, report);
-  if (!report.applied) return;
-  ++steps;
-  if (syncs)
-    prepare_gradients(in, *grad_scale, meter, report);
-  else if (grad_scale)
-    prepare_gradients_locally(in, *grad_scale);
-  const std::vector<AdamCoefficients> c = coefficients(grad_scale.value_or(1));
-  for (std::size_t g = 0; g < c.size(); ++g) {
-    const double lr = adam.learning_rate(g);
-    lrs[g] += lr * c[g].exp_avg_scale;
-    decay[g] *= 1 - lr * c[g].decoupled_decay;
-  }
-  // Without a learning rate nothing has moved: there is nothing to sync.
-  if (syncs && some_group_moved() && compresses()) {
-    keep_momentum_of_resting_groups(in.grads, c);
-    meter.compressed(the_exchange(), [&](auto&) {
-      sync(in.params, in.low_precision,
-           [&](std::size_t b) { return sync_input(b, in.grads, c); });
-    });
-  } else {
-    if (grad_scale)
-      local_step(in, c);
-    else
-      leave_out_step();
-    if (syncs && some_group_moved()) sync_alone(in.params);
-  }
-  schedule.local_step_taken();
-}
-
-// By this rank's own norm; nothing where its gradient is not finite.
-std::optional<double> ZeroOneAdamImpl::clip_locally(const StepInput& in,
-                                                    StepMeter& meter,
-                                                    StepReport& report) {
-  const double own = exact_average.local_squares(in.grads);
-  report.grad_norm_is_estimate = true;
-  if (skips(in)) {
-    if (in.skips_together) {
-      report.nonfinite_rank = first_rank(!std::isfinite(own), meter);
-      report.applied = report.nonfinite_rank < 0;
-      if (!report.applied) return std::nullopt;
-    }
-    if (!std::isfinite(own)) {
-      left_out_a_step = true;
-      return std::nullopt;
-    }
-  }
-  report.grad_norm = estimated_norm(std::sqrt(own) / in.loss_scale);
-  report.clip_factor = clip(report.grad_norm);
-  return report.clip_factor / in.loss_scale;
-}
-
-int ZeroOneAdamImpl::first_rank(bool own, StepMeter& meter) {
-  const std::uint8_t flag = own ? 1 : 0;
-  std::vector<std::uint8_t> flags(static_cast<std::size_t>(comm.size()));
-  meter.waiting([&] { comm.all_gather(std::span(&flag, 1), flags); });
-  const auto first = std::find(flags.begin(), flags.end(), 1);
-  return first == flags.end() ? -1 : static_cast<int>(first - flags.begin());
-}
-
-void ZeroOneAdamImpl::local_step(const StepInput& in,
-                                 std::span<const AdamCoefficients> c) {
-  if (adam.exp_avg().empty())
-    adam.exp_avg() = Buffer::of<float>(adam.layout().size());
-  for_blocks([&](std::size_t b) {
-    const Range& at = parts.blocks.blocks()[b].values;
-    const std::size_t group = parts.block_group[b];
-    kernels::LocalStepArrays arrays{
-        .params = in.params.as<float>().data() + at.offset,
-        .origin = origin.as<float>().data() + at.offset,
-        .exp_avg = adam.exp_avg().as<float>().data() + at.offset,
-        .accumulated = accumulator.as<float>().data() + at.offset,
-        .from_zero = !accumulated,
-        .denominator = denominator.as<float>().data() + at.offset,
-        .grads = in.grads.subview(at.offset, at.size),
-        .active = active_words(b),
-        .low_precision = part_of(in.low_precision, at)};
-    if (momentum_is_signs) arrays.mean = mean_momentum(b);
-    kernels::local_step(arrays, static_cast<float>(decay[group]), c[group]);
-  });
-  momentum_is_signs = false;
-  accumulated = true;
-}
-
-// u says that the interval has begun, as on the ranks that took the step:
-// whether there is something to sync must be the same on all of them.
-void ZeroOneAdamImpl::leave_out_step() {
-  const auto u = accumulator.as<float>();
-  if (!accumulated) std::fill(u.begin(), u.end(), 0.0f);
-  accumulated = true;
-}
+namespace {
 
 LowBitSettings settings_of(const ZeroOneAdamOptions& o) {
   return low_bit_settings(
@@ -230,33 +32,241 @@ LowBitSettings settings_of(const ZeroOneAdamOptions& o) {
       o);
 }
 
+struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
+  // Every step knows by its own scalar exchange that gradients are finite.
+  ZeroOneAdamImpl(comm::Communicator& comm, const ParameterLayout& layout,
+                  const ZeroOneAdamOptions& options)
+      : Impl(comm, layout, settings_of(options), {.checks_finite = false}),
+        var_freeze_step(options.var_freeze_step),
+        exchanged(options.exchanged),
+        schedule(options),
+        updates(model, momentum, denominator) {
+    denominator.values = Buffer::of<float>(layout.size());
+  }
+
+  std::int64_t var_freeze_step;
+  Exchanged exchanged;
+  ZeroOneSchedule schedule;
+  LocalUpdates updates;  // from the freeze on
+  std::int64_t var_updates = 0;
+
+  void take_step(const StepInput& in, StepMeter& step) override;
+  [[nodiscard]] Phase phase() const override;
+  void synchronize(View params) override {
+    if (is_frozen()) updates.synchronize(params);
+  }
+  void save_own(StateDict& state) const override;
+  [[nodiscard]] Commit read_own(const StateDict& state) override;
+
+  void variance_step(const StepInput& in, StepMeter& step);
+  void one_bit_step(const StepInput& in, StepMeter& step);
+  void freeze(View params);
+  void frozen_step(const StepInput& in, StepMeter& step);
+
+  [[nodiscard]] bool is_frozen() const { return steps >= var_freeze_step; }
+  void update_variance(const StepInput& in, const Coefficients& c);
+  void exchange_gradient(const StepInput& in, double grad_scale,
+                         StepMeter& step);
+  void admit(std::span<const std::size_t> elements);
+};
+
+void ZeroOneAdamImpl::take_step(const StepInput& in, StepMeter& step) {
+  const Phase now = phase();
+  if (is_frozen())
+    frozen_step(in, step);
+  else if (now == Phase::kExact)
+    variance_step(in, step);
+  else
+    one_bit_step(in, step);
+  if (!step.report().applied) return;
+  if (steps == var_freeze_step) freeze(in.params);
+  if (!is_frozen() || updates.ranks_are_equal())
+    verify(in.params, schedule.describe());
+  else
+    put_off_verification();
+}
+
+// Before the freeze, a step of T_v: g is averaged exactly, and v moves.
+void ZeroOneAdamImpl::variance_step(const StepInput& in, StepMeter& step) {
+  const auto scale = gradients.average(in, step);
+  if (!scale) return;
+  ++steps;
+  ++var_updates;
+  // v is corrected by the number of its updates, not of steps.
+  Coefficients c = model.coefficients(steps, *scale);
+  for (std::size_t g = 0; g < c.size(); ++g)
+    c[g].exp_avg_sq_scale =
+        adam().coefficients(g, var_updates, 1).exp_avg_sq_scale;
+  // m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2
+  // d = max(sqrt(v^) + eps, floor)
+  update_variance(in, c);
+  // p = p - lr (m^ / d + wd p)
+  model.for_blocks([&](std::size_t b) {
+    kernels::FrozenUpdateArrays arrays =
+        CompressedMomentum::arrays(model.block(b), in, denominator.values);
+    arrays.exp_avg = momentum.values(b).values;
+    kernels::frozen_update(arrays, c[model.layout.block_group[b]]);
+  });
+  schedule.variance_updated();
+}
+
+void ZeroOneAdamImpl::update_variance(const StepInput& in,
+                                      const Coefficients& c) {
+  momentum.keep_as_values();
+  float* const m = adam().exp_avg().as<float>().data();
+  float* const v = adam().exp_avg_sq().as<float>().data();
+  // Exact steps know nothing of heavy elements: their gradients are whole.
+  for (const HeavyElement& element : denominator.heavy())
+    m[element.index] /= element.factor;
+  model.for_blocks([&](std::size_t b) {
+    const Range& at = model.block(b);
+    const AdamCoefficients& own = c[model.layout.block_group[b]];
+    kernels::moments(m + at.offset, v + at.offset,
+                     in.grads.subview(at.offset, at.size), own);
+    kernels::denominator(v + at.offset, denominator.at(at.offset), at.size,
+                         own);
+  });
+  denominator.fit(participations(adam().exp_avg_sq().as<float>(),
+                                 model.layout.compressed, model.layout.mask));
+}
+
+// Before the freeze, all other steps: m_i travels in one bit, v stays.
+void ZeroOneAdamImpl::one_bit_step(const StepInput& in, StepMeter& step) {
+  const auto scale =
+      gradients.clip_by_estimate(in, momentum.has_late(in.grads), step);
+  if (!scale) return;
+  ++steps;
+  admit(prepare_gradients(in, *scale, step));
+  // m = 1-bit mean of beta1 m + (1 - beta1) g_i,  p = p - lr (m^ / d + wd p)
+  if (exchanged == Exchanged::kMomentum)
+    momentum.all_reduce(in, model.coefficients(steps, *scale),
+                        denominator.values, step);
+  else
+    exchange_gradient(in, *scale, step);
+}
+
+// The residuals measured momentum until now, lr times momentum from now on.
+void ZeroOneAdamImpl::freeze(View params) {
+  updates.begin(params);
+  adam().exp_avg_sq() = Buffer();
+  momentum.clear_residuals();
+}
+
+// After the freeze: a local step, and in steps of T_u a sync.
+void ZeroOneAdamImpl::frozen_step(const StepInput& in, StepMeter& step) {
+  const bool syncs = phase() == Phase::kCompressed;
+  const auto scale =
+      syncs ? gradients.clip_by_estimate(in, momentum.has_late(in.grads), step)
+            : gradients.clip_locally(in, step);
+  if (!step.report().applied) return;
+  ++steps;
+  if (syncs) {
+    (void)prepare_gradients(in, *scale, step);
+  } else if (scale) {
+    momentum.remember_late(in.grads);
+    denominator.guard(in.grads, *scale, gradients.chunk_squares());
+  }
+  const Coefficients c = model.coefficients(steps, scale.value_or(1));
+  updates.count(c);
+  // Without a learning rate nothing has moved: there is nothing to sync.
+  const bool moves = syncs && updates.some_group_moved();
+  if (moves && model.compresses()) {
+    // theta = theta + 1-bit mean of u_i,  p = theta,  m = -u d / sum lr
+    updates.sync(in, c, step);
+  } else {
+    // m_i = beta1 m_i + (1 - beta1) g_i,  u_i = u_i - lr m_i / d,  p = theta +
+    // u_i
+    if (scale)
+      updates.step(in, c);
+    else
+      updates.leave_out();  // not finite on this rank
+    if (moves) updates.sync_alone(in.params);
+  }
+  schedule.local_step_taken();
+}
+
+void ZeroOneAdamImpl::exchange_gradient(const StepInput& in, double grad_scale,
+                                        StepMeter& step) {
+  Buffer values = Buffer::of<float>(in.grads.size());
+  kernels::convert(in.grads, values.view());
+  if (grad_scale != 1)
+    for (float& g : values.as<float>()) g *= static_cast<float>(grad_scale);
+  if (model.compresses())
+    step.compressed(momentum.exchange(),
+                    [&](auto& all) { (void)all.all_reduce(values.view()); });
+  StepInput averaged = in;
+  averaged.grads = values.view();
+  momentum.apply_own(averaged, model.coefficients(steps, 1),
+                     denominator.values);
+}
+
+// The next update of v finds the variance that the element's d would have.
+void ZeroOneAdamImpl::admit(std::span<const std::size_t> elements) {
+  for (const std::size_t i : elements) {
+    const std::size_t group = adam().layout().parameter_at(i).group;
+    const float d = *denominator.at(i);
+    adam().exp_avg_sq().as<float>()[i] =
+        d * d / adam().coefficients(group, var_updates, 1).exp_avg_sq_scale;
+  }
+}
+
+Phase ZeroOneAdamImpl::phase() const {
+  if (is_frozen())
+    return schedule.syncs(steps + 1) ? Phase::kCompressed : Phase::kLocal;
+  return schedule.updates_variance(steps + 1) ? Phase::kExact
+                                              : Phase::kCompressed;
+}
+
+void ZeroOneAdamImpl::save_own(StateDict& state) const {
+  schedule.save(state);
+  state.put_integer("var_updates", var_updates);
+  state.put_integer("frozen", is_frozen() ? 1 : 0);
+  state.put("denominator", denominator.values.view());
+  updates.save(state, is_frozen());
+}
+
+LowBitOptimizer::Impl::Commit ZeroOneAdamImpl::read_own(
+    const StateDict& state) {
+  const std::size_t n = model.size();
+  ZeroOneSchedule new_schedule = schedule;
+  new_schedule.load(state);
+  const std::int64_t new_updates = state.integer("var_updates");
+  const bool was_frozen = state.integer("step") >= var_freeze_step;
+  auto d = std::make_shared<Buffer>(saved_floats(state, "denominator", n));
+  if (new_updates > 0 && model.num_blocks() > 0)
+    (void)state.array("denominator_medians");
+  auto saved =
+      std::make_shared<LocalUpdates::Saved>(updates.read(state, was_frozen));
+  if (!was_frozen) (void)state.array("exp_avg_sq", DType::kFloat32, n);
+  return [=, this] {
+    schedule = new_schedule;
+    var_updates = new_updates;
+    denominator.values = std::move(*d);
+    updates.restore(std::move(*saved));
+  };
+}
+
+}  // namespace
+
 void ZeroOneAdamOptions::validate(const ParameterLayout& layout) const {
   settings_of(*this).validate(layout);
   require(!amsgrad, "amsgrad",
           "false (0/1 Adam does not support it: its variance is frozen)",
           amsgrad);
-  const bool reference = semantics == Semantics::kDeepSpeed;
-  const std::int64_t least = reference ? 0 : 1;
-  require(var_freeze_step >= least, "var_freeze_step",
-          fmt::format(">= {}", least), var_freeze_step);
+  require(var_freeze_step >= 1, "var_freeze_step", ">= 1", var_freeze_step);
   require(var_update_scaler >= 1, "var_update_scaler", ">= 1",
           var_update_scaler);
   require(local_step_scaler >= 1, "local_step_scaler", ">= 1",
           local_step_scaler);
   require(local_step_clipper >= 1, "local_step_clipper", ">= 1",
           local_step_clipper);
-  require(!reference || exchange.verify_every == 0, "verify_every",
-          "0 with deepspeed semantics, whose ranks differ even after a sync",
-          exchange.verify_every);
 }
 
 ZeroOneAdam::ZeroOneAdam(comm::Communicator& comm,
                          const ParameterLayout& layout,
                          const ZeroOneAdamOptions& options)
-    : LowBitOptimizer([&]() -> std::unique_ptr<Impl> {
+    : LowBitOptimizer([&] {
         options.validate(layout);
-        if (options.semantics == Semantics::kDeepSpeed)
-          return make_deepspeed_zero_one_adam(comm, layout, options);
         return std::make_unique<ZeroOneAdamImpl>(comm, layout, options);
       }()) {}
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "core/require.h"
 #include "thinwire/core/error.h"
@@ -22,39 +21,39 @@ void LossScalerOptions::validate() const {
   require(is_positive(initial_scale), "initial_scale", "finite and > 0",
           initial_scale);
   if (!dynamic) return;
-  const bool reference = semantics == optim::Semantics::kDeepSpeed;
   require(window >= 1, "window", ">= 1", window);
-  const std::int64_t least = reference ? 0 : 1;
-  require(hysteresis >= least, "hysteresis", fmt::format(">= {}", least),
-          hysteresis);
+  require(hysteresis >= 1, "hysteresis", ">= 1", hysteresis);
   require(is_positive(min_scale), "min_scale", "finite and > 0", min_scale);
-  require(reference || min_scale <= initial_scale, "min_scale",
+  require(min_scale <= initial_scale, "min_scale",
           fmt::format("at most initial_scale = {}", initial_scale), min_scale);
-  const double largest = std::max(min_scale, initial_scale);
-  require(
-      max_scale >= largest, "max_scale",
-      fmt::format("at least {}, which initial_scale or min_scale is", largest),
-      max_scale);
+  require(max_scale >= initial_scale, "max_scale",
+          fmt::format("at least {}, which initial_scale or min_scale is",
+                      initial_scale),
+          max_scale);
 }
 
-LossScalerOptions zero_loss_scaler(LossScalerOptions options) {
-  options.max_scale = std::numeric_limits<double>::infinity();
-  options.semantics = optim::Semantics::kDeepSpeed;
-  return options;
+std::string LossScalerOptions::describe() const {
+  return fmt::format("loss_scale={}/{}/{}/{}/{}/{}/{}/{}", initial_scale,
+                     dynamic, window, hysteresis, consecutive_hysteresis,
+                     min_scale, max_scale,
+                     at_minimum == AtMinimum::kStop ? "stop" : "hold");
 }
 
-LossScalerOptions wrapper_loss_scaler(LossScalerOptions options) {
-  options.hysteresis = 1;
-  options.consecutive_hysteresis = false;
-  options.at_minimum = AtMinimum::kHold;
-  return zero_loss_scaler(options);
+LossScaler::LossScaler(const LossScalerOptions& options) {
+  options.validate();
+  begin(options);
 }
 
-LossScaler::LossScaler(const LossScalerOptions& options)
-    : options_(options),
-      scale_(options.initial_scale),
-      overflows_left_(options.hysteresis) {
-  options_.validate();
+LossScaler LossScaler::unchecked(const LossScalerOptions& options) {
+  LossScaler scaler;
+  scaler.begin(options);
+  return scaler;
+}
+
+void LossScaler::begin(const LossScalerOptions& options) {
+  options_ = options;
+  scale_ = options.initial_scale;
+  overflows_left_ = options.hysteresis;
 }
 
 bool LossScaler::is_at_minimum() const noexcept {

@@ -18,7 +18,8 @@ constexpr std::size_t kSlots = 2;
 
 std::vector<Range> ranges_of(const ShardLayout& shards) {
   std::vector<Range> ranges;
-  for (const Bucket& bucket : shards.buckets()) ranges.push_back(bucket.range);
+  for (const ShardBucket& bucket : shards.buckets())
+    ranges.push_back(bucket.range);
   return ranges;
 }
 
@@ -129,7 +130,7 @@ void GradientShard::make_shard(DType dtype) {
 GradientShard::SlotPointer GradientShard::make_slot() {
   const MemoryScope scope(MemoryKind::kBuckets);
   std::size_t largest = 0;
-  for (const Bucket& b : shards_.buckets())
+  for (const ShardBucket& b : shards_.buckets())
     largest = std::max(largest, b.range.size);
   auto slot = std::make_unique<Slot>();
   slot->values = Buffer(largest, wire_);
@@ -140,7 +141,7 @@ GradientShard::SlotPointer GradientShard::make_slot() {
 GradientShard::SlotPointer GradientShard::take_slot() {
   while (free_.empty() && slots_ >= kSlots &&
          !(sent_.empty() && arriving_.empty()))
-    arriving_.empty() ? arrive_oldest() : land_oldest();
+    arriving_.empty() ? finish_reduction() : finish_copy();
   if (free_.empty()) {
     return make_slot();
   }
@@ -161,15 +162,15 @@ GradientShard::Slot& GradientShard::slot_of(std::size_t b) {
 }
 
 // The oldest reduction has ended: what it gave goes where it is to be.
-void GradientShard::arrive_oldest() {
+void GradientShard::finish_reduction() {
   sent_.front()->work.wait();
   SlotPointer slot = std::move(sent_.front());
   sent_.pop_front();
   if (copies_ != nullptr && slot->result.size() > 0) {
     View to = own_part(slot->bucket);
     // Copies do not convert: what is added up in fp32 has come in 16 bits.
-    slot->lands = slot->adds || slot->result.dtype() != to.dtype();
-    if (slot->lands) {
+    slot->needs_host_copy = slot->adds || slot->result.dtype() != to.dtype();
+    if (slot->needs_host_copy) {
       const MemoryScope scope(MemoryKind::kBuckets);
       if (slot->host.size() < slot->result.size() ||
           slot->host.dtype() != slot->result.dtype())
@@ -181,26 +182,26 @@ void GradientShard::arrive_oldest() {
   arriving_.push_back(std::move(slot));
 }
 
-void GradientShard::land_oldest() {
+void GradientShard::finish_copy() {
   SlotPointer slot = std::move(arriving_.front());
   arriving_.pop_front();
   if (copies_ != nullptr) copies_->wait(slot->copied);
-  const View result = slot->lands
+  const View result = slot->needs_host_copy
                           ? slot->host.view().subview(0, slot->result.size())
                           : slot->result;
   if (slot->adds)
     kernels::accumulate(own_part(slot->bucket), result);
-  else if (slot->lands)
+  else if (slot->needs_host_copy)
     kernels::convert(result, own_part(slot->bucket));
   else if (!in_shard_ && !slot->values.empty())
     kernels::convert(result, piece(slot->bucket));
-  slot->lands = false;
+  slot->needs_host_copy = false;
   if (!slot->values.empty()) free_.push_back(std::move(slot));
 }
 
 void GradientShard::drain() {
-  while (!sent_.empty()) arrive_oldest();
-  while (!arriving_.empty()) land_oldest();
+  while (!sent_.empty()) finish_reduction();
+  while (!arriving_.empty()) finish_copy();
 }
 
 // ---- whole

@@ -62,7 +62,7 @@ class GradientShard {
 
   /// Waits for everything. With whole gradients: reduces what is missing.
   void finish(View sums);
-  /// Waits likewise after a failure, whatever becomes of it.
+  /// Like finish(), for cleanup after a failure; ignores errors.
   void abandon() noexcept;
   /// After finish(): the reduced elements of this rank's piece of a bucket.
   [[nodiscard]] View piece(std::size_t bucket);
@@ -82,14 +82,15 @@ class GradientShard {
     Buffer host;     // the same, copied
     View result;     // where the piece comes
     std::size_t bucket = 0;
-    bool adds = false;   // the piece is added to that of earlier backwards
-    bool lands = false;  // the piece is in `host`, on its way to the shard
+    bool adds = false;  // the piece is added to that of earlier backwards
+    bool needs_host_copy =
+        false;  // the piece is in `host`, on its way to the shard
     comm::Work work;
     CopyEngine::Ticket copied = 0;
   };
   using SlotPointer = std::unique_ptr<Slot>;
 
-  [[nodiscard]] const Bucket& bucket(std::size_t b) const {
+  [[nodiscard]] const ShardBucket& bucket(std::size_t b) const {
     return shards_.buckets()[b];
   }
   [[nodiscard]] Range own(std::size_t b) const;
@@ -109,8 +110,8 @@ class GradientShard {
   [[nodiscard]] Slot& slot_of(std::size_t bucket);
   [[nodiscard]] View scratch(Slot& slot, std::size_t size);
   void send(std::size_t bucket);
-  void arrive_oldest();
-  void land_oldest();
+  void finish_reduction();
+  void finish_copy();
   void drain();
 
   comm::Communicator& comm_;

@@ -118,7 +118,7 @@ void ShardLayout::cut_into_slices(const ParameterLayout& layout,
 
     std::size_t total = 0;
     for (const std::size_t p : order) total += parameters[p].size;
-    Bucket bucket{.range = {0, total}};
+    ShardBucket bucket{.range = {0, total}};
     bucket.slice = round_up(total, kSliceAlignment * ranks) / ranks;
     for (std::size_t r = 0; r < ranks; ++r) {
       const std::size_t begin = std::min(r * bucket.slice, total);
@@ -136,7 +136,7 @@ void ShardLayout::cut_into_slices(const ParameterLayout& layout,
   }
 }
 
-void ShardLayout::add_bucket(Bucket bucket) {
+void ShardLayout::add_bucket(ShardBucket bucket) {
   for (std::size_t r = 0; r < bucket.pieces.size(); ++r) {
     bucket.counts.push_back(bucket.pieces[r].size);
     bucket.positions.push_back(shard_sizes_[r]);
@@ -152,7 +152,7 @@ void ShardLayout::find_fragments(const ParameterLayout& layout,
                                  std::size_t first_bucket, std::size_t offset) {
   const Range whole{offset, layout.parameters()[parameter].size};
   for (std::size_t b = first_bucket; b < buckets_.size(); ++b) {
-    const Bucket& bucket = buckets_[b];
+    const ShardBucket& bucket = buckets_[b];
     if (bucket.range.end() <= whole.offset) continue;
     if (bucket.range.offset >= whole.end()) break;
     for (std::size_t r = 0; r < bucket.pieces.size(); ++r) {
@@ -183,7 +183,7 @@ std::vector<Fragment> ShardLayout::fragments(int rank) const {
 }
 
 std::size_t ShardLayout::padding(std::size_t bucket, int rank) const {
-  const Bucket& of = buckets_.at(bucket);
+  const ShardBucket& of = buckets_.at(bucket);
   return of.slice == 0
              ? 0
              : of.slice - of.counts.at(static_cast<std::size_t>(rank));
@@ -205,7 +205,7 @@ ParameterLayout ShardLayout::layout_of_shard(const ParameterLayout& layout,
 
 std::string ShardLayout::describe() const {
   std::string text;
-  for (const Bucket& bucket : buckets_)
+  for (const ShardBucket& bucket : buckets_)
     text += fmt::format("bucket {}+{} in {}\n", bucket.range.offset,
                         bucket.range.size, fmt::join(bucket.counts, " "));
   return text;

@@ -4,93 +4,81 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/require.h"
+#include "optim/gradient_window.h"
+#include "precision/loss_scale.h"
+#include "shard/bucket_schedule.h"
+#include "shard/parameter_values.h"
+#include "shard/shard_group.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/shard/zero_optimizer.h"
 
 namespace thinwire::shard {
 
-/// One way of stepping: the corrected one, or the reference's.
 struct ZeroOptimizer::Impl {
-  Impl(comm::Communicator& c, const ParameterLayout& l, View p,
-       const ZeroOptions& settings);
-  virtual ~Impl() = default;
-  Impl(const Impl&) = delete;
-  Impl& operator=(const Impl&) = delete;
+  Impl(comm::Communicator& c, const ParameterLayout& l,
+       const MakeRule& make_rule, View p, const ZeroOptions& settings,
+       ConstView initial);
 
-  [[nodiscard]] virtual const ShardLayout& shards() const = 0;
-  [[nodiscard]] virtual std::vector<Range> buckets() const = 0;
-
-  // The state of the window has been checked, and arguments too.
-  virtual void begin_backward(Backward which) = 0;
-  virtual void collect(std::size_t index, ConstView gradient) = 0;
-  virtual void end_backward() = 0;
-  virtual void cancel_backward() = 0;
-  [[nodiscard]] virtual Late late() const { return {}; }
-  virtual void reduce_early(View grads, Range range);
-  [[nodiscard]] virtual bool reduces_early() const { return false; }
-
-  /// `in.grads` is empty where gradients were collected.
-  virtual optim::StepReport step(const optim::StepInput& in) = 0;
-
-  /// This rank's part of an array over its shard: masters, a state of the rule,
-  /// or the reduced gradient, which may be anywhere.
-  [[nodiscard]] virtual std::vector<float> read(std::size_t parameter,
-                                                std::string_view what,
-                                                View grads) = 0;
-  virtual void write(std::size_t parameter, std::string_view what,
-                     std::span<const float> values) = 0;
-  virtual void read_masters(ConstView params) = 0;
-  virtual void offload_states() = 0;
-  virtual void reload_states() = 0;
-
-  virtual void set_learning_rate(std::size_t group, double rate) = 0;
-  [[nodiscard]] virtual double learning_rate(std::size_t group) const = 0;
-  virtual void save(StateDict& state) const = 0;
-  /// Throws Error(kCorruptCheckpoint) where load() could not load; local.
-  virtual void require_fits(const StateDict& state) const = 0;
-  /// Of a state that fits on every rank.
-  virtual void load(const StateDict& state) = 0;
-
+  // ---- gradients until the step: zero_gradients.cpp
+  [[nodiscard]] std::vector<Range> buckets() const;
+  void begin_backward(Backward which);
+  void collect(std::size_t index, ConstView gradient);
+  void collect_all(View grads);
+  void end_backward();
+  void cancel_backward();
+  [[nodiscard]] Late late() const;
+  void make_sums();
+  void reduce_early(View grads, Range range);
   /// What has been reduced early is in memory that may not be exchanged.
   void require_same_array(View grads) const;
-  [[nodiscard]] bool scales() const noexcept {
-    return options.dtype == DType::kFloat16;
-  }
-  [[nodiscard]] double loss_scale() const noexcept {
-    return scales() ? scaler.scale() : 1;
-  }
+  /// Collective: reduces what is left, and waits.
+  void finish(View grads);
+  void end_window();
+
+  // ---- the step: zero_step.cpp
+  /// `in.grads` is empty where gradients were collected.
+  optim::StepReport step(const optim::StepInput& in);
+  void take_step(const optim::StepInput& in, optim::StepMeter& meter,
+                 optim::StepReport& report);
+  [[nodiscard]] double norm(double loss_scale, optim::StepMeter& meter);
+  [[nodiscard]] std::int64_t first_nonfinite();
+
+  // ---- whole values and states: zero_whole_values.cpp
+  [[nodiscard]] ShardGroup& group_of(std::size_t parameter) const;
+  /// An array over this rank's shard: masters, a state of the rule, or the
+  /// reduced gradient, which may be anywhere. Collective.
+  [[nodiscard]] std::vector<float> read(std::size_t parameter,
+                                        std::string_view what, View grads);
+  void write(std::size_t parameter, std::string_view what,
+             std::span<const float> values);
 
   comm::Communicator& comm;
   const ParameterLayout layout;
   const View params;
   const ZeroOptions options;
-  precision::LossScaler scaler;
+  precision::LossScale scale;
   ThreadPool pool;
-  std::int64_t steps = 0;
-  std::int64_t skipped = 0;
+  StepCounts counts;
+
+  std::shared_ptr<CopyEngine> copies;
+  // Stage 1, one by one: gradients stay whole until the last backward. Groups
+  // that are destroyed wait for what is under way from here.
+  Buffer sums;
+  std::vector<std::unique_ptr<ShardGroup>> groups;  // the dense one first
+  std::vector<std::size_t> num_squares;  // per rank, of all its groups
+  bool has_states = true;                // they are not offloaded
 
   // ---- the window: what has happened since the last step
-  bool has_collected = false;  // at least one backward has begun
-  bool in_backward = false;
-  bool is_complete = false;     // no other backward may come
-  std::vector<bool> collected;  // in this backward, per parameter
-  View early;                   // gradients of which some are reduced already
-  bool has_states = true;       // they are not offloaded
+  optim::GradientWindow window;
+  View early;  // gradients of which some are reduced already
+  BucketSchedule schedule;
+  Late late_whole;  // of stage 1
+  bool is_finished = false;
 };
-
-/// DeepSpeed's DeepSpeedZeroOptimizer around torch's Adam, operation by
-/// operation. Collective.
-[[nodiscard]] std::unique_ptr<ZeroOptimizer::Impl> make_reference_zero(
-    comm::Communicator& comm, const ParameterLayout& layout,
-    const MakeRule& make_rule, View params, const ZeroOptions& options,
-    ConstView initial);
-[[nodiscard]] std::unique_ptr<ZeroOptimizer::Impl> make_corrected_zero(
-    comm::Communicator& comm, const ParameterLayout& layout,
-    const MakeRule& make_rule, View params, const ZeroOptions& options,
-    ConstView initial);
 
 }  // namespace thinwire::shard

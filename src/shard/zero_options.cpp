@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include "core/require.h"
 #include "optim/checks.h"
 #include "thinwire/shard/zero_optimizer.h"
 
 namespace thinwire::shard {
-
-using optim::Semantics;
 
 namespace {
 
@@ -36,36 +35,16 @@ void ZeroOptions::validate() const {
                 "float32, float16 or bfloat16", wire);
   exchange.validate();
   if (dtype == DType::kFloat16) loss_scale.validate();
-  if (semantics == Semantics::kDeepSpeed) {
-    require(!offload, "offload", "false with deepspeed semantics", true);
-    require(experts.empty(), "experts", "empty with deepspeed semantics",
-            experts.size());
-    require_dtype(master_dtype == DType::kFloat32, "master_dtype",
-                  "float32 with deepspeed semantics", master_dtype);
-    return;
-  }
-  require(!round_robin, "round_robin",
-          "false with corrected semantics, where every bucket loads all ranks "
-          "alike",
-          true);
-  require(reduce_scatter, "reduce_scatter",
-          "true with corrected semantics, which know no other way", false);
 }
 
 std::string ZeroOptions::describe() const {
   std::string text = fmt::format(
       "stage={} dtype={} master_dtype={} communication_dtype={} "
-      "accumulation_dtype={} average={} overlap={} offload={} semantics={} "
-      "round_robin={} reduce_scatter={} loss_scale={}/{}/{}/{}/{}/{}/{}/{}\n{}",
+      "accumulation_dtype={} average={} overlap={} offload={} {}\n{}",
       stage, to_string(dtype), to_string(master_dtype),
       to_string(communication_dtype.value_or(dtype)),
       to_string(accumulation_dtype), average, overlap, offload,
-      to_string(semantics), round_robin, reduce_scatter,
-      loss_scale.initial_scale, loss_scale.dynamic, loss_scale.window,
-      loss_scale.hysteresis, loss_scale.consecutive_hysteresis,
-      loss_scale.min_scale, loss_scale.max_scale,
-      loss_scale.at_minimum == precision::AtMinimum::kStop ? "stop" : "hold",
-      exchange.describe());
+      loss_scale.describe(), exchange.describe());
   for (const ExpertGroup& expert : experts)
     text += fmt::format("experts in group {}\n", expert.group);
   return text;

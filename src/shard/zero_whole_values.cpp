@@ -1,32 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include "core/require.h"
 #include "optim/checks.h"
+#include "shard/parameter_values.h"
 #include "shard/zero_impl.h"
+#include "thinwire/comm/agreement.h"
 
-// Whole values, whoever owns them, and states elsewhere.
+// Whole values, whoever owns them; states elsewhere, and saved.
 namespace thinwire::shard {
 
-namespace {
-
-std::size_t index_of(const ParameterLayout& layout, std::string_view name) {
-  return static_cast<std::size_t>(&layout.parameter(name) -
-                                  layout.parameters().data());
+std::vector<float> ZeroOptimizer::Impl::read(std::size_t parameter,
+                                             std::string_view what,
+                                             View grads) {
+  ShardGroup& group = group_of(parameter);
+  if (what != "grad") return group.read(parameter, what);
+  finish(grads);
+  std::vector<float> values = group.read(parameter, what);
+  const double divisor = scale.value() * group.gradients().divisor();
+  for (float& value : values) value = static_cast<float>(value / divisor);
+  return values;
 }
 
-// What is not the rule's has functions of its own.
-void require_key(std::string_view key) {
-  require(key != "param" && key != "grad", "key", "a state of the rule", key);
+void ZeroOptimizer::Impl::write(std::size_t parameter, std::string_view what,
+                                std::span<const float> values) {
+  ShardGroup& group = group_of(parameter);
+  if (what != "grad") return group.write(parameter, what, values);
+  finish({});
+  const double divisor = scale.value() * group.gradients().divisor();
+  std::vector<float> sums_of_ranks;
+  for (const float value : values)
+    sums_of_ranks.push_back(static_cast<float>(value * divisor));
+  group.write(parameter, what, sums_of_ranks);
 }
-
-void require_size(const ParameterLayout& layout, std::size_t index,
-                  std::span<const float> values) {
-  const Parameter& p = layout.parameters()[index];
-  require(values.size() == p.size, "values",
-          fmt::format("{} elements for '{}'", p.size, p.name), values.size());
-}
-
-}  // namespace
 
 std::vector<float> ZeroOptimizer::full_parameter(std::string_view name) {
   return impl_->read(index_of(impl_->layout, name), "param", {});
@@ -38,14 +44,14 @@ std::vector<float> ZeroOptimizer::full_gradient(std::string_view name,
   if (!grads.empty())
     optim::require_view("grads", grads, impl_->layout.size(), true, true);
   const bool is_there = grads.empty()
-                            ? impl_->has_collected && !impl_->in_backward
-                            : reduces_early() && !impl_->has_collected;
+                            ? impl_->window.awaits_step()
+                            : reduces_early() && !impl_->window.has_begun();
   if (!is_there)
     refuse("full_gradient: only between the last backward and step()");
   impl_->require_same_array(grads);
   std::vector<float> values = impl_->read(index, "grad", grads);
   // It is reduced now: nothing may be added any more.
-  impl_->is_complete = impl_->has_collected;
+  impl_->window.close();
   impl_->early = grads;
   return values;
 }
@@ -67,10 +73,10 @@ void ZeroOptimizer::set_full_gradient(std::string_view name,
                                       std::span<const float> values) {
   const std::size_t index = index_of(impl_->layout, name);
   require_size(impl_->layout, index, values);
-  if (!impl_->has_collected || impl_->in_backward)
+  if (!impl_->window.awaits_step())
     refuse("set_full_gradient: only between the last backward and step()");
   impl_->write(index, "grad", values);
-  impl_->is_complete = true;
+  impl_->window.close();
 }
 
 void ZeroOptimizer::set_full_state(std::string_view name, std::string_view key,
@@ -84,17 +90,53 @@ void ZeroOptimizer::set_full_state(std::string_view name, std::string_view key,
 void ZeroOptimizer::read_masters(ConstView params) {
   require(params.size() == impl_->layout.size(), "params",
           fmt::format("{} elements", impl_->layout.size()), params.size());
-  impl_->read_masters(params);
+  for (const auto& group : impl_->groups) group->read_masters(params);
 }
 
 void ZeroOptimizer::offload_states() {
-  impl_->offload_states();
+  for (const auto& group : impl_->groups) group->offload_states();
   impl_->has_states = false;
 }
 
 void ZeroOptimizer::reload_states() {
-  impl_->reload_states();
+  for (const auto& group : impl_->groups) group->reload_states();
   impl_->has_states = true;
+}
+
+// ---- saved state
+
+namespace {
+
+std::string prefix_of(std::size_t group) {
+  return group == 0 ? "" : fmt::format("experts.{}.", group);
+}
+
+}  // namespace
+
+StateDict ZeroOptimizer::state_dict() const {
+  StateDict state;
+  for (std::size_t g = 0; g < impl_->groups.size(); ++g)
+    impl_->groups[g]->save(state, prefix_of(g));
+  save_counts(state, impl_->counts, impl_->layout, impl_->comm.rank());
+  if (impl_->scale.is_used()) impl_->scale.save(state);
+  return state;
+}
+
+void ZeroOptimizer::load_state_dict(const StateDict& state) {
+  precision::LossScale scale = impl_->scale;
+  StepCounts counts;
+  const auto& groups = impl_->groups;
+  comm::require_everywhere(impl_->comm, [&] {
+    counts = saved_counts(state, impl_->layout, impl_->comm.rank());
+    if (scale.is_used()) scale.load(state);
+    for (std::size_t g = 0; g < groups.size(); ++g)
+      groups[g]->require_fits(state, prefix_of(g));
+  });
+  for (std::size_t g = 0; g < groups.size(); ++g)
+    groups[g]->load(state, prefix_of(g));
+  for (const auto& group : groups) group->gather_from_masters();
+  impl_->scale = scale;
+  impl_->counts = counts;
 }
 
 }  // namespace thinwire::shard

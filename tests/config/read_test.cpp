@@ -35,7 +35,7 @@ TEST(ConfigFile, Item59LambTakesAStaticScale) {
         read(R"({"optimizer": {"type": ")" + std::string(type) +
              R"("}, "fp16": {"enabled": true, "loss_scale": 64}})");
     config.validate(2);
-    EXPECT_EQ(config.loss_scaler_options().initial_scale, 64);
+    EXPECT_EQ(config.precision.loss_scale.initial_scale, 64);
   }
 }
 
@@ -132,7 +132,7 @@ TEST(ConfigFile, HandsTheOptimizerWhatTheConfigSays) {
   config.validate(2);
   const auto options =
       std::get<optim::OnebitAdamOptions>(config.optimizer_options());
-  EXPECT_EQ(options.semantics, optim::Semantics::kDeepSpeed);
+  EXPECT_EQ(config.semantics, Semantics::kDeepSpeed);
   const optim::ExchangeOptions exchange{.max_grad_norm = 2,
                                         .calibrated_clipping = false,
                                         .bucket_elements = 4096,
@@ -292,10 +292,6 @@ TEST(Config, RejectsSettingsThatItHasFieldsOfItsOwnFor) {
     thinwire::test::expect_error(ErrorCode::kInvalidArgument, parts,
                                  [&] { config.validate(1); });
   };
-  refuse(
-      {.optimizer =
-           optim::OnebitAdamOptions{.semantics = optim::Semantics::kDeepSpeed}},
-      {"optimizer.semantics", "Config::semantics", "deepspeed"});
   refuse({.optimizer =
               optim::ZeroOneAdamOptions{.exchange = {.max_grad_norm = 1}}},
          {"optimizer.exchange"});

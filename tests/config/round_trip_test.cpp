@@ -50,7 +50,7 @@ TEST(Config, WritesZerosWithoutASign) {
 TEST(Config, WritesItsDefaults) {
   EXPECT_EQ(Config::from_json(Config{}.to_json()), Config{});
   const Config low_bit{.optimizer = optim::OnebitAdamOptions{},
-                       .semantics = optim::Semantics::kDeepSpeed};
+                       .semantics = Semantics::kDeepSpeed};
   EXPECT_EQ(Config::from_json(low_bit.to_json()), low_bit);
 }
 

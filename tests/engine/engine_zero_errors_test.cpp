@@ -216,12 +216,20 @@ TEST(EngineZeroConfig, CombinationsThatAreRefused) {
           {stage == 1 ? "ZeRO stage 1" : "ZeRO stage 2", low_bit, "planned"});
     }
     Config config = zero_config({stage, true});
-    config.semantics = optim::Semantics::kDeepSpeed;
+    config.semantics = config::Semantics::kDeepSpeed;
     refuses(config, kArgument, {"zero.offload_optimizer", "deepspeed", "cpu"});
     config = zero_config({stage, false});
-    config.semantics = optim::Semantics::kDeepSpeed;
+    config.semantics = config::Semantics::kDeepSpeed;
     config.optimizer = test::optimizer_case("lamb");
     refuses(config, kArgument, {"adam with ZeRO", "lamb"});
+    config = zero_config({stage, false});
+    config.semantics = config::Semantics::kDeepSpeed;
+    std::get<optim::AdamOptions>(config.optimizer).epsilon_inside_sqrt = true;
+    refuses(config, kArgument, {"epsilon_inside_sqrt", "false", "deepspeed"});
+    config = zero_config({stage, false}, DType::kFloat16);
+    config.semantics = config::Semantics::kDeepSpeed;
+    config.precision.master_dtype = DType::kFloat16;
+    refuses(config, kArgument, {"master_dtype", "float32 with deepspeed"});
     config = zero_config({stage, false});
     config.zero.reduce_bucket_size = -1;
     refuses(config, kArgument, {"reduce_bucket_size", ">= 0", "-1"});

@@ -7,6 +7,7 @@
 #include "optim/states.h"
 #include "support/errors.h"
 #include "support/ranks.h"
+#include "thinwire/deepspeed/zero_optimizer.h"
 
 namespace thinwire::engine {
 
@@ -212,7 +213,7 @@ TEST(EngineZeroDeepSpeed, IsTheOptimizersOwn) {
       for (const std::int64_t backwards : {1, 2})
         comm::run_local_ranks(2, [&](comm::Communicator& comm) {
           Config config = zero_config({stage, false}, dtype, backwards);
-          config.semantics = optim::Semantics::kDeepSpeed;
+          config.semantics = config::Semantics::kDeepSpeed;
           config.gradient_clipping = 20;
           config.zero.reduce_scatter = stage == 1;
           config.zero.round_robin_gradients = true;
@@ -221,20 +222,15 @@ TEST(EngineZeroDeepSpeed, IsTheOptimizersOwn) {
           Buffer params(sharded.layout.size(), dtype);
           kernels::convert(test::initial_params(params.size(), 0),
                            params.view());
-          shard::ZeroOptions options{.stage = stage,
-                                     .dtype = dtype,
-                                     .loss_scale = config.loss_scaler_options(),
-                                     .exchange = {.max_grad_norm = 20},
-                                     .semantics = optim::Semantics::kDeepSpeed,
-                                     .round_robin = true,
-                                     .reduce_scatter = stage == 1};
-          shard::ZeroOptimizer hand(
+          deepspeed::ZeroOptimizer hand(
               comm, sharded.layout,
-              [&](const ParameterLayout& shard) {
-                return std::make_unique<optim::Adam>(
-                    shard, std::get<optim::AdamOptions>(config.optimizer));
-              },
-              params.view(), options);
+              std::get<optim::AdamOptions>(config.optimizer), params.view(),
+              {.stage = stage,
+               .dtype = dtype,
+               .loss_scale = config.precision.loss_scale,
+               .exchange = {.max_grad_norm = 20},
+               .round_robin = true,
+               .reduce_scatter = stage == 1});
           for (std::int64_t t = 1; t <= 4; ++t) {
             optim::StepReport want;
             EngineReport report;

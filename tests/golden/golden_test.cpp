@@ -28,7 +28,7 @@ std::vector<CaseFolder> cases_of_this_version() {
 class Golden : public ::testing::TestWithParam<CaseFolder> {};
 
 TEST_P(Golden, IsReproducedBitForBit) {
-  const Result result = replay_local(GetParam(), optim::Semantics::kDeepSpeed);
+  const Result result = replay_local(GetParam(), config::Semantics::kDeepSpeed);
   EXPECT_EQ(result.outcome, Outcome::kPassed) << result.text;
 }
 
@@ -47,7 +47,7 @@ TEST(LossScalers, FollowEveryTrace) {
   for (const CaseFolder& folder : find_cases(THINWIRE_GOLDENS)) {
     if (!folder.row) continue;
     ++rows;
-    const Result result = replay_local(folder, optim::Semantics::kDeepSpeed);
+    const Result result = replay_local(folder, config::Semantics::kDeepSpeed);
     ASSERT_EQ(result.outcome, Outcome::kPassed)
         << folder.name << ' ' << result.text;
   }
@@ -67,7 +67,7 @@ fs::path copy_of(const char* name) {
 }
 
 Result replay_folder(const fs::path& folder) {
-  return replay_local(find_cases(folder).at(0), optim::Semantics::kDeepSpeed);
+  return replay_local(find_cases(folder).at(0), config::Semantics::kDeepSpeed);
 }
 
 // Every recorded output is compared: one flipped bit in any of them fails.
@@ -104,7 +104,7 @@ TEST(Replay, CorrectedSemanticsIsAnotherTrajectory) {
   for (const char* name : {"adam_w2_mask", "zero2_w2_fp16_adam"}) {
     const Result result =
         replay_local(find_cases(fs::path(THINWIRE_GOLDEN_CASES) / name).at(0),
-                     optim::Semantics::kCorrected);
+                     config::Semantics::kCorrected);
     EXPECT_EQ(result.outcome, Outcome::kFailed);
     // A difference in the last bits of masters need not be one of fp16.
     EXPECT_TRUE(result.text.starts_with("step 0, params") ||
@@ -196,9 +196,9 @@ TEST(Replay, SkipsOnlyWhatAnIndexSaysNeedNotPass) {
   std::ofstream(root / "index.json") << R"({"one": {"required": false}})";
   const auto cases = find_cases(root);
   ASSERT_EQ(cases.size(), 2u);
-  EXPECT_EQ(replay_local(cases[0], optim::Semantics::kDeepSpeed).outcome,
+  EXPECT_EQ(replay_local(cases[0], config::Semantics::kDeepSpeed).outcome,
             Outcome::kSkipped);
-  EXPECT_EQ(replay_local(cases[1], optim::Semantics::kDeepSpeed).outcome,
+  EXPECT_EQ(replay_local(cases[1], config::Semantics::kDeepSpeed).outcome,
             Outcome::kPassed);
   fs::remove_all(root);
 }

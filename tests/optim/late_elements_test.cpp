@@ -319,26 +319,5 @@ TEST(ZeroOneAdamLateElements, MoveSoonAndAlikeOnAllRanks) {
   }
 }
 
-// The reference knows neither late nor heavy elements.
-TEST(DeepSpeedLateElements, AreNotTreatedInAnyWay) {
-  const ParameterLayout layout = ParameterLayout::of({{"p", {1200}}});
-  const auto deepspeed = Semantics::kDeepSpeed;
-  for (const auto& make :
-       {test::onebit_adam({.freeze_step = 3, .semantics = deepspeed}),
-        test::onebit_lamb({.freeze_step = 3, .semantics = deepspeed}),
-        test::zero_one_adam({.var_freeze_step = 3, .semantics = deepspeed})})
-    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-      const auto optimizer = make(comm, layout);
-      std::vector<float> params = test::normal(layout.size(), 3);
-      for (std::int64_t t = 1; t <= 8; ++t) {
-        auto grads = test::gradient(layout.size(), t, comm.rank());
-        if (t < 6) grads[5] = 0;
-        grads[7] = 1e4f;
-        const StepReport report = optimizer->step(params, grads);
-        EXPECT_EQ(report.masked + report.heavy + report.revived, 0u);
-      }
-    });
-}
-
 }  // namespace
 }  // namespace thinwire::optim

@@ -63,9 +63,6 @@ TYPED_TEST(LowBitOptions, OutOfRangeAreRefusedByName) {
   refused(Options{.denom_floor = NAN}, "denom_floor", "nan");
   refused(Options{.residual_dtype = DType::kFloat16}, "residual_dtype",
           "float16");
-  refused(Options{.residual_dtype = DType::kBFloat16,
-                  .semantics = Semantics::kDeepSpeed},
-          "residual_dtype", "bfloat16");
   refused(Options{.exchange = {.max_grad_norm = -1}}, "max_grad_norm", "-1");
   refused(Options{.exchange = {.bucket_elements = 0}}, "bucket_elements",
           "got 0");
@@ -135,23 +132,16 @@ TEST(OnebitLambOptions, OutOfRangeAreRefusedByName) {
   refused(Options{.max_freeze_step = 0}, "max_freeze_step", "got 0");
   refused(Options{.freeze_ratio = 0}, "freeze_ratio", "got 0");
   refused(Options{.freeze_ratio = 1.5}, "freeze_ratio", "1.5");
-  refused(
-      Options{.freeze_step = kAutoFreeze, .semantics = Semantics::kDeepSpeed},
-      "semantics", "deepspeed");
   EXPECT_NO_THROW(Options{.freeze_step = kAutoFreeze}.validate(layout()));
 }
 
 TEST(ZeroOneAdamOptions, OutOfRangeAreRefusedByName) {
   using Options = ZeroOneAdamOptions;
   refused(Options{.var_freeze_step = 0}, "var_freeze_step", "got 0");
-  refused(Options{.var_freeze_step = -1, .semantics = Semantics::kDeepSpeed},
-          "var_freeze_step", "-1");
+  refused(Options{.var_freeze_step = -1}, "var_freeze_step", "-1");
   refused(Options{.var_update_scaler = 0}, "var_update_scaler", "got 0");
   refused(Options{.local_step_scaler = 0}, "local_step_scaler", "got 0");
   refused(Options{.local_step_clipper = 0}, "local_step_clipper", "got 0");
-  refused(Options{.semantics = Semantics::kDeepSpeed,
-                  .exchange = {.verify_every = 2}},
-          "verify_every", "got 2");
   EXPECT_NO_THROW(Options{}.validate(layout()));
 }
 

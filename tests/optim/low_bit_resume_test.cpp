@@ -190,9 +190,6 @@ TEST_P(LowBitStates, RefuseToBeOfAnotherRankWorldLayoutOrOptimizer) {
     other.put_text("optimizer", "onebit_adam");
     expect_refused(*optimizer, other, {"optimizer", "onebit_adam"});
     other = test::without(states[mine].back(), "");
-    other.put_text("semantics", "deepspeed");
-    expect_refused(*optimizer, other, {"semantics", "deepspeed"});
-    other = test::without(states[mine].back(), "");
     other.put_text("layout", "p 3 group 0\n");
     expect_refused(*optimizer, other, {"layout"});
     other = test::without(states[mine].back(), "");

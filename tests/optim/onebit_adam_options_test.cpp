@@ -3,8 +3,8 @@
 
 #include <cmath>
 
+#include "optim/low_bit/freeze.h"
 #include "optim/support.h"
-#include "optim/two_stage.h"
 #include "support/errors.h"
 #include "thinwire/optim/onebit_adam.h"
 
@@ -56,24 +56,6 @@ TEST(OnebitAdamOptions, MasksMustCoverTheirGroup) {
   refused(options, "groups[1].exp_avg_mask", "3 values");
   options.groups[1].exp_avg_mask = {1, 0, 1};
   EXPECT_NO_THROW(options.validate(layout()));
-}
-
-TEST(OnebitAdamOptions, SomeCombinationsNeedCorrectedSemantics) {
-  refused({.freeze_step = kAutoFreeze, .semantics = Semantics::kDeepSpeed},
-          "semantics", "deepspeed");
-  refused(
-      {.residual_dtype = DType::kBFloat16, .semantics = Semantics::kDeepSpeed},
-      "residual_dtype", "bfloat16");
-  EXPECT_NO_THROW(
-      (OnebitAdamOptions{.freeze_step = 0, .semantics = Semantics::kDeepSpeed}
-           .validate(layout())));
-}
-
-TEST(Semantics, AreNamed) {
-  EXPECT_EQ(semantics_from("deepspeed"), Semantics::kDeepSpeed);
-  EXPECT_EQ(semantics_from("corrected"), Semantics::kCorrected);
-  test::expect_error(ErrorCode::kInvalidArgument, {"corrected or deepspeed"},
-                     [] { (void)semantics_from("exact"); });
 }
 
 // The automatic freeze on a variance that is settled from the start fires as

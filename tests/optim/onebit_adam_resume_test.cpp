@@ -104,36 +104,9 @@ TEST(ResumeOnebitAdam, RefusesWhatDoesNotFitAndKeepsItsOwn) {
                        [&] { optimizer.load_state_dict(of_two); });
     EXPECT_EQ(optimizer.steps(), 0);
 
-    OnebitAdam reference(
-        comm, layout, {.freeze_step = 1, .semantics = Semantics::kDeepSpeed});
-    test::expect_error(ErrorCode::kCorruptCheckpoint,
-                       {"corrected", "deepspeed"},
-                       [&] { reference.load_state_dict(of_two); });
-
     StateDict empty;
     test::expect_error(ErrorCode::kCorruptCheckpoint, {"layout"},
                        [&] { optimizer.load_state_dict(empty); });
-  });
-}
-
-TEST(ResumeOnebitAdam, DeepSpeedSemanticsDropsResiduals) {
-  const auto layout = test::small_layout();
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    const OnebitAdamOptions options{.freeze_step = 2,
-                                    .semantics = Semantics::kDeepSpeed};
-    OnebitAdam one(comm, layout, options);
-    std::vector<float> params = test::normal(layout.size(), 3);
-    for (std::int64_t t = 1; t <= 4; ++t) {
-      auto grads = test::gradient(layout.size(), t, comm.rank());
-      one.step(params, grads);
-    }
-    OnebitAdam two(comm, layout, options);
-    two.load_state_dict(one.state_dict());
-    EXPECT_EQ(two.phase(), Phase::kCompressed);
-    const StateDict state = two.state_dict();
-    if (!state.has_array("worker_error")) return;
-    for (const float e : state.array("worker_error").as<float>())
-      ASSERT_EQ(e, 0.0f);
   });
 }
 

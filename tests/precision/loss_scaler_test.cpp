@@ -69,18 +69,6 @@ TEST(LossScaler, Item45HysteresisOfZeroIsRefused) {
   test::expect_error(ErrorCode::kInvalidArgument,
                      {"hysteresis", ">= 1", "got 0"},
                      [] { LossScaler scaler({.hysteresis = 0}); });
-  // The reference's never falls.
-  EXPECT_EQ(trace(zero_loss_scaler({.hysteresis = 0}), "OOO"),
-            Scales(3, 65536));
-}
-
-TEST(LossScaler, Item46TheWrappersHoldAtTheMinimum) {
-  EXPECT_EQ(
-      trace(wrapper_loss_scaler({.initial_scale = 256, .window = 2}), "OONNNO"),
-      (Scales{128, 64, 64, 64, 128, 64}));
-  EXPECT_EQ(trace(wrapper_loss_scaler({.initial_scale = 16, .min_scale = 2}),
-                  "OOOOOO"),
-            (Scales{8, 4, 2, 2, 2, 2}));
 }
 
 TEST(LossScaler, Item47BadSettingsAreRefusedOnlyWhereTheyMatter) {

@@ -133,14 +133,7 @@ TEST(MixedPrecisionOptions, AreRefusedByName) {
   refused({.dtype = DType::kInt32}, {"dtype", "int32"});
   refused({.dtype = DType::kFloat16, .master_dtype = DType::kBFloat16},
           {"master_dtype", "bfloat16"});
-  refused({.max_grad_norm = 1}, {"max_grad_norm", "optimizer"});
-  refused({.max_grad_norm = -1}, {"max_grad_norm", "-1"});
   refused({.loss_scale = {.window = 0}}, {"window", "0"});
-  const auto reference = optim::Semantics::kDeepSpeed;
-  refused({.dtype = DType::kBFloat16, .semantics = reference},
-          {"dtype", "float16"});
-  refused({.master_dtype = DType::kFloat16, .semantics = reference},
-          {"master_dtype", "float32"});
   // A scale that is not used.
   MixedPrecisionOptions{.dtype = DType::kBFloat16, .loss_scale = {.window = 0}}
       .validate();

@@ -76,7 +76,7 @@ TEST_P(Resume, ContinuesBitEqualFromEveryCall) {
   });
 }
 
-void expect_refused(MixedPrecision& optimizer, const StateDict& state,
+void expect_refused(LowPrecisionOptimizer& optimizer, const StateDict& state,
                     std::string_view key) {
   const StateDict before = optimizer.state_dict();
   const double scale = optimizer.loss_scale();
@@ -92,33 +92,34 @@ TEST_P(Resume, AStateThatDoesNotFitChangesNothing) {
   // Their absence says something: nothing masked, nothing compressed yet.
   const std::set<std::string> optional = {"participation", "worker_error",
                                           "frozen", "exp_avg_sq"};
-  comm::run_local_ranks(world, [&, dtype = dtype,
-                                &test_case = tested](auto& comm) {
-    Training run(comm, layout, test_case.make, options_of(dtype));
-    for (std::int64_t call = 1; call <= test_case.steps; ++call)
-      (void)run.step(gradient(layout, call, comm.rank()));
-    const StateDict good = run.optimizer->state_dict();
-    Training fresh(comm, layout, test_case.make, options_of(dtype));
-    for (MixedPrecision* to : {fresh.optimizer.get(), run.optimizer.get()}) {
-      for (const auto& [key, value] : good.arrays()) {
-        if (optional.count(key) != 0) continue;
-        expect_refused(*to, test::without(good, key), key);
-        StateDict wrong = test::without(good, key);
-        wrong.put(key, std::vector<float>(value.size() + 1));
-        expect_refused(*to, wrong, key);
-        wrong.put(key, std::vector<std::int32_t>(value.size()));
-        expect_refused(*to, wrong, key);
-      }
-      for (const auto& [key, value] : good.scalars())
-        if (optional.count(key) == 0)
-          expect_refused(*to, test::without(good, key), key);
-      StateDict wrong = test::without(good, "");
-      wrong.put_real("loss_scale", -1);
-      expect_refused(*to, wrong, "loss scale");
-    }
-    fresh.optimizer->load_state_dict(good);
-    EXPECT_TRUE(test::same_state(fresh.optimizer->state_dict(), good));
-  });
+  comm::run_local_ranks(
+      world, [&, dtype = dtype, &test_case = tested](auto& comm) {
+        Training run(comm, layout, test_case.make, options_of(dtype));
+        for (std::int64_t call = 1; call <= test_case.steps; ++call)
+          (void)run.step(gradient(layout, call, comm.rank()));
+        const StateDict good = run.optimizer->state_dict();
+        Training fresh(comm, layout, test_case.make, options_of(dtype));
+        for (LowPrecisionOptimizer* to :
+             {fresh.optimizer.get(), run.optimizer.get()}) {
+          for (const auto& [key, value] : good.arrays()) {
+            if (optional.count(key) != 0) continue;
+            expect_refused(*to, test::without(good, key), key);
+            StateDict wrong = test::without(good, key);
+            wrong.put(key, std::vector<float>(value.size() + 1));
+            expect_refused(*to, wrong, key);
+            wrong.put(key, std::vector<std::int32_t>(value.size()));
+            expect_refused(*to, wrong, key);
+          }
+          for (const auto& [key, value] : good.scalars())
+            if (optional.count(key) == 0)
+              expect_refused(*to, test::without(good, key), key);
+          StateDict wrong = test::without(good, "");
+          wrong.put_real("loss_scale", -1);
+          expect_refused(*to, wrong, "loss scale");
+        }
+        fresh.optimizer->load_state_dict(good);
+        EXPECT_TRUE(test::same_state(fresh.optimizer->state_dict(), good));
+      });
 }
 
 TEST(ResumedSettings, Item70AreTheNewOnes) {

@@ -104,17 +104,19 @@ inline Buffer converted(ConstView values, DType dtype) {
   return result;
 }
 
-/// One rank's training: what a caller of MixedPrecision holds.
+/// One rank's training: what a caller of such an optimizer holds.
 struct Training {
-  Training(comm::Communicator& comm, const ParameterLayout& layout,
-           const MakeOptimizer& make, const MixedPrecisionOptions& options)
-      : optimizer(std::make_unique<MixedPrecision>(
-            comm, layout, make(comm, layout), normal(layout.size(), 3),
-            options)),
-        params(layout.size(), options.dtype),
-        grad_dtype(options.dtype) {
+  Training(std::unique_ptr<precision::LowPrecisionOptimizer> made,
+           std::size_t size, DType dtype)
+      : optimizer(std::move(made)), params(size, dtype), grad_dtype(dtype) {
     optimizer->write_params(params.view());
   }
+  Training(comm::Communicator& comm, const ParameterLayout& layout,
+           const MakeOptimizer& make, const MixedPrecisionOptions& options)
+      : Training(
+            std::make_unique<MixedPrecision>(comm, layout, make(comm, layout),
+                                             normal(layout.size(), 3), options),
+            layout.size(), options.dtype) {}
 
   /// `grads` are those of the loss itself.
   optim::StepReport step(std::vector<float> grads) {
@@ -130,7 +132,7 @@ struct Training {
                       converted(optimizer->masters(), params.dtype()).view());
   }
 
-  std::unique_ptr<MixedPrecision> optimizer;
+  std::unique_ptr<precision::LowPrecisionOptimizer> optimizer;
   Buffer params;
   DType grad_dtype;
 };

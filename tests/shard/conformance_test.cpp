@@ -63,11 +63,6 @@ TEST(Zero, Item6FullParametersAreTheInitialOnes) {
                             unscaled(way, dtype));
           EXPECT_EQ(run.masters(), run.start);
         }
-        ZeroOptions reference = unscaled({}, dtype);
-        reference.semantics = optim::Semantics::kDeepSpeed;
-        reference.round_robin = true;
-        const ZeroRun run(comm, layout, test::adam_rule(), reference);
-        EXPECT_EQ(run.masters(), run.start);
       });
 }
 
@@ -130,13 +125,6 @@ TEST(Zero, Item11TheMeanOfOneAndThreeIsTwoTheSumFour) {
 }
 
 TEST(Zero, Item13DividingBeforeAddingIsNoOption) {
-  const auto expect_refused = [](const ZeroOptions& options,
-                                 std::string_view field) {
-    test::expect_error(ErrorCode::kInvalidArgument, {field, "corrected"},
-                       [&] { options.validate(); });
-  };
-  expect_refused({.reduce_scatter = false}, "reduce_scatter");
-  expect_refused({.round_robin = true}, "round_robin");
   // Four times the largest number is none, the mean of it is.
   const ParameterLayout layout = test::two_groups();
   test::run_ranks("local", 4, [&](comm::Communicator& comm) {

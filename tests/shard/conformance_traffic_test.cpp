@@ -71,7 +71,7 @@ TEST(Zero, Item16OnlyOwnedElementsAreUsed) {
       EXPECT_EQ(run.optimizer->full_gradient("first", grads.view()).size(),
                 1500u);
       std::vector<bool> owned(layout.size());
-      for (const Bucket& bucket : run.optimizer->shards().buckets()) {
+      for (const ShardBucket& bucket : run.optimizer->shards().buckets()) {
         const Range& own = bucket.pieces[static_cast<std::size_t>(comm.rank())];
         std::fill_n(owned.begin() + static_cast<std::ptrdiff_t>(own.offset),
                     own.size, true);

@@ -91,7 +91,7 @@ std::size_t difference(const std::vector<std::size_t>& values) {
 
 void expect_pieces(const Drawn& drawn) {
   std::vector<std::size_t> ends(drawn.ranks);
-  for (const Bucket& bucket : drawn.shards.buckets()) {
+  for (const ShardBucket& bucket : drawn.shards.buckets()) {
     RC_ASSERT(bucket.pieces.size() == drawn.ranks);
     RC_ASSERT(bucket.positions == ends);
     std::size_t end = bucket.range.offset;
@@ -184,7 +184,7 @@ RC_GTEST_PROP(PerBucket, BucketsCoverWhatIsIncludedInOrder, ()) {
   std::vector<Range> included, buckets;
   for (const Parameter& p : drawn.layout.parameters())
     if (drawn.includes(p.group)) included.push_back({p.offset, p.size});
-  for (const Bucket& bucket : drawn.shards.buckets()) {
+  for (const ShardBucket& bucket : drawn.shards.buckets()) {
     RC_ASSERT(bucket.range.size > 0u);
     RC_ASSERT(bucket.range.size <=
               std::max(kSumChunk, drawn.options.bucket_elements));
@@ -201,7 +201,7 @@ RC_GTEST_PROP(PerBucket, FragmentsArePartsOfPieces, ()) {
   const Drawn drawn = draw(Placement::kPerBucket);
   for (int rank = 0; rank < drawn.shards.ranks(); ++rank) {
     std::vector<Range> pieces, fragments;
-    for (const Bucket& bucket : drawn.shards.buckets())
+    for (const ShardBucket& bucket : drawn.shards.buckets())
       pieces.push_back(bucket.pieces[static_cast<std::size_t>(rank)]);
     for (const Fragment& f : drawn.shards.fragments(rank))
       fragments.push_back(
@@ -214,7 +214,7 @@ RC_GTEST_PROP(PerBucket, FragmentsArePartsOfPieces, ()) {
 RC_GTEST_PROP(PerBucket, CutsOnTheGridAlone, ()) {
   const Drawn drawn = draw(Placement::kPerBucket);
   for (std::size_t b = 0; b < drawn.shards.buckets().size(); ++b) {
-    const Bucket& bucket = drawn.shards.buckets()[b];
+    const ShardBucket& bucket = drawn.shards.buckets()[b];
     for (const Range& piece : bucket.pieces)
       RC_ASSERT(piece.offset % kSumChunk == 0u ||
                 piece.offset == bucket.range.offset ||
@@ -238,7 +238,7 @@ RC_GTEST_PROP(PerBucket, CutsOnTheGridAlone, ()) {
 RC_GTEST_PROP(PerBucket, LoadsAllRanksAlike, ()) {
   const Drawn drawn = draw(Placement::kPerBucket);
   std::vector<std::size_t> all(drawn.ranks);
-  for (const Bucket& bucket : drawn.shards.buckets()) {
+  for (const ShardBucket& bucket : drawn.shards.buckets()) {
     std::vector<std::size_t> own;
     for (const Range& piece : bucket.pieces) own.push_back(cells(piece));
     for (std::size_t r = 0; r < drawn.ranks; ++r) all[r] += own[r];
@@ -255,7 +255,7 @@ RC_GTEST_PROP(Contiguous, GivesEveryElementOneOwnerAndPlace, ()) {
 RC_GTEST_PROP(Contiguous, SlicesAreEqualAndPadded, ()) {
   const Drawn drawn = draw(Placement::kContiguous);
   for (std::size_t b = 0; b < drawn.shards.buckets().size(); ++b) {
-    const Bucket& bucket = drawn.shards.buckets()[b];
+    const ShardBucket& bucket = drawn.shards.buckets()[b];
     RC_ASSERT(bucket.range.offset == 0u);
     RC_ASSERT(bucket.slice % 2 == 0u);
     RC_ASSERT(bucket.slice * drawn.ranks >= bucket.range.size);
@@ -281,7 +281,7 @@ RC_GTEST_PROP(Contiguous, OwnersFollowFromPlacesInTheGroup, ()) {
   std::size_t number = 0, next = 0;
   for (std::size_t group = 0; group < drawn.layout.num_groups(); ++group) {
     if (!drawn.includes(group)) continue;
-    const Bucket& bucket = drawn.shards.buckets()[number++];
+    const ShardBucket& bucket = drawn.shards.buckets()[number++];
     std::size_t at = 0;
     while (next < drawn.shards.order().size()) {
       const std::size_t p = drawn.shards.order()[next];

@@ -48,14 +48,15 @@ std::vector<Fragment> fragments_of(const ShardLayout& shards,
 
 std::vector<Range> ranges(const ShardLayout& shards) {
   std::vector<Range> result;
-  for (const Bucket& bucket : shards.buckets()) result.push_back(bucket.range);
+  for (const ShardBucket& bucket : shards.buckets())
+    result.push_back(bucket.range);
   return result;
 }
 
 TEST(ShardLayout, Item1SlicesHaveTheirOwnersAndPadding) {
   const auto shards = ShardLayout::of(layout_of({10, 7, 5}), 4, kContiguous);
   ASSERT_EQ(shards.buckets().size(), 1u);
-  const Bucket& bucket = shards.buckets()[0];
+  const ShardBucket& bucket = shards.buckets()[0];
   EXPECT_EQ(bucket.range, (Range{0, 22}));
   EXPECT_EQ(bucket.slice, 6u);
   EXPECT_EQ(bucket.pieces,
@@ -290,7 +291,7 @@ TEST(ShardLayout, CutsEveryBucketOverAllRanks) {
   const auto shards = ShardLayout::of(layout_of({3 * kSumChunk, 5 * kSumChunk}),
                                       2, {.bucket_elements = 4 * kSumChunk});
   ASSERT_EQ(shards.buckets().size(), 2u);
-  for (const Bucket& bucket : shards.buckets())
+  for (const ShardBucket& bucket : shards.buckets())
     EXPECT_EQ(bucket.counts, (Sizes{2 * kSumChunk, 2 * kSumChunk}));
   EXPECT_EQ(shards.buckets()[1].positions, Sizes(2, 2 * kSumChunk));
 }

@@ -149,8 +149,6 @@ TEST(ZeroErrors, AStepTakesWhatBelongsToIt) {
     refused({"low_precision"}, {.params = params,
                                 .grads = grads.view(),
                                 .low_precision = other.view()});
-    refused({"averaged"},
-            {.params = params, .grads = grads.view(), .averaged = true});
     run.backward(pair.gradient(2));
     expect_error(kPrecondition, {"one by one", "give no others"},
                  [&] { zero.step(params, grads.view()); });

@@ -13,16 +13,16 @@ using nlohmann::json;
 
 namespace {
 
-std::optional<precision::MixedPrecisionOptions> wrapper_of(
-    const json& meta, optim::Semantics semantics) {
+std::optional<deepspeed::Fp16Options> wrapper_of(const json& meta,
+                                                 config::Semantics semantics) {
   const std::string drive = meta.at("drive");
   if (drive == "wrapper_init" || drive == "fp32_engine") return std::nullopt;
-  precision::MixedPrecisionOptions options{.semantics = semantics};
+  deepspeed::Fp16Options options;
   if (drive == "fp16_unfused")
-    options.wrapper = precision::Wrapper::kUnfused;
+    options.wrapper = deepspeed::Fp16Wrapper::kUnfused;
   else if (drive != "fp16_fused")
     throw Unsupported(fmt::format("meta.drive \"{}\"", drive));
-  if (semantics != optim::Semantics::kDeepSpeed)
+  if (semantics != config::Semantics::kDeepSpeed)
     throw Unsupported(
         fmt::format("meta.drive \"{}\" with corrected semantics, "
                     "which has no such wrapper",
@@ -40,7 +40,7 @@ std::optional<precision::MixedPrecisionOptions> wrapper_of(
 }  // namespace
 
 DrivenOptimizer::DrivenOptimizer(const json& meta, comm::Communicator& comm,
-                                 optim::Semantics semantics,
+                                 config::Semantics semantics,
                                  const TrajectoryKind& kind,
                                  std::span<const float> params)
     : meta_(meta),
@@ -51,20 +51,27 @@ DrivenOptimizer::DrivenOptimizer(const json& meta, comm::Communicator& comm,
       wrapped_(layout_),
       params_(params.begin(), params.end()) {
   begins_with_zeros_ = meta.at("drive") != "fp32_engine" &&
-                       optim::policy_of(semantics).initialization_step;
+                       semantics == config::Semantics::kDeepSpeed;
   if (!wrapper_options_) return;
-  wrapped_ = precision::wrapped_layout(layout_, *wrapper_options_);
+  wrapped_ = deepspeed::wrapped_layout(layout_, wrapper_options_->wrapper);
   params16_.resize(params_.size());
   kernels::convert(params_, params16_);
 }
 
 void DrivenOptimizer::make(WireRecorder& recorder) {
   alone_ = kind_.make(comm_, wrapped_);
-  inner_ = alone_.get();
-  inner_->set_observer(&recorder);
-  if (wrapper_options_) {
-    wrapper_ = std::make_unique<precision::MixedPrecision>(
-        comm_, layout_, std::move(alone_), params16_, *wrapper_options_);
+  std::visit(
+      [&](const auto& optimizer) {
+        optimizer->set_observer(&recorder);
+        inner_ = optimizer.get();
+      },
+      alone_);
+  if (wrapper_options_) {  // with deepspeed semantics alone
+    wrapper_ = std::make_unique<deepspeed::Fp16Optimizer>(
+        comm_, layout_,
+        std::get<std::unique_ptr<deepspeed::LowBitOptimizer>>(
+            std::move(alone_)),
+        params16_, *wrapper_options_);
     wrapper_->set_observer(&recorder);
   } else if (begins_with_zeros_) {
     std::vector<float> zeros(params_.size());

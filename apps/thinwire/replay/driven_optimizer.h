@@ -7,7 +7,7 @@
 
 #include "apps/thinwire/replay/recorded_wire.h"
 #include "apps/thinwire/replay/trajectory.h"
-#include "thinwire/precision/mixed_precision.h"
+#include "thinwire/deepspeed/fp16_optimizer.h"
 
 namespace thinwire::replay {
 
@@ -17,7 +17,7 @@ class DrivenOptimizer {
  public:
   /// Throws Unsupported for a drive it does not know.
   DrivenOptimizer(const nlohmann::json& meta, comm::Communicator& comm,
-                  optim::Semantics semantics, const TrajectoryKind& kind,
+                  config::Semantics semantics, const TrajectoryKind& kind,
                   std::span<const float> params);
 
   /// What the optimizer works on: the recording's tensors, or flat groups.
@@ -34,7 +34,7 @@ class DrivenOptimizer {
   /// recording made infinite is.
   optim::StepReport step(std::size_t t, std::span<const float> grads);
 
-  [[nodiscard]] optim::LowBitOptimizer& optimizer() const { return *inner_; }
+  [[nodiscard]] optim::Optimizer& optimizer() const { return *inner_; }
   [[nodiscard]] std::span<float> params() noexcept { return params_; }
   /// The fp32 parameters that steps update.
   [[nodiscard]] std::span<const float> masters() const;
@@ -47,14 +47,14 @@ class DrivenOptimizer {
   comm::Communicator& comm_;
   const TrajectoryKind& kind_;
   bool begins_with_zeros_ = false;
-  std::optional<precision::MixedPrecisionOptions> wrapper_options_;
+  std::optional<deepspeed::Fp16Options> wrapper_options_;
   ParameterLayout layout_;
   ParameterLayout wrapped_;
   std::vector<float> params_;
   std::vector<Half> params16_;
-  std::unique_ptr<optim::LowBitOptimizer> alone_;
-  std::unique_ptr<precision::MixedPrecision> wrapper_;
-  optim::LowBitOptimizer* inner_ = nullptr;
+  AnyLowBit alone_;
+  std::unique_ptr<deepspeed::Fp16Optimizer> wrapper_;
+  optim::Optimizer* inner_ = nullptr;
 };
 
 }  // namespace thinwire::replay

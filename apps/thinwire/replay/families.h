@@ -4,7 +4,7 @@
 #include "apps/thinwire/replay/comparison.h"
 #include "apps/thinwire/replay/recorded_case.h"
 #include "thinwire/comm/communicator.h"
-#include "thinwire/optim/semantics.h"
+#include "thinwire/config/semantics.h"
 
 namespace thinwire::replay {
 
@@ -12,20 +12,20 @@ namespace thinwire::replay {
 /// compares everything it recorded of it. Throws Unsupported for what it does
 /// not understand, before anything is exchanged.
 using Family = void (*)(const RecordedCase& recorded, comm::Communicator& comm,
-                        optim::Semantics semantics, Comparison& comparison);
+                        config::Semantics semantics, Comparison& comparison);
 
 void replay_onebit_adam(const RecordedCase& recorded, comm::Communicator& comm,
-                        optim::Semantics semantics, Comparison& comparison);
+                        config::Semantics semantics, Comparison& comparison);
 void replay_onebit_lamb(const RecordedCase& recorded, comm::Communicator& comm,
-                        optim::Semantics semantics, Comparison& comparison);
+                        config::Semantics semantics, Comparison& comparison);
 void replay_zero_one_adam(const RecordedCase& recorded,
-                          comm::Communicator& comm, optim::Semantics semantics,
+                          comm::Communicator& comm, config::Semantics semantics,
                           Comparison& comparison);
 void replay_zero(const RecordedCase& recorded, comm::Communicator& comm,
-                 optim::Semantics semantics, Comparison& comparison);
+                 config::Semantics semantics, Comparison& comparison);
 void replay_compressed_all_reduce(const RecordedCase& recorded,
                                   comm::Communicator& comm,
-                                  optim::Semantics semantics,
+                                  config::Semantics semantics,
                                   Comparison& comparison);
 
 /// The family a case belongs to; throws Unsupported if there is none.

@@ -9,7 +9,7 @@
 #include "apps/thinwire/replay/recorded_case.h"
 #include "apps/thinwire/replay/trajectory.h"
 #include "thinwire/core/error.h"
-#include "thinwire/precision/loss_scaler.h"
+#include "thinwire/deepspeed/loss_scaler.h"
 
 namespace thinwire::replay {
 
@@ -37,7 +37,7 @@ LossScalerOptions dynamic_options(const json& row) {
       {"init", "window", "min", "delayed_shift", "consecutive_hysteresis",
        "raise_error", "seq", "scales", "raised_at", "end"},
       "row");
-  return precision::zero_loss_scaler(
+  return deepspeed::zero_loss_scaler(
       {.initial_scale = row.at("init").get<double>(),
        .window = row.at("window").get<std::int64_t>(),
        .hysteresis = row.at("delayed_shift").get<std::int64_t>(),
@@ -67,7 +67,7 @@ LossScalerOptions wrapper_options(const json& row, bool fused) {
     options.window = args.at("scale_window").get<std::int64_t>();
     options.min_scale = args.at("min_scale").get<double>();
   }
-  return precision::wrapper_loss_scaler(options);
+  return deepspeed::wrapper_loss_scaler(options);
 }
 
 // CreateLossScaler, which knows the precision; its arguments are in the file's
@@ -77,7 +77,7 @@ LossScalerOptions created_options(const json& row) {
   if (row.at("dtype") != "half") return static_scale(1);
   if (!row.at("dynamic").get<bool>())
     return static_scale(row.at("static").get<double>());
-  return precision::zero_loss_scaler({.window = 2, .hysteresis = 1});
+  return deepspeed::zero_loss_scaler({.window = 2, .hysteresis = 1});
 }
 
 LossScalerOptions options_of(const std::string& kind, const json& row) {
@@ -145,7 +145,7 @@ Result replay_loss_scaler(const CaseFolder& folder) {
     throw BrokenCase("sequences.json is missing or no JSON");
   const json& row = folder.row->file->at("rows").at(folder.row->index);
   const json& sequence = folder.row->sequences->at(row.value("seq", "burst"));
-  LossScaler scaler(options_of(kind, row));
+  LossScaler scaler = deepspeed::loss_scaler(options_of(kind, row));
   const json& scales = row.at("scales");
   const json raised_at = row.value("raised_at", json());
   for (std::size_t t = 0; t < sequence.size(); ++t) {

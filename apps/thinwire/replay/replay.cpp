@@ -51,7 +51,7 @@ struct RankResult {
 };
 
 RankResult run_rank(const RecordedCase& recorded, comm::Communicator& comm,
-                    optim::Semantics semantics) {
+                    config::Semantics semantics) {
   RankResult result;
   Comparison comparison(comm.rank(), tensor_sizes(recorded));
   try {
@@ -188,7 +188,7 @@ std::vector<CaseFolder> find_cases(const fs::path& folder) {
   return cases;
 }
 
-Result replay_local(const CaseFolder& folder, optim::Semantics semantics) {
+Result replay_local(const CaseFolder& folder, config::Semantics semantics) {
   return guarded(folder, [&](const RecordedCase& recorded) {
     std::vector<RankResult> results(static_cast<std::size_t>(recorded.world()));
     comm::run_local_ranks(recorded.world(), [&](comm::Communicator& comm) {
@@ -200,7 +200,7 @@ Result replay_local(const CaseFolder& folder, optim::Semantics semantics) {
 }
 
 Result replay_on(comm::Communicator& comm, const CaseFolder& folder,
-                 optim::Semantics semantics) {
+                 config::Semantics semantics) {
   return guarded(folder, [&](const RecordedCase& recorded) -> Result {
     if (recorded.world() != comm.size())
       return {Outcome::kSkipped,

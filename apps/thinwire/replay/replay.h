@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "thinwire/comm/communicator.h"
-#include "thinwire/optim/semantics.h"
+#include "thinwire/config/semantics.h"
 
 namespace thinwire::replay {
 
@@ -45,12 +45,12 @@ struct Result {
 
 /// Replays one case on ranks that are threads.
 [[nodiscard]] Result replay_local(const CaseFolder& folder,
-                                  optim::Semantics semantics);
+                                  config::Semantics semantics);
 
 /// Collective: replays one case on the ranks of `comm`; a case of another world
 /// is skipped. Every rank gets the same result.
 [[nodiscard]] Result replay_on(comm::Communicator& comm,
                                const CaseFolder& folder,
-                               optim::Semantics semantics);
+                               config::Semantics semantics);
 
 }  // namespace thinwire::replay

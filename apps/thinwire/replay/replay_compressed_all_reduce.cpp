@@ -6,21 +6,20 @@ namespace thinwire::replay {
 
 void replay_compressed_all_reduce(const RecordedCase& recorded,
                                   comm::Communicator& comm,
-                                  optim::Semantics semantics,
+                                  config::Semantics semantics,
                                   Comparison& comparison) {
   const auto n = recorded.meta().at("n").get<std::size_t>();
   const auto calls = recorded.meta().at("calls").get<std::size_t>();
   const auto rank = static_cast<std::size_t>(comm.rank());
-  const optim::Policy policy = optim::policy_of(semantics);
+  const bool is_reference = semantics == config::Semantics::kDeepSpeed;
 
   ThreadPool pool(1);
   const std::vector<Range> units = {{0, n}};
   compress::CompressedAllReduce all(
       comm, pool, units,
-      {.blocks = {.world_size = comm.size(),
-                  .scale_per_unit = policy.scale_per_parameter},
-       .checks_finite = policy.skips_nonfinite,
-       .compresses_alone = policy.scale_per_parameter});
+      {.blocks = {.world_size = comm.size(), .scale_per_unit = is_reference},
+       .checks_finite = !is_reference,
+       .compresses_alone = is_reference});
   WireRecorder recorder(units, all.layout());
   all.set_observer(&recorder);
 

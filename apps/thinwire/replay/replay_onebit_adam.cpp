@@ -6,21 +6,18 @@
 namespace thinwire::replay {
 
 void replay_onebit_adam(const RecordedCase& recorded, comm::Communicator& comm,
-                        optim::Semantics semantics, Comparison& comparison) {
+                        config::Semantics semantics, Comparison& comparison) {
   const nlohmann::json& meta = recorded.meta();
-  auto options = common_options<optim::OnebitAdamOptions>(meta, semantics,
-                                                          {"freeze_step"});
+  auto options =
+      common_options<optim::OnebitAdamOptions>(meta, {"freeze_step"});
   options.freeze_step =
       meta.at("opts").value("freeze_step", options.freeze_step);
   TrajectoryKind kind{
-      .make =
-          [&](comm::Communicator& ranks, const ParameterLayout& layout) {
-            return std::make_unique<optim::OnebitAdam>(ranks, layout, options);
-          },
-      .compare_log =
-          [](const StepLog& log, const StateDict& state) {
-            log.flag("freeze_key", state.integer("frozen_at") > 0);
-          }};
+      .make = maker_of<optim::OnebitAdam, deepspeed::OnebitAdam>(semantics,
+                                                                 options),
+      .compare_log = [](const StepLog& log, const StateDict& state) {
+        log.flag("freeze_key", state.integer("frozen_at") > 0);
+      }};
   for (const auto& group : options.groups)
     kind.exact_groups.push_back(group.non_freeze);
   replay_trajectory(recorded, comm, semantics, comparison, kind);

@@ -6,12 +6,11 @@
 namespace thinwire::replay {
 
 void replay_onebit_lamb(const RecordedCase& recorded, comm::Communicator& comm,
-                        optim::Semantics semantics, Comparison& comparison) {
+                        config::Semantics semantics, Comparison& comparison) {
   const nlohmann::json& meta = recorded.meta();
   auto options = common_options<optim::OnebitLambOptions>(
-      meta, semantics,
-      {"freeze_step", "max_coeff", "min_coeff", "coeff_beta", "factor_max",
-       "factor_min", "factor_threshold"});
+      meta, {"freeze_step", "max_coeff", "min_coeff", "coeff_beta",
+             "factor_max", "factor_min", "factor_threshold"});
   const nlohmann::json& opts = meta.at("opts");
   options.freeze_step = opts.value("freeze_step", options.freeze_step);
   options.max_coeff = opts.value("max_coeff", options.max_coeff);
@@ -22,10 +21,8 @@ void replay_onebit_lamb(const RecordedCase& recorded, comm::Communicator& comm,
   options.factor_threshold =
       opts.value("factor_threshold", options.factor_threshold);
   const TrajectoryKind kind{
-      .make =
-          [&](comm::Communicator& ranks, const ParameterLayout& layout) {
-            return std::make_unique<optim::OnebitLamb>(ranks, layout, options);
-          },
+      .make = maker_of<optim::OnebitLamb, deepspeed::OnebitLamb>(semantics,
+                                                                 options),
       .compare_log =
           [](const StepLog& log, const StateDict& state) {
             log.flag("freeze_key", state.integer("frozen_at") > 0);

@@ -8,6 +8,7 @@
 #include "apps/thinwire/replay/families.h"
 #include "apps/thinwire/replay/trajectory.h"
 #include "thinwire/core/checksum.h"
+#include "thinwire/deepspeed/zero_optimizer.h"
 #include "thinwire/kernels/cast.h"
 #include "thinwire/optim/adam.h"
 #include "thinwire/shard/zero_optimizer.h"
@@ -67,30 +68,46 @@ precision::LossScalerOptions scaler_of(const json& meta) {
   return scaler;
 }
 
-// meta.multi_rank_allreduce only says how the reference packs its messages.
-shard::ZeroOptions options_of(const json& meta, optim::Semantics semantics) {
-  shard::ZeroOptions options{.stage = meta.at("stage").get<int>(),
-                             .dtype = dtype_of(meta, "dtype"),
-                             .loss_scale = scaler_of(meta),
-                             .communication_dtype = dtype_of(meta, "comm"),
-                             .accumulation_dtype = dtype_of(meta, "accum"),
-                             .semantics = semantics};
+// What both optimizers are told. meta.multi_rank_allreduce only says how the
+// reference packs its messages.
+template <class Options>
+Options options_of(const json& meta) {
+  Options options{.stage = meta.at("stage").get<int>(),
+                  .dtype = dtype_of(meta, "dtype"),
+                  .loss_scale = scaler_of(meta),
+                  .communication_dtype = dtype_of(meta, "comm"),
+                  .accumulation_dtype = dtype_of(meta, "accum")};
   if (options.stage != 1 && options.stage != 2)
     throw Unsupported(fmt::format("meta.stage {}", options.stage));
   options.exchange.max_grad_norm = meta.at("clip_grad").get<double>();
   options.exchange.bucket_elements =
       meta.at("reduce_bucket_size").get<std::size_t>();
-  if (semantics != optim::Semantics::kDeepSpeed) return options;
+  return options;
+}
+
+std::unique_ptr<shard::ShardedOptimizer> make_optimizer(
+    const json& meta, comm::Communicator& comm, const ParameterLayout& layout,
+    View params, bool follows_deepspeed) {
+  const optim::AdamOptions rule = rule_of(meta);
+  if (!follows_deepspeed)
+    return std::make_unique<shard::ZeroOptimizer>(
+        comm, layout,
+        [rule](const ParameterLayout& own) {
+          return std::make_unique<optim::Adam>(own, rule);
+        },
+        params, options_of<shard::ZeroOptions>(meta));
+  auto options = options_of<deepspeed::ZeroOptions>(meta);
   options.round_robin = meta.at("round_robin").get<bool>();
   options.reduce_scatter = meta.at("reduce_scatter").get<bool>();
-  return options;
+  return std::make_unique<deepspeed::ZeroOptimizer>(comm, layout, rule, params,
+                                                    options);
 }
 
 // One rank's run of a recorded sharded training.
 class ZeroRun {
  public:
   ZeroRun(const RecordedCase& recorded, comm::Communicator& comm,
-          optim::Semantics semantics, Comparison& comparison)
+          config::Semantics semantics, Comparison& comparison)
       : recorded_(recorded),
         meta_(recorded.meta()),
         comm_(comm),
@@ -98,7 +115,7 @@ class ZeroRun {
         rank_(static_cast<std::size_t>(comm.rank())),
         micro_steps_(meta_.at("gas").get<std::size_t>()),
         steps_(meta_.at("steps").get<std::size_t>()),
-        is_sliced_(semantics == optim::Semantics::kDeepSpeed),
+        is_sliced_(semantics == config::Semantics::kDeepSpeed),
         layout_(layout_of(meta_)),
         slices_(shard::ShardLayout::of(
             layout_, comm.size(),
@@ -106,13 +123,8 @@ class ZeroRun {
              .round_robin = meta_.at("round_robin").get<bool>()})),
         params_(layout_.size(), dtype_of(meta_, "dtype")) {
     kernels::convert(recorded.array("init.bin").floats({}), params_.view());
-    const optim::AdamOptions rule = rule_of(meta_);
-    optimizer_ = std::make_unique<shard::ZeroOptimizer>(
-        comm, layout_,
-        [&](const ParameterLayout& own) {
-          return std::make_unique<optim::Adam>(own, rule);
-        },
-        params_.view(), options_of(meta_, semantics));
+    optimizer_ =
+        make_optimizer(meta_, comm, layout_, params_.view(), is_sliced_);
   }
 
   void go() {
@@ -282,14 +294,14 @@ class ZeroRun {
   ParameterLayout layout_;
   shard::ShardLayout slices_;  // the reference's
   Buffer params_;
-  std::unique_ptr<shard::ZeroOptimizer> optimizer_;
+  std::unique_ptr<shard::ShardedOptimizer> optimizer_;
   bool are_equal_ = true;
 };
 
 }  // namespace
 
 void replay_zero(const RecordedCase& recorded, comm::Communicator& comm,
-                 optim::Semantics semantics, Comparison& comparison) {
+                 config::Semantics semantics, Comparison& comparison) {
   ZeroRun(recorded, comm, semantics, comparison).go();
 }
 

@@ -6,13 +6,12 @@
 namespace thinwire::replay {
 
 void replay_zero_one_adam(const RecordedCase& recorded,
-                          comm::Communicator& comm, optim::Semantics semantics,
+                          comm::Communicator& comm, config::Semantics semantics,
                           Comparison& comparison) {
   const nlohmann::json& meta = recorded.meta();
   auto options = common_options<optim::ZeroOneAdamOptions>(
-      meta, semantics,
-      {"var_freeze_step", "var_update_scaler", "local_step_scaler",
-       "local_step_clipper"});
+      meta, {"var_freeze_step", "var_update_scaler", "local_step_scaler",
+             "local_step_clipper"});
   const nlohmann::json& opts = meta.at("opts");
   const auto read = [&](const char* key, std::int64_t& field) {
     field = opts.value(key, field);
@@ -30,24 +29,19 @@ void replay_zero_one_adam(const RecordedCase& recorded,
         meta.at("drive") != "fp16_fused" || groups.size() == group)
       groups.push_back(group);
   const TrajectoryKind kind{
-      .make =
-          [&](comm::Communicator& ranks, const ParameterLayout& layout) {
-            return std::make_unique<optim::ZeroOneAdam>(ranks, layout, options);
-          },
-      .compare_log =
-          [&](const StepLog& log, const StateDict& state) {
-            log.flag("freeze_key", state.integer("frozen") != 0);
-            for (const char* name :
-                 {"var_interval", "var_counter", "local_step_interval",
-                  "local_step_counter"})
-              log.integers(name, std::vector<std::int64_t>(
-                                     groups.size(), state.integer(name)));
-            const auto per_group = state.array("lrs").as<double>();
-            std::vector<double> lrs;
-            for (const std::size_t group : groups)
-              lrs.push_back(per_group[group]);
-            log.numbers("lrs", lrs);
-          }};
+      .make = maker_of<optim::ZeroOneAdam, deepspeed::ZeroOneAdam>(semantics,
+                                                                   options),
+      .compare_log = [&](const StepLog& log, const StateDict& state) {
+        log.flag("freeze_key", state.integer("frozen") != 0);
+        for (const char* name : {"var_interval", "var_counter",
+                                 "local_step_interval", "local_step_counter"})
+          log.integers(name, std::vector<std::int64_t>(groups.size(),
+                                                       state.integer(name)));
+        const auto per_group = state.array("lrs").as<double>();
+        std::vector<double> lrs;
+        for (const std::size_t group : groups) lrs.push_back(per_group[group]);
+        log.numbers("lrs", lrs);
+      }};
   replay_trajectory(recorded, comm, semantics, comparison, kind);
 }
 

@@ -21,7 +21,7 @@ namespace {
 class Run {
  public:
   Run(const RecordedCase& recorded, comm::Communicator& comm,
-      optim::Semantics semantics, Comparison& comparison,
+      config::Semantics semantics, Comparison& comparison,
       const TrajectoryKind& kind)
       : recorded_(recorded),
         meta_(recorded.meta()),
@@ -40,7 +40,7 @@ class Run {
         compressed,
         {.world_size = comm.size(),
          .bucket_elements = optim::ExchangeOptions().bucket_elements,
-         .scale_per_unit = optim::policy_of(semantics).scale_per_parameter});
+         .scale_per_unit = semantics == config::Semantics::kDeepSpeed});
     recorder_ = std::make_unique<WireRecorder>(tensors_, blocks_);
   }
 
@@ -57,11 +57,11 @@ class Run {
 
  private:
   // What has a scale of its own: every tensor, or all of them, padded.
-  [[nodiscard]] std::vector<Range> units_of(optim::Semantics semantics) const {
+  [[nodiscard]] std::vector<Range> units_of(config::Semantics semantics) const {
     std::vector<Range> units;
     for (const Parameter& p : layout_.parameters())
       units.push_back({p.offset, p.size});
-    if (!kind_.is_fused || semantics != optim::Semantics::kDeepSpeed)
+    if (!kind_.is_fused || semantics != config::Semantics::kDeepSpeed)
       return units;
     const auto world = static_cast<std::size_t>(comm_.size());
     const std::size_t chunk = world * std::lcm(std::size_t{8}, world);
@@ -103,7 +103,7 @@ class Run {
 
   void step(std::size_t t) {
     const json& log = meta_.at("step_log").at(t);
-    optim::LowBitOptimizer& optimizer = driven_.optimizer();
+    optim::Optimizer& optimizer = driven_.optimizer();
     for (std::size_t g = 0; g < log.at("lr").size(); ++g)
       optimizer.set_learning_rate(g, log.at("lr")[g].get<double>());
     recorder_->take();
@@ -304,7 +304,7 @@ void StepLog::integers(const char* name,
 }
 
 void replay_trajectory(const RecordedCase& recorded, comm::Communicator& comm,
-                       optim::Semantics semantics, Comparison& comparison,
+                       config::Semantics semantics, Comparison& comparison,
                        const TrajectoryKind& kind) {
   Run(recorded, comm, semantics, comparison, kind).go();
 }

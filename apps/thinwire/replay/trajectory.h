@@ -5,13 +5,15 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <variant>
 #include <vector>
 
 #include "apps/thinwire/replay/comparison.h"
 #include "apps/thinwire/replay/recorded_case.h"
 #include "thinwire/comm/communicator.h"
+#include "thinwire/config/semantics.h"
+#include "thinwire/deepspeed/optimizers.h"
 #include "thinwire/optim/low_bit_optimizer.h"
-#include "thinwire/optim/semantics.h"
 
 namespace thinwire::replay {
 
@@ -26,11 +28,27 @@ struct StepLog {
   void integers(const char* name, std::span<const std::int64_t> got) const;
 };
 
+/// A low-bit optimizer of either semantics.
+using AnyLowBit = std::variant<std::unique_ptr<optim::LowBitOptimizer>,
+                               std::unique_ptr<deepspeed::LowBitOptimizer>>;
+using MakeLowBit = std::function<AnyLowBit(comm::Communicator& comm,
+                                           const ParameterLayout& layout)>;
+
+/// `Own` or `Reference`, as the semantics says.
+template <class Own, class Reference, class Options>
+[[nodiscard]] MakeLowBit maker_of(config::Semantics semantics,
+                                  const Options& options) {
+  return [=](comm::Communicator& comm,
+             const ParameterLayout& layout) -> AnyLowBit {
+    if (semantics == config::Semantics::kDeepSpeed)
+      return std::make_unique<Reference>(comm, layout, options);
+    return std::make_unique<Own>(comm, layout, options);
+  };
+}
+
 /// What one optimizer's recordings have of their own.
 struct TrajectoryKind {
-  std::function<std::unique_ptr<optim::LowBitOptimizer>(
-      comm::Communicator& comm, const ParameterLayout& layout)>
-      make;
+  MakeLowBit make;
   /// Compares the fields of the log that only this optimizer has.
   std::function<void(const StepLog& log, const StateDict& state)> compare_log;
   /// Per group: never compressed. Empty: no group is.
@@ -41,7 +59,7 @@ struct TrajectoryKind {
 
 /// Runs a recorded training on this rank and compares every step.
 void replay_trajectory(const RecordedCase& recorded, comm::Communicator& comm,
-                       optim::Semantics semantics, Comparison& comparison,
+                       config::Semantics semantics, Comparison& comparison,
                        const TrajectoryKind& kind);
 
 /// The tensors of a case, named tensor.0, tensor.1, ...
@@ -61,7 +79,6 @@ void read_numbers(const nlohmann::json& from, optim::AdamGroup& group);
 /// meta.opts and meta.groups; `own` are the other keys of meta.opts.
 template <class Options>
 [[nodiscard]] Options common_options(const nlohmann::json& meta,
-                                     optim::Semantics semantics,
                                      std::vector<std::string> own) {
   own.insert(own.end(), {"lr", "betas", "eps", "weight_decay",
                          "bias_correction", "eps_inside_sqrt", "max_grad_norm",
@@ -81,7 +98,6 @@ template <class Options>
   options.epsilon_inside_sqrt = opts.value("eps_inside_sqrt", false);
   options.amsgrad = opts.value("amsgrad", false);
   options.exchange.max_grad_norm = opts.value("max_grad_norm", 0.0);
-  options.semantics = semantics;
   for (const nlohmann::json& group : meta.at("groups")) {
     // zero_rows_from and zero_param only say how the inputs were made.
     std::vector<std::string> keys = {

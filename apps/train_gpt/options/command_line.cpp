@@ -60,7 +60,7 @@ void validate(const Options& options) {
   require_count("--variance-refresh", options.variance_refresh, 0);
   require_count("--var-freeze-step", options.var_freeze_step, 1);
   require_count("--local-steps", options.local_steps, 1);
-  if (options.semantics != optim::Semantics::kCorrected) {
+  if (options.semantics != config::Semantics::kCorrected) {
     require(options.freeze_step != optim::kAutoFreeze, "--semantics",
             "corrected with --freeze-step auto", to_string(options.semantics));
     require(options.variance_refresh == 0, "--semantics",
@@ -307,7 +307,7 @@ void CommandLine::resolve_names() {
   Options& options = invocation_.options;
   if (is_given("--semantics")) {
     try {
-      options.semantics = optim::semantics_from(semantics_);
+      options.semantics = config::semantics_from(semantics_);
     } catch (const std::exception& error) {
       throw UsageError(fmt::format("--semantics: {}", error.what()));
     }

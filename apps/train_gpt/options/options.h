@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "thinwire/config/config.h"
+#include "thinwire/config/semantics.h"
 #include "thinwire/core/dtype.h"
-#include "thinwire/optim/semantics.h"
 
 namespace thinwire::train_gpt {
 
@@ -42,7 +42,7 @@ struct Options {
   std::int64_t variance_refresh = 0;   ///< 0: never.
   std::int64_t var_freeze_step = 250;  ///< Of 0/1 Adam.
   std::int64_t local_steps = 4;        ///< At most, from one sync to the next.
-  optim::Semantics semantics = optim::Semantics::kCorrected;
+  config::Semantics semantics = config::Semantics::kCorrected;
   DType precision = DType::kFloat32;
   std::int64_t zero = 0;  ///< Stage: 0, 1, 2.
   bool offload = false;   ///< Masters and states, to host memory.

@@ -11,20 +11,20 @@
 #include <vector>
 
 #include "thinwire/config/learning_rate.h"
+#include "thinwire/config/semantics.h"
 #include "thinwire/core/dtype.h"
 #include "thinwire/optim/adam.h"
 #include "thinwire/optim/data_parallel.h"
 #include "thinwire/optim/lamb.h"
 #include "thinwire/optim/onebit_adam.h"
 #include "thinwire/optim/onebit_lamb.h"
-#include "thinwire/optim/semantics.h"
 #include "thinwire/optim/zero_one_adam.h"
 #include "thinwire/precision/loss_scaler.h"
 
 namespace thinwire::config {
 
-/// Which optimizer, and its settings. Leave their `semantics` and `exchange` at
-/// their defaults: Config has fields for both.
+/// Which optimizer, and its settings. Leave their `exchange` at its default:
+/// Config has fields of its own for it.
 using OptimizerConfig =
     std::variant<optim::AdamOptions, optim::LambOptions,
                  optim::OnebitAdamOptions, optim::OnebitLambOptions,
@@ -34,7 +34,7 @@ using OptimizerConfig =
 struct PrecisionConfig {
   /// Parameters and gradients: kFloat32, kFloat16 or kBFloat16.
   DType dtype = DType::kFloat32;
-  /// Used only with kFloat16; leave its `semantics` at its default.
+  /// Used only with kFloat16.
   precision::LossScalerOptions loss_scale{};
   /// A step with a gradient that is not finite on any rank is skipped on all.
   /// Must be true with kFloat16.
@@ -156,7 +156,7 @@ struct Config {
   CommConfig comm{};
   Buffers buffers = Buffers::kBroadcast;
   std::int64_t steps_per_print = 0;  ///< Steps per line of a log; 0: none.
-  optim::Semantics semantics = optim::Semantics::kCorrected;
+  Semantics semantics = Semantics::kCorrected;
   /// Objects at the top of a file that are a program's own, by name, as JSON
   /// text: those that it has told from_json() to take.
   std::map<std::string, std::string> other_objects{};
@@ -171,11 +171,8 @@ struct Config {
   [[nodiscard]] BatchSizes batch(int world) const;
   /// What the optimizer is told of ranks and clipping.
   [[nodiscard]] optim::ExchangeOptions exchange_options() const;
-  /// `optimizer` with this Config's semantics and exchange_options().
+  /// `optimizer` with this Config's exchange_options().
   [[nodiscard]] OptimizerConfig optimizer_options() const;
-  /// precision.loss_scale; with kDeepSpeed as its FP16 wrappers, at stage 1 and
-  /// 2 its ZeRO, understand it.
-  [[nodiscard]] precision::LossScalerOptions loss_scaler_options() const;
 
   /// Reads DeepSpeed's keys at the top level, ours in the object "thinwire".
   /// Every key is supported, ignored (no effect) or rejected. What became of it

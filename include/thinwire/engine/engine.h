@@ -14,7 +14,7 @@
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/optim/optimizer.h"
-#include "thinwire/shard/zero_optimizer.h"
+#include "thinwire/shard/sharded_optimizer.h"
 
 namespace thinwire::engine {
 
@@ -145,7 +145,7 @@ class Engine {
   [[nodiscard]] std::vector<float> full_state(std::string_view name,
                                               std::string_view key);
   /// Setters, and what moves states. Error(kFailedPrecondition) without ZeRO.
-  [[nodiscard]] shard::ZeroOptimizer& zero();
+  [[nodiscard]] shard::ShardedOptimizer& zero();
 
   /// Collective: between the two calls parameters are equal on all ranks, and
   /// there is no backward or step.

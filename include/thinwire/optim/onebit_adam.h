@@ -8,7 +8,6 @@
 #include "thinwire/comm/communicator.h"
 #include "thinwire/optim/data_parallel.h"
 #include "thinwire/optim/low_bit_optimizer.h"
-#include "thinwire/optim/semantics.h"
 
 namespace thinwire::optim {
 
@@ -36,8 +35,7 @@ struct OnebitAdamOptions {
   /// One entry per group of the layout, or empty: all alike.
   std::vector<OnebitAdamGroup> groups{};
 
-  /// Number of exact steps, >= 1, or kAutoFreeze. (With kDeepSpeed >= 0: its
-  /// initialization step counts, so there are freeze_step - 1 exact updates.)
+  /// Number of exact steps, >= 1, or kAutoFreeze.
   std::int64_t freeze_step = 100'000;
   /// kAutoFreeze: not before the learning rate's warm-up has ended, ...
   std::optional<std::int64_t> lr_warmup_steps{};  ///< >= 0.
@@ -54,7 +52,7 @@ struct OnebitAdamOptions {
 
   /// For long runs: in every so many compressed steps the gradient travels in 4
   /// bits, and the variance follows it; >= 0, 0: never. Keeps the variance, 4
-  /// bytes per parameter more. Not with kDeepSpeed.
+  /// bytes per parameter more.
   std::int64_t variance_refresh = 0;
 
   /// From the freeze on no denominator is below this fraction of its block's
@@ -62,7 +60,6 @@ struct OnebitAdamOptions {
   double denom_floor = 0.3;
   compress::Scale scale = compress::Scale::kRms;
   DType residual_dtype = DType::kFloat32;  ///< kFloat32 or kBFloat16.
-  Semantics semantics = Semantics::kCorrected;
   ExchangeOptions exchange{};
 
   /// Throws Error(kInvalidArgument) naming the field, its range and its value.
@@ -88,8 +85,8 @@ class OnebitAdam final : public LowBitOptimizer {
   /// Collective: all ranks give the same layout and options, else
   /// Error(kInvalidArgument) on all of them shows the first difference. Holds 8
   /// bytes per parameter in exact steps, in compressed ones 8.13 and 4/W for
-  /// the chunk it serves (16.13 with kDeepSpeed or a non_freeze group, 12.63
-  /// with variance_refresh). `comm` must outlive this object.
+  /// the chunk it serves (16.13 with a non_freeze group, 12.63 with
+  /// variance_refresh). `comm` must outlive this object.
   ///
   /// State: those of LowBitOptimizer; arrays exp_avg_sq [n] (until the freeze,
   /// and where the variance is kept) and denominator [n]; scalars frozen_at and

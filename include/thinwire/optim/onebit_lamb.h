@@ -8,7 +8,6 @@
 #include "thinwire/comm/communicator.h"
 #include "thinwire/optim/data_parallel.h"
 #include "thinwire/optim/low_bit_optimizer.h"
-#include "thinwire/optim/semantics.h"
 
 namespace thinwire::optim {
 
@@ -47,8 +46,7 @@ struct OnebitLambOptions {
   /// How much the factor may change from one step to the next, in [0, 1].
   double factor_threshold = 0.1;
 
-  /// Number of exact steps, >= 1, or kAutoFreeze. (With kDeepSpeed >= 0: its
-  /// initialization step counts, so there are freeze_step - 1 exact updates.)
+  /// Number of exact steps, >= 1, or kAutoFreeze.
   std::int64_t freeze_step = 100'000;
   /// The automatic freeze, as in OnebitAdamOptions.
   std::optional<std::int64_t> lr_warmup_steps{};  ///< >= 0.
@@ -62,7 +60,6 @@ struct OnebitLambOptions {
   double denom_floor = 0.3;
   compress::Scale scale = compress::Scale::kRms;
   DType residual_dtype = DType::kFloat32;  ///< kFloat32 or kBFloat16.
-  Semantics semantics = Semantics::kCorrected;
   ExchangeOptions exchange{};
 
   /// Throws Error(kInvalidArgument) naming the field, its range and its value.
@@ -86,8 +83,8 @@ struct OnebitLambOptions {
 class OnebitLamb final : public LowBitOptimizer {
  public:
   /// Collective, as OnebitAdam's. Holds 8 bytes per parameter in exact steps,
-  /// in compressed ones 12.25 and 4/W for the chunk it serves (with kDeepSpeed
-  /// 16.13 and 20.13, and 4/W in both). `comm` must outlive this object.
+  /// in compressed ones 12.25 and 4/W for the chunk it serves. `comm` must
+  /// outlive this object.
   ///
   /// State: those of LowBitOptimizer; arrays exp_avg_sq [n] (until the freeze),
   /// denominator and exp_avg_sq_fresh [n] and denominator_floors, one per block

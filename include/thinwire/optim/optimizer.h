@@ -29,24 +29,21 @@ struct StepInput {
   /// This rank's gradient, fp32, fp16 or bf16; unspecified afterwards. What is
   /// averaged exactly is summed in fp32 and, if 16 bits long, rounded once.
   View grads;
-  /// The gradient is this many times too long: it is divided, as part of the
-  /// update, before it is clipped or reported. Finite, > 0.
+  /// Gradients arrive multiplied by this factor; step() divides it out before
+  /// clipping and reporting. Finite, > 0.
   double loss_scale = 1;
   /// If not empty: fp16 or bf16, and gets the updated parameters, rounded.
   View low_precision{};
-  /// `grads` has been averaged before and is the same on all ranks; only what
-  /// is not exact is exchanged. For `deepspeed` semantics.
-  bool averaged = false;
   /// A gradient that is not finite on one rank skips this step on all ranks,
   /// also where they exchange nothing else (0/1 Adam's local steps), and
   /// whatever ExchangeOptions::skip_nonfinite says.
   bool skips_together = false;
-  /// Where the report is to say which rank it was, and gradients are to stay
-  /// as they were: exact steps then exchange one scalar before they average.
+  /// Report the offending rank and leave `grads` as they were; costs exact
+  /// steps one extra scalar exchange.
   bool finds_nonfinite = false;
 };
 
-/// What one step did. The same on all ranks but for the times.
+/// What one step did. The same on all ranks, except for the times.
 struct StepReport {
   /// False: a gradient was not finite on some rank, and nothing has changed on
   /// any rank.
@@ -64,8 +61,8 @@ struct StepReport {
   double clip_factor = 1;
   /// What the gradient was divided by.
   double loss_scale = 1;
-  /// Low-bit optimizers, `corrected` semantics: elements that take no part now
-  /// (masked, or without any gradient so far), ...
+  /// Low-bit optimizers: elements that take no part now (masked, or without any
+  /// gradient so far), ...
   std::size_t masked = 0;
   /// ... those so far above their block that they travel scaled down, ...
   std::size_t heavy = 0;

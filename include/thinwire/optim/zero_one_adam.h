@@ -7,7 +7,6 @@
 #include "thinwire/comm/communicator.h"
 #include "thinwire/optim/data_parallel.h"
 #include "thinwire/optim/low_bit_optimizer.h"
-#include "thinwire/optim/semantics.h"
 
 namespace thinwire::optim {
 
@@ -34,8 +33,7 @@ struct ZeroOneAdamOptions {
   /// One entry per group of the layout, or empty: all alike.
   std::vector<MaskedGroup> groups{};
 
-  /// The last step in which the variance may change, >= 1. (With kDeepSpeed
-  /// >= 0: its initialization step counts.)
+  /// The last step in which the variance may change, >= 1.
   std::int64_t var_freeze_step = 100'000;
   /// kappa: after so many variance updates their interval doubles; >= 1.
   std::int64_t var_update_scaler = 16;
@@ -50,9 +48,7 @@ struct ZeroOneAdamOptions {
   double denom_floor = 0.3;
   compress::Scale scale = compress::Scale::kRms;
   DType residual_dtype = DType::kFloat32;  ///< kFloat32 or kBFloat16.
-  Semantics semantics = Semantics::kCorrected;
-  /// verify_every compares at the first sync after so many steps; 0 with
-  /// kDeepSpeed, whose parameters differ even then.
+  /// verify_every compares at the first sync after so many steps.
   ExchangeOptions exchange{};
 
   /// Throws Error(kInvalidArgument) naming the field, its range and its value.

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "thinwire/core/state_dict.h"
-#include "thinwire/optim/semantics.h"
 
 namespace thinwire::precision {
 
@@ -32,21 +32,14 @@ struct LossScalerOptions {
   /// Growth ends here; >= min_scale and initial_scale, infinity: never.
   double max_scale = 4294967296.0;
   AtMinimum at_minimum = AtMinimum::kStop;
-  /// With kDeepSpeed hysteresis may be 0, with which the scale never falls, and
-  /// min_scale above initial_scale, to which an overflow then raises the scale.
-  optim::Semantics semantics = optim::Semantics::kCorrected;
 
   /// Throws Error(kInvalidArgument) naming the field, its range and its value.
   void validate() const;
+  /// All of them in one line, without a newline.
+  [[nodiscard]] std::string describe() const;
 
   bool operator==(const LossScalerOptions&) const = default;
 };
-
-/// The scaler of DeepSpeed's ZeRO with these settings, trace by trace.
-[[nodiscard]] LossScalerOptions zero_loss_scaler(LossScalerOptions options);
-/// That of its fused and unfused FP16 wrappers: no hysteresis, and the scale is
-/// held at the minimum.
-[[nodiscard]] LossScalerOptions wrapper_loss_scaler(LossScalerOptions options);
 
 /// The factor that keeps small gradients representable in fp16
 /// (arXiv:1710.03740). Local and deterministic: ranks that report the same
@@ -56,7 +49,12 @@ struct LossScalerOptions {
 /// steps, every further one after `window`, as in DeepSpeed.
 class LossScaler {
  public:
+  /// Throws Error(kInvalidArgument) as LossScalerOptions::validate.
   explicit LossScaler(const LossScalerOptions& options = {});
+  /// Of options that validate() may refuse, and the caller has checked. With a
+  /// hysteresis of 0 the scale never falls; with a min_scale above
+  /// initial_scale the first overflow that counts raises it.
+  [[nodiscard]] static LossScaler unchecked(const LossScalerOptions& options);
 
   [[nodiscard]] const LossScalerOptions& options() const noexcept {
     return options_;
@@ -76,11 +74,12 @@ class LossScaler {
   void load(const StateDict& state);
 
  private:
+  void begin(const LossScalerOptions& options);
   void adapt(bool overflow);
 
   LossScalerOptions options_;
-  double scale_;
-  std::int64_t overflows_left_;  ///< Until the scale halves.
+  double scale_ = 1;
+  std::int64_t overflows_left_ = 1;  ///< Until the scale halves.
   std::int64_t steps_ = 0;
   std::int64_t last_overflow_ = -1;
 };

@@ -5,19 +5,12 @@
 #include <memory>
 
 #include "thinwire/comm/communicator.h"
-#include "thinwire/compress/compressed_all_reduce.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/optim/optimizer.h"
-#include "thinwire/optim/semantics.h"
 #include "thinwire/precision/loss_scaler.h"
+#include "thinwire/precision/low_precision_optimizer.h"
 
 namespace thinwire::precision {
-
-/// Which of DeepSpeed's FP16 wrappers kDeepSpeed follows.
-enum class Wrapper {
-  kFused,    ///< FP16_Optimizer: every group is one flat tensor.
-  kUnfused,  ///< FP16_UnfusedOptimizer: tensors as they are.
-};
 
 /// Settings of MixedPrecision.
 struct MixedPrecisionOptions {
@@ -26,24 +19,12 @@ struct MixedPrecisionOptions {
   /// parameters are their own masters, rounded at every step. That takes an
   /// optimizer which can (exact Adam).
   DType master_dtype = DType::kFloat32;
-  /// In force with fp16; bf16 has the range of fp32 and needs no scale.
+  /// Used only with kFloat16; bf16 has the range of fp32 and needs no scale.
   LossScalerOptions loss_scale{};
-
-  /// With kDeepSpeed the wrapper clips and unscales, with the scale that is
-  /// already the next step's; parameters and gradients must be fp16.
-  optim::Semantics semantics = optim::Semantics::kCorrected;
-  Wrapper wrapper = Wrapper::kFused;  ///< kDeepSpeed only.
-  /// kDeepSpeed only, elsewhere the optimizer clips; finite, >= 0; 0: never.
-  double max_grad_norm = 0;
 
   /// Throws Error(kInvalidArgument) naming the field, its range and its value.
   void validate() const;
 };
-
-/// The layout that an optimizer wrapped with these options works on: the
-/// parameters' own but with kDeepSpeed and kFused, where every group is one.
-[[nodiscard]] ParameterLayout wrapped_layout(
-    const ParameterLayout& layout, const MixedPrecisionOptions& options);
 
 /// Parameters and gradients of 16 bits around any optimizer, which updates fp32
 /// masters (Micikevicius et al., arXiv:1710.03740). One pass over memory finds
@@ -61,37 +42,31 @@ struct MixedPrecisionOptions {
 ///   MixedPrecision optimizer(comm, layout, std::move(adam), params, {});
 ///   ... gradients of loss * optimizer.loss_scale() ...
 ///   optimizer.step(params, grads);
-class MixedPrecision final : public optim::Optimizer {
+class MixedPrecision final : public LowPrecisionOptimizer {
  public:
-  /// Local. `optimizer` is of wrapped_layout(layout, options); `initial` has
-  /// layout.size() elements of fp32, fp16 or bf16, from which masters are made:
-  /// 4 bytes per parameter. Throws Error(kInvalidArgument). `comm` must outlive
-  /// this object. With kDeepSpeed collective: takes the reference's step with
-  /// gradients of zero.
+  /// Local. `optimizer` is of the same layout; `initial` has layout.size()
+  /// elements of fp32, fp16 or bf16, from which masters are made: 4 bytes per
+  /// parameter. Throws Error(kInvalidArgument). `comm` must outlive this
+  /// object.
   MixedPrecision(comm::Communicator& comm, const ParameterLayout& layout,
                  std::unique_ptr<optim::Optimizer> optimizer, ConstView initial,
                  const MixedPrecisionOptions& options = {});
   ~MixedPrecision() override;
 
-  /// What the next loss is to be multiplied by, in fp32; 1 with bf16.
-  [[nodiscard]] double loss_scale() const noexcept;
-  /// fp32 parameters, layout.size() elements; empty where the parameters are
-  /// their own masters.
-  [[nodiscard]] ConstView masters() const noexcept;
-  /// Makes masters of these parameters, whatever they were: after weights were
-  /// loaded from elsewhere. Local; all ranks alike. (0/1 Adam forgets them at
-  /// its next step after the freeze.)
-  void set_masters(ConstView params);
-  /// Rounds the masters to `params`, of options.dtype; throws
-  /// Error(kInvalidArgument) for another dtype or size.
-  void write_params(View params) const;
+  [[nodiscard]] double loss_scale() const noexcept override;
+  [[nodiscard]] ConstView masters() const noexcept override;
+  void set_masters(ConstView params) override;
+  void write_params(View params) const override;
+  /// fp32, fp16 and bf16.
+  [[nodiscard]] bool takes_gradients(DType dtype) const noexcept override;
 
   using Optimizer::step;
-  /// `params` is of options.dtype, `grads` fp32 (accumulated) or of 16 bits
-  /// (with kDeepSpeed fp16), both layout.size() elements; they are loss_scale()
-  /// * input.loss_scale times too long. Throws Error(kNonFinite) on all ranks,
-  /// naming the first parameter that overflowed, its rank and the last good
-  /// step, where the loss scale is at its minimum and is to stop there.
+  /// `params` is of options.dtype, `grads` fp32 (accumulated) or of 16 bits,
+  /// both layout.size() elements. Gradients arrive multiplied by loss_scale()
+  /// and input.loss_scale; step() divides both out before clipping. Throws
+  /// Error(kNonFinite) on all ranks, naming the first parameter that
+  /// overflowed, its rank and the last good step, where the loss scale is at
+  /// its minimum and is to stop there.
   optim::StepReport step(const optim::StepInput& input) override;
   void reduce_early(View grads, Range range) override;
   [[nodiscard]] bool reduces_early() const noexcept override;
@@ -108,10 +83,6 @@ class MixedPrecision final : public optim::Optimizer {
   /// The parameters of 16 bits are the caller's: write_params() rounds them
   /// anew.
   void load_state_dict(const StateDict& state) override;
-
-  /// kDeepSpeed: sees the overflow flags that ranks exchange from now on; null:
-  /// nobody. Must outlive its use.
-  void set_observer(compress::WireObserver* observer) noexcept;
 
   struct Impl;
 

@@ -44,7 +44,7 @@ struct Fragment {
 };
 
 /// What is reduced, and gathered, in one collective.
-struct Bucket {
+struct ShardBucket {
   /// kPerBucket: of the flat array. kContiguous: of the group's own flat order,
   /// all of it, without padding.
   Range range{};
@@ -61,13 +61,13 @@ struct Bucket {
 /// What is saved speaks of parameters and fragments, never of placements.
 class ShardLayout {
  public:
-  /// Throws Error(kInvalidArgument) unless ranks >= 1, and for a group that the
-  /// layout has not.
+  /// Throws Error(kInvalidArgument) unless ranks >= 1, and if the layout has
+  /// no such group.
   [[nodiscard]] static ShardLayout of(const ParameterLayout& layout, int ranks,
                                       const ShardLayoutOptions& options = {});
 
   [[nodiscard]] int ranks() const noexcept { return ranks_; }
-  [[nodiscard]] std::span<const Bucket> buckets() const noexcept {
+  [[nodiscard]] std::span<const ShardBucket> buckets() const noexcept {
     return buckets_;
   }
   /// Elements that a rank owns.
@@ -100,12 +100,12 @@ class ShardLayout {
                       const ShardLayoutOptions& options);
   void cut_into_slices(const ParameterLayout& layout,
                        const ShardLayoutOptions& options);
-  void add_bucket(Bucket bucket);
+  void add_bucket(ShardBucket bucket);
   void find_fragments(const ParameterLayout& layout, std::size_t parameter,
                       std::size_t first_bucket, std::size_t offset);
 
   int ranks_ = 1;
-  std::vector<Bucket> buckets_;
+  std::vector<ShardBucket> buckets_;
   std::vector<std::size_t> shard_sizes_;
   std::vector<std::vector<Fragment>> fragments_;  // per parameter
   std::vector<std::size_t> order_;

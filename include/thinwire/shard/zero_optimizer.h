@@ -15,11 +15,10 @@
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/optim/data_parallel.h"
 #include "thinwire/optim/optimizer.h"
-#include "thinwire/optim/semantics.h"
 #include "thinwire/optim/update_rule.h"
 #include "thinwire/precision/loss_scaler.h"
 #include "thinwire/shard/copy_engine.h"
-#include "thinwire/shard/shard_layout.h"
+#include "thinwire/shard/sharded_optimizer.h"
 
 namespace thinwire::shard {
 
@@ -43,7 +42,7 @@ struct ZeroOptions {
   DType dtype = DType::kFloat32;  ///< Of parameters: fp32, fp16 or bf16.
   /// Of what is updated: kFloat32, or `dtype` itself with a rule that takes it.
   DType master_dtype = DType::kFloat32;
-  /// In force with fp16.
+  /// Used only with kFloat16.
   precision::LossScalerOptions loss_scale{};
   /// bucket_elements: most elements that are reduced, or gathered, together.
   optim::ExchangeOptions exchange{.bucket_elements = std::size_t{4} << 20};
@@ -62,12 +61,6 @@ struct ZeroOptions {
   /// Groups that are sharded over other ranks. Their gradients are averaged
   /// over the whole batch: divided by the size of the dense communicator.
   std::vector<ExpertGroup> experts{};
-
-  /// With kDeepSpeed placement, order of operations and roundings are the
-  /// reference's; the rule must be Adam, without experts or offload.
-  optim::Semantics semantics = optim::Semantics::kCorrected;
-  bool round_robin = false;    ///< kDeepSpeed only.
-  bool reduce_scatter = true;  ///< kDeepSpeed only: false divides sums.
 
   /// Throws Error(kInvalidArgument) naming the field, its range and its value.
   void validate() const;
@@ -91,105 +84,60 @@ struct ZeroOptions {
 ///                                                                  options);
 ///                           },
 ///                           params, {.stage = 2});
-///
-/// Gradients come whole, as for any Optimizer: step({params, grads}). Or they
-/// are handed over one by one, each of which may be freed at once:
-///
-///   optimizer.begin_backward({.is_last = true});
-///   ... optimizer.collect(k, gradient of parameter k) ...
-///   optimizer.end_backward();
-///   optimizer.step();
-class ZeroOptimizer final : public optim::Optimizer {
+class ZeroOptimizer final : public ShardedOptimizer {
  public:
   /// Collective. `params`, layout.size() elements of options.dtype and the same
   /// on all ranks, are the caller's memory, which steps update and which must
   /// outlive this object, as must `comm`. Masters are made of `initial`, fp32
   /// parameters before they were rounded, where it is given. Throws
-  /// Error(kInvalidArgument), on all ranks if they were told different things.
+  /// Error(kInvalidArgument), on all ranks if they give different arguments.
   ZeroOptimizer(comm::Communicator& comm, const ParameterLayout& layout,
                 const MakeRule& make_rule, View params,
                 const ZeroOptions& options = {}, ConstView initial = {});
   /// Waits for what has been sent without a step().
   ~ZeroOptimizer() override;
 
-  /// What the next loss is to be multiplied by; 1 but with fp16.
-  [[nodiscard]] double loss_scale() const noexcept;
   [[nodiscard]] const ZeroOptions& options() const noexcept;
-  /// Of the dense parameters over `comm`.
-  [[nodiscard]] const ShardLayout& shards() const noexcept;
-  /// What is reduced together, ranges of the flat array in their order: the
-  /// ranges that reduce_early() takes.
-  [[nodiscard]] std::vector<Range> buckets() const;
+  [[nodiscard]] double loss_scale() const noexcept override;
+  [[nodiscard]] const ShardLayout& shards() const noexcept override;
+  [[nodiscard]] std::vector<Range> buckets() const override;
 
-  // ---- gradients one by one
-  struct Backward {
-    bool is_first = true;  ///< Since the last step.
-    /// No other one comes before the step: gradients need no room to grow, and
-    /// leave at stage 1 too.
-    bool is_last = true;
-  };
-  /// Throws Error(kFailedPrecondition) inside a backward, after the last one,
-  /// and if the first one is missing or comes twice.
-  void begin_backward(Backward which);
-  /// The gradient of parameter `index`, fp32 or of options.dtype, is complete
-  /// for this backward; it is copied, and may go. At most once per backward; a
-  /// parameter that does not come has gradient 0. Buckets leave as they fill,
-  /// in an order that does not depend on that of the calls.
-  void collect(std::size_t index, ConstView gradient);
-  void end_backward();
-  /// This backward has failed: the window begins anew. Throws
-  /// Error(kCommFailure) if some of it has left already.
-  void cancel_backward();
-  /// Elements that had not left when end_backward() was called, and the
-  /// parameter that held them up; -1: none.
-  struct Late {
-    std::size_t elements = 0;
-    std::int64_t parameter = -1;
-  };
-  [[nodiscard]] Late late() const noexcept;
+  void begin_backward(Backward which) override;
+  void collect(std::size_t index, ConstView gradient) override;
+  void end_backward() override;
+  void cancel_backward() override;
+  [[nodiscard]] Late late() const noexcept override;
 
   using Optimizer::step;
   /// Collective. `input.params` is the memory given at construction;
   /// `input.grads` has layout.size() elements, or none if gradients were handed
-  /// over one by one. They are loss_scale() * input.loss_scale times too long.
-  /// Throws Error(kNonFinite) on all ranks, naming a parameter that overflowed,
-  /// where the loss scale is at its minimum and is to stop there.
+  /// over one by one. They arrive multiplied by loss_scale() and
+  /// input.loss_scale; step() divides both out before clipping. Throws
+  /// Error(kNonFinite) on all ranks, naming a parameter that overflowed, where
+  /// the loss scale is at its minimum and is to stop there.
   optim::StepReport step(const optim::StepInput& input) override;
-  /// step() of what was handed over.
-  optim::StepReport step();
+  optim::StepReport step() override;
 
-  /// `range` is one of buckets(), or some that are neighbours. Stage 1: each
-  /// rank's pieces of `grads` become their average, the rest is unspecified.
+  /// `range` is one of buckets(), or adjacent ones. Stage 1: each rank's pieces
+  /// of `grads` become their average, the rest is unspecified.
   void reduce_early(View grads, Range range) override;
   [[nodiscard]] bool reduces_early() const noexcept override;
 
-  // ---- whole values, whoever owns them; collective, fp32, in the shape of the
-  // parameter. Throw Error(kInvalidArgument) for a name or key that is unknown
-  // or a wrong size.
-  /// Of the masters.
-  [[nodiscard]] std::vector<float> full_parameter(std::string_view name);
-  /// The gradient that the next step() will take, divided by the loss scale but
-  /// not clipped. Between the last backward and step(), or with `grads` as
-  /// step() is then to be handed them; Error(kFailedPrecondition) else. No
-  /// backward may come after it until step().
+  [[nodiscard]] std::vector<float> full_parameter(
+      std::string_view name) override;
   [[nodiscard]] std::vector<float> full_gradient(std::string_view name,
-                                                 View grads = {});
-  /// "exp_avg", "exp_avg_sq": the arrays of the rule.
+                                                 View grads = {}) override;
   [[nodiscard]] std::vector<float> full_state(std::string_view name,
-                                              std::string_view key);
-  /// All ranks give the same values. Sets masters and parameters.
-  void set_full_parameter(std::string_view name, std::span<const float> values);
-  void set_full_gradient(std::string_view name, std::span<const float> values);
+                                              std::string_view key) override;
+  void set_full_parameter(std::string_view name,
+                          std::span<const float> values) override;
+  void set_full_gradient(std::string_view name,
+                         std::span<const float> values) override;
   void set_full_state(std::string_view name, std::string_view key,
-                      std::span<const float> values);
-  /// Makes masters of the parameters as they are: after weights were loaded
-  /// from elsewhere. Local.
-  void read_masters(ConstView params);
-
-  /// Masters and states leave the memory that computes until reload_states();
-  /// step() throws Error(kFailedPrecondition) in between. Local.
-  void offload_states();
-  void reload_states();
+                      std::span<const float> values) override;
+  void read_masters(ConstView params) override;
+  void offload_states() override;
+  void reload_states() override;
 
   [[nodiscard]] std::int64_t steps() const noexcept override;
   [[nodiscard]] std::int64_t skipped_steps() const noexcept override;
@@ -203,7 +151,7 @@ class ZeroOptimizer final : public optim::Optimizer {
   /// This rank's shard: masters, the rule's states, counters, loss scale.
   [[nodiscard]] StateDict state_dict() const override;
   /// Of the same rank of as many, with the same buckets. The parameters are the
-  /// caller's to restore, but those of 16 bits, which are gathered from the
+  /// caller's to restore, except those of 16 bits, which are gathered from the
   /// masters. Collective: what does not fit on one rank changes nothing on any,
   /// and throws there as Optimizer says, elsewhere with the same code and the
   /// text "rank 1 gave up: ...".

@@ -28,7 +28,7 @@ TEST(CommandLine, DefaultsAreTheDemos) {
   EXPECT_EQ(options.freeze_step, 100);
   EXPECT_EQ(options.variance_refresh, 0);
   EXPECT_TRUE(options.calibrated_clipping);
-  EXPECT_EQ(options.semantics, optim::Semantics::kCorrected);
+  EXPECT_EQ(options.semantics, config::Semantics::kCorrected);
 }
 
 TEST(CommandLine, EveryOptimizerHasItsLearningRate) {

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string_view>
+
+namespace thinwire::config {
+
+/// Which trajectory training follows.
+enum class Semantics {
+  /// What the papers and a user would expect. The default.
+  kCorrected,
+  /// The same numbers as DeepSpeed 0.19.6, bit for bit: for those who migrate
+  /// a run or reproduce a paper. docs/algorithms.md lists what differs.
+  kDeepSpeed,
+};
+
+/// "corrected", "deepspeed".
+[[nodiscard]] std::string_view to_string(Semantics semantics) noexcept;
+/// Throws Error(kInvalidArgument) naming the two for anything else.
+[[nodiscard]] Semantics semantics_from(std::string_view name);
+
+}  // namespace thinwire::config

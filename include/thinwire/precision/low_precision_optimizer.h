@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "thinwire/core/dtype.h"
+#include "thinwire/core/view.h"
+#include "thinwire/optim/optimizer.h"
+
+namespace thinwire::precision {
+
+/// An optimizer of parameters of 16 bits that keeps what it updates, and a loss
+/// scale: what programs need to know of it beside an Optimizer.
+class LowPrecisionOptimizer : public optim::Optimizer {
+ public:
+  /// What the next loss is to be multiplied by, in fp32; 1 with bf16.
+  [[nodiscard]] virtual double loss_scale() const noexcept = 0;
+  /// fp32 parameters, layout.size() elements; empty where the parameters are
+  /// their own masters.
+  [[nodiscard]] virtual ConstView masters() const noexcept = 0;
+  /// Makes masters of these parameters, whatever they were: after weights were
+  /// loaded from elsewhere. Local; all ranks must do the same. (0/1 Adam
+  /// forgets them at its next step after the freeze.)
+  virtual void set_masters(ConstView params) = 0;
+  /// Rounds the masters to `params`, of the parameters' dtype; throws
+  /// Error(kInvalidArgument) for another dtype or size.
+  virtual void write_params(View params) const = 0;
+  /// Whether step() takes gradients of this dtype.
+  [[nodiscard]] virtual bool takes_gradients(DType dtype) const noexcept = 0;
+};
+
+}  // namespace thinwire::precision

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "deepspeed/low_bit.h"
+
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "optim/checks.h"
+#include "optim/verification.h"
+#include "thinwire/comm/agreement.h"
+
+namespace thinwire::deepspeed {
+
+using compress::CompressedAllReduce;
+using optim::GroupRange;
+using optim::StepInput;
+using optim::StepMeter;
+using optim::StepReport;
+
+StepReport LowBitOptimizer::Impl::step(const StepInput& in, bool averaged) {
+  StepReport report{.phase = phase(), .loss_scale = in.loss_scale};
+  StepMeter meter(model.comm, report);
+  ++steps;
+  take_step(in, averaged, meter);
+  initialized = true;
+  verify(in.params);
+  return report;
+}
+
+void LowBitOptimizer::Impl::verify(View params) {
+  const std::int64_t every = model.settings.exchange.verify_every;
+  if (every == 0 || steps % every != 0) return;
+  optim::verify_same(model.comm, model.pool, adam().layout(), params,
+                     "step " + std::to_string(steps) + '\n' +
+                         model.settings.describe() + adam().describe());
+}
+
+float LowBitOptimizer::Impl::average(const StepInput& in, bool averaged,
+                                     StepMeter& step) {
+  double divisor = in.loss_scale;
+  if (!averaged) {
+    sum(in.grads, model.layout.all, step);
+    divisor *= optim::sum_divisor(model.comm, in.grads.dtype());
+  }
+  step.report().grad_norm =
+      std::sqrt(optim::sum_of_squares(model.pool, in.grads)) / divisor;
+  return static_cast<float>(1.0 / divisor);
+}
+
+void LowBitOptimizer::Impl::sum(View values, std::span<const GroupRange> which,
+                                StepMeter& step) {
+  const auto queued = optim::queue_sums(
+      model.comm, values, which, model.settings.exchange.bucket_elements);
+  step.waiting([&] {
+    for (const comm::Work& work : queued) work.wait();
+  });
+}
+
+CompressedAllReduce& LowBitOptimizer::Impl::the_exchange() {
+  if (!exchange) {
+    exchange = std::make_unique<CompressedAllReduce>(
+        model.comm, model.pool, units,
+        compress::CompressedAllReduceOptions{.blocks = model.block_options,
+                                             .scale = model.settings.scale,
+                                             .checks_finite = false});
+    exchange->set_observer(observer);
+  }
+  return *exchange;
+}
+
+void LowBitOptimizer::Impl::multiply_by_mask(std::span<float> values,
+                                             Range range) const {
+  const std::vector<float>& mask = model.layout.mask;
+  if (mask.empty()) return;
+  for (std::size_t i = range.offset; i < range.end(); ++i) values[i] *= mask[i];
+}
+
+void LowBitOptimizer::Impl::make_denominator(std::span<const GroupRange> which,
+                                             Buffer& denominator) {
+  const float* const v = adam().exp_avg_sq().as<float>().data();
+  float* const d = denominator.as<float>().data();
+  for (const GroupRange& r : which)
+    kernels::denominator(v + r.range.offset, d + r.range.offset, r.range.size,
+                         adam().coefficients(r.group, steps, 1));
+}
+
+StateDict LowBitOptimizer::Impl::save() const {
+  const optim::Adam& adam = model.adam;
+  StateDict state;
+  state.put_text("optimizer", model.settings.name);
+  state.put_text("layout", adam.layout().describe());
+  state.put_integer("step", steps);
+  state.put("learning_rates", adam.learning_rates());
+  state.put("exp_avg", adam.exp_avg().view().subview(0, model.size()));
+  state.put("exp_avg_sq", adam.exp_avg_sq().view());
+  if (exchange) {
+    state.put("worker_error", exchange->worker_error());
+    state.put("server_error", exchange->server_error());
+  }
+  save_own(state);
+  return state;
+}
+
+// Everything is read into copies first: a state that does not fit changes
+// nothing.
+void LowBitOptimizer::Impl::load(const StateDict& state) {
+  const std::size_t n = model.size();
+  optim::require_layout(state, adam().layout());
+  optim::require_text(state, "optimizer", model.settings.name);
+  const std::int64_t new_steps = state.integer("step");
+  Buffer m = optim::saved_floats(state, "exp_avg", n);
+  Buffer v = optim::saved_floats(state, "exp_avg_sq", n);
+  const std::vector<double> rates = adam().learning_rates_in(state);
+  const Commit commit_own = read_own(state);
+
+  for (std::size_t g = 0; g < rates.size(); ++g)
+    adam().set_learning_rate(g, rates[g]);
+  steps = new_steps;
+  initialized = true;
+  adam().exp_avg() = std::move(m);
+  adam().exp_avg_sq() = std::move(v);
+  clear_residuals();
+  commit_own();
+}
+
+LowBitOptimizer::LowBitOptimizer(std::unique_ptr<Impl> impl)
+    : impl_(std::move(impl)) {
+  const optim::LowBitModel& model = impl_->model;
+  comm::require_same(model.comm, "parameter layout and options",
+                     model.adam.layout().describe() + model.adam.describe() +
+                         model.settings.describe());
+}
+
+LowBitOptimizer::~LowBitOptimizer() = default;
+
+StepReport LowBitOptimizer::step(const StepInput& input) {
+  optim::require_float32_step_input(input, impl_->model.size());
+  return impl_->step(input, false);
+}
+
+StepReport LowBitOptimizer::step_averaged(const StepInput& input) {
+  optim::require_float32_step_input(input, impl_->model.size());
+  return impl_->step(input, true);
+}
+
+std::int64_t LowBitOptimizer::steps() const noexcept { return impl_->steps; }
+
+optim::Phase LowBitOptimizer::phase() const noexcept { return impl_->phase(); }
+
+void LowBitOptimizer::set_learning_rate(std::size_t group, double rate) {
+  impl_->adam().set_learning_rate(group, rate);
+}
+
+double LowBitOptimizer::learning_rate(std::size_t group) const {
+  return impl_->adam().learning_rate(group);
+}
+
+std::size_t LowBitOptimizer::num_groups() const noexcept {
+  return impl_->adam().num_groups();
+}
+
+StateDict LowBitOptimizer::state_dict() const { return impl_->save(); }
+
+void LowBitOptimizer::load_state_dict(const StateDict& state) {
+  impl_->load(state);
+}
+
+void LowBitOptimizer::set_observer(compress::WireObserver* observer) noexcept {
+  impl_->observer = observer;
+  if (impl_->exchange) impl_->exchange->set_observer(observer);
+}
+
+}  // namespace thinwire::deepspeed

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "optim/low_bit/model.h"
+#include "thinwire/deepspeed/optimizers.h"
+
+namespace thinwire::deepspeed {
+
+/// What the reference's low-bit optimizers share.
+struct LowBitOptimizer::Impl {
+  /// Applies what read_own() has checked and copied.
+  using Commit = std::function<void()>;
+
+  Impl(comm::Communicator& comm, const ParameterLayout& layout,
+       optim::LowBitSettings settings)
+      : model(comm, layout, std::move(settings), /*scale_per_unit=*/true),
+        units(model.layout.units) {}
+  virtual ~Impl() = default;
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  optim::LowBitModel model;
+  std::vector<Range> units;  // what gets a scale of its own
+  std::unique_ptr<compress::CompressedAllReduce> exchange;  // made when needed
+  compress::WireObserver* observer = nullptr;
+  std::int64_t steps = 0;
+  bool initialized = false;  // the first step() has been
+
+  // ---- what each optimizer adds
+  /// `averaged`: the gradients are, by a wrapper.
+  virtual void take_step(const optim::StepInput& in, bool averaged,
+                         optim::StepMeter& step) = 0;
+  [[nodiscard]] virtual optim::Phase phase() const = 0;
+  virtual void save_own(StateDict& state) const = 0;
+  [[nodiscard]] virtual Commit read_own(const StateDict& state) = 0;
+
+  // ---- pieces of a step
+  [[nodiscard]] optim::Adam& adam() { return model.adam; }
+  [[nodiscard]] optim::StepReport step(const optim::StepInput& in,
+                                       bool averaged);
+  /// Sums the gradients over the ranks, unless they are averaged already.
+  /// Returns what to multiply them by to get their mean.
+  [[nodiscard]] float average(const optim::StepInput& in, bool averaged,
+                              optim::StepMeter& step);
+  void sum(View values, std::span<const optim::GroupRange> which,
+           optim::StepMeter& step);
+  [[nodiscard]] compress::CompressedAllReduce& the_exchange();
+  /// values[i] *= mask[i], values being the whole flat array.
+  void multiply_by_mask(std::span<float> values, Range range) const;
+  /// d = sqrt(v) + eps.
+  void make_denominator(std::span<const optim::GroupRange> which,
+                        Buffer& denominator);
+  void clear_residuals() {
+    if (exchange) exchange->clear_errors();
+  }
+
+  [[nodiscard]] StateDict save() const;
+  void load(const StateDict& state);
+
+ private:
+  void verify(View params);
+};
+
+/// Their settings, without what has no effect.
+template <class Options>
+[[nodiscard]] optim::LowBitSettings settings_of(std::string name,
+                                                std::string own_options,
+                                                const Options& options) {
+  optim::LowBitSettings settings =
+      optim::low_bit_settings(std::move(name), std::move(own_options), options);
+  settings.adam.bias_correction = false;
+  settings.adam.epsilon_inside_sqrt = false;
+  return settings;
+}
+
+}  // namespace thinwire::deepspeed

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+// 1-bit Adam as the reference computes it, operation by operation.
+#include <fmt/format.h>
+
+#include <memory>
+#include <utility>
+
+#include "deepspeed/low_bit.h"
+#include "deepspeed/validate.h"
+
+namespace thinwire::deepspeed {
+
+using kernels::Signs;
+using optim::Coefficients;
+using optim::GroupRange;
+using optim::StepInput;
+using optim::StepMeter;
+
+namespace {
+
+struct OnebitAdamImpl final : LowBitOptimizer::Impl {
+  OnebitAdamImpl(comm::Communicator& comm, const ParameterLayout& layout,
+                 const optim::OnebitAdamOptions& options)
+      : Impl(comm, layout,
+             settings_of("deepspeed onebit_adam",
+                         fmt::format("freeze_step={}", options.freeze_step),
+                         options)),
+        freeze_step(options.freeze_step) {}
+
+  std::int64_t freeze_step;
+  std::int64_t frozen_at = 0;  // the last exact step; 0: not frozen
+  Buffer denominator;
+
+  void take_step(const StepInput& in, bool averaged, StepMeter& step) override {
+    if (!initialized) {
+      initialize(in, averaged, step);
+    } else if (frozen_at == 0) {
+      const float mean = average(in, averaged, step);
+      adam().apply(steps, optim::update_arrays(in, mean), model.pool);
+      if (steps >= freeze_step) freeze();
+    } else {
+      compressed_step(in, step);
+    }
+  }
+
+  // Moves nothing, but averages gradients, and tries its buffers out on a
+  // momentum of zero. Groups that stay exact get a gradient averaged twice, by
+  // the engine and by themselves.
+  void initialize(const StepInput& in, bool averaged, StepMeter& step) {
+    const auto mean = static_cast<float>(1.0 / model.comm.size());
+    if (!averaged) {
+      sum(in.grads, model.layout.all, step);
+      for (float& g : in.grads.as<float>()) g *= mean;
+    }
+    observe_exact(in.grads);
+    sum(in.grads, model.layout.exact, step);
+    const auto p = in.params.as<float>();
+    std::vector<float> unmoved(p.begin(), p.end());
+    update_exact_groups(
+        {.params = unmoved, .grads = in.grads, .grad_scale = mean});
+    exchange_zeros();
+  }
+
+  void exchange_zeros() {
+    if (!model.compresses()) return;
+    const std::vector<float> zeros(model.size());
+    the_exchange().run(
+        [&](std::size_t b) {
+          return kernels::SignInput{.values =
+                                        zeros.data() + model.block(b).offset};
+        },
+        [](std::size_t, Signs) {});
+    clear_residuals();
+  }
+
+  void freeze() {
+    denominator = Buffer::of<float>(model.size());
+    make_denominator(model.layout.compressed, denominator);
+    frozen_at = steps;
+  }
+
+  void compressed_step(const StepInput& in, StepMeter& step) {
+    observe_exact(in.grads);
+    const auto queued =
+        optim::queue_sums(model.comm, in.grads, model.layout.exact,
+                          model.settings.exchange.bucket_elements);
+    average_momentum(in, step);
+    step.waiting([&] {
+      for (const comm::Work& work : queued) work.wait();
+    });
+    const double divisor =
+        in.loss_scale * optim::sum_divisor(model.comm, in.grads.dtype());
+    update_exact_groups(
+        optim::update_arrays(in, static_cast<float>(1 / divisor)));
+  }
+
+  void average_momentum(const StepInput& in, StepMeter& step) {
+    const Coefficients c = model.coefficients(steps, 1 / in.loss_scale);
+    float* const m = adam().exp_avg().as<float>().data();
+    if (!model.compresses()) {
+      for (const GroupRange& r : model.layout.compressed) {
+        kernels::momentum(m + r.range.offset,
+                          in.grads.subview(r.range.offset, r.range.size),
+                          c[r.group]);
+        apply(r.range, in, c[r.group]);
+      }
+      return;
+    }
+    const auto own = [&](std::size_t b) {
+      const Range& at = model.block(b);
+      return kernels::SignInput{
+          .grads = in.grads.subview(at.offset, at.size),
+          .exp_avg = m + at.offset,
+          .coefficients = &c[model.layout.block_group[b]]};
+    };
+    const auto take = [&](std::size_t b, Signs mean) {
+      const Range& at = model.block(b);
+      if (at.size == 0) return;  // padding
+      kernels::sign_decode(mean, nullptr, m + at.offset, at.size);
+      apply(at, in, c[model.layout.block_group[b]]);
+    };
+    step.compressed(the_exchange(), [&](auto& all) { all.run(own, take); });
+  }
+
+  void apply(Range range, const StepInput& in,
+             const kernels::AdamCoefficients& c) {
+    multiply_by_mask(adam().exp_avg().as<float>(), range);
+    kernels::frozen_update(
+        {.params = in.params.as<float>().data() + range.offset,
+         .exp_avg = adam().exp_avg().as<float>().data() + range.offset,
+         .denominator = denominator.as<float>().data() + range.offset,
+         .low_precision = optim::part_of(in.low_precision, range),
+         .size = range.size},
+        c);
+  }
+
+  void update_exact_groups(const optim::UpdateArrays& arrays) {
+    for (const GroupRange& r : model.layout.exact)
+      adam().apply_part(steps, r.range, optim::part_of(arrays, r.range),
+                        model.pool);
+  }
+
+  void observe_exact(ConstView grads) {
+    if (observer == nullptr) return;
+    for (const GroupRange& r : model.layout.exact)
+      observer->exact(r.range, grads.subview(r.range.offset, r.range.size));
+  }
+
+  [[nodiscard]] optim::Phase phase() const override {
+    return frozen_at == 0 ? optim::Phase::kExact : optim::Phase::kCompressed;
+  }
+
+  void save_own(StateDict& state) const override {
+    state.put_integer("frozen_at", frozen_at);
+    if (frozen_at > 0) state.put("denominator", denominator.view());
+  }
+
+  [[nodiscard]] Commit read_own(const StateDict& state) override {
+    const std::int64_t new_frozen_at = state.integer("frozen_at");
+    auto d = std::make_shared<Buffer>();
+    if (new_frozen_at > 0)
+      *d = optim::saved_floats(state, "denominator", model.size());
+    return [=, this] {
+      frozen_at = new_frozen_at;
+      denominator = std::move(*d);
+    };
+  }
+};
+
+}  // namespace
+
+void validate(const optim::OnebitAdamOptions& options,
+              const ParameterLayout& layout) {
+  require_no_automatic_freeze(options);
+  require(options.variance_refresh == 0, "variance_refresh",
+          "0 with deepspeed semantics", options.variance_refresh);
+  validate_rest(options, &optim::OnebitAdamOptions::freeze_step, "freeze_step",
+                layout);
+}
+
+OnebitAdam::OnebitAdam(comm::Communicator& comm, const ParameterLayout& layout,
+                       const optim::OnebitAdamOptions& options)
+    : LowBitOptimizer([&] {
+        validate(options, layout);
+        return std::make_unique<OnebitAdamImpl>(comm, layout, options);
+      }()) {}
+
+}  // namespace thinwire::deepspeed

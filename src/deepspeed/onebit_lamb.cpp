@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+// 1-bit LAMB as the reference computes it, operation by operation: norms of
+// rounded squares, one fused exchange whose padding is fed back, no guards.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <utility>
+
+#include "deepspeed/low_bit.h"
+#include "deepspeed/validate.h"
+#include "optim/lamb_step.h"
+#include "optim/low_bit/lamb_coefficients.h"
+
+namespace thinwire::deepspeed {
+
+using kernels::AdamCoefficients;
+using optim::StepInput;
+using optim::StepMeter;
+using optim::TrustLimits;
+
+namespace {
+
+// sqrt(sum x^2) where every square is rounded to float.
+float norm_of_rounded_squares(std::span<const float> values) {
+  double sum = 0;
+  for (const float x : values) sum += static_cast<double>(x * x);
+  return std::sqrt(static_cast<float>(sum));
+}
+
+double rms(std::span<const float> values) {
+  if (values.empty()) return 0;
+  double sum = 0;
+  for (const float x : values) sum += static_cast<double>(x) * x;
+  return static_cast<float>(std::sqrt(sum)) /
+         static_cast<float>(std::sqrt(static_cast<double>(values.size())));
+}
+
+void add_scaled(std::span<float> to, float factor, std::span<const float> x) {
+  for (std::size_t i = 0; i < to.size(); ++i) to[i] += factor * x[i];
+}
+
+struct OnebitLambImpl final : LowBitOptimizer::Impl {
+  OnebitLambImpl(comm::Communicator& comm, const ParameterLayout& layout,
+                 const optim::OnebitLambOptions& o)
+      : Impl(comm, layout,
+             settings_of("deepspeed onebit_lamb",
+                         fmt::format("freeze_step={} {} coeff_beta={} "
+                                     "factor_max={} factor_min={} "
+                                     "factor_threshold={}",
+                                     o.freeze_step,
+                                     describe(optim::trust_limits(
+                                         o, layout.num_groups())),
+                                     o.coeff_beta, o.factor_max, o.factor_min,
+                                     o.factor_threshold),
+                         o)),
+        freeze_step(o.freeze_step),
+        limits(optim::trust_limits(o, layout.num_groups())),
+        coefficients(o, layout.parameters().size()),
+        fresh(Buffer::of<float>(layout.size())) {
+    const std::size_t world = static_cast<std::size_t>(comm.size());
+    const std::size_t unit = world * std::lcm(std::size_t{8}, world);
+    padded_size = (layout.size() + unit - 1) / unit * unit;
+    // One unit for all parameters; its padding is part of the momentum.
+    units = {{0, padded_size}};
+    pad_momentum();
+  }
+
+  std::int64_t freeze_step;
+  std::int64_t frozen_at = 0;       // the last exact step; 0: not frozen
+  std::vector<TrustLimits> limits;  // per group
+  optim::LambCoefficients coefficients;
+  std::vector<double> momentum_scales;  // per parameter, from the freeze on
+  Buffer fresh;                         // the variance that is not frozen
+  Buffer denominator;
+  std::size_t padded_size = 0;
+
+  void take_step(const StepInput& in, bool averaged, StepMeter& step) override {
+    if (!initialized) {
+      initialize();
+    } else if (frozen_at == 0) {
+      const float mean = average(in, averaged, step);
+      exact_update(optim::update_arrays(in, mean));
+      if (steps >= freeze_step) freeze();
+    } else {
+      compressed_step(in, step);
+    }
+  }
+
+  void pad_momentum() {
+    Buffer m = Buffer::of<float>(padded_size);
+    if (!adam().exp_avg().empty())
+      std::memcpy(m.data(), adam().exp_avg().data(), adam().exp_avg().bytes());
+    adam().exp_avg() = std::move(m);
+  }
+
+  [[nodiscard]] std::span<float> of(Buffer& values, const Parameter& p) {
+    return values.as<float>().subspan(p.offset, p.size);
+  }
+
+  // Moves nothing, but tries its buffers out on a momentum of zero.
+  void initialize() {
+    if (!model.compresses()) return;
+    the_exchange().all_reduce(adam().exp_avg().view());
+    clear_residuals();
+  }
+
+  void exact_update(const optim::UpdateArrays& arrays) {
+    const auto parameters = adam().layout().parameters();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const Parameter& p = parameters[i];
+      const AdamCoefficients c =
+          adam().coefficients(p.group, steps, arrays.grad_scale);
+      const auto m = of(adam().exp_avg(), p);
+      const auto v = of(adam().exp_avg_sq(), p);
+      kernels::moments(m.data(), v.data(),
+                       arrays.grads.subview(p.offset, p.size), c);
+      if (steps == freeze_step)
+        std::copy(v.begin(), v.end(), of(fresh, p).begin());
+
+      const auto x = arrays.params.as<float>().subspan(p.offset, p.size);
+      std::vector<float> u(p.size);
+      kernels::denominator(v.data(), u.data(), p.size, c);
+      for (std::size_t k = 0; k < p.size; ++k) u[k] = m[k] / u[k];
+      if (c.decoupled_decay > 0) add_scaled(u, c.decoupled_decay, x);
+      const double coeff = trust(norm_of_rounded_squares(x),
+                                 norm_of_rounded_squares(u), limits[p.group]);
+      if (coeff != 1) coefficients.average(i, coeff);
+      move(i, x, u, coeff);
+    }
+  }
+
+  [[nodiscard]] static double trust(float params, float update,
+                                    TrustLimits limits) {
+    if (!(params > 0 && update > 0)) return 1;
+    const double ratio = params / update;  // a division of floats
+    return std::max(std::min(ratio, limits.max_coeff), limits.min_coeff);
+  }
+
+  void move(std::size_t i, std::span<float> x, std::span<const float> u,
+            double coeff) {
+    coefficients.last[i] = coeff;
+    const std::size_t group = adam().layout().parameters()[i].group;
+    add_scaled(x, static_cast<float>(-adam().learning_rate(group) * coeff), u);
+  }
+
+  void freeze() {
+    denominator = Buffer::of<float>(model.size());
+    make_denominator(model.layout.compressed, denominator);
+    frozen_at = steps;
+    std::vector<double> all;
+    for (const Parameter& p : adam().layout().parameters())
+      all.push_back(rms(of(adam().exp_avg(), p)));
+    momentum_scales = optim::common_size_scales(all, adam().layout());
+  }
+
+  void compressed_step(const StepInput& in, StepMeter& step) {
+    const auto parameters = adam().layout().parameters();
+    const Buffer previous = optim::copy_of(adam().exp_avg().view());
+    const auto grad_scale = static_cast<float>(1 / in.loss_scale);
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const Parameter& p = parameters[i];
+      const auto m = of(adam().exp_avg(), p);
+      kernels::momentum(m.data(), in.grads.subview(p.offset, p.size),
+                        adam().coefficients(p.group, steps, grad_scale));
+      const auto k = static_cast<float>(momentum_scales[i]);
+      for (float& value : m) value *= k;
+    }
+    if (model.compresses())
+      step.compressed(the_exchange(), [&](auto& all) {
+        all.all_reduce(adam().exp_avg().view());
+      });
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      update(i, previous.as<float>().subspan(parameters[i].offset), in.params);
+  }
+
+  void update(std::size_t i, std::span<const float> m_old, View params) {
+    const Parameter& p = adam().layout().parameters()[i];
+    const AdamCoefficients c = adam().coefficients(p.group, steps, 1);
+    const auto m = of(adam().exp_avg(), p);
+    const auto k = static_cast<float>(momentum_scales[i]);
+    for (float& value : m) value /= k;
+    multiply_by_mask(adam().exp_avg().as<float>(), {p.offset, p.size});
+
+    const auto v = of(fresh, p);
+    const auto d = of(denominator, p);
+    std::vector<float> u(p.size);
+    float drift = 0;
+    for (std::size_t e = 0; e < p.size; ++e) {
+      const float g = (m[e] - c.beta1 * m_old[e]) / c.one_minus_beta1;
+      v[e] = v[e] * c.beta2 + (c.one_minus_beta2 * g) * g;
+      u[e] = m[e] / d[e];
+      drift = std::max(drift, d[e] / (std::sqrt(v[e]) + c.epsilon));
+    }
+    const bool has_decay = adam().group_options(p.group).weight_decay > 0;
+    double decayed = 1;
+    if (c.decoupled_decay > 0) {
+      const float plain = norm_of_rounded_squares(u);
+      const auto x = params.as<float>().subspan(p.offset, p.size);
+      add_scaled(u, c.decoupled_decay, x);
+      decayed = std::min(
+          1.0, static_cast<double>(plain / norm_of_rounded_squares(u)));
+    }
+    move(i, params.as<float>().subspan(p.offset, p.size), u,
+         coefficients.averages[i] *
+             coefficients.factor(i, drift, decayed, has_decay));
+  }
+
+  [[nodiscard]] optim::Phase phase() const override {
+    return frozen_at == 0 ? optim::Phase::kExact : optim::Phase::kCompressed;
+  }
+
+  void save_own(StateDict& state) const override {
+    state.put_integer("frozen_at", frozen_at);
+    coefficients.save(state);
+    state.put("exp_avg_sq_fresh", fresh.view());
+    state.put("exp_avg_flat", model.adam.exp_avg().view());
+    if (frozen_at == 0) return;
+    state.put("denominator", denominator.view());
+    state.put("scaling_coeff", momentum_scales);
+  }
+
+  // The reference forgets what it learned of the ratios in the exact stage.
+  [[nodiscard]] Commit read_own(const StateDict& state) override {
+    const std::int64_t new_frozen_at = state.integer("frozen_at");
+    const optim::LambCoefficients read = coefficients.read(state);
+    std::vector<double> scales;
+    auto d = std::make_shared<Buffer>();
+    auto v = std::make_shared<Buffer>(Buffer::of<float>(model.size()));
+    if (new_frozen_at > 0) {
+      const auto saved =
+          state.array("scaling_coeff", DType::kFloat64, read.last.size())
+              .as<double>();
+      scales.assign(saved.begin(), saved.end());
+      *d = optim::saved_floats(state, "denominator", model.size());
+      *v = optim::saved_floats(state, "exp_avg_sq_fresh", model.size());
+    }
+    return [=, this] {
+      frozen_at = new_frozen_at;
+      coefficients = read;
+      momentum_scales = scales;
+      denominator = std::move(*d);
+      fresh = std::move(*v);
+      pad_momentum();
+      if (frozen_at > 0) return;
+      std::fill(coefficients.averages.begin(), coefficients.averages.end(),
+                0.0);
+      std::fill(coefficients.last_factors.begin(),
+                coefficients.last_factors.end(), 1.0);
+    };
+  }
+};
+
+}  // namespace
+
+void validate(const optim::OnebitLambOptions& options,
+              const ParameterLayout& layout) {
+  require_no_automatic_freeze(options);
+  validate_rest(options, &optim::OnebitLambOptions::freeze_step, "freeze_step",
+                layout);
+}
+
+OnebitLamb::OnebitLamb(comm::Communicator& comm, const ParameterLayout& layout,
+                       const optim::OnebitLambOptions& options)
+    : LowBitOptimizer([&] {
+        validate(options, layout);
+        return std::make_unique<OnebitLambImpl>(comm, layout, options);
+      }()) {}
+
+}  // namespace thinwire::deepspeed

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "thinwire/comm/communicator.h"
+#include "thinwire/core/buffer.h"
+
+namespace thinwire::deepspeed {
+
+/// What becomes of gradients before and after they are summed over the ranks.
+struct SumScaling {
+  float divisor = 1;  ///< Each rank divides by it before the sum.
+  float factor = 1;   ///< The sum is multiplied by it.
+};
+
+/// Of a mean: everything is divided by `ranks`, before the sum (prescale) or
+/// after it; `predivide` is the part of it that is divided before in the second
+/// case. 16-bit sums overflow later so.
+[[nodiscard]] inline SumScaling sum_scaling(bool prescale, double predivide,
+                                            double ranks) {
+  if (prescale) return {.divisor = static_cast<float>(ranks)};
+  return {.divisor = static_cast<float>(predivide),
+          .factor = static_cast<float>(predivide / ranks)};
+}
+
+/// Collective: the sum over the ranks as DeepSpeed forms it. Quotients are
+/// rounded to the dtype of `values`, sums in rank order to `wire` at every
+/// addition. Piece r of `values`, counts[r] elements, goes to rank r; returned
+/// is this rank's, in the dtype of `values`.
+[[nodiscard]] Buffer rounded_sum(comm::Communicator& comm, ConstView values,
+                                 std::span<const std::size_t> counts,
+                                 const SumScaling& scaling, DType wire);
+
+/// A copy in another dtype, or the same.
+[[nodiscard]] Buffer converted(ConstView values, DType dtype);
+
+}  // namespace thinwire::deepspeed

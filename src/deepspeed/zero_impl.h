@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "optim/exact_exchange.h"
+#include "optim/gradient_window.h"
+#include "precision/loss_scale.h"
+#include "shard/parameter_values.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/core/thread_pool.h"
+#include "thinwire/deepspeed/zero_optimizer.h"
+
+namespace thinwire::deepspeed {
+
+struct ZeroOptimizer::Impl {
+  Impl(comm::Communicator& c, const ParameterLayout& l,
+       const optim::AdamOptions& rule, View p, const ZeroOptions& settings);
+
+  // ---- gradients
+  [[nodiscard]] DType sum_dtype() const noexcept;
+  void begin();
+  void add(std::size_t index, ConstView gradient);
+  void add_all(ConstView whole);
+  // Collective.
+  void end();
+  void reduce();
+  void finish();
+
+  // ---- the step; collective
+  void take_step(optim::StepReport& report, optim::StepMeter& meter);
+  [[nodiscard]] bool overflows();
+  [[nodiscard]] std::int64_t first_nonfinite() const;
+  [[nodiscard]] float scaled_norm();
+  [[nodiscard]] float clip_divisor(float total) const;
+  [[nodiscard]] float unscaling_factor(float clip) const;
+  void update(float factor);
+  void gather_params();
+
+  // ---- whole values: masters, the gradient, or a moment
+  [[nodiscard]] View array(std::string_view what);
+  [[nodiscard]] std::vector<float> read(std::string_view name,
+                                        std::string_view what);
+  void write(std::string_view name, std::string_view what,
+             std::span<const float> values);
+
+  comm::Communicator& comm;
+  const ParameterLayout layout;
+  const View params;
+  const ZeroOptions options;
+  precision::LossScale scale;
+  ThreadPool pool;
+  const shard::ShardLayout shards;
+  const std::size_t rank;
+  const std::vector<shard::Fragment> fragments;  // this rank's
+  optim::Adam adam;
+  // Of this rank's slices, as are Adam's states. Padding is 0 for ever, so it
+  // is not kept.
+  Buffer masters;
+  Buffer averaged;
+  // Of everything, in flat order: the groups one after the other, each in the
+  // order in which it is sliced.
+  Buffer sums;
+  std::vector<std::size_t> places;  // of parameters in flat order
+  bool has_averaged = false;
+  optim::GradientWindow window;
+  shard::StepCounts counts;
+};
+
+}  // namespace thinwire::deepspeed

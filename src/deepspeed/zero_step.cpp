@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gradients until the step, and the step.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "deepspeed/rounded_sum.h"
+#include "deepspeed/torch_adam.h"
+#include "deepspeed/zero_impl.h"
+#include "optim/verification.h"
+#include "thinwire/kernels/cast.h"
+
+namespace thinwire::deepspeed {
+
+using optim::StepReport;
+using shard::Fragment;
+using shard::ShardBucket;
+
+namespace {
+
+bool is_finite(ConstView values) {
+  const Buffer wide = converted(values, DType::kFloat32);
+  const auto floats = wide.as<float>();
+  return std::all_of(floats.begin(), floats.end(),
+                     [](float x) { return std::isfinite(x); });
+}
+
+// A norm is taken and squared again, in double.
+double square_of_norm(ConstView values) {
+  const Buffer wide = converted(values, DType::kFloat32);
+  double sum = 0;
+  for (const float x : wide.as<float>()) sum += static_cast<double>(x) * x;
+  const double norm = std::sqrt(sum);
+  return norm * norm;
+}
+
+}  // namespace
+
+// ---- gradients
+
+// Stage 2 adds up what has been averaged, whatever accumulation_dtype says.
+DType ZeroOptimizer::Impl::sum_dtype() const noexcept {
+  return options.stage == 1 ? options.accumulation_dtype : options.dtype;
+}
+
+void ZeroOptimizer::Impl::begin() {
+  const bool is_first = window.backward().is_first;
+  if (is_first || options.stage == 1) has_averaged = false;
+  if (is_first || options.stage == 2) sums = Buffer(layout.size(), sum_dtype());
+}
+
+void ZeroOptimizer::Impl::add(std::size_t index, ConstView gradient) {
+  const Buffer rounded = converted(gradient, options.dtype);
+  const View sum = sums.view().subview(places[index], gradient.size());
+  if (window.backward().is_first || options.stage == 2)
+    kernels::convert(rounded.view(), sum);
+  else
+    kernels::accumulate(sum, rounded.view());
+}
+
+void ZeroOptimizer::Impl::add_all(ConstView whole) {
+  window.begin({});
+  begin();
+  for (std::size_t p = 0; p < layout.parameters().size(); ++p) {
+    const Parameter& parameter = layout.parameters()[p];
+    add(p, whole.subview(parameter.offset, parameter.size));
+  }
+  window.end();
+  end();
+}
+
+void ZeroOptimizer::Impl::end() {
+  if (options.stage == 2 || window.backward().is_last) reduce();
+}
+
+// Stage 1 may not have known that the last backward was the last.
+void ZeroOptimizer::Impl::finish() {
+  if (!has_averaged) reduce();
+}
+
+void ZeroOptimizer::Impl::reduce() {
+  const Buffer whole = converted(sums.view(), options.dtype);
+  const SumScaling scaling =
+      options.average ? sum_scaling(options.reduce_scatter, 1, comm.size())
+                      : SumScaling{};
+  std::size_t begin = 0;
+  for (const ShardBucket& group : shards.buckets()) {
+    const Buffer piece = rounded_sum(
+        comm, whole.view().subview(begin, group.range.size), group.counts,
+        scaling, options.communication_dtype.value_or(options.dtype));
+    const View slice =
+        averaged.view().subview(group.positions[rank], group.counts[rank]);
+    if (has_averaged)
+      kernels::accumulate(slice, piece.view());
+    else
+      kernels::convert(piece.view(), slice);
+    begin += group.range.size;
+  }
+  has_averaged = true;
+}
+
+// ---- the step
+
+void ZeroOptimizer::Impl::take_step(StepReport& report,
+                                    optim::StepMeter& meter) {
+  const auto scale_before = static_cast<float>(scale.value());
+  report.applied = !overflows();
+  if (!report.applied && scale.is_last_chance())
+    scale.stop(comm, layout,
+               {.first = first_nonfinite(),
+                .is_averaged = true,
+                .last_good_step = counts.steps});
+  scale.update(!report.applied);
+  report.loss_scale = scale.value();
+  has_averaged = false;
+  if (!report.applied) {
+    ++counts.skipped;
+    return;
+  }
+  const float total = scaled_norm();
+  report.grad_norm = total / scale_before;
+  const float clip = clip_divisor(total);
+  report.clip_factor = 1 / clip;
+  ++counts.steps;
+  update(unscaling_factor(clip));
+  meter.waiting([&] { gather_params(); });
+  const std::int64_t every = options.exchange.verify_every;
+  if (every != 0 && counts.steps % every == 0)
+    optim::verify_same(comm, pool, layout, params,
+                       fmt::format("step {}\n{}{}", counts.steps,
+                                   adam.describe(), options.describe()));
+}
+
+bool ZeroOptimizer::Impl::overflows() {
+  if (!scale.is_used() && !options.exchange.skip_nonfinite) return false;
+  std::uint8_t flag = is_finite(averaged.view()) ? 0 : 1;
+  comm.all_reduce(std::span(&flag, 1), comm::ReduceOp::kMax);
+  return flag != 0;
+}
+
+// Of this rank's; -1.
+std::int64_t ZeroOptimizer::Impl::first_nonfinite() const {
+  std::int64_t first = -1;
+  for (const Fragment& f : fragments) {
+    const auto index = static_cast<std::int64_t>(f.parameter);
+    if (!is_finite(averaged.view().subview(f.position, f.range.size)) &&
+        (first < 0 || index < first))
+      first = index;
+  }
+  return first;
+}
+
+float ZeroOptimizer::Impl::scaled_norm() {
+  const std::size_t groups = layout.num_groups();
+  std::vector<double> squares(groups);
+  for (const Fragment& f : fragments)
+    squares[layout.parameters()[f.parameter].group] +=
+        square_of_norm(averaged.view().subview(f.position, f.range.size));
+  std::vector<float> own;
+  for (const double square : squares) own.push_back(static_cast<float>(square));
+  std::vector<float> all(groups * static_cast<std::size_t>(comm.size()));
+  comm.all_gather(own, all);
+  float total = 0;
+  for (std::size_t g = 0; g < groups; ++g) {
+    float sum = all[g];
+    for (std::size_t at = g + groups; at < all.size(); at += groups)
+      sum += all[at];
+    // The reference's mark for what is not finite, forgotten by squaring.
+    const float norm = std::isfinite(sum) ? std::sqrt(sum) : -1.0f;
+    total += norm * norm;
+  }
+  return std::sqrt(total);
+}
+
+// By how much the gradient is too long, judged by the next step's scale.
+float ZeroOptimizer::Impl::clip_divisor(float total) const {
+  const auto most = static_cast<float>(options.exchange.max_grad_norm);
+  if (most <= 0) return 1;
+  const auto next = static_cast<float>(scale.value());
+  const float clip = (total / next + static_cast<float>(1e-6)) / most;
+  return clip < 1 ? 1 : clip;
+}
+
+// Where the norm takes part it is all in float.
+float ZeroOptimizer::Impl::unscaling_factor(float clip) const {
+  if (options.exchange.max_grad_norm <= 0)
+    return static_cast<float>(1 / scale.value());
+  return 1 / (clip * static_cast<float>(scale.value()));
+}
+
+void ZeroOptimizer::Impl::update(float factor) {
+  Buffer wide = converted(averaged.view(), DType::kFloat32);
+  const auto grads = wide.as<float>();
+  for (float& g : grads) g *= factor;
+  for (std::size_t g = 0; g < layout.num_groups(); ++g) {
+    const ShardBucket& group = shards.buckets()[g];
+    const auto part = [&](std::span<float> array) {
+      return array.subspan(group.positions[rank], group.counts[rank]);
+    };
+    torch_adam(TorchAdamStep::of(adam.group_options(g), adam.learning_rate(g),
+                                 counts.steps),
+               {.params = part(masters.as<float>()),
+                .exp_avg = part(adam.exp_avg().as<float>()),
+                .exp_avg_sq = part(adam.exp_avg_sq().as<float>()),
+                .grads = part(grads)});
+  }
+}
+
+// Parameters are the masters, rounded.
+void ZeroOptimizer::Impl::gather_params() {
+  Buffer all(layout.size(), options.dtype);
+  std::size_t begin = 0;
+  for (const ShardBucket& group : shards.buckets()) {
+    const Buffer piece = converted(
+        masters.view().subview(group.positions[rank], group.counts[rank]),
+        options.dtype);
+    comm.all_gather(piece.view(), all.view().subview(begin, group.range.size),
+                    group.counts);
+    begin += group.range.size;
+  }
+  for (std::size_t p = 0; p < places.size(); ++p) {
+    const Parameter& parameter = layout.parameters()[p];
+    kernels::convert(all.view().subview(places[p], parameter.size),
+                     params.subview(parameter.offset, parameter.size));
+  }
+}
+
+}  // namespace thinwire::deepspeed

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whole values and saved state.
+#include <fmt/format.h>
+
+#include "core/require.h"
+#include "deepspeed/rounded_sum.h"
+#include "deepspeed/zero_impl.h"
+#include "optim/checks.h"
+#include "shard/parameter_values.h"
+#include "thinwire/comm/agreement.h"
+#include "thinwire/core/error.h"
+#include "thinwire/kernels/cast.h"
+
+namespace thinwire::deepspeed {
+
+using shard::Fragment;
+using shard::index_of;
+
+View ZeroOptimizer::Impl::array(std::string_view what) {
+  if (what == "param") return masters.view();
+  if (what == "grad") return averaged.view();
+  if (what == "exp_avg") return adam.exp_avg().view();
+  if (what == "exp_avg_sq") return adam.exp_avg_sq().view();
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("key must be exp_avg or exp_avg_sq, got '{}'", what));
+}
+
+// A slice has at most one fragment of a parameter, and slices are in rank
+// order.
+std::vector<float> ZeroOptimizer::Impl::read(std::string_view name,
+                                             std::string_view what) {
+  const std::size_t parameter = index_of(layout, name);
+  const View from = array(what);
+  if (what == "grad") finish();
+  std::vector<std::size_t> sizes(static_cast<std::size_t>(comm.size()));
+  Buffer own(0, DType::kFloat32);
+  for (const Fragment& f : shards.fragments_of(parameter)) {
+    sizes[static_cast<std::size_t>(f.owner)] = f.range.size;
+    if (f.owner == comm.rank())
+      own = converted(from.subview(f.position, f.range.size), own.dtype());
+  }
+  std::vector<float> whole(layout.parameters()[parameter].size);
+  comm.all_gather(own.view(), whole, sizes);
+  if (what == "grad")
+    for (float& g : whole) g /= static_cast<float>(scale.value());
+  return whole;
+}
+
+void ZeroOptimizer::Impl::write(std::string_view name, std::string_view what,
+                                std::span<const float> values) {
+  const std::size_t parameter = index_of(layout, name);
+  shard::require_size(layout, parameter, values);
+  const View to = array(what);
+  std::vector<float> scaled(values.begin(), values.end());
+  if (what == "grad") {
+    finish();
+    for (float& g : scaled) g *= static_cast<float>(scale.value());
+  }
+  for (const Fragment& f : shards.fragments_of(parameter))
+    if (f.owner == comm.rank())
+      kernels::convert(std::span(scaled).subspan(f.range.offset, f.range.size),
+                       to.subview(f.position, f.range.size));
+  const Parameter& p = layout.parameters()[parameter];
+  if (what == "param")
+    kernels::convert(scaled, params.subview(p.offset, p.size));
+}
+
+std::vector<float> ZeroOptimizer::full_parameter(std::string_view name) {
+  return impl_->read(name, "param");
+}
+
+std::vector<float> ZeroOptimizer::full_gradient(std::string_view name,
+                                                View grads) {
+  static_cast<void>(index_of(impl_->layout, name));
+  if (!grads.empty() || !impl_->window.awaits_step())
+    throw Error(ErrorCode::kFailedPrecondition,
+                "full_gradient: only between the last backward and step()");
+  impl_->window.close();
+  return impl_->read(name, "grad");
+}
+
+std::vector<float> ZeroOptimizer::full_state(std::string_view name,
+                                             std::string_view key) {
+  shard::require_key(key);
+  return impl_->read(name, key);
+}
+
+void ZeroOptimizer::set_full_parameter(std::string_view name,
+                                       std::span<const float> values) {
+  impl_->write(name, "param", values);
+}
+
+void ZeroOptimizer::set_full_gradient(std::string_view name,
+                                      std::span<const float> values) {
+  shard::require_size(impl_->layout, index_of(impl_->layout, name), values);
+  if (!impl_->window.awaits_step())
+    throw Error(ErrorCode::kFailedPrecondition,
+                "set_full_gradient: only between the last backward and step()");
+  impl_->window.close();
+  impl_->write(name, "grad", values);
+}
+
+void ZeroOptimizer::set_full_state(std::string_view name, std::string_view key,
+                                   std::span<const float> values) {
+  shard::require_key(key);
+  impl_->write(name, key, values);
+}
+
+void ZeroOptimizer::read_masters(ConstView from) {
+  require(from.size() == impl_->layout.size(), "params",
+          fmt::format("{} elements", impl_->layout.size()), from.size());
+  for (const Fragment& f : impl_->fragments)
+    kernels::convert(
+        from.subview(
+            impl_->layout.parameters()[f.parameter].offset + f.range.offset,
+            f.range.size),
+        impl_->masters.view().subview(f.position, f.range.size));
+}
+
+void ZeroOptimizer::offload_states() {
+  throw Error(ErrorCode::kUnavailable,
+              "offload_states: not with deepspeed semantics");
+}
+
+void ZeroOptimizer::reload_states() {
+  throw Error(ErrorCode::kFailedPrecondition,
+              "reload_states: there was no offload_states()");
+}
+
+// ---- saved state
+
+StateDict ZeroOptimizer::state_dict() const {
+  StateDict state;
+  state.put("masters", impl_->masters.view());
+  impl_->adam.save(state);
+  shard::save_counts(state, impl_->counts, impl_->layout, impl_->comm.rank());
+  if (impl_->scale.is_used()) impl_->scale.save(state);
+  return state;
+}
+
+void ZeroOptimizer::load_state_dict(const StateDict& state) {
+  precision::LossScale scale = impl_->scale;
+  const std::size_t size = impl_->masters.size();
+  shard::StepCounts counts;
+  comm::require_everywhere(impl_->comm, [&] {
+    counts = shard::saved_counts(state, impl_->layout, impl_->comm.rank());
+    if (scale.is_used()) scale.load(state);
+    static_cast<void>(state.array("masters", DType::kFloat32, size));
+    static_cast<void>(impl_->adam.learning_rates_in(state));
+    for (const char* moment : {"exp_avg", "exp_avg_sq"})
+      static_cast<void>(state.array(moment, DType::kFloat32, size));
+  });
+  impl_->adam.load(state);
+  kernels::convert(state.array("masters", DType::kFloat32, size),
+                   impl_->masters.view());
+  impl_->has_averaged = false;
+  if (optim::is_16_bit(impl_->options.dtype)) impl_->gather_params();
+  impl_->scale = scale;
+  impl_->counts = counts;
+}
+
+}  // namespace thinwire::deepspeed

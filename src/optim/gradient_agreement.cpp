@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/gradient_agreement.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <vector>
+
+#include "thinwire/core/error.h"
+
+namespace thinwire::optim {
+
+namespace {
+
+void require_same_optimizer(std::span<const GradientSummary> ranks,
+                            std::size_t rank) {
+  if (ranks[rank].optimizer == ranks[0].optimizer) return;
+  throw Error(ErrorCode::kFailedPrecondition,
+              fmt::format("step: ranks 0 and {} are in a step of different "
+                          "optimizers; all ranks must take the steps of "
+                          "several optimizers in the same order",
+                          rank));
+}
+
+}  // namespace
+
+static_assert(sizeof(GradientSummary) == 16, "it travels as its bytes");
+
+Agreement agreement_on(std::span<const GradientSummary> ranks) {
+  Agreement agreement;
+  double total = 0;
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    require_same_optimizer(ranks, r);
+    if (!std::isfinite(ranks[r].squares) && agreement.nonfinite_rank < 0)
+      agreement.nonfinite_rank = static_cast<int>(r);
+    if (ranks[r].left_out != 0 && agreement.left_out_rank < 0)
+      agreement.left_out_rank = static_cast<int>(r);
+    agreement.any_late = agreement.any_late || ranks[r].late != 0;
+    total += ranks[r].squares;
+  }
+  agreement.rms_norm = std::sqrt(total / static_cast<double>(ranks.size()));
+  return agreement;
+}
+
+Agreement agree(comm::Communicator& comm, const GradientSummary& own,
+                StepMeter& meter) {
+  std::vector<GradientSummary> all(static_cast<std::size_t>(comm.size()));
+  meter.waiting([&] {
+    comm.all_gather(ConstView(&own, sizeof own, DType::kUInt8),
+                    View(all.data(), all.size() * sizeof own, DType::kUInt8));
+  });
+  return agreement_on(all);
+}
+
+// Constructing an optimizer takes a collective, so no two have the same count.
+std::uint32_t optimizer_number(const comm::Communicator& comm) {
+  return static_cast<std::uint32_t>(comm.counters().collectives);
+}
+
+double clip_factor(double norm, double max_norm) noexcept {
+  return max_norm > 0 && norm > max_norm ? max_norm / norm : 1.0;
+}
+
+void CalibratedNorm::measure(double mean_norm, double rms_norm) noexcept {
+  if (rms_norm == 0) return;
+  const double ratio = mean_norm / rms_norm;
+  ratio_ = measured_ ? 0.9 * ratio_ + 0.1 * ratio : ratio;
+  measured_ = true;
+}
+
+void CalibratedNorm::save(StateDict& state) const {
+  state.put_real("clip_ratio", ratio_);
+  state.put_integer("clip_ratio_measured", measured_ ? 1 : 0);
+}
+
+void CalibratedNorm::load(const StateDict& state) {
+  const double ratio = state.real("clip_ratio");
+  measured_ = state.integer("clip_ratio_measured") != 0;
+  ratio_ = ratio;
+}
+
+}  // namespace thinwire::optim

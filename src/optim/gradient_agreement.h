@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "optim/exact_exchange.h"
+#include "thinwire/core/state_dict.h"
+
+namespace thinwire::optim {
+
+/// What a rank says of its gradients in the one scalar exchange of a step.
+struct GradientSummary {
+  double squares = 0;  ///< Their sum of squares; not finite if one of them is.
+  std::uint32_t optimizer = 0;  ///< See optimizer_number().
+  std::uint16_t left_out = 0;   ///< 1: this rank left out a local step.
+  std::uint16_t late = 0;       ///< 1: a late element has a gradient here.
+};
+
+/// What ranks know of each other's gradients after that exchange.
+struct Agreement {
+  int nonfinite_rank = -1;  ///< The lowest; -1: all are finite.
+  int left_out_rank = -1;   ///< The lowest that left out a local step; -1.
+  bool any_late = false;    ///< Some rank has the gradient of a late element.
+  double rms_norm = 0;      ///< a = sqrt(mean over ranks of ||g_i||^2).
+};
+
+/// Squares are added in rank order. Throws Error(kFailedPrecondition) where
+/// ranks take steps of different optimizers: their gradients would be averaged
+/// with each other's.
+[[nodiscard]] Agreement agreement_on(std::span<const GradientSummary> ranks);
+
+/// Collective: agreement_on() what each rank says, of which `own` is this
+/// rank's.
+[[nodiscard]] Agreement agree(comm::Communicator& comm,
+                              const GradientSummary& own, StepMeter& meter);
+
+/// A number of the optimizer object that is about to be constructed on all
+/// ranks, which no other object of this communicator has.
+[[nodiscard]] std::uint32_t optimizer_number(const comm::Communicator& comm);
+
+/// min(1, max_norm / norm); 1 when max_norm is 0.
+[[nodiscard]] double clip_factor(double norm, double max_norm) noexcept;
+
+/// Estimates the norm of the averaged gradient where it is never formed. In
+/// exact steps rho follows ||mean g|| / a; in compressed ones rho * a is the
+/// estimate. a alone is up to sqrt(W) too large, so clipping by it shortens
+/// most steps.
+class CalibratedNorm {
+ public:
+  /// An exact step was taken.
+  void measure(double mean_norm, double rms_norm) noexcept;
+  [[nodiscard]] double estimate(double rms_norm) const noexcept {
+    return ratio_ * rms_norm;
+  }
+
+  void save(StateDict& state) const;
+  void load(const StateDict& state);
+
+ private:
+  double ratio_ = 1;
+  bool measured_ = false;
+};
+
+}  // namespace thinwire::optim

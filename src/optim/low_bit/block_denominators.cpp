@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/low_bit/block_denominators.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <mutex>
+#include <optional>
+
+#include "optim/checks.h"
+#include "thinwire/kernels/norm.h"
+
+namespace thinwire::optim {
+
+namespace {
+
+constexpr std::size_t kMostElements = 1024;  // of a block
+
+bool is_live(Participations participation, std::size_t i) {
+  return participation.empty() || participation[i] == kTakesPart;
+}
+
+void append_live(std::span<const float> d, Participations participation,
+                 std::vector<float>& live) {
+  for (std::size_t i = 0; i < d.size(); ++i)
+    if (is_live(participation, i)) live.push_back(d[i]);
+}
+
+// Element n / 2 of the sorted n; reorders them.
+std::optional<float> median_of(std::vector<float>& values) {
+  if (values.empty()) return std::nullopt;
+  const auto middle =
+      values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+std::optional<float> median_of(std::span<const float> d,
+                               Participations participation,
+                               std::span<const Range> ranges) {
+  std::vector<float> live;
+  for (const Range& range : ranges) {
+    live.reserve(live.size() + range.size);
+    append_live(d.subspan(range.offset, range.size),
+                participations_of(participation, range), live);
+  }
+  return median_of(live);
+}
+
+// RMS of the live min(d, cap); nothing where none is live.
+std::optional<double> capped_rms(std::span<const float> d,
+                                 Participations participation, float cap) {
+  std::array<float, kMostElements> capped;
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < d.size(); ++i) {
+    const bool live = is_live(participation, i);
+    capped[i] = live ? std::min(d[i], cap) : 0;
+    count += live ? 1 : 0;
+  }
+  if (count == 0) return std::nullopt;
+  const double squares = kernels::sum_of_squares(
+      ConstView(capped.data(), d.size(), DType::kFloat32));
+  return std::sqrt(squares / static_cast<double>(count));
+}
+
+}  // namespace
+
+void BlockDenominators::fit(std::span<float> d, Participations participation,
+                            const LowBitLayout& parts, double fraction,
+                            ThreadPool& pool) {
+  find_medians(d, participation, parts, pool);
+  floors_.assign(medians_.size(), 0);
+  heavy_.clear();
+  std::mutex heavy_mutex;
+  pool.for_each(medians_.size(), [&](std::size_t b) {
+    const Range& at = parts.blocks.blocks()[b].values;
+    const auto own = d.subspan(at.offset, at.size);
+    const auto takes_part = participations_of(participation, at);
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      if (!is_live(takes_part, i) || !(own[i] > cap(b))) continue;
+      const std::lock_guard lock(heavy_mutex);
+      heavy_.push_back({at.offset + i, cap(b) / own[i]});
+      own[i] = cap(b);
+    }
+    refit(b, own, takes_part, fraction);
+  });
+  std::sort(heavy_.begin(), heavy_.end(),
+            [](const auto& a, const auto& b) { return a.index < b.index; });
+}
+
+void BlockDenominators::refit(std::size_t b, std::span<float> d,
+                              Participations participation, double fraction) {
+  const double rms =
+      capped_rms(d, participation, cap(b)).value_or(double{medians_[b]});
+  const auto floor = static_cast<float>(fraction * rms);
+  const float of_late = std::max(medians_[b], floor);
+  floors_[b] = floor;
+  for (std::size_t i = 0; i < d.size(); ++i) {
+    const bool has_own = std::isfinite(d[i]) &&
+                         (participation.empty() || participation[i] != kLate);
+    d[i] = has_own ? std::max(d[i], floor) : of_late;
+  }
+}
+
+void BlockDenominators::find_medians(std::span<const float> d,
+                                     Participations participation,
+                                     const LowBitLayout& parts,
+                                     ThreadPool& pool) {
+  const auto blocks = parts.blocks.blocks();
+  medians_.assign(blocks.size(), 0);
+  std::vector<std::uint8_t> is_missing(blocks.size());
+  pool.for_each(blocks.size(), [&](std::size_t b) {
+    const auto median = median_of(d, participation, {&blocks[b].values, 1});
+    medians_[b] = median.value_or(0);
+    is_missing[b] = median ? 0 : 1;
+  });
+
+  std::optional<float> of_model;
+  for (std::size_t b = 0; b < blocks.size();) {
+    const std::size_t parameter = parts.block_parameter[b];
+    std::size_t end = b;
+    bool misses_some = false;
+    for (; end < blocks.size() && parts.block_parameter[end] == parameter;
+         ++end)
+      misses_some = misses_some || is_missing[end] != 0;
+    if (misses_some) {
+      const Range whole{blocks[b].values.offset,
+                        blocks[end - 1].values.end() - blocks[b].values.offset};
+      auto median = median_of(d, participation, {&whole, 1});
+      if (!median) {
+        if (!of_model)
+          of_model = median_of(d, participation, parts.units).value_or(1.0f);
+        median = of_model;
+      }
+      for (std::size_t i = b; i < end; ++i)
+        if (is_missing[i] != 0) medians_[i] = *median;
+    }
+    b = end;
+  }
+}
+
+void BlockDenominators::save(StateDict& state) const {
+  if (empty()) return;
+  std::vector<std::int64_t> indices;
+  std::vector<float> factors;
+  for (const HeavyElement& element : heavy_) {
+    indices.push_back(static_cast<std::int64_t>(element.index));
+    factors.push_back(element.factor);
+  }
+  state.put("denominator_medians", medians_);
+  state.put("denominator_floors", floors_);
+  state.put("heavy_elements", indices);
+  state.put("heavy_factors", factors);
+}
+
+BlockDenominators BlockDenominators::load(const StateDict& state,
+                                          std::size_t num_blocks,
+                                          std::size_t num_elements) {
+  BlockDenominators loaded;
+  if (!state.has_array("denominator_medians")) return loaded;
+  const auto floats = [&](const char* name, std::size_t size) {
+    const auto values = state.array(name, DType::kFloat32, size).as<float>();
+    for (const float value : values)
+      if (!(std::isfinite(value) && value >= 0))
+        throw Error(ErrorCode::kCorruptCheckpoint,
+                    fmt::format("state array '{}' must hold finite values >= "
+                                "0, got {}",
+                                name, value));
+    return std::vector<float>(values.begin(), values.end());
+  };
+  loaded.medians_ = floats("denominator_medians", num_blocks);
+  loaded.floors_ = floats("denominator_floors", num_blocks);
+  const std::vector<std::size_t> indices =
+      saved_indices(state, "heavy_elements", num_elements);
+  const std::vector<float> factors = floats("heavy_factors", indices.size());
+  for (std::size_t i = 0; i < indices.size(); ++i)
+    loaded.heavy_.push_back({indices[i], factors[i]});
+  return loaded;
+}
+
+std::vector<std::uint8_t> participations(std::span<const float> v,
+                                         std::span<const GroupRange> ranges,
+                                         std::span<const float> mask) {
+  std::vector<std::uint8_t> all(v.size(), kTakesPart);
+  bool everything = true;
+  for (const GroupRange& r : ranges)
+    for (std::size_t i = r.range.offset; i < r.range.end(); ++i) {
+      if (!mask.empty() && mask[i] == 0)
+        all[i] = kOut;
+      else if (v[i] == 0)
+        all[i] = kLate;
+      everything = everything && all[i] == kTakesPart;
+    }
+  if (everything) all.clear();
+  return all;
+}
+
+std::vector<std::size_t> leave_out_nonfinite(
+    std::span<const float> d, std::span<const GroupRange> ranges,
+    std::vector<std::uint8_t>& participation) {
+  std::vector<std::size_t> left_out;
+  for (const GroupRange& r : ranges)
+    for (std::size_t i = r.range.offset; i < r.range.end(); ++i) {
+      if (std::isfinite(d[i])) continue;
+      if (participation.empty()) participation.assign(d.size(), kTakesPart);
+      participation[i] = kOut;
+      left_out.push_back(i);
+    }
+  return left_out;
+}
+
+}  // namespace thinwire::optim

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "optim/low_bit/layout.h"
+#include "thinwire/core/state_dict.h"
+#include "thinwire/core/thread_pool.h"
+
+/// What a low-bit optimizer divides by while the variance does not move.
+namespace thinwire::optim {
+
+/// Whether an element takes part in compressed steps.
+enum Participation : std::uint8_t {
+  kOut = 0,    ///< Never: masked by the caller, or its variance overflowed.
+  kTakesPart,  ///< It is live.
+  kLate,       ///< Once it has a gradient; it had none when v was frozen.
+};
+/// One per element of the layout; empty: all take part.
+using Participations = std::span<const std::uint8_t>;
+[[nodiscard]] inline Participations participations_of(Participations all,
+                                                      Range range) {
+  return all.empty() ? all : all.subspan(range.offset, range.size);
+}
+
+/// An element whose denominator lies far above those around it. Its momentum
+/// would set the scale of its block, so its gradient is multiplied by `factor`
+/// and so was all that it had: momentum over denominator is what it was.
+struct HeavyElement {
+  std::size_t index = 0;
+  float factor = 1;
+
+  bool operator==(const HeavyElement&) const = default;
+};
+
+/// The denominators of the blocks, made fit to be divided by. With M the median
+/// of a block's live elements and tau = 10 M:
+///
+///   cap     d = min(d, tau): what lies above is heavy
+///   floor   d = max(d, F), F = fraction * RMS of the live min(d, tau)
+///   late    d = max(M, F): what such an element will begin with
+///
+/// Without the floor, coordinates whose gradient is rounding noise get +-scale
+/// divided by next to nothing; without the cap, one outlier lifts the floor and
+/// the scale of a thousand neighbours. A departure from the papers.
+class BlockDenominators {
+ public:
+  /// `d` holds sqrt(v) + eps of every compressed element; medians, floors and
+  /// heavy elements are taken anew. A block without a live element has the
+  /// median of its parameter, or else of the model, or else 1.
+  void fit(std::span<float> d, Participations participation,
+           const LowBitLayout& parts, double fraction, ThreadPool& pool);
+  /// `d` of a block after its variance has moved: no cap, and the median that
+  /// it has.
+  void refit(std::size_t block, std::span<float> d,
+             Participations participation, double fraction);
+
+  [[nodiscard]] float median(std::size_t block) const {
+    return medians_[block];
+  }
+  [[nodiscard]] float floor(std::size_t block) const { return floors_[block]; }
+  /// By index.
+  [[nodiscard]] std::span<const HeavyElement> heavy() const { return heavy_; }
+  [[nodiscard]] bool empty() const { return medians_.empty(); }
+
+  void save(StateDict& state) const;
+  /// Nothing if the state has none. Throws Error(kCorruptCheckpoint).
+  [[nodiscard]] static BlockDenominators load(const StateDict& state,
+                                              std::size_t num_blocks,
+                                              std::size_t num_elements);
+
+ private:
+  static constexpr float kCapOfMedian = 10;
+
+  /// tau: fit() has left no live denominator above it.
+  [[nodiscard]] float cap(std::size_t block) const {
+    return kCapOfMedian * medians_[block];
+  }
+
+  void find_medians(std::span<const float> d, Participations participation,
+                    const LowBitLayout& parts, ThreadPool& pool);
+
+  std::vector<float> medians_;  // per block
+  std::vector<float> floors_;   // per block
+  std::vector<HeavyElement> heavy_;
+};
+
+/// Who takes part by the variance and the caller's masks: late where `v` is 0.
+/// Elements outside of `ranges` take part. Empty if all do.
+[[nodiscard]] std::vector<std::uint8_t> participations(
+    std::span<const float> v, std::span<const GroupRange> ranges,
+    std::span<const float> mask);
+/// Takes out what has no finite denominator, and returns which elements those
+/// are. Empty stays empty where there is none.
+[[nodiscard]] std::vector<std::size_t> leave_out_nonfinite(
+    std::span<const float> d, std::span<const GroupRange> ranges,
+    std::vector<std::uint8_t>& participation);
+
+}  // namespace thinwire::optim

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/low_bit/exact_groups.h"
+
+namespace thinwire::optim {
+
+void ExactGroups::begin(View grads) {
+  queued_ = queue_sums(model_.comm, grads, model_.layout.exact,
+                       model_.settings.exchange.bucket_elements);
+}
+
+void ExactGroups::finish(std::int64_t number, const StepInput& in,
+                         double grad_scale, StepMeter& step) {
+  step.waiting([&] {
+    for (const comm::Work& work : queued_) work.wait();
+  });
+  queued_.clear();
+  const double divisor = sum_divisor(model_.comm, in.grads.dtype());
+  const UpdateArrays arrays{
+      .params = in.params,
+      .grads = in.grads,
+      .grad_scale = static_cast<float>(grad_scale / divisor),
+      .low_precision = in.low_precision};
+  for (const GroupRange& r : model_.layout.exact)
+    model_.adam.apply_part(number, r.range, part_of(arrays, r.range),
+                           model_.pool);
+}
+
+}  // namespace thinwire::optim

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/low_bit/freeze.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <utility>
+
+#include "core/require.h"
+
+namespace thinwire::optim {
+
+void validate_freeze(std::int64_t freeze_step,
+                     std::optional<std::int64_t> lr_warmup_steps,
+                     std::optional<std::int64_t> total_steps,
+                     std::int64_t min_freeze_step,
+                     std::optional<std::int64_t> max_freeze_step,
+                     double freeze_ratio) {
+  require(freeze_step >= 1 || freeze_step == kAutoFreeze, "freeze_step",
+          ">= 1 or kAutoFreeze (-1)", freeze_step);
+  require(lr_warmup_steps.value_or(0) >= 0, "lr_warmup_steps", ">= 0",
+          lr_warmup_steps.value_or(0));
+  require(total_steps.value_or(1) >= 1, "total_steps", ">= 1",
+          total_steps.value_or(1));
+  require(min_freeze_step >= 1, "min_freeze_step", ">= 1", min_freeze_step);
+  require(max_freeze_step.value_or(1) >= 1, "max_freeze_step", ">= 1",
+          max_freeze_step.value_or(1));
+  require(freeze_ratio > 0 && freeze_ratio <= 1, "freeze_ratio", "in (0, 1]",
+          freeze_ratio);
+}
+
+bool Freeze::ends_at(std::int64_t step) {
+  if (freeze_step_ != kAutoFreeze) return step >= freeze_step_;
+  Adam& adam = model_.adam;
+  double total = 0;
+  for (const GroupRange& r : model_.layout.compressed) {
+    const double beta2 = adam.group_options(r.group).beta2;
+    const ConstView v =
+        adam.exp_avg_sq().view().subview(r.range.offset, r.range.size);
+    total += sum_of_abs(model_.pool, v) /
+             (1 - std::pow(beta2, static_cast<double>(step)));
+  }
+  return automatic_.observe(total);
+}
+
+void Freeze::freeze(std::int64_t step, bool keeps_variance,
+                    Denominator& denominator) {
+  Adam& adam = model_.adam;
+  Buffer& v = adam.exp_avg_sq();
+  std::vector<std::uint8_t> elements = participations(
+      v.as<float>(), model_.layout.compressed, model_.layout.mask);
+  Buffer d = keeps_variance ? Buffer::of<float>(v.size()) : Buffer();
+  float* const from = v.as<float>().data();
+  float* const to = keeps_variance ? d.as<float>().data() : from;
+  for_group_ranges(model_.pool, model_.layout.compressed,
+                   [&](Range range, std::size_t group) {
+                     kernels::denominator(from + range.offset,
+                                          to + range.offset, range.size,
+                                          adam.coefficients(group, step, 1));
+                   });
+  denominator.values = keeps_variance ? std::move(d) : std::move(v);
+  denominator.fit(std::move(elements));
+  frozen_at_ = step;
+  if (!keeps_variance) return;
+
+  const auto kept = v.as<float>();
+  for (const HeavyElement& element : denominator.heavy())
+    kept[element.index] =
+        element.factor * (element.factor * kept[element.index]);
+  for (const GroupRange& r : model_.layout.compressed)
+    for (std::size_t i = r.range.offset; i < r.range.end(); ++i)
+      if (!std::isfinite(kept[i])) kept[i] = 0;
+}
+
+std::string Freeze::describe() const {
+  return fmt::format("frozen_at {}", frozen_at_);
+}
+
+void Freeze::save(StateDict& state) const {
+  state.put_integer("frozen_at", frozen_at_);
+  automatic_.save(state);
+}
+
+Freeze::Saved Freeze::read(const StateDict& state) const {
+  const std::size_t n = model_.size();
+  Saved saved{.frozen_at = state.integer("frozen_at"),
+              .automatic = automatic_,
+              .denominator = {}};
+  saved.automatic.load(state);
+  if (saved.frozen_at > 0) {
+    saved.denominator = saved_floats(state, "denominator", n);
+    if (model_.num_blocks() > 0) (void)state.array("denominator_medians");
+  } else {
+    (void)state.array("exp_avg_sq", DType::kFloat32, n);
+  }
+  return saved;
+}
+
+void Freeze::restore(Saved&& saved, Denominator& denominator) {
+  frozen_at_ = saved.frozen_at;
+  automatic_ = std::move(saved.automatic);
+  denominator.values = std::move(saved.denominator);
+}
+
+}  // namespace thinwire::optim

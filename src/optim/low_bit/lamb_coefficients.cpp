@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/low_bit/lamb_coefficients.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+
+namespace thinwire::optim {
+
+namespace {
+
+template <class T>
+std::vector<T> saved(const StateDict& state, std::string_view name, DType dtype,
+                     std::size_t size) {
+  const auto values = state.array(name, dtype, size).as<T>();
+  return {values.begin(), values.end()};
+}
+
+}  // namespace
+
+LambCoefficients::LambCoefficients(const OnebitLambOptions& options,
+                                   std::size_t count)
+    : last(count),
+      averages(count),
+      num_averaged(count),
+      last_factors(count, 1),
+      beta_(options.coeff_beta),
+      factor_max_(options.factor_max),
+      factor_min_(options.factor_min),
+      factor_threshold_(options.factor_threshold) {}
+
+void LambCoefficients::average(std::size_t i, double trust_ratio) {
+  averages[i] = beta_ * averages[i] + (1 - beta_) * trust_ratio;
+  ++num_averaged[i];
+}
+
+double LambCoefficients::factor(std::size_t i, double drift, double decayed,
+                                bool has_decay) {
+  double factor = drift;
+  if (has_decay) factor = factor * decayed + (1.0 - decayed);
+  factor = std::min(factor, factor_max_);
+  factor = std::max(factor, factor_min_);
+  factor = std::min(factor, last_factors[i] * (1.0 + factor_threshold_));
+  factor = std::max(factor, last_factors[i] * (1.0 - factor_threshold_));
+  last_factors[i] = factor;
+  return factor;
+}
+
+double LambCoefficients::corrected_average(std::size_t i) const {
+  if (num_averaged[i] == 0) return 1;
+  return averages[i] /
+         (1 - std::pow(beta_, static_cast<double>(num_averaged[i])));
+}
+
+void LambCoefficients::save(StateDict& state) const {
+  state.put("lamb_coeffs", last);
+  state.put("lamb_coeff_freeze", averages);
+  state.put("lamb_coeff_count", num_averaged);
+  state.put("last_factor", last_factors);
+}
+
+LambCoefficients LambCoefficients::read(const StateDict& state) const {
+  const std::size_t count = last.size();
+  LambCoefficients read = *this;
+  read.last = saved<double>(state, "lamb_coeffs", DType::kFloat64, count);
+  read.averages =
+      saved<double>(state, "lamb_coeff_freeze", DType::kFloat64, count);
+  read.num_averaged =
+      saved<std::int64_t>(state, "lamb_coeff_count", DType::kInt64, count);
+  read.last_factors =
+      saved<double>(state, "last_factor", DType::kFloat64, count);
+  return read;
+}
+
+// Added up group by group, as the reference does it.
+std::vector<double> common_size_scales(std::span<const double> rms,
+                                       const ParameterLayout& layout) {
+  const auto parameters = layout.parameters();
+  std::vector<double> sums(layout.num_groups());
+  double counted = 0;
+  for (std::size_t i = 0; i < rms.size(); ++i) {
+    sums[parameters[i].group] += rms[i];
+    if (rms[i] > 0) ++counted;
+  }
+  double total = 0;
+  for (const double sum : sums) total += sum;
+  std::vector<double> scales;
+  for (const double own : rms)
+    scales.push_back(own > 0 ? total / counted / own : 1);
+  return scales;
+}
+
+}  // namespace thinwire::optim

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/low_bit/layout.h"
+
+#include <algorithm>
+
+namespace thinwire::optim {
+
+namespace {
+
+std::vector<float> flat_mask(const ParameterLayout& layout,
+                             std::span<const LowBitGroup> groups) {
+  const bool any = std::any_of(groups.begin(), groups.end(), [](const auto& g) {
+    return !g.exp_avg_mask.empty();
+  });
+  if (!any) return {};
+  std::vector<float> mask(layout.size(), 1.0f);
+  std::vector<std::size_t> used(layout.num_groups());
+  for (const Parameter& p : layout.parameters()) {
+    const std::span<const float> group = groups[p.group].exp_avg_mask;
+    if (group.empty()) continue;
+    const auto part = group.subspan(used[p.group], p.size);
+    std::copy(part.begin(), part.end(),
+              mask.begin() + static_cast<std::ptrdiff_t>(p.offset));
+    used[p.group] += p.size;
+  }
+  return mask;
+}
+
+}  // namespace
+
+LowBitLayout::LowBitLayout(const ParameterLayout& layout,
+                           std::span<const LowBitGroup> groups,
+                           const compress::BlockOptions& block_options)
+    : all(group_ranges(layout)), mask(flat_mask(layout, groups)) {
+  const auto stays_exact = [&](std::size_t group) {
+    return !groups.empty() && groups[group].stays_exact;
+  };
+  for (const GroupRange& r : all)
+    (stays_exact(r.group) ? exact : compressed).push_back(r);
+  for (const Parameter& p : layout.parameters())
+    if (!stays_exact(p.group)) units.push_back({p.offset, p.size});
+  blocks = compress::BlockLayout(units, block_options);
+  for (const compress::Block& block : blocks.blocks()) {
+    // Of padding alone nothing is applied.
+    const Parameter* const parameter =
+        block.values.size == 0 ? nullptr
+                               : &layout.parameter_at(block.values.offset);
+    block_group.push_back(parameter == nullptr ? 0 : parameter->group);
+    block_parameter.push_back(
+        parameter == nullptr
+            ? 0
+            : static_cast<std::size_t>(parameter - layout.parameters().data()));
+  }
+}
+
+}  // namespace thinwire::optim

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "optim/exact_exchange.h"
+#include "thinwire/compress/block_layout.h"
+#include "thinwire/core/parameter_layout.h"
+
+namespace thinwire::optim {
+
+/// How one group of parameters is compressed.
+struct LowBitGroup {
+  std::vector<float> exp_avg_mask;  ///< One value per element, or empty.
+  bool stays_exact = false;
+};
+
+/// Which parameters are compressed, and how they are cut into blocks.
+struct LowBitLayout {
+  LowBitLayout(const ParameterLayout& layout,
+               std::span<const LowBitGroup> groups,
+               const compress::BlockOptions& block_options);
+
+  std::vector<GroupRange> all;         ///< The whole layout.
+  std::vector<GroupRange> compressed;  ///< Groups that get compressed.
+  std::vector<GroupRange> exact;       ///< The others: non_freeze.
+  /// The compressed parameters, one by one: no scale covers two of them.
+  std::vector<Range> units;
+  compress::BlockLayout blocks;
+  std::vector<std::size_t> block_group;      ///< Per block.
+  std::vector<std::size_t> block_parameter;  ///< Per block, its number.
+  /// The groups' masks, flat; empty if none has one.
+  std::vector<float> mask;
+};
+
+}  // namespace thinwire::optim

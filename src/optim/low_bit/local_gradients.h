@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "optim/exact_average.h"
+#include "optim/gradient_agreement.h"
+#include "optim/low_bit/model.h"
+
+namespace thinwire::optim {
+
+/// The ranks' gradients of one step: averaged, or clipped where they are, or
+/// the step is skipped on all ranks because one was not finite. Every step
+/// begins here, with the one scalar exchange that it has.
+class LocalGradients {
+ public:
+  explicit LocalGradients(LowBitModel& model);
+
+  /// Collective: sums the gradients over the ranks. Returns what to multiply
+  /// the sum by to get clip * mean_i g_i, or nothing if one was not finite.
+  [[nodiscard]] std::optional<float> average(const StepInput& in,
+                                             StepMeter& step);
+  /// Collective; before a compressed exchange: what to multiply this rank's own
+  /// gradients by, clipped by the estimated norm of their mean, or nothing if
+  /// one was not finite. `has_late`: a late element has a gradient here.
+  [[nodiscard]] std::optional<double> clip_by_estimate(const StepInput& in,
+                                                       bool has_late,
+                                                       StepMeter& step);
+  /// The same by this rank's own norm, before a step without an exchange; ranks
+  /// tell each other of gradients that are not finite only if they are to skip
+  /// together. Nothing: this rank leaves the step out; all do if it was not
+  /// applied.
+  [[nodiscard]] std::optional<double> clip_locally(const StepInput& in,
+                                                   StepMeter& step);
+  /// Collective, queued: as Optimizer::reduce_early().
+  void begin_early(View grads, Range range) {
+    exact_.begin_early(grads, range);
+  }
+
+  /// On some rank a late element has a gradient in this step.
+  [[nodiscard]] bool any_late() const noexcept { return any_late_; }
+  /// Sums of squares of this rank's own gradients (kernels/norm.h).
+  [[nodiscard]] std::span<const double> chunk_squares() const noexcept {
+    return exact_.chunk_squares();
+  }
+
+  /// What outlives a step.
+  struct Memory {
+    CalibratedNorm norm;
+    bool left_out_a_step = false;  // this rank alone, since the last exchange
+
+    void save(StateDict& state) const;
+    [[nodiscard]] static Memory load(const StateDict& state);
+  };
+  Memory memory;
+
+ private:
+  [[nodiscard]] std::optional<double> agree_on_norm(const StepInput& in,
+                                                    bool has_late,
+                                                    StepMeter& step);
+  [[nodiscard]] bool skips(const StepInput& in) const;
+  [[nodiscard]] int first_rank(bool own, StepMeter& step);
+  [[nodiscard]] double clip(double rms_norm, StepReport& report) const;
+
+  LowBitModel& model_;
+  ExactAverage exact_;
+  std::uint32_t number_;  // of this optimizer, see optimizer_number()
+  bool any_late_ = false;
+};
+
+}  // namespace thinwire::optim

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/optim/low_bit_optimizer.h"
+
+#include <cmath>
+#include <utility>
+
+#include "optim/checks.h"
+#include "optim/low_bit/impl.h"
+#include "optim/verification.h"
+#include "thinwire/comm/agreement.h"
+
+namespace thinwire::optim {
+
+StepReport LowBitOptimizer::Impl::step(const StepInput& in) {
+  StepReport report{.phase = phase(), .loss_scale = in.loss_scale};
+  {
+    StepMeter meter(model.comm, report);
+    take_step(in, meter);
+  }
+  if (!report.applied) ++skipped;
+  report.masked = momentum.num_left_out();
+  report.heavy = denominator.heavy().size();
+  return report;
+}
+
+std::vector<std::size_t> LowBitOptimizer::Impl::prepare_gradients(
+    const StepInput& in, double grad_scale, StepMeter& step) {
+  std::vector<std::size_t> admitted;
+  if (gradients.any_late()) admitted = momentum.admit_late(step);
+  step.report().revived += admitted.size();
+  denominator.guard(in.grads, grad_scale, gradients.chunk_squares());
+  return admitted;
+}
+
+void LowBitOptimizer::Impl::put_off_verification() {
+  const std::int64_t every = model.settings.exchange.verify_every;
+  if (every > 0 && steps % every == 0) verification_is_due = true;
+}
+
+void LowBitOptimizer::Impl::verify(View params, const std::string& schedule) {
+  put_off_verification();
+  if (!verification_is_due) return;
+  verification_is_due = false;
+  verify_same(model.comm, model.pool, adam().layout(), params,
+              "step " + std::to_string(steps) + ' ' + schedule + '\n' +
+                  model.settings.describe() + adam().describe());
+}
+
+LowBitOptimizer::LowBitOptimizer(std::unique_ptr<Impl> impl)
+    : impl_(std::move(impl)) {
+  const LowBitModel& model = impl_->model;
+  comm::require_same(model.comm, "parameter layout and options",
+                     model.adam.layout().describe() + model.adam.describe() +
+                         model.settings.describe());
+}
+
+LowBitOptimizer::~LowBitOptimizer() = default;
+
+StepReport LowBitOptimizer::step(const StepInput& input) {
+  require_float32_step_input(input, impl_->model.size());
+  return impl_->step(input);
+}
+
+bool LowBitOptimizer::reduces_early() const noexcept {
+  return impl_->phase() == Phase::kExact;
+}
+
+void LowBitOptimizer::reduce_early(View grads, Range range) {
+  if (!reduces_early()) Optimizer::reduce_early(grads, range);
+  impl_->gradients.begin_early(grads, range);
+}
+
+void LowBitOptimizer::synchronize(View params) {
+  require_view("params", params, impl_->model.size(), true, false);
+  impl_->synchronize(params);
+}
+
+std::int64_t LowBitOptimizer::steps() const noexcept { return impl_->steps; }
+
+std::int64_t LowBitOptimizer::skipped_steps() const noexcept {
+  return impl_->skipped;
+}
+
+Phase LowBitOptimizer::phase() const noexcept { return impl_->phase(); }
+
+void LowBitOptimizer::set_learning_rate(std::size_t group,
+                                        double learning_rate) {
+  impl_->adam().set_learning_rate(group, learning_rate);
+}
+
+double LowBitOptimizer::learning_rate(std::size_t group) const {
+  return impl_->adam().learning_rate(group);
+}
+
+std::size_t LowBitOptimizer::num_groups() const noexcept {
+  return impl_->adam().num_groups();
+}
+
+StateDict LowBitOptimizer::state_dict() const { return impl_->save(); }
+
+void LowBitOptimizer::load_state_dict(const StateDict& state) {
+  impl_->load(state);
+}
+
+double LowBitOptimizer::residual_ratio() const {
+  const compress::CompressedAllReduce* const all =
+      impl_->momentum.exchange_if_made();
+  if (all == nullptr) return 0;
+  double mean = 0;
+  for (std::size_t b = 0; b < all->layout().blocks().size(); ++b) {
+    const double scale = all->mean(b).scale;
+    mean += scale * scale *
+            static_cast<double>(all->active().count(all->layout(), b));
+  }
+  const double residual =
+      sum_of_squares(impl_->model.pool, all->worker_error());
+  return mean == 0 ? 0 : std::sqrt(residual / mean);
+}
+
+void LowBitOptimizer::set_observer(compress::WireObserver* observer) noexcept {
+  impl_->momentum.set_observer(observer);
+}
+
+}  // namespace thinwire::optim

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "optim/low_bit/block_denominators.h"
+#include "optim/low_bit/late_elements.h"
+#include "optim/low_bit/model.h"
+#include "thinwire/compress/compressed_all_reduce.h"
+#include "thinwire/kernels/lamb.h"
+
+namespace thinwire::optim {
+
+/// The momentum, averaged over the ranks with one bit per element and error
+/// feedback. Between steps it is either values (Adam's exp_avg) or, after an
+/// exchange, signs: the exchange's own result, 1/32 of the memory.
+class CompressedMomentum {
+ public:
+  struct Options {
+    bool keeps_previous = false;  ///< For previous().
+    bool checks_finite = true;
+  };
+  CompressedMomentum(LowBitModel& model, const Options& options)
+      : model_(model), options_(options) {}
+
+  // ---- the step of the papers
+  /// Collective:  m <- 1-bit mean over the ranks of beta1 m + (1 - beta1) g_i,
+  /// and as each block arrives,  p <- p - lr (m / (1 - beta1^t) / d + wd p).
+  /// `d` are all elements' denominators; scaling and bias are in `c`.
+  void all_reduce(const StepInput& in, const Coefficients& c, const Buffer& d,
+                  StepMeter& step);
+  /// The same without an exchange, of this rank's own gradients.
+  void apply_own(const StepInput& in, const Coefficients& c, const Buffer& d);
+
+  // ---- its pieces
+  /// What block `b` of this rank's new momentum is made of, on the fly.
+  [[nodiscard]] kernels::SignInput input(
+      std::size_t b, ConstView grads, const kernels::AdamCoefficients& c) const;
+  /// m = beta1 m + (1 - beta1) g, as values; 0 where an element is left out.
+  void update(ConstView grads, const Coefficients& c);
+  /// What a step over the denominator `d` does to elements `range`; exp_avg is
+  /// not set.
+  [[nodiscard]] static kernels::FrozenUpdateArrays arrays(Range range,
+                                                          const StepInput& in,
+                                                          const Buffer& d);
+
+  // ---- its two forms
+  [[nodiscard]] bool is_signs() const { return is_signs_; }
+  /// Of block `b`, after an exchange: what it gave over the block's unit.
+  [[nodiscard]] kernels::Signs mean(std::size_t b) const {
+    return over_unit(exchange_->mean(b), b);
+  }
+  /// The momentum before the exchange that is under way, or is over.
+  [[nodiscard]] kernels::MomentumForm previous(std::size_t b) const;
+  [[nodiscard]] kernels::MomentumForm values(std::size_t b) const;
+  /// What is exchanged is the momentum times `units`, one per block: a common
+  /// size in 1-bit LAMB, -sum of learning rates in 0/1 Adam. Empty: all 1.
+  void set_units(std::vector<float> units) { units_ = std::move(units); }
+  [[nodiscard]] float unit(std::size_t b) const {
+    return units_.empty() ? 1 : units_[b];
+  }
+  [[nodiscard]] kernels::Signs over_unit(kernels::Signs mean,
+                                         std::size_t b) const {
+    return {mean.words, mean.scale / unit(b)};
+  }
+  /// The momentum is what the last exchange gave; values may be dropped.
+  void keep_as_signs();
+  /// exp_avg holds it, whatever form it had.
+  void keep_as_values();
+  /// It is what exp_avg holds.
+  void now_values() { is_signs_ = false; }
+  [[nodiscard]] Buffer copy() const;
+
+  // ---- who takes part
+  /// kOut, kTakesPart or kLate for every element; empty: all take part.
+  void set_participation(std::vector<std::uint8_t> elements);
+  [[nodiscard]] Participations participation() const { return participation_; }
+  [[nodiscard]] bool takes_part(std::size_t element) const {
+    return participation_.empty() || participation_[element] == kTakesPart;
+  }
+  /// The same of a block in bits; null: all take part.
+  [[nodiscard]] const std::uint32_t* active(std::size_t b) const {
+    return active_.words(model_.layout.blocks, b);
+  }
+  [[nodiscard]] const compress::ActiveMask& active_mask() const {
+    return active_;
+  }
+  [[nodiscard]] std::size_t num_left_out() const { return num_left_out_; }
+  /// Whether a late element has its first gradient here.
+  [[nodiscard]] bool has_late(ConstView grads) {
+    return late_.look_at(grads, model_.pool);
+  }
+  /// It counts at the next admit_late(): for steps without an exchange.
+  void remember_late(ConstView grads) {
+    if (has_late(grads)) late_.remember();
+  }
+  /// Collective, after has_late() was true on some rank: such elements take
+  /// part from now on, with a momentum of 0. Returns them.
+  [[nodiscard]] std::vector<std::size_t> admit_late(StepMeter& step);
+
+  // ---- the exchange and its residuals
+  /// Made when it is first needed.
+  [[nodiscard]] compress::CompressedAllReduce& exchange();
+  [[nodiscard]] const compress::CompressedAllReduce* exchange_if_made() const {
+    return exchange_.get();
+  }
+  void set_observer(compress::WireObserver* observer);
+  void clear_residuals();
+  void save_residuals(StateDict& state) const;
+  [[nodiscard]] LateElements saved_late(
+      const StateDict& state, const std::vector<std::uint8_t>& elements) const;
+  void set_late(LateElements late) { late_ = std::move(late); }
+  void save_participation(StateDict& state) const;
+  /// Residuals of a state that has some, or none. Throws
+  /// Error(kCorruptCheckpoint), before anything changes.
+  void require_residuals(const StateDict& state) const;
+  void load_residuals(const StateDict& state);
+
+ private:
+  LowBitModel& model_;
+  Options options_;
+  std::unique_ptr<compress::CompressedAllReduce> exchange_;
+  compress::WireObserver* observer_ = nullptr;
+  std::vector<std::uint8_t> participation_;  // empty: every element takes part
+  compress::ActiveMask active_;              // the same in bits
+  LateElements late_;
+  std::size_t num_left_out_ = 0;
+  bool is_signs_ = false;
+  std::vector<float> units_;
+};
+
+}  // namespace thinwire::optim

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "optim/low_bit/layout.h"
+#include "thinwire/compress/compressed_all_reduce.h"
+#include "thinwire/optim/adam.h"
+#include "thinwire/optim/data_parallel.h"
+
+namespace thinwire::optim {
+
+/// The options that every low-bit optimizer has, as its parts take them.
+struct LowBitSettings {
+  std::string name;         ///< "onebit_adam": for messages and saved state.
+  std::string own_options;  ///< One line of what only this optimizer has.
+  AdamOptions adam;
+  std::vector<LowBitGroup> groups;
+  compress::Scale scale = compress::Scale::kRms;
+  DType residual_dtype = DType::kFloat32;
+  double denom_floor = 0;
+  /// A block is searched for outliers if its gradient's norm is above so many
+  /// medians of its denominators, times Adam's own bound (denominator.h).
+  double outlier_gate = 10;
+  ExchangeOptions exchange;
+
+  /// Throws Error(kInvalidArgument) naming the field, its range and its value.
+  void validate(const ParameterLayout& layout) const;
+  /// What ranks compare before they first exchange.
+  [[nodiscard]] std::string describe() const;
+};
+
+/// The update rule's part of an optimizer's public options.
+template <class Options>
+[[nodiscard]] AdamOptions adam_options(const Options& options) {
+  return {.learning_rate = options.learning_rate,
+          .beta1 = options.beta1,
+          .beta2 = options.beta2,
+          .epsilon = options.epsilon,
+          .weight_decay = options.weight_decay,
+          .decoupled_decay = true,
+          .bias_correction = options.bias_correction,
+          .epsilon_inside_sqrt = options.epsilon_inside_sqrt,
+          .groups = {options.groups.begin(), options.groups.end()}};
+}
+
+/// From public options, whose common fields have common names.
+template <class Options>
+[[nodiscard]] LowBitSettings low_bit_settings(std::string name,
+                                              std::string own_options,
+                                              const Options& options) {
+  LowBitSettings settings{.name = std::move(name),
+                          .own_options = std::move(own_options),
+                          .adam = adam_options(options),
+                          .groups = {},
+                          .scale = options.scale,
+                          .residual_dtype = options.residual_dtype,
+                          .denom_floor = options.denom_floor,
+                          .exchange = options.exchange};
+  for (const auto& group : options.groups) {
+    LowBitGroup& to = settings.groups.emplace_back();
+    to.exp_avg_mask = group.exp_avg_mask;
+    if constexpr (requires { group.non_freeze; })
+      to.stays_exact = group.non_freeze;
+  }
+  return settings;
+}
+
+}  // namespace thinwire::optim

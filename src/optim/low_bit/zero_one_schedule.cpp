@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/low_bit/zero_one_schedule.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "thinwire/core/error.h"
+
+namespace thinwire::optim {
+
+void ZeroOneSchedule::variance_updated() {
+  if (++var_counter_ < kappa_) return;
+  var_counter_ = 0;
+  var_interval_ *= 2;
+}
+
+void ZeroOneSchedule::local_step_taken() {
+  if (++local_counter_ < alpha_) return;
+  local_counter_ = 0;
+  local_interval_ = std::min(clipper_, local_interval_ * 2);
+}
+
+std::string ZeroOneSchedule::describe() const {
+  return fmt::format(
+      "var_interval {} var_counter {} local_step_interval {} "
+      "local_step_counter {}",
+      var_interval_, var_counter_, local_interval_, local_counter_);
+}
+
+void ZeroOneSchedule::save(StateDict& state) const {
+  state.put_integer("var_interval", var_interval_);
+  state.put_integer("var_counter", var_counter_);
+  state.put_integer("local_step_interval", local_interval_);
+  state.put_integer("local_step_counter", local_counter_);
+}
+
+void ZeroOneSchedule::load(const StateDict& state) {
+  const std::int64_t var_interval = state.integer("var_interval");
+  const std::int64_t local_interval = state.integer("local_step_interval");
+  if (var_interval < 1 || local_interval < 1)
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                fmt::format("saved intervals must be >= 1, got var_interval "
+                            "{} and local_step_interval {}",
+                            var_interval, local_interval));
+  const std::int64_t var_counter = state.integer("var_counter");
+  local_counter_ = state.integer("local_step_counter");
+  var_counter_ = var_counter;
+  var_interval_ = var_interval;
+  local_interval_ = local_interval;
+}
+
+}  // namespace thinwire::optim

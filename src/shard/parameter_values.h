@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "thinwire/core/parameter_layout.h"
+#include "thinwire/core/state_dict.h"
+
+/// What sharded optimizers check of whole values and of saved states.
+namespace thinwire::shard {
+
+/// Of a parameter in its layout; throws Error(kInvalidArgument).
+[[nodiscard]] std::size_t index_of(const ParameterLayout& layout,
+                                   std::string_view name);
+/// A key that stands for a state: what is none of the rule's has functions of
+/// its own. Throws Error(kInvalidArgument).
+void require_key(std::string_view key);
+void require_size(const ParameterLayout& layout, std::size_t parameter,
+                  std::span<const float> values);
+
+/// What every sharded optimizer counts.
+struct StepCounts {
+  std::int64_t steps = 0;
+  std::int64_t skipped = 0;
+};
+void save_counts(StateDict& state, const StepCounts& counts,
+                 const ParameterLayout& layout, int rank);
+/// Throws Error(kCorruptCheckpoint) if the state is of another layout or rank.
+[[nodiscard]] StepCounts saved_counts(const StateDict& state,
+                                      const ParameterLayout& layout, int rank);
+
+}  // namespace thinwire::shard

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "optim/exact_exchange.h"
+#include "shard/gradient_shard.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/optim/update_rule.h"
+#include "thinwire/shard/zero_optimizer.h"
+
+namespace thinwire::shard {
+
+/// What a ShardGroup is made of; all of it outlives it.
+struct ShardGroupParts {
+  comm::Communicator& comm;
+  const ParameterLayout& layout;
+  const MakeRule& make_rule;
+  View params;
+  ConstView initial;  ///< What masters are made of.
+  const ZeroOptions& options;
+  CopyEngine* copies = nullptr;  ///< Null: nothing is offloaded.
+  std::vector<std::size_t> groups{};
+  int batch_ranks = 1;
+};
+
+/// The parameters that are sharded over one group of ranks: their gradients on
+/// the way, and masters and states of this rank's shard.
+class ShardGroup {
+ public:
+  explicit ShardGroup(const ShardGroupParts& parts);
+
+  [[nodiscard]] const ShardLayout& shards() const noexcept { return shards_; }
+  [[nodiscard]] GradientShard& gradients() noexcept { return gradients_; }
+  [[nodiscard]] optim::UpdateRule& rule() const;
+  [[nodiscard]] comm::Communicator& comm() const noexcept { return comm_; }
+  /// Whether this parameter is one of its own.
+  [[nodiscard]] bool holds(std::size_t parameter) const {
+    return holds_[parameter];
+  }
+
+  /// Sums of squares of this rank's reduced gradients, one per cell of the grid
+  /// and piece, in flat order.
+  [[nodiscard]] std::vector<double> squares(ThreadPool& pool);
+  /// How many those of a rank are.
+  [[nodiscard]] std::size_t num_squares(int rank) const;
+  /// All ranks' together, added in flat order; `squares[r]` are rank r's.
+  [[nodiscard]] double sum_in_order(
+      std::span<const std::span<const double>> squares) const;
+  /// The first parameter of which this rank owns a gradient that is not finite;
+  /// -1.
+  [[nodiscard]] std::int64_t first_nonfinite();
+
+  /// Collective: updates this rank's shard and gathers the parameters, bucket
+  /// by bucket.
+  void update(std::int64_t step, double grad_scale, ThreadPool& pool,
+              optim::StepMeter& meter);
+  /// Collective: parameters from masters, of which they are copies.
+  void gather_from_masters();
+
+  /// "param", "grad" or a state: collective.
+  [[nodiscard]] std::vector<float> read(std::size_t parameter,
+                                        std::string_view what);
+  void write(std::size_t parameter, std::string_view what,
+             std::span<const float> values);
+  void read_masters(ConstView params);
+  void offload_states();
+  void reload_states();
+  void save(StateDict& state, const std::string& prefix) const;
+  /// Throws Error(kCorruptCheckpoint) where load() could not load.
+  void require_fits(const StateDict& state, const std::string& prefix) const;
+  /// Throws Error(kCorruptCheckpoint) before anything changes.
+  void load(const StateDict& state, const std::string& prefix);
+
+ private:
+  // Over which cells a rule with norms is measured, and how sums come together.
+  struct NormPlan {
+    // What one thread takes: so many neighbours in one piece.
+    static constexpr std::size_t kMostCells = 64;
+    struct Run {
+      std::size_t bucket = 0;
+      Range part{};  // of the piece
+      std::size_t first_cell = 0;
+      std::size_t num_cells = 0;
+    };
+    std::vector<optim::NormCell> own;  // of the rule's layout
+    std::vector<Run> runs;
+    std::vector<std::size_t> counts;   // cells per rank
+    std::vector<optim::NormCell> all;  // of the whole layout, in flat order
+    std::vector<std::size_t> places;   // of those among what ranks send
+  };
+
+  [[nodiscard]] NormPlan plan_norms() const;
+  [[nodiscard]] Range own(std::size_t bucket) const;
+  [[nodiscard]] std::size_t position(std::size_t bucket) const;
+  [[nodiscard]] View own_params(std::size_t bucket) const;
+  [[nodiscard]] optim::UpdateArrays arrays(std::size_t bucket, Range part,
+                                           float grad_scale);
+  void measure(std::int64_t step, float grad_scale, ThreadPool& pool,
+               optim::StepMeter& meter);
+  [[nodiscard]] View array(const Fragment& fragment, std::string_view what);
+  // Throws Error(kCorruptCheckpoint) for another rule's state, or another
+  // shard's; empty where there are no masters.
+  [[nodiscard]] ConstView masters_in(const StateDict& own) const;
+  void require_states() const;
+  void require_array(std::string_view what) const;
+
+  comm::Communicator& comm_;
+  const ParameterLayout& layout_;
+  const MakeRule make_rule_;
+  const View params_;
+  CopyEngine* const copies_;
+  const ShardLayout shards_;
+  const std::vector<Fragment> fragments_;  // this rank's
+  const ParameterLayout shard_layout_;
+  std::vector<bool> holds_;
+  GradientShard gradients_;
+  std::unique_ptr<optim::UpdateRule> rule_;  // null while states are away
+  NormPlan norm_plan_;                       // if the rule needs norms
+  StateDict parked_;
+  bool has_masters_ = false;  // else parameters are their own
+  bool has_mirror_ = false;
+  Buffer masters_;
+  Buffer mirror_;  // offload: updated parameters of 16 bits, to be copied
+};
+
+}  // namespace thinwire::shard

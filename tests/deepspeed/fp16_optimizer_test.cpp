@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// What DeepSpeed's FP16 wrappers do otherwise, by the numbers that
+// docs/conformance.md's list gives for them.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <memory>
+
+#include "optim/states.h"
+#include "precision/support.h"
+#include "support/errors.h"
+#include "thinwire/deepspeed/fp16_optimizer.h"
+#include "thinwire/kernels/norm.h"
+
+namespace thinwire::deepspeed {
+namespace {
+
+using optim::StepReport;
+using precision::LossScalerOptions;
+
+Fp16Options reference(const LossScalerOptions& scale,
+                      double max_grad_norm = 0) {
+  return {.loss_scale = scale, .max_grad_norm = max_grad_norm};
+}
+
+using MakeInner = std::function<std::unique_ptr<Optimizer>(
+    comm::Communicator& comm, const ParameterLayout& layout)>;
+
+MakeInner exact_adam(const optim::AdamOptions& rule) {
+  return [=](comm::Communicator& comm, const ParameterLayout& layout) {
+    return std::make_unique<ExactOptimizer>(
+        comm, std::make_unique<optim::Adam>(layout, rule), 1);
+  };
+}
+
+struct Training : test::Training {
+  Training(comm::Communicator& comm, const ParameterLayout& layout,
+           const MakeInner& make, const Fp16Options& options)
+      : test::Training(std::make_unique<Fp16Optimizer>(
+                           comm, layout, make(comm, layout),
+                           test::normal(layout.size(), 3), options),
+                       layout.size(), DType::kFloat16) {}
+};
+
+LossScalerOptions fixed(double scale) {
+  return {.initial_scale = scale, .dynamic = false};
+}
+
+ParameterLayout layout_of(std::size_t size) {
+  return ParameterLayout::of({{"p", {size}}});
+}
+
+void alone(const std::function<void(comm::Communicator&)>& body) {
+  comm::run_local_ranks(1, body);
+}
+
+// exp_avg is what is left of the gradient after unscaling and clipping.
+MakeInner seeing_gradients() {
+  return exact_adam({.beta1 = 0, .beta2 = 0, .bias_correction = false});
+}
+
+float gradient_seen(const Training& run) {
+  return run.optimizer->state_dict().array("exp_avg").as<float>()[0];
+}
+
+TEST(Fp16Optimizer, Item29AddsAMillionthToTheNorm) {
+  alone([](comm::Communicator& comm) {
+    const auto seen = [&](float scaled, double max_grad_norm) {
+      Training run(comm, layout_of(1), seeing_gradients(),
+                   reference(fixed(1024), max_grad_norm));
+      Buffer grads =
+          test::converted(std::vector<float>{scaled}, DType::kFloat16);
+      (void)run.optimizer->step(run.params.view(), grads.view());
+      return gradient_seen(run);
+    };
+    EXPECT_EQ(seen(10240, 1), 10240 * static_cast<float>(1 / 10240.001024));
+    EXPECT_EQ(seen(512, 1), 0.5f);
+    EXPECT_EQ(seen(10240, 0), 10.0f);
+  });
+}
+
+// The third clean step is unscaled by the scale of the fourth.
+TEST(Fp16Optimizer, Item30HalvesTheGradientWhereTheScaleGrows) {
+  alone([](comm::Communicator& comm) {
+    Training run(comm, layout_of(1), seeing_gradients(),
+                 reference({.initial_scale = 1024, .window = 2}));
+    for (int t = 1; t <= 4; ++t) {
+      const double scale = run.optimizer->loss_scale();
+      (void)run.step({1.5});
+      EXPECT_EQ(scale, t <= 3 ? 1024 : 2048);
+      EXPECT_EQ(gradient_seen(run), t == 3 ? 0.75f : 1.5f) << t;
+    }
+  });
+}
+
+TEST(Fp16Optimizer, Item53TakesAStepBeforeTheFirst) {
+  alone([](comm::Communicator& comm) {
+    Training run(comm, layout_of(1), exact_adam({}), reference(fixed(1024)));
+    run.optimizer->set_masters(std::vector<float>{1});
+    (void)run.step({0.1f});
+    // Rounded where floats are 2^-24 apart, in the list as here.
+    EXPECT_NEAR(1.0 - run.optimizer->masters().as<float>()[0], 0.744164e-3,
+                1e-9);
+
+    Training decayed(comm, layout_of(1), exact_adam({.weight_decay = 0.01}),
+                     reference(fixed(1024)));
+    const float start = test::normal(1, 3)[0];
+    EXPECT_FLOAT_EQ(decayed.optimizer->masters().as<float>()[0],
+                    0.99999f * start);
+  });
+}
+
+TEST(Fp16Optimizer, Item54ReportsAScaledNormWhereTensorsAreApart) {
+  alone([](comm::Communicator& comm) {
+    for (const Fp16Wrapper wrapper :
+         {Fp16Wrapper::kFused, Fp16Wrapper::kUnfused}) {
+      Fp16Options options = reference(fixed(128));
+      options.wrapper = wrapper;
+      const ParameterLayout layout =
+          ParameterLayout::of({{"a", {3}}, {"b", {1}}});
+      Fp16Optimizer optimizer(
+          comm, layout, exact_adam({})(comm, wrapped_layout(layout, wrapper)),
+          test::normal(4, 3), options);
+      Buffer params(4, DType::kFloat16);
+      Buffer grads =
+          test::converted(std::vector<float>(4, 64.0f), DType::kFloat16);
+      EXPECT_EQ(optimizer.step(params.view(), grads.view()).grad_norm,
+                wrapper == Fp16Wrapper::kFused ? 1.0 : 128.0);
+    }
+  });
+}
+
+// Items 27 and 48; it is a step of its own that the optimizer has taken before.
+TEST(Fp16Optimizer, Item27CountsTheStepsThatItSkips) {
+  for (const int world : {1, 2, 3})
+    comm::run_local_ranks(world, [](comm::Communicator& comm) {
+      const auto options = reference({.initial_scale = 256, .window = 2});
+      const auto make = exact_adam({});
+      Training run(comm, layout_of(5), make, options);
+      std::int64_t skipped = 0;
+      for (int t = 1; t <= 6; ++t) {
+        std::vector<float> grads(5, 0.5f);
+        const bool overflows = t == 2 || t == 5;
+        if (overflows && comm.rank() == comm.size() - 1)
+          grads[3] = std::numeric_limits<float>::infinity();
+        const Buffer before = test::copied(run.optimizer->masters());
+        EXPECT_EQ(run.step(grads).applied, !overflows);
+        skipped += overflows ? 1 : 0;
+        EXPECT_EQ(run.optimizer->skipped_steps(), skipped);
+        EXPECT_EQ(run.optimizer->steps(), 1 + t - skipped);
+        EXPECT_EQ(
+            bool{test::same_bytes(run.optimizer->masters(), before.view())},
+            overflows);
+      }
+      Training resumed(comm, layout_of(5), make, options);
+      resumed.optimizer->load_state_dict(run.optimizer->state_dict());
+      EXPECT_EQ(resumed.optimizer->skipped_steps(), skipped);
+      EXPECT_EQ(resumed.optimizer->loss_scale(), run.optimizer->loss_scale());
+      EXPECT_TRUE(test::same_state(resumed.optimizer->state_dict(),
+                                   run.optimizer->state_dict()));
+      run.optimizer->load_state_dict(resumed.optimizer->state_dict());
+      EXPECT_EQ(run.optimizer->skipped_steps(), skipped);
+    });
+}
+
+TEST(Fp16Optimizer, AveragesNothingEarly) {
+  comm::run_local_ranks(2, [](comm::Communicator& comm) {
+    Training run(comm, layout_of(kernels::kSumChunk), exact_adam({}),
+                 reference(fixed(1)));
+    Buffer grads(kernels::kSumChunk, DType::kFloat16);
+    EXPECT_FALSE(run.optimizer->reduces_early());
+    test::expect_error(ErrorCode::kFailedPrecondition, {"reduce_early"}, [&] {
+      run.optimizer->reduce_early(grads.view(), {0, kernels::kSumChunk});
+    });
+    EXPECT_TRUE(run.optimizer->step(run.params.view(), grads.view()).applied);
+  });
+}
+
+TEST(Fp16Optimizer, RefusesWhatItDoesNotKnow) {
+  alone([](comm::Communicator& comm) {
+    test::expect_error(ErrorCode::kInvalidArgument, {"max_grad_norm", "-1"},
+                       [] { reference(fixed(1), -1).validate(); });
+    test::expect_error(ErrorCode::kInvalidArgument, {"window", "0"},
+                       [] { reference({.window = 0}).validate(); });
+    EXPECT_NO_THROW(reference({.hysteresis = 0}).validate());
+    const ParameterLayout layout = layout_of(2);
+    const std::vector<float> initial(2);
+    const std::vector<float> three(3);
+    test::expect_error(ErrorCode::kInvalidArgument, {"optimizer", "null"}, [&] {
+      Fp16Optimizer none(comm, layout, nullptr, initial);
+    });
+    test::expect_error(ErrorCode::kInvalidArgument, {"initial", "3"}, [&] {
+      Fp16Optimizer few(comm, layout, exact_adam({})(comm, layout), three);
+    });
+    const ParameterLayout unordered =
+        ParameterLayout::of({{"a", {1}, 1}, {"b", {1}, 0}});
+    test::expect_error(
+        ErrorCode::kInvalidArgument, {"layout", "'b'", "group 0"}, [&] {
+          static_cast<void>(wrapped_layout(unordered, Fp16Wrapper::kFused));
+        });
+
+    Training run(comm, layout, exact_adam({}), reference(fixed(1)));
+    EXPECT_FALSE(run.optimizer->takes_gradients(DType::kFloat32));
+    EXPECT_TRUE(run.optimizer->takes_gradients(DType::kFloat16));
+    Buffer grads(2, DType::kFloat16);
+    test::expect_error(ErrorCode::kInvalidArgument, {"loss_scale", "1"}, [&] {
+      (void)run.optimizer->step({.params = run.params.view(),
+                                 .grads = grads.view(),
+                                 .loss_scale = 2});
+    });
+    std::vector<float> wide(2);
+    test::expect_error(ErrorCode::kInvalidArgument, {"params", "float16"},
+                       [&] { run.optimizer->write_params(wide); });
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::deepspeed

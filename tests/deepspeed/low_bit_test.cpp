@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the reference's low-bit optimizers do otherwise than Thinwire's; their
+// arithmetic is held by the recordings (tests/golden).
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+
+#include "optim/support.h"
+#include "support/errors.h"
+#include "thinwire/comm/local.h"
+#include "thinwire/deepspeed/optimizers.h"
+
+namespace thinwire::deepspeed {
+namespace {
+
+using optim::Phase;
+
+template <class Options>
+void refused(const Options& options, std::string_view name,
+             std::string_view value) {
+  const auto layout = ParameterLayout::of({{"p", {3}}});
+  test::expect_error(ErrorCode::kInvalidArgument,
+                     {std::string(name), std::string(value)},
+                     [&] { validate(options, layout); });
+}
+
+TEST(DeepSpeedOptions, WhatTheReferenceHasNotIsRefusedByName) {
+  refused(optim::OnebitAdamOptions{.freeze_step = optim::kAutoFreeze},
+          "semantics", "deepspeed");
+  refused(optim::OnebitLambOptions{.freeze_step = optim::kAutoFreeze},
+          "semantics", "deepspeed");
+  refused(optim::OnebitAdamOptions{.variance_refresh = 5}, "variance_refresh",
+          "got 5");
+  refused(optim::OnebitAdamOptions{.residual_dtype = DType::kBFloat16},
+          "residual_dtype", "bfloat16");
+  refused(optim::OnebitLambOptions{.residual_dtype = DType::kBFloat16},
+          "residual_dtype", "bfloat16");
+  refused(optim::ZeroOneAdamOptions{.residual_dtype = DType::kBFloat16},
+          "residual_dtype", "bfloat16");
+  refused(optim::ZeroOneAdamOptions{.exchange = {.verify_every = 2}},
+          "verify_every", "got 2");
+  refused(optim::ZeroOneAdamOptions{.var_freeze_step = -1}, "var_freeze_step",
+          "-1");
+  refused(optim::OnebitAdamOptions{.freeze_step = -2}, "freeze_step", "-2");
+  refused(optim::OnebitAdamOptions{.beta1 = 1}, "beta1", "got 1");
+}
+
+TEST(DeepSpeedOptions, TheInitializationStepCounts) {
+  const auto layout = ParameterLayout::of({{"p", {3}}});
+  EXPECT_NO_THROW(validate(optim::OnebitAdamOptions{.freeze_step = 0}, layout));
+  EXPECT_NO_THROW(validate(optim::OnebitLambOptions{.freeze_step = 0}, layout));
+  EXPECT_NO_THROW(
+      validate(optim::ZeroOneAdamOptions{.var_freeze_step = 0}, layout));
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    OnebitAdam optimizer(comm, layout, {.freeze_step = 3});
+    std::vector<float> params{1, 2, 3};
+    std::vector<float> grads{1, -1, 2};
+    (void)optimizer.step(params, grads);
+    EXPECT_EQ(optimizer.steps(), 1);
+    EXPECT_EQ(params, (std::vector<float>{1, 2, 3}));
+  });
+}
+
+// Optimizers of the two kinds do not take each other's states.
+TEST(DeepSpeedState, IsNotThatOfTheOtherSemantics) {
+  const auto layout = test::small_layout();
+  comm::run_local_ranks(1, [&](comm::Communicator& comm) {
+    OnebitAdam reference(comm, layout, {.freeze_step = 1});
+    optim::OnebitAdam own(comm, layout, {.freeze_step = 1});
+    test::expect_error(ErrorCode::kCorruptCheckpoint,
+                       {"onebit_adam", "deepspeed"},
+                       [&] { reference.load_state_dict(own.state_dict()); });
+    test::expect_error(ErrorCode::kCorruptCheckpoint,
+                       {"onebit_adam", "deepspeed"},
+                       [&] { own.load_state_dict(reference.state_dict()); });
+  });
+}
+
+TEST(DeepSpeedState, LosesResiduals) {
+  const auto layout = test::small_layout();
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    const optim::OnebitAdamOptions options{.freeze_step = 2};
+    OnebitAdam one(comm, layout, options);
+    std::vector<float> params = test::normal(layout.size(), 3);
+    const auto step = [&](OnebitAdam& optimizer, std::int64_t t) {
+      auto grads = test::gradient(layout.size(), t, comm.rank());
+      (void)optimizer.step(params, grads);
+    };
+    const auto largest_residual = [](const OnebitAdam& optimizer) {
+      float most = 0;
+      const StateDict state = optimizer.state_dict();
+      for (const float e : state.array("worker_error").as<float>())
+        most = std::max(most, std::abs(e));
+      return most;
+    };
+    for (std::int64_t t = 1; t <= 4; ++t) step(one, t);
+    EXPECT_GT(largest_residual(one), 0);
+    OnebitAdam two(comm, layout, options);
+    step(two, 1);  // has made its exchange
+    two.load_state_dict(one.state_dict());
+    EXPECT_EQ(two.phase(), Phase::kCompressed);
+    EXPECT_EQ(two.steps(), 4);
+    EXPECT_EQ(largest_residual(two), 0);
+  });
+}
+
+// The limits of a group clamp its ratios, of which an average is kept.
+TEST(DeepSpeedOnebitLamb, ClampsWithTheLimitsOfTheGroup) {
+  const auto layout = ParameterLayout::of({{"a", {40}, 0}, {"b", {7}, 1}});
+  optim::OnebitLambOptions options{.beta2 = 0.9};
+  options.groups.resize(2);
+  options.groups[0].max_coeff = 0.2;
+  options.groups[1].min_coeff = 20;
+  options.groups[1].max_coeff = 30;
+  options.coeff_beta = 0.5;
+  options.freeze_step = 4;
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    OnebitLamb optimizer(comm, layout, options);
+    std::vector<float> params = test::normal(layout.size(), 3);
+    std::vector<double> average(2);
+    for (std::int64_t t = 1; t <= 4; ++t) {
+      auto grads = test::gradient(layout.size(), t, comm.rank());
+      (void)optimizer.step(params, grads);
+      if (t == 1) continue;  // the initialization step
+      const StateDict state = optimizer.state_dict();
+      const auto of = [&](const char* name) {
+        const auto values = state.array(name).as<double>();
+        return std::vector<double>(values.begin(), values.end());
+      };
+      EXPECT_EQ(of("lamb_coeffs"), (std::vector{0.2, 20.0})) << t;
+      for (std::size_t i = 0; i < 2; ++i)
+        average[i] = 0.5 * average[i] + (1 - 0.5) * (i == 0 ? 0.2 : 20.0);
+      EXPECT_EQ(of("lamb_coeff_freeze"), average);
+    }
+    EXPECT_EQ(optimizer.phase(), Phase::kCompressed);
+  });
+}
+
+// The reference knows neither masked, late nor heavy elements.
+TEST(DeepSpeedLowBit, TreatsNoElementInAnyOtherWay) {
+  const ParameterLayout layout = ParameterLayout::of({{"p", {1200}}});
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    std::vector<std::unique_ptr<LowBitOptimizer>> all;
+    all.push_back(std::make_unique<OnebitAdam>(
+        comm, layout, optim::OnebitAdamOptions{.freeze_step = 3}));
+    all.push_back(std::make_unique<OnebitLamb>(
+        comm, layout, optim::OnebitLambOptions{.freeze_step = 3}));
+    all.push_back(std::make_unique<ZeroOneAdam>(
+        comm, layout, optim::ZeroOneAdamOptions{.var_freeze_step = 3}));
+    for (const auto& optimizer : all) {
+      std::vector<float> params = test::normal(layout.size(), 3);
+      for (std::int64_t t = 1; t <= 8; ++t) {
+        auto grads = test::gradient(layout.size(), t, comm.rank());
+        if (t < 6) grads[5] = 0;
+        grads[7] = 1e4f;
+        const optim::StepReport report = optimizer->step(params, grads);
+        EXPECT_TRUE(report.applied);
+        EXPECT_EQ(report.masked + report.heavy + report.revived, 0u);
+      }
+    }
+  });
+}
+
+// Averaging beforehand, as a 16-bit wrapper does, gives the same exact steps.
+TEST(DeepSpeedExactOptimizer, TakesGradientsThatAreAveraged) {
+  const auto layout = test::small_layout();
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    const auto make = [&] {
+      return ExactOptimizer(
+          comm, std::make_unique<optim::Adam>(layout, optim::AdamOptions{}), 1);
+    };
+    ExactOptimizer one = make();
+    ExactOptimizer two = make();
+    std::vector<float> p = test::normal(layout.size(), 3);
+    std::vector<float> q = p;
+    for (std::int64_t t = 1; t <= 3; ++t) {
+      auto grads = test::gradient(layout.size(), t, comm.rank());
+      std::vector<float> mean = grads;
+      comm.all_reduce(std::span(mean), comm::ReduceOp::kSum);
+      for (float& g : mean) g /= 2;
+      (void)one.step(p, grads);
+      (void)two.step_averaged({.params = q, .grads = mean});
+      EXPECT_EQ(p, q);
+    }
+    EXPECT_EQ(one.steps(), 3);
+    std::vector<float> bad(layout.size(), INFINITY);
+    EXPECT_FALSE(two.step_averaged({.params = q, .grads = bad}).applied);
+    EXPECT_EQ(p, q);
+    EXPECT_EQ(two.skipped_steps(), 1);
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::deepspeed

@@ -1,0 +1,452 @@
+// SPDX-License-Identifier: Apache-2.0
+// What DeepSpeed's ZeRO does otherwise, by the numbers that
+// docs/conformance.md's list gives for it.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <numeric>
+
+#include "deepspeed/rounded_sum.h"
+#include "optim/states.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+#include "support/values.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/deepspeed/zero_optimizer.h"
+#include "thinwire/kernels/cast.h"
+#include "thinwire/optim/adam.h"
+
+namespace thinwire::deepspeed {
+namespace {
+
+using optim::AdamOptions;
+using optim::StepReport;
+
+void ranks(int world, const std::function<void(comm::Communicator&)>& body) {
+  test::run_ranks("local", world, body);
+}
+
+Buffer buffer_of(const std::vector<float>& values, DType dtype) {
+  Buffer result(values.size(), dtype);
+  kernels::convert(values, result.view());
+  return result;
+}
+
+std::vector<float> floats(ConstView values) {
+  std::vector<float> wide(values.size());
+  kernels::convert(values, wide);
+  return wide;
+}
+
+ParameterLayout layout_of(std::vector<std::size_t> sizes) {
+  std::vector<ParameterSpec> specs;
+  for (const std::size_t size : sizes)
+    specs.push_back({fmt::format("p{}", specs.size()), {size}});
+  return ParameterLayout::of(std::move(specs));
+}
+
+// exp_avg is what is left of the gradient after unscaling and clipping.
+AdamOptions seeing_gradients() {
+  return {.beta1 = 0, .beta2 = 0, .bias_correction = false};
+}
+
+ZeroOptions reference(int stage, DType dtype = DType::kFloat32) {
+  return {.stage = stage,
+          .dtype = dtype,
+          .loss_scale = {.initial_scale = 1024, .dynamic = false},
+          .accumulation_dtype = dtype};
+}
+
+/// What a caller of one rank holds.
+struct Training {
+  Training(comm::Communicator& comm, const ParameterLayout& of,
+           const ZeroOptions& options, AdamOptions rule = seeing_gradients(),
+           std::vector<float> start = {})
+      : layout(of), params(layout.size(), options.dtype) {
+    if (!start.empty()) kernels::convert(start, params.view());
+    optimizer = std::make_unique<ZeroOptimizer>(comm, layout, rule,
+                                                params.view(), options);
+  }
+
+  void backward(const std::vector<float>& grads,
+                ZeroOptimizer::Backward which = {}) {
+    optimizer->begin_backward(which);
+    const Buffer all = buffer_of(grads, params.dtype());
+    for (std::size_t p = 0; p < layout.parameters().size(); ++p)
+      optimizer->collect(p, all.view().subview(layout.parameters()[p].offset,
+                                               layout.parameters()[p].size));
+    optimizer->end_backward();
+  }
+  StepReport step(const std::vector<float>& grads) {
+    Buffer whole = buffer_of(grads, params.dtype());
+    return optimizer->step(params.view(), whole.view());
+  }
+  [[nodiscard]] float gradient_seen() const {
+    return optimizer->full_state("p0", "exp_avg")[0];
+  }
+
+  ParameterLayout layout;
+  Buffer params;
+  std::unique_ptr<ZeroOptimizer> optimizer;
+};
+
+TEST(DeepSpeedZero, Item5OrdersParametersRoundRobin) {
+  const auto order = [](std::size_t parameters, int world) {
+    std::vector<std::size_t> result;
+    ranks(world, [&](comm::Communicator& comm) {
+      ZeroOptions options = reference(1);
+      options.round_robin = true;
+      const Training run(
+          comm, layout_of(std::vector<std::size_t>(parameters, 1)), options);
+      const auto got = run.optimizer->shards().order();
+      if (comm.rank() == 0) result.assign(got.begin(), got.end());
+    });
+    return result;
+  };
+  using Order = std::vector<std::size_t>;
+  EXPECT_EQ(order(7, 3), (Order{0, 3, 6, 1, 4, 2, 5}));
+  EXPECT_EQ(order(5, 2), (Order{0, 2, 4, 1, 3}));
+  EXPECT_EQ(order(2, 4), (Order{0, 1}));
+}
+
+// Item 6, which the reference gets wrong, too.
+TEST(DeepSpeedZero, Item10ReducesEverySliceToItsOwner) {
+  for (const bool round_robin : {false, true})
+    for (const bool reduce_scatter : {false, true})
+      ranks(4, [&](comm::Communicator& comm) {
+        ZeroOptions options = reference(2);
+        options.round_robin = round_robin;
+        options.reduce_scatter = reduce_scatter;
+        std::vector<float> start(22);
+        std::iota(start.begin(), start.end(), 1.0f);
+        Training run(comm, layout_of({10, 7, 5}), options, seeing_gradients(),
+                     start);
+        std::vector<float> grads = start;
+        for (float& g : grads) g *= static_cast<float>(comm.rank());
+        run.backward(grads);
+        const StateDict state = run.optimizer->state_dict();
+        if (!round_robin) {
+          const auto masters = state.array("masters").as<float>();
+          const auto begin = static_cast<std::size_t>(comm.rank()) * 6;
+          ASSERT_EQ(masters.size(), comm.rank() == 3 ? 4u : 6u);
+          for (std::size_t i = 0; i < masters.size(); ++i)
+            EXPECT_EQ(masters[i], start[begin + i]);
+        }
+        for (const Parameter& p : run.layout.parameters()) {
+          const auto masters = run.optimizer->full_parameter(p.name);
+          const auto mean = run.optimizer->full_gradient(p.name);
+          for (std::size_t i = 0; i < p.size; ++i) {
+            EXPECT_EQ(masters[i], start[p.offset + i]);
+            EXPECT_EQ(mean[i], 1.5f * start[p.offset + i]);
+          }
+        }
+      });
+}
+
+TEST(DeepSpeedZero, Item11AveragesOrSums) {
+  for (const bool average : {true, false})
+    for (const bool reduce_scatter : {true, false})
+      ranks(2, [&](comm::Communicator& comm) {
+        ZeroOptions options = reference(1);
+        options.average = average;
+        options.reduce_scatter = reduce_scatter;
+        Training run(comm, layout_of({3}), options);
+        run.backward(std::vector<float>(3, comm.rank() == 0 ? 1.0f : 3.0f));
+        for (const float g : run.optimizer->full_gradient("p0"))
+          EXPECT_EQ(g, average ? 2.0f : 4.0f);
+      });
+}
+
+TEST(RoundedSum, Item12DividesBeforeAndAfter) {
+  const SumScaling parts = sum_scaling(false, 2, 4);
+  EXPECT_EQ(1 / parts.divisor, 0.5f);
+  EXPECT_EQ(4 / parts.divisor, 2.0f);
+  EXPECT_EQ(4 / parts.divisor * parts.factor, 1.0f);
+  const SumScaling before = sum_scaling(true, 1, 4);
+  EXPECT_EQ(before.divisor, 4.0f);
+  EXPECT_EQ(before.factor, 1.0f);
+  // Four ranks that share sequences in pairs; the reference forgets the rest.
+  const SumScaling pairs = sum_scaling(false, 4, 2);
+  EXPECT_EQ(4 / pairs.divisor * pairs.factor, 2.0f);
+
+  ranks(4, [&](comm::Communicator& comm) {
+    const std::vector<std::size_t> counts = {2, 0, 1, 3};
+    for (const SumScaling& scaling : {parts, before})
+      for (const DType dtype :
+           {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+        const Buffer ones = buffer_of(std::vector<float>(6, 1), dtype);
+        const Buffer piece =
+            rounded_sum(comm, ones.view(), counts, scaling, dtype);
+        EXPECT_EQ(piece.dtype(), dtype);
+        EXPECT_EQ(floats(piece.view()),
+                  std::vector<float>(
+                      counts[static_cast<std::size_t>(comm.rank())], 1.0f));
+      }
+  });
+}
+
+// 2048 + 1 is 2048 in fp16; items 15 and 42 say what becomes of that.
+TEST(RoundedSum, RoundsEveryAdditionToTheTypeOnTheWire) {
+  ranks(3, [&](comm::Communicator& comm) {
+    const Buffer own =
+        buffer_of({comm.rank() == 0 ? 2048.0f : 1.0f, 0, 0}, DType::kFloat16);
+    const std::vector<std::size_t> counts = {1, 1, 1};
+    const auto sum = [&](DType wire) {
+      return floats(rounded_sum(comm, own.view(), counts, {}, wire).view())[0];
+    };
+    const float half = sum(DType::kFloat16);
+    const float single = sum(DType::kFloat32);
+    if (comm.rank() != 0) return;
+    EXPECT_EQ(half, 2048.0f);
+    EXPECT_EQ(single, 2050.0f);
+  });
+}
+
+TEST(DeepSpeedZero, Item20AveragesWhereTheReferenceTakesLocalGradients) {
+  ranks(2, [](comm::Communicator& comm) {
+    ZeroOptions options = reference(1, DType::kFloat16);
+    options.accumulation_dtype = DType::kFloat32;
+    Training run(comm, layout_of({4}), options);
+    run.backward(std::vector<float>(4, comm.rank() == 0 ? 1024.0f : 3072.0f));
+    for (const float g : run.optimizer->full_gradient("p0")) EXPECT_EQ(g, 2.0f);
+  });
+}
+
+TEST(DeepSpeedZero, Item21AddsUpBackwardsInTheTypeOfTheParameters) {
+  const auto sum = [](int stage, DType accumulation) {
+    float result = 0;
+    ranks(1, [&](comm::Communicator& comm) {
+      ZeroOptions options = reference(stage, DType::kFloat16);
+      options.loss_scale.initial_scale = 1;
+      options.accumulation_dtype = accumulation;
+      Training run(comm, layout_of({1}), options);
+      run.backward({2048}, {.is_first = true, .is_last = false});
+      run.backward({1}, {.is_first = false, .is_last = false});
+      run.backward({1}, {.is_first = false, .is_last = true});
+      result = run.optimizer->full_gradient("p0")[0];
+    });
+    return result;
+  };
+  EXPECT_EQ(sum(1, DType::kFloat16), 2048);
+  EXPECT_EQ(sum(1, DType::kFloat32), 2050);
+  EXPECT_EQ(sum(2, DType::kFloat16), 2048);
+  EXPECT_EQ(sum(2, DType::kFloat32), 2048);
+}
+
+TEST(DeepSpeedZero, Item26SumsUntilTheStepWhereNoBackwardWasTheLast) {
+  for (const int stage : {1, 2})
+    ranks(2, [&](comm::Communicator& comm) {
+      Training run(comm, layout_of({5}), reference(stage));
+      run.backward({1, 1, 1, 1, 1}, {.is_first = true, .is_last = false});
+      run.backward({2, 2, 2, 2, 2}, {.is_first = false, .is_last = false});
+      EXPECT_EQ(run.optimizer->full_gradient("p0")[0], 3.0f);
+      EXPECT_TRUE(run.optimizer->step().applied);
+      EXPECT_EQ(run.gradient_seen(), 3.0f);
+    });
+}
+
+TEST(DeepSpeedZero, Item27SkipsTheStepOnAllRanks) {
+  for (const int stage : {1, 2})
+    for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
+      ranks(3, [&](comm::Communicator& comm) {
+        ZeroOptions options = reference(stage, dtype);
+        options.loss_scale = {.initial_scale = 256, .hysteresis = 1};
+        Training run(comm, layout_of({5, 4}), options, {}, test::normal(9, 1));
+        const auto before = floats(run.params.view());
+        std::vector<float> grads(9, 0.5f);
+        if (comm.rank() == 1)
+          grads[7] = std::numeric_limits<float>::quiet_NaN();
+        EXPECT_FALSE(run.step(grads).applied);
+        EXPECT_EQ(floats(run.params.view()), before);
+        EXPECT_EQ(run.optimizer->steps(), 0);
+        EXPECT_EQ(run.optimizer->skipped_steps(), 1);
+        EXPECT_EQ(run.optimizer->loss_scale(),
+                  dtype == DType::kFloat16 ? 128 : 1);
+        EXPECT_TRUE(run.step(std::vector<float>(9, 0.5f)).applied);
+        EXPECT_EQ(run.optimizer->steps(), 1);
+      });
+}
+
+TEST(DeepSpeedZero, Item29AddsAMillionthToTheNorm) {
+  ranks(1, [](comm::Communicator& comm) {
+    const auto seen = [&](float scaled, double max_grad_norm) {
+      ZeroOptions options = reference(1, DType::kFloat16);
+      options.exchange.max_grad_norm = max_grad_norm;
+      Training run(comm, layout_of({1}), options);
+      EXPECT_EQ(run.step({scaled}).grad_norm, scaled / 1024);
+      return run.gradient_seen();
+    };
+    EXPECT_EQ(seen(10240, 1), 10240 * (1 / 10240.001024f));
+    EXPECT_EQ(seen(512, 1), 0.5f);
+    EXPECT_EQ(seen(10240, 0), 10.0f);
+  });
+}
+
+// The third clean step is unscaled, and clipped, by the scale of the fourth.
+TEST(DeepSpeedZero, Item30HalvesTheGradientWhereTheScaleGrows) {
+  for (const double max_grad_norm : {0.0, 1.0})
+    ranks(2, [&](comm::Communicator& comm) {
+      ZeroOptions options = reference(2, DType::kFloat16);
+      options.loss_scale = {.initial_scale = 1024, .window = 2};
+      options.exchange.max_grad_norm = max_grad_norm;
+      Training run(comm, layout_of({1}), options);
+      for (int t = 1; t <= 4; ++t) {
+        const double scale = run.optimizer->loss_scale();
+        EXPECT_EQ(scale, t <= 3 ? 1024 : 2048);
+        const StepReport report = run.step({static_cast<float>(1.5 * scale)});
+        EXPECT_EQ(report.grad_norm, 1.5) << t;
+        const float whole = max_grad_norm > 0 ? 1.0f : 1.5f;
+        EXPECT_NEAR(run.gradient_seen(), t == 3 ? 0.75f : whole, 1e-5) << t;
+      }
+    });
+}
+
+TEST(DeepSpeedZero, Item31SkippingInBfloat16IsAChoice) {
+  for (const bool skips : {true, false})
+    ranks(2, [&](comm::Communicator& comm) {
+      ZeroOptions options = reference(1, DType::kBFloat16);
+      options.exchange.skip_nonfinite = skips;
+      Training run(comm, layout_of({3}), options, {}, {1, 2, 3});
+      for (int t = 0; t < 8; ++t) {
+        const StepReport report = run.step(
+            std::vector<float>(3, std::numeric_limits<float>::infinity()));
+        EXPECT_EQ(report.applied, !skips);
+        // What is not finite has norm -1, and that is squared.
+        EXPECT_EQ(report.grad_norm, skips ? 0.0 : 1.0);
+      }
+      EXPECT_EQ(run.optimizer->skipped_steps(), skips ? 8 : 0);
+      for (const float p : floats(run.params.view()))
+        EXPECT_EQ(std::isfinite(p), skips);
+    });
+}
+
+TEST(DeepSpeedZero, NamesWhatOverflowsAtTheMinimumOfTheScale) {
+  ranks(3, [](comm::Communicator& comm) {
+    ZeroOptions options = reference(2, DType::kFloat16);
+    options.loss_scale = {.initial_scale = 1, .hysteresis = 1, .min_scale = 1};
+    Training run(comm, layout_of({4, 4, 4}), options);
+    EXPECT_TRUE(run.step(std::vector<float>(12, 1)).applied);
+    std::vector<float> grads(12, 1);
+    if (comm.rank() == 2) grads[6] = std::numeric_limits<float>::infinity();
+    test::expect_error(ErrorCode::kNonFinite,
+                       {"minimum of 1", "'p1'", "last good step was 1"},
+                       [&] { (void)run.step(grads); });
+    EXPECT_TRUE(run.step(std::vector<float>(12, 1)).applied);
+  });
+}
+
+TEST(DeepSpeedZero, TakesWholeGradientsAsOneBackward) {
+  for (const int stage : {1, 2})
+    ranks(3, [&](comm::Communicator& comm) {
+      const ZeroOptions options = reference(stage, DType::kBFloat16);
+      const AdamOptions rule{.learning_rate = 0.01, .weight_decay = 0.1};
+      const std::vector<float> start = test::normal(11, 1);
+      Training whole(comm, layout_of({5, 6}), options, rule, start);
+      Training single(comm, layout_of({5, 6}), options, rule, start);
+      for (std::uint32_t t = 0; t < 3; ++t) {
+        const auto seed = 10 * t + static_cast<std::uint32_t>(comm.rank());
+        const std::vector<float> grads = test::normal(11, seed);
+        (void)whole.step(grads);
+        single.backward(grads);
+        (void)single.optimizer->step();
+        EXPECT_EQ(floats(whole.params.view()), floats(single.params.view()));
+      }
+    });
+}
+
+TEST(DeepSpeedZero, ForgetsABackwardThatIsCancelled) {
+  for (const int stage : {1, 2})
+    ranks(2, [&](comm::Communicator& comm) {
+      Training run(comm, layout_of({2}), reference(stage));
+      run.backward({5, 5}, {.is_first = true, .is_last = false});
+      run.optimizer->begin_backward({.is_first = false, .is_last = true});
+      run.optimizer->collect(0, std::vector<float>{7, 7});
+      run.optimizer->cancel_backward();
+      run.backward({1, 1});
+      EXPECT_TRUE(run.optimizer->step().applied);
+      EXPECT_EQ(run.gradient_seen(), 1.0f);
+    });
+}
+
+TEST(DeepSpeedZero, ContinuesBitEqualFromItsState) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16})
+    ranks(3, [&](comm::Communicator& comm) {
+      ZeroOptions options = reference(2, dtype);
+      options.loss_scale = {.initial_scale = 64, .window = 2};
+      const AdamOptions rule{.learning_rate = 0.01, .weight_decay = 0.1};
+      Training run(comm, layout_of({5, 6}), options, rule, test::normal(11, 1));
+      const auto step = [&](Training& of, std::uint32_t t) {
+        const auto seed = 10 * t + static_cast<std::uint32_t>(comm.rank());
+        std::vector<float> grads = test::normal(11, seed);
+        for (float& g : grads)
+          g *= static_cast<float>(of.optimizer->loss_scale());
+        (void)of.step(grads);
+      };
+      for (std::uint32_t t = 0; t < 4; ++t) step(run, t);
+      Training resumed(comm, layout_of({5, 6}), options, rule,
+                       dtype == DType::kFloat32 ? floats(run.params.view())
+                                                : std::vector<float>{});
+      resumed.optimizer->load_state_dict(run.optimizer->state_dict());
+      EXPECT_EQ(floats(resumed.params.view()), floats(run.params.view()));
+      for (std::uint32_t t = 4; t < 7; ++t) {
+        step(run, t);
+        step(resumed, t);
+      }
+      EXPECT_EQ(floats(resumed.params.view()), floats(run.params.view()));
+      EXPECT_TRUE(test::same_state(resumed.optimizer->state_dict(),
+                                   run.optimizer->state_dict()));
+    });
+}
+
+TEST(DeepSpeedZero, TakesWholeValuesAndGivesThemBack) {
+  ranks(2, [](comm::Communicator& comm) {
+    Training run(comm, layout_of({3, 4}), reference(1, DType::kFloat16));
+    const std::vector<float> values = {0.1f, -2, 1024, 7};
+    run.optimizer->set_full_parameter("p1", values);
+    EXPECT_EQ(run.optimizer->full_parameter("p1"), values);
+    EXPECT_EQ(floats(run.params.view().subview(3, 4)),
+              floats(buffer_of(values, DType::kFloat16).view()));
+    run.optimizer->set_full_state("p1", "exp_avg_sq", values);
+    EXPECT_EQ(run.optimizer->full_state("p1", "exp_avg_sq"), values);
+    test::expect_error(ErrorCode::kInvalidArgument, {"exp_avg", "'step'"},
+                       [&] { (void)run.optimizer->full_state("p1", "step"); });
+    run.backward(std::vector<float>(7, 1024));
+    EXPECT_EQ(run.optimizer->full_gradient("p0"), std::vector<float>(3, 1));
+    run.optimizer->set_full_gradient("p0", std::vector<float>(3, 2));
+    EXPECT_EQ(run.optimizer->full_gradient("p0"), std::vector<float>(3, 2));
+    (void)run.optimizer->step();
+    EXPECT_EQ(run.gradient_seen(), 2.0f);
+  });
+}
+
+TEST(DeepSpeedZeroErrors, SayWhatIsNotTheReferences) {
+  ranks(1, [](comm::Communicator& comm) {
+    const auto refused = [&](std::initializer_list<std::string_view> parts,
+                             AdamOptions rule) {
+      test::expect_error(ErrorCode::kInvalidArgument, parts, [&] {
+        const Training run(comm, layout_of({2}), reference(1), rule);
+      });
+    };
+    refused({"epsilon_inside_sqrt", "false"}, {.epsilon_inside_sqrt = true});
+    refused({"state_dtype", "float32"}, {.state_dtype = DType::kFloat16});
+    Training run(comm, layout_of({2}), reference(1));
+    Buffer grads(2, DType::kFloat32);
+    test::expect_error(ErrorCode::kInvalidArgument, {"loss_scale", "1"}, [&] {
+      (void)run.optimizer->step({.params = run.params.view(),
+                                 .grads = grads.view(),
+                                 .loss_scale = 2});
+    });
+    EXPECT_FALSE(run.optimizer->reduces_early());
+    test::expect_error(ErrorCode::kFailedPrecondition, {"reduce_early"}, [&] {
+      run.optimizer->reduce_early(grads.view(), {0, 2});
+    });
+    test::expect_error(ErrorCode::kUnavailable, {"offload_states"},
+                       [&] { run.optimizer->offload_states(); });
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::deepspeed

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/gradient_agreement.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "support/errors.h"
+
+namespace thinwire::optim {
+namespace {
+
+TEST(ClipFactor, ShortensOnlyWhatIsTooLong) {
+  EXPECT_EQ(clip_factor(4, 1), 0.25);
+  EXPECT_EQ(clip_factor(1, 1), 1);
+  EXPECT_EQ(clip_factor(0.5, 1), 1);
+  EXPECT_EQ(clip_factor(100, 0), 1);  // 0: never
+  EXPECT_EQ(clip_factor(0, 1), 1);
+}
+
+Agreement on_squares(const std::vector<double>& squares) {
+  std::vector<GradientSummary> ranks;
+  for (const double own : squares) ranks.push_back({.squares = own});
+  return agreement_on(ranks);
+}
+
+TEST(GradientAgreement, NamesTheLowestRankThatIsNotFinite) {
+  EXPECT_EQ(on_squares({1, 2, 3}).nonfinite_rank, -1);
+  EXPECT_EQ(on_squares({1, INFINITY, NAN}).nonfinite_rank, 1);
+  EXPECT_EQ(on_squares({NAN, 1}).nonfinite_rank, 0);
+  EXPECT_EQ(on_squares({4, 9, 16, 7}).rms_norm, 3);  // sqrt(36 / 4)
+}
+
+TEST(GradientAgreement, KnowsWhoLeftOutAStepAndWhetherALateGradientCame) {
+  const std::vector<GradientSummary> quiet(3);
+  EXPECT_EQ(agreement_on(quiet).left_out_rank, -1);
+  EXPECT_FALSE(agreement_on(quiet).any_late);
+  std::vector<GradientSummary> ranks(3);
+  ranks[1].left_out = 1;
+  ranks[2].left_out = 1;
+  ranks[2].late = 1;
+  EXPECT_EQ(agreement_on(ranks).left_out_rank, 1);
+  EXPECT_TRUE(agreement_on(ranks).any_late);
+}
+
+TEST(GradientAgreement, RefusesStepsOfDifferentOptimizers) {
+  std::vector<GradientSummary> ranks(3);
+  ranks[2].optimizer = 7;
+  test::expect_error(ErrorCode::kFailedPrecondition,
+                     {"ranks 0 and 2 are in a step of different optimizers"},
+                     [&] { (void)agreement_on(ranks); });
+}
+
+TEST(CalibratedNorm, FollowsTheRatioOfMeanToRms) {
+  CalibratedNorm norm;
+  EXPECT_EQ(norm.estimate(2), 2);  // nothing measured: rho = 1
+  norm.measure(/*mean_norm=*/1, /*rms_norm=*/4);
+  EXPECT_EQ(norm.estimate(2), 0.5);  // the first ratio itself
+  norm.measure(1, 2);
+  EXPECT_DOUBLE_EQ(norm.estimate(1), 0.9 * 0.25 + 0.1 * 0.5);
+  norm.measure(0, 0);  // says nothing
+  EXPECT_DOUBLE_EQ(norm.estimate(1), 0.9 * 0.25 + 0.1 * 0.5);
+}
+
+TEST(CalibratedNorm, IsState) {
+  CalibratedNorm one;
+  one.measure(1, 4);
+  StateDict state;
+  one.save(state);
+  CalibratedNorm two;
+  two.load(state);
+  one.measure(1, 2);
+  two.measure(1, 2);
+  EXPECT_EQ(one.estimate(1), two.estimate(1));
+}
+
+}  // namespace
+}  // namespace thinwire::optim
