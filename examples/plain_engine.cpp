@@ -12,7 +12,7 @@
 void find_centre(thinwire::comm::Communicator& comm) {
   const auto layout = thinwire::ParameterLayout::of(
       {{.name = "centre", .shape = {300, 100}}, {.name = "bias", .shape = {}}});
-  const thinwire::engine::Config config{
+  const thinwire::config::Config config{
       .optimizer = thinwire::optim::OnebitAdamOptions{.learning_rate = 0.02,
                                                       .freeze_step = 100},
       .precision = {.dtype = thinwire::DType::kFloat16},

@@ -23,7 +23,7 @@ torch::Tensor loss_of(torch::nn::Sequential& model,
 void train(thinwire::comm::Communicator& comm) {
   torch::nn::Sequential model(torch::nn::Linear(8, 64), torch::nn::Tanh(),
                               torch::nn::Linear(64, 1));
-  const thinwire::engine::Config config{
+  const thinwire::config::Config config{
       .optimizer = thinwire::optim::OnebitAdamOptions{.learning_rate = 0.01,
                                                       .freeze_step = 100},
       .precision = {.dtype = thinwire::DType::kFloat16},

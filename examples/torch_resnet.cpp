@@ -80,7 +80,7 @@ void train(thinwire::comm::Communicator& comm, thinwire::DType dtype) {
   const Stripes images(1021, 1), others(256, 1'000'000);
 
   nn::Sequential model = resnet();
-  const thinwire::engine::Config config{
+  const thinwire::config::Config config{
       .optimizer = thinwire::optim::OnebitAdamOptions{.learning_rate = 0.004,
                                                       .freeze_step = 40},
       .precision = {.dtype = dtype},

@@ -81,7 +81,7 @@ void train(thinwire::comm::Communicator& comm) {
   constexpr std::size_t kEpochs = 8;
 
   Classifier model;
-  const thinwire::engine::Config config{
+  const thinwire::config::Config config{
       .optimizer = thinwire::optim::OnebitAdamOptions{.learning_rate = 0.003,
                                                       .freeze_step = 60},
       .gradient_clipping = 1,

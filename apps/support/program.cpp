@@ -6,6 +6,8 @@
 #include <sstream>
 #include <string>
 
+#include "thinwire/core/log.h"
+
 namespace thinwire::apps {
 
 namespace {
@@ -34,11 +36,20 @@ void add_version(CLI::App& app) {
 
 }  // namespace
 
+void log_to_stderr(const std::string& program) {
+  set_log_sink([program](LogLevel level, std::string_view text) {
+    if (level == LogLevel::kDebug) return;
+    std::cerr << program << ": " << to_string(level) << ": "
+              << one_line(std::string(text)) + '\n';
+  });
+}
+
 int run_program(CLI::App& app, int argc, const char* const* argv) {
   const auto complain = [&](const std::string& what) {
     std::cerr << app.get_name() << ": " << one_line(what) << '\n';
   };
   add_version(app);
+  log_to_stderr(app.get_name());
   try {
     app.parse(argc, argv);
     std::cout.flush();

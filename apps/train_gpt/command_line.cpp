@@ -140,7 +140,7 @@ void CommandLine::add_training_flags() {
   app_.add_option("--weight-decay", options.weight_decay, "AdamW's");
   app_.add_option("--clip", options.clip,
                   "Largest norm of the gradient, 0: any (with deepspeed "
-                  "semantics only fp16 honours it)");
+                  "semantics only fp16 follows it)");
   app_.add_option("--clip-norm", clip_norm_,
                   "The norm in steps that do not know the averaged gradient: "
                   "calibrated by those that do, or rms: of the ranks' norms");
@@ -230,28 +230,41 @@ void CommandLine::read_config() {
   Options& options = invocation_.options;
   try {
     // Its flags say what its "auto" stands for, so they are read first.
-    apply_flags(
-        engine::Config::from_file(
-            config_, nullptr, {.total_num_steps = kMost, .warmup_num_steps = 0})
-            .train_gpt);
-    engine::AutoValues autos{.total_num_steps = options.steps};
+    std::vector<config::KeyNote> keys;
+    const config::Config file = config::Config::from_file(
+        config_, &keys, {.total_num_steps = kMost, .warmup_num_steps = 0},
+        {kOwnObject});
+    if (const auto own = file.other_objects.find(kOwnObject);
+        own != file.other_objects.end())
+      apply_flags(own->second);
+    require_warmup_steps(keys);
+    config::AutoValues autos{.total_num_steps = options.steps};
     if (is_given("--warmup-steps"))
       autos.warmup_num_steps = options.warmup_steps;
     if (is_given("--lr")) autos.learning_rate = options.lr;
-    options.file =
-        engine::Config::from_file(config_, &options.file_keys, autos);
+    options.file = config::Config::from_file(config_, &options.file_keys, autos,
+                                             {kOwnObject});
   } catch (const Error& error) {
     throw UsageError(fmt::format("--config: {}", error.what()));
   }
-  options.file.train_gpt.clear();
-  std::erase_if(options.file_keys, [](const engine::KeyNote& note) {
-    return note.path == "train_gpt";
+  options.file.other_objects.clear();
+  std::erase_if(options.file_keys, [](const config::KeyNote& note) {
+    return note.path == kOwnObject;
   });
   options.has_file = !options.file_keys.empty();
 }
 
+// Where the file's "auto" stands for it.
+void CommandLine::require_warmup_steps(
+    const std::vector<config::KeyNote>& keys) const {
+  if (is_given("--warmup-steps") || !asks_for_warmup_steps(keys)) return;
+  throw UsageError(fmt::format(
+      "--config: {}: scheduler.params.warmup_num_steps must be a number, or "
+      "\"auto\" with --warmup-steps, got \"auto\"",
+      config_));
+}
+
 void CommandLine::apply_flags(const std::string& section) {
-  if (section.empty()) return;
   for (const ConfigEntry& entry : parse_flags(config_, section)) {
     CLI::Option* option = app_.get_option_no_throw("--" + entry.flag);
     const bool only_flag = entry.flag == "config" || entry.flag == "compare" ||
@@ -312,7 +325,7 @@ void CommandLine::resolve_names() {
 void CommandLine::resolve_defaults() {
   Options& options = invocation_.options;
   if (options.has_file && !is_given("--optimizer"))
-    options.optimizer = engine::name_of(options.file.optimizer);
+    options.optimizer = config::name_of(options.file.optimizer);
   const auto lr = default_learning_rate(options.optimizer);
   if (!lr) {
     throw UsageError(fmt::format("--optimizer must be one of {}, got '{}'",

@@ -38,6 +38,7 @@ class CommandLine {
   void refuse_later_flags() const;
   void refuse_unknown_flags() const;
   void read_config();
+  void require_warmup_steps(const std::vector<config::KeyNote>& keys) const;
   void apply_flags(const std::string& section);
   void resolve_names();
   void resolve_defaults();

@@ -8,6 +8,9 @@
 
 namespace thinwire::train_gpt {
 
+/// The object of a configuration file that is this program's.
+inline constexpr const char* kOwnObject = "train_gpt";
+
 /// One key of a configuration file and its value or values as the command line
 /// would give them.
 struct ConfigEntry {

@@ -228,7 +228,7 @@ View Model::params() {
 
 View Model::grads() { return impl_->own_memory().grads(); }
 
-void Model::train_with(comm::Communicator& comm, const engine::Config& config) {
+void Model::train_with(comm::Communicator& comm, const config::Config& config) {
   impl_->memory.reset();
   impl_->engine.emplace(impl_->gpt, comm, config);
 }

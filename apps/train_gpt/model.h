@@ -46,7 +46,7 @@ class Model {
 
   /// Collective: from now on backward() and step() train with this
   /// configuration. Rank 0's parameters go to all ranks.
-  void train_with(comm::Communicator& comm, const engine::Config& config);
+  void train_with(comm::Communicator& comm, const config::Config& config);
   /// What trains; after train_with().
   [[nodiscard]] engine::Engine& engine() noexcept;
 

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "thinwire/config/config.h"
 #include "thinwire/core/dtype.h"
-#include "thinwire/engine/config.h"
 #include "thinwire/optim/semantics.h"
 
 namespace thinwire::train_gpt {
@@ -47,8 +47,8 @@ struct Options {
   std::int64_t zero = 0;  ///< Stage: 0, 1, 2.
   bool offload = false;   ///< Masters and states, to host memory.
   /// What --config says beside these flags, and what became of its keys.
-  engine::Config file{};
-  std::vector<engine::KeyNote> file_keys{};
+  config::Config file{};
+  std::vector<config::KeyNote> file_keys{};
   bool has_file = false;        ///< `file` was given.
   bool file_schedules = false;  ///< It decides the learning rates,
   bool file_sizes = false;      ///< and the batch.

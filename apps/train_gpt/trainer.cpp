@@ -57,9 +57,9 @@ Shard shard_of(const Options& options, const comm::Communicator& comm,
 }
 
 // Samples per backward and backwards per step; a file need not say both.
-engine::BatchSizes batch_of(const engine::Config& config,
+config::BatchSizes batch_of(const config::Config& config,
                             const Options& options, int world) {
-  engine::BatchSizes batch = config.batch(world);
+  config::BatchSizes batch = config.batch(world);
   if (batch.micro == 0) batch.micro = options.batch;
   return batch;
 }
@@ -128,8 +128,8 @@ class Trainer {
 
   const Options& options_;
   comm::Communicator& comm_;
-  const engine::Config config_;
-  const engine::BatchSizes batch_;
+  const config::Config config_;
+  const config::BatchSizes batch_;
   const Shard shard_;
   Model model_;
   std::optional<TextData> data_;
@@ -157,13 +157,8 @@ void Trainer::prepare() {
   data_ = TextData::load(options_.data, model_.context());
   config_.validate(comm_.size());
   if (!is_first()) return;
-  for (const engine::KeyNote& key : options_.file_keys) {
-    std::cerr << fmt::format(
-        "config: {}: {}\n", key.path,
-        key.kind == engine::KeyNote::Kind::kNoted ? key.note
-        : key.note.empty()                        ? "honoured"
-                           : fmt::format("honoured, {}", key.note));
-  }
+  for (const config::KeyNote& key : options_.file_keys)
+    std::cerr << fmt::format("config: {}\n", config::describe(key));
   writer_.emplace(options_.out, settings_of(options_), options_.data,
                   options_.has_file ? config_.to_json() : "");
 }

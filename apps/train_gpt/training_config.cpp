@@ -8,8 +8,8 @@
 namespace thinwire::train_gpt {
 namespace {
 
-using engine::Config;
-using engine::OptimizerConfig;
+using config::Config;
+using config::OptimizerConfig;
 
 struct Entry {
   std::string_view name;
@@ -75,10 +75,10 @@ struct SetFlags {
 };
 
 // Up to the learning rate, then half a cosine down to a tenth of it.
-engine::LearningRateSchedule schedule_of(const Options& options) {
-  engine::WarmupAndDecay shape{.warmup_steps = options.warmup_steps};
+config::LearningRateSchedule schedule_of(const Options& options) {
+  config::WarmupAndDecay shape{.warmup_steps = options.warmup_steps};
   if (options.steps > options.warmup_steps) {
-    shape.decay = engine::Decay::kCosine;
+    shape.decay = config::Decay::kCosine;
     shape.total_steps = options.steps;
     shape.final_fraction = kFinalFraction;
   }
@@ -99,6 +99,12 @@ std::optional<double> default_learning_rate(std::string_view optimizer) {
   return entry->lr;
 }
 
+bool asks_for_warmup_steps(const std::vector<config::KeyNote>& keys) {
+  return std::any_of(keys.begin(), keys.end(), [](const auto& key) {
+    return key.path == "scheduler.params.warmup_num_steps" && !key.note.empty();
+  });
+}
+
 void take_from_file(const std::function<bool(const char* flag)>& is_given,
                     Options& options) {
   const Config& file = options.file;
@@ -106,28 +112,23 @@ void take_from_file(const std::function<bool(const char* flag)>& is_given,
     if (!is_given(flag)) to = value;
   };
   take("--optimizer", options.optimizer,
-       std::string(engine::name_of(file.optimizer)));
+       std::string(config::name_of(file.optimizer)));
   take("--clip", options.clip, file.gradient_clipping);
   take("--semantics", options.semantics, file.semantics);
   take("--precision", options.precision, file.precision.dtype);
   take("--zero", options.zero, static_cast<std::int64_t>(file.zero.stage));
   take("--offload", options.offload,
        file.zero.stage > 0 &&
-           file.zero.offload_optimizer == engine::OffloadDevice::kCpu);
+           file.zero.offload_optimizer == config::OffloadDevice::kCpu);
   // --warmup-steps asks for our schedule, unless the file asks for --warmup-
   // steps.
   options.file_schedules =
-      !is_given("--warmup-steps") ||
-      std::any_of(options.file_keys.begin(), options.file_keys.end(),
-                  [](const engine::KeyNote& key) {
-                    return key.path == "scheduler.params.warmup_num_steps" &&
-                           !key.note.empty();
-                  });
+      !is_given("--warmup-steps") || asks_for_warmup_steps(options.file_keys);
   const bool sizes_given = is_given("--batch") || is_given("--accumulate");
   options.file_sizes = !sizes_given && (file.train_batch_size ||
                                         file.train_micro_batch_size_per_gpu ||
                                         file.gradient_accumulation_steps);
-  if (options.optimizer != engine::name_of(file.optimizer)) return;
+  if (options.optimizer != config::name_of(file.optimizer)) return;
   std::visit(
       [&](const auto& from) {
         take("--lr", options.lr, from.learning_rate);
@@ -149,7 +150,7 @@ void take_from_file(const std::function<bool(const char* flag)>& is_given,
 Config training_config(const Options& options) {
   Config config = options.file;
   const Entry& entry = *find(options.optimizer);
-  if (!options.has_file || engine::name_of(config.optimizer) != entry.name)
+  if (!options.has_file || config::name_of(config.optimizer) != entry.name)
     config.optimizer = entry.options();
   std::visit(SetFlags{options}, config.optimizer);
   config.gradient_clipping = options.clip;
@@ -158,15 +159,14 @@ Config training_config(const Options& options) {
   config.precision.dtype = options.precision;
   config.zero.stage = static_cast<int>(options.zero);
   config.zero.offload_optimizer = options.offload
-                                      ? engine::OffloadDevice::kCpu
-                                      : engine::OffloadDevice::kNone;
+                                      ? config::OffloadDevice::kCpu
+                                      : config::OffloadDevice::kNone;
   if (!options.file_schedules) config.schedule = schedule_of(options);
   if (!options.file_sizes) {
     config.train_batch_size.reset();
     config.train_micro_batch_size_per_gpu = options.batch;
     config.gradient_accumulation_steps = options.accumulate;
   }
-  config.train_gpt.clear();
   return config;
 }
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "apps/train_gpt/options.h"
-#include "thinwire/engine/config.h"
+#include "thinwire/config/config.h"
 
 namespace thinwire::train_gpt {
 
@@ -18,11 +18,15 @@ namespace thinwire::train_gpt {
 [[nodiscard]] std::optional<double> default_learning_rate(
     std::string_view optimizer);
 
+/// The file's number of warm-up steps is "auto".
+[[nodiscard]] bool asks_for_warmup_steps(
+    const std::vector<config::KeyNote>& keys);
+
 /// Sets what no flag gives to what options.file says.
 void take_from_file(const std::function<bool(const char* flag)>& is_given,
                     Options& options);
 
 /// What the engine is to be told for these options.
-[[nodiscard]] engine::Config training_config(const Options& options);
+[[nodiscard]] config::Config training_config(const Options& options);
 
 }  // namespace thinwire::train_gpt

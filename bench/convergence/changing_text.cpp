@@ -97,7 +97,7 @@ std::vector<float> mask_of_unread_rows(const ParameterLayout& layout,
   return mask;
 }
 
-void set_mask(engine::Config& config, const std::vector<float>& mask) {
+void set_mask(config::Config& config, const std::vector<float>& mask) {
   std::visit(
       [&](auto& optimizer) {
         if constexpr (requires { optimizer.groups[0].exp_avg_mask; }) {
@@ -138,12 +138,12 @@ void train(const Run& run) {
   const Options& options = run.options;
   const TextData data =
       TextData::load(options.data, static_cast<std::size_t>(options.context));
-  const engine::Config config = train_gpt::training_config(options);
+  const config::Config config = train_gpt::training_config(options);
   comm::run_local_ranks(kRanks, [&](comm::Communicator& comm) {
     Model model({.layers = static_cast<std::size_t>(options.layers),
                  .width = static_cast<std::size_t>(options.width)});
     if (comm.rank() == 0) model.initialize(options.seed);
-    engine::Config own = config;
+    config::Config own = config;
     if (!run.revives)
       set_mask(own, mask_of_unread_rows(model.layout(), data, run));
     model.train_with(comm, own);

@@ -41,7 +41,7 @@ double seconds_since(Clock::time_point begin) {
 
 // Exact for two steps, then compressed. 0/1 Adam syncs at once every fourth
 // step, which train_gpt's schedule comes to after a third of a run.
-engine::Config config_of(const std::string& what) {
+config::Config config_of(const std::string& what) {
   const std::size_t at = what.find('@');
   const std::string optimizer = what.substr(0, at);
   train_gpt::Options options;
@@ -49,7 +49,7 @@ engine::Config config_of(const std::string& what) {
   options.steps = 100'000;
   options.warmup_steps = 0;
   options.freeze_step = options.var_freeze_step = kExactSteps;
-  engine::Config config = train_gpt::training_config(options);
+  config::Config config = train_gpt::training_config(options);
   config.train_micro_batch_size_per_gpu.reset();
   if (at != std::string::npos)
     config.comm.bucket_elements = std::stoul(what.substr(at + 1));

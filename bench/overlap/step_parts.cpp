@@ -106,8 +106,8 @@ void print_ratio(const std::string& name, const Seconds& of,
              of.middle / limit.middle, of.least / limit.least);
 }
 
-engine::Config config_of(const Sizes& sizes, bool overlap) {
-  engine::Config config{.gradient_clipping = 1};
+config::Config config_of(const Sizes& sizes, bool overlap) {
+  config::Config config{.gradient_clipping = 1};
   config.comm.overlap = overlap;
   config.zero.stage = static_cast<int>(sizes.zero);
   return config;
@@ -180,7 +180,7 @@ void Bench::measure_replicated() {
   const auto one_by_one = training_model(comm_, false);
   const auto updated = training_model(*alone_, false);
   std::vector<float> gradient(plain_.layout().size(), 1.0f);
-  const std::size_t bucket = engine::CommConfig().bucket_elements;
+  const std::size_t bucket = config::CommConfig().bucket_elements;
 
   std::vector<Part> parts = {
       forward(),
@@ -215,7 +215,7 @@ void Bench::measure_sharded() {
   std::vector<float> params = own;
 
   // What this rank updates, as if there were no other: norm and Adam.
-  const engine::Config config = config_of(sizes_, true);
+  const config::Config config = config_of(sizes_, true);
   const ParameterLayout own_layout =
       shards.layout_of_shard(plain_.layout(), comm_.rank());
   shard::ZeroOptimizer update(*alone_, own_layout,

@@ -5,24 +5,15 @@
 
 #include <functional>
 
-#include "thinwire/core/error.h"
+#include "core/require.h"
 
 namespace thinwire::comm::arguments {
-namespace {
-
-template <class... Args>
-[[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format(format, std::forward<Args>(args)...));
-}
-
-}  // namespace
-
 void require_memory(std::string_view call, std::string_view argument,
                     ConstView view) {
   if (view.data() == nullptr && !view.empty()) {
-    refuse("{}: {} must not be null, got a null pointer to {} elements", call,
-           argument, view.size());
+    reject(fmt::format(
+        "{}: {} must not be null, got a null pointer to {} elements", call,
+        argument, view.size()));
   }
 }
 
@@ -30,17 +21,18 @@ void require_reducible(std::string_view call, ReduceOp op, DType dtype) {
   const bool is_integer = dtype == DType::kInt32 || dtype == DType::kInt64 ||
                           dtype == DType::kUInt8;
   if (op == ReduceOp::kMean && is_integer) {
-    refuse(
+    reject(fmt::format(
         "{}: dtype must be float32, float16, bfloat16 or float64 for kMean, "
         "got {}",
-        call, to_string(dtype));
+        call, to_string(dtype)));
   }
 }
 
 void require_same_dtype(std::string_view call, ConstView input, View output) {
   if (input.dtype() != output.dtype()) {
-    refuse("{}: output must have the dtype of input, {}, got {}", call,
-           to_string(input.dtype()), to_string(output.dtype()));
+    reject(fmt::format("{}: output must have the dtype of input, {}, got {}",
+                       call, to_string(input.dtype()),
+                       to_string(output.dtype())));
   }
 }
 
@@ -51,12 +43,14 @@ void require_same_or_wider(std::string_view call, ReduceOp op, ConstView input,
   if (!is_short) return require_same_dtype(call, input, output);
   if (output.dtype() == input.dtype()) return;
   if (output.dtype() != DType::kFloat32) {
-    refuse("{}: output must have the dtype of input, {}, or float32, got {}",
-           call, to_string(input.dtype()), to_string(output.dtype()));
+    reject(fmt::format(
+        "{}: output must have the dtype of input, {}, or float32, got {}", call,
+        to_string(input.dtype()), to_string(output.dtype())));
   }
   if (op == ReduceOp::kMax) {
-    refuse("{}: op must be kSum or kMean for {} into float32, got kMax", call,
-           to_string(input.dtype()));
+    reject(fmt::format(
+        "{}: op must be kSum or kMean for {} into float32, got kMax", call,
+        to_string(input.dtype())));
   }
 }
 
@@ -65,8 +59,9 @@ void require_multiple(std::string_view call, std::string_view large_name,
                       std::size_t small, int world_size) {
   const auto ranks = static_cast<std::size_t>(world_size);
   if (large % ranks != 0 || large / ranks != small) {
-    refuse("{}: {}.size() must be size() * {}.size() = {} * {}, got {}", call,
-           large_name, small_name, ranks, small, large);
+    reject(fmt::format(
+        "{}: {}.size() must be size() * {}.size() = {} * {}, got {}", call,
+        large_name, small_name, ranks, small, large));
   }
 }
 
@@ -74,20 +69,20 @@ void require_counts(std::string_view call, std::string_view counts_name,
                     std::span<const std::size_t> counts, int world_size,
                     std::string_view view_name, std::size_t view_size) {
   if (counts.size() != static_cast<std::size_t>(world_size)) {
-    refuse("{}: {}.size() must be size() = {}, got {}", call, counts_name,
-           world_size, counts.size());
+    reject(fmt::format("{}: {}.size() must be size() = {}, got {}", call,
+                       counts_name, world_size, counts.size()));
   }
   std::size_t left = view_size;
   for (const std::size_t count : counts) {
     if (count > left) {
-      refuse("{}: {} must add up to {}.size() = {}, got more", call,
-             counts_name, view_name, view_size);
+      reject(fmt::format("{}: {} must add up to {}.size() = {}, got more", call,
+                         counts_name, view_name, view_size));
     }
     left -= count;
   }
   if (left != 0) {
-    refuse("{}: {} must add up to {}.size() = {}, got {}", call, counts_name,
-           view_name, view_size, view_size - left);
+    reject(fmt::format("{}: {} must add up to {}.size() = {}, got {}", call,
+                       counts_name, view_name, view_size, view_size - left));
   }
 }
 
@@ -95,8 +90,8 @@ void require_equal(std::string_view call, std::string_view name,
                    std::size_t value, std::string_view wanted_name,
                    std::size_t wanted) {
   if (value != wanted)
-    refuse("{}: {} must be {} = {}, got {}", call, name, wanted_name, wanted,
-           value);
+    reject(fmt::format("{}: {} must be {} = {}, got {}", call, name,
+                       wanted_name, wanted, value));
 }
 
 void require_no_overlap(std::string_view call, ConstView input,
@@ -106,7 +101,8 @@ void require_no_overlap(std::string_view call, ConstView input,
   const auto* out = static_cast<const std::byte*>(output.data());
   const std::less<const std::byte*> before;  // total, also between arrays
   if (before(in, out + output.bytes()) && before(out, in + input.bytes()))
-    refuse("{}: input and output must not overlap, got memory that does", call);
+    reject(fmt::format(
+        "{}: input and output must not overlap, got memory that does", call));
 }
 
 }  // namespace thinwire::comm::arguments

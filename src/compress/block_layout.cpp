@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "thinwire/compress/block_layout.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <numeric>
 
-#include "thinwire/core/error.h"
+#include "core/require.h"
 
 namespace thinwire::compress {
 
@@ -14,25 +12,12 @@ namespace {
 
 constexpr std::size_t kMostElements = 1024;
 
-void require(bool holds, const char* name, const char* range,
-             std::size_t value) {
-  if (!holds)
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("BlockOptions.{} must be {}, got {}", name, range, value));
-}
-
 void require_bits(const BlockOptions& options) {
   const int bits = options.bits;
-  if (bits != 1 && bits != 2 && bits != 4 && bits != 8)
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("BlockOptions.bits must be 1, 2, 4 or 8, got {}", bits));
-  if (bits != 1 && options.scale_per_unit)
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("BlockOptions.bits must be 1 with scale_per_unit, got {}",
-                    bits));
+  require(bits == 1 || bits == 2 || bits == 4 || bits == 8, "BlockOptions.bits",
+          "1, 2, 4 or 8", bits);
+  require(bits == 1 || !options.scale_per_unit, "BlockOptions.bits",
+          "1 with scale_per_unit", bits);
 }
 
 std::size_t round_up(std::size_t value, std::size_t multiple) {
@@ -44,15 +29,13 @@ std::size_t round_up(std::size_t value, std::size_t multiple) {
 BlockLayout::BlockLayout(std::span<const Range> units,
                          const BlockOptions& options)
     : world_size_(options.world_size) {
-  if (options.world_size < 1)
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("BlockOptions.world_size must be >= 1, got {}",
-                            options.world_size));
-  require(options.bucket_elements >= 1, "bucket_elements", ">= 1",
+  require(options.world_size >= 1, "BlockOptions.world_size", ">= 1",
+          options.world_size);
+  require(options.bucket_elements >= 1, "BlockOptions.bucket_elements", ">= 1",
           options.bucket_elements);
   require(
       options.block_elements >= 1 && options.block_elements <= kMostElements,
-      "block_elements", "in [1, 1024]", options.block_elements);
+      "BlockOptions.block_elements", "in [1, 1024]", options.block_elements);
   require_bits(options);
   if (options.scale_per_unit)
     cut_per_unit(units, options);

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "thinwire/core/error.h"
+#include "core/require.h"
 
 namespace thinwire::env {
 
@@ -31,10 +31,9 @@ std::optional<std::int64_t> take_integer(std::string_view& text) {
   return value;
 }
 
-[[noreturn]] void refuse(const char* name, const char* accepts,
-                         const std::string& value) {
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{} must be {}, got '{}'", name, accepts, value));
+[[noreturn]] void reject_value(const char* name, const char* accepts,
+                               const std::string& value) {
+  reject(fmt::format("{} must be {}, got '{}'", name, accepts, value));
 }
 
 }  // namespace
@@ -46,7 +45,7 @@ int num_threads() {
   std::string_view text = *value;
   const auto count = take_integer(text);
   if (!count || !text.empty() || *count < 1 || *count > 1024)
-    refuse(kName, "an integer in [1, 1024]", *value);
+    reject_value(kName, "an integer in [1, 1024]", *value);
   return static_cast<int>(*count);
 }
 
@@ -66,7 +65,7 @@ std::chrono::milliseconds timeout() {
   if (text == "h") unit = std::chrono::hours(1);
   constexpr milliseconds kMost = std::chrono::hours(1000);
   if (!count || *count < 1 || unit.count() == 0 || *count > kMost / unit)
-    refuse(kName, kAccepts, *value);
+    reject_value(kName, kAccepts, *value);
   return *count * unit;
 }
 
@@ -78,7 +77,7 @@ Prefetch prefetch() {
   if (!value || *value == "auto") return Prefetch::kAuto;
   if (*value == "on") return Prefetch::kOn;
   if (*value == "off") return Prefetch::kOff;
-  refuse(kName, "auto, on or off", *value);
+  reject_value(kName, "auto, on or off", *value);
 }
 
 int launched_ranks() {

@@ -14,6 +14,9 @@
 
 namespace thinwire::engine {
 
+using config::Config;
+using config::LearningRateFunction;
+
 namespace {
 
 // What ranks must have been told alike; optimizers compare their own options.
@@ -21,8 +24,8 @@ std::string description(const Config& config) {
   Config common = config;
   common.optimizer = {};
   common.comm.num_threads = 0;
-  common.train_gpt.clear();
-  return fmt::format("optimizer {}\n{}", name_of(config.optimizer),
+  common.other_objects.clear();
+  return fmt::format("optimizer {}\n{}", config::name_of(config.optimizer),
                      common.to_json());
 }
 

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/require.h"
 #include "engine/gradient_marks.h"
 #include "engine/learning_rates.h"
 #include "engine/make_optimizer.h"
@@ -19,13 +20,9 @@
 
 namespace thinwire::engine {
 
-[[noreturn]] inline void refuse(const std::string& text) {
-  throw Error(ErrorCode::kFailedPrecondition, text);
-}
-
 struct Engine::Impl {
-  Impl(comm::Communicator& c, const ParameterLayout& l, const Config& settings,
-       View p, View g)
+  Impl(comm::Communicator& c, const ParameterLayout& l,
+       const config::Config& settings, View p, View g)
       : comm(c),
         layout(l),
         config(settings),
@@ -39,7 +36,7 @@ struct Engine::Impl {
 
   comm::Communicator& comm;
   const ParameterLayout layout;
-  const Config config;
+  const config::Config config;
   const View params;
   const View grads;
   const std::int64_t accumulation_steps;

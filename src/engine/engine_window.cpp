@@ -5,9 +5,9 @@
 #include <array>
 
 #include "comm/failure.h"
+#include "core/require.h"
 #include "core/set_to_zero.h"
 #include "engine/engine_impl.h"
-#include "optim/require.h"
 
 namespace thinwire::engine {
 
@@ -68,8 +68,8 @@ void Engine::Impl::collect(std::size_t index, ConstView gradient) {
 }
 
 void Engine::Impl::gradient_ready(std::size_t index, ConstView gradient) {
-  optim::require(index < layout.parameters().size(), "index",
-                 fmt::format("below {}", layout.parameters().size()), index);
+  require(index < layout.parameters().size(), "index",
+          fmt::format("below {}", layout.parameters().size()), index);
   if (!in_backward) refuse("gradient_ready: outside of a backward");
   if (buckets.is_ready(index))
     refuse(fmt::format("gradient_ready: '{}' was ready before in this backward",

@@ -5,7 +5,7 @@
 #include <limits>
 #include <utility>
 
-#include "optim/require.h"
+#include "core/require.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::engine {
@@ -37,9 +37,9 @@ void LearningRates::apply(optim::Optimizer& optimizer,
     rates.push_back(by_hand_[g] ? *by_hand_[g]
                     : own_      ? own_(base_[g], applied_steps)
                                 : schedule_.rate(base_[g], applied_steps));
-    optim::require(is_rate(rates[g]), "the schedule's learning rate",
-                   fmt::format("finite and >= 0 after {} steps", applied_steps),
-                   rates[g]);
+    require(is_rate(rates[g]), "the schedule's learning rate",
+            fmt::format("finite and >= 0 after {} steps", applied_steps),
+            rates[g]);
   }
   for (std::size_t g = 0; g < base_.size(); ++g)
     optimizer.set_learning_rate(g, rates[g]);
@@ -52,7 +52,7 @@ void LearningRates::set(optim::Optimizer& optimizer, std::size_t group,
   by_hand_[group] = applied_[group] = rate;
 }
 
-void LearningRates::set_schedule(LearningRateFunction schedule) {
+void LearningRates::set_schedule(config::LearningRateFunction schedule) {
   own_ = std::move(schedule);
   by_hand_.assign(base_.size(), std::nullopt);
 }

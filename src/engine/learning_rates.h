@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "thinwire/config/learning_rate.h"
 #include "thinwire/core/state_dict.h"
-#include "thinwire/engine/learning_rate.h"
 #include "thinwire/optim/optimizer.h"
 
 namespace thinwire::engine {
@@ -16,7 +16,7 @@ namespace thinwire::engine {
 /// the caller's, or the caller's hand, group by group.
 class LearningRates {
  public:
-  explicit LearningRates(LearningRateSchedule schedule)
+  explicit LearningRates(config::LearningRateSchedule schedule)
       : schedule_(std::move(schedule)) {}
 
   /// Takes the rates that `optimizer` has for those of its options.
@@ -28,7 +28,7 @@ class LearningRates {
   /// From the next step on, until set() or set_schedule().
   void set(optim::Optimizer& optimizer, std::size_t group, double rate);
   /// Empty: the configuration's.
-  void set_schedule(LearningRateFunction schedule);
+  void set_schedule(config::LearningRateFunction schedule);
 
   /// What was set by hand.
   void save(StateDict& state) const;
@@ -38,8 +38,8 @@ class LearningRates {
   void load(const StateDict& state, const optim::Optimizer& optimizer);
 
  private:
-  const LearningRateSchedule schedule_;
-  LearningRateFunction own_;
+  const config::LearningRateSchedule schedule_;
+  config::LearningRateFunction own_;
   std::vector<double> base_;                    // per group, of its options
   std::vector<double> applied_;                 // per group, as we left it
   std::vector<std::optional<double>> by_hand_;  // per group

@@ -8,6 +8,11 @@
 
 namespace thinwire::engine {
 
+using config::Config;
+using config::OffloadDevice;
+using config::OptimizerConfig;
+using config::ZeroConfig;
+
 using precision::MixedPrecisionOptions;
 
 namespace {

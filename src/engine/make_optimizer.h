@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "thinwire/comm/communicator.h"
-#include "thinwire/engine/config.h"
+#include "thinwire/config/config.h"
 #include "thinwire/optim/optimizer.h"
 #include "thinwire/precision/mixed_precision.h"
 #include "thinwire/shard/zero_optimizer.h"
@@ -23,7 +23,7 @@ struct MadeOptimizer {
 /// shards of `params`.
 [[nodiscard]] MadeOptimizer make_optimizer(comm::Communicator& comm,
                                            const ParameterLayout& layout,
-                                           const Config& config, View params,
-                                           ConstView initial);
+                                           const config::Config& config,
+                                           View params, ConstView initial);
 
 }  // namespace thinwire::engine

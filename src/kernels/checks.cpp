@@ -3,27 +3,23 @@
 
 #include <string>
 
-#include "thinwire/core/error.h"
+#include "core/require.h"
 #include "thinwire/kernels/norm.h"
 
 namespace thinwire::kernels {
 namespace {
 
-[[noreturn]] void refuse(const std::string& message) {
-  throw Error(ErrorCode::kInvalidArgument, message);
-}
-
 void require_float(const std::string& name, DType dtype) {
   if (dtype != DType::kFloat32 && dtype != DType::kFloat16 &&
       dtype != DType::kBFloat16) {
-    refuse(name + ": dtype must be float32, float16 or bfloat16, got " +
+    reject(name + ": dtype must be float32, float16 or bfloat16, got " +
            to_string(dtype));
   }
 }
 
 void require_size(const std::string& name, std::size_t want, std::size_t have) {
   if (have != want) {
-    refuse(name + ": must have " + std::to_string(want) + " elements, got " +
+    reject(name + ": must have " + std::to_string(want) + " elements, got " +
            std::to_string(have));
   }
 }
@@ -46,7 +42,7 @@ void require_lamb_sums(ConstView grads, std::size_t first_chunk,
                        std::size_t sums) {
   require_grads(grads);
   if (first_chunk < 1 || first_chunk > kSumChunk) {
-    refuse("first_chunk: must be in [1, " + std::to_string(kSumChunk) +
+    reject("first_chunk: must be in [1, " + std::to_string(kSumChunk) +
            "], got " + std::to_string(first_chunk));
   }
   // As if the chunk that the first one ends were whole.
@@ -59,7 +55,7 @@ void require_low_precision(const View& low_precision, std::size_t size) {
   if (low_precision.empty()) return;
   if (low_precision.dtype() != DType::kFloat16 &&
       low_precision.dtype() != DType::kBFloat16) {
-    refuse(std::string("low_precision: dtype must be float16 or bfloat16, "
+    reject(std::string("low_precision: dtype must be float16 or bfloat16, "
                        "got ") +
            to_string(low_precision.dtype()));
   }
@@ -68,14 +64,14 @@ void require_low_precision(const View& low_precision, std::size_t size) {
 
 void require_bits(int bits) {
   if (bits != 2 && bits != 4 && bits != 8) {
-    refuse("bits: must be 2, 4 or 8, got " + std::to_string(bits));
+    reject("bits: must be 2, 4 or 8, got " + std::to_string(bits));
   }
 }
 
 void require_momentum(const char* name, const MomentumForm& form,
                       std::size_t size) {
   if (size != 0 && form.values == nullptr && form.signs.words == nullptr) {
-    refuse(std::string(name) + ": needs values or signs, got neither");
+    reject(std::string(name) + ": needs values or signs, got neither");
   }
 }
 
@@ -84,10 +80,10 @@ void require_input(const SignInput& input, std::size_t size) {
   require_grads(input.grads);
   require_size("input.grads", size, input.grads.size());
   if (input.coefficients == nullptr) {
-    refuse("input.coefficients: must be given with grads, got null");
+    reject("input.coefficients: must be given with grads, got null");
   }
   if (input.exp_avg == nullptr && input.mean.words == nullptr) {
-    refuse("input: grads need exp_avg or mean, got neither");
+    reject("input: grads need exp_avg or mean, got neither");
   }
 }
 

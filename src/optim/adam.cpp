@@ -9,8 +9,8 @@
 #include <cstring>
 #include <utility>
 
+#include "optim/checks.h"
 #include "optim/exact_exchange.h"
-#include "optim/require.h"
 #include "thinwire/core/error.h"
 #include "thinwire/kernels/adam.h"
 #include "thinwire/kernels/cast.h"

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <optional>
 
-#include "optim/require.h"
+#include "optim/checks.h"
 #include "thinwire/kernels/norm.h"
 
 namespace thinwire::optim {

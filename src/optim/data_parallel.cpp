@@ -5,9 +5,9 @@
 
 #include <cmath>
 
+#include "optim/checks.h"
 #include "optim/exact_average.h"
 #include "optim/gradient_clipping.h"
-#include "optim/require.h"
 #include "optim/verification.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/error.h"

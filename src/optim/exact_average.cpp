@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "optim/require.h"
+#include "optim/checks.h"
 #include "thinwire/kernels/norm.h"
 
 namespace thinwire::optim {

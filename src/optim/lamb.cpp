@@ -6,9 +6,9 @@
 #include <cmath>
 #include <utility>
 
+#include "optim/checks.h"
 #include "optim/exact_exchange.h"
 #include "optim/lamb_step.h"
-#include "optim/require.h"
 
 namespace thinwire::optim {
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "optim/require.h"
+#include "optim/checks.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/kernels/adam.h"
 #include "thinwire/optim/lamb.h"

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "core/visit_floats.h"
-#include "optim/require.h"
+#include "optim/checks.h"
 #include "thinwire/kernels/sign_compress.h"
 
 namespace thinwire::optim {

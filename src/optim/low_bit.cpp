@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "optim/require.h"
+#include "optim/checks.h"
 #include "optim/verification.h"
 #include "thinwire/comm/agreement.h"
 

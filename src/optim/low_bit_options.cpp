@@ -4,8 +4,8 @@
 #include <cmath>
 #include <iterator>
 
+#include "core/require.h"
 #include "optim/low_bit.h"
-#include "optim/require.h"
 #include "thinwire/core/checksum.h"
 
 namespace thinwire::optim {

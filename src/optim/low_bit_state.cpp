@@ -4,8 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "optim/checks.h"
 #include "optim/low_bit.h"
-#include "optim/require.h"
 #include "thinwire/core/checksum.h"
 #include "thinwire/core/error.h"
 

@@ -10,8 +10,8 @@
 #include <memory>
 #include <utility>
 
+#include "optim/checks.h"
 #include "optim/low_bit_options.h"
-#include "optim/require.h"
 #include "optim/two_stage.h"
 #include "thinwire/compress/quantized_all_reduce.h"
 #include "thinwire/kernels/cast.h"

@@ -6,10 +6,10 @@
 #include <cmath>
 #include <utility>
 
+#include "core/require.h"
 #include "optim/lamb_step.h"
 #include "optim/low_bit_options.h"
 #include "optim/onebit_lamb_impl.h"
-#include "optim/require.h"
 #include "thinwire/kernels/lamb.h"
 
 namespace thinwire::optim {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "optim/require.h"
+#include "core/require.h"
 
 namespace thinwire::optim {
 

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/require.h"
 #include "optim/low_bit_options.h"
-#include "optim/require.h"
 #include "optim/zero_one_adam_impl.h"
 #include "thinwire/kernels/cast.h"
 #include "thinwire/kernels/local_step.h"

@@ -7,12 +7,10 @@
 #include <cmath>
 #include <limits>
 
-#include "optim/require.h"
+#include "core/require.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::precision {
-
-using optim::require;
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "optim/require.h"
+#include "optim/checks.h"
 #include "precision/mixed_precision_impl.h"
 #include "thinwire/core/error.h"
 #include "thinwire/kernels/cast.h"
@@ -15,7 +15,6 @@
 
 namespace thinwire::precision {
 
-using optim::require;
 using optim::StepInput;
 using optim::StepReport;
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "optim/require.h"
+#include "core/require.h"
 #include "precision/mixed_precision_impl.h"
 #include "thinwire/kernels/cast.h"
 
@@ -41,8 +41,8 @@ struct ReferenceWrapper final : MixedPrecision::Impl {
   std::vector<float> grads;
 
   StepReport step(const StepInput& in) override {
-    optim::require(in.loss_scale == 1, "loss_scale",
-                   "1 with deepspeed semantics", in.loss_scale);
+    require(in.loss_scale == 1, "loss_scale", "1 with deepspeed semantics",
+            in.loss_scale);
     const bool averaged = optimizer->phase() == optim::Phase::kExact;
     const auto halves = in.grads.as<Half>();
     if (averaged && comm.size() > 1) average(halves);

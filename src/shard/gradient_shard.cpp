@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/set_to_zero.h"
-#include "optim/require.h"
+#include "optim/checks.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/kernels/cast.h"
 

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "optim/require.h"
+#include "core/require.h"
 #include "optim/verification.h"
 #include "shard/minimum_scale.h"
 #include "shard/rounded_sum.h"
@@ -20,7 +20,6 @@
 
 namespace thinwire::shard {
 
-using optim::require;
 using optim::StepInput;
 using optim::StepReport;
 

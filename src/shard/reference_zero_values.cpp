@@ -2,7 +2,7 @@
 // Whole values and saved state.
 #include <fmt/format.h>
 
-#include "optim/require.h"
+#include "optim/checks.h"
 #include "shard/reference_zero.h"
 #include "shard/rounded_sum.h"
 #include "thinwire/core/error.h"

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "optim/require.h"
+#include "core/require.h"
 #include "thinwire/kernels/cast.h"
 
 namespace thinwire::shard {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "optim/require.h"
+#include "optim/checks.h"
 #include "shard/section.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/memory.h"

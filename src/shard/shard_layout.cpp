@@ -5,13 +5,12 @@
 
 #include <algorithm>
 
-#include "optim/require.h"
+#include "core/require.h"
 #include "thinwire/kernels/norm.h"
 
 namespace thinwire::shard {
 
 using kernels::kSumChunk;
-using optim::require;
 
 namespace {
 

@@ -3,14 +3,14 @@
 
 #include <cmath>
 
-#include "optim/require.h"
+#include "core/require.h"
 
 namespace thinwire::shard {
 
 TorchAdamStep TorchAdamStep::of(const optim::AdamOptions& o,
                                 double learning_rate, std::int64_t step) {
-  optim::require(!o.epsilon_inside_sqrt, "epsilon_inside_sqrt",
-                 "false with deepspeed semantics", o.epsilon_inside_sqrt);
+  require(!o.epsilon_inside_sqrt, "epsilon_inside_sqrt",
+          "false with deepspeed semantics", o.epsilon_inside_sqrt);
   const auto correction = [&](double beta) {
     return o.bias_correction ? 1 - std::pow(beta, static_cast<double>(step))
                              : 1.0;

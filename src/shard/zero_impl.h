@@ -6,16 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "core/require.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/shard/zero_optimizer.h"
 
 namespace thinwire::shard {
-
-/// Throws Error(kFailedPrecondition).
-[[noreturn]] inline void refuse(const std::string& text) {
-  throw Error(ErrorCode::kFailedPrecondition, text);
-}
 
 /// One way of stepping: the corrected one, or the reference's.
 struct ZeroOptimizer::Impl {

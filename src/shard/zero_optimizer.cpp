@@ -7,14 +7,13 @@
 #include <cmath>
 #include <utility>
 
-#include "optim/require.h"
+#include "optim/checks.h"
 #include "shard/zero_impl.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::shard {
 
-using optim::require;
 using optim::Semantics;
 using optim::StepInput;
 using optim::StepReport;

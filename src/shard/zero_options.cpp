@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include "optim/require.h"
+#include "optim/checks.h"
 #include "thinwire/shard/zero_optimizer.h"
 
 namespace thinwire::shard {
 
-using optim::require;
 using optim::Semantics;
 
 namespace {

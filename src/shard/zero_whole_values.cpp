@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include "optim/require.h"
+#include "optim/checks.h"
 #include "shard/zero_impl.h"
 
 // Whole values, whoever owns them, and states elsewhere.
 namespace thinwire::shard {
-
-using optim::require;
 
 namespace {
 

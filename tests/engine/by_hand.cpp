@@ -7,6 +7,8 @@
 
 namespace thinwire::engine::test {
 
+using config::OptimizerConfig;
+
 namespace {
 
 // In [-1, 1), and looks random.

@@ -59,13 +59,13 @@ void add_floats(std::vector<float>& sum, ConstView values);
 
 struct OptimizerCase {
   std::string name;
-  OptimizerConfig options;
+  config::OptimizerConfig options;
 };
 
 /// All five, such that eight steps go through all of their phases.
 std::vector<OptimizerCase> optimizer_cases();
 /// One of them by its name.
-OptimizerConfig optimizer_case(std::string_view name);
+config::OptimizerConfig optimizer_case(std::string_view name);
 
 /// The optimizer itself, made without an Engine.
 struct MakeByHand {
@@ -101,7 +101,7 @@ struct MakeByHand {
 /// Parameters, gradients and sums as one would write them around step().
 class ByHand {
  public:
-  ByHand(comm::Communicator& c, const Config& config,
+  ByHand(comm::Communicator& c, const config::Config& config,
          const optim::ExchangeOptions& exchange, bool from_floats = true)
       : dtype(config.precision.dtype),
         params(layout.size(), dtype),
@@ -175,7 +175,8 @@ enum class Order {
 /// An Engine with its memory.
 class Driven {
  public:
-  Driven(comm::Communicator& c, const Config& config, bool from_floats = true)
+  Driven(comm::Communicator& c, const config::Config& config,
+         bool from_floats = true)
       : comm(c),
         params(layout.size(), config.precision.dtype),
         grads(layout.size(), config.precision.dtype),

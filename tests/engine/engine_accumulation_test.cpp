@@ -8,6 +8,9 @@
 #include "support/ranks.h"
 
 namespace thinwire::engine {
+
+using config::Config;
+
 namespace {
 
 using test::Batch;

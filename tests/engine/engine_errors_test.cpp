@@ -10,6 +10,10 @@
 #include "support/ranks.h"
 
 namespace thinwire::engine {
+
+using config::Config;
+using config::WarmupAndDecay;
+
 namespace {
 
 using test::ByHand;
@@ -243,7 +247,7 @@ TEST(EngineErrors, RanksMayHaveDifferentThreadsAndPrograms) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     Config config = config_of();
     config.comm.num_threads = 1 + comm.rank();
-    config.train_gpt = comm.rank() == 0 ? "" : "{}";
+    if (comm.rank() != 0) config.other_objects["program"] = "{}";
     EXPECT_NO_THROW(Driven(comm, config));
   });
 }

@@ -12,6 +12,10 @@
 #include "thinwire/engine/engine.h"
 
 namespace thinwire::engine {
+
+using config::Config;
+using config::OffloadDevice;
+
 namespace {
 
 // 986 368 parameters, of which the largest has an eighth.

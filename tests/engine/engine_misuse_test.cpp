@@ -14,6 +14,9 @@
 #include "thinwire/comm/local.h"
 
 namespace thinwire::engine {
+
+using config::Config;
+
 namespace {
 
 using test::Driven;

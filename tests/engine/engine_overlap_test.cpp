@@ -9,6 +9,9 @@
 #include "support/ranks.h"
 
 namespace thinwire::engine {
+
+using config::Config;
+
 namespace {
 
 using test::ByHand;

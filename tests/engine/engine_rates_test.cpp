@@ -10,6 +10,10 @@
 #include "thinwire/comm/local.h"
 
 namespace thinwire::engine {
+
+using config::Config;
+using config::WarmupAndDecay;
+
 namespace {
 
 using test::Driven;

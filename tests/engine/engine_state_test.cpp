@@ -11,6 +11,14 @@
 #include "support/sanitizers.h"
 
 namespace thinwire::engine {
+
+using config::Config;
+using config::Decay;
+using config::LearningRateSchedule;
+using config::LrRangeTest;
+using config::WarmupAndDecay;
+using config::WarmupLr;
+
 namespace {
 
 using test::ByHand;

@@ -14,6 +14,9 @@
 #include "support/sanitizers.h"
 
 namespace thinwire::engine {
+
+using config::Config;
+
 namespace {
 
 using test::ByHand;

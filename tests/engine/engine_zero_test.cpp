@@ -9,6 +9,11 @@
 #include "support/ranks.h"
 
 namespace thinwire::engine {
+
+using config::Config;
+using config::Decay;
+using config::WarmupAndDecay;
+
 namespace {
 
 using test::ByHand;

@@ -21,7 +21,7 @@ constexpr std::size_t kSize = 300'000;
 
 void train(comm::Communicator& comm, const std::string& mistake) {
   const auto layout = ParameterLayout::of({{"a", {kSize}}, {"b", {kSize}}});
-  engine::Config config{.optimizer = optim::AdamOptions{}};
+  config::Config config{.optimizer = optim::AdamOptions{}};
   config.comm.bucket_elements = kSize;
   std::vector<float> params(layout.size()), grads(layout.size());
   engine::Engine engine(comm, layout, config, params, grads);

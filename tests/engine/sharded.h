@@ -16,26 +16,28 @@ inline constexpr Sharding kSharded[] = {
     {1, false}, {1, true}, {2, false}, {2, true}};
 
 /// Buckets that are smaller than some parameters.
-inline Config zero_config(const Sharding& sharding,
-                          DType dtype = DType::kFloat32,
-                          std::int64_t accumulation_steps = 1,
-                          bool managed = true) {
-  Config config{.optimizer = optimizer_case("adam"),
-                .gradient_accumulation_steps = accumulation_steps,
-                .managed_gradient_accumulation = managed};
+inline config::Config zero_config(const Sharding& sharding,
+                                  DType dtype = DType::kFloat32,
+                                  std::int64_t accumulation_steps = 1,
+                                  bool managed = true) {
+  config::Config config{.optimizer = optimizer_case("adam"),
+                        .gradient_accumulation_steps = accumulation_steps,
+                        .managed_gradient_accumulation = managed};
   config.precision.dtype = dtype;
   config.precision.loss_scale = {
       .initial_scale = 1024, .window = 2, .hysteresis = 1};
   config.zero.stage = sharding.stage;
   config.zero.reduce_bucket_size = 5000;
-  if (sharding.offload) config.zero.offload_optimizer = OffloadDevice::kCpu;
+  if (sharding.offload)
+    config.zero.offload_optimizer = config::OffloadDevice::kCpu;
   return config;
 }
 
 /// As Driven; gradients have an array where the Engine keeps them.
 class Sharded {
  public:
-  Sharded(comm::Communicator& c, const Config& config, bool from_floats = true)
+  Sharded(comm::Communicator& c, const config::Config& config,
+          bool from_floats = true)
       : comm(c),
         keeps(keeps_gradients(config, c.size())),
         params(layout.size(), config.precision.dtype),

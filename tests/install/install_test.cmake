@@ -53,6 +53,9 @@ endforeach()
 run(${work}/examples/sockets_transport)
 expect("a step on three ranks" "step 400: compressed, .*, [1-9][0-9]* bytes sent")
 
+run(${work}/examples/ds_config ${SOURCE_DIR}/examples/configs/adam_auto.json)
+expect("what a key does" "zero_optimization.stage.*left to this program: ")
+
 if(APPS)
   run(${prefix}/bin/thinwire --version)
   expect("the version" "^thinwire [0-9]+\\.[0-9]+\\.[0-9]+")

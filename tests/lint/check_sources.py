@@ -20,7 +20,8 @@ LEVELS = (
     ("compress",),
     ("optim",),
     ("precision",),
-    ("checkpoint", "shard"),
+    ("shard",),
+    ("checkpoint", "config", "deepspeed"),
     ("engine",),
     ("torch",),
     ("apps", "python"),
@@ -42,7 +43,8 @@ VENDORS = (
 )
 
 ENVIRONMENT_READER = "src/core/env.cpp"
-# comm::run(), a program's main(), which says why a program failed.
+# comm::run() stands for a program's main() and says why the program failed.
+# Everything else that is worth a line goes to core/log.h's sink.
 PRINTER = "src/comm/run.cpp"
 IN_LIBRARY = (
     (
@@ -51,9 +53,12 @@ IN_LIBRARY = (
         "library code never ends the process; throw thinwire::Error",
     ),
     (
-        r"\b((std::(cout|cerr|clog)|fmt::print)\b|(f?printf|puts|putchar)\s*\()",
+        (
+            r"\b((std::(cout|cerr|clog)|(fmt|std)::print(ln)?)\b|"
+            r"(v?[fd]?printf|f?puts|f?putc|putchar|fwrite|perror|v?syslog)\s*\()"
+        ),
         PRINTER,
-        "library code never prints; throw thinwire::Error",
+        "library code never prints; throw thinwire::Error, or log()",
     ),
 )
 

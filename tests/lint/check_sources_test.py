@@ -54,6 +54,15 @@ class CheckSources(unittest.TestCase):
         because = "kernels may not include comm"
         self.refuses("src/kernels/cpu/a.cpp", code, because)
 
+    def test_refuses_the_engine_and_its_neighbours_in_config(self):
+        code = '#include "thinwire/engine/engine.h"\n'
+        self.refuses("src/config/a.cpp", code, "config may not include engine")
+        code = '#include "thinwire/deepspeed/optimizers.h"\n'
+        self.refuses("src/config/a.cpp", code, "config may not include deepspeed")
+        code = '#include "thinwire/config/config.h"\n'
+        self.refuses("src/shard/a.cpp", code, "shard may not include config")
+        self.accepts("src/engine/a.cpp", code)
+
     def test_refuses_the_torch_front_in_the_core(self):
         code = '#include "thinwire/torch/module.h"\n'
         self.refuses("src/optim/a.cpp", code, "optim may not include torch")
@@ -92,7 +101,16 @@ class CheckSources(unittest.TestCase):
 
     def test_refuses_printing_and_exiting_in_the_library(self):
         self.refuses("src/comm/a.cpp", "void f() { std::abort(); }\n", "ends")
-        self.refuses("src/comm/a.cpp", "void f() { std::cout << 1; }\n", "prints")
+        for code in (
+            "std::cout << 1",
+            "fmt::print(1)",
+            "printf(text)",
+            "std::fputs(text, stderr)",
+            "fwrite(text, 1, 1, stderr)",
+            "perror(text)",
+        ):
+            self.refuses("src/comm/a.cpp", f"void f() {{ {code}; }}\n", "prints")
+        self.accepts("src/comm/a.cpp", "void f() { snprintf(a, 1, b); }\n")
 
     def test_refuses_a_file_without_license(self):
         status, output = run_on({"src/core/a.cpp": "int a;\n"})

@@ -144,7 +144,7 @@ TEST(TorchEngine, EvaluatesEqualParametersWithoutGradients) {
   std::vector<float> params[2];
   run(2, [&](comm::Communicator& comm) {
     Net net;
-    engine::Config config = config_of();
+    config::Config config = config_of();
     config.optimizer = optim::ZeroOneAdamOptions{.learning_rate = 0.01,
                                                  .var_freeze_step = 1,
                                                  .local_step_scaler = 1,
@@ -286,7 +286,7 @@ TEST(TorchEngineErrors, AnInvalidConfigurationLeavesTheModuleAlone) {
   run(1, [](comm::Communicator& comm) {
     Net net;
     const void* const place = net.first->weight.const_data_ptr();
-    engine::Config config = config_of(DType::kFloat16);
+    config::Config config = config_of(DType::kFloat16);
     config.gradient_clipping = -1;
     expect_error(ErrorCode::kInvalidArgument, {"gradient_clipping"},
                  [&] { const Engine engine(net, comm, config); });

@@ -17,8 +17,8 @@ namespace {
 
 using test::expect_error;
 
-engine::Config zero(int stage, DType dtype = DType::kFloat32) {
-  engine::Config config = config_of(dtype);
+config::Config zero(int stage, DType dtype = DType::kFloat32) {
+  config::Config config = config_of(dtype);
   config.zero.stage = stage;
   config.zero.reduce_bucket_size = 5000;
   return config;
@@ -135,7 +135,7 @@ TEST(TorchEngineMisuse, ClippingByHandIsRefused) {
           if (one_rank && world == 1) continue;
           run(world, [&](comm::Communicator& comm) {
             Net net;
-            engine::Config config = config_of(dtype);
+            config::Config config = config_of(dtype);
             config.optimizer = optim::OnebitAdamOptions{
                 .learning_rate = 1e-4, .freeze_step = freeze_step};
             Engine engine(net, comm, config);
@@ -232,7 +232,7 @@ at::Tensor loss_of(Normed& net, int rank, int t) {
 }
 
 TEST(TorchEngineBuffers, AreMadeEqualAsTheOptionSays) {
-  using engine::Buffers;
+  using config::Buffers;
   for (const int world : {1, 2, 3})
     for (const Buffers how :
          {Buffers::kBroadcast, Buffers::kAverage, Buffers::kAsTheyAre})
@@ -241,7 +241,7 @@ TEST(TorchEngineBuffers, AreMadeEqualAsTheOptionSays) {
         run(world, [&](comm::Communicator& comm) {
           const auto rank = static_cast<std::size_t>(comm.rank());
           Normed net(comm.rank());
-          engine::Config config = config_of();
+          config::Config config = config_of();
           if (by_file) config.buffers = how;
           EngineOptions options;
           if (!by_file) options.buffers = how;
@@ -280,7 +280,7 @@ TEST(TorchEngineBuffers, BecomeSixteenBitWithTheParameters) {
     for (const int stage : {0, 2})
       run(2, [&](comm::Communicator& comm) {
         Normed net(comm.rank());
-        engine::Config config = zero(stage, dtype);
+        config::Config config = zero(stage, dtype);
         Engine engine(net, comm, config);
         EXPECT_EQ(net.norm->running_var.scalar_type(),
                   net.linear->weight.scalar_type());

@@ -58,9 +58,9 @@ inline at::Tensor loss_of(Net& net, const comm::Communicator& comm, int batch) {
   return net.forward(x.to(dtype)).to(at::kFloat).square().mean();
 }
 
-inline engine::Config config_of(DType dtype = DType::kFloat32,
+inline config::Config config_of(DType dtype = DType::kFloat32,
                                 std::int64_t accumulation_steps = 1) {
-  engine::Config config{.optimizer = kAdam,
+  config::Config config{.optimizer = kAdam,
                         .gradient_accumulation_steps = accumulation_steps};
   config.precision.dtype = dtype;
   config.precision.loss_scale.initial_scale = 1024;

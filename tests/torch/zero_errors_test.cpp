@@ -103,7 +103,7 @@ TEST(TorchZeroErrors, Item37AnUnusedParameterIsNamedWhereItIsNotIgnored) {
   for (const Sharding& sharding : kSharded)
     for (const int world : {1, 2, 3})
       run(world, [&](comm::Communicator& comm) {
-        engine::Config config =
+        config::Config config =
             zero_config(sharding, DType::kBFloat16, /*accumulation_steps=*/2);
         config.zero.ignore_unused_parameters = false;
         Trained trained(comm, config);

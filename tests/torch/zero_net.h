@@ -66,17 +66,17 @@ inline constexpr Sharding kSharded[] = {
     {1, false}, {1, true}, {2, false}, {2, true}};
 
 // Buckets that are smaller than some parameters; two groups.
-inline engine::Config zero_config(const Sharding& sharding,
+inline config::Config zero_config(const Sharding& sharding,
                                   DType dtype = DType::kFloat32,
                                   std::int64_t accumulation_steps = 1) {
-  engine::Config config = config_of(dtype, accumulation_steps);
+  config::Config config = config_of(dtype, accumulation_steps);
   optim::AdamOptions adam = kAdam;
   adam.groups = {{}, {.learning_rate = 0.003, .weight_decay = 0}};
   config.optimizer = adam;
   config.zero.stage = sharding.stage;
   config.zero.reduce_bucket_size = 5000;
   if (sharding.offload)
-    config.zero.offload_optimizer = engine::OffloadDevice::kCpu;
+    config.zero.offload_optimizer = config::OffloadDevice::kCpu;
   return config;
 }
 
@@ -97,7 +97,7 @@ inline std::vector<float> wide(ConstView view) {
 
 // One rank's module and engine; rank 0's values are to count.
 struct Trained {
-  Trained(comm::Communicator& c, const engine::Config& config)
+  Trained(comm::Communicator& c, const config::Config& config)
       : comm(c), net(c.rank()), engine(net, c, config, by_kind) {
     net.uses_side = c.rank() == 0;
   }

@@ -16,8 +16,8 @@ constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 
 // Calls train(engine, number of the step) for both and compares every bit.
 void expect_same(
-    comm::Communicator& comm, const engine::Config& plain,
-    const engine::Config& sharded,
+    comm::Communicator& comm, const config::Config& plain,
+    const config::Config& sharded,
     const std::function<engine::EngineReport(Trained&, int)>& train) {
   Trained want(comm, plain);
   Trained got(comm, sharded);
@@ -56,8 +56,8 @@ TEST_P(TorchZero, Item22StagesAndOffloadHaveTheSameBits) {
   for (const double clipping : {0.0, 1e-4})
     for (const Sharding& sharding : kSharded)
       run(world, [&, type = dtype](comm::Communicator& comm) {
-        engine::Config plain = zero_config({}, type);
-        engine::Config sharded = zero_config(sharding, type);
+        config::Config plain = zero_config({}, type);
+        config::Config sharded = zero_config(sharding, type);
         plain.gradient_clipping = sharded.gradient_clipping = clipping;
         expect_same(comm, plain, sharded, [&](Trained& trained, int t) {
           const engine::EngineReport report = trained.step(t);
@@ -108,8 +108,8 @@ TEST_P(TorchZero, Item23Stage2AddsUpNearlyTheSame) {
 TEST_P(TorchZero, Item26AddsUpWithoutADeclaredBoundary) {
   const auto& [world, dtype] = GetParam();
   run(world, [type = dtype](comm::Communicator& comm) {
-    engine::Config plain = zero_config({}, type);
-    engine::Config sharded = zero_config({1, false}, type);
+    config::Config plain = zero_config({}, type);
+    config::Config sharded = zero_config({1, false}, type);
     plain.managed_gradient_accumulation = false;
     sharded.managed_gradient_accumulation = false;
     expect_same(comm, plain, sharded, [](Trained& trained, int t) {
@@ -264,7 +264,7 @@ TEST(TorchZeroValues, GradientsAreMeansOverTheRanks) {
           of_ranks.push_back(net.tied->weight.grad().flatten());
         }
         const at::Tensor mean = (of_ranks[0] + of_ranks[1]) / 2;
-        engine::Config config = zero_config(sharding);
+        config::Config config = zero_config(sharding);
         config.gradient_clipping = clipping;
         Trained trained(comm, config);
         engine::Engine& core = trained.engine.core();
@@ -294,7 +294,7 @@ TEST(TorchZeroValues, ParametersOfSeveralTypesBecomeOne) {
           p.copy_(at::linspace(-1, 1, p.numel()).view(p.sizes()));
       }
       net->ptr(1)->to(at::kBFloat16);
-      engine::Config config{.optimizer =
+      config::Config config{.optimizer =
                                 optim::AdamOptions{.learning_rate = 0.1}};
       config.zero.stage = stage;
       Engine engine(*net, comm, config);

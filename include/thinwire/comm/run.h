@@ -17,13 +17,14 @@ namespace thinwire::comm {
 /// what it returns. If it throws, the other ranks are told why, and this rank
 /// returns 1: their next exchange with it throws, so that all of them end.
 ///
-/// The only function of the library that prints: a rank that fails by itself
+/// The only function of the library that prints: it has the program's last
+/// word, with or without a log's sink (core/log.h). A rank that fails by itself
 /// writes "rank 1: ..." to `errors`, null: std::cerr ("error: ..." where it is
 /// alone). It does so a second later, if the others do not come there too, and
-/// where all ranks fail together,
-/// as when they disagree about options, only the first one writes. A rank that
-/// another one's failure has ended writes nothing. Collective. MPI is not
-/// finalized after a failure, which could wait for ranks that never come.
+/// where all ranks fail together, as when they disagree about options, only the
+/// first one writes. A rank that another one's failure has ended writes
+/// nothing. Collective. MPI is not finalized after a failure, which could wait
+/// for ranks that never come.
 [[nodiscard]] int run(const std::function<int(Communicator&)>& body,
                       std::ostream* errors = nullptr);
 /// The same on a communicator that was made in another way.

@@ -62,7 +62,7 @@ class BlockLayout {
     return buckets_;
   }
   /// The blocks that share scale `scale` of `bucket`: their first index, and
-  /// the distance to the next; scale_blocks() of them.
+  /// the distance to the next; blocks_per_scale() of them.
   [[nodiscard]] std::size_t first_block_of(const Bucket& bucket,
                                            std::size_t scale) const noexcept;
   [[nodiscard]] std::size_t block_stride(const Bucket& bucket) const noexcept;

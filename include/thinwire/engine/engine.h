@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "thinwire/comm/communicator.h"
+#include "thinwire/config/config.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/state_dict.h"
-#include "thinwire/engine/config.h"
 #include "thinwire/optim/optimizer.h"
 #include "thinwire/shard/zero_optimizer.h"
 
@@ -36,7 +36,7 @@ struct EngineReport : optim::StepReport {
 /// Whether gradients have an array of their own until step(). Otherwise each is
 /// handed to Engine::gradient_ready(), and may go at once: ZeRO stage 2, and
 /// stage 1 where 16-bit gradients are added up in fp32.
-[[nodiscard]] bool keeps_gradients(const Config& config, int world);
+[[nodiscard]] bool keeps_gradients(const config::Config& config, int world);
 
 /// All that a Config asks for, put together around flat memory: loss scale,
 /// accumulation, exchange during backward, optimizer, learning rates. Knows no
@@ -68,13 +68,14 @@ class Engine {
   /// become 0. Throws Error(kInvalidArgument), Error(kUnavailable) as
   /// Config::validate, and on all ranks if they were told different things.
   Engine(comm::Communicator& comm, const ParameterLayout& layout,
-         const Config& config, View params, View grads, ConstView initial = {});
+         const config::Config& config, View params, View grads,
+         ConstView initial = {});
   /// Waits for what backward has sent without a step(), at most as long as a
   /// collective may take; then the memory is the caller's again.
   ~Engine();
   Engine(Engine&&) noexcept;
 
-  [[nodiscard]] const Config& config() const noexcept;
+  [[nodiscard]] const config::Config& config() const noexcept;
   /// To look at.
   [[nodiscard]] const optim::Optimizer& optimizer() const noexcept;
 
@@ -89,7 +90,7 @@ class Engine {
   /// Empty: the configuration's again. No part of the state: to be set again
   /// before a run goes on. step() throws Error(kInvalidArgument), and changes
   /// nothing, where it gives what is no rate.
-  void set_schedule(LearningRateFunction schedule);
+  void set_schedule(config::LearningRateFunction schedule);
   /// The parameters that are updated: masters, or params themselves. With ZeRO
   /// masters are shards: params.
   [[nodiscard]] ConstView masters() const noexcept;

@@ -24,13 +24,13 @@ namespace thinwire::torch {
 /// What no configuration file knows of a module.
 struct EngineOptions {
   GroupOf group_of{};  ///< Empty: all parameters are of group 0.
-  std::optional<engine::Buffers> buffers{};  ///< Unset: the configuration's.
+  std::optional<config::Buffers> buffers{};  ///< Unset: the configuration's.
 };
 
 /// engine::Engine for a LibTorch module: gradients are averaged while
 /// backward() still computes others.
 ///
-///   torch::Engine engine(*model, *comm, engine::Config::from_file(path));
+///   torch::Engine engine(*model, *comm, config::Config::from_file(path));
 ///   ...
 ///   engine.backward(model->forward(batch));
 ///   const auto report = engine.step();
@@ -44,14 +44,14 @@ struct EngineOptions {
 class Engine {
  public:
   /// Collective: rank 0's parameters go to all ranks, and buffers as
-  /// engine::Buffers says. Masters are made of the parameters before they are
+  /// config::Buffers says. Masters are made of the parameters before they are
   /// rounded to 16 bits. Throws as ModuleMemory and engine::Engine, and
   /// Error(kInvalidArgument) on all ranks if their buffers differ in name, type
   /// or shape. `comm` must outlive this object.
   Engine(const ::torch::nn::Module& module, comm::Communicator& comm,
-         const engine::Config& config, const EngineOptions& options = {});
+         const config::Config& config, const EngineOptions& options = {});
   Engine(const ::torch::nn::Module& module, comm::Communicator& comm,
-         const engine::Config& config, const GroupOf& group_of)
+         const config::Config& config, const GroupOf& group_of)
       : Engine(module, comm, config, EngineOptions{.group_of = group_of}) {}
   ~Engine();
   Engine(const Engine&) = delete;
@@ -81,7 +81,7 @@ class Engine {
   void set_learning_rate(double learning_rate) {
     core().set_learning_rate(learning_rate);
   }
-  void set_schedule(engine::LearningRateFunction schedule) {
+  void set_schedule(config::LearningRateFunction schedule) {
     core().set_schedule(std::move(schedule));
   }
 
@@ -100,7 +100,7 @@ class Engine {
   };
   [[nodiscard]] Accumulation no_sync() { return Accumulation(core()); }
 
-  /// While it lives, parameters and, as engine::Buffers says, buffers are equal
+  /// While it lives, parameters and, as config::Buffers says, buffers are equal
   /// on all ranks, nothing is recorded for a backward, and there is no step.
   class Evaluation {
    public:
@@ -165,17 +165,17 @@ class Engine {
   // Parameters in fp32 before the module is rounded; empty where they stay.
   using Values = std::vector<at::Tensor>;
   Engine(const ::torch::nn::Module& module, comm::Communicator& comm,
-         const engine::Config& config, const GroupOf& group_of,
+         const config::Config& config, const GroupOf& group_of,
          const Values& before);
 
-  static engine::Config with(engine::Config config,
+  static config::Config with(config::Config config,
                              const EngineOptions& options) {
     if (options.buffers) config.buffers = *options.buffers;
     return config;
   }
   static Values values_of(const ::torch::nn::Module& module,
                           const comm::Communicator& comm,
-                          const engine::Config& config);
+                          const config::Config& config);
   static Buffer flat(const Values& values, const ParameterLayout& layout);
   void require_same_parameters() const;
   void cancel_backward(std::string_view reason);
@@ -189,7 +189,7 @@ class Engine {
 // No copies of fp32 tensors: they have the memory that the module had.
 inline Engine::Values Engine::values_of(const ::torch::nn::Module& module,
                                         const comm::Communicator& comm,
-                                        const engine::Config& config) {
+                                        const config::Config& config) {
   config.validate(comm.size());  // before the module changes
   Values values;
   if (config.precision.dtype != DType::kFloat32)
@@ -211,13 +211,13 @@ inline Buffer Engine::flat(const Values& values,
 }
 
 inline Engine::Engine(const ::torch::nn::Module& module,
-                      comm::Communicator& comm, const engine::Config& config,
+                      comm::Communicator& comm, const config::Config& config,
                       const EngineOptions& options)
     : Engine(module, comm, with(config, options), options.group_of,
              values_of(module, comm, config)) {}
 
 inline Engine::Engine(const ::torch::nn::Module& module,
-                      comm::Communicator& comm, const engine::Config& config,
+                      comm::Communicator& comm, const config::Config& config,
                       const GroupOf& group_of, const Values& before)
     : module_(module),
       buffers_(module, comm),

@@ -15,9 +15,9 @@
 
 #include "thinwire/comm/agreement.h"
 #include "thinwire/comm/communicator.h"
+#include "thinwire/config/config.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/view.h"
-#include "thinwire/engine/config.h"
 
 namespace thinwire::torch {
 
@@ -35,7 +35,7 @@ class ModuleBuffers {
   /// Collective, where there are any, but for kAsTheyAre. Integers, flags and
   /// complex numbers are rank 0's in any case; means are formed in float64, in
   /// the order of ranks.
-  void make_equal(engine::Buffers how);
+  void make_equal(config::Buffers how);
 
  private:
   void broadcast(const std::vector<at::Tensor>& buffers);
@@ -69,14 +69,14 @@ inline void ModuleBuffers::convert(at::ScalarType type) {
       buffer.set_data(buffer.detach().to(type));
 }
 
-inline void ModuleBuffers::make_equal(engine::Buffers how) {
-  if (comm_.size() == 1 || how == engine::Buffers::kAsTheyAre) return;
+inline void ModuleBuffers::make_equal(config::Buffers how) {
+  if (comm_.size() == 1 || how == config::Buffers::kAsTheyAre) return;
   const ::torch::NoGradGuard no_grad;
   std::vector<at::Tensor> averaged;
   std::vector<at::Tensor> sent;
   for (const at::Tensor& buffer : buffers_) {
     const bool has_mean =
-        how == engine::Buffers::kAverage && buffer.is_floating_point();
+        how == config::Buffers::kAverage && buffer.is_floating_point();
     (has_mean ? averaged : sent).push_back(buffer);
   }
   broadcast(sent);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "thinwire/core/error.h"
+#include "thinwire/core/log.h"
 
 namespace thinwire::apps {
 
@@ -25,6 +26,11 @@ Outcome run(const std::vector<const char*>& arguments) {
   CLI::App app("Does things", "things");
   app.require_subcommand(1);
   app.add_subcommand("work")->callback([] { std::cout << "result\n"; });
+  app.add_subcommand("talk")->callback([] {
+    log(LogLevel::kDebug, "details");
+    log(LogLevel::kInfo, "lr is\nignored");
+    log(LogLevel::kWarning, "odd");
+  });
   app.add_subcommand("refuse")->callback([] {
     throw Error(ErrorCode::kInvalidArgument, "size must be >= 1, got 0");
   });
@@ -47,6 +53,14 @@ TEST(Program, EndsWithZeroWhenItIsDone) {
   EXPECT_EQ(outcome.exit_code, 0);
   EXPECT_EQ(outcome.out, "result\n");
   EXPECT_EQ(outcome.err, "");
+}
+
+TEST(Program, WritesToStderrWhatTheLibraryLogs) {
+  const Outcome outcome = run({"talk"});
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_EQ(outcome.err,
+            "things: info: lr is; ignored\nthings: warning: odd\n");
 }
 
 TEST(Program, EndsWithOneAndTheReasonWhenItFails) {

@@ -47,10 +47,10 @@ TEST_F(ConfigFile, OfDeepSpeedDecidesWhatNoFlagGives) {
   EXPECT_TRUE(options.file_sizes);
   EXPECT_TRUE(options.file_schedules);
   EXPECT_GE(options.file_keys.size(), 7u);
-  engine::Config config = training_config(options);
+  config::Config config = training_config(options);
   config.validate(2);
   EXPECT_EQ(config.batch(2).accumulation_steps, 8);
-  EXPECT_TRUE(std::holds_alternative<engine::WarmupLr>(config.schedule.shape));
+  EXPECT_TRUE(std::holds_alternative<config::WarmupLr>(config.schedule.shape));
 
   options = parse({"--config", path.c_str(), "--batch", "2", "--lr", "0.1",
                    "--precision", "bf16", "--warmup-steps", "7",
@@ -66,7 +66,7 @@ TEST_F(ConfigFile, OfDeepSpeedDecidesWhatNoFlagGives) {
   EXPECT_EQ(adam.freeze_step, 9);
   EXPECT_EQ(adam.weight_decay, 0.01);
   EXPECT_TRUE(
-      std::holds_alternative<engine::WarmupAndDecay>(config.schedule.shape));
+      std::holds_alternative<config::WarmupAndDecay>(config.schedule.shape));
 }
 
 TEST_F(ConfigFile, AutoStandsForWhatFlagsSay) {
@@ -78,16 +78,16 @@ TEST_F(ConfigFile, AutoStandsForWhatFlagsSay) {
   Options options =
       parse({"--config", path.c_str(), "--warmup-steps", "20", "--lr", "0.25"});
   EXPECT_EQ(
-      std::get<engine::WarmupDecayLr>(training_config(options).schedule.shape),
-      (engine::WarmupDecayLr{.total_num_steps = 300,
+      std::get<config::WarmupDecayLr>(training_config(options).schedule.shape),
+      (config::WarmupDecayLr{.total_num_steps = 300,
                              .warmup_max_lr = 0.25,
                              .warmup_num_steps = 20}));
   EXPECT_EQ(options.lr, 0.25);
   options = parse({"--config", path.c_str(), "--warmup-steps", "0", "--steps",
                    "70"});  // flags win over the file's flags
   EXPECT_EQ(
-      std::get<engine::WarmupDecayLr>(training_config(options).schedule.shape),
-      (engine::WarmupDecayLr{.total_num_steps = 70, .warmup_num_steps = 1}));
+      std::get<config::WarmupDecayLr>(training_config(options).schedule.shape),
+      (config::WarmupDecayLr{.total_num_steps = 70, .warmup_num_steps = 1}));
   expect_usage_error({path.c_str(), "scheduler.params.warmup_num_steps",
                       "got \"auto\"", "--warmup-steps"},
                      [&] {
@@ -100,7 +100,7 @@ TEST_F(ConfigFile, AnotherOptimizerTakesNothingOfTheFiles) {
   const Options options =
       parse({"--config", path.c_str(), "--optimizer", "lamb"});
   EXPECT_EQ(options.lr, 1e-2);
-  EXPECT_EQ(engine::name_of(training_config(options).optimizer), "lamb");
+  EXPECT_EQ(config::name_of(training_config(options).optimizer), "lamb");
 }
 
 TEST(TrainingConfig, OfTheFlagsAloneIsValidForEveryOptimizer) {
@@ -109,9 +109,9 @@ TEST(TrainingConfig, OfTheFlagsAloneIsValidForEveryOptimizer) {
       const Options options =
           parse({"--optimizer", std::string(name).c_str(), "--precision",
                  precision, "--accumulate", "3"});
-      const engine::Config config = training_config(options);
+      const config::Config config = training_config(options);
       config.validate(4);
-      EXPECT_EQ(engine::name_of(config.optimizer), name);
+      EXPECT_EQ(config::name_of(config.optimizer), name);
       EXPECT_EQ(config.batch(4).accumulation_steps, 3);
       // The rate peaks when the warm-up ends and falls to a tenth.
       EXPECT_NEAR(config.schedule.rate(1, 49), 1, 1e-12);

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "thinwire/config/learning_rate.h"
+#include "thinwire/core/dtype.h"
+#include "thinwire/optim/adam.h"
+#include "thinwire/optim/data_parallel.h"
+#include "thinwire/optim/lamb.h"
+#include "thinwire/optim/onebit_adam.h"
+#include "thinwire/optim/onebit_lamb.h"
+#include "thinwire/optim/semantics.h"
+#include "thinwire/optim/zero_one_adam.h"
+#include "thinwire/precision/loss_scaler.h"
+
+namespace thinwire::config {
+
+/// Which optimizer, and its settings. Their `semantics` and `exchange` stay as
+/// they are by default: Config has fields for both.
+using OptimizerConfig =
+    std::variant<optim::AdamOptions, optim::LambOptions,
+                 optim::OnebitAdamOptions, optim::OnebitLambOptions,
+                 optim::ZeroOneAdamOptions>;
+
+/// What numbers are kept in.
+struct PrecisionConfig {
+  /// Parameters and gradients: kFloat32, kFloat16 or kBFloat16.
+  DType dtype = DType::kFloat32;
+  /// With kFloat16 only; its `semantics` stays as it is by default.
+  precision::LossScalerOptions loss_scale{};
+  /// A step with a gradient that is not finite on any rank is skipped on all.
+  /// kFloat16: has to be true.
+  bool check_grad_overflow = true;
+  /// Of what the optimizer updates: kFloat32, or `dtype` itself with Adam,
+  /// which then rounds parameters at every step and needs no masters.
+  DType master_dtype = DType::kFloat32;
+  /// Of moments: kFloat32, or `master_dtype` with Adam.
+  DType state_dtype = DType::kFloat32;
+
+  bool operator==(const PrecisionConfig&) const = default;
+};
+
+/// Where ZeRO keeps what the optimizer needs.
+enum class OffloadDevice { kNone, kCpu };
+
+/// ZeRO (arXiv:1910.02054): optimizer states, and at stage 2 gradients, sharded
+/// over the ranks.
+struct ZeroConfig {
+  int stage = 0;               ///< In [0, 2]; above 0 with an exact optimizer.
+  bool reduce_scatter = true;  ///< kDeepSpeed: how sums are rounded.
+  /// Most elements that are reduced together, >= 0; an upper bound for ours,
+  /// ZeroOptions::exchange.bucket_elements.
+  std::int64_t reduce_bucket_size = 500'000'000;
+  /// false: step() throws Error(kFailedPrecondition) naming a parameter that
+  /// had no gradient on some rank.
+  bool ignore_unused_parameters = true;
+  bool round_robin_gradients = false;  ///< kDeepSpeed: order of parameters.
+  /// kCpu: masters and states are in host memory and updated there.
+  OffloadDevice offload_optimizer = OffloadDevice::kNone;
+
+  bool operator==(const ZeroConfig&) const = default;
+};
+
+/// What becomes of a module's buffers (running statistics of a batch norm), at
+/// construction and in evaluations. torch::Engine's; an Engine knows none.
+enum class Buffers {
+  kBroadcast,  ///< Rank 0's go to all ranks.
+  kAverage,    ///< Means over the ranks; of integers rank 0's.
+  kAsTheyAre,  ///< Each rank keeps its own.
+};
+
+/// How ranks exchange; results do not depend on it.
+struct CommConfig {
+  std::size_t bucket_elements = std::size_t{1} << 20;  ///< >= 1.
+  /// Threads per rank, in [0, 1024]; 0: THINWIRE_NUM_THREADS, else 1.
+  int num_threads = 0;
+  /// Ranks compare checksums every so many steps; 0: never. >= 0.
+  std::int64_t verify_every = 0;
+  /// Exact averages begin while backward goes on.
+  bool overlap = true;
+
+  bool operator==(const CommConfig&) const = default;
+};
+
+/// Samples per step; train = micro * accumulation_steps * world size.
+struct BatchSizes {
+  std::int64_t train = 0;  ///< Of all ranks; 0: not said.
+  std::int64_t micro = 0;  ///< Of one backward on one rank; 0: not said.
+  std::int64_t accumulation_steps = 1;  ///< Backwards per step, >= 1.
+
+  bool operator==(const BatchSizes&) const = default;
+};
+
+/// What became of one key of a file.
+struct KeyNote {
+  enum class Kind {
+    kSupported,
+    kIgnored,  ///< Accepted, but it has no effect: `note` says why.
+  };
+  std::string path;  ///< "fp16.loss_scale".
+  Kind kind = Kind::kSupported;
+  /// Of a supported key: empty, or "auto: from the program" (AutoValues).
+  std::string note;
+};
+
+/// "fp16.enabled: supported", "dump_state: ignored (no effect): WHY".
+[[nodiscard]] std::string describe(const KeyNote& note);
+
+/// What a program knows where a file says "auto", as Hugging Face's files do.
+struct AutoValues {
+  std::optional<std::int64_t> total_num_steps{};   ///< Of the run, >= 1.
+  std::optional<std::int64_t> warmup_num_steps{};  ///< >= 0; 0 counts as 1.
+  /// Of the optimizer, and the highest of WarmupDecayLR; unset: as if absent,
+  /// and for WarmupDecayLR the optimizer's in the file.
+  std::optional<double> learning_rate{};
+};
+
+/// All that an Engine is told. Written with designated initializers, or read
+/// from a DeepSpeed configuration file: docs/guide/from-deepspeed.md has every
+/// key. The defaults here are ours; a file's are DeepSpeed's.
+struct Config {
+  OptimizerConfig optimizer{};
+  PrecisionConfig precision{};
+  /// Gradients are clipped to this global L2 norm; 0: never. Finite, >= 0. In a
+  /// file that does not say, 1.
+  double gradient_clipping = 0;
+  /// See ExchangeOptions::calibrated_clipping.
+  bool calibrated_clipping = true;
+
+  /// Samples per step of all ranks; each >= 1. Any two of these three, or one
+  /// of the first two, determine the rest.
+  std::optional<std::int64_t> train_batch_size{};
+  /// Samples per backward of one rank.
+  std::optional<std::int64_t> train_micro_batch_size_per_gpu{};
+  /// Backwards per step.
+  std::optional<std::int64_t> gradient_accumulation_steps{};
+  /// Every gradient_accumulation_steps-th step() takes effect; otherwise every
+  /// one does, and the caller says when.
+  bool managed_gradient_accumulation = true;
+
+  /// In which gradients are added up: kFloat32 or precision.dtype.
+  DType accumulation_dtype = DType::kFloat32;
+  /// In which exact averages travel: kFloat32, kFloat16 or kBFloat16; unset:
+  /// precision.dtype.
+  std::optional<DType> communication_dtype{};
+  LearningRateSchedule schedule{};
+  ZeroConfig zero{};
+  CommConfig comm{};
+  Buffers buffers = Buffers::kBroadcast;
+  std::int64_t steps_per_print = 0;  ///< Steps per line of a log; 0: none.
+  optim::Semantics semantics = optim::Semantics::kCorrected;
+  /// Objects at the top of a file that are a program's own, by name, as JSON
+  /// text: those that it has told from_json() to take.
+  std::map<std::string, std::string> other_objects{};
+
+  /// Throws Error(kInvalidArgument) naming the field, its range and its value,
+  /// also for settings that exclude one another; Error(kUnavailable) for those
+  /// that are planned. `world` is the number of ranks, >= 1.
+  void validate(int world) const;
+
+  /// The three numbers of samples, resolved; throws Error(kInvalidArgument)
+  /// where they contradict each other. With neither batch size, both are 0.
+  [[nodiscard]] BatchSizes batch(int world) const;
+  /// What the optimizer is told of ranks and clipping.
+  [[nodiscard]] optim::ExchangeOptions exchange_options() const;
+  /// `optimizer` with this Config's semantics and exchange_options().
+  [[nodiscard]] OptimizerConfig optimizer_options() const;
+  /// precision.loss_scale; with kDeepSpeed as its FP16 wrappers, at stage 1 and
+  /// 2 its ZeRO, understand it.
+  [[nodiscard]] precision::LossScalerOptions loss_scaler_options() const;
+
+  /// Reads DeepSpeed's keys at the top level, ours in the object "thinwire".
+  /// Every key is supported, ignored (no effect) or rejected. What became of it
+  /// is appended to `notes` in the order of the file; without `notes`, ignored
+  /// keys are logged (core/log.h). Throws Error(kInvalidArgument) with the
+  /// key's path for text that is not JSON, for unknown and rejected keys, for
+  /// wrong types and numbers out of range. What depends on the number of ranks,
+  /// and ZeRO, is left to validate(). "auto" takes the value in `autos`;
+  /// without one a scheduler's numbers of steps are rejected, all else counts
+  /// as absent. `taken` names objects at the top that are the caller's own;
+  /// they go to `other_objects` untouched. No key may have such a name.
+  [[nodiscard]] static Config from_json(
+      std::string_view text, std::vector<KeyNote>* notes = nullptr,
+      const AutoValues& autos = {}, const std::vector<std::string>& taken = {});
+  /// The same of a file, which messages then name.
+  [[nodiscard]] static Config from_file(
+      const std::string& path, std::vector<KeyNote>* notes = nullptr,
+      const AutoValues& autos = {}, const std::vector<std::string>& taken = {});
+  /// A text of which from_json() makes an equal Config, if this one is valid
+  /// and the names of `other_objects` are taken.
+  /// Throws Error(kInvalidArgument) for what no file can say: settings per
+  /// group of parameters.
+  [[nodiscard]] std::string to_json() const;
+
+  bool operator==(const Config&) const = default;
+};
+
+/// "adam", "lamb", "onebit_adam", "onebit_lamb", "zero_one_adam".
+[[nodiscard]] std::string_view name_of(
+    const OptimizerConfig& optimizer) noexcept;
+
+}  // namespace thinwire::config

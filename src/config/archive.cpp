@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "config/archive.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+
+#include "core/require.h"
+
+namespace thinwire::config {
+
+bool Limits::allow(double value) const {
+  return std::isfinite(value) &&
+         (above_least ? value > least : value >= least) &&
+         (below_most ? value < most : value <= most);
+}
+
+std::string Limits::text() const {
+  if (std::isfinite(least) && std::isfinite(most))
+    return fmt::format("in {}{}, {}{}", above_least ? '(' : '[', least, most,
+                       below_most ? ')' : ']');
+  if (std::isfinite(least))
+    return fmt::format("finite and {} {}", above_least ? ">" : ">=", least);
+  return "finite";
+}
+
+Reader::Reader(const Json* object, std::string path)
+    : object_(object), path_(std::move(path)) {}
+
+std::string Reader::path_of(std::string_view name) const {
+  return path_.empty() ? std::string(name) : fmt::format("{}.{}", path_, name);
+}
+
+Reader Reader::section(std::string_view name) const {
+  return {object_ == nullptr ? nullptr : object_->find(name), path_of(name)};
+}
+
+bool Reader::has(std::string_view name) const {
+  return object_ != nullptr && object_->find(name) != nullptr;
+}
+
+bool Reader::is_text(std::string_view name, std::string_view text) const {
+  return has(name) && text_of(name) == text;
+}
+
+void Reader::reject(std::string_view name, std::string_view range) const {
+  const Json* value = object_ == nullptr ? nullptr : object_->find(name);
+  thinwire::reject(
+      fmt::format("{} must be {}, got {}", path_of(name), range,
+                  value == nullptr ? "nothing" : brief_json(*value)));
+}
+
+void Reader::field(std::string_view name, bool& value) const {
+  if (!has(name)) return;
+  const Json& json = *object_->find(name);
+  if (json.is(Json::Kind::kBoolean))
+    value = json.boolean;
+  else if (!lenient_)
+    reject(name, "true or false");
+}
+
+std::optional<double> Reader::number(std::string_view name, const Json& value,
+                                     const Limits& limits) const {
+  if (value.is(Json::Kind::kNumber) && limits.allow(value.number))
+    return value.number;
+  if (!lenient_) reject(name, "a number " + limits.text());
+  return std::nullopt;
+}
+
+void Reader::field(std::string_view name, double& value,
+                   const Limits& limits) const {
+  if (!has(name)) return;
+  value = number(name, *object_->find(name), limits).value_or(value);
+}
+
+void Reader::field(std::string_view name, std::int64_t& value,
+                   const Limits& limits) const {
+  if (!has(name)) return;
+  const Json& json = *object_->find(name);
+  // 5e8 is an integer too. Beyond 2^53 a double may be another number.
+  std::int64_t whole = 0;
+  const char* end = json.text.data() + json.text.size();
+  const auto [last, error] = std::from_chars(json.text.data(), end, whole);
+  bool exact = error == std::errc{} && last == end;
+  if (!exact && std::abs(json.number) <= 0x1p53 &&
+      json.number == std::floor(json.number)) {
+    whole = static_cast<std::int64_t>(json.number);
+    exact = true;
+  }
+  if (json.is(Json::Kind::kNumber) && exact && limits.allow(json.number))
+    value = whole;
+  else if (!lenient_)
+    reject(name, "an integer " + limits.text());
+}
+
+void Reader::field(std::string_view name, std::size_t& value,
+                   const Limits& limits) const {
+  auto read = static_cast<std::int64_t>(value);
+  field(name, read, limits);
+  if (read >= 0) value = static_cast<std::size_t>(read);
+}
+
+void Reader::field(std::string_view name, int& value,
+                   const Limits& limits) const {
+  std::int64_t read = value;
+  Limits narrow = limits;
+  narrow.most = std::min(narrow.most, double{std::numeric_limits<int>::max()});
+  narrow.least =
+      std::max(narrow.least, double{std::numeric_limits<int>::min()});
+  field(name, read, narrow);
+  value = static_cast<int>(read);
+}
+
+void Reader::pair(std::string_view name, double& first, double& second,
+                  const Limits& limits) const {
+  if (!has(name)) return;
+  const Json& json = *object_->find(name);
+  if (!json.is(Json::Kind::kArray) || json.elements.size() != 2)
+    reject(name, "an array of two numbers " + limits.text());
+  first = number(name, json.elements[0], limits).value_or(first);
+  second = number(name, json.elements[1], limits).value_or(second);
+}
+
+std::string Reader::text_of(std::string_view name) const {
+  const Json& json = *object_->find(name);
+  if (!json.is(Json::Kind::kText)) return {};
+  std::string text = json.text;
+  for (char& c : text)
+    c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
+
+Writer Writer::section(std::string_view name) const {
+  return Writer(object_->add(std::string(name), Json::object()));
+}
+
+void Writer::field(std::string_view name, bool value) const {
+  object_->add(std::string(name), Json::of(value));
+}
+
+void Writer::field(std::string_view name, double value, const Limits&) const {
+  object_->add(std::string(name), Json::of(value));
+}
+
+void Writer::field(std::string_view name, std::int64_t value,
+                   const Limits&) const {
+  object_->add(std::string(name), Json::of(value));
+}
+
+void Writer::field(std::string_view name, std::size_t value,
+                   const Limits& limits) const {
+  field(name, static_cast<std::int64_t>(value), limits);
+}
+
+void Writer::field(std::string_view name, int value,
+                   const Limits& limits) const {
+  field(name, std::int64_t{value}, limits);
+}
+
+void Writer::field(std::string_view name, std::string_view value) const {
+  object_->add(std::string(name), Json::of(value));
+}
+
+void Writer::pair(std::string_view name, double first, double second,
+                  const Limits&) const {
+  Json array;
+  array.kind = Json::Kind::kArray;
+  array.elements = {Json::of(first), Json::of(second)};
+  object_->add(std::string(name), std::move(array));
+}
+
+}  // namespace thinwire::config

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "core/json.h"
+
+/// Reader and Writer have the same members, so that one function per section
+/// says which key is which field, for both ways (config_fields.h).
+namespace thinwire::config {
+
+/// The numbers that a key may have; finite ones in any case.
+struct Limits {
+  double least = -std::numeric_limits<double>::infinity();
+  double most = std::numeric_limits<double>::infinity();
+  bool above_least = false;  ///< `least` itself is excluded.
+  bool below_most = false;   ///< `most` itself is excluded.
+
+  [[nodiscard]] bool allow(double value) const;
+  [[nodiscard]] std::string text() const;  ///< "in [0, 1)".
+};
+inline constexpr Limits kNotNegative{.least = 0};
+inline constexpr Limits kPositive{.least = 0, .above_least = true};
+inline constexpr Limits kAtLeastOne{.least = 1};
+inline constexpr Limits kFraction{.least = 0, .most = 1};
+inline constexpr Limits kDecayRate{.least = 0, .most = 1, .below_most = true};
+
+/// The texts of an enumeration. Several may mean the same; the first is
+/// written.
+template <class E>
+using Choices = std::span<const std::pair<std::string_view, E>>;
+
+/// Sets fields from an object's members and leaves those alone that it has not.
+/// Throws Error(kInvalidArgument) with the path for other types and values out
+/// of range.
+class Reader {
+ public:
+  /// `object` may be null: it has nothing then.
+  Reader(const Json* object, std::string path);
+
+  [[nodiscard]] Reader section(std::string_view name) const;
+  [[nodiscard]] bool has(std::string_view name) const;
+  /// The member is this text, which is in lower case.
+  [[nodiscard]] bool is_text(std::string_view name,
+                             std::string_view text) const;
+  /// From here on field() leaves its value as it is where it would reject what
+  /// the file says: it has no effect.
+  void be_lenient() noexcept { lenient_ = true; }
+  /// "PATH must be RANGE, got VALUE".
+  [[noreturn]] void reject(std::string_view name, std::string_view range) const;
+
+  void field(std::string_view name, bool& value) const;
+  void field(std::string_view name, double& value, const Limits& limits) const;
+  void field(std::string_view name, std::int64_t& value,
+             const Limits& limits) const;
+  void field(std::string_view name, std::size_t& value,
+             const Limits& limits) const;
+  void field(std::string_view name, int& value, const Limits& limits) const;
+  /// Two numbers in an array.
+  void pair(std::string_view name, double& first, double& second,
+            const Limits& limits) const;
+  template <class T>
+  void field(std::string_view name, std::optional<T>& value,
+             const Limits& limits) const {
+    if (!has(name)) return;
+    T read{};
+    field(name, read, limits);
+    value = read;
+  }
+  template <class E>
+  void choice(std::string_view name, E& value, Choices<E> choices) const {
+    if (!has(name)) return;
+    const std::string text = text_of(name);
+    std::string known;
+    for (const auto& [choice, meaning] : choices) {
+      if (choice == text) {
+        value = meaning;
+        return;
+      }
+      known += (known.empty() ? "" : ", ") + std::string(choice);
+    }
+    reject(name, "one of " + known);
+  }
+
+ private:
+  [[nodiscard]] std::string path_of(std::string_view name) const;
+  /// The text of a member, in lower case; empty if it is none.
+  [[nodiscard]] std::string text_of(std::string_view name) const;
+  /// A number within the limits, or nothing where it is to be left alone.
+  [[nodiscard]] std::optional<double> number(std::string_view name,
+                                             const Json& value,
+                                             const Limits& limits) const;
+
+  const Json* object_;
+  std::string path_;
+  bool lenient_ = false;
+};
+
+/// Adds fields to an object.
+class Writer {
+ public:
+  explicit Writer(Json& object) : object_(&object) {}
+
+  /// Only once; what is written to it appears at this place.
+  [[nodiscard]] Writer section(std::string_view name) const;
+
+  void field(std::string_view name, bool value) const;
+  void field(std::string_view name, double value, const Limits& = {}) const;
+  void field(std::string_view name, std::int64_t value,
+             const Limits& = {}) const;
+  void field(std::string_view name, std::size_t value,
+             const Limits& = {}) const;
+  void field(std::string_view name, int value, const Limits& = {}) const;
+  void field(std::string_view name, std::string_view value) const;
+  void pair(std::string_view name, double first, double second,
+            const Limits& = {}) const;
+  template <class T>
+  void field(std::string_view name, const std::optional<T>& value,
+             const Limits& limits) const {
+    if (value.has_value()) field(name, *value, limits);
+  }
+  template <class E>
+  void choice(std::string_view name, E value, Choices<E> choices) const {
+    for (const auto& [choice, meaning] : choices) {
+      if (meaning != value) continue;
+      field(name, choice);
+      return;
+    }
+  }
+
+ private:
+  Json* object_;
+};
+
+}  // namespace thinwire::config

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/config/config.h"
+
+#include <fmt/format.h>
+
+#include "config/batch.h"
+
+namespace thinwire::config {
+
+namespace {
+
+template <class Options>
+inline constexpr bool kIsLowBit = requires(Options o) {
+  o.exchange;
+};
+
+}  // namespace
+
+std::string_view name_of(const OptimizerConfig& optimizer) noexcept {
+  constexpr std::string_view kNames[] = {"adam", "lamb", "onebit_adam",
+                                         "onebit_lamb", "zero_one_adam"};
+  static_assert(std::size(kNames) == std::variant_size_v<OptimizerConfig>);
+  return kNames[optimizer.index()];
+}
+
+std::string describe(const KeyNote& note) {
+  const bool ignored = note.kind == KeyNote::Kind::kIgnored;
+  std::string text = fmt::format("{}: {}", note.path,
+                                 ignored ? "ignored (no effect)" : "supported");
+  if (!note.note.empty()) text += (ignored ? ": " : ", ") + note.note;
+  return text;
+}
+
+BatchSizes Config::batch(int world) const {
+  return resolve_batch({.train = train_batch_size,
+                        .micro = train_micro_batch_size_per_gpu,
+                        .accumulation = gradient_accumulation_steps},
+                       world);
+}
+
+optim::ExchangeOptions Config::exchange_options() const {
+  return {.max_grad_norm = gradient_clipping,
+          .calibrated_clipping = calibrated_clipping,
+          .bucket_elements = comm.bucket_elements,
+          .verify_every = comm.verify_every,
+          .skip_nonfinite = precision.check_grad_overflow,
+          .num_threads = comm.num_threads};
+}
+
+OptimizerConfig Config::optimizer_options() const {
+  OptimizerConfig resolved = optimizer;
+  std::visit(
+      [this]<class Options>(Options& options) {
+        if constexpr (kIsLowBit<Options>) {
+          options.semantics = semantics;
+          options.exchange = exchange_options();
+        }
+      },
+      resolved);
+  return resolved;
+}
+
+precision::LossScalerOptions Config::loss_scaler_options() const {
+  if (semantics == optim::Semantics::kCorrected) return precision.loss_scale;
+  return zero.stage == 0 ? precision::wrapper_loss_scaler(precision.loss_scale)
+                         : precision::zero_loss_scaler(precision.loss_scale);
+}
+
+}  // namespace thinwire::config

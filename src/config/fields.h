@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "config/archive.h"
+#include "thinwire/config/config.h"
+
+/// Which key of a file is which field: each function is used with a Reader and
+/// with a Writer, whose options are const.
+namespace thinwire::config {
+
+template <class E>
+using Choice = std::pair<std::string_view, E>;
+
+inline constexpr Choice<DType> kDtypes[] = {
+    {"fp32", DType::kFloat32},           {"fp16", DType::kFloat16},
+    {"bf16", DType::kBFloat16},          {"float32", DType::kFloat32},
+    {"float16", DType::kFloat16},        {"bfloat16", DType::kBFloat16},
+    {"float", DType::kFloat32},          {"half", DType::kFloat16},
+    {"torch.float32", DType::kFloat32},  {"torch.float16", DType::kFloat16},
+    {"torch.bfloat16", DType::kBFloat16}};
+inline constexpr Choice<Warmup> kWarmups[] = {{"linear", Warmup::kLinear},
+                                              {"log", Warmup::kLog}};
+inline constexpr Choice<Decay> kDecays[] = {
+    {"none", Decay::kNone},
+    {"linear", Decay::kLinear},
+    {"cosine", Decay::kCosine},
+    {"inverse_sqrt", Decay::kInverseSqrt}};
+inline constexpr Choice<optim::Semantics> kSemantics[] = {
+    {"corrected", optim::Semantics::kCorrected},
+    {"deepspeed", optim::Semantics::kDeepSpeed}};
+inline constexpr Choice<compress::Scale> kScales[] = {
+    {"rms", compress::Scale::kRms}, {"l1", compress::Scale::kL1}};
+inline constexpr Choice<DType> kResidualDtypes[] = {{"fp32", DType::kFloat32},
+                                                    {"bf16", DType::kBFloat16}};
+inline constexpr Choice<optim::Exchanged> kExchanged[] = {
+    {"momentum", optim::Exchanged::kMomentum},
+    {"gradient", optim::Exchanged::kGradient}};
+inline constexpr Choice<precision::AtMinimum> kAtMinimum[] = {
+    {"stop", precision::AtMinimum::kStop},
+    {"hold", precision::AtMinimum::kHold}};
+inline constexpr Choice<OffloadDevice> kDevices[] = {
+    {"none", OffloadDevice::kNone}, {"cpu", OffloadDevice::kCpu}};
+inline constexpr Choice<Buffers> kBuffers[] = {
+    {"broadcast", Buffers::kBroadcast},
+    {"average", Buffers::kAverage},
+    {"as_they_are", Buffers::kAsTheyAre}};
+
+/// optimizer.params, and `own` = thinwire, of each optimizer.
+template <class Archive, class Options>
+void adam_fields(const Archive& params, Options& o) {
+  params.field("lr", o.learning_rate, kNotNegative);
+  params.pair("betas", o.beta1, o.beta2, kDecayRate);
+  params.field("eps", o.epsilon, kPositive);
+  params.field("weight_decay", o.weight_decay, kNotNegative);
+  params.field("bias_correction", o.bias_correction);
+  params.field("eps_inside_sqrt", o.epsilon_inside_sqrt);
+}
+
+template <class Archive, class Options>
+void trust_fields(const Archive& params, Options& o) {
+  params.field("max_coeff", o.max_coeff, kPositive);
+  params.field("min_coeff", o.min_coeff, kNotNegative);
+}
+
+template <class Archive, class Options>
+void low_bit_fields(const Archive& own, Options& o) {
+  own.field("denom_floor", o.denom_floor, kNotNegative);
+  own.choice("scale", o.scale, Choices<compress::Scale>(kScales));
+  own.choice("residual_dtype", o.residual_dtype,
+             Choices<DType>(kResidualDtypes));
+}
+
+template <class Archive, class Options>
+void auto_freeze_fields(const Archive& own, Options& o) {
+  own.field("lr_warmup_steps", o.lr_warmup_steps, kNotNegative);
+  own.field("total_steps", o.total_steps, kAtLeastOne);
+  own.field("min_freeze_step", o.min_freeze_step, kAtLeastOne);
+  own.field("max_freeze_step", o.max_freeze_step, kAtLeastOne);
+  own.field("freeze_ratio", o.freeze_ratio,
+            Limits{.least = 0, .most = 1, .above_least = true});
+}
+
+template <class Archive, class Options>
+void lamb_factor_fields(const Archive& params, Options& o) {
+  params.field("coeff_beta", o.coeff_beta, kDecayRate);
+  params.field("factor_max", o.factor_max, kPositive);
+  params.field("factor_min", o.factor_min, kPositive);
+  params.field("factor_threshold", o.factor_threshold, kFraction);
+}
+
+template <class Archive, class Options>
+void zero_one_fields(const Archive& params, Options& o) {
+  params.field("var_freeze_step", o.var_freeze_step, kNotNegative);
+  params.field("var_update_scaler", o.var_update_scaler, kAtLeastOne);
+  params.field("local_step_scaler", o.local_step_scaler, kAtLeastOne);
+  params.field("local_step_clipper", o.local_step_clipper, kAtLeastOne);
+}
+
+/// All of an optimizer but what needs a word more: Adam's kind of decay,
+/// freeze_step.
+template <class Archive, class Options>
+void optimizer_fields(const Archive& params, const Archive& own, Options& o) {
+  adam_fields(params, o);
+  if constexpr (requires { o.max_coeff; }) trust_fields(params, o);
+  if constexpr (requires { o.coeff_beta; }) lamb_factor_fields(params, o);
+  if constexpr (requires { o.var_freeze_step; }) zero_one_fields(params, o);
+  if constexpr (requires { o.denom_floor; }) low_bit_fields(own, o);
+  if constexpr (requires { o.freeze_ratio; }) auto_freeze_fields(own, o);
+  if constexpr (requires { o.variance_refresh; })
+    own.field("variance_refresh", o.variance_refresh, kNotNegative);
+  if constexpr (requires { o.exchanged; })
+    own.choice("exchanged", o.exchanged, Choices<optim::Exchanged>(kExchanged));
+}
+
+/// scheduler.params.
+template <class Archive, class Shape>
+void warmup_fields(const Archive& params, Shape& s) {
+  params.field("warmup_num_steps", s.warmup_num_steps, kAtLeastOne);
+  params.choice("warmup_type", s.warmup_type, Choices<Warmup>(kWarmups));
+  if constexpr (requires { s.total_num_steps; })
+    params.field("total_num_steps", s.total_num_steps, kAtLeastOne);
+  if constexpr (requires { s.warmup_min_lr; }) {
+    params.field("warmup_min_lr", s.warmup_min_lr, kNotNegative);
+    params.field("warmup_max_lr", s.warmup_max_lr, kNotNegative);
+  } else {
+    params.field("warmup_min_ratio", s.warmup_min_ratio, kFraction);
+    params.field("cos_min_ratio", s.cos_min_ratio, kFraction);
+  }
+}
+
+template <class Archive, class Shape>
+void shape_fields(const Archive& params, Shape& s) {
+  if constexpr (requires { s.warmup_num_steps; }) {
+    warmup_fields(params, s);
+  } else if constexpr (requires { s.cycle_min_lr; }) {
+    params.field("cycle_min_lr", s.cycle_min_lr, kNotNegative);
+    params.field("cycle_max_lr", s.cycle_max_lr, kNotNegative);
+    params.field("decay_lr_rate", s.decay_lr_rate, kNotNegative);
+    params.field("cycle_first_step_size", s.cycle_first_step_size, kAtLeastOne);
+    params.field("cycle_second_step_size", s.cycle_second_step_size,
+                 kAtLeastOne);
+    params.field("cycle_first_stair_count", s.cycle_first_stair_count,
+                 kNotNegative);
+    params.field("cycle_second_stair_count", s.cycle_second_stair_count,
+                 kNotNegative);
+    params.field("decay_step_size", s.decay_step_size, kNotNegative);
+  } else if constexpr (requires { s.lr_range_test_min_lr; }) {
+    params.field("lr_range_test_min_lr", s.lr_range_test_min_lr, kNotNegative);
+    params.field("lr_range_test_step_size", s.lr_range_test_step_size,
+                 kAtLeastOne);
+    params.field("lr_range_test_step_rate", s.lr_range_test_step_rate,
+                 kNotNegative);
+    params.field("lr_range_test_staircase", s.lr_range_test_staircase);
+  } else {  // thinwire.schedule
+    params.choice("decay", s.decay, Choices<Decay>(kDecays));
+    params.choice("warmup", s.warmup, Choices<Warmup>(kWarmups));
+    params.field("warmup_steps", s.warmup_steps, kNotNegative);
+    params.field("total_steps", s.total_steps, kNotNegative);
+    params.field("final_fraction", s.final_fraction, kFraction);
+  }
+}
+
+/// zero_optimization, all but offload_optimizer.
+template <class Archive, class Zero>
+void zero_fields(const Archive& section, Zero& z) {
+  section.field("stage", z.stage, Limits{.least = 0, .most = 2});
+  section.field("reduce_scatter", z.reduce_scatter);
+  section.field("reduce_bucket_size", z.reduce_bucket_size, kNotNegative);
+  section.field("ignore_unused_parameters", z.ignore_unused_parameters);
+  section.field("round_robin_gradients", z.round_robin_gradients);
+}
+
+/// thinwire, what is the same for every optimizer.
+template <class Archive, class AnyConfig>
+void own_fields(const Archive& own, AnyConfig& c) {
+  own.choice("semantics", c.semantics, Choices<optim::Semantics>(kSemantics));
+  own.field("bucket_elements", c.comm.bucket_elements, kAtLeastOne);
+  own.field("threads", c.comm.num_threads, Limits{.least = 0, .most = 1024});
+  own.field("verify_every", c.comm.verify_every, kNotNegative);
+  own.field("overlap", c.comm.overlap);
+  own.field("calibrated_clipping", c.calibrated_clipping);
+  own.choice("buffers", c.buffers, Choices<Buffers>(kBuffers));
+}
+
+/// The top level's single keys.
+template <class Archive, class AnyConfig>
+void general_fields(const Archive& file, AnyConfig& c) {
+  file.field("train_batch_size", c.train_batch_size, kAtLeastOne);
+  file.field("train_micro_batch_size_per_gpu", c.train_micro_batch_size_per_gpu,
+             kAtLeastOne);
+  file.field("gradient_accumulation_steps", c.gradient_accumulation_steps,
+             kAtLeastOne);
+  file.field("managed_gradient_accumulation", c.managed_gradient_accumulation);
+  file.field("gradient_clipping", c.gradient_clipping, kNotNegative);
+}
+
+}  // namespace thinwire::config

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cctype>
+#include <limits>
+
+#include "config/archive.h"
+#include "config/keys.h"
+#include "config/type_names.h"
+#include "core/edit_distance.h"
+#include "core/require.h"
+
+namespace thinwire::config {
+
+namespace {
+
+std::string joined(std::string_view section, std::string_view name) {
+  return section.empty() ? std::string(name)
+                         : fmt::format("{}.{}", section, name);
+}
+
+const KeyRule* find_rule(std::string_view path) {
+  const auto rules = key_rules();
+  const auto found = std::find_if(rules.begin(), rules.end(), [&](auto& rule) {
+    return rule.path == path;
+  });
+  return found == rules.end() ? nullptr : &*found;
+}
+
+bool is_section(std::string_view path) {
+  const std::string prefix = fmt::format("{}.", path);
+  const auto rules = key_rules();
+  return std::any_of(rules.begin(), rules.end(), [&](const KeyRule& rule) {
+    return rule.path.starts_with(prefix);
+  });
+}
+
+// The names that an object at `section` may have.
+std::vector<std::string_view> names_in(std::string_view section,
+                                       const std::vector<std::string>& taken) {
+  std::vector<std::string_view> names;
+  if (section.empty()) names.assign(taken.begin(), taken.end());
+  for (const KeyRule& rule : key_rules()) {
+    std::string_view rest = rule.path;
+    if (!section.empty()) {
+      if (!rest.starts_with(section) || rest.size() == section.size() ||
+          rest[section.size()] != '.')
+        continue;
+      rest.remove_prefix(section.size() + 1);
+    }
+    rest = rest.substr(0, rest.find('.'));
+    if (names.empty() || names.back() != rest) names.push_back(rest);
+  }
+  return names;
+}
+
+// A rule elsewhere whose last name this is: a key in the wrong object.
+std::string_view elsewhere(std::string_view name) {
+  for (const KeyRule& rule : key_rules())
+    if (rule.path.size() > name.size() && rule.path.ends_with(name) &&
+        rule.path[rule.path.size() - name.size() - 1] == '.')
+      return rule.path;
+  return {};
+}
+
+[[noreturn]] void reject_unknown(std::string_view section,
+                                 std::string_view name,
+                                 const std::vector<std::string>& taken) {
+  constexpr std::size_t kLongest = 80;  // Of a name that may be a slip.
+  if (name.empty() || name.size() > kLongest)
+    reject(fmt::format("unknown key '{}...'",
+                       joined(section, name.substr(0, kLongest))));
+  std::string_view nearest = elsewhere(name);
+  if (nearest.empty()) {
+    std::size_t smallest = std::numeric_limits<std::size_t>::max();
+    for (const std::string_view known : names_in(section, taken)) {
+      const std::size_t distance = edit_distance(known, name);
+      if (distance < smallest) {
+        smallest = distance;
+        nearest = known;
+      }
+    }
+  }
+  reject(fmt::format("unknown key '{}'; did you mean '{}'?",
+                     joined(section, name), nearest));
+}
+
+std::string lower(std::string_view text) {
+  std::string result(text);
+  for (char& c : result)
+    c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return result;
+}
+
+// The canonical name of a section's "type"; empty where there is none.
+template <std::size_t N>
+std::string_view type_in(const Json& file, std::string_view section,
+                         const std::string_view (&types)[N]) {
+  const Json* object = file.find(section);
+  const Json* type = object == nullptr ? nullptr : object->find("type");
+  if (type == nullptr || !type->is(Json::Kind::kText) || type->text == "auto")
+    return {};
+  for (const std::string_view known : types)
+    if (lower(known) == lower(type->text)) return known;
+  reject(fmt::format("{}.type must be one of {}, got {}", section,
+                     fmt::join(types, ", "), brief_json(*type)));
+}
+
+bool is_disabled(const Json& value) {
+  if (value.is(Json::Kind::kBoolean)) return !value.boolean;
+  const Json* enabled = value.find("enabled");
+  return value.is(Json::Kind::kObject) &&
+         (enabled == nullptr ||
+          (enabled->is(Json::Kind::kBoolean) && !enabled->boolean));
+}
+
+bool is_harmless(const KeyRule& rule, const Json& value) {
+  if (rule.harmless.empty()) return false;
+  if (rule.harmless == kDisabled) return is_disabled(value);
+  const Json accepted = parse_json(rule.harmless);
+  if (accepted.is(Json::Kind::kNumber))
+    return value.is(Json::Kind::kNumber) && value.number == accepted.number;
+  return lower(brief_json(value)) == rule.harmless;
+}
+
+std::string harmless_text(const KeyRule& rule) {
+  if (rule.harmless.empty()) return "";
+  return fmt::format(" (only {} is accepted)", rule.harmless);
+}
+
+class Checker {
+ public:
+  Checker(const Json& file, const std::vector<std::string>& taken,
+          std::vector<KeyNote>& notes)
+      : optimizer_(type_in(file, "optimizer", kOptimizerTypes)),
+        scheduler_(type_in(file, "scheduler", kSchedulerTypes)),
+        taken_(taken),
+        notes_(notes) {
+    if (optimizer_.empty()) optimizer_ = kAdamW;
+  }
+
+  Json check(const std::string& section, const Json& object) {
+    Json kept = Json::object();
+    for (const auto& [name, value] : object.members) {
+      const std::string path = joined(section, name);
+      const bool others = section.empty() && is_taken(name);
+      const bool nested = is_section(path);
+      const KeyRule* rule = find_rule(path);
+      if (rule == nullptr && !nested && !others)
+        reject_unknown(section, name, taken_);
+      if (is_absent(value)) {
+        note(path, KeyNote::Kind::kIgnored, "as if absent");
+      } else if (nested && value.is(Json::Kind::kObject)) {
+        kept.add(name, check(path, value));
+      } else if (others && value.is(Json::Kind::kObject)) {
+        note(path, KeyNote::Kind::kSupported, "");
+        kept.add(name, value);
+      } else if (rule == nullptr) {
+        reject(fmt::format("{} must be an object, got {}", path,
+                           brief_json(value)));
+      } else if (keeps(*rule, value)) {
+        kept.add(name, value);
+      } else {
+        require_value(*rule, Reader(&object, section), name);
+      }
+    }
+    return kept;
+  }
+
+ private:
+  [[nodiscard]] bool is_taken(std::string_view name) const {
+    return std::find(taken_.begin(), taken_.end(), name) != taken_.end();
+  }
+
+  static void require_value(const KeyRule& rule, const Reader& object,
+                            std::string_view name) {
+    bool any = false;
+    std::int64_t count = 0;
+    if (rule.value == KeyValue::kBoolean) object.field(name, any);
+    if (rule.value == KeyValue::kEvenCount) {
+      object.field(name, count, kNotNegative);
+      if (count % 2 != 0) object.reject(name, "an even integer >= 0");
+    }
+  }
+
+  static bool is_absent(const Json& value) {
+    return value.is(Json::Kind::kNull) ||
+           (value.is(Json::Kind::kText) && value.text == "auto");
+  }
+
+  bool keeps(const KeyRule& rule, const Json& value) {
+    require_type(rule);
+    if (rule.status == KeyStatus::kRejected) {
+      if (!is_harmless(rule, value))
+        reject(fmt::format("{} = {} is rejected: {}{}", rule.path,
+                           brief_json(value), rule.text, harmless_text(rule)));
+      note(rule.path, KeyNote::Kind::kIgnored, "what Thinwire does anyway");
+      return false;
+    }
+    const bool supported = rule.status == KeyStatus::kSupported;
+    note(rule.path,
+         supported ? KeyNote::Kind::kSupported : KeyNote::Kind::kIgnored,
+         supported ? "" : rule.text);
+    return supported;
+  }
+
+  void require_type(const KeyRule& rule) const {
+    const std::string_view type =
+        rule.path.starts_with("scheduler.") ? scheduler_ : optimizer_;
+    if (rule.only.empty()) return;
+    std::string_view rest = rule.only;
+    while (!rest.empty()) {
+      const std::size_t end = rest.find(", ");
+      if (rest.substr(0, end) == type) return;
+      if (end == std::string_view::npos) break;
+      rest.remove_prefix(end + 2);
+    }
+    reject(fmt::format("{} is of {}, not of {}", rule.path, rule.only,
+                       type.empty() ? "no scheduler type" : type));
+  }
+
+  void note(std::string_view path, KeyNote::Kind kind, std::string_view text) {
+    notes_.push_back({std::string(path), kind, std::string(text)});
+  }
+
+  std::string_view optimizer_;
+  std::string_view scheduler_;
+  const std::vector<std::string>& taken_;
+  std::vector<KeyNote>& notes_;
+};
+
+// "bfloat16" is DeepSpeed's old name of "bf16".
+Json with_new_names(Json file) {
+  for (auto& [name, value] : file.members) {
+    if (name != "bfloat16") continue;
+    if (file.find("bf16") != nullptr)
+      reject("bf16 and bfloat16 are two names of one section; give one");
+    name = "bf16";
+  }
+  return file;
+}
+
+}  // namespace
+
+bool is_known_key(std::string_view path) {
+  return find_rule(path) != nullptr || is_section(path);
+}
+
+Json check_keys(const Json& file, const AutoValues& autos,
+                const std::vector<std::string>& taken,
+                std::vector<KeyNote>& notes) {
+  for (const std::string& name : taken)
+    require(!is_known_key(name), "taken", "names that are no keys",
+            fmt::format("'{}'", name));
+  if (!file.is(Json::Kind::kObject))
+    reject(fmt::format("a configuration must be a JSON object, got {}",
+                       brief_json(file)));
+  const auto [resolved, paths] = with_auto_values(with_new_names(file), autos);
+  Json kept = Checker(resolved, taken, notes).check("", resolved);
+  for (KeyNote& note : notes)
+    if (note.kind == KeyNote::Kind::kSupported &&
+        std::find(paths.begin(), paths.end(), note.path) != paths.end())
+      note.note = "auto: from the program";
+  return kept;
+}
+
+void note_unused(std::vector<KeyNote>& notes, std::string_view path,
+                 std::string_view why) {
+  for (KeyNote& note : notes) {
+    const bool is_switch =
+        note.path.ends_with(".enabled") || note.path.ends_with(".stage");
+    if (is_switch || !note.path.starts_with(path) ||
+        note.kind == KeyNote::Kind::kIgnored)
+      continue;
+    note.kind = KeyNote::Kind::kIgnored;
+    note.note = why;
+  }
+}
+
+}  // namespace thinwire::config

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "config/checks.h"
+#include "config/keys.h"
+#include "core/require.h"
+#include "thinwire/core/parameter_layout.h"
+
+namespace thinwire::config {
+
+namespace {
+
+[[noreturn]] void planned(const std::string& what) {
+  throw Error(ErrorCode::kUnavailable,
+              what + " is planned, not part of this version");
+}
+
+bool is_model_dtype(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kFloat16 ||
+         dtype == DType::kBFloat16;
+}
+
+void require_dtype(bool holds, std::string_view name, std::string_view range,
+                   DType dtype) {
+  require(holds, name, range, to_string(dtype));
+}
+
+// What is common to all groups; their number is the layout's to say, so an
+// optimizer checks its groups itself.
+template <class Options>
+void check_optimizer(Options options) {
+  options.groups.clear();
+  if constexpr (requires { options.validate(std::size_t{1}); })
+    options.validate(1);
+  else
+    options.validate(ParameterLayout::of({{"p", {1}}}));
+}
+
+void check_precision(const Config& config) {
+  const PrecisionConfig& precision = config.precision;
+  require_dtype(is_model_dtype(precision.dtype), "precision.dtype",
+                "float32, float16 or bfloat16", precision.dtype);
+  require_dtype(precision.master_dtype == DType::kFloat32 ||
+                    precision.master_dtype == precision.dtype,
+                "precision.master_dtype", "float32 or precision.dtype",
+                precision.master_dtype);
+  require_dtype(precision.state_dtype == DType::kFloat32 ||
+                    precision.state_dtype == precision.master_dtype,
+                "precision.state_dtype", "float32 or precision.master_dtype",
+                precision.state_dtype);
+  require_dtype(precision.dtype != DType::kBFloat16 ||
+                    config.semantics == optim::Semantics::kCorrected ||
+                    config.zero.stage > 0,
+                "precision.dtype",
+                "float32 or float16 with deepspeed semantics and no ZeRO",
+                precision.dtype);
+  if (precision.dtype == DType::kFloat16) {
+    require(precision.check_grad_overflow, "precision.check_grad_overflow",
+            "true with float16, whose gradients overflow", false);
+    require(precision.loss_scale.semantics == optim::Semantics::kCorrected,
+            "precision.loss_scale.semantics",
+            "left as it is: Config::semantics decides",
+            to_string(precision.loss_scale.semantics));
+    config.loss_scaler_options().validate();
+  }
+  require_dtype(config.accumulation_dtype == DType::kFloat32 ||
+                    config.accumulation_dtype == precision.dtype,
+                "accumulation_dtype", "float32 or precision.dtype",
+                config.accumulation_dtype);
+  const DType wire = config.communication_dtype.value_or(precision.dtype);
+  require_dtype(is_model_dtype(wire), "communication_dtype",
+                "float32, float16 or bfloat16", wire);
+}
+
+void check_zero(const Config& config) {
+  const ZeroConfig& zero = config.zero;
+  require(zero.stage >= 0 && zero.stage <= 2, "zero.stage", "0, 1 or 2",
+          zero.stage);
+  require(zero.reduce_bucket_size >= 0, "zero.reduce_bucket_size", ">= 0",
+          zero.reduce_bucket_size);
+  if (zero.stage == 0 || config.semantics == optim::Semantics::kCorrected)
+    return;
+  require(std::holds_alternative<optim::AdamOptions>(config.optimizer),
+          "optimizer", "adam with ZeRO and deepspeed semantics",
+          name_of(config.optimizer));
+  require(zero.offload_optimizer == OffloadDevice::kNone,
+          "zero.offload_optimizer", "none with deepspeed semantics", "cpu");
+}
+
+}  // namespace
+
+void check_without_ranks(const Config& config) {
+  std::visit(
+      []<class Options>(const Options& options) {
+        if constexpr (requires { options.exchange; }) {
+          require(options.exchange == optim::ExchangeOptions{},
+                  "optimizer.exchange",
+                  "left as it is: fields of Config say the same",
+                  "other settings");
+          require(options.semantics == optim::Semantics::kCorrected,
+                  "optimizer.semantics",
+                  "left as it is: Config::semantics decides",
+                  to_string(options.semantics));
+        }
+      },
+      config.optimizer);
+  require(
+      std::isfinite(config.gradient_clipping) && config.gradient_clipping >= 0,
+      "gradient_clipping", "finite and >= 0", config.gradient_clipping);
+  config.exchange_options().validate();
+  std::visit([](const auto& options) { check_optimizer(options); },
+             config.optimizer_options());
+  check_precision(config);
+  config.schedule.validate();
+  check_zero(config);
+  for (const auto& [name, text] : config.other_objects)
+    require(!is_known_key(name), "other_objects", "named as no key is",
+            fmt::format("'{}'", name));
+  require(config.steps_per_print >= 0, "steps_per_print", ">= 0",
+          config.steps_per_print);
+}
+
+void Config::validate(int world) const {
+  check_without_ranks(*this);
+  static_cast<void>(batch(world));
+  const bool is_exact = std::holds_alternative<optim::AdamOptions>(optimizer) ||
+                        std::holds_alternative<optim::LambOptions>(optimizer);
+  if (zero.stage != 0 && !is_exact)
+    planned(
+        fmt::format("ZeRO stage {} with {}", zero.stage, name_of(optimizer)));
+  const bool is_adam = std::holds_alternative<optim::AdamOptions>(optimizer);
+  require_dtype(precision.master_dtype == DType::kFloat32 || is_adam,
+                "precision.master_dtype", "float32 with this optimizer",
+                precision.master_dtype);
+}
+
+}  // namespace thinwire::config

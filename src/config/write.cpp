@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "config/checks.h"
+#include "config/fields.h"
+#include "config/sections.h"
+
+namespace thinwire::config {
+
+namespace {
+
+void write_zero(const Writer& file, const ZeroConfig& zero) {
+  const Writer section = file.section("zero_optimization");
+  zero_fields(section, zero);
+  const Writer offload = section.section("offload_optimizer");
+  offload.choice("device", zero.offload_optimizer,
+                 Choices<OffloadDevice>(kDevices));
+}
+
+}  // namespace
+
+// What is open at a time stays in place: `own` is an object beside the file,
+// and a section is complete before the next begins.
+std::string Config::to_json() const {
+  check_without_ranks(*this);
+  Json tree = Json::object();
+  Json own_tree = Json::object();
+  const Writer file(tree);
+  const Writer own(own_tree);
+
+  general_fields(file, *this);
+  if (steps_per_print > 0) file.field("steps_per_print", steps_per_print);
+  if (communication_dtype.has_value())
+    file.choice("communication_data_type", *communication_dtype,
+                Choices<DType>(kDtypes));
+  own_fields(own, *this);
+  write_optimizer(file, own, *this);
+  write_precision(file, own, *this);
+  write_zero(file, zero);
+  write_schedule(file, own, *this);
+  tree.add("thinwire", std::move(own_tree));
+  for (const auto& [name, text] : other_objects)
+    tree.add(name, parse_json(text));
+  return write_json(tree) + "\n";
+}
+
+}  // namespace thinwire::config

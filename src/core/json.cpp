@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/json.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "core/require.h"
+
+namespace thinwire {
+
+namespace {
+
+constexpr std::size_t kMostLevels = 32;
+// Each new key is compared with those before it.
+constexpr std::size_t kMostMembers = 4096;
+
+// What nlohmann-json's parser calls for every piece of the text.
+class Builder final : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  explicit Builder(std::string_view text) : text_(text) {}
+
+  Json take() { return std::move(root_); }
+
+  bool null() override { return put({}); }
+  bool boolean(bool value) override { return put(Json::of(value)); }
+  bool number_integer(std::int64_t value) override {
+    return put_number(static_cast<double>(value), std::to_string(value));
+  }
+  bool number_unsigned(std::uint64_t value) override {
+    return put_number(static_cast<double>(value), std::to_string(value));
+  }
+  bool number_float(double value, const std::string& written) override {
+    return put_number(value, written);
+  }
+  bool string(std::string& value) override {
+    return put(Json::of(std::string_view(value)));
+  }
+  bool binary(nlohmann::json::binary_t&) override { return false; }
+  bool start_object(std::size_t) override { return open(Json::object()); }
+  bool start_array(std::size_t) override {
+    Json array;
+    array.kind = Json::Kind::kArray;
+    return open(std::move(array));
+  }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+  bool key(std::string& name) override {
+    if (open_.back()->find(name) != nullptr)
+      reject(fmt::format("duplicate key {}",
+                         brief_json(Json::of(std::string_view(name)))));
+    if (open_.back()->members.size() == kMostMembers)
+      reject(fmt::format("an object may have {} keys, not more", kMostMembers));
+    key_ = name;
+    return true;
+  }
+  bool parse_error(std::size_t position, const std::string&,
+                   const nlohmann::json::exception& error) override {
+    const auto at = std::min(position > 0 ? position - 1 : 0, text_.size());
+    if (at < text_.size() && (text_[at] == '/' || text_[at] == '#'))
+      reject(fmt::format(
+          "not JSON: a comment in line {}: JSON has none",
+          1 + std::count(text_.begin(), text_.begin() + std::ptrdiff_t(at),
+                         '\n')));
+    std::string what = error.what();  // "[json.exception...] parse error ..."
+    const std::size_t end_of_name = what.find("] ");
+    if (end_of_name != std::string::npos) what.erase(0, end_of_name + 2);
+    if (what.size() > 300) what = what.substr(0, 200) + " ...";
+    reject("not JSON: " + what);
+  }
+
+ private:
+  bool put_number(double value, std::string written) {
+    Json number;
+    number.kind = Json::Kind::kNumber;
+    number.number = value;
+    number.text = std::move(written);
+    return put(std::move(number));
+  }
+  bool put(Json value) {
+    place(std::move(value));
+    return true;
+  }
+  // Pointers to open containers stay valid: what is inside of one is complete
+  // before its next neighbour is appended.
+  Json* place(Json value) {
+    if (open_.empty()) return &(root_ = std::move(value));
+    Json& parent = *open_.back();
+    if (parent.is(Json::Kind::kObject))
+      return &parent.add(key_, std::move(value));
+    return &parent.elements.emplace_back(std::move(value));
+  }
+  bool open(Json container) {
+    if (open_.size() == kMostLevels)
+      reject(
+          fmt::format("values may be nested {} deep, not more", kMostLevels));
+    open_.push_back(place(std::move(container)));
+    return true;
+  }
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  std::string_view text_;
+  Json root_;
+  std::vector<Json*> open_;
+  std::string key_;
+};
+
+std::string quoted(const std::string& text) {
+  return nlohmann::json(text).dump(-1, ' ', false,
+                                   nlohmann::json::error_handler_t::replace);
+}
+
+void write(const Json& value, std::size_t level, bool pretty, std::string& to) {
+  const auto line = [&](std::size_t depth) {
+    if (pretty) to += '\n' + std::string(2 * depth, ' ');
+  };
+  // [a, b] or {"k": a, "l": b}.
+  const auto list = [&](char begin, char end, const auto& items,
+                        const auto& write_item) {
+    to += begin;
+    bool first = true;
+    for (const auto& item : items) {
+      if (!first) to += pretty ? "," : ", ";
+      first = false;
+      line(level + 1);
+      write_item(item);
+    }
+    if (!first) line(level);
+    to += end;
+  };
+  switch (value.kind) {
+    case Json::Kind::kNull:
+      to += "null";
+      break;
+    case Json::Kind::kBoolean:
+      to += value.boolean ? "true" : "false";
+      break;
+    case Json::Kind::kNumber:
+      to += value.text;
+      break;
+    case Json::Kind::kText:
+      to += quoted(value.text);
+      break;
+    case Json::Kind::kArray:
+      list('[', ']', value.elements,
+           [&](const Json& item) { write(item, level + 1, pretty, to); });
+      break;
+    case Json::Kind::kObject:
+      list('{', '}', value.members, [&](const Json::Member& item) {
+        to += quoted(item.first) + ": ";
+        write(item.second, level + 1, pretty, to);
+      });
+      break;
+  }
+}
+
+}  // namespace
+
+Json Json::of(bool value) {
+  Json json;
+  json.kind = Kind::kBoolean;
+  json.boolean = value;
+  return json;
+}
+
+Json Json::of(double value) {
+  Json json;
+  json.kind = Kind::kNumber;
+  json.number = value;
+  // "-0" would be read as an integer, without its sign.
+  json.text = value == 0 ? "0" : fmt::format("{}", value);
+  return json;
+}
+
+Json Json::of(std::int64_t value) {
+  Json json = of(static_cast<double>(value));
+  json.text = std::to_string(value);
+  return json;
+}
+
+Json Json::of(std::string_view value) {
+  Json json;
+  json.kind = Kind::kText;
+  json.text = value;
+  return json;
+}
+
+Json Json::object() {
+  Json json;
+  json.kind = Kind::kObject;
+  return json;
+}
+
+const Json* Json::find(std::string_view name) const noexcept {
+  const auto found =
+      std::find_if(members.begin(), members.end(),
+                   [name](const Member& m) { return m.first == name; });
+  return found == members.end() ? nullptr : &found->second;
+}
+
+Json& Json::add(std::string name, Json value) {
+  return members.emplace_back(std::move(name), std::move(value)).second;
+}
+
+Json parse_json(std::string_view text) {
+  // The parser would take it for the end of the text.
+  if (const auto nul = text.find('\0'); nul != std::string_view::npos)
+    reject(fmt::format("not JSON: byte {} of {} is NUL", nul + 1, text.size()));
+  Builder builder(text);
+  if (!nlohmann::json::sax_parse(text, &builder)) reject("not JSON");
+  return builder.take();
+}
+
+std::string write_json(const Json& value) {
+  std::string text;
+  write(value, 0, true, text);
+  return text;
+}
+
+std::string brief_json(const Json& value) {
+  std::string text;
+  write(value, 0, false, text);
+  constexpr std::size_t kLength = 60;
+  if (text.size() > kLength) text = text.substr(0, kLength) + "...";
+  return text;
+}
+
+}  // namespace thinwire

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <fmt/format.h>
+
+#include <string>
+#include <string_view>
+
+#include "thinwire/core/error.h"
+
+/// How the library says no. Messages name the argument, its range and the value
+/// given; docs/errors.md lists them.
+namespace thinwire {
+
+/// An argument, option or text is wrong: throws Error(kInvalidArgument).
+[[noreturn]] inline void reject(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, message);
+}
+
+/// The call does not fit the object's present state: throws
+/// Error(kFailedPrecondition).
+[[noreturn]] inline void refuse(const std::string& message) {
+  throw Error(ErrorCode::kFailedPrecondition, message);
+}
+
+/// reject("NAME must be RANGE, got VALUE") unless the condition holds.
+template <class T>
+void require(bool holds, std::string_view name, std::string_view range,
+             const T& value) {
+  if (!holds) reject(fmt::format("{} must be {}, got {}", name, range, value));
+}
+
+}  // namespace thinwire

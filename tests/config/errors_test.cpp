@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files that are rejected, and that the message says where and why.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "support/errors.h"
+#include "thinwire/config/config.h"
+
+namespace thinwire::config {
+namespace {
+
+struct Refusal {
+  const char* text;
+  std::vector<std::string> parts;
+};
+
+const Refusal kRefusals[] = {
+    // Not JSON, or not of the right kind.
+    {"", {"not JSON"}},
+    {"[]", {"must be a JSON object", "[]"}},
+    {"{} {}", {"not JSON"}},
+    {"{\"steps_per_print\": 1 // often\n}", {"comment", "line 1"}},
+    {"{\n# DeepSpeed's parser would take this\n}", {"comment", "line 2"}},
+    {R"({"gradient_clipping": NaN})", {"not JSON"}},
+    {R"({"gradient_clipping": 1e999})", {"not JSON", "1e999"}},
+    {R"({"fp16": {"enabled": true, "enabled": false}})",
+     {"\"enabled\"", "duplicate"}},
+    {R"({"a": [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]})",
+     {"32 deep"}},
+    // Unknown keys.
+    {R"({"fp16": {"inital_scale_power": 12}})",
+     {"unknown key 'fp16.inital_scale_power'; did you mean "
+      "'initial_scale_power'?"}},
+    {R"({"train_batchsize": 8})", {"'train_batch_size'?"}},
+    {R"({"freeze_step": 8})", {"'optimizer.params.freeze_step'?"}},
+    {R"({"optimizer": {"type": "Adam", "param": {}}})",
+     {"optimizer.param'", "'params'?"}},
+    {R"({"zero_optimization": {"offload_optimizer": {"pinmemory": true}}})",
+     {"'zero_optimization.offload_optimizer.pinmemory'", "'pin_memory'?"}},
+    {R"({"thinwire": {"bucket_element": 1}})", {"'bucket_elements'?"}},
+    {R"({"": 1})", {"unknown key"}},
+    // Keys of another type of optimizer.
+    {R"({"optimizer": {"type": "Adam", "params": {"freeze_step": 8}}})",
+     {"optimizer.params.freeze_step is of OneBitAdam, OneBitLamb, not of "
+      "Adam"}},
+    {R"({"optimizer": {"type": "OneBitAdam", "params": {"max_coeff": 8}}})",
+     {"optimizer.params.max_coeff", "Lamb", "OneBitAdam"}},
+    {R"({"thinwire": {"denom_floor": 0}})",
+     {"thinwire.denom_floor", "not of AdamW"}},
+    {R"({"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 8}}})",
+     {"scheduler.params.total_num_steps", "not of WarmupLR"}},
+    {R"({"scheduler": {"type": "Cosine"}})",
+     {"scheduler.type", "WarmupCosineLR", "Cosine"}},
+    {R"({"optimizer": {"type": "SGD"}})",
+     {"optimizer.type", "ZeroOneAdam", "SGD"}},
+    {R"({"optimizer": {"type": 3}})", {"optimizer.type", "3"}},
+    // Wrong types and ranges.
+    {R"({"gradient_clipping": true})",
+     {"gradient_clipping must be a number finite and >= 0, got true"}},
+    {R"({"gradient_clipping": -1})", {"gradient_clipping", ">= 0", "-1"}},
+    {R"({"train_batch_size": 0})", {"train_batch_size", ">= 1", "0"}},
+    {R"({"train_batch_size": 2.5})",
+     {"train_batch_size must be an integer", "2.5"}},
+    {R"({"train_batch_size": "8"})", {"train_batch_size", "\"8\""}},
+    {R"({"train_batch_size": 1e30})", {"train_batch_size", "1e30"}},
+    {R"({"fp16": 1})", {"fp16 must be an object, got 1"}},
+    {R"({"fp16": {"enabled": 1}})",
+     {"fp16.enabled must be true or false, got 1"}},
+    {R"({"fp16": {"enabled": true, "initial_scale_power": 2000}})",
+     {"fp16.initial_scale_power", "[0, 1023]", "2000"}},
+    {R"({"optimizer": {"params": {"betas": [0.9, 1]}}})",
+     {"optimizer.params.betas", "[0, 1)", "[0.9, 1]"}},
+    {R"({"optimizer": {"params": {"betas": [0.9]}}})",
+     {"optimizer.params.betas", "two numbers"}},
+    {R"({"optimizer": {"params": {"eps": 0}}})",
+     {"optimizer.params.eps", "> 0", "0"}},
+    {R"({"optimizer": {"type": "Lamb", "params": {"max_coeff": 0.001}}})",
+     {"max_coeff", "min_coeff", "0.001"}},
+    {R"({"thinwire": {"semantics": "exact"}})",
+     {"thinwire.semantics", "corrected, deepspeed", "exact"}},
+    {R"({"communication_data_type": "int8"})",
+     {"communication_data_type", "fp32", "int8"}},
+    {R"({"steps_per_print": 0})", {"steps_per_print", ">= 1"}},
+    // Rejected with a reason.
+    {R"({"optimizer": {"params": {"max_grad_norm": 1.0}}})",
+     {"optimizer.params.max_grad_norm", "rejected", "gradient_clipping"}},
+    {R"({"optimizer": {"type": "OneBitAdam", "params": {"amsgrad": true}}})",
+     {"optimizer.params.amsgrad", "rejected", "running maximum"}},
+    {R"({"gradient_allreduce_op": "sum"})",
+     {"gradient_allreduce_op", "rejected", "averaged"}},
+    {R"({"amp": {"enabled": true}})", {"amp", "rejected", "fp16 or bf16"}},
+    {R"({"sparse_gradients": true})", {"sparse_gradients", "rejected"}},
+    {R"({"elasticity": {"enabled": true}})", {"elasticity", "rejected"}},
+    {R"({"zero_optimization": {"offload_param": {"device": "cpu"}}})",
+     {"zero_optimization.offload_param.device", "rejected", "stage 3"}},
+    {R"({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}})",
+     {"offload_optimizer.device", "none, cpu", "nvme"}},
+    {R"({"zero_optimization": {"cpu_offload": true,
+         "offload_optimizer": {"device": "cpu"}}})",
+     {"zero_optimization.cpu_offload", "offload_optimizer"}},
+    // Two keys for one thing.
+    {R"({"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 8}},
+         "thinwire": {"auto_freeze": true}})",
+     {"optimizer.params.freeze_step", "auto_freeze"}},
+    {R"({"fp16": {"initial_scale_power": 3},
+         "thinwire": {"initial_loss_scale": 5}})",
+     {"thinwire.initial_loss_scale", "initial_scale_power"}},
+};
+
+TEST(ConfigErrors, NameTheKeyItsRangeAndTheValue) {
+  for (const Refusal& refusal : kRefusals) {
+    SCOPED_TRACE(refusal.text);
+    try {
+      static_cast<void>(Config::from_json(refusal.text));
+      ADD_FAILURE() << "was accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      for (const std::string& part : refusal.parts)
+        EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
+            << "\"" << part << "\" is not in: " << error.what();
+    }
+  }
+}
+
+TEST(ConfigErrors, StayShortForLongInput) {
+  const std::string word(5000, 'x');
+  for (const std::string& text :
+       {"{\"" + word + "\": 1}", "{\"train_batch_size\": \"" + word + "\"}",
+        "{\"optimizer\": {\"type\": \"" + word + "\"}}", "{" + word + "}"}) {
+    try {
+      static_cast<void>(Config::from_json(text));
+      ADD_FAILURE() << "was accepted";
+    } catch (const Error& error) {
+      EXPECT_LT(std::string(error.what()).size(), 500u);
+    }
+  }
+  test::expect_error(ErrorCode::kInvalidArgument, {"at most", "bytes"}, [] {
+    static_cast<void>(Config::from_json(std::string(2 << 20, ' ')));
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::config

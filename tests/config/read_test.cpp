@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a file says and what becomes of it; items 40 and 59 of
+// docs/conformance.md.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "config/text.h"
+#include "support/errors.h"
+#include "thinwire/config/config.h"
+#include "thinwire/core/log.h"
+
+namespace thinwire::config {
+namespace {
+
+using test::expect_rejected;
+using test::read;
+
+template <class Options>
+Options optimizer_of(std::string_view text) {
+  return std::get<Options>(read(text).optimizer);
+}
+
+TEST(ConfigFile, Item40ClippingIsOnUnlessSetToZero) {
+  EXPECT_EQ(read("{}").gradient_clipping, 1);
+  EXPECT_EQ(read(R"({"gradient_clipping": "auto"})").gradient_clipping, 1);
+  EXPECT_EQ(read(R"({"gradient_clipping": 0})").gradient_clipping, 0);
+  EXPECT_EQ(read(R"({"gradient_clipping": 0.5})").gradient_clipping, 0.5);
+  EXPECT_EQ(Config{}.gradient_clipping, 0);
+}
+
+TEST(ConfigFile, Item59LambTakesAStaticScale) {
+  for (const char* type : {"Lamb", "OneBitLamb"}) {
+    const Config config =
+        read(R"({"optimizer": {"type": ")" + std::string(type) +
+             R"("}, "fp16": {"enabled": true, "loss_scale": 64}})");
+    config.validate(2);
+    EXPECT_EQ(config.loss_scaler_options().initial_scale, 64);
+  }
+}
+
+TEST(ConfigFile, Item59LowBitWithZeroIsPlannedAndPipelinesAreRejected) {
+  for (const char* type : {"OneBitAdam", "OneBitLamb", "ZeroOneAdam"}) {
+    const std::string optimizer =
+        R"("optimizer": {"type": ")" + std::string(type) + "\"}";
+    const Config sharded =
+        read("{" + optimizer + R"(, "zero_optimization": {"stage": 2}})");
+    thinwire::test::expect_error(ErrorCode::kUnavailable,
+                                 {"ZeRO stage 2 with", "planned"},
+                                 [&] { sharded.validate(2); });
+    read("{" + optimizer + R"(, "bf16": {"enabled": true}})").validate(2);
+    expect_rejected("{" + optimizer + R"(, "pipeline": {"stages": 2}})",
+                    {"pipeline", "rejected", "no pipeline parallelism"});
+  }
+}
+
+TEST(ConfigFile, ReadsZeroAndLeavesItToValidate) {
+  const Config config = read(R"({"zero_optimization": {
+      "stage": 1, "reduce_bucket_size": 5e7, "overlap_comm": true,
+      "allgather_bucket_size": 2e8, "stage3_max_live_parameters": 1e9,
+      "offload_optimizer": {"device": "cpu", "pin_memory": false}}})");
+  EXPECT_EQ(config.zero.stage, 1);
+  EXPECT_EQ(config.zero.reduce_bucket_size, 50'000'000);
+  EXPECT_EQ(config.zero.offload_optimizer, OffloadDevice::kCpu);
+  config.validate(1);
+  EXPECT_EQ(read(R"({"zero_optimization": true})").zero.stage, 1);
+  EXPECT_EQ(read(R"({"zero_optimization": false})").zero.stage, 0);
+  EXPECT_EQ(read(R"({"zero_optimization": {"cpu_offload": true}})")
+                .zero.offload_optimizer,
+            OffloadDevice::kCpu);
+  expect_rejected(R"({"zero_optimization": {"stage": 3}})",
+                  {"zero_optimization.stage", "[0, 2]", "3"});
+  expect_rejected(R"({"zero_optimization": {"allgather_bucket_size": 7}})",
+                  {"allgather_bucket_size", "even", "7"});
+}
+
+TEST(ConfigFile, CallsAdamWhatDeepSpeedDoes) {
+  const auto decoupled = [](std::string_view text) {
+    return optimizer_of<optim::AdamOptions>(text).decoupled_decay;
+  };
+  EXPECT_TRUE(decoupled("{}"));
+  EXPECT_TRUE(decoupled(R"({"optimizer": {"type": "Adam"}})"));
+  EXPECT_TRUE(decoupled(R"({"optimizer": {"type": "adamw"}})"));
+  EXPECT_FALSE(decoupled(
+      R"({"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}})"));
+  expect_rejected(
+      R"({"optimizer": {"type": "AdamW", "params": {"adam_w_mode": false}}})",
+      {"optimizer.params.adam_w_mode", "AdamW", "false"});
+}
+
+TEST(ConfigFile, ReadsEverySettingOfAnOptimizer) {
+  const auto options = optimizer_of<optim::OnebitLambOptions>(R"({
+      "optimizer": {"type": "OneBitLamb", "params": {
+        "lr": 0.01, "betas": [0.8, 0.99], "eps": 1e-6, "weight_decay": 0.1,
+        "bias_correction": false, "eps_inside_sqrt": true, "max_coeff": 5,
+        "min_coeff": 0.1, "coeff_beta": 0.7, "factor_max": 3,
+        "factor_min": 0.25, "factor_threshold": 0.2, "amsgrad": false}},
+      "thinwire": {"denom_floor": 0.1, "scale": "l1", "residual_dtype": "bf16",
+        "auto_freeze": true, "lr_warmup_steps": 5, "total_steps": 50,
+        "min_freeze_step": 6, "max_freeze_step": 30, "freeze_ratio": 0.8}})");
+  const optim::OnebitLambOptions expected{.learning_rate = 0.01,
+                                          .beta1 = 0.8,
+                                          .beta2 = 0.99,
+                                          .epsilon = 1e-6,
+                                          .weight_decay = 0.1,
+                                          .bias_correction = false,
+                                          .epsilon_inside_sqrt = true,
+                                          .max_coeff = 5,
+                                          .min_coeff = 0.1,
+                                          .coeff_beta = 0.7,
+                                          .factor_max = 3,
+                                          .factor_min = 0.25,
+                                          .factor_threshold = 0.2,
+                                          .freeze_step = optim::kAutoFreeze,
+                                          .lr_warmup_steps = 5,
+                                          .total_steps = 50,
+                                          .min_freeze_step = 6,
+                                          .max_freeze_step = 30,
+                                          .freeze_ratio = 0.8,
+                                          .denom_floor = 0.1,
+                                          .scale = compress::Scale::kL1,
+                                          .residual_dtype = DType::kBFloat16};
+  EXPECT_EQ(options, expected);
+}
+
+TEST(ConfigFile, HandsTheOptimizerWhatTheConfigSays) {
+  const Config config = read(R"({
+      "optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 0}},
+      "gradient_clipping": 2,
+      "thinwire": {"semantics": "deepspeed", "bucket_elements": 4096,
+        "threads": 3, "verify_every": 7, "calibrated_clipping": false}})");
+  config.validate(2);
+  const auto options =
+      std::get<optim::OnebitAdamOptions>(config.optimizer_options());
+  EXPECT_EQ(options.semantics, optim::Semantics::kDeepSpeed);
+  const optim::ExchangeOptions exchange{.max_grad_norm = 2,
+                                        .calibrated_clipping = false,
+                                        .bucket_elements = 4096,
+                                        .verify_every = 7,
+                                        .num_threads = 3};
+  EXPECT_EQ(options.exchange, exchange);
+  EXPECT_EQ(config.exchange_options(), exchange);
+}
+
+TEST(ConfigFile, ReadsSchedulers) {
+  const auto shape = [](std::string_view text) {
+    return read(text).schedule.shape;
+  };
+  EXPECT_EQ(std::get<WarmupLr>(shape(R"({"scheduler": {"type": "WarmupLR",
+      "params": {"warmup_min_lr": 0, "warmup_max_lr": 0.001,
+                 "warmup_num_steps": 1000, "warmup_type": "linear"}}})")),
+            (WarmupLr{.warmup_max_lr = 0.001, .warmup_type = Warmup::kLinear}));
+  EXPECT_EQ(std::get<OneCycle>(shape(R"({"scheduler": {"type": "OneCycle",
+      "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 1,
+                 "cycle_momentum": false, "cycle_min_mom": 0.8}}})")),
+            (OneCycle{.cycle_min_lr = 0.1, .cycle_max_lr = 1}));
+  EXPECT_EQ(std::get<WarmupAndDecay>(shape(R"({"thinwire": {"schedule":
+      {"decay": "inverse_sqrt", "warmup": "log", "warmup_steps": 9}}})")),
+            (WarmupAndDecay{.decay = Decay::kInverseSqrt,
+                            .warmup = Warmup::kLog,
+                            .warmup_steps = 9}));
+  expect_rejected(R"({"scheduler": {"type": "OneCycle", "params":
+      {"cycle_min_lr": 0.1, "cycle_max_lr": 1}}})",
+                  {"scheduler.params.cycle_momentum", "betas", "nothing"});
+  expect_rejected(R"({"scheduler": {"type": "OneCycle", "params":
+      {"cycle_min_lr": 0.1, "cycle_momentum": false}}})",
+                  {"scheduler.params.cycle_max_lr", "given"});
+  expect_rejected(R"({"scheduler": {"type": "WarmupDecayLR"}})",
+                  {"total_num_steps", "given"});
+  expect_rejected(R"({"scheduler": {"params": {}}})",
+                  {"scheduler.type", "nothing"});
+  expect_rejected(R"({"scheduler": {"type": "WarmupLR"},
+                     "thinwire": {"schedule": {"decay": "none"}}})",
+                  {"thinwire.schedule", "scheduler"});
+}
+
+TEST(ConfigFile, HandsBackObjectsThatAProgramTakes) {
+  const std::string text =
+      R"({"a program": {"steps": 1e2, "x": null, "y": "auto", "z": [1, {}],
+                        "seed": 18446744073709551615, "fp16": {"no": "key"}},
+          "gradient_clipping": 3})";
+  std::vector<KeyNote> notes;
+  const Config config =
+      Config::from_json(text, &notes, {}, {"another", "a program"});
+  ASSERT_EQ(config.other_objects.size(), 1u);
+  EXPECT_EQ(config.other_objects.at("a program"),
+            "{\n  \"steps\": 1e2,\n  \"x\": null,\n  \"y\": \"auto\",\n"
+            "  \"z\": [\n    1,\n    {}\n  ],\n"
+            "  \"seed\": 18446744073709551615,\n"
+            "  \"fp16\": {\n    \"no\": \"key\"\n  }\n}");
+  EXPECT_EQ(config.gradient_clipping, 3);
+  ASSERT_EQ(notes.size(), 2u);
+  EXPECT_EQ(notes[0].path, "a program");
+  EXPECT_EQ(notes[0].kind, KeyNote::Kind::kSupported);
+}
+
+TEST(ConfigFile, RejectsObjectsThatNobodyTakes) {
+  expect_rejected(R"({"program": {}})", {"unknown key 'program'"});
+  const auto take = [](std::string_view text, const char* name,
+                       std::initializer_list<std::string_view> parts) {
+    SCOPED_TRACE(text);
+    thinwire::test::expect_error(ErrorCode::kInvalidArgument, parts, [&] {
+      static_cast<void>(Config::from_json(text, nullptr, {}, {name}));
+    });
+  };
+  take(R"({"porgram": {}})", "program",
+       {"unknown key 'porgram'", "did you mean 'program'"});
+  take(R"({"fp16": {"program": {}}})", "program", {"fp16.program"});
+  take(R"({"program": [1]})", "program", {"program", "an object", "[1]"});
+  take("{}", "zero_optimization", {"taken", "zero_optimization"});
+  take("{}", "scheduler", {"taken", "scheduler"});
+  EXPECT_EQ(Config::from_json(R"({"program": null})", nullptr, {}, {"program"}),
+            read("{}"));
+}
+
+TEST(Config, RejectsObjectsWithTheNamesOfKeys) {
+  Config config;
+  config.other_objects["optimizer"] = "{}";
+  thinwire::test::expect_error(ErrorCode::kInvalidArgument,
+                               {"other_objects", "'optimizer'"},
+                               [&] { config.validate(1); });
+}
+
+TEST(ConfigFile, LogsIgnoredKeysWhereNobodyTakesNotes) {
+  const char* text = R"({"gradient_clipping": 2, "dump_state": true,
+                         "fp16": {"enabled": false, "hysteresis": 3}})";
+  std::vector<std::string> lines;
+  set_log_sink([&](LogLevel level, std::string_view line) {
+    lines.emplace_back(line);
+    EXPECT_EQ(level, LogLevel::kInfo);
+  });
+  std::vector<KeyNote> notes;
+  static_cast<void>(Config::from_json(text, &notes));
+  EXPECT_TRUE(lines.empty());
+  static_cast<void>(read(text));
+  set_log_sink({});
+  EXPECT_EQ(lines,
+            (std::vector<std::string>{
+                "configuration: dump_state: ignored (no effect): a report of "
+                "DeepSpeed's; not written",
+                "configuration: fp16.hysteresis: ignored (no effect): the "
+                "section is not enabled"}));
+  ASSERT_EQ(notes.size(), 4u);
+  EXPECT_EQ(describe(notes[0]), "gradient_clipping: supported");
+}
+
+TEST(ConfigFile, ChecksWhatItIgnores) {
+  const auto zero = [](const std::string& member) {
+    return R"({"zero_optimization": {)" + member + "}}";
+  };
+  for (const char* key : {"contiguous_gradients", "overlap_comm",
+                          "load_from_fp32_weights", "elastic_checkpoint"}) {
+    EXPECT_EQ(read(zero("\"" + std::string(key) + "\": true")), read("{}"));
+    expect_rejected(zero("\"" + std::string(key) + "\": 1"),
+                    {"zero_optimization.", key, "true or false", "got 1"});
+  }
+  expect_rejected(zero(R"("offload_optimizer": {"pin_memory": "yes"})"),
+                  {"zero_optimization.offload_optimizer.pin_memory",
+                   "true or false", "\"yes\""});
+  EXPECT_EQ(read(zero(R"("allgather_bucket_size": 8)")), read("{}"));
+  for (const char* value : {"7", "-2", "2.5", "true"})
+    expect_rejected(
+        zero(R"("allgather_bucket_size": )" + std::string(value)),
+        {"zero_optimization.allgather_bucket_size", "integer", ">= 0", value});
+}
+
+TEST(ConfigFile, SaysWhichFileItIs) {
+  thinwire::test::expect_error(
+      ErrorCode::kInvalidArgument, {"cannot read", "/does/not/exist.json"},
+      [] { static_cast<void>(Config::from_file("/does/not/exist.json")); });
+}
+
+TEST(ConfigFile, RejectsWhatHasNoEnd) {
+  thinwire::test::expect_error(
+      ErrorCode::kInvalidArgument,
+      {"/dev/zero", "at most 1048576 bytes", "got more"},
+      [] { static_cast<void>(Config::from_file("/dev/zero")); });
+}
+
+TEST(ConfigFile, RejectsANulByte) {
+  expect_rejected(std::string_view("{}\0", 3),
+                  {"not JSON", "byte 3 of 3", "NUL"});
+  expect_rejected(std::string_view("{}\0{\"stage\": 9}", 15), {"byte 3 of 15"});
+  expect_rejected(std::string_view("\0{}", 3), {"byte 1 of 3"});
+}
+
+TEST(Config, IsValidByDefault) { Config{}.validate(1); }
+
+TEST(Config, RejectsSettingsThatItHasFieldsOfItsOwnFor) {
+  const auto refuse = [](const Config& config,
+                         std::initializer_list<std::string_view> parts) {
+    thinwire::test::expect_error(ErrorCode::kInvalidArgument, parts,
+                                 [&] { config.validate(1); });
+  };
+  refuse(
+      {.optimizer =
+           optim::OnebitAdamOptions{.semantics = optim::Semantics::kDeepSpeed}},
+      {"optimizer.semantics", "Config::semantics", "deepspeed"});
+  refuse({.optimizer =
+              optim::ZeroOneAdamOptions{.exchange = {.max_grad_norm = 1}}},
+         {"optimizer.exchange"});
+  refuse({.gradient_clipping = -1}, {"gradient_clipping", ">= 0", "-1"});
+  refuse({.communication_dtype = DType::kInt32},
+         {"communication_dtype", "int32"});
+  refuse({.precision = {.dtype = DType::kFloat64}},
+         {"precision.dtype", "float64"});
+}
+
+TEST(Config, DoesNotWriteGroups) {
+  const Config config{.optimizer = optim::AdamOptions{.groups = {{}, {}}}};
+  config.validate(1);
+  thinwire::test::expect_error(ErrorCode::kInvalidArgument,
+                               {"optimizer.groups"},
+                               [&] { static_cast<void>(config.to_json()); });
+}
+
+}  // namespace
+}  // namespace thinwire::config

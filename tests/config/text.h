@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <initializer_list>
+#include <string_view>
+
+#include "support/errors.h"
+#include "thinwire/config/config.h"
+
+namespace thinwire::config::test {
+
+inline Config read(std::string_view text) { return Config::from_json(text); }
+
+inline void expect_rejected(std::string_view text,
+                            std::initializer_list<std::string_view> parts) {
+  SCOPED_TRACE(text);
+  thinwire::test::expect_error(ErrorCode::kInvalidArgument, parts,
+                               [&] { static_cast<void>(read(text)); });
+}
+
+}  // namespace thinwire::config::test
