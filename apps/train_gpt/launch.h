@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "apps/train_gpt/options.h"
+#include "apps/train_gpt/options/options.h"
 #include "thinwire/comm/communicator.h"
 
 namespace thinwire::train_gpt {

@@ -7,10 +7,10 @@
 #include <thread>
 
 #include "apps/support/program.h"
-#include "apps/train_gpt/command_line.h"
 #include "apps/train_gpt/launch.h"
-#include "apps/train_gpt/report.h"
-#include "apps/train_gpt/run_record.h"
+#include "apps/train_gpt/options/command_line.h"
+#include "apps/train_gpt/report/report.h"
+#include "apps/train_gpt/report/run_record.h"
 #include "apps/train_gpt/trainer.h"
 
 namespace {

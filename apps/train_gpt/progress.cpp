@@ -9,7 +9,7 @@
 #include <ostream>
 #include <utility>
 
-#include "apps/train_gpt/units.h"
+#include "apps/train_gpt/report/units.h"
 
 namespace thinwire::train_gpt {
 namespace {

@@ -7,7 +7,7 @@
 #include <iosfwd>
 #include <string>
 
-#include "apps/train_gpt/run_record.h"
+#include "apps/train_gpt/report/run_record.h"
 
 namespace thinwire::train_gpt {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "apps/train_gpt/options.h"
+#include "apps/train_gpt/options/options.h"
 #include "thinwire/comm/communicator.h"
 
 namespace thinwire::train_gpt {

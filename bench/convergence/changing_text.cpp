@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "apps/train_gpt/model.h"
+#include "apps/train_gpt/options/training_config.h"
 #include "apps/train_gpt/text_data.h"
-#include "apps/train_gpt/training_config.h"
 #include "thinwire/comm/local.h"
 #include "thinwire/core/error.h"
 

@@ -20,9 +20,9 @@
 #include <vector>
 
 #include "apps/train_gpt/model.h"
-#include "apps/train_gpt/options.h"
+#include "apps/train_gpt/options/options.h"
+#include "apps/train_gpt/options/training_config.h"
 #include "apps/train_gpt/text_data.h"
-#include "apps/train_gpt/training_config.h"
 #include "thinwire/comm/registry.h"
 
 namespace {

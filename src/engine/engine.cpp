@@ -19,7 +19,7 @@ using config::LearningRateFunction;
 
 namespace {
 
-// What ranks must have been told alike; optimizers compare their own options.
+// What must be identical on all ranks; optimizers compare their own options.
 std::string description(const Config& config) {
   Config common = config;
   common.optimizer = {};

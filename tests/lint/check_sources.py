@@ -12,8 +12,8 @@ import re
 import sys
 from pathlib import Path
 
-# The dependency line, lowest first. A room may include itself and what stands
-# on a lower level; rooms on one level do not know each other.
+# The dependency line, lowest first. A module may include itself and what stands
+# on a lower level; modules on one level do not know each other.
 LEVELS = (
     ("core",),
     ("comm", "kernels"),
@@ -26,7 +26,7 @@ LEVELS = (
     ("torch",),
     ("apps", "python"),
 )
-LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules}
 
 # Headers of other people's libraries, and the folders that may include them.
 VENDORS = (
@@ -77,8 +77,8 @@ def code_of(text):
     )
 
 
-def room_of_file(path):
-    """The room that a file belongs to; None outside the dependency line."""
+def module_of_file(path):
+    """The module that a file belongs to; None outside the dependency line."""
     parts = path.split("/")
     if path.startswith("include/thinwire/") and len(parts) > 3:
         return parts[2]
@@ -87,8 +87,8 @@ def room_of_file(path):
     return parts[0] if parts[0] in ("apps", "python") else None
 
 
-def room_of_header(header):
-    """The room that a header of ours belongs to; None for other headers."""
+def module_of_header(header):
+    """The module that a header of ours belongs to; None for other headers."""
     parts = header.split("/")
     if parts[0] == "thinwire" and len(parts) > 2:
         return parts[1]
@@ -97,7 +97,7 @@ def room_of_header(header):
 
 def include_problems(path, bracket, header):
     """What is wrong with one include, if anything."""
-    here, there = room_of_file(path), room_of_header(header)
+    here, there = module_of_file(path), module_of_header(header)
     is_torch_front = path.startswith("include/thinwire/torch/")
     vendor = next((v for v in VENDORS if re.fullmatch(v[0], header)), None)
 
@@ -108,7 +108,7 @@ def include_problems(path, bracket, header):
             yield f"<{header}> belongs in {' or '.join(vendor[1])} only"
     elif there is not None:
         if header.startswith("thinwire/") and there not in LEVEL:
-            yield f"'{there}' is no room of the dependency line"
+            yield f"'{there}' is no module of the dependency line"
         elif here in LEVEL and here != there and LEVEL[there] >= LEVEL[here]:
             yield f"{here} may not include {there} ({header})"
 

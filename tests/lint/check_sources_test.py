@@ -2,30 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows that check_sources.py can fail: one planted violation per rule."""
 
-import subprocess
-import sys
-import tempfile
 import unittest
-from pathlib import Path
 
-CHECK = Path(__file__).with_name("check_sources.py")
+import planted_tree
+
 LICENSE = "// SPDX-License-Identifier: Apache-2.0\n"
 
 
 def run_on(files):
     """Exit code and output of the check on a tree of these files."""
-    with tempfile.TemporaryDirectory() as root:
-        for path, text in files.items():
-            file = Path(root, path)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, CHECK, root],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.returncode, done.stdout
+    return planted_tree.run_on("check_sources.py", files)
 
 
 class CheckSources(unittest.TestCase):
@@ -67,9 +53,9 @@ class CheckSources(unittest.TestCase):
         code = '#include "thinwire/torch/module.h"\n'
         self.refuses("src/optim/a.cpp", code, "optim may not include torch")
 
-    def test_refuses_an_unknown_room(self):
+    def test_refuses_an_unknown_module(self):
         code = '#include "thinwire/misc/a.h"\n'
-        self.refuses("src/optim/a.cpp", code, "'misc' is no room")
+        self.refuses("src/optim/a.cpp", code, "'misc' is no module")
 
     def test_refuses_vendor_headers_elsewhere(self):
         self.refuses("src/comm/a.cpp", "#include <mpi.h>\n", "src/comm/mpi/")

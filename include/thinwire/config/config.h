@@ -23,8 +23,8 @@
 
 namespace thinwire::config {
 
-/// Which optimizer, and its settings. Their `semantics` and `exchange` stay as
-/// they are by default: Config has fields for both.
+/// Which optimizer, and its settings. Leave their `semantics` and `exchange` at
+/// their defaults: Config has fields for both.
 using OptimizerConfig =
     std::variant<optim::AdamOptions, optim::LambOptions,
                  optim::OnebitAdamOptions, optim::OnebitLambOptions,
@@ -34,15 +34,15 @@ using OptimizerConfig =
 struct PrecisionConfig {
   /// Parameters and gradients: kFloat32, kFloat16 or kBFloat16.
   DType dtype = DType::kFloat32;
-  /// With kFloat16 only; its `semantics` stays as it is by default.
+  /// Used only with kFloat16; leave its `semantics` at its default.
   precision::LossScalerOptions loss_scale{};
   /// A step with a gradient that is not finite on any rank is skipped on all.
-  /// kFloat16: has to be true.
+  /// Must be true with kFloat16.
   bool check_grad_overflow = true;
-  /// Of what the optimizer updates: kFloat32, or `dtype` itself with Adam,
+  /// The type of what the optimizer updates: kFloat32, or `dtype` with Adam,
   /// which then rounds parameters at every step and needs no masters.
   DType master_dtype = DType::kFloat32;
-  /// Of moments: kFloat32, or `master_dtype` with Adam.
+  /// The type of moments: kFloat32, or `master_dtype` with Adam.
   DType state_dtype = DType::kFloat32;
 
   bool operator==(const PrecisionConfig&) const = default;
@@ -69,8 +69,8 @@ struct ZeroConfig {
   bool operator==(const ZeroConfig&) const = default;
 };
 
-/// What becomes of a module's buffers (running statistics of a batch norm), at
-/// construction and in evaluations. torch::Engine's; an Engine knows none.
+/// What happens to a module's buffers (running statistics of a batch norm) at
+/// construction and in evaluations. Used by torch::Engine; an Engine has none.
 enum class Buffers {
   kBroadcast,  ///< Rank 0's go to all ranks.
   kAverage,    ///< Means over the ranks; of integers rank 0's.
@@ -92,8 +92,8 @@ struct CommConfig {
 
 /// Samples per step; train = micro * accumulation_steps * world size.
 struct BatchSizes {
-  std::int64_t train = 0;  ///< Of all ranks; 0: not said.
-  std::int64_t micro = 0;  ///< Of one backward on one rank; 0: not said.
+  std::int64_t train = 0;  ///< Of all ranks; 0: not given.
+  std::int64_t micro = 0;  ///< Of one backward on one rank; 0: not given.
   std::int64_t accumulation_steps = 1;  ///< Backwards per step, >= 1.
 
   bool operator==(const BatchSizes&) const = default;
@@ -123,7 +123,7 @@ struct AutoValues {
   std::optional<double> learning_rate{};
 };
 
-/// All that an Engine is told. Written with designated initializers, or read
+/// The settings of an Engine. Written with designated initializers, or read
 /// from a DeepSpeed configuration file: docs/guide/from-deepspeed.md has every
 /// key. The defaults here are ours; a file's are DeepSpeed's.
 struct Config {
@@ -146,10 +146,10 @@ struct Config {
   /// one does, and the caller says when.
   bool managed_gradient_accumulation = true;
 
-  /// In which gradients are added up: kFloat32 or precision.dtype.
+  /// The type in which gradients are added up: kFloat32 or precision.dtype.
   DType accumulation_dtype = DType::kFloat32;
-  /// In which exact averages travel: kFloat32, kFloat16 or kBFloat16; unset:
-  /// precision.dtype.
+  /// The type in which exact averages travel: kFloat32, kFloat16 or kBFloat16;
+  /// unset: precision.dtype.
   std::optional<DType> communication_dtype{};
   LearningRateSchedule schedule{};
   ZeroConfig zero{};

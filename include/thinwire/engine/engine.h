@@ -66,7 +66,7 @@ class Engine {
   /// is empty. Masters are made of `initial`,
   /// fp32 parameters before they were rounded, where it is given. Gradients
   /// become 0. Throws Error(kInvalidArgument), Error(kUnavailable) as
-  /// Config::validate, and on all ranks if they were told different things.
+  /// Config::validate, and on all ranks if ranks pass different arguments.
   Engine(comm::Communicator& comm, const ParameterLayout& layout,
          const config::Config& config, View params, View grads,
          ConstView initial = {});

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "apps/train_gpt/units.h"
+#include "apps/train_gpt/report/units.h"
 
 namespace thinwire::train_gpt {
 namespace {

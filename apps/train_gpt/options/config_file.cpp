@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/train_gpt/config_file.h"
+#include "apps/train_gpt/options/config_file.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "apps/train_gpt/usage_error.h"
+#include "apps/train_gpt/options/usage_error.h"
 #include "core/edit_distance.h"
 
 namespace thinwire::train_gpt {

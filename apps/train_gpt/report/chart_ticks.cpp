@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
 
-#include "apps/train_gpt/chart.h"
+#include "apps/train_gpt/report/chart.h"
 
 namespace thinwire::train_gpt {
 namespace {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/train_gpt/training_config.h"
+#include "apps/train_gpt/options/training_config.h"
 
 #include <gtest/gtest.h>
 
-#include "apps/train_gpt/config_file.h"
-#include "apps/train_gpt/parsing.h"
+#include "apps/train_gpt/options/config_file.h"
+#include "apps/train_gpt/options/parsing.h"
 #include "thinwire/optim/onebit_adam.h"
 
 namespace thinwire::train_gpt {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/train_gpt/training_config.h"
+#include "apps/train_gpt/options/training_config.h"
 
 #include <algorithm>
 #include <array>

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/train_gpt/run_record.h"
+#include "apps/train_gpt/report/run_record.h"
 
 namespace thinwire::train_gpt {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/train_gpt/report.h"
+#include "apps/train_gpt/report/report.h"
 
 #include <gtest/gtest.h>
 
@@ -7,8 +7,8 @@
 #include <cmath>
 #include <limits>
 
-#include "apps/train_gpt/chart.h"
-#include "apps/train_gpt/units.h"
+#include "apps/train_gpt/report/chart.h"
+#include "apps/train_gpt/report/units.h"
 
 namespace thinwire::train_gpt {
 namespace {

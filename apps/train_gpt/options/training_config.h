@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/train_gpt/options.h"
+#include "apps/train_gpt/options/options.h"
 #include "thinwire/config/config.h"
 
 namespace thinwire::train_gpt {

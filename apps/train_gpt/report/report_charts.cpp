@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/train_gpt/report_charts.h"
+#include "apps/train_gpt/report/report_charts.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <limits>
 
-#include "apps/train_gpt/report_style.h"
-#include "apps/train_gpt/units.h"
+#include "apps/train_gpt/report/report_style.h"
+#include "apps/train_gpt/report/units.h"
 
 namespace thinwire::train_gpt {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/train_gpt/options.h"
+#include "apps/train_gpt/options/options.h"
 
 namespace CLI {
 class App;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/train_gpt/run_record.h"
+#include "apps/train_gpt/report/run_record.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/train_gpt/command_line.h"
+#include "apps/train_gpt/options/command_line.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -8,9 +8,9 @@
 #include <cmath>
 #include <limits>
 
-#include "apps/train_gpt/config_file.h"
-#include "apps/train_gpt/training_config.h"
-#include "apps/train_gpt/usage_error.h"
+#include "apps/train_gpt/options/config_file.h"
+#include "apps/train_gpt/options/training_config.h"
+#include "apps/train_gpt/options/usage_error.h"
 #include "thinwire/core/env.h"
 #include "thinwire/core/error.h"
 #include "thinwire/optim/onebit_adam.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/train_gpt/command_line.h"
+#include "apps/train_gpt/options/command_line.h"
 
 namespace thinwire::train_gpt {
 

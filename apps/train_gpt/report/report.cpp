@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/train_gpt/report.h"
+#include "apps/train_gpt/report/report.h"
 
 #include <fmt/format.h>
 
@@ -9,9 +9,9 @@
 #include <optional>
 #include <string_view>
 
-#include "apps/train_gpt/report_charts.h"
-#include "apps/train_gpt/report_style.h"
-#include "apps/train_gpt/units.h"
+#include "apps/train_gpt/report/report_charts.h"
+#include "apps/train_gpt/report/report_style.h"
+#include "apps/train_gpt/report/units.h"
 
 namespace thinwire::train_gpt {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/train_gpt/options.h"
+#include "apps/train_gpt/options/options.h"
 
 #include <fmt/format.h>
 

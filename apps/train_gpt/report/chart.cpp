@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/train_gpt/chart.h"
+#include "apps/train_gpt/report/chart.h"
 
 #include <fmt/format.h>
 

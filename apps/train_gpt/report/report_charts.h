@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "apps/train_gpt/chart.h"
-#include "apps/train_gpt/run_record.h"
+#include "apps/train_gpt/report/chart.h"
+#include "apps/train_gpt/report/run_record.h"
 
 namespace thinwire::train_gpt {
 

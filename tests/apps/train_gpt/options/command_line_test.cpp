@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/train_gpt/command_line.h"
+#include "apps/train_gpt/options/command_line.h"
 
 #include <gtest/gtest.h>
 
 #include <limits>
 
-#include "apps/train_gpt/parsing.h"
+#include "apps/train_gpt/options/parsing.h"
 #include "thinwire/optim/onebit_adam.h"
 
 namespace thinwire::train_gpt {
