@@ -1,14 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""check_docs.py finds what it says it finds."""
+"""Shows that check_docs.py finds wrong blocks and links, and leaves right ones alone."""
 
-import sys
-import tempfile
 import unittest
-from pathlib import Path
 
-sys.dont_write_bytecode = True
-import check_docs
+import planted_tree
 
 EXAMPLE = "// SPDX-License-Identifier: Apache-2.0\nint a;\nint b;\n"
 README = "# Title\n\n```cpp\nint a;\nint b;\n```\n\n[guide](docs/guide.md#two-words)\n"
@@ -16,23 +12,21 @@ GUIDE = "# Guide\n\n## Two `words`\n\n```cpp\nint b;\n```\n\n[up](../README.md)\
 
 
 class CheckDocs(unittest.TestCase):
-    def problems(self, readme=README, guide=GUIDE):
-        with tempfile.TemporaryDirectory() as folder:
-            root = Path(folder)
-            (root / "examples").mkdir()
-            (root / "docs").mkdir()
-            (root / "examples/a.cpp").write_text(EXAMPLE)
-            (root / "README.md").write_text(readme)
-            (root / "docs/guide.md").write_text(guide)
-            return check_docs.problems(root)
+    def run_on(self, readme=README, guide=GUIDE):
+        files = {
+            "examples/a.cpp": EXAMPLE,
+            "README.md": readme,
+            "docs/guide.md": guide,
+        }
+        return planted_tree.run_on("check_docs.py", files)
 
     def expect(self, text, **documents):
-        found = self.problems(**documents)
-        self.assertEqual(len(found), 1, found)
-        self.assertIn(text, found[0])
+        code, output = self.run_on(**documents)
+        self.assertEqual(code, 1, output)
+        self.assertIn(text, output)
 
-    def test_finds_nothing_in_what_is_right(self):
-        self.assertEqual(self.problems(), [])
+    def test_leaves_alone_what_is_right(self):
+        self.assertEqual(self.run_on(), (0, ""))
 
     def test_readme_shows_whole_examples(self):
         self.expect("-int c;", readme=README.replace("int b;", "int c;"))
@@ -52,10 +46,8 @@ class CheckDocs(unittest.TestCase):
         )
 
     def test_blocks_and_the_web_hold_no_links(self):
-        self.assertEqual(
-            self.problems(readme=README + "[x](https://x.org/y)\n```\n[x](y)\n```\n"),
-            [],
-        )
+        more = "[x](https://x.org/y)\n```\n[x](y)\n```\n"
+        self.assertEqual(self.run_on(readme=README + more), (0, ""))
 
 
 if __name__ == "__main__":
