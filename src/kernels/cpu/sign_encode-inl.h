@@ -10,13 +10,12 @@
 #define THINWIRE_KERNELS_CPU_SIGN_ENCODE_INL_H_
 #endif
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "kernels/cpu/ordered_sum-inl.h"
+#include "kernels/cpu/sign_error-inl.h"
 #include "kernels/cpu/signs-inl.h"
-#include "thinwire/kernels/norm.h"
 #include "thinwire/kernels/sign_compress.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -119,43 +118,35 @@ struct EncodePart {
   std::uint32_t negatives = 0;
 };
 
-/// c and the signs of the `count` elements of word w.
+/// c and the signs of the elements of a word.
 template <class X, class Residual>
-HWY_INLINE void encode_word(X& x, const Residual& residual,
-                            const SignBlock& block, std::size_t w,
-                            std::size_t count) {
-  x.begin_word(w);
-  EncodePart<X, Residual> part{x, residual, w * 32, residual.c() + w * 32};
-  for_each_part(count, part);
-  const std::uint32_t active = active_word(block.active, w);
-  const std::uint32_t inside = kAllActive >> (32 - count);
-  block.words[w] = ~(part.negatives & active) & inside;
-  zero_masked(part.out, active, count);
-}
+struct EncodeWord {
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_for<true>(x, i, count);
+    residual.prefetch(i, count);
+  }
+  HWY_INLINE void operator()(std::size_t w, std::size_t count) {
+    x.begin_word(w);
+    EncodePart<X, Residual> part{x, residual, w * 32, residual.c() + w * 32};
+    for_each_part(count, part);
+    const std::uint32_t active = active_word(mask, w);
+    const std::uint32_t inside = kAllActive >> (32 - count);
+    words[w] = ~(part.negatives & active) & inside;
+    zero_masked(part.out, active, count);
+  }
+
+  X x;  // copies that no store can alias
+  Residual residual;
+  std::uint32_t* words;
+  const std::uint32_t* mask;
+};
 
 template <bool kPrefetch, class X, class Residual>
-double encode_loop(const X& values, const Residual& where, const SignBlock& b,
+double encode_loop(const X& x, const Residual& residual, const SignBlock& block,
                    SignNorm norm) {
-  X x = values;  // copies that no store can alias
-  const Residual residual = where;
-  const SignBlock block = b;
-  const std::size_t size = block.residual.size();
-  const Term term = norm == SignNorm::kSquares ? Term::kSquare : Term::kAbs;
-  double total = 0;
-  for (std::size_t begin = 0; begin < size; begin += kSumChunk) {
-    const std::size_t end = std::min(begin + kSumChunk, size);
-    OrderedSum sum(term);
-    std::size_t i = begin;
-    for (; i + 32 <= end; i += 32) {
-      prefetch_for<kPrefetch>(x, i, 32);
-      if constexpr (kPrefetch) residual.prefetch(i, 32);
-      encode_word(x, residual, block, i / 32, 32);
-      sum.add_word(residual.c() + i);
-    }
-    if (i < end) encode_word(x, residual, block, i / 32, end - i);
-    total += sum.total_with_word(residual.c() + i, end - i);
-  }
-  return total;
+  EncodeWord<X, Residual> word{x, residual, block.words, block.active};
+  return sum_written<kPrefetch>(block.residual.size(), residual.c(),
+                                term_of(norm), word);
 }
 
 template <class X, class Residual>
