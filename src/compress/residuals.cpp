@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "core/set_to_zero.h"
 #include "thinwire/core/error.h"
