@@ -37,7 +37,7 @@ if(output MATCHES "CMake Warning")
 endif()
 run(${CMAKE_COMMAND} --build ${work}/examples)
 
-set(programs plain_buffers plain_engine)
+set(programs plain_buffers plain_engine own_loop separate_tensors)
 if(TORCH)
   list(APPEND programs torch_engine torch_mixed_precision torch_module)
 endif()
@@ -49,6 +49,12 @@ foreach(program IN LISTS programs)
     expect("a compressed step on two ranks" "step 400: compressed, .*, [1-9][0-9]* bytes sent")
   endif()
 endforeach()
+
+run(${work}/examples/sockets_transport)
+expect("a step on three ranks" "step 400: compressed, .*, [1-9][0-9]* bytes sent")
+
+run(${work}/examples/ds_config ${SOURCE_DIR}/examples/configs/adam_auto.json)
+expect("what a key does" "zero_optimization.stage.*left to this program: ")
 
 if(APPS)
   run(${prefix}/bin/thinwire --version)

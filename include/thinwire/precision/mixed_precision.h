@@ -36,7 +36,7 @@ struct MixedPrecisionOptions {
 /// loss scale then falls; it grows after a while without overflows. With bf16,
 /// whose ranks have no scale to agree on, a local step of 0/1 Adam exchanges
 /// nothing: the rank concerned leaves it out (ZeroOneAdam). Departures
-/// from DeepSpeed: docs/algorithms/mixed_precision.md.
+/// from DeepSpeed: docs/algorithms/mixed-precision.md.
 ///
 ///   auto params = ...;  // a View of fp16
 ///   MixedPrecision optimizer(comm, layout, std::move(adam), params, {});

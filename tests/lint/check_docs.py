@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Checks what the documents show and where they point.
+
+A C++ block of README.md is a whole file of examples/ without its license line;
+one of docs/ is an excerpt of such a file. tests/install compiles and runs the
+examples against an installed tree, so what the documents show is compiled and
+run as well. A link leads to a file or folder of this repository, and to a
+heading that is there. Links to the web are not followed.
+
+usage: check_docs.py [ROOT]
+"""
+
+import difflib
+import re
+import sys
+from pathlib import Path
+
+BLOCK = re.compile(r"^```([^\n`]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+CPP = ("cpp", "c++", "cc")
+LICENSE = re.compile(r"\A// SPDX-License-Identifier:[^\n]*\n")
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+HEADING = re.compile(r"^#+ +(.*?)\s*$", re.MULTILINE)
+NOT_OURS = {".git", ".venv", "build", "out"}
+
+
+def cpp_blocks(text):
+    return [body for language, body in BLOCK.findall(text) if language.strip() in CPP]
+
+
+def nearest(block, name, examples):
+    """A diff to the example that resembles the block most."""
+    example, text = max(
+        examples.items(),
+        key=lambda item: difflib.SequenceMatcher(None, block, item[1]).ratio(),
+        default=("nothing", ""),
+    )
+    diff = difflib.unified_diff(
+        block.splitlines(), text.splitlines(), name, example, lineterm=""
+    )
+    return "\n".join(diff)
+
+
+def block_problems(name, text, examples):
+    """One text per C++ block of a document that is no example."""
+    found = []
+    for block in cpp_blocks(text):
+        if name == "README.md":
+            if block not in examples.values():
+                found.append(nearest(block, name, examples))
+        elif not any("\n" + block in "\n" + code for code in examples.values()):
+            found.append(f"{name}: not an excerpt of an example:\n{block}")
+    return found
+
+
+def anchors(text):
+    """The anchors of a document's headings, as GitHub forms them."""
+    text = BLOCK.sub("", text)
+    plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", h) for h in HEADING.findall(text))
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in plain}
+
+
+def link_problems(root, name, text):
+    """One text per link of a document that leads nowhere."""
+    found = []
+    for link in LINK.findall(BLOCK.sub("", text)):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (root / name).parent / path if path else root / name
+        headings = target.suffix == ".md" and target.exists() and target.read_text()
+        if not target.exists():
+            found.append(f"{name}: no such file: {link}")
+        elif anchor and headings and anchor not in anchors(headings):
+            found.append(f"{name}: no such heading: {link}")
+    return found
+
+
+def documents(root):
+    for file in sorted(root.rglob("*.md")):
+        name = file.relative_to(root)
+        if name.parts[0] not in NOT_OURS:
+            yield name.as_posix(), file.read_text()
+
+
+def problems(root):
+    examples = {
+        file.relative_to(root).as_posix(): LICENSE.sub("", file.read_text())
+        for file in sorted((root / "examples").glob("*.cpp"))
+    }
+    found = []
+    for name, text in documents(root):
+        if name == "README.md" or name.startswith("docs/"):
+            found += block_problems(name, text, examples)
+        found += link_problems(root, name, text)
+    if not cpp_blocks((root / "README.md").read_text()):
+        found.append("README.md has no C++ block")
+    return found
+
+
+def main():
+    default = Path(__file__).resolve().parents[2]
+    found = problems(Path(sys.argv[1]) if len(sys.argv) > 1 else default)
+    for problem in found:
+        print(problem)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

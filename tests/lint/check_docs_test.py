@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that check_docs.py finds wrong blocks and links, and leaves right ones alone."""
+
+import unittest
+
+import planted_tree
+
+EXAMPLE = "// SPDX-License-Identifier: Apache-2.0\nint a;\nint b;\n"
+README = "# Title\n\n```cpp\nint a;\nint b;\n```\n\n[guide](docs/guide.md#two-words)\n"
+GUIDE = "# Guide\n\n## Two `words`\n\n```cpp\nint b;\n```\n\n[up](../README.md)\n"
+
+
+class CheckDocs(unittest.TestCase):
+    def run_on(self, readme=README, guide=GUIDE):
+        files = {
+            "examples/a.cpp": EXAMPLE,
+            "README.md": readme,
+            "docs/guide.md": guide,
+        }
+        return planted_tree.run_on("check_docs.py", files)
+
+    def expect(self, text, **documents):
+        code, output = self.run_on(**documents)
+        self.assertEqual(code, 1, output)
+        self.assertIn(text, output)
+
+    def test_leaves_alone_what_is_right(self):
+        self.assertEqual(self.run_on(), (0, ""))
+
+    def test_readme_shows_whole_examples(self):
+        self.expect("-int c;", readme=README.replace("int b;", "int c;"))
+        self.expect("+int b;", readme=README.replace("int b;\n", ""))
+        self.expect("has no C++ block", readme="# Title\n")
+
+    def test_guides_show_excerpts_of_whole_lines(self):
+        self.expect("int c;", guide=GUIDE.replace("int b;", "int c;"))
+        self.expect("nt b;", guide=GUIDE.replace("int b;", "nt b;"))
+
+    def test_links_lead_to_files_and_headings(self):
+        self.expect("no such file: docs/x.md", readme=README + "[x](docs/x.md)\n")
+        self.expect("no such heading: #x", readme=README + "[x](#x)\n")
+        self.expect(
+            "no such heading: docs/guide.md#two-words",
+            guide=GUIDE.replace("## Two", "## Three"),
+        )
+
+    def test_blocks_and_the_web_hold_no_links(self):
+        more = "[x](https://x.org/y)\n```\n[x](y)\n```\n"
+        self.assertEqual(self.run_on(readme=README + more), (0, ""))
+
+
+if __name__ == "__main__":
+    unittest.main()
