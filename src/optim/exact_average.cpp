@@ -2,7 +2,6 @@
 #include "optim/exact_average.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "optim/checks.h"
 #include "thinwire/kernels/norm.h"
@@ -60,7 +59,7 @@ double ExactAverage::local_squares(ConstView grads) {
     sum_chunks_of(grads, {0, size_});
   else
     for (const GroupRange& rest : missing()) sum_chunks_of(grads, rest.range);
-  return std::accumulate(chunk_squares_.begin(), chunk_squares_.end(), 0.0);
+  return kernels::sum_of_chunks(chunk_squares_);
 }
 
 void ExactAverage::sum_chunks_of(ConstView grads, Range range) {

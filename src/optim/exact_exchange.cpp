@@ -2,7 +2,6 @@
 #include "optim/exact_exchange.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "thinwire/kernels/norm.h"
 
@@ -25,11 +24,11 @@ void sum_chunks(ThreadPool& pool, ConstView values, std::span<double> sums,
   });
 }
 
-double sum_of_chunks(ThreadPool& pool, ConstView values,
+double sum_by_chunks(ThreadPool& pool, ConstView values,
                      void (*sum)(ConstView, std::span<double>)) {
   std::vector<double> sums(kernels::sum_chunks(values.size()));
   sum_chunks(pool, values, sums, sum);
-  return std::accumulate(sums.begin(), sums.end(), 0.0);
+  return kernels::sum_of_chunks(sums);
 }
 
 }  // namespace
@@ -72,11 +71,11 @@ void chunk_sums_of_squares(ThreadPool& pool, ConstView values,
 }
 
 double sum_of_squares(ThreadPool& pool, ConstView values) {
-  return sum_of_chunks(pool, values, kernels::chunk_sums_of_squares);
+  return sum_by_chunks(pool, values, kernels::chunk_sums_of_squares);
 }
 
 double sum_of_abs(ThreadPool& pool, ConstView values) {
-  return sum_of_chunks(pool, values, kernels::chunk_sums_of_abs);
+  return sum_by_chunks(pool, values, kernels::chunk_sums_of_abs);
 }
 
 std::vector<comm::Work> queue_sums(comm::Communicator& comm, View values,

@@ -165,11 +165,11 @@ std::vector<TrustRatio> lamb_step(Adam& adam, std::int64_t step,
   const auto set_ratios = [&](Cells cells, std::span<const NormSums> sums) {
     for (std::size_t i = 0; i < cells.size();) {
       const std::size_t parameter = cells[i].parameter;
-      NormSums total;
+      kernels::ChunkTotal<NormSums> total;
       for (; i < cells.size() && cells[i].parameter == parameter; ++i)
-        total += sums[i];
+        total.add(cells[i].range.offset / kernels::kSumChunk, sums[i]);
       const std::size_t group = adam.layout().parameters()[parameter].group;
-      ratios[parameter] = trust_ratio(total, limits[group]);
+      ratios[parameter] = trust_ratio(total.total(), limits[group]);
     }
   };
   const auto update = [&](Cells cells) {

@@ -31,10 +31,15 @@ std::vector<NormCell> norm_cells(const ParameterLayout& layout) {
 std::vector<NormSums> parameter_sums(std::span<const NormCell> cells,
                                      std::span<const NormSums> sums,
                                      std::size_t num_parameters) {
-  std::vector<NormSums> total(num_parameters);
-  for (std::size_t i = 0; i < cells.size(); ++i)
-    total[cells[i].parameter] += sums[i];
-  return total;
+  std::vector<NormSums> totals(num_parameters);
+  for (std::size_t i = 0; i < cells.size();) {
+    const std::size_t parameter = cells[i].parameter;
+    kernels::ChunkTotal<NormSums> total;
+    for (; i < cells.size() && cells[i].parameter == parameter; ++i)
+      total.add(cells[i].range.offset / kernels::kSumChunk, sums[i]);
+    totals[parameter] = total.total();
+  }
+  return totals;
 }
 
 }  // namespace thinwire::optim

@@ -9,8 +9,9 @@
 #include "thinwire/optim/update_rule.h"
 
 /// The cells over which norms are taken: each is summed by itself, and a
-/// parameter's sums are added in order. So a norm has the same bits on ranks
-/// that hold whole arrays and on those that hold shards, which end on the grid.
+/// parameter's sums are added as those of chunks are (kernels/norm.h). So a
+/// norm has the same bits on ranks that hold whole arrays and on those that
+/// hold shards, which end on the grid.
 namespace thinwire::optim {
 
 /// A range of a flat array that begins on the grid, cut at the grid.
@@ -20,7 +21,8 @@ namespace thinwire::optim {
 /// elements have none.
 [[nodiscard]] std::vector<NormCell> norm_cells(const ParameterLayout& layout);
 
-/// What cells have summed up to for each of `num_parameters` parameters.
+/// What cells, in order, have summed up to for each of `num_parameters`
+/// parameters.
 [[nodiscard]] std::vector<NormSums> parameter_sums(
     std::span<const NormCell> cells, std::span<const NormSums> sums,
     std::size_t num_parameters);

@@ -67,12 +67,14 @@ std::size_t ShardGroup::num_squares(int rank) const {
 double ShardGroup::sum_in_order(
     std::span<const std::span<const double>> squares) const {
   std::vector<std::size_t> next(squares.size());
-  double total = 0;
+  kernels::ChunkTotal<> total;
   for (const ShardBucket& bucket : shards_.buckets())
-    for (std::size_t r = 0; r < squares.size(); ++r)
-      for (std::size_t c = grid_cells(bucket.pieces[r]); c > 0; --c)
-        total += squares[r][next[r]++];
-  return total;
+    for (std::size_t r = 0; r < squares.size(); ++r) {
+      const std::size_t first = bucket.pieces[r].offset / kSumChunk;
+      for (std::size_t c = 0; c < grid_cells(bucket.pieces[r]); ++c)
+        total.add(first + c, squares[r][next[r]++]);
+    }
+  return total.total();
 }
 
 std::int64_t ShardGroup::first_nonfinite() {

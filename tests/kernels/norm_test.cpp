@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -160,10 +159,37 @@ TEST(NormValues, APartOnTheGridHasTheSameChunks) {
       parts.insert(parts.end(), sums.begin(), sums.end());
     }
     EXPECT_EQ(parts, whole) << impl.name;
-    EXPECT_EQ(impl.sum_of_squares(x),
-              std::accumulate(parts.begin(), parts.end(), 0.0))
-        << impl.name;
+    EXPECT_EQ(impl.sum_of_squares(x), sum_of_chunks(parts)) << impl.name;
   }
+}
+
+// By values whose sum depends on the order: 2^53 takes 2, but not 1.
+TEST(NormValues, ChunksAreAddedInGroupsAsElementsAreInChunks) {
+  const auto sum = [](std::size_t chunks, std::size_t large, std::size_t one,
+                      std::size_t other) {
+    Sums sums(chunks);
+    sums[large] = 0x1p53;
+    sums[one] = 1;
+    sums[other] = 1;
+    return sum_of_chunks(sums);
+  };
+  EXPECT_EQ(sum(64, 0, 16, 32), 0x1p53);  // one accumulator, in order
+  EXPECT_EQ(sum(64, 32, 0, 16), 0x1p53 + 2);
+  EXPECT_EQ(sum(16, 1, 2, 6), 0x1p53 + 2);          // 2 + 6 first
+  EXPECT_EQ(sum(16, 0, 1, 2), 0x1p53);              // 0 + 2, then 0 + 1
+  EXPECT_EQ(sum(2048, 0, 1024, 1025), 0x1p53 + 2);  // the next group's own sum
+  EXPECT_EQ(sum(3072, 0, 1024, 2048), 0x1p53);      // groups in order
+  EXPECT_EQ(sum_of_chunks({}), 0);
+}
+
+TEST(NormValues, ChunksThatDoNotComeCountAsZero) {
+  Sums sums(3000);
+  ChunkTotal<> some;
+  for (const std::size_t chunk : {3u, 18u, 19u, 1023u, 1024u, 2999u}) {
+    sums[chunk] = 1 / static_cast<double>(chunk);
+    some.add(chunk, sums[chunk]);
+  }
+  EXPECT_EQ(some.total(), sum_of_chunks(sums));
 }
 
 TEST(NormValues, SquaresAreFiniteExactlyIfTheElementsAre) {

@@ -311,8 +311,13 @@ TEST(Lamb, ShardsHaveTheBitsOfTheWhole) {
       shard.rule->measure(t, std::span(cells).subspan(1),
                           part_of(own, {begin, shard.range.size - begin}),
                           std::span(sums).subspan(1));
+      std::vector<kernels::ChunkTotal<NormSums>> totals(norms.size());
       for (std::size_t i = 0; i < cells.size(); ++i)
-        norms[shard.first + cells[i].parameter] += sums[i];
+        totals[cells[i].parameter].add(
+            (shard.range.offset + cells[i].range.offset) / kernels::kSumChunk,
+            sums[i]);
+      for (std::size_t i = 0; i < shard.rule->layout().parameters().size(); ++i)
+        norms[shard.first + i] += totals[i].total();
     }
     for (const Shard& shard : shards) {
       shard.rule->set_norms(

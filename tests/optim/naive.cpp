@@ -4,23 +4,35 @@
 #include <algorithm>
 #include <array>
 
-#include "thinwire/kernels/norm.h"
-
 namespace thinwire::test::naive {
 
-double sum(const std::vector<double>& terms) {
-  constexpr std::size_t kChunk = kernels::kSumChunk;
-  double total = 0;
-  for (std::size_t begin = 0; begin < terms.size(); begin += kChunk) {
+namespace {
+
+// The terms in pieces of 1024, each summed by 16 accumulators and a tree.
+std::vector<double> sums_of_1024(const std::vector<double>& terms) {
+  std::vector<double> sums;
+  for (std::size_t begin = 0; begin < terms.size(); begin += 1024) {
     std::array<double, 16> lanes{};
-    const std::size_t end = std::min(terms.size(), begin + kChunk);
+    const std::size_t end = std::min(terms.size(), begin + 1024);
     for (std::size_t i = begin; i < end; ++i)
       lanes[(i - begin) % 16] += terms[i];
     for (std::size_t half = 8; half > 0; half /= 2)
       for (std::size_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-    total += lanes[0];
+    sums.push_back(lanes[0]);
   }
+  return sums;
+}
+
+double sum_of_chunks(const std::vector<double>& chunks) {
+  double total = 0;
+  for (const double group : sums_of_1024(chunks)) total += group;
   return total;
+}
+
+}  // namespace
+
+double sum(const std::vector<double>& terms) {
+  return sum_of_chunks(sums_of_1024(terms));
 }
 
 double sum_of_squares(const Floats& values, Range range) {
@@ -35,14 +47,13 @@ double sum_of_squares(const Floats& values) {
 }
 
 double sum_of_cells(const Floats& values, Range range) {
-  double total = 0;
+  std::vector<double> chunks(range.end() / 1024 + 1);
   for (std::size_t at = range.offset; at < range.end();) {
-    const std::size_t end = std::min(
-        range.end(), (at / kernels::kSumChunk + 1) * kernels::kSumChunk);
-    total += sum_of_squares(values, {at, end - at});
+    const std::size_t end = std::min(range.end(), (at / 1024 + 1) * 1024);
+    chunks[at / 1024] = sum_of_squares(values, {at, end - at});
     at = end;
   }
-  return total;
+  return sum_of_chunks(chunks);
 }
 
 std::vector<Range> blocks(const ParameterLayout& layout) {

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <span>
 
 #include "thinwire/core/view.h"
 
-/// Sums in double, in an order fixed by this definition alone: element i goes
-/// to accumulator i mod 16, the accumulators are added as a tree (0+8, 1+9, ...
-/// then 0+4, ..., 0+2, 1+3, 0+1), for every chunk of kSumChunk elements; the
-/// chunks' sums are added in order. Vector width and threads do not matter.
+/// Sums in double, in an order fixed by this definition alone, on two levels.
+/// Chunks of kSumChunk elements: element i goes to accumulator i mod 16, and
+/// the accumulators are added as a tree (0+8, 1+9, ... then 0+4, ..., 0+2, 1+3,
+/// 0+1). Groups of kSumGroup neighbouring chunks of the grid: their sums are
+/// added by the same rule, chunk i going to accumulator i mod 16. Groups' sums
+/// are added in order. Vector width and threads do not matter, and a device
+/// that adds in parallel has few steps to take one after the other.
 /// The square of a float is exact in double, so a sum of squares is not finite
 /// exactly if an element is not.
 namespace thinwire::kernels {
@@ -17,6 +21,9 @@ namespace thinwire::kernels {
 /// Shards and buckets end on this grid, so a norm has the same bits however
 /// the array is cut.
 inline constexpr std::size_t kSumChunk = 1024;
+
+/// Chunks whose sums are added as the elements of a chunk are.
+inline constexpr std::size_t kSumGroup = 1024;
 
 /// Number of chunks of a view of `size` elements.
 [[nodiscard]] constexpr std::size_t sum_chunks(std::size_t size) noexcept {
@@ -29,6 +36,46 @@ inline constexpr std::size_t kSumChunk = 1024;
 void chunk_sums_of_squares(ConstView values, std::span<double> sums);
 /// Sums of absolute values, likewise.
 void chunk_sums_of_abs(ConstView values, std::span<double> sums);
+
+/// Adds sums of chunks in the order above. They come in the order of the grid;
+/// chunks that do not come count as 0.
+template <class Sum = double>
+class ChunkTotal {
+ public:
+  void add(std::size_t chunk, const Sum& sum) {
+    if (chunk / kSumGroup != group_) {
+      total_ += group_sum();
+      parts_ = {};
+      group_ = chunk / kSumGroup;
+    }
+    parts_[chunk % parts_.size()] += sum;
+  }
+  [[nodiscard]] Sum total() const {
+    Sum total = total_;
+    total += group_sum();
+    return total;
+  }
+
+ private:
+  [[nodiscard]] Sum group_sum() const {
+    std::array<Sum, 16> parts = parts_;
+    for (std::size_t half = parts.size() / 2; half > 0; half /= 2)
+      for (std::size_t i = 0; i < half; ++i) parts[i] += parts[i + half];
+    return parts[0];
+  }
+
+  std::array<Sum, 16> parts_{};
+  std::size_t group_ = 0;
+  Sum total_{};
+};
+
+/// The sums of chunks 0, 1, ... of an array, added.
+[[nodiscard]] inline double sum_of_chunks(std::span<const double> sums) {
+  ChunkTotal<> total;
+  for (std::size_t chunk = 0; chunk < sums.size(); ++chunk)
+    total.add(chunk, sums[chunk]);
+  return total.total();
+}
 
 /// The chunks' sums of squares, added.
 [[nodiscard]] double sum_of_squares(ConstView values);

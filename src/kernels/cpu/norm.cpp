@@ -2,7 +2,6 @@
 #include "thinwire/kernels/norm.h"
 
 #include <algorithm>
-#include <numeric>
 #include <vector>
 
 #include "kernels/checks.h"
@@ -89,7 +88,7 @@ void chunk_sums_of_abs(ConstView values, std::span<double> sums) {
 double sum_of_squares(ConstView values) {
   std::vector<double> sums(sum_chunks(values.size()));
   chunk_sums_of_squares(values, sums);
-  return std::accumulate(sums.begin(), sums.end(), 0.0);
+  return sum_of_chunks(sums);
 }
 
 }  // namespace thinwire::kernels
