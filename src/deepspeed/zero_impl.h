@@ -7,24 +7,26 @@
 #include "optim/exact_exchange.h"
 #include "optim/gradient_window.h"
 #include "precision/loss_scale.h"
-#include "shard/parameter_values.h"
+#include "shard/checks.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/deepspeed/zero_optimizer.h"
 
 namespace thinwire::deepspeed {
 
-struct ZeroOptimizer::Impl {
+struct ZeroOptimizer::Impl final : optim::GradientSink {
   Impl(comm::Communicator& c, const ParameterLayout& l,
        const optim::AdamOptions& rule, View p, const ZeroOptions& settings);
 
   // ---- gradients
   [[nodiscard]] DType sum_dtype() const noexcept;
-  void begin();
-  void add(std::size_t index, ConstView gradient);
-  void add_all(ConstView whole);
+  void begin_backward(Backward which);
+  void store(const optim::GradientPart& part) override;
+  // Nothing leaves before all of it is there.
+  bool send(std::size_t /*bucket*/) override { return false; }
   // Collective.
-  void end();
+  void end_backward();
+  void collect_all(ConstView whole);
   void reduce();
   void finish();
 

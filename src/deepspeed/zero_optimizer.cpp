@@ -4,17 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "core/require.h"
-#include "deepspeed/rounded_sum.h"
 #include "deepspeed/torch_adam.h"
 #include "deepspeed/zero_impl.h"
-#include "optim/checks.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/error.h"
 #include "thinwire/deepspeed/loss_scaler.h"
-#include "thinwire/kernels/cast.h"
 
 namespace thinwire::deepspeed {
 
@@ -27,10 +23,9 @@ namespace {
 void require_array(std::string_view name, ConstView view, DType dtype,
                    std::size_t size) {
   if (view.dtype() != dtype || view.size() != size)
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{} must be {} of {} elements, got {} of {}", name,
-                            to_string(dtype), size, to_string(view.dtype()),
-                            view.size()));
+    reject(fmt::format("{} must be {} of {} elements, got {} of {}", name,
+                       to_string(dtype), size, to_string(view.dtype()),
+                       view.size()));
 }
 
 precision::LossScaler scaler_of(const ZeroOptions& options) {
@@ -67,7 +62,7 @@ ZeroOptimizer::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
       averaged(masters.size(), options.dtype),
       sums(l.size(), sum_dtype()),
       places(l.parameters().size()),
-      window(layout) {
+      window(layout, {{0, l.size()}}, *this) {
   std::size_t place = 0;
   for (const std::size_t parameter : shards.order()) {
     places[parameter] = place;
@@ -98,35 +93,22 @@ ZeroOptimizer::~ZeroOptimizer() = default;
 // ---- gradients one by one
 
 void ZeroOptimizer::begin_backward(Backward which) {
-  impl_->window.begin(which);
-  impl_->begin();
+  impl_->begin_backward(which);
 }
 
 void ZeroOptimizer::collect(std::size_t index, ConstView gradient) {
   impl_->window.require_open(index);
-  const Parameter& p = impl_->layout.parameters()[index];
-  const DType dtype = impl_->options.dtype;
-  const bool fits =
-      gradient.dtype() == dtype || gradient.dtype() == DType::kFloat32;
-  if (!fits || gradient.size() != p.size)
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("gradient of '{}' must be float32 or {} of {} "
-                            "elements, got {} of {}",
-                            p.name, to_string(dtype), p.size,
-                            to_string(gradient.dtype()), gradient.size()));
-  impl_->window.collect(index);
-  impl_->add(index, gradient);
+  shard::require_gradient(impl_->layout.parameters()[index],
+                          impl_->options.dtype, gradient);
+  impl_->window.collect(index, gradient);
 }
 
-void ZeroOptimizer::end_backward() {
-  impl_->window.end();
-  impl_->end();
-}
+void ZeroOptimizer::end_backward() { impl_->end_backward(); }
 
 // Every backward is reduced when it has ended, so this one has not been sent.
 void ZeroOptimizer::cancel_backward() {
   if (!impl_->window.in_backward()) return;
-  impl_->window.cancel();
+  static_cast<void>(impl_->window.cancel());
   impl_->has_averaged = false;
 }
 
@@ -134,29 +116,13 @@ void ZeroOptimizer::cancel_backward() {
 
 StepReport ZeroOptimizer::step(const StepInput& input) {
   Impl& in = *impl_;
-  if (in.window.in_backward())
-    throw Error(ErrorCode::kFailedPrecondition, "step: inside a backward");
-  optim::require_view("params", input.params, in.layout.size(), true, true);
-  require(input.params.data() == in.params.data() &&
-              input.params.dtype() == in.params.dtype(),
-          "params", "the memory given at construction", "other memory");
-  require(input.low_precision.empty(), "low_precision", "empty with ZeRO",
-          fmt::format("{} elements", input.low_precision.size()));
+  shard::require_step(input, in.window, in.params);
   require(input.loss_scale == 1, "loss_scale", "1 with deepspeed semantics",
           input.loss_scale);
-  const bool has_come = in.window.has_begun();
-  if (input.grads.empty() && !has_come && in.layout.size() > 0)
-    throw Error(ErrorCode::kFailedPrecondition,
-                "step: there was no backward since the last step");
-  if (!input.grads.empty() || !has_come)
-    optim::require_view("grads", input.grads, in.layout.size(), true, true);
-  if (!input.grads.empty() && has_come)
-    throw Error(ErrorCode::kFailedPrecondition,
-                "step: gradients were handed over one by one; give no others");
   StepReport report;
   {
     optim::StepMeter meter(in.comm, report);
-    if (!input.grads.empty()) in.add_all(input.grads);
+    if (!input.grads.empty()) in.collect_all(input.grads);
     meter.waiting([&] { in.finish(); });
     in.window.restart();
     in.take_step(report, meter);
@@ -183,7 +149,7 @@ const ShardLayout& ZeroOptimizer::shards() const noexcept {
 }
 
 std::vector<Range> ZeroOptimizer::buckets() const {
-  return {{0, impl_->layout.size()}};
+  return impl_->window.buckets();
 }
 
 std::int64_t ZeroOptimizer::steps() const noexcept {

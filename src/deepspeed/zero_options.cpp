@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include "core/require.h"
 #include "optim/checks.h"
 #include "thinwire/deepspeed/loss_scaler.h"
 #include "thinwire/deepspeed/zero_optimizer.h"

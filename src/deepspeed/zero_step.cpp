@@ -44,34 +44,36 @@ DType ZeroOptimizer::Impl::sum_dtype() const noexcept {
   return options.stage == 1 ? options.accumulation_dtype : options.dtype;
 }
 
-void ZeroOptimizer::Impl::begin() {
-  const bool is_first = window.backward().is_first;
-  if (is_first || options.stage == 1) has_averaged = false;
-  if (is_first || options.stage == 2) sums = Buffer(layout.size(), sum_dtype());
+void ZeroOptimizer::Impl::begin_backward(Backward which) {
+  window.begin(which, /*sends=*/false);
+  if (which.is_first || options.stage == 1) has_averaged = false;
+  if (which.is_first || options.stage == 2)
+    sums = Buffer(layout.size(), sum_dtype());
 }
 
-void ZeroOptimizer::Impl::add(std::size_t index, ConstView gradient) {
-  const Buffer rounded = converted(gradient, options.dtype);
-  const View sum = sums.view().subview(places[index], gradient.size());
-  if (window.backward().is_first || options.stage == 2)
+// Sums begin as zeros: a parameter that does not come needs nothing.
+void ZeroOptimizer::Impl::store(const optim::GradientPart& part) {
+  if (part.values.empty()) return;
+  const Buffer rounded = converted(part.values, options.dtype);
+  const View sum = sums.view().subview(places[part.parameter], part.range.size);
+  if (part.is_first || options.stage == 2)
     kernels::convert(rounded.view(), sum);
   else
     kernels::accumulate(sum, rounded.view());
 }
 
-void ZeroOptimizer::Impl::add_all(ConstView whole) {
-  window.begin({});
-  begin();
-  for (std::size_t p = 0; p < layout.parameters().size(); ++p) {
-    const Parameter& parameter = layout.parameters()[p];
-    add(p, whole.subview(parameter.offset, parameter.size));
-  }
+void ZeroOptimizer::Impl::end_backward() {
   window.end();
-  end();
+  if (options.stage == 2 || window.backward().is_last) reduce();
 }
 
-void ZeroOptimizer::Impl::end() {
-  if (options.stage == 2 || window.backward().is_last) reduce();
+void ZeroOptimizer::Impl::collect_all(ConstView whole) {
+  begin_backward({});
+  for (std::size_t p = 0; p < layout.parameters().size(); ++p) {
+    const Parameter& parameter = layout.parameters()[p];
+    window.collect(p, whole.subview(parameter.offset, parameter.size));
+  }
+  end_backward();
 }
 
 // Stage 1 may not have known that the last backward was the last.

@@ -2,11 +2,10 @@
 // Whole values and saved state.
 #include <fmt/format.h>
 
-#include "core/require.h"
 #include "deepspeed/rounded_sum.h"
 #include "deepspeed/zero_impl.h"
 #include "optim/checks.h"
-#include "shard/parameter_values.h"
+#include "shard/checks.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/error.h"
 #include "thinwire/kernels/cast.h"
@@ -21,8 +20,7 @@ View ZeroOptimizer::Impl::array(std::string_view what) {
   if (what == "grad") return averaged.view();
   if (what == "exp_avg") return adam.exp_avg().view();
   if (what == "exp_avg_sq") return adam.exp_avg_sq().view();
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("key must be exp_avg or exp_avg_sq, got '{}'", what));
+  reject(fmt::format("key must be exp_avg or exp_avg_sq, got '{}'", what));
 }
 
 // A slice has at most one fragment of a parameter, and slices are in rank
@@ -73,8 +71,7 @@ std::vector<float> ZeroOptimizer::full_gradient(std::string_view name,
                                                 View grads) {
   static_cast<void>(index_of(impl_->layout, name));
   if (!grads.empty() || !impl_->window.awaits_step())
-    throw Error(ErrorCode::kFailedPrecondition,
-                "full_gradient: only between the last backward and step()");
+    refuse("full_gradient: only between the last backward and step()");
   impl_->window.close();
   return impl_->read(name, "grad");
 }
@@ -94,8 +91,7 @@ void ZeroOptimizer::set_full_gradient(std::string_view name,
                                       std::span<const float> values) {
   shard::require_size(impl_->layout, index_of(impl_->layout, name), values);
   if (!impl_->window.awaits_step())
-    throw Error(ErrorCode::kFailedPrecondition,
-                "set_full_gradient: only between the last backward and step()");
+    refuse("set_full_gradient: only between the last backward and step()");
   impl_->window.close();
   impl_->write(name, "grad", values);
 }
@@ -123,8 +119,7 @@ void ZeroOptimizer::offload_states() {
 }
 
 void ZeroOptimizer::reload_states() {
-  throw Error(ErrorCode::kFailedPrecondition,
-              "reload_states: there was no offload_states()");
+  refuse("reload_states: there was no offload_states()");
 }
 
 // ---- saved state

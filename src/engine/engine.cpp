@@ -67,43 +67,54 @@ Engine::Engine(comm::Communicator& comm, const ParameterLayout& layout,
   comm::require_same(comm, "parameter layout and configuration",
                      layout.describe() + description(config));
   impl_ = std::make_unique<Impl>(comm, layout, config, params, grads);
+  impl_->make_optimizer(initial);
+  impl_->rates.begin(optimizer());
+  impl_->make_window();
+  impl_->begin_window();
+}
 
-  // Optimizers have the last word on what is refused: nothing is written
-  // before. Rank 0's parameters are everybody's, before they are rounded.
+// Optimizers have the last word on what is refused: nothing is written before.
+// Rank 0's parameters are everybody's, before they are rounded.
+void Engine::Impl::make_optimizer(ConstView initial) {
   const ConstView own = initial.empty() ? ConstView(params) : initial;
+  const auto make = [&](ConstView from) {
+    made = engine::make_optimizer(comm, layout, config, params, from);
+  };
   if (config.zero.stage > 0) {
-    impl_->made = make_optimizer(comm, layout, config, params, own);
+    make(own);
     // Parameter by parameter: no rank has memory for all of them in fp32.
     for (const Parameter& p : layout.parameters()) {
       std::vector<float> values(p.size);
       kernels::convert(own.subview(p.offset, p.size), values);
       comm.broadcast(values, 0);
-      impl_->made.zero->set_full_parameter(p.name, values);
+      made.zero->set_full_parameter(p.name, values);
     }
   } else if (config.precision.dtype == DType::kFloat32) {
-    impl_->made = make_optimizer(comm, layout, config, params, own);
+    make(own);
     if (!initial.empty()) kernels::convert(initial, params);
     comm.broadcast(params, 0);
   } else {
     Buffer common(layout.size(), own.dtype());
     kernels::convert(own, common.view());
     comm.broadcast(common.view(), 0);
-    impl_->made = make_optimizer(comm, layout, config, params, common.view());
+    make(common.view());
     kernels::convert(common.view(), params);
   }
-  impl_->rates.begin(optimizer());
-  impl_->buckets = shard::BucketSchedule(
-      impl_->layout,
-      impl_->made.zero != nullptr
-          ? impl_->made.zero->buckets()
-          : shard::equal_buckets(layout.size(), config.comm.bucket_elements));
+}
+
+void Engine::Impl::make_window() {
+  // Without an array there is nothing to cut: each gradient is handed on.
+  std::vector<Range> buckets{{0, layout.size()}};
+  if (has_gradient_array)
+    buckets =
+        made.zero != nullptr
+            ? made.zero->buckets()
+            : optim::equal_buckets(layout.size(), config.comm.bucket_elements);
+  window.emplace(layout, std::move(buckets), *this);
+  if (has_gradient_array) return;
   // What a window takes is there before the first one.
-  if (!impl_->keeps) {
-    impl_->made.zero->begin_backward(
-        {.is_first = true, .is_last = impl_->is_boundary()});
-    impl_->made.zero->cancel_backward();
-  }
-  impl_->begin_window();
+  made.zero->begin_backward({.is_first = true, .is_last = is_boundary()});
+  made.zero->cancel_backward();
 }
 
 Engine::~Engine() = default;
@@ -148,13 +159,13 @@ std::vector<float> Engine::full_parameter(std::string_view name) {
 
 std::vector<float> Engine::full_gradient(std::string_view name) {
   if (impl_->made.zero == nullptr) only_with_zero("full_gradient");
-  if (impl_->in_backward || impl_->backwards == 0 || !impl_->is_boundary())
+  if (!impl_->window->awaits_step() || !impl_->is_boundary())
     refuse("full_gradient: only between a window's last backward and step()");
   std::vector<float> gradient = impl_->made.zero->full_gradient(
-      name, impl_->keeps ? impl_->gathered() : View{});
+      name, impl_->has_gradient_array ? impl_->window_gradients() : View{});
   impl_->marks.remember(impl_->params, impl_->own_gradients());
   // Sums have been reduced: another backward would be added to means.
-  impl_->complete = true;
+  impl_->window->close();
   return gradient;
 }
 
@@ -199,7 +210,7 @@ void Engine::cancel_backward(std::string_view reason) {
 bool Engine::is_boundary() const noexcept { return impl_->is_boundary(); }
 
 void Engine::set_accumulation_boundary(std::optional<bool> boundary) {
-  if (impl_->in_backward)
+  if (impl_->window->in_backward())
     refuse("set_accumulation_boundary: inside a backward");
   impl_->boundary = boundary;
 }
@@ -213,12 +224,13 @@ double Engine::mean(double value) {
 }
 
 void Engine::begin_evaluation() {
-  if (impl_->in_backward) refuse("begin_evaluation: inside a backward");
+  if (impl_->window->in_backward())
+    refuse("begin_evaluation: inside a backward");
   if (impl_->in_evaluation) refuse("begin_evaluation: inside another one");
   const bool untouched =
       !impl_->marks.change(impl_->params, impl_->own_gradients());
   impl_->exchange([this] { impl_->optimizer().synchronize(impl_->params); });
-  if (untouched && impl_->backwards > 0)
+  if (untouched && impl_->window->backwards() > 0)
     impl_->marks.remember(impl_->params, impl_->own_gradients());
   impl_->in_evaluation = true;
 }
@@ -229,7 +241,7 @@ void Engine::end_evaluation() {
 }
 
 StateDict Engine::state_dict() const {
-  if (impl_->backwards > 0)
+  if (impl_->window->backwards() > 0)
     refuse("state_dict: inside a window of accumulation; call step() first");
   StateDict state = impl_->optimizer().state_dict();
   state.put_integer("engine_steps", impl_->steps);
@@ -238,7 +250,7 @@ StateDict Engine::state_dict() const {
 }
 
 void Engine::load_state_dict(const StateDict& state) {
-  if (impl_->backwards > 0)
+  if (impl_->window->backwards() > 0)
     refuse("load_state_dict: inside a window of accumulation; step() first");
   const std::int64_t steps = state.integer("engine_steps");
   if (steps < 0)

@@ -10,7 +10,7 @@
 #include "core/require.h"
 #include "engine/gradient_marks.h"
 #include "engine/learning_rates.h"
-#include "shard/bucket_schedule.h"
+#include "optim/gradient_window.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/memory.h"
@@ -20,7 +20,10 @@
 
 namespace thinwire::engine {
 
-struct Engine::Impl {
+/// Where gradients go: the framework leaves them in the array of all gradients,
+/// whose buckets are sent as they fill; without such an array they are handed
+/// on to ZeRO.
+struct Engine::Impl final : optim::GradientSink {
   Impl(comm::Communicator& c, const ParameterLayout& l,
        const config::Config& settings, View p, View g)
       : comm(c),
@@ -29,10 +32,9 @@ struct Engine::Impl {
         params(p),
         grads(g),
         accumulation_steps(settings.batch(c.size()).accumulation_steps),
-        keeps(keeps_gradients(settings, c.size())),
+        has_gradient_array(keeps_gradients(settings, c.size())),
         rates(settings.schedule),
-        marks(layout),
-        buckets(layout, {}) {}
+        marks(layout) {}
 
   comm::Communicator& comm;
   const ParameterLayout layout;
@@ -40,26 +42,22 @@ struct Engine::Impl {
   const View params;
   const View grads;
   const std::int64_t accumulation_steps;
-  const bool keeps;  // gradients are in `grads`; else handed over one by one
+  const bool has_gradient_array;  // else they are handed over one by one
   LearningRates rates;
   std::int64_t steps = 0;
 
-  // ---- the window: what has happened since the last step
-  std::int64_t backwards = 0;
   std::optional<bool> boundary;  // set by the caller
-  bool complete = false;         // the last backward was its last one
-  bool in_backward = false;
   bool in_evaluation = false;
-  bool reduces = false;   // buckets of this backward leave as they fill
-  bool has_sent = false;  // one has left
-  double waited = 0;      // seconds, for what has left, in backward
-  GradientMarks marks;    // of what is the caller's to leave alone until step()
-  Buffer sums;            // fp32, of 16-bit gradients; made when needed
-  bool sums_count = false;
-  std::vector<bool> used;  // parameters that have had a gradient
-  Buffer travelling;       // gradients in the dtype of the wire, where that is
-                           // another one
-  shard::BucketSchedule buckets;
+
+  // ---- since the last step
+  // Made with the optimizer, whose buckets it has.
+  std::optional<optim::GradientWindow> window;
+  double waited = 0;    // seconds, for what has been sent, in backward
+  GradientMarks marks;  // of what is the caller's to leave alone until step()
+  Buffer sums;          // fp32, of 16-bit gradients; made when needed
+  bool accumulates_in_fp32 = false;
+  Buffer travelling;  // gradients in the dtype of the wire, where that is
+                      // another one
   EngineReport report;
   comm::Counters counters;  // at the window's first backward
   std::chrono::steady_clock::time_point backward_began;
@@ -67,6 +65,9 @@ struct Engine::Impl {
   // Goes first, and waits for what it has under way in the memory above.
   OptimizerStack made;
 
+  /// Collective.
+  void make_optimizer(ConstView initial);
+  void make_window();
   [[nodiscard]] optim::Optimizer& optimizer() const { return *made.optimizer; }
   [[nodiscard]] double loss_scale() const {
     if (made.zero != nullptr) return made.zero->loss_scale();
@@ -77,20 +78,23 @@ struct Engine::Impl {
   }
   // Before a window: of its first backward.
   [[nodiscard]] bool is_boundary() const {
-    if (complete) return true;
+    if (window->is_complete()) return true;
     if (boundary) return *boundary;
-    return !is_managed() || (backwards == 0 && accumulation_steps == 1);
+    return !is_managed() ||
+           (window->backwards() == 0 && accumulation_steps == 1);
   }
 
   // ---- gradients on their way
-  [[nodiscard]] View gathered() { return sums_count ? sums.view() : grads; }
+  [[nodiscard]] View window_gradients() {
+    return accumulates_in_fp32 ? sums.view() : grads;
+  }
   [[nodiscard]] DType wire_dtype() const {
     return config.communication_dtype.value_or(config.precision.dtype);
   }
   // Values of 16 bits are added in fp32 and rounded once, whatever the wire;
   // some optimizers take no others.
   [[nodiscard]] bool is_converted() {
-    const DType dtype = gathered().dtype();
+    const DType dtype = window_gradients().dtype();
     if (wire_dtype() == dtype || dtype != DType::kFloat32) return false;
     if (made.zero != nullptr) return false;  // converts bucket by bucket
     const bool travels =
@@ -99,17 +103,15 @@ struct Engine::Impl {
            (made.mixed != nullptr && !made.mixed->takes_gradients(dtype));
   }
   [[nodiscard]] View to_send(Range range) {
-    if (!is_converted()) return gathered();
+    if (!is_converted()) return window_gradients();
     const MemoryScope scope(MemoryKind::kBuckets);
     if (travelling.empty()) travelling = Buffer(layout.size(), wire_dtype());
-    kernels::convert(gathered().subview(range.offset, range.size),
+    kernels::convert(window_gradients().subview(range.offset, range.size),
                      travelling.view().subview(range.offset, range.size));
     return travelling.view();
   }
-  void send(Range range) {
-    optimizer().reduce_early(to_send(range), range);
-    has_sent = true;
-  }
+  void store(const optim::GradientPart& part) override;
+  bool send(std::size_t bucket) override;
 
   // Runs what exchanges with other ranks. One that makes fewer calls, or
   // others, has most often had fewer batches: the error says so.
@@ -128,11 +130,10 @@ struct Engine::Impl {
   void cancel_backward(std::string_view reason);
   void gradient_ready(std::size_t index, ConstView gradient);
   void end_backward();
-  void collect(std::size_t index, ConstView gradient);
   void finish_sent();
   void require_untouched();
   [[nodiscard]] ConstView own_gradients() const {
-    return keeps ? ConstView(grads) : ConstView();
+    return has_gradient_array ? ConstView(grads) : ConstView();
   }
   void require_all_used() const;
   void begin_window();

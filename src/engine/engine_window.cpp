@@ -8,6 +8,7 @@
 #include "core/require.h"
 #include "core/set_to_zero.h"
 #include "engine/engine_impl.h"
+#include "shard/checks.h"
 
 namespace thinwire::engine {
 
@@ -15,102 +16,91 @@ using Clock = std::chrono::steady_clock;
 
 void Engine::Impl::begin_window() {
   set_to_zero(grads);
-  backwards = 0;
-  complete = false;
-  reduces = false;
-  has_sent = false;
+  window->restart();
   waited = 0;
   marks.forget();
-  sums_count = false;
-  used.assign(layout.parameters().size(), false);
+  accumulates_in_fp32 = false;
   report = {};
 }
 
 void Engine::Impl::begin_backward() {
-  if (in_backward) refuse("begin_backward: inside another backward");
   if (in_evaluation) refuse("begin_backward: inside an evaluation");
-  if (complete)
+  const std::int64_t backwards = window->backwards();
+  if (window->is_complete() && !window->in_backward())
     refuse(fmt::format(
         "begin_backward: the window of {} backward(s) is complete; call step() "
         "first, or set gradient_accumulation_steps or the boundary",
         backwards));
+  const optim::Backward which{
+      .is_first = backwards == 0,
+      .is_last = boundary.value_or(is_managed() &&
+                                   backwards + 1 >= accumulation_steps)};
+  const bool sends = has_gradient_array && which.is_last &&
+                     config.comm.overlap && comm.size() > 1 &&
+                     optimizer().reduces_early();
+  window->begin(which, sends);
   // From the second backward on, 16-bit gradients are added up in fp32.
-  if (keeps && backwards == 1 && grads.dtype() != DType::kFloat32 &&
+  if (has_gradient_array && backwards == 1 &&
+      grads.dtype() != DType::kFloat32 &&
       config.accumulation_dtype == DType::kFloat32) {
     const MemoryScope scope(MemoryKind::kGradients);
     if (sums.empty()) sums = Buffer::of<float>(layout.size());
     kernels::convert(grads, sums.view());
-    sums_count = true;
+    accumulates_in_fp32 = true;
   }
-  if (sums_count) set_to_zero(grads);
-  if (backwards == 0) counters = comm.counters();
-  in_backward = true;
-  ++backwards;
-  buckets.begin();
-  complete = boundary.value_or(is_managed() && backwards >= accumulation_steps);
-  reduces = keeps && complete && config.comm.overlap && comm.size() > 1 &&
-            optimizer().reduces_early();
-  if (!keeps)
-    made.zero->begin_backward(
-        {.is_first = backwards == 1, .is_last = complete});
+  if (accumulates_in_fp32) set_to_zero(grads);
+  if (which.is_first) counters = comm.counters();
+  if (!has_gradient_array) made.zero->begin_backward(which);
   backward_began = Clock::now();
-}
-
-void Engine::Impl::collect(std::size_t index, ConstView gradient) {
-  if (!keeps) {
-    made.zero->collect(index, gradient);
-  } else if (sums_count) {
-    const Parameter& p = layout.parameters()[index];
-    kernels::accumulate(sums.view().subview(p.offset, p.size),
-                        grads.subview(p.offset, p.size));
-  }
-  buckets.mark_ready(index);
 }
 
 void Engine::Impl::gradient_ready(std::size_t index, ConstView gradient) {
   require(index < layout.parameters().size(), "index",
           fmt::format("below {}", layout.parameters().size()), index);
-  if (!in_backward) refuse("gradient_ready: outside of a backward");
-  if (buckets.is_ready(index))
+  const Parameter& p = layout.parameters()[index];
+  if (!window->in_backward()) refuse("gradient_ready: outside of a backward");
+  if (window->is_ready(index))
     refuse(fmt::format("gradient_ready: '{}' was ready before in this backward",
-                       layout.parameters()[index].name));
-  if (keeps != gradient.empty() && layout.parameters()[index].size > 0)
-    refuse(fmt::format("gradient_ready: the gradient of '{}' {}",
-                       layout.parameters()[index].name,
-                       keeps ? "is in the array of all gradients, give none"
-                             : "is missing: there is no array of all "
-                               "gradients with this configuration"));
-  collect(index, gradient);
-  used[index] = true;
-  if (!reduces) return;
-  while (const auto bucket = buckets.take_complete())
-    send(buckets.range(*bucket));
+                       p.name));
+  if (has_gradient_array != gradient.empty() && p.size > 0)
+    refuse(fmt::format("gradient_ready: the gradient of '{}' {}", p.name,
+                       has_gradient_array
+                           ? "is in the array of all gradients, give none"
+                           : "is missing: there is no array of all "
+                             "gradients with this configuration"));
+  if (!has_gradient_array)
+    shard::require_gradient(p, config.precision.dtype, gradient);
+  window->collect(index, gradient);
+}
+
+void Engine::Impl::store(const optim::GradientPart& part) {
+  const Range& range = part.range;
+  if (!has_gradient_array) {
+    if (!part.values.empty()) made.zero->collect(part.parameter, part.values);
+  } else if (accumulates_in_fp32) {
+    kernels::accumulate(sums.view().subview(range.offset, range.size),
+                        grads.subview(range.offset, range.size));
+  }
+}
+
+bool Engine::Impl::send(std::size_t bucket) {
+  const Range& range = window->buckets()[bucket];
+  optimizer().reduce_early(to_send(range), range);
+  return true;
 }
 
 void Engine::Impl::end_backward() {
-  if (!in_backward) refuse("end_backward: there was no begin_backward()");
-  const auto held_up = buckets.waiting_for();
-  if (reduces && held_up)
-    report.waited_for = layout.parameters()[*held_up].name;
-  for (std::size_t i = 0; keeps && i < layout.parameters().size(); ++i)
-    if (!buckets.is_ready(i)) collect(i, {});
-  if (reduces)
-    while (const auto bucket = buckets.take_any()) {
-      report.late_elements += buckets.range(*bucket).size;
-      send(buckets.range(*bucket));
-    }
-  if (!keeps) {
-    made.zero->end_backward();
-    const optim::LateGradients late = made.zero->late();
-    report.late_elements = comm.size() > 1 ? late.elements : 0;
-    if (late.parameter >= 0 && comm.size() > 1)
-      report.waited_for =
-          layout.parameters()[static_cast<std::size_t>(late.parameter)].name;
-  }
-  in_backward = false;
+  if (!has_gradient_array) made.zero->end_backward();
+  window->end();
+  optim::LateGradients late = window->late();
+  if (!has_gradient_array && comm.size() > 1) late = made.zero->late();
+  report.late_elements = late.elements;
+  if (late.parameter >= 0)
+    report.waited_for =
+        layout.parameters()[static_cast<std::size_t>(late.parameter)].name;
   report.backward_seconds +=
       std::chrono::duration<double>(Clock::now() - backward_began).count();
-  if (has_sent && keeps) finish_sent();
+  if (window->has_sent()) finish_sent();
   marks.remember(params, own_gradients());
 }
 
@@ -123,17 +113,16 @@ void Engine::Impl::finish_sent() {
 }
 
 void Engine::Impl::cancel_backward(std::string_view reason) {
-  if (!in_backward) return;
-  in_backward = false;
-  bool is_sent = has_sent;
-  if (!keeps) try {
+  if (!window->in_backward()) return;
+  bool begins_anew = window->cancel();
+  if (!has_gradient_array) try {
       made.zero->cancel_backward();
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kCommFailure) throw;
-      is_sent = true;
+      begins_anew = false;
     }
-  if (!is_sent) return begin_window();
-  // What has left cannot be taken back, and other ranks wait for the rest.
+  if (begins_anew) return begin_window();
+  // What has been sent cannot be taken back, and other ranks wait for the rest.
   comm.give_up(reason);
   throw Error(ErrorCode::kCommFailure,
               fmt::format("cancel_backward: gradients have been sent before "
@@ -208,8 +197,9 @@ double Engine::Impl::mean(double value) {
 void Engine::Impl::require_all_used() const {
   if (config.zero.stage == 0 || config.zero.ignore_unused_parameters) return;
   std::int64_t own = -1;
-  for (std::size_t i = used.size(); i-- > 0;)  // empty ones have none to miss
-    if (!used[i] && layout.parameters()[i].size > 0)
+  const auto parameters = layout.parameters();
+  for (std::size_t i = parameters.size(); i-- > 0;)
+    if (!window->has_gradient(i) && parameters[i].size > 0)  // one to miss
       own = static_cast<std::int64_t>(i);
   std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
   comm.all_gather(std::span(&own, 1), all);
@@ -222,9 +212,11 @@ void Engine::Impl::require_all_used() const {
 }
 
 EngineReport Engine::Impl::step() {
-  if (in_backward) refuse("step: inside a backward; call end_backward() first");
+  if (window->in_backward())
+    refuse("step: inside a backward; call end_backward() first");
   if (in_evaluation) refuse("step: inside an evaluation");
-  if (backwards == 0) refuse("step: there was no backward since the last step");
+  if (window->backwards() == 0)
+    refuse("step: there was no backward since the last step");
   if (!is_boundary()) {
     EngineReport between;
     between.applied = false;
@@ -238,9 +230,9 @@ EngineReport Engine::Impl::step() {
   require_all_used();
   rates.apply(optimizer(), steps);
   View sent;
-  if (keeps)
-    sent = reduces && is_converted() ? travelling.view()
-                                     : to_send({0, layout.size()});
+  if (has_gradient_array)
+    sent = window->sends() && is_converted() ? travelling.view()
+                                             : to_send({0, layout.size()});
   EngineReport done = report;
   try {
     static_cast<optim::StepReport&>(done) =

@@ -57,13 +57,19 @@ void LossScale::stop(comm::Communicator& comm, const ParameterLayout& layout,
                      const NonFiniteGradients& gradients) const {
   std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
   comm.all_gather(std::span(&gradients.first, 1), all);
+  const double minimum = scaler_.options().min_scale;
+  const std::string place = place_of(gradients, layout, all);
+  const std::int64_t step = gradients.last_good_step;
   throw Error(
       ErrorCode::kNonFinite,
-      fmt::format("the loss scale is at its minimum of {} and {} are "
-                  "still not finite, {}; the last good step was {}",
-                  scaler_.options().min_scale,
-                  gradients.is_averaged ? "averaged gradients" : "gradients",
-                  place_of(gradients, layout, all), gradients.last_good_step));
+      gradients.is_averaged
+          ? fmt::format("the loss scale is at its minimum of {} and averaged "
+                        "gradients are still not finite, {}; the last good "
+                        "step was {}",
+                        minimum, place, step)
+          : fmt::format("the loss scale is at its minimum of {} and gradients "
+                        "are still not finite, {}; the last good step was {}",
+                        minimum, place, step));
 }
 
 }  // namespace thinwire::precision

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include "core/require.h"
 #include "optim/checks.h"
 
 /// What optimizers of 16-bit parameters were given; throw
@@ -28,9 +27,7 @@ inline void require_input(const optim::StepInput& in, DType dtype,
 /// What an optimizer is wrapped with: `initial` are the parameters.
 inline void require_wrapped(const optim::Optimizer* optimizer,
                             ConstView initial, std::size_t size) {
-  if (optimizer == nullptr)
-    throw Error(ErrorCode::kInvalidArgument,
-                "optimizer must be one to wrap, got null");
+  if (optimizer == nullptr) reject("optimizer must be one to wrap, got null");
   require(initial.size() == size, "initial", fmt::format("{} elements", size),
           initial.size());
 }

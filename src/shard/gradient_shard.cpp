@@ -16,31 +16,16 @@ namespace {
 // One that fills and one that is on its way.
 constexpr std::size_t kSlots = 2;
 
-std::vector<Range> ranges_of(const ShardLayout& shards) {
-  std::vector<Range> ranges;
-  for (const ShardBucket& bucket : shards.buckets())
-    ranges.push_back(bucket.range);
-  return ranges;
-}
-
-Range intersection(const Range& a, const Range& b) {
-  const std::size_t begin = std::max(a.offset, b.offset);
-  return {begin, std::min(a.end(), b.end()) - begin};
-}
-
 }  // namespace
 
 GradientShard::GradientShard(comm::Communicator& comm,
-                             const ParameterLayout& layout,
                              const ShardLayout& shards,
                              const ReductionSettings& settings,
                              CopyEngine* copies)
     : comm_(comm),
-      layout_(layout),
       shards_(shards),
       settings_(settings),
       copies_(copies),
-      schedule_(layout, ranges_of(shards)),
       filling_(shards.buckets().size()) {
   begin_window();
 }
@@ -57,17 +42,14 @@ void GradientShard::abandon() noexcept {
 }
 
 void GradientShard::begin_window() {
-  drain();
+  finish();
   for (SlotPointer& slot : filling_)
     if (slot) free_.push_back(std::move(slot));
   while (slots_ > kSlots && !free_.empty()) {
     free_.pop_back();
     --slots_;
   }
-  left_.assign(shards_.buckets().size(), false);
   sums_ = {};
-  has_sent_ = false;
-  late_ = {};
 }
 
 // ---- types
@@ -199,7 +181,7 @@ void GradientShard::finish_copy() {
   if (!slot->values.empty()) free_.push_back(std::move(slot));
 }
 
-void GradientShard::drain() {
+void GradientShard::finish() {
   while (!sent_.empty()) finish_reduction();
   while (!arriving_.empty()) finish_copy();
 }
@@ -213,8 +195,6 @@ void GradientShard::reduce(View sums, std::size_t b) {
   in_shard_ = false;
   if (copies_ != nullptr || (is_part_of_batch() && optim::is_16_bit(wire_)))
     make_shard(reduced_dtype(wire_));
-  left_[b] = true;
-  has_sent_ = comm_.size() > 1;
 
   const Range range = bucket(b).range;
   const Range mine = own(b);
@@ -237,7 +217,7 @@ void GradientShard::reduce(View sums, std::size_t b) {
   slot->work = comm_.queue_reduce_scatter(values, slot->result,
                                           bucket(b).counts, op(wire_));
   sent_.push_back(std::move(slot));
-  if (!settings_.overlap) drain();
+  if (!settings_.overlap) finish();
 }
 
 View GradientShard::scratch(Slot& slot, std::size_t size) {
@@ -248,18 +228,10 @@ View GradientShard::scratch(Slot& slot, std::size_t size) {
   return slot.reduced.view().subview(0, size);
 }
 
-void GradientShard::finish(View sums) {
-  if (!sums.empty())
-    for (std::size_t b = left_.size(); b-- > 0;)
-      if (!left_[b]) reduce(sums, b);
-  drain();
-}
-
 // ---- one by one
 
-void GradientShard::begin(ZeroOptimizer::Backward which, DType gradients) {
-  which_ = which;
-  late_ = {};
+void GradientShard::begin(optim::Backward which, DType gradients) {
+  backward_ = which;
   if (which.is_first) {
     wire_ = wire_of(gradients);
     is_single_ = which.is_last;
@@ -268,59 +240,38 @@ void GradientShard::begin(ZeroOptimizer::Backward which, DType gradients) {
         (is_part_of_batch() || settings_.accumulation == DType::kFloat32);
     make_shard(adds_in_fp32 ? DType::kFloat32 : reduced_dtype(wire_));
   }
-  schedule_.begin();
   // All that a window takes is there from its beginning.
   while (!is_alone() && slots_ < std::min(kSlots, filling_.size()))
     free_.push_back(make_slot());
 }
 
-void GradientShard::collect(std::size_t parameter, ConstView gradient) {
-  const Parameter& p = layout_.parameters()[parameter];
-  const Range buckets = schedule_.buckets_of(parameter);
-  if (buckets.size == 0) schedule_.mark_ready(parameter);
-  for (std::size_t b = buckets.end(); b-- > buckets.offset;) {
-    const Range part = intersection({p.offset, p.size}, bucket(b).range);
-    const ConstView values =
-        gradient.empty() ? gradient
-                         : gradient.subview(part.offset - p.offset, part.size);
-    const std::size_t at = part.offset - bucket(b).range.offset;
-    if (is_alone()) {
-      const View to = own_part(b).subview(at, part.size);
-      if (which_.is_first)
-        values.empty() ? set_to_zero(to) : kernels::convert(values, to);
-      else if (!values.empty())
-        kernels::accumulate(to, values);
-    } else {
-      const View to = slot_of(b).values.view().subview(at, part.size);
-      values.empty() ? set_to_zero(to) : kernels::convert(values, to);
-    }
-    schedule_.mark_part_ready(parameter, b);
-    while (const auto complete = schedule_.take_complete()) send(*complete);
+void GradientShard::store(const optim::GradientPart& part) {
+  const std::size_t at = part.range.offset - bucket(part.bucket).range.offset;
+  const bool adds = is_alone() && !part.is_first;
+  const View memory =
+      is_alone() ? own_part(part.bucket) : slot_of(part.bucket).values.view();
+  const View to = memory.subview(at, part.range.size);
+  if (adds) {
+    if (!part.values.empty()) kernels::accumulate(to, part.values);
+  } else if (part.values.empty()) {
+    set_to_zero(to);
+  } else {
+    kernels::convert(part.values, to);
   }
 }
 
-void GradientShard::end() {
-  if (const auto held_up = schedule_.waiting_for())
-    late_.parameter = static_cast<std::int64_t>(*held_up);
-  for (std::size_t b = 0; b < schedule_.left(); ++b)
-    late_.elements += bucket(b).range.size;
-  for (std::size_t p = layout_.parameters().size(); p-- > 0;)
-    if (!schedule_.is_ready(p)) collect(p, {});
-}
-
 void GradientShard::send(std::size_t b) {
-  has_sent_ = comm_.size() > 1;
   if (is_alone()) return;
   SlotPointer slot = std::move(filling_[b]);
   const std::size_t mine = own(b).size;
-  slot->adds = !which_.is_first;
+  slot->adds = !backward_.is_first;
   slot->result =
       slot->adds || copies_ != nullptr ? scratch(*slot, mine) : own_part(b);
   slot->work = comm_.queue_reduce_scatter(
       slot->values.view().subview(0, bucket(b).range.size), slot->result,
       bucket(b).counts, op(wire_));
   sent_.push_back(std::move(slot));
-  if (!settings_.overlap) drain();
+  if (!settings_.overlap) finish();
 }
 
 }  // namespace thinwire::shard

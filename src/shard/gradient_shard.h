@@ -6,11 +6,11 @@
 #include <memory>
 #include <vector>
 
-#include "shard/bucket_schedule.h"
+#include "optim/gradient_window.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/shard/copy_engine.h"
-#include "thinwire/shard/zero_optimizer.h"
+#include "thinwire/shard/shard_layout.h"
 
 namespace thinwire::shard {
 
@@ -26,8 +26,8 @@ struct ReductionSettings {
   int batch_ranks = 1;
 };
 
-/// One window's gradients on their way to their owners: reduced bucket by
-/// bucket, last ones first, while others still come.
+/// One window's gradients of one group of ranks on their way to their owners,
+/// reduced bucket by bucket while others still come. The window says when.
 ///
 /// Whole: reduced in place, in memory with a place for every element; each
 /// rank's own pieces are what it gets. Handed over one by one: copied into the
@@ -37,31 +37,27 @@ struct ReductionSettings {
 /// wait for this very call.
 class GradientShard {
  public:
-  GradientShard(comm::Communicator& comm, const ParameterLayout& layout,
-                const ShardLayout& shards, const ReductionSettings& settings,
-                CopyEngine* copies);
+  GradientShard(comm::Communicator& comm, const ShardLayout& shards,
+                const ReductionSettings& settings, CopyEngine* copies);
   /// Waits for what is under way: its memory goes with this object.
   ~GradientShard();
   GradientShard(const GradientShard&) = delete;
   GradientShard& operator=(const GradientShard&) = delete;
 
   // ---- whole
-  /// Collective, queued: these elements of `sums` are final.
+  /// Collective, queued: the bucket's elements of `sums` are final.
   void reduce(View sums, std::size_t bucket);
-  [[nodiscard]] bool has_left(std::size_t bucket) const {
-    return left_[bucket];
-  }
 
   // ---- one by one
   /// `gradients`: the dtype in which they come.
-  void begin(ZeroOptimizer::Backward which, DType gradients);
-  void collect(std::size_t parameter, ConstView gradient);
-  /// Parameters that have not come are zero.
-  void end();
-  [[nodiscard]] ZeroOptimizer::Late late() const noexcept { return late_; }
+  void begin(optim::Backward which, DType gradients);
+  /// part.bucket is one of this group's.
+  void store(const optim::GradientPart& part);
+  /// Collective, queued: all of the bucket has been stored.
+  void send(std::size_t bucket);
 
-  /// Waits for everything. With whole gradients: reduces what is missing.
-  void finish(View sums);
+  /// Waits for everything.
+  void finish();
   /// Like finish(), for cleanup after a failure; ignores errors.
   void abandon() noexcept;
   /// After finish(): the reduced elements of this rank's piece of a bucket.
@@ -69,8 +65,6 @@ class GradientShard {
   /// What they are to be divided by to get the mean.
   [[nodiscard]] double divisor() const noexcept;
 
-  /// Something has been sent since begin_window().
-  [[nodiscard]] bool has_sent() const noexcept { return has_sent_; }
   /// After a step, or a backward that failed before anything was sent.
   void begin_window();
 
@@ -83,8 +77,8 @@ class GradientShard {
     View result;     // where the piece comes
     std::size_t bucket = 0;
     bool adds = false;  // the piece is added to that of earlier backwards
-    bool needs_host_copy =
-        false;  // the piece is in `host`, on its way to the shard
+    // The piece is in `host`, from where it goes to the shard.
+    bool needs_host_copy = false;
     comm::Work work;
     CopyEngine::Ticket copied = 0;
   };
@@ -109,28 +103,21 @@ class GradientShard {
   [[nodiscard]] SlotPointer take_slot();
   [[nodiscard]] Slot& slot_of(std::size_t bucket);
   [[nodiscard]] View scratch(Slot& slot, std::size_t size);
-  void send(std::size_t bucket);
   void finish_reduction();
   void finish_copy();
-  void drain();
 
   comm::Communicator& comm_;
-  const ParameterLayout& layout_;
   const ShardLayout& shards_;
   const ReductionSettings settings_;
   CopyEngine* const copies_;  // null: gradients stay where they are
-  BucketSchedule schedule_;
 
   // ---- the window
   View sums_;              // whole gradients
   Buffer shard_;           // this rank's reduced ones,
   bool in_shard_ = false;  // if they are not pieces of `sums_`
   DType wire_ = DType::kFloat32;
-  ZeroOptimizer::Backward which_;
+  optim::Backward backward_;
   bool is_single_ = true;  // one backward: nothing is added up
-  bool has_sent_ = false;
-  std::vector<bool> left_;  // whole: which buckets have been sent
-  ZeroOptimizer::Late late_;
 
   std::vector<SlotPointer> filling_;  // per bucket
   std::deque<SlotPointer> sent_;      // in their order

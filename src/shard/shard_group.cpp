@@ -37,7 +37,7 @@ ShardGroup::ShardGroup(const ShardGroupParts& parts)
       fragments_(shards_.fragments(comm_.rank())),
       shard_layout_(shards_.layout_of_shard(layout_, comm_.rank())),
       holds_(held(layout_, parts.groups)),
-      gradients_(comm_, layout_, shards_,
+      gradients_(comm_, shards_,
                  {.dtype = parts.options.dtype,
                   .wire = parts.options.communication_dtype.value_or(
                       parts.options.dtype),

@@ -10,8 +10,7 @@
 #include "core/require.h"
 #include "optim/gradient_window.h"
 #include "precision/loss_scale.h"
-#include "shard/bucket_schedule.h"
-#include "shard/parameter_values.h"
+#include "shard/checks.h"
 #include "shard/shard_group.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/thread_pool.h"
@@ -19,21 +18,31 @@
 
 namespace thinwire::shard {
 
-struct ZeroOptimizer::Impl {
+/// A bucket of a window, and whose it is.
+struct BucketOfGroup {
+  ShardGroup* group = nullptr;
+  std::size_t number = 0;  ///< Among the group's.
+  Range range{};
+};
+
+/// Where the gradients of its window go: stage 1 keeps them whole and reduces
+/// each bucket in place, stage 2 releases a bucket once it is reduced.
+struct ZeroOptimizer::Impl final : optim::GradientSink {
   Impl(comm::Communicator& c, const ParameterLayout& l,
        const MakeRule& make_rule, View p, const ZeroOptions& settings,
        ConstView initial);
+  [[nodiscard]] std::vector<std::unique_ptr<ShardGroup>> make_groups(
+      const MakeRule& make_rule, ConstView initial);
+  /// Collective.
+  [[nodiscard]] std::vector<std::size_t> count_squares() const;
 
   // ---- gradients until the step: zero_gradients.cpp
-  [[nodiscard]] std::vector<Range> buckets() const;
   void begin_backward(Backward which);
-  void collect(std::size_t index, ConstView gradient);
-  void collect_all(View grads);
-  void end_backward();
+  void begin_backward(Backward which, DType gradients);
+  void store(const optim::GradientPart& part) override;
+  bool send(std::size_t bucket) override;
   void cancel_backward();
-  [[nodiscard]] Late late() const;
-  void make_sums();
-  void reduce_early(View grads, Range range);
+  void collect_all(ConstView grads);
   /// What has been reduced early is in memory that may not be exchanged.
   void require_same_array(View grads) const;
   /// Collective: reduces what is left, and waits.
@@ -65,20 +74,17 @@ struct ZeroOptimizer::Impl {
   ThreadPool pool;
   StepCounts counts;
 
-  std::shared_ptr<CopyEngine> copies;
+  const std::shared_ptr<CopyEngine> copies;
   // Stage 1, one by one: gradients stay whole until the last backward. Groups
   // that are destroyed wait for what is under way from here.
   Buffer sums;
-  std::vector<std::unique_ptr<ShardGroup>> groups;  // the dense one first
-  std::vector<std::size_t> num_squares;  // per rank, of all its groups
-  bool has_states = true;                // they are not offloaded
+  const std::vector<std::unique_ptr<ShardGroup>> groups;  // the dense one first
+  const std::vector<std::size_t> num_squares;  // per rank, of all its groups
+  bool has_states = true;                      // they are not offloaded
 
-  // ---- the window: what has happened since the last step
+  const std::vector<BucketOfGroup> buckets;  // in flat order
   optim::GradientWindow window;
-  View early;  // gradients of which some are reduced already
-  BucketSchedule schedule;
-  Late late_whole;  // of stage 1
-  bool is_finished = false;
+  View whole;  // stage 1: gradients of which buckets are reduced
 };
 
 }  // namespace thinwire::shard

@@ -4,10 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
-#include "core/require.h"
 #include "optim/checks.h"
 #include "shard/zero_impl.h"
 #include "thinwire/comm/agreement.h"
@@ -48,6 +46,35 @@ std::vector<std::size_t> dense_groups(const ParameterLayout& layout,
   return groups;
 }
 
+std::shared_ptr<CopyEngine> copy_engine(const ZeroOptions& options) {
+  if (!options.offload) return nullptr;
+  return options.copy_engine ? options.copy_engine
+                             : std::shared_ptr(make_host_copy_engine());
+}
+
+// Of all groups, in flat order.
+std::vector<BucketOfGroup> all_buckets(
+    const std::vector<std::unique_ptr<ShardGroup>>& groups) {
+  std::vector<BucketOfGroup> all;
+  for (const auto& group : groups)
+    for (const ShardBucket& bucket : group->shards().buckets())
+      all.push_back(
+          {group.get(),
+           static_cast<std::size_t>(&bucket - group->shards().buckets().data()),
+           bucket.range});
+  std::sort(all.begin(), all.end(),
+            [](const BucketOfGroup& a, const BucketOfGroup& b) {
+              return a.range.offset < b.range.offset;
+            });
+  return all;
+}
+
+std::vector<Range> ranges_of(const std::vector<BucketOfGroup>& buckets) {
+  std::vector<Range> ranges;
+  for (const BucketOfGroup& bucket : buckets) ranges.push_back(bucket.range);
+  return ranges;
+}
+
 }  // namespace
 
 ZeroOptimizer::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
@@ -59,15 +86,19 @@ ZeroOptimizer::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
       options(settings),
       scale(settings.dtype, settings.loss_scale),
       pool(settings.exchange.num_threads),
-      window(layout),
-      schedule(layout, {}) {
+      copies(copy_engine(settings)),
+      groups(make_groups(make_rule, initial)),
+      num_squares(count_squares()),
+      buckets(all_buckets(groups)),
+      window(layout, ranges_of(buckets), *this) {}
+
+std::vector<std::unique_ptr<ShardGroup>> ZeroOptimizer::Impl::make_groups(
+    const MakeRule& make_rule, ConstView initial) {
   const MemoryScope scope(MemoryKind::kStates);
-  if (options.offload)
-    copies = options.copy_engine ? options.copy_engine
-                                 : std::shared_ptr(make_host_copy_engine());
+  std::vector<std::unique_ptr<ShardGroup>> made;
   const auto add = [&](comm::Communicator& of,
                        std::vector<std::size_t> of_layout) {
-    groups.push_back(std::make_unique<ShardGroup>(
+    made.push_back(std::make_unique<ShardGroup>(
         ShardGroupParts{.comm = of,
                         .layout = layout,
                         .make_rule = make_rule,
@@ -75,7 +106,7 @@ ZeroOptimizer::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
                         .initial = initial,
                         .options = options,
                         .copies = copies.get(),
-                        .groups = of_layout,
+                        .groups = std::move(of_layout),
                         .batch_ranks = comm.size()}));
   };
   // Without experts all groups, also where there is none.
@@ -83,15 +114,17 @@ ZeroOptimizer::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
                                     : dense_groups(layout, options));
   for (const ExpertGroup& experts : options.experts)
     add(*experts.comm, {experts.group});
-  schedule = BucketSchedule(layout, buckets());
+  return made;
+}
 
+std::vector<std::size_t> ZeroOptimizer::Impl::count_squares() const {
   std::size_t own = 0;
   for (const auto& group : groups)
     own += group->num_squares(group->comm().rank());
   const auto own_integer = static_cast<std::int64_t>(own);
   std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
   comm.all_gather(std::span(&own_integer, 1), all);
-  num_squares.assign(all.begin(), all.end());
+  return {all.begin(), all.end()};
 }
 
 ZeroOptimizer::ZeroOptimizer(comm::Communicator& comm,
@@ -102,16 +135,14 @@ ZeroOptimizer::ZeroOptimizer(comm::Communicator& comm,
   check_experts(layout, options);
   const auto check = [&](std::string_view name, ConstView view, DType dtype) {
     if (view.dtype() != dtype || view.size() != layout.size())
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("{} must be {} of {} elements, got {} of {}",
-                              name, to_string(dtype), layout.size(),
-                              to_string(view.dtype()), view.size()));
+      reject(fmt::format("{} must be {} of {} elements, got {} of {}", name,
+                         to_string(dtype), layout.size(),
+                         to_string(view.dtype()), view.size()));
   };
   check("params", params, options.dtype);
   if (!initial.empty()) check("initial", initial, DType::kFloat32);
   if (make_rule == nullptr)
-    throw Error(ErrorCode::kInvalidArgument,
-                "make_rule must make an update rule, got none");
+    reject("make_rule must make an update rule, got none");
   const auto whole = make_rule(
       ParameterLayout::of({}, std::max<std::size_t>(1, layout.num_groups())));
   const std::string rule = whole == nullptr ? "none\n" : whole->describe();
@@ -135,63 +166,42 @@ const ShardLayout& ZeroOptimizer::shards() const noexcept {
   return impl_->groups.front()->shards();
 }
 
-std::vector<Range> ZeroOptimizer::buckets() const { return impl_->buckets(); }
+std::vector<Range> ZeroOptimizer::buckets() const {
+  return impl_->window.buckets();
+}
 
 // ---- gradients one by one
 
 void ZeroOptimizer::begin_backward(Backward which) {
-  if (!impl_->early.empty())
+  if (impl_->window.backwards() == 0 && !impl_->whole.empty())
     refuse("begin_backward: gradients have come whole; call step() first");
   impl_->begin_backward(which);
 }
 
 void ZeroOptimizer::collect(std::size_t index, ConstView gradient) {
   impl_->window.require_open(index);
-  const Parameter& p = impl_->layout.parameters()[index];
-  const bool fits = gradient.dtype() == impl_->options.dtype ||
-                    gradient.dtype() == DType::kFloat32;
-  if (!fits || gradient.size() != p.size)
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("gradient of '{}' must be float32 or {} of {} "
-                            "elements, got {} of {}",
-                            p.name, to_string(impl_->options.dtype), p.size,
-                            to_string(gradient.dtype()), gradient.size()));
-  impl_->collect(index, gradient);
+  require_gradient(impl_->layout.parameters()[index], impl_->options.dtype,
+                   gradient);
+  impl_->window.collect(index, gradient);
 }
 
-void ZeroOptimizer::end_backward() { impl_->end_backward(); }
+void ZeroOptimizer::end_backward() { impl_->window.end(); }
 
 void ZeroOptimizer::cancel_backward() {
   if (impl_->window.in_backward()) impl_->cancel_backward();
 }
 
 ZeroOptimizer::Late ZeroOptimizer::late() const noexcept {
-  return impl_->late();
+  return impl_->window.late();
 }
 
 // ---- steps
 
 StepReport ZeroOptimizer::step(const StepInput& input) {
-  const Impl& in = *impl_;
-  const bool has_come = in.window.has_begun();
-  if (in.window.in_backward()) refuse("step: inside a backward");
-  optim::require_view("params", input.params, in.layout.size(), true, true);
-  require(input.params.data() == in.params.data() &&
-              input.params.dtype() == in.params.dtype(),
-          "params", "the memory given at construction", "other memory");
-  require(input.low_precision.empty(), "low_precision", "empty with ZeRO",
-          fmt::format("{} elements", input.low_precision.size()));
-  require(std::isfinite(input.loss_scale) && input.loss_scale > 0, "loss_scale",
-          "finite and > 0", input.loss_scale);
-  if (!in.has_states)
+  if (!impl_->has_states)
     refuse("step: states are offloaded; call reload_states() first");
-  if (input.grads.empty() && !has_come && in.layout.size() > 0)
-    refuse("step: there was no backward since the last step");
-  if (!input.grads.empty() || !has_come)
-    optim::require_view("grads", input.grads, in.layout.size(), true, true);
-  if (!input.grads.empty() && has_come)
-    refuse("step: gradients were handed over one by one; give no others");
-  in.require_same_array(input.grads);
+  require_step(input, impl_->window, impl_->params);
+  impl_->require_same_array(input.grads);
   return impl_->step(input);
 }
 
@@ -205,11 +215,12 @@ void ZeroOptimizer::reduce_early(View grads, Range range) {
     refuse(
         "reduce_early: gradients of this optimizer are handed over one by one, "
         "or all at once to step()");
-  if (impl_->window.has_begun())
+  if (impl_->window.backwards() > 0)
     refuse("reduce_early: gradients are handed over one by one in this window");
   impl_->require_same_array(grads);
-  impl_->reduce_early(grads, range);
-  impl_->early = grads;
+  impl_->window.require_unsent(range);
+  impl_->whole = grads;
+  impl_->window.send(range);
 }
 
 bool ZeroOptimizer::reduces_early() const noexcept {

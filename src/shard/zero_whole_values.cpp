@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include "core/require.h"
 #include "optim/checks.h"
-#include "shard/parameter_values.h"
+#include "shard/checks.h"
 #include "shard/zero_impl.h"
 #include "thinwire/comm/agreement.h"
 
 // Whole values, whoever owns them; states elsewhere, and saved.
 namespace thinwire::shard {
+
+ShardGroup& ZeroOptimizer::Impl::group_of(std::size_t parameter) const {
+  for (const auto& group : groups)
+    if (group->holds(parameter)) return *group;
+  return *groups.front();
+}
 
 std::vector<float> ZeroOptimizer::Impl::read(std::size_t parameter,
                                              std::string_view what,
@@ -45,14 +50,13 @@ std::vector<float> ZeroOptimizer::full_gradient(std::string_view name,
     optim::require_view("grads", grads, impl_->layout.size(), true, true);
   const bool is_there = grads.empty()
                             ? impl_->window.awaits_step()
-                            : reduces_early() && !impl_->window.has_begun();
+                            : reduces_early() && impl_->window.backwards() == 0;
   if (!is_there)
     refuse("full_gradient: only between the last backward and step()");
   impl_->require_same_array(grads);
   std::vector<float> values = impl_->read(index, "grad", grads);
   // It is reduced now: nothing may be added any more.
   impl_->window.close();
-  impl_->early = grads;
   return values;
 }
 

@@ -56,8 +56,8 @@ struct EngineReport : optim::StepReport {
 /// ones on all ranks, whatever the order in which gradients come. A parameter
 /// without a gradient counts as zero.
 ///
-/// Used by one thread. Errors other than kCommFailure change nothing, but that
-/// kNonFinite begins a new window.
+/// Used by one thread. Errors other than kCommFailure change nothing, except
+/// that kNonFinite begins a new window.
 class Engine {
  public:
   /// Collective: rank 0's parameters go to all ranks. `params` and `grads` are
@@ -99,7 +99,7 @@ class Engine {
   /// gradient_accumulation_steps, however many backwards a window has.
   [[nodiscard]] double loss_factor() const noexcept;
 
-  // ---- one backward; local but for what is queued
+  // ---- one backward; local except for what is queued
   /// Throws Error(kFailedPrecondition) inside another backward, in an
   /// evaluation, and after the window's last one, until step().
   void begin_backward();

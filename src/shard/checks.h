@@ -6,10 +6,14 @@
 #include <span>
 #include <string_view>
 
+#include "optim/gradient_window.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/state_dict.h"
+#include "thinwire/core/view.h"
+#include "thinwire/optim/optimizer.h"
 
-/// What sharded optimizers check of whole values and of saved states.
+/// What sharded optimizers check: gradients, steps, whole values and saved
+/// states.
 namespace thinwire::shard {
 
 /// Of a parameter in its layout; throws Error(kInvalidArgument).
@@ -20,6 +24,17 @@ namespace thinwire::shard {
 void require_key(std::string_view key);
 void require_size(const ParameterLayout& layout, std::size_t parameter,
                   std::span<const float> values);
+
+/// What ShardedOptimizer::collect is given: fp32, or `dtype`, that of the
+/// parameters. Throws Error(kInvalidArgument).
+void require_gradient(const Parameter& parameter, DType dtype,
+                      ConstView gradient);
+
+/// What step() is given, `params` being the memory given at construction, and
+/// whether there is something to step with. Throws Error(kInvalidArgument),
+/// Error(kFailedPrecondition).
+void require_step(const optim::StepInput& input,
+                  const optim::GradientWindow& window, ConstView params);
 
 /// What every sharded optimizer counts.
 struct StepCounts {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "shard/bucket_schedule.h"
+#include "optim/bucket_schedule.h"
 
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ static void PrintTo(const Range& range, std::ostream* out) {
 
 }  // namespace thinwire
 
-namespace thinwire::shard {
+namespace thinwire::optim {
 namespace {
 
 using kernels::kSumChunk;
@@ -42,21 +42,20 @@ ParameterLayout awkward_layout() {
 std::vector<Range> take_all_complete(BucketSchedule& buckets) {
   std::vector<Range> taken;
   while (const auto bucket = buckets.take_complete())
-    taken.push_back(buckets.range(*bucket));
+    taken.push_back(buckets.ranges()[*bucket]);
   return taken;
 }
 
-std::vector<Range> take_rest(BucketSchedule& buckets) {
-  std::vector<Range> taken;
-  while (const auto bucket = buckets.take_any())
-    taken.push_back(buckets.range(*bucket));
-  return taken;
+std::vector<Range> all_buckets(const ParameterLayout& layout,
+                               std::size_t bucket_elements) {
+  BucketSchedule buckets(layout, equal_buckets(layout.size(), bucket_elements));
+  for (std::size_t p = 0; p < layout.parameters().size(); ++p)
+    buckets.mark_ready(p);
+  return take_all_complete(buckets);
 }
 
 std::vector<Range> cut(std::size_t size, std::size_t bucket_elements) {
-  const ParameterLayout layout = ParameterLayout::of({{"all", {size}}});
-  BucketSchedule buckets(layout, equal_buckets(layout.size(), bucket_elements));
-  return take_rest(buckets);
+  return all_buckets(ParameterLayout::of({{"all", {size}}}), bucket_elements);
 }
 
 std::vector<std::size_t> numbers(std::size_t count) {
@@ -97,11 +96,7 @@ TEST(BucketSchedule, LeaveInOneOrderWhateverTheOrderOfReadiness) {
   std::mt19937 random(5);
   for (const std::size_t elements :
        {std::size_t{1}, kSumChunk + 1, 3 * kSumChunk, 100 * kSumChunk}) {
-    std::vector<Range> expected;
-    {
-      BucketSchedule buckets(layout, equal_buckets(layout.size(), elements));
-      expected = take_rest(buckets);
-    }
+    const std::vector<Range> expected = all_buckets(layout, elements);
     BucketSchedule buckets(layout, equal_buckets(layout.size(), elements));
     std::vector<std::size_t> order = numbers(parameters.size());
     for (int repeat = 0; repeat < 50; ++repeat) {
@@ -129,7 +124,7 @@ TEST(BucketSchedule, LeaveInOneOrderWhateverTheOrderOfReadiness) {
         }
       }
       EXPECT_EQ(left, expected);
-      EXPECT_EQ(buckets.take_any(), std::nullopt);
+      EXPECT_EQ(buckets.left(), 0u);
       EXPECT_EQ(buckets.waiting_for(), std::nullopt);
       std::shuffle(order.begin(), order.end(), random);
     }
@@ -163,14 +158,14 @@ TEST(BucketSchedule, EmptyParametersHoldUpNothing) {
   buckets.mark_ready(4);
   EXPECT_TRUE(buckets.is_ready(4));
   EXPECT_FALSE(buckets.is_ready(2));
-  EXPECT_EQ(buckets.take_any(), std::nullopt);
+  EXPECT_EQ(buckets.left(), 0u);
 
   const ParameterLayout nothing = ParameterLayout::of({{"a", {0}}});
   BucketSchedule none(nothing, {});
   EXPECT_EQ(none.waiting_for(), std::nullopt);
   none.mark_ready(0);
   EXPECT_EQ(none.take_complete(), std::nullopt);
-  EXPECT_EQ(none.take_any(), std::nullopt);
+  EXPECT_EQ(none.left(), 0u);
 }
 
 TEST(BucketSchedule, SayWhichParameterTheyWaitFor) {
@@ -205,7 +200,8 @@ TEST(BucketSchedule, BeginAnew) {
   buckets.mark_ready(1);
   buckets.mark_ready(1);  // counts once
   EXPECT_EQ(take_all_complete(buckets).size(), 1u);
-  EXPECT_EQ(take_rest(buckets), (std::vector<Range>{{0, kSumChunk}}));
+  buckets.mark_ready(0);
+  EXPECT_EQ(take_all_complete(buckets), (std::vector<Range>{{0, kSumChunk}}));
   buckets.begin();
   EXPECT_FALSE(buckets.is_ready(1));
   EXPECT_EQ(take_all_complete(buckets), std::vector<Range>{});
@@ -217,4 +213,4 @@ TEST(BucketSchedule, BeginAnew) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::optim

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "shard/bucket_schedule.h"
+#include "optim/bucket_schedule.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "thinwire/kernels/norm.h"
 
-namespace thinwire::shard {
+namespace thinwire::optim {
 
 using kernels::kSumChunk;
 
@@ -55,11 +55,6 @@ void BucketSchedule::mark_part_ready(std::size_t parameter,
 
 std::optional<std::size_t> BucketSchedule::take_complete() {
   if (left_ == 0 || pending_[left_ - 1] > 0) return std::nullopt;
-  return take_any();
-}
-
-std::optional<std::size_t> BucketSchedule::take_any() {
-  if (left_ == 0) return std::nullopt;
   return --left_;
 }
 
@@ -86,4 +81,4 @@ Range BucketSchedule::buckets_of(std::size_t parameter) const {
           static_cast<std::size_t>(last - first)};
 }
 
-}  // namespace thinwire::shard
+}  // namespace thinwire::optim

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shard/checks.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "optim/checks.h"
+
+namespace thinwire::shard {
+
+std::size_t index_of(const ParameterLayout& layout, std::string_view name) {
+  return static_cast<std::size_t>(&layout.parameter(name) -
+                                  layout.parameters().data());
+}
+
+void require_key(std::string_view key) {
+  require(key != "param" && key != "grad", "key", "a state of the rule", key);
+}
+
+void require_size(const ParameterLayout& layout, std::size_t parameter,
+                  std::span<const float> values) {
+  const Parameter& p = layout.parameters()[parameter];
+  require(values.size() == p.size, "values",
+          fmt::format("{} elements for '{}'", p.size, p.name), values.size());
+}
+
+void require_gradient(const Parameter& parameter, DType dtype,
+                      ConstView gradient) {
+  const bool fits =
+      gradient.dtype() == dtype || gradient.dtype() == DType::kFloat32;
+  if (!fits || gradient.size() != parameter.size)
+    reject(
+        fmt::format("gradient of '{}' must be float32 or {} of {} "
+                    "elements, got {} of {}",
+                    parameter.name, to_string(dtype), parameter.size,
+                    to_string(gradient.dtype()), gradient.size()));
+}
+
+void require_step(const optim::StepInput& input,
+                  const optim::GradientWindow& window, ConstView params) {
+  if (window.in_backward()) refuse("step: inside a backward");
+  optim::require_view("params", input.params, params.size(), true, true);
+  require(input.params.data() == params.data() &&
+              input.params.dtype() == params.dtype(),
+          "params", "the memory given at construction", "other memory");
+  require(input.low_precision.empty(), "low_precision", "empty with ZeRO",
+          fmt::format("{} elements", input.low_precision.size()));
+  require(std::isfinite(input.loss_scale) && input.loss_scale > 0, "loss_scale",
+          "finite and > 0", input.loss_scale);
+  const bool has_come = window.backwards() > 0;
+  if (input.grads.empty() && !has_come && params.size() > 0)
+    refuse("step: there was no backward since the last step");
+  if (!input.grads.empty() || !has_come)
+    optim::require_view("grads", input.grads, params.size(), true, true);
+  if (!input.grads.empty() && has_come)
+    refuse("step: gradients were handed over one by one; give no others");
+}
+
+void save_counts(StateDict& state, const StepCounts& counts,
+                 const ParameterLayout& layout, int rank) {
+  state.put_text("layout", layout.describe());
+  state.put_integer("rank", rank);
+  state.put_integer("step", counts.steps);
+  state.put_integer("skipped_steps", counts.skipped);
+}
+
+StepCounts saved_counts(const StateDict& state, const ParameterLayout& layout,
+                        int rank) {
+  optim::require_layout(state, layout);
+  if (state.integer("rank") != rank)
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                fmt::format("the state is of rank {}, this is rank {}",
+                            state.integer("rank"), rank));
+  return {.steps = state.integer("step"),
+          .skipped = state.integer("skipped_steps")};
+}
+
+}  // namespace thinwire::shard

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/engine/make_optimizer.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "support/ranks.h"
+#include "support/values.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/deepspeed/fp16_optimizer.h"
+#include "thinwire/deepspeed/zero_optimizer.h"
+#include "thinwire/kernels/cast.h"
+#include "thinwire/precision/mixed_precision.h"
+#include "thinwire/shard/zero_optimizer.h"
+
+namespace thinwire::engine {
+namespace {
+
+using config::Config;
+
+/// What a Config gives, and the parameters it works on.
+struct Made {
+  Made(comm::Communicator& comm, const Config& config)
+      : params(layout.size(), config.precision.dtype) {
+    kernels::convert(test::normal(layout.size(), 1), params.view());
+    stack = make_optimizer(comm, layout, config, params.view(), params.view());
+  }
+
+  // One step with gradients of 1, once unscaled.
+  [[nodiscard]] optim::StepReport step() {
+    const double scale = stack.mixed != nullptr  ? stack.mixed->loss_scale()
+                         : stack.zero != nullptr ? stack.zero->loss_scale()
+                                                 : 1;
+    Buffer grads(layout.size(), params.dtype());
+    kernels::convert(
+        std::vector<float>(layout.size(), static_cast<float>(scale)),
+        grads.view());
+    return stack.optimizer->step(params.view(), grads.view());
+  }
+
+  ParameterLayout layout = ParameterLayout::of({{"a", {40}}, {"b", {3, 5}}});
+  Buffer params;
+  OptimizerStack stack;
+};
+
+template <class Class, class Base>
+bool is_a(const Base* made) {
+  return dynamic_cast<const Class*>(made) != nullptr;
+}
+
+TEST(MakeOptimizer, ChoosesByPrecisionStageAndSemantics) {
+  test::run_ranks("local", 2, [](comm::Communicator& comm) {
+    for (const auto semantics :
+         {config::Semantics::kCorrected, config::Semantics::kDeepSpeed}) {
+      const bool is_deepspeed = semantics == config::Semantics::kDeepSpeed;
+      for (const DType dtype : {DType::kFloat32, DType::kFloat16})
+        for (const int stage : {0, 1, 2}) {
+          Config config;
+          config.semantics = semantics;
+          config.precision.dtype = dtype;
+          config.zero.stage = stage;
+          config.validate(comm.size());
+          Made made(comm, config);
+          const auto& [optimizer, mixed, zero] = made.stack;
+          ASSERT_NE(optimizer, nullptr);
+          EXPECT_EQ(zero != nullptr, stage > 0);
+          EXPECT_EQ(mixed != nullptr, stage == 0 && dtype == DType::kFloat16);
+          if (zero != nullptr) {
+            EXPECT_EQ(is_a<deepspeed::ZeroOptimizer>(zero), is_deepspeed);
+            EXPECT_EQ(is_a<shard::ZeroOptimizer>(zero), !is_deepspeed);
+          }
+          if (mixed != nullptr) {
+            EXPECT_EQ(is_a<deepspeed::Fp16Optimizer>(mixed), is_deepspeed);
+            EXPECT_EQ(is_a<precision::MixedPrecision>(mixed), !is_deepspeed);
+            EXPECT_EQ(mixed->takes_gradients(DType::kFloat32), !is_deepspeed);
+          }
+          const optim::StepReport report = made.step();
+          EXPECT_TRUE(report.applied);
+          EXPECT_NEAR(report.grad_norm,
+                      std::sqrt(static_cast<double>(made.layout.size())), 1e-4);
+        }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::engine
