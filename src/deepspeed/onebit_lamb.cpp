@@ -12,8 +12,8 @@
 
 #include "deepspeed/low_bit.h"
 #include "deepspeed/validate.h"
+#include "optim/lamb_coefficients.h"
 #include "optim/lamb_step.h"
-#include "optim/low_bit/lamb_coefficients.h"
 
 namespace thinwire::deepspeed {
 

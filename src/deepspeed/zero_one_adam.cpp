@@ -6,7 +6,7 @@
 
 #include "deepspeed/low_bit.h"
 #include "deepspeed/validate.h"
-#include "optim/low_bit/zero_one_schedule.h"
+#include "optim/zero_one_schedule.h"
 
 namespace thinwire::deepspeed {
 

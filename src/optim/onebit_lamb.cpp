@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // arXiv:2104.06069, Algorithm 1; docs/algorithms/onebit-lamb.md has the same
 // lines. The compressed momentum is in low_bit/momentum.h, the trust ratios are
-// in low_bit/lamb_coefficients.cpp.
+// in lamb_coefficients.cpp.
 #include "thinwire/optim/onebit_lamb.h"
 
 #include <fmt/format.h>
@@ -11,10 +11,10 @@
 #include <utility>
 
 #include "core/require.h"
+#include "optim/lamb_coefficients.h"
 #include "optim/lamb_step.h"
 #include "optim/low_bit/freeze.h"
 #include "optim/low_bit/impl.h"
-#include "optim/low_bit/lamb_coefficients.h"
 
 namespace thinwire::optim {
 

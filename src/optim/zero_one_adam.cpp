@@ -11,7 +11,7 @@
 #include "core/require.h"
 #include "optim/low_bit/impl.h"
 #include "optim/low_bit/local_updates.h"
-#include "optim/low_bit/zero_one_schedule.h"
+#include "optim/zero_one_schedule.h"
 #include "thinwire/kernels/cast.h"
 
 namespace thinwire::optim {

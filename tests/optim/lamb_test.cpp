@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "optim/exact_exchange.h"
-#include "optim/naive_lamb.h"
+#include "optim/naive/lamb.h"
 #include "optim/norm_cells.h"
 #include "optim/states.h"
 #include "optim/support.h"

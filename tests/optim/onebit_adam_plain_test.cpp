@@ -3,10 +3,10 @@
 // plain loops.
 #include <gtest/gtest.h>
 
-#include "optim/heavy_cases.h"
-#include "optim/naive_drive.h"
-#include "optim/naive_lamb.h"
-#include "optim/naive_onebit_adam.h"
+#include "optim/low_bit/heavy_cases.h"
+#include "optim/naive/drive.h"
+#include "optim/naive/lamb.h"
+#include "optim/naive/onebit_adam.h"
 
 namespace thinwire::optim {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <limits>
 
-#include "optim/naive_drive.h"
-#include "optim/naive_lamb.h"
+#include "optim/naive/drive.h"
+#include "optim/naive/lamb.h"
 
 namespace thinwire::optim {
 namespace {

@@ -2,7 +2,7 @@
 // ExchangeOptions::verify_every, for every optimizer.
 #include <gtest/gtest.h>
 
-#include "optim/low_bit_cases.h"
+#include "optim/low_bit/cases.h"
 #include "support/errors.h"
 
 namespace thinwire::optim {

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <string>
 
-#include "optim/low_bit_cases.h"
-#include "optim/naive_drive.h"
+#include "optim/low_bit/cases.h"
+#include "optim/naive/drive.h"
 
 namespace thinwire::optim {
 namespace {

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "optim/naive_drive.h"
-#include "optim/naive_zero_one.h"
+#include "optim/naive/drive.h"
+#include "optim/naive/zero_one_adam.h"
 
 namespace thinwire::optim {
 namespace {

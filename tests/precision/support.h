@@ -12,7 +12,7 @@
 #include <tuple>
 #include <vector>
 
-#include "optim/low_bit_cases.h"
+#include "optim/low_bit/cases.h"
 #include "support/same_bits.h"
 #include "thinwire/kernels/cast.h"
 #include "thinwire/precision/mixed_precision.h"

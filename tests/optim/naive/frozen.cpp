@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "optim/naive_frozen.h"
+#include "optim/naive/frozen.h"
 
 #include <algorithm>
 #include <cmath>

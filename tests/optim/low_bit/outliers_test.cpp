@@ -8,7 +8,7 @@
 #include <functional>
 #include <random>
 
-#include "optim/heavy_cases.h"
+#include "optim/low_bit/heavy_cases.h"
 
 namespace thinwire::optim {
 namespace {

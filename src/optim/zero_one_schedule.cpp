@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "optim/low_bit/zero_one_schedule.h"
+#include "optim/zero_one_schedule.h"
 
 #include <fmt/format.h>
 

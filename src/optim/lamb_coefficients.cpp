@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "optim/low_bit/lamb_coefficients.h"
+#include "optim/lamb_coefficients.h"
 
 #include <algorithm>
 #include <cmath>

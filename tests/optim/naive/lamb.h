@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "optim/naive_frozen.h"
+#include "optim/naive/frozen.h"
 #include "thinwire/optim/lamb.h"
 #include "thinwire/optim/onebit_lamb.h"
 

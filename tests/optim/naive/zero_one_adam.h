@@ -6,8 +6,8 @@
 #include <optional>
 #include <vector>
 
-#include "optim/naive.h"
-#include "optim/naive_frozen.h"
+#include "optim/naive/frozen.h"
+#include "optim/naive/naive.h"
 #include "thinwire/optim/zero_one_adam.h"
 
 namespace thinwire::test::naive {

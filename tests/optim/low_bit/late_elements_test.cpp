@@ -5,7 +5,7 @@
 
 #include <limits>
 
-#include "optim/late_cases.h"
+#include "optim/low_bit/late_cases.h"
 #include "optim/states.h"
 #include "thinwire/kernels/cast.h"
 

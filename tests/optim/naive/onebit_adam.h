@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "optim/naive_frozen.h"
+#include "optim/naive/frozen.h"
 #include "thinwire/optim/onebit_adam.h"
 
 namespace thinwire::test::naive {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "optim/naive.h"
+#include "optim/naive/naive.h"
 
 #include <algorithm>
 #include <array>

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "optim/naive.h"
+#include "optim/naive/naive.h"
 
 namespace thinwire::test::naive {
 

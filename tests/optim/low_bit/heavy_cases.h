@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "optim/late_cases.h"
+#include "optim/low_bit/late_cases.h"
 
 namespace thinwire::test {
 

@@ -6,7 +6,7 @@
 
 #include <limits>
 
-#include "optim/low_bit_cases.h"
+#include "optim/low_bit/cases.h"
 #include "optim/states.h"
 
 namespace thinwire::optim {
