@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -49,15 +49,10 @@ struct CompressedAllReduce::Impl {
                                         : kernels::SignNorm::kAbs;
   }
 
-  // Both factors are rounded to float before the division, as the reference
-  // does it.
-  [[nodiscard]] float scale_from(double sum, std::size_t count) const {
-    if (count == 0) return 0;
-    const auto elements = static_cast<double>(count);
-    if (options.scale == Scale::kL1)
-      return static_cast<float>(sum) / static_cast<float>(elements);
-    return static_cast<float>(std::sqrt(sum)) /
-           static_cast<float>(std::sqrt(elements));
+  // With a scale per unit a block's scale is known only once all blocks of the
+  // unit have been summed up, and its padding has residuals: e is kept.
+  [[nodiscard]] bool encodes_in_one_pass() const {
+    return !options.blocks.scale_per_unit;
   }
 
   // c = x + e over the block, padding included.
@@ -82,12 +77,24 @@ struct CompressedAllReduce::Impl {
                         layout.blocks()[b].residual.size);
   }
 
-  // A block with a scale of its own is still in L1 when its bits are made.
+  [[nodiscard]] kernels::SignBlock sign_block(std::size_t b,
+                                              const KeptResidual& kept) {
+    return {.residual = kept.values,
+            .scale = kept.scale,
+            .words = words_of(exchange.record(b)),
+            .active = active.words(layout, b),
+            .num_active = active.count(layout, b)};
+  }
+
+  void sent(std::size_t b, const KeptResidual& kept, float scale) {
+    set_scale(exchange.record(b), scale);
+    kept.sent_with(scale);
+  }
+
+  // A block with a scale of its own.
   void encode_block(std::size_t b, const Source& source) {
-    Residual error = residuals.worker(b);
-    const double sum = accumulate(b, source, error.floats());
-    split(b, error.floats(), scale_from(sum, active.count(layout, b)));
-    error.store();
+    const KeptResidual kept = residuals.kept_worker(b);
+    sent(b, kept, kernels::sign_encode(source(b), sign_block(b, kept), norm()));
   }
 
   // All blocks of one scale: their common sum first, then their bits.
@@ -100,7 +107,7 @@ struct CompressedAllReduce::Impl {
       sum += accumulate(b, source, residuals.worker(b).floats());
       count += active.count(layout, b);
     }
-    const float scale = scale_from(sum, count);
+    const float scale = kernels::sign_scale(sum, count, norm());
     for (std::size_t i = 0; i < layout.blocks_per_scale(); ++i) {
       const std::size_t b = first + i * stride;
       split(b, residuals.worker(b).floats(), scale);
@@ -110,7 +117,7 @@ struct CompressedAllReduce::Impl {
   void encode(const Bucket& bucket, Range scales, const Source& source) {
     for (std::size_t s = scales.offset; s < scales.end(); ++s) {
       const std::size_t first = layout.first_block_of(bucket, s);
-      if (layout.blocks_per_scale() == 1)
+      if (encodes_in_one_pass())
         encode_block(first, source);
       else
         encode_blocks(first, layout.block_stride(bucket), source);
@@ -122,13 +129,24 @@ struct CompressedAllReduce::Impl {
     for (std::size_t b = blocks.offset; b < blocks.end(); ++b) {
       for (std::size_t r = 0; r < signs.size(); ++r)
         signs[r] = signs_in(from.record(r, b));
-      Residual error = residuals.server(b);
-      const double sum = kernels::sign_average(
-          signs, static_cast<float>(1.0 / comm.size()), error.floats(),
-          active.words(layout, b), norm(), layout.blocks()[b].residual.size);
-      split(b, error.floats(), scale_from(sum, active.count(layout, b)));
-      error.store();
+      average_block(b, signs);
     }
+  }
+
+  void average_block(std::size_t b, std::span<const Signs> signs) {
+    const auto inverse_count = static_cast<float>(1.0 / comm.size());
+    if (encodes_in_one_pass()) {
+      const KeptResidual kept = residuals.kept_server(b);
+      sent(b, kept,
+           kernels::sign_encode_average(signs, inverse_count,
+                                        sign_block(b, kept), norm()));
+      return;
+    }
+    float* const error = residuals.server(b).floats();
+    const double sum = kernels::sign_average(signs, inverse_count, error,
+                                             active.words(layout, b), norm(),
+                                             layout.blocks()[b].residual.size);
+    split(b, error, kernels::sign_scale(sum, active.count(layout, b), norm()));
   }
 
   void run(const Source& source, const Sink& sink) {
@@ -196,6 +214,7 @@ void CompressedAllReduce::run(const Source& source, const Sink& sink) {
 }
 
 void CompressedAllReduce::set_active(ActiveMask active) {
+  impl_->residuals.form_errors_between(impl_->active, active);
   impl_->active = std::move(active);
 }
 
@@ -228,10 +247,12 @@ double CompressedAllReduce::wait_seconds() const noexcept {
 }
 
 ConstView CompressedAllReduce::worker_error() const noexcept {
+  impl_->residuals.form_worker_errors(impl_->active);
   return impl_->residuals.worker_view();
 }
 
 ConstView CompressedAllReduce::server_error() const noexcept {
+  impl_->residuals.form_server_errors(impl_->active);
   return impl_->residuals.server_view();
 }
 

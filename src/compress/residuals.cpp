@@ -3,10 +3,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "core/set_to_zero.h"
 #include "thinwire/core/error.h"
+#include "thinwire/kernels/sign_compress.h"
 
 namespace thinwire::compress {
 
@@ -29,6 +34,16 @@ void require_block(const BlockLayout& layout, std::size_t block) {
                             layout.blocks().size(), block));
 }
 
+// The signs have gone out long ago; here only what they left counts.
+void form_error(KeptResidual kept, const std::uint32_t* active) {
+  if (kept.scale == 0) return;
+  const auto c = kept.values.as<float>();
+  // As long as a block with a scale of its own can be.
+  std::array<std::uint32_t, kernels::sign_words(1024)> signs;
+  kernels::sign_split(c.data(), kept.scale, signs.data(), active, c.size());
+  kept.scale = 0;
+}
+
 void add(Residual& error, const float* values, float weight,
          const std::uint32_t* active, std::size_t size) {
   float* const e = error.floats();
@@ -49,42 +64,71 @@ Residuals::Residuals(const BlockLayout& layout, int rank, DType dtype)
     server_offset_[b] = served;
     served += layout.blocks()[b].residual.size;
   }
-  worker_ = Buffer(layout.residual_size(), dtype);
-  server_ = Buffer(served, dtype);
+  worker_.values = Buffer(layout.residual_size(), dtype);
+  server_.values = Buffer(served, dtype);
+  for (Side* side : {&worker_, &server_})
+    side->scales.assign(layout.blocks().size(), 0.0f);
+}
+
+void Residuals::form_worker_errors(const ActiveMask& active) {
+  for (std::size_t b = 0; b < layout_->blocks().size(); ++b)
+    form_error(kept_worker(b), active.words(*layout_, b));
+}
+
+void Residuals::form_server_errors(const ActiveMask& active) {
+  for (std::size_t b = 0; b < layout_->blocks().size(); ++b)
+    if (serves(b)) form_error(kept_server(b), active.words(*layout_, b));
+}
+
+void Residuals::form_errors_between(const ActiveMask& before,
+                                    const ActiveMask& after) {
+  for (std::size_t b = 0; b < layout_->blocks().size(); ++b) {
+    const std::uint32_t* const active = before.words(*layout_, b);
+    if (active == nullptr && after.words(*layout_, b) == nullptr) continue;
+    form_error(kept_worker(b), active);
+    if (serves(b)) form_error(kept_server(b), active);
+  }
 }
 
 void Residuals::add_to_worker(std::size_t block, const float* values,
                               float weight, const ActiveMask& active) {
   require_block(*layout_, block);
+  const std::uint32_t* const words = active.words(*layout_, block);
+  form_error(kept_worker(block), words);
   Residual error = worker(block);
-  add(error, values, weight, active.words(*layout_, block),
-      layout_->blocks()[block].values.size);
+  add(error, values, weight, words, layout_->blocks()[block].values.size);
 }
 
 void Residuals::add_to_server(std::size_t block, const float* values,
                               float weight, const ActiveMask& active) {
   require_block(*layout_, block);
   const Block& b = layout_->blocks()[block];
-  if (b.server != rank_)
+  if (!serves(block))
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("block must be one that rank {} serves, got {} of "
                             "rank {}",
                             rank_, block, b.server));
+  const std::uint32_t* const words = active.words(*layout_, block);
+  form_error(kept_server(block), words);
   Residual error = server(block);
-  add(error, values, weight, active.words(*layout_, block), b.values.size);
+  add(error, values, weight, words, b.values.size);
 }
 
 void Residuals::clear() noexcept {
-  for (Buffer* error : {&worker_, &server_}) set_to_zero(error->view());
+  for (Side* side : {&worker_, &server_}) {
+    set_to_zero(side->values.view());
+    std::ranges::fill(side->scales, 0.0f);
+  }
 }
 
 void Residuals::load(ConstView worker, ConstView server) {
-  require_fit(worker, worker_, "worker_error");
-  require_fit(server, server_, "server_error");
-  if (worker.bytes() != 0)
-    std::memcpy(worker_.data(), worker.data(), worker.bytes());
-  if (server.bytes() != 0)
-    std::memcpy(server_.data(), server.data(), server.bytes());
+  require_fit(worker, worker_.values, "worker_error");
+  require_fit(server, server_.values, "server_error");
+  for (auto [side, given] : {std::pair(&worker_, worker), {&server_, server}}) {
+    if (given.bytes() != 0)
+      std::memcpy(side->values.data(), given.data(), given.bytes());
+    std::ranges::fill(side->scales, 0.0f);
+  }
 }
 
 }  // namespace thinwire::compress

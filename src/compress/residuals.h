@@ -47,6 +47,16 @@ class Residual {
   std::array<float, 1024> widened_;  // bf16 blocks are at most this long
 };
 
+/// A block's residual as kernels::sign_encode() keeps it.
+struct KeptResidual {
+  View values;
+  float& scale;  ///< As in kernels::SignBlock: 0 where `values` are e itself.
+
+  void sent_with(float sent) const {
+    scale = values.dtype() == DType::kFloat32 ? sent : 0;
+  }
+};
+
 /// One rank's residuals: the worker's for every block, the server's for the
 /// blocks that this rank serves. The layout must outlive it.
 class Residuals {
@@ -54,13 +64,27 @@ class Residuals {
   /// All 0; `dtype` as require_options() allows it.
   Residuals(const BlockLayout& layout, int rank, DType dtype);
 
+  /// e, of a block that has not been kept, or whose error has been formed.
   [[nodiscard]] Residual worker(std::size_t block) {
-    return {worker_.view(), layout_->blocks()[block].residual};
+    return {worker_.values.view(), worker_range(block)};
   }
   [[nodiscard]] Residual server(std::size_t block) {
-    return {server_.view(),
-            {server_offset_[block], layout_->blocks()[block].residual.size}};
+    return {server_.values.view(), server_range(block)};
   }
+
+  [[nodiscard]] KeptResidual kept_worker(std::size_t block) {
+    return worker_.kept(block, worker_range(block));
+  }
+  [[nodiscard]] KeptResidual kept_server(std::size_t block) {
+    return server_.kept(block, server_range(block));
+  }
+
+  /// Forms e of every block; `active` is what they were encoded with.
+  void form_worker_errors(const ActiveMask& active);
+  void form_server_errors(const ActiveMask& active);
+  /// The same of both, for the blocks with elements that either mask leaves
+  /// out: what they keep holds under the mask that they were encoded with.
+  void form_errors_between(const ActiveMask& before, const ActiveMask& after);
 
   /// residual += weight * values, for the block's elements that take part.
   /// Throws Error(kInvalidArgument) if there is no such block, or, for the
@@ -70,11 +94,12 @@ class Residuals {
   void add_to_server(std::size_t block, const float* values, float weight,
                      const ActiveMask& active);
 
+  /// What is in memory: e where errors have been formed.
   [[nodiscard]] ConstView worker_view() const noexcept {
-    return worker_.view();
+    return worker_.values.view();
   }
   [[nodiscard]] ConstView server_view() const noexcept {
-    return server_.view();
+    return server_.values.view();
   }
   void clear() noexcept;
   /// Throws Error(kCorruptCheckpoint) naming the array that does not fit,
@@ -82,10 +107,30 @@ class Residuals {
   void load(ConstView worker, ConstView server);
 
  private:
+  // Of one side of the exchange.
+  struct Side {
+    [[nodiscard]] KeptResidual kept(std::size_t block, Range range) {
+      return {values.view().subview(range.offset, range.size), scales[block]};
+    }
+
+    Buffer values;
+    std::vector<float> scales;  // per block
+  };
+
+  [[nodiscard]] Range worker_range(std::size_t block) const {
+    return layout_->blocks()[block].residual;
+  }
+  [[nodiscard]] Range server_range(std::size_t block) const {
+    return {server_offset_[block], layout_->blocks()[block].residual.size};
+  }
+  [[nodiscard]] bool serves(std::size_t block) const {
+    return layout_->blocks()[block].server == rank_;
+  }
+
   const BlockLayout* layout_;
   int rank_;
-  Buffer worker_;
-  Buffer server_;
+  Side worker_;
+  Side server_;
   std::vector<std::size_t> server_offset_;  // per block this rank serves
 };
 

@@ -56,16 +56,16 @@ void LowBitOptimizer::Impl::sum(View values, std::span<const GroupRange> which,
   });
 }
 
-CompressedAllReduce& LowBitOptimizer::Impl::the_exchange() {
-  if (!exchange) {
-    exchange = std::make_unique<CompressedAllReduce>(
+CompressedAllReduce& LowBitOptimizer::Impl::exchange() {
+  if (!exchange_) {
+    exchange_ = std::make_unique<CompressedAllReduce>(
         model.comm, model.pool, units,
         compress::CompressedAllReduceOptions{.blocks = model.block_options,
                                              .scale = model.settings.scale,
                                              .checks_finite = false});
-    exchange->set_observer(observer);
+    exchange_->set_observer(observer);
   }
-  return *exchange;
+  return *exchange_;
 }
 
 void LowBitOptimizer::Impl::multiply_by_mask(std::span<float> values,
@@ -93,9 +93,9 @@ StateDict LowBitOptimizer::Impl::save() const {
   state.put("learning_rates", adam.learning_rates());
   state.put("exp_avg", adam.exp_avg().view().subview(0, model.size()));
   state.put("exp_avg_sq", adam.exp_avg_sq().view());
-  if (exchange) {
-    state.put("worker_error", exchange->worker_error());
-    state.put("server_error", exchange->server_error());
+  if (exchange_) {
+    state.put("worker_error", exchange_->worker_error());
+    state.put("server_error", exchange_->server_error());
   }
   save_own(state);
   return state;
@@ -167,7 +167,7 @@ void LowBitOptimizer::load_state_dict(const StateDict& state) {
 
 void LowBitOptimizer::set_observer(compress::WireObserver* observer) noexcept {
   impl_->observer = observer;
-  if (impl_->exchange) impl_->exchange->set_observer(observer);
+  if (impl_->exchange_) impl_->exchange_->set_observer(observer);
 }
 
 }  // namespace thinwire::deepspeed

@@ -26,7 +26,7 @@ struct LowBitOptimizer::Impl {
 
   optim::LowBitModel model;
   std::vector<Range> units;  // what gets a scale of its own
-  std::unique_ptr<compress::CompressedAllReduce> exchange;  // made when needed
+  std::unique_ptr<compress::CompressedAllReduce> exchange_;  // see exchange()
   compress::WireObserver* observer = nullptr;
   std::int64_t steps = 0;
   bool initialized = false;  // the first step() has been
@@ -49,14 +49,15 @@ struct LowBitOptimizer::Impl {
                               optim::StepMeter& step);
   void sum(View values, std::span<const optim::GroupRange> which,
            optim::StepMeter& step);
-  [[nodiscard]] compress::CompressedAllReduce& the_exchange();
+  /// Made when it is first needed.
+  [[nodiscard]] compress::CompressedAllReduce& exchange();
   /// values[i] *= mask[i], values being the whole flat array.
   void multiply_by_mask(std::span<float> values, Range range) const;
   /// d = sqrt(v) + eps.
   void make_denominator(std::span<const optim::GroupRange> which,
                         Buffer& denominator);
   void clear_residuals() {
-    if (exchange) exchange->clear_errors();
+    if (exchange_) exchange_->clear_errors();
   }
 
   [[nodiscard]] StateDict save() const;

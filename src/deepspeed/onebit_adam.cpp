@@ -64,7 +64,7 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
   void exchange_zeros() {
     if (!model.compresses()) return;
     const std::vector<float> zeros(model.size());
-    the_exchange().run(
+    exchange().run(
         [&](std::size_t b) {
           return kernels::SignInput{.values =
                                         zeros.data() + model.block(b).offset};
@@ -119,7 +119,7 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
       kernels::sign_decode(mean, nullptr, m + at.offset, at.size);
       apply(at, in, c[model.layout.block_group[b]]);
     };
-    step.compressed(the_exchange(), [&](auto& all) { all.run(own, take); });
+    step.compressed(exchange(), [&](auto& all) { all.run(own, take); });
   }
 
   void apply(Range range, const StepInput& in,

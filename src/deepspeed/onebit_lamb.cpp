@@ -104,7 +104,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
   // Moves nothing, but tries its buffers out on a momentum of zero.
   void initialize() {
     if (!model.compresses()) return;
-    the_exchange().all_reduce(adam().exp_avg().view());
+    exchange().all_reduce(adam().exp_avg().view());
     clear_residuals();
   }
 
@@ -170,7 +170,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
       for (float& value : m) value *= k;
     }
     if (model.compresses())
-      step.compressed(the_exchange(), [&](auto& all) {
+      step.compressed(exchange(), [&](auto& all) {
         all.all_reduce(adam().exp_avg().view());
       });
     for (std::size_t i = 0; i < parameters.size(); ++i)

@@ -40,4 +40,8 @@ void require_momentum(const char* name, const MomentumForm& form,
 /// `input` has one of its forms, for a block of `size` elements.
 void require_input(const SignInput& input, std::size_t size);
 
+/// The block's residual is float32, or bfloat16 of at most
+/// kMostRoundedElements.
+void require_block(const SignBlock& block);
+
 }  // namespace thinwire::kernels

@@ -65,7 +65,7 @@ struct DataParallel::Impl {
     average.complete(in.grads, meter);
     const double divisor = in.loss_scale * sum_divisor(comm, in.grads.dtype());
     report.grad_norm = std::sqrt(sum_of_squares(pool, in.grads)) / divisor;
-    const bool skips = options.skip_nonfinite || in.skips_together;
+    const bool skips = options.skip_nonfinite || in.skip_if_any_rank_nonfinite;
     report.applied = std::isfinite(report.grad_norm) || !skips;
     if (!report.applied) return;
     report.clip_factor = clip_factor(report.grad_norm, options.max_grad_norm);

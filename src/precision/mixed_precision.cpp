@@ -82,7 +82,7 @@ MixedPrecision::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
 StepReport MixedPrecision::Impl::step(const StepInput& in) {
   StepInput inner = in;
   inner.loss_scale = scale.value() * in.loss_scale;
-  inner.skips_together = scale.is_used();
+  inner.skip_if_any_rank_nonfinite = scale.is_used();
   inner.finds_nonfinite = scale.is_last_chance();
   if (has_masters()) {
     inner.params = masters.view();

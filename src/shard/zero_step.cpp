@@ -45,8 +45,8 @@ void ZeroOptimizer::Impl::take_step(const StepInput& in,
   const double factor = scale.value() * in.loss_scale;
   report.loss_scale = factor;
   report.grad_norm = norm(factor, meter);
-  const bool skips =
-      options.exchange.skip_nonfinite || scale.is_used() || in.skips_together;
+  const bool skips = options.exchange.skip_nonfinite || scale.is_used() ||
+                     in.skip_if_any_rank_nonfinite;
   report.applied = std::isfinite(report.grad_norm) || !skips;
   if (!report.applied) return;
   report.clip_factor =

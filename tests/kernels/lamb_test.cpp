@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
 #include "kernels/adam_model.h"
 #include "support/guarded.h"
 #include "support/kernel_cases.h"
@@ -108,6 +112,47 @@ TEST_P(LambFactor, EqualsReferenceBitForBit) {
       }
     }
   }
+}
+
+// Every ratio exceeds the one before by about one place: none may be passed
+// over. The fresh variance stays as it is.
+TEST_P(LambFactor, FindsARatioThatIsLargerByItsLastPlace) {
+  const auto words = test::random_words(sign_words(size), 2);
+  const auto compare_ratio = [&](const AdamCoefficients& c, float magnitude,
+                                 float floor) {
+    std::vector<float> fresh = test::positive(size, 8);
+    std::vector<float> frozen(size);
+    float ratio = 0.6f;
+    for (std::size_t i = 0; i < size; ++i) {
+      fresh[i] = fresh[i] * magnitude * magnitude;
+      const float scaled = fresh[i] * c.exp_avg_sq_scale;
+      const float d = c.epsilon_inside_sqrt ? std::sqrt(scaled + c.epsilon)
+                                            : std::sqrt(scaled) + c.epsilon;
+      ratio = std::nextafter(ratio, 1.0f);
+      frozen[i] = std::max({d, floor, 0x1p-126f}) * ratio;
+    }
+    const LambFactorArrays arrays{.fresh = fresh.data(),
+                                  .denominator = frozen.data(),
+                                  .exp_avg = {nullptr, {words.data(), 1}},
+                                  .previous = {nullptr, {words.data(), 1}},
+                                  .floor = floor,
+                                  .size = size};
+    EXPECT_EQ(lamb_factor(arrays, c).ratio, ref::lamb_factor(arrays, c).ratio)
+        << magnitude << " " << c.exp_avg_sq_scale << " " << c.epsilon << " "
+        << floor;
+  };
+  AdamCoefficients c{.beta2 = 1, .one_minus_beta2 = 0};
+  for (const float magnitude : {1e-38f, 1e-20f, 1.0f, 1e15f})
+    for (const float scale : {1.0f, 3.0f, 1e-20f})
+      for (const float epsilon : {0.0f, 1e-8f, 0.7f})
+        for (const float floor : {0.0f, 0.8f, 2.0f}) {
+          c.exp_avg_sq_scale = scale;
+          c.epsilon = epsilon * magnitude;
+          c.epsilon_inside_sqrt = false;
+          compare_ratio(c, magnitude, floor * magnitude);
+          c.epsilon_inside_sqrt = true;
+          compare_ratio(c, magnitude, floor * magnitude);
+        }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, LambKernels, test::few_kernel_cases(),

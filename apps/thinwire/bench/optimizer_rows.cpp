@@ -57,6 +57,15 @@ Variant prepare_onebit_adam(std::size_t elements, ThreadPool& pool) {
   return {[work] { work->run(); }};
 }
 
+Variant prepare_onebit_adam_bf16_residual(std::size_t elements,
+                                          ThreadPool& pool) {
+  const auto work = work_of<optim::OnebitAdam>(
+      elements, pool,
+      optim::OnebitAdamOptions{.freeze_step = 1,
+                               .residual_dtype = DType::kBFloat16});
+  return {[work] { work->run(); }};
+}
+
 Variant prepare_onebit_lamb(std::size_t elements, ThreadPool& pool) {
   const auto work = work_of<optim::OnebitLamb>(
       elements, pool, optim::OnebitLambOptions{.freeze_step = 1});

@@ -4,27 +4,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <memory>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "apps/thinwire/bench/partition.h"
 #include "optim/exact_exchange.h"
 #include "thinwire/core/buffer.h"
-#include "thinwire/kernels/sign_compress.h"
 #include "thinwire/optim/lamb.h"
 
 namespace thinwire::apps::bench {
 
 namespace {
-
-using kernels::Signs;
-
-constexpr std::size_t kBlock = 1024;
-constexpr std::size_t kBlocksPerPiece = kPieceElements / kBlock;
 
 // ------------------------------------------------------------------- Adam
 struct AdamWork {
@@ -94,66 +86,6 @@ Variant prepare_norm(std::size_t elements, ThreadPool& pool) {
   }};
 }
 
-// ------------------------------------------------------------------ codec
-// Blocks with a scale each, as compress::CompressedAllReduce drives them.
-struct CodecWork {
-  explicit CodecWork(std::size_t elements)
-      : values(random_values(elements, 4)),
-        error(Buffer::of<float>(elements)),
-        words((elements + kBlock - 1) / kBlock * (kBlock / 32), DType::kInt32),
-        scales((elements + kBlock - 1) / kBlock, 0.5f) {}
-
-  template <class Body>
-  void for_blocks(ThreadPool& pool, Body body) {
-    const std::size_t n = values.size();
-    pool.for_ranges(scales.size(), kBlocksPerPiece,
-                    [&](std::size_t begin, std::size_t end) {
-                      for (std::size_t b = begin; b < end; ++b)
-                        body(b, b * kBlock, std::min(kBlock, n - b * kBlock));
-                    });
-  }
-
-  [[nodiscard]] std::uint32_t* words_of(std::size_t block) {
-    return static_cast<std::uint32_t*>(words.data()) + block * (kBlock / 32);
-  }
-
-  void encode(ThreadPool& pool) {
-    const float* x = values.as<float>().data();
-    float* e = error.as<float>().data();
-    for_blocks(pool, [&](std::size_t b, std::size_t at, std::size_t size) {
-      const double sum =
-          kernels::sign_accumulate({.values = x + at}, e + at, nullptr,
-                                   kernels::SignNorm::kSquares, size);
-      scales[b] =
-          static_cast<float>(std::sqrt(sum / static_cast<double>(size)));
-      kernels::sign_split(e + at, scales[b], words_of(b), nullptr, size);
-    });
-  }
-
-  void decode(ThreadPool& pool) {
-    float* out = values.as<float>().data();
-    for_blocks(pool, [&](std::size_t b, std::size_t at, std::size_t size) {
-      kernels::sign_decode(Signs{words_of(b), scales[b]}, nullptr, out + at,
-                           size);
-    });
-  }
-
-  Buffer values;
-  Buffer error;
-  Buffer words;
-  std::vector<float> scales;
-};
-
-Variant prepare_encode(std::size_t elements, ThreadPool& pool) {
-  auto work = std::make_shared<CodecWork>(elements);
-  return {[work, &pool] { work->encode(pool); }};
-}
-
-Variant prepare_decode(std::size_t elements, ThreadPool& pool) {
-  auto work = std::make_shared<CodecWork>(elements);
-  return {[work, &pool] { work->decode(pool); }};
-}
-
 // Bytes per element: r what is read, w what is written; g gradient, p
 // parameter, m and v moments, d denominator, e residual, x values, b one bit.
 //
@@ -171,6 +103,8 @@ Variant prepare_decode(std::size_t elements, ThreadPool& pool) {
 //   norm/sum_of_squares  r x4                                         4
 //   codec/encode       r x4 e4, w e4 b                               12.125
 //   codec/decode       r b, w x4                                      4.125
+//   onebit_adam/encode, serve@w4, apply   the worker, the server (per element
+//     that it serves) and the update of a step below, kernels alone
 //   lamb/fp32          one parameter far larger than the cache       40
 //     moments and norms: r p4 m4 v4 g4, w m4 v4                      24
 //     update: r p4 m4 v4, w p4                                       16
@@ -179,6 +113,7 @@ Variant prepare_decode(std::size_t elements, ThreadPool& pool) {
 //     worker, on n: r g4 e4 b, w e4 b                                12.25
 //     server, on n / W: r e4 and b of W ranks, w e4 b   (8.125 + W/8) / W
 //     update, on n: r b d4 p4, w p4                                  12.125
+//   onebit_adam/bf16_residual@w4   the same with e2                  25.53
 //   onebit_lamb/compressed_step@w4   as 1-bit Adam, and              46.78
 //     factors, on n: r b b f4 d4 p4, w f4 (f the fresh variance)     16.25
 //   zero_one_adam/local_step   (u accumulated updates, t origin)     36
@@ -190,7 +125,8 @@ Variant prepare_decode(std::size_t elements, ThreadPool& pool) {
 //     server, as above                                                2.16
 //     update, on n: r b d4 t4, w t4 p4                               16.125
 std::vector<Row> plain_rows() {
-  constexpr double kServer = (8.125 + 4 / 8.0) / 4;
+  constexpr double kServed = 8.125 + 4 / 8.0;
+  constexpr double kServer = kServed / 4;
   return {
       {"adam/fp32", 28, Limit::kAdamStreams, false, prepare_adam_fp32},
       {"adam/bf16_grads", 26, Limit::kAdamStreams, false, prepare_adam_bf16},
@@ -212,6 +148,13 @@ std::vector<Row> plain_rows() {
        prepare_offloaded_step},
       {"onebit_adam/compressed_step@w4", 4 + 12.25 + kServer + 12.125,
        Limit::kAdd, false, prepare_onebit_adam},
+      {"onebit_adam/bf16_residual@w4",
+       4 + (12.25 - 4) + (kServed - 4) / 4 + 12.125, Limit::kAdd, false,
+       prepare_onebit_adam_bf16_residual},
+      {"onebit_adam/encode", 12.25, Limit::kAdd, false,
+       prepare_momentum_encode},
+      {"onebit_adam/serve@w4", kServed, Limit::kAdd, false, prepare_serve},
+      {"onebit_adam/apply", 12.125, Limit::kAdd, false, prepare_apply},
       {"lamb/fp32", 40, Limit::kAdd, false, prepare_lamb},
       {"onebit_lamb/compressed_step@w4", 4 + 12.25 + kServer + 16.25 + 12.125,
        Limit::kAdd, false, prepare_onebit_lamb},

@@ -47,6 +47,17 @@ struct Row {
                                          ThreadPool& pool);
 [[nodiscard]] Variant prepare_sync_step(std::size_t elements, ThreadPool& pool);
 
+[[nodiscard]] Variant prepare_onebit_adam_bf16_residual(std::size_t elements,
+                                                        ThreadPool& pool);
+
+/// And these from codec_rows.cpp.
+[[nodiscard]] Variant prepare_encode(std::size_t elements, ThreadPool& pool);
+[[nodiscard]] Variant prepare_decode(std::size_t elements, ThreadPool& pool);
+[[nodiscard]] Variant prepare_momentum_encode(std::size_t elements,
+                                              ThreadPool& pool);
+[[nodiscard]] Variant prepare_serve(std::size_t elements, ThreadPool& pool);
+[[nodiscard]] Variant prepare_apply(std::size_t elements, ThreadPool& pool);
+
 /// And these from mixed_precision_rows.cpp.
 [[nodiscard]] Variant prepare_mixed_fp16(std::size_t elements,
                                          ThreadPool& pool);

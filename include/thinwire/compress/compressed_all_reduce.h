@@ -97,7 +97,8 @@ class CompressedAllReduce {
   /// is checked.
   void run(const Source& source, const Sink& sink);
 
-  /// Masks elements from the next run on; their residuals become 0.
+  /// Masks elements from the next run on; their residuals become 0. Goes over
+  /// the residuals of the blocks that this mask or the last one masks.
   void set_active(ActiveMask active);
   [[nodiscard]] const ActiveMask& active() const noexcept;
   void set_observer(WireObserver* observer) noexcept;
@@ -115,7 +116,10 @@ class CompressedAllReduce {
   [[nodiscard]] double wait_seconds() const noexcept;
 
   /// This rank's residuals: the worker's, residual_size() elements, and the
-  /// server's, its blocks' residuals one after the other.
+  /// server's, its blocks' residuals one after the other; of no use from the
+  /// next run on. Not while another thread uses this object: after a run memory
+  /// holds the sums that were sent, and the first call makes residuals of them,
+  /// in a pass over that memory.
   [[nodiscard]] ConstView worker_error() const noexcept;
   [[nodiscard]] ConstView server_error() const noexcept;
   void clear_errors() noexcept;

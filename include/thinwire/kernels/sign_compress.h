@@ -11,8 +11,9 @@
 /// One block of the error-compensated 1-bit compression of arXiv:2102.02888
 /// and arXiv:2104.06069: a float scale and one sign bit per element. A block is
 /// small (at most 1024 elements, 4 KiB) unless the reference's scale per tensor
-/// is asked for, so what accumulate() writes is still in L1 when split() reads
-/// it: together they are one pass over memory.
+/// is asked for. sign_encode() and sign_encode_average() go over it once;
+/// sign_accumulate(), or sign_average(), and then sign_split() do the same in
+/// two passes, for blocks that have a scale in common.
 ///
 /// Bits: element i is bit i mod 32 of word i / 32, 1 for +, and + is whatever
 /// is not < 0: 0, -0.0 and NaN are +. Bits past the end of the block are 0.
@@ -69,14 +70,50 @@ struct SignInput {
   const float* accumulated = nullptr;  ///< With denominator; null: 0.
 };
 
+/// A block's residual, and where its signs go.
+struct SignBlock {
+  /// float32: c as the last call left it, which went out with `scale`; the
+  /// error e = c - scale for +, c + scale for -, is formed as c is read, so
+  /// that nothing has to be written once the scale is known. With scale = 0
+  /// that is c: memory may hold e itself. A masked element's c is 0, which is
+  /// not its e: before it may take part again sign_split() has to form e.
+  ///
+  /// bfloat16, at most kMostRoundedElements: e, rounded.
+  View residual{};
+  float scale = 0;  ///< With float32.
+  /// sign_words(residual.size()) words, which may be those of input.mean.
+  std::uint32_t* words = nullptr;
+  const std::uint32_t* active = nullptr;  ///< As above.
+  std::size_t num_active = 0;             ///< Elements that are not masked.
+};
+
+inline constexpr std::size_t kMostRoundedElements = 1024;
+
+/// What stands for the size of `count` elements: sqrt(sum) / sqrt(count) for
+/// kSquares, both rounded to float first, as the reference does it; sum / count
+/// likewise for kAbs; 0 for no elements.
+[[nodiscard]] float sign_scale(double sum, std::size_t count, SignNorm norm);
+
+/// The worker's half: c = x + e, words = its signs; returns the scale that it
+/// goes out with, which with float32 is the next call's `block.scale`. The bits
+/// are those of sign_accumulate() over e, sign_scale() and sign_split(), in one
+/// pass over memory. Throws Error(kInvalidArgument) naming the field that does
+/// not fit.
+[[nodiscard]] float sign_encode(const SignInput& input, const SignBlock& block,
+                                SignNorm norm);
+
+/// The server's half: the same for x = sum over ranks, which starts from 0 and
+/// adds +-(scale_r * inverse_count) in the order given.
+[[nodiscard]] float sign_encode_average(std::span<const Signs> received,
+                                        float inverse_count,
+                                        const SignBlock& block, SignNorm norm);
+
 /// c = x + error, written over error; returns the sum that `norm` names.
 [[nodiscard]] double sign_accumulate(const SignInput& input, float* error,
                                      const std::uint32_t* active, SignNorm norm,
                                      std::size_t size);
 
-/// The server's half: c = sum over ranks + error, written over error, where the
-/// sum starts from 0 and adds +-(scale_r * inverse_count) in the order given.
-/// Returns the sum that `norm` names.
+/// The same for the server: x is what sign_encode_average() adds up.
 [[nodiscard]] double sign_average(std::span<const Signs> received,
                                   float inverse_count, float* error,
                                   const std::uint32_t* active, SignNorm norm,
@@ -96,6 +133,11 @@ void sign_update(Signs mean, const std::uint32_t* active,
                  const FrozenUpdateArrays& arrays, const AdamCoefficients& c);
 
 namespace ref {
+[[nodiscard]] float sign_encode(const SignInput& input, const SignBlock& block,
+                                SignNorm norm);
+[[nodiscard]] float sign_encode_average(std::span<const Signs> received,
+                                        float inverse_count,
+                                        const SignBlock& block, SignNorm norm);
 [[nodiscard]] double sign_accumulate(const SignInput& input, float* error,
                                      const std::uint32_t* active, SignNorm norm,
                                      std::size_t size);

@@ -27,7 +27,7 @@ struct ExchangeOptions {
   std::int64_t verify_every = 0;
   /// A step with a gradient that is not finite on any rank changes nothing.
   /// Otherwise it is taken, and what follows is not finite either; not in fp16,
-  /// whose loss scale could never fall (StepInput::skips_together).
+  /// whose loss scale could never fall (StepInput::skip_if_any_rank_nonfinite).
   bool skip_nonfinite = true;
   /// Threads of this rank, in [0, 1024]; 0: THINWIRE_NUM_THREADS, else 1.
   int num_threads = 0;

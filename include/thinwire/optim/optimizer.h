@@ -37,7 +37,7 @@ struct StepInput {
   /// A gradient that is not finite on one rank skips this step on all ranks,
   /// also where they exchange nothing else (0/1 Adam's local steps), and
   /// whatever ExchangeOptions::skip_nonfinite says.
-  bool skips_together = false;
+  bool skip_if_any_rank_nonfinite = false;
   /// Report the offending rank and leave `grads` as they were; costs exact
   /// steps one extra scalar exchange.
   bool finds_nonfinite = false;

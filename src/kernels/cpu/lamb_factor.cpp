@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "thinwire/kernels/lamb.h"
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
 #include "kernels/checks.h"
 #include "kernels/cpu/targets.h"
 
@@ -119,6 +123,79 @@ class TwoSigns {
   std::uint32_t changes_ = 0;
 };
 
+/// The largest of frozen / max(d_fresh, floor) so far. Few elements need the
+/// square root and the division.
+class LargestRatio {
+ public:
+  LargestRatio(const AdamCoefficients& c, float floor)
+      : c_(c), epsilon_(c), floor_(floor) {
+    const float scale = c.exp_avg_sq_scale;
+    // Of other numbers every ratio is formed.
+    is_plain_ = scale > 0x1p-60f && scale < 0x1p60f && floor >= 0 &&
+                epsilon_.outside >= 0 && epsilon_.inside >= 0;
+    if (!is_plain_) return;
+    const float above = std::max(floor - epsilon_.outside, 0.0f);
+    const float inside = epsilon_.inside / scale;
+    outside_ = epsilon_.outside / std::sqrt(scale);
+    least_ = above / scale * above * kLess - inside;
+    slack_ = 0x1p-100f - inside * kLess;
+  }
+
+  /// False if no lane's ratio is more than value(); frozen > 0. With R the
+  /// value, a larger one needs
+  ///   max(sqrt(fresh * scale + inside) + outside, floor) < frozen / R
+  /// which, divided by sqrt(scale) and squared, is
+  ///   max(fresh, least) < (frozen / (R sqrt(scale)) - outside')^2 - inside'
+  /// Here frozen / R is raised, and inside' and least are lowered, by 2^-18 of
+  /// themselves, which is more than all roundings together, and the right side
+  /// is raised by more than is lost where numbers are subnormal.
+  template <class D>
+  HWY_INLINE bool may_grow(D d, hn::Vec<D> frozen, hn::Vec<D> fresh) const {
+    const auto root =
+        hn::Max(hn::MulSub(frozen, hn::Set(d, inverse_), hn::Set(d, outside_)),
+                hn::Zero(d));
+    const auto most = hn::MulAdd(root, root, hn::Set(d, slack_));
+    return !hn::AllFalse(d, hn::Le(hn::Max(fresh, hn::Set(d, least_)), most));
+  }
+
+  template <class D>
+  HWY_INLINE hn::Vec<D> ratio(D d, hn::Vec<D> frozen, hn::Vec<D> fresh) const {
+    const auto denominator = next_denominator(d, fresh, epsilon_, c_);
+    const auto least = hn::Set(d, floor_);
+    return hn::Div(
+        frozen, hn::IfThenElse(hn::Lt(denominator, least), least, denominator));
+  }
+
+  template <class D>
+  HWY_INLINE void keep(D d, hn::Vec<D> ratio) {
+    const auto old = hn::Set(d, value_);
+    const auto more = hn::IfThenElse(hn::Gt(ratio, old), ratio, old);
+    value_ = hn::GetLane(hn::MaxOfLanes(d, more));
+    if (is_plain_ && value_ > 0x1p-60f && value_ < 0x1p60f) {
+      inverse_ = kMore / (value_ * std::sqrt(c_.exp_avg_sq_scale));
+    } else {
+      inverse_ = std::numeric_limits<float>::infinity();
+    }
+  }
+
+  [[nodiscard]] float value() const { return value_; }
+
+ private:
+  static constexpr float kMore = 1 + 0x1p-18f;
+  static constexpr float kLess = 1 - 0x1p-18f;
+
+  AdamCoefficients c_;
+  Epsilon epsilon_;
+  float floor_;
+  bool is_plain_;
+  float outside_ = 0;
+  float least_ = 0;
+  float slack_ = 0;
+  float value_ = 0;
+  // A little more than 1 / (value_ sqrt(scale)); infinite: all are looked at.
+  float inverse_ = std::numeric_limits<float>::infinity();
+};
+
 template <class Momenta>
 struct FactorWord {
   FactorWord(const LambFactorArrays& arrays,
@@ -155,8 +232,9 @@ struct FactorWord {
           hn::Mul(hn::LoadU(d, of.a.fresh + i), hn::Set(d, c.beta2)), square);
       hn::StoreU(fresh, d, of.a.fresh + i);
       const auto denominator = hn::LoadU(d, of.a.denominator + i);
-      keep_largest(d, j, denominator,
-                   next_denominator(d, fresh, of.epsilon, c));
+      if (HWY_UNLIKELY(of.largest.may_grow(d, denominator, fresh))) {
+        keep_largest(d, j, denominator, fresh);
+      }
       if (!of.decoupled.used) return;
       const auto u =
           hn::Div(hn::Mul(m, hn::Set(d, c.exp_avg_scale)), denominator);
@@ -165,22 +243,14 @@ struct FactorWord {
       hn::StoreU(of.decoupled.add(d, u, p), d, update + j);
     }
 
-    // A quotient that rounds to more than `largest` is more than it, so that
-    // frozen is at least the rounded product: few vectors need the division.
     template <class D>
     HWY_INLINE void keep_largest(D d, std::size_t j, hn::Vec<D> frozen,
                                  hn::Vec<D> fresh) const {
-      const auto least = hn::Set(d, of.a.floor);
-      const auto raised = hn::IfThenElse(hn::Lt(fresh, least), least, fresh);
-      const auto largest = hn::Set(d, of.largest);
-      const auto reached = hn::Mul(largest, hn::Abs(raised));
-      if (HWY_LIKELY(hn::AllFalse(d, hn::Ge(hn::Abs(frozen), reached)))) return;
-      auto ratio = hn::Div(frozen, raised);
+      auto ratio = of.largest.ratio(d, frozen, fresh);
       if (HWY_UNLIKELY(active != kAllActive)) {
         ratio = hn::IfThenElseZero(lanes_of(d, active, j), ratio);
       }
-      const auto more = hn::IfThenElse(hn::Gt(ratio, largest), ratio, largest);
-      of.largest = hn::GetLane(hn::MaxOfLanes(d, more));
+      of.largest.keep(d, ratio);
     }
 
     FactorWord& of;
@@ -193,9 +263,8 @@ struct FactorWord {
   LambFactorArrays a;
   AdamCoefficients c;
   Momenta momenta{a, c};
-  Epsilon epsilon{c};
   Decay decoupled{c.decoupled_decay};
-  float largest = 0;
+  LargestRatio largest{c, a.floor};
 };
 
 template <class Momenta>
@@ -226,7 +295,7 @@ LambFactorSums lamb_factor_of(const LambFactorArrays& arrays,
     const WithoutSums<Momenta> without{word};
     for_each_word(arrays.size, arrays.active, without);
   }
-  result.ratio = word.largest;
+  result.ratio = word.largest.value();
   return result;
 }
 

@@ -100,6 +100,27 @@ class OrderedSum {
   hn::Vec<Double> parts_[kVectors];
 };
 
+/// Calls word(w, count) for the words of `size` elements and adds up, chunk by
+/// chunk, what each leaves at `written`, which the core still holds then.
+template <bool kPrefetch, class Word>
+HWY_INLINE double sum_written(std::size_t size, const float* written, Term term,
+                              Word& word) {
+  double total = 0;
+  for (std::size_t begin = 0; begin < size; begin += kSumChunk) {
+    const std::size_t end = std::min(begin + kSumChunk, size);
+    OrderedSum sum(term);
+    std::size_t i = begin;
+    for (; i + 32 <= end; i += 32) {
+      prefetch_for<kPrefetch>(word, i, 32);
+      word(i / 32, 32);
+      sum.add_word(written + i);
+    }
+    if (i < end) word(i / 32, end - i);
+    total += sum.total_with_word(written + i, end - i);
+  }
+  return total;
+}
+
 /// The sum of the squares of a chunk's terms.
 HWY_INLINE double sum_of_terms(const float* terms, std::size_t count) {
   OrderedSum sum(Term::kSquare);

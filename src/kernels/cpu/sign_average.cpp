@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/checks.h"
 #include "kernels/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -10,6 +11,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h, which includes this file once per target.
 #include "hwy/highway.h"
+#include "kernels/cpu/sign_encode-inl.h"
 #include "kernels/cpu/sign_error-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -81,6 +83,15 @@ double run_sign_average(std::span<const Signs> received, float inverse_count,
                       error, active, norm, size);
 }
 
+float run_sign_encode_average(std::span<const Signs> received,
+                              float inverse_count, const SignBlock& block,
+                              SignNorm norm) {
+  alignas(64) float sums[Average::kWords * 32];
+  return encode(
+      Average{received, inverse_count, sign_words(block.residual.size()), sums},
+      block, norm);
+}
+
 }  // namespace thinwire::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -88,12 +99,20 @@ HWY_AFTER_NAMESPACE();
 namespace thinwire::kernels {
 
 HWY_EXPORT(run_sign_average);
+HWY_EXPORT(run_sign_encode_average);
 
 double sign_average(std::span<const Signs> received, float inverse_count,
                     float* error, const std::uint32_t* active, SignNorm norm,
                     std::size_t size) {
   return HWY_DYNAMIC_DISPATCH(run_sign_average)(received, inverse_count, error,
                                                 active, norm, size);
+}
+
+float sign_encode_average(std::span<const Signs> received, float inverse_count,
+                          const SignBlock& block, SignNorm norm) {
+  require_block(block);
+  return HWY_DYNAMIC_DISPATCH(run_sign_encode_average)(received, inverse_count,
+                                                       block, norm);
 }
 
 }  // namespace thinwire::kernels

@@ -9,7 +9,6 @@
 #define THINWIRE_KERNELS_CPU_SIGN_ERROR_INL_H_
 #endif
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -20,6 +19,10 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
+
+inline Term term_of(SignNorm norm) {
+  return norm == SignNorm::kSquares ? Term::kSquare : Term::kAbs;
+}
 
 // What is added to the error, X, has begin_word(w), for w = 0, 1, ..., and then
 // at(tag, j) for the elements j of that word; prefetch(i, count), if it reads
@@ -36,37 +39,30 @@ struct AddPart {
   float* error;
 };
 
-/// error = x + error, 0 where masked, for the `count` elements of word w.
+/// error = x + error, 0 where masked, for the elements of a word.
 template <class X>
-HWY_INLINE void add_word(X& x, float* error, const std::uint32_t* active,
-                         std::size_t w, std::size_t count) {
-  x.begin_word(w);
-  const AddPart<X> part{x, error + w * 32};
-  for_each_part(count, part);
-  zero_masked(part.error, active_word(active, w), count);
-}
-
-/// Sums are taken from what was just written, which the core still holds.
-template <bool kPrefetch, class X>
-double error_loop(const X& values, float* error, const std::uint32_t* active,
-                  SignNorm norm, std::size_t size) {
-  X x = values;  // a copy that no store to `error` can alias
-  const Term term = norm == SignNorm::kSquares ? Term::kSquare : Term::kAbs;
-  double total = 0;
-  for (std::size_t begin = 0; begin < size; begin += kSumChunk) {
-    const std::size_t end = std::min(begin + kSumChunk, size);
-    OrderedSum sum(term);
-    std::size_t i = begin;
-    for (; i + 32 <= end; i += 32) {
-      prefetch_for<kPrefetch>(x, i, 32);
-      if constexpr (kPrefetch) prefetch_ahead(error + i, 32);
-      add_word(x, error, active, i / 32, 32);
-      sum.add_word(error + i);
-    }
-    if (i < end) add_word(x, error, active, i / 32, end - i);
-    total += sum.total_with_word(error + i, end - i);
+struct AddWord {
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_for<true>(x, i, count);
+    prefetch_ahead(error + i, count);
   }
-  return total;
+  HWY_INLINE void operator()(std::size_t w, std::size_t count) {
+    x.begin_word(w);
+    const AddPart<X> part{x, error + w * 32};
+    for_each_part(count, part);
+    zero_masked(part.error, active_word(active, w), count);
+  }
+
+  X x;  // a copy that no store to `error` can alias
+  float* error;
+  const std::uint32_t* active;
+};
+
+template <bool kPrefetch, class X>
+double error_loop(const X& x, float* error, const std::uint32_t* active,
+                  SignNorm norm, std::size_t size) {
+  AddWord<X> word{x, error, active};
+  return sum_written<kPrefetch>(size, error, term_of(norm), word);
 }
 
 /// error = x + error, 0 where masked; returns the sum that `norm` names.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "kernels/checks.h"
 #include "kernels/ref/floats.h"
@@ -45,7 +46,65 @@ float input_value(const SignInput& input, std::size_t i) {
   return (sum + c.minus_learning_rate * ((next * c.exp_avg_scale) / d)) * d;
 }
 
+float server_value(std::span<const Signs> received, float inverse_count,
+                   std::size_t i) {
+  float sum = 0;
+  for (const Signs& signs : received) {
+    const float term = signs.scale * inverse_count;
+    sum = sum + (bit(signs.words, i) ? term : -term);
+  }
+  return sum;
+}
+
+/// e as floats.
+std::vector<float> error_in(const SignBlock& block) {
+  const std::size_t size = block.residual.size();
+  std::vector<float> error(size);
+  visit_floats(block.residual, [&](const auto* p) {
+    std::transform(p, p + size, error.begin(),
+                   [](auto value) { return to_float(value); });
+  });
+  if (block.residual.dtype() == DType::kFloat32) {
+    std::vector<std::uint32_t> unused(sign_words(size));
+    sign_split(error.data(), block.scale, unused.data(), block.active, size);
+  }
+  return error;
+}
+
+/// Accumulate, scale, split; c is kept, or e if that has to be rounded.
+template <class Value>
+float encode(Value value, const SignBlock& block, SignNorm norm) {
+  require_block(block);
+  const std::size_t size = block.residual.size();
+  std::vector<float> c = error_in(block);
+  const double sum = add_to_error(value, c.data(), block.active, norm, size);
+  const float scale = sign_scale(sum, block.num_active, norm);
+  std::vector<float> error = c;
+  sign_split(error.data(), scale, block.words, block.active, size);
+  const bool keeps_c = block.residual.dtype() == DType::kFloat32;
+  visit_floats(block.residual, [&](auto* p) {
+    for (std::size_t i = 0; i < size; ++i) {
+      store_rounded(keeps_c ? c[i] : error[i], p + i);
+    }
+  });
+  return scale;
+}
+
 }  // namespace
+
+float sign_encode(const SignInput& input, const SignBlock& block,
+                  SignNorm norm) {
+  require_input(input, block.residual.size());
+  return encode([&](std::size_t i) { return input_value(input, i); }, block,
+                norm);
+}
+
+float sign_encode_average(std::span<const Signs> received, float inverse_count,
+                          const SignBlock& block, SignNorm norm) {
+  return encode(
+      [&](std::size_t i) { return server_value(received, inverse_count, i); },
+      block, norm);
+}
 
 double sign_accumulate(const SignInput& input, float* error,
                        const std::uint32_t* active, SignNorm norm,
@@ -58,15 +117,9 @@ double sign_accumulate(const SignInput& input, float* error,
 double sign_average(std::span<const Signs> received, float inverse_count,
                     float* error, const std::uint32_t* active, SignNorm norm,
                     std::size_t size) {
-  const auto average = [&](std::size_t i) {
-    float sum = 0;
-    for (const Signs& signs : received) {
-      const float term = signs.scale * inverse_count;
-      sum = sum + (bit(signs.words, i) ? term : -term);
-    }
-    return sum;
-  };
-  return add_to_error(average, error, active, norm, size);
+  return add_to_error(
+      [&](std::size_t i) { return server_value(received, inverse_count, i); },
+      error, active, norm, size);
 }
 
 void sign_split(float* error, float scale, std::uint32_t* words,

@@ -16,7 +16,8 @@ LocalGradients::LocalGradients(LowBitModel& model)
       number_(optimizer_number(model.comm)) {}
 
 bool LocalGradients::skips(const StepInput& in) const {
-  return model_.settings.exchange.skip_nonfinite || in.skips_together;
+  return model_.settings.exchange.skip_nonfinite ||
+         in.skip_if_any_rank_nonfinite;
 }
 
 // The one scalar exchange of a step: are all gradients finite, how long are
@@ -83,7 +84,7 @@ std::optional<double> LocalGradients::clip_locally(const StepInput& in,
   const bool is_finite = std::isfinite(own);
   report.grad_norm_is_estimate = true;
   if (skips(in)) {
-    if (in.skips_together) {
+    if (in.skip_if_any_rank_nonfinite) {
       report.nonfinite_rank = first_rank(!is_finite, step);
       report.applied = report.nonfinite_rank < 0;
       if (!report.applied) return std::nullopt;

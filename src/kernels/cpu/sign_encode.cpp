@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/checks.h"
+#include "kernels/cpu/targets.h"
+#include "thinwire/kernels/sign_compress.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/sign_encode.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// After foreach_target.h, which includes this file once per target.
+#include "hwy/highway.h"
+#include "kernels/cpu/sign_encode-inl.h"
+#include "kernels/cpu/sign_input-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace thinwire::kernels::HWY_NAMESPACE {
+
+float run_sign_encode(const SignInput& input, const SignBlock& block,
+                      SignNorm norm) {
+  return use_input(input,
+                   [&](const auto& x) { return encode(x, block, norm); });
+}
+
+}  // namespace thinwire::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace thinwire::kernels {
+
+HWY_EXPORT(run_sign_encode);
+
+float sign_encode(const SignInput& input, const SignBlock& block,
+                  SignNorm norm) {
+  require_block(block);
+  require_input(input, block.residual.size());
+  return HWY_DYNAMIC_DISPATCH(run_sign_encode)(input, block, norm);
+}
+
+}  // namespace thinwire::kernels
+#endif  // HWY_ONCE
