@@ -17,6 +17,7 @@ using Clock = std::chrono::steady_clock;
 void Engine::Impl::begin_window() {
   set_to_zero(grads);
   window->restart();
+  optimizer().forget_early();
   waited = 0;
   marks.forget();
   accumulates_in_fp32 = false;
@@ -35,9 +36,10 @@ void Engine::Impl::begin_backward() {
       .is_first = backwards == 0,
       .is_last = boundary.value_or(is_managed() &&
                                    backwards + 1 >= accumulation_steps)};
+  const bool is_of_use = (comm.size() > 1 && optimizer().reduces_early()) ||
+                         optimizer().measures_early();
   const bool sends = has_gradient_array && which.is_last &&
-                     config.comm.overlap && comm.size() > 1 &&
-                     optimizer().reduces_early();
+                     config.comm.overlap && is_of_use;
   window->begin(which, sends);
   // From the second backward on, 16-bit gradients are added up in fp32.
   if (has_gradient_array && backwards == 1 &&
@@ -85,6 +87,10 @@ void Engine::Impl::store(const optim::GradientPart& part) {
 
 bool Engine::Impl::send(std::size_t bucket) {
   const Range& range = window->buckets()[bucket];
+  if (optimizer().measures_early()) {  // the step needs its norm first
+    optimizer().measure_early(window_gradients(), range);
+    return false;
+  }
   optimizer().reduce_early(to_send(range), range);
   return true;
 }
@@ -93,6 +99,7 @@ void Engine::Impl::end_backward() {
   if (!has_gradient_array) made.zero->end_backward();
   window->end();
   optim::LateGradients late = window->late();
+  if (optimizer().measures_early()) late = {};  // nothing was to be sent
   if (!has_gradient_array && comm.size() > 1) late = made.zero->late();
   report.late_elements = late.elements;
   if (late.parameter >= 0)

@@ -27,6 +27,10 @@ class ExactAverage {
 
   /// Sum of squares of this rank's own gradients, whatever is under way.
   [[nodiscard]] double local_squares(ConstView grads);
+  /// Local: forms the part of that sum that is `range`'s, as above, before the
+  /// step; until local_squares() or forget_early(), whichever is first.
+  void measure_early(ConstView grads, Range range);
+  void forget_early() noexcept { measured_.clear(); }
   /// Its chunks (kernels/norm.h), as local_squares() has found them.
   [[nodiscard]] std::span<const double> chunk_squares() const noexcept {
     return chunk_squares_;
@@ -42,15 +46,17 @@ class ExactAverage {
     std::vector<comm::Work> works;
   };
   void wait(StepMeter& meter, const std::vector<comm::Work>& works);
-  [[nodiscard]] std::vector<GroupRange> missing() const;
+  void require_on_grid(Range range) const;
+  [[nodiscard]] std::vector<GroupRange> missing(std::vector<Range> done) const;
+  [[nodiscard]] std::vector<Range> begun() const;
   void sum_chunks_of(ConstView grads, Range range);
 
   comm::Communicator& comm_;
   ThreadPool& pool_;
-  std::vector<GroupRange> all_;
   std::size_t size_;
   std::size_t bucket_elements_;
   std::vector<Begun> begun_;
+  std::vector<Range> measured_;
   std::vector<double> chunk_squares_;
 };
 

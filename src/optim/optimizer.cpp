@@ -22,6 +22,11 @@ void Optimizer::reduce_early(View /*grads*/, Range /*range*/) {
               "reduce_early: this optimizer averages nothing before its step");
 }
 
+void Optimizer::measure_early(ConstView /*grads*/, Range /*range*/) {
+  throw Error(ErrorCode::kFailedPrecondition,
+              "measure_early: this optimizer measures nothing before its step");
+}
+
 void Optimizer::synchronize(View /*params*/) {}
 
 void Optimizer::set_learning_rate(double learning_rate) {

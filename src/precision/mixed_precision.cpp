@@ -148,6 +148,18 @@ void MixedPrecision::reduce_early(View grads, Range range) {
 
 // At the minimum of the scale gradients must stay as they are until all ranks
 // know which of them overflowed.
+void MixedPrecision::measure_early(ConstView grads, Range range) {
+  impl_->optimizer->measure_early(grads, range);
+}
+
+bool MixedPrecision::measures_early() const noexcept {
+  return impl_->optimizer->measures_early();
+}
+
+void MixedPrecision::forget_early() noexcept {
+  impl_->optimizer->forget_early();
+}
+
 bool MixedPrecision::reduces_early() const noexcept {
   return !impl_->scale.is_last_chance() && impl_->optimizer->reduces_early();
 }

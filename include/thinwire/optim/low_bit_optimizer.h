@@ -34,6 +34,9 @@ class LowBitOptimizer : public Optimizer {
   StepReport step(const StepInput& input) final;
   void reduce_early(View grads, Range range) final;
   [[nodiscard]] bool reduces_early() const noexcept final;
+  void measure_early(ConstView grads, Range range) final;
+  [[nodiscard]] bool measures_early() const noexcept final;
+  void forget_early() noexcept final;
   void synchronize(View params) final;
   [[nodiscard]] std::int64_t steps() const noexcept final;
   [[nodiscard]] std::int64_t skipped_steps() const noexcept final;

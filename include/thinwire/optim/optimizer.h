@@ -101,6 +101,17 @@ class Optimizer {
   /// them are there. The same on all ranks.
   [[nodiscard]] virtual bool reduces_early() const noexcept { return false; }
 
+  /// Local: forms the norm of elements `range` of this rank's gradients, which
+  /// the next step() needs before it exchanges anything; it must be handed the
+  /// same `grads`, and these elements unchanged. step() measures what is
+  /// missing. `range` is as for reduce_early(). Only where measures_early();
+  /// Error(kFailedPrecondition) else.
+  virtual void measure_early(ConstView grads, Range range);
+  /// The next step measures its gradients, but does not average them.
+  [[nodiscard]] virtual bool measures_early() const noexcept { return false; }
+  /// The gradients measured so far will not be the next step's.
+  virtual void forget_early() noexcept {}
+
   /// Collective: makes parameters equal on all ranks, where the optimizer lets
   /// them differ between exchanges (0/1 Adam). To be called before evaluation
   /// and saving. Exchanges nothing where they are equal already.

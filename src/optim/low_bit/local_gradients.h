@@ -38,6 +38,12 @@ class LocalGradients {
     exact_.begin_early(grads, range);
   }
 
+  /// As Optimizer::measure_early() and forget_early().
+  void measure_early(ConstView grads, Range range) {
+    exact_.measure_early(grads, range);
+  }
+  void forget_early() noexcept { exact_.forget_early(); }
+
   /// On some rank a late element has a gradient in this step.
   [[nodiscard]] bool any_late() const noexcept { return any_late_; }
   /// Sums of squares of this rank's own gradients (kernels/norm.h).

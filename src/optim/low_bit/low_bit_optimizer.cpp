@@ -70,6 +70,19 @@ void LowBitOptimizer::reduce_early(View grads, Range range) {
   impl_->gradients.begin_early(grads, range);
 }
 
+bool LowBitOptimizer::measures_early() const noexcept {
+  return !reduces_early();
+}
+
+void LowBitOptimizer::measure_early(ConstView grads, Range range) {
+  if (!measures_early()) Optimizer::measure_early(grads, range);
+  impl_->gradients.measure_early(grads, range);
+}
+
+void LowBitOptimizer::forget_early() noexcept {
+  impl_->gradients.forget_early();
+}
+
 void LowBitOptimizer::synchronize(View params) {
   require_view("params", params, impl_->model.size(), true, false);
   impl_->synchronize(params);

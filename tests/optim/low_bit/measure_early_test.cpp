@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Norms of gradients that are formed before the step.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "optim/low_bit/cases.h"
+#include "optim/states.h"
+#include "support/errors.h"
+#include "thinwire/comm/local.h"
+#include "thinwire/kernels/norm.h"
+
+namespace thinwire::optim {
+namespace {
+
+using kernels::kSumChunk;
+
+const ParameterLayout& layout() {
+  static const ParameterLayout all = ParameterLayout::of(
+      {{"a", {700, 5}, 0}, {"b", {33}, 1}, {"c", {2000}, 1}});
+  return all;
+}
+
+std::vector<test::LowBitCase> cases() {
+  return {
+      {"onebit_adam",
+       test::onebit_adam({.freeze_step = 3, .exchange = {.max_grad_norm = 1}}),
+       8},
+      {"onebit_lamb",
+       test::onebit_lamb({.freeze_step = 3, .exchange = {.max_grad_norm = 1}}),
+       8},
+      {"zero_one_adam",
+       test::zero_one_adam({.var_freeze_step = 5,
+                            .var_update_scaler = 2,
+                            .local_step_scaler = 4,
+                            .local_step_clipper = 4,
+                            .exchange = {.max_grad_norm = 1}}),
+       16}};
+}
+
+class MeasureEarly : public ::testing::TestWithParam<test::LowBitCase> {};
+INSTANTIATE_TEST_SUITE_P(All, MeasureEarly, ::testing::ValuesIn(cases()),
+                         [](const auto& tested) { return tested.param.name; });
+
+using Measure = std::function<void(Optimizer&, std::vector<float>& grads,
+                                   std::int64_t step)>;
+
+// Parameters of rank 0 after the run, and what the steps reported.
+std::pair<std::vector<float>, std::vector<double>> run(
+    const test::LowBitCase& tested, const Measure& measure) {
+  std::vector<float> result;
+  std::vector<double> norms;
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    const auto optimizer = tested.make(comm, layout());
+    std::vector<float> params = test::normal(layout().size(), 3);
+    for (std::int64_t t = 1; t <= tested.steps; ++t) {
+      auto grads = test::gradient(layout().size(), t, comm.rank());
+      if (optimizer->measures_early()) measure(*optimizer, grads, t);
+      const StepReport report = optimizer->step(params, grads);
+      if (comm.rank() == 0) norms.push_back(report.grad_norm);
+    }
+    if (comm.rank() == 0) result = params;
+  });
+  return {result, norms};
+}
+
+TEST_P(MeasureEarly, GivesTheSameBitsWhateverWasMeasured) {
+  const std::size_t n = layout().size();
+  const auto plain = run(GetParam(), [](auto&, auto&, auto) {});
+  const auto whole = run(GetParam(), [&](Optimizer& o, auto& grads, auto) {
+    o.measure_early(grads, {0, n});
+  });
+  const auto parts = run(GetParam(), [&](Optimizer& o, auto& grads, auto t) {
+    o.measure_early(grads, {4 * kSumChunk, n - 4 * kSumChunk});
+    if (t % 2 == 0) o.measure_early(grads, {kSumChunk, 2 * kSumChunk});
+    o.measure_early(grads, {0, 0});
+  });
+  EXPECT_EQ(whole, plain);
+  EXPECT_EQ(parts, plain);
+}
+
+TEST_P(MeasureEarly, ForgetsWhatWillNotBeTheStepS) {
+  const std::size_t n = layout().size();
+  const auto plain = run(GetParam(), [](auto&, auto&, auto) {});
+  const auto other = run(GetParam(), [&](Optimizer& o, auto&, auto) {
+    o.measure_early(std::vector<float>(n, 1e6f), {0, n});
+    o.forget_early();
+  });
+  EXPECT_EQ(other, plain);
+}
+
+// Else the other cases could pass without a thing being measured.
+TEST_P(MeasureEarly, IsWhatTheStepGoesBy) {
+  const std::size_t n = layout().size();
+  const auto plain = run(GetParam(), [](auto&, auto&, auto) {});
+  const auto other = run(GetParam(), [&](Optimizer& o, auto&, auto) {
+    o.measure_early(std::vector<float>(n, 1e6f), {0, n});
+  });
+  EXPECT_NE(other.second, plain.second);
+}
+
+TEST_P(MeasureEarly, RefusesWhatItCannotMeasure) {
+  const std::size_t n = layout().size();
+  comm::run_local_ranks(1, [&](comm::Communicator& comm) {
+    const auto optimizer = GetParam().make(comm, layout());
+    std::vector<float> params = test::normal(n, 3);
+    auto grads = test::gradient(n, 1, 0);
+    ASSERT_EQ(optimizer->phase(), Phase::kExact);
+    test::expect_error(ErrorCode::kFailedPrecondition, {"measure_early"}, [&] {
+      optimizer->measure_early(grads, {0, n});
+    });
+    std::int64_t t = 1;
+    while (!optimizer->measures_early()) {
+      auto own = test::gradient(n, t++, 0);
+      (void)optimizer->step(params, own);
+    }
+    for (const Range bad : {Range{1, kSumChunk}, Range{0, 5},
+                            Range{0, n + kSumChunk}, Range{8192, 1}})
+      test::expect_error(ErrorCode::kInvalidArgument, {"range", "1024"},
+                         [&] { optimizer->measure_early(grads, bad); });
+    test::expect_error(ErrorCode::kInvalidArgument, {"grads", "3"}, [&] {
+      optimizer->measure_early(std::vector<float>(3), {0, 0});
+    });
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::optim
