@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "config/checks.h"
 #include "config/keys.h"
 #include "core/require.h"
 #include "thinwire/core/parameter_layout.h"
+#include "thinwire/deepspeed/loss_scaler.h"
 #include "thinwire/deepspeed/optimizers.h"
 
 namespace thinwire::config {
@@ -46,19 +45,14 @@ void check_optimizer(Options options, Semantics semantics) {
   }
 }
 
-// DeepSpeed's scaler has no maximum, may rise to its minimum, and with ZeRO may
-// never fall; its wrappers have a hysteresis of their own.
 void check_loss_scale(const Config& config) {
-  precision::LossScalerOptions scale = config.precision.loss_scale;
-  if (config.semantics == Semantics::kDeepSpeed && scale.dynamic) {
-    if (config.zero.stage > 0)
-      require(scale.hysteresis >= 0, "hysteresis", ">= 0", scale.hysteresis);
-    scale.hysteresis = 1;
-    scale.max_scale = std::numeric_limits<double>::infinity();
-    if (std::isfinite(scale.min_scale))
-      scale.min_scale = std::min(scale.min_scale, scale.initial_scale);
-  }
-  scale.validate();
+  const precision::LossScalerOptions& scale = config.precision.loss_scale;
+  if (config.semantics == Semantics::kCorrected)
+    scale.validate();
+  else
+    static_cast<void>(deepspeed::loss_scaler(
+        config.zero.stage > 0 ? deepspeed::zero_loss_scaler(scale)
+                              : deepspeed::wrapper_loss_scaler(scale)));
 }
 
 void check_precision(const Config& config) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Optimizers as users call them, the three other ranks played by an echo: all
-// that a step does on one rank but the travelling.
+// that a step does on one rank, except the travelling, and the norm, which is
+// formed during backward and has a row of its own.
 #include <cstdint>
 #include <memory>
 
@@ -32,6 +33,10 @@ struct OptimizerWork {
   }
 
   void run() { optimizer.step(params.view(), grads.view()); }
+  void measure() {
+    optimizer.forget_early();
+    optimizer.measure_early(grads.view(), {0, grads.size()});
+  }
 
   comm::Communicator comm;
   Optimizer optimizer;
@@ -49,12 +54,24 @@ std::shared_ptr<OptimizerWork<Optimizer>> work_of(std::size_t elements,
   return std::make_shared<OptimizerWork<Optimizer>>(elements, options);
 }
 
+// A step whose norm has been formed.
+template <class Work>
+Variant step_of(const std::shared_ptr<Work>& work) {
+  return {[work] { work->run(); }, [work] { work->measure(); }};
+}
+
 }  // namespace
+
+Variant prepare_norm_during_backward(std::size_t elements, ThreadPool& pool) {
+  const auto work = work_of<optim::OnebitAdam>(
+      elements, pool, optim::OnebitAdamOptions{.freeze_step = 1});
+  return {[work] { work->measure(); }};
+}
 
 Variant prepare_onebit_adam(std::size_t elements, ThreadPool& pool) {
   const auto work = work_of<optim::OnebitAdam>(
       elements, pool, optim::OnebitAdamOptions{.freeze_step = 1});
-  return {[work] { work->run(); }};
+  return step_of(work);
 }
 
 Variant prepare_onebit_adam_bf16_residual(std::size_t elements,
@@ -63,13 +80,13 @@ Variant prepare_onebit_adam_bf16_residual(std::size_t elements,
       elements, pool,
       optim::OnebitAdamOptions{.freeze_step = 1,
                                .residual_dtype = DType::kBFloat16});
-  return {[work] { work->run(); }};
+  return step_of(work);
 }
 
 Variant prepare_onebit_lamb(std::size_t elements, ThreadPool& pool) {
   const auto work = work_of<optim::OnebitLamb>(
       elements, pool, optim::OnebitLambOptions{.freeze_step = 1});
-  return {[work] { work->run(); }};
+  return step_of(work);
 }
 
 // The interval between syncs doubles after every step: none comes any more.
@@ -81,7 +98,7 @@ Variant prepare_local_step(std::size_t elements, ThreadPool& pool) {
                                 .local_step_clipper = std::int64_t{1} << 40});
   work->run();
   work->run();
-  return {[work] { work->run(); }};
+  return step_of(work);
 }
 
 // Every second step is a sync; the local one before it does not count.
@@ -91,7 +108,11 @@ Variant prepare_sync_step(std::size_t elements, ThreadPool& pool) {
       optim::ZeroOneAdamOptions{.var_freeze_step = 1,
                                 .local_step_scaler = 1,
                                 .local_step_clipper = 2});
-  return {[work] { work->run(); }, [work] { work->run(); }};
+  return {[work] { work->run(); },
+          [work] {
+            work->run();
+            work->measure();
+          }};
 }
 
 }  // namespace thinwire::apps::bench

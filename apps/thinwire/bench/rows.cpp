@@ -108,19 +108,17 @@ Variant prepare_norm(std::size_t elements, ThreadPool& pool) {
 //   lamb/fp32          one parameter far larger than the cache       40
 //     moments and norms: r p4 m4 v4 g4, w m4 v4                      24
 //     update: r p4 m4 v4, w p4                                       16
-//   onebit_adam/compressed_step@w4                                   30.53
-//     is every gradient finite, how long: r g4                        4
+//   norm/during_backward   what the steps below need first: r g4      4
+//   onebit_adam/compressed_step@w4                                   26.53
 //     worker, on n: r g4 e4 b, w e4 b                                12.25
 //     server, on n / W: r e4 and b of W ranks, w e4 b   (8.125 + W/8) / W
 //     update, on n: r b d4 p4, w p4                                  12.125
-//   onebit_adam/bf16_residual@w4   the same with e2                  25.53
-//   onebit_lamb/compressed_step@w4   as 1-bit Adam, and              46.78
+//   onebit_adam/bf16_residual@w4   the same with e2                  21.53
+//   onebit_lamb/compressed_step@w4   as 1-bit Adam, and              42.78
 //     factors, on n: r b b f4 d4 p4, w f4 (f the fresh variance)     16.25
-//   zero_one_adam/local_step   (u accumulated updates, t origin)     36
-//     is the gradient finite, how long: r g4                          4
+//   zero_one_adam/local_step   (u accumulated updates, t origin)     32
 //     r g4 m4 u4 d4 t4, w m4 u4 p4                                   32
-//   zero_one_adam/sync_step@w4                                       46.41
-//     is every gradient finite, how long: r g4                        4
+//   zero_one_adam/sync_step@w4                                       42.41
 //     worker, on n: r g4 m4 u4 d4 e4, w e4 b                         24.125
 //     server, as above                                                2.16
 //     update, on n: r b d4 t4, w t4 p4                               16.125
@@ -146,21 +144,21 @@ std::vector<Row> plain_rows() {
        prepare_host_step},
       {"offload/step_with_copies", 2 + 28 + 4, Limit::kAdamStreams, false,
        prepare_offloaded_step},
-      {"onebit_adam/compressed_step@w4", 4 + 12.25 + kServer + 12.125,
-       Limit::kAdd, false, prepare_onebit_adam},
-      {"onebit_adam/bf16_residual@w4",
-       4 + (12.25 - 4) + (kServed - 4) / 4 + 12.125, Limit::kAdd, false,
-       prepare_onebit_adam_bf16_residual},
+      {"norm/during_backward", 4, Limit::kAdd, false,
+       prepare_norm_during_backward},
+      {"onebit_adam/compressed_step@w4", 12.25 + kServer + 12.125, Limit::kAdd,
+       false, prepare_onebit_adam},
+      {"onebit_adam/bf16_residual@w4", (12.25 - 4) + (kServed - 4) / 4 + 12.125,
+       Limit::kAdd, false, prepare_onebit_adam_bf16_residual},
       {"onebit_adam/encode", 12.25, Limit::kAdd, false,
        prepare_momentum_encode},
       {"onebit_adam/serve@w4", kServed, Limit::kAdd, false, prepare_serve},
       {"onebit_adam/apply", 12.125, Limit::kAdd, false, prepare_apply},
       {"lamb/fp32", 40, Limit::kAdd, false, prepare_lamb},
-      {"onebit_lamb/compressed_step@w4", 4 + 12.25 + kServer + 16.25 + 12.125,
+      {"onebit_lamb/compressed_step@w4", 12.25 + kServer + 16.25 + 12.125,
        Limit::kAdd, false, prepare_onebit_lamb},
-      {"zero_one_adam/local_step", 4 + 32, Limit::kAdd, false,
-       prepare_local_step},
-      {"zero_one_adam/sync_step@w4", 4 + 24.125 + kServer + 16.125, Limit::kAdd,
+      {"zero_one_adam/local_step", 32, Limit::kAdd, false, prepare_local_step},
+      {"zero_one_adam/sync_step@w4", 24.125 + kServer + 16.125, Limit::kAdd,
        false, prepare_sync_step},
       {"codec/encode", 12.125, Limit::kAdd, false, prepare_encode},
       {"codec/decode", 4.125, Limit::kAdd, false, prepare_decode},

@@ -39,6 +39,8 @@ struct Row {
 [[nodiscard]] std::span<const Row> rows();
 
 /// rows() takes these from optimizer_rows.cpp.
+[[nodiscard]] Variant prepare_norm_during_backward(std::size_t elements,
+                                                   ThreadPool& pool);
 [[nodiscard]] Variant prepare_onebit_adam(std::size_t elements,
                                           ThreadPool& pool);
 [[nodiscard]] Variant prepare_onebit_lamb(std::size_t elements,
