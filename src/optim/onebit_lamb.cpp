@@ -120,10 +120,11 @@ void OnebitLambImpl::compressed_step(const StepInput& in, StepMeter& step) {
   const Coefficients c = model.coefficients(++steps, *scale);
   admit(prepare_gradients(in, *scale, step));
   // m = 1-bit mean of k (beta1 m + (1 - beta1) g_i), over k
-  // g = (m - beta1 m_old) / (1 - beta1),  v_fresh = beta2 v_fresh + (1-beta2)
-  // g^2
+  // g = (m - beta1 m_old) / (1 - beta1)
+  // v_fresh = beta2 v_fresh + (1 - beta2) g^2
   const Sums sums = average_momentum(in, c, step);
-  // r = max d / d_fresh, within its bounds;  c = r c_avg
+  // r = max d / d_fresh, within its bounds
+  // c = r c_avg
   set_coefficients(sums);
   // p = p - lr c (m / (1 - beta1^t) / d + wd p)
   model.for_blocks([&](std::size_t b) { apply(b, in, c); });
