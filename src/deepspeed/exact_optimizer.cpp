@@ -5,6 +5,8 @@
 
 #include "optim/checks.h"
 #include "optim/exact_exchange.h"
+#include "optim/verification.h"
+#include "thinwire/comm/agreement.h"
 #include "thinwire/deepspeed/optimizers.h"
 
 namespace thinwire::deepspeed {
@@ -16,6 +18,7 @@ using optim::StepReport;
 struct ExactOptimizer::Impl {
   comm::Communicator& comm;
   std::unique_ptr<optim::UpdateRule> rule;
+  optim::ExchangeOptions options;
   ThreadPool pool;
   std::int64_t steps = 0;
   std::int64_t skipped = 0;
@@ -23,7 +26,16 @@ struct ExactOptimizer::Impl {
   [[nodiscard]] StepReport step(const StepInput& in, bool averaged) {
     optim::require_step_input(in, rule->layout().size());
     StepReport report{.loss_scale = in.loss_scale};
-    StepMeter meter(comm, report);
+    {
+      StepMeter meter(comm, report);
+      take_step(in, averaged, meter);
+    }
+    if (!report.applied) ++skipped;
+    return report;
+  }
+
+  void take_step(const StepInput& in, bool averaged, StepMeter& meter) {
+    StepReport& report = meter.report();
     double divisor = in.loss_scale;
     if (!averaged) {
       const auto whole = optim::group_ranges(rule->layout());
@@ -37,24 +49,29 @@ struct ExactOptimizer::Impl {
     report.grad_norm =
         std::sqrt(optim::sum_of_squares(pool, in.grads)) / divisor;
     report.applied = std::isfinite(report.grad_norm);
-    if (!report.applied) {
-      ++skipped;
-      return report;
-    }
+    if (!report.applied) return;
     rule->apply(++steps,
                 optim::update_arrays(in, static_cast<float>(1 / divisor)),
                 pool);
-    return report;
+    if (options.verify_every > 0 && steps % options.verify_every == 0)
+      optim::verify_same(
+          comm, pool, rule->layout(), in.params,
+          "step " + std::to_string(steps) + '\n' + rule->describe());
   }
 };
 
 ExactOptimizer::ExactOptimizer(comm::Communicator& comm,
                                std::unique_ptr<optim::UpdateRule> rule,
-                               int num_threads) {
+                               const optim::ExchangeOptions& options) {
+  options.validate();
   if (rule == nullptr)
     throw Error(ErrorCode::kInvalidArgument,
                 "rule must be an update rule, got null");
-  impl_.reset(new Impl{comm, std::move(rule), ThreadPool(num_threads)});
+  comm::require_same(
+      comm, "parameter layout and options",
+      rule->layout().describe() + rule->describe() + options.describe());
+  impl_.reset(new Impl{comm, std::move(rule), options,
+                       ThreadPool(options.num_threads)});
 }
 
 ExactOptimizer::~ExactOptimizer() = default;

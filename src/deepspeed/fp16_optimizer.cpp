@@ -189,9 +189,10 @@ void Fp16Optimizer::load_state_dict(const StateDict& state) {
   scaler.load(state);
   const ConstView masters =
       state.array("masters", DType::kFloat32, layout_.size());
+  const std::int64_t skipped = state.integer("skipped_steps");
   optimizer_->load_state_dict(state);  // the last that can fail
   scaler_ = scaler;
-  skipped_ = 0;  // the optimizer has taken over all of them
+  skipped_ = skipped - optimizer_->skipped_steps();  // some has taken over
   kernels::convert(masters, masters_.view());
 }
 

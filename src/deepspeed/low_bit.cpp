@@ -19,11 +19,13 @@ using optim::StepReport;
 
 StepReport LowBitOptimizer::Impl::step(const StepInput& in, bool averaged) {
   StepReport report{.phase = phase(), .loss_scale = in.loss_scale};
-  StepMeter meter(model.comm, report);
-  ++steps;
-  take_step(in, averaged, meter);
-  initialized = true;
-  verify(in.params);
+  {
+    StepMeter meter(model.comm, report);
+    ++steps;
+    take_step(in, averaged, meter);
+    initialized = true;
+    verify(in.params);
+  }
   return report;
 }
 

@@ -80,6 +80,7 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
   }
 
   void compressed_step(const StepInput& in, StepMeter& step) {
+    step.report().grad_norm_is_estimate = true;  // nobody has formed one
     observe_exact(in.grads);
     const auto queued =
         optim::queue_sums(model.comm, in.grads, model.layout.exact,

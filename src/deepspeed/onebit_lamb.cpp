@@ -158,6 +158,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
   }
 
   void compressed_step(const StepInput& in, StepMeter& step) {
+    step.report().grad_norm_is_estimate = true;  // nobody has formed one
     const auto parameters = adam().layout().parameters();
     const Buffer previous = optim::copy_of(adam().exp_avg().view());
     const auto grad_scale = static_cast<float>(1 / in.loss_scale);

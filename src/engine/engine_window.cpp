@@ -36,10 +36,10 @@ void Engine::Impl::begin_backward() {
       .is_first = backwards == 0,
       .is_last = boundary.value_or(is_managed() &&
                                    backwards + 1 >= accumulation_steps)};
-  const bool is_of_use = (comm.size() > 1 && optimizer().reduces_early()) ||
-                         optimizer().measures_early();
-  const bool sends = has_gradient_array && which.is_last &&
-                     config.comm.overlap && is_of_use;
+  const bool sends =
+      has_gradient_array && which.is_last && config.comm.overlap &&
+      comm.size() > 1 &&
+      (optimizer().reduces_early() || optimizer().measures_early());
   window->begin(which, sends);
   // From the second backward on, 16-bit gradients are added up in fp32.
   if (has_gradient_array && backwards == 1 &&
@@ -238,8 +238,8 @@ EngineReport Engine::Impl::step() {
   rates.apply(optimizer(), steps);
   View sent;
   if (has_gradient_array)
-    sent = window->sends() && is_converted() ? travelling.view()
-                                             : to_send({0, layout.size()});
+    sent = window->has_sent() && is_converted() ? travelling.view()
+                                                : to_send({0, layout.size()});
   EngineReport done = report;
   try {
     static_cast<optim::StepReport&>(done) =

@@ -152,7 +152,7 @@ std::unique_ptr<precision::LowPrecisionOptimizer> deepspeed_fp16(
   std::unique_ptr<deepspeed::Optimizer> optimizer;
   if (const shard::MakeRule rule = make_rule(config))
     optimizer = std::make_unique<deepspeed::ExactOptimizer>(
-        comm, rule(wrapped), config.comm.num_threads);
+        comm, rule(wrapped), config.exchange_options());
   else
     optimizer =
         std::visit(DeepSpeedLowBit{comm, wrapped}, config.optimizer_options());

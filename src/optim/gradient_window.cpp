@@ -39,6 +39,10 @@ void GradientWindow::restart() {
 // ---- gradients one by one
 
 void GradientWindow::begin(Backward which, bool sends) {
+  if (is_lost_)
+    refuse(
+        "begin_backward: a backward has failed after some of its gradients "
+        "were sent; this object may only be destroyed");
   if (in_backward_) refuse("begin_backward: inside another backward");
   if (is_complete_)
     refuse("begin_backward: the last backward has been; call step() first");
@@ -108,10 +112,10 @@ void GradientWindow::end() {
 }
 
 bool GradientWindow::cancel() {
-  in_backward_ = false;
-  if (has_sent_) return false;
+  const bool is_lost = has_sent_;
   restart();
-  return true;
+  is_lost_ = is_lost;
+  return !is_lost;
 }
 
 // ---- whole
@@ -153,7 +157,12 @@ void GradientWindow::send_rest() {
 
 void GradientWindow::send_bucket(std::size_t bucket) {
   is_sent_[bucket] = true;
-  has_sent_ = sink_.send(bucket) || has_sent_;
+  try {
+    has_sent_ = sink_.send(bucket) || has_sent_;
+  } catch (...) {
+    has_sent_ = true;  // it may have been
+    throw;
+  }
 }
 
 }  // namespace thinwire::optim

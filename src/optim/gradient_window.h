@@ -29,8 +29,9 @@ class GradientSink {
  public:
   virtual ~GradientSink() = default;
   virtual void store(const GradientPart& part) = 0;
-  /// Collective, queued: all of this bucket has been stored. Returns whether
-  /// other ranks may have seen it, so that it cannot be taken back.
+  /// All of this bucket has been stored. It is queued for other ranks, which is
+  /// collective, or only looked at. Returns whether other ranks may have seen
+  /// it, so that it cannot be taken back.
   virtual bool send(std::size_t bucket) = 0;
 };
 
@@ -49,7 +50,7 @@ class GradientWindow {
                  GradientSink& sink);
 
   // ---- gradients one by one
-  /// `sends`: buckets are sent in this backward.
+  /// `sends`: buckets go to the sink's send() in this backward.
   void begin(Backward which, bool sends);
   /// Throws unless this parameter's gradient may come now.
   void require_open(std::size_t parameter) const;
@@ -58,7 +59,7 @@ class GradientWindow {
   /// Parameters that have not come count as zero.
   void end();
   /// The backward has failed. False: some of the window has been sent, so it
-  /// cannot begin anew.
+  /// cannot begin anew; begin() refuses from then on.
   [[nodiscard]] bool cancel();
 
   // ---- whole
@@ -115,6 +116,7 @@ class GradientWindow {
   bool is_complete_ = false;  // no other backward may come
   bool sends_ = false;
   bool has_sent_ = false;
+  bool is_lost_ = false;  // cancelled after some of it was sent
   LateGradients late_;
   std::vector<bool> has_gradient_;  // per parameter
   std::vector<bool> is_sent_;       // per bucket

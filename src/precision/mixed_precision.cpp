@@ -146,8 +146,6 @@ void MixedPrecision::reduce_early(View grads, Range range) {
   impl_->optimizer->reduce_early(grads, range);
 }
 
-// At the minimum of the scale gradients must stay as they are until all ranks
-// know which of them overflowed.
 void MixedPrecision::measure_early(ConstView grads, Range range) {
   impl_->optimizer->measure_early(grads, range);
 }
@@ -160,6 +158,8 @@ void MixedPrecision::forget_early() noexcept {
   impl_->optimizer->forget_early();
 }
 
+// At the minimum of the scale gradients must stay as they are until all ranks
+// know which of them overflowed.
 bool MixedPrecision::reduces_early() const noexcept {
   return !impl_->scale.is_last_chance() && impl_->optimizer->reduces_early();
 }

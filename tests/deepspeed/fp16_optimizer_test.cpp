@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <utility>
 
 #include "optim/states.h"
 #include "precision/support.h"
@@ -30,7 +31,7 @@ using MakeInner = std::function<std::unique_ptr<Optimizer>(
 MakeInner exact_adam(const optim::AdamOptions& rule) {
   return [=](comm::Communicator& comm, const ParameterLayout& layout) {
     return std::make_unique<ExactOptimizer>(
-        comm, std::make_unique<optim::Adam>(layout, rule), 1);
+        comm, std::make_unique<optim::Adam>(layout, rule));
   };
 }
 
@@ -133,10 +134,18 @@ TEST(Fp16Optimizer, Item54ReportsAScaledNormWhereTensorsAreApart) {
 
 // Items 27 and 48; it is a step of its own that the optimizer has taken before.
 TEST(Fp16Optimizer, Item27CountsTheStepsThatItSkips) {
-  for (const int world : {1, 2, 3})
-    comm::run_local_ranks(world, [](comm::Communicator& comm) {
+  const MakeInner low_bit = [](comm::Communicator& comm,
+                               const ParameterLayout& layout) {
+    return std::make_unique<OnebitAdam>(comm, layout,
+                                        optim::OnebitAdamOptions{});
+  };
+  for (const auto& [world, make] : {std::pair{1, exact_adam({})},
+                                    {2, exact_adam({})},
+                                    {3, exact_adam({})},
+                                    {1, low_bit},
+                                    {3, low_bit}})
+    comm::run_local_ranks(world, [&make = make](comm::Communicator& comm) {
       const auto options = reference({.initial_scale = 256, .window = 2});
-      const auto make = exact_adam({});
       Training run(comm, layout_of(5), make, options);
       std::int64_t skipped = 0;
       for (int t = 1; t <= 6; ++t) {

@@ -168,7 +168,7 @@ TEST(DeepSpeedExactOptimizer, TakesGradientsThatAreAveraged) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     const auto make = [&] {
       return ExactOptimizer(
-          comm, std::make_unique<optim::Adam>(layout, optim::AdamOptions{}), 1);
+          comm, std::make_unique<optim::Adam>(layout, optim::AdamOptions{}));
     };
     ExactOptimizer one = make();
     ExactOptimizer two = make();

@@ -153,7 +153,12 @@ TEST(GradientWindow, IsCancelledUnlessOtherRanksHaveSeenIt) {
     EXPECT_EQ(run.window.has_sent(), leaves);
     EXPECT_EQ(run.window.cancel(), !leaves);
     EXPECT_FALSE(run.window.in_backward());
-    EXPECT_EQ(run.window.backwards(), leaves ? 1 : 0);
+    EXPECT_EQ(run.window.backwards(), 0);
+    if (leaves)
+      expect_error(ErrorCode::kFailedPrecondition, {"only be destroyed"},
+                   [&] { run.window.begin({}, true); });
+    else
+      EXPECT_NO_THROW(run.window.begin({}, true));
   }
 }
 

@@ -44,7 +44,7 @@ struct Fp16Options {
 /// compressed steps every rank clips by its own norm, and the unfused wrapper
 /// reports a norm that is still scaled. fp16 parameters and gradients, fp32
 /// masters. For comparison: exact means are gathered whole, and nothing is
-/// averaged early. docs/algorithms/mixed_precision.md has the formulas.
+/// averaged early. docs/algorithms/mixed-precision.md has the formulas.
 class Fp16Optimizer final : public precision::LowPrecisionOptimizer {
  public:
   /// Collective: takes the reference's step with gradients of zero. `optimizer`

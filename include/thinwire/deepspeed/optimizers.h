@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "thinwire/comm/communicator.h"
 #include "thinwire/compress/compressed_all_reduce.h"
@@ -31,11 +30,13 @@ class Optimizer : public optim::Optimizer {
 /// Adam or LAMB behind such a wrapper.
 class ExactOptimizer final : public Optimizer {
  public:
-  /// Local. Throws Error(kInvalidArgument) without a rule. `comm` must outlive
-  /// this object. `num_threads`: of this rank, in [0, 1024]; 0:
-  /// THINWIRE_NUM_THREADS, else 1.
+  /// Collective: all ranks give the same rule, layout and options, else
+  /// Error(kInvalidArgument) on all of them shows the first difference; without
+  /// a rule, too. `comm` must outlive this object. Of the options verify_every
+  /// and num_threads have an effect.
   ExactOptimizer(comm::Communicator& comm,
-                 std::unique_ptr<optim::UpdateRule> rule, int num_threads);
+                 std::unique_ptr<optim::UpdateRule> rule,
+                 const optim::ExchangeOptions& options = {});
   ~ExactOptimizer() override;
 
   using Optimizer::step;
@@ -78,8 +79,8 @@ class LowBitOptimizer : public Optimizer {
   void set_learning_rate(std::size_t group, double learning_rate) final;
   [[nodiscard]] double learning_rate(std::size_t group) const final;
   [[nodiscard]] std::size_t num_groups() const noexcept final;
-  /// Arrays exp_avg [n], worker_error, server_error and each optimizer's own;
-  /// scalars step and its own.
+  /// Arrays exp_avg and exp_avg_sq [n], worker_error, server_error and each
+  /// optimizer's own; scalars step and its own.
   [[nodiscard]] StateDict state_dict() const final;
   /// Residuals are 0 afterwards, whatever the state has.
   void load_state_dict(const StateDict& state) final;

@@ -15,11 +15,8 @@ void ExactGroups::finish(std::int64_t number, const StepInput& in,
   });
   queued_.clear();
   const double divisor = sum_divisor(model_.comm, in.grads.dtype());
-  const UpdateArrays arrays{
-      .params = in.params,
-      .grads = in.grads,
-      .grad_scale = static_cast<float>(grad_scale / divisor),
-      .low_precision = in.low_precision};
+  const UpdateArrays arrays =
+      update_arrays(in, static_cast<float>(grad_scale / divisor));
   for (const GroupRange& r : model_.layout.exact)
     model_.adam.apply_part(number, r.range, part_of(arrays, r.range),
                            model_.pool);

@@ -126,6 +126,12 @@ compress::CompressedAllReduce& CompressedMomentum::exchange() {
   return *exchange_;
 }
 
+void CompressedMomentum::observe_exact(ConstView grads) const {
+  if (observer_ == nullptr) return;
+  for (const GroupRange& r : model_.layout.exact)
+    observer_->exact(r.range, grads.subview(r.range.offset, r.range.size));
+}
+
 void CompressedMomentum::set_observer(compress::WireObserver* observer) {
   observer_ = observer;
   if (exchange_) exchange_->set_observer(observer);

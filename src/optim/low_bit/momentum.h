@@ -107,6 +107,8 @@ class CompressedMomentum {
     return exchange_.get();
   }
   void set_observer(compress::WireObserver* observer);
+  /// Shows it the gradients of groups that stay exact.
+  void observe_exact(ConstView grads) const;
   void clear_residuals();
   void save_residuals(StateDict& state) const;
   [[nodiscard]] LateElements saved_late(

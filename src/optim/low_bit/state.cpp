@@ -66,6 +66,9 @@ void LowBitOptimizer::Impl::load(const StateDict& state) {
   const std::size_t n = model.size();
   require_layout(state, adam().layout());
   require_text(state, "optimizer", model.settings.name);
+  // States of version 0.2 have names in common with DeepSpeed's.
+  if (state.has_scalar("semantics"))
+    require_text(state, "semantics", "corrected");
   const std::int64_t new_steps = state.integer("step");
   const std::int64_t new_skipped = state.integer("skipped_steps");
   const bool new_due = state.integer("verification_is_due") != 0;
