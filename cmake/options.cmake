@@ -34,6 +34,13 @@ if(THINWIRE_BUILD_FUZZERS AND NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
 endif()
 set(THINWIRE_SANITIZE "" CACHE STRING
     "Sanitizers for everything built here: 'address,undefined' or 'thread'")
+option(THINWIRE_TEST_ALL
+       "With sanitizers: every test, SIMD target and check, for hours" OFF)
+# What has threads or memory of its own, unless THINWIRE_TEST_ALL.
+set(THINWIRE_TEST_LESS OFF)
+if(THINWIRE_SANITIZE AND NOT THINWIRE_TEST_ALL)
+  set(THINWIRE_TEST_LESS ON)
+endif()
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "" FORCE)
@@ -59,6 +66,9 @@ if(THINWIRE_SANITIZE)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # GCC takes its own checks for reads of what was never written (in <regex>).
     add_compile_options(-Wno-maybe-uninitialized)
+  endif()
+  if(THINWIRE_TEST_ALL)
+    add_compile_definitions(THINWIRE_TEST_ALL)
   endif()
 else()
   # Lines for stack traces; all of -g takes a third longer to compile.

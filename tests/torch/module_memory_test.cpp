@@ -22,8 +22,8 @@ namespace nn = ::torch::nn;
 using test::expect_error;
 
 // Sizes that are no multiples of a vector: 33 x 7, 33, 5 x 33, 3 x 2.
-struct Net : nn::Module {
-  Net() {
+struct TiedNet : nn::Module {
+  TiedNet() {
     first = register_module("first", nn::Linear(7, 33));
     second = register_module("second",
                              nn::Linear(nn::LinearOptions(33, 5).bias(false)));
@@ -43,12 +43,12 @@ std::vector<float> copy(View view) {
   return {values.begin(), values.end()};
 }
 
-void run_backward(Net& net) {
+void run_backward(TiedNet& net) {
   net.forward(::torch::ones({4, 7})).square().sum().backward();
 }
 
 TEST(ModuleMemory, LaysParametersOutInTheirOrder) {
-  Net net;
+  TiedNet net;
   ModuleMemory memory(net);
   const auto parameters = memory.layout().parameters();
   ASSERT_EQ(parameters.size(), 4u);
@@ -63,7 +63,7 @@ TEST(ModuleMemory, LaysParametersOutInTheirOrder) {
 }
 
 TEST(ModuleMemory, ParametersKeepTheirValuesAndBecomeViews) {
-  Net net;
+  TiedNet net;
   const at::Tensor before = net.second->weight.detach().clone();
   ModuleMemory memory(net);
   EXPECT_TRUE(net.second->weight.equal(before));
@@ -76,8 +76,8 @@ TEST(ModuleMemory, ParametersKeepTheirValuesAndBecomeViews) {
 }
 
 TEST(ModuleMemory, GradientsLandInTheFlatArray) {
-  Net plain;
-  Net homed;
+  TiedNet plain;
+  TiedNet homed;
   {
     const ::torch::NoGradGuard no_grad;
     for (std::size_t i = 0; i < plain.parameters().size(); ++i) {
@@ -102,7 +102,7 @@ TEST(ModuleMemory, GradientsLandInTheFlatArray) {
 }
 
 TEST(ModuleMemory, UnusedParametersHaveGradientZero) {
-  Net net;
+  TiedNet net;
   ModuleMemory memory(net);
   run_backward(net);
   memory.check();
@@ -112,7 +112,7 @@ TEST(ModuleMemory, UnusedParametersHaveGradientZero) {
 }
 
 TEST(ModuleMemory, KeepsGradientsThatAreThere) {
-  Net net;
+  TiedNet net;
   run_backward(net);
   const at::Tensor before = net.first->bias.grad().clone();
   ModuleMemory memory(net);
@@ -121,7 +121,7 @@ TEST(ModuleMemory, KeepsGradientsThatAreThere) {
 }
 
 TEST(ModuleMemory, LeavesFixedParametersWhereTheyAre) {
-  Net net;
+  TiedNet net;
   net.first->weight.set_requires_grad(false);
   const float* before = net.first->weight.const_data_ptr<float>();
   ModuleMemory memory(net);
@@ -130,7 +130,7 @@ TEST(ModuleMemory, LeavesFixedParametersWhereTheyAre) {
 }
 
 TEST(ModuleMemory, TiedParametersCountOnce) {
-  Net net;
+  TiedNet net;
   net.register_module("again", net.second);
   ModuleMemory memory(net);
   EXPECT_EQ(memory.layout().parameters().size(), 4u);
@@ -151,7 +151,7 @@ TEST(ModuleMemory, StridedParametersAreLaidOutRowByRow) {
 }
 
 TEST(ModuleMemory, GroupsComeFromTheCaller) {
-  Net net;
+  TiedNet net;
   const ModuleMemory memory(net, [](std::string_view name, const at::Tensor&) {
     return name.ends_with("bias") ? 1u : 0u;
   });
@@ -160,7 +160,7 @@ TEST(ModuleMemory, GroupsComeFromTheCaller) {
 }
 
 TEST(ModuleMemory, TensorsMayOutliveIt) {
-  Net net;
+  TiedNet net;
   std::optional<ModuleMemory> memory(net);
   const float value = net.first->bias[0].item<float>();
   memory.reset();
@@ -170,7 +170,7 @@ TEST(ModuleMemory, TensorsMayOutliveIt) {
 
 TEST(ModuleMemory, AnOptimizerTrainsTheModule) {
   comm::run_local_ranks(1, [](comm::Communicator& comm) {
-    Net net;
+    TiedNet net;
     ModuleMemory memory(net);
     optim::DataParallel optimizer(
         comm, std::make_unique<optim::Adam>(
@@ -191,7 +191,7 @@ TEST(ModuleMemory, AnOptimizerTrainsTheModule) {
 }
 
 TEST(ModuleMemoryCheck, FindsDroppedGradients) {
-  Net net;
+  TiedNet net;
   const ModuleMemory memory(net);
   net.zero_grad(/*set_to_none=*/false);
   memory.check();
@@ -205,13 +205,13 @@ TEST(ModuleMemoryCheck, FindsDroppedGradients) {
 }
 
 TEST(ModuleMemoryCheck, FindsReplacedParameters) {
-  Net net;
+  TiedNet net;
   const ModuleMemory memory(net);
   net.to(at::kDouble);
   expect_error(ErrorCode::kFailedPrecondition,
                {"parameter 'idle'", "torch::load", "module.to()"},
                [&] { memory.check(); });
-  Net other;
+  TiedNet other;
   const ModuleMemory others(other);
   other.first->bias.set_data(::torch::zeros({33}));
   expect_error(ErrorCode::kFailedPrecondition, {"parameter 'first.bias'"},
