@@ -4,8 +4,8 @@ include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/thinwire)
-get_property(rooms GLOBAL PROPERTY THINWIRE_ROOMS)
-install(TARGETS ${rooms} EXPORT thinwireTargets
+get_property(modules GLOBAL PROPERTY THINWIRE_MODULES)
+install(TARGETS ${modules} EXPORT thinwireTargets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT thinwireTargets NAMESPACE thinwire:: DESTINATION ${package_dir})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/thinwire

@@ -6,22 +6,22 @@ target_compile_options(
   INTERFACE -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror
             -ffp-contract=off -fno-math-errno -fno-trapping-math)
 
-# thinwire_library(core a.cpp b.cpp): the room's static library thinwire_core,
+# thinwire_library(core a.cpp b.cpp): the module's static library thinwire_core,
 # known inside the build and to users as thinwire::core.
-function(thinwire_library room)
-  add_library(thinwire_${room} STATIC ${ARGN})
-  add_library(thinwire::${room} ALIAS thinwire_${room})
+function(thinwire_library module)
+  add_library(thinwire_${module} STATIC ${ARGN})
+  add_library(thinwire::${module} ALIAS thinwire_${module})
   target_include_directories(
-    thinwire_${room}
+    thinwire_${module}
     PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
            $<INSTALL_INTERFACE:include>
     PRIVATE ${PROJECT_SOURCE_DIR}/src)
-  target_compile_features(thinwire_${room} PUBLIC cxx_std_20)
+  target_compile_features(thinwire_${module} PUBLIC cxx_std_20)
   if(NOT THINWIRE_SANITIZE)  # -O1, see options.cmake
-    target_compile_options(thinwire_${room}
+    target_compile_options(thinwire_${module}
                            PRIVATE $<$<CONFIG:RelWithDebInfo>:-O3>)
   endif()
-  target_link_libraries(thinwire_${room} PRIVATE $<BUILD_INTERFACE:thinwire_flags>)
-  set_target_properties(thinwire_${room} PROPERTIES EXPORT_NAME ${room})
-  set_property(GLOBAL APPEND PROPERTY THINWIRE_ROOMS thinwire_${room})
+  target_link_libraries(thinwire_${module} PRIVATE $<BUILD_INTERFACE:thinwire_flags>)
+  set_target_properties(thinwire_${module} PROPERTIES EXPORT_NAME ${module})
+  set_property(GLOBAL APPEND PROPERTY THINWIRE_MODULES thinwire_${module})
 endfunction()

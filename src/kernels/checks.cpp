@@ -91,12 +91,12 @@ void require_block(const SignBlock& block) {
   const View& residual = block.residual;
   if (residual.dtype() == DType::kFloat32) return;
   if (residual.dtype() != DType::kBFloat16) {
-    refuse(
+    reject(
         std::string("block.residual: dtype must be float32 or bfloat16, got ") +
         to_string(residual.dtype()));
   }
   if (residual.size() > kMostRoundedElements) {
-    refuse("block.residual: must have at most " +
+    reject("block.residual: must have at most " +
            std::to_string(kMostRoundedElements) +
            " elements of bfloat16, got " + std::to_string(residual.size()));
   }
