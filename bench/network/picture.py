@@ -79,7 +79,7 @@ def picture(results):
         ),
         (
             f"Emulated Ethernet; medians of {rounds} rounds, all in turns; 1-bit and 0/1 "
-            "optimizers after their exact stage. In brackets: times faster than DDP fp32."
+            "optimizers after warm-up. In brackets: times faster than DDP fp32."
         ),
     ]
     svg = (

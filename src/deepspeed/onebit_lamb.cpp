@@ -224,7 +224,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
     state.put("scaling_coeff", momentum_scales);
   }
 
-  // The reference forgets what it learned of the ratios in the exact stage.
+  // The reference forgets what it learned of the ratios in the warm-up stage.
   [[nodiscard]] Commit read_own(const StateDict& state) override {
     const std::int64_t new_frozen_at = state.integer("frozen_at");
     const optim::LambCoefficients read = coefficients.read(state);

@@ -75,7 +75,7 @@ INSTANTIATE_TEST_SUITE_P(
     All, Resume,
     ::testing::Combine(
         ::testing::Values(1, 2, 3),
-        // In the exact stage, at its end, and in the compressed one.
+        // In warm-up, at its end, and in the compression stage.
         ::testing::Values(1, 2, 3, 4, 6),
         ::testing::Values(
             Variant{"plain", {.freeze_step = 3}},

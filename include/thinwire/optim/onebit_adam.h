@@ -13,7 +13,7 @@ namespace thinwire::optim {
 
 /// What a group of parameters does differently; unset fields are the options'.
 struct OnebitAdamGroup : MaskedGroup {
-  /// Stays exact in the compressed stage, its variance too.
+  /// Stays exact in the compression stage, its variance too.
   bool non_freeze = false;
 
   bool operator==(const OnebitAdamGroup&) const = default;
