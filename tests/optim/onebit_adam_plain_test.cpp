@@ -89,6 +89,13 @@ INSTANTIATE_TEST_SUITE_P(All, PlainLoops,
                                               std::get<0>(tested.param));
                          });
 
+INSTANTIATE_TEST_SUITE_P(
+    Eight, PlainLoops,
+    ::testing::Combine(::testing::Values(8),
+                       ::testing::Values(kGradients[0], kGradients[1]),
+                       ::testing::Values(variants()[0])),
+    [](const auto& tested) { return std::get<1>(tested.param).name; });
+
 TEST_P(PlainLoops, EqualOnebitAdam) {
   const auto& [world, gradients, variant] = GetParam();
   const ParameterLayout layout = test::late_layout();
