@@ -25,8 +25,8 @@
 /// All functions work on one block of `size` elements, on one thread; arrays do
 /// not overlap and need no alignment beyond that of their element type. Sums
 /// are in double in the order of kernels/norm.h (element i to accumulator i mod
-/// 16, then the tree; of blocks longer than kSumChunk the chunks' sums are added
-/// in order).
+/// 16, then the tree; of blocks longer than kSumChunk the chunks' sums are
+/// added in order).
 namespace thinwire::kernels {
 
 [[nodiscard]] constexpr std::size_t sign_words(std::size_t size) noexcept {
