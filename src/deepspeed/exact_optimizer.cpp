@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
-#include <string>
 #include <utility>
 
 #include "optim/checks.h"
 #include "optim/exact_exchange.h"
 #include "optim/verification.h"
-#include "thinwire/comm/agreement.h"
 #include "thinwire/deepspeed/optimizers.h"
 
 namespace thinwire::deepspeed {
@@ -20,8 +18,7 @@ struct ExactOptimizer::Impl {
   std::unique_ptr<optim::UpdateRule> rule;
   optim::ExchangeOptions options;
   ThreadPool pool;
-  std::int64_t steps = 0;
-  std::int64_t skipped = 0;
+  optim::StepCounts counts;
 
   [[nodiscard]] StepReport step(const StepInput& in, bool averaged) {
     optim::require_step_input(in, rule->layout().size());
@@ -30,7 +27,7 @@ struct ExactOptimizer::Impl {
       StepMeter meter(comm, report);
       take_step(in, averaged, meter);
     }
-    if (!report.applied) ++skipped;
+    if (!report.applied) ++counts.skipped;
     return report;
   }
 
@@ -41,37 +38,26 @@ struct ExactOptimizer::Impl {
       const auto whole = optim::group_ranges(rule->layout());
       const auto queued =
           optim::queue_sums(comm, in.grads, whole, rule->layout().size());
-      meter.waiting([&] {
-        for (const comm::Work& work : queued) work.wait();
-      });
+      meter.wait_for(queued);
       divisor *= optim::sum_divisor(comm, in.grads.dtype());
     }
     report.grad_norm =
         std::sqrt(optim::sum_of_squares(pool, in.grads)) / divisor;
     report.applied = std::isfinite(report.grad_norm);
     if (!report.applied) return;
-    rule->apply(++steps,
+    rule->apply(++counts.steps,
                 optim::update_arrays(in, static_cast<float>(1 / divisor)),
                 pool);
-    if (options.verify_every > 0 && steps % options.verify_every == 0)
-      optim::verify_same(
-          comm, pool, rule->layout(), in.params,
-          "step " + std::to_string(steps) + '\n' + rule->describe());
+    optim::verify_rule(comm, pool, *rule, options, {counts.steps, in.params});
   }
 };
 
 ExactOptimizer::ExactOptimizer(comm::Communicator& comm,
                                std::unique_ptr<optim::UpdateRule> rule,
                                const optim::ExchangeOptions& options) {
-  options.validate();
-  if (rule == nullptr)
-    throw Error(ErrorCode::kInvalidArgument,
-                "rule must be an update rule, got null");
-  comm::require_same(
-      comm, "parameter layout and options",
-      rule->layout().describe() + rule->describe() + options.describe());
-  impl_.reset(new Impl{comm, std::move(rule), options,
-                       ThreadPool(options.num_threads)});
+  optim::require_same_rule(comm, rule.get(), options);
+  impl_.reset(new Impl{
+      comm, std::move(rule), options, ThreadPool(options.num_threads), {}});
 }
 
 ExactOptimizer::~ExactOptimizer() = default;
@@ -84,10 +70,12 @@ StepReport ExactOptimizer::step_averaged(const StepInput& in) {
   return impl_->step(in, true);
 }
 
-std::int64_t ExactOptimizer::steps() const noexcept { return impl_->steps; }
+std::int64_t ExactOptimizer::steps() const noexcept {
+  return impl_->counts.steps;
+}
 
 std::int64_t ExactOptimizer::skipped_steps() const noexcept {
-  return impl_->skipped;
+  return impl_->counts.skipped;
 }
 
 void ExactOptimizer::set_learning_rate(std::size_t group, double rate) {
@@ -103,23 +91,11 @@ std::size_t ExactOptimizer::num_groups() const noexcept {
 }
 
 StateDict ExactOptimizer::state_dict() const {
-  StateDict state;
-  impl_->rule->save(state);
-  state.put_text("optimizer", std::string(impl_->rule->name()));
-  state.put_text("layout", impl_->rule->layout().describe());
-  state.put_integer("step", impl_->steps);
-  state.put_integer("skipped_steps", impl_->skipped);
-  return state;
+  return optim::rule_state(*impl_->rule, impl_->counts);
 }
 
 void ExactOptimizer::load_state_dict(const StateDict& state) {
-  optim::require_layout(state, impl_->rule->layout());
-  optim::require_text(state, "optimizer", impl_->rule->name());
-  const std::int64_t steps = state.integer("step");
-  const std::int64_t skipped = state.integer("skipped_steps");
-  impl_->rule->load(state);
-  impl_->steps = steps;
-  impl_->skipped = skipped;
+  impl_->counts = optim::load_rule_state(*impl_->rule, state);
 }
 
 }  // namespace thinwire::deepspeed

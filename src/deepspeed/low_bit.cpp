@@ -53,9 +53,7 @@ void LowBitOptimizer::Impl::sum(View values, std::span<const GroupRange> which,
                                 StepMeter& step) {
   const auto queued = optim::queue_sums(
       model.comm, values, which, model.settings.exchange.bucket_elements);
-  step.waiting([&] {
-    for (const comm::Work& work : queued) work.wait();
-  });
+  step.wait_for(queued);
 }
 
 CompressedAllReduce& LowBitOptimizer::Impl::exchange() {
@@ -65,7 +63,7 @@ CompressedAllReduce& LowBitOptimizer::Impl::exchange() {
         compress::CompressedAllReduceOptions{.blocks = model.block_options,
                                              .scale = model.settings.scale,
                                              .checks_finite = false});
-    exchange_->set_observer(observer);
+    exchange_->set_observer(model.observer);
   }
   return *exchange_;
 }
@@ -168,7 +166,7 @@ void LowBitOptimizer::load_state_dict(const StateDict& state) {
 }
 
 void LowBitOptimizer::set_observer(compress::WireObserver* observer) noexcept {
-  impl_->observer = observer;
+  impl_->model.observer = observer;
   if (impl_->exchange_) impl_->exchange_->set_observer(observer);
 }
 

@@ -27,7 +27,6 @@ struct LowBitOptimizer::Impl {
   optim::LowBitModel model;
   std::vector<Range> units;  // what gets a scale of its own
   std::unique_ptr<compress::CompressedAllReduce> exchange_;  // see exchange()
-  compress::WireObserver* observer = nullptr;
   std::int64_t steps = 0;
   bool initialized = false;  // the first step() has been
 

@@ -7,6 +7,7 @@
 
 #include "deepspeed/low_bit.h"
 #include "deepspeed/validate.h"
+#include "optim/low_bit/exact_groups.h"
 
 namespace thinwire::deepspeed {
 
@@ -25,10 +26,12 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
              settings_of("deepspeed onebit_adam",
                          fmt::format("freeze_step={}", options.freeze_step),
                          options)),
-        freeze_step(options.freeze_step) {}
+        freeze_step(options.freeze_step),
+        exact_groups(model) {}
 
   std::int64_t freeze_step;
   std::int64_t frozen_at = 0;  // the last exact step; 0: not frozen
+  optim::ExactGroups exact_groups;
   Buffer denominator;
 
   void take_step(const StepInput& in, bool averaged, StepMeter& step) override {
@@ -47,17 +50,15 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
   // momentum of zero. Groups that stay exact get a gradient averaged twice, by
   // the engine and by themselves.
   void initialize(const StepInput& in, bool averaged, StepMeter& step) {
-    const auto mean = static_cast<float>(1.0 / model.comm.size());
     if (!averaged) {
+      const auto mean = static_cast<float>(1.0 / model.comm.size());
       sum(in.grads, model.layout.all, step);
       for (float& g : in.grads.as<float>()) g *= mean;
     }
-    observe_exact(in.grads);
-    sum(in.grads, model.layout.exact, step);
+    exact_groups.begin(in.grads);
     const auto p = in.params.as<float>();
     std::vector<float> unmoved(p.begin(), p.end());
-    update_exact_groups(
-        {.params = unmoved, .grads = in.grads, .grad_scale = mean});
+    exact_groups.finish(steps, {.params = unmoved, .grads = in.grads}, 1, step);
     exchange_zeros();
   }
 
@@ -81,18 +82,9 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
 
   void compressed_step(const StepInput& in, StepMeter& step) {
     step.report().grad_norm_is_estimate = true;  // nobody has formed one
-    observe_exact(in.grads);
-    const auto queued =
-        optim::queue_sums(model.comm, in.grads, model.layout.exact,
-                          model.settings.exchange.bucket_elements);
+    exact_groups.begin(in.grads);
     average_momentum(in, step);
-    step.waiting([&] {
-      for (const comm::Work& work : queued) work.wait();
-    });
-    const double divisor =
-        in.loss_scale * optim::sum_divisor(model.comm, in.grads.dtype());
-    update_exact_groups(
-        optim::update_arrays(in, static_cast<float>(1 / divisor)));
+    exact_groups.finish(steps, in, 1 / in.loss_scale, step);
   }
 
   void average_momentum(const StepInput& in, StepMeter& step) {
@@ -133,18 +125,6 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
          .low_precision = optim::part_of(in.low_precision, range),
          .size = range.size},
         c);
-  }
-
-  void update_exact_groups(const optim::UpdateArrays& arrays) {
-    for (const GroupRange& r : model.layout.exact)
-      adam().apply_part(steps, r.range, optim::part_of(arrays, r.range),
-                        model.pool);
-  }
-
-  void observe_exact(ConstView grads) {
-    if (observer == nullptr) return;
-    for (const GroupRange& r : model.layout.exact)
-      observer->exact(r.range, grads.subview(r.range.offset, r.range.size));
   }
 
   [[nodiscard]] optim::Phase phase() const override {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -104,6 +105,36 @@ inline void require_text(const StateDict& state, const char* key,
     throw Error(ErrorCode::kCorruptCheckpoint,
                 fmt::format("the state's {} is {}, this optimizer's {}", key,
                             state.text(key), own));
+}
+
+/// What every optimizer counts.
+struct StepCounts {
+  std::int64_t steps = 0;
+  std::int64_t skipped = 0;
+};
+
+/// The state of an optimizer that has nothing but a rule and counts.
+[[nodiscard]] inline StateDict rule_state(const UpdateRule& rule,
+                                          const StepCounts& counts) {
+  StateDict state;
+  rule.save(state);
+  state.put_text("optimizer", std::string(rule.name()));
+  state.put_text("layout", rule.layout().describe());
+  state.put_integer("step", counts.steps);
+  state.put_integer("skipped_steps", counts.skipped);
+  return state;
+}
+
+/// Loads the rule and returns the counts; throws Error(kCorruptCheckpoint)
+/// before anything changes.
+[[nodiscard]] inline StepCounts load_rule_state(UpdateRule& rule,
+                                                const StateDict& state) {
+  require_layout(state, rule.layout());
+  require_text(state, "optimizer", rule.name());
+  const StepCounts counts{.steps = state.integer("step"),
+                          .skipped = state.integer("skipped_steps")};
+  rule.load(state);
+  return counts;
 }
 
 /// A saved list of elements of a layout; throws Error(kCorruptCheckpoint)

@@ -39,8 +39,7 @@ struct DataParallel::Impl {
   ThreadPool pool;
   ExactAverage average;
   std::uint32_t number;  // of this object, see optimizer_number()
-  std::int64_t steps = 0;
-  std::int64_t skipped = 0;
+  StepCounts counts;
 
   Impl(comm::Communicator& c, std::unique_ptr<UpdateRule> r,
        const ExchangeOptions& o)
@@ -70,30 +69,17 @@ struct DataParallel::Impl {
     if (!report.applied) return;
     report.clip_factor = clip_factor(report.grad_norm, options.max_grad_norm);
     rule->apply(
-        ++steps,
+        ++counts.steps,
         update_arrays(in, static_cast<float>(report.clip_factor / divisor)),
         pool);
-    verify(in.params);
-  }
-
-  void verify(View params) {
-    if (options.verify_every == 0 || steps % options.verify_every != 0) return;
-    verify_same(comm, pool, rule->layout(), params,
-                fmt::format("step {}\n{}{}", steps, rule->describe(),
-                            options.describe()));
+    verify_rule(comm, pool, *rule, options, {counts.steps, in.params});
   }
 };
 
 DataParallel::DataParallel(comm::Communicator& comm,
                            std::unique_ptr<UpdateRule> rule,
                            const ExchangeOptions& options) {
-  options.validate();
-  if (rule == nullptr)
-    throw Error(ErrorCode::kInvalidArgument,
-                "rule must be an update rule, got null");
-  comm::require_same(
-      comm, "parameter layout and options",
-      rule->layout().describe() + rule->describe() + options.describe());
+  require_same_rule(comm, rule.get(), options);
   impl_ = std::make_unique<Impl>(comm, std::move(rule), options);
 }
 
@@ -110,7 +96,7 @@ StepReport DataParallel::step(const StepInput& in) {
     StepMeter meter(impl_->comm, report);
     impl_->take_step(in, meter, report);
   }
-  if (!report.applied) ++impl_->skipped;
+  if (!report.applied) ++impl_->counts.skipped;
   return report;
 }
 
@@ -118,10 +104,12 @@ void DataParallel::reduce_early(View grads, Range range) {
   impl_->average.begin_early(grads, range);
 }
 
-std::int64_t DataParallel::steps() const noexcept { return impl_->steps; }
+std::int64_t DataParallel::steps() const noexcept {
+  return impl_->counts.steps;
+}
 
 std::int64_t DataParallel::skipped_steps() const noexcept {
-  return impl_->skipped;
+  return impl_->counts.skipped;
 }
 
 void DataParallel::set_learning_rate(std::size_t group, double learning_rate) {
@@ -137,23 +125,11 @@ std::size_t DataParallel::num_groups() const noexcept {
 }
 
 StateDict DataParallel::state_dict() const {
-  StateDict state;
-  impl_->rule->save(state);
-  state.put_text("optimizer", std::string(impl_->rule->name()));
-  state.put_text("layout", impl_->rule->layout().describe());
-  state.put_integer("step", impl_->steps);
-  state.put_integer("skipped_steps", impl_->skipped);
-  return state;
+  return rule_state(*impl_->rule, impl_->counts);
 }
 
 void DataParallel::load_state_dict(const StateDict& state) {
-  require_layout(state, impl_->rule->layout());
-  require_text(state, "optimizer", impl_->rule->name());
-  const std::int64_t steps = state.integer("step");
-  const std::int64_t skipped = state.integer("skipped_steps");
-  impl_->rule->load(state);
-  impl_->steps = steps;
-  impl_->skipped = skipped;
+  impl_->counts = load_rule_state(*impl_->rule, state);
 }
 
 }  // namespace thinwire::optim

@@ -83,19 +83,12 @@ void ExactAverage::complete(View grads, StepMeter& meter) {
   const auto rest =
       queue_sums(comm_, grads, missing(begun()), bucket_elements_);
   abandon(meter);
-  wait(meter, rest);
+  meter.wait_for(rest);
 }
 
 void ExactAverage::abandon(StepMeter& meter) {
-  for (const Begun& part : begun_) wait(meter, part.works);
+  for (const Begun& part : begun_) meter.wait_for(part.works);
   begun_.clear();
-}
-
-void ExactAverage::wait(StepMeter& meter,
-                        const std::vector<comm::Work>& works) {
-  meter.waiting([&] {
-    for (const comm::Work& work : works) work.wait();
-  });
 }
 
 std::vector<Range> ExactAverage::begun() const {

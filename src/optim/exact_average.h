@@ -45,7 +45,6 @@ class ExactAverage {
     Range range;
     std::vector<comm::Work> works;
   };
-  void wait(StepMeter& meter, const std::vector<comm::Work>& works);
   void require_on_grid(Range range) const;
   [[nodiscard]] std::vector<GroupRange> missing(std::vector<Range> done) const;
   [[nodiscard]] std::vector<Range> begun() const;

@@ -92,6 +92,11 @@ class StepMeter {
     body();
     add_wait(seconds_since(begin));
   }
+  void wait_for(std::span<const comm::Work> works) {
+    waiting([&] {
+      for (const comm::Work& work : works) work.wait();
+    });
+  }
   /// body(exchange) runs a compressed exchange, which times its own waiting.
   template <class Exchange, class Body>
   void compressed(Exchange& exchange, Body&& body) {

@@ -81,7 +81,6 @@ void OnebitAdamImpl::compressed_step(const StepInput& in, StepMeter& step) {
   if (!scale) return;
   const Coefficients c = model.coefficients(++steps, *scale);
   refresh.admit(prepare_gradients(in, *scale, step));
-  momentum.observe_exact(in.grads);
   exact_groups.begin(in.grads);
   // m_i = beta1 m + (1 - beta1) g_i
   // m = server(mean_i worker(m_i)), each with error feedback, in 1 bit

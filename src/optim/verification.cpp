@@ -34,4 +34,25 @@ void verify_same(comm::Communicator& comm, ThreadPool& pool,
   }
 }
 
+void require_same_rule(comm::Communicator& comm, const UpdateRule* rule,
+                       const ExchangeOptions& options) {
+  options.validate();
+  if (rule == nullptr)
+    throw Error(ErrorCode::kInvalidArgument,
+                "rule must be an update rule, got null");
+  comm::require_same(
+      comm, "parameter layout and options",
+      rule->layout().describe() + rule->describe() + options.describe());
+}
+
+void verify_rule(comm::Communicator& comm, ThreadPool& pool,
+                 const UpdateRule& rule, const ExchangeOptions& options,
+                 const RuleStep& step) {
+  if (options.verify_every == 0 || step.number % options.verify_every != 0)
+    return;
+  verify_same(comm, pool, rule.layout(), step.params,
+              fmt::format("step {}\n{}{}", step.number, rule.describe(),
+                          options.describe()));
+}
+
 }  // namespace thinwire::optim

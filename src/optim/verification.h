@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "thinwire/comm/communicator.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/thread_pool.h"
+#include "thinwire/optim/data_parallel.h"
 
 namespace thinwire::optim {
 
@@ -16,5 +18,21 @@ namespace thinwire::optim {
 void verify_same(comm::Communicator& comm, ThreadPool& pool,
                  const ParameterLayout& layout, ConstView params,
                  const std::string& schedule);
+
+/// Collective, before a rule is first used: throws Error(kInvalidArgument) if
+/// there is none, for an option out of range, and on all ranks if they give
+/// different rules, layouts or options.
+void require_same_rule(comm::Communicator& comm, const UpdateRule* rule,
+                       const ExchangeOptions& options);
+/// Step `number`, and the parameters that it has left.
+struct RuleStep {
+  std::int64_t number = 0;
+  ConstView params{};
+};
+/// Collective, after a step of a rule: verify_same() where the options say
+/// that it is time.
+void verify_rule(comm::Communicator& comm, ThreadPool& pool,
+                 const UpdateRule& rule, const ExchangeOptions& options,
+                 const RuleStep& step);
 
 }  // namespace thinwire::optim

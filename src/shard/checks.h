@@ -2,10 +2,10 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <span>
 #include <string_view>
 
+#include "optim/checks.h"
 #include "optim/gradient_window.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/state_dict.h"
@@ -36,11 +36,7 @@ void require_gradient(const Parameter& parameter, DType dtype,
 void require_step(const optim::StepInput& input,
                   const optim::GradientWindow& window, ConstView params);
 
-/// What every sharded optimizer counts.
-struct StepCounts {
-  std::int64_t steps = 0;
-  std::int64_t skipped = 0;
-};
+using optim::StepCounts;
 void save_counts(StateDict& state, const StepCounts& counts,
                  const ParameterLayout& layout, int rank);
 /// Throws Error(kCorruptCheckpoint) if the state is of another layout or rank.

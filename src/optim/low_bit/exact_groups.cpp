@@ -4,15 +4,17 @@
 namespace thinwire::optim {
 
 void ExactGroups::begin(View grads) {
+  if (model_.observer != nullptr)
+    for (const GroupRange& r : model_.layout.exact)
+      model_.observer->exact(r.range,
+                             grads.subview(r.range.offset, r.range.size));
   queued_ = queue_sums(model_.comm, grads, model_.layout.exact,
                        model_.settings.exchange.bucket_elements);
 }
 
 void ExactGroups::finish(std::int64_t number, const StepInput& in,
                          double grad_scale, StepMeter& step) {
-  step.waiting([&] {
-    for (const comm::Work& work : queued_) work.wait();
-  });
+  step.wait_for(queued_);
   queued_.clear();
   const double divisor = sum_divisor(model_.comm, in.grads.dtype());
   const UpdateArrays arrays =

@@ -131,7 +131,8 @@ double LowBitOptimizer::residual_ratio() const {
 }
 
 void LowBitOptimizer::set_observer(compress::WireObserver* observer) noexcept {
-  impl_->momentum.set_observer(observer);
+  impl_->model.observer = observer;
+  impl_->momentum.follow_observer();
 }
 
 }  // namespace thinwire::optim

@@ -42,6 +42,9 @@ struct LowBitModel {
   const compress::BlockOptions block_options;
   const LowBitLayout layout;
 
+  /// Sees every message content; null: nobody.
+  compress::WireObserver* observer = nullptr;
+
   /// A group of one rank has nobody to compress for.
   [[nodiscard]] bool compresses() const { return comm.size() > 1; }
   [[nodiscard]] std::size_t size() const { return adam.layout().size(); }

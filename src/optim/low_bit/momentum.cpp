@@ -121,20 +121,13 @@ compress::CompressedAllReduce& CompressedMomentum::exchange() {
             .checks_finite = options_.checks_finite,
             .keeps_previous = options_.keeps_previous});
     exchange_->set_active(active_);
-    exchange_->set_observer(observer_);
+    exchange_->set_observer(model_.observer);
   }
   return *exchange_;
 }
 
-void CompressedMomentum::observe_exact(ConstView grads) const {
-  if (observer_ == nullptr) return;
-  for (const GroupRange& r : model_.layout.exact)
-    observer_->exact(r.range, grads.subview(r.range.offset, r.range.size));
-}
-
-void CompressedMomentum::set_observer(compress::WireObserver* observer) {
-  observer_ = observer;
-  if (exchange_) exchange_->set_observer(observer);
+void CompressedMomentum::follow_observer() {
+  if (exchange_) exchange_->set_observer(model_.observer);
 }
 
 }  // namespace thinwire::optim

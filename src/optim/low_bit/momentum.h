@@ -106,9 +106,8 @@ class CompressedMomentum {
   [[nodiscard]] const compress::CompressedAllReduce* exchange_if_made() const {
     return exchange_.get();
   }
-  void set_observer(compress::WireObserver* observer);
-  /// Shows it the gradients of groups that stay exact.
-  void observe_exact(ConstView grads) const;
+  /// The model has another observer.
+  void follow_observer();
   void clear_residuals();
   void save_residuals(StateDict& state) const;
   [[nodiscard]] LateElements saved_late(
@@ -124,7 +123,6 @@ class CompressedMomentum {
   LowBitModel& model_;
   Options options_;
   std::unique_ptr<compress::CompressedAllReduce> exchange_;
-  compress::WireObserver* observer_ = nullptr;
   std::vector<std::uint8_t> participation_;  // empty: every element takes part
   compress::ActiveMask active_;              // the same in bits
   LateElements late_;
