@@ -14,7 +14,8 @@ namespace {
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 }  // namespace
 
-Buffer::Buffer(std::size_t size, DType dtype) : size_(size), dtype_(dtype) {
+Buffer::Buffer(std::size_t size, DType dtype, Fill fill)
+    : size_(size), dtype_(dtype) {
   if (size == 0) return;
   if (size >
       (std::numeric_limits<std::size_t>::max() - kHugePage) / size_of(dtype))
@@ -31,7 +32,7 @@ Buffer::Buffer(std::size_t size, DType dtype) : size_(size), dtype_(dtype) {
   // Advice only: without huge pages everything works, a little slower.
   if (alignment == kHugePage) madvise(data_.get(), rounded, MADV_HUGEPAGE);
 #endif
-  std::memset(data_.get(), 0, rounded);
+  if (fill == Fill::kZeros) std::memset(data_.get(), 0, rounded);
 }
 
 void Buffer::Free::operator()(void* data) const noexcept { std::free(data); }

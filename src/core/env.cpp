@@ -9,6 +9,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "core/duration.h"
 #include "core/require.h"
 
 namespace thinwire::env {
@@ -50,23 +51,12 @@ int num_threads() {
 }
 
 std::chrono::milliseconds timeout() {
-  using std::chrono::milliseconds;
   constexpr const char* kName = "THINWIRE_TIMEOUT";
-  constexpr const char* kAccepts =
-      "a positive integer with a unit ms, s, min or h, at most 1000h";
   const auto value = read(kName);
   if (!value) return std::chrono::minutes(10);
-  std::string_view text = *value;
-  const auto count = take_integer(text);
-  milliseconds unit{0};
-  if (text == "ms") unit = milliseconds(1);
-  if (text == "s") unit = std::chrono::seconds(1);
-  if (text == "min") unit = std::chrono::minutes(1);
-  if (text == "h") unit = std::chrono::hours(1);
-  constexpr milliseconds kMost = std::chrono::hours(1000);
-  if (!count || *count < 1 || unit.count() == 0 || *count > kMost / unit)
-    reject_value(kName, kAccepts, *value);
-  return *count * unit;
+  const auto duration = duration_from(*value);
+  if (!duration) reject_value(kName, kDurations, *value);
+  return *duration;
 }
 
 std::optional<std::string> comm_backend() { return read("THINWIRE_COMM"); }
@@ -91,6 +81,11 @@ int launched_ranks() {
     most = std::max(most, take_integer(text).value_or(1));
   }
   return static_cast<int>(std::min<std::int64_t>(most, 1 << 30));
+}
+
+bool launched_by_mpirun() {
+  if (read("OMPI_COMM_WORLD_SIZE")) return true;
+  return read("PMI_SIZE") && !read("SLURM_STEP_NUM_TASKS");  // srun sets both
 }
 
 std::optional<int> launched_rank() {

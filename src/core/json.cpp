@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <unordered_set>
 
 #include "core/require.h"
 
@@ -12,14 +13,16 @@ namespace thinwire {
 
 namespace {
 
-constexpr std::size_t kMostLevels = 32;
-// Each new key is compared with those before it.
-constexpr std::size_t kMostMembers = 4096;
+// Up to this many keys are compared one by one; then they are hashed.
+constexpr std::size_t kFewMembers = 16;
 
 // What nlohmann-json's parser calls for every piece of the text.
 class Builder final : public nlohmann::json_sax<nlohmann::json> {
  public:
-  explicit Builder(std::string_view text) : text_(text) {}
+  // With `take`, the outermost object is handed over and not kept.
+  Builder(std::string_view text, const JsonLimits& limits,
+          const TakeMember* take)
+      : text_(text), limits_(limits), take_(take) {}
 
   Json take() { return std::move(root_); }
 
@@ -47,12 +50,14 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
   bool end_object() override { return close(); }
   bool end_array() override { return close(); }
   bool key(std::string& name) override {
-    if (open_.back()->find(name) != nullptr)
+    Open& object = open_.back();
+    if (!is_new(object, name))
       reject(fmt::format("duplicate key {}",
                          brief_json(Json::of(std::string_view(name)))));
-    if (open_.back()->members.size() == kMostMembers)
-      reject(fmt::format("an object may have {} keys, not more", kMostMembers));
-    key_ = name;
+    if (++object.keys > limits_.members)
+      reject(
+          fmt::format("an object may have {} keys, not more", limits_.members));
+    (hands_over() ? member_name_ : key_) = std::move(name);
     return true;
   }
   bool parse_error(std::size_t position, const std::string&,
@@ -78,36 +83,93 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
     number.text = std::move(written);
     return put(std::move(number));
   }
+  // An object or array whose end has not been seen.
+  struct Open {
+    Json* value;
+    std::size_t keys = 0;
+    std::unordered_set<std::string> hashed{};
+  };
+
+  bool is_new(Open& object, const std::string& name) const {
+    const auto& members = object.value->members;
+    if (!hands_over() && members.size() < kFewMembers)
+      return object.value->find(name) == nullptr;
+    if (object.hashed.empty())
+      for (const Json::Member& member : members)
+        object.hashed.insert(member.first);
+    return object.hashed.insert(name).second;
+  }
+  // The next value is one that nothing keeps.
+  bool hands_over() const { return take_ != nullptr && open_.size() == 1; }
+
   bool put(Json value) {
-    place(std::move(value));
+    if (take_ != nullptr && open_.empty()) reject("not a JSON object");
+    if (hands_over())
+      (*take_)(member_name_, std::move(value), false);
+    else
+      place(std::move(value));
     return true;
   }
   // Pointers to open containers stay valid: what is inside of one is complete
   // before its next neighbour is appended.
   Json* place(Json value) {
+    if (++values_ > limits_.values)
+      reject(fmt::format("no more than {} values may be here", limits_.values));
     if (open_.empty()) return &(root_ = std::move(value));
-    Json& parent = *open_.back();
+    if (hands_over()) return &(member_ = std::move(value));
+    Json& parent = *open_.back().value;
     if (parent.is(Json::Kind::kObject))
       return &parent.add(key_, std::move(value));
+    if (take_ != nullptr && open_.size() == 2 && is_container(value)) {
+      values_of_member_ = values_ - 1;
+      return &(element_ = std::move(value));
+    }
     return &parent.elements.emplace_back(std::move(value));
   }
+  static bool is_container(const Json& value) {
+    return value.is(Json::Kind::kObject) || value.is(Json::Kind::kArray);
+  }
   bool open(Json container) {
-    if (open_.size() == kMostLevels)
+    if (open_.size() == limits_.depth)
       reject(
-          fmt::format("values may be nested {} deep, not more", kMostLevels));
-    open_.push_back(place(std::move(container)));
+          fmt::format("values may be nested {} deep, not more", limits_.depth));
+    if (take_ != nullptr && open_.empty() && container.is(Json::Kind::kArray))
+      reject("not a JSON object");
+    open_.push_back({place(std::move(container))});
     return true;
   }
   bool close() {
+    const Json* const closed = open_.back().value;
     open_.pop_back();
+    if (hands_over()) {
+      values_ = 0;
+      (*take_)(member_name_, std::move(member_), false);
+    } else if (closed == &element_) {
+      values_ = values_of_member_;
+      (*take_)(member_name_, std::move(element_), true);
+    }
     return true;
   }
 
   std::string_view text_;
+  const JsonLimits& limits_;
+  const TakeMember* take_;
   Json root_;
-  std::vector<Json*> open_;
+  Json member_;
+  Json element_;
+  std::vector<Open> open_;
   std::string key_;
+  std::string member_name_;
+  std::size_t values_ = 0;
+  std::size_t values_of_member_ = 0;
 };
+
+void parse(std::string_view text, Builder& builder) {
+  // The parser would take it for the end of the text.
+  if (const auto nul = text.find('\0'); nul != std::string_view::npos)
+    reject(fmt::format("not JSON: byte {} of {} is NUL", nul + 1, text.size()));
+  if (!nlohmann::json::sax_parse(text, &builder)) reject("not JSON");
+}
 
 std::string quoted(const std::string& text) {
   return nlohmann::json(text).dump(-1, ' ', false,
@@ -206,13 +268,16 @@ Json& Json::add(std::string name, Json value) {
   return members.emplace_back(std::move(name), std::move(value)).second;
 }
 
-Json parse_json(std::string_view text) {
-  // The parser would take it for the end of the text.
-  if (const auto nul = text.find('\0'); nul != std::string_view::npos)
-    reject(fmt::format("not JSON: byte {} of {} is NUL", nul + 1, text.size()));
-  Builder builder(text);
-  if (!nlohmann::json::sax_parse(text, &builder)) reject("not JSON");
+Json parse_json(std::string_view text, const JsonLimits& limits) {
+  Builder builder(text, limits, nullptr);
+  parse(text, builder);
   return builder.take();
+}
+
+void parse_json_members(std::string_view text, const JsonLimits& limits,
+                        const TakeMember& take) {
+  Builder builder(text, limits, &take);
+  parse(text, builder);
 }
 
 std::string write_json(const Json& value) {
@@ -221,9 +286,14 @@ std::string write_json(const Json& value) {
   return text;
 }
 
-std::string brief_json(const Json& value) {
+std::string compact_json(const Json& value) {
   std::string text;
   write(value, 0, false, text);
+  return text;
+}
+
+std::string brief_json(const Json& value) {
+  std::string text = compact_json(value);
   constexpr std::size_t kLength = 60;
   if (text.size() > kLength) text = text.substr(0, kLength) + "...";
   return text;

@@ -36,6 +36,22 @@ void StateDict::put(const std::string& name, ConstView values) {
   arrays_.insert_or_assign(name, std::move(copy));
 }
 
+void StateDict::put(const std::string& name, Buffer&& values) {
+  arrays_.insert_or_assign(name, std::move(values));
+}
+
+Buffer StateDict::take(std::string_view name) {
+  static_cast<void>(array(name));
+  return std::move(arrays_.extract(arrays_.find(name)).mapped());
+}
+
+void StateDict::erase(std::string_view name) {
+  if (const auto found = arrays_.find(name); found != arrays_.end())
+    arrays_.erase(found);
+  if (const auto found = scalars_.find(name); found != scalars_.end())
+    scalars_.erase(found);
+}
+
 void StateDict::put_integer(const std::string& name, std::int64_t value) {
   scalars_.insert_or_assign(name, value);
 }
@@ -45,6 +61,10 @@ void StateDict::put_real(const std::string& name, double value) {
 }
 
 void StateDict::put_text(const std::string& name, std::string value) {
+  scalars_.insert_or_assign(name, std::move(value));
+}
+
+void StateDict::put_scalar(const std::string& name, Scalar value) {
   scalars_.insert_or_assign(name, std::move(value));
 }
 

@@ -54,6 +54,22 @@ TEST(Buffers, AreZeroInMemoryThatWasUsed) {
   }
 }
 
+TEST(Buffers, ThatAreNotFilledAreOtherwiseTheSame) {
+  for (const std::size_t size : {std::size_t{1}, std::size_t{4} << 20}) {
+    const std::uint64_t before = memory_use().total();
+    const Buffer zeros(size, DType::kFloat32);
+    const std::uint64_t counted = memory_use().total() - before;
+    Buffer buffer(size, DType::kFloat32, Fill::kNone);
+    EXPECT_EQ(memory_use().total() - before, 2 * counted);
+    EXPECT_EQ(buffer.size(), size);
+    EXPECT_EQ(buffer.dtype(), DType::kFloat32);
+    EXPECT_EQ(
+        reinterpret_cast<std::uintptr_t>(buffer.data()) % Buffer::kAlignment,
+        0u);
+    buffer.as<float>()[size - 1] = 1;
+  }
+}
+
 TEST(Buffers, OfFourMebibytesBeginOnAHugePage) {
   for (const std::size_t bytes :
        {2 * kHugePage, 2 * kHugePage + 1, 5 * kHugePage - 3}) {

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -19,6 +21,20 @@ TEST(Checksum, IsXxh3OfTheBytes) {
 TEST(Checksum, OfAViewIsThatOfItsBytes) {
   const std::vector<std::uint8_t> bytes = {'t', 'h', 'i', 'n'};
   EXPECT_EQ(checksum(bytes), checksum(std::string_view("thin")));
+}
+
+TEST(Checksum, OfPiecesIsThatOfAllOfThem) {
+  std::vector<std::uint8_t> bytes(4097);
+  for (std::size_t i = 0; i < bytes.size(); ++i)
+    bytes[i] = static_cast<std::uint8_t>(i * 31 + i / 256);
+  const ConstView all(bytes);
+  Checksum pieces;
+  EXPECT_EQ(pieces.take(), checksum(ConstView()));
+  for (const std::size_t size : {1u, 31u, 256u, 1023u, 4097u}) {
+    for (std::size_t at = 0; at < bytes.size(); at += size)
+      pieces.add(all.subview(at, std::min(size, bytes.size() - at)));
+    EXPECT_EQ(pieces.take(), checksum(all)) << "in pieces of " << size;
+  }
 }
 
 TEST(Checksum, TellsZeroFromMinusZero) {

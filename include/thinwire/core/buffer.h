@@ -11,6 +11,12 @@
 
 namespace thinwire {
 
+/// What a new Buffer holds.
+enum class Fill {
+  kZeros,
+  kNone,  ///< Of one that is filled at once: no pass over it before.
+};
+
 /// Owned flat array, zero-filled, 64-byte aligned. Buffers of 4 MiB and more
 /// begin on a 2 MiB page and ask the kernel for huge pages (2-5 % bandwidth).
 /// memory_use() counts what was allocated: bytes() rounded up to whole lines of
@@ -21,7 +27,7 @@ class Buffer {
 
   Buffer() = default;
   /// Throws std::bad_alloc.
-  Buffer(std::size_t size, DType dtype);
+  Buffer(std::size_t size, DType dtype, Fill fill = Fill::kZeros);
 
   /// The other one is empty afterwards.
   Buffer(Buffer&& other) noexcept

@@ -28,6 +28,9 @@ enum class Prefetch { kAuto, kOn, kOff };
 /// How many ranks the launcher that started this process (mpirun, srun)
 /// announced in its variables; 1 when there was none.
 [[nodiscard]] int launched_ranks();
+/// That launcher was mpirun or mpiexec, which ends all ranks with SIGTERM when
+/// one has died.
+[[nodiscard]] bool launched_by_mpirun();
 /// Which of them this process is, if its launcher said so: for messages from
 /// before there is a communicator.
 [[nodiscard]] std::optional<int> launched_rank();

@@ -21,9 +21,12 @@ class StateDict {
 
   /// Copies the array; replaces one of the same name.
   void put(const std::string& name, ConstView values);
+  /// The same, without a copy.
+  void put(const std::string& name, Buffer&& values);
   void put_integer(const std::string& name, std::int64_t value);
   void put_real(const std::string& name, double value);
   void put_text(const std::string& name, std::string value);
+  void put_scalar(const std::string& name, Scalar value);
 
   /// Everything of `other`, with `prefix` before its names.
   void put_all(const std::string& prefix, const StateDict& other);
@@ -44,6 +47,11 @@ class StateDict {
   /// Error(kCorruptCheckpoint) naming both otherwise.
   [[nodiscard]] ConstView array(std::string_view name, DType dtype,
                                 std::size_t size) const;
+
+  /// Moves an array out; throws as array(name).
+  [[nodiscard]] Buffer take(std::string_view name);
+  /// Forgets an array or a scalar, if there is one.
+  void erase(std::string_view name);
 
   [[nodiscard]] const std::map<std::string, Buffer, std::less<>>& arrays()
       const noexcept {
