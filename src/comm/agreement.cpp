@@ -33,27 +33,6 @@ std::string quote(const std::vector<std::string_view>& lines,
                              : "nothing (its text ends before)";
 }
 
-std::vector<std::string> gather_texts(Communicator& comm,
-                                      std::string_view text) {
-  const auto ranks = static_cast<std::size_t>(comm.size());
-  const std::int64_t own = static_cast<std::int64_t>(text.size());
-  std::vector<std::int64_t> sizes(ranks);
-  comm.all_gather(ConstView(&own, 1, DType::kInt64), sizes);
-  std::vector<std::size_t> counts(sizes.begin(), sizes.end());
-  std::size_t total = 0;
-  for (const std::size_t count : counts) total += count;
-  std::vector<std::uint8_t> bytes(total);
-  comm.all_gather(ConstView(text.data(), text.size(), DType::kUInt8), bytes,
-                  counts);
-  std::vector<std::string> texts;
-  auto begin = bytes.cbegin();
-  for (const std::int64_t size : sizes) {
-    texts.emplace_back(begin, begin + size);
-    begin += size;
-  }
-  return texts;
-}
-
 // The earliest line in which a rank differs from rank 0; the same on all ranks.
 std::string first_difference(const std::vector<std::string>& texts) {
   const std::vector<std::string_view> reference = lines_of(texts[0]);
@@ -86,6 +65,27 @@ std::int32_t status_of(const std::exception& error) {
 }
 
 }  // namespace
+
+std::vector<std::string> gather_texts(Communicator& comm,
+                                      std::string_view text) {
+  const auto ranks = static_cast<std::size_t>(comm.size());
+  const std::int64_t own = static_cast<std::int64_t>(text.size());
+  std::vector<std::int64_t> sizes(ranks);
+  comm.all_gather(ConstView(&own, 1, DType::kInt64), sizes);
+  std::vector<std::size_t> counts(sizes.begin(), sizes.end());
+  std::size_t total = 0;
+  for (const std::size_t count : counts) total += count;
+  std::vector<std::uint8_t> bytes(total);
+  comm.all_gather(ConstView(text.data(), text.size(), DType::kUInt8), bytes,
+                  counts);
+  std::vector<std::string> texts;
+  auto begin = bytes.cbegin();
+  for (const std::int64_t size : sizes) {
+    texts.emplace_back(begin, begin + size);
+    begin += size;
+  }
+  return texts;
+}
 
 void require_everywhere(Communicator& comm,
                         const std::function<void()>& check) {

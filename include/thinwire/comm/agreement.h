@@ -2,7 +2,9 @@
 #pragma once
 
 #include <functional>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "thinwire/comm/communicator.h"
 
@@ -22,5 +24,9 @@ void require_same(Communicator& comm, std::string_view what,
 /// rank (kFailedPrecondition if that was no Error) and the text "rank 1 gave
 /// up: ...". Costs one all-gather of 4 bytes if it threw on none.
 void require_everywhere(Communicator& comm, const std::function<void()>& check);
+
+/// Collective: every rank's text, in rank order.
+[[nodiscard]] std::vector<std::string> gather_texts(Communicator& comm,
+                                                    std::string_view text);
 
 }  // namespace thinwire::comm
