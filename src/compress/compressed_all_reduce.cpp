@@ -262,6 +262,10 @@ void CompressedAllReduce::load_errors(ConstView worker, ConstView server) {
   impl_->residuals.load(worker, server);
 }
 
+void CompressedAllReduce::take_errors(Buffer&& worker, Buffer&& server) {
+  impl_->residuals.take(std::move(worker), std::move(server));
+}
+
 void CompressedAllReduce::add_to_worker_error(std::size_t block,
                                               const float* values,
                                               float weight) {

@@ -131,4 +131,12 @@ void Residuals::load(ConstView worker, ConstView server) {
   }
 }
 
+void Residuals::take(Buffer&& worker, Buffer&& server) {
+  require_fit(worker.view(), worker_.values, "worker_error");
+  require_fit(server.view(), server_.values, "server_error");
+  worker_.values = std::move(worker);
+  server_.values = std::move(server);
+  for (Side* side : {&worker_, &server_}) std::ranges::fill(side->scales, 0.0f);
+}
+
 }  // namespace thinwire::compress

@@ -105,6 +105,7 @@ class Residuals {
   /// Throws Error(kCorruptCheckpoint) naming the array that does not fit,
   /// before anything changes.
   void load(ConstView worker, ConstView server);
+  void take(Buffer&& worker, Buffer&& server);
 
  private:
   // Of one side of the exchange.

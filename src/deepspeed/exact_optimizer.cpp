@@ -2,8 +2,10 @@
 #include <cmath>
 #include <utility>
 
+#include "deepspeed/own_state.h"
 #include "optim/checks.h"
 #include "optim/exact_exchange.h"
+#include "optim/saved_state.h"
 #include "optim/verification.h"
 #include "thinwire/deepspeed/optimizers.h"
 
@@ -90,12 +92,20 @@ std::size_t ExactOptimizer::num_groups() const noexcept {
   return impl_->rule->num_groups();
 }
 
-StateDict ExactOptimizer::state_dict() const {
-  return optim::rule_state(*impl_->rule, impl_->counts);
+optim::State ExactOptimizer::state() const {
+  return own_state(optim::rule_state(*impl_->rule, impl_->counts));
 }
 
-void ExactOptimizer::load_state_dict(const StateDict& state) {
-  impl_->counts = optim::load_rule_state(*impl_->rule, state);
+optim::Optimizer::Adoption ExactOptimizer::adopt(StateDict state) {
+  return optim::adopt_rule_state(*impl_->rule, impl_->counts, std::move(state));
+}
+
+StateDict ExactOptimizer::owner() const {
+  return optim::layout_owner(impl_->rule->layout());
+}
+
+void ExactOptimizer::require_owner(const StateDict& state) const {
+  optim::require_layout(state, impl_->rule->layout());
 }
 
 }  // namespace thinwire::deepspeed

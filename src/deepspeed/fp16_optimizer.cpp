@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <utility>
 
 #include "core/require.h"
+#include "deepspeed/own_state.h"
+#include "optim/saved_state.h"
 #include "precision/require_16_bit.h"
 #include "thinwire/deepspeed/loss_scaler.h"
 #include "thinwire/kernels/cast.h"
@@ -70,7 +73,7 @@ Fp16Optimizer::Fp16Optimizer(comm::Communicator& comm,
   (void)optimizer_->step_averaged({.params = masters_.view(), .grads = grads_});
 }
 
-void Fp16Optimizer::set_masters(ConstView params) {
+void Fp16Optimizer::read_masters(ConstView params) {
   require(params.size() == layout_.size(), "params",
           fmt::format("{} elements", layout_.size()), params.size());
   kernels::convert(params, masters_.view());
@@ -176,24 +179,27 @@ double Fp16Optimizer::combined_scale(double total) const {
 
 // ---- saved state
 
-StateDict Fp16Optimizer::state_dict() const {
-  StateDict state = optimizer_->state_dict();
-  state.put_integer("skipped_steps", skipped_steps());
-  state.put("masters", masters_.view());
-  scaler_.save(state);
-  return state;
+optim::State Fp16Optimizer::state() const {
+  optim::State state = optimizer_->state();
+  state.common.put_integer("skipped_steps", skipped_steps());
+  state.add_free("masters", masters_.view());
+  scaler_.save(state.common);
+  return own_state(std::move(state));
 }
 
-void Fp16Optimizer::load_state_dict(const StateDict& state) {
+optim::Optimizer::Adoption Fp16Optimizer::adopt(StateDict state) {
   precision::LossScaler scaler = scaler_;
   scaler.load(state);
-  const ConstView masters =
-      state.array("masters", DType::kFloat32, layout_.size());
   const std::int64_t skipped = state.integer("skipped_steps");
-  optimizer_->load_state_dict(state);  // the last that can fail
-  scaler_ = scaler;
-  skipped_ = skipped - optimizer_->skipped_steps();  // some has taken over
-  kernels::convert(masters, masters_.view());
+  const auto masters = std::make_shared<Buffer>(
+      optim::take_floats(state, "masters", DType::kFloat32, layout_.size()));
+  return [this, scaler, skipped, masters,
+          of_optimizer = optimizer_->adopt(std::move(state))] {
+    of_optimizer();
+    scaler_ = scaler;
+    skipped_ = skipped - optimizer_->skipped_steps();  // some has taken over
+    masters_ = std::move(*masters);
+  };
 }
 
 }  // namespace thinwire::deepspeed

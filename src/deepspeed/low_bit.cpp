@@ -2,10 +2,13 @@
 #include "deepspeed/low_bit.h"
 
 #include <cmath>
+#include <memory>
 #include <string>
 #include <utility>
 
+#include "deepspeed/own_state.h"
 #include "optim/checks.h"
+#include "optim/saved_state.h"
 #include "optim/verification.h"
 #include "thinwire/comm/agreement.h"
 
@@ -84,43 +87,49 @@ void LowBitOptimizer::Impl::make_denominator(std::span<const GroupRange> which,
                          adam().coefficients(r.group, steps, 1));
 }
 
-StateDict LowBitOptimizer::Impl::save() const {
+optim::State LowBitOptimizer::Impl::state() const {
   const optim::Adam& adam = model.adam;
-  StateDict state;
-  state.put_text("optimizer", model.settings.name);
-  state.put_text("layout", adam.layout().describe());
-  state.put_integer("step", steps);
-  state.put("learning_rates", adam.learning_rates());
-  state.put("exp_avg", adam.exp_avg().view().subview(0, model.size()));
-  state.put("exp_avg_sq", adam.exp_avg_sq().view());
+  optim::State state;
+  state.common.put_text("optimizer", model.settings.name);
+  state.common.put_integer("step", steps);
+  state.add_groups("learning_rates", adam.learning_rates());
+  state.add_free("exp_avg", adam.exp_avg().view().subview(0, model.size()));
+  state.add_free("exp_avg_sq", adam.exp_avg_sq().view());
   if (exchange_) {
-    state.put("worker_error", exchange_->worker_error());
-    state.put("server_error", exchange_->server_error());
+    state.add_free("worker_error", exchange_->worker_error());
+    state.add_free("server_error", exchange_->server_error());
   }
-  save_own(state);
-  return state;
+  add_own(state);
+  return own_state(std::move(state));
 }
 
-// Everything is read into copies first: a state that does not fit changes
+// Everything is taken out of the state first: one that does not fit changes
 // nothing.
-void LowBitOptimizer::Impl::load(const StateDict& state) {
+optim::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
+  struct Taken {
+    std::int64_t steps = 0;
+    std::vector<double> rates;
+    Buffer m, v;
+    optim::Adoption own;
+  };
   const std::size_t n = model.size();
-  optim::require_layout(state, adam().layout());
   optim::require_text(state, "optimizer", model.settings.name);
-  const std::int64_t new_steps = state.integer("step");
-  Buffer m = optim::saved_floats(state, "exp_avg", n);
-  Buffer v = optim::saved_floats(state, "exp_avg_sq", n);
-  const std::vector<double> rates = adam().learning_rates_in(state);
-  const Commit commit_own = read_own(state);
-
-  for (std::size_t g = 0; g < rates.size(); ++g)
-    adam().set_learning_rate(g, rates[g]);
-  steps = new_steps;
-  initialized = true;
-  adam().exp_avg() = std::move(m);
-  adam().exp_avg_sq() = std::move(v);
-  clear_residuals();
-  commit_own();
+  const auto taken = std::make_shared<Taken>();
+  taken->steps = state.integer("step");
+  taken->rates = adam().learning_rates_in(state);
+  taken->m = optim::take_floats(state, "exp_avg", DType::kFloat32, n);
+  taken->v = optim::take_floats(state, "exp_avg_sq", DType::kFloat32, n);
+  taken->own = adopt_own(state);
+  return [this, taken] {
+    for (std::size_t g = 0; g < taken->rates.size(); ++g)
+      adam().set_learning_rate(g, taken->rates[g]);
+    steps = taken->steps;
+    initialized = true;
+    adam().exp_avg() = std::move(taken->m);
+    adam().exp_avg_sq() = std::move(taken->v);
+    clear_residuals();
+    taken->own();
+  };
 }
 
 LowBitOptimizer::LowBitOptimizer(std::unique_ptr<Impl> impl)
@@ -159,10 +168,18 @@ std::size_t LowBitOptimizer::num_groups() const noexcept {
   return impl_->adam().num_groups();
 }
 
-StateDict LowBitOptimizer::state_dict() const { return impl_->save(); }
+optim::State LowBitOptimizer::state() const { return impl_->state(); }
 
-void LowBitOptimizer::load_state_dict(const StateDict& state) {
-  impl_->load(state);
+optim::Optimizer::Adoption LowBitOptimizer::adopt(StateDict state) {
+  return impl_->adopt(std::move(state));
+}
+
+StateDict LowBitOptimizer::owner() const {
+  return optim::layout_owner(impl_->adam().layout());
+}
+
+void LowBitOptimizer::require_owner(const StateDict& state) const {
+  optim::require_layout(state, impl_->adam().layout());
 }
 
 void LowBitOptimizer::set_observer(compress::WireObserver* observer) noexcept {

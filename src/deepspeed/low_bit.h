@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -13,9 +12,6 @@ namespace thinwire::deepspeed {
 
 /// What the reference's low-bit optimizers share.
 struct LowBitOptimizer::Impl {
-  /// Applies what read_own() has checked and copied.
-  using Commit = std::function<void()>;
-
   Impl(comm::Communicator& comm, const ParameterLayout& layout,
        optim::LowBitSettings settings)
       : model(comm, layout, std::move(settings), /*scale_per_unit=*/true),
@@ -35,8 +31,8 @@ struct LowBitOptimizer::Impl {
   virtual void take_step(const optim::StepInput& in, bool averaged,
                          optim::StepMeter& step) = 0;
   [[nodiscard]] virtual optim::Phase phase() const = 0;
-  virtual void save_own(StateDict& state) const = 0;
-  [[nodiscard]] virtual Commit read_own(const StateDict& state) = 0;
+  virtual void add_own(optim::State& state) const = 0;
+  [[nodiscard]] virtual optim::Adoption adopt_own(StateDict& state) = 0;
 
   // ---- pieces of a step
   [[nodiscard]] optim::Adam& adam() { return model.adam; }
@@ -59,8 +55,8 @@ struct LowBitOptimizer::Impl {
     if (exchange_) exchange_->clear_errors();
   }
 
-  [[nodiscard]] StateDict save() const;
-  void load(const StateDict& state);
+  [[nodiscard]] optim::State state() const;
+  [[nodiscard]] optim::Adoption adopt(StateDict state);
 
  private:
   void verify(View params);

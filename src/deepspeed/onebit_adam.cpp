@@ -8,6 +8,7 @@
 #include "deepspeed/low_bit.h"
 #include "deepspeed/validate.h"
 #include "optim/low_bit/exact_groups.h"
+#include "optim/saved_state.h"
 
 namespace thinwire::deepspeed {
 
@@ -131,16 +132,17 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
     return frozen_at == 0 ? optim::Phase::kExact : optim::Phase::kCompressed;
   }
 
-  void save_own(StateDict& state) const override {
-    state.put_integer("frozen_at", frozen_at);
-    if (frozen_at > 0) state.put("denominator", denominator.view());
+  void add_own(optim::State& state) const override {
+    state.common.put_integer("frozen_at", frozen_at);
+    if (frozen_at > 0) state.add_free("denominator", denominator.view());
   }
 
-  [[nodiscard]] Commit read_own(const StateDict& state) override {
+  [[nodiscard]] optim::Adoption adopt_own(StateDict& state) override {
     const std::int64_t new_frozen_at = state.integer("frozen_at");
     auto d = std::make_shared<Buffer>();
     if (new_frozen_at > 0)
-      *d = optim::saved_floats(state, "denominator", model.size());
+      *d = optim::take_floats(state, "denominator", DType::kFloat32,
+                              model.size());
     return [=, this] {
       frozen_at = new_frozen_at;
       denominator = std::move(*d);

@@ -14,6 +14,7 @@
 #include "deepspeed/validate.h"
 #include "optim/lamb_coefficients.h"
 #include "optim/lamb_step.h"
+#include "optim/saved_state.h"
 
 namespace thinwire::deepspeed {
 
@@ -214,30 +215,30 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
     return frozen_at == 0 ? optim::Phase::kExact : optim::Phase::kCompressed;
   }
 
-  void save_own(StateDict& state) const override {
-    state.put_integer("frozen_at", frozen_at);
-    coefficients.save(state);
-    state.put("exp_avg_sq_fresh", fresh.view());
-    state.put("exp_avg_flat", model.adam.exp_avg().view());
+  void add_own(optim::State& state) const override {
+    state.common.put_integer("frozen_at", frozen_at);
+    coefficients.add_to(state);
+    state.add_free("exp_avg_sq_fresh", fresh.view());
+    state.add_free("exp_avg_flat", std::as_const(model.adam).exp_avg().view());
     if (frozen_at == 0) return;
-    state.put("denominator", denominator.view());
-    state.put("scaling_coeff", momentum_scales);
+    state.add_free("denominator", denominator.view());
+    state.add_parameters("scaling_coeff", momentum_scales);
   }
 
   // The reference forgets what it learned of the ratios in the warm-up stage.
-  [[nodiscard]] Commit read_own(const StateDict& state) override {
+  [[nodiscard]] optim::Adoption adopt_own(StateDict& state) override {
     const std::int64_t new_frozen_at = state.integer("frozen_at");
     const optim::LambCoefficients read = coefficients.read(state);
     std::vector<double> scales;
     auto d = std::make_shared<Buffer>();
     auto v = std::make_shared<Buffer>(Buffer::of<float>(model.size()));
     if (new_frozen_at > 0) {
-      const auto saved =
-          state.array("scaling_coeff", DType::kFloat64, read.last.size())
-              .as<double>();
-      scales.assign(saved.begin(), saved.end());
-      *d = optim::saved_floats(state, "denominator", model.size());
-      *v = optim::saved_floats(state, "exp_avg_sq_fresh", model.size());
+      scales =
+          optim::saved_values<double>(state, "scaling_coeff", read.last.size());
+      *d = optim::take_floats(state, "denominator", DType::kFloat32,
+                              model.size());
+      *v = optim::take_floats(state, "exp_avg_sq_fresh", DType::kFloat32,
+                              model.size());
     }
     return [=, this] {
       frozen_at = new_frozen_at;

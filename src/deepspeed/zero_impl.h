@@ -67,7 +67,7 @@ struct ZeroOptimizer::Impl final : optim::GradientSink {
   std::vector<std::size_t> places;  // of parameters in flat order
   bool has_averaged = false;
   optim::GradientWindow window;
-  shard::StepCounts counts;
+  optim::StepCounts counts;
 };
 
 }  // namespace thinwire::deepspeed

@@ -163,15 +163,15 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
                                                 : Phase::kCompressed;
   }
 
-  void save_own(StateDict& state) const override {
-    schedule.save(state);
-    state.put_integer("frozen", frozen ? 1 : 0);
-    state.put("lrs", lrs);
-    state.put("momentum_accumulator", accumulator.view());
+  void add_own(optim::State& state) const override {
+    schedule.save(state.common);
+    state.common.put_integer("frozen", frozen ? 1 : 0);
+    state.add_groups("lrs", lrs);
+    state.add_free("momentum_accumulator", accumulator.view());
   }
 
   // The reference begins its schedule anew and forgets what was accumulated.
-  [[nodiscard]] Commit read_own(const StateDict& state) override {
+  [[nodiscard]] optim::Adoption adopt_own(StateDict& state) override {
     const bool was_frozen = state.integer("frozen") != 0;
     return [=, this] {
       frozen = was_frozen;

@@ -2,9 +2,14 @@
 // Whole values and saved state.
 #include <fmt/format.h>
 
+#include <memory>
+#include <utility>
+
+#include "deepspeed/own_state.h"
 #include "deepspeed/rounded_sum.h"
 #include "deepspeed/zero_impl.h"
 #include "optim/checks.h"
+#include "optim/saved_state.h"
 #include "shard/checks.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/error.h"
@@ -124,34 +129,55 @@ void ZeroOptimizer::reload_states() {
 
 // ---- saved state
 
-StateDict ZeroOptimizer::state_dict() const {
-  StateDict state;
-  state.put("masters", impl_->masters.view());
-  impl_->adam.save(state);
-  shard::save_counts(state, impl_->counts, impl_->layout, impl_->comm.rank());
-  if (impl_->scale.is_used()) impl_->scale.save(state);
-  return state;
+namespace {
+
+constexpr const char* kName = "deepspeed zero";
+
+}  // namespace
+
+optim::State ZeroOptimizer::state() const {
+  optim::State state;
+  state.add_free("masters", std::as_const(impl_->masters).view());
+  impl_->adam.add_to(state, optim::Sharing::kOwn, {});
+  state.common.put_text("optimizer", kName);
+  impl_->counts.save(state.common);
+  if (impl_->scale.is_used()) impl_->scale.save(state.common);
+  return own_state(std::move(state));
+}
+
+optim::Optimizer::Adoption ZeroOptimizer::adopt(StateDict state) {
+  optim::require_text(state, "optimizer", kName);
+  precision::LossScale scale = impl_->scale;
+  scale.require_in(state);
+  scale.load_if_there(state);
+  const auto counts = optim::StepCounts::load(state);
+  const auto masters = std::make_shared<Buffer>(optim::take_floats(
+      state, "masters", DType::kFloat32, impl_->masters.size()));
+  return [this, scale, counts, masters, of_adam = impl_->adam.adopt(state)] {
+    of_adam();
+    impl_->masters = std::move(*masters);
+    impl_->has_averaged = false;
+    impl_->scale = scale;
+    impl_->counts = counts;
+  };
 }
 
 void ZeroOptimizer::load_state_dict(const StateDict& state) {
-  precision::LossScale scale = impl_->scale;
-  const std::size_t size = impl_->masters.size();
-  shard::StepCounts counts;
+  Adoption adopted;
   comm::require_everywhere(impl_->comm, [&] {
-    counts = shard::saved_counts(state, impl_->layout, impl_->comm.rank());
-    if (scale.is_used()) scale.load(state);
-    static_cast<void>(state.array("masters", DType::kFloat32, size));
-    static_cast<void>(impl_->adam.learning_rates_in(state));
-    for (const char* moment : {"exp_avg", "exp_avg_sq"})
-      static_cast<void>(state.array(moment, DType::kFloat32, size));
+    require_owner(state);
+    adopted = adopt(optim::copy_to_adopt(state));
   });
-  impl_->adam.load(state);
-  kernels::convert(state.array("masters", DType::kFloat32, size),
-                   impl_->masters.view());
-  impl_->has_averaged = false;
+  adopted();
   if (optim::is_16_bit(impl_->options.dtype)) impl_->gather_params();
-  impl_->scale = scale;
-  impl_->counts = counts;
+}
+
+StateDict ZeroOptimizer::owner() const {
+  return shard::shard_owner(impl_->layout, impl_->comm.rank());
+}
+
+void ZeroOptimizer::require_owner(const StateDict& state) const {
+  shard::require_shard_owner(state, impl_->layout, impl_->comm.rank());
 }
 
 }  // namespace thinwire::deepspeed

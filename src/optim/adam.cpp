@@ -6,11 +6,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
+#include <memory>
 #include <utility>
 
 #include "optim/checks.h"
 #include "optim/exact_exchange.h"
+#include "optim/saved_state.h"
 #include "thinwire/core/error.h"
 #include "thinwire/kernels/adam.h"
 #include "thinwire/kernels/cast.h"
@@ -202,20 +203,28 @@ View Adam::state(std::string_view key) {
   return (is_first ? exp_avg_ : exp_avg_sq_).view();
 }
 
-void Adam::save(StateDict& state) const {
-  state.put("learning_rates", learning_rates_);
-  state.put("exp_avg", exp_avg_.view());
-  state.put("exp_avg_sq", exp_avg_sq_.view());
+void Adam::add_to(State& state, Sharing sharing,
+                  const std::vector<Range>& elements) const {
+  state.add_groups("learning_rates", learning_rates_);
+  state.add_elements("exp_avg", sharing, elements, exp_avg_.view());
+  state.add_elements("exp_avg_sq", sharing, elements, exp_avg_sq_.view());
 }
 
-void Adam::load(const StateDict& state) {
-  const std::size_t n = layout_.size();
-  const ConstView m = state.array("exp_avg", options_.state_dtype, n);
-  const ConstView v = state.array("exp_avg_sq", options_.state_dtype, n);
-  learning_rates_ = learning_rates_in(state);
-  if (n == 0) return;
-  std::memcpy(exp_avg_.data(), m.data(), m.bytes());
-  std::memcpy(exp_avg_sq_.data(), v.data(), v.bytes());
+Adoption Adam::adopt(StateDict& state) {
+  struct Taken {
+    std::vector<double> rates;
+    Buffer m, v;
+  };
+  const DType dtype = options_.state_dtype;
+  auto taken = std::make_shared<Taken>();
+  taken->rates = learning_rates_in(state);
+  taken->m = take_floats(state, "exp_avg", dtype, layout_.size());
+  taken->v = take_floats(state, "exp_avg_sq", dtype, layout_.size());
+  return [this, taken] {
+    learning_rates_ = std::move(taken->rates);
+    exp_avg_ = std::move(taken->m);
+    exp_avg_sq_ = std::move(taken->v);
+  };
 }
 
 }  // namespace thinwire::optim

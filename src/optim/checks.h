@@ -5,22 +5,17 @@
 
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "core/require.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/parameter_layout.h"
-#include "thinwire/core/state_dict.h"
 #include "thinwire/core/view.h"
 #include "thinwire/optim/optimizer.h"
 #include "thinwire/optim/update_rule.h"
 
-/// Checks of what optimizers are given: a step's input, and saved state. Unless
-/// they say otherwise they throw Error(kInvalidArgument) naming the argument,
-/// its range and the value given.
+/// Checks of a step's input. They throw Error(kInvalidArgument) naming the
+/// argument, its range and the value given.
 namespace thinwire::optim {
 
 inline void require_learning_rate(double value) {
@@ -85,76 +80,6 @@ inline void require_float32_step_input(const StepInput& input,
                                        std::size_t size) {
   require_view("params", input.params, size, true, false);
   require_step_input(input, size);
-}
-
-/// Saved state must be of the same layout; throws Error(kCorruptCheckpoint).
-inline void require_layout(const StateDict& state,
-                           const ParameterLayout& layout) {
-  if (state.text("layout") != layout.describe())
-    throw Error(ErrorCode::kCorruptCheckpoint,
-                fmt::format("the state is of another parameter layout: it "
-                            "begins with '{}', this one with '{}'",
-                            state.text("layout").substr(0, 60),
-                            layout.describe().substr(0, 60)));
-}
-
-/// Saved state must say the same of `key`; throws Error(kCorruptCheckpoint).
-inline void require_text(const StateDict& state, const char* key,
-                         std::string_view own) {
-  if (state.text(key) != own)
-    throw Error(ErrorCode::kCorruptCheckpoint,
-                fmt::format("the state's {} is {}, this optimizer's {}", key,
-                            state.text(key), own));
-}
-
-/// What every optimizer counts.
-struct StepCounts {
-  std::int64_t steps = 0;
-  std::int64_t skipped = 0;
-};
-
-/// The state of an optimizer that has nothing but a rule and counts.
-[[nodiscard]] inline StateDict rule_state(const UpdateRule& rule,
-                                          const StepCounts& counts) {
-  StateDict state;
-  rule.save(state);
-  state.put_text("optimizer", std::string(rule.name()));
-  state.put_text("layout", rule.layout().describe());
-  state.put_integer("step", counts.steps);
-  state.put_integer("skipped_steps", counts.skipped);
-  return state;
-}
-
-/// Loads the rule and returns the counts; throws Error(kCorruptCheckpoint)
-/// before anything changes.
-[[nodiscard]] inline StepCounts load_rule_state(UpdateRule& rule,
-                                                const StateDict& state) {
-  require_layout(state, rule.layout());
-  require_text(state, "optimizer", rule.name());
-  const StepCounts counts{.steps = state.integer("step"),
-                          .skipped = state.integer("skipped_steps")};
-  rule.load(state);
-  return counts;
-}
-
-/// A saved list of elements of a layout; throws Error(kCorruptCheckpoint)
-/// unless they ascend and lie in it.
-[[nodiscard]] inline std::vector<std::size_t> saved_indices(
-    const StateDict& state, std::string_view name, std::size_t num_elements) {
-  const auto saved = state.array(name, DType::kInt64, state.array(name).size())
-                         .as<std::int64_t>();
-  std::vector<std::size_t> indices;
-  std::int64_t least = 0;
-  for (const std::int64_t index : saved) {
-    if (index < least || index >= static_cast<std::int64_t>(num_elements))
-      throw Error(ErrorCode::kCorruptCheckpoint,
-                  fmt::format("state array '{}' must hold ascending numbers "
-                              "below {}, got {}",
-                              name, num_elements, index));
-    indices.push_back(static_cast<std::size_t>(index));
-    least = index + 1;
-  }
-  return indices;
 }
 
 }  // namespace thinwire::optim

@@ -4,11 +4,13 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <utility>
 
 #include "core/require.h"
 #include "optim/checks.h"
 #include "optim/exact_average.h"
 #include "optim/gradient_agreement.h"
+#include "optim/saved_state.h"
 #include "optim/verification.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/error.h"
@@ -124,12 +126,20 @@ std::size_t DataParallel::num_groups() const noexcept {
   return impl_->rule->num_groups();
 }
 
-StateDict DataParallel::state_dict() const {
+State DataParallel::state() const {
   return rule_state(*impl_->rule, impl_->counts);
 }
 
-void DataParallel::load_state_dict(const StateDict& state) {
-  impl_->counts = load_rule_state(*impl_->rule, state);
+Optimizer::Adoption DataParallel::adopt(StateDict state) {
+  return adopt_rule_state(*impl_->rule, impl_->counts, std::move(state));
+}
+
+StateDict DataParallel::owner() const {
+  return layout_owner(impl_->rule->layout());
+}
+
+void DataParallel::require_owner(const StateDict& state) const {
+  require_layout(state, impl_->rule->layout());
 }
 
 }  // namespace thinwire::optim

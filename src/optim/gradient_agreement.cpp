@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -77,6 +78,21 @@ void CalibratedNorm::load(const StateDict& state) {
   const double ratio = state.real("clip_ratio");
   measured_ = state.integer("clip_ratio_measured") != 0;
   ratio_ = ratio;
+}
+
+void CalibratedNorm::rescale(std::int64_t from, std::int64_t to) noexcept {
+  if (from == to || !measured_) return;
+  if (to == 1 || from == 1) {
+    ratio_ = 1;
+    measured_ = false;
+    return;
+  }
+  const double square = std::min(1.0, ratio_ * ratio_);
+  const auto ranks = static_cast<double>(to);
+  const double signal = static_cast<double>(from) * square - 1;
+  const double noise = (1 - square) / signal;
+  ratio_ =
+      std::sqrt(signal <= 0 ? 1 / ranks : (1 + noise) / (1 + ranks * noise));
 }
 
 }  // namespace thinwire::optim

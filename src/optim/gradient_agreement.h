@@ -56,6 +56,11 @@ class CalibratedNorm {
 
   void save(StateDict& state) const;
   void load(const StateDict& state);
+  /// After `from` ranks had measured it, `to` ranks go on with the same samples
+  /// per step: for a gradient of signal S and a batch's noise x S,
+  ///   rho^2 = (1 + x) / (1 + ranks x).
+  /// A group of one knows its norm; from one, nothing follows for more.
+  void rescale(std::int64_t from, std::int64_t to) noexcept;
 
  private:
   double ratio_ = 1;

@@ -101,11 +101,16 @@ double Lamb::learning_rate(std::size_t group) const {
 
 View Lamb::state(std::string_view key) { return adam_.state(key); }
 
-void Lamb::save(StateDict& state) const { adam_.save(state); }
+void Lamb::add_to(State& state, Sharing sharing,
+                  const std::vector<Range>& elements) const {
+  adam_.add_to(state, sharing, elements);
+}
 
-void Lamb::load(const StateDict& state) {
-  adam_.load(state);
-  norms_of_ = 0;
+Adoption Lamb::adopt(StateDict& state) {
+  return [this, of_adam = adam_.adopt(state)] {
+    of_adam();
+    norms_of_ = 0;
+  };
 }
 
 }  // namespace thinwire::optim

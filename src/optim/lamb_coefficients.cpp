@@ -3,20 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string_view>
+
+#include "optim/saved_state.h"
 
 namespace thinwire::optim {
-
-namespace {
-
-template <class T>
-std::vector<T> saved(const StateDict& state, std::string_view name, DType dtype,
-                     std::size_t size) {
-  const auto values = state.array(name, dtype, size).as<T>();
-  return {values.begin(), values.end()};
-}
-
-}  // namespace
 
 LambCoefficients::LambCoefficients(const OnebitLambOptions& options,
                                    std::size_t count)
@@ -52,23 +42,21 @@ double LambCoefficients::corrected_average(std::size_t i) const {
          (1 - std::pow(beta_, static_cast<double>(num_averaged[i])));
 }
 
-void LambCoefficients::save(StateDict& state) const {
-  state.put("lamb_coeffs", last);
-  state.put("lamb_coeff_freeze", averages);
-  state.put("lamb_coeff_count", num_averaged);
-  state.put("last_factor", last_factors);
+void LambCoefficients::add_to(State& state) const {
+  state.add_parameters("lamb_coeffs", last);
+  state.add_parameters("lamb_coeff_freeze", averages);
+  state.add_parameters("lamb_coeff_count", num_averaged);
+  state.add_parameters("last_factor", last_factors);
 }
 
 LambCoefficients LambCoefficients::read(const StateDict& state) const {
   const std::size_t count = last.size();
   LambCoefficients read = *this;
-  read.last = saved<double>(state, "lamb_coeffs", DType::kFloat64, count);
-  read.averages =
-      saved<double>(state, "lamb_coeff_freeze", DType::kFloat64, count);
+  read.last = saved_values<double>(state, "lamb_coeffs", count);
+  read.averages = saved_values<double>(state, "lamb_coeff_freeze", count);
   read.num_averaged =
-      saved<std::int64_t>(state, "lamb_coeff_count", DType::kInt64, count);
-  read.last_factors =
-      saved<double>(state, "last_factor", DType::kFloat64, count);
+      saved_values<std::int64_t>(state, "lamb_coeff_count", count);
+  read.last_factors = saved_values<double>(state, "last_factor", count);
   return read;
 }
 

@@ -29,7 +29,7 @@ class LambCoefficients {
   /// c_avg, corrected for beginning at 0; 1 where no ratio was averaged.
   [[nodiscard]] double corrected_average(std::size_t parameter) const;
 
-  void save(StateDict& state) const;
+  void add_to(State& state) const;
   /// Throws Error(kCorruptCheckpoint).
   [[nodiscard]] LambCoefficients read(const StateDict& state) const;
 

@@ -40,8 +40,10 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
 
   void take_step(const StepInput& in, StepMeter& step) override;
   [[nodiscard]] Phase phase() const override { return freeze.phase(); }
-  void save_own(StateDict& state) const override;
-  [[nodiscard]] Commit read_own(const StateDict& state) override;
+  void add_own(State& state) const override;
+  [[nodiscard]] Adoption adopt_own(StateDict& state) override;
+  [[nodiscard]] std::string_view exact_rule() const override { return "adam"; }
+  void begin_in(StateDict& state) const override { Freeze::begin_in(state); }
 
   void warm_up(const StepInput& in, StepMeter& step);
   void compressed_step(const StepInput& in, StepMeter& step);
@@ -92,16 +94,15 @@ void OnebitAdamImpl::compressed_step(const StepInput& in, StepMeter& step) {
   exact_groups.finish(steps, in, *scale, step);
 }
 
-void OnebitAdamImpl::save_own(StateDict& state) const {
-  freeze.save(state);
-  if (freeze.is_frozen()) state.put("denominator", denominator.values.view());
-  refresh.save(state);
+void OnebitAdamImpl::add_own(State& state) const {
+  freeze.add_to(state, denominator);
+  refresh.add_to(state);
 }
 
-LowBitOptimizer::Impl::Commit OnebitAdamImpl::read_own(const StateDict& state) {
+Adoption OnebitAdamImpl::adopt_own(StateDict& state) {
   auto saved = std::make_shared<Freeze::Saved>(freeze.read(state));
   if (saved->frozen_at > 0 && keeps_variance())
-    (void)state.array("exp_avg_sq", DType::kFloat32, model.size());
+    require_variance(state, model.size());
   auto first =
       std::make_shared<VarianceRefresh::FirstDenominators>(refresh.read(state));
   return [=, this] {

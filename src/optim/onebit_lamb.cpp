@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <utility>
 
 #include "core/require.h"
@@ -15,6 +16,7 @@
 #include "optim/lamb_step.h"
 #include "optim/low_bit/freeze.h"
 #include "optim/low_bit/impl.h"
+#include "optim/saved_state.h"
 
 namespace thinwire::optim {
 
@@ -46,18 +48,22 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
       : Impl(comm, layout, settings_of(options), {.keeps_previous = true}),
         freeze(model, freeze_options(options)),
         limits(trust_limits(options, layout.num_groups())),
-        coefficients(options, layout.parameters().size()) {}
+        first_coefficients(options, layout.parameters().size()),
+        coefficients(first_coefficients) {}
 
   Freeze freeze;
   std::vector<TrustLimits> limits;  // per group
+  const LambCoefficients first_coefficients;
   LambCoefficients coefficients;
   std::vector<double> momentum_scales;  // k, per parameter; empty in warm-up
   Buffer fresh;                         // the variance that is not frozen
 
   void take_step(const StepInput& in, StepMeter& step) override;
   [[nodiscard]] Phase phase() const override { return freeze.phase(); }
-  void save_own(StateDict& state) const override;
-  [[nodiscard]] Commit read_own(const StateDict& state) override;
+  void add_own(State& state) const override;
+  [[nodiscard]] Adoption adopt_own(StateDict& state) override;
+  [[nodiscard]] std::string_view exact_rule() const override { return "lamb"; }
+  void begin_in(StateDict& state) const override;
 
   void warm_up(const StepInput& in, StepMeter& step);
   void begin_compression();
@@ -140,6 +146,7 @@ OnebitLambImpl::Sums OnebitLambImpl::average_momentum(const StepInput& in,
   if (!model.compresses()) {
     const Buffer previous = momentum.copy();
     momentum.update(in.grads, c);
+    momentum.deliver_debt(adam().exp_avg().as<float>());
     model.for_blocks([&](std::size_t b) {
       const float* const m_old =
           previous.as<float>().data() + model.block(b).offset;
@@ -241,32 +248,45 @@ void OnebitLambImpl::set_momentum_scales(std::vector<double> scales) {
   momentum.set_units(std::move(units));
 }
 
-void OnebitLambImpl::save_own(StateDict& state) const {
-  freeze.save(state);
-  coefficients.save(state);
+void OnebitLambImpl::add_own(State& state) const {
+  freeze.add_to(state, denominator);
+  coefficients.add_to(state);
   if (!freeze.is_frozen()) return;
-  state.put("denominator", denominator.values.view());
-  state.put("scaling_coeff", momentum_scales);
-  state.put("exp_avg_sq_fresh", fresh.view());
+  state.add_parameters("scaling_coeff", momentum_scales);
+  state.add_elements("exp_avg_sq_fresh", Sharing::kSame, {{0, model.size()}},
+                     fresh.view());
 }
 
-LowBitOptimizer::Impl::Commit OnebitLambImpl::read_own(const StateDict& state) {
-  auto saved = std::make_shared<Freeze::Saved>(freeze.read(state));
-  LambCoefficients read = coefficients.read(state);
-  std::vector<double> scales;
-  auto v = std::make_shared<Buffer>();
-  if (saved->frozen_at > 0) {
-    const auto k =
-        state.array("scaling_coeff", DType::kFloat64, coefficients.last.size())
-            .as<double>();
-    scales.assign(k.begin(), k.end());
-    *v = saved_floats(state, "exp_avg_sq_fresh", model.size());
+// The trust ratios' averages begin now, too.
+void OnebitLambImpl::begin_in(StateDict& state) const {
+  Freeze::begin_in(state);
+  State begun;
+  first_coefficients.add_to(begun);
+  state.put_all("", copy_of(begun));
+}
+
+Adoption OnebitLambImpl::adopt_own(StateDict& state) {
+  struct Taken {
+    Freeze::Saved freeze;
+    LambCoefficients coefficients;
+    std::vector<double> scales{};
+    Buffer fresh{};
+  };
+  const auto taken = std::make_shared<Taken>(
+      Taken{freeze.read(state), coefficients.read(state)});
+  if (taken->freeze.frozen_at > 0) {
+    taken->scales =
+        saved_values<double>(state, "scaling_coeff", coefficients.last.size());
+    // Of a parameter without momentum; a new one has 0 (kNewParameters).
+    std::ranges::replace(taken->scales, 0.0, 1.0);
+    taken->fresh =
+        take_floats(state, "exp_avg_sq_fresh", DType::kFloat32, model.size());
   }
-  return [=, this] {
-    freeze.restore(std::move(*saved), denominator);
-    coefficients = read;
-    set_momentum_scales(scales);
-    fresh = std::move(*v);
+  return [this, taken] {
+    freeze.restore(std::move(taken->freeze), denominator);
+    coefficients = std::move(taken->coefficients);
+    set_momentum_scales(std::move(taken->scales));
+    fresh = std::move(taken->fresh);
   };
 }
 

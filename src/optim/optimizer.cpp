@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "thinwire/optim/optimizer.h"
 
+#include <utility>
+
+#include "optim/saved_state.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::optim {
@@ -28,6 +31,27 @@ void Optimizer::measure_early(ConstView /*grads*/, Range /*range*/) {
 }
 
 void Optimizer::synchronize(View /*params*/) {}
+
+void Optimizer::repeat_local_steps(View /*params*/) {}
+
+ConstView Optimizer::exchanged_params(ConstView params) const { return params; }
+
+std::int64_t Optimizer::steps_behind() const noexcept { return 0; }
+
+StateDict Optimizer::state_dict() const {
+  StateDict copy = copy_of(state());
+  copy.put_all("", owner());
+  return copy;
+}
+
+void Optimizer::load_state_dict(const StateDict& state) {
+  require_owner(state);
+  adopt(copy_to_adopt(state))();
+}
+
+StateDict Optimizer::owner() const { return {}; }
+
+void Optimizer::require_owner(const StateDict& /*state*/) const {}
 
 void Optimizer::set_learning_rate(double learning_rate) {
   for (std::size_t group = 0; group < num_groups(); ++group)

@@ -11,6 +11,7 @@
 #include "core/require.h"
 #include "optim/low_bit/impl.h"
 #include "optim/low_bit/local_updates.h"
+#include "optim/saved_state.h"
 #include "optim/zero_one_schedule.h"
 #include "thinwire/kernels/cast.h"
 
@@ -52,11 +53,24 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
 
   void take_step(const StepInput& in, StepMeter& step) override;
   [[nodiscard]] Phase phase() const override;
+  void read_masters(ConstView params) override {
+    if (is_frozen()) updates.begin_anew(params);
+  }
   void synchronize(View params) override {
     if (is_frozen()) updates.synchronize(params);
   }
-  void save_own(StateDict& state) const override;
-  [[nodiscard]] Commit read_own(const StateDict& state) override;
+  [[nodiscard]] std::int64_t steps_behind() const override {
+    return updates.steps_behind();
+  }
+  [[nodiscard]] ConstView exchanged_params(ConstView) const override {
+    return updates.origin();
+  }
+  void repeat_local_steps(View params) override { updates.repeat(params); }
+  [[nodiscard]] Sharing momentum_sharing() const override {
+    return updates.momenta_differ() ? Sharing::kMean : Sharing::kSame;
+  }
+  void add_own(State& state) const override;
+  [[nodiscard]] Adoption adopt_own(StateDict& state) override;
 
   void variance_step(const StepInput& in, StepMeter& step);
   void one_bit_step(const StepInput& in, StepMeter& step);
@@ -180,7 +194,7 @@ void ZeroOneAdamImpl::frozen_step(const StepInput& in, StepMeter& step) {
       updates.step(in, c);
     else
       updates.leave_out();  // not finite on this rank
-    if (moves) updates.sync_alone(in.params);
+    if (moves) updates.sync_alone(in.params, in.low_precision);
   }
   schedule.local_step_taken();
 }
@@ -194,6 +208,7 @@ void ZeroOneAdamImpl::exchange_gradient(const StepInput& in, double grad_scale,
   if (model.compresses())
     step.compressed(momentum.exchange(),
                     [&](auto& all) { (void)all.all_reduce(values.view()); });
+  momentum.deliver_debt(values.as<float>());
   StepInput averaged = in;
   averaged.grads = values.view();
   momentum.apply_own(averaged, model.coefficients(steps, 1),
@@ -217,32 +232,37 @@ Phase ZeroOneAdamImpl::phase() const {
                                               : Phase::kCompressed;
 }
 
-void ZeroOneAdamImpl::save_own(StateDict& state) const {
-  schedule.save(state);
-  state.put_integer("var_updates", var_updates);
-  state.put_integer("frozen", is_frozen() ? 1 : 0);
-  state.put("denominator", denominator.values.view());
-  updates.save(state, is_frozen());
+void ZeroOneAdamImpl::add_own(State& state) const {
+  schedule.save(state.common);
+  state.common.put_integer("var_updates", var_updates);
+  state.common.put_integer("frozen", is_frozen() ? 1 : 0);
+  state.add_elements("denominator", Sharing::kSame, {{0, model.size()}},
+                     denominator.values.view());
+  updates.add_to(state, is_frozen());
 }
 
-LowBitOptimizer::Impl::Commit ZeroOneAdamImpl::read_own(
-    const StateDict& state) {
-  const std::size_t n = model.size();
-  ZeroOneSchedule new_schedule = schedule;
-  new_schedule.load(state);
-  const std::int64_t new_updates = state.integer("var_updates");
+Adoption ZeroOneAdamImpl::adopt_own(StateDict& state) {
+  struct Taken {
+    ZeroOneSchedule schedule;
+    std::int64_t var_updates = 0;
+    Buffer denominator{};
+    LocalUpdates::Saved updates{};
+  };
+  const auto taken = std::make_shared<Taken>(Taken{schedule});
+  taken->schedule.load(state);
+  taken->var_updates = state.integer("var_updates");
   const bool was_frozen = state.integer("step") >= var_freeze_step;
-  auto d = std::make_shared<Buffer>(saved_floats(state, "denominator", n));
-  if (new_updates > 0 && model.num_blocks() > 0)
+  if (!was_frozen) require_variance(state, model.size());
+  if (taken->var_updates > 0 && model.num_blocks() > 0)
     (void)state.array("denominator_medians");
-  auto saved =
-      std::make_shared<LocalUpdates::Saved>(updates.read(state, was_frozen));
-  if (!was_frozen) (void)state.array("exp_avg_sq", DType::kFloat32, n);
-  return [=, this] {
-    schedule = new_schedule;
-    var_updates = new_updates;
-    denominator.values = std::move(*d);
-    updates.restore(std::move(*saved));
+  taken->denominator =
+      take_floats(state, "denominator", DType::kFloat32, model.size());
+  taken->updates = updates.read(state, was_frozen);
+  return [this, taken] {
+    schedule = taken->schedule;
+    var_updates = taken->var_updates;
+    denominator.values = std::move(taken->denominator);
+    updates.restore(std::move(taken->updates));
   };
 }
 

@@ -53,6 +53,15 @@ void LossScale::update(bool overflow) {
   if (is_used_) scaler_.update(overflow);
 }
 
+void LossScale::load_if_there(const StateDict& state) {
+  if (is_used_ && state.has_scalar("loss_scale")) scaler_.load(state);
+}
+
+void LossScale::require_in(const StateDict& state) const {
+  LossScaler copy = scaler_;
+  if (is_used_) copy.load(state);
+}
+
 void LossScale::stop(comm::Communicator& comm, const ParameterLayout& layout,
                      const NonFiniteGradients& gradients) const {
   std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));

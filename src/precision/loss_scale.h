@@ -42,8 +42,11 @@ class LossScale {
                          const NonFiniteGradients& gradients) const;
 
   void save(StateDict& state) const { scaler_.save(state); }
-  /// As LossScaler::load.
-  void load(const StateDict& state) { scaler_.load(state); }
+  /// As LossScaler::load; of a state that has none, from other parameters than
+  /// fp16, and where this one is not used: nothing.
+  void load_if_there(const StateDict& state);
+  /// Throws Error(kCorruptCheckpoint) where one is used and the state has none.
+  void require_in(const StateDict& state) const;
 
  private:
   bool is_used_;

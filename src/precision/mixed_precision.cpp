@@ -4,8 +4,10 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <memory>
 #include <utility>
 
+#include "optim/saved_state.h"
 #include "precision/loss_scale.h"
 #include "precision/require_16_bit.h"
 #include "thinwire/core/buffer.h"
@@ -118,10 +120,11 @@ ConstView MixedPrecision::masters() const noexcept {
   return impl_->masters.view();
 }
 
-void MixedPrecision::set_masters(ConstView params) {
+void MixedPrecision::read_masters(ConstView params) {
   require(params.size() == impl_->layout.size(), "params",
           fmt::format("{} elements", impl_->layout.size()), params.size());
   if (impl_->has_masters()) kernels::convert(params, impl_->masters.view());
+  impl_->optimizer->read_masters(params);
 }
 
 void MixedPrecision::write_params(View params) const {
@@ -196,22 +199,62 @@ std::size_t MixedPrecision::num_groups() const noexcept {
   return impl_->optimizer->num_groups();
 }
 
-StateDict MixedPrecision::state_dict() const {
-  StateDict state = impl_->optimizer->state_dict();
-  if (impl_->has_masters()) state.put("masters", impl_->masters.view());
-  impl_->scale.save(state);
+// ---- saved state
+
+optim::State MixedPrecision::state() const {
+  optim::State state = impl_->optimizer->state();
+  if (impl_->has_masters())
+    state
+        .add_elements("masters", optim::Sharing::kSame,
+                      {{0, impl_->layout.size()}},
+                      impl_->optimizer->exchanged_params(masters()))
+        .is_parameters = true;
+  if (impl_->scale.is_used()) impl_->scale.save(state.common);
   return state;
 }
 
-void MixedPrecision::load_state_dict(const StateDict& state) {
-  LossScale scale = impl_->scale;
-  scale.load(state);
-  ConstView masters;
+optim::Optimizer::Adoption MixedPrecision::adopt(StateDict state) {
+  LossScale scale(impl_->options.dtype, impl_->options.loss_scale);
+  scale.load_if_there(state);
+  const auto masters = std::make_shared<Buffer>();
   if (impl_->has_masters())
-    masters = state.array("masters", DType::kFloat32, impl_->layout.size());
-  impl_->optimizer->load_state_dict(state);  // the last that can fail
-  impl_->scale = scale;
-  if (impl_->has_masters()) kernels::convert(masters, impl_->masters.view());
+    *masters = optim::take_floats(state, "masters", DType::kFloat32,
+                                  impl_->layout.size());
+  return [this, scale, masters,
+          of_optimizer = impl_->optimizer->adopt(std::move(state))] {
+    of_optimizer();
+    impl_->scale = scale;
+    if (impl_->has_masters()) impl_->masters = std::move(*masters);
+  };
+}
+
+void MixedPrecision::repeat_local_steps(View params) {
+  require_params(params, impl_->options.dtype, impl_->layout.size());
+  if (!impl_->has_masters()) return;
+  impl_->optimizer->repeat_local_steps(impl_->masters.view());
+  write_params(params);
+}
+
+ConstView MixedPrecision::exchanged_params(ConstView params) const {
+  if (steps_behind() == 0) return params;
+  return impl_->optimizer->exchanged_params(masters());
+}
+
+std::int64_t MixedPrecision::steps_behind() const noexcept {
+  return impl_->optimizer->steps_behind();
+}
+
+void MixedPrecision::load_state_dict(const StateDict& state) {
+  Optimizer::load_state_dict(state);
+  if (impl_->has_masters())
+    impl_->optimizer->repeat_local_steps(impl_->masters.view());
+}
+
+StateDict MixedPrecision::owner() const { return impl_->optimizer->owner(); }
+
+void MixedPrecision::require_owner(const StateDict& state) const {
+  impl_->optimizer->require_owner(state);
+  impl_->scale.require_in(state);
 }
 
 }  // namespace thinwire::precision

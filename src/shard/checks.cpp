@@ -57,23 +57,19 @@ void require_step(const optim::StepInput& input,
     refuse("step: gradients were handed over one by one; give no others");
 }
 
-void save_counts(StateDict& state, const StepCounts& counts,
-                 const ParameterLayout& layout, int rank) {
-  state.put_text("layout", layout.describe());
-  state.put_integer("rank", rank);
-  state.put_integer("step", counts.steps);
-  state.put_integer("skipped_steps", counts.skipped);
+StateDict shard_owner(const ParameterLayout& layout, int rank) {
+  StateDict owner = optim::layout_owner(layout);
+  owner.put_integer("rank", rank);
+  return owner;
 }
 
-StepCounts saved_counts(const StateDict& state, const ParameterLayout& layout,
-                        int rank) {
+void require_shard_owner(const StateDict& state, const ParameterLayout& layout,
+                         int rank) {
   optim::require_layout(state, layout);
   if (state.integer("rank") != rank)
     throw Error(ErrorCode::kCorruptCheckpoint,
                 fmt::format("the state is of rank {}, this is rank {}",
                             state.integer("rank"), rank));
-  return {.steps = state.integer("step"),
-          .skipped = state.integer("skipped_steps")};
 }
 
 }  // namespace thinwire::shard

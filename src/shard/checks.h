@@ -7,6 +7,7 @@
 
 #include "optim/checks.h"
 #include "optim/gradient_window.h"
+#include "optim/saved_state.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/core/view.h"
@@ -36,11 +37,10 @@ void require_gradient(const Parameter& parameter, DType dtype,
 void require_step(const optim::StepInput& input,
                   const optim::GradientWindow& window, ConstView params);
 
-using optim::StepCounts;
-void save_counts(StateDict& state, const StepCounts& counts,
-                 const ParameterLayout& layout, int rank);
+/// Scalars that say whose state it is: layout and rank.
+[[nodiscard]] StateDict shard_owner(const ParameterLayout& layout, int rank);
 /// Throws Error(kCorruptCheckpoint) if the state is of another layout or rank.
-[[nodiscard]] StepCounts saved_counts(const StateDict& state,
-                                      const ParameterLayout& layout, int rank);
+void require_shard_owner(const StateDict& state, const ParameterLayout& layout,
+                         int rank);
 
 }  // namespace thinwire::shard

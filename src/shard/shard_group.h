@@ -72,11 +72,10 @@ class ShardGroup {
   void read_masters(ConstView params);
   void offload_states();
   void reload_states();
-  void save(StateDict& state, const std::string& prefix) const;
-  /// Throws Error(kCorruptCheckpoint) where load() could not load.
-  void require_fits(const StateDict& state, const std::string& prefix) const;
-  /// Throws Error(kCorruptCheckpoint) before anything changes.
-  void load(const StateDict& state, const std::string& prefix);
+  /// Describes its shard: masters, and what the rule keeps.
+  [[nodiscard]] optim::State state() const;
+  /// Local: as Optimizer::adopt.
+  [[nodiscard]] optim::Adoption adopt(StateDict& state);
 
  private:
   // Over which cells a rule with norms is measured, and how sums come together.
@@ -105,9 +104,6 @@ class ShardGroup {
   void measure(std::int64_t step, float grad_scale, ThreadPool& pool,
                optim::StepMeter& meter);
   [[nodiscard]] View array(const Fragment& fragment, std::string_view what);
-  // Throws Error(kCorruptCheckpoint) for another rule's state, or another
-  // shard's; empty where there are no masters.
-  [[nodiscard]] ConstView masters_in(const StateDict& own) const;
   void require_states() const;
   void require_array(std::string_view what) const;
 

@@ -2,9 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
-#include "optim/checks.h"
+#include "optim/saved_state.h"
 #include "shard/shard_group.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/memory.h"
@@ -86,12 +87,38 @@ void ShardGroup::read_masters(ConstView params) {
                      masters_.view().subview(position(b), own(b).size));
 }
 
-// ---- states elsewhere
+// ---- this rank's shard, saved
+
+optim::State ShardGroup::state() const {
+  optim::State state;
+  for (std::size_t b = 0; b < shards_.buckets().size(); ++b)
+    if (own(b).size != 0) state.shard.push_back(own(b));
+  rule().add_to(state, optim::Sharing::kSharded, state.shard);
+  if (has_masters_)
+    state
+        .add_elements("masters", optim::Sharing::kSharded, state.shard,
+                      masters_.view())
+        .is_parameters = true;
+  state.common.put_text("optimizer", std::string(rule().name()));
+  return state;
+}
+
+optim::Adoption ShardGroup::adopt(StateDict& state) {
+  require_states();
+  optim::require_rule(state, rule().name());
+  const auto masters = std::make_shared<Buffer>();
+  if (has_masters_)
+    *masters =
+        optim::take_floats(state, "masters", masters_.dtype(), masters_.size());
+  return [this, masters, of_rule = rule_->adopt(state)] {
+    of_rule();
+    if (has_masters_) masters_ = std::move(*masters);
+  };
+}
 
 void ShardGroup::offload_states() {
   if (rule_ == nullptr) return;
-  rule_->save(parked_);
-  if (has_masters_) parked_.put("masters", masters_.view());
+  parked_ = optim::copy_of(state());
   rule_.reset();
   masters_ = Buffer(0, masters_.dtype());
 }
@@ -100,50 +127,13 @@ void ShardGroup::reload_states() {
   if (rule_ != nullptr) return;
   const MemoryScope scope(MemoryKind::kStates);
   auto rule = make_rule_(shard_layout_);
-  rule->load(parked_);
-  if (has_masters_) {
-    const ConstView masters = parked_.array("masters");
-    masters_ = Buffer(masters.size(), masters.dtype());
-    kernels::convert(masters, masters_.view());
-  }
+  // One by one: their memory is of another kind now.
+  for (const auto& [name, values] : parked_.arrays())
+    parked_.put(name, values.view());
+  if (has_masters_) masters_ = parked_.take("masters");
+  rule->adopt(parked_)();
   rule_ = std::move(rule);
   parked_ = {};
-}
-
-void ShardGroup::save(StateDict& state, const std::string& prefix) const {
-  StateDict own;
-  rule().save(own);
-  if (has_masters_) own.put("masters", masters_.view());
-  own.put_text("optimizer", std::string(rule().name()));
-  own.put_text("shards", shards_.describe());
-  state.put_all(prefix, own);
-}
-
-void ShardGroup::require_fits(const StateDict& state,
-                              const std::string& prefix) const {
-  require_states();
-  const StateDict own = state.part(prefix);
-  static_cast<void>(masters_in(own));
-  make_rule_(shard_layout_)->load(own);
-}
-
-ConstView ShardGroup::masters_in(const StateDict& own) const {
-  optim::require_text(own, "optimizer", rule().name());
-  if (own.text("shards") != shards_.describe())
-    throw Error(ErrorCode::kCorruptCheckpoint,
-                fmt::format("the state is of other shards: '{}', not '{}'",
-                            own.text("shards").substr(0, 60),
-                            shards_.describe().substr(0, 60)));
-  return has_masters_ ? own.array("masters", masters_.dtype(), masters_.size())
-                      : ConstView{};
-}
-
-void ShardGroup::load(const StateDict& state, const std::string& prefix) {
-  require_states();
-  const StateDict own = state.part(prefix);
-  const ConstView masters = masters_in(own);
-  rule_->load(own);
-  if (has_masters_) kernels::convert(masters, masters_.view());
 }
 
 }  // namespace thinwire::shard

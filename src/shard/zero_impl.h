@@ -9,6 +9,7 @@
 
 #include "core/require.h"
 #include "optim/gradient_window.h"
+#include "optim/saved_state.h"
 #include "precision/loss_scale.h"
 #include "shard/checks.h"
 #include "shard/shard_group.h"
@@ -72,7 +73,7 @@ struct ZeroOptimizer::Impl final : optim::GradientSink {
   const ZeroOptions options;
   precision::LossScale scale;
   ThreadPool pool;
-  StepCounts counts;
+  optim::StepCounts counts;
 
   const std::shared_ptr<CopyEngine> copies;
   // Stage 1, one by one: gradients stay whole until the last backward. Groups

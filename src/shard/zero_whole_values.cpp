@@ -117,30 +117,73 @@ std::string prefix_of(std::size_t group) {
 
 }  // namespace
 
-StateDict ZeroOptimizer::state_dict() const {
-  StateDict state;
-  for (std::size_t g = 0; g < impl_->groups.size(); ++g)
-    impl_->groups[g]->save(state, prefix_of(g));
-  save_counts(state, impl_->counts, impl_->layout, impl_->comm.rank());
-  if (impl_->scale.is_used()) impl_->scale.save(state);
+// Experts' names are prefixed, since the names of their parameters are not
+// unique over all ranks.
+optim::State ZeroOptimizer::state() const {
+  optim::State state;
+  for (std::size_t g = 0; g < impl_->groups.size(); ++g) {
+    optim::State own = impl_->groups[g]->state();
+    for (optim::StateArray& array : own.arrays) {
+      array.name = prefix_of(g) + array.name;
+      state.arrays.push_back(std::move(array));
+    }
+    state.common.put_all(prefix_of(g), own.common);
+    state.shard.insert(state.shard.end(), own.shard.begin(), own.shard.end());
+  }
+  if (impl_->groups.size() > 1)
+    state.common.put_integer(
+        "expert_groups", static_cast<std::int64_t>(impl_->groups.size() - 1));
+  impl_->counts.save(state.common);
+  if (impl_->scale.is_used()) impl_->scale.save(state.common);
   return state;
 }
 
+optim::Optimizer::Adoption ZeroOptimizer::adopt(StateDict state) {
+  const auto counts = optim::StepCounts::load(state);
+  precision::LossScale scale(impl_->options.dtype, impl_->options.loss_scale);
+  scale.load_if_there(state);
+  std::vector<Adoption> of_groups;
+  for (std::size_t g = impl_->groups.size(); g-- > 0;) {
+    StateDict of_experts;
+    if (g > 0) of_experts = state.part(prefix_of(g));
+    of_groups.push_back(impl_->groups[g]->adopt(g > 0 ? of_experts : state));
+  }
+  return [this, counts, scale, of_groups] {
+    for (const Adoption& adopt : of_groups) adopt();
+    impl_->counts = counts;
+    impl_->scale = scale;
+  };
+}
+
 void ZeroOptimizer::load_state_dict(const StateDict& state) {
-  precision::LossScale scale = impl_->scale;
-  StepCounts counts;
-  const auto& groups = impl_->groups;
+  Adoption adopted;
   comm::require_everywhere(impl_->comm, [&] {
-    counts = saved_counts(state, impl_->layout, impl_->comm.rank());
-    if (scale.is_used()) scale.load(state);
-    for (std::size_t g = 0; g < groups.size(); ++g)
-      groups[g]->require_fits(state, prefix_of(g));
+    require_owner(state);
+    adopted = adopt(optim::copy_to_adopt(state));
   });
-  for (std::size_t g = 0; g < groups.size(); ++g)
-    groups[g]->load(state, prefix_of(g));
-  for (const auto& group : groups) group->gather_from_masters();
-  impl_->scale = scale;
-  impl_->counts = counts;
+  adopted();
+  for (const auto& group : impl_->groups) group->gather_from_masters();
+}
+
+StateDict ZeroOptimizer::owner() const {
+  StateDict owner = shard_owner(impl_->layout, impl_->comm.rank());
+  for (std::size_t g = 0; g < impl_->groups.size(); ++g)
+    owner.put_text(prefix_of(g) + "shards",
+                   impl_->groups[g]->shards().describe());
+  return owner;
+}
+
+void ZeroOptimizer::require_owner(const StateDict& state) const {
+  require_shard_owner(state, impl_->layout, impl_->comm.rank());
+  for (std::size_t g = 0; g < impl_->groups.size(); ++g) {
+    const std::string own = impl_->groups[g]->shards().describe();
+    const std::string& saved = state.text(prefix_of(g) + "shards");
+    if (saved != own)
+      throw Error(ErrorCode::kCorruptCheckpoint,
+                  fmt::format("the state is of other shards: '{}', not '{}'",
+                              saved.substr(0, 60), own.substr(0, 60)));
+  }
+  impl_->scale.require_in(state);
 }
 
 }  // namespace thinwire::shard

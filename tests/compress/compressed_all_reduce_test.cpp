@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -239,11 +240,26 @@ TEST(CompressedAllReduce, LoadedErrorsContinueBitEqual) {
     two.all.load_errors(one.all.worker_error(), one.all.server_error());
     std::vector<float> next = test::layered_values(total(units), seed + 50);
     std::vector<float> same = next;
+    std::vector<float> taken = next;
+    const auto copy = [](ConstView errors) {
+      Buffer copied(errors.size(), errors.dtype());
+      std::ranges::copy(errors.as<float>(), copied.as<float>().begin());
+      return copied;
+    };
+    Exchange three(comm, units);
+    three.all.take_errors(copy(one.all.worker_error()),
+                          copy(one.all.server_error()));
     one.all.all_reduce(next);
     two.all.all_reduce(same);
+    three.all.all_reduce(taken);
     EXPECT_EQ(next, same);
+    EXPECT_EQ(next, taken);
     test::expect_error(ErrorCode::kCorruptCheckpoint, {"worker_error"}, [&] {
       two.all.load_errors(std::vector<float>(3), two.all.server_error());
+    });
+    test::expect_error(ErrorCode::kCorruptCheckpoint, {"server_error"}, [&] {
+      two.all.take_errors(copy(two.all.worker_error()),
+                          Buffer::of<float>(total(units) + 1));
     });
   });
 }

@@ -98,7 +98,7 @@ TEST(Fp16Optimizer, Item30HalvesTheGradientWhereTheScaleGrows) {
 TEST(Fp16Optimizer, Item53TakesAStepBeforeTheFirst) {
   alone([](comm::Communicator& comm) {
     Training run(comm, layout_of(1), exact_adam({}), reference(fixed(1024)));
-    run.optimizer->set_masters(std::vector<float>{1});
+    run.optimizer->read_masters(std::vector<float>{1});
     (void)run.step({0.1f});
     // Rounded where floats are 2^-24 apart, in the list as here.
     EXPECT_NEAR(1.0 - run.optimizer->masters().as<float>()[0], 0.744164e-3,

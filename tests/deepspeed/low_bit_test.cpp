@@ -105,6 +105,34 @@ TEST(DeepSpeedState, LosesResiduals) {
   });
 }
 
+// Of use to the same rank of as many only.
+TEST(DeepSpeedState, IsTheRanksOwn) {
+  const auto layout = test::small_layout();
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    std::vector<std::unique_ptr<Optimizer>> optimizers;
+    optimizers.push_back(std::make_unique<OnebitAdam>(
+        comm, layout, optim::OnebitAdamOptions{.freeze_step = 2}));
+    optimizers.push_back(std::make_unique<OnebitLamb>(
+        comm, layout, optim::OnebitLambOptions{.freeze_step = 2}));
+    optimizers.push_back(std::make_unique<ZeroOneAdam>(
+        comm, layout, optim::ZeroOneAdamOptions{.var_freeze_step = 2}));
+    for (const auto& optimizer : optimizers) {
+      std::vector<float> params = test::normal(layout.size(), 3);
+      for (std::int64_t t = 1; t <= 4; ++t) {
+        auto grads = test::gradient(layout.size(), t, comm.rank());
+        (void)optimizer->step(params, grads);
+      }
+      const optim::State state = optimizer->state();
+      EXPECT_NE(state.find("worker_error"), nullptr);
+      for (const optim::StateArray& array : state.arrays) {
+        EXPECT_EQ(array.axis, optim::Axis::kFree) << array.name;
+        EXPECT_EQ(array.sharing, optim::Sharing::kOwn) << array.name;
+      }
+      EXPECT_EQ(state.common.integer("step"), 4);
+    }
+  });
+}
+
 // The limits of a group clamp its ratios, of which an average is kept.
 TEST(DeepSpeedOnebitLamb, ClampsWithTheLimitsOfTheGroup) {
   const auto layout = ParameterLayout::of({{"a", {40}, 0}, {"b", {7}, 1}});

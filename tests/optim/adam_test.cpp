@@ -128,8 +128,7 @@ TEST(Adam, PartsHaveTheBitsOfTheWhole) {
           begin = end;
         }
       }
-      StateDict state;
-      rule.save(state);
+      StateDict state = test::saved(rule);
       state.put("params", params.view());
       state.put("low_precision", low.view());
       return state;
@@ -163,10 +162,9 @@ TEST(Adam, StateGoesOutAndIn) {
   ThreadPool pool(1);
   one.apply(1, {params, first_grads}, pool);
   one.set_learning_rate(0, 0.5);
-  StateDict state;
-  one.save(state);
+  StateDict state = test::saved(one);
   Adam two(layout, {});
-  two.load(state);
+  two.adopt(state)();
   EXPECT_EQ(two.learning_rate(0), 0.5);
   std::vector<float> same = params;
   const auto grads = test::normal(layout.size(), 3);
@@ -174,9 +172,10 @@ TEST(Adam, StateGoesOutAndIn) {
   two.apply(2, {same, grads}, pool);
   EXPECT_EQ(params, same);
 
+  state = test::saved(one);
   Adam other(ParameterLayout::of({{"p", {2}}}), {});
   test::expect_error(ErrorCode::kCorruptCheckpoint, {"exp_avg", "2 elements"},
-                     [&] { other.load(state); });
+                     [&] { static_cast<void>(other.adopt(state)); });
 }
 
 }  // namespace

@@ -75,5 +75,27 @@ TEST(CalibratedNorm, IsState) {
   EXPECT_EQ(one.estimate(1), two.estimate(1));
 }
 
+// Signal 1, noise 0.5 of the step's samples: rho^2 = 1.5 / (1 + ranks / 2).
+TEST(CalibratedNorm, FollowsTheNumberOfRanks) {
+  const auto measured = [](double ranks) {
+    CalibratedNorm norm;
+    norm.measure(std::sqrt(1.5), std::sqrt(1 + ranks / 2));
+    return norm;
+  };
+  for (const int from : {2, 3, 8})
+    for (const int to : {2, 3, 4, 8}) {
+      CalibratedNorm norm = measured(from);
+      norm.rescale(from, to);
+      EXPECT_NEAR(norm.estimate(1), measured(to).estimate(1), 1e-12);
+    }
+  CalibratedNorm alone = measured(4);
+  alone.rescale(4, 1);
+  EXPECT_EQ(alone.estimate(1), 1);
+  CalibratedNorm noise;
+  noise.measure(0.1, 1);  // less than any number of ranks explains
+  noise.rescale(4, 9);
+  EXPECT_NEAR(noise.estimate(1), 1.0 / 3, 1e-12);
+}
+
 }  // namespace
 }  // namespace thinwire::optim

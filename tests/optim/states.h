@@ -10,8 +10,17 @@
 #include <variant>
 
 #include "thinwire/core/state_dict.h"
+#include "thinwire/optim/state.h"
+#include "thinwire/optim/update_rule.h"
 
 namespace thinwire::test {
+
+/// What a rule of a whole layout keeps, copied.
+inline StateDict saved(const optim::UpdateRule& rule) {
+  optim::State state;
+  rule.add_to(state, optim::Sharing::kSame, {{0, rule.layout().size()}});
+  return optim::copy_of(state);
+}
 
 /// Success, or the first key that one of them lacks or whose value differs.
 inline ::testing::AssertionResult same_state(

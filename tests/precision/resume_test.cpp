@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <deque>
-#include <limits>
 
 #include "optim/states.h"
 #include "precision/support.h"
@@ -25,39 +24,26 @@ INSTANTIATE_TEST_SUITE_P(
                        ::testing::ValuesIn(test::every_optimizer())),
     test::name_of_training);
 
-// The scale falls at every fourth call and grows again in between.
-MixedPrecisionOptions options_of(DType dtype) {
-  return {.dtype = dtype,
-          .loss_scale = {.initial_scale = 4096, .window = 1, .hysteresis = 2}};
-}
-
-std::vector<float> gradient(const ParameterLayout& layout, std::int64_t call,
-                            int rank) {
-  auto grads = test::gradient_with_gaps(layout, call, rank);
-  if (call % 4 == 0 && rank == 0)
-    grads[9] = std::numeric_limits<float>::infinity();
-  return grads;
-}
-
 TEST_P(Resume, ContinuesBitEqualFromEveryCall) {
   const auto& [world, dtype, tested] = GetParam();
   const ParameterLayout layout = test::grouped_layout();
   comm::run_local_ranks(world, [&, dtype = dtype,
                                 &test_case = tested](auto& comm) {
-    Training main(comm, layout, test_case.make, options_of(dtype));
+    Training main(comm, layout, test_case.make, test::with_moving_scale(dtype));
     std::deque<Training> resumed;
     for (std::int64_t call = 1; call <= test_case.steps * 4 / 3; ++call) {
       // Another initial scale and other masters: the state brings its own.
-      MixedPrecisionOptions other = options_of(dtype);
+      MixedPrecisionOptions other = test::with_moving_scale(dtype);
       other.loss_scale.initial_scale = 8;
       Training& latest =
           resumed.emplace_back(comm, layout, test_case.make, other);
-      latest.optimizer->set_masters(std::vector<float>(layout.size(), 7.0f));
+      latest.optimizer->read_masters(std::vector<float>(layout.size(), 7.0f));
       latest.optimizer->load_state_dict(main.optimizer->state_dict());
       latest.optimizer->write_params(latest.params.view());
       if (resumed.size() > 6) resumed.pop_front();
 
-      const auto grads = gradient(layout, call, comm.rank());
+      const auto grads =
+          test::gradient_that_overflows(layout, call, comm.rank());
       const bool applied = main.step(grads).applied;
       for (Training& run : resumed) {
         ASSERT_EQ(run.step(grads).applied, applied) << "call " << call;
@@ -92,34 +78,36 @@ TEST_P(Resume, AStateThatDoesNotFitChangesNothing) {
   // Their absence says something: nothing masked, nothing compressed yet.
   const std::set<std::string> optional = {"participation", "worker_error",
                                           "frozen", "exp_avg_sq"};
-  comm::run_local_ranks(
-      world, [&, dtype = dtype, &test_case = tested](auto& comm) {
-        Training run(comm, layout, test_case.make, options_of(dtype));
-        for (std::int64_t call = 1; call <= test_case.steps; ++call)
-          (void)run.step(gradient(layout, call, comm.rank()));
-        const StateDict good = run.optimizer->state_dict();
-        Training fresh(comm, layout, test_case.make, options_of(dtype));
-        for (LowPrecisionOptimizer* to :
-             {fresh.optimizer.get(), run.optimizer.get()}) {
-          for (const auto& [key, value] : good.arrays()) {
-            if (optional.count(key) != 0) continue;
-            expect_refused(*to, test::without(good, key), key);
-            StateDict wrong = test::without(good, key);
-            wrong.put(key, std::vector<float>(value.size() + 1));
-            expect_refused(*to, wrong, key);
-            wrong.put(key, std::vector<std::int32_t>(value.size()));
-            expect_refused(*to, wrong, key);
-          }
-          for (const auto& [key, value] : good.scalars())
-            if (optional.count(key) == 0)
-              expect_refused(*to, test::without(good, key), key);
-          StateDict wrong = test::without(good, "");
-          wrong.put_real("loss_scale", -1);
-          expect_refused(*to, wrong, "loss scale");
-        }
-        fresh.optimizer->load_state_dict(good);
-        EXPECT_TRUE(test::same_state(fresh.optimizer->state_dict(), good));
-      });
+  comm::run_local_ranks(world, [&, dtype = dtype,
+                                &test_case = tested](auto& comm) {
+    Training run(comm, layout, test_case.make, test::with_moving_scale(dtype));
+    for (std::int64_t call = 1; call <= test_case.steps; ++call)
+      (void)run.step(test::gradient_that_overflows(layout, call, comm.rank()));
+    const StateDict good = run.optimizer->state_dict();
+    Training fresh(comm, layout, test_case.make,
+                   test::with_moving_scale(dtype));
+    for (LowPrecisionOptimizer* to :
+         {fresh.optimizer.get(), run.optimizer.get()}) {
+      for (const auto& [key, value] : good.arrays()) {
+        if (optional.count(key) != 0) continue;
+        expect_refused(*to, test::without(good, key), key);
+        StateDict wrong = test::without(good, key);
+        wrong.put(key, std::vector<float>(value.size() + 1));
+        expect_refused(*to, wrong, key);
+        wrong.put(key, std::vector<std::int32_t>(value.size()));
+        expect_refused(*to, wrong, key);
+      }
+      for (const auto& [key, value] : good.scalars())
+        if (optional.count(key) == 0)
+          expect_refused(*to, test::without(good, key), key);
+      if (dtype != DType::kFloat16) continue;
+      StateDict wrong = test::without(good, "");
+      wrong.put_real("loss_scale", -1);
+      expect_refused(*to, wrong, "loss scale");
+    }
+    fresh.optimizer->load_state_dict(good);
+    EXPECT_TRUE(test::same_state(fresh.optimizer->state_dict(), good));
+  });
 }
 
 TEST(ResumedSettings, Item70AreTheNewOnes) {
@@ -147,7 +135,7 @@ TEST(Masters, AreMadeOfWhatIsGivenAndOfNothingElse) {
     Training run(comm, layout, test::exact_adam({}), {});
     const Buffer half =
         test::converted(std::vector<float>{1, 1.0f / 3, -2}, DType::kFloat16);
-    run.optimizer->set_masters(half.view());
+    run.optimizer->read_masters(half.view());
     EXPECT_TRUE(
         test::same_bytes(run.optimizer->masters(),
                          test::converted(half.view(), DType::kFloat32).view()));
@@ -155,7 +143,7 @@ TEST(Masters, AreMadeOfWhatIsGivenAndOfNothingElse) {
     EXPECT_TRUE(test::same_bytes(run.params.view(), half.view()));
     std::vector<float> four(4);
     test::expect_error(ErrorCode::kInvalidArgument, {"params", "3", "4"},
-                       [&] { run.optimizer->set_masters(four); });
+                       [&] { run.optimizer->read_masters(four); });
     EXPECT_TRUE(run.params_are_rounded_masters());
   });
 }

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -89,6 +90,21 @@ inline MixedPrecisionOptions with_static_scale(DType dtype,
                                                double scale = 1024) {
   return {.dtype = dtype,
           .loss_scale = {.initial_scale = scale, .dynamic = false}};
+}
+
+/// With fp16 the scale falls where a gradient overflows, and grows in between.
+inline MixedPrecisionOptions with_moving_scale(DType dtype) {
+  return {.dtype = dtype,
+          .loss_scale = {.initial_scale = 4096, .window = 1, .hysteresis = 2}};
+}
+
+/// Overflows at every fourth call, on rank 0.
+inline std::vector<float> gradient_that_overflows(const ParameterLayout& layout,
+                                                  std::int64_t call, int rank) {
+  auto grads = gradient_with_gaps(layout, call, rank);
+  if (call % 4 == 0 && rank == 0)
+    grads[9] = std::numeric_limits<float>::infinity();
+  return grads;
 }
 
 inline Buffer copied(ConstView values) {

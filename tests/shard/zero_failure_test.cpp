@@ -137,8 +137,13 @@ class FailingRule final : public optim::UpdateRule {
   [[nodiscard]] double learning_rate(std::size_t group) const override {
     return adam_.learning_rate(group);
   }
-  void save(StateDict& state) const override { adam_.save(state); }
-  void load(const StateDict& state) override { adam_.load(state); }
+  void add_to(optim::State& state, optim::Sharing sharing,
+              const std::vector<Range>& elements) const override {
+    adam_.add_to(state, sharing, elements);
+  }
+  [[nodiscard]] optim::Adoption adopt(StateDict& state) override {
+    return adam_.adopt(state);
+  }
 
  private:
   optim::Adam adam_;

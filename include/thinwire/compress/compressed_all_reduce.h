@@ -9,6 +9,7 @@
 #include "thinwire/comm/communicator.h"
 #include "thinwire/compress/active_mask.h"
 #include "thinwire/compress/block_layout.h"
+#include "thinwire/core/buffer.h"
 #include "thinwire/core/dtype.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/core/thread_pool.h"
@@ -126,6 +127,8 @@ class CompressedAllReduce {
   /// Throws Error(kCorruptCheckpoint) naming the array that does not fit,
   /// before anything changes.
   void load_errors(ConstView worker, ConstView server);
+  /// The same without a copy.
+  void take_errors(Buffer&& worker, Buffer&& server);
   /// Local: error += weight * values, for the elements of a block (of its
   /// `values` range) that are not masked; the server's is of a block that this
   /// rank serves. Several threads may do this for different blocks, outside of

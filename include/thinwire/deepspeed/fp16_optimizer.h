@@ -61,7 +61,7 @@ class Fp16Optimizer final : public precision::LowPrecisionOptimizer {
   [[nodiscard]] ConstView masters() const noexcept override {
     return masters_.view();
   }
-  void set_masters(ConstView params) override;
+  void read_masters(ConstView params) override;
   void write_params(View params) const override;
   /// fp16 alone.
   [[nodiscard]] bool takes_gradients(DType dtype) const noexcept override {
@@ -93,8 +93,12 @@ class Fp16Optimizer final : public precision::LowPrecisionOptimizer {
     return optimizer_->num_groups();
   }
   /// The optimizer's, with the array masters [n] and the loss scale's numbers.
-  [[nodiscard]] StateDict state_dict() const override;
-  void load_state_dict(const StateDict& state) override;
+  [[nodiscard]] optim::State state() const override;
+  [[nodiscard]] Adoption adopt(StateDict state) override;
+  [[nodiscard]] StateDict owner() const override { return optimizer_->owner(); }
+  void require_owner(const StateDict& state) const override {
+    optimizer_->require_owner(state);
+  }
 
   /// Sees the overflow flags that ranks exchange from now on; null: nobody.
   /// Must outlive its use.

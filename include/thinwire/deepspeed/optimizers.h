@@ -51,8 +51,10 @@ class ExactOptimizer final : public Optimizer {
   void set_learning_rate(std::size_t group, double learning_rate) override;
   [[nodiscard]] double learning_rate(std::size_t group) const override;
   [[nodiscard]] std::size_t num_groups() const noexcept override;
-  [[nodiscard]] StateDict state_dict() const override;
-  void load_state_dict(const StateDict& state) override;
+  [[nodiscard]] optim::State state() const override;
+  [[nodiscard]] Adoption adopt(StateDict state) override;
+  [[nodiscard]] StateDict owner() const override;
+  void require_owner(const StateDict& state) const override;
 
  private:
   struct Impl;
@@ -80,10 +82,13 @@ class LowBitOptimizer : public Optimizer {
   [[nodiscard]] double learning_rate(std::size_t group) const final;
   [[nodiscard]] std::size_t num_groups() const noexcept final;
   /// Arrays exp_avg and exp_avg_sq [n], worker_error, server_error and each
-  /// optimizer's own; scalars step and its own.
-  [[nodiscard]] StateDict state_dict() const final;
+  /// optimizer's own; scalars step and its own. Of use to the same rank of as
+  /// many only.
+  [[nodiscard]] optim::State state() const final;
   /// Residuals are 0 afterwards, whatever the state has.
-  void load_state_dict(const StateDict& state) final;
+  [[nodiscard]] Adoption adopt(StateDict state) final;
+  [[nodiscard]] StateDict owner() const final;
+  void require_owner(const StateDict& state) const final;
 
   /// Sees every message content from the next step on; null: nobody. Must
   /// outlive its use.

@@ -108,8 +108,13 @@ class ZeroOptimizer final : public shard::ShardedOptimizer {
   void set_learning_rate(std::size_t group, double learning_rate) override;
   [[nodiscard]] double learning_rate(std::size_t group) const override;
   [[nodiscard]] std::size_t num_groups() const noexcept override;
-  /// This rank's slices: masters, Adam's states, counters, loss scale.
-  [[nodiscard]] StateDict state_dict() const override;
+  /// This rank's slices: masters, Adam's states, counters, loss scale; of use
+  /// to the same rank of as many only.
+  [[nodiscard]] optim::State state() const override;
+  /// Parameters are the caller's to restore.
+  [[nodiscard]] Adoption adopt(StateDict state) override;
+  [[nodiscard]] StateDict owner() const override;
+  void require_owner(const StateDict& state) const override;
   /// As shard::ZeroOptimizer's.
   void load_state_dict(const StateDict& state) override;
 

@@ -76,8 +76,9 @@ class Adam final : public UpdateRule {
   [[nodiscard]] double learning_rate(std::size_t group) const override;
   /// "exp_avg", "exp_avg_sq".
   [[nodiscard]] View state(std::string_view key) override;
-  void save(StateDict& state) const override;
-  void load(const StateDict& state) override;
+  void add_to(State& state, Sharing sharing,
+              const std::vector<Range>& elements) const override;
+  [[nodiscard]] Adoption adopt(StateDict& state) override;
 
   /// Every group's step size.
   [[nodiscard]] const std::vector<double>& learning_rates() const noexcept {

@@ -67,8 +67,13 @@ class DataParallel final : public Optimizer {
   void set_learning_rate(std::size_t group, double learning_rate) override;
   [[nodiscard]] double learning_rate(std::size_t group) const override;
   [[nodiscard]] std::size_t num_groups() const noexcept override;
-  [[nodiscard]] StateDict state_dict() const override;
-  void load_state_dict(const StateDict& state) override;
+  /// Arrays exp_avg and exp_avg_sq [n], the same on all ranks, and
+  /// learning_rates; scalars optimizer, step and skipped_steps.
+  [[nodiscard]] State state() const override;
+  /// Also of the 1-bit optimizer of the same rule, before its freeze.
+  [[nodiscard]] Adoption adopt(StateDict state) override;
+  [[nodiscard]] StateDict owner() const override;
+  void require_owner(const StateDict& state) const override;
 
  private:
   struct Impl;

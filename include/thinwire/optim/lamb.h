@@ -77,8 +77,9 @@ class Lamb final : public UpdateRule {
   void set_learning_rate(std::size_t group, double learning_rate) override;
   [[nodiscard]] double learning_rate(std::size_t group) const override;
   [[nodiscard]] View state(std::string_view key) override;
-  void save(StateDict& state) const override;
-  void load(const StateDict& state) override;
+  void add_to(State& state, Sharing sharing,
+              const std::vector<Range>& elements) const override;
+  [[nodiscard]] Adoption adopt(StateDict& state) override;
 
   /// The last step's ratios, in parameter order.
   [[nodiscard]] const std::vector<TrustRatio>& trust_ratios() const noexcept {

@@ -46,11 +46,23 @@ class LowBitOptimizer : public Optimizer {
   [[nodiscard]] double learning_rate(std::size_t group) const final;
   [[nodiscard]] std::size_t num_groups() const noexcept final;
 
-  /// Arrays exp_avg [n], worker_error, server_error and each optimizer's own;
-  /// scalars step, skipped_steps, clip_ratio and its own. Residuals are this
-  /// rank's and fit the same number of ranks and bucket size only.
-  [[nodiscard]] StateDict state_dict() const final;
-  void load_state_dict(const StateDict& state) final;
+  /// Arrays exp_avg [n] fp32, worker_error (every compressed element) and
+  /// server_error (those that this rank serves, which are State::shard) in the
+  /// residuals' dtype, and each optimizer's own; scalars step, skipped_steps,
+  /// clip_ratio and its own. Local, but forms residuals: a pass over them.
+  [[nodiscard]] State state() const final;
+  /// worker_error and server_error are 0 where they are missing. A group of one
+  /// compresses nothing: what they hold is delivered by its first exchange, and
+  /// is part of state() until then.
+  [[nodiscard]] Adoption adopt(StateDict state) final;
+  void read_masters(ConstView params) final;
+  /// Residuals in memory fit the same rank, number of ranks and bucket size
+  /// only.
+  [[nodiscard]] StateDict owner() const final;
+  void require_owner(const StateDict& state) const final;
+  void repeat_local_steps(View params) final;
+  [[nodiscard]] ConstView exchanged_params(ConstView params) const final;
+  [[nodiscard]] std::int64_t steps_behind() const noexcept final;
 
   /// Norm of this rank's residual over that of the last exchange's result; 0
   /// before there was one. Local; reads the residual once.

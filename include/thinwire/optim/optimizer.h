@@ -8,6 +8,7 @@
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/core/view.h"
+#include "thinwire/optim/state.h"
 
 namespace thinwire::optim {
 
@@ -133,13 +134,44 @@ class Optimizer {
   void set_learning_rate(double learning_rate);
   [[nodiscard]] virtual std::size_t num_groups() const noexcept = 0;
 
-  /// All that a continued run needs, copied; local. What differs from rank to
-  /// rank (residuals) is this rank's.
-  [[nodiscard]] virtual StateDict state_dict() const = 0;
+  /// All that a continued run needs, described and not copied; local. Valid
+  /// until the next step.
+  [[nodiscard]] virtual State state() const = 0;
+  using Adoption = optim::Adoption;
+  /// Local: checks a state with the keys of copy_of(State) and takes its
+  /// arrays; of kSharded ones it has what State::shard of this object says. It
+  /// may be of another number of ranks and, where that makes sense, of another
+  /// optimizer or precision: 16 bits are widened, fp32 is rounded to 16 if the
+  /// state's integer allow_rounding is 1. Parameters stay the caller's. Throws
+  /// Error(kCorruptCheckpoint) naming what does not fit.
+  [[nodiscard]] virtual Adoption adopt(StateDict state) = 0;
+  /// Local, after an adoption: `params` hold those of the last exchange, and
+  /// become what this rank's local steps had made of them (0/1 Adam).
+  virtual void repeat_local_steps(View params);
+  /// Local: parameters were loaded from elsewhere, layout.size() elements of
+  /// any dtype: makes masters of them, where there are some. 0/1 Adam forgets
+  /// its updates since the last exchange. Throws Error(kInvalidArgument) on a
+  /// wrong size.
+  virtual void read_masters(ConstView /*params*/) {}
+  /// Local: the parameters of the last exchange, the same on all ranks: a view
+  /// of `params`, or within local steps (0/1 Adam) of an fp32 array of as many
+  /// elements that is valid until the next step.
+  [[nodiscard]] virtual ConstView exchanged_params(ConstView params) const;
+  /// Local steps since the last exchange, which exchanged_params() lack; the
+  /// same on all ranks, >= 0.
+  [[nodiscard]] virtual std::int64_t steps_behind() const noexcept;
+
+  /// All that a continued run needs, copied: copy_of(state()) and owner();
+  /// local. What differs from rank to rank (residuals) is this rank's.
+  [[nodiscard]] virtual StateDict state_dict() const;
   /// Local; every rank loads what it saved. The next step continues bit-equal.
   /// Throws Error(kCorruptCheckpoint) naming what does not fit, before anything
   /// changes.
-  virtual void load_state_dict(const StateDict& state) = 0;
+  virtual void load_state_dict(const StateDict& state);
+  /// Scalars that say whose state_dict() it is: its layout, its rank.
+  [[nodiscard]] virtual StateDict owner() const;
+  /// Throws Error(kCorruptCheckpoint) unless a state in memory has this owner.
+  virtual void require_owner(const StateDict& state) const;
 };
 
 }  // namespace thinwire::optim

@@ -6,12 +6,14 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "thinwire/core/dtype.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/core/view.h"
+#include "thinwire/optim/state.h"
 
 namespace thinwire::optim {
 
@@ -97,12 +99,19 @@ class UpdateRule {
   virtual void set_learning_rate(std::size_t group, double learning_rate) = 0;
   [[nodiscard]] virtual double learning_rate(std::size_t group) const = 0;
 
-  /// A state's array by its name in save(), which has the layout's elements.
+  /// A state's array by its name in add_to(), which has the layout's elements.
   /// Throws Error(kInvalidArgument) naming those there are.
   [[nodiscard]] virtual View state(std::string_view key) = 0;
-  virtual void save(StateDict& state) const = 0;
-  /// Throws Error(kCorruptCheckpoint) before anything changes.
-  virtual void load(const StateDict& state) = 0;
+  /// Describes its arrays, which must stay as they are as long as `state` is
+  /// used. The layout's elements are `elements` of the model, in this order,
+  /// and lie on the ranks as `sharing` says.
+  virtual void add_to(State& state, Sharing sharing,
+                      const std::vector<Range>& elements) const = 0;
+  /// Local: checks those arrays in `state`, which has the keys of
+  /// copy_of(State), and takes them out of it. Moments of 16 bits are widened
+  /// where fp32 is kept. Throws Error(kCorruptCheckpoint) naming what does not
+  /// fit, before anything changes.
+  [[nodiscard]] virtual Adoption adopt(StateDict& state) = 0;
 };
 
 }  // namespace thinwire::optim

@@ -85,9 +85,9 @@ class ZeroOneAdam final : public LowBitOptimizer {
   ///
   /// State: those of LowBitOptimizer; arrays exp_avg_sq [n] (until the freeze),
   /// denominator [n], from the freeze on origin [n] (parameters at the last
-  /// sync) and momentum_accumulator [n] (updates since), lrs and decay (per
-  /// group); scalars var_interval, var_counter, var_updates,
-  /// local_step_interval, local_step_counter.
+  /// sync) and momentum_accumulator [n] (this rank's updates since), lrs and
+  /// decay (per group); scalars var_interval, var_counter, var_updates,
+  /// local_step_interval, local_step_counter, local_steps.
   ZeroOneAdam(comm::Communicator& comm, const ParameterLayout& layout,
               const ZeroOneAdamOptions& options);
   ~ZeroOneAdam() override;

@@ -16,10 +16,6 @@ class LowPrecisionOptimizer : public optim::Optimizer {
   /// fp32 parameters, layout.size() elements; empty where the parameters are
   /// their own masters.
   [[nodiscard]] virtual ConstView masters() const noexcept = 0;
-  /// Makes masters of these parameters, whatever they were: after weights were
-  /// loaded from elsewhere. Local; all ranks must do the same. (0/1 Adam
-  /// forgets them at its next step after the freeze.)
-  virtual void set_masters(ConstView params) = 0;
   /// Rounds the masters to `params`, of the parameters' dtype; throws
   /// Error(kInvalidArgument) for another dtype or size.
   virtual void write_params(View params) const = 0;

@@ -55,7 +55,7 @@ class MixedPrecision final : public LowPrecisionOptimizer {
 
   [[nodiscard]] double loss_scale() const noexcept override;
   [[nodiscard]] ConstView masters() const noexcept override;
-  void set_masters(ConstView params) override;
+  void read_masters(ConstView params) override;
   void write_params(View params) const override;
   /// fp32, fp16 and bf16.
   [[nodiscard]] bool takes_gradients(DType dtype) const noexcept override;
@@ -81,11 +81,21 @@ class MixedPrecision final : public LowPrecisionOptimizer {
   void set_learning_rate(std::size_t group, double learning_rate) override;
   [[nodiscard]] double learning_rate(std::size_t group) const override;
   [[nodiscard]] std::size_t num_groups() const noexcept override;
-  /// The optimizer's, with the array masters [n] and the loss scale's numbers.
-  [[nodiscard]] StateDict state_dict() const override;
+  /// The optimizer's, with the array masters [n], the same on all ranks: within
+  /// local steps those of the last exchange; and with fp16 the loss scale's
+  /// numbers.
+  [[nodiscard]] optim::State state() const override;
+  /// A state without a loss scale leaves the one of options.
+  [[nodiscard]] Adoption adopt(StateDict state) override;
+  /// Of the masters, which are then rounded into `params`, of options.dtype.
+  void repeat_local_steps(View params) override;
+  [[nodiscard]] ConstView exchanged_params(ConstView params) const override;
+  [[nodiscard]] std::int64_t steps_behind() const noexcept override;
   /// The parameters of 16 bits are the caller's: write_params() rounds them
   /// anew.
   void load_state_dict(const StateDict& state) override;
+  [[nodiscard]] StateDict owner() const override;
+  void require_owner(const StateDict& state) const override;
 
   struct Impl;
 

@@ -77,9 +77,6 @@ class ShardedOptimizer : public optim::Optimizer {
                                  std::span<const float> values) = 0;
   virtual void set_full_state(std::string_view name, std::string_view key,
                               std::span<const float> values) = 0;
-  /// Makes masters of the parameters as they are: after weights were loaded
-  /// from elsewhere. Local.
-  virtual void read_masters(ConstView params) = 0;
 
   /// Masters and states leave the memory that computes until reload_states();
   /// step() throws Error(kFailedPrecondition) in between. Local. Throws

@@ -148,8 +148,16 @@ class ZeroOptimizer final : public ShardedOptimizer {
   void set_learning_rate(std::size_t group, double learning_rate) override;
   [[nodiscard]] double learning_rate(std::size_t group) const override;
   [[nodiscard]] std::size_t num_groups() const noexcept override;
-  /// This rank's shard: masters, the rule's states, counters, loss scale.
-  [[nodiscard]] StateDict state_dict() const override;
+  /// This rank's shard: exp_avg, exp_avg_sq and, where they are beside the
+  /// parameters, masters; counters, and with fp16 the loss scale's numbers.
+  /// With experts their arrays too, prefixed, and the scalar expert_groups.
+  /// Throws Error(kFailedPrecondition) while states are away.
+  [[nodiscard]] optim::State state() const override;
+  /// Parameters are the caller's to restore. A state without a loss scale
+  /// leaves the one of options.
+  [[nodiscard]] Adoption adopt(StateDict state) override;
+  [[nodiscard]] StateDict owner() const override;
+  void require_owner(const StateDict& state) const override;
   /// Of the same rank of as many, with the same buckets. The parameters are the
   /// caller's to restore, except those of 16 bits, which are gathered from the
   /// masters. Collective: what does not fit on one rank changes nothing on any,

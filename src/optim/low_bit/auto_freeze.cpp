@@ -17,8 +17,8 @@ bool AutoFreeze::observe(double norm) {
          std::min(norm / before, before / norm) >= options_.ratio;
 }
 
-void AutoFreeze::save(StateDict& state) const {
-  state.put("exp_avg_sq_norms", norms_);
+void AutoFreeze::add_to(State& state) const {
+  state.add_free("exp_avg_sq_norms", norms_);
 }
 
 void AutoFreeze::load(const StateDict& state) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "thinwire/core/state_dict.h"
+#include "thinwire/optim/state.h"
 
 namespace thinwire::optim {
 
@@ -28,7 +29,7 @@ class AutoFreeze {
   /// if this step, still exact, is the last one.
   [[nodiscard]] bool observe(double norm);
 
-  void save(StateDict& state) const;
+  void add_to(State& state) const;
   void load(const StateDict& state);
 
  private:

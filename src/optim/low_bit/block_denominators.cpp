@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optim/low_bit/block_denominators.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <mutex>
 #include <optional>
+#include <utility>
 
-#include "optim/checks.h"
+#include "optim/saved_state.h"
+#include "thinwire/core/error.h"
 #include "thinwire/kernels/norm.h"
 
 namespace thinwire::optim {
@@ -24,6 +28,13 @@ void append_live(std::span<const float> d, Participations participation,
                  std::vector<float>& live) {
   for (std::size_t i = 0; i < d.size(); ++i)
     if (is_live(participation, i)) live.push_back(d[i]);
+}
+
+std::vector<Range> ranges_of_blocks(const LowBitLayout& parts) {
+  std::vector<Range> ranges;
+  for (const compress::Block& block : parts.blocks.blocks())
+    ranges.push_back(block.values);
+  return ranges;
 }
 
 // Element n / 2 of the sorted n; reorders them.
@@ -139,39 +150,48 @@ void BlockDenominators::find_medians(std::span<const float> d,
   }
 }
 
-void BlockDenominators::save(StateDict& state) const {
+void BlockDenominators::add_to(State& state, const LowBitLayout& parts) const {
   if (empty()) return;
-  std::vector<std::int64_t> indices;
-  std::vector<float> factors;
+  const std::vector<Range> ranges = ranges_of_blocks(parts);
+  state.add_ranges("denominator_medians", Sharing::kSame, ranges, medians_);
+  state.add_ranges("denominator_floors", Sharing::kSame, ranges, floors_);
+  std::vector<std::size_t> elements;
+  Buffer factors = Buffer::of<float>(heavy_.size());
   for (const HeavyElement& element : heavy_) {
-    indices.push_back(static_cast<std::int64_t>(element.index));
-    factors.push_back(element.factor);
+    factors.as<float>()[elements.size()] = element.factor;
+    elements.push_back(element.index);
   }
-  state.put("denominator_medians", medians_);
-  state.put("denominator_floors", floors_);
-  state.put("heavy_elements", indices);
-  state.put("heavy_factors", factors);
+  add_to_elements(state, "heavy_factors", Sharing::kSame, elements,
+                  std::move(factors));
 }
 
 BlockDenominators BlockDenominators::load(const StateDict& state,
-                                          std::size_t num_blocks,
+                                          const LowBitLayout& parts,
                                           std::size_t num_elements) {
   BlockDenominators loaded;
   if (!state.has_array("denominator_medians")) return loaded;
   const auto floats = [&](const char* name, std::size_t size) {
-    const auto values = state.array(name, DType::kFloat32, size).as<float>();
+    auto values = saved_values<float>(state, name, size);
     for (const float value : values)
       if (!(std::isfinite(value) && value >= 0))
         throw Error(ErrorCode::kCorruptCheckpoint,
                     fmt::format("state array '{}' must hold finite values >= "
                                 "0, got {}",
                                 name, value));
-    return std::vector<float>(values.begin(), values.end());
+    return values;
   };
-  loaded.medians_ = floats("denominator_medians", num_blocks);
-  loaded.floors_ = floats("denominator_floors", num_blocks);
+  const std::vector<Range> ranges = ranges_of_blocks(parts);
+  for (const char* name : {"denominator_medians", "denominator_floors"})
+    if (saved_ranges(state, name, num_elements) != ranges)
+      throw Error(ErrorCode::kCorruptCheckpoint,
+                  fmt::format("state array '{}' is of other blocks than this "
+                              "optimizer's {}",
+                              ranges_key(name), ranges.size()));
+  loaded.medians_ = floats("denominator_medians", ranges.size());
+  loaded.floors_ = floats("denominator_floors", ranges.size());
+  if (!state.has_array("heavy_factors")) return loaded;
   const std::vector<std::size_t> indices =
-      saved_indices(state, "heavy_elements", num_elements);
+      saved_elements(state, "heavy_factors", num_elements);
   const std::vector<float> factors = floats("heavy_factors", indices.size());
   for (std::size_t i = 0; i < indices.size(); ++i)
     loaded.heavy_.push_back({indices[i], factors[i]});

@@ -9,6 +9,7 @@
 #include "optim/low_bit/layout.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/core/thread_pool.h"
+#include "thinwire/optim/state.h"
 
 /// What a low-bit optimizer divides by while the variance does not move.
 namespace thinwire::optim {
@@ -66,10 +67,11 @@ class BlockDenominators {
   [[nodiscard]] std::span<const HeavyElement> heavy() const { return heavy_; }
   [[nodiscard]] bool empty() const { return medians_.empty(); }
 
-  void save(StateDict& state) const;
-  /// Nothing if the state has none. Throws Error(kCorruptCheckpoint).
+  void add_to(State& state, const LowBitLayout& parts) const;
+  /// Nothing if the state has none. Throws Error(kCorruptCheckpoint), also
+  /// where its blocks are not those of `parts`.
   [[nodiscard]] static BlockDenominators load(const StateDict& state,
-                                              std::size_t num_blocks,
+                                              const LowBitLayout& parts,
                                               std::size_t num_elements);
 
  private:

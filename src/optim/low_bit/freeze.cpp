@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/require.h"
+#include "optim/saved_state.h"
 
 namespace thinwire::optim {
 
@@ -76,22 +77,30 @@ std::string Freeze::describe() const {
   return fmt::format("frozen_at {}", frozen_at_);
 }
 
-void Freeze::save(StateDict& state) const {
-  state.put_integer("frozen_at", frozen_at_);
-  automatic_.save(state);
+void Freeze::add_to(State& state, const Denominator& denominator) const {
+  state.common.put_integer("frozen_at", frozen_at_);
+  automatic_.add_to(state);
+  if (is_frozen())
+    state.add_elements("denominator", Sharing::kSame, {{0, model_.size()}},
+                       denominator.values.view());
 }
 
-Freeze::Saved Freeze::read(const StateDict& state) const {
-  const std::size_t n = model_.size();
+void Freeze::begin_in(StateDict& state) {
+  state.put_integer("frozen_at", 0);
+  state.put("exp_avg_sq_norms", std::vector<double>());
+}
+
+Freeze::Saved Freeze::read(StateDict& state) const {
   Saved saved{.frozen_at = state.integer("frozen_at"),
               .automatic = automatic_,
               .denominator = {}};
   saved.automatic.load(state);
   if (saved.frozen_at > 0) {
-    saved.denominator = saved_floats(state, "denominator", n);
+    saved.denominator =
+        take_floats(state, "denominator", DType::kFloat32, model_.size());
     if (model_.num_blocks() > 0) (void)state.array("denominator_medians");
   } else {
-    (void)state.array("exp_avg_sq", DType::kFloat32, n);
+    require_variance(state, model_.size());
   }
   return saved;
 }

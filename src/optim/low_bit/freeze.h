@@ -87,14 +87,17 @@ class Freeze {
   void freeze(std::int64_t step, bool keeps_variance, Denominator& denominator);
 
   [[nodiscard]] std::string describe() const;
-  void save(StateDict& state) const;
+  void add_to(State& state, const Denominator& denominator) const;
+  /// Adds to the state of an exact rule what it lacks: the history of the
+  /// variance, which begins now.
+  static void begin_in(StateDict& state);
   /// What it was in a saved state; throws Error(kCorruptCheckpoint).
   struct Saved {
     std::int64_t frozen_at = 0;
     AutoFreeze automatic;
     Buffer denominator;
   };
-  [[nodiscard]] Saved read(const StateDict& state) const;
+  [[nodiscard]] Saved read(StateDict& state) const;
   void restore(Saved&& saved, Denominator& denominator);
 
  private:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "optim/low_bit/denominator.h"
@@ -10,15 +10,13 @@
 #include "optim/low_bit/model.h"
 #include "optim/low_bit/momentum.h"
 #include "thinwire/optim/low_bit_optimizer.h"
+#include "thinwire/optim/state.h"
 
 namespace thinwire::optim {
 
 /// The parts that the three optimizers share. Each adds its own, and calls them
 /// in its paper's order; parts do not call back.
 struct LowBitOptimizer::Impl {
-  /// Applies what read_own() has checked and copied.
-  using Commit = std::function<void()>;
-
   Impl(comm::Communicator& comm, const ParameterLayout& layout,
        LowBitSettings settings, const CompressedMomentum::Options& options = {})
       : model(comm, layout, std::move(settings)),
@@ -42,10 +40,28 @@ struct LowBitOptimizer::Impl {
   /// report saying so.
   virtual void take_step(const StepInput& in, StepMeter& step) = 0;
   [[nodiscard]] virtual Phase phase() const = 0;
+  /// Parameters are others now.
+  virtual void read_masters(ConstView /*params*/) {}
   /// Collective: makes parameters equal on all ranks.
   virtual void synchronize(View /*params*/) {}
-  virtual void save_own(StateDict& state) const = 0;
-  [[nodiscard]] virtual Commit read_own(const StateDict& state) = 0;
+  /// 0/1 Adam: this rank's steps since the last exchange, and what they began
+  /// with.
+  [[nodiscard]] virtual std::int64_t steps_behind() const { return 0; }
+  [[nodiscard]] virtual ConstView exchanged_params(ConstView params) const {
+    return params;
+  }
+  virtual void repeat_local_steps(View /*params*/) {}
+  /// How exp_avg lies on the ranks.
+  [[nodiscard]] virtual Sharing momentum_sharing() const {
+    return Sharing::kSame;
+  }
+  virtual void add_own(State& state) const = 0;
+  /// Takes it out of the state; exp_avg and exp_avg_sq are still there.
+  [[nodiscard]] virtual Adoption adopt_own(StateDict& state) = 0;
+  /// The rule whose exact steps are the warm-up; empty: there is none.
+  [[nodiscard]] virtual std::string_view exact_rule() const { return {}; }
+  /// Adds to the state of that rule what else the warm-up keeps; begins now.
+  virtual void begin_in(StateDict& /*state*/) const {}
 
   // ---- pieces of a step
   [[nodiscard]] Adam& adam() { return model.adam; }
@@ -63,8 +79,13 @@ struct LowBitOptimizer::Impl {
   void put_off_verification();
 
   [[nodiscard]] StepReport step(const StepInput& in);
-  [[nodiscard]] StateDict save() const;
-  void load(const StateDict& state);
+  [[nodiscard]] State state() const;
+  [[nodiscard]] Adoption adopt(StateDict state);
+  [[nodiscard]] StateDict owner() const;
+  void require_owner(const StateDict& state) const;
+
+ private:
+  void require_optimizer(StateDict& state) const;
 };
 
 }  // namespace thinwire::optim

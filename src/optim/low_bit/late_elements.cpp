@@ -4,9 +4,10 @@
 #include <algorithm>
 #include <bit>
 #include <type_traits>
+#include <utility>
 
 #include "core/visit_floats.h"
-#include "optim/checks.h"
+#include "optim/saved_state.h"
 #include "thinwire/kernels/sign_compress.h"
 
 namespace thinwire::optim {
@@ -147,23 +148,31 @@ std::vector<LateElements::Arrivals> LateElements::revive(
   return arrivals;
 }
 
-void LateElements::save(StateDict& state) const {
-  std::vector<std::int64_t> elements;
+void LateElements::add_to(State& state) const {
+  std::vector<std::size_t> elements;
   for (const Waiting& at : waiting_)
     for (std::size_t i = 0; i < at.values.size; ++i)
       if ((remembered_[at.first_word + i / 32] >> (i % 32) & 1u) != 0)
-        elements.push_back(static_cast<std::int64_t>(at.values.offset + i));
-  if (!elements.empty()) state.put("late_gradients", elements);
+        elements.push_back(at.values.offset + i);
+  if (waiting_.empty()) return;  // on all ranks
+  Buffer ones = Buffer::of<std::uint8_t>(elements.size());
+  std::fill_n(ones.as<std::uint8_t>().begin(), ones.size(), std::uint8_t{1});
+  add_to_elements(state, "late_gradients", Sharing::kOwn, elements,
+                  std::move(ones));
 }
 
 void LateElements::load_memory(const StateDict& state,
                                std::size_t num_elements) {
   if (!state.has_array("late_gradients")) return;
-  const auto elements = saved_indices(state, "late_gradients", num_elements);
+  const auto elements = saved_elements(state, "late_gradients", num_elements);
+  const auto came =
+      saved_values<std::uint8_t>(state, "late_gradients", elements.size());
   auto next = elements.begin();
   for (const Waiting& at : waiting_) {
     next = std::lower_bound(next, elements.end(), at.values.offset);
     for (; next != elements.end() && *next < at.values.end(); ++next) {
+      if (came[static_cast<std::size_t>(next - elements.begin())] == 0)
+        continue;
       const std::size_t i = *next - at.values.offset;
       const std::size_t word = at.first_word + i / 32;
       remembered_[word] |= late_[word] & std::uint32_t{1} << (i % 32);

@@ -13,6 +13,7 @@
 #include "thinwire/core/state_dict.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/core/view.h"
+#include "thinwire/optim/state.h"
 
 namespace thinwire::optim {
 
@@ -43,7 +44,7 @@ class LateElements {
                                              StepMeter& meter);
 
   /// This rank's memory of its local steps.
-  void save(StateDict& state) const;
+  void add_to(State& state) const;
   /// Of a state saved when these were the late elements.
   void load_memory(const StateDict& state, std::size_t num_elements);
 

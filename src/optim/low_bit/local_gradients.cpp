@@ -116,15 +116,16 @@ int LocalGradients::first_rank(bool own, StepMeter& step) {
   return first == flags.end() ? -1 : static_cast<int>(first - flags.begin());
 }
 
-void LocalGradients::Memory::save(StateDict& state) const {
-  norm.save(state);
-  state.put_integer("left_out_a_step", left_out_a_step ? 1 : 0);
+void LocalGradients::Memory::add_to(State& state) const {
+  norm.save(state.common);
+  state.own.put_integer("left_out_a_step", left_out_a_step ? 1 : 0);
 }
 
 LocalGradients::Memory LocalGradients::Memory::load(const StateDict& state) {
   Memory memory;
   memory.norm.load(state);
-  memory.left_out_a_step = state.integer("left_out_a_step") != 0;
+  memory.left_out_a_step = state.has_scalar("left_out_a_step") &&
+                           state.integer("left_out_a_step") != 0;
   return memory;
 }
 

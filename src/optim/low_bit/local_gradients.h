@@ -7,6 +7,7 @@
 #include "optim/exact_average.h"
 #include "optim/gradient_agreement.h"
 #include "optim/low_bit/model.h"
+#include "thinwire/optim/state.h"
 
 namespace thinwire::optim {
 
@@ -56,7 +57,8 @@ class LocalGradients {
     CalibratedNorm norm;
     bool left_out_a_step = false;  // this rank alone, since the last exchange
 
-    void save(StateDict& state) const;
+    void add_to(State& state) const;
+    /// A rank that was not there has left out nothing.
     [[nodiscard]] static Memory load(const StateDict& state);
   };
   Memory memory;

@@ -16,20 +16,28 @@ LocalUpdates::LocalUpdates(LowBitModel& model, CompressedMomentum& momentum,
     : model_(model),
       momentum_(momentum),
       denominator_(denominator),
-      lrs_(model.adam.num_groups()),
-      decay_(model.adam.num_groups(), 1) {}
+      interval_{.lrs = std::vector<double>(model.adam.num_groups()),
+                .decay = std::vector<double>(model.adam.num_groups(), 1),
+                .decay_taken = {}} {}
 
 void LocalUpdates::begin(ConstView params) {
   origin_ = copy_of(params);
   accumulator_ = Buffer::of<float>(params.size());
 }
 
+void LocalUpdates::begin_anew(ConstView params) {
+  if (origin_.empty()) return;
+  kernels::convert(params, origin_.view());
+  begin_interval();
+}
+
 void LocalUpdates::count(const Coefficients& c) {
   for (std::size_t g = 0; g < c.size(); ++g) {
     const double lr = model_.adam.learning_rate(g);
-    lrs_[g] += lr * c[g].exp_avg_scale;
-    decay_[g] *= 1 - lr * c[g].decoupled_decay;
+    interval_.lrs[g] += lr * c[g].exp_avg_scale;
+    interval_.decay[g] *= 1 - lr * c[g].decoupled_decay;
   }
+  ++interval_.steps;
 }
 
 // ---- a local step
@@ -44,24 +52,29 @@ void LocalUpdates::step(const StepInput& in, const Coefficients& c) {
         .origin = origin_.as<float>().data() + at.offset,
         .exp_avg = exp_avg.as<float>().data() + at.offset,
         .accumulated = accumulator_.as<float>().data() + at.offset,
-        .from_zero = !accumulated_,
+        .from_zero = !interval_.accumulated,
         .denominator = denominator_.at(at.offset),
         .grads = in.grads.subview(at.offset, at.size),
         .active = momentum_.active(b),
         .low_precision = part_of(in.low_precision, at)};
     if (momentum_.is_signs()) arrays.mean = momentum_.mean(b);
-    kernels::local_step(arrays, static_cast<float>(decay_[group]), c[group]);
+    kernels::local_step(arrays, static_cast<float>(interval_.decay[group]),
+                        c[group]);
   });
   momentum_.now_values();
-  accumulated_ = true;
+  interval_.accumulated = true;
+  interval_.momenta_differ = true;
+  ++interval_.taken;
+  interval_.decay_taken = interval_.decay;
 }
 
 // u says that the interval has begun, as on the ranks that took the step:
 // whether there is something to sync must be the same on all of them.
 void LocalUpdates::leave_out() {
   const auto u = accumulator_.as<float>();
-  if (!accumulated_) std::fill(u.begin(), u.end(), 0.0f);
-  accumulated_ = true;
+  if (!interval_.accumulated) std::fill(u.begin(), u.end(), 0.0f);
+  interval_.accumulated = true;
+  interval_.momenta_differ = true;
 }
 
 // ---- the sync
@@ -81,7 +94,8 @@ kernels::SignInput LocalUpdates::own_input(std::size_t b, ConstView grads,
       momentum_.input(b, grads, c[model_.layout.block_group[b]]);
   const std::size_t at = model_.block(b).offset;
   input.denominator = denominator_.at(at);
-  if (accumulated_) input.accumulated = accumulator_.as<float>().data() + at;
+  if (interval_.accumulated)
+    input.accumulated = accumulator_.as<float>().data() + at;
   return input;
 }
 
@@ -92,12 +106,14 @@ void LocalUpdates::exchange(View params, View low_precision,
   });
   std::vector<float> units;  // u d = -lrs m, so m = u d / -lrs
   for (const std::size_t group : model_.layout.block_group)
-    units.push_back(-static_cast<float>(lrs_[group]));
+    units.push_back(-static_cast<float>(interval_.lrs[group]));
   momentum_.set_units(std::move(units));
-  if (some_group_rests())
+  if (some_group_rests()) {
     merge_momenta();
-  else
+  } else {
     momentum_.keep_as_signs();
+    interval_.momenta_differ = false;
+  }
   begin_interval();
 }
 
@@ -105,7 +121,7 @@ void LocalUpdates::apply_mean(std::size_t b, Signs mean, View params,
                               View low_precision) {
   const Range& at = model_.block(b);
   const std::size_t group = model_.layout.block_group[b];
-  if (lrs_[group] == 0) {  // stays where it is
+  if (interval_.lrs[group] == 0) {  // stays where it is
     if (!low_precision.empty())
       kernels::convert(params.subview(at.offset, at.size),
                        part_of(low_precision, at));
@@ -117,22 +133,24 @@ void LocalUpdates::apply_mean(std::size_t b, Signs mean, View params,
                         .denominator = denominator_.at(at.offset),
                         .size = at.size,
                         .low_precision = part_of(low_precision, at)},
-                       static_cast<float>(decay_[group]));
+                       static_cast<float>(interval_.decay[group]));
 }
 
 void LocalUpdates::begin_interval() {
-  accumulated_ = false;
-  lrs_.assign(lrs_.size(), 0);
-  decay_.assign(decay_.size(), 1);
+  interval_.accumulated = false;
+  interval_.steps = 0;
+  interval_.taken = 0;
+  interval_.lrs.assign(interval_.lrs.size(), 0);
+  interval_.decay.assign(interval_.decay.size(), 1);
 }
 
 bool LocalUpdates::some_group_rests() const {
-  return std::any_of(lrs_.begin(), lrs_.end(),
+  return std::any_of(interval_.lrs.begin(), interval_.lrs.end(),
                      [](double sum) { return sum == 0; });
 }
 
 bool LocalUpdates::some_group_moved() const {
-  return std::any_of(lrs_.begin(), lrs_.end(),
+  return std::any_of(interval_.lrs.begin(), interval_.lrs.end(),
                      [](double sum) { return sum > 0; });
 }
 
@@ -140,9 +158,10 @@ bool LocalUpdates::some_group_moved() const {
 void LocalUpdates::keep_momentum_of_resting_groups(ConstView grads,
                                                    const Coefficients& c) {
   if (!some_group_rests()) return;
+  interval_.momenta_differ = true;
   momentum_.keep_as_values();
   for (const GroupRange& r : model_.layout.compressed)
-    if (lrs_[r.group] == 0)
+    if (interval_.lrs[r.group] == 0)
       kernels::momentum(
           model_.adam.exp_avg().as<float>().data() + r.range.offset,
           grads.subview(r.range.offset, r.range.size), c[r.group]);
@@ -155,7 +174,7 @@ void LocalUpdates::merge_momenta() {
   std::vector<float> returned;
   for (std::size_t b = 0; b < model_.num_blocks(); ++b) {
     const Range& at = model_.block(b);
-    if (lrs_[model_.layout.block_group[b]] > 0) {
+    if (interval_.lrs[model_.layout.block_group[b]] > 0) {
       kernels::sign_decode(momentum_.mean(b), momentum_.active(b),
                            m + at.offset, at.size);
       continue;
@@ -168,28 +187,39 @@ void LocalUpdates::merge_momenta() {
   momentum_.now_values();
 }
 
-// A group of one: what would travel is what it has.
-void LocalUpdates::sync_alone(View params) {
+// A group of one: what would travel is what it has, and what it owes.
+void LocalUpdates::sync_alone(View params, View low_precision) {
   model_.for_blocks([&](std::size_t b) {
     const Range& at = model_.block(b);
-    const auto sum = static_cast<float>(lrs_[model_.layout.block_group[b]]);
+    const auto sum =
+        static_cast<float>(interval_.lrs[model_.layout.block_group[b]]);
     const auto of = [&](Buffer& values) {
       return values.as<float>().subspan(at.offset, at.size);
     };
     const auto p = params.as<float>().subspan(at.offset, at.size);
+    const auto d = of(denominator_.values);
+    std::vector<float> owed;
+    if (momentum_.has_debt() && sum != 0) {
+      owed = momentum_.pay_debt(b);
+      for (std::size_t i = 0; i < at.size; ++i) p[i] += owed[i] / d[i];
+      if (!low_precision.empty())
+        kernels::convert(p, part_of(low_precision, at));
+    }
     std::copy(p.begin(), p.end(), of(origin_).begin());
     if (sum == 0) return;
-    for (std::size_t i = 0; i < at.size; ++i)
-      of(model_.adam.exp_avg())[i] =
-          -(of(accumulator_)[i] * of(denominator_.values)[i]) / sum;
+    for (std::size_t i = 0; i < at.size; ++i) {
+      const float ud = of(accumulator_)[i] * d[i];
+      of(model_.adam.exp_avg())[i] = -(owed.empty() ? ud : ud + owed[i]) / sum;
+    }
   });
+  if (!some_group_rests()) momentum_.forget_debt();
   begin_interval();
 }
 
 void LocalUpdates::synchronize(View params) {
   if (ranks_are_equal()) return;
   if (!model_.compresses()) {
-    sync_alone(params);
+    sync_alone(params, {});
     return;
   }
   Buffer ud = copy_of(accumulator_.view());
@@ -200,45 +230,6 @@ void LocalUpdates::synchronize(View params) {
     return kernels::SignInput{.values = ud.as<float>().data() +
                                         model_.block(b).offset};
   });
-}
-
-// ---- state
-void LocalUpdates::save(StateDict& state, bool is_frozen) const {
-  state.put("lrs", lrs_);
-  state.put("decay", decay_);
-  state.put_integer("accumulated", accumulated_ ? 1 : 0);
-  if (!is_frozen) return;
-  state.put("origin", origin_.view());
-  if (accumulated_) state.put("momentum_accumulator", accumulator_.view());
-}
-
-LocalUpdates::Saved LocalUpdates::read(const StateDict& state,
-                                       bool is_frozen) const {
-  const std::size_t n = model_.size();
-  const auto per_group = [&](const char* name) {
-    const auto values =
-        state.array(name, DType::kFloat64, lrs_.size()).as<double>();
-    return std::vector<double>(values.begin(), values.end());
-  };
-  Saved saved;
-  saved.lrs = per_group("lrs");
-  saved.decay = per_group("decay");
-  saved.accumulated = state.integer("accumulated") != 0;
-  if (!is_frozen) return saved;
-  saved.origin = saved_floats(state, "origin", n);
-  saved.accumulator = saved.accumulated
-                          ? saved_floats(state, "momentum_accumulator", n)
-                          : Buffer::of<float>(n);
-  return saved;
-}
-
-void LocalUpdates::restore(Saved&& saved) {
-  origin_ = std::move(saved.origin);
-  accumulator_ = std::move(saved.accumulator);
-  accumulated_ = saved.accumulated;
-  lrs_ = std::move(saved.lrs);
-  decay_ = std::move(saved.decay);
-  momentum_.set_units({});
 }
 
 }  // namespace thinwire::optim

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "core/require.h"
 #include "optim/checks.h"
 #include "optim/low_bit/impl.h"
 #include "optim/verification.h"
@@ -109,10 +110,29 @@ std::size_t LowBitOptimizer::num_groups() const noexcept {
   return impl_->adam().num_groups();
 }
 
-StateDict LowBitOptimizer::state_dict() const { return impl_->save(); }
+State LowBitOptimizer::state() const { return impl_->state(); }
 
-void LowBitOptimizer::load_state_dict(const StateDict& state) {
-  impl_->load(state);
+Optimizer::Adoption LowBitOptimizer::adopt(StateDict state) {
+  return impl_->adopt(std::move(state));
+}
+
+StateDict LowBitOptimizer::owner() const { return impl_->owner(); }
+
+void LowBitOptimizer::require_owner(const StateDict& state) const {
+  impl_->require_owner(state);
+}
+
+void LowBitOptimizer::repeat_local_steps(View params) {
+  require_view("params", params, impl_->model.size(), true, false);
+  impl_->repeat_local_steps(params);
+}
+
+ConstView LowBitOptimizer::exchanged_params(ConstView params) const {
+  return steps_behind() == 0 ? params : impl_->exchanged_params(params);
+}
+
+std::int64_t LowBitOptimizer::steps_behind() const noexcept {
+  return impl_->steps_behind();
 }
 
 double LowBitOptimizer::residual_ratio() const {
@@ -128,6 +148,12 @@ double LowBitOptimizer::residual_ratio() const {
   const double residual =
       sum_of_squares(impl_->model.pool, all->worker_error());
   return mean == 0 ? 0 : std::sqrt(residual / mean);
+}
+
+void LowBitOptimizer::read_masters(ConstView params) {
+  require(params.size() == impl_->model.size(), "params",
+          fmt::format("{} elements", impl_->model.size()), params.size());
+  impl_->read_masters(params);
 }
 
 void LowBitOptimizer::set_observer(compress::WireObserver* observer) noexcept {

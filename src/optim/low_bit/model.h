@@ -70,8 +70,7 @@ struct LowBitModel {
 };
 
 [[nodiscard]] Buffer copy_of(ConstView values);
-/// A copy of a saved array; throws Error(kCorruptCheckpoint) as StateDict does.
-[[nodiscard]] Buffer saved_floats(const StateDict& state, std::string_view name,
-                                  std::size_t size);
+/// Throws Error(kCorruptCheckpoint) if the state has no exp_avg_sq.
+void require_variance(const StateDict& state, std::size_t size);
 
 }  // namespace thinwire::optim

@@ -7,6 +7,9 @@
 #include <cstring>
 #include <utility>
 
+#include "core/set_to_zero.h"
+#include "thinwire/kernels/cast.h"
+
 namespace thinwire::optim {
 
 using kernels::AdamCoefficients;
@@ -15,7 +18,9 @@ using kernels::Signs;
 void CompressedMomentum::all_reduce(const StepInput& in, const Coefficients& c,
                                     const Buffer& d, StepMeter& step) {
   if (!model_.compresses()) {
-    apply_own(in, c, d);
+    update(in.grads, c);
+    deliver_debt(model_.adam.exp_avg().as<float>());
+    apply_values(in, c, d);
     return;
   }
   const auto own = [&](std::size_t b) {  // beta1 m + (1 - beta1) g_i
@@ -33,6 +38,11 @@ void CompressedMomentum::all_reduce(const StepInput& in, const Coefficients& c,
 void CompressedMomentum::apply_own(const StepInput& in, const Coefficients& c,
                                    const Buffer& d) {
   update(in.grads, c);
+  apply_values(in, c, d);
+}
+
+void CompressedMomentum::apply_values(const StepInput& in,
+                                      const Coefficients& c, const Buffer& d) {
   const float* const m = model_.adam.exp_avg().as<float>().data();
   for_group_ranges(model_.pool, model_.layout.compressed,
                    [&](Range range, std::size_t group) {
@@ -111,19 +121,51 @@ Buffer CompressedMomentum::copy() const {
 }
 
 compress::CompressedAllReduce& CompressedMomentum::exchange() {
-  if (!exchange_) {
-    exchange_ = std::make_unique<compress::CompressedAllReduce>(
-        model_.comm, model_.pool, model_.layout.units,
-        compress::CompressedAllReduceOptions{
-            .blocks = model_.block_options,
-            .scale = model_.settings.scale,
-            .residual_dtype = model_.settings.residual_dtype,
-            .checks_finite = options_.checks_finite,
-            .keeps_previous = options_.keeps_previous});
-    exchange_->set_active(active_);
-    exchange_->set_observer(model_.observer);
-  }
+  if (!exchange_) exchange_ = make_exchange();
   return *exchange_;
+}
+
+std::unique_ptr<compress::CompressedAllReduce>
+CompressedMomentum::make_exchange() const {
+  auto made = std::make_unique<compress::CompressedAllReduce>(
+      model_.comm, model_.pool, model_.layout.units,
+      compress::CompressedAllReduceOptions{
+          .blocks = model_.block_options,
+          .scale = model_.settings.scale,
+          .residual_dtype = model_.settings.residual_dtype,
+          .checks_finite = options_.checks_finite,
+          .keeps_previous = options_.keeps_previous});
+  made->set_active(active_);
+  made->set_observer(model_.observer);
+  return made;
+}
+
+// ---- a group of one
+
+void CompressedMomentum::deliver_debt(std::span<float> x) {
+  if (!has_debt()) return;
+  model_.for_blocks([&](std::size_t b) {
+    const auto own = x.subspan(model_.block(b).offset, model_.block(b).size);
+    const std::vector<float> owed = pay_debt(b);
+    for (std::size_t i = 0; i < own.size(); ++i) own[i] += owed[i] / unit(b);
+  });
+  forget_debt();
+}
+
+std::vector<float> CompressedMomentum::pay_debt(std::size_t b) {
+  const compress::Block& block = model_.layout.blocks.blocks()[b];
+  const Range& at = block.residual;
+  std::vector<float> worker(at.size);
+  std::vector<float> owed(at.size);
+  for (auto [side, floats] :
+       {std::pair(&debt_.worker, &worker), std::pair(&debt_.server, &owed)}) {
+    const View own = side->view().subview(at.offset, at.size);
+    kernels::convert(own, std::span(*floats));
+    set_to_zero(own);
+  }
+  for (std::size_t i = 0; i < at.size; ++i)
+    owed[i] = takes_part(block.values.offset + i) ? owed[i] + worker[i] : 0;
+  return owed;
 }
 
 void CompressedMomentum::follow_observer() {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "optim/low_bit/block_denominators.h"
@@ -10,6 +11,7 @@
 #include "optim/low_bit/model.h"
 #include "thinwire/compress/compressed_all_reduce.h"
 #include "thinwire/kernels/lamb.h"
+#include "thinwire/optim/state.h"
 
 namespace thinwire::optim {
 
@@ -72,6 +74,8 @@ class CompressedMomentum {
   /// It is what exp_avg holds.
   void now_values() { is_signs_ = false; }
   [[nodiscard]] Buffer copy() const;
+  /// Elements `range` of it, whatever form it has.
+  void read(Range range, std::span<float> to) const;
 
   // ---- who takes part
   /// kOut, kTakesPart or kLate for every element; empty: all take part.
@@ -108,18 +112,51 @@ class CompressedMomentum {
   }
   /// The model has another observer.
   void follow_observer();
+  /// Nothing is owed any more, to nobody.
   void clear_residuals();
-  void save_residuals(StateDict& state) const;
+
+  // ---- what a group of one owes: it compresses nothing, so the residuals of a
+  // state from more ranks are delivered by its first exchange, y = x + e + d
+  /// Adds what is owed to `x`, momentum or gradient of all elements.
+  void deliver_debt(std::span<float> x);
+  [[nodiscard]] bool has_debt() const { return !debt_.worker.empty(); }
+  /// What is owed of block `b`, in units of what is exchanged; 0 where an
+  /// element takes no part. It is owed no more.
+  [[nodiscard]] std::vector<float> pay_debt(std::size_t b);
+  /// After all blocks have been paid.
+  void forget_debt() { debt_ = {}; }
+
+  // ---- state: momentum_state.cpp
+  /// exp_avg, which lies on the ranks as `sharing` says, who takes part,
+  /// residuals, and which of them this rank serves.
+  void add_to(State& state, Sharing sharing) const;
+  /// Residuals of a state; `exchange` where there is none yet.
+  struct Residuals {
+    Buffer worker;
+    Buffer server;
+    std::unique_ptr<compress::CompressedAllReduce> exchange{};
+  };
+  /// Takes them out of the state; empty where it has none. Throws
+  /// Error(kCorruptCheckpoint).
+  [[nodiscard]] Residuals take_residuals(StateDict& state) const;
+  void restore(Residuals&& residuals);
+  /// Throws Error(kCorruptCheckpoint) where residuals of a state in memory are
+  /// another rank's, or of other buckets; and the scalars that say so.
+  void require_owner(const StateDict& state) const;
+  void add_owner(StateDict& owner) const;
   [[nodiscard]] LateElements saved_late(
       const StateDict& state, const std::vector<std::uint8_t>& elements) const;
   void set_late(LateElements late) { late_ = std::move(late); }
-  void save_participation(StateDict& state) const;
-  /// Residuals of a state that has some, or none. Throws
-  /// Error(kCorruptCheckpoint), before anything changes.
-  void require_residuals(const StateDict& state) const;
-  void load_residuals(const StateDict& state);
 
  private:
+  [[nodiscard]] std::unique_ptr<compress::CompressedAllReduce> make_exchange()
+      const;
+  [[nodiscard]] bool has_residuals() const {
+    return exchange_ != nullptr || has_debt();
+  }
+  void apply_values(const StepInput& in, const Coefficients& c,
+                    const Buffer& d);
+
   LowBitModel& model_;
   Options options_;
   std::unique_ptr<compress::CompressedAllReduce> exchange_;
@@ -129,6 +166,7 @@ class CompressedMomentum {
   std::size_t num_left_out_ = 0;
   bool is_signs_ = false;
   std::vector<float> units_;
+  Residuals debt_;  // of a group of one
 };
 
 }  // namespace thinwire::optim

@@ -2,10 +2,13 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <memory>
+#include <sstream>
 #include <utility>
 
-#include "optim/checks.h"
 #include "optim/low_bit/impl.h"
+#include "optim/low_bit/new_parameters.h"
+#include "optim/saved_state.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::optim {
@@ -15,23 +18,17 @@ namespace {
 std::vector<std::uint8_t> saved_participation(const StateDict& state,
                                               std::size_t num_elements) {
   if (!state.has_array("participation")) return {};
-  const auto saved = state.array("participation", DType::kUInt8, num_elements)
-                         .as<std::uint8_t>();
+  auto saved = saved_values<std::uint8_t>(state, "participation", num_elements);
   for (const std::uint8_t value : saved)
     if (value > kLate)
       throw Error(ErrorCode::kCorruptCheckpoint,
                   fmt::format("state array 'participation' must hold values up "
                               "to {}, got {}",
                               static_cast<int>(kLate), value));
-  return {saved.begin(), saved.end()};
+  return saved;
 }
 
 }  // namespace
-
-Buffer saved_floats(const StateDict& state, std::string_view name,
-                    std::size_t size) {
-  return copy_of(state.array(name, DType::kFloat32, size));
-}
 
 Buffer copy_of(ConstView values) {
   Buffer copy(values.size(), values.dtype());
@@ -40,64 +37,119 @@ Buffer copy_of(ConstView values) {
   return copy;
 }
 
-StateDict LowBitOptimizer::Impl::save() const {
+void require_variance(const StateDict& state, std::size_t size) {
+  if (size == 0) return;
+  static_cast<void>(
+      state.array("exp_avg_sq", state.array("exp_avg_sq").dtype(), size));
+}
+
+State LowBitOptimizer::Impl::state() const {
   const Adam& adam = model.adam;
-  StateDict state;
-  state.put_text("optimizer", model.settings.name);
-  state.put_text("layout", adam.layout().describe());
-  state.put_integer("step", steps);
-  state.put_integer("skipped_steps", skipped);
-  state.put_integer("verification_is_due", verification_is_due ? 1 : 0);
-  gradients.memory.save(state);
-  state.put("learning_rates", adam.learning_rates());
-  state.put("exp_avg", momentum.copy().view());
-  if (!adam.exp_avg_sq().empty() || adam.layout().size() == 0)
-    state.put("exp_avg_sq", adam.exp_avg_sq().view());
-  momentum.save_participation(state);
-  denominator.blocks.save(state);
-  momentum.save_residuals(state);
-  save_own(state);
+  State state;
+  state.common.put_text("optimizer", model.settings.name);
+  StepCounts{.steps = steps, .skipped = skipped}.save(state.common);
+  state.common.put_integer("verification_is_due", verification_is_due ? 1 : 0);
+  gradients.memory.add_to(state);
+  state.add_groups("learning_rates", adam.learning_rates());
+  momentum.add_to(state, momentum_sharing());
+  if (!adam.exp_avg_sq().empty() || model.size() == 0)
+    state.add_elements("exp_avg_sq", Sharing::kSame, {{0, model.size()}},
+                       adam.exp_avg_sq().view());
+  denominator.blocks.add_to(state, model.layout);
+  add_own(state);
   return state;
 }
 
-// Everything is read into copies first: a state that does not fit changes
-// nothing.
-void LowBitOptimizer::Impl::load(const StateDict& state) {
-  const std::size_t n = model.size();
-  require_layout(state, adam().layout());
-  require_text(state, "optimizer", model.settings.name);
+// What the state of the exact rule lacks begins now.
+void LowBitOptimizer::Impl::require_optimizer(StateDict& state) const {
   // States of version 0.2 have names in common with DeepSpeed's.
   if (state.has_scalar("semantics"))
     require_text(state, "semantics", "corrected");
-  const std::int64_t new_steps = state.integer("step");
-  const std::int64_t new_skipped = state.integer("skipped_steps");
-  const bool new_due = state.integer("verification_is_due") != 0;
-  const LocalGradients::Memory new_memory = LocalGradients::Memory::load(state);
-  Buffer m = saved_floats(state, "exp_avg", n);
-  Buffer v;
-  if (state.has_array("exp_avg_sq")) v = saved_floats(state, "exp_avg_sq", n);
-  std::vector<std::uint8_t> elements = saved_participation(state, n);
-  LateElements new_late = momentum.saved_late(state, elements);
-  BlockDenominators new_blocks =
-      BlockDenominators::load(state, model.num_blocks(), n);
-  const std::vector<double> rates = adam().learning_rates_in(state);
-  momentum.require_residuals(state);
-  const Commit commit_own = read_own(state);
-  momentum.load_residuals(state);  // the last that can fail
+  const std::string saved = state.text("optimizer");
+  if (saved == model.settings.name) return;
+  if (saved != exact_rule() || exact_rule().empty())
+    refuse_optimizer(saved, model.settings.name);
+  State begun;
+  begun.common.put_integer("verification_is_due", 0);
+  LocalGradients::Memory().add_to(begun);
+  state.put_all("", copy_of(begun));
+  begin_in(state);
+}
 
-  for (std::size_t g = 0; g < rates.size(); ++g)
-    adam().set_learning_rate(g, rates[g]);
-  steps = new_steps;
-  skipped = new_skipped;
-  verification_is_due = new_due;
-  gradients.memory = new_memory;
-  adam().exp_avg() = std::move(m);
-  adam().exp_avg_sq() = std::move(v);
-  momentum.now_values();
-  momentum.set_participation(std::move(elements));
-  momentum.set_late(std::move(new_late));
-  denominator.blocks = std::move(new_blocks);
-  commit_own();
+// Everything is taken out of the state first: one that does not fit changes
+// nothing.
+Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
+  struct Taken {
+    StepCounts counts;
+    bool verification_is_due = false;
+    LocalGradients::Memory memory;
+    std::vector<double> rates;
+    std::vector<std::uint8_t> elements;
+    LateElements late;
+    BlockDenominators blocks;
+    CompressedMomentum::Residuals residuals;
+    Adoption own;
+    Buffer m, v;
+  };
+  const std::size_t n = model.size();
+  require_optimizer(state);
+  begin_new_parameters(state, model);
+  const auto taken = std::make_shared<Taken>();
+  taken->counts = StepCounts::load(state);
+  taken->verification_is_due = state.integer("verification_is_due") != 0;
+  taken->memory = LocalGradients::Memory::load(state);
+  if (state.has_scalar(kSavedWorld))
+    taken->memory.norm.rescale(state.integer(kSavedWorld), model.comm.size());
+  taken->rates = adam().learning_rates_in(state);
+  taken->elements = saved_participation(state, n);
+  taken->late = momentum.saved_late(state, taken->elements);
+  taken->blocks = BlockDenominators::load(state, model.layout, n);
+  taken->residuals = momentum.take_residuals(state);
+  taken->own = adopt_own(state);
+  taken->m = take_floats(state, "exp_avg", DType::kFloat32, n);
+  if (state.has_array("exp_avg_sq"))
+    taken->v = take_floats(state, "exp_avg_sq", DType::kFloat32, n);
+
+  return [this, taken] {
+    for (std::size_t g = 0; g < taken->rates.size(); ++g)
+      adam().set_learning_rate(g, taken->rates[g]);
+    steps = taken->counts.steps;
+    skipped = taken->counts.skipped;
+    verification_is_due = taken->verification_is_due;
+    gradients.memory = taken->memory;
+    adam().exp_avg() = std::move(taken->m);
+    adam().exp_avg_sq() = std::move(taken->v);
+    momentum.now_values();
+    momentum.restore(std::move(taken->residuals));
+    momentum.set_participation(std::move(taken->elements));
+    momentum.set_late(std::move(taken->late));
+    denominator.blocks = std::move(taken->blocks);
+    taken->own();
+  };
+}
+
+StateDict LowBitOptimizer::Impl::owner() const {
+  StateDict owner = layout_owner(model.adam.layout());
+  momentum.add_owner(owner);
+  std::string names;
+  const State described = state();
+  for (const StateArray& array : described.arrays) names += array.name + '\n';
+  owner.put_text("arrays", std::move(names));
+  return owner;
+}
+
+// A state in memory lacks nothing that it was saved with; one of the exact rule
+// lacks much.
+void LowBitOptimizer::Impl::require_owner(const StateDict& state) const {
+  require_layout(state, model.adam.layout());
+  momentum.require_owner(state);
+  if (state.text("optimizer") != model.settings.name) return;
+  std::istringstream names(state.text("arrays"));
+  for (std::string name; std::getline(names, name);)
+    static_cast<void>(state.array(name));
+  const State described = this->state();
+  for (const auto& [name, value] : described.own.scalars())
+    static_cast<void>(state.integer(name));
 }
 
 }  // namespace thinwire::optim

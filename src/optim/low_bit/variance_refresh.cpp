@@ -4,9 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
 #include <vector>
 
-#include "optim/checks.h"
+#include "optim/saved_state.h"
 #include "thinwire/kernels/cast.h"
 
 namespace thinwire::optim {
@@ -139,26 +140,25 @@ void VarianceRefresh::keep_above_first(Range at) {
   }
 }
 
-void VarianceRefresh::save(StateDict& state) const {
+void VarianceRefresh::add_to(State& state) const {
   if (first_.empty()) return;
-  std::vector<std::int64_t> elements;
-  std::vector<float> values;
+  std::vector<std::size_t> elements;
+  Buffer values = Buffer::of<float>(first_.size());
   for (const auto& [element, d] : first_) {
-    elements.push_back(static_cast<std::int64_t>(element));
-    values.push_back(d);
+    values.as<float>()[elements.size()] = d;
+    elements.push_back(element);
   }
-  state.put("revived_elements", elements);
-  state.put("revived_denominators", values);
+  add_to_elements(state, "revived_denominators", Sharing::kSame, elements,
+                  std::move(values));
 }
 
 VarianceRefresh::FirstDenominators VarianceRefresh::read(
     const StateDict& state) const {
   FirstDenominators first;
-  if (!state.has_array("revived_elements")) return first;
-  const auto elements = saved_indices(state, "revived_elements", model_.size());
-  const auto values =
-      state.array("revived_denominators", DType::kFloat32, elements.size())
-          .as<float>();
+  constexpr const char* kName = "revived_denominators";
+  if (!state.has_array(kName)) return first;
+  const auto elements = saved_elements(state, kName, model_.size());
+  const auto values = saved_values<float>(state, kName, elements.size());
   for (std::size_t i = 0; i < elements.size(); ++i)
     first.emplace(elements[i], values[i]);
   return first;

@@ -34,7 +34,7 @@ class VarianceRefresh {
   /// Late elements that take part from now on begin with d^2.
   void admit(std::span<const std::size_t> elements);
 
-  void save(StateDict& state) const;
+  void add_to(State& state) const;
   using FirstDenominators = std::map<std::size_t, float>;
   [[nodiscard]] FirstDenominators read(const StateDict& state) const;
   void restore(FirstDenominators&& first) { first_ = std::move(first); }

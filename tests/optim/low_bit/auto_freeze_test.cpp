@@ -70,10 +70,10 @@ TEST(AutoFreeze, NeverFiresOnAVarianceOfZeroBeforeTheLatest) {
 TEST(AutoFreeze, ItsHistoryIsState) {
   AutoFreeze one({.earliest = 1});
   for (int t = 1; t <= 48; ++t) EXPECT_FALSE(one.observe(1.0));
-  StateDict state;
-  one.save(state);
+  State state;
+  one.add_to(state);
   AutoFreeze two({.earliest = 1});
-  two.load(state);
+  two.load(copy_of(state));
   EXPECT_FALSE(two.observe(1.0));
   EXPECT_FALSE(two.observe(1.0));
   EXPECT_TRUE(two.observe(1.0));

@@ -224,9 +224,16 @@ TEST(AlteredStates, AreRefused) {
     const auto medians = good.array("denominator_medians").size();
     altered("denominator_medians", std::vector<float>(medians, NAN));
     altered("denominator_floors", std::vector<float>(medians, -1.0f));
-    altered("heavy_elements", std::vector<std::int64_t>{5, 4});
-    altered("heavy_elements", std::vector<std::int64_t>{1 << 30});
-    altered("late_gradients", std::vector<std::int64_t>{-1});
+    altered("denominator_floors.ranges", std::vector<std::int64_t>{0, 1});
+    using Ranges = std::vector<std::int64_t>;
+    for (const Ranges& ranges : {Ranges{5, 1, 4, 1}, Ranges{1 << 30, 1},
+                                 Ranges{-1, 1}, Ranges{3, 2}, Ranges{3}})
+      altered("heavy_factors.ranges", ranges);
+    StateDict state = test::without(good, "");
+    state.put("late_gradients", std::vector<std::uint8_t>{1});
+    expect_refused(optimizer, state, {"late_gradients"});  // without ranges
+    state.put("late_gradients.ranges", Ranges{-1, 1});
+    expect_refused(optimizer, state, {"late_gradients.ranges", "-1"});
     EXPECT_NO_THROW(optimizer.load_state_dict(good));
   });
 }

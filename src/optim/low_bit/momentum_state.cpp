@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// The momentum and its residuals, saved and loaded.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "optim/low_bit/momentum.h"
+#include "optim/saved_state.h"
+#include "thinwire/core/checksum.h"
+#include "thinwire/core/error.h"
+
+namespace thinwire::optim {
+
+namespace {
+
+// Which blocks this rank serves depends on the buckets, how many elements they
+// have may not.
+std::int64_t residual_layout(const compress::BlockLayout& layout) {
+  std::vector<std::int32_t> servers;
+  for (const compress::Block& block : layout.blocks())
+    servers.push_back(block.server);
+  return static_cast<std::int64_t>(checksum(servers));
+}
+
+// Elements of the blocks of one server, or of all (-1), as few ranges as
+// possible.
+std::vector<Range> elements_of(const compress::BlockLayout& layout,
+                               int server) {
+  std::vector<Range> ranges;
+  for (const compress::Block& block : layout.blocks()) {
+    if (server >= 0 && block.server != server) continue;
+    if (!ranges.empty() && ranges.back().end() == block.values.offset)
+      ranges.back().size += block.values.size;
+    else
+      ranges.push_back(block.values);
+  }
+  return ranges;
+}
+
+std::size_t size_of(const std::vector<Range>& ranges) {
+  std::size_t size = 0;
+  for (const Range& range : ranges) size += range.size;
+  return size;
+}
+
+}  // namespace
+
+void CompressedMomentum::read(Range range, std::span<float> to) const {
+  const auto kept = std::as_const(model_.adam).exp_avg().as<float>();
+  if (kept.empty())
+    std::ranges::fill(to, 0.0f);
+  else
+    std::ranges::copy(kept.subspan(range.offset, range.size), to.begin());
+  if (!is_signs_) return;
+  const auto blocks = model_.layout.blocks.blocks();
+  const auto first = std::ranges::partition_point(
+      blocks, [&](const auto& b) { return b.values.end() <= range.offset; });
+  for (auto b = static_cast<std::size_t>(first - blocks.begin());
+       b < blocks.size() && blocks[b].values.offset < range.end(); ++b) {
+    const Range& at = blocks[b].values;
+    std::array<float, 1024> values;  // blocks are no longer
+    kernels::sign_decode(mean(b), active(b), values.data(), at.size);
+    const std::size_t begin = std::max(at.offset, range.offset);
+    const std::size_t end = std::min(at.end(), range.end());
+    std::copy(values.begin() + static_cast<std::ptrdiff_t>(begin - at.offset),
+              values.begin() + static_cast<std::ptrdiff_t>(end - at.offset),
+              to.begin() + static_cast<std::ptrdiff_t>(begin - range.offset));
+  }
+}
+
+void CompressedMomentum::add_to(State& state, Sharing sharing) const {
+  const std::vector<Range> whole = {{0, model_.size()}};
+  state.arrays.push_back(
+      {.name = "exp_avg",
+       .dtype = DType::kFloat32,
+       .axis = Axis::kElement,
+       .sharing = sharing,
+       .size = model_.size(),
+       .ranges = whole,
+       .read = [this](Range range, View to) { read(range, to.as<float>()); }});
+  if (!participation_.empty())
+    state.add_elements("participation", Sharing::kSame, whole, participation_);
+  late_.add_to(state);
+  const compress::BlockLayout& blocks = model_.layout.blocks;
+  state.shard = elements_of(blocks, model_.comm.rank());
+  if (!has_residuals()) return;
+  state.add_elements(
+      "worker_error", Sharing::kMean, elements_of(blocks, -1),
+      exchange_ ? exchange_->worker_error() : debt_.worker.view());
+  state.add_elements(
+      "server_error", Sharing::kSharded, state.shard,
+      exchange_ ? exchange_->server_error() : debt_.server.view());
+}
+
+CompressedMomentum::Residuals CompressedMomentum::take_residuals(
+    StateDict& state) const {
+  if (!state.has_array("worker_error")) return {};
+  const DType dtype = model_.settings.residual_dtype;
+  const compress::BlockLayout& blocks = model_.layout.blocks;
+  Residuals taken;
+  taken.worker =
+      take_floats(state, "worker_error", dtype, blocks.residual_size());
+  taken.server = take_floats(state, "server_error", dtype,
+                             size_of(elements_of(blocks, model_.comm.rank())));
+  if (model_.compresses() && !exchange_) taken.exchange = make_exchange();
+  return taken;
+}
+
+// Where there is nothing to restore, an exchange that is there has none.
+void CompressedMomentum::restore(Residuals&& residuals) {
+  clear_residuals();
+  if (residuals.worker.empty()) return;
+  if (!model_.compresses()) {
+    debt_ = std::move(residuals);
+    return;
+  }
+  if (!exchange_) exchange_ = std::move(residuals.exchange);
+  exchange_->take_errors(std::move(residuals.worker),
+                         std::move(residuals.server));
+}
+
+void CompressedMomentum::clear_residuals() {
+  if (exchange_) exchange_->clear_errors();
+  forget_debt();
+}
+
+void CompressedMomentum::add_owner(StateDict& owner) const {
+  if (!has_residuals()) return;
+  owner.put_integer("world_size", model_.comm.size());
+  owner.put_integer("rank", model_.comm.rank());
+  owner.put_integer("residual_layout", residual_layout(model_.layout.blocks));
+}
+
+void CompressedMomentum::require_owner(const StateDict& state) const {
+  if (!state.has_array("worker_error")) return;
+  const comm::Communicator& comm = model_.comm;
+  if (state.integer("world_size") != comm.size() ||
+      state.integer("rank") != comm.rank())
+    throw Error(
+        ErrorCode::kCorruptCheckpoint,
+        fmt::format("residuals of rank {} of {} do not fit rank {} of {}",
+                    state.integer("rank"), state.integer("world_size"),
+                    comm.rank(), comm.size()));
+  if (state.integer("residual_layout") != residual_layout(model_.layout.blocks))
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                fmt::format("the state's residual_layout is of another bucket "
+                            "size than this optimizer's bucket_elements {}",
+                            model_.settings.exchange.bucket_elements));
+}
+
+LateElements CompressedMomentum::saved_late(
+    const StateDict& state, const std::vector<std::uint8_t>& elements) const {
+  LateElements late(model_.layout.blocks, elements);
+  late.load_memory(state, model_.size());
+  return late;
+}
+
+}  // namespace thinwire::optim

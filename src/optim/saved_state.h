@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "thinwire/core/buffer.h"
+#include "thinwire/core/parameter_layout.h"
+#include "thinwire/core/state_dict.h"
+#include "thinwire/optim/optimizer.h"
+#include "thinwire/optim/update_rule.h"
+
+/// What optimizers do alike with saved states. All throw
+/// Error(kCorruptCheckpoint) naming what does not fit.
+namespace thinwire::optim {
+
+/// What every optimizer counts.
+struct StepCounts {
+  std::int64_t steps = 0;
+  std::int64_t skipped = 0;
+
+  void save(StateDict& state) const;
+  [[nodiscard]] static StepCounts load(const StateDict& state);
+};
+
+// ---- whose state it is
+/// The scalar `layout`.
+[[nodiscard]] StateDict layout_owner(const ParameterLayout& layout);
+void require_layout(const StateDict& state, const ParameterLayout& layout);
+/// The state must say the same of `key`.
+void require_text(const StateDict& state, const char* key,
+                  std::string_view own);
+/// That of a rule, or of its 1-bit optimizer before the freeze, which has the
+/// same arrays.
+void require_rule(const StateDict& state, std::string_view rule);
+/// The text of the Error that refuses a state of another optimizer.
+[[noreturn]] void refuse_optimizer(std::string_view saved,
+                                   std::string_view own);
+
+// ---- an optimizer that has nothing but a rule and counts
+[[nodiscard]] State rule_state(const UpdateRule& rule,
+                               const StepCounts& counts);
+[[nodiscard]] Adoption adopt_rule_state(UpdateRule& rule, StepCounts& counts,
+                                        StateDict state);
+
+// ---- arrays
+/// A copy whose arrays an optimizer may take and keep.
+[[nodiscard]] StateDict copy_to_adopt(const StateDict& state);
+/// Takes out an array of floats that is to be kept in `dtype`. One of 16 bits
+/// is widened; fp32 is rounded where the state allows it, by the integer
+/// allow_rounding = 1. One of no elements may be missing.
+[[nodiscard]] Buffer take_floats(StateDict& state, std::string_view name,
+                                 DType dtype, std::size_t size);
+/// Values of any other type, copied.
+template <class T>
+[[nodiscard]] std::vector<T> saved_values(const StateDict& state,
+                                          std::string_view name,
+                                          std::size_t size) {
+  const auto values = state.array(name, dtype_of<T>, size).template as<T>();
+  return {values.begin(), values.end()};
+}
+/// Adds an array of Axis::kRange whose ranges are single elements.
+void add_to_elements(State& state, std::string name, Sharing sharing,
+                     std::span<const std::size_t> elements, Buffer&& values);
+/// The ranges of an array of Axis::kRange: ascending, within `num_elements`.
+[[nodiscard]] std::vector<Range> saved_ranges(const StateDict& state,
+                                              std::string_view array,
+                                              std::size_t num_elements);
+/// The same where each is a single element.
+[[nodiscard]] std::vector<std::size_t> saved_elements(const StateDict& state,
+                                                      std::string_view array,
+                                                      std::size_t num_elements);
+
+}  // namespace thinwire::optim
