@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <system_error>
+
+#include "checkpoint/disk/file_system.h"
+#include "checkpoint/disk/posix_file.h"
+#include "checkpoint/disk/posix_lock.h"
+#include "thinwire/core/error.h"
+
+namespace thinwire::checkpoint {
+namespace {
+
+using posix::fail;
+
+FileInfo::Kind kind_of(mode_t mode) {
+  if (S_ISREG(mode)) return FileInfo::Kind::kFile;
+  if (S_ISDIR(mode)) return FileInfo::Kind::kDirectory;
+  if (S_ISLNK(mode)) return FileInfo::Kind::kLink;
+  return FileInfo::Kind::kOther;
+}
+
+class PosixFileSystem final : public FileSystem {
+ public:
+  std::unique_ptr<File> create(const std::string& path) override {
+    return std::make_unique<posix::PosixFile>(
+        path,
+        posix::open_descriptor(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW));
+  }
+
+  std::unique_ptr<File> open(const std::string& path,
+                             bool follows_links) override {
+    // Without O_NONBLOCK a pipe would make us wait for its writer.
+    const int links = follows_links ? 0 : O_NOFOLLOW;
+    const int descriptor =
+        posix::open_descriptor(path, O_RDONLY | O_NONBLOCK | links);
+    auto file = std::make_unique<posix::PosixFile>(path, descriptor);
+    struct stat info {};
+    if (::fstat(descriptor, &info) != 0) fail(path, errno);
+    if (!S_ISREG(info.st_mode))
+      throw Error(ErrorCode::kUnavailable, path + ": is not a regular file");
+    return file;
+  }
+
+  bool exists(const std::string& path) override {
+    struct stat info {};
+    if (::lstat(path.c_str(), &info) == 0) return true;
+    if (errno == ENOENT || errno == ENOTDIR) return false;
+    fail(path, errno);
+  }
+
+  FileInfo stat(const std::string& path) override {
+    struct stat info {};
+    if (::lstat(path.c_str(), &info) != 0) fail(path, errno);
+    return {kind_of(info.st_mode), static_cast<std::uint64_t>(info.st_size)};
+  }
+
+  std::vector<std::string> list(const std::string& path) override {
+    std::vector<std::string> names;
+    std::error_code error;
+    std::filesystem::directory_iterator entry(path, error);
+    const std::filesystem::directory_iterator end;
+    while (!error && entry != end) {
+      names.push_back(entry->path().filename().string());
+      entry.increment(error);
+    }
+    if (error) fail(path, error.value());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  void make_directories(const std::string& path) override {
+    std::error_code error;
+    std::filesystem::create_directories(path, error);
+    if (error) fail(path, error.value());
+  }
+
+  void make_directory(const std::string& path) override {
+    constexpr mode_t kMode = 0777;
+    if (::mkdir(path.c_str(), kMode) != 0) fail(path, errno);
+  }
+
+  void rename(const std::string& from, const std::string& to) override {
+    // rename(2) would put a directory in the place of an empty one.
+    if (stat(from).kind == FileInfo::Kind::kDirectory && exists(to))
+      fail(to, EEXIST);
+    if (::rename(from.c_str(), to.c_str()) != 0) fail(from, errno);
+  }
+
+  void remove_file(const std::string& path) override {
+    if (::unlink(path.c_str()) != 0) fail(path, errno);
+  }
+
+  void remove_directory(const std::string& path) override {
+    if (::rmdir(path.c_str()) != 0) fail(path, errno);
+  }
+
+  void sync_directory(const std::string& path) override {
+    const int descriptor = posix::open_descriptor(path, O_RDONLY | O_DIRECTORY);
+    const posix::PosixFile directory(path, descriptor);
+    // EINVAL: network file systems that know no such call; there names are
+    // with the server already.
+    if (::fsync(descriptor) != 0 && errno != EINVAL) fail(path, errno);
+  }
+
+  std::uint64_t free_bytes(const std::string& path) override {
+    struct statvfs info {};
+    if (::statvfs(path.c_str(), &info) != 0) fail(path, errno);
+    return std::uint64_t{info.f_bavail} * info.f_frsize;
+  }
+
+  std::unique_ptr<Lock> lock(const std::string& path,
+                             const std::string& owner) override {
+    return posix::lock(path, owner);
+  }
+};
+
+}  // namespace
+
+FileSystem& posix_file_system() {
+  static PosixFileSystem files;
+  return files;
+}
+
+}  // namespace thinwire::checkpoint

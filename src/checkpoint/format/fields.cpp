@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/format/fields.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "thinwire/core/error.h"
+
+namespace thinwire::checkpoint {
+
+void corrupt(const std::string& file, const std::string& what) {
+  throw Error(ErrorCode::kCorruptCheckpoint, file + ": " + what);
+}
+
+bool is_utf8(std::string_view text) noexcept {
+  for (std::size_t i = 0; i < text.size();) {
+    const auto first = static_cast<unsigned char>(text[i]);
+    const std::size_t more = first < 0x80                    ? 0
+                             : first >= 0xc2 && first < 0xe0 ? 1
+                             : first >= 0xe0 && first < 0xf0 ? 2
+                             : first >= 0xf0 && first < 0xf5 ? 3
+                                                             : text.size();
+    if (more >= text.size() - i) return false;
+    for (std::size_t k = 1; k <= more; ++k)
+      if ((static_cast<unsigned char>(text[i + k]) & 0xc0) != 0x80)
+        return false;
+    if (more > 1) {  // Longer than needed, a surrogate, or above 10FFFF.
+      const auto second = static_cast<unsigned char>(text[i + 1]);
+      if ((first == 0xe0 && second < 0xa0) ||
+          (first == 0xed && second > 0x9f) ||
+          (first == 0xf0 && second < 0x90) || (first == 0xf4 && second > 0x8f))
+        return false;
+    }
+    i += 1 + more;
+  }
+  return true;
+}
+
+std::string_view problem_of_name(std::string_view name) noexcept {
+  if (name.size() > kMostNameBytes) return "is longer than 1024 bytes";
+  if (!is_utf8(name)) return "is not UTF-8";
+  const bool has_control = std::any_of(name.begin(), name.end(), [](char c) {
+    return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
+  });
+  return has_control ? "has a control character" : "";
+}
+
+bool is_file_name(std::string_view name) noexcept {
+  const auto is_alphanumeric = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+           (c >= '0' && c <= '9');
+  };
+  return !name.empty() && name.size() <= 128 && is_alphanumeric(name[0]) &&
+         std::all_of(name.begin(), name.end(), [&](char c) {
+           return is_alphanumeric(c) || c == '.' || c == '_' || c == '-';
+         });
+}
+
+std::optional<std::int64_t> integer_in(const Json& value) {
+  if (!value.is(Json::Kind::kNumber)) return std::nullopt;
+  std::int64_t integer = 0;
+  const char* const end = value.text.data() + value.text.size();
+  const auto read = std::from_chars(value.text.data(), end, integer);
+  if (read.ec != std::errc() || read.ptr != end) return std::nullopt;
+  return integer;
+}
+
+std::optional<std::uint64_t> size_in(const Json& value) {
+  const auto integer = integer_in(value);
+  if (!integer || *integer < 0 ||
+      static_cast<std::uint64_t>(*integer) > kMostSize)
+    return std::nullopt;
+  return static_cast<std::uint64_t>(*integer);
+}
+
+std::optional<std::vector<std::size_t>> shape_in(const Json& value) {
+  if (!value.is(Json::Kind::kArray) || value.elements.size() > kMostDimensions)
+    return std::nullopt;
+  std::vector<std::size_t> shape;
+  for (const Json& element : value.elements) {
+    const auto size = size_in(element);
+    if (!size) return std::nullopt;
+    shape.push_back(*size);
+  }
+  return shape;
+}
+
+std::optional<std::uint64_t> elements_of(
+    std::span<const std::size_t> shape) noexcept {
+  std::uint64_t elements = 1;
+  for (const std::size_t size : shape)
+    if (__builtin_mul_overflow(elements, size, &elements)) return std::nullopt;
+  if (elements > kMostSize) return std::nullopt;
+  return elements;
+}
+
+Json to_json(std::span<const std::size_t> shape) {
+  Json array;
+  array.kind = Json::Kind::kArray;
+  for (const std::size_t size : shape)
+    array.elements.push_back(Json::of(static_cast<std::int64_t>(size)));
+  return array;
+}
+
+}  // namespace thinwire::checkpoint

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/read/saved_arrays.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "checkpoint/format/fields.h"
+#include "core/require.h"
+
+namespace thinwire::checkpoint {
+
+namespace {
+
+bool is_by_element(const SavedArray& array) {
+  return array.axis == optim::Axis::kElement;
+}
+bool has_pieces(const SavedArray& array) {
+  return is_by_element(array) || array.axis == optim::Axis::kRange;
+}
+
+std::span<std::byte> bytes_of(View view) {
+  return {static_cast<std::byte*>(view.data()), view.bytes()};
+}
+
+}  // namespace
+
+bool SavedArrays::is_per_rank(const SavedArray& array) noexcept {
+  return array.sharing == optim::Sharing::kOwn ||
+         array.sharing == optim::Sharing::kMean;
+}
+
+const SavedArray* SavedArrays::find(std::string_view name) const noexcept {
+  const auto found = arrays_.find(name);
+  return found == arrays_.end() ? nullptr : found->second.saved;
+}
+
+const SavedArrays::Array& SavedArrays::array(std::string_view name) const {
+  const auto found = arrays_.find(name);
+  if (found == arrays_.end())
+    corrupt(directory_, fmt::format("it has no array '{}'", name));
+  return found->second;
+}
+
+const SavedArrays::Part* SavedArrays::part(std::string_view name,
+                                           int rank) const {
+  const Array& found = array(name);
+  const auto part = found.parts.find(is_per_rank(*found.saved) ? rank : -1);
+  return part == found.parts.end() ? nullptr : &part->second;
+}
+
+std::span<const SavedPiece> SavedArrays::pieces(std::string_view name,
+                                                int rank) const {
+  const Part* const found = part(name, rank);
+  if (found == nullptr || found->pieces == nullptr) return {};
+  return *found->pieces;
+}
+
+std::vector<SavedPiece> SavedArrays::pieces(std::string_view name, int rank,
+                                            std::size_t parameter,
+                                            Range range) const {
+  std::vector<SavedPiece> found;
+  if (range.size == 0) return found;
+  const auto all = pieces(name, rank);
+  const bool by_element = is_by_element(*array(name).saved);
+  // The first that ends behind the range's begin.
+  const auto first = std::partition_point(
+      all.begin(), all.end(), [&](const SavedPiece& piece) {
+        return std::pair(piece.parameter, piece.range.end()) <=
+               std::pair(parameter, range.offset);
+      });
+  for (auto piece = first; piece != all.end(); ++piece) {
+    if (piece->parameter != parameter || piece->range.offset >= range.end())
+      break;
+    const std::size_t begin = std::max(piece->range.offset, range.offset);
+    const std::size_t end = std::min(piece->range.end(), range.end());
+    SavedPiece cut = *piece;
+    cut.range = {begin, end - begin};
+    if (by_element) cut.value += begin - piece->range.offset;
+    found.push_back(cut);
+  }
+  return found;
+}
+
+void SavedArrays::read(std::string_view name, int rank, std::size_t parameter,
+                       Range range, View to) {
+  const SavedArray& saved = *array(name).saved;
+  if (!is_by_element(saved) || to.dtype() != saved.dtype ||
+      to.size() != range.size)
+    reject(fmt::format("array '{}' cannot be read by element into {} {}", name,
+                       to.size(), to_string(to.dtype())));
+  std::size_t at = range.offset;
+  const auto require_there = [&](std::size_t end) {
+    if (at != end)
+      corrupt(
+          directory_,
+          fmt::format("elements {}-{} of '{}' are in no file of {}", at,
+                      end - 1, manifest_.parameters.at(parameter).name, name));
+  };
+  for (const SavedPiece& piece : pieces(name, rank, parameter, range)) {
+    require_there(piece.range.offset);
+    read_values(*part(name, rank), piece.file, piece.value,
+                to.subview(at - range.offset, piece.range.size));
+    at = piece.range.end();
+  }
+  require_there(range.end());
+}
+
+std::size_t SavedArrays::num_values(std::string_view name, int rank) const {
+  const Part* const found = part(name, rank);
+  std::size_t values = 0;
+  if (found == nullptr) return 0;
+  for (const auto& [file, tensor] : found->tensors)
+    values += tensor->bytes / size_of(tensor->type.dtype);
+  return values;
+}
+
+Buffer SavedArrays::read_all(std::string_view name, int rank) {
+  const SavedArray& saved = *array(name).saved;
+  Buffer all(num_values(name, rank), saved.dtype);
+  const Part* const found = part(name, rank);
+  if (found == nullptr) return all;
+  if (!has_pieces(saved)) {
+    read_values(*found, found->tensors.begin()->first, 0, all.view());
+    return all;
+  }
+  const auto list = pieces(name, rank);
+  const auto values_of = [&](const SavedPiece& piece) {
+    return is_by_element(saved) ? piece.range.size : std::size_t{1};
+  };
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < list.size();) {
+    // What follows one another in a file is one read.
+    std::size_t count = 0;
+    std::size_t k = i;
+    do count += values_of(list[k++]);
+    while (k < list.size() && list[k].file == list[i].file &&
+           list[k].value == list[i].value + count);
+    read_values(*found, list[i].file, list[i].value,
+                all.view().subview(at, count));
+    at += count;
+    i = k;
+  }
+  return all;
+}
+
+void SavedArrays::read_values(const Part& part, std::size_t number,
+                              std::uint64_t value, View to) {
+  const TensorEntry& tensor = *part.tensors.at(number);
+  file(number).read(tensor.begin + value * size_of(to.dtype()), bytes_of(to));
+}
+
+// Only the file that is read from keeps a chunk.
+VerifiedFile& SavedArrays::file(std::size_t number) {
+  if (number != last_file_) forget_chunk();
+  last_file_ = number;
+  return *files_[number];
+}
+
+void SavedArrays::forget_chunk() noexcept {
+  if (!files_.empty() && files_[last_file_] != nullptr)
+    files_[last_file_]->forget_chunk();
+}
+
+std::uint64_t SavedArrays::bytes_read() const noexcept {
+  std::uint64_t bytes = 0;
+  for (const auto& one : files_)
+    if (one != nullptr) bytes += one->bytes_read();
+  return bytes;
+}
+
+}  // namespace thinwire::checkpoint

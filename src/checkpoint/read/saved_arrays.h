@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/disk/file_system.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/read/verified_file.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/core/parameter_layout.h"
+
+namespace thinwire::checkpoint {
+
+/// A part of an array that lies in one file: a row of an index tensor. Never
+/// empty.
+struct SavedPiece {
+  std::size_t parameter = 0;  ///< Of the manifest's.
+  Range range{};              ///< Elements of that parameter.
+  std::size_t file = 0;       ///< Of the manifest's.
+  std::uint64_t value = 0;    ///< Number of its first value in that file.
+};
+
+/// The arrays of a checkpoint by parameter and range, whatever number of ranks
+/// saved it. Local. Not for several threads at once.
+class SavedArrays {
+ public:
+  /// Opens every file that holds a part of an array, then reads and checks the
+  /// index tensors: pieces lie inside their parameters, and no element is there
+  /// twice. `manifest` must outlive this. Throws Error(kUnavailable),
+  /// Error(kCorruptCheckpoint) naming the file.
+  SavedArrays(FileSystem& files, std::string directory,
+              const Manifest& manifest);
+  SavedArrays(const SavedArrays&) = delete;
+  SavedArrays& operator=(const SavedArrays&) = delete;
+
+  /// Null if the manifest has none of this name.
+  [[nodiscard]] const SavedArray* find(std::string_view array) const noexcept;
+  /// Every rank has its own values of it.
+  [[nodiscard]] static bool is_per_rank(const SavedArray& array) noexcept;
+
+  // `rank` below is whose values are meant where each rank has its own; of
+  // other arrays it may be anything, by habit -1. `array` must be one of the
+  // manifest's, or Error(kCorruptCheckpoint) names it.
+
+  /// Of an array by element or range: by parameter, then by element. A rank
+  /// that has nothing of it has none.
+  [[nodiscard]] std::span<const SavedPiece> pieces(std::string_view array,
+                                                   int rank) const;
+  /// Those that hold elements of `range` of a parameter, cut to it.
+  [[nodiscard]] std::vector<SavedPiece> pieces(std::string_view array, int rank,
+                                               std::size_t parameter,
+                                               Range range) const;
+  /// Elements of a parameter, of an array by element; to.size() must be
+  /// range.size and the dtype the array's. Throws Error(kCorruptCheckpoint)
+  /// where one is in no file.
+  void read(std::string_view array, int rank, std::size_t parameter,
+            Range range, View to);
+  /// Values that read_all() gives; 0 if the rank has nothing of it.
+  [[nodiscard]] std::size_t num_values(std::string_view array, int rank) const;
+  /// All values: by element or range in the order of pieces(), one by range;
+  /// else as they are in the file.
+  [[nodiscard]] Buffer read_all(std::string_view array, int rank);
+
+  /// What bytes [begin, end) of a file hold: "exp_avg of h.0.w, h.0.b, 7 more;
+  /// the header". Messages about damage have it.
+  [[nodiscard]] std::string describe(std::size_t file, std::uint64_t begin,
+                                     std::uint64_t end) const;
+
+  /// Gives memory back that the next read() may need again.
+  void forget_chunk() noexcept;
+  /// From all files so far.
+  [[nodiscard]] std::uint64_t bytes_read() const noexcept;
+
+ private:
+  using Pieces = std::vector<SavedPiece>;
+  /// Which files hold an array, or a rank's values of it.
+  struct Part {
+    std::vector<std::pair<std::size_t, std::string>> fragments{};  // by file
+    std::map<std::size_t, const TensorEntry*> tensors{};           // by file
+    std::shared_ptr<const Pieces> pieces{};
+  };
+  struct Array {
+    const SavedArray* saved = nullptr;
+    std::map<int, Part> parts{};  // by rank; -1: of all
+  };
+
+  void open(FileSystem& files);
+  void add(std::size_t file, const std::string& array,
+           const std::string& fragments);
+  void index(const Array& array, Part& part);
+  void append_rows(std::size_t file, const std::string& fragments,
+                   bool by_range, std::uint64_t tensor_values, Pieces& to);
+  void require_once(const Pieces& pieces, const std::string& array) const;
+  [[nodiscard]] const Array& array(std::string_view name) const;
+  [[nodiscard]] const Part* part(std::string_view name, int rank) const;
+  void read_values(const Part& part, std::size_t file, std::uint64_t value,
+                   View to);
+  VerifiedFile& file(std::size_t number);
+
+  std::string directory_;
+  const Manifest& manifest_;
+  std::vector<std::unique_ptr<VerifiedFile>> files_;  // null: no arrays
+  std::vector<std::uint64_t> sizes_;                  // of parameters
+  std::map<std::string, Array, std::less<>> arrays_;
+  // Arrays that lie alike share their pieces.
+  std::map<std::pair<bool, std::vector<std::pair<std::size_t, std::string>>>,
+           std::shared_ptr<const Pieces>>
+      indexes_;
+  std::size_t last_file_ = 0;
+};
+
+}  // namespace thinwire::checkpoint

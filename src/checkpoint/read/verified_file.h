@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/disk/file_system.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/safetensors.h"
+#include "thinwire/core/buffer.h"
+
+namespace thinwire::checkpoint {
+
+/// What lies in bytes [begin, end) of a file, for messages: "exp_avg,
+/// exp_avg_sq"; of an empty header "the header".
+[[nodiscard]] std::string tensors_in(const SafetensorsHeader& header,
+                                     std::uint64_t begin, std::uint64_t end);
+
+/// A safetensors file to read from: every chunk that is touched is compared
+/// with the manifest's hash. One of somebody else has no hashes. Holds one
+/// chunk.
+class VerifiedFile {
+ public:
+  /// Reads and checks the header. Throws Error(kUnavailable),
+  /// Error(kCorruptCheckpoint) naming the path.
+  VerifiedFile(FileSystem& files, const std::string& directory,
+               const SavedFile& saved);
+  /// Of a file without a manifest; links are followed.
+  VerifiedFile(FileSystem& files, const std::string& path);
+
+  [[nodiscard]] const SafetensorsHeader& header() const noexcept {
+    return header_;
+  }
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+  [[nodiscard]] std::uint64_t bytes_read() const noexcept { return read_; }
+  /// Bytes [offset, offset + to.size()) of the file. Throws
+  /// Error(kCorruptCheckpoint) naming path, byte range and the tensors in it.
+  void read(std::uint64_t offset, std::span<std::byte> to);
+
+  /// Says what bytes [begin, end) hold, in messages; tensors_in() until then.
+  using Describe =
+      std::function<std::string(std::uint64_t begin, std::uint64_t end)>;
+  void describe_by(Describe describe) { describe_ = std::move(describe); }
+  /// Gives the chunk's memory back; it will be read again if it is needed.
+  void forget_chunk() noexcept {
+    chunk_ = {};
+    chunk_number_ = ~std::uint64_t{0};
+  }
+
+ private:
+  void read_header(Writer writer);
+  [[nodiscard]] std::span<std::byte> chunk_bytes() {
+    return std::as_writable_bytes(chunk_.as<std::uint8_t>());
+  }
+  void read_exactly(std::uint64_t offset, std::span<std::byte> to);
+  void read_chunk(std::uint64_t chunk, std::span<std::byte> to);
+  void load_chunk(std::uint64_t chunk);
+
+  std::string path_;
+  Describe describe_;
+  std::unique_ptr<File> file_;
+  std::vector<std::uint64_t> hashes_;  // empty: nobody knows
+  std::vector<bool> verified_;
+  SafetensorsHeader header_;
+  std::uint64_t bytes_ = 0;
+  std::uint64_t read_ = 0;
+  Buffer chunk_;  // of uint8
+  std::uint64_t chunk_number_ = ~std::uint64_t{0};
+};
+
+}  // namespace thinwire::checkpoint
