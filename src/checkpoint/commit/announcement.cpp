@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/commit/announcement.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <sstream>
+#include <thread>
+
+#include "checkpoint/commit/root.h"
+#include "checkpoint/commit/root_directory.h"
+#include "thinwire/core/error.h"
+
+namespace thinwire::checkpoint {
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0) return "unknown";
+  return name.data();
+}
+
+Announcement broadcast_announcement(comm::Communicator& comm,
+                                    const Announcement& own) {
+  std::istringstream text(
+      broadcast_text(comm, fmt::format("{}\n{}\n{}\n{}", own.step,
+                                       own.save_index, own.partial, own.host)));
+  Announcement result;
+  text >> result.step >> result.save_index >> result.partial >> result.host;
+  return result;
+}
+
+void wait_for_probe(FileSystem& files, const std::string& root,
+                    const Announcement& made, int rank,
+                    std::chrono::milliseconds patience) {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto kLongest = std::chrono::milliseconds(1000);
+  const std::string probe =
+      fmt::format("{}/{}/{}", root, made.partial, kProbeName);
+  const Clock::time_point end = Clock::now() + patience;
+  auto pause = std::chrono::milliseconds(1);
+  while (!files.exists(probe)) {
+    if (Clock::now() >= end) {
+      throw Error(
+          ErrorCode::kUnavailable,
+          fmt::format("{} is not shared: rank {} on host {} does not see what "
+                      "rank 0 on host {} wrote",
+                      root, rank, host_name(), made.host));
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, kLongest);
+  }
+  files.open(probe, /*follows_links=*/false)->close();
+}
+
+}  // namespace thinwire::checkpoint

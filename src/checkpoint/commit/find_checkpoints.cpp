@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/commit/find_checkpoints.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "checkpoint/commit/root_directory.h"
+#include "checkpoint/format/fields.h"
+#include "checkpoint/read/read_text.h"
+#include "thinwire/core/error.h"
+
+namespace thinwire::checkpoint {
+namespace {
+
+// Its size.
+std::uint64_t require_regular(FileSystem& files, const std::string& path) {
+  if (!files.exists(path)) corrupt(path, "it is missing");
+  const FileInfo info = files.stat(path);
+  if (info.kind != FileInfo::Kind::kFile)
+    corrupt(path, "it is not a regular file");
+  return info.bytes;
+}
+
+// Throws for the first file that is not as listed.
+void require_files(FileSystem& files, const std::string& directory,
+                   const Manifest& manifest) {
+  for (const SavedFile& file : manifest.files) {
+    const std::string path = directory + "/" + file.name;
+    const std::uint64_t bytes = require_regular(files, path);
+    if (bytes != file.bytes) {
+      corrupt(path, fmt::format("it has {} bytes, the manifest says {}", bytes,
+                                file.bytes));
+    }
+  }
+}
+
+bool may_be_checkpoint(FileSystem& files, const std::string& root,
+                       const std::string& name) {
+  if (name.starts_with('.')) return false;
+  const std::string path = root + "/" + name;
+  const FileInfo::Kind kind = files.stat(path).kind;
+  if (kind != FileInfo::Kind::kDirectory && kind != FileInfo::Kind::kLink)
+    return false;
+  return kind_of(name) != NameKind::kForeign ||
+         files.exists(fmt::format("{}/{}", path, kManifestName));
+}
+
+}  // namespace
+
+FoundCheckpoint look_at(FileSystem& files, const std::string& root,
+                        const std::string& name) {
+  FoundCheckpoint found{.name = name};
+  const std::string directory = root + "/" + name;
+  try {
+    require_regular(files, fmt::format("{}/{}", directory, kManifestName));
+    found.manifest = read_manifest(files, directory);
+    require_files(files, directory, found.manifest);
+    found.complete = true;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kCorruptCheckpoint) throw;
+    found.problem = error.what();
+  }
+  return found;
+}
+
+std::vector<FoundCheckpoint> find_checkpoints(FileSystem& files,
+                                              const std::string& root) {
+  std::vector<FoundCheckpoint> found;
+  for (const std::string& name : files.list(root)) {
+    try {
+      if (may_be_checkpoint(files, root, name))
+        found.push_back(look_at(files, root, name));
+    } catch (const Error& error) {
+      found.push_back(
+          {.name = name, .problem = error.what(), .unreadable = true});
+    }
+  }
+  const auto rank = [](const FoundCheckpoint& one) {
+    return std::tuple(one.complete, one.manifest.save_index, one.manifest.step);
+  };
+  std::stable_sort(found.begin(), found.end(),
+                   [&](const FoundCheckpoint& a, const FoundCheckpoint& b) {
+                     return rank(a) > rank(b);
+                   });
+  return found;
+}
+
+}  // namespace thinwire::checkpoint

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/commit/root.h"
+#include "checkpoint/disk/file_system.h"
+#include "checkpoint/format/manifest.h"
+
+namespace thinwire::checkpoint {
+
+/// Where a rank's files go, and who is told of every chunk.
+struct Destination {
+  FileSystem& files;
+  std::string directory;
+  bool durable = true;
+  std::function<void(std::uint64_t bytes)> wrote;  ///< Since the last call.
+};
+
+/// Writes a new file piece by piece, hashed on the way. The name is
+/// not on the disk before the directory is synced.
+[[nodiscard]] SavedFile write_file(const Destination& to,
+                                   const PlannedFile& planned);
+[[nodiscard]] SavedFile write_file(const Destination& to,
+                                   const Attachment& attachment);
+
+/// What ranks tell each other about what they have written.
+[[nodiscard]] std::string to_text(const std::vector<SavedFile>& files);
+[[nodiscard]] std::vector<SavedFile> saved_files_from(const std::string& text);
+
+}  // namespace thinwire::checkpoint
