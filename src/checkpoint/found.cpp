@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/found.h"
+
+#include <fmt/format.h>
+
+#include "checkpoint/commit/root.h"
+#include "checkpoint/read/read_text.h"
+#include "checkpoint/read/weights.h"
+#include "core/require.h"
+#include "thinwire/core/error.h"
+
+namespace thinwire::checkpoint {
+
+namespace {
+
+bool has_weights(FileSystem& files, const std::string& path) {
+  return path.ends_with(".safetensors") ||
+         files.exists(path + "/model.safetensors") ||
+         files.exists(path + "/model.safetensors.index.json");
+}
+
+// Rank 0's view of a directory that may be changing; others take its word.
+std::string look(FileSystem& files, const std::string& path, What what) {
+  if (files.exists(path + "/manifest.json")) return "ours " + path + '\n';
+  if (!files.exists(path)) return {};
+  if (what == What::kWeights && has_weights(files, path))
+    return "foreign " + path + '\n';
+  std::string lines;
+  std::string notes;
+  for (const FoundCheckpoint& found : find_checkpoints(files, path))
+    if (found.name.find('\n') != std::string::npos)
+      continue;  // no name of ours
+    else if (found.complete)
+      lines += fmt::format("ours {}/{}\n", path, found.name);
+    else
+      notes += fmt::format("note {}/{} is left out: {}\n", path, found.name,
+                           found.problem);
+  return lines + notes;
+}
+
+// Of weights in files of any origin: what is no float is no parameter.
+Manifest manifest_of(const Weights& weights) {
+  Manifest manifest;
+  manifest.semantics = "corrected";
+  for (const std::string& name : weights.names()) {
+    const TensorEntry& tensor = *weights.find(name);
+    const DType dtype = tensor.type.dtype;
+    const bool is_float = dtype == DType::kFloat32 ||
+                          dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+    auto& list = is_float ? manifest.parameters : manifest.others;
+    list.push_back({name, tensor.shape, 0, tensor.type});
+  }
+  return manifest;
+}
+
+}  // namespace
+
+std::vector<Candidate> find_candidates(comm::Communicator& comm,
+                                       FileSystem& files,
+                                       const std::string& path, What what,
+                                       std::vector<std::string>& notes) {
+  require(!path.empty(), "path", "a checkpoint's or its directory's name",
+          "\"\"");
+  std::string lines;
+  everywhere(comm, [&] {
+    if (comm.rank() == 0) lines = look(files, path, what);
+  });
+  lines = broadcast_text(comm, lines);
+  std::vector<Candidate> candidates;
+  for (std::size_t begin = 0; begin < lines.size();) {
+    const std::size_t end = lines.find('\n', begin);
+    const std::string line = lines.substr(begin, end - begin);
+    const std::size_t space = line.find(' ');
+    const std::string_view kind = std::string_view(line).substr(0, space);
+    if (kind == "note")
+      notes.push_back(line.substr(space + 1));
+    else
+      candidates.push_back({line.substr(space + 1), kind == "foreign"});
+    begin = end + 1;
+  }
+  return candidates;
+}
+
+Found open_candidate(comm::Communicator& comm, FileSystem& files,
+                     const Candidate& candidate) {
+  const std::string file = candidate.path + "/manifest.json";
+  std::string text;
+  Found found{candidate.path, {}, candidate.is_foreign};
+  if (candidate.is_foreign) {
+    everywhere(comm, [&] {
+      found.manifest = manifest_of(Weights(files, candidate.path));
+    });
+    return found;
+  }
+  everywhere(comm, [&] {
+    if (comm.rank() == 0)
+      text = read_text(files, file, false, kMostManifestBytes);
+  });
+  text = broadcast_text(comm, text);
+  everywhere(comm, [&] { found.manifest = parse_manifest(text, file); });
+  return found;
+}
+
+}  // namespace thinwire::checkpoint

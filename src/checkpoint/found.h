@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "checkpoint/disk/file_system.h"
+#include "checkpoint/format/manifest.h"
+#include "thinwire/checkpoint/options.h"
+#include "thinwire/comm/communicator.h"
+
+namespace thinwire::checkpoint {
+
+/// A checkpoint that may be loaded.
+struct Candidate {
+  std::string path;
+  bool is_foreign = false;  ///< Weights of somebody else, without a manifest.
+};
+/// And what its manifest says; the same on all ranks. That of foreign weights
+/// has their names, shapes and types, and nothing else.
+struct Found {
+  std::string path;
+  Manifest manifest;
+  bool is_foreign = false;
+};
+
+/// Collective, rank 0 looks: `path` itself, or, if it is the directory of a
+/// run, its complete checkpoints by save_index, the newest first, and a note on
+/// each that is left out. For weights alone also a safetensors file, or a
+/// folder of them. May be none.
+[[nodiscard]] std::vector<Candidate> find_candidates(
+    comm::Communicator& comm, FileSystem& files, const std::string& path,
+    What what, std::vector<std::string>& notes);
+
+/// Collective: rank 0 reads the manifest. Throws Error(kCorruptCheckpoint).
+[[nodiscard]] Found open_candidate(comm::Communicator& comm, FileSystem& files,
+                                   const Candidate& candidate);
+
+}  // namespace thinwire::checkpoint

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "checkpoint/commit/root.h"
+#include "checkpoint/extra.h"
+#include "checkpoint/found.h"
+#include "checkpoint/matching.h"
+#include "checkpoint/others.h"
+#include "checkpoint/save_plan.h"
+#include "checkpoint/state_reader.h"
+#include "core/require.h"
+#include "thinwire/checkpoint/checkpoint.h"
+#include "thinwire/comm/agreement.h"
+#include "thinwire/core/log.h"
+#include "thinwire/core/memory.h"
+#include "thinwire/kernels/cast.h"
+
+namespace thinwire::checkpoint {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// What has been read for one rank, and is not in place yet.
+struct Read {
+  Buffer parameters;
+  Buffer masters;              // fp32, of weights alone in 16 bits
+  std::vector<Buffer> others;  // of those that are there; else empty
+  optim::Optimizer::Adoption adoption;
+  LoadReport report;
+};
+
+// Tensors of foreign weights that are no parameters of this model are not
+// looked for among them.
+LoadOptions without(const Manifest& manifest,
+                    const std::vector<const SavedParameter*>& others,
+                    LoadOptions options) {
+  for (const SavedParameter& saved : manifest.parameters)
+    if (std::find(others.begin(), others.end(), &saved) != others.end())
+      options.ignore.push_back(saved.name);
+  return options;
+}
+
+// Another checkpoint would not fit either.
+struct Misfit : Error {
+  using Error::Error;
+};
+
+// everywhere() with what has nothing to do with damaged bytes.
+void fit_everywhere(comm::Communicator& comm,
+                    const std::function<void()>& body) {
+  try {
+    everywhere(comm, body);
+  } catch (const Error& error) {
+    throw Misfit(error.code(), error.what());
+  }
+}
+
+void require_fits(const Training& training, const Manifest& manifest) {
+  const bool is_reference =
+      manifest.semantics == "deepspeed" || training.semantics == "deepspeed";
+  if (!is_reference) return;
+  if (manifest.semantics != training.semantics ||
+      manifest.world != training.comm.size())
+    throw Error(
+        ErrorCode::kCorruptCheckpoint,
+        fmt::format("a checkpoint with {} semantics of {} ranks does not fit "
+                    "{} semantics on {}: DeepSpeed's go on as they were; load "
+                    "with what = kWeights",
+                    manifest.semantics, manifest.world, training.semantics,
+                    training.comm.size()));
+}
+
+// What only this library's checkpoints have.
+void read_state(const Training& training, const std::string& directory,
+                const Manifest& manifest, StateReader& reader,
+                const LoadOptions& options, Read& read) {
+  const MemoryScope scope(MemoryKind::kStates);  // the optimizer takes them
+  StateDict state = reader.state(training.optimizer.state());
+  reader.finish();
+  state.put_integer("allow_rounding", options.allow_rounding ? 1 : 0);
+  if (manifest.world != training.comm.size())
+    read.report.notes.push_back(fmt::format("saved by {} ranks, loaded by {}",
+                                            manifest.world,
+                                            training.comm.size()));
+  fit_everywhere(training.comm, [&] {
+    read.adoption = training.optimizer.adopt(std::move(state));
+  });
+  everywhere(training.comm, [&] {
+    read.report.extra.common =
+        read_extra(posix_file_system(), directory, manifest);
+    for (int r = 0; r < manifest.world; ++r)
+      read.report.own_of_ranks.push_back(
+          read_extra_of_rank(posix_file_system(), directory, manifest, r));
+    if (training.comm.rank() < manifest.world)
+      read.report.extra.own.put_all(
+          "",
+          read.report
+              .own_of_ranks[static_cast<std::size_t>(training.comm.rank())]);
+  });
+}
+
+// A new parameter is what it was.
+void keep_new_parameters(const Training& training, const Matching& matching,
+                         Read& read) {
+  for (std::size_t i = 0; i < matching.saved.size(); ++i) {
+    if (matching.saved[i]) continue;
+    const Parameter& p = training.layout.parameters()[i];
+    read.report.notes.push_back(
+        fmt::format("'{}' is not in the checkpoint: it keeps its values, and "
+                    "its states begin at 0",
+                    p.name));
+    kernels::convert(training.params.subview(p.offset, p.size),
+                     read.parameters.view().subview(p.offset, p.size));
+  }
+}
+
+std::uint64_t sum_over_ranks(comm::Communicator& comm, std::uint64_t bytes) {
+  auto sum = static_cast<std::int64_t>(bytes);
+  comm.all_reduce(View(&sum, 1, DType::kInt64));
+  return static_cast<std::uint64_t>(sum);
+}
+
+Read read_all(const Training& training, const Found& found,
+              const LoadOptions& options) {
+  const Manifest& manifest = found.manifest;
+  FileSystem& files = posix_file_system();
+  const bool with_states = options.what == What::kAll;
+  Read read;
+  Matching matching;
+  std::vector<const SavedParameter*> others;
+  fit_everywhere(training.comm, [&] {
+    if (with_states) require_fits(training, manifest);
+    others =
+        match_others(training.others, manifest, options, read.report.notes);
+    matching = match(manifest.parameters, training.layout,
+                     without(manifest, others, options), with_states);
+  });
+  std::optional<SavedArrays> arrays;
+  std::optional<Weights> weights;
+  everywhere(training.comm, [&] {
+    arrays.emplace(files, found.path, manifest);
+    if (found.is_foreign)
+      weights.emplace(files, found.path);
+    else
+      weights.emplace(files, found.path, manifest);
+    read.others = read_others(others, *weights);
+  });
+  StateReader reader(training.comm, training.layout, manifest, *arrays,
+                     *weights, matching, options.share_reads);
+  read.parameters = reader.parameters(training.params.dtype());
+  if (with_states)
+    read_state(training, found.path, manifest, reader, options, read);
+  else if (training.params.dtype() != DType::kFloat32)
+    read.masters = reader.parameters(DType::kFloat32);
+  reader.finish();
+  read.report.bytes = sum_over_ranks(
+      training.comm, arrays->bytes_read() + weights->bytes_read());
+  keep_new_parameters(training, matching, read);
+  return read;
+}
+
+// Nothing can fail any more.
+void put_in_place(const Training& training, const Manifest& manifest,
+                  const Read& read) {
+  kernels::convert(read.parameters.view(), training.params);
+  put_in_place(read.others, training.others);
+  if (!read.adoption) {
+    training.optimizer.read_masters(read.masters.empty()
+                                        ? ConstView(training.params)
+                                        : read.masters.view());
+    return;
+  }
+  read.adoption();
+  if (manifest.steps_behind > 0)
+    training.optimizer.repeat_local_steps(training.params);
+}
+
+LoadReport load_from(const Training& training, const Found& found,
+                     const LoadOptions& options) {
+  const Manifest& manifest = found.manifest;
+  Read read = read_all(training, found, options);
+  put_in_place(training, manifest, read);
+  LoadReport& report = read.report;
+  report.path = found.path;
+  report.step = manifest.step;
+  report.run = manifest.run;
+  report.world = manifest.world;
+  report.optimizer = manifest.optimizer;
+  report.precision = manifest.precision;
+  report.config = manifest.config;
+  report.scalars.put_all("", manifest.caller);
+  return std::move(report);
+}
+
+void log_notes(const comm::Communicator& comm, LogLevel level,
+               const std::vector<std::string>& notes) {
+  if (comm.rank() != 0) return;
+  for (const std::string& note : notes) log(level, note);
+}
+
+// With fall_back, damaged ones are left for those before them.
+LoadReport load_newest(const Training& training,
+                       const std::vector<Candidate>& candidates,
+                       const LoadOptions& options,
+                       std::vector<std::string>& notes) {
+  for (std::size_t i = 0;; ++i) {
+    try {
+      return load_from(
+          training,
+          open_candidate(training.comm, posix_file_system(), candidates[i]),
+          options);
+    } catch (const Misfit&) {
+      throw;
+    } catch (const Error& error) {
+      const bool is_damage = error.code() == ErrorCode::kCorruptCheckpoint;
+      if (!is_damage || i + 1 == candidates.size()) throw;
+      const std::string& next = candidates[i + 1].path;
+      if (!options.fall_back)
+        throw Error(error.code(), fmt::format("{}; the one before it is {}",
+                                              error.what(), next));
+      notes.push_back(fmt::format("{}; going back to {}", error.what(), next));
+    }
+  }
+}
+
+}  // namespace
+
+std::optional<LoadReport> resume(const Training& training,
+                                 const std::string& path,
+                                 const LoadOptions& options) {
+  require(training.params.size() == training.layout.size(), "params",
+          fmt::format("{} elements", training.layout.size()),
+          training.params.size());
+  const Clock::time_point start = Clock::now();
+  std::vector<std::string> notes;
+  const std::vector<Candidate> candidates = find_candidates(
+      training.comm, posix_file_system(), path, options.what, notes);
+  if (candidates.empty()) {
+    log_notes(training.comm, LogLevel::kWarning, notes);
+    return std::nullopt;
+  }
+  LoadReport report = load_newest(training, candidates, options, notes);
+  log_notes(training.comm, LogLevel::kWarning, notes);
+  log_notes(training.comm, LogLevel::kInfo, report.notes);
+  report.notes.insert(report.notes.begin(), notes.begin(), notes.end());
+  report.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  return report;
+}
+
+LoadReport load(const Training& training, const std::string& path,
+                const LoadOptions& options) {
+  std::optional<LoadReport> report = resume(training, path, options);
+  if (!report)
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("{}: there is no complete checkpoint", path));
+  return std::move(*report);
+}
+
+}  // namespace thinwire::checkpoint

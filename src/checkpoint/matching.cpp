@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/matching.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "core/edit_distance.h"
+#include "core/require.h"
+
+namespace thinwire::checkpoint {
+
+namespace {
+
+// The one of `names` that is most like it, and like enough.
+std::string nearest(std::string_view name, const std::set<std::string>& names) {
+  std::pair<std::size_t, const std::string*> best{name.size() / 3 + 1, nullptr};
+  for (const std::string& other : names) {
+    const std::size_t distance = edit_distance(name, other);
+    if (distance <= best.first) best = {distance, &other};
+  }
+  return best.second == nullptr ? ""
+                                : fmt::format(" (nearest: {})", *best.second);
+}
+
+// Globs that have to be of use.
+class Globs {
+ public:
+  Globs(const char* option, const std::vector<std::string>& patterns)
+      : option_(option), patterns_(patterns), used_(patterns.size()) {}
+
+  [[nodiscard]] bool take(std::string_view name) {
+    bool found = false;
+    for (std::size_t i = 0; i < patterns_.size(); ++i)
+      if (matches(patterns_[i], name)) found = used_[i] = true;
+    return found;
+  }
+  void require_used() const {
+    for (std::size_t i = 0; i < patterns_.size(); ++i)
+      require(used_[i], option_, "names or globs that fit a parameter",
+              patterns_[i]);
+  }
+
+ private:
+  const char* option_;
+  const std::vector<std::string>& patterns_;
+  std::vector<bool> used_;
+};
+
+std::map<std::string, std::size_t> renamed(
+    const std::vector<SavedParameter>& saved, const LoadOptions& options) {
+  std::map<std::string, std::size_t> names;
+  std::set<std::string> used;
+  for (std::size_t i = 0; i < saved.size(); ++i) {
+    std::string name = saved[i].name;
+    for (const auto& [from, to] : options.rename)
+      if (from == name) {
+        used.insert(from);
+        name = to;
+        break;
+      }
+    if (!names.emplace(name, i).second)
+      reject(fmt::format(
+          "LoadOptions.rename gives two parameters the name '{}'", name));
+  }
+  for (const auto& [from, to] : options.rename)
+    require(used.count(from) != 0, "LoadOptions.rename",
+            "from names of the checkpoint", from);
+  return names;
+}
+
+std::string difference(const SavedParameter& saved, const Parameter& p,
+                       bool with_groups) {
+  if (saved.shape != p.shape)
+    return fmt::format("shape {}: checkpoint {}, model {}\n", p.name,
+                       saved.shape, p.shape);
+  if (with_groups && saved.group != p.group)
+    return fmt::format("group {}: checkpoint {}, model {}\n", p.name,
+                       saved.group, p.group);
+  return {};
+}
+
+}  // namespace
+
+bool matches(std::string_view pattern, std::string_view name) {
+  const std::size_t star = pattern.find('*');
+  if (star == std::string_view::npos) return pattern == name;
+  if (!name.starts_with(pattern.substr(0, star))) return false;
+  pattern.remove_prefix(star + 1);
+  for (std::size_t skipped = star; skipped <= name.size(); ++skipped)
+    if (matches(pattern, name.substr(skipped))) return true;
+  return false;
+}
+
+bool Matching::has_new() const {
+  return std::any_of(saved.begin(), saved.end(),
+                     [](const auto& index) { return !index; });
+}
+
+Matching match(const std::vector<SavedParameter>& saved,
+               const ParameterLayout& layout, const LoadOptions& options,
+               bool with_groups) {
+  const std::map<std::string, std::size_t> names = renamed(saved, options);
+  std::set<std::string> of_checkpoint;
+  std::set<std::string> of_model;
+  for (const auto& [name, index] : names) of_checkpoint.insert(name);
+  for (const Parameter& p : layout.parameters()) of_model.insert(p.name);
+  Globs allowed("LoadOptions.allow_missing", options.allow_missing);
+  Globs ignored("LoadOptions.ignore", options.ignore);
+
+  Matching found;
+  std::string problems;
+  for (const Parameter& p : layout.parameters()) {
+    const auto at = names.find(p.name);
+    const bool is_given_up = at != names.end() && ignored.take(p.name);
+    if (at == names.end() || is_given_up) {
+      found.saved.emplace_back();
+      if (!is_given_up && !allowed.take(p.name))
+        problems += fmt::format("missing {}{}\n", p.name,
+                                nearest(p.name, of_checkpoint));
+      continue;
+    }
+    problems += difference(saved[at->second], p, with_groups);
+    found.saved.emplace_back(at->second);
+  }
+  for (const std::string& name : of_checkpoint)
+    if (of_model.count(name) == 0 && !ignored.take(name))
+      problems +=
+          fmt::format("unexpected {}{}\n", name, nearest(name, of_model));
+  if (!problems.empty()) {
+    problems.pop_back();
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                "the checkpoint is of another model:\n" + problems);
+  }
+  allowed.require_used();
+  ignored.require_used();
+  return found;
+}
+
+}  // namespace thinwire::checkpoint

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/replicas.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "checkpoint/rows.h"
+#include "thinwire/comm/agreement.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/core/checksum.h"
+
+namespace thinwire::checkpoint {
+
+namespace {
+
+using optim::Axis;
+using optim::Sharing;
+using optim::StateArray;
+
+std::string lines_of(const char* what, const StateDict& state) {
+  std::string text;
+  for (const auto& [name, value] : state.scalars())
+    std::visit(
+        [&, key = &name](const auto& v) {
+          fmt::format_to(std::back_inserter(text), "{} {} {}\n", what, *key, v);
+        },
+        value);
+  for (const auto& [name, values] : state.arrays())
+    fmt::format_to(std::back_inserter(text), "{} {} {:016x}\n", what, name,
+                   checksum(values.view()));
+  return text;
+}
+
+std::string description(const Training& training, const optim::State& state,
+                        const Extra& extra, const SaveOptions& options) {
+  std::string text = fmt::format(
+      "step {}\ndtype {}\nasynchronous {}\ndurable {}\ncheck_replicas {}\n"
+      "residuals {}\nstorage {}\nfrozen {}\n",
+      training.step, to_string(training.params.dtype()), options.asynchronous,
+      options.durable, options.check_replicas,
+      static_cast<int>(options.residuals), static_cast<int>(options.storage),
+      options.frozen);
+  text += training.layout.describe();
+  text += lines_of("scalar", state.common);
+  text += lines_of("scalar", training.scalars);
+  text += lines_of("extra", extra.common);
+  for (const StateArray& array : state.arrays)
+    fmt::format_to(std::back_inserter(text), "array {} {} {} {} {}\n",
+                   array.name, to_string(array.axis), to_string(array.sharing),
+                   to_string(array.dtype),
+                   array.sharing == Sharing::kSame ? array.size : 0);
+  return text;
+}
+
+// Arrays are read in pieces that stay in the cache.
+class Reader {
+ public:
+  explicit Reader(const StateArray& array)
+      : array_(array), piece_(std::min(kPiece, array.size), array.dtype) {}
+
+  std::uint64_t checksum_of(Range range) {
+    for (std::size_t begin = range.offset; begin < range.end();
+         begin += kPiece) {
+      const std::size_t size = std::min(kPiece, range.end() - begin);
+      const View values = piece_.view().subview(0, size);
+      array_.read({begin, size}, values);
+      checksum_.add(values);
+    }
+    return checksum_.take();
+  }
+
+ private:
+  static constexpr std::size_t kPiece = std::size_t{1} << 16;
+
+  const StateArray& array_;
+  Buffer piece_;
+  Checksum checksum_;
+};
+
+// By parameter, so that a difference says where.
+std::string checksums(const ParameterLayout& layout, const StateArray& array) {
+  Reader reader(array);
+  if (array.axis != Axis::kElement)
+    return fmt::format("{} {:016x}\n", array.name,
+                       reader.checksum_of({0, array.size}));
+  std::string text;
+  std::size_t begin = 0;
+  for (const Row& row : rows_of(layout, array.ranges)) {
+    fmt::format_to(std::back_inserter(text), "{} of {}: {:016x}\n", array.name,
+                   layout.parameters()[row.parameter].name,
+                   reader.checksum_of({begin, row.range.size}));
+    begin += row.range.size;
+  }
+  return text;
+}
+
+}  // namespace
+
+void require_same_replicas(comm::Communicator& comm, const Training& training,
+                           const optim::State& state, const Extra& extra,
+                           const SaveOptions& options) {
+  if (comm.size() == 1) return;
+  comm::require_same(comm, "what is to be saved",
+                     description(training, state, extra, options));
+  if (!options.check_replicas) return;
+  const ConstView weights =
+      training.optimizer.exchanged_params(training.params);
+  std::string values;
+  for (const Parameter& p : training.layout.parameters())
+    fmt::format_to(std::back_inserter(values), "parameter {}: {:016x}\n",
+                   p.name, checksum(weights.subview(p.offset, p.size)));
+  for (const StateArray& array : state.arrays)
+    if (array.sharing == Sharing::kSame && !array.is_parameters)
+      values += checksums(training.layout, array);
+  comm::require_same(comm, "values that should be equal on all ranks", values);
+}
+
+}  // namespace thinwire::checkpoint

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/save_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "checkpoint/extra.h"
+#include "core/json.h"
+#include "core/require.h"
+#include "thinwire/kernels/cast.h"
+
+namespace thinwire::checkpoint {
+
+using optim::Axis;
+using optim::Sharing;
+using optim::StateArray;
+
+namespace {
+
+// One value per row where an array has the axis kRange: rows are not cut.
+std::vector<Row> rows_of_values(const ParameterLayout& layout,
+                                const StateArray& array, Range part) {
+  if (array.axis == Axis::kElement)
+    return rows_of(layout, part_of_ranges(array.ranges, part));
+  std::vector<Row> rows;
+  for (std::size_t i = part.offset; i < part.end(); ++i) {
+    const auto row = rows_of(layout, {&array.ranges[i], 1});
+    rows.insert(rows.end(), row.begin(), row.end());
+  }
+  return rows;
+}
+
+StateArray::Read read_rows(const std::vector<Row>& rows) {
+  auto values = std::make_shared<std::vector<std::int64_t>>();
+  for (const Row& row : rows)
+    for (const std::size_t value :
+         {row.parameter, row.range.offset, row.range.size})
+      values->push_back(static_cast<std::int64_t>(value));
+  return [values](Range range, View to) {
+    std::copy_n(values->begin() + static_cast<std::ptrdiff_t>(range.offset),
+                range.size, to.as<std::int64_t>().begin());
+  };
+}
+
+// Of another dtype only where the weights are those of an exchange before, kept
+// in fp32.
+StateArray::Read converted(ConstView values) {
+  return [values](Range range, View to) {
+    kernels::convert(values.subview(range.offset, range.size), to);
+  };
+}
+
+std::vector<std::size_t> shape_of(const Buffer& values) {
+  return {values.size()};
+}
+
+std::vector<std::string> files_of_weights(std::size_t count) {
+  if (count == 1) return {"model.safetensors"};
+  std::vector<std::string> names;
+  for (std::size_t k = 1; k <= count; ++k)
+    names.push_back(fmt::format("model-{:05}-of-{:05}.safetensors", k, count));
+  return names;
+}
+
+}  // namespace
+
+std::string state_file_name(int rank, int world) {
+  return fmt::format("state-{:05}-of-{:05}.safetensors", rank + 1, world);
+}
+
+std::string precision_name(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return "fp16";
+    case DType::kBFloat16:
+      return "bf16";
+    default:
+      return "fp32";
+  }
+}
+
+SavePlan::SavePlan(const Training& training, const optim::State& state,
+                   const Extra& extra, const SaveOptions& options)
+    : training_(training),
+      state_(state),
+      extra_(extra),
+      options_(options),
+      rank_(training.comm.rank()),
+      world_(training.comm.size()),
+      weights_(training.optimizer.exchanged_params(training.params)) {
+  plan_weights();
+  plan_state();
+}
+
+bool SavePlan::saves_others() const {
+  return options_.frozen && !training_.others.empty();
+}
+
+void SavePlan::plan_weights() {
+  const auto parameters = training_.layout.parameters();
+  const std::size_t size = size_of(training_.params.dtype());
+  const std::size_t bytes = training_.layout.size() * size;
+  const std::size_t count =
+      std::clamp((bytes + kWeightFileBytes - 1) / kWeightFileBytes,
+                 std::size_t{1}, static_cast<std::size_t>(world_));
+  const std::vector<std::string> names = files_of_weights(count);
+  std::size_t first = 0;
+  for (std::size_t k = 0; k < count; ++k) {
+    // Up to the parameter with which (k + 1) / count of all bytes are there.
+    std::size_t end = first;
+    const std::size_t goal =
+        share_of(training_.layout.size(), static_cast<int>(k),
+                 static_cast<int>(count))
+            .end();
+    while (end < parameters.size() &&
+           (k + 1 == count ||
+            parameters[end].offset + parameters[end].size / 2 < goal))
+      ++end;
+    weight_files_.push_back(
+        {names[k], first, end,
+         static_cast<int>(k * static_cast<std::size_t>(world_) / count)});
+    first = end;
+  }
+  for (const WeightFile& file : weight_files_)
+    if (file.rank == rank_) add_weight_file(file);
+}
+
+void SavePlan::add_weight_file(const WeightFile& file) {
+  std::vector<Tensor> tensors;
+  for (std::size_t i = file.first; i < file.end; ++i) {
+    const Parameter& p = training_.layout.parameters()[i];
+    add_tensor(tensors, p.name, p.shape, {training_.params.dtype(), false},
+               converted(weights_.subview(p.offset, p.size)));
+  }
+  if (file.first == 0 && rank_ == 0 && saves_others() &&
+      file.name == weight_files_.front().name)
+    for (const OtherTensor& other : training_.others)
+      add_tensor(tensors, other.name, other.shape,
+                 {other.values.dtype(), other.is_bool},
+                 StateArray::from(other.values));
+  files_.push_back(file_of(file.name, std::move(tensors), "weights"));
+}
+
+void SavePlan::plan_state() {
+  for (const StateArray& array : state_.arrays)
+    if (is_written(array)) add_array(array);
+  add_extra();
+  PlannedFile file =
+      file_of(state_file_name(rank_, world_), std::move(tensors_),
+              fmt::format("{}/{}", rank_ + 1, world_));
+  file.tensors = std::move(names_);
+  files_.push_back(std::move(file));
+}
+
+// Masters that the weights have the same bits as are not written twice, and
+// neither is what equals other masters.
+bool SavePlan::is_written(const StateArray& array) const {
+  if (!array.is_parameters) return true;
+  if (training_.params.dtype() == array.dtype) return false;
+  for (const StateArray& other : state_.arrays)
+    if (other.is_parameters) return other.name == array.name;
+  return true;
+}
+
+void SavePlan::add_array(const StateArray& array) {
+  const bool has_rows =
+      array.axis == Axis::kElement || array.axis == Axis::kRange;
+  Range part{0, array.size};
+  if (array.sharing == Sharing::kSame) {
+    if (has_rows)
+      part = share_of(array.size, rank_, world_);
+    else if (rank_ != 0)
+      return;
+  }
+  std::string index;
+  if (has_rows)
+    index = fragments(rows_of_values(training_.layout, array, part));
+  const StateArray::Read read = array.read;
+  add_tensor(tensors_, array.name, {part.size}, {array.dtype, false},
+             [read, begin = part.offset](Range range, View to) {
+               read({begin + range.offset, range.size}, to);
+             });
+  names_.emplace_back(array.name, std::move(index));
+}
+
+std::string SavePlan::fragments(std::vector<Row> rows) {
+  for (const auto& [known, name] : fragments_)
+    if (known == rows) return name;
+  std::string name = fmt::format("fragments/{}", fragments_.size());
+  add_tensor(tensors_, name, {rows.size(), 3}, {DType::kInt64, false},
+             read_rows(rows));
+  fragments_.emplace_back(std::move(rows), name);
+  return name;
+}
+
+void SavePlan::add_extra() {
+  if (rank_ == 0)
+    for (const auto& [name, values] : extra_.common.arrays())
+      add_tensor(tensors_, kExtra + name, shape_of(values),
+                 {values.dtype(), false}, StateArray::from(values.view()));
+  for (const auto& [name, values] : extra_.own.arrays())
+    add_tensor(tensors_, kExtraOfRank + name, shape_of(values),
+               {values.dtype(), false}, StateArray::from(values.view()));
+}
+
+void SavePlan::add_tensor(std::vector<Tensor>& tensors, std::string name,
+                          std::vector<std::size_t> shape, TensorType type,
+                          StateArray::Read read) const {
+  tensors.push_back(
+      {{.name = std::move(name), .type = type, .shape = std::move(shape)},
+       std::move(read)});
+}
+
+// Offsets are multiples of an element's size: in the file larger types come
+// first, and it is written in pieces of a multiple of 8 bytes.
+PlannedFile SavePlan::file_of(std::string name, std::vector<Tensor> tensors,
+                              const std::string& part) const {
+  std::vector<TensorEntry> entries;
+  for (const Tensor& tensor : tensors) entries.push_back(tensor.entry);
+  PlannedFile file{.name = std::move(name),
+                   .header = place_tensors(
+                       std::move(entries),
+                       {{"format", "pt"}, {"thinwire", "1.0"}, {"part", part}}),
+                   .read = {}};
+  std::unordered_map<std::string_view, const Tensor*> by_name;
+  for (const Tensor& tensor : tensors) by_name[tensor.entry.name] = &tensor;
+  std::vector<StateArray::Read> reads;  // in the order of the header
+  for (const TensorEntry& entry : file.header.tensors)
+    reads.push_back(by_name.at(entry.name)->read);
+  file.read = [reads = std::move(reads), header = file.header](
+                  std::size_t tensor, std::uint64_t offset,
+                  std::span<std::byte> to) {
+    const DType dtype = header.tensors[tensor].type.dtype;
+    const std::size_t size = size_of(dtype);
+    const Range range{static_cast<std::size_t>(offset) / size,
+                      to.size() / size};
+    reads[tensor](range, View(to.data(), range.size, dtype));
+  };
+  return file;
+}
+
+Manifest SavePlan::manifest() const {
+  Manifest manifest;
+  manifest.step = training_.step;
+  manifest.world = world_;
+  manifest.optimizer = state_.common.text("optimizer");
+  manifest.semantics = training_.semantics;
+  manifest.phase = std::string(to_string(training_.optimizer.phase()));
+  manifest.precision = precision_name(training_.params.dtype());
+  manifest.zero_stage = training_.zero_stage;
+  const TensorType type{training_.params.dtype(), false};
+  for (const Parameter& p : training_.layout.parameters())
+    manifest.parameters.push_back({p.name, p.shape, p.group, type});
+  if (saves_others())
+    for (const OtherTensor& other : training_.others)
+      manifest.others.push_back(
+          {other.name, other.shape, 0, {other.values.dtype(), other.is_bool}});
+  manifest.aliases = training_.aliases;
+  for (const StateArray& array : state_.arrays)
+    manifest.arrays.push_back({array.name, array.axis, array.sharing,
+                               array.dtype, array.is_parameters});
+  manifest.scalars.put_all("", state_.common);
+  manifest.caller.put_all("", training_.scalars);
+  for (const auto& [name, value] : extra_.common.scalars())
+    manifest.extra.put_scalar(name, value);
+  manifest.config = training_.config;
+  for (const WeightFile& file : weight_files_)
+    manifest.weight_files.push_back(file.name);
+  manifest.steps_behind = training_.optimizer.steps_behind();
+  return manifest;
+}
+
+std::vector<Attachment> SavePlan::attachments() const {
+  std::vector<Attachment> all = options_.attachments;
+  if (weight_files_.size() == 1) return all;
+  Json index = Json::object();
+  Json metadata = Json::object();
+  metadata.add(
+      "total_size",
+      Json::of(static_cast<std::int64_t>(training_.layout.size() *
+                                         size_of(training_.params.dtype()))));
+  index.add("metadata", std::move(metadata));
+  Json map = Json::object();
+  for (const WeightFile& file : weight_files_)
+    for (std::size_t i = file.first; i < file.end; ++i)
+      map.add(training_.layout.parameters()[i].name, Json::of(file.name));
+  if (saves_others())
+    for (const OtherTensor& other : training_.others)
+      map.add(other.name, Json::of(weight_files_.front().name));
+  index.add("weight_map", std::move(map));
+  all.push_back({"model.safetensors.index.json", write_json(index)});
+  return all;
+}
+
+PlannedFile snapshot_of(const PlannedFile& file, Buffer& memory) {
+  const std::size_t bytes =
+      static_cast<std::size_t>(file.header.file_bytes - file.header.data_begin);
+  if (memory.size() < bytes) memory = Buffer(bytes, DType::kUInt8, Fill::kNone);
+  auto* const data = static_cast<std::byte*>(memory.data());
+  const std::uint64_t begin = file.header.data_begin;
+  for (std::size_t t = 0; t < file.header.tensors.size(); ++t) {
+    const TensorEntry& entry = file.header.tensors[t];
+    file.read(
+        t, 0,
+        {data + (entry.begin - begin), static_cast<std::size_t>(entry.bytes)});
+  }
+  PlannedFile copy = file;
+  copy.read = [data, begin, header = file.header](std::size_t tensor,
+                                                  std::uint64_t offset,
+                                                  std::span<std::byte> to) {
+    if (!to.empty())
+      std::memcpy(to.data(),
+                  data + (header.tensors[tensor].begin - begin) + offset,
+                  to.size());
+  };
+  return copy;
+}
+
+}  // namespace thinwire::checkpoint

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/commit/root.h"
+#include "checkpoint/rows.h"
+#include "thinwire/checkpoint/checkpoint.h"
+#include "thinwire/core/buffer.h"
+
+namespace thinwire::checkpoint {
+
+/// What one rank writes: every element that is the same everywhere once, by one
+/// rank; what is this rank's own, all of it.
+class SavePlan {
+ public:
+  /// Local. `training`, `state` (its optimizer's) and `extra` must outlive what
+  /// is read from the files.
+  SavePlan(const Training& training, const optim::State& state,
+           const Extra& extra, const SaveOptions& options);
+
+  [[nodiscard]] std::vector<PlannedFile>& files() noexcept { return files_; }
+  /// What rank 0 says of the checkpoint; own scalars are yet to be gathered.
+  [[nodiscard]] Manifest manifest() const;
+  /// model.safetensors.index.json, where the weights are more than one file.
+  [[nodiscard]] std::vector<Attachment> attachments() const;
+
+  /// Most bytes of one file of weights.
+  static constexpr std::size_t kWeightFileBytes = std::size_t{256} << 20;
+
+ private:
+  struct Tensor {
+    TensorEntry entry;
+    optim::StateArray::Read read;  // elements of it
+  };
+  /// One of the files of weights: parameters [first, end).
+  struct WeightFile {
+    std::string name;
+    std::size_t first = 0;
+    std::size_t end = 0;
+    int rank = 0;
+  };
+
+  void plan_weights();
+  void add_weight_file(const WeightFile& file);
+  void plan_state();
+  void add_array(const optim::StateArray& array);
+  void add_extra();
+  [[nodiscard]] std::string fragments(std::vector<Row> rows);
+  void add_tensor(std::vector<Tensor>& tensors, std::string name,
+                  std::vector<std::size_t> shape, TensorType type,
+                  optim::StateArray::Read read) const;
+  [[nodiscard]] PlannedFile file_of(std::string name,
+                                    std::vector<Tensor> tensors,
+                                    const std::string& part) const;
+  [[nodiscard]] bool is_written(const optim::StateArray& array) const;
+  [[nodiscard]] bool saves_others() const;
+
+  const Training& training_;
+  const optim::State& state_;
+  const Extra& extra_;
+  const SaveOptions& options_;
+  const int rank_;
+  const int world_;
+  ConstView weights_;  // of the last exchange, perhaps in fp32
+  std::vector<PlannedFile> files_;
+  std::vector<WeightFile> weight_files_;
+  // Of this rank's file of states.
+  std::vector<Tensor> tensors_;
+  std::vector<std::pair<std::string, std::string>> names_;
+  std::vector<std::pair<std::vector<Row>, std::string>> fragments_;
+};
+
+/// The name of a rank's file of states.
+[[nodiscard]] std::string state_file_name(int rank, int world);
+/// "fp32", "fp16", "bf16".
+[[nodiscard]] std::string precision_name(DType dtype);
+
+/// The same file, with the contents that it has now: 64-byte aligned in
+/// `memory`, which is made anew where it is too small.
+[[nodiscard]] PlannedFile snapshot_of(const PlannedFile& file, Buffer& memory);
+
+}  // namespace thinwire::checkpoint

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <thread>
+#include <utility>
+
+#include "checkpoint/commit/root.h"
+#include "checkpoint/format/manifest_text.h"
+#include "checkpoint/mean.h"
+#include "checkpoint/replicas.h"
+#include "checkpoint/save_plan.h"
+#include "core/json.h"
+#include "core/require.h"
+#include "thinwire/checkpoint/checkpoint.h"
+#include "thinwire/comm/agreement.h"
+#include "thinwire/core/log.h"
+#include "thinwire/core/memory.h"
+
+namespace thinwire::checkpoint {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void require_savable(const Training& training, const optim::State& state) {
+  if (state.common.has_scalar("expert_groups") &&
+      state.common.integer("expert_groups") > 0)
+    refuse(
+        "save: expert groups cannot be saved: their names are not unique over "
+        "ranks");
+  if (training.semantics == "deepspeed" &&
+      state.common.text("optimizer").ends_with("zero_one_adam"))
+    refuse(
+        "save: the reference's 0/1 Adam cannot be saved: after its freeze no "
+        "two ranks have the same parameters");
+}
+
+// What the library writes itself.
+void require_attachable(const std::vector<Attachment>& attachments) {
+  for (const Attachment& one : attachments)
+    require(!one.name.ends_with(".safetensors") &&
+                !one.name.ends_with(".tmp") &&
+                one.name != "model.safetensors.index.json",
+            "attachments[].name",
+            "no *.safetensors, no *.tmp and not model.safetensors.index.json",
+            one.name);
+}
+
+StateDict scalars_in(const Json& of_rank, std::string_view member) {
+  StateDict scalars;
+  for (const Json& scalar : of_rank.find(member)->elements)
+    add_scalar(scalars, scalar, "what a rank sent", member);
+  return scalars;
+}
+
+// Training goes first: this thread takes what is left of the processor.
+void yield_to_others() {
+  constexpr int kNice = 10;
+  static_cast<void>(
+      setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice));
+}
+
+}  // namespace
+
+struct Saver::Impl {
+  explicit Impl(comm::Communicator& c) : comm(c) {}
+  ~Impl() {
+    if (writer.joinable()) writer.join();
+  }
+
+  /// Everything that a save takes with it, so that the caller may go on.
+  struct Contents {
+    std::vector<PlannedFile> files;
+    std::vector<Attachment> attachments;
+    Manifest manifest;
+    Progress progress;
+  };
+
+  [[nodiscard]] comm::Communicator& own_comm() {
+    if (!split) split = comm.split(0, comm.rank());
+    return *split;
+  }
+  [[nodiscard]] Root& root_at(const std::string& path,
+                              const SaveOptions& options);
+  [[nodiscard]] Contents contents(const Training& training,
+                                  const optim::State& state, const Extra& extra,
+                                  const SaveOptions& options);
+  void take_snapshot(Contents& contents);
+  [[nodiscard]] std::uint64_t total_bytes(const Contents& contents);
+  void begin(Root& to, Contents contents);
+  [[nodiscard]] Root::Committed write(Root& to, Contents& contents) {
+    return to.write({.files = contents.files,
+                     .manifest = std::move(contents.manifest),
+                     .attachments = contents.attachments,
+                     .progress = contents.progress});
+  }
+  void wait();
+
+  comm::Communicator& comm;
+  std::unique_ptr<comm::Communicator> split;
+  std::string run;          // of rank 0; empty: not known yet
+  std::string loaded_from;  // the directory's name
+  std::string path;         // of `root`
+  bool durable = true;
+  Storage storage = Storage::kShared;
+  std::unique_ptr<Root> root;
+
+  // ---- asynchronous saves
+  std::vector<Buffer> snapshots;  // one per file, kept for the next save
+  std::atomic<bool> is_writing = false;
+  std::exception_ptr failure;
+  std::thread writer;  // goes first: it uses all of the above
+};
+
+Root& Saver::Impl::root_at(const std::string& where,
+                           const SaveOptions& options) {
+  if (root && path == where && durable == options.durable &&
+      storage == options.storage)
+    return *root;
+  root.reset();
+  if (run.empty()) run = random_id();
+  root = std::make_unique<Root>(
+      posix_file_system(), own_comm(), where, run,
+      Root::Options{.durable = options.durable, .storage = options.storage});
+  path = where;
+  durable = options.durable;
+  storage = options.storage;
+  return *root;
+}
+
+// Scalars of all ranks go into rank 0's manifest.
+Saver::Impl::Contents Saver::Impl::contents(const Training& training,
+                                            const optim::State& state,
+                                            const Extra& extra,
+                                            const SaveOptions& options) {
+  Contents all;
+  std::string text_of_own;
+  everywhere(own_comm(), [&] {
+    SavePlan plan(training, state, extra, options);
+    all = {std::move(plan.files()), plan.attachments(), plan.manifest(),
+           options.progress};
+    Json own = Json::object();
+    own.add("scalars", scalars_to_json(state.own));
+    own.add("extra", scalars_to_json(extra.own));
+    text_of_own = write_json(own);
+  });
+  for (const std::string& text : gather_texts(own_comm(), text_of_own)) {
+    const Json of_rank = parse_json(text);
+    all.manifest.scalars_of_ranks.push_back(scalars_in(of_rank, "scalars"));
+    all.manifest.extra_of_ranks.push_back(scalars_in(of_rank, "extra"));
+  }
+  return all;
+}
+
+void Saver::Impl::take_snapshot(Contents& all) {
+  const MemoryScope scope(MemoryKind::kOther);
+  snapshots.resize(std::max(snapshots.size(), all.files.size()));
+  for (std::size_t i = 0; i < all.files.size(); ++i)
+    all.files[i] = snapshot_of(all.files[i], snapshots[i]);
+}
+
+// Collective.
+std::uint64_t Saver::Impl::total_bytes(const Contents& all) {
+  std::int64_t bytes = 0;
+  for (const PlannedFile& file : all.files)
+    bytes += static_cast<std::int64_t>(file.header.file_bytes);
+  for (const Attachment& attachment : all.attachments)
+    if (comm.rank() == 0)
+      bytes += static_cast<std::int64_t>(attachment.bytes.size());
+  own_comm().all_reduce(View(&bytes, 1, DType::kInt64));
+  return static_cast<std::uint64_t>(bytes);
+}
+
+void Saver::Impl::begin(Root& to, Contents all) {
+  is_writing = true;
+  auto shared = std::make_shared<Contents>(std::move(all));
+  writer = std::thread([this, &to, shared] {
+    yield_to_others();
+    try {
+      static_cast<void>(write(to, *shared));
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    is_writing = false;
+  });
+}
+
+void Saver::Impl::wait() {
+  if (writer.joinable()) writer.join();
+  if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
+}
+
+Saver::Saver(comm::Communicator& comm) : impl_(std::make_unique<Impl>(comm)) {}
+
+Saver::~Saver() = default;
+
+SaveReport Saver::save(const Training& training, const std::string& root,
+                       const Extra& extra, const SaveOptions& options) {
+  require(training.params.size() == training.layout.size(), "params",
+          fmt::format("{} elements", training.layout.size()),
+          training.params.size());
+  require(training.step >= 0, "step", ">= 0", training.step);
+  require(!root.empty(), "root", "a directory's name", "\"\"");
+  const Clock::time_point start = Clock::now();
+  impl_->wait();
+  SaveReport report;
+  report.step = training.step;
+  report.waited_seconds = seconds_since(start);
+  if (options.local_steps == LocalSteps::kSynchronize)
+    training.optimizer.synchronize(training.params);
+  optim::State state;
+  everywhere(impl_->own_comm(), [&] {
+    require_attachable(options.attachments);
+    state = training.optimizer.state();
+    require_savable(training, state);
+  });
+  require_same_replicas(impl_->own_comm(), training, state, extra, options);
+  if (options.residuals == Residuals::kMean)
+    replace_by_means(impl_->own_comm(), state);
+  Impl::Contents contents = impl_->contents(training, state, extra, options);
+  Root& to = impl_->root_at(root, options);
+  if (options.asynchronous) {
+    everywhere(impl_->own_comm(), [&] { impl_->take_snapshot(contents); });
+    report.bytes = impl_->total_bytes(contents);
+    report.path = fmt::format("{}/step-{:010}", root, training.step);
+    impl_->begin(to, std::move(contents));
+  } else {
+    const Root::Committed done = impl_->write(to, contents);
+    report.path = done.path;
+    report.bytes = done.bytes;
+  }
+  report.seconds = seconds_since(start);
+  return report;
+}
+
+void Saver::wait() { impl_->wait(); }
+
+bool Saver::is_saving() const { return impl_->is_writing; }
+
+void Saver::release_buffers() {
+  impl_->wait();
+  impl_->snapshots.clear();
+}
+
+void Saver::set_loaded_from(const LoadReport& report) {
+  impl_->root.reset();  // on all ranks; the next save makes one for this run
+  impl_->run = report.run;
+  // One that was left by a crash gets this name when it is adopted.
+  impl_->loaded_from = fmt::format("step-{:010}", report.step);
+}
+
+void Saver::go_on_with_run_in(const std::string& root) {
+  if (impl_->comm.rank() != 0) return;
+  FileSystem& files = posix_file_system();
+  try {
+    if (!files.exists(root)) return;
+    for (const FoundCheckpoint& found : find_checkpoints(files, root))
+      if (found.complete && impl_->run.empty()) impl_->run = found.manifest.run;
+  } catch (const Error& error) {
+    log(LogLevel::kDebug, error.what());  // save() will say it
+  }
+}
+
+void Saver::retain(const std::string& root, const Retention& retention) {
+  impl_->wait();
+  if (impl_->root && impl_->path == root)
+    impl_->root->retain(retention, impl_->loaded_from);
+}
+
+// A loop that calls this does not remember its run: the directory does.
+SaveReport save(const Training& training, const std::string& root,
+                const Extra& extra, const SaveOptions& options) {
+  Saver saver(training.comm);
+  saver.go_on_with_run_in(root);
+  const SaveReport report = saver.save(training, root, extra, options);
+  saver.wait();
+  return report;
+}
+
+}  // namespace thinwire::checkpoint
