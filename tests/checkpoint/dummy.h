@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/commit/root.h"
+
+/// Checkpoints of tensors that mean nothing, to watch how they are written.
+namespace thinwire::test {
+
+inline const std::string kRun(32, 'a');
+inline const std::string kOtherRun(32, 'b');
+
+/// Everything in it follows from the tag.
+struct Dummy {
+  std::int64_t step = 0;
+  std::int64_t tag = 0;
+};
+
+/// What a rank writes of it: three small tensors, on rank 0 weights and an
+/// attachment too.
+class DummyContents {
+ public:
+  DummyContents(int rank, int world, const Dummy& dummy);
+  [[nodiscard]] checkpoint::Root::Contents contents() const;
+
+ private:
+  int world_;
+  Dummy dummy_;
+  std::vector<checkpoint::PlannedFile> files_;
+  std::vector<checkpoint::Attachment> attachments_;
+};
+
+/// Element for element what a file of a dummy holds behind its header.
+[[nodiscard]] std::byte dummy_byte(const std::string& file, std::int64_t tag,
+                                   std::uint64_t offset);
+
+/// The newest checkpoint in a ROOT, read to its last byte.
+struct LoadedDummy {
+  std::optional<std::int64_t> tag{};  ///< Empty: there is none.
+  std::string problem{};              ///< What is wrong with it.
+};
+[[nodiscard]] LoadedDummy load_dummy(checkpoint::FileSystem& files,
+                                     const std::string& root);
+
+/// Collective: one save by a Root of its own.
+checkpoint::Root::Committed save_dummy(checkpoint::FileSystem& files,
+                                       comm::Communicator& comm,
+                                       const std::string& root,
+                                       const Dummy& dummy,
+                                       const std::string& run = kRun);
+
+/// Tests' own: patience of milliseconds.
+[[nodiscard]] checkpoint::Root::Options quick_options();
+
+/// THINWIRE_TEST_LONG is set: everything, for minutes.
+[[nodiscard]] bool is_long();
+
+}  // namespace thinwire::test

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+// Optimizers without an engine: layouts of awkward sizes, parameters in another
+// order, new ones and renamed ones, and what is written.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+
+#include "support/errors.h"
+#include "support/folder.h"
+#include "support/ranks.h"
+#include "thinwire/checkpoint/checkpoint.h"
+#include "thinwire/checkpoint/inspect.h"
+#include "thinwire/optim/adam.h"
+#include "thinwire/optim/data_parallel.h"
+#include "thinwire/optim/onebit_adam.h"
+
+namespace thinwire::checkpoint {
+namespace {
+
+using test::expect_error;
+using test::Folder;
+
+const SaveOptions kQuick{.durable = false};
+
+std::vector<ParameterSpec> awkward_specs() {
+  return {{"none", {0}, 0},     {"one", {1}, 1},      {"b1023", {1023}, 0},
+          {"b1024", {1024}, 1}, {"b1025", {1025}, 0}, {"last", {4097}, 1},
+          {"empty", {3, 0}, 1}};
+}
+
+// A gradient that depends on the parameter's name, not on its place.
+void fill_gradient(const ParameterLayout& layout, std::int64_t step, int rank,
+                   std::vector<float>& grads) {
+  for (const Parameter& p : layout.parameters())
+    for (std::size_t i = 0; i < p.size; ++i) {
+      const auto mixed = static_cast<unsigned>(
+          (i * 2654435761u) ^ (static_cast<unsigned>(step) * 40503u) ^
+          (static_cast<unsigned>(rank) * 9176u) ^ p.name.size() * 77u);
+      grads[p.offset + i] = static_cast<float>(mixed % 2001) / 1000.0f - 1.0f;
+    }
+}
+
+enum class Kind { kAdam, kOnebitAdam };
+
+struct Trained {
+  Trained(comm::Communicator& c, std::vector<ParameterSpec> specs, Kind kind,
+          std::size_t groups = 2)
+      : comm(c),
+        layout(ParameterLayout::of(std::move(specs), groups)),
+        params(layout.size()),
+        grads(layout.size()) {
+    if (kind == Kind::kAdam)
+      optimizer = std::make_unique<optim::DataParallel>(
+          comm, std::make_unique<optim::Adam>(layout, optim::AdamOptions{}));
+    else
+      optimizer = std::make_unique<optim::OnebitAdam>(
+          comm, layout, optim::OnebitAdamOptions{.freeze_step = 2});
+    training = std::make_unique<Training>(Training{.comm = comm,
+                                                   .layout = layout,
+                                                   .params = params,
+                                                   .optimizer = *optimizer});
+  }
+  void steps(std::int64_t count) {
+    for (; count > 0; --count) {
+      fill_gradient(layout, ++training->step, comm.rank(), grads);
+      optimizer->step(params, grads);
+    }
+  }
+  [[nodiscard]] std::vector<float> of(std::string_view name,
+                                      const std::vector<float>& all) const {
+    const Parameter& p = layout.parameter(name);
+    const auto first = all.begin() + static_cast<std::ptrdiff_t>(p.offset);
+    return {first, first + static_cast<std::ptrdiff_t>(p.size)};
+  }
+  [[nodiscard]] std::vector<float> state(const char* array) const {
+    const StateDict state = optimizer->state_dict();
+    const auto values = state.array(array).as<float>();
+    return {values.begin(), values.end()};
+  }
+
+  comm::Communicator& comm;
+  const ParameterLayout layout;
+  std::vector<float> params, grads;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  std::unique_ptr<Training> training;
+};
+
+TEST(SaveAndLoad, AwkwardSizesOnAnyNumbersOfRanks) {
+  for (const Kind kind : {Kind::kAdam, Kind::kOnebitAdam})
+    for (const int before : {1, 2, 3, 5})
+      for (const int after : {1, 2, 4}) {
+        const Folder folder;
+        std::vector<float> params;
+        std::vector<float> moments;
+        comm::run_local_ranks(before, [&](comm::Communicator& comm) {
+          Trained run(comm, awkward_specs(), kind);
+          run.steps(4);
+          static_cast<void>(save(*run.training, folder.path(), {}, kQuick));
+          if (comm.rank() != 0) return;
+          params = run.params;
+          moments = run.state("exp_avg");
+        });
+        EXPECT_TRUE(verify(folder.in("step-0000000004")).good());
+        comm::run_local_ranks(after, [&](comm::Communicator& comm) {
+          Trained run(comm, awkward_specs(), kind);
+          const LoadReport report = load(*run.training, folder.path());
+          EXPECT_EQ(report.step, 4);
+          EXPECT_EQ(report.world, before);
+          EXPECT_EQ(run.params, params);
+          EXPECT_EQ(run.state("exp_avg"), moments);
+          run.steps(2);
+          EXPECT_EQ(run.optimizer->steps(), 6);
+        });
+      }
+}
+
+TEST(SaveAndLoad, SharesThatAreReadOnceAreTheSame) {
+  const Folder folder;
+  comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+    Trained run(comm, awkward_specs(), Kind::kOnebitAdam);
+    run.steps(4);
+    static_cast<void>(save(*run.training, folder.path(), {}, kQuick));
+    Trained shared(comm, awkward_specs(), Kind::kOnebitAdam);
+    Trained alone(comm, awkward_specs(), Kind::kOnebitAdam);
+    static_cast<void>(load(*shared.training, folder.path()));
+    static_cast<void>(
+        load(*alone.training, folder.path(), {.share_reads = false}));
+    EXPECT_EQ(shared.params, run.params);
+    EXPECT_EQ(alone.params, run.params);
+    EXPECT_EQ(shared.state("exp_avg"), alone.state("exp_avg"));
+  });
+}
+
+TEST(SaveAndLoad, ParametersMayLieInAnotherOrder) {
+  for (const Kind kind : {Kind::kAdam, Kind::kOnebitAdam}) {
+    const Folder folder;
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Trained run(comm, awkward_specs(), kind);
+      run.steps(4);
+      static_cast<void>(save(*run.training, folder.path(), {}, kQuick));
+      std::vector<ParameterSpec> specs = awkward_specs();
+      std::reverse(specs.begin(), specs.end());
+      Trained other(comm, specs, kind);
+      static_cast<void>(load(*other.training, folder.path()));
+      for (const Parameter& p : run.layout.parameters()) {
+        EXPECT_EQ(other.of(p.name, other.params), run.of(p.name, run.params));
+        EXPECT_EQ(other.of(p.name, other.state("exp_avg")),
+                  run.of(p.name, run.state("exp_avg")));
+      }
+      other.steps(2);
+    });
+  }
+}
+
+TEST(SaveAndLoad, NewAndRenamedParameters) {
+  const Folder folder;
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Trained run(comm, awkward_specs(), Kind::kAdam);
+    run.steps(3);
+    static_cast<void>(save(*run.training, folder.path(), {}, kQuick));
+    std::vector<ParameterSpec> specs = awkward_specs();
+    specs[5].name = "other";
+    specs.push_back({"new", {50}, 0});
+    Trained next(comm, specs, Kind::kAdam);
+    std::ranges::fill(next.params, 7.0f);
+    const std::vector<float> before = next.params;
+    expect_error(ErrorCode::kCorruptCheckpoint,
+                 {"missing other", "missing new", "unexpected last"}, [&] {
+                   static_cast<void>(load(*next.training, folder.path()));
+                 });
+    EXPECT_EQ(next.params, before);
+    const LoadReport report =
+        load(*next.training, folder.path(),
+             {.rename = {{"last", "other"}}, .allow_missing = {"new"}});
+    EXPECT_EQ(next.of("other", next.params), run.of("last", run.params));
+    EXPECT_EQ(next.of("new", next.params), std::vector<float>(50, 7.0f));
+    EXPECT_EQ(next.of("new", next.state("exp_avg")), std::vector<float>(50));
+    bool noted = false;
+    for (const std::string& note : report.notes)
+      noted = noted || note.find("'new'") != std::string::npos;
+    EXPECT_TRUE(noted);
+    next.steps(2);
+  });
+}
+
+// After the freeze there is no variance for them: they are late until their
+// first gradient.
+TEST(SaveAndLoad, NewParametersAfterTheFreeze) {
+  const Folder folder;
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Trained run(comm, awkward_specs(), Kind::kOnebitAdam);
+    run.steps(4);
+    static_cast<void>(save(*run.training, folder.path(), {}, kQuick));
+    std::vector<ParameterSpec> specs = awkward_specs();
+    specs.insert(specs.begin() + 3, {"new", {1500}, 0});
+    Trained next(comm, specs, Kind::kOnebitAdam);
+    static_cast<void>(
+        load(*next.training, folder.path(), {.allow_missing = {"n*"}}));
+    const std::vector<float> before = next.of("new", next.params);
+    fill_gradient(next.layout, 5, comm.rank(), next.grads);
+    const Parameter& p = next.layout.parameter("new");
+    std::fill_n(&next.grads[p.offset], p.size, 0.0f);
+    const optim::StepReport silent =
+        next.optimizer->step(next.params, next.grads);
+    EXPECT_EQ(silent.masked, p.size);
+    EXPECT_EQ(next.of("new", next.params), before);
+
+    fill_gradient(next.layout, 6, comm.rank(), next.grads);
+    const optim::StepReport first =
+        next.optimizer->step(next.params, next.grads);
+    EXPECT_GT(first.revived, p.size - 3);  // some gradients are 0
+    for (const float value : next.params) EXPECT_TRUE(std::isfinite(value));
+    EXPECT_NE(next.of("new", next.params), before);
+  });
+}
+
+// Parameters, moments and what little there is beside them; once, whatever the
+// number of ranks.
+TEST(SaveAndLoad, EveryByteIsWrittenOnce) {
+  std::vector<std::uint64_t> bytes;
+  for (const int world : {1, 2, 4}) {
+    const Folder folder;
+    comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+      Trained run(comm, {{"w", {100000}, 0}}, Kind::kAdam, 1);
+      run.steps(1);
+      const SaveReport report = save(*run.training, folder.path(), {}, kQuick);
+      if (comm.rank() == 0) bytes.push_back(report.bytes);
+    });
+    constexpr std::uint64_t kValues = 3 * 100000 * sizeof(float);
+    const auto files = static_cast<std::uint64_t>(world) + 1;
+    EXPECT_GE(bytes.back(), kValues);
+    EXPECT_LE(bytes.back(), kValues + files * 3 * 4096);
+  }
+}
+
+TEST(SaveAndLoad, SaverKeepsItsRunAndItsLock) {
+  const Folder folder;
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Trained run(comm, awkward_specs(), Kind::kAdam);
+    {
+      Saver saver(comm);
+      for (int i = 0; i < 4; ++i) {
+        run.steps(1);
+        static_cast<void>(saver.save(*run.training, folder.path(), {}, kQuick));
+        saver.retain(folder.path(), {.keep_last = 2, .keep_every = 0});
+      }
+      Saver second(comm);
+      expect_error(ErrorCode::kFailedPrecondition, {"pid"}, [&] {
+        static_cast<void>(
+            second.save(*run.training, folder.path(), {}, kQuick));
+      });
+    }
+    const std::vector<Description> all = inspect(folder.path());
+    ASSERT_EQ(all.size(), 2u);
+    EXPECT_EQ(all[0].step, 4);
+    EXPECT_EQ(all[1].step, 3);
+    EXPECT_EQ(all[0].run, all[1].run);
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::checkpoint
