@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "core/duration.h"
 #include "core/require.h"
 
 namespace thinwire::config {
@@ -114,6 +115,24 @@ void Reader::field(std::string_view name, int& value,
   value = static_cast<int>(read);
 }
 
+void Reader::text(std::string_view name, std::string& value) const {
+  if (!has(name)) return;
+  const Json& json = *object_->find(name);
+  if (!json.is(Json::Kind::kText) || json.text.empty())
+    reject(name, "a text that is not empty");
+  value = json.text;
+}
+
+void Reader::duration(std::string_view name,
+                      std::chrono::milliseconds& value) const {
+  if (!has(name)) return;
+  const Json& json = *object_->find(name);
+  const auto read =
+      json.is(Json::Kind::kText) ? duration_from(json.text) : std::nullopt;
+  if (!read) reject(name, kDurations);
+  value = *read;
+}
+
 void Reader::pair(std::string_view name, double& first, double& second,
                   const Limits& limits) const {
   if (!has(name)) return;
@@ -162,6 +181,15 @@ void Writer::field(std::string_view name, int value,
 
 void Writer::field(std::string_view name, std::string_view value) const {
   object_->add(std::string(name), Json::of(value));
+}
+
+void Writer::text(std::string_view name, std::string_view value) const {
+  if (!value.empty()) field(name, value);
+}
+
+void Writer::duration(std::string_view name,
+                      std::chrono::milliseconds value) const {
+  if (value.count() != 0) field(name, to_text(value));
 }
 
 void Writer::pair(std::string_view name, double first, double second,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -62,6 +63,10 @@ class Reader {
   void field(std::string_view name, std::size_t& value,
              const Limits& limits) const;
   void field(std::string_view name, int& value, const Limits& limits) const;
+  /// As it stands, capitals and all.
+  void text(std::string_view name, std::string& value) const;
+  /// "10min": see duration_from().
+  void duration(std::string_view name, std::chrono::milliseconds& value) const;
   /// Two numbers in an array.
   void pair(std::string_view name, double& first, double& second,
             const Limits& limits) const;
@@ -118,6 +123,9 @@ class Writer {
              const Limits& = {}) const;
   void field(std::string_view name, int value, const Limits& = {}) const;
   void field(std::string_view name, std::string_view value) const;
+  /// Empty ones, and durations of 0, are left out.
+  void text(std::string_view name, std::string_view value) const;
+  void duration(std::string_view name, std::chrono::milliseconds value) const;
   void pair(std::string_view name, double first, double second,
             const Limits& = {}) const;
   template <class T>

@@ -181,6 +181,17 @@ void own_fields(const Archive& own, AnyConfig& c) {
   own.choice("buffers", c.buffers, Choices<Buffers>(kBuffers));
 }
 
+/// thinwire.checkpoint.
+template <class Archive, class Checkpoint>
+void checkpoint_fields(const Archive& section, Checkpoint& c) {
+  section.text("root", c.root);
+  section.field("every_steps", c.every_steps, kNotNegative);
+  section.duration("every", c.every);
+  section.field("keep_last", c.keep_last, kNotNegative);
+  section.field("keep_every", c.keep_every, kNotNegative);
+  section.field("asynchronous", c.asynchronous);
+}
+
 /// The top level's single keys.
 template <class Archive, class AnyConfig>
 void general_fields(const Archive& file, AnyConfig& c) {

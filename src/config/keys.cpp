@@ -23,8 +23,6 @@ constexpr std::string_view kStage3 = "of stage 3, which is rejected";
 constexpr std::string_view kFp32Sums =
     "sums are formed in fp32 and divided once, so no part of them overflows";
 constexpr std::string_view kMeasures = "a report of DeepSpeed's; not written";
-constexpr std::string_view kNoCheckpoints =
-    "of checkpoint files, which this version does not write";
 constexpr std::string_view kNoMomentum = "the momentum does not cycle";
 
 constexpr KeyRule kRules[] = {
@@ -227,13 +225,13 @@ constexpr KeyRule kRules[] = {
      KeyValue::kBoolean},
     {"zero_optimization.load_from_fp32_weights",
      kIgnored,
-     kNoCheckpoints,
+     "masters are what was saved in fp32, where there is such",
      {},
      {},
      KeyValue::kBoolean},
     {"zero_optimization.elastic_checkpoint",
      kIgnored,
-     kNoCheckpoints,
+     "every checkpoint fits any number of ranks",
      {},
      {},
      KeyValue::kBoolean},
@@ -366,14 +364,14 @@ constexpr KeyRule kRules[] = {
     {"checkpoint.tag_validation", kIgnored,
      "ranks always agree on what they save"},
     {"checkpoint.use_node_local_storage", kIgnored,
-     "the path is chosen when saving"},
+     "all ranks save into one directory, which they share"},
     {"checkpoint.parallel_write", kIgnored, "every rank writes its own part"},
     {"checkpoint.writer", kIgnored, "there is one way to write"},
     {"checkpoint.checkpoint_serialization", kIgnored,
      "there is one way to write"},
     {"checkpoint.load_universal",
      kRejected,
-     "DeepSpeed's universal checkpoints are not read",
+     "DeepSpeed's checkpoints are not read; Thinwire's fit any number of ranks",
      {},
      "false"},
     {"aio", kIgnored, "of NVMe offload, which is rejected"},
@@ -423,7 +421,7 @@ constexpr KeyRule kRules[] = {
     {"compile", kRejected, "DeepCompile is not supported", {}, kDisabled},
     {"elasticity",
      kRejected,
-     "the number of ranks is fixed in a run",
+     "the number of ranks is fixed in a run; a checkpoint fits any other",
      {},
      kDisabled},
     {"autotuning", kRejected, "settings are taken as they are", {}, kDisabled},
@@ -441,6 +439,18 @@ constexpr KeyRule kRules[] = {
     {"thinwire.buffers", kSupported,
      "`broadcast` (rank 0's, the default), `average`, `as_they_are`: a "
      "module's buffers, at the start and in evaluations"},
+    {"thinwire.checkpoint.root", kSupported,
+     "directory of a run's checkpoints; absent: the program's choice"},
+    {"thinwire.checkpoint.every_steps", kSupported,
+     "steps from one checkpoint to the next; 0: not by steps"},
+    {"thinwire.checkpoint.every", kSupported,
+     "time from one checkpoint to the next: `10min`; absent: not by time"},
+    {"thinwire.checkpoint.keep_last", kSupported,
+     "newest checkpoints that stay; 0: all; default 2"},
+    {"thinwire.checkpoint.keep_every", kSupported,
+     "and those of every N-th step; 0: none"},
+    {"thinwire.checkpoint.asynchronous", kSupported,
+     "written while training goes on; default true"},
     {"thinwire.check_grad_overflow", kSupported,
      "fp32: skip steps that are not finite"},
     {"thinwire.initial_loss_scale", kSupported,

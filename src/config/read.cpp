@@ -72,7 +72,9 @@ Config Config::from_json(std::string_view text, std::vector<KeyNote>* notes,
 
   Config config;
   read_general(file, config);
-  own_fields(file.section("thinwire"), config);
+  const Reader own = file.section("thinwire");
+  own_fields(own, config);
+  checkpoint_fields(own.section("checkpoint"), config.checkpoint);
   read_optimizer(file, config);
   read_precision(file, config, met);
   read_schedule(file, config);

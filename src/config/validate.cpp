@@ -5,6 +5,7 @@
 
 #include "config/checks.h"
 #include "config/keys.h"
+#include "core/duration.h"
 #include "core/require.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/deepspeed/loss_scaler.h"
@@ -108,6 +109,14 @@ void check_zero(const Config& config) {
           "zero.offload_optimizer", "none with deepspeed semantics", "cpu");
 }
 
+void check_checkpoint(const CheckpointConfig& c) {
+  require(c.every_steps >= 0, "checkpoint.every_steps", ">= 0", c.every_steps);
+  require(c.every.count() >= 0 && c.every <= std::chrono::hours(1000),
+          "checkpoint.every", "in 0 .. 1000h", to_text(c.every));
+  require(c.keep_last >= 0, "checkpoint.keep_last", ">= 0", c.keep_last);
+  require(c.keep_every >= 0, "checkpoint.keep_every", ">= 0", c.keep_every);
+}
+
 }  // namespace
 
 void check_without_ranks(const Config& config) {
@@ -131,6 +140,7 @@ void check_without_ranks(const Config& config) {
   check_precision(config);
   config.schedule.validate();
   check_zero(config);
+  check_checkpoint(config.checkpoint);
   for (const auto& [name, text] : config.other_objects)
     require(!is_known_key(name), "other_objects", "named as no key is",
             fmt::format("'{}'", name));

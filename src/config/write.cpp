@@ -32,6 +32,10 @@ std::string Config::to_json() const {
     file.choice("communication_data_type", *communication_dtype,
                 Choices<DType>(kDtypes));
   own_fields(own, *this);
+  if (checkpoint != CheckpointConfig{}) {
+    const Writer section = own.section("checkpoint");
+    checkpoint_fields(section, checkpoint);
+  }
   write_optimizer(file, own, *this);
   write_precision(file, own, *this);
   write_zero(file, zero);

@@ -3,6 +3,7 @@
 
 #include <rapidcheck.h>
 
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -191,8 +192,18 @@ inline ZeroConfig any_zero() {
               any_bool() ? OffloadDevice::kNone : OffloadDevice::kCpu};
 }
 
+inline CheckpointConfig any_checkpoint() {
+  return {.root = any_bool() ? "" : "Out/a b",
+          .every_steps = any_count(0),
+          .every = std::chrono::milliseconds(any_count(0, 3'600'000'001)),
+          .keep_last = any_count(0),
+          .keep_every = any_count(0),
+          .asynchronous = any_bool()};
+}
+
 inline Config any_config() {
   Config c;
+  if (any_bool()) c.checkpoint = any_checkpoint();
   c.optimizer = any_optimizer();
   c.precision = any_precision();
   c.gradient_clipping = any_real(0, 5);

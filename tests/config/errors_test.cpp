@@ -41,6 +41,17 @@ const Refusal kRefusals[] = {
      {"'zero_optimization.offload_optimizer.pinmemory'", "'pin_memory'?"}},
     {R"({"thinwire": {"bucket_element": 1}})", {"'bucket_elements'?"}},
     {R"({"": 1})", {"unknown key"}},
+    {R"({"thinwire": {"checkpoint": {"keep_lats": 1}}})", {"'keep_last'?"}},
+    {R"({"thinwire": {"checkpoint": {"every": 600}}})",
+     {"thinwire.checkpoint.every must be a positive integer with a unit ms, s, "
+      "min or h",
+      "got 600"}},
+    {R"({"thinwire": {"checkpoint": {"every": "10 minutes"}}})",
+     {"thinwire.checkpoint.every", "10 minutes"}},
+    {R"({"thinwire": {"checkpoint": {"root": ["out"]}}})",
+     {"thinwire.checkpoint.root must be a text that is not empty"}},
+    {R"({"thinwire": {"checkpoint": {"keep_last": -1}}})",
+     {"thinwire.checkpoint.keep_last", ">= 0", "-1"}},
     // Keys of another type of optimizer.
     {R"({"optimizer": {"type": "Adam", "params": {"freeze_step": 8}}})",
      {"optimizer.params.freeze_step is of OneBitAdam, OneBitLamb, not of "

@@ -20,6 +20,12 @@ using nlohmann::json;
 
 // A value of every supported key that changes what is read from base_file().
 const std::map<std::string_view, json> kSamples = {
+    {"thinwire.checkpoint.root", "out/Checkpoints"},
+    {"thinwire.checkpoint.every_steps", 500},
+    {"thinwire.checkpoint.every", "10min"},
+    {"thinwire.checkpoint.keep_last", 3},
+    {"thinwire.checkpoint.keep_every", 5000},
+    {"thinwire.checkpoint.asynchronous", false},
     {"train_batch_size", 8},
     {"train_micro_batch_size_per_gpu", 8},
     {"gradient_accumulation_steps", 2},

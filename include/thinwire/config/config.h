@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -90,6 +91,19 @@ struct CommConfig {
   bool operator==(const CommConfig&) const = default;
 };
 
+/// Where and when a program saves checkpoints, if it does: for
+/// engine::checkpointer_options(). DeepSpeed's files say nothing of it.
+struct CheckpointConfig {
+  std::string root{};            ///< Directory; empty: the program's choice.
+  std::int64_t every_steps = 0;  ///< >= 0; 0: not by steps.
+  std::chrono::milliseconds every{0};  ///< In [0, 1000h]; 0: not by time.
+  std::int64_t keep_last = 2;          ///< Newest ones that stay, >= 0; 0: all.
+  std::int64_t keep_every = 0;         ///< And those of every N-th step, >= 0.
+  bool asynchronous = true;            ///< Written while training goes on.
+
+  bool operator==(const CheckpointConfig&) const = default;
+};
+
 /// Samples per step; train = micro * accumulation_steps * world size.
 struct BatchSizes {
   std::int64_t train = 0;  ///< Of all ranks; 0: not given.
@@ -154,6 +168,7 @@ struct Config {
   LearningRateSchedule schedule{};
   ZeroConfig zero{};
   CommConfig comm{};
+  CheckpointConfig checkpoint{};
   Buffers buffers = Buffers::kBroadcast;
   std::int64_t steps_per_print = 0;  ///< Steps per line of a log; 0: none.
   Semantics semantics = Semantics::kCorrected;
