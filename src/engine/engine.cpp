@@ -126,6 +126,10 @@ const optim::Optimizer& Engine::optimizer() const noexcept {
   return impl_->optimizer();
 }
 
+comm::Communicator& Engine::communicator() const noexcept {
+  return impl_->comm;
+}
+
 void Engine::set_learning_rate(std::size_t group, double learning_rate) {
   impl_->rates.set(impl_->optimizer(), group, learning_rate);
 }

@@ -34,7 +34,8 @@ struct Engine::Impl final : optim::GradientSink {
         accumulation_steps(settings.batch(c.size()).accumulation_steps),
         has_gradient_array(keeps_gradients(settings, c.size())),
         rates(settings.schedule),
-        marks(layout) {}
+        marks(layout),
+        saver(c) {}
 
   comm::Communicator& comm;
   const ParameterLayout layout;
@@ -62,8 +63,15 @@ struct Engine::Impl final : optim::GradientSink {
   comm::Counters counters;  // at the window's first backward
   std::chrono::steady_clock::time_point backward_began;
 
+  // ---- checkpoints: engine_checkpoint.cpp
+  std::function<Others()> others;  // empty: there are none
+  [[nodiscard]] checkpoint::Training training();
+  void require_between_windows(const char* what) const;
+  void go_on_from(const checkpoint::LoadReport& loaded);
+
   // Goes first, and waits for what it has under way in the memory above.
   OptimizerStack made;
+  checkpoint::Saver saver;  // waits for a save under way
 
   /// Collective.
   void make_optimizer(ConstView initial);

@@ -80,6 +80,15 @@ void LearningRates::load(const StateDict& state,
     if (!std::isnan(rates[g])) by_hand_[g] = rates[g];
 }
 
+void LearningRates::restore(optim::Optimizer& optimizer,
+                            std::vector<std::optional<double>> by_hand) {
+  by_hand_ = std::move(by_hand);
+  for (std::size_t g = 0; g < base_.size(); ++g)
+    optimizer.set_learning_rate(g, by_hand_[g].value_or(base_[g]));
+  for (std::size_t g = 0; g < base_.size(); ++g)
+    applied_[g] = optimizer.learning_rate(g);
+}
+
 void LearningRates::require_loadable(const StateDict& state) const {
   if (!state.has_array(kKey)) return;
   for (const double rate :

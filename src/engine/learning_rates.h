@@ -32,6 +32,12 @@ class LearningRates {
 
   /// What was set by hand.
   void save(StateDict& state) const;
+  [[nodiscard]] const std::vector<std::optional<double>>& by_hand() const {
+    return by_hand_;
+  }
+  /// Takes it back, and begins with the rates of `optimizer`'s options again.
+  void restore(optim::Optimizer& optimizer,
+               std::vector<std::optional<double>> by_hand);
   /// Error(kCorruptCheckpoint) where load() would not do.
   void require_loadable(const StateDict& state) const;
   /// `optimizer` has been loaded.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <set>
+#include <utility>
 
 #include "engine/by_hand.h"
 
@@ -33,12 +34,14 @@ inline config::Config zero_config(const Sharding& sharding,
   return config;
 }
 
-/// As Driven; gradients have an array where the Engine keeps them.
+/// As Driven; gradients have an array where the Engine keeps them. Without ZeRO
+/// too.
 class Sharded {
  public:
   Sharded(comm::Communicator& c, const config::Config& config,
-          bool from_floats = true)
-      : comm(c),
+          bool from_floats = true, ParameterLayout of = model_layout())
+      : layout(std::move(of)),
+        comm(c),
         keeps(keeps_gradients(config, c.size())),
         params(layout.size(), config.precision.dtype),
         grads(keeps ? layout.size() : 0, config.precision.dtype),
@@ -82,7 +85,7 @@ class Sharded {
     return all;
   }
 
-  const ParameterLayout layout = model_layout();
+  const ParameterLayout layout;
   comm::Communicator& comm;
   const bool keeps;
   Buffer params;

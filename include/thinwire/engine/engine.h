@@ -3,12 +3,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "thinwire/checkpoint/checkpoint.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/config/config.h"
 #include "thinwire/core/parameter_layout.h"
@@ -78,6 +81,9 @@ class Engine {
   [[nodiscard]] const config::Config& config() const noexcept;
   /// To look at.
   [[nodiscard]] const optim::Optimizer& optimizer() const noexcept;
+  /// That of construction. For exchanges between two windows; all ranks must
+  /// make the same.
+  [[nodiscard]] comm::Communicator& communicator() const noexcept;
 
   // ---- learning rates; local, so all ranks must do the same
   /// From the next step on this group, or every group, has this rate, whatever
@@ -156,6 +162,40 @@ class Engine {
   /// With ZeRO this rank's shard, and loading is collective.
   [[nodiscard]] StateDict state_dict() const;
   void load_state_dict(const StateDict& state);
+
+  // ---- checkpoints; collective. Error(kFailedPrecondition) inside a window of
+  // accumulation and in an evaluation
+  /// Writes ROOT/step-<steps applied>, all of it or nothing; see
+  /// checkpoint::save(). Asynchronous saves are this engine's: the next one and
+  /// the destructor wait for the one before.
+  checkpoint::SaveReport save(const std::string& root,
+                              const checkpoint::Extra& extra = {},
+                              const checkpoint::SaveOptions& options = {});
+  /// Goes on from a checkpoint, or from the newest one in a directory of them;
+  /// see checkpoint::load(). Saved by as many ranks, the run goes on with the
+  /// same bits. This engine's configuration holds: where it differs from the
+  /// saved one, the report has a note. Learning rates set by hand are part of
+  /// the checkpoint.
+  checkpoint::LoadReport load(const std::string& path,
+                              const checkpoint::LoadOptions& options = {});
+  /// As load(), or nothing where there is no complete checkpoint yet.
+  std::optional<checkpoint::LoadReport> resume(
+      const std::string& path, const checkpoint::LoadOptions& options = {});
+  /// Until the asynchronous save under way is done; throws why it failed.
+  void wait_for_save();
+  [[nodiscard]] bool is_saving() const;
+  /// The memory of asynchronous saves, which is kept for the next one.
+  void release_save_buffers();
+  /// Removes checkpoints of this run from ROOT that `which` does not keep.
+  void retain(const std::string& root, const checkpoint::Retention& which);
+
+  /// Tensors beside the parameters, which saves write and loads fill.
+  struct Others {
+    std::vector<checkpoint::OtherTensor> tensors{};
+    std::vector<std::pair<std::string, std::string>> aliases{};
+  };
+  /// Asked for at every save and load; local. Empty: there are none.
+  void set_others(std::function<Others()> others);
 
   struct Impl;
 

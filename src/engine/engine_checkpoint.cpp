@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <map>
+#include <utility>
+
+#include "core/json.h"
+#include "engine/engine_impl.h"
+#include "thinwire/comm/agreement.h"
+#include "thinwire/core/log.h"
+
+namespace thinwire::engine {
+
+namespace {
+
+// Every value of a configuration by its path: "optimizer.lr".
+void flatten(const Json& value, const std::string& path,
+             std::map<std::string, std::string>& values) {
+  if (!value.is(Json::Kind::kObject)) {
+    values[path] = brief_json(value);
+    return;
+  }
+  for (const auto& [name, member] : value.members)
+    flatten(member, path.empty() ? name : path + '.' + name, values);
+}
+
+// A line for each setting that is another one now.
+std::vector<std::string> changed_settings(const std::string& saved,
+                                          const std::string& present) {
+  std::map<std::string, std::string> before;
+  std::map<std::string, std::string> now;
+  if (saved.empty()) return {};
+  flatten(parse_json(saved), "", before);
+  flatten(parse_json(present), "", now);
+  std::vector<std::string> lines;
+  for (const auto& [name, value] : now) {
+    const auto old = before.find(name);
+    if (old == before.end() || old->second != value)
+      lines.push_back(
+          fmt::format("{} is {} now, and was {}", name, value,
+                      old == before.end() ? "not set" : old->second));
+  }
+  for (const auto& [name, value] : before)
+    if (now.count(name) == 0)
+      lines.push_back(
+          fmt::format("{} is not set now, and was {}", name, value));
+  return lines;
+}
+
+// Groups are the program's, and no configuration file has them.
+std::string text_of(config::Config config) {
+  std::visit([](auto& options) { options.groups.clear(); }, config.optimizer);
+  return config.to_json();
+}
+
+std::string rate_key(std::size_t group) {
+  return fmt::format("learning_rate/{}", group);
+}
+
+}  // namespace
+
+void Engine::Impl::require_between_windows(const char* what) const {
+  if (window->backwards() > 0 || window->in_backward())
+    refuse(fmt::format("{}: inside a window of accumulation; call step() first",
+                       what));
+  if (in_evaluation)
+    refuse(fmt::format("{}: in an evaluation; end it first", what));
+}
+
+checkpoint::Training Engine::Impl::training() {
+  checkpoint::Training all{
+      .comm = comm,
+      .layout = layout,
+      .params = params,
+      .optimizer = optimizer(),
+      .step = steps,
+      .scalars = {},
+      .zero_stage = static_cast<int>(config.zero.stage),
+      .semantics = std::string(to_string(config.semantics)),
+      .config = text_of(config)};
+  all.scalars.put_integer("engine_steps", steps);
+  const auto& by_hand = rates.by_hand();
+  for (std::size_t g = 0; g < by_hand.size(); ++g)
+    if (by_hand[g]) all.scalars.put_real(rate_key(g), *by_hand[g]);
+  if (others) {
+    Others beside = others();
+    all.others = std::move(beside.tensors);
+    all.aliases = std::move(beside.aliases);
+  }
+  return all;
+}
+
+// The optimizer has the saved run's rates; this run's hold, but for those that
+// somebody has set.
+void Engine::Impl::go_on_from(const checkpoint::LoadReport& loaded) {
+  std::vector<std::optional<double>> by_hand(optimizer().num_groups());
+  for (std::size_t g = 0; g < by_hand.size(); ++g)
+    if (loaded.scalars.has_scalar(rate_key(g)))
+      by_hand[g] = loaded.scalars.real(rate_key(g));
+  rates.restore(optimizer(), std::move(by_hand));
+  steps = loaded.scalars.has_scalar("engine_steps")
+              ? loaded.scalars.integer("engine_steps")
+              : loaded.step;
+  saver.set_loaded_from(loaded);
+}
+
+checkpoint::SaveReport Engine::save(const std::string& root,
+                                    const checkpoint::Extra& extra,
+                                    const checkpoint::SaveOptions& options) {
+  comm::require_everywhere(impl_->comm,
+                           [this] { impl_->require_between_windows("save"); });
+  return impl_->exchange([&] {
+    return impl_->saver.save(impl_->training(), root, extra, options);
+  });
+}
+
+std::optional<checkpoint::LoadReport> Engine::resume(
+    const std::string& path, const checkpoint::LoadOptions& options) {
+  comm::require_everywhere(impl_->comm,
+                           [this] { impl_->require_between_windows("load"); });
+  impl_->saver.wait();
+  const checkpoint::Training training = impl_->training();
+  auto loaded = impl_->exchange(
+      [&] { return checkpoint::resume(training, path, options); });
+  if (!loaded) return loaded;
+  impl_->marks.forget();
+  if (options.what != checkpoint::What::kAll) return loaded;
+  impl_->go_on_from(*loaded);
+  for (std::string& line : changed_settings(loaded->config, training.config)) {
+    if (impl_->comm.rank() == 0) log(LogLevel::kInfo, line);
+    loaded->notes.push_back(std::move(line));
+  }
+  return loaded;
+}
+
+checkpoint::LoadReport Engine::load(const std::string& path,
+                                    const checkpoint::LoadOptions& options) {
+  auto loaded = resume(path, options);
+  if (!loaded)
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("{}: there is no complete checkpoint", path));
+  return std::move(*loaded);
+}
+
+void Engine::wait_for_save() { impl_->saver.wait(); }
+
+bool Engine::is_saving() const { return impl_->saver.is_saving(); }
+
+void Engine::release_save_buffers() { impl_->saver.release_buffers(); }
+
+void Engine::retain(const std::string& root,
+                    const checkpoint::Retention& which) {
+  impl_->saver.retain(root, which);
+}
+
+void Engine::set_others(std::function<Others()> others) {
+  impl_->others = std::move(others);
+}
+
+}  // namespace thinwire::engine

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Saves that are written while training goes on.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdint>
+#include <filesystem>
+#include <iterator>
+#include <limits>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "engine/by_hand.h"
+#include "support/errors.h"
+#include "support/folder.h"
+#include "support/ranks.h"
+#include "thinwire/core/memory.h"
+
+namespace thinwire::engine {
+
+namespace {
+
+namespace fs = std::filesystem;
+using test::Driven;
+using test::floats;
+using thinwire::test::expect_error;
+
+config::Config config_of(const std::string& optimizer) {
+  return {.optimizer = test::optimizer_case(optimizer)};
+}
+
+void step(Driven& driven, std::int64_t t) {
+  driven.backward({.step = t});
+  static_cast<void>(driven.engine.step());
+}
+
+// What save() has taken is what is loaded, whatever happens to the parameters
+// and states from then on.
+TEST(AsynchronousSave, HasNothingThatCameLater) {
+  for (const char* optimizer : {"adam", "onebit_adam", "zero_one_adam"}) {
+    const thinwire::test::Folder folder;
+    const std::string root = folder.in(optimizer);
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Driven driven(comm, config_of(optimizer));
+      Driven plain(comm, config_of(optimizer));
+      Driven loaded(comm, config_of(optimizer));
+      for (std::int64_t t = 1; t <= 6; ++t) {
+        step(driven, t);
+        step(plain, t);
+        const checkpoint::SaveReport report = driven.engine.save(
+            root, {}, {.asynchronous = true, .durable = false});
+        EXPECT_EQ(report.step, t);
+        // Steps that never were, and parameters that are no numbers.
+        step(driven, 100 + t);
+        const auto params = driven.params.as<float>();
+        std::fill(params.begin(), params.end(),
+                  std::numeric_limits<float>::quiet_NaN());
+        driven.engine.wait_for_save();
+        EXPECT_FALSE(driven.engine.is_saving());
+        static_cast<void>(loaded.engine.load(report.path));
+        ASSERT_EQ(floats(loaded.params.view()), floats(plain.params.view()));
+        static_cast<void>(driven.engine.load(report.path));
+        ASSERT_EQ(floats(driven.params.view()), floats(plain.params.view()));
+      }
+    });
+  }
+}
+
+std::size_t entries(const char* directory) {
+  const fs::directory_iterator all(directory);
+  return static_cast<std::size_t>(std::distance(begin(all), end(all)));
+}
+
+TEST(AsynchronousSave, KeepsTheMemoryOfTwoForFifty) {
+  const thinwire::test::Folder folder;
+  comm::run_local_ranks(1, [&](comm::Communicator& comm) {
+    Driven driven(comm, config_of("onebit_adam"));
+    const auto save = [&](std::int64_t t) {
+      step(driven, t);
+      static_cast<void>(driven.engine.save(
+          folder.path(), {}, {.asynchronous = true, .durable = false}));
+      driven.engine.wait_for_save();
+    };
+    const auto before = memory_use().now;
+    for (std::int64_t t = 1; t <= 10; ++t) save(t);  // past the freeze
+    const auto bytes = memory_use().now;
+    const std::size_t files = entries("/proc/self/fd");
+    const std::size_t threads = entries("/proc/self/task");
+    for (std::int64_t t = 11; t <= 58; ++t) save(t);
+    EXPECT_EQ(memory_use().now, bytes);
+    EXPECT_EQ(entries("/proc/self/fd"), files);
+    EXPECT_EQ(entries("/proc/self/task"), threads);
+    driven.engine.release_save_buffers();
+    const auto other = static_cast<std::size_t>(MemoryKind::kOther);
+    EXPECT_GT(bytes[other], memory_use().now[other]);
+    EXPECT_EQ(memory_use().now[other], before[other]);
+  });
+}
+
+// Files of this process may not grow beyond so many bytes, as if a disk were
+// full.
+class SmallFiles {
+ public:
+  explicit SmallFiles(rlim_t bytes) : signal_(std::signal(SIGXFSZ, SIG_IGN)) {
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit now{bytes, before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &now);
+  }
+  ~SmallFiles() {
+    setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, signal_);
+  }
+  SmallFiles(const SmallFiles&) = delete;
+  SmallFiles& operator=(const SmallFiles&) = delete;
+
+ private:
+  void (*signal_)(int);
+  rlimit before_{};
+};
+
+TEST(AsynchronousSave, FailsOnceOnAllRanksAndTheNextOneWorks) {
+  for (const bool by_save : {false, true}) {
+    const thinwire::test::Folder folder;
+    const std::string root = folder.path();
+    comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+      Driven driven(comm, config_of("adam"));
+      const checkpoint::SaveOptions how{.asynchronous = true, .durable = false};
+      const auto save = [&] {
+        static_cast<void>(driven.engine.save(root, {}, how));
+      };
+      step(driven, 1);
+      save();
+      driven.engine.wait_for_save();
+      step(driven, 2);
+      comm.barrier();
+      std::optional<SmallFiles> full;
+      if (comm.rank() == 0) full.emplace(50'000);
+      comm.barrier();
+      save();
+      while (driven.engine.is_saving()) std::this_thread::yield();
+      comm.barrier();
+      full.reset();
+      comm.barrier();
+      step(driven, 3);
+      expect_error(ErrorCode::kUnavailable, {"rank ", root, "File too large"},
+                   [&] {
+                     if (by_save)
+                       save();
+                     else
+                       driven.engine.wait_for_save();
+                   });
+      driven.engine.wait_for_save();  // once
+      EXPECT_EQ(driven.engine.load(root).step, 1);
+      step(driven, 2);
+      save();
+      driven.engine.wait_for_save();
+      EXPECT_EQ(driven.engine.load(root).step, 2);
+    });
+  }
+}
+
+}  // namespace
+
+}  // namespace thinwire::engine

@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: Apache-2.0
+// When runs are saved, what stays, and how signals stop them.
+#include "thinwire/engine/checkpointer.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "engine/by_hand.h"
+#include "support/errors.h"
+#include "support/folder.h"
+#include "support/ranks.h"
+#include "thinwire/checkpoint/inspect.h"
+#include "thinwire/core/log.h"
+
+namespace thinwire::engine {
+
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+using test::Driven;
+using thinwire::test::expect_error;
+
+config::Config config_of(const std::string& optimizer) {
+  return {.optimizer = test::optimizer_case(optimizer)};
+}
+
+class Checkpoints : public ::testing::Test {
+ protected:
+  Checkpoints() {
+    set_log_sink([this](LogLevel level, std::string_view text) {
+      lines.push_back(fmt::format("{}: {}", to_string(level), text));
+    });
+  }
+  ~Checkpoints() override { set_log_sink({}); }
+
+  // The steps of the complete ones.
+  [[nodiscard]] std::set<std::int64_t> steps() const {
+    std::set<std::int64_t> steps;
+    if (!fs::exists(root)) return steps;
+    for (const auto& its : checkpoint::inspect(root.string()))
+      if (its.complete) steps.insert(its.step);
+    return steps;
+  }
+  [[nodiscard]] std::size_t lines_with(std::string_view part) const {
+    return static_cast<std::size_t>(
+        std::count_if(lines.begin(), lines.end(), [part](const auto& line) {
+          return line.find(part) != std::string::npos;
+        }));
+  }
+  [[nodiscard]] CheckpointerOptions options() const {
+    return {.root = root.string(),
+            .keep_last = 0,
+            .asynchronous = false,
+            .save = {.durable = false}};
+  }
+
+  const thinwire::test::Folder folder;
+  const fs::path root = folder.in("checkpoints");
+  std::vector<std::string> lines;  // Called by one at a time.
+};
+
+EngineReport step(Driven& driven, std::int64_t t, bool overflows = false) {
+  driven.backward({.step = t, .overflows = overflows});
+  return driven.engine.step();
+}
+
+TEST_F(Checkpoints, AreSavedEverySoManySteps) {
+  for (const bool asynchronous : {false, true})
+    for (const int world : {1, 3}) {
+      fs::remove_all(root);
+      lines.clear();
+      comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+        Driven driven(comm, config_of("adam"));
+        CheckpointerOptions how = options();
+        how.every_steps = 3;
+        how.asynchronous = asynchronous;
+        Checkpointer checkpointer(driven.engine, how);
+        for (std::int64_t t = 1; t <= 7; ++t)
+          checkpointer.after_step(step(driven, t));
+        checkpointer.finish();
+        EXPECT_EQ(checkpointer.totals().saves, 3);
+        EXPECT_EQ(checkpointer.totals().failed, 0);
+        EXPECT_GT(checkpointer.totals().held_seconds, 0);
+        EXPECT_EQ(checkpointer.totals().newest,
+                  (root / "step-0000000007").string());
+        checkpointer.finish();  // nothing is new
+        EXPECT_EQ(checkpointer.totals().saves, 3);
+        EXPECT_FALSE(checkpointer.stop_requested());
+      });
+      EXPECT_EQ(steps(), (std::set<std::int64_t>{3, 6, 7}));
+      EXPECT_EQ(lines.size(), 3u) << "of rank 0";
+      EXPECT_EQ(lines_with("info: saved " + root.string()), 3u);
+      EXPECT_EQ(lines_with("training held for"), 3u);
+    }
+}
+
+TEST_F(Checkpoints, CountAppliedStepsAlone) {
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    config::Config config = config_of("adam");
+    config.precision.dtype = DType::kFloat16;
+    config.precision.loss_scale.initial_scale = 1024;
+    Driven driven(comm, config);
+    CheckpointerOptions how = options();
+    how.every_steps = 2;
+    Checkpointer checkpointer(driven.engine, how);
+    for (std::int64_t t = 1; t <= 7; ++t)  // applied: 1, 2, 5, 6
+      checkpointer.after_step(step(driven, t, t == 3 || t == 4 || t == 7));
+    EXPECT_EQ(checkpointer.totals().saves, 2);
+  });
+  EXPECT_EQ(steps(), (std::set<std::int64_t>{2, 4}));
+}
+
+TEST_F(Checkpoints, AreNotDueAtOnceInAResumedRun) {
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    CheckpointerOptions how = options();
+    how.every_steps = 4;
+    for (const std::int64_t first : {1, 6}) {
+      Driven driven(comm, config_of("onebit_adam"));
+      Checkpointer checkpointer(driven.engine, how);
+      int value = 0;
+      if (first > 1) {
+        const auto report = driven.engine.load(root.string());
+        EXPECT_EQ(report.step, first - 1);
+        value = static_cast<int>(report.extra.common.integer("value"));
+        EXPECT_EQ(report.extra.own.integer("rank"), comm.rank());
+      }
+      const auto extra = [&] {
+        checkpoint::Extra all;
+        all.common.put_integer("value", ++value);
+        all.own.put_integer("rank", comm.rank());
+        return all;
+      };
+      for (std::int64_t t = first; t < first + 5; ++t)
+        checkpointer.after_step(step(driven, t), extra);
+      EXPECT_EQ(checkpointer.totals().saves, 1);
+      checkpointer.finish(extra);
+      EXPECT_EQ(value, first == 1 ? 2 : 4);
+    }
+  });
+  EXPECT_EQ(steps(), (std::set<std::int64_t>{4, 5, 8, 10}));
+}
+
+TEST_F(Checkpoints, KeepWhatRetentionSays) {
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Driven driven(comm, config_of("adam"));
+    CheckpointerOptions how = options();
+    how.every_steps = 1;
+    how.keep_last = 2;
+    how.keep_every = 4;
+    Checkpointer checkpointer(driven.engine, how);
+    for (std::int64_t t = 1; t <= 7; ++t)
+      checkpointer.after_step(step(driven, t));
+  });
+  EXPECT_EQ(steps(), (std::set<std::int64_t>{4, 6, 7}));
+}
+
+// Due at 5 and 10: local steps wait for their sync, and nothing is exchanged.
+TEST_F(Checkpoints, OfLocalStepsWaitForTheNextSync) {
+  std::set<std::int64_t> want;
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Driven driven(comm, config_of("zero_one_adam"));
+    Driven plain(comm, config_of("zero_one_adam"));
+    CheckpointerOptions how = options();
+    how.every_steps = 5;
+    Checkpointer checkpointer(driven.engine, how);
+    bool is_due = false;
+    bool waited = false;
+    std::set<std::int64_t> expected;
+    for (std::int64_t t = 1; t <= 24; ++t) {
+      const EngineReport report = step(driven, t);
+      is_due = is_due || t % 5 == 0;
+      waited = waited || (is_due && report.phase == optim::Phase::kLocal);
+      if (is_due && report.phase != optim::Phase::kLocal) {
+        expected.insert(t);
+        is_due = false;
+      }
+      checkpointer.after_step(report);
+      static_cast<void>(step(plain, t));
+    }
+    EXPECT_TRUE(waited) << "the case has no local step where a save is due";
+    EXPECT_EQ(test::floats(driven.engine.masters()),
+              test::floats(plain.engine.masters()));
+    if (comm.rank() == 0) want = expected;
+  });
+  EXPECT_EQ(steps(), want);
+}
+
+TEST_F(Checkpoints, AreSavedByRankZerosClock) {
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Driven driven(comm, config_of("adam"));
+    CheckpointerOptions how = options();
+    // Other ranks' clocks do not count.
+    how.every = comm.rank() == 0 ? milliseconds(1) : std::chrono::hours(1);
+    Checkpointer checkpointer(driven.engine, how);
+    std::int64_t t = 0;
+    while (checkpointer.totals().saves < 2) {
+      ASSERT_LT(t, 1000);
+      checkpointer.after_step(step(driven, ++t));
+    }
+  });
+  EXPECT_EQ(steps().size(), 2u);
+}
+
+// ---- stopping
+
+TEST_F(Checkpoints, OneRanksWishStopsAllAfterTheSameStep) {
+  for (const int asking : {0, 2}) {
+    fs::remove_all(root);
+    std::vector<std::int64_t> stopped(3);
+    comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+      Driven driven(comm, config_of("zero_one_adam"));
+      Checkpointer checkpointer(driven.engine, options());
+      std::int64_t t = 0;
+      while (!checkpointer.stop_requested()) {
+        ASSERT_LT(t, 1000);
+        const EngineReport report = step(driven, ++t);
+        if (t == 5 && comm.rank() == asking) checkpointer.request_stop();
+        checkpointer.after_step(report);
+      }
+      stopped[static_cast<std::size_t>(comm.rank())] = t;
+      EXPECT_EQ(checkpointer.totals().saves, 1);
+    });
+    EXPECT_GE(stopped[0], 5);
+    EXPECT_EQ(stopped[1], stopped[0]);
+    EXPECT_EQ(stopped[2], stopped[0]);
+    EXPECT_EQ(steps(), (std::set<std::int64_t>{stopped[0]}));
+  }
+}
+
+TEST_F(Checkpoints, AWindowIsFinishedBeforeAStop) {
+  comm::run_local_ranks(1, [&](comm::Communicator& comm) {
+    config::Config config = config_of("adam");
+    config.gradient_accumulation_steps = 2;
+    Driven driven(comm, config);
+    Checkpointer checkpointer(driven.engine, options());
+    checkpointer.request_stop();
+    driven.backward({.step = 1, .micro = 0});
+    checkpointer.after_step(driven.engine.step());
+    EXPECT_FALSE(checkpointer.stop_requested());
+    driven.backward({.step = 1, .micro = 1});
+    checkpointer.after_step(driven.engine.step());
+    EXPECT_TRUE(checkpointer.stop_requested());
+  });
+  EXPECT_EQ(steps(), (std::set<std::int64_t>{1}));
+}
+
+TEST_F(Checkpoints, ASignalStopsRanks) {
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Driven driven(comm, config_of("adam"));
+    CheckpointerOptions how = options();
+    how.signals = {SIGUSR1, SIGUSR2};
+    Checkpointer checkpointer(driven.engine, how);
+    std::int64_t t = 0;
+    while (!checkpointer.stop_requested()) {
+      ASSERT_LT(t, 1000);
+      const EngineReport report = step(driven, ++t);
+      if (t == 3 && comm.rank() == 0) raise(SIGUSR2);
+      checkpointer.after_step(report);
+    }
+  });
+  EXPECT_EQ(steps().size(), 1u);
+  struct sigaction now {};
+  sigaction(SIGUSR2, nullptr, &now);
+  EXPECT_EQ(now.sa_handler, SIG_DFL) << "handlers are put back";
+}
+
+std::atomic<int> seen{0};
+extern "C" void count_signal(int) { ++seen; }
+
+TEST_F(Checkpoints, ASecondSignalDoesWhatItDidBefore) {
+  struct sigaction mine {};
+  struct sigaction before {};
+  mine.sa_handler = count_signal;
+  sigaction(SIGUSR1, &mine, &before);
+  seen = 0;
+  comm::run_local_ranks(1, [&](comm::Communicator& comm) {
+    Driven driven(comm, config_of("adam"));
+    CheckpointerOptions how = options();
+    how.signals = {SIGUSR1};
+    const Checkpointer checkpointer(driven.engine, how);
+    raise(SIGUSR1);
+    EXPECT_EQ(seen, 0);
+    raise(SIGUSR1);
+    EXPECT_EQ(seen, 1);
+    raise(SIGUSR1);
+    EXPECT_EQ(seen, 2);
+  });
+  raise(SIGUSR1);
+  EXPECT_EQ(seen, 3);
+  sigaction(SIGUSR1, &before, nullptr);
+}
+
+// ---- failures
+
+TEST_F(Checkpoints, APeriodicSaveThatFailsIsALineAndTheLastOneThrows) {
+  std::ofstream(root) << "a file in the way\n";
+  for (const bool asynchronous : {false, true}) {
+    lines.clear();
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Driven driven(comm, config_of("adam"));
+      CheckpointerOptions how = options();
+      how.every_steps = 2;
+      how.asynchronous = asynchronous;
+      Checkpointer checkpointer(driven.engine, how);
+      for (std::int64_t t = 1; t <= 5; ++t)
+        checkpointer.after_step(step(driven, t));
+      expect_error(ErrorCode::kUnavailable, {root.string()},
+                   [&] { checkpointer.finish(); });
+      EXPECT_EQ(checkpointer.totals().saves, 0);
+      EXPECT_EQ(checkpointer.totals().failed, 2);
+      checkpointer.request_stop();
+      expect_error(ErrorCode::kUnavailable, {root.string()}, [&] {
+        for (std::int64_t t = 6; t < 1000; ++t)
+          checkpointer.after_step(step(driven, t));
+      });
+      EXPECT_FALSE(checkpointer.stop_requested());
+    });
+    EXPECT_GE(lines_with("warning: a checkpoint could not be saved, training "
+                         "goes on: "),
+              2u);
+    EXPECT_EQ(lines_with("saved"), lines_with("could not be saved"));
+  }
+}
+
+TEST_F(Checkpoints, WhatTheyNeedComesBackAfterAFailure) {
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Driven driven(comm, config_of("adam"));
+    CheckpointerOptions how = options();
+    how.every_steps = 1;
+    Checkpointer checkpointer(driven.engine, how);
+    if (comm.rank() == 0) std::ofstream(root) << "in the way\n";
+    checkpointer.after_step(step(driven, 1));
+    if (comm.rank() == 0) fs::remove(root);
+    checkpointer.after_step(step(driven, 2));
+    EXPECT_EQ(checkpointer.totals().failed, 1);
+    EXPECT_EQ(checkpointer.totals().saves, 1);
+  });
+  EXPECT_EQ(steps(), (std::set<std::int64_t>{2}));
+}
+
+TEST_F(Checkpoints, OptionsAreCheckedBeforeAnythingChanges) {
+  comm::run_local_ranks(1, [&](comm::Communicator& comm) {
+    Driven driven(comm, config_of("adam"));
+    const auto refused = [&](std::initializer_list<std::string_view> parts,
+                             const auto& change) {
+      CheckpointerOptions how = options();
+      change(how);
+      expect_error(ErrorCode::kInvalidArgument, parts,
+                   [&] { Checkpointer(driven.engine, how); });
+    };
+    refused({"root must be"}, [](auto& o) { o.root.clear(); });
+    refused({"every_steps must be >= 0, got -1"},
+            [](auto& o) { o.every_steps = -1; });
+    refused({"every must be >= 0 ms, got -5"},
+            [](auto& o) { o.every = milliseconds(-5); });
+    refused({"keep_last", "-2"}, [](auto& o) { o.keep_last = -2; });
+    refused({"keep_every", "-3"}, [](auto& o) { o.keep_every = -3; });
+    for (const int signal : {0, -1, SIGKILL, SIGSTOP, 1000})
+      refused({"signals must be", std::to_string(signal)}, [signal](auto& o) {
+        o.signals = {SIGUSR1, signal};
+      });
+  });
+  EXPECT_FALSE(fs::exists(root));
+}
+
+TEST(CheckpointerOptions, AreThoseOfAConfiguration) {
+  const auto config = config::Config::from_json(
+      R"({"thinwire": {"checkpoint": {"root": "Out/c", "every_steps": 500,
+          "every": "10min", "keep_last": 3, "keep_every": 5000,
+          "asynchronous": false}}})");
+  const CheckpointerOptions options = checkpointer_options(config.checkpoint);
+  EXPECT_EQ(options.root, "Out/c");
+  EXPECT_EQ(options.every_steps, 500);
+  EXPECT_EQ(options.every, std::chrono::minutes(10));
+  EXPECT_EQ(options.keep_last, 3);
+  EXPECT_EQ(options.keep_every, 5000);
+  EXPECT_FALSE(options.asynchronous);
+  expect_error(ErrorCode::kInvalidArgument, {"root must be"},
+               [] { static_cast<void>(checkpointer_options({})); });
+}
+
+}  // namespace
+
+}  // namespace thinwire::engine

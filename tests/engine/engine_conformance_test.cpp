@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+// What DeepSpeed's checkpoints lose, one test each, by the numbers of
+// docs/conformance.md.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "engine/saved.h"
+#include "engine/sharded.h"
+#include "optim/states.h"
+#include "support/folder.h"
+#include "support/ranks.h"
+
+namespace thinwire::engine {
+
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::SaveOptions;
+using checkpoint::What;
+using config::Config;
+using test::floats;
+using test::Saved;
+using test::Sharded;
+using test::Sharding;
+using thinwire::test::Folder;
+using thinwire::test::same_state;
+
+const SaveOptions kQuick{.durable = false};
+const DType kDTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
+const Sharding kStages[] = {{0, false}, {1, false}, {2, false}, {2, true}};
+
+// Sizes that four ranks do not divide, in two groups.
+ParameterLayout small_layout() {
+  return ParameterLayout::of({{"a", {10}, 0}, {"b", {7}, 1}, {"c", {5}, 0}}, 2);
+}
+
+Config small_config(DType dtype, const Sharding& sharding = {0, false}) {
+  Config config = test::zero_config(sharding, dtype);
+  config.comm.bucket_elements = 16384;
+  return config;
+}
+
+struct Small : Sharded {
+  Small(comm::Communicator& c, const Config& config,
+        ParameterLayout of = small_layout())
+      : Sharded(c, config, true, std::move(of)) {}
+
+  EngineReport step(std::int64_t number) {
+    backward({number});
+    return engine.step();
+  }
+};
+
+// `world` ranks that train, or go on from `from`, and save; where it is.
+std::string save_run(int world, const Config& config, const std::string& root,
+                     std::int64_t steps, const std::string& from = {},
+                     const ParameterLayout& layout = small_layout()) {
+  std::string path;
+  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+    Small run(comm, config, layout);
+    if (!from.empty()) static_cast<void>(run.engine.load(from));
+    for (std::int64_t t = 1; t <= steps; ++t) run.step(t);
+    const auto report = run.engine.save(root, {}, kQuick);
+    if (comm.rank() == 0) path = report.path;
+  });
+  return path;
+}
+
+void expect_same_numbers(const std::string& a, const std::string& b) {
+  Saved one(a);
+  Saved two(b);
+  EXPECT_EQ(one.params(), two.params());
+  EXPECT_EQ(one.masters(), two.masters());
+  EXPECT_EQ(one.array("exp_avg"), two.array("exp_avg"));
+  EXPECT_EQ(one.array("exp_avg_sq"), two.array("exp_avg_sq"));
+  EXPECT_EQ(one.manifest().step, two.manifest().step);
+  EXPECT_EQ(one.manifest().scalars.integer("step"),
+            two.manifest().scalars.integer("step"));
+}
+
+TEST(EngineCheckpoint, Item61SameTopologyHasTheSameBits) {
+  for (const DType dtype : kDTypes)
+    for (const Sharding& stage : kStages) {
+      SCOPED_TRACE(fmt::format("{} stage {}", to_string(dtype), stage.stage));
+      const Folder folder;
+      comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+        Small run(comm, small_config(dtype, stage));
+        for (std::int64_t t = 1; t <= 3; ++t) run.step(t);
+        static_cast<void>(run.engine.save(folder.path(), {}, kQuick));
+        Small other(comm, small_config(dtype, stage));
+        static_cast<void>(other.engine.load(folder.path()));
+        EXPECT_EQ(floats(other.engine.masters()), floats(run.engine.masters()));
+        if (dtype == DType::kFloat16) {
+          EXPECT_GT(run.engine.loss_scale(), 1024);  // it has grown
+        }
+        EXPECT_EQ(other.engine.loss_scale(), run.engine.loss_scale());
+        EXPECT_TRUE(
+            same_state(other.engine.state_dict(), run.engine.state_dict()));
+        const EngineReport want = run.step(4);
+        EXPECT_EQ(other.step(4).grad_norm, want.grad_norm);
+        EXPECT_TRUE(want.applied);
+        EXPECT_EQ(floats(other.params.view()), floats(run.params.view()));
+      });
+    }
+}
+
+TEST(EngineCheckpoint, Item62NoFileHasPadding) {
+  for (const Sharding& stage : kStages) {
+    const Folder folder;
+    Saved saved(
+        save_run(4, small_config(DType::kBFloat16, stage), folder.path(), 2));
+    int by_element = 0;
+    for (const auto& array : saved.manifest().arrays) {
+      if (array.axis != optim::Axis::kElement) continue;
+      ++by_element;
+      EXPECT_EQ(saved.arrays().num_values(array.name, -1), 22u) << array.name;
+      std::size_t size = 0;
+      for (std::size_t p = 0; p < 3; ++p)
+        for (const auto& piece :
+             saved.arrays().pieces(array.name, -1, p, {0, 10}))
+          size += piece.range.size;
+      EXPECT_EQ(size, 22u) << array.name;
+    }
+    EXPECT_EQ(by_element, 3);  // two moments, masters
+  }
+}
+
+TEST(EngineCheckpoint, Item63NamesAndOrderRebuildTheParameters) {
+  for (const std::size_t groups : {1, 2})
+    for (const Sharding& stage : kStages) {
+      const Folder folder;
+      const auto layout = ParameterLayout::of(
+          {{"z", {3, 4}, 0}, {"a", {7}, groups - 1}, {"m", {}, 0}}, groups);
+      Config config = small_config(DType::kFloat16, stage);
+      std::get<optim::AdamOptions>(config.optimizer).groups.resize(groups);
+      std::vector<float> frozen{1, 2, 3};
+      comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+        Small run(comm, config, layout);
+        run.engine.set_others([&] {
+          return Engine::Others{{{"frozen", {3}, View(frozen)}}, {}};
+        });
+        run.step(1);
+        const auto path = run.engine.save(folder.path(), {}, kQuick).path;
+        if (comm.rank() != 0) return;
+        Saved saved(path);
+        const auto& parameters = saved.manifest().parameters;
+        ASSERT_EQ(parameters.size(), layout.parameters().size());
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+          const Parameter& want = layout.parameters()[i];
+          EXPECT_EQ(parameters[i].name, want.name);
+          EXPECT_EQ(parameters[i].shape, want.shape);
+          EXPECT_EQ(parameters[i].group, want.group);
+        }
+        EXPECT_EQ(saved.params(), floats(run.params.view()));
+        std::vector<float> rounded = saved.masters();
+        EXPECT_NE(rounded, saved.params());
+        for (float& value : rounded) value = to_float(to_half(value));
+        EXPECT_EQ(rounded, saved.params());
+        std::vector<float> values(3);
+        saved.weights().read("frozen", values);
+        EXPECT_EQ(values, frozen);
+      });
+    }
+}
+
+TEST(EngineCheckpoint, Item64FourRanksLoadOnTwo) {
+  for (const Sharding& stage : kStages) {
+    const Folder folder;
+    const Config config = small_config(DType::kBFloat16, stage);
+    const auto before = save_run(4, config, folder.in("4"), 3);
+    expect_same_numbers(before, save_run(2, config, folder.in("2"), 0, before));
+  }
+}
+
+TEST(EngineCheckpoint, Item65MastersComeFromFloatsWhereThereAreSome) {
+  const Folder folder;
+  const Config config = small_config(DType::kBFloat16, {2, false});
+  const std::string path = save_run(2, config, folder.path(), 3);
+  Saved saved(path);
+  ASSERT_NE(saved.masters(), saved.params());
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Small run(comm, small_config(DType::kBFloat16));
+    static_cast<void>(run.engine.load(path, {.what = What::kWeights}));
+    EXPECT_EQ(floats(run.engine.masters()), saved.masters());
+    EXPECT_EQ(floats(run.params.view()), saved.params());
+    EXPECT_EQ(run.engine.optimizer().steps(), 0);
+  });
+}
+
+TEST(EngineCheckpoint, Item66AnyStageLoadsAnyOther) {
+  const Folder folder;
+  std::string first =
+      save_run(2, small_config(DType::kFloat16), folder.in("0"), 3);
+  int number = 0;
+  for (const Sharding& before : kStages)
+    for (const Sharding& after : kStages) {
+      const Config one = small_config(DType::kFloat16, before);
+      const Config two = small_config(DType::kFloat16, after);
+      const auto from =
+          save_run(2, one, folder.in(fmt::format("a{}", ++number)), 0, first);
+      expect_same_numbers(
+          first,
+          save_run(2, two, folder.in(fmt::format("b{}", number)), 0, from));
+    }
+}
+
+TEST(EngineCheckpoint, Item67AnyRanksTrainOn) {
+  for (const DType dtype : kDTypes)
+    for (const auto& [before, after] : {std::pair{2, 2}, {4, 2}, {2, 4}}) {
+      const Folder folder;
+      const Config config = small_config(dtype, {1, false});
+      const auto path = save_run(before, config, folder.in("a"), 3);
+      expect_same_numbers(path,
+                          save_run(after, config, folder.in("b"), 0, path));
+      comm::run_local_ranks(after, [&](comm::Communicator& comm) {
+        Small run(comm, config);
+        static_cast<void>(run.engine.load(path));
+        const EngineReport report = run.step(4);
+        EXPECT_TRUE(report.applied);
+        EXPECT_EQ(report.steps, 4);
+        Saved saved(path);
+        const std::vector<float> now = floats(run.params.view());
+        EXPECT_NE(now, saved.params());
+        for (std::size_t i = 0; i < now.size(); ++i)
+          EXPECT_NEAR(now[i], saved.params()[i], 0.1);
+      });
+    }
+}
+
+TEST(EngineCheckpoint, Item68SomeRanksHaveNothing) {
+  const auto layout = ParameterLayout::of({{"a", {2}, 0}, {"b", {}, 1}}, 2);
+  for (const Sharding& stage : kStages)
+    for (const auto& [before, after] : {std::pair{4, 2}, {2, 4}, {4, 4}}) {
+      const Folder folder;
+      const Config config = small_config(DType::kBFloat16, stage);
+      const auto path = save_run(before, config, folder.in("a"), 2, {}, layout);
+      expect_same_numbers(
+          path, save_run(after, config, folder.in("b"), 0, path, layout));
+      static_cast<void>(
+          save_run(after, config, folder.in("c"), 1, path, layout));
+    }
+}
+
+TEST(EngineCheckpoint, Item69WhatIsReadAfterwardsIsTheWeight) {
+  const Folder folder;
+  const Config config = small_config(DType::kBFloat16, {2, false});
+  const auto before = save_run(4, config, folder.in("4"), 3);
+  Saved saved(save_run(2, config, folder.in("2"), 0, before));
+  const std::vector<float> masters = saved.masters();
+  ASSERT_EQ(masters.size(), 22u);
+  for (std::size_t i = 0; i < masters.size(); ++i)
+    EXPECT_EQ(to_float(to_bfloat16(masters[i])), saved.params()[i]);
+  EXPECT_NE(masters, saved.array("exp_avg"));
+  EXPECT_NE(masters, saved.array("exp_avg_sq"));
+}
+
+TEST(EngineCheckpoint, Item70ChangedClippingHolds) {
+  const Folder folder;
+  Config config = small_config(DType::kFloat32);
+  config.gradient_clipping = 100;
+  const auto path = save_run(2, config, folder.path(), 2);
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Small before(comm, config);
+    static_cast<void>(before.engine.load(path));
+    EXPECT_EQ(before.step(3).clip_factor, 1);
+    Config changed = config;
+    changed.gradient_clipping = 0.25;
+    Small after(comm, changed);
+    static_cast<void>(after.engine.load(path));
+    const EngineReport report = after.step(3);
+    ASSERT_GT(report.grad_norm, 0.5);
+    EXPECT_NEAR(report.clip_factor, 0.25 / report.grad_norm, 1e-5);
+  });
+}
+
+TEST(EngineCheckpoint, Item71HalfGoesOnInBFloat16) {
+  for (const Sharding& stage : kStages) {
+    const Folder folder;
+    const auto path =
+        save_run(2, small_config(DType::kFloat16, stage), folder.in("a"), 3);
+    const Config config = small_config(DType::kBFloat16, stage);
+    Saved half(path);
+    Saved now(save_run(2, config, folder.in("b"), 0, path));
+    EXPECT_EQ(now.masters(), half.masters());
+    EXPECT_EQ(now.array("exp_avg"), half.array("exp_avg"));
+    EXPECT_EQ(now.manifest().precision, "bf16");
+    std::vector<float> rounded = half.masters();
+    for (float& value : rounded) value = to_float(to_bfloat16(value));
+    EXPECT_EQ(now.params(), rounded);
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Small run(comm, config);
+      static_cast<void>(run.engine.load(path));
+      EXPECT_EQ(run.engine.loss_scale(), 1);
+      EXPECT_TRUE(run.step(4).applied);
+    });
+  }
+}
+
+TEST(EngineCheckpoint, Item73FrozenWeightsAreLeftOutWhenAsked) {
+  const Folder folder;
+  std::vector<float> frozen(1000, 0.5f);
+  std::string paths[2];
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Small run(comm, small_config(DType::kFloat32));
+    run.engine.set_others([&] {
+      return Engine::Others{{{"frozen", {10, 100}, View(frozen)}}, {}};
+    });
+    for (const bool with : {false, true}) {
+      SaveOptions options = kQuick;
+      options.frozen = with;
+      const auto report =
+          run.engine.save(folder.in(with ? "with" : "without"), {}, options);
+      if (comm.rank() == 0) paths[with ? 1 : 0] = report.path;
+    }
+  });
+  const auto bytes = [&](int i) {
+    return fs::file_size(paths[i] + "/model.safetensors");
+  };
+  EXPECT_GE(bytes(1), bytes(0) + 4000);
+  Saved without(paths[0]);
+  EXPECT_TRUE(without.manifest().others.empty());
+  EXPECT_EQ(without.weights().names(),
+            (std::vector<std::string>{"a", "b", "c"}));
+  EXPECT_NE(Saved(paths[1]).weights().find("frozen"), nullptr);
+  // A model that has them keeps them as they are.
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Small run(comm, small_config(DType::kFloat32));
+    std::vector<float> own(1000, 2.0f);
+    run.engine.set_others([&] {
+      return Engine::Others{{{"frozen", {10, 100}, View(own)}}, {}};
+    });
+    static_cast<void>(run.engine.load(paths[0]));
+    EXPECT_EQ(own, std::vector<float>(1000, 2.0f));
+    static_cast<void>(run.engine.load(paths[1]));
+    EXPECT_EQ(own, frozen);
+  });
+}
+
+}  // namespace
+
+}  // namespace thinwire::engine

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an Engine goes on from: the newest checkpoint that is whole, or weights
+// alone.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include "engine/by_hand.h"
+#include "support/errors.h"
+#include "support/folder.h"
+#include "support/ranks.h"
+
+namespace thinwire::engine {
+
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::What;
+using config::Config;
+using test::Driven;
+using test::floats;
+using thinwire::test::expect_error;
+using thinwire::test::Folder;
+
+Config config_of(const std::string& optimizer, DType dtype) {
+  Config config{.optimizer = test::optimizer_case(optimizer)};
+  config.precision.dtype = dtype;
+  config.comm.bucket_elements = 16384;
+  return config;
+}
+
+const Config kAdam = config_of("adam", DType::kFloat32);
+
+// Checkpoints after steps 1, 2, ..., and the masters of each.
+std::vector<std::vector<float>> save_steps(const std::string& root, int world,
+                                           std::int64_t steps,
+                                           const Config& config = kAdam) {
+  std::vector<std::vector<float>> masters;
+  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+    Driven run(comm, config);
+    for (std::int64_t t = 1; t <= steps; ++t) {
+      run.backward({t});
+      run.engine.step();
+      static_cast<void>(run.engine.save(root, {}, {.durable = false}));
+      if (comm.rank() == 0) masters.push_back(floats(run.engine.masters()));
+    }
+  });
+  return masters;
+}
+
+void flip_last_byte(const std::string& path) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(-1, std::ios::end);
+  const int byte = file.get();
+  file.seekp(-1, std::ios::end);
+  file.put(static_cast<char>(byte ^ 1));
+  ASSERT_TRUE(file.good());
+}
+
+TEST(EngineResume, IsAFreshStartWhereThereIsNothing) {
+  const Folder folder;
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Driven run(comm, kAdam);
+    EXPECT_FALSE(run.engine.resume(folder.in("nothing")));
+    EXPECT_FALSE(run.engine.resume(folder.path()));
+    expect_error(ErrorCode::kUnavailable, {folder.path()},
+                 [&] { static_cast<void>(run.engine.load(folder.path())); });
+  });
+}
+
+TEST(EngineResume, TakesTheNewestThatIsWhole) {
+  const Folder folder;
+  const auto masters = save_steps(folder.path(), 2, 3);
+  fs::remove(folder.in("step-0000000003/state-00002-of-00002.safetensors"));
+  fs::remove(folder.in("latest"));
+  fs::create_directory(folder.in("step-0000000009"));
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Driven run(comm, kAdam);
+    const auto loaded = run.engine.resume(folder.path());
+    ASSERT_TRUE(loaded);
+    EXPECT_EQ(loaded->step, 2);
+    EXPECT_EQ(floats(run.engine.masters()), masters[1]);
+    ASSERT_EQ(loaded->notes.size(), 2u);
+    EXPECT_NE((loaded->notes[0] + loaded->notes[1]).find("step-0000000003"),
+              std::string::npos);
+  });
+}
+
+TEST(EngineResume, CopiesAreCheckpointsWhateverTheirName) {
+  const Folder folder;
+  const auto masters = save_steps(folder.in("run"), 2, 2);
+  fs::copy(folder.in("run/step-0000000001"), folder.in("copy"));
+  comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+    Driven run(comm, kAdam);
+    EXPECT_EQ(run.engine.load(folder.in("copy")).step, 1);
+    EXPECT_EQ(floats(run.engine.masters()), masters[0]);
+  });
+}
+
+TEST(EngineResume, DamageIsNamedAndMayBeGoneAround) {
+  for (const char* file :
+       {"model.safetensors", "state-00001-of-00002.safetensors",
+        "state-00002-of-00002.safetensors"}) {
+    const Folder folder;
+    const auto masters = save_steps(folder.path(), 2, 2);
+    flip_last_byte(folder.in("step-0000000002/") + file);
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Driven run(comm, kAdam);
+      run.backward({5});
+      run.engine.step();
+      const std::vector<float> before = floats(run.params.view());
+      expect_error(ErrorCode::kCorruptCheckpoint,
+                   {file, "step-0000000001", "step-0000000002"},
+                   [&] { static_cast<void>(run.engine.load(folder.path())); });
+      EXPECT_EQ(floats(run.params.view()), before);
+      EXPECT_EQ(run.engine.optimizer().steps(), 1);
+      const auto loaded = run.engine.load(folder.path(), {.fall_back = true});
+      EXPECT_EQ(loaded.step, 1);
+      EXPECT_EQ(floats(run.engine.masters()), masters[0]);
+      EXPECT_FALSE(loaded.notes.empty());
+      run.backward({6});
+      EXPECT_EQ(run.engine.step().steps, 2);
+    });
+  }
+}
+
+// Another checkpoint of the same run would not fit either.
+TEST(EngineResume, GoesBackForDamageOnly) {
+  const Folder folder;
+  save_steps(folder.path(), 2, 2);
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Driven run(comm, config_of("lamb", DType::kFloat32));
+    expect_error(ErrorCode::kCorruptCheckpoint, {"adam", "lamb"}, [&] {
+      static_cast<void>(run.engine.load(folder.path(), {.fall_back = true}));
+    });
+  });
+}
+
+TEST(EngineResume, ANewBranchIsTheNewest) {
+  const Folder folder;
+  save_steps(folder.path(), 2, 3);
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Driven run(comm, kAdam);
+    static_cast<void>(run.engine.load(folder.in("step-0000000001")));
+    run.backward({77});
+    run.engine.step();
+    static_cast<void>(run.engine.save(folder.path(), {}, {.durable = false}));
+    const std::vector<float> branch = floats(run.params.view());
+    Driven next(comm, kAdam);
+    EXPECT_EQ(next.engine.load(folder.path()).step, 2);
+    EXPECT_EQ(floats(next.params.view()), branch);
+  });
+}
+
+// 0/1 Adam keeps the parameters of its last exchange: those are others now.
+TEST(EngineWeights, HoldInEveryPhase) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const Config config = config_of("zero_one_adam", dtype);
+    const Folder folder;
+    const auto masters = save_steps(folder.path(), 2, 1, config);
+    for (std::int64_t steps = 0; steps < 8; ++steps)
+      comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+        Driven run(comm, config);
+        for (std::int64_t t = 1; t <= steps; ++t) {
+          run.backward({t});
+          run.engine.step();
+        }
+        run.engine.set_learning_rate(0);
+        static_cast<void>(
+            run.engine.load(folder.path(), {.what = What::kWeights}));
+        for (int i = 0; i < 3; ++i) {
+          run.backward({9 + i});
+          run.engine.step();
+          EXPECT_EQ(floats(run.engine.masters()), masters[0]) << steps;
+        }
+      });
+  }
+}
+
+TEST(EngineWeights, ComeAloneFromCheckpointsAndFromFiles) {
+  for (const DType saved : {DType::kFloat32, DType::kBFloat16}) {
+    const Folder folder;
+    const auto masters =
+        save_steps(folder.in("run"), 2, 2, config_of("adam", saved));
+    const std::string newest = folder.in("run/step-0000000002/");
+    fs::copy(newest + "model.safetensors", folder.in("alone.safetensors"));
+    fs::create_directory(folder.in("hub"));
+    fs::create_symlink(newest + "model.safetensors",
+                       folder.in("hub/model.safetensors"));
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
+      comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+        const auto load = [&](const std::string& path) {
+          Driven run(comm, config_of("adam", dtype));
+          static_cast<void>(run.engine.load(path, {.what = What::kWeights}));
+          EXPECT_EQ(run.engine.optimizer().steps(), 0);
+          run.backward({1});
+          EXPECT_TRUE(run.engine.step().applied);
+          Driven again(comm, config_of("adam", dtype));
+          static_cast<void>(again.engine.load(path, {.what = What::kWeights}));
+          return floats(again.engine.masters());
+        };
+        EXPECT_EQ(load(folder.in("run")), masters[1]);
+        std::vector<float> rounded = masters[1];
+        if (saved == DType::kBFloat16)
+          for (float& value : rounded) value = to_float(to_bfloat16(value));
+        EXPECT_EQ(load(folder.in("alone.safetensors")), rounded);
+        EXPECT_EQ(load(folder.in("hub")), rounded);
+      });
+  }
+}
+
+}  // namespace
+
+}  // namespace thinwire::engine
