@@ -18,6 +18,7 @@
 #include "thinwire/engine/engine.h"
 #include "thinwire/torch/module_buffers.h"
 #include "thinwire/torch/module_memory.h"
+#include "thinwire/torch/module_others.h"
 
 namespace thinwire::torch {
 
@@ -121,6 +122,20 @@ class Engine {
   /// Collective.
   [[nodiscard]] Evaluation evaluation() { return Evaluation(*this); }
 
+  /// As those of engine::Engine. A checkpoint has rank 0's buffers and frozen
+  /// parameters too, as ModuleOthers says, and load() gives them to all ranks.
+  /// Throws Error(kFailedPrecondition) where step() would.
+  checkpoint::SaveReport save(const std::string& root,
+                              const checkpoint::Extra& extra = {},
+                              const checkpoint::SaveOptions& options = {}) {
+    require_same_parameters();
+    return core().save(root, extra, options);
+  }
+  checkpoint::LoadReport load(const std::string& path,
+                              const checkpoint::LoadOptions& options = {});
+  std::optional<checkpoint::LoadReport> resume(
+      const std::string& path, const checkpoint::LoadOptions& options = {});
+
   [[nodiscard]] engine::Engine& core() noexcept { return *link_->core; }
   [[nodiscard]] const ParameterLayout& layout() const noexcept {
     return memory_.layout();
@@ -184,6 +199,7 @@ class Engine {
   ModuleBuffers buffers_;
   ModuleMemory memory_;
   std::shared_ptr<Link> link_ = std::make_shared<Link>();
+  ModuleOthers others_;
 };
 
 // No copies of fp32 tensors: they have the memory that the module had.
@@ -224,7 +240,8 @@ inline Engine::Engine(const ::torch::nn::Module& module,
       memory_(module, group_of, config.precision.dtype,
               engine::keeps_gradients(config, comm.size())
                   ? Gradients::kInPlace
-                  : Gradients::kReleased) {
+                  : Gradients::kReleased),
+      others_(module) {
   link_->releases = memory_.grads().empty();
   link_->dtype = config.precision.dtype;
   const bool is_sharded = config.zero.stage > 0;
@@ -242,6 +259,7 @@ inline Engine::Engine(const ::torch::nn::Module& module,
   if (config.precision.dtype != DType::kFloat32)
     buffers_.convert(ModuleMemory::scalar_type(config.precision.dtype));
   buffers_.make_equal(config.buffers);
+  core().set_others([this] { return others_.describe(); });
   for (std::size_t i = 0; i < memory_.tensors().size(); ++i)
     ::torch::autograd::impl::set_post_acc_grad_hooks(
         memory_.tensors()[i], std::make_unique<Hook>(link_, i));
@@ -349,6 +367,22 @@ inline double Engine::mean(const at::Tensor& value) {
                     (value.defined() ? std::to_string(value.numel())
                                      : std::string("none")));
   return mean(value.detach().to(at::kDouble).item<double>());
+}
+
+inline checkpoint::LoadReport Engine::load(
+    const std::string& path, const checkpoint::LoadOptions& options) {
+  require_same_parameters();
+  checkpoint::LoadReport report = core().load(path, options);
+  others_.write_back();
+  return report;
+}
+
+inline std::optional<checkpoint::LoadReport> Engine::resume(
+    const std::string& path, const checkpoint::LoadOptions& options) {
+  require_same_parameters();
+  auto report = core().resume(path, options);
+  if (report) others_.write_back();
+  return report;
 }
 
 inline engine::EngineReport Engine::step() {
