@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "apps/support/program.h"
 
+#include <unistd.h>
+
 #include <exception>
 #include <iostream>
 #include <sstream>
@@ -36,10 +38,12 @@ void add_version(CLI::App& app) {
 
 }  // namespace
 
-void log_to_stderr(const std::string& program) {
-  set_log_sink([program](LogLevel level, std::string_view text) {
-    if (level == LogLevel::kDebug) return;
-    std::cerr << program << ": " << to_string(level) << ": "
+void log_to_stderr(const std::string& program, LogLevel least) {
+  // Instead of a progress bar, which then is drawn again.
+  const char* const clear = isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "";
+  set_log_sink([program, least, clear](LogLevel level, std::string_view text) {
+    if (level < least) return;
+    std::cerr << clear << program << ": " << to_string(level) << ": "
               << one_line(std::string(text)) + '\n';
   });
 }

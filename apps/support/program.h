@@ -4,11 +4,14 @@
 #include <CLI/CLI.hpp>
 #include <string>
 
+#include "thinwire/core/log.h"
+
 namespace thinwire::apps {
 
-/// Writes what the library logs (thinwire/core/log.h), but for what is only of
-/// use to find a fault, to stderr: "PROGRAM: warning: TEXT".
-void log_to_stderr(const std::string& program);
+/// Writes what the library logs (thinwire/core/log.h), from this level on, to
+/// stderr: "PROGRAM: warning: TEXT".
+void log_to_stderr(const std::string& program,
+                   LogLevel least = LogLevel::kInfo);
 
 /// log_to_stderr(); then parses the command line and runs the callbacks that it
 /// calls for. Adds

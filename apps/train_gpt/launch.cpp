@@ -4,9 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
-#include <csignal>
 #include <exception>
+#include <mutex>
 
 #include "apps/train_gpt/agreed_failure.h"
 #include "thinwire/comm/local.h"
@@ -15,22 +14,6 @@
 
 namespace thinwire::train_gpt {
 namespace {
-
-std::atomic<int> signal_that_came{0};
-static_assert(std::atomic<int>::is_always_lock_free);
-std::atomic<bool> is_launched{false};
-
-extern "C" void on_signal(int signal) {
-  signal_that_came = signal;
-  if (signal == SIGINT)
-    comm::interrupt("SIGINT came");
-  else if (is_launched)
-    comm::interrupt(
-        "SIGTERM came: the launcher sends it when it is stopped itself, or "
-        "another rank has died");
-  else
-    comm::interrupt("SIGTERM came");
-}
 
 std::unique_ptr<comm::Communicator> make_communicator(CommChoice choice) {
   if (choice == CommChoice::kEnvironment) return comm::from_environment();
@@ -58,7 +41,7 @@ auto with_rank_in_messages(const comm::Communicator& comm, Body&& body) {
 }  // namespace
 
 void Launch::run(const Options& options,
-                 const std::function<bool(comm::Communicator&)>& body) {
+                 const std::function<Ending(comm::Communicator&)>& body) {
   if (options.comm == CommChoice::kLocal) {
     run_threads(options, body);
   } else {
@@ -66,15 +49,15 @@ void Launch::run(const Options& options,
   }
 }
 
-void Launch::run_process(const Options& options,
-                         const std::function<bool(comm::Communicator&)>& body) {
+void Launch::run_process(
+    const Options& options,
+    const std::function<Ending(comm::Communicator&)>& body) {
   std::exception_ptr agreed;
   {
     const auto comm = make_communicator(options.comm);
     is_broken_ = comm->size() > 1;
     try {
-      failed_elsewhere_ =
-          !with_rank_in_messages(*comm, [&] { return body(*comm); });
+      ending_ = with_rank_in_messages(*comm, [&] { return body(*comm); });
     } catch (const AgreedFailure&) {
       // Unwinding would make the communicator tell the others, who may still
       // be reading the agreement, that this rank gave up.
@@ -85,12 +68,16 @@ void Launch::run_process(const Options& options,
   if (agreed) std::rethrow_exception(agreed);
 }
 
-void Launch::run_threads(const Options& options,
-                         const std::function<bool(comm::Communicator&)>& body) {
+void Launch::run_threads(
+    const Options& options,
+    const std::function<Ending(comm::Communicator&)>& body) {
+  std::mutex mutex;
   comm::run_local_ranks(options.ranks,
                         [&](comm::Communicator& comm) {
                           try {
-                            body(comm);
+                            const Ending its = body(comm);
+                            const std::lock_guard lock(mutex);
+                            ending_ = std::max(ending_, its);
                           } catch (const Stopped&) {
                             throw;  // all of them, by the same signal
                           } catch (const std::exception&) {
@@ -98,31 +85,6 @@ void Launch::run_threads(const Options& options,
                           }
                         },
                         {.timeout = env::timeout()});
-}
-
-void stop_on_signals() {
-  is_launched = env::launched_ranks() > 1;
-  struct sigaction action = {};
-  action.sa_handler = on_signal;
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  for (const int signal : {SIGINT, SIGTERM}) {
-    struct sigaction before = {};
-    sigaction(signal, nullptr, &before);
-    if (before.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);
-  }
-}
-
-int stop_signal() noexcept { return signal_that_came; }
-
-std::string_view stop_signal_name() noexcept {
-  switch (signal_that_came) {
-    case SIGINT:
-      return "SIGINT";
-    case SIGTERM:
-      return "SIGTERM";
-    default:
-      return "";
-  }
 }
 
 }  // namespace thinwire::train_gpt

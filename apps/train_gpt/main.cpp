@@ -11,6 +11,7 @@
 #include "apps/train_gpt/options/command_line.h"
 #include "apps/train_gpt/report/report.h"
 #include "apps/train_gpt/report/run_record.h"
+#include "apps/train_gpt/signals.h"
 #include "apps/train_gpt/trainer.h"
 
 namespace {
@@ -21,8 +22,10 @@ using namespace thinwire::train_gpt;
 // long to say what they saw.
 constexpr auto kLinger = std::chrono::milliseconds(1500);
 
+// Saved, to be run again with --resume auto.
+constexpr int kStopped = 3;
 // As shells say it: 130 for SIGINT, 143 for SIGTERM.
-constexpr int kStopped = 128;
+constexpr int kInterrupted = 128;
 
 void compare(const Invocation& invocation) {
   std::vector<RunRecord> runs;
@@ -48,17 +51,28 @@ int main(int argc, char** argv) {
     if (!invocation.compare.empty()) {
       compare(invocation);
     } else {
-      stop_on_signals();
+      if (invocation.options.quiet)
+        thinwire::apps::log_to_stderr(app.get_name(),
+                                      thinwire::LogLevel::kWarning);
+      handle_signals(invocation.options.saving.signals);
       launch.run(invocation.options, [&](thinwire::comm::Communicator& comm) {
         return train(invocation.options, comm);
       });
     }
   });
   int code = thinwire::apps::run_program(app, argc, argv);
-  if (code != 0 && stop_signal() != 0) code = kStopped + stop_signal();
+  if (code != 0 && stop_signal() != 0) code = kInterrupted + stop_signal();
   if (launch.is_broken()) {
     std::this_thread::sleep_for(kLinger);
     _exit(code);
   }
-  return launch.failed_elsewhere() ? 1 : code;
+  switch (launch.ending()) {
+    case Ending::kFailedElsewhere:
+      return 1;
+    case Ending::kStopped:
+      return kStopped;
+    case Ending::kDone:
+      break;
+  }
+  return code;
 }

@@ -121,12 +121,16 @@ void TextData::append(std::size_t text, std::size_t begin, Batch& batch) const {
 }
 
 Batch TextData::training_batch(const Shard& shard, std::int64_t step) const {
+  const std::size_t size = shard.world_size * shard.sequences;
+  return sequences_from(step * static_cast<std::int64_t>(size), shard);
+}
+
+Batch TextData::sequences_from(std::int64_t first, const Shard& shard) const {
   Batch batch{.sequences = 0, .context = context_, .bytes = {}};
-  const std::uint64_t first =
-      (static_cast<std::uint64_t>(step) * shard.world_size + shard.rank) *
-      shard.sequences;
+  const std::uint64_t own =
+      static_cast<std::uint64_t>(first) + shard.rank * shard.sequences;
   for (std::size_t i = 0; i < shard.sequences; ++i) {
-    std::size_t begin = draw(shard.seed, first + i, starts_);
+    std::size_t begin = draw(shard.seed, own + i, starts_);
     std::size_t text = 0;
     while (begin >= texts_[text].starts) begin -= texts_[text++].starts;
     append(text, begin, batch);

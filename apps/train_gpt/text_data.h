@@ -21,10 +21,10 @@ struct Shard {
 /// Files as bytes, each cut into its first nine tenths for training and the
 /// rest for validation. No window crosses a cut or the end of a file.
 ///
-/// Training: sequence number k = (step * world_size + rank) * sequences + i
-/// begins at a place drawn from (seed, k) alone, uniformly over all places. So
-/// a step's global batch depends on the seed and its total size only, and the
-/// ranks of a step never share a draw.
+/// Training: sequence number k begins at a place drawn from (seed, k) alone,
+/// uniformly over all places. The ranks of a step take neighbouring numbers, in
+/// rank order. So a step's global batch depends on the seed, its first number
+/// and its total size only, and the ranks of a step never share a draw.
 ///
 /// Validation: the held-out parts are cut into windows that do not overlap; of
 /// them evenly spaced ones are taken, 64 KiB of predictions in all, or all
@@ -44,7 +44,11 @@ class TextData {
   static TextData of(const std::vector<std::string>& texts,
                      std::size_t context);
 
-  /// Sequences of one step (1, 2, ...) for one rank.
+  /// Sequences of one backward for one rank; `first` is the first of all
+  /// ranks' numbers, which are world_size * sequences.
+  [[nodiscard]] Batch sequences_from(std::int64_t first,
+                                     const Shard& shard) const;
+  /// Of one step (1, 2, ...), where every step before was of this size.
   [[nodiscard]] Batch training_batch(const Shard& shard,
                                      std::int64_t step) const;
 

@@ -5,23 +5,16 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <filesystem>
 #include <iostream>
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "apps/train_gpt/agreed_failure.h"
-#include "apps/train_gpt/launch.h"
-#include "apps/train_gpt/model.h"
+#include "apps/train_gpt/memory.h"
 #include "apps/train_gpt/options/training_config.h"
-#include "apps/train_gpt/progress.h"
-#include "apps/train_gpt/report/report.h"
-#include "apps/train_gpt/report/run_record.h"
-#include "apps/train_gpt/report/units.h"
-#include "apps/train_gpt/text_data.h"
+#include "apps/train_gpt/signals.h"
+#include "apps/train_gpt/trainer_impl.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/checksum.h"
 #include "thinwire/core/env.h"
@@ -65,38 +58,12 @@ config::BatchSizes batch_of(const config::Config& config,
 }
 
 // What all ranks must have in common.
-std::string agreement(const Options& options, const TextData& data) {
-  std::string text = fmt::format("data {:016x}\n", data.hash());
+std::string agreement(const Options& options, std::uint64_t data_hash) {
+  std::string text = fmt::format("data {:016x}\n", data_hash);
   for (const auto& [name, value] : settings_of(options)) {
     text += fmt::format("{} {}\n", name, value);
   }
-  return text;
-}
-
-// Of the thread that this rank is.
-MemoryOfRank memory_of_rank(const MemoryUse::Bytes& bytes) {
-  const auto of = [&bytes](MemoryKind kind) {
-    return bytes[static_cast<std::size_t>(kind)];
-  };
-  MemoryOfRank memory{.parameters = of(MemoryKind::kParameters),
-                      .gradients = of(MemoryKind::kGradients),
-                      .states = of(MemoryKind::kStates),
-                      .buckets = of(MemoryKind::kBuckets),
-                      .other = of(MemoryKind::kOther)};
-  memory.peak = memory.parameters + memory.gradients + memory.states +
-                memory.buckets + memory.other;
-  return memory;
-}
-
-std::string describe(const MemoryOfRank& memory) {
-  const auto size = [](std::uint64_t bytes) {
-    return format_bytes(static_cast<double>(bytes));
-  };
-  return fmt::format(
-      "memory per rank: {} (parameters {}, gradients {}, optimizer states {}, "
-      "buckets {})\n",
-      size(memory.peak), size(memory.parameters), size(memory.gradients),
-      size(memory.states), size(memory.buckets));
+  return text + describe(options.saving);
 }
 
 // Ranks that exchange are told by the exchange.
@@ -105,41 +72,7 @@ void require_not_stopped() {
     throw Error(ErrorCode::kCommFailure, reason);
 }
 
-class Trainer {
- public:
-  Trainer(const Options& options, comm::Communicator& comm);
-
-  // Local; throws what stops the run before it begins.
-  void prepare();
-  void run();
-
- private:
-  [[nodiscard]] bool is_first() const { return comm_.rank() == 0; }
-  void begin();
-  void step(std::int64_t step);
-  void synchronize();
-  void share_losses();
-  [[nodiscard]] double validate();
-  [[nodiscard]] std::string checksum_of_masters();
-  void take_steps();
-  void summarize();
-  void finish();
-  void stop(std::string_view signal);
-
-  const Options& options_;
-  comm::Communicator& comm_;
-  const config::Config config_;
-  const config::BatchSizes batch_;
-  const Shard shard_;
-  Model model_;
-  std::optional<TextData> data_;
-  std::optional<RunWriter> writer_;  // Of rank 0.
-  Progress progress_;
-  std::vector<StepRow> unshared_;  // Their losses are this rank's own.
-  double newest_loss_ = 0;         // Mean over ranks.
-  std::int64_t newest_step_ = 0;   // Taken on this rank.
-  Summary summary_;
-};
+}  // namespace
 
 Trainer::Trainer(const Options& options, comm::Communicator& comm)
     : options_(options),
@@ -155,31 +88,44 @@ Trainer::Trainer(const Options& options, comm::Communicator& comm)
 
 void Trainer::prepare() {
   data_ = TextData::load(options_.data, model_.context());
+  data_hash_ = data_->hash();
   config_.validate(comm_.size());
+  if (options_.saving.is_periodic() && options_.optimizer == "zero_one_adam" &&
+      options_.semantics == config::Semantics::kDeepSpeed)
+    throw Error(ErrorCode::kInvalidArgument,
+                "--save-every must not be given with --semantics deepspeed "
+                "--optimizer zero_one_adam: its ranks' parameters differ");
   if (!is_first()) return;
   for (const config::KeyNote& key : options_.file_keys)
     std::cerr << fmt::format("config: {}\n", config::describe(key));
   writer_.emplace(options_.out, settings_of(options_), options_.data,
                   options_.has_file ? config_.to_json() : "");
+  if (options_.saving.resume.empty()) writer_->begin();
 }
 
-void Trainer::begin() {
+// False: another rank says why it is to end.
+bool Trainer::begin() {
   comm::require_same(comm_, "settings and data of train_gpt",
-                     agreement(options_, *data_));
+                     agreement(options_, data_hash_));
   if (is_first()) model_.initialize(options_.seed);
   model_.train_with(comm_, config_);
+  next_sequence_ = sequences_per_backward();
+  if (!options_.saving.resume.empty() && !resume()) return false;
+  checkpointer_.emplace(model_.engine(),
+                        engine::checkpointer_options(options_.saving.files));
   reset_memory_peak();
   if (is_first()) std::cerr << describe(memory_of_rank(memory_use().now));
+  return true;
 }
 
-void Trainer::step(std::int64_t step) {
+engine::EngineReport Trainer::step(std::int64_t step) {
   require_not_stopped();
   const Clock::time_point start = Clock::now();
   double loss = 0;
   engine::EngineReport report;
-  for (std::int64_t micro = 1; micro <= batch_.accumulation_steps; ++micro) {
-    loss += model_.backward(data_->training_batch(
-        shard_, (step - 1) * batch_.accumulation_steps + micro));
+  for (std::int64_t micro = 0; micro < batch_.accumulation_steps; ++micro) {
+    loss += model_.backward(data_->sequences_from(next_sequence_, shard_));
+    next_sequence_ += sequences_per_backward();
     report = model_.step();
   }
   newest_step_ = step;
@@ -197,6 +143,7 @@ void Trainer::step(std::int64_t step) {
                        .masked = report.masked,
                        .heavy = report.heavy,
                        .revived = report.revived});
+  return report;
 }
 
 // Makes parameters equal on all ranks. Counted as part of the newest step,
@@ -214,6 +161,7 @@ void Trainer::synchronize() {
 }
 
 void Trainer::share_losses() {
+  if (unshared_.empty()) return;  // on all ranks
   std::vector<double> mine;
   for (const StepRow& row : unshared_) mine.push_back(row.loss);
   std::vector<double> all(mine.size() * shard_.world_size);
@@ -247,12 +195,12 @@ double Trainer::validate() {
   return total / static_cast<double>(windows * model_.context());
 }
 
-void Trainer::run() {
-  begin();
+Ending Trainer::run() {
+  if (!begin()) return Ending::kFailedElsewhere;
   try {
-    take_steps();
+    if (!take_steps()) return Ending::kFailedElsewhere;
   } catch (const std::exception& error) {
-    const std::string signal(stop_signal_name());
+    const std::string signal(signal_name(stop_signal()));
     progress_.finish();
     if (signal.empty()) throw;
     if (is_first()) stop(signal);
@@ -263,28 +211,47 @@ void Trainer::run() {
         env::launched_ranks() > 1 ? fmt::format(" ({})", error.what()) : ""));
   }
   progress_.finish();
+  if (newest_step_ < options_.steps) {
+    if (is_first()) tell_saved();
+    return Ending::kStopped;
+  }
   summary_.memory = memory_of_rank(memory_use().at_peak);
   summary_.params_checksum = checksum_of_masters();
   if (is_first()) finish();
+  return Ending::kDone;
 }
 
-void Trainer::take_steps() {
-  for (std::int64_t step = 1; step <= options_.steps; ++step) {
-    this->step(step);
+void Trainer::validate_after(std::int64_t step) {
+  const ValidationRow row{step, validate()};
+  model_.engine().end_evaluation();
+  if (writer_) writer_->add(row);
+  progress_.validation(row);
+}
+
+// False: the run could not be saved, and rank 0 tells why.
+bool Trainer::take_steps() {
+  const auto extra = [this] {
+    share_losses();
+    return extra_of(position(), is_first());
+  };
+  while (newest_step_ < options_.steps) {
+    const std::int64_t step = newest_step_ + 1;
+    const engine::EngineReport report = this->step(step);
     const bool is_tenth = step * kValidations / options_.steps !=
                           (step - 1) * kValidations / options_.steps;
     if (is_tenth) synchronize();
     StepRow newest = unshared_.back();
     if (is_tenth || unshared_.size() == kLossesPerExchange) share_losses();
-    if (is_tenth) {
-      const ValidationRow row{step, validate()};
-      model_.engine().end_evaluation();
-      if (writer_) writer_->add(row);
-      progress_.validation(row);
-    }
+    if (is_tenth) validate_after(step);
     newest.loss = newest_loss_;
     progress_.step(newest);
+    if (save_signal() != 0) checkpointer_->request_stop();
+    if (!all_or_none([&] { checkpointer_->after_step(report, extra); }))
+      return false;
+    if (checkpointer_->stop_requested()) return true;
   }
+  return !options_.saving.is_periodic() ||
+         all_or_none([&] { checkpointer_->finish(extra); });
 }
 
 // Collective: masters may be sharded.
@@ -297,59 +264,11 @@ std::string Trainer::checksum_of_masters() {
   return fmt::format("{:016x}", checksum(all));
 }
 
-// Of rank 0, without communication.
-void Trainer::summarize() {
-  summary_.optimizer = options_.optimizer;
-  summary_.semantics = std::string(to_string(options_.semantics));
-  summary_.precision = std::string(precision_name(options_.precision));
-  summary_.skipped_steps = model_.engine().optimizer().skipped_steps();
-  summary_.ranks = comm_.size();
-  summary_.steps = options_.steps;
-  summary_.params = model_.params().size();
-  summary_.zero = static_cast<int>(options_.zero);
-  summary_.offload = options_.offload;
-  summary_.add(writer_->so_far());
-}
-
-// What steps recorded before a signal ended them. The summary first: a launcher
-// may kill soon.
-void Trainer::stop(std::string_view signal) {
-  if (comm_.size() == 1) share_losses();  // local
-  summary_.memory = memory_of_rank(memory_use().at_peak);
-  const auto& steps = writer_->so_far().steps;
-  summary_.stopped_at = steps.empty() ? 0 : steps.back().step;
-  summary_.stopped_by = signal;
-  summarize();
-  const std::vector<RunRecord> runs = {writer_->finish(summary_)};
-  write_file(std::filesystem::path(options_.out) / "report.html",
-             render_report(runs));
-}
-
-void Trainer::finish() {
-  summarize();
-  const std::vector<RunRecord> runs = {writer_->finish(summary_)};
-  const auto report = std::filesystem::path(options_.out) / "report.html";
-  write_file(report, render_report(runs));
-  std::cout << render_table(runs);
-  if (summary_.skipped_steps > 0) {
-    std::cout << fmt::format(
-        "{} of {} steps were skipped: a gradient was not finite\n",
-        summary_.skipped_steps, options_.steps);
-  }
-  std::cout << "report: " << report.string() << '\n';
-  if (!std::isfinite(summary_.final_val_loss)) {
-    throw AgreedFailure(
-        "the loss is not finite at the end: give a smaller --lr, or a --clip");
-  }
-}
-
-}  // namespace
-
-bool train(const Options& options, comm::Communicator& comm) {
+Ending train(const Options& options, comm::Communicator& comm) {
   Trainer trainer(options, comm);
-  if (!prepare_everywhere(comm, [&] { trainer.prepare(); })) return false;
-  trainer.run();
-  return true;
+  if (!prepare_everywhere(comm, [&] { trainer.prepare(); }))
+    return Ending::kFailedElsewhere;
+  return trainer.run();
 }
 
 }  // namespace thinwire::train_gpt

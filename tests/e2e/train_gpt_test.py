@@ -37,6 +37,8 @@ SUMMARY_FIELDS = [
     "zero",
     "offload",
     "memory",
+    "saves",
+    "save_seconds",
 ]
 STEP_FIELDS = [
     "step",
@@ -248,7 +250,8 @@ class TrainGpt(Runs):
             ([*data, "--heads", "5"], "--heads"),
             ([*data, "--optimizer", "sgd"], "onebit_adam"),
             ([*data, "--stepz", "3"], "--steps"),
-            ([*data, "--resume", "x"], "--resume"),
+            ([*data, "--save-every", "x"], "--save-every"),
+            ([*data, "--save-on", "HUP"], "--save-on"),
             ([*data, "--config", "/no/file"], "/no/file"),
         ):
             with self.subTest(arguments=arguments):

@@ -20,7 +20,6 @@ namespace {
 
 constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
 constexpr int kMostRanks = 1024;
-const std::string kHidden;  // CLI11 lists no option of an unnamed group.
 
 void require(bool holds, std::string_view flag, std::string_view range,
              const auto& value) {
@@ -97,7 +96,7 @@ void validate_launch(const Options& options, bool ranks_given) {
 
 }  // namespace
 
-CommandLine::CommandLine(CLI::App& app) : app_(app) {
+CommandLine::CommandLine(CLI::App& app) : app_(app), saving_(app) {
   app_.allow_extras();
   app_.option_defaults()->always_capture_default();
   add_training_flags();
@@ -185,9 +184,6 @@ void CommandLine::add_run_flags() {
                   "the runs in these folders")
       ->type_name("DIR")
       ->default_str("");
-  for (const char* later : {"--save-every", "--resume"}) {
-    app_.add_option(later)->group(kHidden);
-  }
   // Values that are given twice: the later one counts.
   for (CLI::Option* option : app_.get_options()) {
     if (option->get_expected_max() == 1) option->take_last();
@@ -197,20 +193,9 @@ void CommandLine::add_run_flags() {
 std::vector<std::string> CommandLine::flag_names() const {
   std::vector<std::string> names;
   for (const CLI::Option* option : app_.get_options()) {
-    if (option->get_group() != kHidden)
-      names.push_back(option->get_lnames()[0]);
+    names.push_back(option->get_lnames()[0]);
   }
   return names;
-}
-
-void CommandLine::refuse_later_flags() const {
-  for (const char* later : {"--save-every", "--resume"}) {
-    if (is_given(later)) {
-      throw UsageError(fmt::format(
-          "{} is not in this version: runs are neither saved nor resumed",
-          later));
-    }
-  }
 }
 
 void CommandLine::refuse_unknown_flags() const {
@@ -269,7 +254,7 @@ void CommandLine::apply_flags(const std::string& section) {
     CLI::Option* option = app_.get_option_no_throw("--" + entry.flag);
     const bool only_flag = entry.flag == "config" || entry.flag == "compare" ||
                            entry.flag == "help" || entry.flag == "version";
-    if (option == nullptr || only_flag || option->get_group() == kHidden) {
+    if (option == nullptr || only_flag) {
       throw UsageError(
           fmt::format("{}: train_gpt has no key '{}'; the nearest "
                       "is '{}'",
@@ -360,7 +345,6 @@ void CommandLine::resolve() {
 }
 
 const Invocation& CommandLine::finish() {
-  refuse_later_flags();
   refuse_unknown_flags();
   if (!config_.empty()) read_config();
   if (!invocation_.compare.empty()) {
@@ -369,7 +353,9 @@ const Invocation& CommandLine::finish() {
     }
   } else {
     resolve();
-    validate(invocation_.options);
+    Options& options = invocation_.options;
+    options.saving = saving_.resolve(options.file.checkpoint, options.out);
+    validate(options);
     validate_launch(invocation_.options, is_given("--ranks"));
   }
   return invocation_;

@@ -35,7 +35,6 @@ class CommandLine {
  private:
   void add_training_flags();
   void add_run_flags();
-  void refuse_later_flags() const;
   void refuse_unknown_flags() const;
   void read_config();
   void require_warmup_steps(const std::vector<config::KeyNote>& keys) const;
@@ -48,6 +47,7 @@ class CommandLine {
   [[nodiscard]] std::vector<std::string> flag_names() const;
 
   CLI::App& app_;
+  SavingFlags saving_;
   Invocation invocation_;
   // Text until all flags are there: "auto" is not a number.
   std::string freeze_step_;

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/train_gpt/options/saving.h"
 #include "thinwire/config/config.h"
 #include "thinwire/config/semantics.h"
 #include "thinwire/core/dtype.h"
@@ -53,6 +54,7 @@ struct Options {
   bool file_schedules = false;  ///< It decides the learning rates,
   bool file_sizes = false;      ///< and the batch.
   std::string out = "out/train_gpt";
+  Saving saving{};
   bool quiet = false;
   CommChoice comm = CommChoice::kEnvironment;
   int ranks = 1;  ///< With CommChoice::kLocal.

@@ -102,6 +102,9 @@ std::vector<std::string> names_of(const std::vector<RunRecord>& runs) {
     names.push_back(alike > 1 ? fmt::format("{} ({})", run.summary.optimizer,
                                             names.size() + 1)
                               : run.summary.optimizer);
+    if (run.summary.resumed_from)
+      names.back() +=
+          fmt::format(", resumed at step {}", *run.summary.resumed_from);
     if (run.summary.stopped_at)
       names.back() +=
           fmt::format(", stopped at step {}", *run.summary.stopped_at);

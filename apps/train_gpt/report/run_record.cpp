@@ -12,14 +12,13 @@
 #include <nlohmann/json.hpp>
 #include <numbers>
 
+#include "apps/train_gpt/report/metrics.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::train_gpt {
 namespace {
 
 namespace fs = std::filesystem;
-// Keys in the order in which people read them.
-using Json = nlohmann::ordered_json;
 
 constexpr const char* kMetrics = "metrics.jsonl";
 constexpr const char* kSummary = "summary.json";
@@ -29,28 +28,6 @@ constexpr const char* kReport = "report.html";
 [[noreturn]] void fail(const fs::path& path, const std::string& why) {
   throw Error(ErrorCode::kUnavailable,
               fmt::format("{}: {}", path.string(), why));
-}
-
-// JSON has no NaN: null stands for it.
-double number(const Json& object, const char* key) {
-  const Json& value = object.at(key);
-  return value.is_null() ? std::numeric_limits<double>::quiet_NaN()
-                         : value.get<double>();
-}
-
-Json to_json(const StepRow& row) {
-  return {{"step", row.step},
-          {"loss", row.loss},
-          {"lr", row.lr},
-          {"phase", row.phase},
-          {"tokens", row.tokens},
-          {"bytes_sent", row.bytes_sent},
-          {"seconds", row.seconds},
-          {"loss_scale", row.loss_scale},
-          {"memory_bytes", row.memory_bytes},
-          {"masked", row.masked},
-          {"heavy", row.heavy},
-          {"revived", row.revived}};
 }
 
 Json to_json(const MemoryOfRank& memory) {
@@ -84,7 +61,10 @@ Json to_json(const Summary& summary) {
                {"skipped_steps", summary.skipped_steps},
                {"zero", summary.zero},
                {"offload", summary.offload},
-               {"memory", to_json(summary.memory)}};
+               {"memory", to_json(summary.memory)},
+               {"saves", summary.saves},
+               {"save_seconds", summary.save_seconds}};
+  if (summary.resumed_from) json["resumed_from"] = *summary.resumed_from;
   if (summary.stopped_at) {
     json["stopped_at"] = *summary.stopped_at;
     json["stopped_by"] = summary.stopped_by;
@@ -130,36 +110,15 @@ Summary read_summary(const Json& json) {
       .offload = json.at("offload"),
       .memory = read_memory(json.at("memory")),
       .params_checksum = json.at("params_checksum")};
+  summary.saves = json.value("saves", std::int64_t{0});
+  summary.save_seconds = json.value("save_seconds", 0.0);
+  if (json.contains("resumed_from"))
+    summary.resumed_from = json.at("resumed_from");
   if (json.contains("stopped_at")) {
     summary.stopped_at = json.at("stopped_at");
     summary.stopped_by = json.at("stopped_by");
   }
   return summary;
-}
-
-constexpr std::uint64_t kNone = 0;  // of what runs before 0.2.0 did not count
-
-void read_metrics(std::istream& file, bool was_killed, RunRecord& run) {
-  for (std::string line; std::getline(file, line);) {
-    if (file.eof() && was_killed) break;  // in the middle of this line
-    const Json row = Json::parse(line);
-    if (row.contains("val_loss")) {
-      run.validations.push_back({row.at("step"), number(row, "val_loss")});
-    } else {
-      run.steps.push_back({.step = row.at("step"),
-                           .loss = number(row, "loss"),
-                           .lr = row.at("lr"),
-                           .phase = row.at("phase"),
-                           .loss_scale = number(row, "loss_scale"),
-                           .tokens = row.at("tokens"),
-                           .bytes_sent = row.at("bytes_sent"),
-                           .seconds = row.at("seconds"),
-                           .memory_bytes = row.at("memory_bytes"),
-                           .masked = row.value("masked", kNone),
-                           .heavy = row.value("heavy", kNone),
-                           .revived = row.value("revived", kNone)});
-    }
-  }
 }
 
 std::string setting_of(const RunRecord& run, std::string_view name) {
@@ -239,17 +198,24 @@ std::optional<double> RunRecord::bytes_per_step(std::string_view phase) const {
   return sum / count;
 }
 
-void Summary::add(const RunRecord& run) {
-  double tokens = 0;
-  for (const StepRow& row : run.steps) {
-    bytes_sent_per_rank += row.bytes_sent;
-    seconds += row.seconds;
-    tokens += static_cast<double>(row.tokens);
+Totals RunRecord::totals() const {
+  Totals totals = before;
+  for (const StepRow& row : steps) {
+    totals.bytes_sent += row.bytes_sent;
+    totals.seconds += row.seconds;
+    totals.tokens += static_cast<double>(row.tokens);
   }
-  tokens_per_second = seconds > 0 ? tokens / seconds : 0;
-  final_val_loss = run.validations.empty()
-                       ? std::numeric_limits<double>::quiet_NaN()
-                       : run.validations.back().val_loss;
+  if (!validations.empty()) totals.val_loss = validations.back().val_loss;
+  return totals;
+}
+
+void Summary::add(const RunRecord& run) {
+  const Totals totals = run.totals();
+  bytes_sent_per_rank += totals.bytes_sent;
+  seconds += totals.seconds;
+  tokens_per_second = seconds > 0 ? totals.tokens / seconds : 0;
+  final_val_loss =
+      totals.val_loss.value_or(std::numeric_limits<double>::quiet_NaN());
   final_val_bits_per_byte = final_val_loss / std::numbers::ln2;
 }
 
@@ -263,20 +229,54 @@ double RunRecord::rounds_per_step() const {
 }
 
 RunWriter::RunWriter(fs::path folder, Settings settings,
-                     const std::vector<std::string>& data,
-                     const std::string& config)
-    : folder_(std::move(folder)) {
+                     const std::vector<std::string>& data, std::string config)
+    : folder_(std::move(folder)), data_(data), config_(std::move(config)) {
   run_.settings = std::move(settings);
   require_outside(folder_, data);
   std::error_code error;
   fs::create_directories(folder_, error);
   if (error) fail(folder_, fmt::format("cannot be made: {}", error.message()));
   lock_.emplace(folder_);
+}
+
+void RunWriter::write_config() {
+  std::error_code error;
   for (const char* old : {kSummary, kReport}) fs::remove(folder_ / old, error);
   write_file(folder_ / kConfig,
-             to_json(run_.settings, data, config).dump(2) + "\n");
+             to_json(run_.settings, data_, config_).dump(2) + "\n");
+}
+
+void RunWriter::begin() {
+  write_config();
   metrics_.open(folder_ / kMetrics, std::ios::trunc);
   if (!metrics_) fail(folder_ / kMetrics, std::strerror(errno));
+}
+
+// A run that is killed meanwhile leaves the old rows or the new ones.
+void RunWriter::go_on(std::int64_t step, const Totals& totals) {
+  const fs::path path = folder_ / kMetrics;
+  if (fs::exists(path))
+    read_json(path, [&](std::istream& file) {
+      read_lines(file, /*was_killed=*/true, run_);
+    });
+  const auto is_later = [step](const auto& row) { return row.step > step; };
+  std::erase_if(run_.steps, is_later);
+  std::erase_if(run_.validations, is_later);
+  const Totals kept = run_.totals();
+  run_.before = {.bytes_sent = totals.bytes_sent -
+                               std::min(totals.bytes_sent, kept.bytes_sent),
+                 .seconds = std::max(0.0, totals.seconds - kept.seconds),
+                 .tokens = std::max(0.0, totals.tokens - kept.tokens),
+                 .val_loss = totals.val_loss};
+  write_config();
+  fs::path temporary = path;
+  temporary += ".tmp";
+  write_file(temporary, lines_of(run_));
+  std::error_code error;
+  fs::rename(temporary, path, error);
+  if (error) fail(path, fmt::format("cannot be replaced: {}", error.message()));
+  metrics_.open(path, std::ios::app);
+  if (!metrics_) fail(path, std::strerror(errno));
 }
 
 void RunWriter::write_line(const std::string& line) {
@@ -285,12 +285,12 @@ void RunWriter::write_line(const std::string& line) {
 }
 
 void RunWriter::add(StepRow row) {
-  write_line(to_json(row).dump());
+  write_line(line_of(row));
   run_.steps.push_back(std::move(row));
 }
 
 void RunWriter::add(ValidationRow row) {
-  write_line(Json{{"step", row.step}, {"val_loss", row.val_loss}}.dump());
+  write_line(line_of(row));
   run_.validations.push_back(row);
 }
 
@@ -309,7 +309,7 @@ RunRecord read_run(const fs::path& folder) {
       run.summary = read_summary(Json::parse(file));
     });
   read_json(folder / kMetrics,
-            [&](std::istream& file) { read_metrics(file, was_killed, run); });
+            [&](std::istream& file) { read_lines(file, was_killed, run); });
   read_json(folder / kConfig, [&](std::istream& file) {
     const Json config = Json::parse(file);
     for (const auto& [name, value] : config.at("train_gpt").items()) {

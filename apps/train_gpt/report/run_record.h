@@ -67,6 +67,10 @@ struct Summary {
   /// The last step that is recorded, of a run that did not reach its end.
   std::optional<std::int64_t> stopped_at{};
   std::string stopped_by{};  ///< "SIGINT"; empty: not known, as after SIGKILL.
+  /// The step of the checkpoint that the run went on from.
+  std::optional<std::int64_t> resumed_from{};
+  std::int64_t saves = 0;   ///< Complete checkpoints.
+  double save_seconds = 0;  ///< That training waited for them.
 
   /// Bytes, time and the last loss of all that `run` has recorded.
   void add(const struct RunRecord& run);
@@ -74,13 +78,26 @@ struct Summary {
 
 using Settings = std::vector<std::pair<std::string, std::string>>;
 
+/// Sums over steps, and the newest validation.
+struct Totals {
+  std::uint64_t bytes_sent = 0;
+  double seconds = 0;
+  double tokens = 0;
+  std::optional<double> val_loss{};
+};
+
 /// All that is known of a run.
 struct RunRecord {
   Summary summary;
+  /// Of steps that are not among those here: the run went on from a checkpoint
+  /// of another folder.
+  Totals before{};
   Settings settings;
   std::vector<StepRow> steps;
   std::vector<ValidationRow> validations;
 
+  /// Of all steps.
+  [[nodiscard]] Totals totals() const;
   /// Mean bytes of a step in this phase; nothing if there was none.
   [[nodiscard]] std::optional<double> bytes_per_step(
       std::string_view phase) const;
@@ -92,14 +109,17 @@ struct RunRecord {
 /// Error(kUnavailable) naming the file.
 class RunWriter {
  public:
-  /// Creates the folder and an empty metrics.jsonl; results of an earlier run
-  /// there are removed. While this object lives no other one can be made for
-  /// the folder. Throws Error(kInvalidArgument) if some of `data` lies in it.
-  /// `config` is what a configuration file adds to the settings, as JSON text,
-  /// or empty.
+  /// Creates the folder; while this object lives no other one can be made for
+  /// it. Throws Error(kInvalidArgument) if some of `data` lies in it. `config`
+  /// is what a configuration file adds to the settings, as JSON text, or empty.
   RunWriter(std::filesystem::path folder, Settings settings,
-            const std::vector<std::string>& data,
-            const std::string& config = {});
+            const std::vector<std::string>& data, std::string config = {});
+
+  /// Begins with an empty metrics.jsonl; results of an earlier run are removed.
+  void begin();
+  /// The same, but rows up to `step` stay, and count as this run's; later ones
+  /// are dropped. `totals` are those of all steps so far.
+  void go_on(std::int64_t step, const Totals& totals);
 
   void add(StepRow row);
   void add(ValidationRow row);
@@ -109,8 +129,11 @@ class RunWriter {
 
  private:
   void write_line(const std::string& line);
+  void write_config();
 
   std::filesystem::path folder_;
+  std::vector<std::string> data_;
+  std::string config_;
   std::optional<FolderLock> lock_;
   std::ofstream metrics_;
   RunRecord run_;

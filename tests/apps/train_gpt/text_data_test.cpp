@@ -69,6 +69,22 @@ TEST(TextData, GlobalBatchDoesNotDependOnHowRanksShareIt) {
   }
 }
 
+TEST(TextData, SequencesAreTheSameHoweverTheyAreTaken) {
+  const TextData data = TextData::of({counting(5000)}, /*context=*/7);
+  const Batch all = data.sequences_from(48, {.seed = 5, .sequences = 24});
+  EXPECT_EQ(all.bytes,
+            data.training_batch({.seed = 5, .sequences = 24}, 2).bytes);
+  // Two ranks, and three backwards of four sequences each.
+  std::vector<std::uint8_t> together;
+  for (std::int64_t first = 48; first < 72; first += 8)
+    for (const std::size_t rank : {0u, 1u}) {
+      const Batch batch = data.sequences_from(
+          first, {.seed = 5, .rank = rank, .world_size = 2, .sequences = 4});
+      together.insert(together.end(), batch.bytes.begin(), batch.bytes.end());
+    }
+  EXPECT_EQ(together, all.bytes);
+}
+
 TEST(TextData, SeedAndStepDecideTheBatch) {
   const TextData data = TextData::of({counting(5000)}, /*context=*/7);
   const auto bytes = [&](std::uint64_t seed, std::int64_t step) {

@@ -218,19 +218,6 @@ TEST(CommandLine, UnknownFlagsNameTheNearest) {
                      [] { return parse({"--step=3"}); });
 }
 
-TEST(CommandLine, LaterFlagsAreRefusedAndNotListed) {
-  expect_usage_error({"--save-every", "not in this version"}, [] {
-    return parse({"--save-every", "10"});
-  });
-  expect_usage_error({"--resume", "not in this version"}, [] {
-    return parse({"--resume", "out"});
-  });
-  CLI::App app("", "train_gpt");
-  const CommandLine command_line(app);
-  EXPECT_EQ(app.help().find("--resume"), std::string::npos);
-  EXPECT_NE(app.help().find("--freeze-step"), std::string::npos);
-}
-
 TEST(CommandLine, CompareTakesFolders) {
   const Invocation invocation =
       parse_all({"--compare", "a", "b", "--out", "c"});

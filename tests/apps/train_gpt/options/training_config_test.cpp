@@ -136,8 +136,8 @@ TEST_F(ConfigFile, IsCheckedLikeFlags) {
                      parse_config_file);
   write(R"({"train_gpt": {"help": true}})");
   expect_usage_error({"no key 'help'"}, parse_config_file);
-  write(R"({"train_gpt": {"resume": "out"}})");
-  expect_usage_error({"no key 'resume'"}, parse_config_file);
+  write(R"({"train_gpt": {"save_every": "often"}})");
+  expect_usage_error({"--save-every", "often"}, parse_config_file);
   write(R"({"optimiser": {"type": "OneBitAdam"}})");
   expect_usage_error({path.c_str(), "optimiser", "optimizer"},
                      parse_config_file);

@@ -49,6 +49,7 @@ class RunFolder : public ::testing::Test {
   void write_run() const {
     RunWriter writer(folder, {{"optimizer", "onebit_adam"}, {"steps", "2"}},
                      {"a.txt"});
+    writer.begin();
     writer.add(
         StepRow{1, 5.5, 0.001, "exact", 65536, 2048, 1000, 0.25, 17'000});
     writer.add(StepRow{2, std::numeric_limits<double>::quiet_NaN(), 0.002,
@@ -66,7 +67,8 @@ class RunFolder : public ::testing::Test {
 
 TEST_F(RunFolder, KeepsWhatAConfigurationFileSays) {
   RunWriter(folder, {{"steps", "2"}}, {"a.txt"},
-            R"({"fp16": {"enabled": true}})");
+            R"({"fp16": {"enabled": true}})")
+      .begin();
   const std::string config = text("config.json");
   EXPECT_NE(config.find("\"fp16\""), std::string::npos) << config;
   EXPECT_NE(config.find("\"train_gpt\""), std::string::npos) << config;
@@ -74,6 +76,7 @@ TEST_F(RunFolder, KeepsWhatAConfigurationFileSays) {
 
 TEST_F(RunFolder, CountsNoRoundWhereOnlyAFlagTravelled) {
   RunWriter writer(folder, {}, {});
+  writer.begin();
   writer.add(StepRow{1, 5, 0.001, "compressed", 1024, 64, 900, 0.1});
   writer.add(StepRow{2, 5, 0.001, "local", 1024, 64, 3, 0.1});
   EXPECT_EQ(writer.finish(kSummary).rounds_per_step(), 0.5);
@@ -156,7 +159,9 @@ TEST_F(RunFolder, HasTheFieldsThatOthersRelyOn) {
             "    \"buckets\": 1000,\n"
             "    \"other\": 0,\n"
             "    \"peak\": 17000\n"
-            "  }\n"
+            "  },\n"
+            "  \"saves\": 0,\n"
+            "  \"save_seconds\": 0.0\n"
             "}\n");
   EXPECT_EQ(text("config.json"),
             "{\n"
@@ -172,9 +177,75 @@ TEST_F(RunFolder, HasTheFieldsThatOthersRelyOn) {
 
 TEST_F(RunFolder, ForgetsTheResultsOfAnEarlierRun) {
   write_run();
-  const RunWriter writer(folder, {}, {"a.txt"});
+  RunWriter(folder, {}, {"a.txt"}).begin();
   EXPECT_FALSE(fs::exists(folder / "summary.json"));
   EXPECT_EQ(text("metrics.jsonl"), "");
+}
+
+// ---- of a run that goes on
+
+StepRow row(std::int64_t step) {
+  return {.step = step,
+          .loss = 1.0 / static_cast<double>(step),
+          .phase = "exact",
+          .tokens = 10,
+          .bytes_sent = 100,
+          .seconds = 0.1};
+}
+
+TEST_F(RunFolder, OfARunThatGoesOnKeepsWhatWasBefore) {
+  std::string before;
+  {
+    RunWriter writer(folder, {}, {"a.txt"});
+    writer.begin();
+    writer.add(row(1));
+    writer.add(ValidationRow{1, 3.0});
+    writer.add(row(2));
+    writer.add(ValidationRow{2, 2.0});
+    before = text("metrics.jsonl");
+    writer.add(row(3));
+    writer.add(ValidationRow{3, 1.0});
+  }
+  std::ofstream(folder / "metrics.jsonl", std::ios::app) << R"({"step":4,"lo)";
+  RunWriter writer(folder, {{"steps", "9"}}, {"a.txt"});
+  EXPECT_NE(text("metrics.jsonl").find("\"step\":4"), std::string::npos)
+      << "nothing changes before it is loaded";
+  writer.go_on(2, {.bytes_sent = 200, .seconds = 0.2, .tokens = 20});
+  EXPECT_EQ(text("metrics.jsonl"), before);
+  writer.add(row(3));
+  const RunRecord& run = writer.so_far();
+  ASSERT_EQ(run.steps.size(), 3u);
+  EXPECT_EQ(run.validations.size(), 2u);
+  Summary summary;
+  summary.add(run);
+  EXPECT_EQ(summary.bytes_sent_per_rank, 300u);
+  EXPECT_NEAR(summary.seconds, 0.3, 1e-12);
+  EXPECT_EQ(summary.final_val_loss, 2.0);
+  EXPECT_EQ(text("metrics.jsonl").find(before), 0u);
+  EXPECT_NE(text("config.json").find("\"steps\": 9"), std::string::npos);
+}
+
+TEST_F(RunFolder, OfARunThatWentOnElsewhereHasItsTotals) {
+  RunWriter writer(folder, {}, {"a.txt"});
+  writer.go_on(
+      100,
+      {.bytes_sent = 5000, .seconds = 10, .tokens = 1000, .val_loss = 1.5});
+  EXPECT_EQ(text("metrics.jsonl"), "");
+  writer.add(row(101));
+  Summary summary;
+  summary.resumed_from = 100;
+  summary.saves = 3;
+  summary.save_seconds = 0.25;
+  summary.add(writer.so_far());
+  EXPECT_EQ(summary.bytes_sent_per_rank, 5100u);
+  EXPECT_EQ(summary.seconds, 10.1);
+  EXPECT_EQ(summary.tokens_per_second, 1010 / 10.1);
+  EXPECT_EQ(summary.final_val_loss, 1.5);
+  writer.finish(summary);
+  const Summary read = read_run(folder).summary;
+  EXPECT_EQ(read.resumed_from, 100);
+  EXPECT_EQ(read.saves, 3);
+  EXPECT_EQ(read.save_seconds, 0.25);
 }
 
 TEST_F(RunFolder, MissingOrTornFilesAreNamed) {
@@ -195,7 +266,9 @@ TEST_F(RunFolder, OfARunThatASignalEndedIsReadBack) {
   stopped.stopped_at = 1;
   stopped.stopped_by = "SIGINT";
   stopped.final_val_loss = std::numeric_limits<double>::quiet_NaN();
-  RunWriter(folder, {}, {}).finish(stopped);
+  RunWriter writer(folder, {}, {});
+  writer.begin();
+  writer.finish(stopped);
   EXPECT_NE(text("summary.json")
                 .find("  \"stopped_at\": 1,\n"
                       "  \"stopped_by\": \"SIGINT\"\n}"),
@@ -221,6 +294,7 @@ TEST_F(RunFolder, OfAKilledRunIsReadAsFarAsItGoes) {
                       {"batch", "8"},
                       {"accumulate", "2"}},
                      {"a.txt"});
+    writer.begin();
     writer.add(StepRow{1, 5.5, 0.001, "exact", 1, 3072, 1000, 0.25, 17'000});
     writer.add(StepRow{2, 5.25, 0.001, "exact", 1, 3072, 1000, 0.5, 18'000});
     writer.add(ValidationRow{2, 1.625});
@@ -255,6 +329,7 @@ TEST_F(RunFolder, TakesOneRunAtATime) {
   const std::string name = folder.string();
   {
     RunWriter writer(folder, {}, {"a.txt"});
+    writer.begin();
     writer.add(ValidationRow{2, 1.625});
     const std::string before = text("metrics.jsonl");
     expect_error(ErrorCode::kUnavailable,

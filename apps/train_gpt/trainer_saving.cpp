@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <iostream>
+#include <span>
+#include <string>
+
+#include "apps/train_gpt/agreed_failure.h"
+#include "apps/train_gpt/trainer_impl.h"
+#include "thinwire/core/error.h"
+
+namespace thinwire::train_gpt {
+
+// Runs what fails on all ranks or on none. False: it failed, and rank 0 tells.
+bool Trainer::all_or_none(const std::function<void()>& body) {
+  try {
+    body();
+    return true;
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kCommFailure) throw;
+    if (is_first()) throw AgreedFailure(error.what());
+    return false;
+  }
+}
+
+// As --resume says; with auto from the beginning where nothing is saved yet.
+bool Trainer::resume() {
+  const Saving& saving = options_.saving;
+  const checkpoint::LoadOptions how{.fall_back = saving.resume_fallback};
+  std::optional<checkpoint::LoadReport> found;
+  const bool is_loaded = all_or_none([&] {
+    if (saving.resume == kAutoResume)
+      found = model_.engine().resume(saving.files.root, how);
+    else
+      found = model_.engine().load(saving.resume, how);
+  });
+  if (!is_loaded) return false;
+  const bool is_fine = prepare_everywhere(comm_, [&] {
+    if (found) {
+      resumed_ = position_of(*found, is_first());
+      require_resumable(resumed_, position(), saving, options_.steps,
+                        found->path);
+    }
+    if (writer_ && found) writer_->go_on(resumed_.step, resumed_.totals);
+    if (writer_ && !found) writer_->begin();
+  });
+  if (is_fine && found) go_on();
+  if (is_fine && is_first())
+    std::cerr << (found
+                      ? fmt::format(
+                            "resumed from {}: step {} of {}, saved by {} "
+                            "ranks\n",
+                            found->path, resumed_.step, options_.steps,
+                            found->world)
+                      : fmt::format("no checkpoint in {}: from the beginning\n",
+                                    saving.files.root));
+  return is_fine;
+}
+
+void Trainer::go_on() {
+  newest_step_ = resumed_.step;
+  next_sequence_ = resumed_.next_sequence;
+  summary_.resumed_from = resumed_.step;
+  if (writer_ && !writer_->so_far().steps.empty())
+    newest_loss_ = writer_->so_far().steps.back().loss;
+}
+
+Position Trainer::position() const {
+  Position position{.step = newest_step_,
+                    .next_sequence = next_sequence_,
+                    .seed = options_.seed,
+                    .data_hash = data_hash_};
+  if (!writer_ || !checkpointer_) return position;
+  const auto& saved = checkpointer_->totals();
+  position.totals = writer_->so_far().totals();
+  position.saves = resumed_.saves + saved.saves + 1;
+  position.save_seconds = resumed_.save_seconds + saved.held_seconds;
+  return position;
+}
+
+}  // namespace thinwire::train_gpt
