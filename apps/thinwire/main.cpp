@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "apps/support/program.h"
 #include "apps/thinwire/bench.h"
+#include "apps/thinwire/checkpoint.h"
 #include "apps/thinwire/doctor.h"
 #include "apps/thinwire/replay.h"
 
@@ -9,6 +10,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   thinwire::apps::add_replay(app);
   thinwire::apps::add_bench(app);
+  thinwire::apps::add_checkpoint(app);
   app.add_subcommand("doctor",
                      "Says what this machine and build have, and what would "
                      "make them better")

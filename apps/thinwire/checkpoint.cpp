@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/thinwire/checkpoint.h"
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "apps/thinwire/checkpoint/commands.h"
+
+namespace thinwire::apps {
+
+namespace {
+
+using namespace checkpoint_tool;
+
+struct Flags {
+  std::string path;
+  std::string other;
+  bool json = false;
+  ExportFlags export_to;
+};
+
+// NAME PATH [--json]
+CLI::App* add(CLI::App& parent, const std::string& name,
+              const std::string& what, const std::shared_ptr<Flags>& flags,
+              const std::string& argument) {
+  CLI::App* const command = parent.add_subcommand(name, what);
+  command
+      ->add_option(argument, flags->path,
+                   argument == "ROOT" ? "a directory of checkpoints"
+                   : argument == "DIR" || argument == "A"
+                       ? "a checkpoint, or a directory of them: the newest"
+                       : "a checkpoint, or a directory of them: all")
+      ->required();
+  command->add_flag("--json", flags->json, "the same, for programs");
+  return command;
+}
+
+void add_export(CLI::App& parent, const std::shared_ptr<Flags>& flags) {
+  CLI::App* const command = add(
+      parent, "export",
+      "Write the weights as Hugging Face does, in any precision", flags, "DIR");
+  command
+      ->add_option("--out", flags->export_to.out,
+                   "the directory to write to; nothing in it is replaced")
+      ->required();
+  command
+      ->add_option("--dtype", flags->export_to.dtype,
+                   "fp32 (from the masters, if there are any), bf16 or fp16; "
+                   "left out: the model's own")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+  command->add_flag("--states", flags->export_to.states,
+                    "optimizer.safetensors too: exp_avg/NAME and the like");
+  command->callback(
+      [flags] { export_to(flags->path, flags->export_to, flags->json); });
+}
+
+}  // namespace
+
+void add_checkpoint(CLI::App& app) {
+  CLI::App* const group =
+      app.add_subcommand("checkpoint", "Look at checkpoints and verify them");
+  group->require_subcommand(1);
+  const auto flags = std::make_shared<Flags>();
+  add(*group, "ls", "List the checkpoints in a directory", flags, "ROOT")
+      ->callback([flags] { list(flags->path, flags->json); });
+  add(*group, "show", "Say what a checkpoint holds", flags, "DIR")
+      ->callback([flags] { show(flags->path, flags->json); });
+  add(*group, "verify",
+      "Read every byte and compare it with the hashes; exit code 1 if one is "
+      "wrong",
+      flags, "DIR|ROOT")
+      ->callback([flags] { verify(flags->path, flags->json); });
+  CLI::App* const compare =
+      add(*group, "diff",
+          "Compare two checkpoints parameter by parameter, whatever number of "
+          "ranks saved them; exit code 1 if they differ",
+          flags, "A");
+  compare->add_option("B", flags->other, "the one to compare it with")
+      ->required();
+  compare->callback([flags] { diff(flags->path, flags->other, flags->json); });
+  add_export(*group, flags);
+}
+
+}  // namespace thinwire::apps

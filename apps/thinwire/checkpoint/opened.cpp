@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/thinwire/checkpoint/opened.h"
+
+#include <utility>
+
+#include "checkpoint/extra.h"
+#include "checkpoint/mean.h"
+#include "checkpoint/read/locate.h"
+#include "checkpoint/read/read_text.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/core/error.h"
+
+namespace thinwire::apps::checkpoint_tool {
+
+void for_pieces(std::size_t size, const std::function<void(Range)>& take) {
+  constexpr std::size_t kPiece = std::size_t{1} << 20;
+  for (std::size_t at = 0; at < size; at += kPiece)
+    take({at, std::min(kPiece, size - at)});
+}
+
+std::size_t elements_of(const checkpoint::SavedParameter& parameter) {
+  std::size_t elements = 1;
+  for (const std::size_t size : parameter.shape) elements *= size;
+  return elements;
+}
+
+double value_at(ConstView values, std::size_t i) {
+  switch (values.dtype()) {
+    case DType::kFloat32:
+      return static_cast<double>(values.as<float>()[i]);
+    case DType::kFloat16:
+      return static_cast<double>(to_float(values.as<Half>()[i]));
+    case DType::kBFloat16:
+      return static_cast<double>(to_float(values.as<BFloat16>()[i]));
+    case DType::kFloat64:
+      return values.as<double>()[i];
+    case DType::kInt32:
+      return values.as<std::int32_t>()[i];
+    case DType::kInt64:
+      return static_cast<double>(values.as<std::int64_t>()[i]);
+    case DType::kUInt8:
+      return values.as<std::uint8_t>()[i];
+  }
+  return 0;
+}
+
+Opened::Opened(const std::string& path)
+    : directory_(
+          checkpoint::complete_one(checkpoint::posix_file_system(), path)),
+      manifest_(checkpoint::read_manifest(checkpoint::posix_file_system(),
+                                          directory_)),
+      arrays_(checkpoint::posix_file_system(), directory_, manifest_),
+      weights_(checkpoint::posix_file_system(), directory_, manifest_) {
+  for (std::size_t i = 0; i < manifest_.parameters.size(); ++i)
+    numbers_.emplace(manifest_.parameters[i].name, i);
+}
+
+std::optional<std::size_t> Opened::parameter(std::string_view name) const {
+  const auto found = numbers_.find(name);
+  if (found == numbers_.end()) return std::nullopt;
+  return found->second;
+}
+
+Values Opened::weight(const std::string& name) {
+  const checkpoint::TensorEntry* const tensor = weights_.find(name);
+  if (tensor == nullptr)
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                directory_ + ": '" + name + "' is in no file of weights");
+  return {
+      tensor->type.dtype, tensor->bytes / size_of(tensor->type.dtype),
+      [this, name](Range range, View to) { weights_.read(name, range, to); }};
+}
+
+Values Opened::elements(const checkpoint::SavedArray& array, int rank,
+                        std::size_t parameter) {
+  return {array.dtype, elements_of(manifest_.parameters[parameter]),
+          [this, &array, rank, parameter](Range range, View to) {
+            arrays_.read(array.name, rank, parameter, range, to);
+          }};
+}
+
+Values Opened::mean(const checkpoint::SavedArray& array,
+                    std::size_t parameter) {
+  return {array.dtype, elements_of(manifest_.parameters[parameter]),
+          [this, &array, parameter](Range range, View to) {
+            checkpoint::MeanOfRanks sums(range.size);
+            Buffer one(range.size, array.dtype);
+            for (int rank = 0; rank < manifest_.world; ++rank) {
+              arrays_.read(array.name, rank, parameter, range, one.view());
+              sums.add(std::as_const(one).view());
+            }
+            sums.write(to);
+          }};
+}
+
+StateDict Opened::extra() const {
+  return checkpoint::read_extra(checkpoint::posix_file_system(), directory_,
+                                manifest_);
+}
+
+StateDict Opened::extra_of_rank(int rank) const {
+  return checkpoint::read_extra_of_rank(checkpoint::posix_file_system(),
+                                        directory_, manifest_, rank);
+}
+
+bool Opened::has_all(const checkpoint::SavedArray& array, int rank,
+                     std::size_t parameter) const {
+  const std::size_t size = elements_of(manifest_.parameters[parameter]);
+  std::size_t there = 0;
+  for (const auto& piece :
+       arrays_.pieces(array.name, rank, parameter, {0, size}))
+    there += piece.range.size;
+  return there == size;
+}
+
+}  // namespace thinwire::apps::checkpoint_tool
