@@ -32,16 +32,15 @@ Variant with_prefetch(const Variant& variant, std::optional<bool> prefetch) {
           }};
 }
 
-void say_if_busy(const Row& row, const MeasureSettings& settings,
-                 int busy_rounds) {
-  if (busy_rounds > 0)
-    std::cerr << fmt::format(
-        "thinwire: {} with threads={}: {} of {} rounds began while something "
-        "else kept the machine busy\n",
-        row.name, settings.threads, busy_rounds, settings.rounds);
-}
-
 }  // namespace
+
+void say_if_busy(const std::string& row, const Interleaved& measured) {
+  if (measured.busy_rounds > 0)
+    std::cerr << fmt::format(
+        "thinwire: {}: {} of {} rounds began while something else kept the "
+        "machine busy\n",
+        row, measured.busy_rounds, measured.seconds.front().size());
+}
 
 std::vector<std::vector<const Row*>> in_groups(
     std::span<const Row* const> rows) {
@@ -71,7 +70,8 @@ std::vector<Result> measure(std::span<const Row* const> group,
   variants.push_back({[&] { limits.run(first.limit); }});
   if (first.only_reads) variants.push_back({[&] { limits.run(Limit::kRead); }});
   const Interleaved measured = interleave(variants, settings.rounds);
-  say_if_busy(first, settings, measured.busy_rounds);
+  say_if_busy(fmt::format("{} with threads={}", first.name, settings.threads),
+              measured);
 
   const auto& seconds = measured.seconds;
   std::vector<Result> results;

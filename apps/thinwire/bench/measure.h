@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "apps/thinwire/bench/interleave.h"
 #include "apps/thinwire/bench/result.h"
 #include "apps/thinwire/bench/rows.h"
 
@@ -25,5 +27,8 @@ struct MeasureSettings {
 /// reading, in turns. Writes to stderr if something else kept the machine busy.
 [[nodiscard]] std::vector<Result> measure(std::span<const Row* const> group,
                                           const MeasureSettings& settings);
+
+/// Writes a line to stderr if rounds of this row began on a busy machine.
+void say_if_busy(const std::string& row, const Interleaved& measured);
 
 }  // namespace thinwire::apps::bench

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/thinwire/bench/checkpoint_rows.h"
 #include "apps/thinwire/bench/echo_transport.h"
 #include "apps/thinwire/bench/exchange_rows.h"
 #include "apps/thinwire/bench/interleave.h"
@@ -96,6 +97,8 @@ TEST(Rows, HaveNamesOfTheirOwn) {
   std::set<std::string> names;
   for (const Row& row : rows()) EXPECT_TRUE(names.insert(row.name).second);
   for (const ExchangeRow& row : exchange_rows())
+    EXPECT_TRUE(names.insert(row.name).second);
+  for (const CheckpointRow& row : checkpoint_rows())
     EXPECT_TRUE(names.insert(row.name).second);
 }
 
