@@ -2,9 +2,11 @@
 #include <torch/torch.h>
 
 #include <iostream>
+#include <string>
 
 #include "thinwire/comm/run.h"
 #include "thinwire/torch/engine.h"
+#include "thinwire/torch/random_state.h"
 
 namespace {
 
@@ -19,8 +21,9 @@ torch::Tensor loss_of(torch::nn::Sequential& model,
 }  // namespace
 
 // A LibTorch module in fp16, four backwards per step, and an evaluation; start
-// it alone or under mpirun.
-void train(thinwire::comm::Communicator& comm) {
+// it alone or under mpirun. With a directory it saves itself there at its end,
+// and goes on from there with 400 more steps when started again.
+void train(thinwire::comm::Communicator& comm, const std::string& folder) {
   torch::nn::Sequential model(torch::nn::Linear(8, 64), torch::nn::Tanh(),
                               torch::nn::Linear(64, 1));
   const thinwire::config::Config config{
@@ -32,6 +35,13 @@ void train(thinwire::comm::Communicator& comm) {
   thinwire::torch::Engine engine(*model, comm, config);
 
   torch::manual_seed(comm.rank());  // Every rank has data of its own.
+  if (!folder.empty()) {
+    if (const auto loaded = engine.resume(folder)) {
+      const thinwire::StateDict& own = loaded->extra.own;
+      if (own.has_array("random"))  // not on ranks that were not there
+        thinwire::torch::set_random_state(own.array("random"));
+    }
+  }
   for (int step = 1; step <= 400; ++step) {
     thinwire::engine::EngineReport report;
     for (int backward = 1; backward <= 4; ++backward) {
@@ -48,6 +58,16 @@ void train(thinwire::comm::Communicator& comm) {
                 << " bytes sent\n";
     }
   }
+  if (!folder.empty()) {
+    thinwire::checkpoint::Extra extra;
+    extra.own.put("random", thinwire::torch::random_state());
+    const auto saved = engine.save(folder, extra);
+    if (comm.rank() == 0) std::cout << "saved as " << saved.path << '\n';
+  }
 }
 
-int main() { return thinwire::comm::run(train); }
+int main(int argc, char** argv) {
+  const std::string folder = argc > 1 ? argv[1] : "";
+  return thinwire::comm::run(
+      [&](thinwire::comm::Communicator& comm) { train(comm, folder); });
+}
