@@ -126,10 +126,9 @@ void StateReader::for_rows(
 
 StateReader::Read StateReader::elements(const SavedArray& array,
                                         std::vector<Range> ranges) {
-  const bool is_own =
-      array.sharing == Sharing::kOwn || array.sharing == Sharing::kMean;
-  return [this, name = array.name, rank = is_own ? comm_.rank() : -1,
-          ranges = std::move(ranges)](Range part, View to) {
+  const int rank = SavedArrays::is_per_rank(array) ? comm_.rank() : -1;
+  return [this, name = array.name, rank, ranges = std::move(ranges)](Range part,
+                                                                     View to) {
     for_rows(ranges, part, to, [&](const Row& row, View values) {
       arrays_.read(name, rank, row.parameter, row.range, values);
     });
@@ -250,12 +249,9 @@ void StateReader::add_elements(StateDict& dict, const SavedArray& array,
   } else if (array.sharing == Sharing::kMean && !is_same_world()) {
     dict.put(array.name, fill(size, array.dtype, is_shared,
                               mean_of_ranks(array, std::move(ranges))));
-  } else if (array.sharing == Sharing::kMean ||
-             array.sharing == Sharing::kOwn) {
-    dict.put(array.name, fill(size, array.dtype, false,
-                              elements(array, std::move(ranges))));
   } else {
-    dict.put(array.name, fill(size, array.dtype, is_shared,
+    const bool is_own = SavedArrays::is_per_rank(array);
+    dict.put(array.name, fill(size, array.dtype, is_shared && !is_own,
                               elements(array, std::move(ranges))));
   }
 }
@@ -337,7 +333,8 @@ void StateReader::add_whole(StateDict& dict, const SavedArray& array) {
 void StateReader::add_scalars(StateDict& dict) const {
   dict.put_all("", manifest_.scalars);
   dict.put_integer(optim::kSavedWorld, saved_world());
-  const auto& all = manifest_.scalars_of_ranks;
+  const auto& all = manifest_.scalars_of_ranks;  // of every rank, or none
+  if (all.empty()) return;
   if (is_same_world()) {
     dict.put_all("", all[static_cast<std::size_t>(comm_.rank())]);
     return;
