@@ -12,6 +12,7 @@
 #include "support/errors.h"
 #include "support/folder.h"
 #include "support/ranks.h"
+#include "support/same_bits.h"
 #include "support/sanitizers.h"
 #include "thinwire/checkpoint/inspect.h"
 
@@ -37,13 +38,6 @@ Config config_of(const std::string& optimizer, DType dtype,
       .initial_scale = 1024, .window = 2, .hysteresis = 1};
   config.comm.bucket_elements = bucket_elements;
   return config;
-}
-
-::testing::AssertionResult same_bits(ConstView a, ConstView b) {
-  if (a.bytes() == b.bytes() &&
-      (a.bytes() == 0 || std::memcmp(a.data(), b.data(), a.bytes()) == 0))
-    return ::testing::AssertionSuccess();
-  return ::testing::AssertionFailure() << "other bits";
 }
 
 // Eight steps: through warm-up, freeze, syncs, a skipped step and a change of
@@ -85,7 +79,9 @@ void expect_continues(comm::Communicator& comm, const std::string& root,
     step(*run, 70, comm.rank());  // has been elsewhere: that leaves no trace
     const checkpoint::LoadReport loaded = run->engine.load(root);
     EXPECT_EQ(loaded.path, saved.path);
-    EXPECT_TRUE(same_bits(run->params.view(), main.params.view())) << t;
+    EXPECT_TRUE(
+        thinwire::test::same_bytes(run->params.view(), main.params.view()))
+        << t;
     EXPECT_EQ(run->engine.loss_scale(), main.engine.loss_scale());
     resumed.emplace_back(t, std::move(run));
 
@@ -97,7 +93,8 @@ void expect_continues(comm::Communicator& comm, const std::string& root,
       EXPECT_EQ(report.applied, want.applied);
       EXPECT_EQ(report.phase, want.phase);
       EXPECT_EQ(report.grad_norm, want.grad_norm);
-      ASSERT_TRUE(same_bits(other->params.view(), main.params.view()))
+      ASSERT_TRUE(
+          thinwire::test::same_bytes(other->params.view(), main.params.view()))
           << "saved before step " << since << ", after step " << t;
     }
   }
@@ -184,7 +181,8 @@ TEST(OtherRanks, HaveTheSameStatesOfAnyStage) {
       Driven last(comm, config);
       static_cast<void>(first.engine.load(folder.in("a")));
       static_cast<void>(last.engine.load(from));
-      EXPECT_TRUE(same_bits(first.params.view(), last.params.view()));
+      EXPECT_TRUE(
+          thinwire::test::same_bytes(first.params.view(), last.params.view()));
       EXPECT_TRUE(
           same_state(first.engine.state_dict(), last.engine.state_dict()));
     });
@@ -379,8 +377,11 @@ TEST(EngineCheckpoint, AsynchronousSavesHaveTheValuesOfTheirStep) {
       EXPECT_FALSE(run.engine.is_saving());
       Driven resumed(comm, config);
       static_cast<void>(resumed.engine.load(folder.in("run")));
-      EXPECT_TRUE(same_bits(resumed.params.view(), kept.view())) << t;
-      EXPECT_TRUE(same_bits(copy.params.view(), kept.view())) << t;
+      EXPECT_TRUE(
+          thinwire::test::same_bytes(resumed.params.view(), kept.view()))
+          << t;
+      EXPECT_TRUE(thinwire::test::same_bytes(copy.params.view(), kept.view()))
+          << t;
       kernels::convert(kept.view(), run.params.view());
     }
   });
@@ -412,8 +413,8 @@ TEST(EngineCheckpoint, HandsBackWhatTheApplicationAdded) {
     EXPECT_EQ(report.extra.common.integer("next_sequence"), 1234567890123);
     EXPECT_TRUE(std::isnan(report.extra.common.real("nothing")));
     EXPECT_EQ(report.extra.common.text("word"), want.common.text("word"));
-    EXPECT_TRUE(same_bits(report.extra.common.array("seen"),
-                          want.common.array("seen")));
+    EXPECT_TRUE(thinwire::test::same_bytes(report.extra.common.array("seen"),
+                                           want.common.array("seen")));
     EXPECT_EQ(report.world, 2);
     ASSERT_EQ(report.own_of_ranks.size(), 2u);
     EXPECT_EQ(report.own_of_ranks[1].integer("rank"), 1);

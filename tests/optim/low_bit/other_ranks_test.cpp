@@ -11,6 +11,7 @@
 #include "optim/low_bit/cases.h"
 #include "optim/other_ranks.h"
 #include "optim/states.h"
+#include "support/same_bits.h"
 
 namespace thinwire::optim {
 namespace {
@@ -202,7 +203,7 @@ void expect_described(const State& state, const StateDict& values,
         array.read({at, part.size()}, part.view());
         const ConstView whole =
             values.array(array.name).subview(at, part.size());
-        ASSERT_EQ(std::memcmp(part.data(), whole.data(), part.bytes()), 0)
+        ASSERT_TRUE(test::same_bytes(part.view(), whole))
             << array.name << " from " << at;
       }
   }
@@ -248,8 +249,7 @@ TEST_P(OtherRanks, SeeWhatEveryArrayIs) {
               all[static_cast<std::size_t>(comm.rank())].values.array(
                   array.name);
           const ConstView first = all[0].values.array(array.name);
-          ASSERT_EQ(own.size(), first.size()) << array.name;
-          EXPECT_EQ(std::memcmp(own.data(), first.data(), own.bytes()), 0)
+          EXPECT_TRUE(test::same_bytes(own, first))
               << array.name << " after step " << t;
         }
       EXPECT_TRUE(test::same_state(state.common, all[0].what.common));
