@@ -88,6 +88,14 @@ double ExactOptimizer::learning_rate(std::size_t group) const {
   return impl_->rule->learning_rate(group);
 }
 
+void ExactOptimizer::set_weight_decay(std::size_t group, double weight_decay) {
+  impl_->rule->set_weight_decay(group, weight_decay);
+}
+
+double ExactOptimizer::weight_decay(std::size_t group) const {
+  return impl_->rule->weight_decay(group);
+}
+
 std::size_t ExactOptimizer::num_groups() const noexcept {
   return impl_->rule->num_groups();
 }

@@ -168,6 +168,14 @@ double ZeroOptimizer::learning_rate(std::size_t group) const {
   return impl_->adam.learning_rate(group);
 }
 
+void ZeroOptimizer::set_weight_decay(std::size_t group, double weight_decay) {
+  impl_->adam.set_weight_decay(group, weight_decay);
+}
+
+double ZeroOptimizer::weight_decay(std::size_t group) const {
+  return impl_->adam.weight_decay(group);
+}
+
 std::size_t ZeroOptimizer::num_groups() const noexcept {
   return impl_->layout.num_groups();
 }

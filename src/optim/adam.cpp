@@ -36,8 +36,7 @@ void validate_numbers(const AdamOptions& o) {
   require(o.beta2 >= 0 && o.beta2 < 1, "beta2", "in [0, 1)", o.beta2);
   require(std::isfinite(o.epsilon) && o.epsilon > 0, "epsilon",
           "finite and > 0", o.epsilon);
-  require(std::isfinite(o.weight_decay) && o.weight_decay >= 0, "weight_decay",
-          "finite and >= 0", o.weight_decay);
+  require_weight_decay(o.weight_decay);
 }
 
 }  // namespace
@@ -102,6 +101,16 @@ void Adam::set_learning_rate(std::size_t group, double learning_rate) {
 double Adam::learning_rate(std::size_t group) const {
   require_group(group, num_groups());
   return learning_rates_[group];
+}
+
+void Adam::set_weight_decay(std::size_t group, double weight_decay) {
+  require_group(group, num_groups());
+  require_weight_decay(weight_decay);
+  options_.groups[group].weight_decay = weight_decay;
+}
+
+double Adam::weight_decay(std::size_t group) const {
+  return group_options(group).weight_decay;
 }
 
 kernels::AdamCoefficients Adam::coefficients(std::size_t group,

@@ -23,6 +23,11 @@ inline void require_learning_rate(double value) {
           "finite and >= 0", value);
 }
 
+inline void require_weight_decay(double value) {
+  require(std::isfinite(value) && value >= 0, "weight_decay", "finite and >= 0",
+          value);
+}
+
 inline void require_group(std::size_t group, std::size_t num_groups) {
   require(group < num_groups, "group", fmt::format("below {}", num_groups),
           group);

@@ -41,6 +41,7 @@ struct DataParallel::Impl {
   ThreadPool pool;
   ExactAverage average;
   std::uint32_t number;  // of this object, see optimizer_number()
+  FirstAgreements first_agreements;
   StepCounts counts;
 
   Impl(comm::Communicator& c, std::unique_ptr<UpdateRule> r,
@@ -59,6 +60,7 @@ struct DataParallel::Impl {
           comm,
           {.squares = sum_of_squares(pool, in.grads), .optimizer = number},
           meter);
+      first_agreements.report(agreement, report);
       report.nonfinite_rank = agreement.nonfinite_rank;
       report.applied = agreement.nonfinite_rank < 0;
       if (!report.applied) return;
@@ -120,6 +122,14 @@ void DataParallel::set_learning_rate(std::size_t group, double learning_rate) {
 
 double DataParallel::learning_rate(std::size_t group) const {
   return impl_->rule->learning_rate(group);
+}
+
+void DataParallel::set_weight_decay(std::size_t group, double weight_decay) {
+  impl_->rule->set_weight_decay(group, weight_decay);
+}
+
+double DataParallel::weight_decay(std::size_t group) const {
+  return impl_->rule->weight_decay(group);
 }
 
 std::size_t DataParallel::num_groups() const noexcept {

@@ -29,6 +29,8 @@ static_assert(sizeof(GradientSummary) == 16, "it travels as its bytes");
 
 Agreement agreement_on(std::span<const GradientSummary> ranks) {
   Agreement agreement;
+  const double first = ranks[0].squares;
+  agreement.equal_norms = ranks.size() > 1 && first > 0 && std::isfinite(first);
   double total = 0;
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     require_same_optimizer(ranks, r);
@@ -37,6 +39,7 @@ Agreement agreement_on(std::span<const GradientSummary> ranks) {
     if (ranks[r].left_out != 0 && agreement.left_out_rank < 0)
       agreement.left_out_rank = static_cast<int>(r);
     agreement.any_late = agreement.any_late || ranks[r].late != 0;
+    agreement.equal_norms = agreement.equal_norms && ranks[r].squares == first;
     total += ranks[r].squares;
   }
   agreement.rms_norm = std::sqrt(total / static_cast<double>(ranks.size()));

@@ -23,6 +23,8 @@ struct Agreement {
   int left_out_rank = -1;   ///< The lowest that left out a local step; -1.
   bool any_late = false;    ///< Some rank has the gradient of a late element.
   double rms_norm = 0;      ///< a = sqrt(mean over ranks of ||g_i||^2).
+  /// There are several ranks, and all have the same squares, finite and > 0.
+  bool equal_norms = false;
 };
 
 /// Squares are added in rank order. Throws Error(kFailedPrecondition) where
@@ -38,6 +40,19 @@ struct Agreement {
 /// A number of the optimizer object that is about to be constructed on all
 /// ranks, which no other object of this communicator has.
 [[nodiscard]] std::uint32_t optimizer_number(const comm::Communicator& comm);
+
+/// Reports gradients_equal of the first two agreements after construction:
+/// later ones would find a coincidence only.
+class FirstAgreements {
+ public:
+  void report(const Agreement& agreement, StepReport& report) noexcept {
+    report.gradients_equal = seen_ < 2 && agreement.equal_norms;
+    if (seen_ < 2) ++seen_;
+  }
+
+ private:
+  int seen_ = 0;
+};
 
 /// min(1, max_norm / norm); 1 when max_norm is 0.
 [[nodiscard]] double clip_factor(double norm, double max_norm) noexcept;

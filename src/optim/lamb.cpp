@@ -99,6 +99,14 @@ double Lamb::learning_rate(std::size_t group) const {
   return adam_.learning_rate(group);
 }
 
+void Lamb::set_weight_decay(std::size_t group, double weight_decay) {
+  adam_.set_weight_decay(group, weight_decay);
+}
+
+double Lamb::weight_decay(std::size_t group) const {
+  return adam_.weight_decay(group);
+}
+
 View Lamb::state(std::string_view key) { return adam_.state(key); }
 
 void Lamb::add_to(State& state, Sharing sharing,

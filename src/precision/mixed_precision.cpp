@@ -195,6 +195,14 @@ double MixedPrecision::learning_rate(std::size_t group) const {
   return impl_->optimizer->learning_rate(group);
 }
 
+void MixedPrecision::set_weight_decay(std::size_t group, double weight_decay) {
+  impl_->optimizer->set_weight_decay(group, weight_decay);
+}
+
+double MixedPrecision::weight_decay(std::size_t group) const {
+  return impl_->optimizer->weight_decay(group);
+}
+
 std::size_t MixedPrecision::num_groups() const noexcept {
   return impl_->optimizer->num_groups();
 }

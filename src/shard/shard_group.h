@@ -120,7 +120,8 @@ class ShardGroup {
   std::unique_ptr<optim::UpdateRule> rule_;  // null while states are away
   NormPlan norm_plan_;                       // if the rule needs norms
   StateDict parked_;
-  bool has_masters_ = false;  // else parameters are their own
+  std::vector<double> parked_decays_;  // of its groups: options are no state
+  bool has_masters_ = false;           // else parameters are their own
   bool has_mirror_ = false;
   Buffer masters_;
   Buffer mirror_;  // offload: updated parameters of 16 bits, to be copied

@@ -119,6 +119,8 @@ optim::Adoption ShardGroup::adopt(StateDict& state) {
 void ShardGroup::offload_states() {
   if (rule_ == nullptr) return;
   parked_ = optim::copy_of(state());
+  for (std::size_t g = 0; g < rule_->num_groups(); ++g)
+    parked_decays_.push_back(rule_->weight_decay(g));
   rule_.reset();
   masters_ = Buffer(0, masters_.dtype());
 }
@@ -132,6 +134,9 @@ void ShardGroup::reload_states() {
     parked_.put(name, values.view());
   if (has_masters_) masters_ = parked_.take("masters");
   rule->adopt(parked_)();
+  for (std::size_t g = 0; g < parked_decays_.size(); ++g)
+    rule->set_weight_decay(g, parked_decays_[g]);
+  parked_decays_.clear();
   rule_ = std::move(rule);
   parked_ = {};
 }

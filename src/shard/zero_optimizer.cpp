@@ -246,6 +246,15 @@ double ZeroOptimizer::learning_rate(std::size_t group) const {
   return impl_->groups.front()->rule().learning_rate(group);
 }
 
+void ZeroOptimizer::set_weight_decay(std::size_t group, double weight_decay) {
+  for (const auto& of : impl_->groups)
+    of->rule().set_weight_decay(group, weight_decay);
+}
+
+double ZeroOptimizer::weight_decay(std::size_t group) const {
+  return impl_->groups.front()->rule().weight_decay(group);
+}
+
 std::size_t ZeroOptimizer::num_groups() const noexcept {
   return impl_->layout.num_groups();
 }

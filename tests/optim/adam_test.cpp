@@ -98,6 +98,8 @@ TEST(Adam, RefusesOptionsOutOfRangeByName) {
   Adam rule(ParameterLayout::of({{"p", {1}}}), {});
   test::expect_error(ErrorCode::kInvalidArgument, {"group", "below 1", "1"},
                      [&] { rule.set_learning_rate(1, 0.1); });
+  test::expect_error(ErrorCode::kInvalidArgument, {"group", "below 1", "1"},
+                     [&] { rule.set_weight_decay(1, 0.1); });
 }
 
 // Parts that begin and end within parameters, or hold several and two groups.

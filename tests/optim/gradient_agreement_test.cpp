@@ -32,6 +32,16 @@ TEST(GradientAgreement, NamesTheLowestRankThatIsNotFinite) {
   EXPECT_EQ(on_squares({4, 9, 16, 7}).rms_norm, 3);  // sqrt(36 / 4)
 }
 
+TEST(GradientAgreement, SaysWhetherAllNormsAreEqual) {
+  EXPECT_TRUE(on_squares({3, 3, 3}).equal_norms);
+  EXPECT_FALSE(on_squares({3, 3, std::nextafter(3, 4)}).equal_norms);
+  EXPECT_FALSE(on_squares({2, 3, 3}).equal_norms);
+  EXPECT_FALSE(on_squares({0, 0}).equal_norms);
+  EXPECT_FALSE(on_squares({INFINITY, INFINITY}).equal_norms);
+  EXPECT_FALSE(on_squares({NAN, NAN}).equal_norms);
+  EXPECT_FALSE(on_squares({3}).equal_norms);  // there is nobody else
+}
+
 TEST(GradientAgreement, KnowsWhoLeftOutAStepAndWhetherALateGradientCame) {
   const std::vector<GradientSummary> quiet(3);
   EXPECT_EQ(agreement_on(quiet).left_out_rank, -1);

@@ -84,6 +84,10 @@ double rate_with_zeros(std::int64_t t, std::size_t group) {
              : 0.01 * static_cast<double>(t);
 }
 
+double decay_that_changes(std::int64_t t, std::size_t group) {
+  return t % 3 == 0 ? 0 : 0.02 * static_cast<double>(t + 5 * group);
+}
+
 std::vector<float> not_finite_at_times(const ParameterLayout& layout,
                                        std::int64_t t, int rank) {
   auto values = test::gradient_with_gaps(layout, t, rank);
@@ -139,7 +143,12 @@ std::vector<Variant> variants() {
        with_groups(),
        {.steps = 10,
         .gradient = test::gradient_with_gaps,
-        .learning_rate = rate_with_zeros}}};
+        .learning_rate = rate_with_zeros}},
+      {"decay_changes",
+       with_groups(),
+       {.steps = 10,
+        .gradient = test::gradient_with_gaps,
+        .weight_decay = decay_that_changes}}};
 }
 
 class OnebitLambVariants

@@ -126,6 +126,15 @@ TEST_P(Verification, NamesALearningRateThatDiffers) {
             3);
 }
 
+TEST_P(Verification, NamesAWeightDecayThatDiffers) {
+  const auto other_decay = [](Optimizer& optimizer, std::vector<float>&) {
+    optimizer.set_weight_decay(1, 0.125);
+  };
+  EXPECT_EQ(found_at(GetParam().make(1), 3, other_decay,
+                     {"group 1 learning_rate=", "weight_decay=0.125"}),
+            3);
+}
+
 TEST(VerificationOfZeroOneAdam, WaitsForTheNextSync) {
   ZeroOneAdamOptions options = test::short_zero_one_adam();
   options.exchange.verify_every = 1;

@@ -88,6 +88,11 @@ double rate_with_rests(std::int64_t t, std::size_t group) {
   return 0.001 * static_cast<double>(t);
 }
 
+// Also between the local steps of one interval, whose decays are multiplied.
+double decay_that_changes(std::int64_t t, std::size_t group) {
+  return t % 3 == 0 ? 0 : 0.02 * static_cast<double>(t + 5 * group);
+}
+
 // On the last rank in local steps: the first after a sync, one in the middle,
 // and two in a row; on rank 0 in a variance step, a 1-bit step and a sync.
 std::vector<float> not_finite_at_times(const ParameterLayout& layout,
@@ -154,6 +159,11 @@ std::vector<Variant> variants() {
       {"not_finite", short_run(), driven(not_finite_at_times)},
       {"not_finite_and_synchronizes", short_run(), not_finite_and_synchronizes},
       {"rests", with_groups(), rests},
+      {"decay_changes",
+       with_groups(),
+       {.steps = 22,
+        .gradient = test::gradient_with_gaps,
+        .weight_decay = decay_that_changes}},
       {"synchronizes",
        with_groups(),
        {.steps = 22,

@@ -73,6 +73,28 @@ double trained_loss(DType dtype, const test::MakeOptimizer& make) {
   return result;
 }
 
+TEST(MixedPrecision, HandsWeightDecayOnAndReportsEqualGradients) {
+  comm::run_local_ranks(2, [](comm::Communicator& comm) {
+    const auto grads = test::normal(kSize, 5);
+    const auto trained = [&](double option, double set) {
+      Training run(
+          comm, kLayout,
+          test::onebit_adam({.weight_decay = option, .freeze_step = 1}),
+          {.dtype = DType::kBFloat16});
+      EXPECT_EQ(run.optimizer->weight_decay(0), option);
+      run.optimizer->set_weight_decay(0, set);
+      EXPECT_EQ(run.optimizer->weight_decay(0), set);
+      for (int t = 1; t <= 3; ++t)
+        EXPECT_EQ(run.step(grads).gradients_equal, t <= 2);
+      const auto masters = run.optimizer->masters().as<float>();
+      return std::vector<float>(masters.begin(), masters.end());
+    };
+    const auto want = trained(0.3, 0.3);
+    EXPECT_NE(trained(0.1, 0.1), want);
+    EXPECT_EQ(trained(0.1, 0.3), want);
+  });
+}
+
 class TrainsAsInFp32 : public ::testing::TestWithParam<test::LowBitCase> {};
 INSTANTIATE_TEST_SUITE_P(
     All, TrainsAsInFp32,

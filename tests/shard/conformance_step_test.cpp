@@ -245,6 +245,10 @@ TEST(Zero, Item39GroupsHaveTheirOwnRatesAndDecay) {
       for (const Parameter& p : layout.parameters())
         for (std::size_t i = p.offset; i < p.offset + p.size; ++i)
           ASSERT_EQ(decayed[i], run.start[i] / (p.group == 1 ? 2 : 1));
+      EXPECT_EQ(run.optimizer->weight_decay(1), 2);
+      run.optimizer->set_weight_decay(1, 0);
+      run.step(all(layout, 0));
+      EXPECT_EQ(run.masters(), decayed);
       run.optimizer->set_learning_rate(0, 0.125);
       run.optimizer->set_learning_rate(1, 0);
       run.step(all(layout, 1));

@@ -258,6 +258,8 @@ TEST(ZeroErrors, WholeValuesAreOfWhatThereIs) {
             [&] { static_cast<void>(zero.learning_rate(2)); });
     refused({"learning_rate"}, [&] { zero.set_learning_rate(0, -1); });
     refused({"learning_rate"}, [&] { zero.set_learning_rate(1, NAN); });
+    refused({"group", "below 2"}, [&] { zero.set_weight_decay(2, 0.1); });
+    refused({"weight_decay", "-1"}, [&] { zero.set_weight_decay(1, -1); });
     pair.expect_same();
   });
 }

@@ -137,6 +137,12 @@ class FailingRule final : public optim::UpdateRule {
   [[nodiscard]] double learning_rate(std::size_t group) const override {
     return adam_.learning_rate(group);
   }
+  void set_weight_decay(std::size_t group, double decay) override {
+    adam_.set_weight_decay(group, decay);
+  }
+  [[nodiscard]] double weight_decay(std::size_t group) const override {
+    return adam_.weight_decay(group);
+  }
   void add_to(optim::State& state, optim::Sharing sharing,
               const std::vector<Range>& elements) const override {
     adam_.add_to(state, sharing, elements);

@@ -211,11 +211,15 @@ TEST(ZeroState, StatesComeBackAsTheyWere) {
           train(comm, stayed, t, t + 1);
           run.optimizer->set_learning_rate(0, 0.01 * t);
           stayed.optimizer->set_learning_rate(0, 0.01 * t);
+          run.optimizer->set_weight_decay(1, 0.2 * t);
+          stayed.optimizer->set_weight_decay(1, 0.2 * t);
           const auto before = run.values();
           run.optimizer->offload_states();
           run.optimizer->offload_states();
           EXPECT_EQ(run.values(), before);
           run.optimizer->reload_states();
+          EXPECT_EQ(run.optimizer->weight_decay(0), 0.1);
+          EXPECT_EQ(run.optimizer->weight_decay(1), 0.2 * t);
           EXPECT_TRUE(test::same_state(run.optimizer->state_dict(),
                                        stayed.optimizer->state_dict()))
               << way;

@@ -89,6 +89,12 @@ class Fp16Optimizer final : public precision::LowPrecisionOptimizer {
   [[nodiscard]] double learning_rate(std::size_t group) const override {
     return optimizer_->learning_rate(group);
   }
+  void set_weight_decay(std::size_t group, double weight_decay) override {
+    optimizer_->set_weight_decay(group, weight_decay);
+  }
+  [[nodiscard]] double weight_decay(std::size_t group) const override {
+    return optimizer_->weight_decay(group);
+  }
   [[nodiscard]] std::size_t num_groups() const noexcept override {
     return optimizer_->num_groups();
   }

@@ -50,6 +50,8 @@ class ExactOptimizer final : public Optimizer {
   using optim::Optimizer::set_learning_rate;
   void set_learning_rate(std::size_t group, double learning_rate) override;
   [[nodiscard]] double learning_rate(std::size_t group) const override;
+  void set_weight_decay(std::size_t group, double weight_decay) override;
+  [[nodiscard]] double weight_decay(std::size_t group) const override;
   [[nodiscard]] std::size_t num_groups() const noexcept override;
   [[nodiscard]] optim::State state() const override;
   [[nodiscard]] Adoption adopt(StateDict state) override;
@@ -80,6 +82,8 @@ class LowBitOptimizer : public Optimizer {
   using optim::Optimizer::set_learning_rate;
   void set_learning_rate(std::size_t group, double learning_rate) final;
   [[nodiscard]] double learning_rate(std::size_t group) const final;
+  void set_weight_decay(std::size_t group, double weight_decay) final;
+  [[nodiscard]] double weight_decay(std::size_t group) const final;
   [[nodiscard]] std::size_t num_groups() const noexcept final;
   /// Arrays exp_avg and exp_avg_sq [n], worker_error, server_error and each
   /// optimizer's own; scalars step and its own. Of use to the same rank of as

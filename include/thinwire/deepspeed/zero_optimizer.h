@@ -107,6 +107,8 @@ class ZeroOptimizer final : public shard::ShardedOptimizer {
   using Optimizer::set_learning_rate;
   void set_learning_rate(std::size_t group, double learning_rate) override;
   [[nodiscard]] double learning_rate(std::size_t group) const override;
+  void set_weight_decay(std::size_t group, double weight_decay) override;
+  [[nodiscard]] double weight_decay(std::size_t group) const override;
   [[nodiscard]] std::size_t num_groups() const noexcept override;
   /// This rank's slices: masters, Adam's states, counters, loss scale; of use
   /// to the same rank of as many only.

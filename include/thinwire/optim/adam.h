@@ -74,6 +74,8 @@ class Adam final : public UpdateRule {
   [[nodiscard]] std::size_t num_groups() const noexcept override;
   void set_learning_rate(std::size_t group, double learning_rate) override;
   [[nodiscard]] double learning_rate(std::size_t group) const override;
+  void set_weight_decay(std::size_t group, double weight_decay) override;
+  [[nodiscard]] double weight_decay(std::size_t group) const override;
   /// "exp_avg", "exp_avg_sq".
   [[nodiscard]] View state(std::string_view key) override;
   void add_to(State& state, Sharing sharing,
@@ -89,7 +91,8 @@ class Adam final : public UpdateRule {
   [[nodiscard]] std::vector<double> learning_rates_in(
       const StateDict& state) const;
 
-  /// The group's options with unset fields filled in.
+  /// The group's options with unset fields filled in, and the weight decay set
+  /// since; of learning rates the first one.
   [[nodiscard]] AdamOptions group_options(std::size_t group) const;
   /// The numbers of step `step` for one group.
   [[nodiscard]] kernels::AdamCoefficients coefficients(std::size_t group,

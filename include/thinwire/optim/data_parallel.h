@@ -66,6 +66,8 @@ class DataParallel final : public Optimizer {
   using Optimizer::set_learning_rate;
   void set_learning_rate(std::size_t group, double learning_rate) override;
   [[nodiscard]] double learning_rate(std::size_t group) const override;
+  void set_weight_decay(std::size_t group, double weight_decay) override;
+  [[nodiscard]] double weight_decay(std::size_t group) const override;
   [[nodiscard]] std::size_t num_groups() const noexcept override;
   /// Arrays exp_avg and exp_avg_sq [n], the same on all ranks, and
   /// learning_rates; scalars optimizer, step and skipped_steps.

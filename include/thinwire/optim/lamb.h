@@ -76,6 +76,8 @@ class Lamb final : public UpdateRule {
   [[nodiscard]] std::size_t num_groups() const noexcept override;
   void set_learning_rate(std::size_t group, double learning_rate) override;
   [[nodiscard]] double learning_rate(std::size_t group) const override;
+  void set_weight_decay(std::size_t group, double weight_decay) override;
+  [[nodiscard]] double weight_decay(std::size_t group) const override;
   [[nodiscard]] View state(std::string_view key) override;
   void add_to(State& state, Sharing sharing,
               const std::vector<Range>& elements) const override;

@@ -44,6 +44,8 @@ class LowBitOptimizer : public Optimizer {
   using Optimizer::set_learning_rate;
   void set_learning_rate(std::size_t group, double learning_rate) final;
   [[nodiscard]] double learning_rate(std::size_t group) const final;
+  void set_weight_decay(std::size_t group, double weight_decay) final;
+  [[nodiscard]] double weight_decay(std::size_t group) const final;
   [[nodiscard]] std::size_t num_groups() const noexcept final;
 
   /// Arrays exp_avg [n] fp32, worker_error (every compressed element) and

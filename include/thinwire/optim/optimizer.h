@@ -54,6 +54,12 @@ struct StepReport {
   /// exchange.
   int nonfinite_rank = -1;
   Phase phase = Phase::kExact;
+  /// All ranks handed in gradients of one norm, the same to the bit and above
+  /// 0: they were probably averaged before, or ranks read the same data, and
+  /// nothing is gained by averaging. Known where ranks tell each other their
+  /// norms: low-bit optimizers, except in local steps, and finds_nonfinite.
+  /// Only in the first two such steps after construction, and of several ranks.
+  bool gradients_equal = false;
   /// L2 norm of the averaged gradient before clipping; in compressed steps the
   /// calibrated estimate of it.
   double grad_norm = 0;
@@ -132,6 +138,13 @@ class Optimizer {
   [[nodiscard]] virtual double learning_rate(std::size_t group) const = 0;
   /// The same for every group.
   void set_learning_rate(double learning_rate);
+  /// Weight decay of one group from the next step on, in place of what options
+  /// say; local, so all ranks must do the same. Like all options, and unlike
+  /// learning rates, it is no part of the state: loading one leaves it as it
+  /// is. Throws Error(kInvalidArgument) unless finite and >= 0, and for a group
+  /// that does not exist.
+  virtual void set_weight_decay(std::size_t group, double weight_decay) = 0;
+  [[nodiscard]] virtual double weight_decay(std::size_t group) const = 0;
   [[nodiscard]] virtual std::size_t num_groups() const noexcept = 0;
 
   /// All that a continued run needs, described and not copied; local. Valid

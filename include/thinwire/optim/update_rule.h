@@ -98,6 +98,9 @@ class UpdateRule {
   [[nodiscard]] virtual std::size_t num_groups() const noexcept = 0;
   virtual void set_learning_rate(std::size_t group, double learning_rate) = 0;
   [[nodiscard]] virtual double learning_rate(std::size_t group) const = 0;
+  /// As Optimizer's; describe() shows it.
+  virtual void set_weight_decay(std::size_t group, double weight_decay) = 0;
+  [[nodiscard]] virtual double weight_decay(std::size_t group) const = 0;
 
   /// A state's array by its name in add_to(), which has the layout's elements.
   /// Throws Error(kInvalidArgument) naming those there are.

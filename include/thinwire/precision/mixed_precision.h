@@ -80,6 +80,8 @@ class MixedPrecision final : public LowPrecisionOptimizer {
   using Optimizer::set_learning_rate;
   void set_learning_rate(std::size_t group, double learning_rate) override;
   [[nodiscard]] double learning_rate(std::size_t group) const override;
+  void set_weight_decay(std::size_t group, double weight_decay) override;
+  [[nodiscard]] double weight_decay(std::size_t group) const override;
   [[nodiscard]] std::size_t num_groups() const noexcept override;
   /// The optimizer's, with the array masters [n], the same on all ranks: within
   /// local steps those of the last exchange; and with fp16 the loss scale's

@@ -147,6 +147,8 @@ class ZeroOptimizer final : public ShardedOptimizer {
   using Optimizer::set_learning_rate;
   void set_learning_rate(std::size_t group, double learning_rate) override;
   [[nodiscard]] double learning_rate(std::size_t group) const override;
+  void set_weight_decay(std::size_t group, double weight_decay) override;
+  [[nodiscard]] double weight_decay(std::size_t group) const override;
   [[nodiscard]] std::size_t num_groups() const noexcept override;
   /// This rank's shard: exp_avg, exp_avg_sq and, where they are beside the
   /// parameters, masters; counters, and with fp16 the loss scale's numbers.

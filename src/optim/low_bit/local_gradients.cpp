@@ -39,6 +39,7 @@ std::optional<double> LocalGradients::agree_on_norm(const StepInput& in,
     throw;
   }
   any_late_ = agreement.any_late;
+  first_agreements_.report(agreement, report);
   if (agreement.nonfinite_rank >= 0 && skips(in)) {
     report.applied = false;
     report.nonfinite_rank = agreement.nonfinite_rank;

@@ -75,6 +75,7 @@ class LocalGradients {
   ExactAverage exact_;
   std::uint32_t number_;  // of this optimizer, see optimizer_number()
   bool any_late_ = false;
+  FirstAgreements first_agreements_;
 };
 
 }  // namespace thinwire::optim

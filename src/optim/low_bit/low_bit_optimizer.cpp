@@ -106,6 +106,14 @@ double LowBitOptimizer::learning_rate(std::size_t group) const {
   return impl_->adam().learning_rate(group);
 }
 
+void LowBitOptimizer::set_weight_decay(std::size_t group, double weight_decay) {
+  impl_->adam().set_weight_decay(group, weight_decay);
+}
+
+double LowBitOptimizer::weight_decay(std::size_t group) const {
+  return impl_->adam().weight_decay(group);
+}
+
 std::size_t LowBitOptimizer::num_groups() const noexcept {
   return impl_->adam().num_groups();
 }

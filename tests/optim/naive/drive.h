@@ -25,6 +25,7 @@ struct Drive {
       };
   /// Set before step t; none: as it was.
   std::function<double(std::int64_t t, std::size_t group)> learning_rate{};
+  std::function<double(std::int64_t t, std::size_t group)> weight_decay{};
   /// synchronize() after step t.
   std::function<bool(std::int64_t t)> synchronizes = [](auto) { return false; };
 };
@@ -44,9 +45,12 @@ std::vector<std::vector<Result>> drive(
     const auto optimizer = make(comm, layout);
     std::vector<float> params = normal(layout.size(), 3);
     for (std::int64_t t = 1; t <= run.steps; ++t) {
-      for (std::size_t g = 0; g < layout.num_groups(); ++g)
+      for (std::size_t g = 0; g < layout.num_groups(); ++g) {
         if (run.learning_rate)
           optimizer->set_learning_rate(g, run.learning_rate(t, g));
+        if (run.weight_decay)
+          optimizer->set_weight_decay(g, run.weight_decay(t, g));
+      }
       auto grads = run.gradient(layout, t, comm.rank());
       const optim::StepReport report = optimizer->step(params, grads);
       if (run.synchronizes(t)) optimizer->synchronize(params);
@@ -84,9 +88,12 @@ void expect_same_run(int world, const ParameterLayout& layout, const Drive& run,
   for (std::int64_t t = 1; t <= run.steps; ++t) {
     std::vector<std::vector<float>> grads;
     for (int r = 0; r < world; ++r) grads.push_back(run.gradient(layout, t, r));
-    for (std::size_t g = 0; g < layout.num_groups(); ++g)
+    for (std::size_t g = 0; g < layout.num_groups(); ++g) {
       if (run.learning_rate)
         naive.group(g).learning_rate = run.learning_rate(t, g);
+      if (run.weight_decay)
+        naive.group(g).weight_decay = run.weight_decay(t, g);
+    }
     const bool applied = naive.step(grads);
     if (run.synchronizes(t)) naive.synchronize();
     for (int r = 0; r < world; ++r) {

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// Optimizer::set_weight_decay(), for every optimizer; against plain loops in
+// zero_one_adam_test.cpp and onebit_lamb_test.cpp.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "optim/low_bit/cases.h"
+#include "support/errors.h"
+
+namespace thinwire::optim {
+namespace {
+
+using test::MakeOptimizer;
+
+struct Decayed {
+  const char* name;
+  std::function<MakeOptimizer(double decay)> make;
+  std::int64_t steps;  // all phases, and some more
+};
+
+template <class Options>
+Options with_decay(Options options, double decay) {
+  options.weight_decay = decay;
+  for (auto& group : options.groups) group.weight_decay.reset();
+  return options;
+}
+
+std::vector<Decayed> all() {
+  return {
+      {"adam",
+       [](double decay) {
+         return test::exact_adam({.weight_decay = decay, .groups = {{}, {}}});
+       },
+       4},
+      {"adam_l2",
+       [](double decay) {
+         return test::exact_adam({.weight_decay = decay,
+                                  .decoupled_decay = false,
+                                  .groups = {{}, {}}});
+       },
+       4},
+      {"lamb",
+       [](double decay) {
+         return test::exact_lamb({.weight_decay = decay, .groups = {{}, {}}});
+       },
+       4},
+      {"onebit_adam",
+       [](double decay) {
+         OnebitAdamOptions o{.weight_decay = decay, .freeze_step = 3};
+         o.groups.resize(2);
+         o.groups[1].non_freeze = true;
+         return test::onebit_adam(o);
+       },
+       6},
+      {"onebit_lamb",
+       [](double decay) {
+         return test::onebit_lamb(with_decay(test::short_onebit_lamb(), decay));
+       },
+       6},
+      {"zero_one_adam",
+       [](double decay) {
+         return test::zero_one_adam(
+             with_decay(test::short_zero_one_adam(), decay));
+       },
+       19}};
+}
+
+class WeightDecay : public ::testing::TestWithParam<Decayed> {};
+INSTANTIATE_TEST_SUITE_P(All, WeightDecay, ::testing::ValuesIn(all()),
+                         [](const auto& tested) {
+                           return std::string(tested.param.name);
+                         });
+
+void set_all(Optimizer& optimizer, double decay) {
+  for (std::size_t g = 0; g < optimizer.num_groups(); ++g)
+    optimizer.set_weight_decay(g, decay);
+}
+
+TEST_P(WeightDecay, ActsAsIfOptionsHadSaidIt) {
+  const auto run = [](const MakeOptimizer& make) {
+    return test::train(3, test::grouped_layout(), make, GetParam().steps);
+  };
+  const auto little = GetParam().make(0.1);
+  const auto want = run(GetParam().make(0.3));
+  EXPECT_NE(run(little), want);
+  EXPECT_EQ(run([&](comm::Communicator& comm, const ParameterLayout& layout) {
+              auto optimizer = little(comm, layout);
+              EXPECT_EQ(optimizer->weight_decay(1), 0.1);
+              set_all(*optimizer, 0.3);
+              EXPECT_EQ(optimizer->weight_decay(1), 0.3);
+              return optimizer;
+            }),
+            want);
+}
+
+TEST_P(WeightDecay, IsOfOneGroupAndFromTheNextStepOn) {
+  const ParameterLayout layout = test::grouped_layout();
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    const auto changed = GetParam().make(0)(comm, layout);
+    const auto plain = GetParam().make(0)(comm, layout);
+    std::vector<float> params = test::normal(layout.size(), 3);
+    std::vector<float> want = params;
+    const auto step = [&](std::int64_t t) {
+      auto grads = test::gradient(layout.size(), t, comm.rank());
+      auto same = grads;
+      changed->step(params, grads);
+      plain->step(want, same);
+    };
+    step(1);
+    EXPECT_EQ(params, want);
+    changed->set_weight_decay(1, 0.5);
+    step(2);
+    for (const Parameter& p : layout.parameters())
+      for (std::size_t i = p.offset; i < p.offset + p.size; ++i)
+        ASSERT_EQ(params[i] != want[i], p.group == 1) << p.name << ' ' << i;
+  });
+}
+
+// The program sets it after a load, as it gives the same options.
+TEST_P(WeightDecay, IsNoPartOfTheState) {
+  const ParameterLayout layout = test::grouped_layout();
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    const auto first = GetParam().make(0.1)(comm, layout);
+    set_all(*first, 0.3);
+    std::vector<float> params = test::normal(layout.size(), 3);
+    const auto step = [&](Optimizer& optimizer, std::vector<float>& of,
+                          std::int64_t t) {
+      auto grads = test::gradient(layout.size(), t, comm.rank());
+      optimizer.step(of, grads);
+    };
+    for (std::int64_t t = 1; t <= GetParam().steps; ++t) {
+      step(*first, params, t);
+      const auto second = GetParam().make(0.2)(comm, layout);
+      second->load_state_dict(first->state_dict());
+      EXPECT_EQ(second->weight_decay(0), 0.2);
+      EXPECT_EQ(second->weight_decay(1), 0.2);
+      set_all(*second, 0.3);
+      std::vector<float> resumed = params;
+      const auto undisturbed = GetParam().make(0.3)(comm, layout);
+      undisturbed->load_state_dict(first->state_dict());
+      std::vector<float> want = params;
+      step(*second, resumed, t + 1);
+      step(*undisturbed, want, t + 1);
+      ASSERT_EQ(resumed, want) << "saved after step " << t;
+    }
+  });
+}
+
+TEST_P(WeightDecay, IsCheckedLikeTheOption) {
+  comm::run_local_ranks(1, [&](comm::Communicator& comm) {
+    const auto optimizer = GetParam().make(0.1)(comm, test::grouped_layout());
+    const auto refused = [&](std::size_t group, double decay,
+                             std::initializer_list<std::string_view> parts) {
+      test::expect_error(ErrorCode::kInvalidArgument, parts,
+                         [&] { optimizer->set_weight_decay(group, decay); });
+    };
+    refused(0, -0.5, {"weight_decay must be finite and >= 0", "-0.5"});
+    refused(0, NAN, {"weight_decay", "nan"});
+    refused(1, INFINITY, {"weight_decay", "inf"});
+    refused(2, 0.1, {"group must be below 2", "got 2"});
+    test::expect_error(ErrorCode::kInvalidArgument, {"group must be below 2"},
+                       [&] { static_cast<void>(optimizer->weight_decay(2)); });
+    EXPECT_EQ(optimizer->weight_decay(0), 0.1);
+    EXPECT_EQ(optimizer->weight_decay(1), 0.1);
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::optim
