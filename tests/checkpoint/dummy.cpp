@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <span>
 
 #include "checkpoint/format/manifest.h"
@@ -143,7 +142,5 @@ checkpoint::Root::Options quick_options() {
   options.patience = std::chrono::milliseconds(20);
   return options;
 }
-
-bool is_long() { return std::getenv("THINWIRE_TEST_LONG") != nullptr; }
 
 }  // namespace thinwire::test

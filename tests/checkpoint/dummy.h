@@ -56,7 +56,4 @@ checkpoint::Root::Committed save_dummy(checkpoint::FileSystem& files,
 /// Tests' own: patience of milliseconds.
 [[nodiscard]] checkpoint::Root::Options quick_options();
 
-/// THINWIRE_TEST_LONG is set: everything, for minutes.
-[[nodiscard]] bool is_long();
-
 }  // namespace thinwire::test

@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "checkpoint/scenarios.h"
+#include "support/long.h"
 #include "support/ranks.h"
 #include "thinwire/core/error.h"
 

@@ -15,6 +15,7 @@
 #include "checkpoint/read/weights.h"
 #include "checkpoint/tiny_checkpoint.h"
 #include "support/folder.h"
+#include "support/long.h"
 #include "support/mutator.h"
 #include "thinwire/core/error.h"
 

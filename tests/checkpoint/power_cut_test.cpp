@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/scenarios.h"
+#include "support/long.h"
 #include "support/ranks.h"
 
 // Power is cut after every single operation, and what was not synced is lost in

@@ -15,6 +15,7 @@
 #include "checkpoint/tiny_checkpoint.h"
 #include "support/errors.h"
 #include "support/folder.h"
+#include "support/long.h"
 #include "thinwire/checkpoint/inspect.h"
 
 namespace thinwire::checkpoint {

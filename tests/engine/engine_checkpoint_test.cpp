@@ -11,6 +11,7 @@
 #include "optim/states.h"
 #include "support/errors.h"
 #include "support/folder.h"
+#include "support/long.h"
 #include "support/ranks.h"
 #include "support/same_bits.h"
 #include "support/sanitizers.h"
@@ -50,17 +51,22 @@ EngineReport step(Run& run, std::int64_t t, int rank) {
   return run.engine.step();
 }
 
+std::vector<int> worlds() {
+  if (thinwire::test::is_long())
+    return thinwire::test::fewer_if_sanitized<int>({4, 8, 3, 2, 1}, 2);
+  return thinwire::test::fewer_if_sanitized<int>({3, 2, 1}, 1);
+}
+
 class SameRanks
     : public ::testing::TestWithParam<std::tuple<int, DType, std::string>> {};
 
 INSTANTIATE_TEST_SUITE_P(
     All, SameRanks,
-    ::testing::Combine(
-        ::testing::ValuesIn(thinwire::test::fewer_if_sanitized<int>({3, 2, 1},
-                                                                    1)),
-        ::testing::Values(DType::kFloat32, DType::kBFloat16, DType::kFloat16),
-        ::testing::Values("adam", "lamb", "onebit_adam", "onebit_lamb",
-                          "zero_one_adam")),
+    ::testing::Combine(::testing::ValuesIn(worlds()),
+                       ::testing::Values(DType::kFloat32, DType::kBFloat16,
+                                         DType::kFloat16),
+                       ::testing::Values("adam", "lamb", "onebit_adam",
+                                         "onebit_lamb", "zero_one_adam")),
     [](const auto& tested) {
       return fmt::format("{}_{}_w{}", std::get<2>(tested.param),
                          to_string(std::get<1>(tested.param)),
@@ -127,7 +133,7 @@ class SameShards : public ::testing::TestWithParam<std::tuple<int, DType>> {};
 
 INSTANTIATE_TEST_SUITE_P(
     All, SameShards,
-    ::testing::Combine(::testing::Values(3, 2, 1),
+    ::testing::Combine(::testing::ValuesIn(worlds()),
                        ::testing::Values(DType::kFloat32, DType::kBFloat16,
                                          DType::kFloat16)));
 
