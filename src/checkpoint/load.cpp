@@ -77,9 +77,8 @@ void require_fits(const Training& training, const Manifest& manifest) {
 }
 
 // What only this library's checkpoints have.
-void read_state(const Training& training, const std::string& directory,
-                const Manifest& manifest, StateReader& reader,
-                const LoadOptions& options, Read& read) {
+void read_state(const Training& training, const Manifest& manifest,
+                StateReader& reader, const LoadOptions& options, Read& read) {
   const MemoryScope scope(MemoryKind::kStates);  // the optimizer takes them
   StateDict state = reader.state(training.optimizer.state());
   reader.finish();
@@ -91,17 +90,20 @@ void read_state(const Training& training, const std::string& directory,
   fit_everywhere(training.comm, [&] {
     read.adoption = training.optimizer.adopt(std::move(state));
   });
+}
+
+// What the application has added, on all ranks.
+void read_extras(const Training& training, const std::string& directory,
+                 const Manifest& manifest, LoadReport& report) {
   everywhere(training.comm, [&] {
-    read.report.extra.common =
-        read_extra(posix_file_system(), directory, manifest);
+    report.extra.common = read_extra(posix_file_system(), directory, manifest);
     for (int r = 0; r < manifest.world; ++r)
-      read.report.own_of_ranks.push_back(
+      report.own_of_ranks.push_back(
           read_extra_of_rank(posix_file_system(), directory, manifest, r));
     if (training.comm.rank() < manifest.world)
-      read.report.extra.own.put_all(
+      report.extra.own.put_all(
           "",
-          read.report
-              .own_of_ranks[static_cast<std::size_t>(training.comm.rank())]);
+          report.own_of_ranks[static_cast<std::size_t>(training.comm.rank())]);
   });
 }
 
@@ -155,10 +157,12 @@ Read read_all(const Training& training, const Found& found,
                      *weights, matching, options.share_reads);
   read.parameters = reader.parameters(training.params.dtype());
   if (with_states)
-    read_state(training, found.path, manifest, reader, options, read);
+    read_state(training, manifest, reader, options, read);
   else if (training.params.dtype() != DType::kFloat32)
     read.masters = reader.parameters(DType::kFloat32);
   reader.finish();
+  if (!found.is_foreign)
+    read_extras(training, found.path, manifest, read.report);
   read.report.bytes = sum_over_ranks(
       training.comm, arrays->bytes_read() + weights->bytes_read());
   keep_new_parameters(training, matching, read);

@@ -412,9 +412,9 @@ TEST(EngineCheckpoint, HandsBackWhatTheApplicationAdded) {
     static_cast<void>(
         run.engine.save(folder.in("run"), extra_of(comm.rank()), kQuick));
   });
-  comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+  const auto load = [&](comm::Communicator& comm, checkpoint::What what) {
     Driven run(comm, config);
-    const auto report = run.engine.load(folder.in("run"));
+    const auto report = run.engine.load(folder.in("run"), {.what = what});
     const checkpoint::Extra want = extra_of(comm.rank());
     EXPECT_EQ(report.extra.common.integer("next_sequence"), 1234567890123);
     EXPECT_TRUE(std::isnan(report.extra.common.real("nothing")));
@@ -429,7 +429,10 @@ TEST(EngineCheckpoint, HandsBackWhatTheApplicationAdded) {
     } else {
       EXPECT_TRUE(report.extra.own.scalars().empty());
     }
-  });
+  };
+  for (const auto what : {checkpoint::What::kAll, checkpoint::What::kWeights})
+    comm::run_local_ranks(3,
+                          [&](comm::Communicator& comm) { load(comm, what); });
 }
 
 }  // namespace
