@@ -2,9 +2,11 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "checkpoint/disk/file_system.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/read/saved_arrays.h"
 #include "thinwire/core/state_dict.h"
 
 namespace thinwire::checkpoint {
@@ -14,14 +16,29 @@ namespace thinwire::checkpoint {
 inline constexpr const char* kExtra = "extra/";
 inline constexpr const char* kExtraOfRank = "extra_of_rank/";
 
-/// What the application added to a checkpoint. Local. Throws
+/// What the application added to a checkpoint. Local. Opens no file that
+/// `arrays` has open; all of them must outlive this. Throws
 /// Error(kUnavailable), Error(kCorruptCheckpoint).
-[[nodiscard]] StateDict read_extra(FileSystem& files,
-                                   const std::string& directory,
-                                   const Manifest& manifest);
-/// The same of one of the ranks that saved it.
-[[nodiscard]] StateDict read_extra_of_rank(FileSystem& files,
-                                           const std::string& directory,
-                                           const Manifest& manifest, int rank);
+class ExtraReader {
+ public:
+  ExtraReader(FileSystem& files, const std::string& directory,
+              const Manifest& manifest, SavedArrays& arrays)
+      : files_(files),
+        directory_(directory),
+        manifest_(manifest),
+        arrays_(arrays) {}
+
+  [[nodiscard]] StateDict common();
+  /// Of one of the ranks that saved it.
+  [[nodiscard]] StateDict of_rank(int rank);
+
+ private:
+  void add_tensors(int rank, std::string_view prefix, StateDict& to);
+
+  FileSystem& files_;
+  const std::string& directory_;
+  const Manifest& manifest_;
+  SavedArrays& arrays_;
+};
 
 }  // namespace thinwire::checkpoint

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "checkpoint/await_files.h"
 #include "checkpoint/commit/root.h"
 #include "checkpoint/extra.h"
 #include "checkpoint/found.h"
@@ -93,13 +94,12 @@ void read_state(const Training& training, const Manifest& manifest,
 }
 
 // What the application has added, on all ranks.
-void read_extras(const Training& training, const std::string& directory,
-                 const Manifest& manifest, LoadReport& report) {
+void read_extras(const Training& training, const Manifest& manifest,
+                 ExtraReader extras, LoadReport& report) {
   everywhere(training.comm, [&] {
-    report.extra.common = read_extra(posix_file_system(), directory, manifest);
+    report.extra.common = extras.common();
     for (int r = 0; r < manifest.world; ++r)
-      report.own_of_ranks.push_back(
-          read_extra_of_rank(posix_file_system(), directory, manifest, r));
+      report.own_of_ranks.push_back(extras.of_rank(r));
     if (training.comm.rank() < manifest.world)
       report.extra.own.put_all(
           "",
@@ -122,12 +122,6 @@ void keep_new_parameters(const Training& training, const Matching& matching,
   }
 }
 
-std::uint64_t sum_over_ranks(comm::Communicator& comm, std::uint64_t bytes) {
-  auto sum = static_cast<std::int64_t>(bytes);
-  comm.all_reduce(View(&sum, 1, DType::kInt64));
-  return static_cast<std::uint64_t>(sum);
-}
-
 Read read_all(const Training& training, const Found& found,
               const LoadOptions& options) {
   const Manifest& manifest = found.manifest;
@@ -145,13 +139,19 @@ Read read_all(const Training& training, const Found& found,
   });
   std::optional<SavedArrays> arrays;
   std::optional<Weights> weights;
+  await_files(training.comm, files, found);
   everywhere(training.comm, [&] {
-    arrays.emplace(files, found.path, manifest);
-    if (found.is_foreign)
-      weights.emplace(files, found.path);
-    else
-      weights.emplace(files, found.path, manifest);
-    read.others = read_others(others, *weights);
+    try {
+      arrays.emplace(files, found.path, manifest);
+      if (found.is_foreign)
+        weights.emplace(files, found.path);
+      else
+        weights.emplace(files, found.path, manifest);
+      read.others = read_others(others, *weights);
+    } catch (const Error& error) {
+      require_still_there(files, found, error);
+      throw;
+    }
   });
   StateReader reader(training.comm, training.layout, manifest, *arrays,
                      *weights, matching, options.share_reads);
@@ -162,7 +162,8 @@ Read read_all(const Training& training, const Found& found,
     read.masters = reader.parameters(DType::kFloat32);
   reader.finish();
   if (!found.is_foreign)
-    read_extras(training, found.path, manifest, read.report);
+    read_extras(training, manifest, {files, found.path, manifest, *arrays},
+                read.report);
   read.report.bytes = sum_over_ranks(
       training.comm, arrays->bytes_read() + weights->bytes_read());
   keep_new_parameters(training, matching, read);

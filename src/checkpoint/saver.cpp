@@ -169,14 +169,11 @@ void Saver::Impl::take_snapshot(Contents& all) {
 
 // Collective.
 std::uint64_t Saver::Impl::total_bytes(const Contents& all) {
-  std::int64_t bytes = 0;
-  for (const PlannedFile& file : all.files)
-    bytes += static_cast<std::int64_t>(file.header.file_bytes);
-  for (const Attachment& attachment : all.attachments)
-    if (comm.rank() == 0)
-      bytes += static_cast<std::int64_t>(attachment.bytes.size());
-  own_comm().all_reduce(View(&bytes, 1, DType::kInt64));
-  return static_cast<std::uint64_t>(bytes);
+  std::uint64_t own = 0;
+  for (const PlannedFile& file : all.files) own += file.header.file_bytes;
+  if (comm.rank() == 0)
+    for (const Attachment& one : all.attachments) own += one.bytes.size();
+  return sum_over_ranks(own_comm(), own);
 }
 
 void Saver::Impl::begin(Root& to, Contents all) {

@@ -114,32 +114,40 @@ checkpoint::SaveReport Engine::save(const std::string& root,
   });
 }
 
+checkpoint::Training Engine::Impl::training_to_load() {
+  comm::require_everywhere(comm, [this] { require_between_windows("load"); });
+  saver.wait();
+  return training();
+}
+
+void Engine::Impl::take_up(checkpoint::LoadReport& loaded,
+                           checkpoint::What what,
+                           const std::string& present_config) {
+  marks.forget();
+  if (what != checkpoint::What::kAll) return;
+  go_on_from(loaded);
+  for (std::string& line : changed_settings(loaded.config, present_config)) {
+    if (comm.rank() == 0) log(LogLevel::kInfo, line);
+    loaded.notes.push_back(std::move(line));
+  }
+}
+
 std::optional<checkpoint::LoadReport> Engine::resume(
     const std::string& path, const checkpoint::LoadOptions& options) {
-  comm::require_everywhere(impl_->comm,
-                           [this] { impl_->require_between_windows("load"); });
-  impl_->saver.wait();
-  const checkpoint::Training training = impl_->training();
+  const checkpoint::Training training = impl_->training_to_load();
   auto loaded = impl_->exchange(
       [&] { return checkpoint::resume(training, path, options); });
-  if (!loaded) return loaded;
-  impl_->marks.forget();
-  if (options.what != checkpoint::What::kAll) return loaded;
-  impl_->go_on_from(*loaded);
-  for (std::string& line : changed_settings(loaded->config, training.config)) {
-    if (impl_->comm.rank() == 0) log(LogLevel::kInfo, line);
-    loaded->notes.push_back(std::move(line));
-  }
+  if (loaded) impl_->take_up(*loaded, options.what, training.config);
   return loaded;
 }
 
 checkpoint::LoadReport Engine::load(const std::string& path,
                                     const checkpoint::LoadOptions& options) {
-  auto loaded = resume(path, options);
-  if (!loaded)
-    throw Error(ErrorCode::kUnavailable,
-                fmt::format("{}: there is no complete checkpoint", path));
-  return std::move(*loaded);
+  const checkpoint::Training training = impl_->training_to_load();
+  auto loaded = impl_->exchange(
+      [&] { return checkpoint::load(training, path, options); });
+  impl_->take_up(loaded, options.what, training.config);
+  return loaded;
 }
 
 void Engine::wait_for_save() { impl_->saver.wait(); }

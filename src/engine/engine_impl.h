@@ -67,6 +67,10 @@ struct Engine::Impl final : optim::GradientSink {
   std::function<Others()> others;  // empty: there are none
   [[nodiscard]] checkpoint::Training training();
   void require_between_windows(const char* what) const;
+  /// Collective: what is loaded into, once nothing is under way.
+  [[nodiscard]] checkpoint::Training training_to_load();
+  void take_up(checkpoint::LoadReport& loaded, checkpoint::What what,
+               const std::string& present_config);
   void go_on_from(const checkpoint::LoadReport& loaded);
 
   // Goes first, and waits for what it has under way in the memory above.

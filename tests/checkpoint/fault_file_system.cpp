@@ -239,6 +239,15 @@ class FaultFileSystem::OfRank final : public checkpoint::FileSystem {
     const Operation operation(files_, rank_, "free", path, kLooks);
     return files_.free_bytes_;
   }
+  void wait(std::chrono::milliseconds pause) override {
+    std::function<void(int rank)> waiting;
+    {
+      const std::lock_guard lock(files_.mutex_);
+      files_.waited_ += pause;
+      waiting = files_.waiting_;
+    }
+    if (waiting) waiting(rank_);
+  }
   std::unique_ptr<Lock> lock(const std::string& path,
                              const std::string& owner) override {
     const Operation operation(files_, rank_, "lock", path);
@@ -313,6 +322,16 @@ void FaultFileSystem::set_free_bytes(std::uint64_t bytes) {
 void FaultFileSystem::hide(int rank, const std::string& ending, int calls) {
   const std::lock_guard lock(mutex_);
   hidden_ = {rank, ending, calls};
+}
+
+void FaultFileSystem::set_waiting(std::function<void(int rank)> waiting) {
+  const std::lock_guard lock(mutex_);
+  waiting_ = std::move(waiting);
+}
+
+std::chrono::milliseconds FaultFileSystem::waited() const {
+  const std::lock_guard lock(mutex_);
+  return waited_;
 }
 
 std::vector<std::string> FaultFileSystem::log() const {

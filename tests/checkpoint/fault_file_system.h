@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -51,6 +53,11 @@ class FaultFileSystem {
   /// rank.
   void hide(int rank, const std::string& ending, int calls);
 
+  /// Called when a rank waits, which takes no time here.
+  void set_waiting(std::function<void(int rank)> waiting);
+  /// Of all ranks together.
+  [[nodiscard]] std::chrono::milliseconds waited() const;
+
   [[nodiscard]] std::vector<std::string> log() const;
   [[nodiscard]] FaultDisk disk() const;
   /// From now on keep the disk as it is after every change.
@@ -74,6 +81,8 @@ class FaultFileSystem {
   std::set<Sync> ignored_;
   std::map<std::string, std::string> locks_;  // by path; owners
   std::uint64_t free_bytes_ = std::uint64_t{1} << 40;
+  std::function<void(int rank)> waiting_;
+  std::chrono::milliseconds waited_{0};
   struct Hidden {
     int rank = 0;
     std::string ending{};

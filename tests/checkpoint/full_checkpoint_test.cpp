@@ -45,11 +45,13 @@ TEST(FullCheckpoint, HasWhatTheApplicationAdded) {
   const std::string path = write_full(folder.path());
   FileSystem& files = posix_file_system();
   const Manifest manifest = read_manifest(files, path);
-  const StateDict common = read_extra(files, path, manifest);
+  SavedArrays arrays(files, path, manifest);
+  ExtraReader extras(files, path, manifest, arrays);
+  const StateDict common = extras.common();
   EXPECT_EQ(common.array("seen").as<std::int64_t>()[0], 3);
   EXPECT_EQ(common.integer("next"), 17);
   for (const int rank : {0, 1}) {
-    const StateDict own = read_extra_of_rank(files, path, manifest, rank);
+    const StateDict own = extras.of_rank(rank);
     EXPECT_EQ(own.array("random").size(), static_cast<std::size_t>(rank) + 2);
     EXPECT_EQ(own.integer("rank"), rank);
   }
@@ -80,9 +82,11 @@ TEST(FullCheckpoint, DamageToAnyTensorIsFoundAndNamed) {
       if (!tensor.name.starts_with("extra")) continue;
       ++of_application;
       EXPECT_THROW(
-          for (int r = 0; r < 2; ++r) {
-            static_cast<void>(read_extra(files, path, manifest));
-            static_cast<void>(read_extra_of_rank(files, path, manifest, r));
+          {
+            SavedArrays arrays(files, path, manifest);
+            ExtraReader extras(files, path, manifest, arrays);
+            static_cast<void>(extras.common());
+            for (int r = 0; r < 2; ++r) static_cast<void>(extras.of_rank(r));
           },
           Error);
     }

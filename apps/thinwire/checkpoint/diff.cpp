@@ -80,7 +80,7 @@ class Comparison {
       if (!has_alias(b, alias)) to_.note(alias.first, kOnlyA);
     for (const auto& alias : b.aliases)
       if (!has_alias(a, alias)) to_.note(alias.first, kOnlyB);
-    compare_states("extra ", a_.extra(), b_.extra());
+    compare_states("extra ", a_.extra().common(), b_.extra().common());
     if (!same_world())
       return to_.leave_out("scalars and extra arrays of ranks",
                            "saved by other ranks");
@@ -93,8 +93,8 @@ class Comparison {
     };
     compare_lists("scalar ", a.scalars_of_ranks, b.scalars_of_ranks);
     for (int r = 0; r < a.world; ++r)
-      compare_states(fmt::format("extra of rank {} ", r), a_.extra_of_rank(r),
-                     b_.extra_of_rank(r));
+      compare_states(fmt::format("extra of rank {} ", r), a_.extra().of_rank(r),
+                     b_.extra().of_rank(r));
   }
 
   static bool has_alias(const checkpoint::Manifest& manifest,

@@ -3,7 +3,6 @@
 
 #include <utility>
 
-#include "checkpoint/extra.h"
 #include "checkpoint/mean.h"
 #include "checkpoint/read/locate.h"
 #include "checkpoint/read/read_text.h"
@@ -93,14 +92,8 @@ Values Opened::mean(const checkpoint::SavedArray& array,
           }};
 }
 
-StateDict Opened::extra() const {
-  return checkpoint::read_extra(checkpoint::posix_file_system(), directory_,
-                                manifest_);
-}
-
-StateDict Opened::extra_of_rank(int rank) const {
-  return checkpoint::read_extra_of_rank(checkpoint::posix_file_system(),
-                                        directory_, manifest_, rank);
+checkpoint::ExtraReader Opened::extra() {
+  return {checkpoint::posix_file_system(), directory_, manifest_, arrays_};
 }
 
 bool Opened::has_all(const checkpoint::SavedArray& array, int rank,

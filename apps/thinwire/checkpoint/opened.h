@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "checkpoint/extra.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/read/saved_arrays.h"
 #include "checkpoint/read/weights.h"
@@ -52,8 +53,7 @@ class Opened {
   [[nodiscard]] Values mean(const checkpoint::SavedArray& array,
                             std::size_t parameter);
   /// What the application added: for all ranks, and for one.
-  [[nodiscard]] StateDict extra() const;
-  [[nodiscard]] StateDict extra_of_rank(int rank) const;
+  [[nodiscard]] checkpoint::ExtraReader extra();
   /// All of the parameter's elements are in files.
   [[nodiscard]] bool has_all(const checkpoint::SavedArray& array, int rank,
                              std::size_t parameter) const;

@@ -4,13 +4,12 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <sstream>
-#include <thread>
 
 #include "checkpoint/commit/root.h"
 #include "checkpoint/commit/root_directory.h"
+#include "checkpoint/disk/keep_looking.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::checkpoint {
@@ -34,23 +33,14 @@ Announcement broadcast_announcement(comm::Communicator& comm,
 void wait_for_probe(FileSystem& files, const std::string& root,
                     const Announcement& made, int rank,
                     std::chrono::milliseconds patience) {
-  using Clock = std::chrono::steady_clock;
-  constexpr auto kLongest = std::chrono::milliseconds(1000);
   const std::string probe =
       fmt::format("{}/{}/{}", root, made.partial, kProbeName);
-  const Clock::time_point end = Clock::now() + patience;
-  auto pause = std::chrono::milliseconds(1);
-  while (!files.exists(probe)) {
-    if (Clock::now() >= end) {
-      throw Error(
-          ErrorCode::kUnavailable,
-          fmt::format("{} is not shared: rank {} on host {} does not see what "
-                      "rank 0 on host {} wrote",
-                      root, rank, host_name(), made.host));
-    }
-    std::this_thread::sleep_for(pause);
-    pause = std::min(2 * pause, kLongest);
-  }
+  if (!keep_looking(files, patience, [&] { return files.exists(probe); }))
+    throw Error(
+        ErrorCode::kUnavailable,
+        fmt::format("{} is not shared: rank {} on host {} does not see what "
+                    "rank 0 on host {} wrote",
+                    root, rank, host_name(), made.host));
   files.open(probe, /*follows_links=*/false)->close();
 }
 

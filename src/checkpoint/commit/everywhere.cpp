@@ -20,6 +20,12 @@ std::string broadcast_text(comm::Communicator& comm, const std::string& text) {
   return all;
 }
 
+std::uint64_t sum_over_ranks(comm::Communicator& comm, std::uint64_t own) {
+  auto sum = static_cast<std::int64_t>(own);
+  comm.all_reduce(View(&sum, 1, DType::kInt64));
+  return static_cast<std::uint64_t>(sum);
+}
+
 void everywhere(comm::Communicator& comm, const std::function<void()>& body) {
   std::int32_t status = 0;  // else 1 + the code
   std::string text;

@@ -23,19 +23,6 @@ std::uint64_t require_regular(FileSystem& files, const std::string& path) {
   return info.bytes;
 }
 
-// Throws for the first file that is not as listed.
-void require_files(FileSystem& files, const std::string& directory,
-                   const Manifest& manifest) {
-  for (const SavedFile& file : manifest.files) {
-    const std::string path = directory + "/" + file.name;
-    const std::uint64_t bytes = require_regular(files, path);
-    if (bytes != file.bytes) {
-      corrupt(path, fmt::format("it has {} bytes, the manifest says {}", bytes,
-                                file.bytes));
-    }
-  }
-}
-
 bool may_be_checkpoint(FileSystem& files, const std::string& root,
                        const std::string& name) {
   if (name.starts_with('.')) return false;
@@ -48,6 +35,18 @@ bool may_be_checkpoint(FileSystem& files, const std::string& root,
 }
 
 }  // namespace
+
+void require_files(FileSystem& files, const std::string& directory,
+                   const Manifest& manifest) {
+  for (const SavedFile& file : manifest.files) {
+    const std::string path = directory + "/" + file.name;
+    const std::uint64_t bytes = require_regular(files, path);
+    if (bytes != file.bytes) {
+      corrupt(path, fmt::format("it has {} bytes, the manifest says {}", bytes,
+                                file.bytes));
+    }
+  }
+}
 
 FoundCheckpoint look_at(FileSystem& files, const std::string& root,
                         const std::string& name) {

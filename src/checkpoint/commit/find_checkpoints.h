@@ -14,4 +14,9 @@ namespace thinwire::checkpoint {
                                       const std::string& root,
                                       const std::string& name);
 
+/// Every file is there, a regular one, and of the listed size. Throws
+/// Error(kCorruptCheckpoint) naming the first that is not.
+void require_files(FileSystem& files, const std::string& directory,
+                   const Manifest& manifest);
+
 }  // namespace thinwire::checkpoint

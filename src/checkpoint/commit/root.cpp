@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "checkpoint/commit/announcement.h"
 #include "checkpoint/commit/attachments.h"
@@ -74,15 +73,10 @@ void Root::Impl::start() {
 }
 
 std::uint64_t Root::Impl::total_bytes(const Contents& contents) const {
-  std::int64_t own = 0;
-  for (const PlannedFile& file : contents.files)
-    own += static_cast<std::int64_t>(file.header.file_bytes);
-  for (const Attachment& one : contents.attachments)
-    own += static_cast<std::int64_t>(one.bytes.size());
-  std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
-  comm.all_gather(ConstView(&own, 1, DType::kInt64), all);
-  return static_cast<std::uint64_t>(
-      std::accumulate(all.begin(), all.end(), std::int64_t{0}));
+  std::uint64_t own = 0;
+  for (const PlannedFile& file : contents.files) own += file.header.file_bytes;
+  for (const Attachment& one : contents.attachments) own += one.bytes.size();
+  return sum_over_ranks(comm, own);
 }
 
 // The manifest, blocks begun, and others who write to the same disk.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "checkpoint/disk/file_system.h"
+#include "checkpoint/disk/keep_looking.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/safetensors.h"
 #include "thinwire/checkpoint/checkpoint.h"
@@ -55,9 +56,8 @@ class Root {
   struct Options {
     bool durable = true;
     Storage storage = Storage::kShared;
-    /// How long a rank looks for what rank 0 has just made: file systems of
-    /// several hosts show it late.
-    std::chrono::milliseconds patience = std::chrono::seconds(30);
+    /// How long a rank looks for what rank 0 has just made.
+    std::chrono::milliseconds patience = kPatience;
     /// For `written` in the manifest, which decides nothing.
     std::function<std::chrono::system_clock::time_point()> clock =
         std::chrono::system_clock::now;
@@ -102,6 +102,9 @@ using comm::gather_texts;
 /// Collective: rank 0's text.
 [[nodiscard]] std::string broadcast_text(comm::Communicator& comm,
                                          const std::string& text);
+/// Collective.
+[[nodiscard]] std::uint64_t sum_over_ranks(comm::Communicator& comm,
+                                           std::uint64_t own);
 /// Collective: calls `body` on every rank; where it threw on one, all throw the
 /// lowest one's Error, with "rank R: " in front.
 void everywhere(comm::Communicator& comm, const std::function<void()>& body);

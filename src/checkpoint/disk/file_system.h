@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace thinwire::checkpoint {
@@ -70,6 +72,11 @@ class FileSystem {
   /// Names that were made, renamed or removed in it are on the disk.
   virtual void sync_directory(const std::string& path) = 0;
   [[nodiscard]] virtual std::uint64_t free_bytes(const std::string& path) = 0;
+
+  /// Before something is looked at again; tests' own do not.
+  virtual void wait(std::chrono::milliseconds pause) {
+    std::this_thread::sleep_for(pause);
+  }
 
   /// Held until destroyed.
   class Lock {

@@ -74,6 +74,11 @@ class SavedArrays {
   [[nodiscard]] std::string describe(std::size_t file, std::uint64_t begin,
                                      std::uint64_t end) const;
 
+  /// A file that holds arrays, to read what else is in it; null: it holds none.
+  [[nodiscard]] VerifiedFile* opened(std::size_t file) noexcept {
+    return files_[file].get();
+  }
+
   /// Gives memory back that the next read() may need again.
   void forget_chunk() noexcept;
   /// From all files so far.

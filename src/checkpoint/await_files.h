@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+
+#include "checkpoint/disk/file_system.h"
+#include "checkpoint/disk/keep_looking.h"
+#include "checkpoint/found.h"
+#include "thinwire/comm/communicator.h"
+#include "thinwire/core/error.h"
+
+namespace thinwire::checkpoint {
+
+/// Collective, before files are opened: every rank sees all files of a
+/// checkpoint in full. Rank 0 looks once; what it misses is missing:
+/// Error(kCorruptCheckpoint). Another one that sees less, as on a network file
+/// system, looks again for as long as `patience`; then Error(kUnavailable)
+/// names the rank, its host and the file.
+void await_files(comm::Communicator& comm, FileSystem& files,
+                 const Found& found,
+                 std::chrono::milliseconds patience = kPatience);
+
+/// Local: after `error` in reading them, throws Error(kUnavailable) if one of
+/// these files has gone since.
+void require_still_there(FileSystem& files, const Found& found,
+                         const Error& error);
+
+}  // namespace thinwire::checkpoint
