@@ -68,6 +68,17 @@ class Tool(unittest.TestCase):
         self.assertEqual([o.get("ranks") for o in objects], [4, 2, None])
         self.assertEqual(objects[0]["parameters"], 15)
 
+    def test_ls_and_verify_say_the_same_of_what_is_no_checkpoint(self):
+        one, two, partial = self.two()
+        (two / "state-00002-of-00004.safetensors").unlink()
+        said = {two.name: "damaged", partial.name: "partial"}
+        listed = self.run_tool("ls", self.root)
+        verified = self.run_tool("verify", self.root, code=1)
+        for name, word in said.items():
+            self.assertRegex(listed, f"(?m)^ *{word} +{name}: ")
+            self.assertRegex(verified, f"(?m)^{word} +[^ ]*{name}[:/]")
+        self.assertRegex(verified, f"(?m)^good +{one}: ")
+
     def test_show_says_what_the_manifest_says(self):
         one, two, _ = self.two()
         text = self.run_tool("show", one)

@@ -27,4 +27,10 @@ void export_to(const std::string& path, const ExportFlags& flags, bool json);
 /// The last part of a path.
 [[nodiscard]] std::string name_of(const std::string& path);
 
+/// What is said of a directory that is no checkpoint: a crash may leave one
+/// that was being written; any other is damaged.
+inline constexpr const char* kLeftover = "partial";
+inline constexpr const char* kDamaged = "damaged";
+[[nodiscard]] bool is_leftover(const std::string& name);
+
 }  // namespace thinwire::apps::checkpoint_tool

@@ -10,6 +10,7 @@
 
 #include "apps/thinwire/checkpoint/commands.h"
 #include "apps/thinwire/checkpoint/json_lines.h"
+#include "checkpoint/commit/root_directory.h"
 #include "thinwire/checkpoint/inspect.h"
 
 namespace thinwire::apps::checkpoint_tool {
@@ -48,6 +49,13 @@ std::string size_text(std::uint64_t bytes) {
 
 std::string name_of(const std::string& path) {
   return path.substr(path.rfind('/') + 1);
+}
+
+bool is_leftover(const std::string& name) {
+  using checkpoint::NameKind;
+  const NameKind kind = checkpoint::kind_of(name);
+  return kind == NameKind::kPartial || kind == NameKind::kDeleting ||
+         kind == NameKind::kReplaced;
 }
 
 OrderedJson to_json(const checkpoint::Description& d) {
@@ -91,7 +99,9 @@ void list(const std::string& root, bool json) {
                  size_text(d.bytes), name_of(d.path));
   for (const auto& d : all)
     if (!d.complete)
-      fmt::print("{:>10}  {}: {}\n", "partial", name_of(d.path), d.problem);
+      fmt::print("{:>10}  {}: {}\n",
+                 is_leftover(name_of(d.path)) ? kLeftover : kDamaged,
+                 name_of(d.path), d.problem);
 }
 
 }  // namespace thinwire::apps::checkpoint_tool

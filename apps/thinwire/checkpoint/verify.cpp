@@ -7,7 +7,6 @@
 
 #include "apps/thinwire/checkpoint/commands.h"
 #include "apps/thinwire/checkpoint/json_lines.h"
-#include "checkpoint/commit/root_directory.h"
 #include "checkpoint/read/locate.h"
 #include "thinwire/checkpoint/inspect.h"
 
@@ -33,7 +32,7 @@ void print(const std::string& path, const Verdict& verdict, bool json) {
                        {"damages", damages}});
   }
   for (const Damage& damage : verdict.damages)
-    fmt::print("damaged   {}/{}: bytes {}-{}: {}\n", path, damage.file,
+    fmt::print("{}   {}/{}: bytes {}-{}: {}\n", kDamaged, path, damage.file,
                damage.begin, std::max(damage.end, damage.begin + 1) - 1,
                damage.what);
   if (verdict.good())
@@ -42,14 +41,6 @@ void print(const std::string& path, const Verdict& verdict, bool json) {
                    ? ""
                    : fmt::format(", {} values are NaN or infinite",
                                  verdict.nonfinite));
-}
-
-// A crash may leave such a directory; it is no checkpoint, and no damage.
-bool is_leftover(const std::string& name) {
-  using checkpoint::NameKind;
-  const NameKind kind = checkpoint::kind_of(name);
-  return kind == NameKind::kPartial || kind == NameKind::kDeleting ||
-         kind == NameKind::kReplaced;
 }
 
 Verdict verdict_on(const std::string& path,
@@ -72,7 +63,7 @@ void verify(const std::string& path, bool json) {
   for (const auto& one : found.checkpoints) {
     if (found.is_root && !one.complete && is_leftover(one.name)) {
       if (!json)
-        fmt::print("partial   {}: {}\n", found.path_of(one), one.problem);
+        fmt::print("{}   {}: {}\n", kLeftover, found.path_of(one), one.problem);
       continue;
     }
     const Verdict verdict = verdict_on(found.path_of(one), one);
