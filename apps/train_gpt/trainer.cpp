@@ -110,7 +110,10 @@ bool Trainer::begin() {
   if (is_first()) model_.initialize(options_.seed);
   model_.train_with(comm_, config_);
   next_sequence_ = sequences_per_backward();
-  if (!options_.saving.resume.empty() && !resume()) return false;
+  const Saving& saving = options_.saving;
+  if (!saving.resume.empty() && !resume()) return false;
+  if (saving.resume.empty() && saving.is_periodic() && is_first())
+    warn_of_other_runs();
   checkpointer_.emplace(model_.engine(),
                         engine::checkpointer_options(options_.saving.files));
   reset_memory_peak();

@@ -39,6 +39,7 @@ class Trainer {
   [[nodiscard]] bool begin();
   [[nodiscard]] bool resume();
   void go_on();
+  void warn_of_other_runs() const;
   engine::EngineReport step(std::int64_t step);
   void synchronize();
   void share_losses();

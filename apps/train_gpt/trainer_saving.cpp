@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <iostream>
 #include <span>
 #include <string>
 
 #include "apps/train_gpt/agreed_failure.h"
 #include "apps/train_gpt/trainer_impl.h"
+#include "thinwire/checkpoint/inspect.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::train_gpt {
@@ -29,10 +32,16 @@ bool Trainer::resume() {
   const checkpoint::LoadOptions how{.fall_back = saving.resume_fallback};
   std::optional<checkpoint::LoadReport> found;
   const bool is_loaded = all_or_none([&] {
-    if (saving.resume == kAutoResume)
-      found = model_.engine().resume(saving.files.root, how);
-    else
-      found = model_.engine().load(saving.resume, how);
+    const bool is_auto = saving.resume == kAutoResume;
+    found = model_.engine().resume(is_auto ? saving.files.root : saving.resume,
+                                   how);
+    if (!found && !is_auto)
+      throw Error(
+          ErrorCode::kUnavailable,
+          fmt::format("--resume: there is no complete checkpoint in {}; name "
+                      "another, or give --resume auto, which begins anew where "
+                      "--checkpoints has none",
+                      saving.resume));
   });
   if (!is_loaded) return false;
   const bool is_fine = prepare_everywhere(comm_, [&] {
@@ -55,6 +64,20 @@ bool Trainer::resume() {
                       : fmt::format("no checkpoint in {}: from the beginning\n",
                                     saving.files.root));
   return is_fine;
+}
+
+// What this run writes takes the place of what has the same name.
+void Trainer::warn_of_other_runs() const {
+  const std::string& root = options_.saving.files.root;
+  if (!std::filesystem::is_directory(root)) return;
+  const auto all = checkpoint::inspect(root);
+  const auto complete = std::count_if(
+      all.begin(), all.end(), [](const auto& one) { return one.complete; });
+  if (complete > 0)
+    std::cerr << fmt::format(
+        "warning: {} has {} checkpoints of another run: this one begins anew "
+        "and replaces those of the steps it saves; --resume auto would go on\n",
+        root, complete);
 }
 
 void Trainer::go_on() {

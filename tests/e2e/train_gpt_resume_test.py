@@ -5,8 +5,8 @@
 usage: train_gpt_resume_test.py PROGRAM MPIEXEC [TEST...]
 
 MPIEXEC is empty where the build has no MPI; then tests that need it are
-skipped, or fail if THINWIRE_REQUIRE names mpi. THINWIRE_TEST_LONG=1 makes the
-loop of kills a hundred times as long.
+skipped, or fail if THINWIRE_REQUIRE names mpi. THINWIRE_TEST_LONG=1 makes
+loops of kills many times as long.
 """
 
 import json
@@ -26,12 +26,20 @@ from train_gpt_runs import Runs, needs_mpi
 STEPS = "--steps 60 --freeze-step 16 --var-freeze-step 30 --batch 4 --save-every 4"
 SIZE = "--layers 2 --width 64 --heads 2 --context 32"
 THREADS = "--comm local --ranks 2"
+LONG = "THINWIRE_TEST_LONG" in os.environ
 # What differs from run to run.
 MEASURED = ("seconds", "memory_bytes")
 
 
 def steps_of(rows):
     return [row["step"] for row in rows if "loss" in row]
+
+
+def ranks_of(process):
+    """Ranks that mpirun has started, or itself while there are none."""
+    path = f"/proc/{process.pid}/task/{process.pid}/children"
+    with open(path, encoding="utf-8") as file:
+        return [int(number) for number in file.read().split()] or [process.pid]
 
 
 class TrainGpt(Runs):
@@ -159,20 +167,41 @@ class TrainGpt(Runs):
     def test_killed_processes(self):
         self.complete("whole", "", ranks=2)
         process = self.start("run", "", ranks=2)
-        children = f"/proc/{process.pid}/task/{process.pid}/children"
         self.wait_for("run", process, lambda rows: len(rows) > 20)
-        with open(children, encoding="utf-8") as file:
-            os.kill(int(file.read().split()[1]), signal.SIGKILL)
+        os.kill(ranks_of(process)[1], signal.SIGKILL)
         process.communicate(timeout=60)
         self.assertNotEqual(process.returncode, 0)
         self.complete("run", "--resume auto", ranks=2)
         self.check_same("run", "whole")
 
+    @needs_mpi
+    def test_killed_processes_again_and_again(self):
+        """One of two ranks, or the launcher, at any time."""
+        kills = 40 if LONG else 4
+        extra = (
+            f"--optimizer zero_one_adam --save-every 3 --steps {200 if LONG else 60}"
+        )
+        self.complete("whole", extra, ranks=2)
+        moments = random.Random(11)
+        for _ in range(kills):
+            process = self.start("run", f"{extra} --resume auto", ranks=2)
+            try:
+                _, errors = process.communicate(timeout=0.4 + 1.2 * moments.random())
+            except subprocess.TimeoutExpired:
+                os.kill(moments.choice(ranks_of(process)), signal.SIGKILL)
+                process.communicate(timeout=60)
+                continue
+            self.assertEqual(process.returncode, 0, errors)  # it was faster
+            self.check_same("run", "whole")
+            shutil.rmtree(self.folder / "run")
+        self.complete("run", f"{extra} --resume auto", ranks=2)
+        self.check_same("run", "whole")
+
     def test_killed_again_and_again(self):
         """At any time, also while it saves or begins."""
-        kills = 100 if os.environ.get("THINWIRE_TEST_LONG") else 5
+        kills = 100 if LONG else 5
         extra = "--optimizer zero_one_adam --save-every 3"
-        steps = f"--steps {300 if kills == 100 else 60}"
+        steps = f"--steps {300 if LONG else 60}"
         self.complete("whole", f"{extra} {THREADS} {steps}")
         moments = random.Random(7)
         killed = 0
@@ -326,9 +355,7 @@ class TrainGpt(Runs):
     def test_one_ranks_signal_is_enough(self):
         process = self.start("run", "--steps 100000", ranks=3)
         self.wait_for("run", process, lambda rows: len(rows) > 4)
-        children = f"/proc/{process.pid}/task/{process.pid}/children"
-        with open(children, encoding="utf-8") as file:
-            os.kill(int(file.read().split()[-1]), signal.SIGUSR1)
+        os.kill(ranks_of(process)[-1], signal.SIGUSR1)
         _, errors = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 3, errors)
 
@@ -418,7 +445,8 @@ class TrainGpt(Runs):
         self.assertIn("checkpoints: from the beginning", errors)
         nowhere = self.folder / "nowhere"
         errors = self.complete("run", f"{flags} --resume {nowhere}", code=1)
-        self.assertIn(str(nowhere), errors)
+        self.assertIn(f"there is no complete checkpoint in {nowhere}", errors)
+        self.assertIn("give --resume auto", errors)
         errors = self.complete("run", f"{flags} --resume --steps 5", code=1)
         self.assertIn("--steps must be at least 9", errors)
         errors = self.complete("run", f"{flags} --resume --seed 4", code=1)
@@ -430,6 +458,13 @@ class TrainGpt(Runs):
         self.assertEqual(len(steps_of(self.rows("run"))), 9, "nothing changed")
         self.complete("run", f"{THREADS} --steps 12 --resume --resume-new-data")
         self.assertEqual(len(steps_of(self.rows("run"))), 12)
+
+    def test_a_fresh_start_over_another_runs_checkpoints_warns(self):
+        flags = f"{THREADS} --steps 9"
+        warning = "has 2 checkpoints of another run"
+        self.assertNotIn(warning, self.complete("run", flags))
+        self.assertIn(warning, self.complete("run", flags))
+        self.assertNotIn(warning, self.complete("run", f"{flags} --resume"))
 
     def test_a_run_that_is_done_can_be_resumed(self):
         self.complete("run", THREADS)
