@@ -4,11 +4,8 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
 #include "checkpoint/commit/root.h"
 #include "checkpoint/dummy.h"
-#include "checkpoint/extra.h"
 #include "checkpoint/scenarios.h"
 #include "support/errors.h"
 #include "support/ranks.h"
@@ -131,27 +128,6 @@ TEST(RequireStillThere, SaysThatAFileHasGone) {
                {last_file(found), "removed while it was opened (keep_last?)",
                 "no such file"},
                [&] { require_still_there(disk.of_rank(0), found, error); });
-}
-
-// Every rank would open every other's.
-TEST(ExtraReader, OpensNoFileASecondTime) {
-  FaultFileSystem disk(kRanks);
-  const Found found = save(disk);
-  FileSystem& files = disk.of_rank(0);
-  SavedArrays arrays(files, found.path, found.manifest);
-  const auto opened = [&] {
-    const auto log = disk.log();
-    return std::count_if(log.begin(), log.end(), [](const std::string& line) {
-      return line.starts_with("open");
-    });
-  };
-  const auto before = opened();
-  EXPECT_GE(before, kRanks);
-  ExtraReader extras(files, found.path, found.manifest, arrays);
-  static_cast<void>(extras.common());
-  for (int rank = 0; rank < kRanks; ++rank)
-    static_cast<void>(extras.of_rank(rank));
-  EXPECT_EQ(opened(), before);
 }
 
 }  // namespace

@@ -61,6 +61,23 @@ TEST(FullCheckpoint, HasWhatTheApplicationAdded) {
                                       "tied", "w"}));
 }
 
+// Every rank would open every other's: those that hold arrays are open already,
+// so nothing is missed when they go.
+TEST(FullCheckpoint, IsOpenedOnceForWhatTheApplicationAdded) {
+  const Folder folder;
+  const std::string path = write_full(folder.path());
+  FileSystem& files = posix_file_system();
+  const Manifest manifest = read_manifest(files, path);
+  SavedArrays arrays(files, path, manifest);
+  for (const SavedFile& saved : manifest.files)
+    files.remove_file(path + '/' + saved.name);
+  ExtraReader extras(files, path, manifest, arrays);
+  EXPECT_EQ(extras.common().array("seen").as<std::int64_t>()[0], 3);
+  for (const int rank : {0, 1})
+    EXPECT_EQ(extras.of_rank(rank).array("random").size(),
+              static_cast<std::size_t>(rank) + 2);
+}
+
 // Every tensor of every file, the application's too.
 TEST(FullCheckpoint, DamageToAnyTensorIsFoundAndNamed) {
   const Folder folder;
