@@ -179,6 +179,12 @@ std::vector<float> Engine::full_state(std::string_view name,
   return impl_->made.zero->full_state(name, key);
 }
 
+void Engine::read_masters() {
+  impl_->require_between_windows("read_masters");
+  impl_->marks.forget();
+  impl_->optimizer().read_masters(impl_->params);
+}
+
 shard::ShardedOptimizer& Engine::zero() {
   if (impl_->made.zero == nullptr) only_with_zero("zero");
   impl_->marks.forget();  // what its setters change is meant

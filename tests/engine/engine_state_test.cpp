@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/by_hand.h"
+#include "engine/sharded.h"
 #include "optim/states.h"
 #include "support/errors.h"
 #include "support/ranks.h"
@@ -184,6 +185,36 @@ TEST(EngineState, RefusesWhatDoesNotFitAndChangesNothing) {
       driven.engine.load_state_dict(good);
       EXPECT_TRUE(thinwire::test::same_state(driven.engine.state_dict(), good));
     });
+}
+
+// ---- parameters that the caller sets
+
+TEST(EngineMasters, AreTheParametersThatWereSet) {
+  for (const int stage : {0, 1, 2})
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
+      comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+        test::Sharded run(comm, test::zero_config({.stage = stage}, dtype));
+        run.backward({.step = 1});
+        expect_error(ErrorCode::kFailedPrecondition,
+                     {"read_masters: inside a window of accumulation"},
+                     [&] { run.engine.read_masters(); });
+        run.engine.step();
+        const std::vector<float> values =
+            test::initial_params(run.layout.size(), 7);
+        kernels::convert(values, run.params.view());
+        run.engine.read_masters();
+        const std::vector<float> set = floats(run.params.view());
+        for (const Parameter& p : run.layout.parameters()) {
+          const auto begin =
+              set.begin() + static_cast<std::ptrdiff_t>(p.offset);
+          EXPECT_EQ(run.engine.full_parameter(p.name),
+                    std::vector<float>(
+                        begin, begin + static_cast<std::ptrdiff_t>(p.size)))
+              << p.name << ", stage " << stage;
+        }
+        run.backward({.step = 2});
+        EXPECT_TRUE(run.engine.step().applied);
+      });
 }
 
 // ---- evaluation

@@ -150,6 +150,10 @@ class Engine {
   [[nodiscard]] std::vector<float> full_gradient(std::string_view name);
   [[nodiscard]] std::vector<float> full_state(std::string_view name,
                                               std::string_view key);
+  /// Local, at the beginning of a window: parameters were set by the caller, to
+  /// the same values on all ranks; masters, where there are some, become these.
+  /// Error(kFailedPrecondition) inside of a window and in an evaluation.
+  void read_masters();
   /// Setters, and what moves states. Error(kFailedPrecondition) without ZeRO.
   [[nodiscard]] shard::ShardedOptimizer& zero();
 
