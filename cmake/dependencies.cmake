@@ -1,10 +1,14 @@
 # Every library this project takes from outside; docs/design/0002 says why each.
 find_package(Threads REQUIRED)
 find_package(hwy REQUIRED)
-find_package(fmt REQUIRED)
+if(THINWIRE_BUILD_PYTHON)
+  include(cmake/fmt_inside.cmake)
+else()
+  find_package(fmt REQUIRED)
+endif()
 find_package(nlohmann_json REQUIRED)
 find_package(PkgConfig REQUIRED)
-pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
+pkg_check_modules(xxhash REQUIRED libxxhash)
 
 if(THINWIRE_BUILD_APPS)
   find_package(CLI11 REQUIRED)

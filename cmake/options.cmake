@@ -26,6 +26,17 @@ endforeach()
 option(THINWIRE_BUILD_APPS "Build the programs thinwire and train_gpt"
        ${PROJECT_IS_TOP_LEVEL})
 option(THINWIRE_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
+option(THINWIRE_BUILD_PYTHON
+       "Build the Python module thinwire._core, and nothing beside it" OFF)
+if(THINWIRE_BUILD_PYTHON)
+  # A wheel runs on machines that have neither this one's MPI nor its torch.
+  set(THINWIRE_BUILD_APPS OFF)
+  set(THINWIRE_BUILD_TESTS OFF)
+  set(THINWIRE_WITH_TORCH OFF)
+  if(NOT THINWIRE_WITH_MPI STREQUAL "ON")
+    set(THINWIRE_WITH_MPI OFF)
+  endif()
+endif()
 option(THINWIRE_BUILD_FUZZERS
        "Build the fuzzers: clang++ and its libclang-rt are needed" OFF)
 if(THINWIRE_BUILD_FUZZERS AND NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
@@ -55,7 +66,11 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+  # Paths relative to the build directory, and not its name: then the objects of
+  # one build serve another one, also that of an unpacked source distribution.
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      env CCACHE_NOHASHDIR=1 CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}
+      ${CCACHE_PROGRAM})
 endif()
 
 if(THINWIRE_SANITIZE)

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint_reports.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <utility>
+
+#include "state.h"
+
+namespace thinwire::python {
+namespace {
+
+using checkpoint::LoadReport;
+
+template <auto kMember>
+auto member(const LoadFound& found) {
+  return found.report.*kMember;
+}
+
+}  // namespace
+
+LoadFound::LoadFound(LoadReport&& loaded)
+    : report(std::move(loaded)),
+      scalars(to_python(std::move(report.scalars))),
+      common(to_python(std::move(report.extra.common))),
+      own(to_python(std::move(report.extra.own))) {
+  for (StateDict& state : report.own_of_ranks)
+    own_of_ranks.append(to_python(std::move(state)));
+}
+
+void bind_checkpoint_reports(nb::module_& module) {
+  using checkpoint::SaveReport;
+  nb::class_<SaveReport>(module, "SaveReport")
+      .def_ro("path", &SaveReport::path)
+      .def_ro("step", &SaveReport::step)
+      .def_ro("bytes", &SaveReport::bytes)
+      .def_ro("seconds", &SaveReport::seconds)
+      .def_ro("waited_seconds", &SaveReport::waited_seconds);
+  nb::class_<LoadFound>(module, "LoadReport")
+      .def_prop_ro("path", &member<&LoadReport::path>)
+      .def_prop_ro("step", &member<&LoadReport::step>)
+      .def_prop_ro("run", &member<&LoadReport::run>)
+      .def_prop_ro("world", &member<&LoadReport::world>)
+      .def_prop_ro("optimizer", &member<&LoadReport::optimizer>)
+      .def_prop_ro("precision", &member<&LoadReport::precision>)
+      .def_prop_ro("config", &member<&LoadReport::config>)
+      .def_ro("scalars", &LoadFound::scalars)
+      .def_ro("common", &LoadFound::common)
+      .def_ro("own", &LoadFound::own)
+      .def_ro("own_of_ranks", &LoadFound::own_of_ranks)
+      .def_prop_ro("notes", &member<&LoadReport::notes>)
+      .def_prop_ro("seconds", &member<&LoadReport::seconds>)
+      .def_prop_ro("bytes", &member<&LoadReport::bytes>);
+}
+
+}  // namespace thinwire::python

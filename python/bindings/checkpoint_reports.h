@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+
+#include "bindings.h"
+#include "thinwire/checkpoint/options.h"
+
+namespace thinwire::python {
+
+/// _core.LoadReport: what a load found, with its arrays as Python has them.
+struct LoadFound {
+  explicit LoadFound(checkpoint::LoadReport&& report);
+  LoadFound(LoadFound&&) = default;
+  LoadFound(const LoadFound&) = delete;
+
+  checkpoint::LoadReport report;  // its arrays have been moved on
+  nb::dict scalars;
+  nb::dict common;
+  nb::dict own;
+  nb::list own_of_ranks;
+};
+
+}  // namespace thinwire::python

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "handle.h"
+#include "thinwire/comm/communicator.h"
+
+namespace thinwire::python {
+
+/// _core.Communicator. What is made with one shares its object, so that a group
+/// lives until the last of them is closed.
+using CommunicatorHandle = Handle<comm::Communicator>;
+
+}  // namespace thinwire::python

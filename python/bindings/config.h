@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "bindings.h"
+#include "thinwire/config/config.h"
+
+namespace thinwire::python {
+
+/// _core.Config. The two members that may be of several types are Python
+/// objects, so that a reference to one stays good when another one takes its
+/// place; those of the base class are not used.
+class Settings : public config::Config {
+ public:
+  Settings() : Settings(config::Config()) {}
+  explicit Settings(const config::Config& config);
+
+  [[nodiscard]] const nb::object& chosen_optimizer() const noexcept {
+    return optimizer_;
+  }
+  [[nodiscard]] const nb::object& chosen_schedule() const noexcept {
+    return schedule_;
+  }
+  /// Throw TypeError naming the types there are.
+  void choose_optimizer(nb::object options);
+  void choose_schedule(nb::object shape);
+
+  /// All of it as the library takes it.
+  [[nodiscard]] config::Config get() const;
+
+ private:
+  nb::object optimizer_;
+  nb::object schedule_;
+};
+
+}  // namespace thinwire::python

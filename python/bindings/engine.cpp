@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "communicator.h"
+#include "config.h"
+#include "state.h"
+#include "thinwire/kernels/cast.h"
+
+namespace thinwire::python {
+namespace {
+
+using engine::Engine;
+using Self = const EngineHandle;
+
+void construct(EngineHandle* self, const CommunicatorHandle& comm,
+               const ParameterLayout& layout, const Settings& config,
+               nb::handle params, nb::handle grads, nb::handle initial) {
+  const std::shared_ptr<EngineParts> parts(new EngineParts{
+      .comm = comm.get(), .params = Array(params, "params"), .grads = Array()});
+  if (!grads.is_none()) parts->grads = Array(grads, "grads");
+  ConstArray masters;
+  if (!initial.is_none()) masters = ConstArray(initial, "initial");
+  const config::Config settings = config.get();
+  {
+    const nb::gil_scoped_release released;
+    parts->engine.emplace(*parts->comm, layout, settings, parts->params.view(),
+                          parts->grads.view(), masters.view());
+    parts->engine->set_others([&others = parts->others] {
+      return Engine::Others{.tensors = others.tensors,
+                            .aliases = others.aliases};
+    });
+  }
+  new (self) EngineHandle(parts);
+}
+
+// A method of the library's that takes nothing, or copies of plain values.
+template <auto kMethod, class... Arguments>
+auto forward(Self& self, Arguments... arguments) {
+  return call(self, "engine", [&](EngineParts& parts) {
+    return ((*parts.engine).*kMethod)(arguments...);
+  });
+}
+
+template <auto kMethod>
+auto look(Self& self) {
+  return ((*self.look().engine).*kMethod)();
+}
+
+void gradient_ready(Self& self, std::size_t index, nb::handle gradient) {
+  ConstArray array;
+  if (!gradient.is_none()) array = ConstArray(gradient, "gradient");
+  call(self, "gradient_ready", [&](EngineParts& parts) {
+    parts.engine->gradient_ready(index, array.view());
+  });
+}
+
+void cancel_backward(Self& self, const std::string& reason) {
+  call(self, "cancel_backward",
+       [&](EngineParts& parts) { parts.engine->cancel_backward(reason); });
+}
+
+void set_learning_rate(Self& self, double learning_rate,
+                       std::optional<std::size_t> group) {
+  call(self, "set_learning_rate", [&](EngineParts& parts) {
+    if (group)
+      parts.engine->set_learning_rate(*group, learning_rate);
+    else
+      parts.engine->set_learning_rate(learning_rate);
+  });
+}
+
+double learning_rate(Self& self, std::size_t group) {
+  return self.look().engine->optimizer().learning_rate(group);
+}
+
+std::string phase(Self& self) {
+  return std::string(to_string(self.look().engine->optimizer().phase()));
+}
+
+std::int64_t steps(Self& self) {
+  return self.look().engine->optimizer().steps();
+}
+
+std::int64_t skipped_steps(Self& self) {
+  return self.look().engine->optimizer().skipped_steps();
+}
+
+nb::object masters(Self& self) {
+  return to_python(call(self, "masters", [](EngineParts& parts) {
+    const ConstView values = parts.engine->masters();
+    std::vector<float> copy(values.size());
+    kernels::convert(values, copy);
+    return copy;
+  }));
+}
+
+template <auto kMethod>
+nb::object full(Self& self, const std::string& name) {
+  return to_python(forward<kMethod>(self, std::string_view(name)));
+}
+
+nb::object full_state(Self& self, const std::string& name,
+                      const std::string& key) {
+  return to_python(forward<&Engine::full_state>(self, std::string_view(name),
+                                                std::string_view(key)));
+}
+
+nb::dict state_dict(Self& self) {
+  return to_python(forward<&Engine::state_dict>(self));
+}
+
+void load_state_dict(Self& self, nb::handle state) {
+  const StateDict copy = to_state(state, "state");
+  call(self, "load_state_dict",
+       [&](EngineParts& parts) { parts.engine->load_state_dict(copy); });
+}
+
+// The garbage collector's: _core.Engine refers to what it asks for others.
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (nb::inst_ready(self))
+    Py_VISIT(nb::inst_ptr<EngineHandle>(self)->others.ptr());
+  return 0;
+}
+
+int clear(PyObject* self) {
+  if (nb::inst_ready(self))
+    nb::inst_ptr<EngineHandle>(self)->others = nb::none();
+  return 0;
+}
+
+PyType_Slot collector_slots[] = {
+    {Py_tp_traverse, reinterpret_cast<void*>(&traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(&clear)},
+    {0, nullptr}};
+
+void bind_windows(nb::class_<EngineHandle>& kind) {
+  kind.def("begin_backward", &forward<&Engine::begin_backward>)
+      .def("gradient_ready", &gradient_ready, "index"_a,
+           "gradient"_a = nb::none())
+      .def("end_backward", &forward<&Engine::end_backward>)
+      .def("cancel_backward", &cancel_backward, "reason"_a)
+      .def_prop_ro("is_boundary", &look<&Engine::is_boundary>)
+      .def("set_accumulation_boundary",
+           &forward<&Engine::set_accumulation_boundary, std::optional<bool>>,
+           "boundary"_a.none())
+      .def("step", &forward<&Engine::step>)
+      .def("mean", &forward<&Engine::mean, double>, "value"_a)
+      .def("begin_evaluation", &forward<&Engine::begin_evaluation>)
+      .def("end_evaluation", &forward<&Engine::end_evaluation>);
+}
+
+void bind_values(nb::class_<EngineHandle>& kind) {
+  kind.def("set_learning_rate", &set_learning_rate, "learning_rate"_a,
+           "group"_a = nb::none())
+      .def("learning_rate", &learning_rate, "group"_a)
+      .def_prop_ro("loss_scale", &look<&Engine::loss_scale>)
+      .def_prop_ro("loss_factor", &look<&Engine::loss_factor>)
+      .def_prop_ro("steps", &steps)
+      .def_prop_ro("skipped_steps", &skipped_steps)
+      .def_prop_ro("phase", &phase)
+      .def("masters", &masters)
+      .def("read_masters", &forward<&Engine::read_masters>)
+      .def("full_parameter", &full<&Engine::full_parameter>, "name"_a)
+      .def("full_gradient", &full<&Engine::full_gradient>, "name"_a)
+      .def("full_state", &full_state, "name"_a, "key"_a)
+      .def("state_dict", &state_dict)
+      .def("load_state_dict", &load_state_dict, "state"_a)
+      .def("close", &EngineHandle::close);
+}
+
+}  // namespace
+
+void bind_engine(nb::module_& module) {
+  nb::class_<EngineHandle> kind(module, "Engine", nb::is_weak_referenceable(),
+                                nb::type_slots(collector_slots));
+  kind.def("__init__", &construct, "comm"_a, "layout"_a, "config"_a, "params"_a,
+           "grads"_a = nb::none(), "initial"_a = nb::none());
+  bind_windows(kind);
+  bind_values(kind);
+  bind_engine_checkpoints(kind);
+  module.def(
+      "keeps_gradients",
+      [](const Settings& config, int world) {
+        return engine::keeps_gradients(config.get(), world);
+      },
+      "config"_a, "world"_a);
+}
+
+}  // namespace thinwire::python

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "arrays.h"
+#include "call.h"
+#include "others.h"
+#include "thinwire/comm/communicator.h"
+#include "thinwire/engine/engine.h"
+
+namespace thinwire::python {
+
+/// An engine, and what it needs to live.
+struct EngineParts {
+  std::shared_ptr<comm::Communicator> comm;
+  Array params;
+  Array grads;
+  Others others{};  // of the save or load under way
+  std::optional<engine::Engine> engine{};
+  OneCaller caller{};
+};
+
+/// _core.Engine. What is asked for others belongs to the Python object, so that
+/// the garbage collector sees a cycle through it.
+class EngineHandle : public Handle<EngineParts> {
+ public:
+  explicit EngineHandle(std::shared_ptr<EngineParts> parts)
+      : Handle("engine", std::move(parts)) {}
+
+  nb::object others = nb::none();
+};
+
+void bind_engine_checkpoints(nb::class_<EngineHandle>& kind);
+
+}  // namespace thinwire::python

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "bindings.h"
+#include "core/duration.h"
+#include "thinwire/core/dtype.h"
+#include "thinwire/core/env.h"
+#include "thinwire/core/error.h"
+#include "thinwire/kernels/cpu_target.h"
+#include "thinwire/kernels/processor.h"
+
+namespace thinwire::python {
+namespace {
+
+double parse_duration(const std::string& text) {
+  const auto duration = duration_from(text);
+  if (!duration)
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        std::string("text must be ") + kDurations + ", got '" + text + "'");
+  return std::chrono::duration<double>(*duration).count();
+}
+
+}  // namespace
+
+void bind_machine(nb::module_& module) {
+  module.def("cpu_target", &kernels::cpu_target);
+  module.def("processor", &kernels::processor_name);
+  module.def("num_threads", [] { return std::max(1, env::num_threads()); });
+  module.def("parse_duration", &parse_duration, "text"_a);
+  nb::enum_<DType>(module, "DType")
+      .value("float32", DType::kFloat32)
+      .value("float16", DType::kFloat16)
+      .value("bfloat16", DType::kBFloat16)
+      .value("float64", DType::kFloat64)
+      .value("int32", DType::kInt32)
+      .value("int64", DType::kInt64)
+      .value("uint8", DType::kUInt8);
+}
+
+}  // namespace thinwire::python

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings.h"
+#include "gil.h"
+
+namespace py = thinwire::python;
+
+NB_MODULE(_core, module) {
+  // Threads that outlive __main__ keep objects alive, which is no mistake.
+  nanobind::set_leak_warnings(false);
+  module.attr("__version__") = THINWIRE_VERSION;
+  py::watch_exit();
+  py::bind_errors(module);
+  py::bind_log(module);
+  py::bind_machine(module);
+  py::bind_build(module);
+  py::bind_communicator(module);
+  py::bind_layout(module);
+  py::bind_options(module);
+  py::bind_precision(module);
+  py::bind_schedules(module);
+  py::bind_config(module);
+  py::bind_reports(module);
+  py::bind_optimizer(module);
+  py::bind_checkpoint_options(module);
+  py::bind_checkpoint_reports(module);
+  py::bind_engine(module);
+  py::bind_checkpoint(module);
+}

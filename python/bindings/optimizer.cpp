@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optimizer.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "communicator.h"
+#include "config.h"
+#include "state.h"
+#include "thinwire/comm/agreement.h"
+#include "thinwire/optim/low_bit_optimizer.h"
+
+namespace thinwire::python {
+namespace {
+
+using Self = const OptimizerHandle;
+
+void require(const char* name, ConstView view, DType dtype, std::size_t size) {
+  if (view.dtype() != dtype || view.size() != size)
+    throw Error(ErrorCode::kInvalidArgument,
+                std::string(name) + " must be " + to_string(dtype) + " of " +
+                    std::to_string(size) + " elements, got " +
+                    to_string(view.dtype()) + " of " +
+                    std::to_string(view.size()));
+}
+
+// One rank's mistake must not leave the others waiting for it.
+void construct(OptimizerHandle* self, const CommunicatorHandle& comm,
+               const ParameterLayout& layout, const Settings& config,
+               nb::handle params, nb::handle initial) {
+  const std::shared_ptr<OptimizerParts> parts(
+      new OptimizerParts{.comm = comm.get(),
+                         .layout = layout,
+                         .config = config.get(),
+                         .params = Array(params, "params")});
+  ConstArray masters;
+  if (!initial.is_none()) masters = ConstArray(initial, "initial");
+  {
+    const nb::gil_scoped_release released;
+    const View own = parts->params.view();
+    const ConstView from = initial.is_none() ? own : masters.view();
+    comm::require_everywhere(*parts->comm, [&] {
+      parts->config.validate(parts->comm->size());
+      require("params", own, parts->config.precision.dtype, layout.size());
+      if (!initial.is_none())
+        require("initial", from, DType::kFloat32, layout.size());
+    });
+    parts->stack = engine::make_optimizer(*parts->comm, parts->layout,
+                                          parts->config, own, from);
+  }
+  new (self) OptimizerHandle("optimizer", parts);
+}
+
+optim::StepReport step(Self& self, nb::handle params, nb::handle grads,
+                       double loss_scale) {
+  const Array updated(params, "params");
+  const Array gradients(grads, "grads");
+  return call(self, "step", [&](OptimizerParts& parts) {
+    return parts.optimizer().step({.params = updated.view(),
+                                   .grads = gradients.view(),
+                                   .loss_scale = loss_scale});
+  });
+}
+
+void synchronize(Self& self, nb::handle params) {
+  const Array array(params, "params");
+  call(self, "synchronize", [&](OptimizerParts& parts) {
+    parts.optimizer().synchronize(array.view());
+  });
+}
+
+Buffer copy_of(ConstView values) {
+  Buffer copy(values.size(), values.dtype(), Fill::kNone);
+  if (!values.empty()) std::memcpy(copy.data(), values.data(), values.bytes());
+  return copy;
+}
+
+nb::object masters(Self& self) {
+  Buffer copy;
+  bool has_masters = false;
+  call(self, "masters", [&](OptimizerParts& parts) {
+    if (parts.stack.mixed == nullptr) return;
+    const ConstView values = parts.stack.mixed->masters();
+    has_masters = values.data() != nullptr;
+    copy = copy_of(values);
+  });
+  return has_masters ? to_python(std::move(copy)) : nb::none();
+}
+
+void read_masters(Self& self, nb::handle params) {
+  const ConstArray array(params, "params");
+  call(self, "read_masters", [&](OptimizerParts& parts) {
+    parts.optimizer().read_masters(array.view());
+  });
+}
+
+void write_params(Self& self, nb::handle params) {
+  const Array array(params, "params");
+  call(self, "write_params", [&](OptimizerParts& parts) {
+    if (parts.stack.mixed != nullptr)
+      parts.stack.mixed->write_params(array.view());
+  });
+}
+
+nb::object exchanged_params(Self& self, nb::handle params) {
+  const ConstArray array(params, "params");
+  return to_python(call(self, "exchanged_params", [&](OptimizerParts& parts) {
+    require("params", array.view(), parts.config.precision.dtype,
+            parts.layout.size());
+    return copy_of(parts.optimizer().exchanged_params(array.view()));
+  }));
+}
+
+nb::dict state_dict(Self& self) {
+  return to_python(call(self, "state_dict", [](OptimizerParts& parts) {
+    return parts.optimizer().state_dict();
+  }));
+}
+
+void load_state_dict(Self& self, nb::handle state) {
+  const StateDict copy = to_state(state, "state");
+  call(self, "load_state_dict",
+       [&](OptimizerParts& parts) { parts.optimizer().load_state_dict(copy); });
+}
+
+void adopt(Self& self, nb::handle state) {
+  StateDict copy = to_state(state, "state");
+  call(self, "adopt", [&](OptimizerParts& parts) {
+    parts.optimizer().adopt(std::move(copy))();
+  });
+}
+
+// name, axis, sharing
+using Description = std::tuple<std::string, std::string, std::string>;
+
+std::vector<Description> describe_state(Self& self) {
+  return call(self, "describe_state", [](OptimizerParts& parts) {
+    std::vector<Description> all;
+    for (const optim::StateArray& array : parts.optimizer().state().arrays)
+      all.emplace_back(array.name, to_string(array.axis),
+                       to_string(array.sharing));
+    return all;
+  });
+}
+
+double loss_scale(Self& self) {
+  const engine::OptimizerStack& stack = self.look().stack;
+  if (stack.zero != nullptr) return stack.zero->loss_scale();
+  return stack.mixed == nullptr ? 1 : stack.mixed->loss_scale();
+}
+
+std::optional<double> residual_ratio(Self& self) {
+  return call(self, "residual_ratio",
+              [](OptimizerParts& parts) -> std::optional<double> {
+                const auto* low_bit =
+                    dynamic_cast<optim::LowBitOptimizer*>(&parts.optimizer());
+                if (low_bit == nullptr) return std::nullopt;
+                return low_bit->residual_ratio();
+              });
+}
+
+void set_learning_rate(Self& self, std::size_t group, double learning_rate) {
+  call(self, "set_learning_rate", [&](OptimizerParts& parts) {
+    parts.optimizer().set_learning_rate(group, learning_rate);
+  });
+}
+
+void set_weight_decay(Self& self, std::size_t group, double weight_decay) {
+  call(self, "set_weight_decay", [&](OptimizerParts& parts) {
+    parts.optimizer().set_weight_decay(group, weight_decay);
+  });
+}
+
+double learning_rate(Self& self, std::size_t group) {
+  return call(self, "learning_rate", [&](OptimizerParts& parts) {
+    return parts.optimizer().learning_rate(group);
+  });
+}
+
+template <auto kMember>
+auto number(Self& self) {
+  return (self.look().optimizer().*kMember)();
+}
+
+std::string phase(Self& self) {
+  return std::string(to_string(self.look().optimizer().phase()));
+}
+
+}  // namespace
+
+void bind_optimizer(nb::module_& module) {
+  using optim::Optimizer;
+  nb::class_<OptimizerHandle>(module, "Optimizer", nb::is_weak_referenceable())
+      .def("__init__", &construct, "comm"_a, "layout"_a, "config"_a, "params"_a,
+           "initial"_a = nb::none())
+      .def("step", &step, "params"_a, "grads"_a, "loss_scale"_a = 1.0)
+      .def("synchronize", &synchronize, "params"_a)
+      .def_prop_ro("steps", &number<&Optimizer::steps>)
+      .def_prop_ro("skipped_steps", &number<&Optimizer::skipped_steps>)
+      .def_prop_ro("phase", &phase)
+      .def_prop_ro("loss_scale", &loss_scale)
+      .def_prop_ro("residual_ratio", &residual_ratio)
+      .def_prop_ro("steps_behind", &number<&Optimizer::steps_behind>)
+      .def("set_learning_rate", &set_learning_rate, "group"_a,
+           "learning_rate"_a)
+      .def("learning_rate", &learning_rate, "group"_a)
+      .def("set_weight_decay", &set_weight_decay, "group"_a, "weight_decay"_a)
+      .def("masters", &masters)
+      .def("read_masters", &read_masters, "params"_a)
+      .def("write_params", &write_params, "params"_a)
+      .def("exchanged_params", &exchanged_params, "params"_a)
+      .def("state_dict", &state_dict)
+      .def("load_state_dict", &load_state_dict, "state"_a)
+      .def("adopt", &adopt, "state"_a)
+      .def("describe_state", &describe_state)
+      .def("close", &OptimizerHandle::close);
+}
+
+}  // namespace thinwire::python

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "arrays.h"
+#include "call.h"
+#include "thinwire/comm/communicator.h"
+#include "thinwire/config/config.h"
+#include "thinwire/core/parameter_layout.h"
+#include "thinwire/engine/make_optimizer.h"
+
+namespace thinwire::python {
+
+/// An optimizer, and what it needs to live.
+struct OptimizerParts {
+  std::shared_ptr<comm::Communicator> comm;
+  ParameterLayout layout;
+  config::Config config;
+  Array params;  // ZeRO's memory
+  engine::OptimizerStack stack{};
+  OneCaller caller{};
+
+  [[nodiscard]] optim::Optimizer& optimizer() const { return *stack.optimizer; }
+};
+
+/// _core.Optimizer.
+using OptimizerHandle = Handle<OptimizerParts>;
+
+}  // namespace thinwire::python

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "options.h"
+
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "arrays.h"
+#include "thinwire/optim/lamb.h"
+#include "thinwire/optim/onebit_adam.h"
+#include "thinwire/optim/onebit_lamb.h"
+#include "thinwire/optim/zero_one_adam.h"
+
+namespace thinwire::python {
+namespace {
+
+using optim::AdamGroup;
+using optim::MaskedGroup;
+
+// Any array of numbers, or a list.
+std::vector<float> to_mask(nb::handle values) {
+  if (!is_array(values)) return nb::cast<std::vector<float>>(values);
+  const ConstArray array(values, "exp_avg_mask", Bools::kAsBytes);
+  const ConstView view = array.view();
+  if (view.dtype() == DType::kUInt8) {
+    const auto bytes = view.as<std::uint8_t>();
+    return {bytes.begin(), bytes.end()};
+  }
+  if (view.dtype() == DType::kFloat32) {
+    const auto floats = view.as<float>();
+    return {floats.begin(), floats.end()};
+  }
+  throw nb::type_error(
+      (std::string("exp_avg_mask must be of float32, uint8 or bool, got ") +
+       to_string(view.dtype()))
+          .c_str());
+}
+
+void bind_groups(nb::module_& module) {
+  nb::class_<AdamGroup> adam(module, "AdamGroup");
+  adam.def(nb::init<>())
+      .def_rw("learning_rate", &AdamGroup::learning_rate)
+      .def_rw("beta1", &AdamGroup::beta1)
+      .def_rw("beta2", &AdamGroup::beta2)
+      .def_rw("epsilon", &AdamGroup::epsilon)
+      .def_rw("weight_decay", &AdamGroup::weight_decay);
+  nb::class_<optim::LambGroup, AdamGroup>(module, "LambGroup")
+      .def(nb::init<>())
+      .def_rw("max_coeff", &optim::LambGroup::max_coeff)
+      .def_rw("min_coeff", &optim::LambGroup::min_coeff);
+  nb::class_<MaskedGroup, AdamGroup>(module, "MaskedGroup")
+      .def(nb::init<>())
+      .def_prop_rw(
+          "exp_avg_mask",
+          [](const MaskedGroup& self) { return self.exp_avg_mask; },
+          [](MaskedGroup& self, nb::handle values) {
+            self.exp_avg_mask = to_mask(values);
+          });
+  nb::class_<optim::OnebitAdamGroup, MaskedGroup>(module, "OnebitAdamGroup")
+      .def(nb::init<>())
+      .def_rw("non_freeze", &optim::OnebitAdamGroup::non_freeze);
+  nb::class_<optim::OnebitLambGroup, MaskedGroup>(module, "OnebitLambGroup")
+      .def(nb::init<>())
+      .def_rw("max_coeff", &optim::OnebitLambGroup::max_coeff)
+      .def_rw("min_coeff", &optim::OnebitLambGroup::min_coeff);
+}
+
+// What all five have.
+template <class T>
+nb::class_<T> bind_adam(nb::module_& module, const char* name) {
+  nb::class_<T> kind(module, name);
+  kind.def(nb::init<>())
+      .def_rw("learning_rate", &T::learning_rate)
+      .def_rw("beta1", &T::beta1)
+      .def_rw("beta2", &T::beta2)
+      .def_rw("epsilon", &T::epsilon)
+      .def_rw("weight_decay", &T::weight_decay)
+      .def_rw("bias_correction", &T::bias_correction)
+      .def_rw("epsilon_inside_sqrt", &T::epsilon_inside_sqrt);
+  bind_list(kind, "groups", &T::groups);
+  bind_copies(kind);
+  return kind;
+}
+
+template <class T>
+nb::class_<T> bind_low_bit(nb::module_& module, const char* name) {
+  nb::class_<T> kind = bind_adam<T>(module, name);
+  kind.def_rw("amsgrad", &T::amsgrad)
+      .def_rw("denom_floor", &T::denom_floor)
+      .def_rw("scale", &T::scale)
+      .def_rw("residual_dtype", &T::residual_dtype);
+  return kind;
+}
+
+template <class T>
+void bind_freeze(nb::class_<T>& kind) {
+  kind.def_rw("freeze_step", &T::freeze_step)
+      .def_rw("lr_warmup_steps", &T::lr_warmup_steps)
+      .def_rw("total_steps", &T::total_steps)
+      .def_rw("min_freeze_step", &T::min_freeze_step)
+      .def_rw("max_freeze_step", &T::max_freeze_step)
+      .def_rw("freeze_ratio", &T::freeze_ratio);
+}
+
+void bind_zero_one_adam(nb::module_& module) {
+  using T = optim::ZeroOneAdamOptions;
+  nb::enum_<optim::Exchanged>(module, "Exchanged")
+      .value("momentum", optim::Exchanged::kMomentum)
+      .value("gradient", optim::Exchanged::kGradient);
+  bind_low_bit<T>(module, "ZeroOneAdamOptions")
+      .def_rw("var_freeze_step", &T::var_freeze_step)
+      .def_rw("var_update_scaler", &T::var_update_scaler)
+      .def_rw("local_step_scaler", &T::local_step_scaler)
+      .def_rw("local_step_clipper", &T::local_step_clipper)
+      .def_rw("exchanged", &T::exchanged);
+}
+
+}  // namespace
+
+// `exchange` is left out: Config has fields of its own for it, which count.
+void bind_options(nb::module_& module) {
+  using optim::LambOptions;
+  using optim::OnebitAdamOptions;
+  using optim::OnebitLambOptions;
+  module.attr("AUTO_FREEZE") = optim::kAutoFreeze;
+  nb::enum_<compress::Scale>(module, "Scale")
+      .value("rms", compress::Scale::kRms)
+      .value("l1", compress::Scale::kL1);
+  bind_groups(module);
+  bind_adam<optim::AdamOptions>(module, "AdamOptions")
+      .def_rw("decoupled_decay", &optim::AdamOptions::decoupled_decay)
+      .def_rw("state_dtype", &optim::AdamOptions::state_dtype);
+  bind_adam<LambOptions>(module, "LambOptions")
+      .def_rw("max_coeff", &LambOptions::max_coeff)
+      .def_rw("min_coeff", &LambOptions::min_coeff);
+  auto onebit_adam =
+      bind_low_bit<OnebitAdamOptions>(module, "OnebitAdamOptions");
+  bind_freeze(onebit_adam);
+  onebit_adam.def_rw("variance_refresh", &OnebitAdamOptions::variance_refresh);
+  auto onebit_lamb =
+      bind_low_bit<OnebitLambOptions>(module, "OnebitLambOptions");
+  bind_freeze(onebit_lamb);
+  onebit_lamb.def_rw("max_coeff", &OnebitLambOptions::max_coeff)
+      .def_rw("min_coeff", &OnebitLambOptions::min_coeff)
+      .def_rw("coeff_beta", &OnebitLambOptions::coeff_beta)
+      .def_rw("factor_max", &OnebitLambOptions::factor_max)
+      .def_rw("factor_min", &OnebitLambOptions::factor_min)
+      .def_rw("factor_threshold", &OnebitLambOptions::factor_threshold);
+  bind_zero_one_adam(module);
+}
+
+}  // namespace thinwire::python

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "bindings.h"
+#include "thinwire/core/state_dict.h"
+
+namespace thinwire::python {
+
+/// {name: array, int, float or str}; arrays are moved, not copied.
+[[nodiscard]] nb::dict to_python(StateDict&& state);
+
+/// The same the other way; arrays are copied. `name` is the argument's. Throws
+/// TypeError for other values.
+[[nodiscard]] StateDict to_state(nb::handle mapping, const char* name);
+
+}  // namespace thinwire::python

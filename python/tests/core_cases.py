@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the native module share: a small layout, options, training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from thinwire import _core
+
+DTYPES = {
+    torch.float32: _core.DType.float32,
+    torch.float16: _core.DType.float16,
+    torch.bfloat16: _core.DType.bfloat16,
+}
+
+
+def layout() -> _core.Layout:
+    return _core.Layout(
+        [("w", (33, 7), 0), ("empty", (0, 3), 0), ("b", (1025,), 1), ("s", (), 0)]
+    )
+
+
+def config(
+    options: _core.Options | None = None,
+    dtype: torch.dtype = torch.float32,
+    bucket_elements: int | None = None,
+    zero_stage: int = 0,
+) -> _core.Config:
+    made = _core.Config()
+    made.precision.dtype = DTYPES[dtype]
+    made.zero.stage = zero_stage
+    if options is not None:
+        made.optimizer = options
+    if bucket_elements is not None:
+        made.comm.bucket_elements = bucket_elements
+    return made
+
+
+def all_options() -> dict[str, _core.Options]:
+    """Of each optimizer; low-bit ones compress from the third step on."""
+    onebit_adam = _core.OnebitAdamOptions()
+    onebit_adam.freeze_step = 2
+    onebit_lamb = _core.OnebitLambOptions()
+    onebit_lamb.freeze_step = 2
+    zero_one_adam = _core.ZeroOneAdamOptions()
+    zero_one_adam.var_freeze_step = 3
+    zero_one_adam.local_step_scaler = 2
+    return {
+        "adam": _core.AdamOptions(),
+        "lamb": _core.LambOptions(),
+        "onebit_adam": onebit_adam,
+        "onebit_lamb": onebit_lamb,
+        "zero_one_adam": zero_one_adam,
+    }
+
+
+class Run:
+    """One rank's parameters, optimizer and gradients of its own."""
+
+    def __init__(self, comm: _core.Communicator, chosen: _core.Config) -> None:
+        dtype = {ours: torchs for torchs, ours in DTYPES.items()}[
+            chosen.precision.dtype
+        ]
+        self.layout = layout()
+        common = torch.Generator().manual_seed(7)
+        self.params = torch.randn(self.layout.size, generator=common).to(dtype)
+        self.optimizer = _core.Optimizer(comm, self.layout, chosen, self.params)
+        self._own = torch.Generator().manual_seed(comm.rank)
+
+    def step(self) -> _core.StepReport:
+        grads = torch.randn(self.layout.size, generator=self._own).to(self.params.dtype)
+        return self.optimizer.step(self.params, grads)
+
+    def train(self, steps: int) -> torch.Tensor:
+        for _ in range(steps):
+            assert self.step().applied
+        return self.params
+
+
+def tensors(state: dict[str, Any]) -> dict[str, Any]:
+    """A state with its arrays as tensors."""
+    return {
+        name: torch.from_dlpack(value) if hasattr(value, "__dlpack__") else value
+        for name, value in state.items()
+    }
+
+
+def assert_equal(left: dict[str, Any], right: dict[str, Any]) -> None:
+    left, right = tensors(left), tensors(right)
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, right[name]), name
+        else:
+            assert value == right[name], name
+
+
+def scratch(asynchronous: bool = False) -> _core.SaveOptions:
+    options = _core.SaveOptions()
+    options.durable = False
+    options.asynchronous = asynchronous
+    return options
+
+
+class Trained:
+    """One rank's engine, its memory and gradients that depend on rank and step."""
+
+    def __init__(
+        self, comm: _core.Communicator, chosen: _core.Config, seed: int = 3
+    ) -> None:
+        dtype = {ours: torchs for torchs, ours in DTYPES.items()}[
+            chosen.precision.dtype
+        ]
+        self.layout, self.rank = layout(), comm.rank
+        generator = torch.Generator().manual_seed(seed + comm.rank)
+        self.params = torch.randn(self.layout.size, generator=generator).to(dtype)
+        keeps = _core.keeps_gradients(chosen, comm.size)
+        self.grads = torch.zeros(self.layout.size, dtype=dtype) if keeps else None
+        self.engine = _core.Engine(comm, self.layout, chosen, self.params, self.grads)
+
+    def backward(self) -> None:
+        generator = torch.Generator().manual_seed(100 * self.engine.steps + self.rank)
+        self.engine.begin_backward()
+        for index, (offset, size) in enumerate(
+            zip(self.layout.offsets, self.layout.sizes, strict=True)
+        ):
+            gradient = torch.randn(size, generator=generator).to(self.params.dtype)
+            if self.grads is None:
+                self.engine.gradient_ready(index, gradient)
+            else:
+                self.grads[offset : offset + size] += gradient
+                self.engine.gradient_ready(index)
+        self.engine.end_backward()
+
+    def train(self, steps: int) -> torch.Tensor:
+        for _ in range(steps):
+            self.backward()
+            assert self.engine.step().applied
+        return self.params

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process ends, whatever of the native module is still alive."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+EXITS = {
+    "idle": "",
+    "closed by nobody": "keep = (group, optimizer)",
+    "waiting": "threading.Thread(target=group.barrier, daemon=True).start(); entered.wait(10)",
+}
+
+
+@pytest.mark.parametrize("last", EXITS.values(), ids=EXITS)
+def test_the_interpreter_ends(last: str) -> None:
+    """With a group of Python's transport that nobody has closed, and one call under way."""
+    script = f"""
+        import threading, time, torch
+        from thinwire import _core
+        from core_cases import config, layout
+        entered = threading.Event()
+        class Sleeping:
+            name, rank, size = "sleeping", 0, 2
+            def exchange(self, *_):
+                entered.set()
+                time.sleep(1.5)
+                raise RuntimeError("late")
+            def give_up(self, reason):
+                pass
+        alone = _core.local_group(1)[0]
+        group = _core.over(Sleeping())
+        optimizer = _core.Optimizer(alone, layout(), config(), torch.zeros(1257))
+        {last}
+        print("done", flush=True)
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parent,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr

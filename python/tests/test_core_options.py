@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every field of the C++ options is there, with the header's default, and has an effect."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from thinwire import _core, errors
+
+pytestmark = pytest.mark.quick
+
+HEADERS = Path(__file__).resolve().parents[2] / "include/thinwire"
+STRUCTS = {
+    "optim/adam.h": ["AdamGroup", "AdamOptions"],
+    "optim/lamb.h": ["LambGroup", "LambOptions"],
+    "optim/low_bit_optimizer.h": ["MaskedGroup"],
+    "optim/onebit_adam.h": ["OnebitAdamGroup", "OnebitAdamOptions"],
+    "optim/onebit_lamb.h": ["OnebitLambGroup", "OnebitLambOptions"],
+    "optim/zero_one_adam.h": ["ZeroOneAdamOptions"],
+    "precision/loss_scaler.h": ["LossScalerOptions"],
+    "config/config.h": [
+        "PrecisionConfig",
+        "ZeroConfig",
+        "CommConfig",
+        "CheckpointConfig",
+        "Config",
+    ],
+    "config/learning_rate.h": [
+        "WarmupAndDecay",
+        "WarmupLr",
+        "WarmupDecayLr",
+        "WarmupCosineLr",
+        "OneCycle",
+        "LrRangeTest",
+    ],
+    "checkpoint/options.h": ["SaveOptions", "LoadOptions"],
+}
+# `what` is weights_only in Python; Config has fields for what is in `exchange`.
+LEFT_OUT = {"exchange", "what"}
+ALL = [(header, name) for header, names in STRUCTS.items() for name in names]
+FIELD = re.compile(r"^  ([\w:<>, ]+) (\w+)(?: = ([^;]+)|\{([^;]*)\});", re.MULTILINE)
+
+
+def fields(header: str, name: str) -> dict[str, str]:
+    """Defaults by name, as the header has them."""
+    text = (HEADERS / header).read_text()
+    body = re.search(
+        rf"^struct {name}\b[^;]*? \{{\n(.*?)^\}};", text, re.MULTILINE | re.DOTALL
+    )
+    assert body is not None, name
+    found = {m[2]: m[3] or m[4] or "" for m in FIELD.finditer(body[1])}
+    return {field: default for field, default in found.items() if field not in LEFT_OUT}
+
+
+def plain(value: Any) -> Any:
+    """As a header's default: enumerators by name, without their case."""
+    return (
+        "k" + value.name.replace("_", "").lower() if isinstance(value, Enum) else value
+    )
+
+
+def expected(default: str) -> Any:
+    """The default's value."""
+    if "::k" in default:
+        return "k" + default.split("::k")[1].lower()
+    if default in ("true", "false"):
+        return default == "true"
+    if default == "std::size_t{1} << 20":
+        return 1 << 20
+    return float(default.replace("'", ""))
+
+
+@pytest.mark.parametrize(("header", "name"), ALL)
+def test_every_field_has_the_default_of_its_header(header: str, name: str) -> None:
+    made = getattr(_core, name)()
+    known = fields(header, name)
+    assert known
+    for field, default in known.items():
+        value = getattr(made, field)
+        if default:
+            assert plain(value) == expected(default), field
+        setattr(made, field, value)
+
+
+@pytest.mark.parametrize(("header", "name"), ALL)
+def test_there_are_no_other_fields(header: str, name: str) -> None:
+    made = getattr(_core, name)()
+    inherited = {f for base in type(made).__mro__[1:-1] for f in vars(base)}
+    own = {
+        field
+        for field in vars(type(made))
+        if not field.startswith("_") and not callable(getattr(made, field))
+    }
+    assert own - {"weights_only"} - inherited == set(fields(header, name))
+    with pytest.raises(AttributeError):
+        made.no_such_field = 1
+
+
+def other_value(value: Any) -> Any:
+    """Another valid one."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, _core.DType):
+        return _core.DType.bfloat16
+    if isinstance(value, Enum):
+        return next(member for member in type(value) if member is not value)
+    if isinstance(value, int):
+        return value + 1
+    return value / 2 if value else 0.25
+
+
+SKIPPED = {
+    "groups",  # no file can say them
+    "amsgrad",  # refused if set
+    "state_dtype",  # Config.precision has it
+    "lr_warmup_steps",  # optional ones: below
+    "total_steps",
+    "max_freeze_step",
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        _core.AdamOptions,
+        _core.LambOptions,
+        _core.OnebitAdamOptions,
+        _core.OnebitLambOptions,
+        _core.ZeroOneAdamOptions,
+    ],
+)
+def test_every_option_reaches_the_configuration(kind: type) -> None:
+    for field in dir(kind):
+        if field.startswith("_") or field in SKIPPED:
+            continue
+        config = _core.Config()
+        config.optimizer = kind()
+        before = json.loads(config.to_json())
+        setattr(config.optimizer, field, other_value(getattr(config.optimizer, field)))
+        assert json.loads(config.to_json()) != before, field
+
+
+@pytest.mark.parametrize("field", ["lr_warmup_steps", "total_steps", "max_freeze_step"])
+def test_optional_fields_take_none(field: str) -> None:
+    options = _core.OnebitAdamOptions()
+    assert getattr(options, field) is None
+    setattr(options, field, 1000)
+    assert getattr(options, field) == 1000
+    setattr(options, field, None)
+    assert getattr(options, field) is None
+
+
+def test_structs_are_references_into_the_configuration() -> None:
+    config = _core.Config()
+    precision, scale = config.precision, config.precision.loss_scale
+    precision.dtype = _core.DType.float16
+    scale.window = 7
+    assert config.precision.dtype == _core.DType.float16
+    assert config.precision.loss_scale.window == 7
+    del config
+    assert precision.loss_scale.window == 7
+
+
+def test_a_replaced_optimizer_lives_on() -> None:
+    config = _core.Config()
+    first = config.optimizer
+    config.optimizer = _core.OnebitLambOptions()
+    first.learning_rate = 0.5
+    config.optimizer.learning_rate = 0.25
+    assert (first.learning_rate, config.optimizer.learning_rate) == (0.5, 0.25)
+    assert config.optimizer_name() == "onebit_lamb"
+
+
+def test_copies_are_independent() -> None:
+    config = _core.Config()
+    for made in (copy.copy(config), copy.deepcopy(config)):
+        made.optimizer.learning_rate = 0.5
+        made.zero.stage = 2
+    assert config.optimizer.learning_rate == 1e-3
+    assert config.zero.stage == 0
+    options = _core.AdamOptions()
+    copy.deepcopy(options).beta1 = 0.5
+    assert options.beta1 == 0.9
+
+
+def test_groups_and_masks() -> None:
+    group = _core.OnebitAdamGroup()
+    assert (group.learning_rate, group.non_freeze, group.exp_avg_mask) == (
+        None,
+        False,
+        [],
+    )
+    for mask in (
+        torch.tensor([1.0, 0.0, 1.0]),
+        torch.tensor([True, False, True]),
+        bytes([1, 0, 1]),
+        [1, 0, 1],
+    ):
+        group.exp_avg_mask = mask
+        assert group.exp_avg_mask == [1, 0, 1]
+    with pytest.raises(
+        TypeError, match="exp_avg_mask must be of float32, uint8 or bool, got int64"
+    ):
+        group.exp_avg_mask = torch.zeros(3, dtype=torch.int64)
+    options = _core.OnebitAdamOptions()
+    group.learning_rate = 0.5
+    options.groups = [group, _core.OnebitAdamGroup()]
+    assert [g.learning_rate for g in options.groups] == [0.5, None]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("optimizer", 3, "optimizer must be one of AdamOptions"),
+        ("schedule", 3, "schedule must be one of WarmupAndDecay"),
+    ],
+)
+def test_other_types_are_refused(field: str, value: object, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        setattr(_core.Config(), field, value)
+
+
+def test_files_are_read_with_notes_and_automatic_values() -> None:
+    text = json.dumps(
+        {
+            "train_batch_size": 8,
+            "dump_state": True,
+            "mine": {"a": 1},
+            "scheduler": {
+                "type": "WarmupDecayLR",
+                "params": {"total_num_steps": "auto", "warmup_num_steps": "auto"},
+            },
+        }
+    )
+    autos = {"total_num_steps": 100, "warmup_num_steps": 10, "learning_rate": 0.5}
+    config, notes = _core.Config.from_json(text, autos, ["mine"])
+    assert config.batch(2) == (8, 4, 1)
+    assert json.loads(config.other_objects["mine"]) == {"a": 1}
+    assert isinstance(config.schedule, _core.WarmupDecayLr)
+    assert config.schedule.total_num_steps == 100
+    by_path = {note.path: note for note in notes}
+    assert not by_path["dump_state"].is_supported
+    assert str(by_path["dump_state"]).startswith("dump_state: ignored (no effect)")
+    again, _ = _core.Config.from_json(config.to_json(), None, ["mine"])
+    assert again.to_json() == config.to_json()
+
+
+@pytest.mark.parametrize(
+    ("autos", "text"),
+    [
+        ({"steps": 3}, "autos: names must be .* got 'steps'"),
+        ({"total_num_steps": 0.5}, "total_num_steps must be a whole number"),
+    ],
+)
+def test_wrong_automatic_values_are_refused(autos: dict[str, float], text: str) -> None:
+    with pytest.raises(errors.InvalidArgument, match=text):
+        _core.Config.from_json("{}", autos)
+
+
+def test_validate_names_the_field() -> None:
+    config = _core.Config()
+    config.optimizer.beta1 = 1.5
+    with pytest.raises(
+        errors.InvalidArgument, match=r"beta1 must be in \[0, 1\), got 1.5"
+    ):
+        config.validate(2)
+
+
+def test_rates_of_the_schedule() -> None:
+    config = _core.Config()
+    shape = _core.WarmupAndDecay()
+    shape.warmup_steps = 4
+    config.schedule = shape
+    assert [config.schedule.rate(2.0, n) for n in range(5)] == [0.5, 1.0, 1.5, 2.0, 2.0]

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native module on arrays of Python's own, on any Python that has no torch."""
+
+import struct
+import threading
+from array import array
+from collections.abc import Callable
+
+import pytest
+import thinwire
+from thinwire import _core
+
+pytestmark = pytest.mark.quick
+
+SIZE = 1025 + 33
+
+
+def on_ranks(work: Callable[[_core.Communicator], bytes], size: int) -> list[bytes]:
+    """What `work` returns on each of the ranks, which are threads."""
+    results: list[bytes | Exception] = [b""] * size
+
+    def run(communicator: _core.Communicator) -> None:
+        try:
+            results[communicator.rank] = work(communicator)
+        except Exception as error:  # noqa: BLE001
+            results[communicator.rank] = error
+            communicator.give_up(str(error))
+
+    group = _core.local_group(size, timeout=20.0)
+    threads = [threading.Thread(target=run, args=(member,)) for member in group]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for member in group:
+        member.close()
+    done = []
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+        done.append(result)
+    return done
+
+
+def test_ranks_add_up_in_order() -> None:
+    def work(communicator: _core.Communicator) -> bytes:
+        values = array("f", [communicator.rank + 1.0] * SIZE)
+        communicator.all_reduce(values)
+        return values.tobytes()
+
+    assert on_ranks(work, 3) == [array("f", [6.0] * SIZE).tobytes()] * 3
+
+
+def onebit_adam(steps: int, sent: list[int]) -> Callable[[_core.Communicator], bytes]:
+    """Parameters after `steps`, of which two are exact; `sent`: bytes of the last."""
+
+    def work(communicator: _core.Communicator) -> bytes:
+        config = _core.Config()
+        options = _core.OnebitAdamOptions()
+        options.learning_rate = 0.01
+        options.freeze_step = 2
+        config.optimizer = options
+        layout = _core.Layout([("a", [1025], 0), ("b", [3, 11], 0)])
+        params = array("f", [1.0] * SIZE)
+        optimizer = _core.Optimizer(communicator, layout, config, params)
+        for step in range(steps):
+            sign = 1.0 if step % 2 == communicator.rank % 2 else -0.5
+            grads = array("f", [sign * (i % 7 - 2.5) for i in range(SIZE)])
+            report = optimizer.step(params, grads)
+            assert report.applied
+        assert report.phase == "compressed"
+        sent[communicator.rank] = report.bytes_sent
+        optimizer.close()
+        return params.tobytes()
+
+    return work
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_ranks_have_the_same_parameters_after_compressed_steps(size: int) -> None:
+    sent = [0] * size
+    results = on_ranks(onebit_adam(6, sent), size)
+    assert results == [results[0]] * size
+    assert all(value != 1.0 for (value,) in struct.iter_unpack("f", results[0]))
+    # A bit per element, and a scale per block: a sixteenth of one exact exchange.
+    assert all((count > 0) == (size > 1) for count in sent)
+    assert max(sent) < SIZE * 4 / 8
+
+
+def test_errors_have_their_classes_and_texts() -> None:
+    with pytest.raises(thinwire.InvalidArgument, match="size"):
+        _core.local_group(0)
+    with pytest.raises(ValueError, match="'soon'"):
+        _core.parse_duration("soon")
+    with pytest.raises(TypeError):
+        _core.Layout(3)  # type: ignore[arg-type]

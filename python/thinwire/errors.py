@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Thinwire raises: one class per code of the C++ library's Error."""
+
+from __future__ import annotations
+
+
+class Error(RuntimeError):
+    """Base of all; `code` names the kind of failure, as "InvalidArgument"."""
+
+    code = "Error"
+
+
+class InvalidArgument(Error, ValueError):
+    """An argument or option is outside its range. Nothing has changed."""
+
+    code = "InvalidArgument"
+
+
+class FailedPrecondition(Error):
+    """The call does not fit the object's present state. Nothing has changed."""
+
+    code = "FailedPrecondition"
+
+
+class Unavailable(Error):
+    """This build or machine lacks what was asked for. Nothing has changed."""
+
+    code = "Unavailable"
+
+
+class CommFailure(Error, ConnectionError):
+    """A peer was lost, hung, or disagreed. What uses the group may only be closed."""
+
+    code = "CommFailure"
+
+
+class DeviceFailure(Error):
+    """An accelerator failed. Its objects may only be closed."""
+
+    code = "DeviceFailure"
+
+
+class CorruptCheckpoint(Error):
+    """Saved state is torn, altered, or of another model. Nothing has changed."""
+
+    code = "CorruptCheckpoint"
+
+
+class NonFinite(Error):
+    """Gradients are not finite at any loss scale. The last good step stands."""
+
+    code = "NonFinite"
+
+
+BY_CODE: dict[str, type[Error]] = {
+    kind.code: kind
+    for kind in (
+        InvalidArgument,
+        FailedPrecondition,
+        Unavailable,
+        CommFailure,
+        DeviceFailure,
+        CorruptCheckpoint,
+        NonFinite,
+    )
+}
