@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that end, fail, die, are silent or do something else: who learns what, and when.
+
+Limits are far apart: collectives may take LONG where a failure must be noticed at once, and all
+ranks must have ended after SECONDS, or they are ended and the test fails.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import native
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from thinwire import _core, comm
+
+LONG = 300.0
+SHORT = 2.0
+SECONDS = 40.0
+
+
+def start(timeout: float = LONG) -> tuple[_core.Communicator, native.Training]:
+    comm.init_distributed("gloo")
+    group = comm.communicator_for(timeout=timeout)
+    return group, native.Training(group).steps(6)
+
+
+def watch(group: _core.Communicator, training: native.Training) -> list[str]:
+    """What further steps say, what the next call says, and that closing comes back."""
+    texts = [native.failure_of(lambda: training.steps(100))]
+    texts.append(native.failure_of(group.barrier))
+    training.optimizer.close()
+    group.close()
+    texts.append(native.failure_of(group.barrier))
+    return texts
+
+
+def close_late_or_never() -> str:
+    """One group is closed after destroy_process_group(), another one is left open."""
+    left_open = start()
+    group, training = start()
+    dist.destroy_process_group()
+    training.steps(3)
+    training.optimizer.close()
+    group.close()
+    group.close()
+    return left_open[1].steps(1).phase
+
+
+def raise_on_rank_1() -> list[str]:
+    group, training = start()
+    if group.rank == 1:
+        raise ValueError("data loader broke")
+    return watch(group, training)
+
+
+def exit_on_rank_1() -> list[str]:
+    group, training = start()
+    if group.rank == 1:
+        sys.exit(5)
+    return watch(group, training)
+
+
+def kill_rank(rank: int) -> list[str]:
+    group, training = start()
+    if group.rank == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return watch(group, training)
+
+
+def test_groups_outlive_destroy_process_group_and_may_stay_open() -> None:
+    got = ranks.call(2, __file__, "close_late_or_never", seconds=SECONDS)
+    assert [rank.value for rank in ranks.succeed(got)] == ["compressed"] * 2
+    assert [rank.stderr for rank in got] == ["", ""]
+
+
+def check_others(got: list[ranks.Rank], gone: int, told: str) -> None:
+    """One of the others at least heard it from the rank that is gone; all others of it."""
+    others = [rank for rank in got if rank.rank != gone]
+    texts = []
+    for rank in others:
+        assert rank.value is not None, ranks.describe(got)
+        failure, after, closed = rank.value
+        assert failure.startswith("CommFailure: "), failure
+        assert told in failure
+        assert "communicator already failed" in after
+        assert told in after
+        assert closed == "FailedPrecondition: this communicator is closed"
+        texts.append(failure)
+    assert any(f": rank {gone} {told}" in text for text in texts), texts
+
+
+def test_an_exception_on_one_rank_reaches_all_with_its_text() -> None:
+    got = ranks.call(3, __file__, "raise_on_rank_1", seconds=SECONDS)
+    assert got[1].returncode == 1
+    assert "ValueError: data loader broke" in got[1].stderr
+    check_others(got, 1, "gave up: ValueError: data loader broke")
+
+
+def test_a_rank_that_exits() -> None:
+    got = ranks.call(2, __file__, "exit_on_rank_1", seconds=SECONDS)
+    assert got[1].returncode == 5
+    check_others(got, 1, "has left or died: ")
+
+
+@pytest.mark.parametrize(("rank", "store"), [(1, "caller"), (0, "rank 0")])
+def test_a_rank_that_is_killed(rank: int, store: str) -> None:
+    """Also the one that holds the store of torch.distributed, where reasons are."""
+    got = ranks.call(3, __file__, "kill_rank", rank, seconds=SECONDS, store=store)
+    assert got[rank].returncode == -signal.SIGKILL
+    check_others(got, rank, "has left or died: ")
+
+
+def go_wrong(case: str) -> list[str]:
+    """One of the cases that processes survive, with a group of its own."""
+    if case == "another layout":
+        group = comm.communicator_for(timeout=LONG)
+        shapes = [("w", [5000 - group.rank])]
+        text = native.failure_of(lambda: native.Training(group, shapes))
+        values = torch.ones(3)
+        group.all_reduce(values)  # nothing has happened to the group
+        group.close()
+        return [text, str(values.tolist())]
+    if case == "no group on rank 1" and dist.get_rank() == 1:
+        time.sleep(1.5 * SHORT)
+        return []
+    if case == "no group on rank 1":
+        return [native.failure_of(lambda: comm.communicator_for(timeout=SHORT))]
+    group, training = start(SHORT)
+    if group.rank == 1 and case == "silent":
+        time.sleep(1.5 * SHORT)
+    elif group.rank == 1 and case == "another call":
+        output = torch.empty(2)
+        return [native.failure_of(lambda: group.all_gather(torch.ones(1), output))]
+    elif case == "another call":
+        return [
+            native.failure_of(lambda: group.all_to_all(torch.ones(2), torch.empty(2)))
+        ]
+    elif group.rank == 1 and case == "another size":
+        return [native.failure_of(lambda: group.all_reduce(torch.ones(200)))]
+    elif case == "another size":
+        return [native.failure_of(lambda: group.all_reduce(torch.ones(100)))]
+    elif group.rank == 1 and case == "give up":
+        group.give_up("no more data")
+        return [native.failure_of(group.barrier)]
+    return watch(group, training)
+
+
+CASES = [
+    "another layout",
+    "silent",
+    "another call",
+    "another size",
+    "give up",
+    "no group on rank 1",
+]
+
+
+def all_cases() -> dict[str, list[str]]:
+    comm.init_distributed("gloo")
+    return {case: go_wrong(case) for case in CASES}
+
+
+def test_ranks_that_do_not_fit_together() -> None:
+    zero, one = [
+        rank.value
+        for rank in ranks.succeed(ranks.call(2, __file__, "all_cases", seconds=SECONDS))
+    ]
+    layout = "the same on all ranks"
+    for texts in (zero, one):
+        text, sums = texts["another layout"]
+        assert layout in text and "w 5000" in text and "w 4999" in text
+        assert sums == "[2.0, 2.0, 2.0]"
+    late = "timed out waiting for rank 1"
+    assert zero["silent"][0].endswith(f": {late}")
+    assert "rank 0 gave up: " in one["silent"][0] and late in one["silent"][0]
+    for case in ("another call", "another size"):
+        for texts in (zero, one):
+            assert "timed out waiting for rank " in texts[case][0], (case, texts)
+    assert zero["give up"][0].endswith(": rank 1 gave up: no more data")
+    assert "no more data" in one["give up"][0]
+    assert zero["no group on rank 1"] == [
+        "CommFailure: timed out waiting for rank 1 to make the group"
+    ]
+
+
+def mpi_cases() -> dict[str, list[str]]:
+    results = {}
+    for case in ("give up", "silent"):
+        group = comm.communicator_for(timeout=SHORT)
+        training = native.Training(group).steps(6)
+        if group.rank == 1 and case == "give up":
+            group.give_up("no more data")
+        elif group.rank == 1:
+            time.sleep(1.5 * SHORT)
+        results[case] = watch(group, training)
+    return results
+
+
+def test_ranks_of_mpi4py_that_do_not_fit_together() -> None:
+    ranks.require("mpi", ranks.has_mpi(), "no mpirun or mpi4py")
+    env = {"THINWIRE_COMM": "mpi4py"}
+    got = ranks.call(
+        2, __file__, "mpi_cases", launcher="mpirun", env=env, seconds=SECONDS
+    )
+    zero, one = [rank.value for rank in ranks.succeed(got)]
+    assert zero["give up"][0].endswith(": rank 1 gave up: no more data")
+    assert "this rank gave up: no more data" in one["give up"][0] or (
+        "communicator already failed: no more data" in one["give up"][0]
+    )
+    assert zero["silent"][0].endswith(": timed out waiting for rank 1")
+    assert "timed out waiting for rank 1" in one["silent"][0]

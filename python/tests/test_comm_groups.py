@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is taken as a process group, and what is refused; modules beside their optimizer."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from typing import Any
+
+import native
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from thinwire import _core, comm
+from thinwire.comm.duration import timeout_of
+from thinwire.errors import (
+    CommFailure,
+    FailedPrecondition,
+    InvalidArgument,
+    Unavailable,
+)
+
+LAUNCHED = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*LAUNCHED, "RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("THINWIRE_COMM", raising=False)
+    monkeypatch.delenv("THINWIRE_TIMEOUT", raising=False)
+
+
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    comm.init_distributed("gloo", timeout=datetime.timedelta(seconds=77))
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.quick
+def test_alone() -> None:
+    group = comm.communicator_for()
+    assert (group.rank, group.size, group.timeout) == (0, 1, 600.0)
+    assert comm.communicator_for(group) is group
+    group.close()
+
+
+@pytest.mark.quick
+def test_timeout_is_the_arguments_then_the_variables_then_the_groups(
+    monkeypatch: pytest.MonkeyPatch, world_of_one: None
+) -> None:
+    assert timeout_of(None) == 600.0
+    assert comm.communicator_for().timeout == 77.0
+    monkeypatch.setenv("THINWIRE_TIMEOUT", "5s")
+    assert comm.communicator_for().timeout == 5.0
+    assert comm.communicator_for(timeout=2.5).timeout == 2.5
+    assert comm.communicator_for(timeout=datetime.timedelta(minutes=1)).timeout == 60
+    for wrong in (0, -1.0, float("nan")):
+        with pytest.raises(InvalidArgument, match="timeout must be > 0 seconds, got"):
+            comm.communicator_for(timeout=wrong)
+    monkeypatch.setenv("THINWIRE_TIMEOUT", "soon")
+    with pytest.raises(InvalidArgument, match="THINWIRE_TIMEOUT must be .* got 'soon'"):
+        comm.communicator_for()
+    monkeypatch.setenv("THINWIRE_TIMEOUT", "")
+    assert comm.communicator_for().timeout == 77.0
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("variable", LAUNCHED)
+def test_ranks_that_have_not_been_joined(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "4")
+    with pytest.raises(FailedPrecondition, match="4 ranks.*init_process_group"):
+        comm.communicator_for()
+    monkeypatch.setenv("THINWIRE_COMM", "local")
+    with pytest.raises(Unavailable, match="a launcher started 4 ranks"):
+        comm.communicator_for()
+    with pytest.raises(FailedPrecondition, match="4 ranks.*init_process_group"):
+        comm.group_for_device(None, torch.device("cpu"))
+
+
+@pytest.mark.quick
+def test_thinwire_comm_is_one_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THINWIRE_COMM", "nccl")
+    with pytest.raises(InvalidArgument, match='torch, mpi4py, mpi, local, got "nccl"'):
+        comm.communicator_for()
+    monkeypatch.setenv("THINWIRE_COMM", "torch")
+    with pytest.raises(FailedPrecondition, match="init_process_group"):
+        comm.communicator_for()
+    monkeypatch.setenv("THINWIRE_COMM", "local")
+    assert comm.communicator_for().size == 1
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("wrong", ["world", 0, object(), dist.GroupMember])
+def test_what_is_no_group(wrong: Any) -> None:
+    with pytest.raises(InvalidArgument, match="process_group must be a ProcessGroup"):
+        comm.communicator_for(wrong)
+
+
+class Alone:
+    """The smallest transport."""
+
+    name, rank, size = "alone", 0, 1
+
+    def exchange(self, *_: Any) -> None:
+        raise AssertionError("one rank has nothing to exchange")
+
+    def split(self, *_: Any) -> Alone:
+        return self
+
+    def give_up(self, reason: str) -> None:
+        pass
+
+
+@pytest.mark.quick
+def test_a_transport_of_the_users() -> None:
+    group = comm.communicator_for(Alone())
+    assert group.backend == "alone"
+    assert native.Training(group).steps(6).phase == "compressed"
+
+
+@pytest.mark.quick
+def test_local_ranks_return_in_order_and_raise_the_first_failure() -> None:
+    assert comm.run_local_ranks(3, lambda group: group.rank * 10) == [0, 10, 20]
+
+    def fail(group: _core.Communicator) -> None:
+        if group.rank == 1:
+            raise KeyError("which")
+        group.barrier()
+
+    with pytest.raises(KeyError, match="which") as caught:
+        comm.run_local_ranks(3, fail)
+    assert caught.value.__notes__ == ["on rank 1 of run_local_ranks()"]
+    for wrong in (0, -1, "2"):
+        with pytest.raises(InvalidArgument, match="n must be a number of ranks >= 1"):
+            comm.run_local_ranks(wrong, fail)  # type: ignore[arg-type]
+
+
+class Buffers(torch.nn.Module):
+    def __init__(self, seed: int, size: int = 5) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        values = torch.randn(2, size, generator=generator)
+        self.register_buffer("transposed", values.t())
+        self.register_buffer("bf16", values.to(torch.bfloat16))
+        self.register_buffer("count", torch.tensor(seed))
+        self.register_buffer("mask", values > 0)
+        self.register_buffer("none", torch.empty(0))
+
+
+def check_buffers(rank: int, group: Any) -> None:
+    module = Buffers(rank)
+    comm.broadcast_buffers(module, group)
+    for name, expected in Buffers(0).named_buffers():
+        assert torch.equal(module.get_buffer(name), expected), name
+    with pytest.raises((InvalidArgument, CommFailure), match="on all ranks"):
+        comm.broadcast_buffers(Buffers(rank, 5 + rank), group)
+    comm.broadcast_buffers(torch.nn.Linear(2, 2), group)
+
+
+@pytest.mark.quick
+def test_broadcast_buffers_over_a_communicator() -> None:
+    comm.run_local_ranks(3, lambda group: check_buffers(group.rank, group))
+
+
+def join() -> None:
+    """Three ranks: groups of two of them, twice, and what is beside it."""
+    comm.init_distributed("gloo")
+    comm.init_distributed("gloo")
+    check_buffers(dist.get_rank(), None)
+    check_buffers(dist.get_rank(), dist.group.WORLD)
+    subset = dist.new_group([2, 0])
+    if dist.get_rank() == 1:
+        for take in (comm.communicator_for, comm.ProcessGroupTransport):
+            with pytest.raises(InvalidArgument, match="member"):
+                take(subset)
+        with pytest.raises(InvalidArgument, match="not a member"):
+            comm.group_for_device(subset, torch.device("cpu"))
+    else:
+        # Ranks have made different numbers of groups when the second one is made.
+        if dist.get_rank() == 0:
+            dist.new_group([0], use_local_synchronization=True)
+        for _ in range(2):
+            group = comm.communicator_for(subset)
+            values = torch.tensor([float(dist.get_rank())])
+            group.all_reduce(values)
+            assert (group.size, values.item()) == (2, 2.0)
+            group.close()
+    made = comm.group_for_device(None, torch.device("cpu"))
+    assert made is not dist.group.WORLD and dist.get_backend(made) == "gloo"
+    values = torch.ones(2)
+    dist.all_reduce(values, group=made)
+    assert values.tolist() == [3.0, 3.0]
+    comm.close_group(made)
+    comm.close_group(made)
+    dist.destroy_process_group()
+    comm.close_group(made)
+
+
+def test_groups_of_some_ranks_and_groups_for_devices() -> None:
+    ranks.succeed(ranks.call(3, __file__, "join"))
+
+
+def test_local_gradients(world_of_one: None) -> None:
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    comm.local_gradients(ddp)
+    with pytest.raises(FailedPrecondition, match="without a communication hook"):
+        comm.local_gradients(ddp)
+    with pytest.raises(
+        TypeError, match="must be a DistributedDataParallel, got Linear"
+    ):
+        comm.local_gradients(ddp.module)
+
+
+def local_gradients_of_ranks() -> list[float]:
+    comm.init_distributed("gloo")
+    module = torch.nn.Linear(1, 1, bias=False)
+    ddp = torch.nn.parallel.DistributedDataParallel(module)
+    comm.local_gradients(ddp)
+    ddp(torch.full((1, 1), 1.0 + dist.get_rank())).sum().backward()
+    assert module.weight.grad is not None
+    return module.weight.grad.flatten().tolist()
+
+
+def test_local_gradients_are_each_ranks_own() -> None:
+    got = ranks.succeed(ranks.call(2, __file__, "local_gradients_of_ranks"))
+    assert [rank.value for rank in got] == [[1.0], [2.0]]
+
+
+def join_by_mpi(port: int) -> list[int]:
+    comm.init_distributed("gloo", distributed_port=port)
+    return [dist.get_rank(), dist.get_world_size()]
+
+
+def test_init_distributed_under_mpirun() -> None:
+    ranks.require("mpi", ranks.has_mpi(), "no mpirun or mpi4py")
+    got = ranks.call(2, __file__, "join_by_mpi", ranks.free_port(), launcher="mpirun")
+    assert [rank.value for rank in ranks.succeed(got)] == [[0, 2], [1, 2]]
+
+
+@pytest.mark.quick
+def test_init_distributed_names_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(FailedPrecondition, match="dist_init_required=False"):
+        comm.init_distributed(dist_init_required=False)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(FailedPrecondition, match="WORLD_SIZE, MASTER_ADDR not set"):
+        comm.init_distributed()
+    monkeypatch.delenv("RANK")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
+    with pytest.raises(FailedPrecondition, match="mpirun -x MASTER_ADDR"):
+        comm.init_distributed()
+    assert not dist.is_initialized()

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers beside forks, threads that hold the GIL, other collectives, other optimizers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import native
+import ranks
+import torch
+import torch.distributed as dist
+from thinwire import comm
+
+STEPS = 200
+
+
+@contextlib.contextmanager
+def beside(action: Callable[[], object]) -> Iterator[None]:
+    """`action` again and again on another thread."""
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            while not stop.is_set():
+                action()
+        except BaseException as error:  # noqa: BLE001  raised again below
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def spin() -> None:
+    """Holds the GIL all the time, but for what the interpreter takes from it."""
+    for _ in range(1000):
+        pass
+
+
+def train() -> str:
+    """STEPS steps with a group of its own; what has become of the parameters."""
+    group = comm.communicator_for()
+    training = native.Training(group).steps(STEPS)
+    training.optimizer.close()
+    group.close()
+    return native.digest(training.params)
+
+
+def train_with_collectives_of_the_user() -> str:
+    """As many of them as ranks agree on, on the default group."""
+    values = torch.ones(1000)
+
+    def collect() -> None:
+        for _ in range(STEPS):
+            dist.all_reduce(values)
+            values.div_(dist.get_world_size())
+
+    thread = threading.Thread(target=collect)
+    thread.start()
+    result = train()
+    thread.join()
+    assert torch.equal(values, torch.ones(1000))
+    return result
+
+
+def train_two_in_turn() -> list[str]:
+    groups = [comm.communicator_for() for _ in range(2)]
+    both = [native.Training(group) for group in groups]
+    for _ in range(STEPS):
+        for training in both:
+            training.steps(1)
+    for training, group in zip(both, groups, strict=True):
+        training.optimizer.close()
+        group.close()
+    return [native.digest(training.params) for training in both]
+
+
+def train_two_on_threads() -> list[str]:
+    """Groups are made in one order; their steps are free."""
+    groups = [comm.communicator_for() for _ in range(2)]
+    results: list[str] = ["", ""]
+
+    def run(index: int) -> None:
+        training = native.Training(groups[index]).steps(STEPS)
+        training.optimizer.close()
+        results[index] = native.digest(training.params)
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for group in groups:
+        group.close()
+    return results
+
+
+def all_kinds() -> dict[str, Any]:
+    comm.init_distributed("gloo")
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {"alone": train()}
+    results["collectives"] = train_with_collectives_of_the_user()
+    results["two in turn"] = train_two_in_turn()
+    results["two on threads"] = train_two_on_threads()
+    # The default of 5 ms makes every exchange wait that long for the GIL, twice.
+    sys.setswitchinterval(1e-4)
+    with beside(spin):
+        results["spinning"] = train()
+    dist.destroy_process_group()
+    return results
+
+
+def test_200_steps_beside_everything_else_give_the_same_bits() -> None:
+    got = ranks.succeed(ranks.call(2, __file__, "all_kinds", seconds=100))
+    alone = got[0].value["alone"]
+    for rank in got:
+        assert rank.value == {
+            "alone": alone,
+            "collectives": alone,
+            "two in turn": [alone, alone],
+            "two on threads": [alone, alone],
+            "spinning": alone,
+        }
+
+
+def fork_amid_training() -> list[Any]:
+    comm.init_distributed("gloo")
+    group = comm.communicator_for()
+    training = native.Training(group).steps(6)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        texts = [
+            native.failure_of(lambda: training.steps(1)),
+            native.failure_of(group.barrier),
+            native.failure_of(lambda: comm.communicator_for(group).barrier()),
+        ]
+        training.optimizer.close()
+        os.write(write, "\n".join(texts).encode())
+        # As multiprocessing and DataLoader end theirs: torch.distributed's own groups
+        # do not survive the end of the interpreter in a child.
+        os._exit(7)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        texts = pipe.read().splitlines()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    training.steps(6)
+    return [texts, code, training.digests()]
+
+
+def test_a_forked_child_is_refused_and_the_parent_goes_on() -> None:
+    got = ranks.succeed(ranks.call(2, __file__, "fork_amid_training", seconds=60))
+    undisturbed = comm.run_local_ranks(
+        2, lambda group: native.Training(group).steps(12).digests()
+    )
+    for rank, expected in zip(got, undisturbed, strict=True):
+        texts, code, digests = rank.value
+        assert code == 7
+        assert digests == expected
+        assert len(texts) == 3
+        for text in texts:
+            assert text.startswith("FailedPrecondition: this ")
+            assert "which has forked: make another one here" in text

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what users pass as process_group to a communicator."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .. import _core
+from ..errors import FailedPrecondition, InvalidArgument, Unavailable
+from .duration import timeout_of
+from .lifetime import close_at_exit
+from .mpi import Mpi4pyTransport
+from .process_group import ProcessGroupTransport, member_group
+
+_CHOICES = ("torch", "mpi4py", "mpi", "local")
+_MEMBERS = ("name", "rank", "size", "exchange", "split", "give_up")
+
+
+def communicator_for(
+    process_group: Any = None, timeout: float | datetime.timedelta | None = None
+) -> _core.Communicator:
+    """The communicator of an optimizer or an engine. Collective over the group.
+
+    process_group: a ProcessGroup of torch.distributed; an object with the members of
+    _core.Transport; a _core.Communicator, which is returned as it is and stays the caller's
+    to close; None for what THINWIRE_COMM names (torch, mpi4py, mpi, local), else the world of
+    torch.distributed, else this process alone.
+    timeout: seconds that one collective may take; None: THINWIRE_TIMEOUT, else the group's.
+
+    It is closed at the end of the program at the latest; an exception that ends the program
+    is told to the other ranks. Waiting releases the GIL, but ends for Ctrl-C only when the
+    exchange does. Over Python transports every exchange needs the GIL for a moment: a thread
+    that runs Python code without pause makes it wait for up to sys.getswitchinterval().
+
+    Raises InvalidArgument for other objects and values, FailedPrecondition where a launcher has
+    started several ranks that have not been joined, Unavailable and CommFailure as the
+    transports do.
+    """
+    if isinstance(process_group, _core.Communicator):
+        return process_group
+    if process_group is None:
+        return _chosen(timeout)
+    if isinstance(process_group, dist.ProcessGroup):
+        return _over_group(process_group, timeout)
+    missing = [name for name in _MEMBERS if not hasattr(process_group, name)]
+    if missing:
+        raise InvalidArgument(
+            "process_group must be a ProcessGroup of which this rank is a member, a transport, "
+            f"a communicator or None, got {type(process_group).__name__} {process_group!r:.80} "
+            f"(without {', '.join(missing)})"
+        )
+    return close_at_exit(_core.over(process_group, timeout_of(timeout)))
+
+
+def _chosen(timeout: float | datetime.timedelta | None) -> _core.Communicator:
+    choice = os.environ.get("THINWIRE_COMM", "")
+    if choice and choice not in _CHOICES:
+        raise InvalidArgument(
+            f'THINWIRE_COMM must be one of {", ".join(_CHOICES)}, got "{choice}"'
+        )
+    if choice == "mpi4py":
+        return close_at_exit(_core.over(Mpi4pyTransport(), timeout_of(timeout)))
+    if choice == "mpi":
+        return close_at_exit(_core.from_environment())
+    is_joined = dist.is_available() and dist.is_initialized()
+    if choice == "local":
+        return _alone(timeout)
+    if is_joined:
+        return _over_group(None, timeout)
+    if choice == "torch" or launched_ranks() > 1:
+        raise FailedPrecondition(
+            f"{launched_ranks()} ranks were started, but torch.distributed has not been "
+            "initialized: call torch.distributed.init_process_group() or "
+            "thinwire.init_distributed() first, or set THINWIRE_COMM=mpi4py under mpirun"
+        )
+    return _alone(timeout)
+
+
+def _over_group(
+    process_group: dist.ProcessGroup | None, timeout: float | datetime.timedelta | None
+) -> _core.Communicator:
+    group = member_group(process_group)
+    seconds = timeout_of(timeout, group)
+    if group.size() == 1:
+        return close_at_exit(_core.local_group(1, seconds)[0])
+    return close_at_exit(_core.over(ProcessGroupTransport(group, seconds), seconds))
+
+
+def _alone(timeout: float | datetime.timedelta | None) -> _core.Communicator:
+    ranks = launched_ranks()
+    if dist.is_available() and dist.is_initialized():
+        ranks = max(ranks, dist.get_world_size())
+    if ranks > 1:
+        raise Unavailable(
+            f"a launcher started {ranks} ranks, but THINWIRE_COMM=local would run each of them "
+            "alone: unset it, or start one process"
+        )
+    return close_at_exit(_core.local_group(1, timeout_of(timeout))[0])
+
+
+def launched_ranks() -> int:
+    """As torchrun's, mpirun's or srun's variables have it; 1 without a launcher."""
+    names = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+    values = [os.environ.get(name, "") for name in names]
+    return max([int(value) for value in values if value.isdecimal()], default=1)
+
+
+def group_for_device(
+    process_group: dist.ProcessGroup | None, device: torch.device
+) -> dist.ProcessGroup | None:
+    """A group of its own of the same ranks, of the backend that the given one (None: the world)
+    has for tensors on `device`, else torch's default. Collective over the group.
+
+    None where torch.distributed is not initialized, which is one rank alone. End it with
+    close_group(). Ranks of a group that is not the world must have made the same number of
+    groups before: torch.distributed names theirs by that.
+    """
+    if process_group is None and not dist.is_initialized():
+        if launched_ranks() > 1:
+            raise FailedPrecondition(
+                f"{launched_ranks()} ranks were started, but torch.distributed has not been "
+                "initialized: call torch.distributed.init_process_group() first"
+            )
+        return None
+    group = member_group(process_group)
+    config = dist.BackendConfig(dist.Backend(dist.get_backend_config(group)))
+    backends = config.get_device_backend_map()
+    backend = backends.get(device.type) or dist.get_default_backend_for_device(device)
+    ranks = dist.get_process_group_ranks(group)
+    made: dist.ProcessGroup = dist.new_group(
+        ranks,
+        timeout=datetime.timedelta(seconds=timeout_of(None, group)),
+        backend=backend,
+        use_local_synchronization=len(ranks) < dist.get_world_size(),
+    )
+    return made
+
+
+def close_group(group: dist.ProcessGroup | None) -> None:
+    """Ends what group_for_device() made; nothing where destroy_process_group() has done so."""
+    if group is not None and dist.is_initialized():
+        try:
+            dist.destroy_process_group(group)
+        except ValueError:
+            pass  # torch does not know it any more

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.distributed set up from a launcher's variables, in DeepSpeed's words."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import HashStore
+
+from ..errors import FailedPrecondition
+
+logger = logging.getLogger("thinwire")
+
+
+def init_distributed(
+    dist_backend: str | None = None,
+    auto_mpi_discovery: bool = True,
+    distributed_port: int = 29500,
+    verbose: bool = True,
+    timeout: datetime.timedelta | None = None,
+    init_method: str | None = None,
+    dist_init_required: bool | None = None,
+    config: Any = None,
+    rank: int = -1,
+    world_size: int = -1,
+) -> None:
+    """Initializes torch.distributed unless that was done, with DeepSpeed's arguments. Collective.
+
+    dist_backend: None for torch's own choice by device. Ranks come from torchrun's variables, or
+    from mpirun's if `auto_mpi_discovery`; without a launcher this process is a world of one.
+    dist_init_required: False refuses to initialize.
+    config: nothing of it concerns the start; it is there as DeepSpeed's scripts pass it.
+
+    Raises FailedPrecondition naming the variable that is missing.
+    """
+    if dist.is_initialized():
+        return
+    if dist_init_required is False:
+        raise FailedPrecondition(
+            "dist_init_required=False, but torch.distributed has not been initialized: call "
+            "torch.distributed.init_process_group() first"
+        )
+    if auto_mpi_discovery and init_method is None:
+        _discover_mpi(distributed_port)
+    arguments: dict[str, Any] = {"backend": dist_backend, "timeout": timeout}
+    if init_method is not None or rank >= 0 or world_size >= 0:
+        arguments |= {
+            "init_method": init_method,
+            "rank": rank,
+            "world_size": world_size,
+        }
+    elif "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
+        arguments |= {"store": HashStore(), "rank": 0, "world_size": 1}
+    else:
+        os.environ.setdefault("MASTER_PORT", str(distributed_port))
+        _require("RANK", "WORLD_SIZE", "MASTER_ADDR")
+    dist.init_process_group(**arguments)
+    if verbose and dist.get_rank() == 0:
+        logger.info(
+            "torch.distributed: %s, %d ranks",
+            dist.get_backend() or "default",
+            dist.get_world_size(),
+        )
+
+
+def _discover_mpi(port: int) -> None:
+    """Of Open MPI's and MPICH's variables torchrun's, which scripts read."""
+    if "RANK" in os.environ:
+        return
+    rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK"))
+    size = os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("PMI_SIZE"))
+    if rank is None or size is None:
+        return
+    local_size = os.environ.get(
+        "OMPI_COMM_WORLD_LOCAL_SIZE", os.environ.get("MPI_LOCALNRANKS")
+    )
+    local_rank = os.environ.get(
+        "OMPI_COMM_WORLD_LOCAL_RANK", os.environ.get("MPI_LOCALRANKID")
+    )
+    if "MASTER_ADDR" not in os.environ:
+        if local_size != size:
+            raise FailedPrecondition(
+                "MASTER_ADDR is not set: start with mpirun -x MASTER_ADDR=<host of rank 0>"
+            )
+        os.environ["MASTER_ADDR"] = "127.0.0.1"
+    os.environ.setdefault("MASTER_PORT", str(port))
+    os.environ |= {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local_rank or "0"}
+
+
+def _require(*names: str) -> None:
+    missing = [name for name in names if not os.environ.get(name)]
+    if missing:
+        raise FailedPrecondition(
+            f"{', '.join(missing)} not set: start with torchrun, which sets RANK, WORLD_SIZE, "
+            "MASTER_ADDR and MASTER_PORT"
+        )

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks as threads of this process, for notebooks and tests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from .. import _core
+from ..errors import InvalidArgument
+from .duration import timeout_of
+from .lifetime import reason_of
+
+T = TypeVar("T")
+
+
+def run_local_ranks(n: int, fn: Callable[[_core.Communicator], T]) -> list[T]:
+    """fn(communicator) on n threads, each of which is a rank; their results in rank order.
+
+    A communicator is what optimizers and initialize() take as process_group; every rank makes a
+    model of its own. When a rank raises, the others are told, and its exception is raised here.
+    One collective may take THINWIRE_TIMEOUT, else 600 s.
+    """
+    if not isinstance(n, int) or n < 1:
+        raise InvalidArgument(f"n must be a number of ranks >= 1, got {n!r}")
+    group = _core.local_group(n, timeout_of(None))
+    results: dict[int, T] = {}
+    failures: list[BaseException] = []  # the first is the cause of the others
+
+    def run(communicator: _core.Communicator) -> None:
+        rank = communicator.rank
+        try:
+            results[rank] = fn(communicator)
+        except BaseException as error:  # noqa: BLE001  raised again below
+            error.add_note(f"on rank {rank} of run_local_ranks()")
+            failures.append(error)
+            _give_up(communicator, reason_of(error))
+
+    threads = [
+        threading.Thread(target=run, args=(communicator,), name=f"thinwire rank {rank}")
+        for rank, communicator in enumerate(group)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException as error:  # Ctrl-C
+        for communicator in group:
+            _give_up(communicator, reason_of(error))
+        raise
+    finally:
+        for communicator in group:
+            communicator.close()
+    if failures:
+        raise failures[0]
+    return [results[rank] for rank in range(n)]
+
+
+def _give_up(communicator: _core.Communicator, reason: str) -> None:
+    """Of a communicator that may have been closed already."""
+    if not communicator.closed:
+        communicator.give_up(reason)

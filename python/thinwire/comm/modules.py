@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a module needs beside its optimizer."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from .. import _core
+from ..errors import FailedPrecondition, InvalidArgument
+from .groups import communicator_for
+
+
+@torch.no_grad()
+def broadcast_buffers(module: torch.nn.Module, process_group: Any = None) -> None:
+    """Rank 0's buffers (BatchNorm's means, ...) to all ranks, bit for bit. Collective.
+
+    process_group: as of the optimizers. Their transport is for CPU memory, so that buffers on a
+    device go over the given group of torch.distributed itself, on the caller's thread.
+    Raises InvalidArgument on all ranks where buffers differ in name, shape or dtype.
+    """
+    buffers = list(module.named_buffers())
+    text = "".join(
+        f"{name} {tuple(b.shape)} {b.dtype} {b.device.type}\n" for name, b in buffers
+    )
+    if process_group is None and dist.is_initialized():
+        process_group = dist.group.WORLD
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for _, buffer in buffers:
+        by_device.setdefault(buffer.device, []).append(buffer)
+    if isinstance(process_group, dist.ProcessGroup):
+        _require_same(text, process_group, next(iter(by_device), torch.device("cpu")))
+        for tensors in by_device.values():
+            values = _bytes_of(tensors)
+            dist.broadcast(
+                values, dist.get_global_rank(process_group, 0), process_group
+            )
+            _write_bytes(values, tensors)
+        return
+    group = communicator_for(process_group)
+    try:
+        group.require_same("the buffers of the module", text)
+        for tensors in by_device.values():
+            values = _bytes_of(tensors).cpu()
+            group.broadcast(values, 0)
+            _write_bytes(values, tensors)
+    finally:
+        if not isinstance(process_group, _core.Communicator):
+            group.close()
+
+
+def local_gradients(ddp: DistributedDataParallel) -> None:
+    """Switches off the averaging of gradients by DistributedDataParallel: optimizers of this
+    package want each rank's own, and average them themselves. Local; before the first backward.
+
+    Raises FailedPrecondition where a communication hook is there already.
+    """
+    from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks
+
+    if not isinstance(ddp, DistributedDataParallel):
+        raise TypeError(
+            f"ddp must be a DistributedDataParallel, got {type(ddp).__name__}: without one "
+            "gradients are local already"
+        )
+    try:
+        ddp.register_comm_hook(None, debugging_hooks.noop_hook)
+    except RuntimeError as error:
+        raise FailedPrecondition(
+            "ddp: local_gradients() needs a DistributedDataParallel without a communication "
+            f"hook; wrap the module anew ({str(error).splitlines()[0]})"
+        ) from None
+
+
+def _require_same(text: str, group: dist.ProcessGroup, device: torch.device) -> None:
+    digest = hashlib.sha256(text.encode()).digest()[:8]
+    own = torch.frombuffer(bytearray(digest), dtype=torch.int64).to(device)
+    every = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(every, own, group)
+    other = [
+        rank for rank, digest in enumerate(every) if not torch.equal(digest, every[0])
+    ]
+    if other:
+        raise InvalidArgument(
+            f"module: rank {other[0]} has other buffers than rank 0; names, shapes and dtypes "
+            "must be the same on all ranks"
+        )
+
+
+def _bytes_of(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Also of dtypes that a backend does not know."""
+    return torch.cat(
+        [t.detach().reshape(-1).contiguous().view(torch.uint8) for t in tensors]
+    )
+
+
+def _write_bytes(values: torch.Tensor, tensors: list[torch.Tensor]) -> None:
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+    for tensor, part in zip(tensors, torch.split(values, sizes), strict=True):
+        tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))

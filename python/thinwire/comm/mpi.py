@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MPI through mpi4py, which knows each MPI's binary interface."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ..errors import Unavailable
+from .transport import Broken, ChannelTransport, Messages
+
+_PART = 1 << 30
+"""MPI counts are ints: longer messages go in parts, which arrive in order."""
+_REASON = 512
+_EAGER_TRIES = 1000
+_PAUSE = 50e-6
+
+
+class Mpi4pyTransport(ChannelTransport):
+    """A duplicate of `comm`, an mpi4py.MPI.Comm (None: MPI.COMM_WORLD). Collective over it.
+
+    Needs MPI_THREAD_MULTIPLE, which mpi4py asks for by itself: Unavailable without it or
+    without mpi4py. A rank that dies is noticed at the time limit, or by mpirun.
+    """
+
+    def __init__(self, comm: Any = None) -> None:
+        try:
+            from mpi4py import MPI
+        except ImportError as error:
+            raise Unavailable(
+                f"mpi4py cannot be imported ({error}): pip install mpi4py"
+            ) from None
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise Unavailable("mpi4py: MPI must provide MPI_THREAD_MULTIPLE")
+        own = (MPI.COMM_WORLD if comm is None else comm).Dup()
+        super().__init__(
+            "mpi4py", _MpiChannel(MPI, own), own.Get_rank(), own.Get_size()
+        )
+
+
+class _MpiChannel:
+    def __init__(self, mpi: Any, comm: Any) -> None:
+        self.given_up: str | None = None
+        self._mpi, self._comm = mpi, comm
+        # Tag 0 is that of reasons to give up.
+        self._tags = min(int(comm.Get_attr(mpi.TAG_UB)), 0x3FFFFFFF)
+        self._reasons: dict[int, str] = {}
+        self._kept: list[Any] = []
+
+    def move(
+        self, receives: Messages, sends: Messages, salt: int, seconds: float
+    ) -> None:
+        end = time.monotonic() + seconds
+        peers: list[int] = []
+        requests: list[Any] = []
+        for post, messages in ((self._comm.Irecv, receives), (self._comm.Isend, sends)):
+            for peer, memory in messages:
+                tag = 1 + (salt ^ len(memory) * 40503) % self._tags
+                for begin in range(0, len(memory), _PART):
+                    peers.append(peer)
+                    part = memory[begin : begin + _PART]
+                    requests.append(post([part, self._mpi.BYTE], peer, tag))
+        tries = 0
+        while not self._mpi.Request.Testall(requests):
+            tries += 1
+            if tries <= _EAGER_TRIES:
+                continue
+            self._hear()
+            told = [peer for peer in peers if peer in self._reasons]
+            if told or self.given_up is not None or time.monotonic() > end:
+                late = [
+                    p
+                    for p, request in zip(peers, requests, strict=True)
+                    if not request.Test()
+                ]
+                self._abandon(
+                    requests[: sum(-(-len(m) // _PART) for _, m in receives)], requests
+                )
+                raise Broken(told or sorted(set(late)), None)
+            time.sleep(_PAUSE)
+
+    def reason_of(self, peer: int) -> str | None:
+        return self._reasons.get(peer)
+
+    def give_up(self, reason: str) -> None:
+        text = bytearray(reason.encode()[:_REASON])
+        for peer in range(self._comm.Get_size()):
+            if peer != self._comm.Get_rank():
+                self._kept.append(self._comm.Isend([text, self._mpi.BYTE], peer, 0))
+
+    def _hear(self) -> None:
+        status = self._mpi.Status()
+        while self._comm.Iprobe(self._mpi.ANY_SOURCE, 0, status):
+            text = bytearray(status.Get_count(self._mpi.BYTE))
+            self._comm.Recv([text, self._mpi.BYTE], status.Get_source(), 0)
+            self._reasons[status.Get_source()] = text.decode(errors="replace")
+
+    def _abandon(self, receives: list[Any], requests: list[Any]) -> None:
+        """Nothing may arrive in memory that the caller takes back now."""
+        for request in receives:
+            if not request.Test():
+                request.Cancel()
+                request.Wait()
+        self._kept.append(requests)

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any process group of torch.distributed as a transport."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store, Work
+
+from ..errors import CommFailure, InvalidArgument, Unavailable
+from .duration import timeout_of
+from .transport import Broken, ChannelTransport, Messages
+
+T = TypeVar("T")
+_STORE_SECONDS = 1.0
+"""The longest that a look into the store may take once a rank has failed: the host of the
+store may be the one that has died."""
+
+
+class ProcessGroupTransport(ChannelTransport):
+    """A gloo group of its own beside `process_group` (None: the world of torch.distributed).
+
+    Collective over that group. Messages are CPU memory, so that it is gloo beside NCCL, HCCL
+    and XCCL too. The user's collectives stay on the user's group, and the new one is not
+    entered into torch.distributed: destroy_process_group() does not touch it.
+
+    timeout: seconds, to find the other ranks; None: THINWIRE_TIMEOUT, else the group's.
+    Raises InvalidArgument where this rank is not of the group, Unavailable without gloo or a
+    store, CommFailure where a rank does not come.
+    """
+
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        timeout: float | datetime.timedelta | None = None,
+    ) -> None:
+        group = member_group(process_group)
+        if not dist.is_gloo_available():
+            raise Unavailable(
+                "process_group: CPU tensors need gloo, which this torch lacks"
+            )
+        seconds = timeout_of(timeout, group)
+        rank, size = group.rank(), group.size()
+        store = _own_store(group, rank)
+        _meet(store, rank, size, seconds)
+        try:
+            gloo = dist.ProcessGroupGloo(
+                store, rank, size, datetime.timedelta(seconds=seconds)
+            )
+        except RuntimeError as error:
+            raise CommFailure(
+                f"gloo cannot connect the ranks: {_short(error)}"
+            ) from None
+        super().__init__("torch:gloo", _GlooChannel(gloo, store, rank), rank, size)
+
+
+class _GlooChannel:
+    """Through the group's own send() and recv(), which take half the processor time of
+    torch.distributed.isend() and irecv()."""
+
+    def __init__(self, group: Any, store: Store, rank: int) -> None:
+        self.given_up: str | None = None
+        self._group, self._store, self._rank = group, store, rank
+        self._broken: list[object] = []
+
+    def move(
+        self, receives: Messages, sends: Messages, salt: int, seconds: float
+    ) -> None:
+        end = time.monotonic() + seconds
+        works: list[tuple[int, Work, torch.Tensor]] = []
+        peer = -1
+        try:
+            for post, messages in (
+                (self._group.recv, receives),
+                (self._group.send, sends),
+            ):
+                for peer, memory in messages:
+                    data = torch.frombuffer(memory, dtype=torch.uint8)
+                    works.append(
+                        (peer, post([data], peer, _tag(salt, data.numel())), data)
+                    )
+            for peer, work, _ in works:
+                # 0 would mean no limit at all.
+                left = max(end - time.monotonic(), 0.001)
+                work.wait(datetime.timedelta(seconds=left))
+        except RuntimeError as error:
+            # gloo ends the process when an operation dies that is under way: they live on
+            # here, and do nothing any more once give_up() has closed the connections.
+            self._broken.append(works)
+            if time.monotonic() < end - 0.002:
+                raise Broken([peer], _short(error)) from None
+            raise Broken(_unfinished(works) or [peer], None) from None
+
+    def reason_of(self, peer: int) -> str | None:
+        def read() -> str | None:
+            key = _gave_up(peer)
+            return self._store.get(key).decode() if self._store.check([key]) else None
+
+        return _briefly(read)
+
+    def give_up(self, reason: str) -> None:
+        _briefly(lambda: self._store.set(_gave_up(self._rank), reason[:500]))
+        self._group.abort()
+
+
+def member_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """`process_group`, or the world for None; this rank must be in it."""
+    group = dist.group.WORLD if process_group is None else process_group
+    if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
+        raise InvalidArgument(
+            f"process_group: this rank is not a member of it: {group!r}"
+        )
+    return group
+
+
+def _own_store(group: dist.ProcessGroup, rank: int) -> Store:
+    """Names are counted per group and rank, so that a second group, or one after another has
+    been closed, does not find the first one's addresses."""
+    try:
+        store = group.get_group_store()
+        count = store.add(f"thinwire/groups/{rank}", 1)
+    except RuntimeError as error:
+        raise Unavailable(
+            f"process_group: its backend has no store to find the ranks by: {_short(error)}"
+        ) from None
+    return PrefixStore(f"thinwire/{count}/", store)
+
+
+def _meet(store: Store, rank: int, size: int, seconds: float) -> None:
+    """gloo alone would say that something timed out, but not for whom it waited."""
+    end = time.monotonic() + seconds
+    here = [f"here/{peer}" for peer in range(size)]
+    try:
+        store.set(here[rank], "")
+        pause = 0.0005
+        while not store.check(here):
+            if time.monotonic() > end:
+                late = [peer for peer, key in enumerate(here) if not store.check([key])]
+                names = ", ".join(map(str, late))
+                raise CommFailure(
+                    f"timed out waiting for rank{'s' if len(late) > 1 else ''} {names} "
+                    "to make the group"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+    except dist.DistError as error:
+        raise CommFailure(
+            f"the store of torch.distributed is gone: {_short(error)}"
+        ) from None
+
+
+def _tag(salt: int, size: int) -> int:
+    """The size is in it: a message of another size finds no receive and times out with a
+    name; where it found one, gloo would end the process."""
+    return (salt ^ size * 40503) & 0x3FFFFFFF
+
+
+def _unfinished(works: list[tuple[int, Work, torch.Tensor]]) -> list[int]:
+    peers = set()
+    for peer, work, _ in works:
+        try:
+            work.wait(datetime.timedelta(milliseconds=1))
+        except RuntimeError:
+            peers.add(peer)
+    return sorted(peers)
+
+
+def _gave_up(rank: int) -> str:
+    return f"gave_up/{rank}"
+
+
+def _short(error: Exception) -> str:
+    """Of "[.../pair.cc:534] Connection closed by peer [10.0.0.1]:31337. This is typically ...":
+    the connection and what happened to it."""
+    first = next(iter(str(error).splitlines()), "")
+    return (
+        re.sub(r"^\[[^\]]*\]\s*", "", first).split(". ")[0][:200]
+        or type(error).__name__
+    )
+
+
+def _briefly(action: Callable[[], T]) -> T | None:
+    """What `action` returns, if it does so in time; None where it fails."""
+    results: list[T] = []
+
+    def run() -> None:
+        try:
+            results.append(action())
+        except RuntimeError:
+            pass  # the store has gone with its host
+
+    thread = threading.Thread(target=run, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter is ending
+        run()
+    else:
+        thread.join(_STORE_SECONDS)
+    return results[0] if results else None

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the transports of this package share: numbering of ranks, tags, parts, texts of failures."""
+
+from __future__ import annotations
+
+import copy
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Protocol, Self
+
+from ..errors import CommFailure, FailedPrecondition
+
+Messages = Sequence[tuple[int, memoryview]]
+"""(peer, its bytes)"""
+
+
+class Broken(Exception):
+    """A channel could not move the messages of some peers."""
+
+    def __init__(self, peers: list[int], cause: str | None) -> None:
+        """`cause`: what the connection says; None at the time limit."""
+        super().__init__(peers, cause)
+        self.peers, self.cause = peers, cause
+
+
+class Channel(Protocol):
+    """What moves bytes between processes; its ranks are those of all parts of a group.
+    Every part has a thread of its own, so that several may call at a time."""
+
+    given_up: str | None
+    """Why this process gave up."""
+
+    def move(
+        self, receives: Messages, sends: Messages, salt: int, seconds: float
+    ) -> None:
+        """Returns when all is done; raises Broken. A message meets the one of the same
+        peer, size and salt."""
+
+    def reason_of(self, peer: int) -> str | None:
+        """Why that rank gave up, if it did."""
+
+    def give_up(self, reason: str) -> None:
+        """Ends every move() of this process. Does not block."""
+
+
+class ChannelTransport:
+    """A _core.Transport over a channel. split() makes parts that see the same channel
+    through a list of members, and have tags of their own."""
+
+    def __init__(self, name: str, channel: Channel, rank: int, size: int) -> None:
+        self.name, self.rank, self.size = name, rank, size
+        self._channel = channel
+        self._members = list(range(size))
+        self._space = 0
+        self._process = os.getpid()
+
+    def exchange(
+        self,
+        sends: Messages,
+        receives: Messages,
+        operation: str,
+        sequence: int,
+        seconds: float,
+    ) -> None:
+        """Point to point: collective for those that have messages for each other.
+
+        Raises CommFailure "timed out waiting for rank 1", "rank 1 gave up: ...", "rank 1 has
+        left or died: ..." or "this rank gave up: ..."; the transport is of no more use then.
+        """
+        if os.getpid() != self._process:
+            raise FailedPrecondition(
+                f"this transport belongs to process {self._process}, which has forked: "
+                "make another one here"
+            )
+        if self._channel.given_up is not None:
+            raise CommFailure(f"this rank gave up: {self._channel.given_up}")
+        # Ranks in different calls must not take each other's messages: they shall time out.
+        salt = self._space ^ sequence * 2654435761 ^ zlib.crc32(operation.encode())
+        try:
+            self._channel.move(self._at(receives), self._at(sends), salt, seconds)
+        except Broken as broken:
+            text = self._describe(broken)
+            self.give_up(f"{operation}: {text}")
+        else:
+            return
+        raise CommFailure(text)
+
+    def split(
+        self, color: int, key: int, operation: str, sequence: int, seconds: float
+    ) -> Self | None:
+        """Collective: the transport of the ranks that give the same `color`, ordered by `key`,
+        then by rank; None for a color below 0. A part that fails, fails the whole group."""
+        size = struct.calcsize("<qq")
+        said = [bytearray(struct.pack("<qq", color, key)) for _ in range(self.size)]
+        heard = [bytearray(size) for _ in range(self.size)]
+        peers = [peer for peer in range(self.size) if peer != self.rank]
+        self.exchange(
+            [(peer, memoryview(said[peer])) for peer in peers],
+            [(peer, memoryview(heard[peer])) for peer in peers],
+            operation,
+            sequence,
+            seconds,
+        )
+        if color < 0:
+            return None
+        heard[self.rank] = said[self.rank]
+        all_said = [struct.unpack("<qq", text) for text in heard]
+        ranks = sorted(
+            (its_key, rank)
+            for rank, (its, its_key) in enumerate(all_said)
+            if its == color
+        )
+        part = copy.copy(self)
+        part.size, part.rank = len(ranks), ranks.index((key, self.rank))
+        part._members = [self._members[rank] for _, rank in ranks]
+        part._space = zlib.crc32(struct.pack("<QQ", self._space, sequence))
+        return part
+
+    def give_up(self, reason: str) -> None:
+        """Tells all ranks of the group that this one cannot go on. Any thread; does not block."""
+        if self._channel.given_up is None and os.getpid() == self._process:
+            self._channel.given_up = reason
+            self._channel.give_up(reason)
+
+    def _at(self, messages: Messages) -> Messages:
+        return [(self._members[peer], memory) for peer, memory in messages]
+
+    def _describe(self, broken: Broken) -> str:
+        if self._channel.given_up is not None:
+            return f"this rank gave up: {self._channel.given_up}"
+        peers = sorted(self._members.index(peer) for peer in broken.peers)
+        for peer in peers:
+            reason = self._channel.reason_of(self._members[peer])
+            if reason is not None:
+                return f"rank {peer} gave up: {reason}"
+        names = ", ".join(map(str, peers))
+        if broken.cause is None:
+            return f"timed out waiting for rank{'s' if len(peers) > 1 else ''} {names}"
+        return f"rank {names} has left or died: {broken.cause}"
