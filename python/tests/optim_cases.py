@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of optimizers train: tiny models, other data on every rank."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from thinwire import _core, optim
+from thinwire.comm import run_local_ranks
+
+torch.set_num_threads(1)
+_lock = threading.Lock()  # ranks are threads, and torch's generator is one for all
+
+# Low-bit ones are exact for 4 steps; ZeroOneAdam ends in local steps.
+KINDS: dict[str, tuple[type[Any], dict[str, Any]]] = {
+    "AdamW": (optim.AdamW, {}),
+    "Lamb": (optim.Lamb, {}),
+    "OnebitAdam": (optim.OnebitAdam, {"freeze_step": 4}),
+    "OnebitLamb": (optim.OnebitLamb, {"freeze_step": 4}),
+    "ZeroOneAdam": (
+        optim.ZeroOneAdam,
+        {"var_freeze_step": 8, "var_update_scaler": 1, "local_step_scaler": 2},
+    ),
+}
+
+
+def model(seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    with _lock:
+        torch.manual_seed(seed)
+        made = torch.nn.Sequential(
+            torch.nn.Linear(7, 33), torch.nn.Tanh(), torch.nn.Linear(33, 1)
+        )
+    return made.to(dtype)
+
+
+def make(
+    kind: str, params: Any, communicator: Any = None, **keywords: Any
+) -> optim._Optimizer:
+    made, usual = KINDS[kind]
+    arguments: dict[str, Any] = {"lr": 1e-2, "weight_decay": 1e-2, **usual, **keywords}
+    return made(params, process_group=communicator, **arguments)
+
+
+def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(1000 * rank + step)
+    x = torch.randn(5, 7, generator=random)
+    return x, x.sum(1, keepdim=True).sin()
+
+
+def loss_of(net: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
+    x, y = batch(rank, step)
+    dtype = next(net.parameters()).dtype
+    return torch.nn.functional.mse_loss(net(x.to(dtype)), y.to(dtype))
+
+
+def train(
+    net: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: Iterable[int],
+    rank: int = 0,
+    after: Callable[[], object] = lambda: None,
+) -> list[str]:
+    """Returns the phase of each step."""
+    phases = []
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(net, rank, step).backward()
+        optimizer.step()
+        after()
+        phases.append(optimizer.report.phase)  # type: ignore[attr-defined]
+    return phases
+
+
+def bits(net: torch.nn.Module | Iterable[torch.Tensor]) -> str:
+    """A digest of all parameters."""
+    found = net.parameters() if isinstance(net, torch.nn.Module) else net
+    digest = hashlib.sha256()
+    for tensor in found:
+        digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:12]
+
+
+def on_ranks(n: int, body: Callable[[_core.Communicator], Any]) -> list[Any]:
+    return run_local_ranks(n, body)
+
+
+def are_in_a_row(parameters: Iterable[torch.Tensor]) -> bool:
+    """Each begins where the one before ends: they are parts of one array."""
+    ends = [(p.data_ptr(), p.data_ptr() + p.nbytes) for p in parameters]
+    return all(one[1] == other[0] for one, other in itertools.pairwise(ends))

@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments: defaults are C++'s, each reaches the optimizer, wrong ones are named."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import optim_cases as cases
+import pytest
+import torch
+from thinwire import _core
+from thinwire.comm import run_local_ranks
+from thinwire.errors import FailedPrecondition, InvalidArgument
+
+KINDS = [kind for kind, _ in cases.KINDS.values()]
+# Of no use from Python, or set from something else.
+INTERNAL = {"groups", "amsgrad", "decoupled_decay", "state_dtype", "exchange"}
+OURS = {
+    "learning_rate": "lr",
+    "epsilon": "eps",
+    "epsilon_inside_sqrt": "eps_inside_sqrt",
+    "beta1": "betas",
+    "beta2": "betas",
+}
+# Another value than the default of everything that ranks must have in common.
+OTHER: dict[str, Any] = {
+    "lr": 0.5,
+    "betas": (0.8, 0.9),
+    "eps": 1e-3,
+    "weight_decay": 0.25,
+    "max_grad_norm": 2.0,
+    "calibrated_clipping": False,
+    "bias_correction": False,
+    "eps_inside_sqrt": True,
+    "verify_every": 3,
+    "skip_nonfinite": False,
+    "max_coeff": 5.0,
+    "min_coeff": 0.5,
+    "coeff_beta": 0.5,
+    "factor_max": 2.0,
+    "factor_min": 0.25,
+    "factor_threshold": 0.5,
+    "freeze_step": 7,
+    "lr_warmup_steps": 3,
+    "total_steps": 3000,
+    "min_freeze_step": 60,
+    "max_freeze_step": 900,
+    "freeze_ratio": 0.5,
+    "variance_refresh": 8,
+    "denom_floor": 0.1,
+    "scale": "l1",
+    "residual_dtype": torch.bfloat16,
+    "var_freeze_step": 9,
+    "var_update_scaler": 3,
+    "local_step_scaler": 5,
+    "local_step_clipper": 6,
+    "exchanged": "gradient",
+}
+# Results do not depend on them, or ranks may differ in them.
+FREE = {"params", "process_group", "threads", "bucket_elements", "broadcast"}
+
+
+def one() -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.ones(33))]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_field_of_cpp_has_a_keyword_with_its_default(kind: Any) -> None:
+    options = kind._options()
+    parameters = inspect.signature(kind).parameters
+    fields = [name for name in dir(options) if not name.startswith("_")]
+    fields = [name for name in fields if not callable(getattr(options, name))]
+    assert len(fields) > 7
+    for field in fields:
+        if field in INTERNAL:
+            continue
+        ours, value = (
+            parameters[OURS.get(field, field)].default,
+            getattr(options, field),
+        )
+        if field.startswith("beta"):
+            ours = ours[int(field[-1]) - 1]
+        if isinstance(value, _core.DType):
+            value = {"float32": torch.float32}[value.name]
+        elif field in ("scale", "exchanged"):
+            value = value.name
+        assert ours == value, field
+    config = _core.Config()
+    assert parameters["max_grad_norm"].default == config.gradient_clipping
+    assert parameters["threads"].default == config.comm.num_threads
+    assert parameters["semantics"].default == config.semantics.name
+
+
+CASES = [
+    (kind, name)
+    for kind in KINDS
+    for name in inspect.signature(kind).parameters
+    if name not in FREE and name != "semantics"
+]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("kind,name", CASES, ids=lambda x: getattr(x, "__name__", x))
+def test_every_option_reaches_the_optimizer(kind: Any, name: str) -> None:
+    """Ranks that differ in it are told so by C++, which compares all that it was given."""
+    base: dict[str, Any] = {}
+    if name in ("lr_warmup_steps", "total_steps", "min_freeze_step", "max_freeze_step"):
+        base["freeze_step"] = "auto"
+    if name == "freeze_ratio":
+        base["freeze_step"] = "auto"
+
+    def body(communicator: Any) -> str:
+        other = {name: OTHER[name]} if communicator.rank == 1 else {}
+        try:
+            kind(one(), process_group=communicator, **base, **other)
+        except InvalidArgument as error:
+            return str(error)
+        return ""
+
+    texts = run_local_ranks(2, body)
+    assert all("same on all ranks" in text for text in texts), texts
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("kind", KINDS)
+def test_unknown_keywords_are_named_with_the_nearest(kind: Any) -> None:
+    with pytest.raises(TypeError, match="'max_grad_nrm'; did you mean 'max_grad_norm'"):
+        kind(one(), max_grad_nrm=1.0)
+    with pytest.raises(TypeError, match="'weight_decy'; did you mean 'weight_decay'"):
+        kind(one(), weight_decy=0.1)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'zzz'$"):
+        kind(one(), zzz=1)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "name", ["amsgrad", "maximize", "foreach", "fused", "capturable", "differentiable"]
+)
+def test_switches_of_torch(name: str) -> None:
+    for off in (False, None):
+        cases.make("AdamW", one(), **{name: off}).close()
+    with pytest.raises(InvalidArgument, match=f"{name}: must be False or None, "):
+        cases.make("AdamW", one(), **{name: True})
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "keywords,error,text",
+    [
+        (
+            {"freeze_step": "soon"},
+            TypeError,
+            "freeze_step: must be int or 'auto', got 'soon'",
+        ),
+        ({"freeze_step": 0}, InvalidArgument, "freeze_step must be >= 1 or 'auto'"),
+        ({"freeze_step": -1}, InvalidArgument, "freeze_step must be >= 1 or 'auto'"),
+        ({"freeze_step": True}, TypeError, "freeze_step: must be int or 'auto'"),
+        ({"lr": "1e-3"}, TypeError, "lr: must be a number, got '1e-3'"),
+        ({"lr": True}, TypeError, "lr: must be a number, got True"),
+        ({"threads": True}, TypeError, "threads: must be int, got True of bool"),
+        ({"total_steps": "x"}, TypeError, "total_steps: must be a number or None"),
+        ({"broadcast": "no"}, TypeError, "broadcast: must be bool, got 'no'"),
+        ({"scale": "l2"}, InvalidArgument, "scale: must be 'rms' or 'l1', got 'l2'"),
+        (
+            {"semantics": "x"},
+            InvalidArgument,
+            "semantics: must be 'corrected' or 'deep",
+        ),
+        ({"residual_dtype": torch.int8}, InvalidArgument, "residual_dtype: must be"),
+        ({"lr": -1.0}, InvalidArgument, "^lr must be finite.*-1"),
+        ({"lr": float("nan")}, InvalidArgument, "^lr must be.*nan"),
+        ({"eps": -1.0}, InvalidArgument, "^eps must be"),
+        ({"lr": "big"}, TypeError, "lr: must be a number, got 'big'"),
+        ({"betas": 0.9}, InvalidArgument, "betas: must be two numbers"),
+        ({"betas": (0.9, 1.0)}, InvalidArgument, r"^betas\[1\].*got 1"),
+        ({"threads": -1}, InvalidArgument, "^threads must be"),
+        ({"max_grad_norm": float("inf")}, InvalidArgument, "^max_grad_norm.*inf"),
+        ({"denom_floor": -0.5}, InvalidArgument, "denom_floor"),
+    ],
+)
+def test_wrong_values_are_named_and_nothing_moves(
+    keywords: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    params = one()
+    before = params[0].data_ptr()
+    with pytest.raises(error, match=text):
+        cases.make("OnebitAdam", params, **keywords)
+    assert params[0].data_ptr() == before
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("path", ["cpp", "torch"])
+def test_a_rate_that_a_group_gets_later_is_refused_by_its_key(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THINWIRE_DEVICE_PATH", path)
+    optimizer = cases.make("AdamW", one())
+    optimizer.param_groups[0]["lr"] = -1.0
+    with pytest.raises(InvalidArgument, match="^lr must be finite and >= 0, got -1"):
+        optimizer.step()
+
+
+@pytest.mark.quick
+def test_a_refusal_on_one_rank_reaches_all() -> None:
+    def body(communicator: Any) -> str:
+        keywords = {"scale": "l2"} if communicator.rank == 1 else {}
+        with pytest.raises(InvalidArgument) as caught:
+            cases.make("OnebitAdam", one(), communicator, **keywords)
+        return str(caught.value)
+
+    texts = run_local_ranks(3, body)
+    assert texts[1].startswith("scale: must be")
+    assert all("rank 1 refused" in texts[r] and "scale" in texts[r] for r in (0, 2))
+
+
+@pytest.mark.quick
+def test_parameters_that_differ_between_ranks_are_named() -> None:
+    def body(communicator: Any) -> str:
+        params = [("w", torch.nn.Parameter(torch.ones(33 + communicator.rank)))]
+        with pytest.raises(InvalidArgument) as caught:
+            cases.make("OnebitAdam", params, communicator)
+        return str(caught.value)
+
+    assert all("w 33" in text and "w 34" in text for text in run_local_ranks(2, body))
+
+
+@pytest.mark.quick
+def test_masks_and_groups_reach_the_optimizer() -> None:
+    free, masked = (
+        torch.nn.Parameter(torch.zeros(3)),
+        torch.nn.Parameter(torch.zeros(4)),
+    )
+    mask = torch.tensor([1.0, 0.0, 1.0, 0.0])
+
+    def body(communicator: Any) -> tuple[int, list[float]]:
+        own = masked.detach().clone().requires_grad_()
+        groups = [
+            {"params": [free.detach().clone().requires_grad_()], "lr": 0.0},
+            {"params": [own], "exp_avg_mask": mask},
+        ]
+        optimizer = cases.make("OnebitAdam", groups, communicator, freeze_step=1)
+        for _ in range(3):
+            for group in groups:
+                value = 1.0 + communicator.rank
+                group["params"][0].grad = torch.full_like(group["params"][0], value)
+            optimizer.step()
+        assert not groups[0]["params"][0].any()
+        assert optimizer.report is not None
+        return optimizer.report.masked, own.tolist()
+
+    for count, _ in run_local_ranks(2, body):
+        assert count == 2
+    with pytest.raises(
+        InvalidArgument, match="exp_avg_mask.*must have 4 elements, got 3"
+    ):
+        cases.make("OnebitAdam", [{"params": [masked], "exp_avg_mask": mask[:3]}])
+    with pytest.raises(InvalidArgument, match="has no masks"):
+        cases.make("AdamW", [{"params": [masked], "exp_avg_mask": mask}])
+    with pytest.raises(InvalidArgument, match="'non_freeze'.*no such option"):
+        cases.make("ZeroOneAdam", [{"params": [masked], "non_freeze": True}])
+
+
+@pytest.mark.quick
+def test_a_group_may_stay_exact() -> None:
+    def body(communicator: Any) -> list[set[str]]:
+        first, second = one()[0], one()[0]
+        groups = [{"params": [first]}, {"params": [second], "non_freeze": True}]
+        optimizer = cases.make("OnebitAdam", groups, communicator, freeze_step=1)
+        for _ in range(3):
+            first.grad = second.grad = torch.full((33,), 1.0 + communicator.rank)
+            optimizer.step()
+        return [set(entry) for entry in optimizer.state_dict()["state"].values()]
+
+    for entries in run_local_ranks(2, body):
+        assert all("exp_avg_sq" in entry for entry in entries)
+
+
+@pytest.mark.quick
+def test_a_launcher_without_a_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(FailedPrecondition, match="init_process_group"):
+        cases.make("OnebitAdam", one())
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("value", [0.5, float("nan")])
+def test_a_mask_is_0_or_1(value: float) -> None:
+    params = one()
+    mask = torch.full_like(params[0].detach(), value)
+    group = {"params": params, "exp_avg_mask": mask}
+    with pytest.raises(InvalidArgument, match="its elements must be 0 or 1"):
+        cases.make("OnebitAdam", [group])
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "group,error,text",
+    [
+        ({"exp_avg_mask": "x"}, TypeError, "must be tensors, got 'x'"),
+        ({"exp_avg_mask": [3]}, TypeError, "must be tensors, got 3"),
+        ({"non_freeze": "x"}, TypeError, r"\['non_freeze'\]: must be bool, got 'x'"),
+    ],
+)
+def test_wrong_values_of_groups_are_named(
+    group: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        cases.make("OnebitAdam", [{"params": one(), **group}])
+    with pytest.raises(InvalidArgument, match="must have 'params', got"):
+        cases.make("OnebitAdam", [group])
+
+
+@pytest.mark.quick
+def test_ranks_agree_on_who_broadcasts() -> None:
+    def body(communicator: Any) -> None:
+        with pytest.raises(InvalidArgument, match="broadcast="):
+            cases.make("AdamW", one(), communicator, broadcast=communicator.rank == 0)
+
+    run_local_ranks(2, body)

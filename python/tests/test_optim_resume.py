@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""States: torch's form, runs that go on bit-equal, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import optim_cases as cases
+import pytest
+import torch
+from thinwire.comm import run_local_ranks
+from thinwire.errors import CorruptCheckpoint, FailedPrecondition, InvalidArgument
+
+pytestmark = pytest.mark.quick
+
+
+def through_a_file(value: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("stop", [2, 6, 14])
+@pytest.mark.parametrize("kind", cases.KINDS)
+def test_a_resumed_run_has_the_same_bits(kind: str, stop: int, dtype: Any) -> None:
+    def whole(communicator: Any) -> tuple[str, list[str]]:
+        net = cases.model(dtype=dtype)
+        optimizer = cases.make(kind, net.parameters(), communicator)
+        phases = cases.train(net, optimizer, range(18), communicator.rank)
+        return cases.bits(net), phases[stop:]
+
+    def first(communicator: Any) -> tuple[Any, Any]:
+        net = cases.model(dtype=dtype)
+        optimizer = cases.make(kind, net.parameters(), communicator)
+        cases.train(net, optimizer, range(stop), communicator.rank)
+        return through_a_file(net.state_dict()), through_a_file(optimizer.state_dict())
+
+    def second(communicator: Any) -> tuple[str, list[str]]:
+        net = cases.model(seed=9, dtype=dtype)
+        optimizer = cases.make(kind, net.parameters(), communicator)
+        weights, state = saved[communicator.rank]
+        net.load_state_dict(weights)
+        optimizer.load_state_dict(state)
+        phases = cases.train(net, optimizer, range(stop, 18), communicator.rank)
+        return cases.bits(net), phases
+
+    with pytest.warns() if kind == "ZeroOneAdam" and stop == 14 else no_warning():
+        saved = run_local_ranks(2, first)
+    assert run_local_ranks(2, second) == run_local_ranks(2, whole)
+
+
+@contextlib.contextmanager
+def no_warning() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def test_a_state_has_torchs_form_and_views_of_one_array() -> None:
+    net = cases.model()
+    net[2].bias.requires_grad_(False)
+    optimizer = cases.make("OnebitAdam", net.parameters())
+    cases.train(net, optimizer, range(2))
+    state = optimizer.state_dict()
+    assert set(state) == {"state", "param_groups", "thinwire"}
+    assert set(state["state"]) == {0, 1, 2}
+    assert state["param_groups"][0]["params"] == [0, 1, 2, 3]
+    entry = state["state"][0]
+    assert {"step", "exp_avg", "exp_avg_sq"} <= set(entry)
+    assert entry["exp_avg"].shape == net[0].weight.shape and int(entry["step"]) == 2
+    storages = {
+        e["exp_avg"].untyped_storage().data_ptr() for e in state["state"].values()
+    }
+    assert len(storages) == 1
+    record = state["thinwire"]
+    assert record["format"] == 1 and record["optimizer"] == "onebit_adam"
+    assert (record["rank"], record["world_size"]) == (0, 1)
+    assert record["semantics"] == "corrected" and "0" in record["layout"]
+    cases.train(net, optimizer, range(4))
+    assert {"denominator"} <= set(optimizer.state_dict()["state"][0])
+    assert set(optimizer.state_dict()["state"][0]) & {"worker_error"} == set()
+    # Its own arrays: the run goes on without changing what was saved.
+    assert int(entry["step"]) == 2
+
+
+def test_a_fresh_optimizer_loads_its_own_state() -> None:
+    optimizer = cases.make("OnebitAdam", cases.model().parameters())
+    optimizer.load_state_dict(optimizer.state_dict())
+    empty = {"state": {}, "param_groups": optimizer.state_dict()["param_groups"]}
+    empty["param_groups"][0]["lr"] = 0.125
+    optimizer.load_state_dict(empty)
+    assert optimizer.param_groups[0]["lr"] == 0.125
+    optimizer.step()
+    assert optimizer._made.optimizer.learning_rate(0) == 0.125
+    with pytest.raises(
+        FailedPrecondition, match="is empty, and this optimizer has taken 1"
+    ):
+        optimizer.load_state_dict(empty)
+
+
+def test_states_of_other_ranks_are_refused() -> None:
+    def save(communicator: Any) -> Any:
+        net = cases.model()
+        optimizer = cases.make("OnebitAdam", net.parameters(), communicator)
+        cases.train(net, optimizer, range(6), communicator.rank)
+        return optimizer.state_dict()
+
+    saved = run_local_ranks(2, save)
+
+    def load(communicator: Any) -> str:
+        net = cases.model()
+        optimizer = cases.make("OnebitAdam", net.parameters(), communicator)
+        before = cases.bits(net)
+        with pytest.raises(CorruptCheckpoint) as caught:
+            optimizer.load_state_dict(saved[(communicator.rank + 1) % 2])
+        assert cases.bits(net) == before
+        cases.train(net, optimizer, range(2), communicator.rank)
+        return str(caught.value)
+
+    for texts in (run_local_ranks(2, load), run_local_ranks(3, load)):
+        assert all("thinwire.save and thinwire.load carry" in text for text in texts)
+
+
+def test_exact_states_are_the_same_on_all_ranks() -> None:
+    def body(communicator: Any) -> Any:
+        net = cases.model()
+        optimizer = cases.make("AdamW", net.parameters(), communicator)
+        cases.train(net, optimizer, range(3), communicator.rank)
+        return optimizer.state_dict()
+
+    state = run_local_ranks(2, body)[1]
+    cases.make("AdamW", cases.model().parameters()).load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "OnebitAdam", "Lamb", "OnebitLamb"])
+@pytest.mark.parametrize("torchs", [torch.optim.Adam, torch.optim.AdamW])
+def test_moments_of_torch(kind: str, torchs: Any) -> None:
+    net = cases.model()
+    theirs = torchs(net.parameters(), lr=1e-2, weight_decay=1e-2)
+    for step in range(3):
+        theirs.zero_grad()
+        cases.loss_of(net, 0, step).backward()
+        theirs.step()
+    ours = cases.make(kind, net.parameters(), lr=0.5)
+    is_coupled = torchs is torch.optim.Adam
+    with pytest.warns(UserWarning, match="decoupled") if is_coupled else no_warning():
+        ours.load_state_dict(through_a_file(theirs.state_dict()))
+    assert ours.param_groups[0]["lr"] == 1e-2
+    entry = ours.state_dict()["state"][0]
+    assert torch.equal(entry["exp_avg"], theirs.state[net[0].weight]["exp_avg"])
+    assert int(entry["step"]) == 3
+    if kind != "AdamW":
+        cases.train(net, ours, range(3, 4))
+        return
+    twin = cases.model()
+    twin.load_state_dict(net.state_dict())
+    reference = torch.optim.AdamW(twin.parameters(), lr=1e-2, weight_decay=1e-2)
+    reference.load_state_dict(theirs.state_dict())
+    for group in reference.param_groups:
+        group["decoupled_weight_decay"] = True
+    for step in range(3, 6):
+        for model, optimizer in ((net, ours), (twin, reference)):
+            optimizer.zero_grad()
+            cases.loss_of(model, 0, step).backward()
+            optimizer.step()
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+
+
+def test_states_that_do_not_fit_change_nothing() -> None:
+    net = cases.model()
+    optimizer = cases.make("OnebitAdam", net.parameters())
+    cases.train(net, optimizer, range(6))
+    good = optimizer.state_dict()
+    other = cases.make("OnebitAdam", cases.model().parameters())
+
+    def refused(
+        error: type[Exception], text: str, state: Any, into: Any = other
+    ) -> None:
+        with pytest.raises(error, match=text):
+            into.load_state_dict(state)
+        assert into._made.optimizer.steps == 0
+
+    groups = good["param_groups"]
+    refused(
+        ValueError, "number of parameter groups", {**good, "param_groups": groups * 2}
+    )
+    short = [{**groups[0], "params": [0]}]
+    refused(ValueError, "doesn't match the size", {**good, "param_groups": short})
+    betas = [{**groups[0], "betas": (0.5, 0.6)}]
+    refused(InvalidArgument, "'betas'\\] of the state", {**good, "param_groups": betas})
+    flags = [{**groups[0], "maximize": True}]
+    refused(InvalidArgument, "'maximize'", {**good, "param_groups": flags})
+    record = good["thinwire"]
+    refused(
+        CorruptCheckpoint, "format is 7", {**good, "thinwire": record | {"format": 7}}
+    )
+    layout = {**good, "thinwire": record | {"layout": "w 3 group 0\n"}}
+    refused(CorruptCheckpoint, "layout", layout)
+    lacks = {k: v for k, v in good["state"].items() if k != 2}
+    refused(CorruptCheckpoint, "lacks parameter 'param.2'", {**good, "state": lacks})
+    entry = {k: v for k, v in good["state"][1].items() if k != "exp_avg"}
+    part = {**good, "state": good["state"] | {1: entry}}
+    refused(CorruptCheckpoint, "lacks exp_avg of parameter 'param.1'", part)
+    state = good["state"]
+    for text, other in (
+        ("'param_groups' must be a sequence", {"state": state}),
+        ("'thinwire' must be a mapping", {**good, "thinwire": 3}),
+        ("'state' must be a mapping", {**good, "state": None}),
+        ("parameter 1 must be a mapping", {**good, "state": state | {1: 3}}),
+        ("must be a tensor", {**good, "state": state | {1: {"exp_avg": [1, 2]}}}),
+        ("with 'params'", {**good, "param_groups": [{}]}),
+    ):
+        refused(CorruptCheckpoint, text, other)
+    text = [{**groups[0], "lr": "x"}]
+    refused(TypeError, "must be a number, got 'x'", {**good, "param_groups": text})
+    without = {"state": good["state"], "param_groups": groups}
+    refused(InvalidArgument, "compressed stage, without the record", without)
+    sgd = {"state": {0: {"momentum_buffer": torch.ones(33, 7)}}, "param_groups": groups}
+    refused(InvalidArgument, "lacks exp_avg", sgd)
+    zero_one = cases.make("ZeroOneAdam", cases.model().parameters())
+    adam = {"state": {0: {"step": 1, "exp_avg": 0, "exp_avg_sq": 0}}}
+    refused(
+        InvalidArgument,
+        "0/1 Adam has no exact",
+        {**adam, "param_groups": groups},
+        zero_one,
+    )
+
+
+@pytest.mark.parametrize("step", [-3.0, 2.5, float("nan")])
+def test_steps_of_torch_that_are_none_are_refused(step: float) -> None:
+    net = cases.model()
+    torchs = torch.optim.AdamW(net.parameters())
+    cases.loss_of(net, 0, 0).backward()
+    torchs.step()
+    state = torchs.state_dict()
+    state["state"][1]["step"] = torch.tensor(step)
+    with pytest.raises(
+        CorruptCheckpoint, match="'param.1' must be a whole number >= 0"
+    ):
+        cases.make("OnebitAdam", net.parameters()).load_state_dict(state)
+
+
+def test_steps_of_torch_that_differ_are_refused() -> None:
+    net = cases.model()
+    theirs = torch.optim.AdamW(net.parameters())
+    for step in range(2):
+        cases.loss_of(net, 0, step).backward()
+        if step:
+            net[2].bias.grad = None
+        theirs.step()
+    with pytest.raises(
+        InvalidArgument, match="different numbers of steps.*'param.3' 1"
+    ):
+        cases.make("AdamW", net.parameters()).load_state_dict(theirs.state_dict())
+
+
+def test_saving_between_exchanges_says_what_to_do() -> None:
+    def body(communicator: Any) -> tuple[bool, str]:
+        net = cases.model()
+        optimizer = cases.make("ZeroOneAdam", net.parameters(), communicator)
+        cases.train(net, optimizer, range(14), communicator.rank)
+        apart = cases.bits(net)
+        optimizer.state_dict()
+        optimizer.state_dict()
+        with optimizer.evaluation():
+            return apart != cases.bits(net), cases.bits(net)
+
+    with pytest.warns(UserWarning, match="synchronize.*evaluation") as caught:
+        results = run_local_ranks(2, body)
+    assert results[0] == results[1] and results[0][0]
+    assert sum("evaluation" in str(w.message) for w in caught) == 2  # of each rank once

@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch's own tests ask of an optimizer."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import os
+import pickle
+import warnings
+from typing import Any
+
+import optim_cases as cases
+import pytest
+import torch
+from thinwire.comm import run_local_ranks
+from thinwire.errors import FailedPrecondition
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.mark.parametrize("kind", cases.KINDS)
+def test_it_learns(kind: str) -> None:
+    net = cases.model()
+    optimizer = cases.make(kind, net.parameters())
+    first = float(cases.loss_of(net, 0, 0).detach())
+    cases.train(net, optimizer, [0] * 60)
+    assert float(cases.loss_of(net, 0, 0).detach()) < 0.5 * first
+
+
+def test_adamw_is_torchs() -> None:
+    ours, torchs = cases.model(), cases.model()
+    a = cases.make("AdamW", ours.parameters())
+    b = torch.optim.AdamW(torchs.parameters(), lr=1e-2, weight_decay=1e-2)
+    for step in range(20):
+        for net, optimizer in ((ours, a), (torchs, b)):
+            optimizer.zero_grad()
+            cases.loss_of(net, 0, step).backward()
+            optimizer.step()
+    for p, q in zip(ours.parameters(), torchs.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+
+
+def test_a_closure_is_run_with_gradients_and_its_loss_returned() -> None:
+    net = cases.model()
+    optimizer = cases.make("OnebitAdam", net.parameters())
+
+    def closure() -> torch.Tensor:
+        assert torch.is_grad_enabled()
+        optimizer.zero_grad()
+        loss = cases.loss_of(net, 0, 0)
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        first = optimizer.step(closure)
+    assert isinstance(first, torch.Tensor) and optimizer.step(closure) < first
+    assert optimizer.step() is None
+
+
+def test_groups_have_learning_rates_of_their_own() -> None:
+    net = cases.model()
+    before = net[2].weight.detach().clone()
+    groups = [
+        {"params": net[0].parameters(), "lr": 0.1},
+        {"params": net[2].parameters()},
+    ]
+    optimizer = cases.make("OnebitAdam", groups, lr=0.0)
+    cases.train(net, optimizer, range(2))
+    assert torch.equal(net[2].weight, before)
+    optimizer.param_groups[1]["lr"] = 0.1
+    cases.train(net, optimizer, range(1))
+    assert not torch.equal(net[2].weight, before)
+
+
+def test_a_learning_rate_may_be_a_tensor() -> None:
+    def run(lr: Any, change: Any) -> str:
+        net = cases.model()
+        optimizer = cases.make("OnebitAdam", net.parameters(), lr=lr)
+        cases.train(net, optimizer, range(2))
+        change(optimizer.param_groups[0])
+        cases.train(net, optimizer, range(2))
+        return cases.bits(net)
+
+    as_tensor = run(torch.tensor(0.5), lambda group: group["lr"].fill_(0.25))
+    assert as_tensor == run(0.5, lambda group: group.update(lr=0.25))
+    assert as_tensor != run(0.5, lambda group: None)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_zero_grad_and_its_variants_are_the_same(set_to_none: bool) -> None:
+    def run(zero: Any) -> str:
+        net = cases.model()
+        optimizer = cases.make("OnebitAdam", net.parameters())
+        for step in range(6):
+            zero(net, optimizer)
+            cases.loss_of(net, 0, step).backward()
+            optimizer.step()
+        return cases.bits(net)
+
+    ours = run(lambda net, optimizer: optimizer.zero_grad(set_to_none))
+    assert ours == run(lambda net, optimizer: net.zero_grad(set_to_none))
+
+
+def test_a_missing_gradient_counts_as_zero() -> None:
+    def run(gradient: torch.Tensor | None) -> list[float]:
+        parameter = torch.nn.Parameter(torch.ones(3))
+        optimizer = cases.make("AdamW", [parameter], weight_decay=0.5)
+        parameter.grad = gradient
+        optimizer.step()
+        return parameter.tolist()
+
+    assert run(None) == run(torch.zeros(3)) != [1.0, 1.0, 1.0]
+
+
+def test_step_hooks_and_profiler() -> None:
+    net, seen = cases.model(), []
+    optimizer = cases.make("OnebitAdam", net.parameters())
+    optimizer.register_step_pre_hook(lambda o, a, k: seen.append("pre"))
+    optimizer.register_step_post_hook(lambda o, a, k: seen.append(o.report.phase))
+    with torch.profiler.profile() as profile:
+        cases.train(net, optimizer, range(1))
+    assert seen == ["pre", "exact"]
+    assert any("Optimizer.step#OnebitAdam" in e.name for e in profile.events())
+
+
+def test_named_parameters() -> None:
+    net = cases.model()
+    optimizer = cases.make("OnebitAdam", net.named_parameters())
+    names = [name for name, _ in net.named_parameters()]
+    assert optimizer.param_groups[0]["param_names"] == names
+    assert "0.weight 33x7" in optimizer.state_dict()["thinwire"]["layout"]
+    assert optimizer.state_dict()["param_groups"][0]["param_names"] == names
+    unnamed = cases.make("OnebitAdam", cases.model().parameters())
+    assert "param.0 33x7" in unnamed.state_dict()["thinwire"]["layout"]
+
+
+def test_state_dict_hooks() -> None:
+    net, seen = cases.model(), []
+    optimizer = cases.make("OnebitAdam", net.parameters())
+    optimizer.register_state_dict_pre_hook(lambda o: seen.append("pre"))
+    optimizer.register_state_dict_post_hook(
+        lambda o, state: seen.append(sorted(state)) or {**state, "mine": 1}
+    )
+    state = optimizer.state_dict()
+    assert seen == ["pre", ["param_groups", "state", "thinwire"]] and state["mine"] == 1
+    other = cases.make("OnebitAdam", cases.model(1).parameters())
+    other.register_load_state_dict_pre_hook(
+        lambda o, s: {**s, "param_groups": [{**s["param_groups"][0], "lr": 0.75}]}
+    )
+    other.register_load_state_dict_post_hook(lambda o: seen.append("loaded"))
+    other.load_state_dict(state)
+    assert other.param_groups[0]["lr"] == 0.75 and seen[-1] == "loaded"
+
+
+def test_a_group_may_be_added_before_the_first_step() -> None:
+    net = cases.model()
+    optimizer = cases.make("OnebitAdam", net[0].parameters())
+    optimizer.add_param_group({"params": list(net[2].parameters()), "lr": 0.5})
+    assert cases.are_in_a_row(net.parameters())
+    before = net[2].weight.detach().clone()
+    cases.train(net, optimizer, range(1))
+    assert not torch.equal(net[2].weight, before)
+    with pytest.raises(FailedPrecondition, match="add_param_group: only before"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+    assert len(optimizer.param_groups) == 2
+    other = cases.make("OnebitAdam", cases.model().parameters())
+    with pytest.raises(Exception, match="float64"):
+        other.add_param_group(
+            {"params": [torch.nn.Parameter(torch.ones(1, dtype=torch.float64))]}
+        )
+    assert len(other.param_groups) == 1
+    other.step()
+
+
+def test_a_group_that_one_rank_refuses_all_do() -> None:
+    def run(comm: Any) -> None:
+        net = cases.model()
+        optimizer = cases.make("OnebitAdam", net[0].parameters(), comm)
+        more = net[comm.rank].parameters() if comm.rank == 0 else net[2].parameters()
+        with pytest.raises(ValueError, match="more than one parameter group"):
+            optimizer.add_param_group({"params": list(more)})
+        assert len(optimizer.param_groups) == 1
+        optimizer.step()
+
+    run_local_ranks(2, run)
+
+
+def test_the_norm_may_be_set_before_the_first_step() -> None:
+    net = cases.model()
+    optimizer = cases.make("OnebitAdam", net.parameters())
+    assert optimizer.max_grad_norm == 0
+    optimizer.set_max_grad_norm(1e-3)
+    assert optimizer.max_grad_norm == 1e-3
+    cases.train(net, optimizer, range(1))
+    assert optimizer.report.clip_factor < 1
+    with pytest.raises(FailedPrecondition, match="set_max_grad_norm"):
+        optimizer.set_max_grad_norm(1.0)
+
+
+def test_copies_are_refused() -> None:
+    optimizer = cases.make("OnebitAdam", cases.model().parameters())
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied or pickled.*state_dict"):
+            copied(optimizer)
+    with pytest.raises(TypeError, match="state_dict"):
+        optimizer.share_memory()
+
+
+def test_what_cannot_change_is_named() -> None:
+    optimizer = cases.make("OnebitAdam", cases.model().parameters())
+    optimizer.param_groups[0]["betas"] = (0.8, 0.999)
+    with pytest.raises(FailedPrecondition, match="'betas'.*cycle_momentum=False"):
+        optimizer.step()
+    optimizer.param_groups[0]["betas"] = [0.9, 0.999]
+    optimizer.param_groups[0]["eps"] = 1e-3
+    with pytest.raises(FailedPrecondition, match="'eps'\\] was 1e-08"):
+        optimizer.step()
+    optimizer.param_groups[0]["eps"] = 1e-8
+    optimizer.step()
+
+
+def test_close_is_idempotent_and_named_afterwards() -> None:
+    net = cases.model()
+    optimizer = cases.make("OnebitAdam", net.parameters())
+    cases.train(net, optimizer, range(1))
+    optimizer.close()
+    optimizer.close()
+    for use in (optimizer.step, optimizer.state_dict, optimizer.synchronize):
+        with pytest.raises(FailedPrecondition, match="closed"):
+            use()
+    assert torch.isfinite(net[0].weight).all()
+
+
+def test_a_step_that_is_not_finite_changes_nothing_anywhere(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "thinwire")
+
+    def body(communicator: Any) -> tuple[bool, bool, int]:
+        net = cases.model()
+        optimizer = cases.make("OnebitAdam", net.parameters(), communicator)
+        cases.train(net, optimizer, range(2), communicator.rank)
+        before = cases.bits(net)
+        for _ in range(2):
+            cases.loss_of(net, communicator.rank, 3).backward()
+            if communicator.rank == 1:
+                net[0].weight.grad[0, 0] = float("nan")
+            optimizer.step()
+        assert optimizer.report is not None
+        same = cases.bits(net) == before
+        return same, optimizer.report.applied, optimizer.report.nonfinite_rank
+
+    assert [(same, ok) for same, ok, _ in run_local_ranks(2, body)] == [
+        (True, False)
+    ] * 2
+    assert sum("was skipped on all ranks" in r.message for r in caplog.records) == 1
+
+
+def test_ranks_stay_equal_and_the_phases_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "thinwire")
+
+    def body(communicator: Any) -> tuple[str, list[str]]:
+        net = cases.model(seed=communicator.rank)
+        optimizer = cases.make("OnebitAdam", net.parameters(), communicator)
+        phases = cases.train(net, optimizer, range(8), communicator.rank)
+        return cases.bits(net), phases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one, two = run_local_ranks(2, body)
+    assert one == two and one[1] == ["exact"] * 4 + ["compressed"] * 4
+    lines = [r.message for r in caplog.records if "from now on" in r.message]
+    assert lines == [
+        "step 5: from now on ranks exchange momentum in one bit per element"
+    ]
+
+
+def test_parameters_begin_with_rank_0s_values_unless_told_otherwise() -> None:
+    def body(communicator: Any, broadcast: bool) -> str:
+        net = cases.model(seed=communicator.rank)
+        cases.make("AdamW", net.parameters(), communicator, broadcast=broadcast)
+        return cases.bits(net)
+
+    first, second = (cases.bits(cases.model(seed)) for seed in (0, 1))
+    assert run_local_ranks(2, lambda c: body(c, True)) == [first, first]
+    assert run_local_ranks(2, lambda c: body(c, False)) == [first, second]
+
+
+def test_equal_gradients_are_found_out() -> None:
+    def body(communicator: Any) -> bool:
+        net = cases.model()
+        optimizer = cases.make("OnebitAdam", net.parameters(), communicator)
+        cases.train(net, optimizer, range(3), rank=0)
+        return True
+
+    with pytest.warns(UserWarning, match="thinwire.local_gradients") as caught:
+        run_local_ranks(2, body)
+    assert sum("local_gradients" in str(w.message) for w in caught) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parameters_of_16_bits_have_masters(dtype: torch.dtype) -> None:
+    def body(communicator: Any) -> tuple[str, float, float]:
+        net = cases.model(dtype=dtype)
+        optimizer = cases.make("OnebitAdam", net.parameters(), communicator, lr=1e-3)
+        before = float(cases.loss_of(net, 0, 0).detach())
+        phases = cases.train(net, optimizer, [0] * 100, communicator.rank)
+        assert phases[-1] == "compressed"
+        assert optimizer.state_dict()["state"][0]["masters"].dtype == torch.float32
+        return cases.bits(net), before, float(cases.loss_of(net, 0, 0).detach())
+
+    one, two = run_local_ranks(2, body)
+    assert one[0] == two[0] and one[2] < 0.7 * one[1]
+
+
+@pytest.mark.parametrize("how", ["load_state_dict", "data"])
+def test_masters_follow_parameters_that_were_loaded(how: str) -> None:
+    net, other = (cases.model(seed, torch.bfloat16) for seed in (0, 1))
+    optimizer = cases.make("AdamW", net.parameters(), lr=0.0)
+    cases.train(net, optimizer, range(2))
+    if how == "data":
+        for ours, theirs in zip(net.parameters(), other.parameters(), strict=True):
+            ours.data = theirs.detach().clone()
+    else:
+        net.load_state_dict(other.state_dict())
+    cases.train(net, optimizer, range(2))
+    assert cases.bits(net) == cases.bits(other)
+
+
+def test_a_forked_child_may_not_use_it() -> None:
+    net = cases.model()
+    optimizer = cases.make("OnebitAdam", net.parameters())
+    cases.train(net, optimizer, range(1))
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        text = "no error"
+        try:
+            optimizer.step()
+        except FailedPrecondition as error:
+            text = str(error)
+        optimizer.close()
+        os.write(write, text.encode())
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert "belongs to the process that forked" in os.read(read, 1000).decode()
+    os.close(read)
+    os.close(write)
+    cases.train(net, optimizer, range(2))
+
+
+@pytest.mark.parametrize("kind", cases.KINDS)
+def test_awkward_sizes(kind: str) -> None:
+    sizes = [0, 1, 7, 33, 1025]
+
+    def body(communicator: Any) -> str:
+        params = [torch.nn.Parameter(torch.ones(n)) for n in sizes]
+        optimizer = cases.make(kind, params, communicator)
+        random = torch.Generator().manual_seed(communicator.rank)
+        for _ in range(12):
+            optimizer.zero_grad()
+            for parameter in params:
+                parameter.grad.copy_(torch.randn(parameter.shape, generator=random))
+            optimizer.step()
+        optimizer.synchronize()
+        assert all((p != 1).all() for p in params)
+        return cases.bits(params)
+
+    assert len(set(run_local_ranks(3, body))) == 1
+
+
+def test_the_last_reference_closes() -> None:
+    optimizer = cases.make("OnebitAdam", cases.model().parameters())
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    native = optimizer._made.optimizer
+    assert native.steps == 0
+    del optimizer, schedule
+    gc.collect()
+    with pytest.raises(FailedPrecondition, match="closed"):
+        native.state_dict()

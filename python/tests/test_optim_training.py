@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What training loops do: accumulation, recomputed activations, autocast, compile, scaling."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import optim_cases as cases
+import pytest
+import torch
+from thinwire.amp import GradScaler
+from thinwire.comm import run_local_ranks
+from thinwire.errors import FailedPrecondition
+from torch.utils.checkpoint import checkpoint
+
+pytestmark = pytest.mark.quick
+
+
+def ends(
+    communicator: Any, forward: Any, steps: int = 8, kind: str = "OnebitAdam"
+) -> str:
+    """The parameters after `steps`; forward(net, rank, step) makes gradients."""
+    net = cases.model()
+    optimizer = cases.make(kind, net.parameters(), communicator)
+    for step in range(steps):
+        optimizer.zero_grad()
+        forward(net, communicator.rank, step)
+        optimizer.step()
+    return cases.bits(net)
+
+
+def plainly(net: Any, rank: int, step: int) -> None:
+    cases.loss_of(net, rank, step).backward()
+
+
+def test_several_backwards_are_one_step() -> None:
+    def in_parts(net: Any, rank: int, step: int) -> None:
+        for _ in range(2):
+            (cases.loss_of(net, rank, step) / 2).backward()
+
+    one = run_local_ranks(2, lambda c: ends(c, plainly))
+    assert one == run_local_ranks(2, lambda c: ends(c, in_parts)) and one[0] == one[1]
+
+
+def test_recomputed_activations() -> None:
+    def recomputed(net: Any, rank: int, step: int) -> None:
+        x, y = cases.batch(rank, step)
+        out = checkpoint(net, x, use_reentrant=False)
+        torch.nn.functional.mse_loss(out, y).backward()
+
+    one = run_local_ranks(2, lambda c: ends(c, plainly))
+    assert one == run_local_ranks(2, lambda c: ends(c, recomputed))
+
+
+def test_autocast_leaves_parameters_alone() -> None:
+    def cast(net: Any, rank: int, step: int) -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = cases.loss_of(net, rank, step)
+        loss.float().backward()
+        assert all(p.dtype == torch.float32 == p.grad.dtype for p in net.parameters())
+
+    one, two = run_local_ranks(2, lambda c: ends(c, cast))
+    assert one == two
+
+
+def test_a_compiled_model() -> None:
+    def run(compiled: bool) -> str:
+        net = cases.model()
+        optimizer = cases.make("OnebitAdam", net.parameters())
+        forward = torch.compile(net, backend="aot_eager") if compiled else net
+        for step in range(6):
+            optimizer.zero_grad()
+            cases.loss_of(net if forward is net else forward, 0, step).backward()
+            optimizer.step()
+        return cases.bits(net)
+
+    assert run(True) == run(False)
+
+
+def test_a_compiled_step_is_left_as_it_is() -> None:
+    net = cases.model()
+    optimizer = cases.make("OnebitAdam", net.parameters())
+
+    @torch.compile(backend="eager")
+    def step() -> None:
+        optimizer.step()
+
+    cases.loss_of(net, 0, 0).backward()
+    step()
+    assert optimizer.report is not None and optimizer.report.applied
+
+
+def scaled(
+    communicator: Any, scaler: Any, dtype: torch.dtype, unscale: bool = False
+) -> tuple[str, list[float], list[bool]]:
+    net = cases.model(dtype=dtype)
+    optimizer = cases.make("OnebitAdam", net.parameters(), communicator)
+    scales, applied = [], []
+    for step in range(8):
+        optimizer.zero_grad()
+        scaler.scale(cases.loss_of(net, communicator.rank, step)).backward()
+        if step == 5 and communicator.rank == 1:
+            net[0].weight.grad[0, 0] = float("inf")
+        if unscale:
+            scaler.unscale_(optimizer)
+        before = cases.bits(net)
+        scaler.step(optimizer)
+        assert (cases.bits(net) == before) == (not optimizer.report.applied)
+        scaler.update()
+        scales.append(scaler.get_scale())
+        applied.append(optimizer.report.applied)
+    return cases.bits(net), scales, applied
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_an_overflow_on_one_rank_is_one_of_all(dtype: torch.dtype) -> None:
+    def body(communicator: Any) -> Any:
+        return scaled(communicator, GradScaler("cpu", init_scale=16.0), dtype)
+
+    one, two = run_local_ranks(2, body)
+    assert one == two
+    assert one[1] == [16.0] * 5 + [8.0] * 3
+    assert one[2] == [True] * 5 + [False] + [True] * 2
+
+
+def test_unscale_may_be_called_before() -> None:
+    def body(communicator: Any, unscale: bool) -> Any:
+        scaler = GradScaler("cpu", init_scale=16.0)
+        return scaled(communicator, scaler, torch.float32, unscale)
+
+    assert run_local_ranks(2, lambda c: body(c, True)) == run_local_ranks(
+        2, lambda c: body(c, False)
+    )
+
+
+def test_a_scale_of_powers_of_two_changes_no_bit() -> None:
+    def body(communicator: Any) -> str:
+        scaler = GradScaler("cpu", init_scale=16.0)
+        net = cases.model()
+        optimizer = cases.make("OnebitAdam", net.parameters(), communicator)
+        for step in range(8):
+            optimizer.zero_grad()
+            scaler.scale(cases.loss_of(net, communicator.rank, step)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return cases.bits(net)
+
+    assert run_local_ranks(2, body) == run_local_ranks(2, lambda c: ends(c, plainly))
+
+
+def test_torchs_scaler_is_refused_on_every_rank() -> None:
+    def body(communicator: Any) -> str:
+        with pytest.raises(FailedPrecondition) as caught:
+            scaled(communicator, torch.amp.GradScaler("cpu"), torch.float32)
+        return str(caught.value)
+
+    assert all("use thinwire.GradScaler" in text for text in run_local_ranks(2, body))
+
+
+def test_one_rank_may_use_torchs_scaler() -> None:
+    from thinwire import _core
+
+    alone = _core.local_group(1)[0]
+    _, _, applied = scaled(alone, torch.amp.GradScaler("cpu"), torch.float32)
+    assert all(applied)
+
+
+def test_our_scaler_works_where_nothing_is_said() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scaler = GradScaler(init_scale=4.0)
+    assert scaler.is_enabled() and scaler.scale(torch.ones(())) == 4
+
+
+def test_our_scaler_leaves_other_optimizers_to_torch() -> None:
+    net = cases.model()
+    optimizer = torch.optim.AdamW(net.parameters())
+    scaler = GradScaler("cpu", init_scale=4.0)
+    scaler.scale(cases.loss_of(net, 0, 0)).backward()
+    before = cases.bits(net)
+    scaler.step(optimizer)
+    scaler.update()
+    assert cases.bits(net) != before
+    off = GradScaler("cpu", enabled=False)
+    ours = cases.make("OnebitAdam", net.parameters())
+    off.scale(cases.loss_of(net, 0, 0)).backward()
+    off.step(ours)
+    assert ours.report is not None and ours.report.applied

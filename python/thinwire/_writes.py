@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding out whether somebody else has written into parameters."""
+
+from __future__ import annotations
+
+import torch
+
+_CHUNK = 256
+"""Words of 64 bits per sum: one value is kept of 2 KiB."""
+
+
+class Marks:
+    """Sums of a flat array's bits, which change when its values do, however they were
+    written: numpy, `.data` and the like leave autograd's counters of versions alone.
+    Values that are put back are no change, as after an evaluation with averaged ones.
+    """
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        self._flat = flat.view(torch.uint8)
+        words = self._flat.numel() // 8
+        self._words = self._flat[: words * 8].view(torch.int64)
+        self._whole = words // _CHUNK * _CHUNK
+        self.remember()
+
+    def remember(self) -> None:
+        """Local: the values are as they should be."""
+        self._sums = self._sum()
+
+    def have_changed(self) -> bool:
+        """Local: since remember()."""
+        return not torch.equal(self._sums, self._sum())
+
+    def _sum(self) -> torch.Tensor:
+        whole, rest = self._words[: self._whole], self._words[self._whole :]
+        tail = self._flat[self._words.numel() * 8 :].to(torch.int64)
+        return torch.cat([whole.view(-1, _CHUNK).sum(1), rest, tail])

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loss scaling on which all ranks agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import OptState
+
+from .optim._base import _Optimizer
+
+
+class GradScaler(torch.amp.GradScaler):
+    """torch.amp.GradScaler for Thinwire's optimizers.
+
+    Each rank finds the overflows of its own gradients. Here ranks agree, so that all skip
+    a step together and all scales stay equal. Parameters of 16 bits are unscaled in
+    fp32, by the optimizer; unscale_() of fp16 gradients is refused, as torch does. Other
+    optimizers are treated as torch's scaler treats them. Collective: unscale_(), step().
+
+    Arguments are torch's, but for `device`: None is "cuda" where there is one, else "cpu"
+    (torch's scaler for "cuda" turns itself off where there is none).
+    """
+
+    def __init__(self, device: str | None = None, *args: Any, **keywords: Any) -> None:
+        """Local."""
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        super().__init__(device, *args, **keywords)
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divides gradients by the scale; collective for an optimizer of Thinwire's."""
+        super().unscale_(optimizer)
+        if not self.is_enabled() or not isinstance(optimizer, _Optimizer):
+            return
+        # One tensor of each device with gradients, none where no parameter has one.
+        found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        total = torch.zeros(())
+        for part in found.values():
+            total += part.cpu()
+        optimizer._agree(total)
+        device = optimizer._memory.params.device
+        found.clear()
+        found[device] = total.to(device)
+
+    def step(
+        self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any
+    ) -> float | None:
+        """optimizer.step(), which leaves the step out on all ranks where any overflowed."""
+        if not self.is_enabled() or not isinstance(optimizer, _Optimizer):
+            return super().step(optimizer, *args, **kwargs)
+        state = self._per_optimizer_states[id(optimizer)]
+        if optimizer._memory.params.dtype == torch.float16:
+            return self._step_in_fp16(optimizer, state, *args, **kwargs)
+        if state["stage"] is OptState.READY:
+            self.unscale_(optimizer)
+        optimizer._found_inf_is_agreed = True
+        try:
+            return super().step(optimizer, *args, **kwargs)
+        finally:
+            optimizer._found_inf_is_agreed = False
+
+    def _step_in_fp16(
+        self,
+        optimizer: _Optimizer,
+        state: dict[str, Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> float | None:
+        # The optimizer's own exchange agrees on overflows, and masters take the
+        # gradients divided in fp32.
+        self._check_scale_growth_tracker("step")
+        if state["stage"] is OptState.STEPPED:
+            raise RuntimeError(
+                "step() has already been called since the last update()."
+            )
+        optimizer.grad_scale = self.get_scale()
+        try:
+            result: float | None = optimizer.step(*args, **kwargs)
+        finally:
+            del optimizer.grad_scale
+        report = optimizer.report
+        assert report is not None
+        device = optimizer._memory.params.device
+        overflow = torch.tensor(float(not report.applied), device=device)
+        state["found_inf_per_device"] = {device: overflow}
+        state["stage"] = OptState.STEPPED
+        return result

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the program writes into parameters of which the optimizer has copies of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from .. import _core
+from .._writes import Marks
+from ..errors import FailedPrecondition
+from ._native import Native
+from ._state import tensors
+
+# Of the larger part of a sum: less is the rounding of another order of operations.
+_ROUNDING = 2.0**-20
+
+
+class Edits:
+    """Takes in what was written since note(): masters of 16-bit parameters and, in 0/1
+    Adam's local stage, the parameters of the last exchange take the new values, which the
+    next step would otherwise undo."""
+
+    def __init__(self, comm: _core.Communicator, native: Native) -> None:
+        self._comm, self._native = comm, native
+        has_copies = native.memory.params.dtype != torch.float32 or isinstance(
+            native.config.optimizer, _core.ZeroOneAdamOptions
+        )
+        self._marks = Marks(native.memory.params) if has_copies else None
+        self._moved = False
+
+    def home(self) -> None:
+        """Local: FlatMemory.home(), remembering whether take_in() has to look."""
+        self._moved |= self._native.memory.home()
+
+    def note(self) -> None:
+        """Parameters hold what the optimizer knows."""
+        self._moved = False
+        if self._marks is not None:
+            self._marks.remember()
+
+    @torch.no_grad()
+    def take_in(self, *, is_collective: bool) -> None:
+        """Local, but where ranks differ and this one finds something: then all ranks must
+        have written, and `is_collective` must be true.
+
+        Raises FailedPrecondition where ranks differ (0/1 Adam between exchanges) and would
+        go on differing.
+        """
+        if self._marks is None or not (self._moved or self._marks.have_changed()):
+            return
+        kept = self._kept()
+        if kept is not None:
+            self._take_in(*kept, is_collective)
+        self.note()
+
+    def _take_in(
+        self, values: torch.Tensor, slack: torch.Tensor | float, is_collective: bool
+    ) -> None:
+        params = self._native.memory.params
+        now = params.float()
+        differs = (values.to(params.dtype).float() - now).abs() > slack
+        differs |= values.isnan() != now.isnan()
+        if not bool(differs.any()):
+            return
+        if self._native.optimizer.steps_behind and self._comm.size > 1:
+            values = now
+            self._require_equal(values, is_collective)
+        else:
+            values = torch.where(differs, now, values)
+        self._native.optimizer.read_masters(values)
+
+    def _require_equal(self, values: torch.Tensor, is_collective: bool) -> None:
+        """Collective if it is_collective."""
+        if is_collective:
+            on_cpu = values.cpu()
+            content = (ctypes.c_char * on_cpu.nbytes).from_address(on_cpu.data_ptr())
+            digest = hashlib.sha256(content).hexdigest()
+            texts = self._comm.gather_texts(f"parameters were written: {digest}")
+            if len(set(texts)) == 1:
+                return
+        raise FailedPrecondition(
+            "parameters were written while they differ from rank to rank, between two "
+            "exchanges: write the same values into all of them on all ranks, or call "
+            "optimizer.synchronize() before and write then"
+        )
+
+    def _kept(self) -> tuple[torch.Tensor, torch.Tensor | float] | None:
+        """Flat, fp32: what the optimizer takes parameters for, and what is rounding; None
+        where it takes them as they are."""
+        masters = self._native.optimizer.masters()
+        if masters is not None:
+            return from_dlpack(masters), 0.0
+        state = tensors(self._native.optimizer.state_dict())
+        if "origin" not in state:
+            return None
+        memory = self._native.memory
+        values, slack = torch.zeros_like(memory.params), torch.zeros_like(memory.params)
+        origins = self._native.dense_views(state["origin"])
+        moved = state["accumulated"] and state["local_steps_taken"]
+        for k, (value, bound, origin) in enumerate(
+            zip(memory.views(values), memory.views(slack), origins, strict=True)
+        ):
+            value.copy_(origin)
+            bound.copy_(origin.abs())
+            if moved:
+                group = self._native.places[k].group
+                value.mul_(float(state["decay_taken"][group]))
+                own = self._native.dense_views(state["momentum_accumulator"])[k]
+                value.add_(own)
+                bound.add_(own.abs())
+        return values, slack * _ROUNDING

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When native objects end: with their owner, at exit, and not in a forked child."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import weakref
+from typing import Any
+
+_numbers = itertools.count()
+_open: dict[int, tuple[int, Any]] = {}
+# In a child made by os.fork the threads that these objects wait for do not exist.
+_of_the_parent: list[Any] = []
+
+
+def closing(owner: object, user: Any, *owned: Any) -> weakref.finalize[..., Any]:
+    """A function that closes `user` and then the communicators that it uses and owns,
+    once: when it is called, or when `owner` is no more. Before the interpreter ends
+    `user` alone is closed here; communicators tell other ranks why they end."""
+    number = next(_numbers)
+    _open[number] = os.getpid(), user
+    finalizer = weakref.finalize(owner, _close, os.getpid(), number, (user, *owned))
+    finalizer.atexit = False
+    return finalizer
+
+
+def close_user(closer: weakref.finalize[..., Any]) -> None:
+    """Closes the user, for another one of the same communicators."""
+    parts = closer.detach()
+    if parts is not None:
+        _, number, natives = parts[2]
+        del _open[number]
+        natives[0].close()
+
+
+def _close(process: int, number: int, natives: tuple[Any, ...]) -> None:
+    _open.pop(number, None)
+    if os.getpid() != process:
+        _of_the_parent.extend(natives)
+        return
+    for native in natives:
+        native.close()
+
+
+@atexit.register
+def _close_all() -> None:
+    for process, user in list(_open.values()):
+        if process == os.getpid():
+            user.close()

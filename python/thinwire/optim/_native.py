@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From parameter groups to the object that steps on flat arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+
+from .. import _core
+from .._memory import FlatMemory
+from ..errors import Error, InvalidArgument
+from ._options import (
+    DTYPES,
+    FIELDS,
+    names_of_python,
+    number_of,
+    set_field,
+    set_keyword,
+)
+from ._parameters import Place
+
+# Beside these, which C++ is told of at construction, groups have keys of others'.
+FIXED_KEYS = ("betas", "eps", "exp_avg_mask", "non_freeze", "max_coeff", "min_coeff")
+# An exchange through Python costs more, so fewer and larger ones.
+PYTHON_BUCKET = 1 << 23
+_CPP_BACKENDS = ("local", "mpi")
+
+Spec = tuple[str, tuple[int, ...], int]
+
+
+@dataclass(frozen=True)
+class DeviceGroup:
+    """Ranks that exchange tensors of a device."""
+
+    rank: int
+    size: int
+    process_group: Any
+
+    @classmethod
+    def of(
+        cls, comm: _core.Communicator, process_group: Any, device: torch.device
+    ) -> Self:
+        """Collective: an own group of the device's backend."""
+        from ..comm import group_for_device
+
+        return cls(comm.rank, comm.size, group_for_device(process_group, device))
+
+    def close(self) -> None:
+        """Idempotent."""
+        from ..comm import close_group
+
+        close_group(self.process_group)
+
+
+@dataclass(frozen=True)
+class Native:
+    """What steps, and the arrays that it steps on."""
+
+    optimizer: Any
+    """_core.Optimizer, or the device path's object with the same methods."""
+    memory: FlatMemory
+    layout: _core.Layout
+    config: _core.Config
+    places: list[Place]
+    group: DeviceGroup | None = None
+    """Of the device path, which closes none."""
+
+    def close(self) -> None:
+        """Idempotent."""
+        self.optimizer.close()
+        if self.group is not None:
+            self.group.close()
+
+    def dense_views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Every parameter's part of an array of a state, which has no gaps."""
+        return self.memory.views(flat, self.layout.offsets)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What checkpoints are made of."""
+
+    comm: _core.Communicator
+    layout: _core.Layout
+    params: torch.Tensor
+    """Flat, as `layout` says."""
+    native: Any
+    config: _core.Config
+
+
+def make_config(
+    options: _core.Options,
+    group_kind: type[Any],
+    keywords: Mapping[str, Any],
+    groups: list[dict[str, Any]],
+    places: list[Place],
+    backend: str,
+) -> _core.Config:
+    """Everything that the C++ side is told. Local.
+
+    Raises TypeError and InvalidArgument naming the keyword.
+    """
+    config = _core.Config()
+    dtype = places[0].tensor.dtype
+    config.precision.dtype = DTYPES[dtype]
+    # GradScaler scales, if anybody does.
+    config.precision.loss_scale.initial_scale = 1.0
+    config.precision.loss_scale.dynamic = False
+    for name, value in keywords.items():
+        set_keyword(config, options, name, value)
+    if keywords.get("bucket_elements") is None and backend not in _CPP_BACKENDS:
+        config.comm.bucket_elements = PYTHON_BUCKET
+    plain = len(groups) == 1 and not any(key in groups[0] for key in FIXED_KEYS[2:])
+    _set_numbers(options, groups[0])
+    if not plain:
+        options.groups = [
+            _group(group_kind(), index, group, places)
+            for index, group in enumerate(groups)
+        ]
+    config.optimizer = options
+    return config
+
+
+def make_native(
+    comm: _core.Communicator,
+    process_group: Any,
+    config: _core.Config,
+    places: list[Place],
+    num_groups: int,
+    broadcast: bool,
+) -> Native:
+    """Collective: the optimizer and its arrays, with rank 0's values if `broadcast`. The
+    parameters themselves stay as they are.
+
+    Raises InvalidArgument on all ranks where they differ in parameters or options.
+    """
+    specs: list[Spec] = [(p.name, tuple(p.tensor.shape), p.group) for p in places]
+    layout = _core.Layout(specs, num_groups)
+    dtype = places[0].tensor.dtype
+    described = f"{dtype}\n{layout.describe()}broadcast={broadcast}\n"
+    comm.require_same("parameters", described)
+    tensors, names = [p.tensor for p in places], [p.name for p in places]
+    device = tensors[0].device
+    if device.type == "cpu" and os.environ.get("THINWIRE_DEVICE_PATH") != "torch":
+        memory = FlatMemory(tensors, layout.offsets, layout.size, names)
+        if broadcast:
+            broadcast_values(comm, memory.params)
+        with names_of_python():
+            made: Any = _core.Optimizer(comm, layout, config, memory.params)
+        return Native(made, memory, layout, config, places)
+    from .. import device as device_path
+
+    # A communicator moves the bytes of CPU tensors, of whatever group it is.
+    group = (
+        None if device.type == "cpu" else DeviceGroup.of(comm, process_group, device)
+    )
+    with names_of_python():
+        made = device_path.make_optimizer(group or comm, specs, config, device)
+    memory = FlatMemory(tensors, made.offsets, made.size, names)
+    if broadcast:
+        broadcast_values(comm, memory.params)
+    made.read_masters(memory.params)
+    return Native(made, memory, layout, config, places, group)
+
+
+def broadcast_values(comm: _core.Communicator, values: torch.Tensor) -> None:
+    """Collective: rank 0's bytes go to all ranks."""
+    if comm.size == 1:
+        return
+    on_cpu = values.cpu()
+    comm.broadcast(on_cpu.view(torch.uint8), 0)
+    if on_cpu is not values:
+        values.copy_(on_cpu)
+
+
+def require_everywhere(comm: _core.Communicator, own: Exception | None) -> None:
+    """Collective: if any rank brings an exception, all ranks raise one, so that none
+    waits for another."""
+    texts = comm.gather_texts("" if own is None else f"{type(own).__name__}: {own}")
+    if own is not None:
+        raise own
+    for rank, text in enumerate(texts):
+        if text:
+            raise InvalidArgument(f"rank {rank} refused its arguments: {text}")
+
+
+def _set_numbers(target: Any, group: Mapping[str, Any]) -> None:
+    betas = group["betas"]
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise InvalidArgument(f"betas: must be two numbers in [0, 1), got {betas!r}")
+    for name in ("lr", "eps", "weight_decay"):
+        setattr(target, FIELDS.get(name, name), number_of(name, group[name]))
+    target.beta1, target.beta2 = (number_of("betas", value) for value in betas)
+
+
+def _group(
+    target: Any, index: int, group: Mapping[str, Any], places: list[Place]
+) -> Any:
+    _set_numbers(target, group)
+    for key in ("non_freeze", "max_coeff", "min_coeff"):
+        if key in group:
+            if not hasattr(target, key):
+                raise InvalidArgument(
+                    f"param_groups[{index}]['{key}']: this optimizer has no such option"
+                )
+            set_field(target, key, group[key], f"param_groups[{index}]['{key}']")
+    if group.get("exp_avg_mask") is not None:
+        if not hasattr(target, "exp_avg_mask"):
+            raise InvalidArgument(
+                f"param_groups[{index}]['exp_avg_mask']: this optimizer has no masks, "
+                "it compresses nothing"
+            )
+        target.exp_avg_mask = _mask(index, group, places)
+    return target
+
+
+def _mask(index: int, group: Mapping[str, Any], places: list[Place]) -> torch.Tensor:
+    masks, params = group["exp_avg_mask"], group["params"]
+    masks = list(masks) if isinstance(masks, (list, tuple)) else [masks]
+    what = f"param_groups[{index}]['exp_avg_mask']"
+    if len(masks) != len(params):
+        raise InvalidArgument(
+            f"{what}: must be one tensor for each of the group's {len(params)} "
+            f"parameters, got {len(masks)}"
+        )
+    of = {id(p): mask for p, mask in zip(params, masks, strict=True)}
+    parts = []
+    for place in places:
+        if place.group != index:
+            continue
+        mask = of[id(place.tensor)]
+        if not isinstance(mask, torch.Tensor):
+            raise TypeError(f"{what}: must be tensors, got {mask!r}")
+        if mask.numel() != place.tensor.numel():
+            raise InvalidArgument(
+                f"{what}: of parameter '{place.name}' it must have "
+                f"{place.tensor.numel()} elements, got {mask.numel()}"
+            )
+        if not bool(((mask == 0) | (mask == 1)).all()):
+            raise InvalidArgument(
+                f"{what}: of parameter '{place.name}' its elements must be 0 or 1"
+            )
+        parts.append(mask.detach().reshape(-1).to("cpu", torch.float32))
+    return torch.cat(parts) if parts else torch.zeros(0)
+
+
+def as_error(error: Exception) -> bool:
+    """Whether it is a refusal, which other ranks are to hear of."""
+    return isinstance(error, (Error, TypeError, ValueError))

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keyword arguments of the optimizers, in torch's names, and the C++ options they set.
+
+Every default is read from the C++ structs, so there is one place that has it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, TypedDict
+
+import torch
+
+from .. import _core
+from ..errors import Error, InvalidArgument
+
+DTYPES = {
+    torch.float32: _core.DType.float32,
+    torch.float16: _core.DType.float16,
+    torch.bfloat16: _core.DType.bfloat16,
+}
+
+# Python's name of an option and the field's, where they differ.
+FIELDS = {
+    "lr": "learning_rate",
+    "eps": "epsilon",
+    "eps_inside_sqrt": "epsilon_inside_sqrt",
+}
+# What belongs to the run and not to the optimizer: the way through _core.Config.
+OF_CONFIG = {
+    "max_grad_norm": "gradient_clipping",
+    "calibrated_clipping": "calibrated_clipping",
+    "semantics": "semantics",
+    "threads": "comm.num_threads",
+    "bucket_elements": "comm.bucket_elements",
+    "verify_every": "comm.verify_every",
+    "skip_nonfinite": "precision.check_grad_overflow",
+}
+# Of refused values C++ speaks in its own terms.
+_IN_PYTHON = {
+    **{field.rpartition(".")[2]: name for name, field in (FIELDS | OF_CONFIG).items()},
+    "beta1": "betas[0]",
+    "beta2": "betas[1]",
+    "kAutoFreeze (-1)": "'auto'",
+}
+_CPP_NAME = re.compile(
+    rf"(?<![\w.'])({'|'.join(map(re.escape, _IN_PYTHON))})(?![\w.'])"
+)
+# torch's switches: off is what Thinwire does, so off is accepted.
+REFUSED = {
+    "amsgrad": "the variance is frozen or shared, a running maximum means nothing",
+    "maximize": "negate the loss instead",
+    "foreach": "all parameters are updated in one pass anyway",
+    "fused": "all parameters are updated in one pass anyway",
+    "capturable": "a step communicates and cannot be captured in a graph",
+    "differentiable": "autograd does not see a step",
+}
+GROUP_KEYS = ("lr", "betas", "eps", "weight_decay")
+
+
+COMMON = """Common keywords:
+    max_grad_norm: gradients are clipped to this global L2 norm; 0: never. In compressed
+      steps by an estimate of the averaged gradient's norm that exact steps calibrate,
+      unless calibrated_clipping is False: then by the RMS of the ranks' norms.
+    bias_correction, eps_inside_sqrt: as in Adam's paper; sqrt(v + eps), not sqrt(v) + eps.
+    semantics: "corrected", or "deepspeed": the numbers of DeepSpeed 0.19.6, bit for bit.
+    process_group: ranks that train together: a ProcessGroup, a transport, or the
+      communicator of run_local_ranks(); None: the world.
+    threads: of this rank, for loops over memory; 0: THINWIRE_NUM_THREADS, else 1.
+    bucket_elements: what travels together; results do not depend on it.
+    verify_every: steps between comparisons of parameters over all ranks; 0: never.
+    broadcast: rank 0's parameters go to all ranks at construction.
+    skip_nonfinite: a gradient that is not finite on one rank skips the step on all."""
+
+LOW_BIT = """Keywords of compression:
+    denom_floor: from the freeze on no denominator is below this fraction of its block's
+      RMS; 0: no floor.
+    scale: of a block of at most 1024 elements, "rms" or "l1".
+    residual_dtype: torch.float32 or torch.bfloat16."""
+
+
+class CommonKeywords(TypedDict, total=False):
+    """Keywords of all optimizers."""
+
+    max_grad_norm: float
+    calibrated_clipping: bool
+    bias_correction: bool
+    eps_inside_sqrt: bool
+    semantics: Literal["corrected", "deepspeed"]
+    process_group: Any
+    threads: int
+    bucket_elements: int | None
+    verify_every: int
+    broadcast: bool
+    skip_nonfinite: bool
+    amsgrad: bool | None
+    maximize: bool | None
+    foreach: bool | None
+    fused: bool | None
+    capturable: bool | None
+    differentiable: bool | None
+
+
+class LambKeywords(CommonKeywords, total=False):
+    """Keywords of Lamb."""
+
+    max_coeff: float
+    min_coeff: float
+
+
+class LowBitKeywords(CommonKeywords, total=False):
+    """Keywords of optimizers that exchange few bits per element."""
+
+    denom_floor: float
+    scale: Literal["rms", "l1"]
+    residual_dtype: torch.dtype
+
+
+class FreezeKeywords(LowBitKeywords, total=False):
+    """When the variance is frozen."""
+
+    freeze_step: int | Literal["auto"]
+    lr_warmup_steps: int | None
+    total_steps: int | None
+    min_freeze_step: int
+    max_freeze_step: int | None
+    freeze_ratio: float
+
+
+class OnebitAdamKeywords(FreezeKeywords, total=False):
+    """Keywords of OnebitAdam."""
+
+    variance_refresh: int
+
+
+class OnebitLambKeywords(FreezeKeywords, total=False):
+    """Keywords of OnebitLamb."""
+
+    max_coeff: float
+    min_coeff: float
+    coeff_beta: float
+    factor_max: float
+    factor_min: float
+    factor_threshold: float
+
+
+class ZeroOneAdamKeywords(LowBitKeywords, total=False):
+    """Keywords of ZeroOneAdam."""
+
+    var_freeze_step: int
+    var_update_scaler: int
+    local_step_scaler: int
+    local_step_clipper: int
+    exchanged: Literal["momentum", "gradient"]
+
+
+def names_of(keywords: Any) -> list[str]:
+    """All keywords of a TypedDict and of those it extends, without torch's switches."""
+    return [name for name in keywords.__annotations__ if name not in REFUSED]
+
+
+def default(options: _core.Options, name: str) -> Any:
+    """What C++ has for a keyword, in Python's terms."""
+    if name in ("process_group", "bucket_elements"):
+        return None
+    if name == "broadcast":
+        return True
+    if name == "betas":
+        return (_get(options, "beta1"), _get(options, "beta2"))
+    if name in OF_CONFIG:
+        value = _get(_core.Config(), OF_CONFIG[name])
+    else:
+        value = _get(options, FIELDS.get(name, name))
+    if isinstance(value, _core.DType):
+        return next(t for t, native in DTYPES.items() if native == value)
+    if name in ("scale", "semantics", "exchanged"):
+        return value.name
+    return "auto" if name == "freeze_step" and value == _core.AUTO_FREEZE else value
+
+
+def signature(options: _core.Options, keywords: Any) -> inspect.Signature:
+    """Of an optimizer, with its defaults: what help() shows."""
+    both, only = (
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    )
+    first = [inspect.Parameter("params", both)]
+    first += [
+        inspect.Parameter(name, both, default=default(options, name))
+        for name in GROUP_KEYS
+    ]
+    last = [
+        inspect.Parameter(name, only, default=default(options, name))
+        for name in names_of(keywords)
+    ]
+    return inspect.Signature(first + last)
+
+
+def check_keywords(kind: str, given: Mapping[str, Any], known: list[str]) -> None:
+    """Raises TypeError for a keyword that there is not, with the nearest name, and
+    InvalidArgument for a switch of torch's that Thinwire cannot follow."""
+    for name, value in given.items():
+        if name in REFUSED:
+            if value:
+                raise InvalidArgument(f"{name}: must be False or None, {REFUSED[name]}")
+        elif name not in known:
+            near = difflib.get_close_matches(name, [*known, *GROUP_KEYS], 1, 0.5)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise TypeError(
+                f"{kind}() got an unexpected keyword argument '{name}'{hint}"
+            )
+
+
+@contextmanager
+def names_of_python() -> Iterator[None]:
+    """What is refused inside is named as keywords and keys of groups are."""
+    try:
+        yield
+    except Error as error:
+        text = _CPP_NAME.sub(lambda found: _IN_PYTHON[found[1]], str(error))
+        raise type(error)(text) from None
+
+
+def set_keyword(
+    config: _core.Config, options: _core.Options, name: str, value: Any
+) -> None:
+    """Writes one keyword where C++ has it. None leaves the default."""
+    if value is None or name == "process_group" or name in REFUSED:
+        return
+    if name == "broadcast":
+        if not isinstance(value, bool):
+            raise TypeError(
+                f"broadcast: must be bool, got {value!r} of {type(value).__name__}"
+            )
+        return
+    if name in OF_CONFIG:
+        if name == "semantics":
+            value = _member(_core.Semantics, name, value)
+        set_field(config, OF_CONFIG[name], value, name)
+        return
+    if name in ("scale", "exchanged"):
+        value = _member(getattr(_core, name.capitalize()), name, value)
+    elif name == "residual_dtype":
+        if not isinstance(value, torch.dtype) or value not in DTYPES:
+            raise InvalidArgument(
+                f"residual_dtype: must be torch.float32 or torch.bfloat16, got {value}"
+            )
+        value = DTYPES[value]
+    elif name == "freeze_step":
+        value = _freeze_step(value)
+    set_field(options, FIELDS.get(name, name), value, name)
+
+
+def _freeze_step(value: Any) -> int:
+    if value == "auto":
+        return int(_core.AUTO_FREEZE)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(
+            f"freeze_step: must be int or 'auto', got {value!r} of {type(value).__name__}"
+        )
+    if value == _core.AUTO_FREEZE:
+        raise InvalidArgument(f"freeze_step must be >= 1 or 'auto', got {value}")
+    return value
+
+
+def _member(kind: Any, name: str, value: Any) -> Any:
+    members = {member.name: member for member in kind}
+    if value not in members:
+        known = " or ".join(f"'{key}'" for key in members)
+        raise InvalidArgument(f"{name}: must be {known}, got {value!r}")
+    return members[value]
+
+
+def _get(holder: Any, path: str) -> Any:
+    for part in path.split("."):
+        holder = getattr(holder, part)
+    return holder
+
+
+def number_of(name: str, value: Any) -> float:
+    """Raises TypeError for what float() takes and nobody means: text, True."""
+    if not isinstance(value, (bool, str, bytes)):
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError):
+            pass
+    raise TypeError(f"{name}: must be a number, got {value!r}")
+
+
+def set_field(holder: Any, path: str, value: Any, name: str) -> None:
+    """Writes into a C++ struct. Raises TypeError naming the keyword."""
+    *outer, field = path.split(".")
+    for part in outer:
+        holder = getattr(holder, part)
+    now, cause = getattr(holder, field), None
+    if isinstance(now, bool) or not isinstance(value, bool):
+        try:
+            setattr(holder, field, value)
+            return
+        except (TypeError, RuntimeError, OverflowError) as error:
+            cause = error  # its text speaks of C++ types
+    wanted = "a number or None" if now is None else type(now).__name__
+    raise TypeError(
+        f"{name}: must be {wanted}, got {value!r} of {type(value).__name__}"
+    ) from cause

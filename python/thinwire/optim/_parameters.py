@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which parameters an optimizer takes, and what it says of those that it cannot."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import FailedPrecondition, InvalidArgument
+from ._options import DTYPES
+
+
+@dataclass(frozen=True)
+class Place:
+    """A parameter that is trained."""
+
+    name: str
+    tensor: torch.Tensor
+    group: int
+
+
+def all_parameters(groups: list[dict[str, Any]]) -> Iterator[Place]:
+    """Every parameter of every group, frozen ones and repetitions too."""
+    index = 0
+    for number, group in enumerate(groups):
+        names = group.get("param_names")
+        for k, tensor in enumerate(group["params"]):
+            name = names[k] if names else f"param.{index}"
+            yield Place(name, tensor, number)
+            index += 1
+
+
+def trainable(groups: list[dict[str, Any]]) -> list[Place]:
+    """The distinct parameters that require a gradient, in order.
+
+    Raises InvalidArgument naming the first that no optimizer of Thinwire's takes, and
+    FailedPrecondition if there is none.
+    """
+    seen: set[int] = set()
+    places: list[Place] = []
+    for place in all_parameters(groups):
+        if not place.tensor.requires_grad or id(place.tensor) in seen:
+            continue
+        seen.add(id(place.tensor))
+        _require_supported(place, places[0] if places else None)
+        places.append(place)
+    if not places:
+        raise FailedPrecondition(
+            "params: none of them requires a gradient, so there is nothing to train"
+        )
+    return places
+
+
+def refuse_module(params: Any) -> None:
+    """`params` was a model."""
+    if isinstance(params, torch.nn.Module):
+        raise InvalidArgument(
+            "params: must be parameters, got the module itself; give "
+            "model.parameters() or model.named_parameters()"
+        )
+
+
+def _require_supported(place: Place, first: Place | None) -> None:
+    tensor = place.tensor
+    what = _unsupported(tensor)
+    if what is None and first is not None:
+        if tensor.device != first.tensor.device:
+            what = f"is on {tensor.device}, '{first.name}' on {first.tensor.device}: all must be on one device"
+        elif tensor.dtype != first.tensor.dtype:
+            what = f"is {tensor.dtype}, '{first.name}' {first.tensor.dtype}: all must be of one dtype"
+    if what is not None:
+        raise InvalidArgument(f"parameter '{place.name}' {what}")
+
+
+def _unsupported(tensor: torch.Tensor) -> str | None:
+    if _is_dtensor(tensor):
+        return (
+            "is a DTensor: Thinwire shards with zero stage 1 or 2 itself; remove "
+            "fully_shard"
+        )
+    if getattr(tensor, "_is_fsdp_flattened", False) or hasattr(
+        tensor, "_unpadded_unsharded_size"
+    ):
+        return "belongs to FSDP: Thinwire shards with zero stage 1 or 2 itself; do not wrap the model"
+    if hasattr(tensor, "ds_id"):
+        return "is managed by DeepSpeed: make the model without deepspeed.zero.Init"
+    if tensor.is_meta:
+        return "is on the device meta and has no values: load or initialize it first"
+    if tensor.is_quantized:
+        return "is quantized: only floating-point parameters can be trained"
+    if tensor.layout != torch.strided:
+        return f"is sparse ({tensor.layout}): must be dense"
+    if tensor.is_complex():
+        return f"is complex ({tensor.dtype}): train torch.view_as_real of it"
+    if tensor.dtype not in DTYPES:
+        return f"is {tensor.dtype}: must be float32, float16 or bfloat16"
+    return None
+
+
+def _is_dtensor(tensor: torch.Tensor) -> bool:
+    # Whoever has made one has imported the module.
+    module = sys.modules.get("torch.distributed.tensor")
+    kind = getattr(module, "DTensor", None)
+    return kind is not None and isinstance(tensor, kind)

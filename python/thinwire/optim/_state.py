@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""state_dict() and load_state_dict(): torch's form, and what Thinwire adds to it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from ..errors import CorruptCheckpoint, FailedPrecondition, InvalidArgument
+from ._options import REFUSED, number_of
+from ._settings import same
+from ._torch_state import of_torch
+
+if TYPE_CHECKING:
+    from ._base import _Optimizer
+
+FORMAT = 1
+# What torch calls a parameter's state: arrays of one value per element, equal on all ranks
+# or this rank's own view of them. Residuals are not among them.
+PER_PARAMETER = (
+    *("exp_avg", "exp_avg_sq", "denominator", "exp_avg_sq_fresh"),
+    *("origin", "momentum_accumulator", "masters"),
+)
+ANY_RANKS = (
+    "thinwire.save and thinwire.load carry all of it over any number of ranks, "
+    "residuals too"
+)
+
+
+def complete(
+    optimizer: torch.optim.Optimizer, packed: dict[str, Any]
+) -> dict[str, Any]:
+    """Local, a hook after torch's state_dict(): adds every parameter's arrays, which are
+    views of one each, and the record "thinwire" with all the rest."""
+    optimizer = cast("_Optimizer", optimizer)
+    native = optimizer._made
+    optimizer._edits.take_in(is_collective=False)
+    record: dict[str, Any] = {"format": FORMAT}
+    if native.optimizer.steps_behind:
+        optimizer._notices.warn(
+            "behind",
+            "parameters differ from rank to rank now, and what is saved is of this rank: "
+            "call optimizer.synchronize() before, or save inside of "
+            "`with optimizer.evaluation():`",
+        )
+    state = tensors(native.optimizer.state_dict())
+    mine = _saved_ids(optimizer, packed["param_groups"])
+    step = optimizer._step_tensor.clone()
+    entries: dict[Hashable, dict[str, torch.Tensor]] = {
+        mine[id(place.tensor)]: {"step": step} for place in native.places
+    }
+    for name in [name for name in PER_PARAMETER if name in state]:
+        views = native.dense_views(state.pop(name))
+        for place, view in zip(native.places, views, strict=True):
+            entries[mine[id(place.tensor)]][name] = view
+    comm = optimizer._comm
+    record |= {"semantics": native.config.semantics.name}
+    record |= {"rank": comm.rank, "world_size": comm.size}
+    return packed | {"state": entries, "thinwire": record | state}
+
+
+def load(optimizer: _Optimizer, state_dict: Mapping[str, Any]) -> None:
+    """Local; as torch's load_state_dict(), but states keep their dtype."""
+    saved_state = dict(state_dict)
+    for before in optimizer._optimizer_load_state_dict_pre_hooks.values():
+        result = before(optimizer, saved_state)
+        if result is not None:
+            saved_state = result
+    _require_form(saved_state)
+    groups = deepcopy(saved_state["param_groups"])
+    _check_groups(optimizer, groups)
+    native = optimizer._made
+    if not native.optimizer.steps_behind:  # else the state has all that counts
+        optimizer._edits.take_in(is_collective=False)
+    state = saved_state.get("state", {})
+    record = saved_state.get("thinwire")
+    mine = _saved_ids(optimizer, groups)
+    if record is None and state:
+        native.optimizer.adopt(of_torch(optimizer, state, mine))
+        if any(g.get("weight_decay") and _is_coupled(g) for g in groups):
+            optimizer._notices.warn(
+                "coupled",
+                "the state is of torch.optim.Adam, which adds weight decay to the "
+                "gradient; here it is decoupled, as AdamW's, and acts otherwise",
+            )
+    elif record is None:
+        _require_fresh(native.optimizer.steps)
+    else:
+        _put(optimizer, _own(optimizer, record, state, mine))
+    _take_groups(optimizer, groups)
+    for after in optimizer._optimizer_load_state_dict_post_hooks.values():
+        after(optimizer)
+
+
+def tensors(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The native state with its arrays as tensors, without a copy."""
+    return {
+        key: value if isinstance(value, (int, float, str)) else from_dlpack(value)
+        for key, value in state.items()
+    }
+
+
+def _saved_ids(
+    optimizer: _Optimizer, saved_groups: list[dict[str, Any]]
+) -> dict[int, Hashable]:
+    """What a state calls each of the optimizer's parameters, by id()."""
+    ids: dict[int, Hashable] = {}
+    for group, saved in zip(optimizer.param_groups, saved_groups, strict=True):
+        for parameter, number in zip(group["params"], saved["params"], strict=True):
+            ids.setdefault(id(parameter), number)
+    return ids
+
+
+def _require_form(saved: Mapping[str, Any]) -> None:
+    """Raises CorruptCheckpoint unless every part is of the kind that it should be."""
+    parts: list[tuple[str, Any, type[Any]]]
+    parts = [("param_groups", saved.get("param_groups"), Sequence)]
+    parts += [(k, saved[k], Mapping) for k in ("state", "thinwire") if k in saved]
+    for name, value, kind in parts:
+        if not isinstance(value, kind):
+            raise CorruptCheckpoint(
+                f"the state's '{name}' must be a {kind.__name__.lower()}, got "
+                f"{type(value).__name__}"
+            )
+    for index, group in enumerate(saved["param_groups"]):
+        if not isinstance(group, Mapping) or "params" not in group:
+            raise CorruptCheckpoint(
+                f"param_groups[{index}] of the state must be a mapping with 'params', "
+                f"got {group!r:.60}"
+            )
+        for key in {"lr", "weight_decay"} & group.keys():
+            number_of(f"param_groups[{index}]['{key}'] of the state", group[key])
+    for name, entry in saved.get("state", {}).items():
+        if not isinstance(entry, Mapping):
+            raise CorruptCheckpoint(
+                f"the state of parameter {name!r} must be a mapping, got "
+                f"{type(entry).__name__}"
+            )
+        for key, value in entry.items():
+            if not isinstance(value, (torch.Tensor, int, float)):
+                raise CorruptCheckpoint(
+                    f"{key} of parameter {name!r} must be a tensor in the state, got "
+                    f"{type(value).__name__}"
+                )
+
+
+def _check_groups(optimizer: _Optimizer, saved_groups: list[dict[str, Any]]) -> None:
+    groups = optimizer.param_groups
+    if len(groups) != len(saved_groups):
+        raise ValueError(
+            "loaded state dict has a different number of parameter groups: "
+            f"{len(saved_groups)}, the optimizer {len(groups)}"
+        )
+    for number, (group, saved) in enumerate(zip(groups, saved_groups, strict=True)):
+        if len(group["params"]) != len(saved["params"]):
+            raise ValueError(
+                "loaded state dict contains a parameter group that doesn't match the "
+                f"size of optimizer's group {number}: {len(saved['params'])} "
+                f"parameters, the optimizer {len(group['params'])}"
+            )
+        for key in ("amsgrad", "maximize"):
+            if saved.get(key):
+                raise InvalidArgument(
+                    f"param_groups[{number}]['{key}'] of the state is set: {REFUSED[key]}"
+                )
+        for key, value in optimizer._settings.fixed(number).items():
+            if key in saved and not same(saved[key], value):
+                raise InvalidArgument(
+                    f"param_groups[{number}]['{key}'] of the state is {saved[key]!r}, "
+                    f"the optimizer's {value!r}: make the optimizer with the state's"
+                )
+
+
+def _take_groups(optimizer: _Optimizer, saved_groups: list[dict[str, Any]]) -> None:
+    native = optimizer._made.optimizer
+    for number, (group, saved) in enumerate(
+        zip(optimizer.param_groups, saved_groups, strict=True)
+    ):
+        fixed = optimizer._settings.fixed(number)
+        for key, value in saved.items():
+            if key != "params" and key not in REFUSED and key not in fixed:
+                group[key] = value
+    optimizer._settings.told(
+        [native.learning_rate(g) for g in range(len(optimizer.param_groups))]
+    )
+    optimizer._written()
+
+
+def _is_coupled(saved_group: Mapping[str, Any]) -> bool:
+    return saved_group.get("decoupled_weight_decay") is False
+
+
+def _require_fresh(steps: int) -> None:
+    if steps:
+        raise FailedPrecondition(
+            f"the state to load is empty, and this optimizer has taken {steps} steps: "
+            "make another one, which begins anew"
+        )
+
+
+def _own(
+    optimizer: _Optimizer,
+    record: Mapping[str, Any],
+    entries: Mapping[Hashable, Mapping[str, Any]],
+    ids: Mapping[int, Hashable],
+) -> dict[str, Any]:
+    """A state of Thinwire's in the native form."""
+    if record.get("format") != FORMAT:
+        raise CorruptCheckpoint(
+            f"the state's format is {record.get('format')!r}, this version reads {FORMAT}"
+        )
+    _require_ranks(record, optimizer._comm.rank, optimizer._comm.size)
+    # Where the native state says of which rank it is, it has these as well.
+    added = (
+        {"format"} if "residual_layout" in record else {"format", "rank", "world_size"}
+    )
+    state = {key: value for key, value in record.items() if key not in added}
+    native = optimizer._made
+    size, device = native.layout.size, native.memory.params.device
+    views: dict[str, list[torch.Tensor]] = {}
+    names = sorted({name for entry in entries.values() for name in entry} - {"step"})
+    for k, place in enumerate(native.places):
+        entry = entries.get(ids[id(place.tensor)])
+        if entry is None:
+            raise CorruptCheckpoint(f"the state lacks parameter '{place.name}'")
+        for name in names:
+            if name not in entry:
+                raise CorruptCheckpoint(
+                    f"the state lacks {name} of parameter '{place.name}'"
+                )
+            value = torch.as_tensor(entry[name])
+            if value.numel() != place.tensor.numel():
+                raise CorruptCheckpoint(
+                    f"{name} of parameter '{place.name}' has {value.numel()} elements "
+                    f"in the state, the parameter has {place.tensor.numel()}"
+                )
+            if name not in state:
+                state[name] = torch.zeros(size, dtype=value.dtype, device=device)
+                views[name] = native.dense_views(state[name])
+            views[name][k].copy_(value.reshape(place.tensor.shape))
+    return {
+        key: value.detach().to(device).contiguous()
+        if isinstance(value, torch.Tensor)
+        else value
+        for key, value in state.items()
+    }
+
+
+def _require_ranks(record: Mapping[str, Any], rank: int, size: int) -> None:
+    # Of exact optimizers all ranks have the same.
+    if "worker_error" not in record and "residual_layout" not in record:
+        return
+    if (record["rank"], record["world_size"]) != (rank, size):
+        raise CorruptCheckpoint(
+            f"the state is of rank {record['rank']} of {record['world_size']}, this is "
+            f"rank {rank} of {size}, and residuals belong to one rank: {ANY_RANKS}"
+        )
+
+
+def _put(optimizer: _Optimizer, state: dict[str, Any]) -> None:
+    native = optimizer._made
+    saved = str(state.get("optimizer", "")).removeprefix("deepspeed ")
+    if saved == native.config.optimizer_name():
+        native.optimizer.load_state_dict(state)
+    else:
+        native.optimizer.adopt(state)

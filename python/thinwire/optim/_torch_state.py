@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moments of torch.optim.Adam and AdamW, for an optimizer that begins with them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import _core
+from ..errors import CorruptCheckpoint, InvalidArgument
+
+if TYPE_CHECKING:
+    from ._base import _Optimizer
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def of_torch(
+    optimizer: _Optimizer,
+    entries: Mapping[Hashable, Mapping[str, Any]],
+    ids: Mapping[int, Hashable],
+) -> dict[str, Any]:
+    """What the native optimizer adopts: both moments and the step, in its exact stage.
+
+    A parameter without an entry, as one that never had a gradient, gets zeros. Raises
+    InvalidArgument where the state is of no Adam, CorruptCheckpoint where it does not fit.
+    """
+    rule = _rule(optimizer._options)
+    native = optimizer._made
+    size, device = native.layout.size, native.memory.params.device
+    state: dict[str, Any] = {name: torch.zeros(size, device=device) for name in MOMENTS}
+    views = {name: native.dense_views(state[name]) for name in MOMENTS}
+    steps: dict[int, str] = {}
+    for k, place in enumerate(native.places):
+        entry = entries.get(ids[id(place.tensor)])
+        if not entry:
+            continue
+        _require_adam(place.name, entry)
+        step = float(entry["step"])
+        if step < 0 or not step.is_integer():
+            raise CorruptCheckpoint(
+                f"step of parameter '{place.name}' must be a whole number >= 0 in the "
+                f"state, got {step:g}"
+            )
+        steps.setdefault(int(step), place.name)
+        for name in MOMENTS:
+            if entry[name].shape != place.tensor.shape:
+                raise CorruptCheckpoint(
+                    f"{name} of parameter '{place.name}' is of shape "
+                    f"{tuple(entry[name].shape)} in the state, the parameter of "
+                    f"{tuple(place.tensor.shape)}"
+                )
+            views[name][k].copy_(entry[name])
+    if len(steps) > 1:
+        told = ", ".join(f"'{name}' {step}" for step, name in steps.items())
+        raise InvalidArgument(
+            f"the state's parameters have taken different numbers of steps ({told}), "
+            "and this optimizer counts one for all"
+        )
+    groups = range(len(optimizer.param_groups))
+    rates = [native.optimizer.learning_rate(g) for g in groups]
+    state |= {"optimizer": rule, "step": next(iter(steps), 0), "skipped_steps": 0}
+    state["learning_rates"] = torch.tensor(rates, dtype=torch.float64)
+    if native.memory.params.dtype != torch.float32:
+        flat = [p.tensor.detach().reshape(-1) for p in native.places]
+        state["masters"] = torch.cat(flat).to(torch.float32)
+    return state
+
+
+def _rule(options: type[Any]) -> str:
+    if options is _core.ZeroOneAdamOptions:
+        raise InvalidArgument(
+            "0/1 Adam has no exact stage that could begin with the moments of another "
+            "optimizer: load the parameters only"
+        )
+    is_lamb = options in (_core.LambOptions, _core.OnebitLambOptions)
+    return "lamb" if is_lamb else "adam"
+
+
+def _require_adam(name: str, entry: Mapping[str, Any]) -> None:
+    if "denominator" in entry:
+        raise InvalidArgument(
+            f"the state of parameter '{name}' is of Thinwire's compressed stage, without "
+            "the record 'thinwire' that belongs to it, which holds residuals "
+            "(torch.distributed.checkpoint leaves it out): use thinwire.save and "
+            "thinwire.load"
+        )
+    if "max_exp_avg_sq" in entry:
+        raise InvalidArgument(
+            f"the state of parameter '{name}' has max_exp_avg_sq: of amsgrad, which "
+            "Thinwire does not have"
+        )
+    missing = [key for key in (*MOMENTS, "step") if key not in entry]
+    if missing:
+        raise InvalidArgument(
+            f"the state of parameter '{name}' lacks {missing[0]}: it is neither of "
+            "Thinwire nor of torch.optim.Adam or AdamW"
+        )
