@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small models and runs for the tests of Engine."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+import thinwire
+import torch
+from thinwire.comm import run_local_ranks
+
+MICRO = 4
+_ONE_AT_A_TIME = threading.Lock()
+
+
+class Net(torch.nn.Module):
+    """Parameters of awkward sizes, one without gradient on odd ranks, tied and frozen
+    ones, and buffers."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        with _ONE_AT_A_TIME:  # ranks are threads, and share the generator
+            torch.manual_seed(seed)
+            self._make()
+
+    def _make(self) -> None:
+        self.first = torch.nn.Linear(7, 33)
+        self.norm = torch.nn.BatchNorm1d(33)
+        self.second = torch.nn.Linear(33, 33)
+        self.third = torch.nn.Linear(33, 33)
+        self.third.weight = self.second.weight  # tied
+        self.last = torch.nn.Linear(33, 1)
+        self.sometimes = torch.nn.Parameter(torch.randn(1025) * 0.1)
+        self.frozen = torch.nn.Parameter(torch.randn(5), requires_grad=False)
+
+    def forward(self, x: torch.Tensor, uses_all: bool = True) -> torch.Tensor:
+        h = torch.tanh(self.norm(self.first(x)))
+        h = torch.tanh(self.third(torch.tanh(self.second(h))))
+        y = self.last(h).float().squeeze(-1) + self.frozen.float().sum()
+        return y + self.sometimes.float().mean() if uses_all else y
+
+
+def batch(
+    rank: int, step: int, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, ...]:
+    """Inputs and targets of one micro-batch; a rank's own."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(MICRO, 7, generator=generator)
+    return x.to(dtype), x.sum(1)
+
+
+def loss_of(
+    model: Any, rank: int, step: int, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Mean squared error; odd ranks leave a parameter out in every third step."""
+    x, y = batch(rank, step, dtype)
+    uses_all = rank % 2 == 0 or step % 3 != 0
+    return torch.nn.functional.mse_loss(model(x, uses_all), y)
+
+
+def config_of(**changes: Any) -> dict[str, Any]:
+    """A configuration as DeepSpeed's, with `changes` at the top."""
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": MICRO,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}},
+        "gradient_clipping": 1.0,
+    }
+    return copy.deepcopy(config | changes)
+
+
+ONEBIT = {"optimizer": {"type": "OneBitAdam", "params": {"lr": 0.01, "freeze_step": 3}}}
+FP16 = {"fp16": {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 4}}
+BF16 = {"bf16": {"enabled": True}}
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def zero(stage: int, offload: bool = False) -> dict[str, Any]:
+    """The section of a configuration."""
+    section: dict[str, Any] = {"stage": stage, "reduce_bucket_size": 500}
+    if offload:
+        section["offload_optimizer"] = {"device": "cpu"}
+    return {"zero_optimization": section}
+
+
+def make(comm: Any, config: Any, **arguments: Any) -> thinwire.Engine:
+    """Ranks start from parameters of their own: rank 0's count."""
+    arguments.setdefault("model", Net(seed=comm.rank))
+    engine, *_ = thinwire.initialize(config=config, process_group=comm, **arguments)
+    return engine
+
+
+def train(
+    engine: thinwire.Engine, steps: range, dtype: torch.dtype = torch.float32
+) -> None:
+    """Whole windows of accumulation."""
+    for step in steps:
+        for micro in range(engine.gradient_accumulation_steps()):
+            number = step * 10 + micro
+            engine.backward(loss_of(engine, engine.global_rank, number, dtype))
+            engine.step()
+
+
+def flat(model: torch.nn.Module) -> torch.Tensor:
+    """All parameters, as they are, in one array."""
+    return torch.cat([p.detach().reshape(-1).float() for p in model.parameters()])
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """NaN equals itself, and -0 is not 0."""
+    return a.shape == b.shape and torch.equal(
+        a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)
+    )
+
+
+@torch.no_grad()
+def send_others(model: Net, comm: Any) -> None:
+    """Buffers and frozen parameters, which optimizers know nothing of."""
+    for tensor in [*model.buffers(), model.frozen]:
+        values = tensor.detach().reshape(-1).to(torch.float64)
+        comm.broadcast(values, 0)
+        tensor.copy_(values.view(tensor.shape))
+
+
+def alone(fn: Any) -> None:
+    """The function on one rank."""
+    run_local_ranks(1, fn)

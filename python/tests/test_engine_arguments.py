@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What initialize() takes and refuses, and in which words."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import thinwire
+import torch
+from engines import (
+    BF16,
+    ONEBIT,
+    Net,
+    alone,
+    config_of,
+    flat,
+    loss_of,
+    make,
+    same_bits,
+    train,
+    zero,
+)
+from thinwire.comm import run_local_ranks
+from thinwire.config import read_config
+
+pytestmark = pytest.mark.quick
+
+
+def test_arguments_that_are_refused(tmp_path: Path) -> None:
+    net = Net()
+    other = torch.nn.Parameter(torch.zeros(3))
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"mpu": 1}, thinwire.Unavailable, "mpu: must be None"),
+        ({"mesh_param": (1, 2)}, thinwire.Unavailable, "mesh_param: must be None"),
+        ({"model": None}, thinwire.InvalidArgument, "model: must be a torch.nn.Module"),
+        ({"model": 3}, thinwire.InvalidArgument, "model: .* got int"),
+        ({"config": None}, thinwire.InvalidArgument, "config: must be a path"),
+        ({"config": 7}, TypeError, "config: must be a path, a dict or .* got int"),
+        (
+            {"config": tmp_path / "no.json"},
+            thinwire.InvalidArgument,
+            "cannot read the file .*no.json",
+        ),
+        (
+            {"config_params": {}},
+            thinwire.InvalidArgument,
+            "given once, got config and config_params",
+        ),
+        ({"config": config_of(lr=1)}, thinwire.InvalidArgument, "lr"),
+        (
+            {"config": {"a": object()}},
+            thinwire.InvalidArgument,
+            "its values must be JSON's",
+        ),
+        ({"config": config_of(**zero(3))}, thinwire.Error, "stage"),
+        (
+            {"config": config_of(**ONEBIT, **zero(1))},
+            thinwire.Error,
+            "ZeRO stage 1 with onebit_adam",
+        ),
+        (
+            {"model_parameters": [other]},
+            thinwire.InvalidArgument,
+            r"shape \(3,\) .* none of the model's",
+        ),
+        ({"model_parameters": net}, thinwire.InvalidArgument, "got the module itself"),
+        (
+            {"model_parameters": net.first.weight},
+            TypeError,
+            "an iterable of parameters",
+        ),
+        ({"model_parameters": [{"lr": 1}]}, TypeError, "a dict with 'params'"),
+        ({"model_parameters": [[1]]}, TypeError, "must be tensors, got list"),
+        ({"model_parameters": []}, thinwire.FailedPrecondition, "nothing to train"),
+        (
+            {"optimizer": torch.optim.SGD(net.parameters())},
+            thinwire.InvalidArgument,
+            "optimizer: torch.optim.*SGD is none that Thinwire has",
+        ),
+        (
+            {"optimizer": torch.optim.Adam(net.parameters(), amsgrad=True)},
+            thinwire.InvalidArgument,
+            "'amsgrad'",
+        ),
+        (
+            {
+                "training_data": list(range(8)),
+                "config": {"optimizer": {"type": "Adam"}},
+            },
+            thinwire.InvalidArgument,
+            "train_micro_batch_size_per_gpu",
+        ),
+    ]
+
+    def run(comm: Any) -> None:
+        before = {name: p.data_ptr() for name, p in net.named_parameters()}
+        for changes, kind, text in cases:
+            arguments = {"model": net, "config": config_of()} | changes
+            with pytest.raises(kind, match=text):
+                thinwire.initialize(**arguments, process_group=comm)
+            assert before == {
+                name: p.data_ptr() for name, p in net.named_parameters()
+            }, text
+        make(comm, config_of(), model=net).destroy()
+
+    alone(run)
+
+
+def test_a_refusal_on_one_rank_reaches_all() -> None:
+    def run(comm: Any) -> None:
+        config = config_of(gradient_clipping=-1.0) if comm.rank == 1 else config_of()
+        with pytest.raises(thinwire.InvalidArgument, match="gradient_clipping"):
+            make(comm, config)
+        model = Net()
+        if comm.rank == 0:
+            model.register_buffer("more", torch.zeros(2))
+        with pytest.raises(
+            thinwire.InvalidArgument, match="the module's buffers.*more"
+        ):
+            make(comm, config_of(), model=model)
+        train(make(comm, config_of()), range(1))
+
+    run_local_ranks(2, run)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"model": None}, "model: must be a torch.nn.Module, got None"),
+        ({"mpu": object()}, "mpu: must be None"),
+        ({"config": None}, "config: must be a path"),
+        ({"lr_scheduler": lambda optimizer: 1 / 0}, "division by zero"),
+        ({"lr_scheduler": "StepLR"}, "lr_scheduler: must have step.., .* got str"),
+        (
+            {"model_parameters": lambda: None},
+            "'function' object is not iterable|must be",
+        ),
+    ],
+)
+def test_what_one_rank_is_given_wrongly_all_refuse(
+    wrong: dict[str, Any], text: str
+) -> None:
+    def run(comm: Any) -> None:
+        model = Net()
+        arguments = {"model": model, "config": config_of(**BF16)}
+        if comm.rank == 1:
+            arguments |= wrong
+        elif "lr_scheduler" in wrong:
+            arguments["lr_scheduler"] = lambda optimizer: (
+                torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+            )
+        with pytest.raises(Exception, match=text) as refusal:
+            thinwire.initialize(**arguments, process_group=comm)
+        if comm.rank == 0:
+            assert isinstance(refusal.value, thinwire.InvalidArgument)
+            assert "rank 1 refused its arguments" in str(refusal.value)
+        assert all(p.dtype == torch.float32 for p in model.parameters())
+        make(comm, config_of()).destroy()
+
+    run_local_ranks(2, run)
+
+
+def test_a_wrapped_module_is_refused() -> None:
+    class Wrapped(torch.nn.parallel.DistributedDataParallel):
+        def __init__(self, module: torch.nn.Module) -> None:
+            torch.nn.Module.__init__(self)
+            self.module = module
+
+    def run(comm: Any) -> None:
+        for model, where in (
+            (Wrapped(Net()), "it is"),
+            (torch.nn.Sequential(Wrapped(Net())), "'0' in it is"),
+        ):
+            with pytest.raises(
+                thinwire.InvalidArgument,
+                match=f"model: {where} a DistributedDataParallel",
+            ):
+                make(comm, config_of(), model=model)
+
+    alone(run)
+
+
+def test_args_name_the_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(config_of()))
+    parser = thinwire.add_config_arguments(argparse.ArgumentParser())
+    parser.add_argument("--local_rank", type=int, default=-1)
+    args = parser.parse_args(
+        ["--deepspeed", "--deepspeed_config", str(path), "--local_rank=3"]
+    )
+    assert args.deepspeed
+
+    def run(comm: Any) -> None:
+        engine, *_ = thinwire.initialize(args, Net(), process_group=comm)
+        assert engine.local_rank == 3
+        assert engine.train_micro_batch_size_per_gpu() == 4
+        for source in (path, str(path), config_of(), read_config(path)[0]):
+            again, *_ = thinwire.initialize(
+                model=Net(), config=source, process_group=comm
+            )
+            assert again.gradient_clipping() == 1.0
+
+    alone(run)
+
+
+def test_notes_of_keys_are_logged_once_by_rank_0(caplog: Any) -> None:
+    caplog.set_level(logging.INFO, "thinwire")
+    run_local_ranks(2, lambda comm: make(comm, config_of(dump_state=True)).destroy())
+    assert caplog.text.count("dump_state: ignored") == 1
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_torchs_adam_becomes_ours(kind: Any, caplog: Any) -> None:
+    caplog.set_level(logging.INFO, "thinwire")
+
+    def run(comm: Any) -> None:
+        model, other = Net(seed=2), Net(seed=2)
+        settings = {"lr": 0.02, "betas": (0.8, 0.99), "eps": 1e-3, "weight_decay": 0.1}
+        torchs = kind(other.parameters(), **settings)
+        schedule = torch.optim.lr_scheduler.LambdaLR(torchs, lambda n: 1 / (n + 1))
+        engine, optimizer, _, found = thinwire.initialize(
+            model=other,
+            optimizer=torchs,
+            lr_scheduler=schedule,
+            config=config_of(gradient_clipping=0.0),
+            process_group=comm,
+        )
+        plain = kind(model.parameters(), **settings)
+        rates = torch.optim.lr_scheduler.LambdaLR(plain, lambda n: 1 / (n + 1))
+        assert found is schedule and optimizer.param_groups[0] is torchs.param_groups[0]
+        for step in range(4):
+            plain.zero_grad()
+            loss_of(model, 0, step).backward()
+            plain.step()
+            rates.step()
+            engine.backward(loss_of(engine, 0, step))
+            engine.step()
+            assert engine.get_lr() == rates.get_last_lr()
+        difference = (flat(engine.module) - flat(model)).abs().max().item()
+        assert difference < 1e-5
+        with pytest.raises(thinwire.FailedPrecondition, match="has made steps"):
+            make(comm, config_of(), model=model, optimizer=plain)
+
+    alone(run)
+    assert f"torch's {kind.__name__} becomes Thinwire's" in caplog.text
+
+
+def test_ours_and_callables_are_taken_over() -> None:
+    def run(comm: Any) -> None:
+        engines = []
+        for way in range(3):
+            model = Net(seed=4)
+            ours = lambda p: thinwire.OnebitAdam(
+                p, lr=0.01, freeze_step=3, process_group=comm
+            )
+            given = {
+                0: {"config": config_of(**ONEBIT)},
+                1: {"config": config_of(), "optimizer": ours(model.parameters())},
+                2: {"config": config_of(), "optimizer": ours},
+            }[way]
+            engine, *_ = thinwire.initialize(model=model, process_group=comm, **given)
+            train(engine, range(5))
+            assert engine.optimizer_name() == "onebit_adam"
+            assert engine.report.phase == "compressed"
+            engines.append(flat(engine.module))
+        assert same_bits(engines[0], engines[1])
+        assert same_bits(engines[0], engines[2])
+
+    run_local_ranks(2, run)
+
+
+def test_a_scheduler_of_another_optimizer_is_refused() -> None:
+    def run(comm: Any) -> None:
+        net = Net()
+        stranger = torch.optim.lr_scheduler.StepLR(
+            torch.optim.SGD(net.parameters(), 0.1), 1
+        )
+        with pytest.raises(thinwire.InvalidArgument, match="made of another optimizer"):
+            make(comm, config_of(**BF16), model=net, lr_scheduler=stranger)
+        assert net.first.weight.dtype == torch.float32  # nothing has changed
+
+    alone(run)

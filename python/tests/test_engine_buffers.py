@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buffers and evaluations of an Engine, and its end."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from typing import Any
+
+import pytest
+import thinwire
+import torch
+from engines import (
+    FP16,
+    Net,
+    alone,
+    config_of,
+    flat,
+    loss_of,
+    make,
+    same_bits,
+    train,
+    zero,
+)
+from thinwire.comm import run_local_ranks
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.mark.parametrize("how", ["broadcast", "average", "as_they_are"])
+def test_buffers(how: str) -> None:
+    def run(comm: Any) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+        model = Net()
+        with torch.no_grad():
+            model.norm.running_mean.fill_(comm.rank)
+            model.norm.num_batches_tracked.fill_(comm.rank + 5)
+        engine = make(comm, config_of(thinwire={"buffers": how}, **FP16), model=model)
+        start = model.norm.running_mean.clone()
+        assert start.dtype == torch.float16
+        train(engine, range(1), torch.float16)
+        own = model.norm.running_mean.clone()
+        with engine.evaluation():
+            assert not engine(torch.zeros(4, 7).half()).requires_grad
+            inside = model.norm.running_mean.clone()
+        train(engine, range(1, 2), torch.float16)
+        return (
+            [start, own, inside],
+            model.norm.num_batches_tracked,
+            model.norm.running_mean,
+        )
+
+    first, second = run_local_ranks(2, run)
+    start = {"broadcast": (0.0, 0.0), "average": (0.5, 0.5), "as_they_are": (0.0, 1.0)}[
+        how
+    ]
+    assert (first[0][0][0].item(), second[0][0][0].item()) == start
+    assert not torch.equal(first[0][1], second[0][1])
+    assert torch.equal(first[0][2], second[0][2]) == (how != "as_they_are")
+
+
+def test_evaluation_makes_parameters_equal() -> None:
+    section = {
+        "type": "ZeroOneAdam",
+        "params": {"lr": 0.01, "var_freeze_step": 1, "local_step_scaler": 1},
+    }
+
+    def run(comm: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        engine = make(comm, config_of(optimizer=section))
+        found = []
+        for step in range(8):
+            train(engine, range(step, step + 1))
+            before = flat(engine.module)
+            with engine.evaluation():
+                found.append((before, flat(engine.module)))
+                refused = pytest.raises(thinwire.FailedPrecondition, match="evaluation")
+                with refused, torch.enable_grad():
+                    engine.backward(loss_of(engine, comm.rank, step))
+        return found
+
+    ranks = run_local_ranks(2, run)
+    assert any(not torch.equal(a[0], b[0]) for a, b in zip(*ranks, strict=True))
+    assert all(same_bits(a[1], b[1]) for a, b in zip(*ranks, strict=True))
+
+
+def test_an_engine_goes_when_nobody_has_it() -> None:
+    def run(comm: Any) -> None:
+        model = Net()
+        engine = make(comm, config_of(**zero(2)), model=model)
+        train(engine, range(1))
+        gone = weakref.ref(engine)
+        values = flat(model)
+        del engine
+        gc.collect()
+        assert gone() is None
+        assert same_bits(flat(model), values)
+        loss_of(model, 0, 0).backward()  # hooks are harmless
+        again = make(comm, config_of(), model=model)
+        train(again, range(1))
+        again.destroy()
+        again.destroy()
+        for call in (
+            lambda: again.backward(loss_of(model, 0, 0)),
+            again.step,
+            lambda: again.mean(1),
+        ):
+            with pytest.raises(thinwire.FailedPrecondition, match="destroyed"):
+                call()
+
+    alone(run)
+
+
+def test_an_engine_of_another_process_refuses() -> None:
+    def run(comm: Any) -> None:
+        engine = make(comm, config_of())
+        engine._process -= 1  # as after os.fork()
+        with pytest.raises(thinwire.FailedPrecondition, match="that forked this one"):
+            engine.step()
+        engine.destroy()
+        engine._process += 1
+        train(engine, range(1))
+
+    alone(run)
+
+
+def test_an_engine_is_neither_copied_nor_pickled() -> None:
+    def run(comm: Any) -> None:
+        engine = make(comm, config_of())
+        for action in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="save_checkpoint"):
+                action(engine)
+
+    alone(run)

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""save_checkpoint() and load_checkpoint(), and the same by thinwire.save and load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import thinwire
+import torch
+from engines import (
+    BF16,
+    DTYPES,
+    FP16,
+    ONEBIT,
+    Net,
+    config_of,
+    flat,
+    make,
+    same_bits,
+    train,
+    zero,
+)
+from thinwire.comm import run_local_ranks
+
+LAMB = {"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.01, "freeze_step": 3}}}
+ZERO_ONE = {
+    "optimizer": {
+        "type": "ZeroOneAdam",
+        "params": {"lr": 0.01, "var_freeze_step": 2, "local_step_scaler": 2},
+    }
+}
+RUNS: dict[str, tuple[dict[str, Any], str]] = {
+    "adam": ({}, "fp32"),
+    "onebit_adam": (ONEBIT, "fp32"),
+    "onebit_adam_fp16": (ONEBIT | FP16, "fp16"),
+    "onebit_lamb_bf16": (LAMB | BF16, "bf16"),
+    "zero_one_adam": (ZERO_ONE, "fp32"),
+    "zero_1_fp16": (zero(1) | FP16, "fp16"),
+    "zero_2": (zero(2), "fp32"),
+    "zero_2_bf16_offload": (zero(2, offload=True) | BF16, "bf16"),
+}
+
+
+def others(module: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([b.double().reshape(-1) for b in module.buffers()])
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_resumed_run_has_the_bits_of_an_unbroken_one(
+    name: str, tmp_path: Path
+) -> None:
+    changes, precision = RUNS[name]
+    dtype = DTYPES[precision]
+    for stop in (2, 5):
+
+        def run(comm: Any, stop: int = stop) -> None:
+            whole = make(comm, config_of(**changes))
+            train(whole, range(stop), dtype)
+            assert whole.save_checkpoint(tmp_path, client_state={"epoch": stop})
+            train(whole, range(stop, 8), dtype)
+            resumed = make(comm, config_of(**changes))
+            train(resumed, range(3, 4), dtype)  # overwritten by what is loaded
+            path, client_state = resumed.load_checkpoint(tmp_path)
+            step = f"step-{whole.global_steps - 8 + stop - whole.skipped_steps:010d}"
+            assert path.startswith(str(tmp_path / f"global_step{stop}" / "step-")), step
+            assert client_state == {"epoch": stop}
+            assert resumed.global_steps == resumed.micro_steps == stop
+            assert resumed.global_samples == stop * resumed.train_batch_size()
+            train(resumed, range(stop, 8), dtype)
+            assert same_bits(flat(resumed.module), flat(whole.module))
+            assert resumed.loss_scale() == whole.loss_scale()
+            assert resumed.report.phase == whole.report.phase
+
+        run_local_ranks(2, run)
+
+
+def test_any_number_of_ranks_and_any_stage_goes_on(tmp_path: Path) -> None:
+    def ranks(n: int, sharding: dict[str, Any], tag: str | None) -> Any:
+        def run(comm: Any) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
+            engine = make(comm, config_of(**sharding))
+            notes: list[str] = []
+            if tag is not None:
+                notes = thinwire.load(tmp_path / tag, engine).notes
+            loaded = flat(engine.module)
+            train(engine, range(n, n + 3))
+            engine.save_checkpoint(tmp_path, f"by_{n}")
+            return loaded, flat(engine.module), notes
+
+        return run_local_ranks(n, run)
+
+    (_, two, _), _ = ranks(2, {}, None)
+    ((one_start, one, notes),) = ranks(1, zero(1), "by_2")
+    assert same_bits(one_start, two)
+    assert any("saved by 2 ranks" in note for note in notes)
+    three = ranks(3, zero(2), "by_1")
+    for start, end, _ in three:
+        assert same_bits(start, one)
+        assert same_bits(end, three[0][1])
+    assert (tmp_path / "latest").read_text() == "by_3"
+
+
+def test_residuals_go_to_other_ranks(tmp_path: Path) -> None:
+    def save(comm: Any) -> None:
+        engine = make(comm, config_of(**ONEBIT))
+        train(engine, range(6))
+        assert engine.report.phase == "compressed"
+        engine.save_checkpoint(tmp_path, "a")
+
+    def load(comm: Any) -> torch.Tensor:
+        engine = make(comm, config_of(**ONEBIT))
+        engine.load_checkpoint(tmp_path, "a")
+        train(engine, range(6, 9))
+        assert engine.report.phase == "compressed"
+        return flat(engine.module)
+
+    run_local_ranks(2, save)
+    found = run_local_ranks(3, load)
+    assert same_bits(found[0], found[2])
+
+
+def test_buffers_frozen_and_tied_parameters_come_back(tmp_path: Path) -> None:
+    def run(comm: Any) -> None:
+        engine = make(comm, config_of())
+        train(engine, range(3))
+        with torch.no_grad():
+            engine.module.frozen.add_(comm.rank + 1)
+        engine.save_checkpoint(tmp_path, "a")
+        rank_0s = torch.zeros_like(others(engine.module)) + others(engine.module)
+        comm.broadcast(rank_0s, 0)
+        frozen = engine.module.frozen.detach().clone()
+        comm.broadcast(frozen, 0)
+        again = make(comm, config_of())
+        again.load_checkpoint(tmp_path, "a")
+        assert same_bits(others(again.module), rank_0s)
+        assert same_bits(again.module.frozen.detach(), frozen)
+        assert again.module.third.weight is again.module.second.weight
+        assert again.module.norm.num_batches_tracked.item() == 3
+
+    run_local_ranks(2, run)
+    from safetensors import safe_open
+
+    (folder,) = (tmp_path / "a").glob("step-*")
+    with safe_open(str(folder / "model.safetensors"), "pt") as file:
+        names = set(file.keys())
+    expected = set(Net().state_dict()) - {"third.weight"}
+    assert names == expected
+
+
+def test_frozen_ones_are_left_out_on_request(tmp_path: Path) -> None:
+    def run(comm: Any) -> None:
+        engine = make(comm, config_of())
+        train(engine, range(1))
+        engine.save_checkpoint(tmp_path, "all")
+        engine.save_checkpoint(tmp_path, "less", exclude_frozen_parameters=True)
+
+    run_local_ranks(2, run)
+    from safetensors import safe_open
+
+    sizes = {}
+    for tag in ("all", "less"):
+        (folder,) = (tmp_path / tag).glob("step-*")
+        with safe_open(str(folder / "model.safetensors"), "pt") as file:
+            sizes[tag] = set(file.keys())
+    assert sizes["all"] - sizes["less"] >= {"frozen", "norm.running_mean"}
+
+
+def test_between_windows_only(tmp_path: Path) -> None:
+    def run(comm: Any) -> None:
+        engine = make(comm, config_of(gradient_accumulation_steps=2))
+        from engines import loss_of
+
+        engine.backward(loss_of(engine, comm.rank, 0))
+        engine.step()
+        with pytest.raises(thinwire.FailedPrecondition, match="inside a window"):
+            engine.save_checkpoint(tmp_path, "a")
+        with pytest.raises(thinwire.FailedPrecondition, match="inside a window"):
+            engine.load_module_state_dict(Net().state_dict())
+        engine.backward(loss_of(engine, comm.rank, 1))
+        engine.step()
+        engine.save_checkpoint(tmp_path, "a")
+
+    run_local_ranks(2, run)
+
+
+def test_weights_into_a_running_engine() -> None:
+    def run(comm: Any) -> None:
+        for changes, dtype in (
+            (BF16, torch.bfloat16),
+            (zero(2) | FP16, torch.float16),
+            ({}, None),
+        ):
+            engine = make(comm, config_of(**changes))
+            train(engine, range(2), dtype or torch.float32)
+            other = Net(seed=9).to(dtype or torch.float32)
+            engine.load_module_state_dict(other.state_dict())
+            assert same_bits(flat(engine.module), flat(other))
+            name = "first.weight"
+            master = torch.from_dlpack(engine._native.full_parameter(name))
+            assert torch.equal(master, other.first.weight.detach().float().view(-1))
+            train(engine, range(2, 3), dtype or torch.float32)
+            moved = (flat(engine.module) - flat(other)).abs().max()
+            assert 0 < moved < 0.2  # a step from there
+        with pytest.raises(thinwire.FailedPrecondition, match="assign=True"):
+            engine.load_state_dict(Net().state_dict(), assign=True)
+
+    run_local_ranks(2, run)

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learning rates, groups, data and the log of an Engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import thinwire
+import torch
+from engines import (
+    FP16,
+    ONEBIT,
+    Net,
+    config_of,
+    flat,
+    loss_of,
+    make,
+    same_bits,
+    send_others,
+    train,
+)
+from thinwire.comm import run_local_ranks
+
+
+@pytest.mark.parametrize("kind", ["group", "LambdaLR", "StepLR", "OneCycleLR"])
+def test_learning_rates_that_are_written_count(kind: str) -> None:
+    def schedule(optimizer: torch.optim.Optimizer) -> Any:
+        if kind == "LambdaLR":
+            return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: (n + 1) / 8)
+        if kind == "OneCycleLR":
+            return torch.optim.lr_scheduler.OneCycleLR(
+                optimizer, max_lr=0.1, total_steps=10, cycle_momentum=False
+            )
+        return torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+
+    def run(comm: Any) -> None:
+        model = Net(seed=comm.rank)
+        plain = thinwire.AdamW(model.parameters(), lr=0.01, process_group=comm)
+        section = {"type": "AdamW", "params": {"lr": 0.01}}
+        chosen = {} if kind == "group" else {"lr_scheduler": schedule}
+        engine = make(
+            comm, config_of(optimizer=section, gradient_clipping=0.0), **chosen
+        )
+        other = None if kind == "group" else schedule(plain)
+        send_others(model, comm)
+        for step in range(5):
+            if kind == "group":
+                rate = 0.01 * (step % 3)
+                engine.optimizer.param_groups[0]["lr"] = rate
+                plain.param_groups[0]["lr"] = rate
+            assert engine.get_lr() == [plain.param_groups[0]["lr"]]
+            used = engine.get_lr()[0]
+            plain.zero_grad()
+            loss_of(model, comm.rank, step).backward()
+            plain.step()
+            engine.backward(loss_of(engine, comm.rank, step))
+            engine.step()
+            assert engine.report.learning_rate == used
+            if other is not None:
+                other.step()
+            assert same_bits(flat(engine.module), flat(model))
+        plain.close()
+
+    run_local_ranks(2, run)
+
+
+def test_the_configurations_schedule_is_shown_and_taken() -> None:
+    scheduler = {
+        "type": "WarmupDecayLR",
+        "params": {
+            "total_num_steps": 8,
+            "warmup_num_steps": 4,
+            "warmup_type": "linear",
+        },
+    }
+
+    def run(comm: Any) -> None:
+        engine, optimizer, _, schedule = thinwire.initialize(
+            model=Net(), config=config_of(scheduler=scheduler), process_group=comm
+        )
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        for step in range(5):
+            shown = schedule.get_last_lr()
+            assert shown == engine.get_lr() == [optimizer.param_groups[0]["lr"]]
+            train(engine, range(step, step + 1))
+            assert engine.report.learning_rate == shown[0]
+        with pytest.raises(
+            thinwire.FailedPrecondition, match="remove lr_scheduler.step"
+        ):
+            schedule.step()
+        optimizer.param_groups[0]["lr"] = 0.5
+        train(engine, range(5, 7))
+        assert engine.report.learning_rate == 0.5
+        assert engine.get_lr() == [0.5]
+
+    run_local_ranks(1, run)
+
+
+@pytest.mark.parametrize("how", ["schedule", "by hand", "scheduler", "another rate"])
+def test_rates_go_on_from_a_state(how: str) -> None:
+    warmup = {
+        "type": "WarmupLR",
+        "params": {"warmup_num_steps": 20, "warmup_type": "linear"},
+    }
+    config = config_of(**({"scheduler": warmup} if how == "schedule" else {}))
+    arguments: dict[str, Any] = {}
+    if how == "scheduler":
+        arguments["lr_scheduler"] = lambda optimizer: (
+            torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        )
+
+    def run(comm: Any) -> None:
+        whole = make(comm, config, **arguments)
+        train(whole, range(3))
+        if how == "by hand":
+            whole.optimizer.param_groups[0]["lr"] = 0.03
+        if how == "another rate":
+            config["optimizer"]["params"]["lr"] = 0.5
+        resumed = make(comm, config, **arguments)
+        if how == "by hand":  # gone with the state
+            resumed.optimizer.param_groups[0]["lr"] = 0.7
+            train(resumed, range(1))
+        resumed.module.load_state_dict(whole.module.state_dict())
+        resumed.optimizer.load_state_dict(whole.optimizer.state_dict())
+        if how == "scheduler":
+            resumed.lr_scheduler.load_state_dict(whole.lr_scheduler.state_dict())
+        for step in range(3, 7):
+            assert resumed.get_lr() == whole.get_lr()
+            train(whole, range(step, step + 1))
+            train(resumed, range(step, step + 1))
+            assert resumed.report.learning_rate == whole.report.learning_rate
+        assert same_bits(flat(resumed.module), flat(whole.module))
+        state = whole.optimizer.state_dict()
+        state["param_groups"] *= 2
+        with pytest.raises(thinwire.InvalidArgument, match="2 groups of parameters"):
+            resumed.optimizer.load_state_dict(state)
+
+    run_local_ranks(1, run)
+
+
+def test_a_scheduler_that_the_script_steps(recwarn: Any) -> None:
+    def run(comm: Any) -> None:
+        engine = make(comm, config_of())
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(engine.optimizer, 0.5)
+        for step in range(2):
+            train(engine, range(step, step + 1))
+            scheduler.step()
+        assert engine.get_lr() == [0.0025]
+
+    run_local_ranks(1, run)
+    assert not [w for w in recwarn if "lr_scheduler.step()" in str(w.message)]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_checkpoint_puts_rates_back(told: bool, tmp_path: Any) -> None:
+    def run(comm: Any) -> None:
+        engine = make(comm, config_of())
+        train(engine, range(1))
+        engine.save_checkpoint(tmp_path)
+        engine.optimizer.param_groups[0]["lr"] = 0.5
+        if told:
+            train(engine, range(1, 2))
+        engine.load_checkpoint(tmp_path)
+        assert engine.get_lr() == [0.01]
+        train(engine, range(1, 2))
+        assert engine.report.learning_rate == 0.01
+
+    run_local_ranks(1, run)
+
+
+def test_groups_have_settings_of_their_own() -> None:
+    def groups(model: Net) -> list[dict[str, Any]]:
+        decayed = [p for n, p in model.named_parameters() if n.endswith("weight")]
+        rest = [p for n, p in model.named_parameters() if not n.endswith("weight")]
+        return [
+            {"params": decayed, "weight_decay": 0.1},
+            {"params": rest, "weight_decay": 0.0, "lr": 0.02},
+        ]
+
+    def run(comm: Any) -> None:
+        model = Net(seed=comm.rank)
+        plain = thinwire.OnebitAdam(
+            groups(model), lr=0.01, freeze_step=3, max_grad_norm=1.0, process_group=comm
+        )
+        send_others(model, comm)
+        other = Net(seed=comm.rank)
+        engine = make(
+            comm, config_of(**ONEBIT), model=other, model_parameters=groups(other)
+        )
+        assert [g["lr"] for g in engine.optimizer.param_groups] == [0.01, 0.02]
+        for step in range(6):
+            plain.zero_grad()
+            loss_of(model, comm.rank, step * 10).backward()
+            plain.step()
+        train(engine, range(6))
+        assert same_bits(flat(engine.module), flat(model))
+        plain.close()
+
+    run_local_ranks(2, run)
+
+
+def test_lines_of_the_log(caplog: Any) -> None:
+    caplog.set_level("INFO", "thinwire")
+
+    def run(comm: Any) -> None:
+        engine = make(comm, config_of(**ONEBIT, **FP16, steps_per_print=3))
+        for step in range(7):
+            loss = loss_of(engine, comm.rank, step, torch.float16)
+            infinite = step in (1, 2)
+            engine.backward(loss.half() * (float("inf") if infinite else 1))
+            engine.step()
+
+    run_local_ranks(2, run)
+    texts = [record.getMessage() for record in caplog.records]
+    assert texts.count("step=3, skipped=2, lr=[0.01], mom=[(0.9, 0.999)]") == 1
+    assert sum("was skipped on all ranks" in text for text in texts) == 1
+    assert (
+        sum("from now on ranks exchange momentum in one bit" in text for text in texts)
+        == 1
+    )
+    assert sum("the loss is float16 and is widened" in text for text in texts) == 1
+
+
+def test_parameters_that_are_not_given_stay(caplog: Any) -> None:
+    def run(comm: Any) -> None:
+        model = Net(seed=comm.rank)
+        given = [p for n, p in model.named_parameters() if not n.startswith("last")]
+        engine = make(comm, config_of(), model=model, model_parameters=given)
+        start = model.last.weight.detach().clone()
+        train(engine, range(2))
+        assert same_bits(model.last.weight.detach(), start)
+        comm.require_same("last", str(start.sum().item()))
+
+    run_local_ranks(2, run)
+    assert caplog.text.count("they are not trained: 'last.weight', 'last.bias'") == 1
+
+
+def test_training_data_are_shared_out() -> None:
+    def run(comm: Any) -> list[int]:
+        config = config_of(train_micro_batch_size_per_gpu=2)
+        _, _, loader, schedule = thinwire.initialize(
+            model=Net(),
+            config=config,
+            training_data=list(range(11)),
+            process_group=comm,
+        )
+        assert schedule is None
+        assert len(loader) == 3
+        return [int(x) for batch in loader for x in batch]
+
+    parts = run_local_ranks(2, run)
+    assert len(parts[0]) == len(parts[1]) == 5
+    assert len(set(parts[0] + parts[1])) == 10

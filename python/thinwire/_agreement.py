@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refusals that reach all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from . import _core
+from .optim._native import require_everywhere
+
+T = TypeVar("T")
+
+
+def agreed(comm: _core.Communicator, body: Callable[[], T]) -> T:
+    """Collective: body(), which is local, on every rank. What one rank refuses, all do, so
+    that none waits for another; the others raise InvalidArgument with its text."""
+    refusal: Exception | None = None
+    results: list[T] = []
+    try:
+        results.append(body())
+    except Exception as error:  # noqa: BLE001  whatever it is, others must not wait
+        refusal = error
+    require_everywhere(comm, refusal)
+    return results[0]

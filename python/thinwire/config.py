@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configurations: DeepSpeed's ds_config.json, a dict of the same form, or a Config."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from . import _core
+from ._log import logger
+from .errors import InvalidArgument
+
+Config = _core.Config
+
+Source = str | os.PathLike[str] | Mapping[str, Any] | _core.Config
+
+
+def read_config(
+    source: Source, *, without_schedule: bool = False
+) -> tuple[_core.Config, list[_core.KeyNote]]:
+    """Local: the configuration that `source` is or names, and what became of its keys.
+
+    Every key is supported, ignored or rejected; "auto" counts as absent, but for a
+    scheduler's numbers of steps. `without_schedule` leaves out the schedule of learning
+    rates, because the program has one of its own.
+
+    Raises InvalidArgument naming the file and the key, and TypeError for another kind of
+    source.
+    """
+    if isinstance(source, _core.Config):
+        return (_without_schedule if without_schedule else copy.copy)(source), []
+    if isinstance(source, Mapping):
+        name, tree = "", dict(source)
+        text = _to_text(tree)
+    elif isinstance(source, (str, os.PathLike)):
+        name = os.fspath(source)
+        text = _read(name)
+        tree = _tree(text)
+    else:
+        raise TypeError(
+            "config: must be a path, a dict or a thinwire.Config, got "
+            f"{type(source).__name__}"
+        )
+    if without_schedule and _drop_schedule(tree):
+        text = _to_text(tree)
+    try:
+        return _core.Config.from_json(text)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{name}: {error}" if name else str(error)) from None
+
+
+def log_notes(notes: list[_core.KeyNote]) -> None:
+    """Local: a line for every key that has no effect; for rank 0."""
+    for note in notes:
+        if not note.is_supported:
+            logger.info("configuration: %s", note)
+
+
+def has_schedule(config: _core.Config) -> bool:
+    """Whether learning rates change from step to step without the program."""
+    schedule = config.schedule
+    if not isinstance(schedule, _core.WarmupAndDecay):
+        return True
+    return schedule.decay != _core.Decay.none or schedule.warmup_steps > 0
+
+
+def _without_schedule(config: _core.Config) -> _core.Config:
+    plain = copy.copy(config)
+    plain.schedule = _core.WarmupAndDecay()
+    return plain
+
+
+def _drop_schedule(tree: dict[str, Any]) -> bool:
+    own = tree.get("thinwire")
+    found = tree.pop("scheduler", None) is not None
+    if isinstance(own, Mapping) and "schedule" in own:
+        tree["thinwire"] = {k: v for k, v in own.items() if k != "schedule"}
+        found = True
+    return found
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(
+            f"config: cannot read the file '{path}': {error}"
+        ) from None
+
+
+def _tree(text: str) -> dict[str, Any]:
+    # What is no object, or no JSON, is refused in from_json().
+    try:
+        tree = json.loads(text)
+    except json.JSONDecodeError:
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def _to_text(tree: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(tree, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"config: its values must be JSON's: {error}") from None

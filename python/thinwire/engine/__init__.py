@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSpeed's habit: initialize() makes an Engine, which runs backward and steps."""
+
+from ._engine import Engine
+from ._initialize import add_config_arguments, initialize
+from ._report import EngineReport
+
+__all__ = ["Engine", "EngineReport", "add_config_arguments", "initialize"]

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all parts of an Engine share."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from .. import _core
+from .._writes import Marks
+from ..errors import FailedPrecondition
+from ._buffers import ModuleBuffers
+from ._hooks import FOREIGN, Link
+from ._memory import EngineMemory
+from ._optimizer import EngineOptimizer
+from ._others import ModuleOthers
+from ._progress import Progress
+from ._report import EngineReport
+
+_INSIDE = (
+    "parameters were changed inside a window of accumulation, which step() would undo: "
+    "what is to change them comes after step() at a boundary"
+)
+_BETWEEN_EXCHANGES = (
+    "parameters were changed between local steps of 0/1 Adam, when ranks differ, and the "
+    "next exchange would undo it: change them inside `with engine.evaluation():`, or by "
+    "engine.load_module_state_dict()"
+)
+
+
+class EngineBase(torch.nn.Module):
+    """Members of an Engine, and the checks that come before its calls."""
+
+    module: torch.nn.Module
+    optimizer: EngineOptimizer
+    lr_scheduler: Any
+    training_dataloader: DataLoader[Any] | None
+    report: EngineReport | None
+    """What the last step() did; None before the first."""
+    device: torch.device
+    global_rank: int
+    local_rank: int
+    world_size: int
+    dp_world_size: int
+    global_steps: int
+    """Windows of accumulation that were completed, skipped steps too."""
+    micro_steps: int
+    """Calls of step()."""
+    global_samples: int
+
+    _process: int
+    _comm: _core.Communicator
+    _config: _core.Config
+    _native: _core.Engine
+    _batch: tuple[int, int, int]
+    _memory: EngineMemory
+    _marks: Marks | None
+    """Of parameters that a step would make of something else; None: it does not."""
+    _is_behind: bool
+    """Ranks differ, by local steps since the last exchange."""
+    _link: Link
+    _others: ModuleOthers
+    _buffers_of_module: ModuleBuffers
+    _progress: Progress
+    _left_out: set[str]
+    _own_scheduler: bool
+    _backwards: int
+    """Since the last boundary."""
+    _close: weakref.finalize[..., Any]
+
+    @property
+    def _made(self) -> _core.Engine:
+        if os.getpid() != self._process:
+            raise FailedPrecondition(
+                "this engine belongs to the process that forked this one: use it there"
+            )
+        if not self._close.alive:
+            raise FailedPrecondition("this engine is destroyed: make another one")
+        return self._native
+
+    def _require_same_parameters(self, at_start: bool) -> None:
+        if self._link.has_foreign_gradients:
+            raise FailedPrecondition(FOREIGN)
+        self._memory.home()
+        self._memory.require_gradients(at_start)
+        if at_start:
+            self._require_same_objects()
+        self._take_in_edits()
+
+    def _take_in_edits(self) -> None:
+        """Local: what was written into parameters since the last step counts.
+
+        Raises FailedPrecondition inside a window, and where ranks differ.
+        """
+        if self._marks is None or not self._marks.have_changed():
+            return
+        if self._backwards:
+            self._comm.give_up(_INSIDE)  # other ranks may be in this step already
+            raise FailedPrecondition(_INSIDE)
+        if self._is_behind:
+            raise FailedPrecondition(_BETWEEN_EXCHANGES)
+        self._native.read_masters()
+        self._marks.remember()
+
+    def _written(self, is_behind: bool) -> None:
+        """Parameters have new values of the engine's own."""
+        self._memory.note_written()
+        self._is_behind = is_behind
+        if self._marks is not None:
+            self._marks.remember()
+
+    def _require_same_objects(self) -> None:
+        """Raises FailedPrecondition naming a parameter that came or went."""
+        trained = {
+            id(p): n for p, n in zip(self._memory.parameters, self._memory.names)
+        }
+        for name, parameter in self.module.named_parameters():
+            if not parameter.requires_grad or name in self._left_out:
+                continue
+            if trained.pop(id(parameter), None) is None:
+                raise FailedPrecondition(
+                    f"parameter '{name}' was added or unfrozen after the engine was made, "
+                    "or replaced (load_state_dict with assign=True): make a new one"
+                )
+        if trained:
+            name = next(iter(trained.values()))
+            raise FailedPrecondition(
+                f"parameter '{name}' was frozen or removed after the engine was made: "
+                "make a new one"
+            )

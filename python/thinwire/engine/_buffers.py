@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a module carries along without training it, as running statistics."""
+
+from __future__ import annotations
+
+import torch
+
+from .. import _core
+
+
+class ModuleBuffers:
+    """Dense buffers on the CPU; of those that several names share the first one counts."""
+
+    def __init__(self, module: torch.nn.Module, comm: _core.Communicator) -> None:
+        """Collective. Raises InvalidArgument on all ranks if they have buffers of other
+        names, types or shapes."""
+        self._comm = comm
+        self._buffers: list[tuple[torch.nn.Module, str]] = []
+        lines, seen = [], set()
+        for path, owner in module.named_modules():
+            for name, buffer in owner.named_buffers(path, recurse=False):
+                if id(buffer) in seen or not _is_dense(buffer):
+                    continue
+                seen.add(id(buffer))
+                lines.append(f"{name} {buffer.dtype} {tuple(buffer.shape)}\n")
+                self._buffers.append((owner, name.rsplit(".", 1)[-1]))
+        comm.require_same("the module's buffers", "".join(lines))
+
+    def convert(self, dtype: torch.dtype) -> None:
+        """Local: floating ones become `dtype`."""
+        for buffer in self._tensors():
+            if buffer.is_floating_point() and buffer.dtype != dtype:
+                buffer.data = buffer.detach().to(dtype)
+
+    @torch.no_grad()
+    def make_equal(self, how: _core.Buffers) -> None:
+        """Collective, where there are any, but for as_they_are. Integers, flags and
+        complex numbers are rank 0's in any case; means are formed in float64, in the
+        order of ranks."""
+        if self._comm.size == 1 or how == _core.Buffers.as_they_are:
+            return
+        buffers = [b for b in self._tensors() if b.numel() > 0]
+        averages = how == _core.Buffers.average
+        averaged = [b for b in buffers if averages and b.is_floating_point()]
+        sent = [b for b in buffers if not (averages and b.is_floating_point())]
+        self._broadcast(sent)
+        self._average(averaged)
+
+    @torch.no_grad()
+    def send_frozen(self, module: torch.nn.Module, trained: list[torch.Tensor]) -> None:
+        """Collective: parameters that are not trained become rank 0's.
+
+        Raises InvalidArgument on all ranks if they differ in names, types or shapes.
+        """
+        known = {id(tensor) for tensor in trained}
+        frozen = {
+            name: parameter.detach()
+            for name, parameter in module.named_parameters()
+            if id(parameter) not in known and _is_dense(parameter)
+        }
+        self._comm.require_same(
+            "the module's frozen parameters",
+            "".join(f"{n} {p.dtype} {tuple(p.shape)}\n" for n, p in frozen.items()),
+        )
+        if self._comm.size > 1:
+            self._broadcast([p for p in frozen.values() if p.numel() > 0])
+
+    def _tensors(self) -> list[torch.Tensor]:
+        # By name: to() and assignments put other tensors in their place.
+        found = [getattr(owner, name) for owner, name in self._buffers]
+        return [b for b in found if isinstance(b, torch.Tensor) and _is_dense(b)]
+
+    def _broadcast(self, buffers: list[torch.Tensor]) -> None:
+        if not buffers:
+            return
+        parts = [b.contiguous().view(-1).view(torch.uint8) for b in buffers]
+        everything = torch.cat(parts)
+        self._comm.broadcast(everything, 0)
+        at = 0
+        for buffer, part in zip(buffers, parts, strict=True):
+            values = everything[at : at + part.numel()].clone()
+            buffer.copy_(values.view(buffer.dtype).view(buffer.shape))
+            at += part.numel()
+
+    def _average(self, buffers: list[torch.Tensor]) -> None:
+        if not buffers:
+            return
+        everything = torch.cat([b.reshape(-1).to(torch.float64) for b in buffers])
+        self._comm.all_reduce(everything, mean=True)
+        at = 0
+        for buffer in buffers:
+            buffer.copy_(everything[at : at + buffer.numel()].view(buffer.shape))
+            at += buffer.numel()
+
+
+def _is_dense(buffer: torch.Tensor) -> bool:
+    return buffer.device.type == "cpu" and buffer.layout == torch.strided

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an Engine comes to be: all that can be refused comes first, on all ranks alike."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _core
+from .._agreement import agreed
+from ..config import Source, log_notes, read_config
+from ..errors import InvalidArgument
+from ..optim._parameters import Place
+from ._buffers import ModuleBuffers
+from ._convert import take_over
+from ._data import require_shareable
+from ._groups import Groups, groups_of, left_out, tell_groups, trainable, warn_of
+from ._memory import TYPES, EngineMemory
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for, in the C++ side's terms."""
+
+    config: _core.Config
+    groups: Groups
+    places: list[Place]
+    left_out: list[str]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an Engine drives."""
+
+    core: _core.Engine
+    memory: EngineMemory
+    layout: _core.Layout
+    buffers: ModuleBuffers
+
+
+def make_plan(
+    comm: _core.Communicator,
+    model: Any,
+    source: Source | Callable[[], Source],
+    optimizer: Any,
+    model_parameters: Any,
+    training_data: Any,
+    has_scheduler: bool,
+) -> Plan:
+    """Collective. Nothing of the model has changed when it raises, on whichever rank:
+    InvalidArgument, TypeError, FailedPrecondition or Unavailable as Config.validate."""
+
+    def plan() -> Plan:
+        found = _plan(comm, model, source, optimizer, model_parameters, has_scheduler)
+        if training_data is not None:
+            require_shareable(training_data, found.config.batch(comm.size)[1])
+        return found
+
+    return agreed(comm, plan)
+
+
+def _plan(
+    comm: _core.Communicator,
+    model: Any,
+    source: Source | Callable[[], Source],
+    optimizer: Any,
+    model_parameters: Any,
+    has_scheduler: bool,
+) -> Plan:
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidArgument(
+            f"model: must be a torch.nn.Module, got {type(model).__name__}"
+        )
+    _refuse_wrapped(model)
+    source = source() if callable(source) else source
+    config, notes = read_config(source, without_schedule=has_scheduler)
+    if comm.rank == 0:
+        log_notes(notes)
+    config = copy.copy(config)
+    if optimizer is None:
+        groups = groups_of(model, model_parameters)
+    else:
+        given = model.parameters() if model_parameters is None else model_parameters
+        groups = take_over(optimizer, given, config, comm.rank)
+        groups_of(model, groups)
+    places = trainable(groups)
+    tell_groups(config, groups, places)
+    config.validate(comm.size)
+    names = left_out(model, places)
+    if comm.rank == 0:
+        warn_of(names)
+    return Plan(config, groups, places, names)
+
+
+def _refuse_wrapped(model: torch.nn.Module) -> None:
+    # Its reducer would write its averages into the gradients that an engine sends.
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+            where = f"'{name}' in it" if name else "it"
+            raise InvalidArgument(
+                f"model: {where} is a DistributedDataParallel, which averages gradients "
+                "as the engine does: give the module inside, model.module"
+            )
+
+
+def make_parts(comm: _core.Communicator, model: torch.nn.Module, plan: Plan) -> Parts:
+    """Collective: the native engine, and the module's parameters as views of its memory,
+    with rank 0's values, frozen ones too; buffers as the configuration says.
+
+    Raises InvalidArgument on all ranks where they differ; nothing has changed then.
+    """
+    config, places = plan.config, plan.places
+    dtype = TYPES[config.precision.dtype]
+    layout = _core.Layout(
+        [(p.name, tuple(p.tensor.shape), p.group) for p in places], len(plan.groups)
+    )
+    buffers = ModuleBuffers(model, comm)
+    tensors = [place.tensor for place in places]
+    keeps = _core.keeps_gradients(config, comm.size)
+    memory = EngineMemory(tensors, layout, dtype, keeps)
+    initial = None
+    if dtype != torch.float32:  # masters are made of what was not rounded yet
+        initial = torch.cat([t.detach().reshape(-1).to(torch.float32) for t in tensors])
+    grads = memory.grads if keeps else None
+    core = _core.Engine(comm, layout, config, memory.params, grads, initial)
+    buffers.send_frozen(model, tensors)
+    memory.give_homes()
+    memory.note_written()
+    if dtype != torch.float32:
+        _convert_frozen(model, tensors, dtype)
+        buffers.convert(dtype)
+    buffers.make_equal(config.buffers)
+    return Parts(core, memory, layout, buffers)
+
+
+def _convert_frozen(
+    model: torch.nn.Module, trained: list[torch.Tensor], dtype: torch.dtype
+) -> None:
+    # They meet activations of 16 bits.
+    known = {id(tensor) for tensor in trained}
+    for parameter in model.parameters():
+        if id(parameter) not in known and parameter.is_floating_point():
+            parameter.grad = None
+            parameter.data = parameter.detach().to(dtype)

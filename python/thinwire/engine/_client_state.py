@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a program gives to save_checkpoint(), as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .. import _core
+from ..checkpoint import OWN_NAMES
+from ..errors import InvalidArgument
+
+CLIENT_STATE = OWN_NAMES + "client_state"
+
+# Members of DeepSpeed's own checkpoints.
+RESERVED = frozenset(
+    (
+        "module",
+        "buffer_names",
+        "optimizer",
+        "param_shapes",
+        "frozen_param_shapes",
+        "frozen_param_fragments",
+        "shared_params",
+        "lr_scheduler",
+        "data_sampler",
+        "random_ltd",
+        "sparse_tensor_module_names",
+        "skipped_steps",
+        "global_steps",
+        "global_samples",
+        "dp_world_size",
+        "mp_world_size",
+        "ds_config",
+        "ds_version",
+    )
+)
+
+
+def to_text(client_state: Mapping[str, Any]) -> str:
+    """Raises KeyError for reserved names, and InvalidArgument naming what JSON cannot
+    say."""
+    taken = sorted(name for name in client_state if name in RESERVED)
+    if taken:
+        raise KeyError(
+            f"client_state: {', '.join(taken)}: reserved for the engine's own state"
+        )
+    _require_plain(client_state, "client_state")
+    return json.dumps(client_state)
+
+
+def from_text(report: _core.LoadReport) -> dict[str, Any]:
+    """What was saved; empty where there was none."""
+    text = report.common.get(CLIENT_STATE)
+    state: dict[str, Any] = {} if text is None else json.loads(text)
+    return state
+
+
+def _require_plain(value: Any, path: str) -> None:
+    if isinstance(value, Mapping):
+        for name, member in value.items():
+            if not isinstance(name, str):
+                raise InvalidArgument(f"{path}: names must be text, got {name!r}")
+            _require_plain(member, f"{path}['{name}']")
+    elif isinstance(value, (list, tuple)):
+        for number, member in enumerate(value):
+            _require_plain(member, f"{path}[{number}]")
+    elif not isinstance(value, (str, int, float, bool, type(None))):
+        raise InvalidArgument(
+            f"{path}: must be what JSON can say, got {type(value).__name__}; tensors go "
+            "into `extra` of thinwire.save"
+        )

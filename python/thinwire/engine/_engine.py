@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Engine: a module, its optimizer, its schedule and its communication in one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from .. import _core, _log
+from .._agreement import agreed
+from .._writes import Marks
+from ..comm import communicator_for
+from ..config import Source, has_schedule
+from ..errors import CommFailure, FailedPrecondition, InvalidArgument
+from ..optim._lifetime import closing
+from ._build import make_parts, make_plan
+from ._data import make_loader
+from ._edits import undoes_edits
+from ._hooks import Link
+from ._inquiries import Inquiries
+from ._modules import ModuleParts
+from ._optimizer import EngineOptimizer
+from ._others import ModuleOthers
+from ._progress import Progress
+from ._report import EngineReport
+from ._saving import Saving
+from ._schedule import ConfigSchedule
+from ._unavailable import NotHere
+
+
+class Engine(NotHere, Inquiries, Saving, ModuleParts):
+    """Trains a module by a configuration; initialize() makes it.
+
+        loss = engine(batch)
+        engine.backward(loss)
+        engine.step()
+
+    Gradients are averaged while backward computes others. The module's trainable
+    parameters become views of flat memory in the configuration's precision; where that
+    is 16 bits, other floating parameters and buffers become it too. Gradients are the
+    engine's to zero. What the engine does not have itself is looked up in `module`.
+
+    Collective: the constructor, backward(), step() at boundaries, mean(), evaluation(),
+    save_checkpoint(), load_checkpoint(); with ZeRO load_module_state_dict() as well.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        config: Source | Callable[[], Source],
+        *,
+        optimizer: Any = None,
+        model_parameters: Any = None,
+        training_data: Dataset[Any] | None = None,
+        lr_scheduler: Any = None,
+        collate_fn: Callable[..., Any] | None = None,
+        process_group: Any = None,
+        local_rank: int | None = None,
+    ) -> None:
+        """Collective; initialize() says what the arguments are."""
+        super().__init__()
+        self._process = os.getpid()
+        owns_comm = not isinstance(process_group, _core.Communicator)
+        self._comm = comm = communicator_for(process_group)
+        try:
+            plan = make_plan(
+                comm,
+                model,
+                config,
+                optimizer,
+                model_parameters,
+                training_data,
+                lr_scheduler is not None,
+            )
+            self._config = plan.config
+            self.optimizer = EngineOptimizer(self, plan.groups)
+            agreed(comm, lambda: self._set_scheduler(lr_scheduler, optimizer))
+            parts = make_parts(comm, model, plan)
+        except BaseException:
+            if owns_comm:
+                comm.close()
+            raise
+        self.module = model
+        self._layout = parts.layout
+        self._native, self._memory, self._buffers_of_module = (
+            parts.core,
+            parts.memory,
+            parts.buffers,
+        )
+        self._left_out = set(plan.left_out)
+        self._close = closing(self, parts.core, *((comm,) if owns_comm else ()))
+        self._batch = plan.config.batch(comm.size)
+        memory = parts.memory
+        self._marks = Marks(memory.params) if undoes_edits(plan.config) else None
+        self._is_behind = False
+        self._link = Link(parts.core, memory.parameters, memory.names)
+        self._link.releases = not memory.keeps_gradients
+        self._others = ModuleOthers(model, memory.parameters, memory.names, comm.rank)
+        parts.core.set_others(self._others.describe)
+        self._set_numbers(local_rank)
+        self.training_dataloader = None
+        if training_data is not None:
+            self.training_dataloader = self.deepspeed_io(
+                training_data, collate_fn=collate_fn
+            )
+        _log.forward(comm)
+
+    def _set_numbers(self, local_rank: int | None) -> None:
+        self.global_steps = 0
+        self.micro_steps = 0
+        self.global_samples = 0
+        self.global_rank = self._comm.rank
+        self.world_size = self.dp_world_size = self._comm.size
+        from_launcher = os.environ.get("LOCAL_RANK", str(self.global_rank))
+        given = -1 if local_rank is None else local_rank
+        self.local_rank = given if given >= 0 else int(from_launcher)
+        self.device = torch.device("cpu")
+        self.report = None
+        self._progress = Progress(self._comm, self._config.steps_per_print)
+        self._backwards = 0  # since the last boundary
+
+    def _set_scheduler(self, lr_scheduler: Any, given: Any) -> None:
+        self._own_scheduler = lr_scheduler is not None
+        self.lr_scheduler = None
+        if lr_scheduler is not None:
+            if not hasattr(lr_scheduler, "step") and callable(lr_scheduler):
+                lr_scheduler = lr_scheduler(self.optimizer)
+            if not callable(getattr(lr_scheduler, "step", None)):
+                raise InvalidArgument(
+                    "lr_scheduler: must have step(), as torch's, or be a callable that "
+                    f"makes one, got {type(lr_scheduler).__name__}"
+                )
+            self._require_known(getattr(lr_scheduler, "optimizer", None), given)
+            self.lr_scheduler = lr_scheduler
+        elif has_schedule(self._config):
+            self.lr_scheduler = ConfigSchedule(self.optimizer)
+            self.optimizer.show_rates(self._config, 0)
+
+    def _require_known(self, of_scheduler: Any, given: Any) -> None:
+        groups = getattr(of_scheduler, "param_groups", None)
+        own = self.optimizer.param_groups
+        if groups is None or (
+            len(groups) == len(own)
+            and all(a is b for a, b in zip(groups, own, strict=True))
+        ):
+            return
+        raise InvalidArgument(
+            "lr_scheduler: it is made of another optimizer than the one given; give both, "
+            "or a callable that makes it: lambda optimizer: LambdaLR(optimizer, ...)"
+        )
+
+    # ---- one step
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Local: the module's."""
+        return self.module(*args, **kwargs)
+
+    def backward(
+        self,
+        loss: torch.Tensor,
+        retain_graph: bool = False,
+        scale_wrt_gas: bool = True,
+    ) -> torch.Tensor:
+        """Computes and collects the gradients of `loss`, a scalar. It is multiplied by
+        the loss scale and, unless `scale_wrt_gas` is False, divided by
+        gradient_accumulation_steps; returned is the loss so divided, without the scale.
+
+        Exact averages begin while it runs, so other ranks may be waited for. A loss of
+        16 bits is widened, with a note once: its own rounding is in it already.
+
+        Raises InvalidArgument for what is no such loss; FailedPrecondition naming a
+        parameter or gradient that was replaced, or after a backward of the loss itself.
+        What a hook or function raises comes out as it is; where gradients have been sent
+        by then, as the cause of a CommFailure, and the other ranks hear of it.
+        """
+        loss = self._widened(loss)
+        self._require_same_parameters(at_start=self._backwards == 0)
+        core, link = self._made, self._link
+        factor = core.loss_factor if scale_wrt_gas else core.loss_scale
+        core.begin_backward()
+        link.in_backward = True
+        try:
+            torch.autograd.backward(loss * factor, retain_graph=retain_graph)
+        except BaseException as error:
+            link.in_backward = False
+            self._cancel_backward(error)
+            raise
+        link.in_backward = False
+        self._backwards += 1
+        core.end_backward()
+        steps = self.gradient_accumulation_steps() if scale_wrt_gas else 1
+        return loss.detach() / steps
+
+    def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
+        """At a boundary collective: updates parameters, sets gradients to 0, and where
+        the step was applied advances the scheduler (by `lr_kwargs`); else local, and
+        nothing happens. `report` says what was done.
+
+        Raises FailedPrecondition without a backward since the last one, and where
+        gradients or parameters were changed after it; NonFinite where the loss scale is
+        at its minimum; CommFailure where a rank was lost, after which only destroy() is
+        of use.
+        """
+        core = self._made
+        if self._backwards:
+            self._require_same_parameters(at_start=False)
+        self.optimizer.tell_rates(core)
+        native = core.step()
+        self.report = EngineReport.of(native)
+        self.micro_steps += 1
+        if native.at_boundary:
+            self._at_boundary(native.applied, lr_kwargs or {})
+
+    def _at_boundary(self, applied: bool, lr_kwargs: dict[str, Any]) -> None:
+        self._backwards = 0
+        self.global_steps += 1
+        self.global_samples += self.train_batch_size()
+        assert self.report is not None
+        self._written(is_behind=self.report.phase == "local")
+        # Schedulers of torch look whether a step came before theirs.
+        for holder in (self.optimizer, getattr(self.lr_scheduler, "optimizer", None)):
+            if holder is not None:
+                setattr(holder, "_opt_called", True)  # noqa: B010
+        if self._own_scheduler and applied:
+            self.lr_scheduler.step(**lr_kwargs)
+        self.optimizer.show_rates(self._config, self._native.steps)
+        assert self.report is not None
+        self._progress.after(
+            self.report,
+            self.global_steps,
+            self.skipped_steps,
+            self.get_lr(),
+            self.get_mom(),
+        )
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that were skipped on all ranks, because a gradient was not finite."""
+        return self._native.skipped_steps
+
+    def mean(self, value: float | torch.Tensor) -> float:
+        """Collective: the mean of the ranks' values, a loss or an accuracy."""
+        if isinstance(value, torch.Tensor) and value.numel() != 1:
+            raise InvalidArgument(
+                f"mean: value must be a tensor of one element, got {value.numel()}"
+            )
+        return self._made.mean(float(value))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Local: nothing, because step() has set gradients to 0; here for scripts that
+        call it.
+
+        Raises FailedPrecondition inside a window of accumulation.
+        """
+        if self._backwards:
+            raise FailedPrecondition(
+                f"zero_grad: the gradients of {self._backwards} backward(s) would be "
+                "lost; engine.step() sets gradients to 0: remove that call"
+            )
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Local: within it backwards are summed and step() does nothing."""
+        self.set_gradient_accumulation_boundary(False)
+        try:
+            yield
+        finally:
+            self.set_gradient_accumulation_boundary(None)
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
+        """Local, before backward: True or False is what counts until this is called
+        again; None: gradient_accumulation_steps decides."""
+        self._made.set_accumulation_boundary(is_boundary)
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Collective: within it parameters and, as the configuration says, buffers are
+        equal on all ranks, nothing is recorded for a backward, and there is no step.
+
+        Between local steps of 0/1 Adam this is an exchange beside those of its schedule:
+        training goes on from what it gives, and so otherwise than without it."""
+        core = self._made
+        self._memory.home()
+        self._take_in_edits()
+        core.begin_evaluation()
+        try:
+            self._written(is_behind=False)
+            self._buffers_of_module.make_equal(self._config.buffers)
+            with torch.no_grad():
+                yield
+        finally:
+            core.end_evaluation()
+
+    # ---- data, end
+
+    def deepspeed_io(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int | None = None,
+        route: str = "train",
+        pin_memory: bool = False,
+        data_sampler: Sampler[Any] | None = None,
+        collate_fn: Callable[..., Any] | None = None,
+        num_local_io_workers: int = 0,
+    ) -> DataLoader[Any]:
+        """Local: this rank's share of `dataset` in batches, train_micro_batch_size_per_gpu
+        unless `batch_size` says otherwise; shuffled alike in every epoch, unless
+        `loader.sampler.set_epoch()` is called, and with another route than "train" not."""
+        size = (
+            self.train_micro_batch_size_per_gpu() if batch_size is None else batch_size
+        )
+        return make_loader(
+            dataset,
+            batch_size=size,
+            rank=self.global_rank,
+            world_size=self.world_size,
+            shuffle=route == "train",
+            sampler=data_sampler,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            num_workers=num_local_io_workers,
+        )
+
+    def destroy(self) -> None:
+        """Local, idempotent: ends what communicates. The module keeps its parameters."""
+        if os.getpid() == self._process:
+            self._link.remove()
+            self._close()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            "Engine cannot be copied or pickled, it holds connections; save_checkpoint() "
+            "writes its state, and module.state_dict() has the weights"
+        )
+
+    # ---- checks
+
+    def _widened(self, loss: torch.Tensor) -> torch.Tensor:
+        if not isinstance(loss, torch.Tensor):
+            raise TypeError(f"loss must be a tensor, got {type(loss).__name__}")
+        if loss.numel() != 1 or not loss.is_floating_point():
+            raise InvalidArgument(
+                f"loss must be a scalar of floating point, got {loss.dtype} of "
+                f"{loss.numel()} elements"
+            )
+        if not loss.requires_grad:
+            raise InvalidArgument("loss must be computed from the module's parameters")
+        if loss.dtype in (torch.float16, torch.bfloat16):
+            self._progress.note_narrow_loss(loss.dtype)
+            return loss.float()
+        return loss
+
+    def _cancel_backward(self, error: BaseException) -> None:
+        self._backwards = 0
+        try:
+            self._made.cancel_backward(f"{type(error).__name__}: {error}")
+        except CommFailure as lost:
+            if not isinstance(error, CommFailure):
+                raise lost from error

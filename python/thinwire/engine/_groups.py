@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of parameters: as initialize() is given them, and as the C++ side is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .. import _core
+from .._log import logger
+from ..errors import FailedPrecondition, InvalidArgument
+from ..optim import _native, _parameters
+from ..optim._parameters import Place
+
+Groups = list[dict[str, Any]]
+
+_KINDS: dict[type[Any], type[Any]] = {
+    _core.AdamOptions: _core.AdamGroup,
+    _core.LambOptions: _core.LambGroup,
+    _core.OnebitAdamOptions: _core.OnebitAdamGroup,
+    _core.OnebitLambOptions: _core.OnebitLambGroup,
+    _core.ZeroOneAdamOptions: _core.MaskedGroup,
+}
+_GROUP_KEYS = ("lr", "betas", "eps", "weight_decay", *_native.FIXED_KEYS)
+
+
+def groups_of(model: torch.nn.Module, model_parameters: Any) -> Groups:
+    """Local: groups of the model's parameters, from tensors, (name, tensor) pairs or
+    dicts as torch.optim takes them; None: all that the model has.
+
+    Raises InvalidArgument and TypeError naming what is none of the model's.
+    """
+    if model_parameters is None:
+        model_parameters = model.parameters()
+    _parameters.refuse_module(model_parameters)
+    if isinstance(model_parameters, (torch.Tensor, dict)):
+        raise TypeError(
+            "model_parameters: must be an iterable of parameters or of groups, got one "
+            f"{type(model_parameters).__name__}"
+        )
+    given = list(model_parameters)
+    if not given or not isinstance(given[0], dict):
+        given = [{"params": given}]
+    names = {id(p): name for name, p in model.named_parameters()}
+    for number, group in enumerate(given):
+        if not isinstance(group, dict) or "params" not in group:
+            raise TypeError(
+                f"model_parameters[{number}]: must be a dict with 'params', as the others"
+            )
+        tensors = _tensors(group["params"])
+        for tensor in tensors:
+            if id(tensor) not in names:
+                raise InvalidArgument(
+                    f"model_parameters: a parameter of shape {tuple(tensor.shape)} in "
+                    f"group {number} is none of the model's"
+                )
+        group["params"] = tensors
+        group["param_names"] = [names[id(tensor)] for tensor in tensors]
+    return given
+
+
+def trainable(groups: Groups) -> list[Place]:
+    """The distinct parameters that require a gradient, in the order of their groups.
+
+    Raises InvalidArgument naming one that an engine cannot train, and
+    FailedPrecondition if there is none.
+    """
+    seen: set[int] = set()
+    places: list[Place] = []
+    for place in _parameters.all_parameters(groups):
+        if not place.tensor.requires_grad or id(place.tensor) in seen:
+            continue
+        seen.add(id(place.tensor))
+        _parameters._require_supported(place, None)
+        if place.tensor.device.type != "cpu":
+            raise InvalidArgument(
+                f"parameter '{place.name}' is on {place.tensor.device}: an engine trains "
+                "on the CPU; for other devices use thinwire.OnebitAdam and the like"
+            )
+        places.append(place)
+    if not places:
+        raise FailedPrecondition(
+            "model: no parameter requires a gradient, so there is nothing to train"
+        )
+    return places
+
+
+def left_out(model: torch.nn.Module, places: list[Place]) -> list[str]:
+    """Names of the model's trainable parameters that nobody trains."""
+    trained = {id(place.tensor) for place in places}
+    return [
+        name
+        for name, p in model.named_parameters()
+        if p.requires_grad and id(p) not in trained
+    ]
+
+
+def defaults_of(options: _core.Options) -> dict[str, Any]:
+    """What groups have that say nothing else."""
+    return {
+        "lr": options.learning_rate,
+        "betas": (options.beta1, options.beta2),
+        "eps": options.epsilon,
+        "weight_decay": options.weight_decay,
+    }
+
+
+def tell_groups(config: _core.Config, groups: Groups, places: list[Place]) -> None:
+    """Local: writes the groups' settings into the configuration's optimizer.
+
+    Raises InvalidArgument naming the group and the key.
+    """
+    options = config.optimizer
+    if len(options.groups) > 0:
+        raise InvalidArgument(
+            "config.optimizer.groups: must be empty; give groups of parameters by "
+            "model_parameters"
+        )
+    plain = len(groups) == 1 and not any(key in groups[0] for key in _GROUP_KEYS)
+    defaults = defaults_of(options)
+    for group in groups:
+        for key, value in defaults.items():
+            group.setdefault(key, value)
+    if not plain:
+        kind = _KINDS[type(options)]
+        options.groups = [
+            _native._group(kind(), number, group, places)
+            for number, group in enumerate(groups)
+        ]
+        config.optimizer = options
+
+
+def warn_of(names: list[str]) -> None:
+    """A line about parameters that nobody trains."""
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        logger.warning(
+            "not in model_parameters, so they are not trained: %s%s",
+            ", ".join(f"'{name}'" for name in names[:3]),
+            more,
+        )
+
+
+def _tensors(params: Any) -> list[torch.Tensor]:
+    if isinstance(params, torch.Tensor):
+        return [params]
+    if not isinstance(params, Iterable):
+        raise TypeError(
+            f"model_parameters: 'params' must be tensors, got {type(params).__name__}"
+        )
+    tensors = []
+    for item in params:
+        tensor = item[1] if isinstance(item, tuple) and len(item) == 2 else item
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(
+                f"model_parameters: must be tensors, got {type(tensor).__name__}"
+            )
+        tensors.append(tensor)
+    return tensors

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients on their way from autograd to the native engine."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .. import _core
+from ..errors import InvalidArgument
+
+FOREIGN = (
+    "gradients were computed by a backward() that is not the engine's, without its loss "
+    "scale: call engine.backward(loss) instead of loss.backward(), and make a new engine; "
+    "where a loss of another model leads through this one, freeze this one for that "
+    "loss with requires_grad_(False), or detach() what it is given"
+)
+
+
+class Link:
+    """What the hooks of tensors know; tensors may outlive the engine."""
+
+    def __init__(
+        self, core: _core.Engine, tensors: Sequence[torch.Tensor], names: Sequence[str]
+    ) -> None:
+        self.core = core
+        self.releases = False
+        """Gradients are handed over and dropped, instead of staying in place."""
+        self.in_backward = False
+        self.has_foreign_gradients = False
+        self._handles: list[Any] = []
+        own = weakref.ref(self)
+        for index, tensor in enumerate(tensors):
+            self._handles += [
+                tensor.register_post_accumulate_grad_hook(_hand_over(own, index)),
+                tensor.register_hook(_require_dense(own, names[index])),
+            ]
+
+    def take(self, index: int, parameter: torch.Tensor) -> None:
+        """The gradient of a parameter is complete for this backward."""
+        if not self.in_backward:
+            self.has_foreign_gradients = True
+        elif self.releases:
+            gradient = parameter.grad
+            parameter.grad = None
+            if gradient is not None and gradient.numel() > 0:
+                self.core.gradient_ready(index, gradient.detach().reshape(-1))
+        else:
+            self.core.gradient_ready(index)
+
+    def remove(self) -> None:
+        """Takes the hooks off the tensors."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def _hand_over(link: weakref.ref[Link], index: int) -> Callable[[torch.Tensor], None]:
+    def hook(parameter: torch.Tensor) -> None:
+        engine = link()
+        if engine is not None:
+            engine.take(index, parameter)
+
+    return hook
+
+
+def _require_dense(
+    link: weakref.ref[Link], name: str
+) -> Callable[[torch.Tensor], None]:
+    # Autograd would add a sparse gradient to a dense one without a word.
+    def hook(gradient: torch.Tensor) -> None:
+        if gradient.layout != torch.strided and link() is not None:
+            raise InvalidArgument(
+                f"parameter '{name}': its gradient must be dense, got a sparse one; make "
+                "the layer with sparse=False"
+            )
+
+    return hook

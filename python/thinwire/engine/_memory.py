@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A module's trainable parameters in one array, and their gradients in another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .. import _core
+from .._memory import FlatMemory
+from ..errors import FailedPrecondition
+
+TYPES = {
+    _core.DType.float32: torch.float32,
+    _core.DType.float16: torch.float16,
+    _core.DType.bfloat16: torch.bfloat16,
+}
+
+
+class EngineMemory(FlatMemory):
+    """FlatMemory in the configuration's precision, and with or without gradients."""
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        layout: _core.Layout,
+        dtype: torch.dtype,
+        keeps_gradients: bool,
+    ) -> None:
+        """Local: copies values, rounded to `dtype`; the parameters stay as they are until
+        give_homes(). Without `keeps_gradients` there is no array of them."""
+        self.parameters = list(parameters)
+        self.names = layout.names
+        self._offsets = layout.offsets
+        self.keeps_gradients = keeps_gradients
+        self.params = torch.zeros(layout.size, dtype=dtype)
+        self.grads = torch.zeros(layout.size if keeps_gradients else 0, dtype=dtype)
+        self._values = self.views(self.params)
+        self._gradients = self.views(self.grads) if keeps_gradients else []
+        for parameter, view in zip(self.parameters, self._values, strict=True):
+            view.copy_(parameter.detach())
+
+    def give_homes(self) -> None:
+        """The first time: parameters and gradients become views of the arrays."""
+        for parameter in self.parameters:
+            parameter.grad = None  # may be of another dtype
+        super().give_homes()
+        self.require_gradients(at_start=True)
+
+    def require_gradients(self, at_start: bool) -> None:
+        """Every gradient is a view of its place; at the start of a window, where all are
+        0, it becomes one.
+
+        Raises FailedPrecondition naming a gradient that is gone or was replaced.
+        """
+        if not self.keeps_gradients:
+            self._require_none()
+            return
+        for k, (parameter, view) in enumerate(
+            zip(self.parameters, self._gradients, strict=True)
+        ):
+            gradient = parameter.grad
+            if (
+                gradient is not None
+                and gradient.data_ptr() == view.data_ptr()
+                and gradient.is_contiguous()
+            ):
+                continue
+            if at_start:
+                parameter.grad = view.view(view.shape)
+                continue
+            self._refuse(k, gradient is None)
+
+    def _refuse(self, k: int, is_gone: bool) -> None:
+        what = "is gone" if is_gone else "was replaced"
+        raise FailedPrecondition(
+            f"gradient of '{self.names[k]}' {what} inside of a window of accumulation: "
+            "zero_grad() of the module or of another optimizer does that. "
+            "engine.step() sets gradients to 0: remove that call"
+        )
+
+    def _require_none(self) -> None:
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            if parameter.grad is not None:
+                raise FailedPrecondition(
+                    f"gradient of '{name}' was set after the engine was made: with "
+                    "this configuration gradients are handed over and released during "
+                    "backward()"
+                )

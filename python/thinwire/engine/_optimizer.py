@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`engine.optimizer`: groups for schedules and logs; the engine itself makes steps."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from .. import _core
+from ..config import has_schedule
+from ..errors import FailedPrecondition, InvalidArgument
+from ..optim._settings import Settings
+from ..optim._state import tensors
+from ._edits import may_be_behind
+from ._groups import Groups, defaults_of
+
+# In states: the rates of groups that do not follow a schedule, else NaN.
+_BY_HAND = "engine_learning_rates"
+
+if TYPE_CHECKING:
+    from ._engine import Engine
+
+
+class EngineOptimizer(torch.optim.Optimizer):
+    """A torch.optim.Optimizer of which param_groups count: a learning rate that is
+    written there is that of the next step, and of all later ones. step() is the
+    engine's."""
+
+    def __init__(self, engine: Engine, groups: Groups) -> None:
+        """Local: `groups` are shared with whoever made them."""
+        self._engine = weakref.ref(engine)
+        self._is_made = False
+        config: _core.Config = engine._config
+        super().__init__(groups, defaults_of(config.optimizer))
+        self._is_made = True
+        self._settings = Settings(self.param_groups)
+        self._bases = [float(group["lr"]) for group in self.param_groups]
+        self._decays = [float(group["weight_decay"]) for group in self.param_groups]
+        self._by_hand: set[int] = set()
+        self._seen = list(self._bases)
+        step = torch.zeros(())
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["step"] = step
+        self._step_tensor = step
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises FailedPrecondition: an engine's parameters are those of its making."""
+        if self._is_made:
+            raise FailedPrecondition(
+                "add_param_group: an engine's parameters are those that it was made with; "
+                "make a new engine"
+            )
+        super().add_param_group(param_group)
+
+    def step(self, closure: Any = None) -> NoReturn:
+        """Raises FailedPrecondition: engine.step() makes steps."""
+        raise FailedPrecondition(
+            "engine.step() updates the parameters: remove optimizer.step()"
+        )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As Engine.zero_grad()."""
+        self._made.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Local; with ZeRO this rank's part. For files use Engine.save_checkpoint()."""
+        engine = self._made
+        core = engine._native
+        engine._memory.home()
+        engine._take_in_edits()
+        self.tell_rates(core)
+        groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in self.param_groups
+        ]
+        return {
+            "state": {},
+            "param_groups": groups,
+            "thinwire": tensors(core.state_dict()),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Collective with ZeRO: what state_dict() gave on the same rank of as many. The
+        configuration's schedule goes on from the state's number of steps, but for groups
+        whose rate was written; without a schedule rates are those of the state.
+
+        Raises InvalidArgument for another optimizer's, CorruptCheckpoint for what does
+        not fit.
+        """
+        if "thinwire" not in state_dict:
+            raise InvalidArgument(
+                "state_dict: it is of another optimizer; an engine takes its own, and "
+                "checkpoints of thinwire.save"
+            )
+        saved = state_dict["param_groups"]
+        if len(saved) != len(self.param_groups):
+            raise InvalidArgument(
+                f"state_dict: it has {len(saved)} groups of parameters, the engine "
+                f"{len(self.param_groups)}"
+            )
+        rates = [float(group["lr"]) for group in saved]
+        engine = self._made
+        core, state = engine._native, dict(state_dict["thinwire"])
+        engine._memory.home()
+        core.load_state_dict(state)
+        engine._written(may_be_behind(engine._config, core.phase))
+        self._take_rates(rates, state.get(_BY_HAND))
+        self.show_rates(engine._config, core.steps)
+
+    def _take_rates(self, rates: list[float], by_hand: torch.Tensor | None) -> None:
+        # Else the next step would take the state's rates as written by hand.
+        follows_schedule = has_schedule(self._made._config)
+        self._by_hand.clear()
+        self._seen = list(rates if follows_schedule else self._bases)
+        for number, group in enumerate(self.param_groups):
+            if by_hand is not None and not bool(by_hand[number].isnan()):
+                self._by_hand.add(number)
+                self._seen[number] = float(by_hand[number])
+            _set_rate(group, rates[number])
+
+    @property
+    def loss_scale(self) -> float:
+        """What the next loss is multiplied by."""
+        return self._made.loss_scale()
+
+    cur_scale = loss_scale
+
+    @property
+    def overflow(self) -> bool:
+        """The last step was skipped, because a gradient was not finite."""
+        report = self._made.report
+        return report is not None and report.at_boundary and not report.applied
+
+    # ---- the engine's side
+
+    def tell_rates(self, core: _core.Engine) -> None:
+        """Local, before a step: what was written since the last one.
+
+        Raises FailedPrecondition naming a setting that cannot change.
+        """
+        for number, group in enumerate(self.param_groups):
+            self._settings.require_fixed(number, group)
+            if float(group["weight_decay"]) != self._decays[number]:
+                raise FailedPrecondition(
+                    f"param_groups[{number}]['weight_decay'] was {self._decays[number]} "
+                    f"when the engine was made and is {group['weight_decay']} now, which "
+                    "an engine cannot follow; thinwire.OnebitAdam and the like can"
+                )
+        for number, group in enumerate(self.param_groups):
+            rate = float(group["lr"])
+            if rate != self._seen[number]:
+                core.set_learning_rate(rate, number)
+                self._seen[number] = rate
+                self._by_hand.add(number)
+
+    def show_rates(self, config: _core.Config, steps: int) -> None:
+        """Local: groups get the rates of the next step, as the configuration has them,
+        unless somebody has written others."""
+        self._step_tensor.fill_(steps)
+        for number, group in enumerate(self.param_groups):
+            is_written = float(group["lr"]) != self._seen[number]
+            if number not in self._by_hand and not is_written:
+                rate = config.schedule.rate(self._bases[number], steps)
+                self._seen[number] = rate
+                _set_rate(group, rate)
+
+    def loaded(self, core: _core.Engine, scalars: dict[str, Any]) -> None:
+        """Local: a checkpoint was loaded, with these rates set by hand."""
+        self._by_hand.clear()
+        if not self._made._own_scheduler:  # else its first rates are written there
+            self._seen = [float(group["lr"]) for group in self.param_groups]
+        for number, group in enumerate(self.param_groups):
+            if f"learning_rate/{number}" in scalars:
+                self._by_hand.add(number)
+                self._seen[number] = core.learning_rate(number)
+                _set_rate(group, self._seen[number])
+
+    @property
+    def _made(self) -> Engine:
+        engine = self._engine()
+        if engine is None:
+            raise FailedPrecondition(
+                "this optimizer's engine is no more: make a new one"
+            )
+        return engine
+
+
+def _set_rate(group: dict[str, Any], rate: float) -> None:
+    if isinstance(group["lr"], torch.Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lines of the log that an Engine writes on rank 0."""
+
+from __future__ import annotations
+
+import torch
+
+from .. import _core
+from .._log import logger
+from ..optim._notices import Notices
+from ._report import EngineReport
+
+
+class Progress:
+    """A line every steps_per_print steps, and what optimizers say once."""
+
+    def __init__(self, comm: _core.Communicator, steps_per_print: int) -> None:
+        self._speaks = comm.rank == 0
+        self._every = steps_per_print
+        self._notices = Notices(comm)
+        self._noted_loss = False
+
+    def after(
+        self,
+        report: EngineReport,
+        global_steps: int,
+        skipped: int,
+        rates: list[float],
+        betas: list[tuple[float, float]],
+    ) -> None:
+        """After a step at a boundary."""
+        self._notices.after_step(report, report.steps)
+        if self._speaks and self._every and global_steps % self._every == 0:
+            logger.info(
+                "step=%d, skipped=%d, lr=%s, mom=%s",
+                global_steps,
+                skipped,
+                rates,
+                betas,
+            )
+
+    def note_narrow_loss(self, dtype: torch.dtype) -> None:
+        """Once: the loss has 16 bits."""
+        if self._speaks and not self._noted_loss:
+            logger.info(
+                "the loss is %s and is widened to float32 before it is scaled; compute it "
+                "from logits.float(), which keeps its small differences",
+                str(dtype).removeprefix("torch."),
+            )
+        self._noted_loss = True

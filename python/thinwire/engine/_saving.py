@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of an Engine, in DeepSpeed's words."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from .. import _core, _log
+from .._agreement import agreed
+from ..checkpoint import (
+    LoadReport,
+    extras_of,
+    finish_load,
+    load_options,
+    save_options,
+)
+from ..errors import Unavailable
+from ._client_state import CLIENT_STATE, from_text, to_text
+from ._counters import pack, restore
+from ._edits import may_be_behind
+from ._modules import ModuleParts
+from ._tags import names_in, read_latest, require_tag, write_latest
+
+
+class Saving(ModuleParts):
+    """save_checkpoint(), load_checkpoint() and save_16bit_model() of Engine."""
+
+    def save_checkpoint(
+        self,
+        save_dir: str | os.PathLike[str],
+        tag: str | None = None,
+        client_state: Mapping[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Collective: saves under a name, done on return; returns True.
+
+        SAVE_DIR/<tag>/ is a directory of Thinwire's checkpoints with one step-<steps> in
+        it; a later one of the same tag takes its place. SAVE_DIR/latest has the tag, as
+        DeepSpeed's, where `save_latest`. Any number of ranks can load it.
+
+        tag: a file name; None: global_step<N>. The same on all ranks.
+        client_state: what JSON can say, tuples become lists; rank 0's counts.
+        exclude_frozen_parameters: frozen parameters and buffers are left out.
+
+        Raises, on all ranks, KeyError for a name that DeepSpeed's checkpoints use
+        themselves, InvalidArgument for what JSON cannot say or tags that differ,
+        Unavailable where it cannot be written, FailedPrecondition inside a window of
+        accumulation.
+        """
+        tag = f"global_step{self.global_steps}" if tag is None else str(tag)
+
+        def checked() -> str:
+            require_tag(tag)
+            return to_text(client_state or {})
+
+        text = agreed(self._comm, checked)
+        self._comm.require_same("save_checkpoint: tag", tag)
+        text = self._comm.gather_texts(text)[0]
+        root = os.path.join(os.fspath(save_dir), tag)
+        options = save_options({"frozen": not exclude_frozen_parameters})
+        common, own = extras_of(None, None)
+        self._save(root, ({**common, CLIENT_STATE: text}, own), options)
+        self._native.retain(root, 1)
+        if save_latest:
+            self._on_rank_0(lambda: write_latest(save_dir, tag))
+        return True
+
+    def load_checkpoint(
+        self,
+        load_dir: str | os.PathLike[str],
+        tag: str | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: Callable[..., Any] | None = None,
+    ) -> tuple[str | None, dict[str, Any] | None]:
+        """Collective: goes on from what save_checkpoint() wrote on any number of ranks;
+        returns its path and the client_state, or (None, None), with a warning, where
+        `tag` is None and LOAD_DIR has no file `latest`.
+
+        load_module_strict: False: parameters may be missing in either.
+        load_optimizer_states: False: weights, and masters as they were saved; moments,
+          the number of applied steps and so the configuration's schedule begin anew.
+        load_module_only: as that, and the engine's counters stay.
+
+        Raises as thinwire.load(), and Unavailable for `custom_load_fn`.
+        """
+        if custom_load_fn is not None:
+            raise Unavailable("custom_load_fn: must be None, it is not supported")
+        if tag is None:
+            tag = self._on_rank_0(lambda: read_latest(load_dir))
+            if not tag:
+                if self.global_rank == 0:
+                    _log.logger.warning(
+                        "%s has no file 'latest': nothing was loaded; give the tag",
+                        os.fspath(load_dir),
+                    )
+                return None, None
+        name = str(tag)
+        agreed(self._comm, lambda: require_tag(name))
+        root = os.path.join(os.fspath(load_dir), name)
+        only_weights = load_module_only or not load_optimizer_states
+        differences = {} if load_module_strict else self._differences(root)
+        options = load_options(dict(weights_only=only_weights, **differences))
+        native = self._before_loading().load(root, options)
+        report = self._loaded(native, only_weights)
+        if not load_module_only:
+            restore(self, native, load_lr_scheduler_states)
+        return report.path, from_text(native)
+
+    def save_16bit_model(
+        self,
+        save_dir: str | os.PathLike[str],
+        save_filename: str = "pytorch_model.bin",
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Collective: rank 0 writes the module's state_dict() with torch.save(), in the
+        parameters' precision; returns True. Raises Unavailable on all ranks."""
+
+        def write() -> str:
+            os.makedirs(save_dir, exist_ok=True)
+            state = self.module_state_dict(
+                exclude_frozen_parameters=exclude_frozen_parameters
+            )
+            torch.save(state, os.path.join(save_dir, save_filename))
+            return ""
+
+        self._on_rank_0(write)
+        return True
+
+    # ---- for thinwire.save and thinwire.load
+
+    def _save(
+        self,
+        root: str,
+        extra: tuple[dict[str, Any], dict[str, Any]],
+        options: _core.SaveOptions,
+    ) -> _core.SaveReport:
+        core = self._made
+
+        def check() -> None:
+            if self._backwards == 0:  # else the engine refuses, on all ranks
+                self._require_same_parameters(at_start=True)
+            self.optimizer.tell_rates(core)
+
+        agreed(self._comm, check)
+        common, own = extra
+        both = _core.Extra({**common, **pack(self)}, own)
+        report = core.save(root, both, options)
+        _log.forward(self._comm)
+        return report
+
+    def wait_for_save(self) -> None:
+        """Collective: until an asynchronous save is done; raises why it failed."""
+        self._made.wait_for_save()
+
+    def _resume(self, path: str, options: _core.LoadOptions) -> LoadReport | None:
+        native = self._before_loading().resume(path, options)
+        if native is None:
+            _log.forward(self._comm)
+            return None
+        report = self._loaded(native, options.weights_only)
+        if not options.weights_only:
+            restore(self, native, with_scheduler=True)
+        return report
+
+    def _before_loading(self) -> _core.Engine:
+        # What was moved would otherwise come back over what is loaded.
+        agreed(self._comm, self._memory.home)
+        return self._made
+
+    def _loaded(self, native: _core.LoadReport, only_weights: bool) -> LoadReport:
+        self._others.write_back()
+        self._written(is_behind=may_be_behind(self._config, self._native.phase))
+        if not only_weights:
+            self.optimizer.loaded(self._native, native.scalars)
+        self.optimizer.show_rates(self._config, self._native.steps)
+        _log.forward(self._comm)
+        return finish_load(native, sets_random_state=not only_weights)
+
+    def _differences(self, root: str) -> dict[str, list[str]]:
+        saved = json.loads(self._on_rank_0(lambda: json.dumps(names_in(root))))
+        own = self._memory.names
+        beside = {name for name, _ in self.module.named_parameters()}
+        return {
+            "allow_missing": [name for name in own if name not in saved],
+            "ignore": [name for name in saved if name not in beside],
+        }
+
+    def _on_rank_0(self, action: Callable[[], str]) -> str:
+        """Collective: rank 0's result on all ranks; Unavailable where it failed."""
+        done: dict[str, str] = {"result": "", "error": ""}
+        if self._comm.rank == 0:
+            try:
+                done["result"] = action()
+            except (OSError, RuntimeError) as error:
+                done["error"] = str(error)
+        done = json.loads(self._comm.gather_texts(json.dumps(done))[0])
+        if done["error"]:
+            raise Unavailable(done["error"])
+        return done["result"]

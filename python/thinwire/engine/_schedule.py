@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`engine.lr_scheduler`: the configuration's schedule, seen as a scheduler."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+from ..errors import FailedPrecondition
+
+
+class ConfigSchedule:
+    """Learning rates as the configuration has them; engine.step() advances it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def get_last_lr(self) -> list[float]:
+        """Rates of the next step, one per group."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    get_lr = get_last_lr
+
+    def step(self, *_: Any) -> NoReturn:
+        """Raises FailedPrecondition: engine.step() does it."""
+        raise FailedPrecondition(
+            "engine.step() advances the configuration's schedule: remove "
+            "lr_scheduler.step()"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Empty: the number of applied steps is the engine's."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing to load."""

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of checkpoints, the file `latest` that has the newest one's, and the names of
+parameters in one. Local."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+
+from .. import _core
+from ..errors import InvalidArgument
+
+LATEST = "latest"
+_MOST_CHARACTERS = 200
+
+
+def require_tag(tag: str) -> None:
+    """Raises InvalidArgument unless it can be the name of a directory."""
+    if (
+        not 0 < len(tag) <= _MOST_CHARACTERS
+        or tag in (".", "..", LATEST)
+        or any(c in tag for c in "/\\\0\n")
+    ):
+        raise InvalidArgument(
+            f"tag: must be a file name of 1 to {_MOST_CHARACTERS} characters other than "
+            f"'{LATEST}', got {tag!r}"
+        )
+
+
+def write_latest(directory: str | os.PathLike[str], tag: str) -> str:
+    """Puts the tag into `latest`, which names the old one until all of it is there."""
+    handle, temporary = tempfile.mkstemp(prefix=".latest-", dir=directory)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(tag)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, os.path.join(directory, LATEST))
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return tag
+
+
+def read_latest(directory: str | os.PathLike[str]) -> str:
+    """The tag in `latest`; empty where there is no such file."""
+    try:
+        with open(os.path.join(directory, LATEST), encoding="utf-8") as file:
+            return file.read(_MOST_CHARACTERS + 1).strip()
+    except FileNotFoundError:
+        return ""
+
+
+def names_in(root: str) -> list[str]:
+    """Of the trained parameters of the newest complete checkpoint; empty where there is
+    none."""
+    if not os.path.isdir(root):
+        return []
+    for found in _core.inspect(root):
+        if found["complete"]:
+            with open(os.path.join(found["path"], "manifest.json"), "rb") as file:
+                return [
+                    parameter["name"] for parameter in json.load(file)["parameters"]
+                ]
+    return []
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
