@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loop that saves itself and, started again, goes on: on any number of ranks.
+
+torchrun --nproc-per-node 2 resume.py [--steps N] [--out DIR]
+"""
+
+import argparse
+import json
+
+import thinwire
+import torch
+import torch.distributed as dist
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=300)
+parser.add_argument("--out", default="out/resume")
+given = parser.parse_args()
+
+dist.init_process_group("gloo")
+model = torch.nn.Sequential(
+    torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 1)
+)
+optimizer = thinwire.OnebitAdam(model.parameters(), lr=1e-3, freeze_step=100)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, given.steps)
+torch.manual_seed(dist.get_rank())
+begin = 0
+found = thinwire.resume(given.out, optimizer, module=model)
+if found:
+    begin = found.extra["step"]
+    scheduler.load_state_dict(json.loads(found.extra["scheduler"]))
+for step in range(begin + 1, given.steps + 1):
+    x = torch.randn(32, 64)
+    loss = (model(x) - x.sin().mean(1, keepdim=True)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    scheduler.step()
+    if step % 100 == 0:
+        extra = {"step": step, "scheduler": json.dumps(scheduler.state_dict())}
+        thinwire.save(given.out, optimizer, extra=extra, module=model)
+if dist.get_rank() == 0:
+    print(f"steps {begin + 1} to {given.steps}: loss {loss.item():.3f}")

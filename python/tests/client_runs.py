@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each rank does in test_clients.py: a client trains a small model for some steps,
+with Thinwire's helper for that client and without."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import thinwire
+import torch
+import torch.distributed as dist
+
+STEPS, FREEZE_STEP = 12, 4
+HELPERS = ("local_gradients", "integrations")
+
+
+class Reports:
+    """Of every step of an optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.all: list[Any] = []
+        optimizer.register_step_post_hook(lambda o, *_: self.all.append(o.report))
+
+
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def told() -> Iterator[list[str]]:
+    """Collects warnings that name a helper, logged or warned."""
+    lines, logger, found = Lines(), logging.getLogger("thinwire"), []
+    logger.addHandler(lines)
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            yield found
+    finally:
+        logger.removeHandler(lines)
+    texts = [*lines.texts, *(str(w.message) for w in warned)]
+    found += [text for text in texts if any(name in text for name in HELPERS)]
+
+
+def result(
+    model: torch.nn.Module, optimizer: Any, reports: Reports, said: list[str]
+) -> dict[str, Any]:
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    sent: dict[str, int] = {}
+    for report in reports.all:
+        sent[report.phase] = max(report.bytes_sent, sent.get(report.phase, 0))
+    answer = {
+        "params": hashlib.sha256(bytes(flat.numpy())).hexdigest(),
+        "is_finite": bool(flat.isfinite().all()),
+        "steps": len(reports.all),
+        "phase": reports.all[-1].phase,
+        "sent": sent,
+        "equal_gradients": [report.gradients_equal for report in reports.all[:2]],
+        "said": said,
+    }
+    optimizer.close()
+    return answer
+
+
+def small() -> torch.nn.Module:
+    """Other values on each rank: the optimizer sends rank 0's."""
+    torch.manual_seed(int(os.environ["RANK"]))
+    return torch.nn.Sequential(
+        torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 1)
+    )
+
+
+def batches(
+    rank: int, count: int = STEPS
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(count):
+        x = torch.rand(32, 64, generator=generator)
+        yield x, x.sum(1, keepdim=True).sin()
+
+
+def onebit_adam(parameters: Any, **options: Any) -> Any:
+    return thinwire.OnebitAdam(parameters, lr=1e-2, freeze_step=FREEZE_STEP, **options)
+
+
+def begin() -> None:
+    torch.set_num_threads(1)
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+
+
+def plain_and_ddp() -> list[Any]:
+    """A plain loop; DDP with the helper; DDP without it."""
+    begin()
+    answers = []
+    for kind in ("plain", "helped", "forgotten"):
+        model = small()
+        optimizer = onebit_adam(model.parameters())
+        reports = Reports(optimizer)
+        forward = model
+        if kind != "plain":
+            forward = torch.nn.parallel.DistributedDataParallel(model)
+        if kind == "helped":
+            thinwire.local_gradients(forward)
+        with told() as said:
+            for x, y in batches(dist.get_rank()):
+                torch.nn.functional.mse_loss(forward(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        answers.append(result(model, optimizer, reports, said))
+    return answers
+
+
+def accelerate(out: str) -> list[Any]:
+    """Undisturbed; without the helper; 6 steps; from their state on, where rates go down
+    with a schedule."""
+    return [
+        accelerated(range(STEPS)),
+        accelerated(range(STEPS), helped=False),
+        accelerated(range(6), save=out),
+        accelerated(range(6, STEPS), load=out),
+    ]
+
+
+def accelerated(
+    steps: range, helped: bool = True, save: str | None = None, load: str | None = None
+) -> dict[str, Any]:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    torch.set_num_threads(1)
+    if helped:
+        thinwire.integrations.accelerate.attach(accelerator)
+    model = small()
+    optimizer = onebit_adam(model.parameters())
+    reports = Reports(optimizer)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    forward, prepared = accelerator.prepare(model, optimizer)
+    accelerator.register_for_checkpointing(schedule)
+    if load:
+        accelerator.load_state(load)
+    with told() as said:
+        for step, (x, y) in enumerate(batches(accelerator.process_index)):
+            if step in steps:
+                accelerator.backward(torch.nn.functional.mse_loss(forward(x), y))
+                prepared.step()
+                schedule.step()
+                prepared.zero_grad()
+    if save:
+        accelerator.save_state(save)
+    return result(model, optimizer, reports, said)
+
+
+def accelerate_overflow() -> list[Any]:
+    """One rank's gradient overflows in one step: nobody takes it, all halve the scale."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    torch.set_num_threads(1)
+    # Accelerate itself makes a scaler for fp16 on accelerators only.
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    thinwire.integrations.accelerate.attach(accelerator)
+    model = small()
+    optimizer = onebit_adam(model.parameters())
+    forward, prepared = accelerator.prepare(model, optimizer)
+    seen = []
+    for step, (x, y) in enumerate(batches(accelerator.process_index)):
+        before = model[0].weight.clone()
+        loss = torch.nn.functional.mse_loss(forward(x), y)
+        if step == 6 and accelerator.process_index == 1:
+            loss = loss * float("inf")
+        accelerator.backward(loss)
+        prepared.step()
+        prepared.zero_grad()
+        moved = not torch.equal(before, model[0].weight)
+        seen.append([accelerator.scaler.get_scale(), moved])
+    optimizer.close()
+    return seen
+
+
+def lightning(out: str) -> list[Any]:
+    import lightning as pl
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = small()
+
+        def training_step(self, _: Any, __: int) -> torch.Tensor:
+            # By the step: a run that goes on has its loader begin anew.
+            x, y = next(batches(2 * self.global_step + self.global_rank))
+            return torch.nn.functional.mse_loss(self.net(x), y)
+
+        def configure_optimizers(self) -> Any:
+            self.optimizer = onebit_adam(self.parameters())
+            self.reports = Reports(self.optimizer)
+            return self.optimizer
+
+    torch.set_num_threads(1)
+    ours = thinwire.integrations.lightning
+
+    def train(steps: int, helped: bool = True, path: str | None = None) -> Any:
+        kept = ours.Checkpoint(
+            out, every_n_train_steps=6, filename="{step}", save_top_k=-1
+        )
+        module = Module()
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            devices=2,
+            strategy=ours.strategy() if helped else "ddp",
+            max_steps=steps,
+            callbacks=[kept] if steps != STEPS or path else [],
+            gradient_clip_val=1.0 if helped else None,
+            logger=False,
+            enable_checkpointing=False if steps == STEPS and not path else None,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        with told() as said:
+            trainer.fit(module, torch.utils.data.DataLoader(range(64)), ckpt_path=path)
+        clip = module.optimizer.max_grad_norm
+        answer = result(module, module.optimizer, module.reports, said)
+        return {**answer, "clip": clip}
+
+    answers = [train(STEPS), train(STEPS, helped=False)]
+    train(6)
+    answers.append(train(STEPS, path=os.path.join(out, "step=6.ckpt")))
+    return answers
+
+
+def trainer(out: str) -> list[Any]:
+    """Undisturbed; without the helper; 6 steps, and from their checkpoint on; with an
+    optimizer that the Trainer makes; and what is refused."""
+    return [
+        hugging_face(f"{out}/whole", STEPS),
+        hugging_face(f"{out}/forgotten", STEPS, helped=False),
+        hugging_face(f"{out}/resumed", 6),
+        hugging_face(f"{out}/resumed", STEPS, resume=f"{out}/resumed/checkpoint-6"),
+        optimizer_by_its_class(f"{out}/by_class"),
+        refusals(),
+    ]
+
+
+def trainer_goes_on(saved: str, out: str) -> list[Any]:
+    """Two more steps, on other ranks than those that saved."""
+    return [hugging_face(out, 8, resume=saved)]
+
+
+def hugging_face(
+    out: str, steps: int, helped: bool = True, resume: str | None = None
+) -> dict[str, Any]:
+    from transformers import Trainer
+
+    arguments = trainers_arguments(out, steps, helped)
+    model = tiny_gpt2()
+    optimizer = onebit_adam(model.parameters())
+    reports = Reports(optimizer)
+    client = Trainer(model, arguments, None, Counting(), optimizers=(optimizer, None))
+    if helped:
+        thinwire.integrations.transformers.attach(client)
+    with told() as said:
+        client.train(resume_from_checkpoint=resume)
+    clip = optimizer.max_grad_norm
+    answer = {**result(model, optimizer, reports, said), "clip": clip}
+    return {**answer, "trainers_clip": arguments.max_grad_norm}
+
+
+def optimizer_by_its_class(out: str) -> dict[str, Any]:
+    """The Trainer makes the optimizer, with and without weight decay."""
+    from transformers import Trainer
+
+    made = (thinwire.OnebitAdam, {"lr": 1e-2, "freeze_step": FREEZE_STEP})
+    arguments = trainers_arguments(out, 6)
+    client = Trainer(
+        tiny_gpt2(), arguments, None, Counting(), optimizer_cls_and_kwargs=made
+    )
+    thinwire.integrations.transformers.attach(client)
+    client.train()
+    optimizer = client.optimizer.optimizer
+    decays = [group["weight_decay"] for group in optimizer.param_groups]
+    answer = {"decays": decays, "clip": optimizer.max_grad_norm}
+    phase = optimizer.report.phase
+    optimizer.close()
+    return {**answer, "phase": phase}
+
+
+def trainers_arguments(out: str, steps: int, helped: bool = True) -> Any:
+    from transformers import TrainingArguments
+
+    arguments = TrainingArguments(
+        output_dir=out,
+        max_steps=steps,
+        per_device_train_batch_size=4,
+        lr_scheduler_type="constant",
+        weight_decay=0.01,
+        save_steps=6,
+        save_strategy="steps" if helped else "no",
+        use_cpu=True,
+        ddp_backend="gloo",
+        disable_tqdm=True,
+        report_to=[],
+        max_grad_norm=1.0 if helped else 0.0,
+    )
+    torch.set_num_threads(1)
+    return arguments
+
+
+def tiny_gpt2() -> torch.nn.Module:
+    """Other values on each rank: the optimizer sends rank 0's."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(dist.get_rank())
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 32, "vocab_size": 64}
+    dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    return GPT2LMHeadModel(GPT2Config(n_positions=32, **sizes, **dropouts))
+
+
+def refusals() -> list[str]:
+    """What attach() says of clients that it cannot take."""
+    from accelerate import Accelerator
+    from transformers import Trainer, TrainingArguments
+
+    def refusal(call: Any, *arguments: Any) -> str:
+        try:
+            call(*arguments)
+        except thinwire.Error as error:
+            return f"{type(error).__name__}: {error}"
+        return "it was taken"
+
+    model = torch.nn.Linear(3, 2)
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(model)
+    arguments = TrainingArguments(use_cpu=True, report_to=[])
+    attach = thinwire.integrations.transformers.attach
+    ours = Trainer(model, arguments, optimizers=(onebit_adam(model.parameters()), None))
+    ours.model_wrapped = torch.nn.Sequential(model)
+    torchs = Trainer(
+        model, arguments, optimizers=(torch.optim.AdamW(model.parameters()), None)
+    )
+    attached = Accelerator(cpu=True)
+    thinwire.integrations.accelerate.attach(attached)
+    return [
+        refusal(attached.clip_grad_norm_, model.parameters(), 1.0),
+        refusal(thinwire.integrations.accelerate.attach, accelerator),
+        refusal(attach, ours),
+        refusal(attach, Trainer(model, arguments)),
+        refusal(attach, torchs),
+    ]
+
+
+class Counting(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        tokens = torch.arange(16).add(3 * number) % 64
+        return {"input_ids": tokens, "labels": tokens}

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainers of others with and without Thinwire's helper, on two ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks
+
+RUNS = Path(__file__).with_name("client_runs.py")
+SECONDS = 110
+
+
+def runs(name: str, *arguments: object, n: int = 2) -> list[list[Any]]:
+    """What the ranks say of each run, run by run."""
+    ended = ranks.succeed(ranks.call(n, RUNS, name, *arguments, seconds=SECONDS))
+    return list(zip(*(rank.value for rank in ended), strict=True))
+
+
+def assert_right(run: list[Any], steps: int = 12) -> None:
+    """Parameters are equal on all ranks, and the compressed stage was reached."""
+    assert len({rank["params"] for rank in run}) == 1
+    for rank in run:
+        assert rank["is_finite"]
+        assert rank["steps"] == steps
+        assert rank["phase"] == "compressed"
+
+
+def assert_helped(run: list[Any], steps: int = 12) -> None:
+    assert_right(run, steps)
+    for rank in run:
+        assert rank["equal_gradients"] == [False, False]
+        assert rank["said"] == []
+        if "exact" in rank["sent"]:
+            assert rank["sent"]["exact"] > 10 * rank["sent"]["compressed"]
+
+
+def assert_forgotten(run: list[Any], helper: str) -> None:
+    """DDP has averaged: nothing is wrong, but its bytes were sent, and that is said."""
+    assert_right(run)
+    for rank in run:
+        assert True in rank["equal_gradients"]
+    said = [text for rank in run for text in rank["said"]]
+    assert len(said) == 1, said
+    assert helper in said[0]
+
+
+def test_plain_loops_and_ddp() -> None:
+    plain, helped, forgotten = runs("plain_and_ddp")
+    assert_helped(plain)
+    assert_helped(helped)
+    assert helped[0]["params"] == plain[0]["params"]
+    assert_forgotten(forgotten, "thinwire.local_gradients")
+
+
+def test_accelerate(tmp_path: Path) -> None:
+    whole, forgotten, part, resumed = runs("accelerate", str(tmp_path))
+    assert_helped(whole)
+    assert_forgotten(forgotten, "integrations")
+    assert_helped(part, steps=6)
+    assert_helped(resumed, steps=6)
+    assert resumed[0]["params"] == whole[0]["params"]
+
+
+def test_accelerate_skips_an_overflow_on_all_ranks() -> None:
+    steps = runs("accelerate_overflow")
+    assert [zero for zero, _ in steps] == [one for _, one in steps]
+    scales, moved = zip(*(zero for zero, _ in steps), strict=True)
+    assert scales[:6] == (16.0,) * 6 and scales[6:] == (8.0,) * 6
+    assert moved == (True,) * 6 + (False,) + (True,) * 5
+
+
+@pytest.fixture(scope="module")
+def trainer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("trainer")
+
+
+@pytest.fixture(scope="module")
+def trainer_runs(trainer_folder: Path) -> list[list[Any]]:
+    return runs("trainer", str(trainer_folder))
+
+
+def test_trainer(trainer_runs: list[list[Any]]) -> None:
+    whole, forgotten = trainer_runs[:2]
+    assert_helped(whole)
+    assert_forgotten(forgotten, "integrations")
+    assert whole[0]["clip"] == 1.0 and whole[0]["trainers_clip"] == 0.0
+
+
+def test_trainer_goes_on_from_its_checkpoint(
+    trainer_runs: list[list[Any]], trainer_folder: Path
+) -> None:
+    """Bit for bit on the same ranks, and on three."""
+    whole, _, part, resumed = trainer_runs[:4]
+    assert_helped(part, steps=6)
+    assert_helped(resumed, steps=6)
+    assert resumed[0]["params"] == whole[0]["params"]
+    saved = trainer_folder / "resumed" / "checkpoint-6"
+    assert (saved / "thinwire").is_dir()
+    three = runs("trainer_goes_on", str(saved), str(trainer_folder / "three"), n=3)
+    assert_helped(three[0], steps=2)
+
+
+def test_trainer_makes_the_optimizer(trainer_runs: list[list[Any]]) -> None:
+    expected = {"decays": [0.01, 0.0], "clip": 1.0, "phase": "compressed"}
+    assert list(trainer_runs[4]) == [expected, expected]
+
+
+def test_what_does_not_fit_is_refused_by_name(trainer_runs: list[list[Any]]) -> None:
+    clipping, late, twice, own_default, torchs = trainer_runs[5][0]
+    assert clipping.startswith("FailedPrecondition: accelerator.clip_grad_norm_: it")
+    assert late.startswith("FailedPrecondition: accelerator: it has prepared a model")
+    assert twice.startswith("FailedPrecondition: trainer: its model is wrapped already")
+    assert "must be one of Thinwire's, got its own default" in own_default
+    assert "must be one of Thinwire's, got AdamW" in torchs
+
+
+def test_lightning(tmp_path: Path) -> None:
+    helped, forgotten, resumed = runs("lightning", str(tmp_path))
+    assert_helped(helped)
+    assert helped[0]["clip"] == 1.0
+    assert_forgotten(forgotten, "integrations")
+    assert_helped(resumed, steps=6)
+    assert resumed[0]["params"] == helped[0]["params"]

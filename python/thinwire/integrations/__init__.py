@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Thinwire's optimizers in the trainers of others: one module each, imported when it
+is first named, because each imports the trainer that it is for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+__all__ = ["accelerate", "lightning", "transformers"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in __all__:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

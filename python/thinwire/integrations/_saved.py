@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of optimizers beside the files of a trainer.
+
+Trainers save the state dict of rank 0's optimizer and load it on all ranks. What a
+low-bit optimizer has of each rank, its residuals, would be lost. So every rank takes
+part in a checkpoint of Thinwire's own, and that one is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import checkpoint
+from ..optim._base import _Optimizer
+
+
+def optimizers_of(wrapped: Iterable[Any]) -> list[_Optimizer]:
+    """Those of Thinwire's, out of the wrappers that trainers put around optimizers."""
+    found = []
+    for optimizer in wrapped:
+        while not isinstance(optimizer, _Optimizer):
+            inner = getattr(optimizer, "optimizer", None)
+            if not isinstance(inner, torch.optim.Optimizer):
+                break
+            optimizer = inner
+        else:
+            found.append(optimizer)
+    return found
+
+
+def folder(root: str | os.PathLike[str], number: int) -> Path:
+    """Of the optimizer with this number."""
+    return Path(root) / ("thinwire" if number == 0 else f"thinwire_{number}")
+
+
+def save(optimizers: Iterable[_Optimizer], root: str | os.PathLike[str]) -> None:
+    """Collective."""
+    for number, optimizer in enumerate(optimizers):
+        checkpoint.save(str(folder(root, number)), optimizer)
+
+
+def load_with_state_dict(
+    optimizers: Iterable[_Optimizer], root: str | os.PathLike[str]
+) -> None:
+    """Local: the next load_state_dict() of each optimizer, which then is collective,
+    loads what save() has left in `root`, not what it is given. Trainers load the
+    model before. Where nothing was saved load_state_dict() stays as it is."""
+    for number, optimizer in enumerate(optimizers):
+        saved = folder(root, number)
+        if saved.is_dir():
+            _load_next_time(optimizer, saved)
+
+
+def _load_next_time(optimizer: _Optimizer, saved: Path) -> None:
+    pending = [saved]  # a hook cannot remove itself while hooks are called
+
+    def load(_: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any] | None:
+        if not pending:
+            return None
+        checkpoint.load(str(pending.pop()), optimizer)
+        # Groups are those given: a scheduler has set rates since the last step.
+        return {**optimizer.state_dict(), "param_groups": given["param_groups"]}
+
+    optimizer.register_load_state_dict_pre_hook(load)

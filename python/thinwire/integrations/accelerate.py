@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face Accelerate. Written for version 1.15.
+
+    accelerator = Accelerator()
+    thinwire.integrations.accelerate.attach(accelerator)
+    optimizer = thinwire.OnebitAdam(model.parameters(), lr=4e-4, freeze_step=2000)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+Gradients are clipped by the optimizer's `max_grad_norm`, not by
+`accelerator.clip_grad_norm_`, which would clip each rank's by its own norm and is
+refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+
+from ..amp import GradScaler
+from ..errors import FailedPrecondition
+from . import _saved
+from ._local_gradients import LocalGradients
+
+__all__ = ["LocalGradients", "attach"]
+
+_OTHERS = (
+    DistributedType.DEEPSPEED,
+    DistributedType.FSDP,
+    DistributedType.MEGATRON_LM,
+    DistributedType.XLA,
+)
+
+
+def attach(accelerator: Accelerator) -> None:
+    """Makes an accelerator fit for Thinwire's optimizers; before `prepare()`.
+
+    Local. `prepare()` then wraps the model in DDP that does not average gradients: the
+    optimizer does. fp16 is scaled by thinwire.GradScaler, with the settings of the
+    scaler that was there. `save_state(DIR)` also writes a checkpoint of every rank's
+    state to DIR/thinwire, and `load_state(DIR)` loads that one, on any number of ranks.
+
+    Raises FailedPrecondition if the accelerator has prepared a model, or runs DeepSpeed,
+    FSDP, Megatron-LM or XLA; nothing has changed then.
+    """
+    if accelerator.distributed_type in _OTHERS:
+        raise FailedPrecondition(
+            f"accelerator: its distributed_type is {accelerator.distributed_type.value}; "
+            "Thinwire's optimizers communicate themselves and need plain data "
+            "parallelism (DDP): configure Accelerate without it"
+        )
+    if accelerator._models:
+        raise FailedPrecondition(
+            "accelerator: it has prepared a model; call "
+            "thinwire.integrations.accelerate.attach(accelerator) before "
+            "accelerator.prepare(...)"
+        )
+    leave_gradients_local(accelerator)
+    accelerator.clip_grad_norm_ = _refuse_to_clip
+    accelerator.register_save_state_pre_hook(
+        lambda models, weights, root: _saved.save(_ours(accelerator), root)
+    )
+    accelerator.register_load_state_pre_hook(
+        lambda models, root: _saved.load_with_state_dict(_ours(accelerator), root)
+    )
+
+
+def leave_gradients_local(accelerator: Accelerator) -> None:
+    """The part of attach() that is about steps. As an attribute: `kwargs_handlers=`
+    takes no subclasses."""
+    old = accelerator.ddp_handler
+    accelerator.ddp_handler = LocalGradients(**(old.to_kwargs() if old else {}))
+    if accelerator.scaler is not None:
+        accelerator.scaler = _agreeing(accelerator.scaler)
+
+
+def _refuse_to_clip(*_: Any, **__: Any) -> NoReturn:
+    raise FailedPrecondition(
+        "accelerator.clip_grad_norm_: it would clip each rank's gradient by its own norm, "
+        "before ranks average: remove the call and give the optimizer max_grad_norm"
+    )
+
+
+def _agreeing(scaler: Any) -> GradScaler:
+    """A scaler with the same settings, whose ranks agree on overflows."""
+    return GradScaler(
+        scaler._device,
+        init_scale=scaler.get_scale(),
+        growth_factor=scaler.get_growth_factor(),
+        backoff_factor=scaler.get_backoff_factor(),
+        growth_interval=scaler.get_growth_interval(),
+        enabled=scaler.is_enabled(),
+    )
+
+
+def _ours(accelerator: Accelerator) -> list[Any]:
+    return _saved.optimizers_of(accelerator._optimizers)

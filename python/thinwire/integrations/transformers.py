@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Trainer of Hugging Face transformers. Written for version 5.23.
+
+    optimizer = thinwire.OnebitAdam(model.parameters(), lr=4e-4, freeze_step=2000)
+    trainer = Trainer(model=model, args=args, train_dataset=data,
+                      optimizers=(optimizer, None))
+    thinwire.integrations.transformers.attach(trainer)
+    trainer.train()
+
+`optimizer_cls_and_kwargs=(thinwire.OnebitAdam, {"lr": 4e-4, "freeze_step": 2000})`
+works as well: the Trainer then leaves weight decay off norms and biases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers import Trainer
+
+from ..errors import FailedPrecondition, InvalidArgument
+from ..optim._base import _Optimizer
+from . import _saved
+from .accelerate import leave_gradients_local
+
+__all__ = ["attach"]
+
+_CALL = "thinwire.integrations.transformers.attach(trainer)"
+
+
+def attach(trainer: Trainer) -> None:
+    """Makes a Trainer fit for its optimizer, which is Thinwire's; before `train()`.
+
+    Collective. DDP leaves gradients as they are, the optimizer averages them. The norm
+    that `args.max_grad_norm` allows is moved into the optimizer, unless that has one of
+    its own, and `args.max_grad_norm` becomes 0: the Trainer would clip each rank's
+    gradient by its own norm. fp16 is scaled by thinwire.GradScaler. Each checkpoint of the
+    Trainer gets a folder `thinwire` with every rank's state of the optimizer, and
+    `train(resume_from_checkpoint=...)` loads it, on any number of ranks.
+
+    Raises FailedPrecondition if the Trainer has begun to train, or runs DeepSpeed or
+    FSDP, and InvalidArgument if its optimizer is not one of Thinwire's; nothing has
+    changed then.
+    """
+    _check(trainer)
+    leave_gradients_local(trainer.accelerator)
+    _move_clipping(trainer)
+    _save_every_rank(trainer)
+
+
+def _check(trainer: Trainer) -> None:
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        raise FailedPrecondition(
+            "trainer: it runs DeepSpeed or FSDP; Thinwire's optimizers communicate "
+            "themselves: leave `deepspeed` and `fsdp` out of TrainingArguments"
+        )
+    if trainer.model_wrapped is not trainer.model:
+        raise FailedPrecondition(
+            f"trainer: its model is wrapped already; call {_CALL} before trainer.train()"
+        )
+    if trainer.optimizer is not None:
+        kind = type(trainer.optimizer)
+    elif trainer.optimizer_cls_and_kwargs is not None:
+        kind = trainer.optimizer_cls_and_kwargs[0]
+    else:
+        kind = None
+    if kind is None or not issubclass(kind, _Optimizer):
+        name = "its own default" if kind is None else kind.__name__
+        raise InvalidArgument(
+            "trainer: its optimizer must be one of Thinwire's, got "
+            f"{name}; give Trainer(optimizers=(thinwire.OnebitAdam(...), None)) or "
+            "Trainer(optimizer_cls_and_kwargs=(thinwire.OnebitAdam, {...}))"
+        )
+
+
+def _move_clipping(trainer: Trainer) -> None:
+    norm = float(trainer.args.max_grad_norm or 0)
+    trainer.args.max_grad_norm = 0.0
+    if trainer.optimizer is not None:
+        if norm > 0 and trainer.optimizer.max_grad_norm == 0:
+            trainer.optimizer.set_max_grad_norm(norm)
+    else:
+        kind, options = trainer.optimizer_cls_and_kwargs
+        trainer.optimizer_cls_and_kwargs = (kind, {"max_grad_norm": norm, **options})
+
+
+def _save_every_rank(trainer: Trainer) -> None:
+    """By the two methods that the Trainer calls on every rank with the checkpoint's
+    path. Its callbacks are told no path: neither where hyperparameters are searched
+    for, nor which checkpoint is gone on from."""
+    save = trainer._save_optimizer_and_scheduler
+    load = trainer._load_optimizer_and_scheduler
+
+    def ours() -> list[_Optimizer]:
+        return _saved.optimizers_of([trainer.optimizer])
+
+    def save_all(output_dir: str) -> None:
+        save(output_dir)
+        _saved.save(ours(), output_dir)
+
+    def load_all(checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            _saved.load_with_state_dict(ours(), checkpoint)
+        load(checkpoint)
+
+    _replace(trainer, "_save_optimizer_and_scheduler", save_all)
+    _replace(trainer, "_load_optimizer_and_scheduler", load_all)
+
+
+def _replace(trainer: Trainer, name: str, method: Callable[..., None]) -> None:
+    instance: Any = trainer
+    setattr(instance, name, method)
