@@ -1,35 +1,36 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains train_gpt's model with torch's DistributedDataParallel over gloo, with
-one communication hook at a time, as it is told to; or one run from end to end.
+"""Trains train_gpt's model in Python over gloo: with torch's DistributedDataParallel
+and one communication hook at a time, or with thinwire.OnebitAdam, as it is told to;
+or one run of DDP from end to end.
 
-Under mpirun, which bench/network/run calls. What network_steps does with
-Thinwire, this does with its peer: CONTROL/ddp.RANK is a pipe that says
-"HOOK STEPS", line by line, and rank 0 answers with a line of JSON. "HOOK@MB" has
-buckets of so many megabytes.
+Under mpirun, which bench/network/run calls. What network_steps does in C++, this
+does in Python: CONTROL/python.RANK is a pipe that says "VARIANT STEPS", line by
+line, and rank 0 answers with a line of JSON. "HOOK@MB" has buckets of so many
+megabytes, "python_onebit_adam@ELEMENTS" of so many elements.
 """
 
 import argparse
 import json
-import math
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "peers"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "bench" / "peers"), str(ROOT / "python" / "demo")]
 
 import mpirun_rank  # noqa: F401 - before torch
+import thinwire
 import torch
 import torch.distributed as dist
 from gpt import Gpt, inputs_of
+from recipe import BETAS, CLIP, CONTEXT, RATE, SEED, ends_a_tenth, learning_rate
 from text_data import TextData
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-# As train_gpt's.
-CONTEXT, SEED, CLIP, BETAS = 64, 1, 1.0, (0.9, 0.99)
-RATE, WARMUP_STEPS, FINAL_FRACTION = 1.5e-3, 50, 0.1
-VALIDATIONS = 10
+EXACT_STEPS = 2
 
 
 def bf16_hook(group, bucket):
@@ -51,39 +52,64 @@ def hook(model, name):
 
 
 class Training:
+    """A model that is trained in one way."""
+
     def __init__(self, given, what):
-        name, _, megabytes = what.partition("@")
-        megabytes = megabytes or given.bucket_mb
-        plain = Gpt(given.layers, given.width, CONTEXT)
-        plain.initialize(SEED)
-        self.params = sum(p.numel() for p in plain.parameters())
+        name, _, buckets = what.partition("@")
+        self.model = Gpt(given.layers, given.width, CONTEXT)
+        self.model.initialize(SEED)
+        self.params = sum(p.numel() for p in self.model.parameters())
+        self.steps = 0
+        self.batch = given.batch
+        if name == "python_onebit_adam":
+            self.use_thinwire(buckets)
+        else:
+            self.use_ddp(name, buckets or given.bucket_mb)
+
+    def use_thinwire(self, elements):
+        self.forward = self.model
+        self.optimizer = thinwire.OnebitAdam(
+            self.model.parameters(),
+            lr=RATE,
+            betas=BETAS,
+            freeze_step=EXACT_STEPS,
+            max_grad_norm=CLIP,
+            bucket_elements=int(elements) if elements else None,
+            process_group=dist.group.WORLD,  # whatever THINWIRE_COMM says
+        )
+
+    def use_ddp(self, name, megabytes):
         # PowerSGD begins an exchange when another ends, in whatever thread that
         # is: over gloo ranks disagree about the order unless one bucket holds all.
         if "powersgd" in name:
             megabytes = 1024
-        self.model = DistributedDataParallel(
-            plain,
+        self.forward = DistributedDataParallel(
+            self.model,
             gradient_as_bucket_view=True,
             bucket_cap_mb=int(megabytes) if megabytes else None,
         )
-        hook(self.model, name)
+        hook(self.forward, name)
         self.optimizer = torch.optim.Adam(
             self.model.parameters(), lr=RATE, betas=BETAS, fused=True
         )
-        self.steps = 0
-        self.batch = given.batch
 
     def step(self, text):
+        """The loss, and of Thinwire the report."""
         self.steps += 1
         batch = text.training_batch(
             SEED, self.steps, dist.get_rank(), dist.get_world_size(), self.batch
         )
-        loss = self.model(*inputs_of(batch))
+        loss = self.forward(*inputs_of(batch))
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
-        self.optimizer.step()
+        report = None
+        if self.forward is self.model:
+            self.optimizer.step()
+            report = self.optimizer.report
+        else:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+            self.optimizer.step()
         self.optimizer.zero_grad()
-        return loss.detach()
+        return loss.detach(), report
 
     @torch.no_grad()
     def validate(self, text):
@@ -91,7 +117,7 @@ class Training:
         for batch in text.validation_batches(
             dist.get_rank(), dist.get_world_size(), self.batch
         ):
-            loss = self.model.module(*inputs_of(batch)).double()
+            loss = self.model(*inputs_of(batch)).double()
             total += torch.stack([loss * len(batch), torch.tensor(len(batch))])
         dist.all_reduce(total)
         return (total[0] / total[1]).item()
@@ -100,36 +126,39 @@ class Training:
 def serve(given, text):
     trainings = {}
     # Opening waits for who writes; reading leaves the core to others.
-    with open(given.control / f"ddp.{dist.get_rank()}") as control:
+    with open(given.control / f"python.{dist.get_rank()}") as control:
         for line in control:
             name, steps = line.split()
             if name not in trainings:
                 trainings[name] = Training(given, name)
-            training = trainings[name]
-            dist.barrier()
-            begin = time.perf_counter()
-            for _ in range(int(steps)):
-                loss = training.step(text)
-            slowest = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
-            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            answer = answer_of(trainings[name], int(steps), text)
             if dist.get_rank() == 0:
-                answer = {
-                    "variant": name,
-                    "steps": int(steps),
-                    "seconds": slowest.item() / int(steps),
-                    "loss": loss.item(),
-                    "params": training.params,
-                }
-                print(json.dumps(answer), flush=True)
+                print(json.dumps({"variant": name, **answer}), flush=True)
 
 
-def learning_rate(step, steps):
-    """Up to it, then half a cosine down to a tenth of it."""
-    if step <= WARMUP_STEPS:
-        return RATE * step / WARMUP_STEPS
-    progress = (step - WARMUP_STEPS) / (steps - WARMUP_STEPS)
-    half_wave = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-    return RATE * (FINAL_FRACTION + (1 - FINAL_FRACTION) * half_wave)
+def answer_of(training, steps, text):
+    """Seconds are those of a step, of the slowest rank."""
+    phases = Counter()
+    update = waiting = 0.0
+    dist.barrier()
+    begin = time.perf_counter()
+    for _ in range(steps):
+        loss, report = training.step(text)
+        if report:
+            phases[report.phase] += 1
+            update += report.seconds
+            waiting += report.exchange_seconds
+    seconds = time.perf_counter() - begin
+    slowest = torch.tensor(
+        [seconds, seconds - update, update, waiting], dtype=torch.float64
+    )
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    of_step = (slowest / steps).tolist()
+    answer = {"steps": steps, "seconds": of_step[0]}
+    if phases:
+        answer |= dict(zip(("backward", "update", "waiting"), of_step[1:]))
+        answer["phases"] = phases
+    return {**answer, "loss": loss.item(), "params": training.params}
 
 
 def train(given, text):
@@ -141,10 +170,10 @@ def train(given, text):
         begin = time.perf_counter()
         for group in training.optimizer.param_groups:
             group["lr"] = learning_rate(step, given.steps)
-        loss = training.step(text)
+        loss, _ = training.step(text)
         seconds = time.perf_counter() - begin
         rows.append({"step": step, "loss": loss.item(), "seconds": seconds})
-        if step * VALIDATIONS // given.steps != (step - 1) * VALIDATIONS // given.steps:
+        if ends_a_tenth(step, given.steps):
             rows.append({"step": step, "val_loss": training.validate(text)})
     if dist.get_rank() == 0:
         lines = "".join(json.dumps(row) + "\n" for row in rows)

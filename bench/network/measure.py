@@ -34,6 +34,7 @@ COMPRESSED = (
     "onebit_adam",
     "onebit_lamb",
     "zero_one_adam",
+    "python_onebit_adam",
 )
 ALL = (*DENSE, *COMPRESSED)
 OF_A_RUN = ("ddp_fp32", "adam", "onebit_adam")
@@ -54,7 +55,7 @@ def say(text):
 
 
 def owner(variant):
-    return "ddp" if variant.startswith("ddp") else "thinwire"
+    return "python" if variant.startswith(("ddp", "python")) else "thinwire"
 
 
 class Bench:
@@ -71,7 +72,7 @@ class Bench:
         arguments = [*self.sizes(model), *self.given.text]
         commands = {
             "thinwire": [str(BUILD / "bin" / "network_steps"), str(self.scratch)],
-            "ddp": [
+            "python": [
                 self.given.python,
                 str(HERE / "ddp.py"),
                 "--control",
@@ -79,7 +80,7 @@ class Bench:
             ],
         }
         if model is LARGE:
-            commands["ddp"] += ["--bucket-mb", str(DDP_BUCKET_MB)]
+            commands["python"] += ["--bucket-mb", str(DDP_BUCKET_MB)]
         return {
             name: Program(name, links.hosts, [*command, *arguments], self.scratch)
             for name, command in commands.items()

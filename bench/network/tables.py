@@ -12,6 +12,7 @@ NAMES = {
     "onebit_adam": "Thinwire, 1-bit Adam",
     "onebit_lamb": "Thinwire, 1-bit LAMB",
     "zero_one_adam": "Thinwire, 0/1 Adam",
+    "python_onebit_adam": "Thinwire, 1-bit Adam, Python",
 }
 
 

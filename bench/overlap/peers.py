@@ -15,7 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "peers"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "bench" / "peers"), str(ROOT / "python" / "demo")]
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 

@@ -21,9 +21,11 @@ SECONDS = {  # per step in three rounds at 100 Mbit/s
     "ddp_fp32": (2.0, 2.2, 3.0),
     "adam": (2.0, 2.1, 2.4),
     "onebit_adam": (0.1, 0.11, 0.3),
+    "python_onebit_adam": (0.12, 0.14, 0.3),
     "computing": (0.05, 0.06, 0.05),
 }
-BYTES = {"ddp_fp32": 24e6, "adam": 24e6, "onebit_adam": 8e5, "computing": 0}
+BYTES = {"ddp_fp32": 24e6, "adam": 24e6, "onebit_adam": 8e5}
+BYTES |= {"python_onebit_adam": 7e5, "computing": 0}
 
 
 def rounds(name):
@@ -206,6 +208,10 @@ class Results(Case):
         )
         self.assertIn("| 110 | 40.0 | 10.0 | 50.0 | 66.7 |", row)
 
+    def test_python_has_rows_of_its_own(self):
+        self.assertEqual(self.cells("Thinwire, 1-bit Adam, Python", 1)[0], "140")
+        self.assertEqual(self.cells("Thinwire, 1-bit Adam, Python", 2)[0], "700 KB")
+
     def test_time_to_a_loss_counts_exact_steps_as_exact(self):
         steps = [
             self.cells(name, 1)[-1]
@@ -251,7 +257,7 @@ class Results(Case):
             for element in root.iter(f"{name}rect")
             if element.get("class") in ("ours", "peer")
         ]
-        self.assertEqual(len(bars), 4 * 3)
+        self.assertEqual(len(bars), 4 * 4)
         self.assertAlmostEqual(bars[0] / bars[2], 30, delta=0.5)
 
     def test_marked_parts_of_pages_are_written_anew(self):

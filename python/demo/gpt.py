@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""train_gpt's model in Python, for peers: parameter by parameter, and drawn from
-the same numbers, so that a seed begins with the same parameters as there."""
+"""train_gpt's model in Python: parameter by parameter, and drawn from the same
+numbers, so that a seed begins with the same parameters as there."""
 
 import math
 
