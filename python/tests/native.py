@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""1-bit Adam of the native module on a flat array, for tests of what is below it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from thinwire import _core
+
+SHAPES = [("w1", [33, 7]), ("b", [1]), ("none", [0]), ("w2", [65, 17]), ("row", [1025])]
+
+
+def digest(array: Any) -> str:
+    """Of a tensor's or a native array's bytes."""
+    tensor = torch.from_dlpack(array) if hasattr(array, "__dlpack__") else array
+    return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()[:16]
+
+
+class Training:
+    """Parameters, an optimizer that is exact for 4 steps, and gradients that differ by rank."""
+
+    def __init__(self, group: _core.Communicator, shapes: Any = SHAPES) -> None:
+        layout = _core.Layout([(name, shape, 0) for name, shape in shapes])
+        options = _core.OnebitAdamOptions()
+        options.freeze_step = 4
+        options.weight_decay = 0.01
+        config = _core.Config()
+        config.optimizer = options
+        config.gradient_clipping = 1.0
+        self.params = torch.randn(
+            layout.size, generator=torch.Generator().manual_seed(1)
+        )
+        self._gradients = torch.Generator().manual_seed(100 + group.rank)
+        self.bytes_sent: list[int] = []
+        self.phase = ""
+        self.optimizer = _core.Optimizer(group, layout, config, self.params)
+
+    def steps(self, count: int) -> Training:
+        for _ in range(count):
+            grads = torch.randn(self.params.numel(), generator=self._gradients)
+            report = self.optimizer.step(self.params, grads)
+            self.phase = report.phase
+            self.bytes_sent.append(report.bytes_sent)
+        return self
+
+    def digests(self) -> dict[str, Any]:
+        """Of parameters and all arrays of the state; and the bytes of every step."""
+        state = self.optimizer.state_dict()
+        arrays = {
+            name: digest(value)
+            for name, value in state.items()
+            if hasattr(value, "__dlpack__")
+        }
+        assert {"worker_error", "server_error"} <= arrays.keys()
+        return arrays | {"params": digest(self.params), "bytes": self.bytes_sent}
+
+
+def failure_of(action: Callable[[], Any]) -> str:
+    """ "CommFailure: text" of what `action` raises; "" if it returns."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001  the test compares it
+        return f"{type(error).__name__}: {error}"
+    return ""

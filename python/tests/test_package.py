@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The installed package: versions, what the module links, what an import costs, doctor."""
+
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import ranks
+import thinwire
+from thinwire import _core
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULE = Path(_core.__file__)
+SYSTEM = {
+    "libc",
+    "libm",
+    "libgcc_s",
+    "libstdc++",
+    "ld-linux-x86-64",
+    "ld-linux-aarch64",
+}
+
+
+def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.quick
+def test_versions_agree() -> None:
+    declared = re.search(r"VERSION ([\d.]+)\n", (ROOT / "CMakeLists.txt").read_text())
+    assert declared
+    assert thinwire.__version__ == declared[1]
+    assert _core.__version__ == declared[1]
+    assert importlib.metadata.version("thinwire") == declared[1]
+
+
+@pytest.mark.quick
+def test_the_module_needs_libc_libstdcxx_and_highway_only() -> None:
+    listed = run("objdump", "-p", str(MODULE))
+    assert listed.returncode == 0, listed.stderr
+    needed = {
+        re.split(r"[.]so|-[0-9a-f]{8}[.]", name)[0]
+        for name in re.findall(r"NEEDED\s+(\S+)", listed.stdout)
+    }
+    assert "libc" in needed
+    assert needed <= SYSTEM | {"libhwy"}
+
+
+@pytest.mark.quick
+def test_the_module_exports_its_entry_only() -> None:
+    listed = run("nm", "-D", "--defined-only", str(MODULE))
+    assert listed.returncode == 0, listed.stderr
+    assert [line.split()[-1] for line in listed.stdout.splitlines()] == ["PyInit__core"]
+
+
+@pytest.mark.quick
+def test_the_wheel_is_at_most_5_mb() -> None:
+    files = importlib.metadata.files("thinwire")
+    assert files
+    # Unpacked: a wheel, being compressed, is smaller.
+    installed = sum(file.size or 0 for file in files if file.suffix == ".so")
+    assert 0 < installed <= 15 * 2**20
+    wheels = list((ROOT / "dist").glob(f"thinwire-{thinwire.__version__}-*.whl"))
+    assert wheels, "scripts/build_wheel makes one"
+    assert max(wheel.stat().st_size for wheel in wheels) <= 5 * 10**6
+
+
+@pytest.mark.quick
+def test_an_import_brings_nothing_else() -> None:
+    code = "import json, sys, thinwire; print(json.dumps(sorted(sys.modules)))"
+    done = run(sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    packages = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    assert "thinwire" in packages
+    assert not packages & {"torch", "numpy", "mpi4py", "transformers", "accelerate"}
+    assert not packages & {"lightning", "safetensors"}
+
+
+def test_optimizers_bring_no_trainer_and_no_mpi() -> None:
+    code = (
+        "import json, sys, thinwire; thinwire.OnebitAdam, thinwire.initialize; "
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    done = run(sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    packages = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    assert "torch" in packages
+    assert not packages & {"mpi4py", "transformers", "accelerate", "lightning"}
+
+
+def test_every_name_is_there() -> None:
+    assert set(thinwire.__all__) <= set(dir(thinwire))
+    for name in thinwire.__all__:
+        assert getattr(thinwire, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'OneBitAdam'"):
+        getattr(thinwire, "OneBitAdam")  # noqa: B009
+
+
+def test_doctor_says_what_there_is() -> None:
+    import torch
+
+    done = run(sys.executable, "-m", "thinwire", "doctor", THINWIRE_NUM_THREADS="3")
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert lines["version"] == thinwire.__version__
+    assert lines["kernels"].startswith(_core.cpu_target())
+    assert lines["threads"] == "3 per rank (THINWIRE_NUM_THREADS)"
+    assert lines["torch"] == f"yes: {torch.__version__}"
+    assert "gloo" in lines["groups"].split()
+    assert done.stdout.splitlines()[-1].startswith("ready: all")
+
+
+def test_doctor_fails_where_torch_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('none here')\n")
+    done = run(sys.executable, "-m", "thinwire", "doctor", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "ready: no: torch cannot be imported (none here)" in done.stdout
+
+
+def doctor_of_a_rank() -> list[str]:
+    done = run(sys.executable, "-m", "thinwire", "doctor")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_doctor_speaks_once_for_all_ranks() -> None:
+    first, second = ranks.succeed(ranks.call(2, __file__, "doctor_of_a_rank"))
+    assert second.value == []
+    of_ranks = [line for line in first.value if line.startswith("ranks")]
+    assert len(of_ranks) == 1
+    assert "2, on 1 host" in of_ranks[0]
+
+
+@pytest.mark.quick
+def test_exit_codes_of_the_program() -> None:
+    program = (sys.executable, "-m", "thinwire")
+    assert run(*program, "--help").returncode == 0
+    shown = run(*program, "--version")
+    assert (shown.returncode, shown.stdout) == (0, f"thinwire {thinwire.__version__}\n")
+    for wrong in ((), ("nurse",), ("doctor", "--all")):
+        done = run(*program, *wrong)
+        assert (done.returncode, done.stdout) == (2, ""), wrong

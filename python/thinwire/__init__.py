@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data-parallel training over thin wires.
+
+Optimizers that average over the ranks themselves, with one bit per element or less:
+
+    optimizer = thinwire.OnebitAdam(model.parameters(), lr=4e-4, freeze_step=2000)
+
+or, in DeepSpeed's habit, thinwire.initialize(). What needs torch is imported when it is
+first named.
+"""
+
+from difflib import get_close_matches
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ._core import __version__
+from .errors import (
+    CommFailure,
+    CorruptCheckpoint,
+    DeviceFailure,
+    Error,
+    FailedPrecondition,
+    InvalidArgument,
+    NonFinite,
+    Unavailable,
+)
+
+if TYPE_CHECKING:
+    from . import checkpoint, comm, errors, integrations, optim
+    from .amp import GradScaler
+    from .checkpoint import LoadReport, load, resume, save
+    from .comm import (
+        Mpi4pyTransport,
+        ProcessGroupTransport,
+        broadcast_buffers,
+        init_distributed,
+        local_gradients,
+        run_local_ranks,
+    )
+    from .config import Config
+    from .engine import Engine, EngineReport, add_config_arguments, initialize
+    from .optim import AdamW, Lamb, OnebitAdam, OnebitLamb, ZeroOneAdam
+    from .report import StepReport
+
+_MODULE_OF = {
+    "AdamW": "optim",
+    "Config": "config",
+    "Engine": "engine",
+    "EngineReport": "engine",
+    "GradScaler": "amp",
+    "Lamb": "optim",
+    "LoadReport": "checkpoint",
+    "Mpi4pyTransport": "comm",
+    "OnebitAdam": "optim",
+    "OnebitLamb": "optim",
+    "ProcessGroupTransport": "comm",
+    "StepReport": "report",
+    "ZeroOneAdam": "optim",
+    "add_config_arguments": "engine",
+    "broadcast_buffers": "comm",
+    "init_distributed": "comm",
+    "initialize": "engine",
+    "load": "checkpoint",
+    "local_gradients": "comm",
+    "resume": "checkpoint",
+    "run_local_ranks": "comm",
+    "save": "checkpoint",
+}
+_MODULES = {"checkpoint", "comm", "integrations", "optim"}
+
+__all__ = [
+    "AdamW",
+    "CommFailure",
+    "Config",
+    "CorruptCheckpoint",
+    "DeviceFailure",
+    "Engine",
+    "EngineReport",
+    "Error",
+    "FailedPrecondition",
+    "GradScaler",
+    "InvalidArgument",
+    "Lamb",
+    "LoadReport",
+    "Mpi4pyTransport",
+    "NonFinite",
+    "OnebitAdam",
+    "OnebitLamb",
+    "ProcessGroupTransport",
+    "StepReport",
+    "Unavailable",
+    "ZeroOneAdam",
+    "__version__",
+    "add_config_arguments",
+    "broadcast_buffers",
+    "checkpoint",
+    "comm",
+    "errors",
+    "init_distributed",
+    "initialize",
+    "integrations",
+    "load",
+    "local_gradients",
+    "optim",
+    "resume",
+    "run_local_ranks",
+    "save",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name in _MODULE_OF:
+        value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value
+    nearest = get_close_matches(name, __all__, 1, 0.8)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+
+
+def __dir__() -> list[str]:
+    return __all__
