@@ -3,9 +3,10 @@
 """Checks what the documents show and where they point.
 
 A C++ block of README.md is a whole file of examples/ without its license line;
-one of docs/ is an excerpt of such a file. tests/install compiles and runs the
-examples against an installed tree, so what the documents show is compiled and
-run as well. A link leads to a file or folder of this repository, and to a
+one of docs/ is an excerpt of such a file. A Python block of either is an excerpt
+of a file of examples/python/. tests/install compiles and runs the C++ examples
+against an installed tree, python/tests those in Python, so what the documents
+show is run as well. A link leads to a file or folder of this repository, and to a
 heading that is there. Links to the web are not followed.
 
 usage: check_docs.py [ROOT]
@@ -18,14 +19,19 @@ from pathlib import Path
 
 BLOCK = re.compile(r"^```([^\n`]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CPP = ("cpp", "c++", "cc")
-LICENSE = re.compile(r"\A// SPDX-License-Identifier:[^\n]*\n")
+PYTHON = ("python", "py")
+LICENSE = re.compile(r"\A(?://|#) SPDX-License-Identifier:[^\n]*\n")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 HEADING = re.compile(r"^#+ +(.*?)\s*$", re.MULTILINE)
 NOT_OURS = {".git", ".venv", "build", "out"}
 
 
-def cpp_blocks(text):
-    return [body for language, body in BLOCK.findall(text) if language.strip() in CPP]
+def blocks(text, languages):
+    return [body for name, body in BLOCK.findall(text) if name.strip() in languages]
+
+
+def is_excerpt(block, examples):
+    return any("\n" + block in "\n" + code for code in examples.values())
 
 
 def nearest(block, name, examples):
@@ -41,15 +47,18 @@ def nearest(block, name, examples):
     return "\n".join(diff)
 
 
-def block_problems(name, text, examples):
-    """One text per C++ block of a document that is no example."""
+def block_problems(name, text, examples, python_examples):
+    """One text per block of a document that is no example."""
     found = []
-    for block in cpp_blocks(text):
+    for block in blocks(text, CPP):
         if name == "README.md":
             if block not in examples.values():
                 found.append(nearest(block, name, examples))
-        elif not any("\n" + block in "\n" + code for code in examples.values()):
+        elif not is_excerpt(block, examples):
             found.append(f"{name}: not an excerpt of an example:\n{block}")
+    for block in blocks(text, PYTHON):
+        if not is_excerpt(block, python_examples):
+            found.append(nearest(block, name, python_examples))
     return found
 
 
@@ -83,17 +92,22 @@ def documents(root):
             yield name.as_posix(), file.read_text()
 
 
-def problems(root):
-    examples = {
+def read_examples(root, pattern):
+    return {
         file.relative_to(root).as_posix(): LICENSE.sub("", file.read_text())
-        for file in sorted((root / "examples").glob("*.cpp"))
+        for file in sorted((root / "examples").glob(pattern))
     }
+
+
+def problems(root):
+    examples = read_examples(root, "*.cpp")
+    python_examples = read_examples(root, "python/*.py")
     found = []
     for name, text in documents(root):
         if name == "README.md" or name.startswith("docs/"):
-            found += block_problems(name, text, examples)
+            found += block_problems(name, text, examples, python_examples)
         found += link_problems(root, name, text)
-    if not cpp_blocks((root / "README.md").read_text()):
+    if not blocks((root / "README.md").read_text(), CPP):
         found.append("README.md has no C++ block")
     return found
 

@@ -7,14 +7,16 @@ import unittest
 import planted_tree
 
 EXAMPLE = "// SPDX-License-Identifier: Apache-2.0\nint a;\nint b;\n"
+PYTHON = "# SPDX-License-Identifier: Apache-2.0\nc = 1\nd = 2\n"
 README = "# Title\n\n```cpp\nint a;\nint b;\n```\n\n[guide](docs/guide.md#two-words)\n"
-GUIDE = "# Guide\n\n## Two `words`\n\n```cpp\nint b;\n```\n\n[up](../README.md)\n"
+GUIDE = "# Guide\n\n## Two `words`\n\n```cpp\nint b;\n```\n\n```python\nd = 2\n```\n\n[up](../README.md)\n"
 
 
 class CheckDocs(unittest.TestCase):
     def run_on(self, readme=README, guide=GUIDE):
         files = {
             "examples/a.cpp": EXAMPLE,
+            "examples/python/c.py": PYTHON,
             "README.md": readme,
             "docs/guide.md": guide,
         }
@@ -36,6 +38,10 @@ class CheckDocs(unittest.TestCase):
     def test_guides_show_excerpts_of_whole_lines(self):
         self.expect("int c;", guide=GUIDE.replace("int b;", "int c;"))
         self.expect("nt b;", guide=GUIDE.replace("int b;", "nt b;"))
+
+    def test_python_blocks_are_excerpts_as_well(self):
+        self.expect("-d = 3", guide=GUIDE.replace("d = 2", "d = 3"))
+        self.expect("-e = 4", readme=README + "```python\ne = 4\n```\n")
 
     def test_links_lead_to_files_and_headings(self):
         self.expect("no such file: docs/x.md", readme=README + "[x](docs/x.md)\n")

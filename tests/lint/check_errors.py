@@ -1,33 +1,77 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that every message in docs/errors.md is one of the sources'.
+"""Checks that every message in docs/errors.md is one of the sources', and that every
+message that python/thinwire raises is in the page's section "python".
 
 In the page … and words in capitals stand for names and numbers. A message may
 be put together in several places ("NAME must be RANGE, got VALUE"), so each part
 between these has to occur in a literal of some source; literals in a row count as one.
+Texts that Python code only hands on, such as the cause of another error, and arguments
+out of range need not be in the page.
 
 usage: check_errors.py [ROOT]
 """
 
+import ast
 import re
 import sys
 from pathlib import Path
 
-FOLDERS = ("src", "include")
+PACKAGE = "python/thinwire"
+FOLDERS = ("apps", "include", "python/bindings", PACKAGE, "src")
 LITERAL = re.compile(r'"((?:\\.|[^"\\\n])*)"')
 COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 CODE = re.compile(r"`([^`]+)`")
 CODE_OF_ERROR = re.compile(r"k[A-Z]\w+")
+STANDS_FOR = r"\{?…\}?|\b[A-Z]{4,}\b(?!_)"
 # What stands for something else: … or {…}, NAME, and what require() puts in.
-PLACEHOLDER = re.compile(r"\{?…\}?|\b[A-Z]{4,}\b(?!_)| must be |, got ")
+PLACEHOLDER = re.compile(STANDS_FOR + "| must be |, got ")
+OUT_OF_RANGE = re.compile(r"\S+ must be [^;]+, got …( of …)?")
+SECTION = "\n### python\n"
+RAISED = {
+    *("CommFailure", "CorruptCheckpoint", "DeviceFailure", "FailedPrecondition"),
+    *("InvalidArgument", "NonFinite", "Unavailable"),
+    *("KeyError", "RuntimeError", "TypeError", "ValueError"),
+}
 
 
-def literals_of(text):
+def literals_of_cpp(text):
     """What is between quotes, in order; neighbours in a row are one."""
     text = COMMENT.sub(lambda match: match.group(1) or " ", text)
     text = re.sub(r'"\s*\n\s*"', "", text)
     found = (match.group(1) for match in LITERAL.finditer(text))
     return "\n".join(found).replace('\\"', '"').replace("{{", "{")
+
+
+def text_of(node):
+    """The string that an expression of Python makes, with … for what it puts in."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of(part) for part in node.values)
+    if isinstance(node, ast.BinOp):
+        return text_of(node.left) + text_of(node.right)
+    return "…"
+
+
+def literals_of_python(text):
+    """All strings but those that stand alone, which are documentation."""
+    nodes = list(ast.walk(ast.parse(text)))
+    alone = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    kinds = (ast.Constant, ast.JoinedStr)
+    found = [n for n in nodes if isinstance(n, kinds) and id(n) not in alone]
+    return "\n".join(text_of(node) for node in found)
+
+
+def raised_in(text):
+    """(line, message) of every error that is made; not of texts from elsewhere."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        kind = getattr(node.func, "id", getattr(node.func, "attr", ""))
+        message = text_of(node.args[0])
+        if kind in RAISED and re.search(r"\w", message):
+            yield node.lineno, message
 
 
 def parts_of(message):
@@ -68,19 +112,44 @@ def problems(page, sources):
         yield 1, "there are no messages here"
 
 
+def pattern_of(message, stands_for):
+    return re.compile(".*".join(map(re.escape, re.split(stands_for, message))))
+
+
+def missing(page, text):
+    """All (line, problem) of a file of Python: what it raises and the page lacks."""
+    section = page.partition(SECTION)[2].partition("\n### ")[0]
+    listed = [message for _, message in messages_of(section)]
+    patterns = [pattern_of(message, STANDS_FOR) for message in listed]
+    for line, message in raised_in(text):
+        if OUT_OF_RANGE.fullmatch(message):
+            continue
+        # Either may say less: the page shortens, sources put in what is elsewhere.
+        own = pattern_of(message, "…")
+        if not any(p.fullmatch(message) for p in patterns) and not any(
+            own.fullmatch(known) for known in listed
+        ):
+            yield line, f"not in docs/errors.md: `{message}`"
+
+
 def main():
     default = Path(__file__).resolve().parents[2]
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else default
-    page = root / "docs" / "errors.md"
-    sources = "\n".join(
-        literals_of(file.read_text(encoding="utf-8"))
-        for folder in FOLDERS
-        for file in sorted((root / folder).rglob("*"))
-        if file.suffix in (".h", ".cpp")
-    )
-    found = list(problems(page.read_text(encoding="utf-8"), sources))
-    for line, problem in found:
-        print(f"docs/errors.md:{line}: {problem}")
+    page = (root / "docs" / "errors.md").read_text(encoding="utf-8")
+    literals, found = [], []
+    for file in sorted(f for folder in FOLDERS for f in (root / folder).rglob("*.*")):
+        if file.suffix in (".h", ".cpp"):
+            literals.append(literals_of_cpp(file.read_text(encoding="utf-8")))
+        elif file.suffix == ".py":
+            text = file.read_text(encoding="utf-8")
+            literals.append(literals_of_python(text))
+            if file.is_relative_to(root / PACKAGE):
+                name = file.relative_to(root)
+                found += [(f"{name}:{n}", what) for n, what in missing(page, text)]
+    for line, problem in problems(page, "\n".join(literals)):
+        found.append((f"docs/errors.md:{line}", problem))
+    for place, problem in found:
+        print(f"{place}: {problem}")
     return 1 if found else 0
 
 
