@@ -165,6 +165,9 @@ def main():
     run = Run(given)
     run.take_steps()
     run.finish()
+    # DDP would keep gloo's threads alive until the interpreter ends, which aborts
+    # a process where one of them then still lets go of a Python object.
+    del run
     dist.destroy_process_group()
 
 
