@@ -58,8 +58,6 @@ def test_what_cannot_be_a_client_state_is_refused_on_all_ranks(tmp_path: Path) -
                 if comm.rank == 0
                 else {},
             )
-        if comm.rank == 0:
-            pass
         with pytest.raises(KeyError, match="reserved"):
             engine.save_checkpoint(tmp_path, client_state={"module": 1})
         for value, text in (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from . import _core
-from .optim._native import require_everywhere
+from .errors import InvalidArgument
 
 T = TypeVar("T")
 
@@ -21,5 +21,12 @@ def agreed(comm: _core.Communicator, body: Callable[[], T]) -> T:
         results.append(body())
     except Exception as error:  # noqa: BLE001  whatever it is, others must not wait
         refusal = error
-    require_everywhere(comm, refusal)
+    texts = comm.gather_texts(
+        "" if refusal is None else f"{type(refusal).__name__}: {refusal}"
+    )
+    if refusal is not None:
+        raise refusal
+    for rank, text in enumerate(texts):
+        if text:
+            raise InvalidArgument(f"rank {rank} refused its arguments: {text}")
     return results[0]

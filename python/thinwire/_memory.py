@@ -14,6 +14,15 @@ from .errors import FailedPrecondition, InvalidArgument
 GRADIENT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
+def require_dense(name: str, gradient: torch.Tensor) -> None:
+    """Local. Raises InvalidArgument naming the parameter."""
+    if gradient.layout != torch.strided:
+        raise InvalidArgument(
+            f"parameter '{name}': its gradient must be dense, got a sparse one; make the "
+            "layer with sparse=False"
+        )
+
+
 class FlatMemory:
     """One array of parameters, `params`, and one of gradients, `grads`.
 
@@ -88,11 +97,8 @@ class FlatMemory:
         """
         found = [p.grad for p in self.parameters]
         for name, gradient in zip(self.names, found, strict=True):
-            if gradient is not None and gradient.layout != torch.strided:
-                raise InvalidArgument(
-                    f"parameter '{name}': its gradient must be dense, got a sparse "
-                    "one; make the layer with sparse=False"
-                )
+            if gradient is not None:
+                require_dense(name, gradient)
         dtypes = {g.dtype for g in found if g is not None and g.numel() > 0}
         flat, views = self.grads, self._gradients
         if dtypes - {self.grads.dtype}:

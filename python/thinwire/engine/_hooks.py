@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import _core
-from ..errors import InvalidArgument
+from .._memory import require_dense
 
 FOREIGN = (
     "gradients were computed by a backward() that is not the engine's, without its loss "
@@ -72,10 +72,7 @@ def _require_dense(
 ) -> Callable[[torch.Tensor], None]:
     # Autograd would add a sparse gradient to a dense one without a word.
     def hook(gradient: torch.Tensor) -> None:
-        if gradient.layout != torch.strided and link() is not None:
-            raise InvalidArgument(
-                f"parameter '{name}': its gradient must be dense, got a sparse one; make "
-                "the layer with sparse=False"
-            )
+        if link() is not None:
+            require_dense(name, gradient)
 
     return hook

@@ -7,26 +7,25 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, NoReturn, TypeVar, cast, overload
+from typing import Any, ClassVar, NoReturn, overload
 
 import torch
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import ParamsT
 
 from .. import _core, _log
+from .._agreement import agreed
 from .._memory import FlatMemory
 from ..errors import FailedPrecondition, InvalidArgument
 from ..report import StepReport
 from . import _state
 from ._edits import Edits
 from ._lifetime import close_user, closing
-from ._native import Native, Training, make_config, make_native, require_everywhere
+from ._native import Native, Training, make_config, make_native
 from ._notices import Notices
 from ._options import CommonKeywords, check_keywords, default, names_of
 from ._parameters import Place, all_parameters, refuse_module, trainable
 from ._settings import Settings
-
-T = TypeVar("T")
 
 
 class _Optimizer(torch.optim.Optimizer):
@@ -71,7 +70,7 @@ class _Optimizer(torch.optim.Optimizer):
         self._join(keywords.get("process_group"))
         try:
             given = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-            self._on_all_ranks(lambda: self._take(params, given))
+            agreed(self._comm, lambda: self._take(params, given))
             self._build()
         except BaseException:
             if self._owns_comm:
@@ -86,16 +85,6 @@ class _Optimizer(torch.optim.Optimizer):
         self._owns_comm = not isinstance(process_group, _core.Communicator)
         self._comm = communicator_for(process_group)
         self._notices = Notices(self._comm)
-
-    def _on_all_ranks(self, body: Callable[[], T]) -> T:
-        """Collective: what `body` returns; a refusal on one rank is one on all."""
-        result, refusal = None, None
-        try:
-            result = body()
-        except Exception as error:  # noqa: BLE001  whatever it is, others must not wait
-            refusal = error
-        require_everywhere(self._comm, refusal)
-        return cast(T, result)
 
     def _take(self, params: ParamsT, given: dict[str, Any]) -> None:
         """Local: makes torch's part of the optimizer."""
@@ -119,7 +108,7 @@ class _Optimizer(torch.optim.Optimizer):
     def _build(self) -> None:
         """Collective: the native optimizer of the present groups, in place of an earlier
         one. Whatever is refused, on whichever rank, changes nothing."""
-        places, config = self._on_all_ranks(self._plan)
+        places, config = agreed(self._comm, self._plan)
         made = make_native(
             self._comm,
             self._given.get("process_group"),
@@ -169,7 +158,7 @@ class _Optimizer(torch.optim.Optimizer):
             torch.optim.Optimizer.add_param_group(self, param_group)
 
         try:
-            self._on_all_ranks(add)
+            agreed(self._comm, add)
             self._build()
         except BaseException:
             del self.param_groups[before:]

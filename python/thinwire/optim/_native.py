@@ -177,17 +177,6 @@ def broadcast_values(comm: _core.Communicator, values: torch.Tensor) -> None:
         values.copy_(on_cpu)
 
 
-def require_everywhere(comm: _core.Communicator, own: Exception | None) -> None:
-    """Collective: if any rank brings an exception, all ranks raise one, so that none
-    waits for another."""
-    texts = comm.gather_texts("" if own is None else f"{type(own).__name__}: {own}")
-    if own is not None:
-        raise own
-    for rank, text in enumerate(texts):
-        if text:
-            raise InvalidArgument(f"rank {rank} refused its arguments: {text}")
-
-
 def _set_numbers(target: Any, group: Mapping[str, Any]) -> None:
     betas = group["betas"]
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
