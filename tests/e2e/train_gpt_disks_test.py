@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Saves of train_gpt on disks that lose their power, and on one that is too small.
+
+usage: train_gpt_disks_test.py PROGRAM MPIEXEC [TEST...]
+
+ext4 in a file is shut down without a flush: what was not synced is gone, as after
+a power cut. Needs root and the right to mount; without them tests are skipped, or
+fail if THINWIRE_REQUIRE names mount. THINWIRE_TEST_LONG=1 takes forty cuts.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import time
+
+import train_gpt_runs
+from train_gpt_runs import Runs
+
+# linux/fs.h, and the flag that drops the journal's unwritten part too.
+FS_IOC_SHUTDOWN = 0x8004587D
+NO_LOG_FLUSH = 2
+FLAGS = (
+    "--optimizer zero_one_adam --freeze-step 2 --batch 2 --save-every 3 --steps 60 "
+    "--comm local --ranks 2 --layers 1 --width 32 --heads 2 --context 16 --quiet"
+)
+CUTS = 40 if "THINWIRE_TEST_LONG" in os.environ else 3
+
+
+def run(*command):
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+class TrainGpt(Runs):
+    def setUp(self):
+        super().setUp()
+        self.place = self.folder / "mounted"
+        self.place.mkdir()
+
+    def mount(self, *how):
+        done = run("mount", *how, str(self.place))
+        if done.returncode == 0:
+            self.addCleanup(run, "umount", str(self.place))
+            return
+        if "mount" in os.environ.get("THINWIRE_REQUIRE", ""):
+            self.fail(f"THINWIRE_REQUIRE asks for mount: {done.stderr}")
+        self.skipTest(f"needs root and the right to mount: {done.stderr.strip()}")
+
+    def unmount(self):
+        # Whoever had files open may take a moment to go.
+        for _ in range(50):
+            if run("umount", str(self.place)).returncode == 0:
+                return
+            time.sleep(0.1)
+        self.fail("the disk stays in use")
+
+    def start(self, name, extra=""):
+        out = f"--out {self.folder / name} {extra}".split()
+        return subprocess.Popen(
+            [train_gpt_runs.PROGRAM, "--data", str(self.text), *FLAGS.split(), *out],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def complete(self, name, extra=""):
+        process = self.start(name, extra)
+        _, errors = process.communicate(timeout=300)
+        self.assertEqual(process.returncode, 0, errors)
+        summary = json.loads((self.folder / name / "summary.json").read_text())
+        return summary["params_checksum"], errors
+
+    def cut_power(self):
+        place = os.open(self.place, os.O_RDONLY)
+        try:
+            fcntl.ioctl(place, FS_IOC_SHUTDOWN, struct.pack("I", NO_LOG_FLUSH))
+        finally:
+            os.close(place)
+
+    def test_power_cuts(self):
+        """At any time, also while it saves or begins: the run goes on from what
+        the disk has kept, to the same end."""
+        empty = self.folder / "empty"
+        with empty.open("wb") as file:
+            file.truncate(64 << 20)
+        if run("mkfs.ext4", "-q", str(empty)).returncode != 0:
+            self.skipTest("needs mkfs.ext4")
+        whole, _ = self.complete("whole")
+        checkpoints = self.place / "checkpoints"
+        on_disk = f"--checkpoints {checkpoints} --resume auto"
+        moments = random.Random(11)
+        resumed = 0
+        for cut in range(CUTS):
+            disk, after = self.folder / f"disk{cut}", self.folder / f"after{cut}"
+            shutil.copyfile(empty, disk)
+            self.mount("-o", "loop", str(disk))
+            process = self.start(f"cut{cut}", on_disk)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=0.2 + moments.random())
+            self.cut_power()
+            process.kill()
+            process.communicate(timeout=60)
+            # Names are never used twice: a mount may live on in another namespace.
+            shutil.copyfile(disk, after)
+            self.unmount()
+            self.mount("-o", "loop", str(after))
+            with self.subTest(cut=cut):
+                checksum, errors = self.complete(f"end{cut}", on_disk)
+                self.assertEqual(checksum, whole, errors)
+                summary = (self.folder / f"end{cut}" / "summary.json").read_text()
+                resumed += "resumed_from" in json.loads(summary)
+            self.unmount()
+            disk.unlink()
+            after.unlink()
+        self.assertGreater(resumed, 0, "no cut came after a save")
+
+    def test_a_disk_that_is_too_small(self):
+        """For any checkpoint, which is found out before it is written, and for
+        more than a few: those stay."""
+        whole, _ = self.complete("whole")
+        for size, holds_some in (("1m", False), ("20m", True)):
+            with self.subTest(size=size):
+                self.mount("-t", "tmpfs", "-o", f"size={size}", "none")
+                checkpoints = self.place / "checkpoints"
+                where = f"--checkpoints {checkpoints} --keep-last 0 --resume auto"
+                process = self.start(size, where)
+                _, errors = process.communicate(timeout=300)
+                self.assertEqual(process.returncode, 1, errors)
+                self.assertRegex(errors, "a checkpoint needs [0-9]+ bytes, [0-9]+ are")
+                self.assertEqual(any(checkpoints.glob("step-*")), holds_some)
+                if holds_some:
+                    elsewhere = f"--resume {self.newest(checkpoints)} --checkpoints"
+                    checksum, errors = self.complete(
+                        "end", f"{elsewhere} {self.folder / 'elsewhere'}"
+                    )
+                    self.assertEqual(checksum, whole, errors)
+                self.unmount()
+
+    @staticmethod
+    def newest(checkpoints):
+        return max(checkpoints.glob("step-*"), key=lambda path: int(path.name[5:]))
+
+
+if __name__ == "__main__":
+    sys.exit(train_gpt_runs.main(sys.modules[__name__], __doc__))
