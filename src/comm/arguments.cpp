@@ -3,7 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "core/require.h"
 
@@ -84,6 +87,72 @@ void require_counts(std::string_view call, std::string_view counts_name,
     reject(fmt::format("{}: {} must add up to {}.size() = {}, got {}", call,
                        counts_name, view_name, view_size, view_size - left));
   }
+}
+
+void require_pieces(std::string_view call, std::span<const Range> pieces,
+                    int world_size, std::string_view view_name,
+                    std::size_t view_size) {
+  if (pieces.size() != static_cast<std::size_t>(world_size)) {
+    reject(fmt::format("{}: pieces.size() must be size() = {}, got {}", call,
+                       world_size, pieces.size()));
+  }
+  std::vector<Range> sorted;
+  for (const Range& piece : pieces)
+    if (piece.size > 0) sorted.push_back(piece);
+  std::sort(sorted.begin(), sorted.end(),
+            [](const Range& a, const Range& b) { return a.offset < b.offset; });
+  std::size_t end = 0;
+  for (const Range& piece : sorted) {
+    if (piece.offset != end || piece.size > view_size - end) break;
+    end = piece.end();
+    if (&piece == &sorted.back() && end == view_size) return;
+  }
+  if (sorted.empty() && view_size == 0) return;
+  reject(fmt::format(
+      "{}: pieces must be neighbours that cover {} = [0, {}), got others from "
+      "{} on",
+      call, view_name, view_size, end));
+}
+
+void require_hosts(const CommunicatorOptions& options, int rank,
+                   int world_size) {
+  constexpr std::string_view kName = "CommunicatorOptions.hosts";
+  const Hosts& hosts = options.hosts;
+  const bool by_host = options.reduction == Reduction::kByHost;
+  require(
+      hosts.is_flat() != by_host, kName,
+      by_host ? "of several ranks each with kByHost" : "flat without kByHost",
+      hosts.ranks_per_host);
+  if (hosts.is_flat()) return;
+  require(hosts.size >= 1 && hosts.ranks_per_host >= 1 &&
+              static_cast<std::int64_t>(hosts.size) * hosts.ranks_per_host ==
+                  world_size &&
+              hosts.ranks.size() == static_cast<std::size_t>(world_size),
+          kName, fmt::format("of all {} ranks", world_size),
+          fmt::format("{} * {}, and {} in .ranks", hosts.size,
+                      hosts.ranks_per_host, hosts.ranks.size()));
+  std::vector<int> sorted = hosts.ranks;
+  std::sort(sorted.begin(), sorted.end());
+  for (int r = 0; r < world_size; ++r)
+    require(sorted[static_cast<std::size_t>(r)] == r, kName,
+            "of every rank once",
+            fmt::format("[{}]", fmt::join(hosts.ranks, " ")));
+  const auto per_host = static_cast<std::size_t>(hosts.ranks_per_host);
+  for (std::size_t at = 1; at < hosts.ranks.size(); ++at) {
+    const std::size_t before = at % per_host == 0 ? at - per_host : at - 1;
+    require(hosts.ranks[before] < hosts.ranks[at], kName,
+            "in the order of ranks",
+            fmt::format("[{}]", fmt::join(hosts.ranks, " ")));
+  }
+  const std::int64_t own =
+      static_cast<std::int64_t>(hosts.index) * hosts.ranks_per_host +
+      hosts.local_rank;
+  require(
+      hosts.index >= 0 && hosts.index < hosts.size && hosts.local_rank >= 0 &&
+          hosts.local_rank < hosts.ranks_per_host &&
+          hosts.ranks[static_cast<std::size_t>(own)] == rank,
+      kName, fmt::format("of rank {}", rank),
+      fmt::format("local rank {} of host {}", hosts.local_rank, hosts.index));
 }
 
 void require_equal(std::string_view call, std::string_view name,

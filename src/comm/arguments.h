@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-#include "thinwire/comm/transport.h"
+#include "thinwire/comm/communicator.h"
 #include "thinwire/core/view.h"
 
 /// What Communicator asks of its arguments. Each throws
@@ -30,6 +30,13 @@ void require_multiple(std::string_view call, std::string_view large_name,
 void require_counts(std::string_view call, std::string_view counts_name,
                     std::span<const std::size_t> counts, int world_size,
                     std::string_view view_name, std::size_t view_size);
+/// One piece per rank; together they are the view, without overlap.
+void require_pieces(std::string_view call, std::span<const Range> pieces,
+                    int world_size, std::string_view view_name,
+                    std::size_t view_size);
+/// Hosts fit the group and this rank, and are there if `reduction` needs them.
+void require_hosts(const CommunicatorOptions& options, int rank,
+                   int world_size);
 void require_equal(std::string_view call, std::string_view name,
                    std::size_t value, std::string_view wanted_name,
                    std::size_t wanted);

@@ -5,14 +5,9 @@
 #include <cstring>
 
 #include "comm/deadline.h"
-#include "comm/reduce.h"
 
 namespace thinwire::comm {
 namespace {
-
-// Most bytes of other ranks' values held at a time: few enough to be added
-// while the cache has them, many enough that latency does not count.
-constexpr std::size_t kScratchBytes = std::size_t{4} << 20;
 
 std::byte* at(View view, std::size_t element) {
   return static_cast<std::byte*>(view.data()) + element * size_of(view.dtype());
@@ -25,32 +20,12 @@ void copy(ConstView from, void* to) {
 
 }  // namespace
 
-std::vector<Range> equal_ranges(std::size_t size, int parts) {
-  const auto count = static_cast<std::size_t>(parts);
-  std::vector<Range> ranges(count);
-  std::size_t offset = 0;
-  for (std::size_t part = 0; part < count; ++part) {
-    ranges[part] = {offset, size / count + (part < size % count ? 1 : 0)};
-    offset = ranges[part].end();
-  }
-  return ranges;
-}
-
-std::vector<Range> ranges_of(std::span<const std::size_t> sizes) {
-  std::vector<Range> ranges;
-  ranges.reserve(sizes.size());
-  std::size_t offset = 0;
-  for (const std::size_t size : sizes) {
-    ranges.push_back({offset, size});
-    offset += size;
-  }
-  return ranges;
-}
-
 Collectives::Collectives(Transport& transport,
-                         const CommunicatorOptions& options)
+                         const CommunicatorOptions& options,
+                         const Routes& routes)
     : transport_(transport),
       options_(options),
+      routes_(routes),
       rank_(transport.rank()),
       size_(transport.size()) {}
 
@@ -89,10 +64,14 @@ void Collectives::all_reduce(View data, ReduceOp op) {
       transport_.native_all_reduce(data, op, next_operation())) {
     return;
   }
-  const std::vector<Range> ranges = equal_ranges(data.size(), size_);
-  const Range own = ranges[static_cast<std::size_t>(rank_)];
-  reduce_own_range(data, ranges, data.subview(own.offset, own.size), op);
-  gather_ranges(data, ranges);
+  const std::size_t sum = size_of(sum_dtype(op, data.dtype()));
+  for (const Range& slice : routes_.slices(data.size(), sum)) {
+    const std::vector<Range> pieces = routes_.pieces(slice);
+    const Range own = pieces[static_cast<std::size_t>(rank_)];
+    const Legs legs = routes_.legs(pieces);
+    reduce(data, legs, data.subview(own.offset, own.size), op);
+    gather(data, legs);
+  }
 }
 
 void Collectives::reduce_scatter(ConstView input, std::span<const Range> pieces,
@@ -100,62 +79,82 @@ void Collectives::reduce_scatter(ConstView input, std::span<const Range> pieces,
   if (size_ == 1) {
     if (input.dtype() == output.dtype()) return copy(input, output.data());
     const void* const source = input.data();
-    return reduce_in_order(op, input.dtype(), {&source, 1}, output);
+    return reduce_in_order({op, input.dtype(), 1}, {&source, 1}, output);
   }
   if (input.empty()) return;
   begin("reduce_scatter");
-  reduce_own_range(input, pieces, output, op);
+  reduce(input, routes_.legs(pieces), output, op);
+}
+
+void Collectives::reduce(ConstView input, const Legs& legs, View output,
+                         ReduceOp op) {
+  if (legs.inside.empty())
+    return reduce_leg(input, legs.across, output, {op, input.dtype(), size_});
+  // A mean is the sum until the last rounding.
+  const ReduceOp sum_op = op == ReduceOp::kMax ? op : ReduceOp::kSum;
+  const DType sum_type = sum_dtype(op, input.dtype());
+  const Leg across = packed(legs.across);
+  const std::size_t elements = across.ranges.back().end();
+  if (sums_.bytes() < elements * size_of(sum_type))
+    sums_ = Buffer(elements * size_of(sum_type), DType::kUInt8);
+  const View sums(sums_.data(), elements, sum_type);
+  std::size_t offset = 0;
+  for (const Leg& leg : legs.inside) {
+    reduce_leg(input, leg, sums.subview(offset, leg.own().size),
+               {sum_op, input.dtype(), size_});
+    offset += leg.own().size;
+  }
+  reduce_leg(sums, across, output, {op, sum_type, size_});
 }
 
 // In blocks that fit the scratch memory, as many on every rank as the longest
 // range has: a rank whose own has ended goes on sending.
-void Collectives::reduce_own_range(ConstView input,
-                                   std::span<const Range> ranges, View output,
-                                   ReduceOp op) {
+void Collectives::reduce_leg(ConstView input, const Leg& leg, View output,
+                             const Reducer& reducer) {
+  const Peers& peers = *leg.peers;
   const std::size_t element = size_of(input.dtype());
-  const auto ranks = static_cast<std::size_t>(size_);
-  const auto self = static_cast<std::size_t>(rank_);
-  std::size_t longest = 0;
-  for (const Range& range : ranges) longest = std::max(longest, range.size);
-  const std::size_t slot_bytes = std::min(
-      kScratchBytes / ranks, longest * element + Buffer::kAlignment - 1);
-  const std::size_t stride = std::max(
-      slot_bytes / Buffer::kAlignment * Buffer::kAlignment, Buffer::kAlignment);
-  const std::size_t block = stride / element;
-  if (scratch_.size() < stride * ranks)
-    scratch_ = Buffer(stride * ranks, DType::kUInt8);
+  const Blocks blocks(leg, element);
+  const std::size_t ranks = peers.ranks.size();
+  if (scratch_.size() < blocks.stride * ranks)
+    scratch_ = Buffer(blocks.stride * ranks, DType::kUInt8);
 
   std::vector<const void*> sources(ranks);
-  for (std::size_t begin = 0; begin < longest; begin += block) {
-    const auto part = [&](std::size_t rank) -> Range {
-      const std::size_t skip = std::min(begin, ranges[rank].size);
-      return {ranges[rank].offset + skip,
-              std::min(block, ranges[rank].size - skip)};
+  for (std::size_t begin = 0; begin < leg.longest; begin += blocks.elements) {
+    const auto part = [&](std::size_t peer) -> Range {
+      const Range whole = leg.ranges[peer];
+      const std::size_t skip = std::min(begin, whole.size);
+      return {whole.offset + skip,
+              std::min(blocks.elements, whole.size - skip)};
     };
-    const Range own = part(self);
+    const Range own = part(peers.self);
     for (std::size_t peer = 0; peer < ranks; ++peer) {
       const Range range = part(peer);
       const ConstView values = input.subview(range.offset, range.size);
       sources[peer] = values.data();
-      if (peer == self) continue;
-      void* slot = scratch_.as<std::byte>().data() + peer * stride;
+      if (peer == peers.self) continue;
+      void* slot = scratch_.as<std::byte>().data() + peer * blocks.stride;
       sources[peer] = slot;
-      send(static_cast<int>(peer), values);
-      receive(static_cast<int>(peer), slot, own.size * element);
+      send(peers.ranks[peer], values);
+      receive(peers.ranks[peer], slot, own.size * element);
     }
     exchange();
     if (own.size > 0)
-      reduce_in_order(op, input.dtype(), sources,
-                      output.subview(begin, own.size));
+      reduce_in_order(reducer, sources, output.subview(begin, own.size));
   }
 }
 
-// Every rank's range is in place on that rank, and then on all.
-void Collectives::gather_ranges(View data, std::span<const Range> places) {
-  const Range own = places[static_cast<std::size_t>(rank_)];
-  for (int peer = 0; peer < size_; ++peer) {
-    if (peer == rank_) continue;
-    const Range range = places[static_cast<std::size_t>(peer)];
+// Every rank's piece is in place on that rank, and then on all.
+void Collectives::gather(View data, const Legs& legs) {
+  gather_leg(data, legs.across);
+  for (const Leg& leg : legs.inside) gather_leg(data, leg);
+}
+
+void Collectives::gather_leg(View data, const Leg& leg) {
+  const Range own = leg.own();
+  for (std::size_t i = 0; i < leg.ranges.size(); ++i) {
+    if (i == leg.peers->self) continue;
+    const int peer = leg.peers->ranks[i];
+    const Range range = leg.ranges[i];
     send(peer, data.subview(own.offset, own.size));
     receive(peer, at(data, range.offset), range.size * size_of(data.dtype()));
   }
@@ -166,7 +165,39 @@ void Collectives::all_gather(ConstView input, View output,
                              std::span<const Range> places) {
   begin("all_gather");
   copy(input, at(output, places[static_cast<std::size_t>(rank_)].offset));
-  gather_ranges(output, places);
+  if (routes_.takes_steps(output.bytes()))
+    gather_in_steps(output, places);
+  else
+    gather(output, routes_.gather_legs(places, output.bytes()));
+}
+
+// Bruck's algorithm: after k steps a rank has the values of 2^k ranks, from its
+// own on and counted round, which are all one message of the next step.
+void Collectives::gather_in_steps(View data, std::span<const Range> places) {
+  const std::size_t element = size_of(data.dtype());
+  const auto place = [&](int after) {
+    return places[static_cast<std::size_t>((rank_ + after) % size_)];
+  };
+  std::vector<std::size_t> ends{0};  // in bytes, of values in that order
+  for (int i = 0; i < size_; ++i)
+    ends.push_back(ends.back() + place(i).size * element);
+  if (scratch_.size() < ends.back())
+    scratch_ = Buffer(ends.back(), DType::kUInt8);
+  std::byte* const values = scratch_.as<std::byte>().data();
+  copy(data.subview(place(0).offset, place(0).size), values);
+  std::size_t here = 1;
+  for (const BruckStep& step : routes_.bruck_steps()) {
+    const auto count = static_cast<std::size_t>(step.count);
+    send(step.to, ConstView(values, ends[count], DType::kUInt8));
+    receive(step.from, values + ends[here], ends[here + count] - ends[here]);
+    exchange();
+    here += count;
+  }
+  for (int i = 1; i < size_; ++i) {
+    const std::size_t begin = ends[static_cast<std::size_t>(i)];
+    copy(ConstView(values + begin, place(i).size * element, DType::kUInt8),
+         at(data, place(i).offset));
+  }
 }
 
 void Collectives::all_to_all(ConstView input, std::span<const Range> sent,

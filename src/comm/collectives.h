@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/reduce.h"
+#include "comm/routes.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/comm/transport.h"
 #include "thinwire/core/buffer.h"
@@ -15,24 +17,19 @@
 
 namespace thinwire::comm {
 
-/// [0, size) in `parts` ranges of which the first size % parts are longer by
-/// one element.
-[[nodiscard]] std::vector<Range> equal_ranges(std::size_t size, int parts);
-/// Ranges of these sizes, one after the other.
-[[nodiscard]] std::vector<Range> ranges_of(std::span<const std::size_t> sizes);
-
-/// The collectives of Communicator over Transport::exchange(), in which every
-/// rank sends straight to every other. For one thread at a time; arguments have
-/// been checked. All throw Error(kCommFailure).
+/// The collectives of Communicator over Transport::exchange(). For one thread
+/// at a time; arguments have been checked. All throw Error(kCommFailure).
 class Collectives {
  public:
-  Collectives(Transport& transport, const CommunicatorOptions& options);
+  Collectives(Transport& transport, const CommunicatorOptions& options,
+              const Routes& routes);
 
-  /// Cut in equal_ranges(), of which each rank reduces its own and sends the
+  /// Cut in Routes::pieces(), of which each rank reduces its own and sends the
   /// result to all.
   void all_reduce(View data, ReduceOp op);
   /// pieces[r] of input is reduced on rank r, there into output, which may be
-  /// its own place in input.
+  /// its own place in input. By host: inside each host, unrounded, then those
+  /// sums between hosts.
   void reduce_scatter(ConstView input, std::span<const Range> pieces,
                       View output, ReduceOp op);
   /// Rank r's input goes to places[r] of output.
@@ -51,18 +48,23 @@ class Collectives {
   void send(int peer, ConstView data);
   void receive(int peer, void* data, std::size_t bytes);
   void exchange();
-  void reduce_own_range(ConstView input, std::span<const Range> ranges,
-                        View output, ReduceOp op);
-  void gather_ranges(View data, std::span<const Range> places);
+  void reduce(ConstView input, const Legs& legs, View output, ReduceOp op);
+  void reduce_leg(ConstView input, const Leg& leg, View output,
+                  const Reducer& reducer);
+  void gather(View data, const Legs& legs);
+  void gather_leg(View data, const Leg& leg);
+  void gather_in_steps(View data, std::span<const Range> places);
 
   Transport& transport_;
   const CommunicatorOptions options_;
+  const Routes& routes_;
   const int rank_;
   const int size_;
   Operation operation_;
   std::vector<SendMessage> sends_;
   std::vector<RecvMessage> receives_;
   Buffer scratch_;  ///< Other ranks' values while they are reduced.
+  Buffer sums_;     ///< Of this host, by host.
 };
 
 }  // namespace thinwire::comm

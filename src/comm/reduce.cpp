@@ -80,11 +80,11 @@ template <class T, class Op, class A>
 // Block by block, so that the accumulators stay in the first-level cache and
 // every source is read once.
 template <class T, class Out, class Op>
-void reduce_into(std::span<const void* const> sources, View output) {
+void reduce_into(int ranks, std::span<const void* const> sources, View output) {
   using Accumulator = typename Traits<T>::Accumulator;
   constexpr std::size_t kBlock = 1024;
   const auto one_share =
-      static_cast<Accumulator>(1.0 / static_cast<double>(sources.size()));
+      static_cast<Accumulator>(1.0 / static_cast<double>(ranks));
   Accumulator sum[kBlock];
   for (std::size_t begin = 0; begin < output.size(); begin += kBlock) {
     const std::size_t n = std::min(kBlock, output.size() - begin);
@@ -99,64 +99,84 @@ void reduce_into(std::span<const void* const> sources, View output) {
 }
 
 template <class T, class Op>
-void reduce_typed(std::span<const void* const> sources, View output) {
-  reduce_into<T, T, Op>(sources, output);
+void reduce_typed(int ranks, std::span<const void* const> sources,
+                  View output) {
+  reduce_into<T, T, Op>(ranks, sources, output);
 }
 
 // Maxima are never widened.
 template <class T, class Op>
-void reduce_half(std::span<const void* const> sources, View output) {
+void reduce_half(int ranks, std::span<const void* const> sources, View output) {
   if constexpr (!std::is_same_v<Op, Max>) {
     if (output.dtype() == DType::kFloat32)
-      return reduce_into<T, float, Op>(sources, output);
+      return reduce_into<T, float, Op>(ranks, sources, output);
   }
-  reduce_into<T, T, Op>(sources, output);
+  reduce_into<T, T, Op>(ranks, sources, output);
+}
+
+// Into half precision: sums of it that were left unrounded so far.
+template <class Op>
+void reduce_float(int ranks, std::span<const void* const> sources,
+                  View output) {
+  switch (output.dtype()) {
+    case DType::kFloat16:
+      return reduce_into<float, Half, Op>(ranks, sources, output);
+    case DType::kBFloat16:
+      return reduce_into<float, BFloat16, Op>(ranks, sources, output);
+    default:
+      return reduce_into<float, float, Op>(ranks, sources, output);
+  }
 }
 
 template <class Op>
-void reduce_floats(DType dtype, std::span<const void* const> sources,
+void reduce_floats(const Reducer& reducer, std::span<const void* const> sources,
                    View output) {
-  switch (dtype) {
+  switch (reducer.dtype) {
     case DType::kFloat32:
-      return reduce_typed<float, Op>(sources, output);
+      return reduce_float<Op>(reducer.ranks, sources, output);
     case DType::kFloat16:
-      return reduce_half<Half, Op>(sources, output);
+      return reduce_half<Half, Op>(reducer.ranks, sources, output);
     case DType::kBFloat16:
-      return reduce_half<BFloat16, Op>(sources, output);
+      return reduce_half<BFloat16, Op>(reducer.ranks, sources, output);
     case DType::kFloat64:
-      return reduce_typed<double, Op>(sources, output);
+      return reduce_typed<double, Op>(reducer.ranks, sources, output);
     default:
       return;
   }
 }
 
 template <class Op>
-void reduce_any(DType dtype, std::span<const void* const> sources,
+void reduce_any(const Reducer& reducer, std::span<const void* const> sources,
                 View output) {
-  switch (dtype) {
+  switch (reducer.dtype) {
     case DType::kInt32:
-      return reduce_typed<std::int32_t, Op>(sources, output);
+      return reduce_typed<std::int32_t, Op>(reducer.ranks, sources, output);
     case DType::kInt64:
-      return reduce_typed<std::int64_t, Op>(sources, output);
+      return reduce_typed<std::int64_t, Op>(reducer.ranks, sources, output);
     case DType::kUInt8:
-      return reduce_typed<std::uint8_t, Op>(sources, output);
+      return reduce_typed<std::uint8_t, Op>(reducer.ranks, sources, output);
     default:
-      return reduce_floats<Op>(dtype, sources, output);
+      return reduce_floats<Op>(reducer, sources, output);
   }
 }
 
 }  // namespace
 
-void reduce_in_order(ReduceOp op, DType dtype,
+void reduce_in_order(const Reducer& reducer,
                      std::span<const void* const> sources, View output) {
-  switch (op) {
+  switch (reducer.op) {
     case ReduceOp::kSum:
-      return reduce_any<Sum>(dtype, sources, output);
+      return reduce_any<Sum>(reducer, sources, output);
     case ReduceOp::kMax:
-      return reduce_any<Max>(dtype, sources, output);
+      return reduce_any<Max>(reducer, sources, output);
     case ReduceOp::kMean:
-      return reduce_floats<Mean>(dtype, sources, output);
+      return reduce_floats<Mean>(reducer, sources, output);
   }
+}
+
+DType sum_dtype(ReduceOp op, DType dtype) noexcept {
+  const bool is_half = dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+  return is_half && op != ReduceOp::kMax ? DType::kFloat32 : dtype;
 }
 
 }  // namespace thinwire::comm

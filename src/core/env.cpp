@@ -16,6 +16,8 @@ namespace thinwire::env {
 
 namespace {
 
+constexpr std::int64_t kMostRanks = 1 << 30;
+
 std::optional<std::string> read(const char* name) {
   const char* value = std::getenv(name);
   if (value == nullptr || *value == '\0') return std::nullopt;
@@ -32,7 +34,19 @@ std::optional<std::int64_t> take_integer(std::string_view& text) {
   return value;
 }
 
-[[noreturn]] void reject_value(const char* name, const char* accepts,
+// The whole value as an integer of at least `least`; nullopt if it is none, or
+// not set: for variables that are not ours to complain of.
+std::optional<int> announced(const char* name, std::int64_t least) {
+  const auto value = read(name);
+  if (!value) return std::nullopt;
+  std::string_view text = *value;
+  const auto number = take_integer(text);
+  if (!number || !text.empty() || *number < least || *number > kMostRanks)
+    return std::nullopt;
+  return static_cast<int>(*number);
+}
+
+[[noreturn]] void reject_value(const char* name, const std::string& accepts,
                                const std::string& value) {
   reject(fmt::format("{} must be {}, got '{}'", name, accepts, value));
 }
@@ -70,6 +84,35 @@ Prefetch prefetch() {
   reject_value(kName, "auto, on or off", *value);
 }
 
+int ranks_per_host() {
+  constexpr const char* kName = "THINWIRE_RANKS_PER_HOST";
+  const auto value = read(kName);
+  if (!value) return 0;
+  const auto count = announced(kName, 1);
+  if (!count)
+    reject_value(kName, fmt::format("an integer in [1, {}]", kMostRanks),
+                 *value);
+  return *count;
+}
+
+std::optional<Announced> launched_on_host(int ranks) {
+  struct Launcher {
+    const char* all;
+    const char* on_host;
+  };
+  // Open MPI's mpirun, MPICH's, torchrun. One may have started the other: a job
+  // of this many ranks is only one of them.
+  for (const Launcher& launcher :
+       {Launcher{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+        Launcher{"PMI_SIZE", "MPI_LOCALNRANKS"},
+        Launcher{"WORLD_SIZE", "LOCAL_WORLD_SIZE"}}) {
+    const auto on_host = announced(launcher.on_host, 1);
+    if (on_host && announced(launcher.all, 1) == ranks)
+      return Announced{launcher.on_host, *on_host};
+  }
+  return std::nullopt;
+}
+
 int launched_ranks() {
   // Set by Open MPI's mpirun, MPICH's and SLURM's PMI, and srun for a step.
   std::int64_t most = 1;
@@ -80,7 +123,7 @@ int launched_ranks() {
     std::string_view text = *value;
     most = std::max(most, take_integer(text).value_or(1));
   }
-  return static_cast<int>(std::min<std::int64_t>(most, 1 << 30));
+  return static_cast<int>(std::min<std::int64_t>(most, kMostRanks));
 }
 
 bool launched_by_mpirun() {
@@ -91,12 +134,8 @@ bool launched_by_mpirun() {
 std::optional<int> launched_rank() {
   for (const char* name :
        {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
-    const auto value = read(name);
-    if (!value) continue;
-    std::string_view text = *value;
-    const auto rank = take_integer(text);
-    if (rank && text.empty() && *rank >= 0 && *rank < launched_ranks())
-      return static_cast<int>(*rank);
+    const auto rank = announced(name, 0);
+    if (rank && *rank < launched_ranks()) return rank;
   }
   return std::nullopt;
 }

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "support/environment.h"
 #include "support/errors.h"
@@ -158,6 +160,49 @@ TEST(LaunchedRanks, IsOneForWhatIsNoNumber) {
   for (const char* text : {"", "many", "-3", "0"}) {
     const ScopedVariable variable("PMI_SIZE", text);
     EXPECT_EQ(launched_ranks(), 1) << text;
+  }
+}
+
+TEST(RanksPerHost, IsAPositiveNumberOrNotSet) {
+  const ScopedVariable none("THINWIRE_RANKS_PER_HOST", nullptr);
+  EXPECT_EQ(ranks_per_host(), 0);
+  const ScopedVariable eight("THINWIRE_RANKS_PER_HOST", "8");
+  EXPECT_EQ(ranks_per_host(), 8);
+  for (const char* text :
+       {"0", "-2", "two", "2x", "1073741825", "99999999999999"}) {
+    const ScopedVariable wrong("THINWIRE_RANKS_PER_HOST", text);
+    test::expect_error(
+        ErrorCode::kInvalidArgument,
+        {"THINWIRE_RANKS_PER_HOST", "an integer in [1, 1073741824]", text},
+        [] { (void)ranks_per_host(); });
+  }
+}
+
+// A launcher inside another one's job counts the ranks of its own.
+TEST(LaunchedOnHost, IsThatOfAJobOfThisSize) {
+  struct Names {
+    const char* all;
+    const char* on_host;
+  };
+  const Names launchers[] = {
+      {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+      {"PMI_SIZE", "MPI_LOCALNRANKS"},
+      {"WORLD_SIZE", "LOCAL_WORLD_SIZE"}};
+  std::vector<std::unique_ptr<ScopedVariable>> unset;
+  for (const Names& names : launchers)
+    for (const char* name : {names.all, names.on_host})
+      unset.push_back(std::make_unique<ScopedVariable>(name, nullptr));
+  EXPECT_FALSE(launched_on_host(1).has_value());
+  for (const Names& names : launchers) {
+    const ScopedVariable all(names.all, "8");
+    EXPECT_FALSE(launched_on_host(8).has_value());
+    const ScopedVariable on_host(names.on_host, "4");
+    EXPECT_FALSE(launched_on_host(4).has_value());
+    ASSERT_TRUE(launched_on_host(8).has_value());
+    EXPECT_EQ(launched_on_host(8)->value, 4);
+    EXPECT_EQ(launched_on_host(8)->variable, names.on_host);
+    const ScopedVariable wrong(names.on_host, "some");
+    EXPECT_FALSE(launched_on_host(8).has_value());
   }
 }
 

@@ -31,6 +31,8 @@ inline bool same_bits(BFloat16 a, BFloat16 b) {
   return same_bits(to_float(a), to_float(b));
 }
 inline bool same_bits(std::uint32_t a, std::uint32_t b) { return a == b; }
+inline bool same_bits(std::uint16_t a, std::uint16_t b) { return a == b; }
+inline bool same_bits(std::uint8_t a, std::uint8_t b) { return a == b; }
 
 inline double shown(double value) { return value; }
 inline double shown(Half value) { return to_float(value); }

@@ -4,15 +4,32 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "thinwire/comm/transport.h"
 #include "thinwire/comm/work.h"
+#include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/view.h"
 
 namespace thinwire::comm {
+
+/// Which ranks of a group share a host: all hosts hold equally many. Hosts are
+/// in the order of their lowest rank, the ranks of a host in theirs.
+struct Hosts {
+  int size = 1;            ///< Hosts, H.
+  int index = 0;           ///< Of this rank's host, in [0, H).
+  int ranks_per_host = 1;  ///< G; 1: flat.
+  int local_rank = 0;      ///< Of this rank on its host, in [0, G).
+  /// The rank that is local rank l of host h, at h * G + l; empty where flat.
+  std::vector<int> ranks{};
+
+  [[nodiscard]] bool is_flat() const noexcept { return ranks_per_host == 1; }
+  bool operator==(const Hosts&) const = default;
+};
 
 /// How all_reduce and reduce_scatter form their sums.
 enum class Reduction {
@@ -21,12 +38,19 @@ enum class Reduction {
   kRankOrder,
   /// The backend's own all-reduce where it has one.
   kNative,
+  /// Inside each host first, in rank order, unrounded; then the hosts' sums, in
+  /// the order of hosts. 1/G of the bytes of kRankOrder cross a host's network
+  /// card, of 16-bit sums twice that. all_gather goes by host too, all others
+  /// as in kRankOrder.
+  kByHost,
 };
 
 struct CommunicatorOptions {
   /// How long one collective may take, > 0.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   Reduction reduction = Reduction::kRankOrder;
+  /// Of this group; flat if, and only if, `reduction` is not kByHost.
+  Hosts hosts{};
 };
 
 /// What this rank has handed to its transport since construction. kNative is
@@ -34,7 +58,15 @@ struct CommunicatorOptions {
 struct Counters {
   std::uint64_t bytes_sent = 0;   ///< Payload to other ranks, no headers.
   std::uint64_t collectives = 0;  ///< Calls below, whatever they are made of.
+  std::uint64_t messages = 0;     ///< To other ranks.
+  /// Of bytes_sent, what went to ranks of other hosts: all of it where flat.
+  std::uint64_t bytes_between_hosts = 0;
+  /// In which a collective was under way, of completed ones; those of several
+  /// groups are added up.
+  double busy_seconds = 0;
 };
+
+struct HostGroups;  // hosts.h
 
 /// The ranks of one group, and collectives among them. Every call below is
 /// collective: all ranks make the same calls in the same order with fitting
@@ -60,7 +92,10 @@ class Communicator {
   /// "local", "mpi", ...
   [[nodiscard]] std::string_view backend() const noexcept;
   [[nodiscard]] std::chrono::milliseconds timeout() const noexcept;
-  /// Of completed and queued collectives; split groups count for themselves.
+  /// As its options say. Flat: every rank is a host of its own, in rank order.
+  [[nodiscard]] const Hosts& hosts() const noexcept;
+  /// Of completed and queued collectives, those of split_by_host()'s groups
+  /// included; split groups count for themselves.
   [[nodiscard]] Counters counters() const noexcept;
 
   /// In place: every rank gets the sum, the largest or the mean of all ranks'
@@ -89,7 +124,19 @@ class Communicator {
                                           std::span<const std::size_t> counts,
                                           ReduceOp op = ReduceOp::kSum);
 
+  /// The same where rank r's piece of the input is pieces[r]. Together they are
+  /// all of it; they may lie in any order. By host, pieces of one local rank
+  /// should be neighbours in the order of hosts: then they travel together.
+  void reduce_scatter(ConstView input, View output,
+                      std::span<const Range> pieces,
+                      ReduceOp op = ReduceOp::kSum);
+  [[nodiscard]] Work queue_reduce_scatter(ConstView input, View output,
+                                          std::span<const Range> pieces,
+                                          ReduceOp op = ReduceOp::kSum);
+
   /// output[r] = rank r's input; output.size() == size() * input.size().
+  /// Of 64 KiB in all and less, over more than 8 ranks, in ceil(log2(size()))
+  /// steps of one message each.
   /// `input` may be its own place in `output`.
   void all_gather(ConstView input, View output);
   [[nodiscard]] Work queue_all_gather(ConstView input, View output);
@@ -100,6 +147,12 @@ class Communicator {
                   std::span<const std::size_t> counts);
   [[nodiscard]] Work queue_all_gather(ConstView input, View output,
                                       std::span<const std::size_t> counts);
+
+  /// The same where rank r's place in the output is pieces[r], as in
+  /// reduce_scatter().
+  void all_gather(ConstView input, View output, std::span<const Range> pieces);
+  [[nodiscard]] Work queue_all_gather(ConstView input, View output,
+                                      std::span<const Range> pieces);
 
   /// Piece r of `input` goes to rank r, piece r of `output` comes from it; all
   /// pieces equal. They must not overlap.
@@ -121,6 +174,12 @@ class Communicator {
   /// Returns when every rank has come here.
   void barrier();
 
+  /// Local, queued: body() runs when its turn among this rank's collectives has
+  /// come, on the thread that runs them: those queued behind it wait for it. It
+  /// must not wait for any of those. If it throws, they fail, as after
+  /// give_up(). In a group of one it runs at once. No collective is counted.
+  [[nodiscard]] Work queue_local(std::function<void()> body);
+
   /// Local: returns when all that this rank has queued is done. Throws
   /// Error(kCommFailure) if some of it has failed.
   void finish_queued();
@@ -131,10 +190,19 @@ class Communicator {
   void give_up(std::string_view reason) noexcept;
 
   /// The communicator of the ranks that give the same `color` (>= 0), ordered
-  /// by `key`, then by rank, with the same options; null for a color below 0.
+  /// by `key`, then by rank, with the same options but flat; null for a color
+  /// below 0.
   [[nodiscard]] std::unique_ptr<Communicator> split(int color, int key = 0);
 
+  /// The same ranks again, with collectives by host (Reduction::kByHost): what
+  /// optimizers on it exchange crosses a host's network card once. `hosts` is
+  /// find_hosts()'s; flat ones give an ordinary communicator. Throws
+  /// Error(kInvalidArgument), before anything is sent, if they do not fit this
+  /// group and rank.
+  [[nodiscard]] std::unique_ptr<Communicator> by_host(const Hosts& hosts);
+
  private:
+  friend HostGroups split_by_host(Communicator& comm);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

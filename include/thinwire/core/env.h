@@ -25,6 +25,18 @@ enum class Prefetch { kAuto, kOn, kOff };
 /// THINWIRE_PREFETCH ("auto", "on", "off"); kAuto when not set.
 [[nodiscard]] Prefetch prefetch();
 
+/// THINWIRE_RANKS_PER_HOST, >= 1; 0 when not set.
+[[nodiscard]] int ranks_per_host();
+
+/// What a launcher announced in one of its variables.
+struct Announced {
+  std::string variable;
+  int value = 0;
+};
+/// How many ranks of a job of `ranks` are on this host, if the launcher of such
+/// a job said so (mpirun, torchrun).
+[[nodiscard]] std::optional<Announced> launched_on_host(int ranks);
+
 /// How many ranks the launcher that started this process (mpirun, srun)
 /// announced in its variables; 1 when there was none.
 [[nodiscard]] int launched_ranks();

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "comm/collectives.h"
+#include "comm/completion.h"
+#include "comm/queue.h"
+#include "comm/routes.h"
+#include "thinwire/comm/communicator.h"
+
+namespace thinwire::comm {
+
+/// What Counters says, and who else counts it.
+struct Tally {
+  std::atomic<std::uint64_t> bytes_sent = 0;
+  std::atomic<std::uint64_t> bytes_between = 0;
+  std::atomic<std::uint64_t> messages = 0;
+  std::atomic<std::uint64_t> busy_nanoseconds = 0;
+  std::atomic<std::uint64_t> calls = 0;
+  std::shared_ptr<Tally> parent;
+
+  void add_call(const Traffic& traffic) {
+    bytes_sent.fetch_add(traffic.bytes, kRelaxed);
+    bytes_between.fetch_add(traffic.bytes_between_hosts, kRelaxed);
+    messages.fetch_add(traffic.messages, kRelaxed);
+    calls.fetch_add(1, kRelaxed);
+    if (parent) parent->add_call(traffic);
+  }
+  void add_busy(std::chrono::nanoseconds time) {
+    busy_nanoseconds.fetch_add(static_cast<std::uint64_t>(time.count()),
+                               kRelaxed);
+    if (parent) parent->add_busy(time);
+  }
+
+  static constexpr auto kRelaxed = std::memory_order_relaxed;
+};
+
+/// What a communicator is made of, and how its collectives get on its thread.
+struct Communicator::Impl {
+  Impl(std::unique_ptr<Transport> owned, const CommunicatorOptions& chosen);
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  ~Impl() {
+    // The caller is not coming back: peers must not wait for their time-out,
+    // nor this destructor for them.
+    if (std::uncaught_exceptions() > exceptions_before)
+      give_up("its communicator was destroyed by an exception");
+  }
+
+  void give_up(const std::string& reason) {
+    queue.cancel(reason);
+    transport->give_up(reason);
+  }
+
+  Work push(std::string_view name, std::function<void()> run) {
+    Work work;
+    if (size == 1) {
+      run();
+    } else {
+      work.state_ = std::make_shared<Work::State>(std::string(name));
+      queue.push(work.state_, std::move(run));
+    }
+    return work;
+  }
+
+  Work start(std::string_view name, const Traffic& traffic,
+             std::function<void()> run) {
+    Work work = push(name, [this, run = std::move(run)] {
+      const auto begin = std::chrono::steady_clock::now();
+      run();
+      if (size > 1) tally->add_busy(std::chrono::steady_clock::now() - begin);
+    });
+    tally->add_call(traffic);
+    return work;
+  }
+
+  [[nodiscard]] std::size_t self() const {
+    return static_cast<std::size_t>(rank);
+  }
+
+  std::unique_ptr<Communicator> split(int color, int key,
+                                      const CommunicatorOptions& chosen);
+  Work start_reduce_scatter(ConstView input, std::vector<Range> pieces,
+                            View output, ReduceOp op);
+  Work start_all_gather(ConstView input, View output,
+                        std::vector<Range> places);
+  Work start_all_to_all(ConstView input, std::vector<Range> sent, View output,
+                        std::vector<Range> received);
+
+  const std::unique_ptr<Transport> transport;
+  const int rank;
+  const int size;
+  const CommunicatorOptions options;
+  const Routes routes;
+  const int exceptions_before = std::uncaught_exceptions();
+  const std::shared_ptr<Tally> tally = std::make_shared<Tally>();
+  Collectives collectives;
+  Queue queue;  // last: its thread uses all of the above
+};
+
+}  // namespace thinwire::comm

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/comm/hosts.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <numeric>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "comm/hosts_of.h"
+#include "core/require.h"
+#include "thinwire/comm/agreement.h"
+#include "thinwire/core/checksum.h"
+#include "thinwire/core/env.h"
+#include "thinwire/core/log.h"
+
+namespace thinwire::comm {
+namespace {
+
+constexpr std::string_view kRanksPerHost =
+    "ranks_per_host (or THINWIRE_RANKS_PER_HOST)";
+
+// Containers of one machine have one boot id and host names of their own.
+std::int64_t host_checksum() {
+  std::string id;
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  if (!std::getline(file, id) || id.empty()) {
+    std::array<char, 256> name{};
+    if (gethostname(name.data(), name.size() - 1) == 0) id = name.data();
+  }
+  return static_cast<std::int64_t>(checksum(id));
+}
+
+// The ranks of every host, hosts in the order of their lowest rank.
+std::vector<std::vector<int>> together(std::span<const OnHost> all) {
+  std::vector<std::vector<int>> hosts;
+  std::vector<std::int64_t> names;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const auto at = static_cast<std::size_t>(
+        std::find(names.begin(), names.end(), all[rank].host) - names.begin());
+    if (at == names.size()) {
+      names.push_back(all[rank].host);
+      hosts.emplace_back();
+    }
+    hosts[at].push_back(static_cast<int>(rank));
+  }
+  return hosts;
+}
+
+std::vector<std::vector<int>> told(std::span<const OnHost> all) {
+  const std::int64_t per_host = all.front().ranks_per_host;
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank].ranks_per_host != per_host)
+      reject(
+          fmt::format("ranks_per_host must be the same on all ranks, got {} "
+                      "on rank 0 and {} on rank {}",
+                      per_host, all[rank].ranks_per_host, rank));
+  }
+  const auto ranks = static_cast<std::int64_t>(all.size());
+  require(ranks % per_host == 0, kRanksPerHost,
+          fmt::format("a divisor of the number of ranks, {}", ranks), per_host);
+  std::vector<std::vector<int>> hosts(
+      static_cast<std::size_t>(ranks / per_host));
+  for (int rank = 0; rank < static_cast<int>(ranks); ++rank)
+    hosts[static_cast<std::size_t>(rank / per_host)].push_back(rank);
+  return hosts;
+}
+
+void require_as_announced(const std::vector<std::vector<int>>& hosts,
+                          std::span<const OnHost> all,
+                          const std::string& variable) {
+  for (const std::vector<int>& host : hosts) {
+    for (const int rank : host) {
+      const std::int64_t said = all[static_cast<std::size_t>(rank)].announced;
+      if (said != 0 && said != static_cast<std::int64_t>(host.size()))
+        reject(fmt::format(
+            "find_hosts: {} ranks have the boot id or host name of rank {}, "
+            "but {} = {}; set THINWIRE_RANKS_PER_HOST to the number that "
+            "shares a network card",
+            host.size(), rank,
+            variable.empty() ? "what its launcher said" : variable, said));
+    }
+  }
+}
+
+Hosts hosts_of_rank(const std::vector<std::vector<int>>& hosts, int rank,
+                    std::string& why) {
+  const std::size_t per_host = hosts.front().size();
+  const auto ranks = std::accumulate(
+      hosts.begin(), hosts.end(), std::size_t{0},
+      [](std::size_t sum, const auto& host) { return sum + host.size(); });
+  Hosts flat{.size = static_cast<int>(ranks), .index = rank};
+  if (ranks == 1) return flat;
+  if (hosts.size() == 1) {
+    why = fmt::format("all {} ranks are on one host", ranks);
+    return flat;
+  }
+  std::vector<std::size_t> sizes;
+  for (const auto& host : hosts) sizes.push_back(host.size());
+  if (std::any_of(sizes.begin(), sizes.end(),
+                  [&](std::size_t size) { return size != per_host; })) {
+    why = fmt::format("hosts hold unequal numbers of ranks: {}",
+                      fmt::join(sizes, ", "));
+    return flat;
+  }
+  if (per_host == 1) return flat;
+  Hosts result{.size = static_cast<int>(hosts.size()),
+               .ranks_per_host = static_cast<int>(per_host)};
+  for (std::size_t host = 0; host < hosts.size(); ++host) {
+    for (std::size_t local = 0; local < per_host; ++local) {
+      result.ranks.push_back(hosts[host][local]);
+      if (hosts[host][local] != rank) continue;
+      result.index = static_cast<int>(host);
+      result.local_rank = static_cast<int>(local);
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+Hosts hosts_of(std::span<const OnHost> all, int rank,
+               const std::string& variable, std::string& why) {
+  why.clear();
+  const auto found = together(all);
+  const bool is_told =
+      std::any_of(all.begin(), all.end(),
+                  [](const OnHost& one) { return one.ranks_per_host != 0; });
+  if (!is_told) {
+    require_as_announced(found, all, variable);
+    return hosts_of_rank(found, rank, why);
+  }
+  const auto hosts = told(all);
+  if (rank == 0 && hosts != found)
+    log(LogLevel::kInfo,
+        fmt::format("ranks_per_host = {} makes {} hosts; by boot id or host "
+                    "name they would be {}",
+                    hosts.front().size(), hosts.size(), found.size()));
+  return hosts_of_rank(hosts, rank, why);
+}
+
+std::vector<int> ranks_by_place(const Hosts& hosts) {
+  std::vector<int> ranks(static_cast<std::size_t>(hosts.size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  if (hosts.is_flat()) return ranks;
+  ranks.clear();
+  for (int local = 0; local < hosts.ranks_per_host; ++local)
+    for (int host = 0; host < hosts.size; ++host)
+      ranks.push_back(hosts.ranks[static_cast<std::size_t>(
+          host * hosts.ranks_per_host + local)]);
+  return ranks;
+}
+
+Hosts find_hosts(Communicator& comm, const HostOptions& options,
+                 std::string* why) {
+  OnHost own;
+  std::string variable;
+  require_everywhere(comm, [&] {
+    require(options.ranks_per_host >= 0, "HostOptions.ranks_per_host", ">= 0",
+            options.ranks_per_host);
+    own.ranks_per_host = options.ranks_per_host > 0 ? options.ranks_per_host
+                                                    : env::ranks_per_host();
+    own.host = host_checksum();
+    // A launcher counts processes, and all local ranks are in one.
+    if (comm.backend() == "local") return;
+    if (const auto said = env::launched_on_host(comm.size())) {
+      own.announced = said->value;
+      variable = said->variable;
+    }
+  });
+  constexpr std::size_t kWords = sizeof(OnHost) / sizeof(std::int64_t);
+  const std::array<std::int64_t, kWords> words{own.host, own.ranks_per_host,
+                                               own.announced};
+  std::vector<std::int64_t> gathered(kWords *
+                                     static_cast<std::size_t>(comm.size()));
+  comm.all_gather(words, gathered);
+  std::vector<OnHost> all;
+  for (std::size_t at = 0; at < gathered.size(); at += kWords)
+    all.push_back({gathered[at], gathered[at + 1], gathered[at + 2]});
+  std::string reason;
+  Hosts hosts = hosts_of(all, comm.rank(), variable, reason);
+  if (why != nullptr) *why = std::move(reason);
+  return hosts;
+}
+
+}  // namespace thinwire::comm

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "thinwire/comm/communicator.h"
+
+namespace thinwire::comm {
+
+/// What a rank knows of its host.
+struct OnHost {
+  std::int64_t host = 0;            ///< The same for ranks that share one.
+  std::int64_t ranks_per_host = 0;  ///< As it was told; 0: not.
+  std::int64_t announced = 0;  ///< Ranks on it, by the launcher; 0: unsaid.
+};
+
+/// find_hosts() of rank `rank`, from what all ranks know: the same result, or
+/// Error, on all of them. `variable` names where `announced` comes from.
+[[nodiscard]] Hosts hosts_of(std::span<const OnHost> all, int rank,
+                             const std::string& variable, std::string& why);
+
+}  // namespace thinwire::comm

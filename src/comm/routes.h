@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "thinwire/comm/communicator.h"
+#include "thinwire/core/parameter_layout.h"
+
+namespace thinwire::comm {
+
+/// [0, size) in `parts` ranges of which the first size % parts are longer by
+/// one element.
+[[nodiscard]] std::vector<Range> equal_ranges(std::size_t size, int parts);
+/// Ranges of these sizes, one after the other.
+[[nodiscard]] std::vector<Range> ranges_of(std::span<const std::size_t> sizes);
+
+/// What a rank hands to its transport.
+struct Traffic {
+  std::uint64_t bytes = 0;
+  std::uint64_t bytes_between_hosts = 0;
+  std::uint64_t messages = 0;
+
+  Traffic& operator+=(const Traffic& more);
+};
+
+/// Some ranks of the group, this one among them, in the order of their values
+/// in sums.
+struct Peers {
+  std::vector<int> ranks;
+  std::size_t self = 0;  ///< Where this rank is among them.
+};
+
+/// Peers that send straight to each other, and what is whose of an array. In a
+/// reduction ranges[i] goes to peer i, from all; in a gather it comes from peer
+/// i, to all.
+struct Leg {
+  const Peers* peers = nullptr;
+  std::vector<Range> ranges;
+  /// The longest range of this leg on any rank of the group: all of them take
+  /// as many exchanges.
+  std::size_t longest = 0;
+
+  [[nodiscard]] Range own() const { return ranges[peers->self]; }
+};
+
+/// The legs of a collective: a reduction takes them from the inside outwards, a
+/// gather the other way round.
+struct Legs {
+  std::vector<Leg> inside;  ///< Empty where flat.
+  Leg across;               ///< Among all ranks, or between hosts.
+};
+
+/// The same of an array that holds these ranges alone, one after the other.
+[[nodiscard]] Leg packed(Leg leg);
+
+/// In which parts a leg's reduction is done, so that what others send fits the
+/// scratch memory.
+struct Blocks {
+  Blocks(const Leg& leg, std::size_t element_bytes);
+  std::size_t elements = 0;  ///< Of each range at a time.
+  std::size_t stride = 0;    ///< Bytes from one peer's slot to the next.
+};
+
+/// One step of a gather by Bruck's algorithm: to rank `to` go the values of
+/// `count` ranks from this one on, counted round; from rank `from` come those
+/// of as many from it on.
+struct BruckStep {
+  int to = 0;
+  int from = 0;
+  int count = 0;
+};
+
+/// Who sends what to whom in the collectives of one rank: straight to every
+/// other, or by host.
+class Routes {
+ public:
+  Routes(int rank, int size, const Hosts& hosts);
+  Routes(const Routes&) = delete;
+  Routes& operator=(const Routes&) = delete;
+
+  /// Of a collective in which rank r has pieces[r]. By host: inside, a local
+  /// rank has the pieces of all ranks that have it too, which takes one leg
+  /// where those are neighbours for every local rank, else one per host, whose
+  /// pieces it is about.
+  [[nodiscard]] Legs legs(std::span<const Range> pieces) const;
+  /// An all-reduce's array, cut so that a host's sums fit the scratch memory.
+  [[nodiscard]] std::vector<Range> slices(std::size_t size,
+                                          std::size_t sum_bytes) const;
+  /// Nearly equal pieces of `slice` by rank, in the order of places.
+  [[nodiscard]] std::vector<Range> pieces(Range slice) const;
+  /// Of a gather of so many bytes in all. Where there are few, a message costs
+  /// more than what it carries: they go straight, whatever the hosts.
+  [[nodiscard]] Legs gather_legs(std::span<const Range> places,
+                                 std::size_t bytes) const;
+  /// Whether such a gather takes bruck_steps() instead.
+  [[nodiscard]] bool takes_steps(std::size_t bytes) const noexcept;
+  [[nodiscard]] std::vector<BruckStep> bruck_steps() const;
+
+  // ---- what this rank sends; sizes of elements in bytes
+  [[nodiscard]] Traffic message(int peer, std::size_t bytes) const;
+  [[nodiscard]] Traffic of_reduction(const Legs& parts, std::size_t element,
+                                     std::size_t sum) const;
+  [[nodiscard]] Traffic of_gather(const Legs& parts, std::size_t element) const;
+  [[nodiscard]] Traffic of_all_gather(std::span<const Range> places,
+                                      std::size_t element) const;
+
+ private:
+  [[nodiscard]] Legs flat(std::span<const Range> pieces) const;
+  [[nodiscard]] std::vector<Leg> inside(std::span<const Range> pieces) const;
+  [[nodiscard]] Leg between(std::span<const Range> pieces) const;
+  [[nodiscard]] Traffic of_reduction(const Leg& leg, std::size_t element) const;
+  [[nodiscard]] Traffic of_gather(const Leg& leg, std::size_t element) const;
+  [[nodiscard]] bool is_adjacent(std::span<const Range> pieces) const;
+  [[nodiscard]] std::size_t rank_at(int host, int local_rank) const;
+
+  const Hosts hosts_;
+  const int rank_;
+  const int size_;
+  const bool by_host_;        // several hosts of several ranks
+  std::vector<int> host_of_;  // of every rank
+  Peers everyone_;
+  Peers inside_;
+  Peers between_;
+};
+
+}  // namespace thinwire::comm

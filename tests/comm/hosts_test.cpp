@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/comm/hosts.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/hosts_of.h"
+#include "support/environment.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace thinwire::comm {
+namespace {
+
+using Names = std::vector<std::int64_t>;
+
+std::vector<OnHost> on(const Names& names) {
+  std::vector<OnHost> all;
+  for (const std::int64_t name : names) all.push_back({.host = name});
+  return all;
+}
+
+Hosts found(const std::vector<OnHost>& all, int rank, std::string* why) {
+  std::string reason = "left over";
+  Hosts hosts = hosts_of(all, rank, "A_VARIABLE", reason);
+  if (why != nullptr) *why = reason;
+  return hosts;
+}
+
+Hosts flat(int size, int rank) { return {.size = size, .index = rank}; }
+
+TEST(HostsOf, AreInTheOrderOfTheirLowestRank) {
+  const auto all = on({70, 30, 30, 70, 70, 30});
+  const std::vector<int> ranks{0, 3, 4, 1, 2, 5};
+  std::string why;
+  for (int rank = 0; rank < 6; ++rank) {
+    const Hosts hosts = found(all, rank, &why);
+    EXPECT_EQ(why, "");
+    EXPECT_EQ(hosts.size, 2);
+    EXPECT_EQ(hosts.ranks_per_host, 3);
+    EXPECT_EQ(hosts.ranks, ranks);
+    EXPECT_EQ(
+        ranks[static_cast<std::size_t>(hosts.index * 3 + hosts.local_rank)],
+        rank);
+  }
+}
+
+TEST(HostsOf, AreFlatWhereThereIsNothingToGain) {
+  std::string why;
+  EXPECT_EQ(found(on({5}), 0, &why), flat(1, 0));
+  EXPECT_EQ(why, "");
+  EXPECT_EQ(found(on({5, 9, 7}), 2, &why), flat(3, 2));
+  EXPECT_EQ(why, "");
+  EXPECT_EQ(found(on({5, 5, 5}), 1, &why), flat(3, 1));
+  EXPECT_EQ(why, "all 3 ranks are on one host");
+  EXPECT_EQ(found(on({5, 9, 5}), 1, &why), flat(3, 1));
+  EXPECT_EQ(why, "hosts hold unequal numbers of ranks: 2, 1");
+}
+
+TEST(HostsOf, WhatRanksAreToldCountsAsItIs) {
+  for (int per_host = 1; per_host <= 8; ++per_host) {
+    auto all = on(Names(24, 5));
+    for (OnHost& one : all) {
+      one.ranks_per_host = per_host;
+      one.announced = 24;
+    }
+    std::string why;
+    if (24 % per_host != 0) continue;
+    const Hosts hosts = found(all, 13, &why);
+    EXPECT_EQ(why, "");
+    EXPECT_EQ(hosts.size, 24 / per_host);
+    EXPECT_EQ(hosts.index, 13 / per_host);
+    EXPECT_EQ(hosts.local_rank, 13 % per_host);
+    EXPECT_EQ(hosts.ranks.size(), per_host == 1 ? 0u : 24u);
+  }
+}
+
+TEST(HostsOf, RefusesNumbersThatCannotBe) {
+  auto all = on({5, 5, 9, 9});
+  for (OnHost& one : all) one.ranks_per_host = 3;
+  for (int rank = 0; rank < 4; ++rank) {
+    test::expect_error(ErrorCode::kInvalidArgument,
+                       {"THINWIRE_RANKS_PER_HOST", "divisor", "4", "got 3"},
+                       [&] { (void)found(all, rank, nullptr); });
+  }
+  all[2].ranks_per_host = 2;
+  test::expect_error(ErrorCode::kInvalidArgument,
+                     {"same on all ranks", "got 3 on rank 0 and 2 on rank 2"},
+                     [&] { (void)found(all, 0, nullptr); });
+}
+
+TEST(HostsOf, RefusesALauncherThatContradictsOnAllRanks) {
+  auto all = on({5, 5, 9, 9});
+  for (OnHost& one : all) one.announced = 2;
+  EXPECT_EQ(found(all, 1, nullptr).size, 2);
+  all[2].announced = 1;
+  for (int rank = 0; rank < 4; ++rank) {
+    test::expect_error(ErrorCode::kInvalidArgument,
+                       {"2 ranks have the boot id", "of rank 2",
+                        "A_VARIABLE = 1", "THINWIRE_RANKS_PER_HOST"},
+                       [&] { (void)found(all, rank, nullptr); });
+  }
+}
+
+// (group)
+class FindHosts : public ::testing::TestWithParam<test::Group> {};
+
+TEST_P(FindHosts, ThisMachineIsOneHost) {
+  test::run_ranks(GetParam(), [](Communicator& comm) {
+    std::string why = "left over";
+    EXPECT_EQ(find_hosts(comm, {}, &why), flat(comm.size(), comm.rank()));
+    EXPECT_EQ(why, comm.size() == 1 ? ""
+                                    : "all " + std::to_string(comm.size()) +
+                                          " ranks are on one host");
+  });
+}
+
+TEST_P(FindHosts, TheOptionWinsOverTheVariable) {
+  const int size = GetParam().world_size;
+  const test::ScopedVariable variable("THINWIRE_RANKS_PER_HOST", "1");
+  test::run_ranks(GetParam(), [&](Communicator& comm) {
+    EXPECT_EQ(find_hosts(comm), flat(size, comm.rank()));
+    if (size % 2 != 0 || size == 2) return;
+    const Hosts hosts = find_hosts(comm, {.ranks_per_host = 2});
+    EXPECT_EQ(hosts.size, size / 2);
+    EXPECT_EQ(hosts.ranks_per_host, 2);
+    EXPECT_EQ(hosts.index, comm.rank() / 2);
+    EXPECT_EQ(hosts.local_rank, comm.rank() % 2);
+  });
+}
+
+// Found out, used, and seen in what is sent.
+TEST_P(FindHosts, TheVariableMakesHostsOfOneMachine) {
+  const int size = GetParam().world_size;
+  if (size < 4 || size % 2 != 0) return;
+  const test::ScopedVariable variable("THINWIRE_RANKS_PER_HOST", "2");
+  test::run_ranks(GetParam(), [&](Communicator& comm) {
+    std::string why = "left over";
+    const Hosts hosts = find_hosts(comm, {}, &why);
+    EXPECT_EQ(why, "");
+    EXPECT_EQ(hosts.size, size / 2);
+    EXPECT_EQ(hosts.index, comm.rank() / 2);
+    const auto grouped = comm.by_host(hosts);
+    EXPECT_EQ(grouped->hosts(), hosts);
+    const auto ranks = static_cast<std::uint64_t>(size);
+    std::vector<float> data(10 * ranks, static_cast<float>(comm.rank()));
+    grouped->all_reduce(data, ReduceOp::kMean);
+    EXPECT_EQ(data,
+              std::vector<float>(10 * ranks, static_cast<float>(size - 1) / 2));
+    const Counters sent = grouped->counters();
+    EXPECT_EQ(sent.bytes_between_hosts, 2 * (ranks / 2 - 1) * 10 * 4);
+    EXPECT_EQ(sent.bytes_sent, sent.bytes_between_hosts + 2 * 5 * ranks * 4);
+    EXPECT_EQ(sent.messages, 2 + 2 * (ranks / 2 - 1));
+    EXPECT_TRUE(comm.hosts().is_flat());
+    comm.all_reduce(data);
+    const Counters flat_sent = comm.counters();
+    EXPECT_EQ(flat_sent.bytes_between_hosts, flat_sent.bytes_sent);
+  });
+}
+
+TEST_P(FindHosts, RefusesOnEveryRankAndGoesOn) {
+  const int size = GetParam().world_size;
+  test::run_ranks(GetParam(), [&](Communicator& comm) {
+    // What rank 0 alone gives.
+    const int given = comm.rank() == 0 ? -1 : 0;
+    try {
+      (void)find_hosts(comm, {.ranks_per_host = given});
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    }
+    test::expect_error(ErrorCode::kInvalidArgument, {"divisor"}, [&] {
+      (void)find_hosts(comm, {.ranks_per_host = size + 1});
+    });
+    comm.barrier();
+  });
+}
+
+// A launcher counts processes: what it says is of no account for threads.
+TEST_P(FindHosts, ALaunchersNumberMustBeWhatIsFound) {
+  const auto& group = GetParam();
+  const std::string size = std::to_string(group.world_size);
+  const test::ScopedVariable all("OMPI_COMM_WORLD_SIZE", size.c_str());
+  const test::ScopedVariable here("OMPI_COMM_WORLD_LOCAL_SIZE", "77");
+  test::run_ranks(group, [&](Communicator& comm) {
+    if (group.backend == "local") {
+      EXPECT_EQ(find_hosts(comm), flat(comm.size(), comm.rank()));
+      return;
+    }
+    test::expect_error(ErrorCode::kInvalidArgument,
+                       {size, "OMPI_COMM_WORLD_LOCAL_SIZE = 77"},
+                       [&] { (void)find_hosts(comm); });
+    EXPECT_EQ(find_hosts(comm, {.ranks_per_host = 1}).size, comm.size());
+  });
+}
+
+TEST_P(FindHosts, GroupsAreTheRanksOfAHostAndOneOfEach) {
+  const int size = GetParam().world_size;
+  if (size < 4 || size % 2 != 0) return;
+  test::run_ranks(GetParam(), [&](Communicator& flat_comm) {
+    const auto comm =
+        flat_comm.by_host(find_hosts(flat_comm, {.ranks_per_host = 2}));
+    HostGroups groups = split_by_host(*comm);
+    EXPECT_EQ(groups.inside->size(), 2);
+    EXPECT_EQ(groups.inside->rank(), comm->rank() % 2);
+    EXPECT_EQ(groups.between->size(), size / 2);
+    EXPECT_EQ(groups.between->rank(), comm->rank() / 2);
+    EXPECT_TRUE(groups.between->hosts().is_flat());
+
+    const Counters before = comm->counters();
+    std::vector<float> data(64, 1.0f);
+    groups.inside->all_reduce(data);
+    EXPECT_EQ(data[5], 2.0f);
+    const Counters inside = comm->counters();
+    EXPECT_EQ(inside.bytes_sent - before.bytes_sent, 64u * 4);
+    EXPECT_EQ(inside.bytes_between_hosts, before.bytes_between_hosts);
+    groups.between->all_reduce(data);
+    EXPECT_EQ(data[5], static_cast<float>(size));
+    const Counters both = comm->counters();
+    EXPECT_EQ(both.bytes_between_hosts - inside.bytes_between_hosts,
+              both.bytes_sent - inside.bytes_sent);
+    EXPECT_EQ(both.messages - before.messages,
+              groups.inside->counters().messages +
+                  groups.between->counters().messages);
+    EXPECT_GT(both.busy_seconds, before.busy_seconds);
+  });
+}
+
+TEST_P(FindHosts, HostsMustFitTheGroup) {
+  const int size = GetParam().world_size;
+  test::run_ranks(GetParam(), [&](Communicator& comm) {
+    const auto refused = [&](Hosts hosts) {
+      test::expect_error(ErrorCode::kInvalidArgument,
+                         {"CommunicatorOptions.hosts"},
+                         [&] { (void)comm.by_host(hosts); });
+    };
+    Hosts hosts{.ranks_per_host = 2 * size};
+    refused(hosts);
+    if (size < 4 || size % 2 != 0) return;
+    const Hosts good = find_hosts(comm, {.ranks_per_host = 2});
+    hosts = good;
+    std::swap(hosts.ranks[0], hosts.ranks[1]);
+    refused(hosts);
+    hosts = good;
+    hosts.ranks[1] = 0;
+    refused(hosts);
+    hosts = good;
+    hosts.local_rank = 1 - hosts.local_rank;
+    refused(hosts);
+    hosts = good;
+    hosts.index = hosts.size;
+    refused(hosts);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FindHosts, ::testing::ValuesIn(test::groups()),
+                         ::testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace thinwire::comm
