@@ -68,6 +68,50 @@ void require_bits(int bits) {
   }
 }
 
+void require_quantized_sum(const QuantizedSum& sum) {
+  const DType dtype = sum.residual.dtype();
+  if (dtype != DType::kFloat32 && dtype != DType::kBFloat16) {
+    reject(std::string("residual: dtype must be float32 or bfloat16, got ") +
+           to_string(dtype));
+  }
+  if (sum.error.dtype() != dtype) {
+    reject(std::string("error: dtype must be that of the residual, ") +
+           to_string(dtype) + ", got " + to_string(sum.error.dtype()));
+  }
+  if (sum.residual.size() > kMostSummed) {
+    reject("residual: must have at most " + std::to_string(kMostSummed) +
+           " elements, got " + std::to_string(sum.residual.size()));
+  }
+  require_size("error", sum.residual.size(), sum.error.size());
+  if (!sum.values.empty()) {
+    require_floats("values", sum.values, sum.residual.size());
+  }
+}
+
+void require_scaled(ConstView sum, ConstView values) {
+  if (sum.dtype() != DType::kFloat32) {
+    reject(std::string("sum: dtype must be float32, got ") +
+           to_string(sum.dtype()));
+  }
+  require_floats("values", values, sum.size());
+}
+
+void require_code_bits(int bits) {
+  if (bits != 4 && bits != 8) {
+    reject("bits: must be 4 or 8, got " + std::to_string(bits));
+  }
+}
+
+void require_coded_update(const MomentumForm& m,
+                          const CodedUpdateArrays& arrays) {
+  require_code_bits(arrays.bits);
+  require_momentum("m", m, arrays.size);
+  const bool split = arrays.high != nullptr && arrays.low != nullptr;
+  if (arrays.size != 0 && arrays.params == nullptr && !split) {
+    reject("arrays: needs params, or high and low, got neither");
+  }
+}
+
 void require_momentum(const char* name, const MomentumForm& form,
                       std::size_t size) {
   if (size != 0 && form.values == nullptr && form.signs.words == nullptr) {

@@ -5,7 +5,9 @@
 
 #include "thinwire/core/view.h"
 #include "thinwire/kernels/adam.h"
+#include "thinwire/kernels/denominator_codes.h"
 #include "thinwire/kernels/lamb.h"
+#include "thinwire/kernels/quantize.h"
 #include "thinwire/kernels/sign_compress.h"
 
 /// What the reference and the fast kernels refuse alike, before they write
@@ -32,6 +34,17 @@ void require_low_precision(const View& low_precision, std::size_t size);
 
 /// `bits` is a width that quantize.h has codes of.
 void require_bits(int bits);
+
+/// Sizes and dtypes of quantize_sum() and add_scaled().
+void require_quantized_sum(const QuantizedSum& sum);
+void require_scaled(ConstView sum, ConstView values);
+
+/// `bits` is a width that denominator_codes.h has codes of.
+void require_code_bits(int bits);
+
+/// The update has a momentum, such codes, and one form of the parameters.
+void require_coded_update(const MomentumForm& m,
+                          const CodedUpdateArrays& arrays);
 
 /// `form`, the argument called `name`, has values or signs, unless it is empty.
 void require_momentum(const char* name, const MomentumForm& form,

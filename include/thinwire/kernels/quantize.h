@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <span>
 
+#include "thinwire/core/view.h"
+
 /// One block of the error-compensated compression to 2, 4 or 8 bits per
 /// element: symmetric, mid-tread (0 stays 0), with one step per block.
 ///
@@ -49,6 +51,29 @@ void quantized_average(std::span<const Quantized> received, int bits,
                        float inverse_count, const std::uint32_t* active,
                        float* out, std::size_t size);
 
+/// What quantize_sum() forms its c of, all of one size, at most kMostSummed.
+struct QuantizedSum {
+  ConstView values{};    ///< fp32, fp16 or bf16; empty: c is the residual.
+  float factor = 1;      ///< Multiplies the values first.
+  ConstView residual{};  ///< fp32 or bf16.
+  View error{};          ///< Of the same dtype; may be the same memory.
+};
+inline constexpr std::size_t kMostSummed = 1024;
+
+/// c = values * factor + residual, two roundings; words and the step returned
+/// are quantize()'s of c; error = c - q * step, rounded to its dtype. Throws
+/// Error(kInvalidArgument) for other sizes or dtypes.
+[[nodiscard]] float quantize_sum(const QuantizedSum& sum, int bits,
+                                 std::uint32_t* words);
+
+/// sum[i] = sum[i] + values[i] * factor: what c above is, kept for later. `sum`
+/// is fp32, values fp32, fp16 or bf16. Throws as above.
+void add_scaled(View sum, ConstView values, float factor);
+
+/// values[i] = values[i] + q * step, added in float and rounded once to the
+/// dtype of `values`: fp32, fp16 or bf16. Throws as above.
+void dequantize_add(Quantized q, int bits, View values);
+
 namespace ref {
 [[nodiscard]] float quantize(float* c, int bits, std::uint32_t* words,
                              const std::uint32_t* active, std::size_t size);
@@ -57,6 +82,10 @@ void dequantize(Quantized q, int bits, const std::uint32_t* active, float* out,
 void quantized_average(std::span<const Quantized> received, int bits,
                        float inverse_count, const std::uint32_t* active,
                        float* out, std::size_t size);
+[[nodiscard]] float quantize_sum(const QuantizedSum& sum, int bits,
+                                 std::uint32_t* words);
+void add_scaled(View sum, ConstView values, float factor);
+void dequantize_add(Quantized q, int bits, View values);
 }  // namespace ref
 
 }  // namespace thinwire::kernels

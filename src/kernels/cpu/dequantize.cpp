@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// dequantize() and quantized_average().
+// dequantize(), dequantize_add() and quantized_average().
 #include "thinwire/kernels/quantize.h"
 
 #include "kernels/checks.h"
@@ -59,6 +59,54 @@ void run_dequantize(Quantized q, int bits, const std::uint32_t* active,
   for_each_word(size, active, word);
 }
 
+template <class T>
+struct AddWord {
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_ahead(values + i, count);
+  }
+
+  HWY_INLINE void operator()(std::size_t w, std::uint32_t,
+                             std::size_t count) const {
+    const Part part{*this, w * 32};
+    for_each_eight(count, part);
+  }
+
+  struct Part {
+    template <class D>
+    HWY_INLINE void operator()(D d, std::size_t j) const {
+      T* const at = of.values + first + j;
+      const auto sent =
+          hn::Mul(of.reader.at(d, first + j), hn::Set(d, of.step));
+      store(d, hn::Add(load(d, at), sent), at);
+    }
+
+    const AddWord& of;
+    std::size_t first;
+  };
+
+  CodeReader reader;
+  float step;
+  T* values;
+};
+
+template <class T>
+void dequantize_add_as(Quantized q, int bits, View values) {
+  const AddWord<T> word{CodeReader(q.words, bits), q.step,
+                        static_cast<T*>(values.data())};
+  for_each_word(values.size(), nullptr, word);
+}
+
+void run_dequantize_add(Quantized q, int bits, View values) {
+  switch (values.dtype()) {
+    case DType::kFloat16:
+      return dequantize_add_as<Half>(q, bits, values);
+    case DType::kBFloat16:
+      return dequantize_add_as<BFloat16>(q, bits, values);
+    default:
+      return dequantize_add_as<float>(q, bits, values);
+  }
+}
+
 struct AverageWord {
   HWY_INLINE void operator()(std::size_t w, std::uint32_t active,
                              std::size_t count) const {
@@ -109,12 +157,19 @@ HWY_AFTER_NAMESPACE();
 namespace thinwire::kernels {
 
 HWY_EXPORT(run_dequantize);
+HWY_EXPORT(run_dequantize_add);
 HWY_EXPORT(run_quantized_average);
 
 void dequantize(Quantized q, int bits, const std::uint32_t* active, float* out,
                 std::size_t size) {
   require_bits(bits);
   HWY_DYNAMIC_DISPATCH(run_dequantize)(q, bits, active, out, size);
+}
+
+void dequantize_add(Quantized q, int bits, View values) {
+  require_bits(bits);
+  require_floats("values", values, values.size());
+  HWY_DYNAMIC_DISPATCH(run_dequantize_add)(q, bits, values);
 }
 
 void quantized_average(std::span<const Quantized> received, int bits,

@@ -2,6 +2,7 @@
 #include "thinwire/kernels/quantize.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <limits>
 
@@ -106,6 +107,75 @@ float run_quantize(float* c, int bits, std::uint32_t* words,
   return step;
 }
 
+template <class T>
+struct AddScaledStep {
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_ahead(sum + i, count);
+    prefetch_ahead(values + i, count);
+  }
+
+  template <class D>
+  HWY_INLINE void operator()(D d, std::size_t i) const {
+    const auto scaled = hn::Mul(load(d, values + i), hn::Set(d, factor));
+    store(d, hn::Add(scaled, load(d, sum + i)), sum + i);
+  }
+
+  const T* values;
+  float factor;
+  float* sum;
+};
+
+template <class T>
+void add_scaled_as(float* sum, ConstView values, float factor) {
+  for_each_vector(
+      values.size(),
+      AddScaledStep<T>{static_cast<const T*>(values.data()), factor, sum});
+}
+
+void run_add_scaled(float* sum, ConstView values, float factor) {
+  switch (values.dtype()) {
+    case DType::kFloat16:
+      return add_scaled_as<Half>(sum, values, factor);
+    case DType::kBFloat16:
+      return add_scaled_as<BFloat16>(sum, values, factor);
+    default:
+      return add_scaled_as<float>(sum, values, factor);
+  }
+}
+
+template <class F, class T>
+struct ConvertStep {
+  template <class D>
+  HWY_INLINE void operator()(D d, std::size_t i) const {
+    store(d, load(d, from + i), to + i);
+  }
+
+  const F* from;
+  T* to;
+};
+
+// One block is in the first cache from one loop to the next.
+template <class E>
+float quantize_sum_as(const QuantizedSum& sum, int bits, std::uint32_t* words) {
+  const std::size_t size = sum.residual.size();
+  alignas(64) std::array<float, kMostSummed> c;
+  for_each_vector(
+      size, ConvertStep<E, float>{static_cast<const E*>(sum.residual.data()),
+                                  c.data()});
+  if (!sum.values.empty()) run_add_scaled(c.data(), sum.values, sum.factor);
+  const float step = run_quantize(c.data(), bits, words, nullptr, size);
+  for_each_vector(
+      size, ConvertStep<float, E>{c.data(), static_cast<E*>(sum.error.data())});
+  return step;
+}
+
+float run_quantize_sum(const QuantizedSum& sum, int bits,
+                       std::uint32_t* words) {
+  return sum.residual.dtype() == DType::kFloat32
+             ? quantize_sum_as<float>(sum, bits, words)
+             : quantize_sum_as<BFloat16>(sum, bits, words);
+}
+
 }  // namespace thinwire::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -113,11 +183,25 @@ HWY_AFTER_NAMESPACE();
 namespace thinwire::kernels {
 
 HWY_EXPORT(run_quantize);
+HWY_EXPORT(run_quantize_sum);
+HWY_EXPORT(run_add_scaled);
 
 float quantize(float* c, int bits, std::uint32_t* words,
                const std::uint32_t* active, std::size_t size) {
   require_bits(bits);
   return HWY_DYNAMIC_DISPATCH(run_quantize)(c, bits, words, active, size);
+}
+
+float quantize_sum(const QuantizedSum& sum, int bits, std::uint32_t* words) {
+  require_bits(bits);
+  require_quantized_sum(sum);
+  return HWY_DYNAMIC_DISPATCH(run_quantize_sum)(sum, bits, words);
+}
+
+void add_scaled(View sum, ConstView values, float factor) {
+  require_scaled(sum, values);
+  HWY_DYNAMIC_DISPATCH(run_add_scaled)
+  (static_cast<float*>(sum.data()), values, factor);
 }
 
 }  // namespace thinwire::kernels

@@ -2,9 +2,11 @@
 #include "thinwire/kernels/quantize.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "kernels/checks.h"
+#include "kernels/ref/floats.h"
 #include "kernels/ref/signs.h"
 
 namespace thinwire::kernels::ref {
@@ -72,6 +74,45 @@ void quantized_average(std::span<const Quantized> received, int bits,
     }
     out[i] = masked(active, i) ? 0.0f : sum;
   }
+}
+
+float quantize_sum(const QuantizedSum& sum, int bits, std::uint32_t* words) {
+  require_bits(bits);
+  require_quantized_sum(sum);
+  const std::size_t size = sum.residual.size();
+  std::array<float, kMostSummed> c;
+  visit_floats(sum.residual, [&](const auto* residual) {
+    for (std::size_t i = 0; i < size; ++i) c[i] = to_float(residual[i]);
+  });
+  if (!sum.values.empty())
+    add_scaled(View(c.data(), size, DType::kFloat32), sum.values, sum.factor);
+  const float step = quantize(c.data(), bits, words, nullptr, size);
+  visit_floats(sum.error, [&](auto* error) {
+    for (std::size_t i = 0; i < size; ++i) store_rounded(c[i], error + i);
+  });
+  return step;
+}
+
+void add_scaled(View sum, ConstView values, float factor) {
+  require_scaled(sum, values);
+  auto* const total = static_cast<float*>(sum.data());
+  visit_floats(values, [&](const auto* x) {
+    for (std::size_t i = 0; i < sum.size(); ++i) {
+      const float scaled = to_float(x[i]) * factor;
+      total[i] = scaled + total[i];
+    }
+  });
+}
+
+void dequantize_add(Quantized q, int bits, View values) {
+  require_bits(bits);
+  require_floats("values", values, values.size());
+  visit_floats(values, [&](auto* x) {
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const float sent = value_of(q.words, bits, i) * q.step;
+      store_rounded(to_float(x[i]) + sent, x + i);
+    }
+  });
 }
 
 }  // namespace thinwire::kernels::ref
