@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/require.h"
+#include "thinwire/kernels/norm.h"
 
 namespace thinwire::compress {
 
@@ -12,12 +13,15 @@ namespace {
 
 constexpr std::size_t kMostElements = 1024;
 
-void require_bits(const BlockOptions& options) {
-  const int bits = options.bits;
+void require_bits(int bits) {
   require(bits == 1 || bits == 2 || bits == 4 || bits == 8, "BlockOptions.bits",
           "1, 2, 4 or 8", bits);
-  require(bits == 1 || !options.scale_per_unit, "BlockOptions.bits",
-          "1 with scale_per_unit", bits);
+}
+
+void require_bits(const BlockOptions& options) {
+  require_bits(options.bits);
+  require(options.bits == 1 || !options.scale_per_unit, "BlockOptions.bits",
+          "1 with scale_per_unit", options.bits);
 }
 
 std::size_t round_up(std::size_t value, std::size_t multiple) {
@@ -42,6 +46,48 @@ BlockLayout::BlockLayout(std::span<const Range> units,
   else
     cut_into_blocks(units, options);
   place_records(options.bits);
+}
+
+BlockLayout BlockLayout::of_pieces(std::span<const Range> units,
+                                   std::span<const std::vector<Range>> pieces,
+                                   int bits) {
+  require_bits(bits);
+  BlockLayout layout;
+  if (!pieces.empty())
+    layout.world_size_ = static_cast<int>(pieces.front().size());
+  auto unit = units.begin();
+  for (const std::vector<Range>& servers : pieces) {
+    const std::size_t first = layout.blocks_.size();
+    Bucket bucket{first, first, {first}};
+    for (const Range& piece : servers) {
+      layout.add_cells({unit, units.end()}, piece,
+                       static_cast<int>(bucket.server_begin.size()) - 1);
+      while (unit != units.end() && unit->end() <= piece.end()) ++unit;
+      bucket.server_begin.push_back(layout.blocks_.size());
+    }
+    bucket.end_scale = layout.blocks_.size();
+    layout.buckets_.push_back(std::move(bucket));
+  }
+  layout.place_records(bits);
+  return layout;
+}
+
+// The cells of `units`, of which the first may have begun before the piece.
+void BlockLayout::add_cells(std::span<const Range> units, Range piece,
+                            int server) {
+  for (const Range& unit : units) {
+    if (unit.offset >= piece.end()) break;
+    const std::size_t stop = std::min(unit.end(), piece.end());
+    for (std::size_t begin = std::max(unit.offset, piece.offset);
+         begin < stop;) {
+      const std::size_t grid =
+          (begin / kernels::kSumChunk + 1) * kernels::kSumChunk;
+      const std::size_t size = std::min(stop, grid) - begin;
+      blocks_.push_back({{begin, size}, {residual_size_, size}, 0, server});
+      residual_size_ += size;
+      begin += size;
+    }
+  }
 }
 
 void BlockLayout::cut_into_blocks(std::span<const Range> units,

@@ -31,17 +31,33 @@ void require_options(const comm::Communicator& comm,
                 "bfloat16");
 }
 
+void require_groups(const comm::Communicator& comm, const BlockOptions& options,
+                    const comm::HostGroups* groups) {
+  if (groups == nullptr) return;
+  const int inside = groups->inside->size();
+  const int between = groups->between->size();
+  if (inside * between != comm.size())
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("groups must split the communicator's {} ranks, "
+                            "got {} hosts of {}",
+                            comm.size(), between, inside));
+  if (options.scale_per_unit)
+    throw Error(ErrorCode::kInvalidArgument,
+                "BlockOptions.scale_per_unit must be false by host, got true");
+}
+
 void require_inside(const BlockLayout& layout, std::size_t size) {
   for (const Block& block : layout.blocks())
     detail::require_range(block.values.offset, block.values.size, size);
 }
 
 int find_nonfinite(comm::Communicator& comm, const BlockLayout& layout,
-                   std::span<const float> values) {
+                   const Places& places, std::span<const float> values) {
   double sum = 0;
   for (const Block& block : layout.blocks())
-    sum += kernels::sum_of_squares(
-        values.subspan(block.values.offset, block.values.size));
+    if (places.has(block))
+      sum += kernels::sum_of_squares(
+          values.subspan(block.values.offset, block.values.size));
   std::vector<double> sums(static_cast<std::size_t>(comm.size()));
   comm.all_gather(std::span(&sum, 1), sums);
   for (std::size_t r = 0; r < sums.size(); ++r)

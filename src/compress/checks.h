@@ -4,7 +4,9 @@
 #include <cstddef>
 #include <span>
 
+#include "compress/places.h"
 #include "thinwire/comm/communicator.h"
+#include "thinwire/comm/hosts.h"
 #include "thinwire/compress/block_layout.h"
 #include "thinwire/core/dtype.h"
 
@@ -15,13 +17,19 @@ namespace thinwire::compress {
 void require_options(const comm::Communicator& comm,
                      const BlockOptions& options, DType residual_dtype);
 
+/// Throws Error(kInvalidArgument) unless `groups` is null or splits `comm` into
+/// hosts, and for groups with a scale per unit.
+void require_groups(const comm::Communicator& comm, const BlockOptions& options,
+                    const comm::HostGroups* groups);
+
 /// Throws Error(kInvalidArgument) if a block reaches past `size` elements.
 void require_inside(const BlockLayout& layout, std::size_t size);
 
-/// The lowest rank whose values, those in the layout's blocks, are not finite,
-/// or -1; the same on all ranks. Collective.
+/// The lowest rank whose values, those in the blocks of its piece, are not
+/// finite, or -1; the same on all ranks. Collective.
 [[nodiscard]] int find_nonfinite(comm::Communicator& comm,
                                  const BlockLayout& layout,
+                                 const Places& places,
                                  std::span<const float> values);
 
 }  // namespace thinwire::compress

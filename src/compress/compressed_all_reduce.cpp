@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "compress/checks.h"
+#include "compress/early_run.h"
 #include "compress/records.h"
 #include "compress/residuals.h"
 #include "compress/two_phase_exchange.h"
@@ -18,23 +19,20 @@ namespace thinwire::compress {
 using kernels::SignInput;
 using kernels::Signs;
 
-namespace {
-
-Signs signs_in(const std::uint8_t* record) {
-  return {words_of(record), scale_of(record)};
-}
-
-}  // namespace
-
 // What the records of TwoPhaseExchange say here: kernels and residuals.
 struct CompressedAllReduce::Impl {
-  Impl(comm::Communicator& c, ThreadPool& pool, std::span<const Range> units,
-       const CompressedAllReduceOptions& o)
+  Impl(comm::Communicator& c, ThreadPool& pool, BlockLayout blocks,
+       const CompressedAllReduceOptions& o, const comm::HostGroups* groups)
       : comm(c),
         options(o),
-        layout(units, o.blocks),
-        residuals(layout, c.rank(), o.residual_dtype),
-        exchange(c, pool, layout, o.keeps_previous) {}
+        layout(std::move(blocks)),
+        residuals(layout, Places(c, groups), o.residual_dtype),
+        exchange(c, groups, pool, layout, o.keeps_previous),
+        threads(pool) {
+    if (o.runs_early)
+      early = std::make_unique<EarlyRun>(
+          c, EarlyRun::Present{layout, active, residuals, observer, norm()}, o);
+  }
 
   comm::Communicator& comm;
   CompressedAllReduceOptions options;
@@ -43,6 +41,8 @@ struct CompressedAllReduce::Impl {
   WireObserver* observer = nullptr;
   Residuals residuals;
   TwoPhaseExchange exchange;
+  ThreadPool& threads;
+  std::unique_ptr<EarlyRun> early;  // last: its thread uses the rest
 
   [[nodiscard]] kernels::SignNorm norm() const {
     return options.scale == Scale::kRms ? kernels::SignNorm::kSquares
@@ -125,7 +125,7 @@ struct CompressedAllReduce::Impl {
   }
 
   void average(const Received& from, Range blocks) {
-    std::vector<Signs> signs(static_cast<std::size_t>(comm.size()));
+    std::vector<Signs> signs(exchange.places().workers);
     for (std::size_t b = blocks.offset; b < blocks.end(); ++b) {
       for (std::size_t r = 0; r < signs.size(); ++r)
         signs[r] = signs_in(from.record(r, b));
@@ -134,7 +134,8 @@ struct CompressedAllReduce::Impl {
   }
 
   void average_block(std::size_t b, std::span<const Signs> signs) {
-    const auto inverse_count = static_cast<float>(1.0 / comm.size());
+    const auto inverse_count =
+        static_cast<float>(1.0 / static_cast<double>(signs.size()));
     if (encodes_in_one_pass()) {
       const KeptResidual kept = residuals.kept_server(b);
       sent(b, kept,
@@ -172,18 +173,46 @@ struct CompressedAllReduce::Impl {
     }
     exchange.run(steps);
   }
+
+  void share(const Source& source) {
+    exchange.share([&](Range blocks) {
+      for (std::size_t b = blocks.offset; b < blocks.end(); ++b) {
+        const KeptResidual kept = residuals.kept_server(b);
+        sent(b, kept,
+             kernels::sign_encode(source(b), sign_block(b, kept), norm()));
+      }
+    });
+  }
 };
 
 CompressedAllReduce::CompressedAllReduce(
     comm::Communicator& comm, ThreadPool& pool, std::span<const Range> units,
-    const CompressedAllReduceOptions& options) {
+    const CompressedAllReduceOptions& options, const comm::HostGroups* groups) {
   require_options(comm, options.blocks, options.residual_dtype);
+  require_groups(comm, options.blocks, groups);
   if (options.blocks.bits != 1)
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("BlockOptions.bits must be 1 for a "
                             "CompressedAllReduce, got {}",
                             options.blocks.bits));
-  impl_ = std::make_unique<Impl>(comm, pool, units, options);
+  if (options.runs_early &&
+      (options.keeps_previous || options.blocks.scale_per_unit ||
+       groups != nullptr))
+    throw Error(ErrorCode::kInvalidArgument,
+                "CompressedAllReduceOptions.runs_early must be false with "
+                "keeps_previous, blocks.scale_per_unit or groups, got true");
+  impl_ = std::make_unique<Impl>(comm, pool, BlockLayout(units, options.blocks),
+                                 options, groups);
+}
+
+CompressedAllReduce::CompressedAllReduce(
+    comm::Communicator& comm, ThreadPool& pool, BlockLayout layout,
+    const CompressedAllReduceOptions& options, const comm::HostGroups* groups) {
+  CompressedAllReduceOptions own = options;
+  own.blocks = {.world_size = layout.world_size()};
+  require_options(comm, own.blocks, own.residual_dtype);
+  require_groups(comm, own.blocks, groups);
+  impl_ = std::make_unique<Impl>(comm, pool, std::move(layout), own, groups);
 }
 
 CompressedAllReduce::~CompressedAllReduce() = default;
@@ -193,7 +222,8 @@ int CompressedAllReduce::all_reduce(View values) {
   require_inside(impl_->layout, x.size());
   if (impl_->comm.size() == 1 && !impl_->options.compresses_alone) return -1;
   if (impl_->options.checks_finite) {
-    const int rank = find_nonfinite(impl_->comm, impl_->layout, x);
+    const int rank =
+        find_nonfinite(impl_->comm, impl_->layout, impl_->exchange.places(), x);
     if (rank >= 0) return rank;
   }
   const auto blocks = impl_->layout.blocks();
@@ -213,6 +243,36 @@ void CompressedAllReduce::run(const Source& source, const Sink& sink) {
   impl_->run(source, sink);
 }
 
+void CompressedAllReduce::begin_early(Source source) {
+  if (!impl_->early)
+    throw Error(ErrorCode::kFailedPrecondition,
+                "begin_early() needs CompressedAllReduceOptions.runs_early, "
+                "got false");
+  impl_->early->begin(std::move(source));
+}
+
+bool CompressedAllReduce::has_early() const noexcept {
+  return impl_->early && impl_->early->exchange().has_begun();
+}
+
+void CompressedAllReduce::add_early() { impl_->early->exchange().add(); }
+
+std::size_t CompressedAllReduce::left_early() const noexcept {
+  return impl_->early->exchange().left();
+}
+
+void CompressedAllReduce::accept_early(const Sink& sink) {
+  impl_->early->finish(impl_->threads, sink);
+  std::swap(impl_->residuals, impl_->early->residuals());
+  impl_->exchange.swap_records(impl_->early->exchange().records());
+}
+
+void CompressedAllReduce::drop_early() noexcept {
+  if (impl_->early) impl_->early->exchange().abandon();
+}
+
+void CompressedAllReduce::share(const Source& source) { impl_->share(source); }
+
 void CompressedAllReduce::set_active(ActiveMask active) {
   impl_->residuals.form_errors_between(impl_->active, active);
   impl_->active = std::move(active);
@@ -230,6 +290,10 @@ const BlockLayout& CompressedAllReduce::layout() const noexcept {
   return impl_->layout;
 }
 
+bool CompressedAllReduce::encodes(std::size_t block) const noexcept {
+  return impl_->exchange.places().has(impl_->layout.blocks()[block]);
+}
+
 Signs CompressedAllReduce::mean(std::size_t block) const noexcept {
   return signs_in(std::as_const(impl_->exchange).result(block));
 }
@@ -243,7 +307,9 @@ Signs CompressedAllReduce::previous_mean(std::size_t block) const {
 }
 
 double CompressedAllReduce::wait_seconds() const noexcept {
-  return impl_->exchange.wait_seconds();
+  const double early =
+      impl_->early ? impl_->early->exchange().wait_seconds() : 0;
+  return impl_->exchange.wait_seconds() + early;
 }
 
 ConstView CompressedAllReduce::worker_error() const noexcept {

@@ -38,12 +38,13 @@ void add(float* to, const float* from, std::size_t size) {
 // What the records of TwoPhaseExchange say here.
 struct QuantizedAllReduce::Impl {
   Impl(comm::Communicator& c, ThreadPool& pool, std::span<const Range> units,
-       const QuantizedAllReduceOptions& o)
+       const QuantizedAllReduceOptions& o, const comm::HostGroups* groups)
       : comm(c),
         options(o),
         layout(units, o.blocks),
-        exchange(c, pool, layout, /*keeps_previous=*/false) {
-    if (o.keeps_errors) residuals.emplace(layout, c.rank(), o.residual_dtype);
+        exchange(c, groups, pool, layout, /*keeps_previous=*/false) {
+    if (o.keeps_errors)
+      residuals.emplace(layout, exchange.places(), o.residual_dtype);
   }
 
   comm::Communicator& comm;
@@ -96,12 +97,13 @@ struct QuantizedAllReduce::Impl {
 
   void average(const Received& from, Range blocks, const Steps& steps) {
     Scratch c;
-    std::vector<Quantized> sent(static_cast<std::size_t>(comm.size()));
+    std::vector<Quantized> sent(exchange.places().workers);
+    const auto inverse_count =
+        static_cast<float>(1.0 / static_cast<double>(sent.size()));
     for (std::size_t b = blocks.offset; b < blocks.end(); ++b) {
       for (std::size_t r = 0; r < sent.size(); ++r)
         sent[r] = quantized_in(from.record(r, b));
-      kernels::quantized_average(sent, options.blocks.bits,
-                                 static_cast<float>(1.0 / comm.size()),
+      kernels::quantized_average(sent, options.blocks.bits, inverse_count,
                                  active.words(layout, b), c.data(), size_of(b));
       if (steps.averaged) steps.averaged(b, c.data());
       write_record(b, c.data());
@@ -160,15 +162,18 @@ struct QuantizedAllReduce::Impl {
   }
 };
 
-QuantizedAllReduce::QuantizedAllReduce(
-    comm::Communicator& comm, ThreadPool& pool, std::span<const Range> units,
-    const QuantizedAllReduceOptions& options) {
+QuantizedAllReduce::QuantizedAllReduce(comm::Communicator& comm,
+                                       ThreadPool& pool,
+                                       std::span<const Range> units,
+                                       const QuantizedAllReduceOptions& options,
+                                       const comm::HostGroups* groups) {
   require_options(comm, options.blocks, options.residual_dtype);
+  require_groups(comm, options.blocks, groups);
   if (options.blocks.bits == 1)
     throw Error(ErrorCode::kInvalidArgument,
                 "BlockOptions.bits must be 2, 4 or 8 for a "
                 "QuantizedAllReduce, got 1");
-  impl_ = std::make_unique<Impl>(comm, pool, units, options);
+  impl_ = std::make_unique<Impl>(comm, pool, units, options, groups);
 }
 
 QuantizedAllReduce::~QuantizedAllReduce() = default;
@@ -179,7 +184,8 @@ int QuantizedAllReduce::all_reduce(View values) {
   Residuals& errors = impl_->require_errors("all_reduce()");
   if (impl_->comm.size() == 1) return -1;
   if (impl_->options.checks_finite) {
-    const int rank = find_nonfinite(impl_->comm, impl_->layout, x);
+    const int rank =
+        find_nonfinite(impl_->comm, impl_->layout, impl_->exchange.places(), x);
     if (rank >= 0) return rank;
   }
   impl_->all_reduce(x, errors);

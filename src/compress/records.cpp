@@ -3,16 +3,10 @@
 
 namespace thinwire::compress {
 
-View Records::of(const Bucket& bucket) {
-  const std::size_t begin = layout_->record_begin(bucket.first_block());
+View Records::chunks(const Bucket& bucket, std::size_t begin, std::size_t end) {
+  const std::size_t first = layout_->record_begin(bucket.server_begin[begin]);
   return bytes_.view().subview(
-      begin, layout_->record_begin(bucket.end_block()) - begin);
-}
-
-View Records::chunk(const Bucket& bucket, std::size_t server) {
-  return bytes_.view().subview(
-      layout_->record_begin(bucket.server_begin[server]),
-      chunk_bytes(*layout_, bucket, server));
+      first, layout_->record_begin(bucket.server_begin[end]) - first);
 }
 
 std::size_t chunk_bytes(const BlockLayout& layout, const Bucket& bucket,
@@ -22,10 +16,11 @@ std::size_t chunk_bytes(const BlockLayout& layout, const Bucket& bucket,
 }
 
 std::vector<std::size_t> chunk_sizes(const BlockLayout& layout,
-                                     const Bucket& bucket) {
-  std::vector<std::size_t> sizes(bucket.server_begin.size() - 1);
-  for (std::size_t r = 0; r < sizes.size(); ++r)
-    sizes[r] = chunk_bytes(layout, bucket, r);
+                                     const Bucket& bucket, std::size_t begin,
+                                     std::size_t end) {
+  std::vector<std::size_t> sizes;
+  for (std::size_t server = begin; server < end; ++server)
+    sizes.push_back(chunk_bytes(layout, bucket, server));
   return sizes;
 }
 

@@ -8,6 +8,7 @@
 
 #include "thinwire/compress/block_layout.h"
 #include "thinwire/core/buffer.h"
+#include "thinwire/kernels/sign_compress.h"
 
 namespace thinwire::compress {
 
@@ -27,9 +28,9 @@ class Records {
     return bytes_.as<std::uint8_t>().data() + layout_->blocks()[block].record;
   }
 
-  /// The bucket's records, and those of it that `server` averages.
-  [[nodiscard]] View of(const Bucket& bucket);
-  [[nodiscard]] View chunk(const Bucket& bucket, std::size_t server);
+  /// A bucket's records that servers [begin, end) average.
+  [[nodiscard]] View chunks(const Bucket& bucket, std::size_t begin,
+                            std::size_t end);
 
  private:
   const BlockLayout* layout_ = nullptr;
@@ -38,9 +39,11 @@ class Records {
 
 [[nodiscard]] std::size_t chunk_bytes(const BlockLayout& layout,
                                       const Bucket& bucket, std::size_t server);
-/// Of all servers.
+/// Of servers [begin, end).
 [[nodiscard]] std::vector<std::size_t> chunk_sizes(const BlockLayout& layout,
-                                                   const Bucket& bucket);
+                                                   const Bucket& bucket,
+                                                   std::size_t begin,
+                                                   std::size_t end);
 
 [[nodiscard]] inline float scale_of(const std::uint8_t* record) {
   float scale = 0;
@@ -58,6 +61,11 @@ inline void set_scale(std::uint8_t* record, float scale) {
 
 [[nodiscard]] inline std::uint32_t* words_of(std::uint8_t* record) {
   return reinterpret_cast<std::uint32_t*>(record + sizeof(float));
+}
+
+/// A record of one bit per element.
+[[nodiscard]] inline kernels::Signs signs_in(const std::uint8_t* record) {
+  return {words_of(record), scale_of(record)};
 }
 
 }  // namespace thinwire::compress

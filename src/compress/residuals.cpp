@@ -55,16 +55,29 @@ void add(Residual& error, const float* values, float weight,
 
 }  // namespace
 
-Residuals::Residuals(const BlockLayout& layout, int rank, DType dtype)
-    : layout_(&layout), rank_(rank) {
-  server_offset_.assign(layout.blocks().size(), 0);
+Residuals::Residuals(const BlockLayout& layout, const Places& places,
+                     DType dtype)
+    : layout_(&layout),
+      places_(places),
+      worker_offset_(layout.blocks().size()),
+      server_offset_(layout.blocks().size()) {
+  const bool encodes_all =
+      places.workers == static_cast<std::size_t>(layout.world_size());
+  std::size_t encoded = 0;
   std::size_t served = 0;
   for (std::size_t b = 0; b < layout.blocks().size(); ++b) {
-    if (layout.blocks()[b].server != rank) continue;
-    server_offset_[b] = served;
-    served += layout.blocks()[b].residual.size;
+    const Range& residual = layout.blocks()[b].residual;
+    if (encodes(b)) {
+      // Of scales per unit blocks do not follow one another.
+      worker_offset_[b] = encodes_all ? residual.offset : encoded;
+      encoded += residual.size;
+    }
+    if (serves(b)) {
+      server_offset_[b] = served;
+      served += residual.size;
+    }
   }
-  worker_.values = Buffer(layout.residual_size(), dtype);
+  worker_.values = Buffer(encoded, dtype);
   server_.values = Buffer(served, dtype);
   for (Side* side : {&worker_, &server_})
     side->scales.assign(layout.blocks().size(), 0.0f);
@@ -72,7 +85,7 @@ Residuals::Residuals(const BlockLayout& layout, int rank, DType dtype)
 
 void Residuals::form_worker_errors(const ActiveMask& active) {
   for (std::size_t b = 0; b < layout_->blocks().size(); ++b)
-    form_error(kept_worker(b), active.words(*layout_, b));
+    if (encodes(b)) form_error(kept_worker(b), active.words(*layout_, b));
 }
 
 void Residuals::form_server_errors(const ActiveMask& active) {
@@ -85,7 +98,7 @@ void Residuals::form_errors_between(const ActiveMask& before,
   for (std::size_t b = 0; b < layout_->blocks().size(); ++b) {
     const std::uint32_t* const active = before.words(*layout_, b);
     if (active == nullptr && after.words(*layout_, b) == nullptr) continue;
-    form_error(kept_worker(b), active);
+    if (encodes(b)) form_error(kept_worker(b), active);
     if (serves(b)) form_error(kept_server(b), active);
   }
 }
@@ -93,6 +106,12 @@ void Residuals::form_errors_between(const ActiveMask& before,
 void Residuals::add_to_worker(std::size_t block, const float* values,
                               float weight, const ActiveMask& active) {
   require_block(*layout_, block);
+  if (!encodes(block))
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("block must be one of this rank's piece, servers "
+                            "[{}, {}), got {} of server {}",
+                            places_.first, places_.end(), block,
+                            layout_->blocks()[block].server));
   const std::uint32_t* const words = active.words(*layout_, block);
   form_error(kept_worker(block), words);
   Residual error = worker(block);
@@ -107,11 +126,20 @@ void Residuals::add_to_server(std::size_t block, const float* values,
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("block must be one that rank {} serves, got {} of "
                             "rank {}",
-                            rank_, block, b.server));
+                            places_.own, block, b.server));
   const std::uint32_t* const words = active.words(*layout_, block);
   form_error(kept_server(block), words);
   Residual error = server(block);
   add(error, values, weight, words, b.values.size);
+}
+
+void Residuals::copy(Side& to, const Side& from, std::size_t block,
+                     Range range) {
+  const ConstView values = from.values.view().subview(range.offset, range.size);
+  if (values.bytes() != 0)
+    std::memcpy(to.kept(block, range).values.data(), values.data(),
+                values.bytes());
+  to.scales[block] = from.scales[block];
 }
 
 void Residuals::clear() noexcept {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "compress/places.h"
 #include "thinwire/compress/active_mask.h"
 #include "thinwire/compress/block_layout.h"
 #include "thinwire/core/buffer.h"
@@ -57,12 +58,13 @@ struct KeptResidual {
   }
 };
 
-/// One rank's residuals: the worker's for every block, the server's for the
-/// blocks that this rank serves. The layout must outlive it.
+/// One rank's residuals: the worker's for the blocks of its piece (flat: for
+/// every block), the server's for the blocks that it serves. The layout must
+/// outlive it.
 class Residuals {
  public:
   /// All 0; `dtype` as require_options() allows it.
-  Residuals(const BlockLayout& layout, int rank, DType dtype);
+  Residuals(const BlockLayout& layout, const Places& places, DType dtype);
 
   /// e, of a block that has not been kept, or whose error has been formed.
   [[nodiscard]] Residual worker(std::size_t block) {
@@ -87,12 +89,20 @@ class Residuals {
   void form_errors_between(const ActiveMask& before, const ActiveMask& after);
 
   /// residual += weight * values, for the block's elements that take part.
-  /// Throws Error(kInvalidArgument) if there is no such block, or, for the
-  /// server's, if another rank serves it.
+  /// Throws Error(kInvalidArgument) if there is no such block, or if it is
+  /// another rank's to encode or to serve.
   void add_to_worker(std::size_t block, const float* values, float weight,
                      const ActiveMask& active);
   void add_to_server(std::size_t block, const float* values, float weight,
                      const ActiveMask& active);
+
+  /// They are kept as `from` keeps them, of which nothing else is copied.
+  void copy_worker(std::size_t block, const Residuals& from) {
+    copy(worker_, from.worker_, block, worker_range(block));
+  }
+  void copy_server(std::size_t block, const Residuals& from) {
+    copy(server_, from.server_, block, server_range(block));
+  }
 
   /// What is in memory: e where errors have been formed.
   [[nodiscard]] ConstView worker_view() const noexcept {
@@ -118,21 +128,28 @@ class Residuals {
     std::vector<float> scales;  // per block
   };
 
+  static void copy(Side& to, const Side& from, std::size_t block, Range range);
   [[nodiscard]] Range worker_range(std::size_t block) const {
-    return layout_->blocks()[block].residual;
+    return {worker_offset_[block], layout_->blocks()[block].residual.size};
   }
   [[nodiscard]] Range server_range(std::size_t block) const {
     return {server_offset_[block], layout_->blocks()[block].residual.size};
   }
   [[nodiscard]] bool serves(std::size_t block) const {
-    return layout_->blocks()[block].server == rank_;
+    return static_cast<std::size_t>(layout_->blocks()[block].server) ==
+           places_.own;
+  }
+  [[nodiscard]] bool encodes(std::size_t block) const {
+    return places_.has(layout_->blocks()[block]);
   }
 
   const BlockLayout* layout_;
-  int rank_;
+  Places places_;
   Side worker_;
   Side server_;
-  std::vector<std::size_t> server_offset_;  // per block this rank serves
+  // Per block; 0 where it is another rank's.
+  std::vector<std::size_t> worker_offset_;
+  std::vector<std::size_t> server_offset_;
 };
 
 }  // namespace thinwire::compress

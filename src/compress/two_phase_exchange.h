@@ -5,8 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
+#include "compress/places.h"
 #include "compress/records.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/compress/block_layout.h"
@@ -15,15 +17,15 @@
 
 namespace thinwire::compress {
 
-/// The records of one bucket that all ranks sent to this one, its server.
+/// The records of one bucket that all workers sent to this rank, its server.
 class Received {
  public:
-  Received(const BlockLayout& layout, const Bucket& bucket, std::size_t rank,
+  Received(const BlockLayout& layout, const Bucket& bucket, std::size_t server,
            const std::uint8_t* bytes)
       : layout_(&layout),
         bytes_(bytes),
-        begin_(layout.record_begin(bucket.server_begin[rank])),
-        stride_(chunk_bytes(layout, bucket, rank)) {}
+        begin_(layout.record_begin(bucket.server_begin[server])),
+        stride_(chunk_bytes(layout, bucket, server)) {}
 
   [[nodiscard]] const std::uint8_t* record(std::size_t from,
                                            std::size_t block) const {
@@ -52,19 +54,32 @@ struct RecordSteps {
   std::function<void(Range blocks)> averaged{};
 };
 
-/// The way of records through the ranks, bucket by bucket: from each rank to
+/// The way of records through the ranks, bucket by bucket: from each worker to
 /// the servers, averaged, and back to all. It moves bytes and does not know
 /// what they say. Bucket k + 1 is encoded while bucket k travels. Two messages
-/// per bucket and peer.
+/// per bucket and peer. By host, workers are hosts: each of a host's ranks
+/// exchanges its piece of a bucket with those of the same piece, and what they
+/// get then goes round inside the hosts.
 class TwoPhaseExchange {
  public:
-  /// All three must outlive it.
-  TwoPhaseExchange(comm::Communicator& comm, ThreadPool& pool,
-                   const BlockLayout& layout, bool keeps_previous);
+  /// All must outlive it; `groups` is null where flat.
+  TwoPhaseExchange(comm::Communicator& comm, const comm::HostGroups* groups,
+                   ThreadPool& pool, const BlockLayout& layout,
+                   bool keeps_previous);
 
   /// Collective, done on return. `steps.encode` writes a block's record() and
-  /// may read its result(); `steps.average` writes record().
+  /// may read its result(); `steps.average` writes record(). By host, only the
+  /// blocks of places().piece_of() are encoded.
   void run(const RecordSteps& steps);
+
+  /// Another exchange's records of the same layout are the last run's result;
+  /// it gets the ones before. Without keeps_previous.
+  void swap_records(Records& others) noexcept { std::swap(records_, others); }
+
+  /// Collective, done on return: the way from the servers alone. `average`
+  /// writes the record() of blocks that this rank serves; it is called by
+  /// several threads at once, for disjoint ranges.
+  void share(const std::function<void(Range blocks)>& average);
 
   /// Where a block's record is written. All zero at first.
   [[nodiscard]] std::uint8_t* record(std::size_t block) {
@@ -83,6 +98,8 @@ class TwoPhaseExchange {
     return previous_.at(block);
   }
 
+  [[nodiscard]] const Places& places() const noexcept { return places_; }
+
   /// Spent waiting for other ranks since construction.
   [[nodiscard]] double wait_seconds() const noexcept { return waited_; }
 
@@ -94,15 +111,18 @@ class TwoPhaseExchange {
     const Bucket* delivered;
   };
   void compute(const Turn& turn, const Buffer& slot, const RecordSteps& steps);
-  [[nodiscard]] Range served_of(const Bucket& bucket) const;
+  [[nodiscard]] Range encoded_of(const Bucket& bucket) const;
+  [[nodiscard]] View piece(const Bucket& bucket);
   [[nodiscard]] comm::Work queue_to_servers(const Bucket& bucket, Buffer& slot);
   [[nodiscard]] comm::Work queue_from_servers(const Bucket& bucket);
+  [[nodiscard]] comm::Work queue_inside(const Bucket& bucket);
   void wait(const comm::Work& work);
 
-  comm::Communicator& comm_;
+  comm::Communicator& between_;  // the workers
+  comm::Communicator* inside_;   // null: flat
   ThreadPool& pool_;
   const BlockLayout& layout_;
-  std::size_t rank_;
+  const Places places_;
   // First this rank's encoded values, then, bucket by bucket, the result.
   Records records_;
   bool keeps_previous_;

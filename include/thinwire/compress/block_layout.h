@@ -14,7 +14,7 @@ struct Block {
   Range values;    ///< Elements of the caller's flat array; may be empty.
   Range residual;  ///< Elements of the residual; longer where padded.
   std::size_t record = 0;  ///< Byte offset of its record, see record_bytes().
-  int server = 0;          ///< The rank that averages it.
+  int server = 0;          ///< The server that averages it: a rank, where flat.
 };
 
 /// Blocks that travel together: one all-to-all and one all-gather.
@@ -54,6 +54,15 @@ class BlockLayout {
   BlockLayout() = default;
   /// Throws Error(kInvalidArgument) naming an option out of range.
   BlockLayout(std::span<const Range> units, const BlockOptions& options);
+  /// Buckets and servers' chunks that are given: pieces[k][s], ranges of the
+  /// flat array, neighbours in the order of s, is what server s has of bucket
+  /// k, and as many servers everywhere. A block is what a piece has of one unit
+  /// in one cell of the grid of sums (kernels::kSumChunk). Pieces begin and end
+  /// on that grid, or with the array. Throws Error(kInvalidArgument) for
+  /// `bits`.
+  [[nodiscard]] static BlockLayout of_pieces(
+      std::span<const Range> units, std::span<const std::vector<Range>> pieces,
+      int bits);
 
   [[nodiscard]] std::span<const Block> blocks() const noexcept {
     return blocks_;
@@ -88,6 +97,7 @@ class BlockLayout {
   void cut_into_blocks(std::span<const Range> units,
                        const BlockOptions& options);
   void cut_per_unit(std::span<const Range> units, const BlockOptions& options);
+  void add_cells(std::span<const Range> units, Range piece, int server);
   void place_records(int bits);
 
   std::vector<Block> blocks_;

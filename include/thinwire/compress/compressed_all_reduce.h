@@ -7,6 +7,7 @@
 #include <span>
 
 #include "thinwire/comm/communicator.h"
+#include "thinwire/comm/hosts.h"
 #include "thinwire/compress/active_mask.h"
 #include "thinwire/compress/block_layout.h"
 #include "thinwire/core/buffer.h"
@@ -37,6 +38,11 @@ struct CompressedAllReduceOptions {
   /// Keep the result before the last one too, for previous_mean(): 0.13 bytes
   /// per element more.
   bool keeps_previous = false;
+  /// For begin_early(): residuals and records a second time, and two buckets'
+  /// records of others. Without keeps_previous and blocks.scale_per_unit.
+  bool runs_early = false;
+  /// Threads that encode and average early runs, as ThreadPool takes them.
+  int early_threads = 1;
 };
 
 /// Sees what this rank hands to the collectives. Called on the thread that runs
@@ -67,29 +73,43 @@ class WireObserver {
 /// rank sends about 2 (W-1)/W (n/8 + 4 scales) bytes in two messages per bucket
 /// and peer. Source: arXiv:2102.02888, section 4, and arXiv:2104.06069; scales
 /// per block instead of per tensor, and no padding, are departures.
+///
+/// By host (`groups`, G ranks on each of H hosts) a host is one worker: W above
+/// is H, and of every bucket each of a host's ranks encodes one piece, the same
+/// as its peers on the other hosts. Its x is to be the host's. Results then go
+/// round inside the host. Between hosts a rank sends 1/G of those bytes.
 class CompressedAllReduce {
  public:
-  /// Gives x of a block (of its `values` range). May be called by several
-  /// threads at once.
+  /// Gives x of a block (of its `values` range), one that this rank encodes().
+  /// May be called by several threads at once.
   using Source = std::function<kernels::SignInput(std::size_t block)>;
   /// Takes the result of a block. May be called by several threads at once; the
   /// words stay readable until the next run, with keeps_previous until the run
   /// after it.
   using Sink = std::function<void(std::size_t block, kernels::Signs mean)>;
 
-  /// Local. Holds 4 (or 2) bytes per element for the worker residual, that / W
-  /// for the server's, 0.13 for the records, and two buckets' records for those
-  /// of others. `comm` and `pool` must outlive this object. Throws
-  /// Error(kInvalidArgument) for an option out of range or a world size that is
-  /// not the communicator's.
+  /// Local. Holds 4 (or 2) bytes per element for the worker residual, by host
+  /// that / G, that / W for the server's, 0.13 for the records, and two
+  /// buckets' records for those of others. `groups` are those of `comm`; null:
+  /// flat. All of them and `pool` must outlive this object. Throws
+  /// Error(kInvalidArgument) for an option out of range, a world size that is
+  /// not the communicator's, groups of other ranks, and groups together with
+  /// blocks.scale_per_unit.
   CompressedAllReduce(comm::Communicator& comm, ThreadPool& pool,
                       std::span<const Range> units,
-                      const CompressedAllReduceOptions& options);
+                      const CompressedAllReduceOptions& options,
+                      const comm::HostGroups* groups = nullptr);
+  /// The same of blocks that are given; options.blocks is not used.
+  CompressedAllReduce(comm::Communicator& comm, ThreadPool& pool,
+                      BlockLayout layout,
+                      const CompressedAllReduceOptions& options,
+                      const comm::HostGroups* groups = nullptr);
   ~CompressedAllReduce();
 
   /// Collective, done on return: `values` (fp32; the units' ranges of it) is
   /// replaced by the compressed average. Returns the lowest rank whose values
-  /// were not finite, on all ranks and with nothing changed, or -1.
+  /// (of the blocks that it encodes) were not finite, on all ranks and with
+  /// nothing changed, or -1.
   int all_reduce(View values);
 
   /// Collective, done on return: the same with x formed and the result used
@@ -98,6 +118,31 @@ class CompressedAllReduce {
   /// is checked.
   void run(const Source& source, const Sink& sink);
 
+  /// Local: begins a run whose blocks are there bucket by bucket, the last
+  /// bucket first, and that can be taken back: until accept_early() this
+  /// object is as the run before has left it, and may not be used otherwise.
+  /// `source` is asked by threads of this object, and is kept until then. With
+  /// runs_early only.
+  void begin_early(Source source);
+  /// A run has begun that has been neither accepted nor dropped.
+  [[nodiscard]] bool has_early() const noexcept;
+  /// Collective, queued: `source` may be asked for the next bucket.
+  void add_early();
+  /// How many buckets have not been added.
+  [[nodiscard]] std::size_t left_early() const noexcept;
+  /// Collective, done on return, after all buckets: the run counts, and the
+  /// Sink gets its results.
+  void accept_early(const Sink& sink);
+  /// Local, done on return: as if the run had not begun. All ranks drop it
+  /// after as many add_early().
+  void drop_early() noexcept;
+
+  /// Collective, done on return: the second half alone. Every server compresses
+  /// x of its own blocks, with its residual, and all ranks get the result,
+  /// which is mean() from now on. Only blocks that this rank serves are asked
+  /// for. x must be finite.
+  void share(const Source& source);
+
   /// Masks elements from the next run on; their residuals become 0. Goes over
   /// the residuals of the blocks that this mask or the last one masks.
   void set_active(ActiveMask active);
@@ -105,6 +150,8 @@ class CompressedAllReduce {
   void set_observer(WireObserver* observer) noexcept;
 
   [[nodiscard]] const BlockLayout& layout() const noexcept;
+  /// Flat: every block; by host, those of this rank's piece.
+  [[nodiscard]] bool encodes(std::size_t block) const noexcept;
   /// The last run's result of a block; scale and words all zero before the
   /// first. A Source may read that of the block it is asked for: it is the run
   /// before's. Of no use from then on until the Sink has the block.
@@ -116,11 +163,11 @@ class CompressedAllReduce {
   /// What run() has spent waiting for other ranks since construction.
   [[nodiscard]] double wait_seconds() const noexcept;
 
-  /// This rank's residuals: the worker's, residual_size() elements, and the
-  /// server's, its blocks' residuals one after the other; of no use from the
-  /// next run on. Not while another thread uses this object: after a run memory
-  /// holds the sums that were sent, and the first call makes residuals of them,
-  /// in a pass over that memory.
+  /// This rank's residuals: the worker's, of the blocks that it encodes, and
+  /// the server's, its blocks' residuals one after the other; of no use from
+  /// the next run on. Not while another thread uses this object: after a run
+  /// memory holds the sums that were sent, and the first call makes residuals
+  /// of them, in a pass over that memory.
   [[nodiscard]] ConstView worker_error() const noexcept;
   [[nodiscard]] ConstView server_error() const noexcept;
   void clear_errors() noexcept;
@@ -130,10 +177,11 @@ class CompressedAllReduce {
   /// The same without a copy.
   void take_errors(Buffer&& worker, Buffer&& server);
   /// Local: error += weight * values, for the elements of a block (of its
-  /// `values` range) that are not masked; the server's is of a block that this
-  /// rank serves. Several threads may do this for different blocks, outside of
-  /// run() or inside of another exchange's. Throws Error(kInvalidArgument) for
-  /// a block that is not there, or that another rank serves.
+  /// `values` range) that are not masked; the worker's is of a block that this
+  /// rank encodes, the server's of one that it serves. Several threads may do
+  /// this for different blocks, outside of run() or inside of another
+  /// exchange's. Throws Error(kInvalidArgument) for a block that is not there,
+  /// or is another rank's.
   void add_to_worker_error(std::size_t block, const float* values,
                            float weight);
   void add_to_server_error(std::size_t block, const float* values,

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "thinwire/comm/communicator.h"
+#include "thinwire/comm/hosts.h"
 #include "thinwire/compress/active_mask.h"
 #include "thinwire/compress/block_layout.h"
 #include "thinwire/core/dtype.h"
@@ -40,12 +41,13 @@ struct QuantizedAllReduceOptions {
 /// number of calls the results add up to the averaged inputs less mean(e) + d,
 /// as with CompressedAllReduce, whose blocks, buckets and servers these are. A
 /// rank sends about 2 (W-1)/W (n bits / 8 + 4 scales) bytes in two messages per
-/// bucket and peer. The codec is kernels/quantize.h's: 0 stays 0, and a step is
-/// the block's largest magnitude over 2^(bits-1) - 1.
+/// bucket and peer; by host as with CompressedAllReduce. The codec is
+/// kernels/quantize.h's: 0 stays 0, and a step is the block's largest magnitude
+/// over 2^(bits-1) - 1.
 class QuantizedAllReduce {
  public:
-  /// Writes x of a block: as many floats as its `values`. May be called by
-  /// several threads at once.
+  /// Writes x of a block, one that this rank encodes: as many floats as its
+  /// `values`. May be called by several threads at once.
   using Source = std::function<void(std::size_t block, float* x)>;
   /// Takes what rounding took from a block, value less what was sent, 0 where
   /// masked: the worker's of this rank's x, the server's of the mean of a block
@@ -56,12 +58,15 @@ class QuantizedAllReduce {
 
   /// Local. Holds bits / 8 bytes per element for the records, and two buckets'
   /// records for those of others; with keeps_errors 4 (or 2) bytes per element
-  /// for the worker residual and that / W for the server's. `comm` and `pool`
-  /// must outlive this object. Throws Error(kInvalidArgument) for an option out
-  /// of range or a world size that is not the communicator's.
+  /// for the worker residual, by host that / G, and that / W for the server's.
+  /// `groups` are those of `comm`; null: flat. All of them and `pool` must
+  /// outlive this object. Throws Error(kInvalidArgument) for an option out of
+  /// range, a world size that is not the communicator's, and groups of other
+  /// ranks.
   QuantizedAllReduce(comm::Communicator& comm, ThreadPool& pool,
                      std::span<const Range> units,
-                     const QuantizedAllReduceOptions& options);
+                     const QuantizedAllReduceOptions& options,
+                     const comm::HostGroups* groups = nullptr);
   ~QuantizedAllReduce();
 
   /// Collective, done on return: `values` (fp32; the units' ranges of it) is
@@ -86,8 +91,8 @@ class QuantizedAllReduce {
   /// What it has spent waiting for other ranks since construction.
   [[nodiscard]] double wait_seconds() const noexcept;
 
-  /// This rank's residuals: the worker's, residual_size() elements, and the
-  /// server's, its blocks' residuals one after the other. Empty without
+  /// This rank's residuals: the worker's, of the blocks that it encodes, and
+  /// the server's, its blocks' residuals one after the other. Empty without
   /// keeps_errors.
   [[nodiscard]] ConstView worker_error() const noexcept;
   [[nodiscard]] ConstView server_error() const noexcept;
