@@ -54,12 +54,13 @@ void AdamOptions::validate(std::size_t num_groups) const {
     validate_numbers(with_group(*this, group));
 }
 
-Adam::Adam(ParameterLayout layout, AdamOptions options)
+Adam::Adam(ParameterLayout layout, AdamOptions options, Moments moments)
     : layout_(std::move(layout)), options_(std::move(options)) {
   options_.validate(layout_.num_groups());
   if (options_.groups.empty()) options_.groups.resize(layout_.num_groups());
   for (std::size_t g = 0; g < num_groups(); ++g)
     learning_rates_.push_back(group_options(g).learning_rate);
+  if (moments == Moments::kNone) return;
   exp_avg_ = Buffer(layout_.size(), options_.state_dtype);
   exp_avg_sq_ = Buffer(layout_.size(), options_.state_dtype);
 }

@@ -13,6 +13,7 @@
 #include "optim/saved_state.h"
 #include "optim/verification.h"
 #include "thinwire/comm/agreement.h"
+#include "thinwire/compress/bucket_rule.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::optim {
@@ -20,7 +21,10 @@ namespace thinwire::optim {
 void ExchangeOptions::validate() const {
   require(std::isfinite(max_grad_norm) && max_grad_norm >= 0, "max_grad_norm",
           "finite and >= 0", max_grad_norm);
-  require(bucket_elements >= 1, "bucket_elements", ">= 1", bucket_elements);
+  require(!during_backward || lagged_clipping || max_grad_norm == 0,
+          "during_backward",
+          "false where max_grad_norm is above 0 and lagged_clipping is false",
+          during_backward);
   require(verify_every >= 0, "verify_every", ">= 0", verify_every);
   require(num_threads >= 0 && num_threads <= 1024, "num_threads",
           "in [0, 1024]", num_threads);
@@ -28,11 +32,19 @@ void ExchangeOptions::validate() const {
 
 std::string ExchangeOptions::describe() const {
   return fmt::format(
-      "max_grad_norm={} calibrated_clipping={} bucket_elements={} "
-      "verify_every={} skip_nonfinite={}\n",
-      max_grad_norm, calibrated_clipping, bucket_elements, verify_every,
-      skip_nonfinite);
+      "max_grad_norm={} calibrated_clipping={} lagged_clipping={} "
+      "during_backward={} bucket_elements={} verify_every={} "
+      "skip_nonfinite={}\n",
+      max_grad_norm, calibrated_clipping, lagged_clipping, during_backward,
+      bucket_elements, verify_every, skip_nonfinite);
 }
+
+namespace {
+
+// What a gradient's element takes in an exact exchange, for the rule.
+constexpr int kExactBits = 32;
+
+}  // namespace
 
 struct DataParallel::Impl {
   comm::Communicator& comm;
@@ -50,7 +62,10 @@ struct DataParallel::Impl {
         rule(std::move(r)),
         options(o),
         pool(o.num_threads),
-        average(c, pool, rule->layout(), o.bucket_elements),
+        average(
+            c, pool, rule->layout(),
+            compress::bucket_elements(o.bucket_elements, rule->layout().size(),
+                                      c.hosts(), kExactBits)),
         number(optimizer_number(c)) {}
 
   void take_step(const StepInput& in, StepMeter& meter, StepReport& report) {

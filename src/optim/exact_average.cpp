@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "comm/wait_ignoring_errors.h"
 #include "optim/checks.h"
 #include "thinwire/kernels/norm.h"
 
@@ -21,13 +22,7 @@ ExactAverage::ExactAverage(comm::Communicator& comm, ThreadPool& pool,
 
 ExactAverage::~ExactAverage() {
   for (const Begun& part : begun_)
-    for (const comm::Work& work : part.works) {
-      try {
-        work.wait();
-      } catch (const Error&) {
-        // A lost peer: nobody writes there any more.
-      }
-    }
+    for (const comm::Work& work : part.works) comm::wait_ignoring_errors(work);
 }
 
 // Own sums of squares are formed now: soon the gradients are no longer own.

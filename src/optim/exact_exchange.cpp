@@ -105,6 +105,10 @@ StepMeter::~StepMeter() {
   const comm::Counters now = comm_.counters();
   report_.bytes_sent = now.bytes_sent - before_.bytes_sent;
   report_.collectives = now.collectives - before_.collectives;
+  report_.messages = now.messages - before_.messages;
+  report_.bytes_between_hosts =
+      now.bytes_between_hosts - before_.bytes_between_hosts;
+  report_.comm_busy_seconds = now.busy_seconds - before_.busy_seconds;
   report_.seconds = seconds_since(begin_);
 }
 

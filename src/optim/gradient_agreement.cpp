@@ -31,7 +31,6 @@ Agreement agreement_on(std::span<const GradientSummary> ranks) {
   Agreement agreement;
   const double first = ranks[0].squares;
   agreement.equal_norms = ranks.size() > 1 && first > 0 && std::isfinite(first);
-  double total = 0;
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     require_same_optimizer(ranks, r);
     if (!std::isfinite(ranks[r].squares) && agreement.nonfinite_rank < 0)
@@ -39,10 +38,13 @@ Agreement agreement_on(std::span<const GradientSummary> ranks) {
     if (ranks[r].left_out != 0 && agreement.left_out_rank < 0)
       agreement.left_out_rank = static_cast<int>(r);
     agreement.any_late = agreement.any_late || ranks[r].late != 0;
+    agreement.any_unlike_early =
+        agreement.any_unlike_early || ranks[r].unlike_early != 0;
     agreement.equal_norms = agreement.equal_norms && ranks[r].squares == first;
-    total += ranks[r].squares;
+    agreement.squares += ranks[r].squares;
   }
-  agreement.rms_norm = std::sqrt(total / static_cast<double>(ranks.size()));
+  agreement.rms_norm =
+      std::sqrt(agreement.squares / static_cast<double>(ranks.size()));
   return agreement;
 }
 
@@ -81,6 +83,28 @@ void CalibratedNorm::load(const StateDict& state) {
   const double ratio = state.real("clip_ratio");
   measured_ = state.integer("clip_ratio_measured") != 0;
   ratio_ = ratio;
+}
+
+double LaggedNorm::take(double rms_norm) noexcept {
+  const double before = reference_;
+  const bool is_spike = rms_norm > 2 * before;
+  // A norm that is not a number leaves a reference that is one.
+  reference_ = before == 0 || rms_norm < 2 * before ? rms_norm : 2 * before;
+  return is_spike ? rms_norm : before;
+}
+
+void LaggedNorm::save(StateDict& state) const {
+  state.put_real("clip_reference", reference_);
+}
+
+void LaggedNorm::load(const StateDict& state) {
+  if (state.has_scalar("clip_reference"))
+    reference_ = state.real("clip_reference");
+}
+
+void LaggedNorm::rescale(const CalibratedNorm& from,
+                         const CalibratedNorm& to) noexcept {
+  reference_ *= from.estimate(1) / to.estimate(1);
 }
 
 void CalibratedNorm::rescale(std::int64_t from, std::int64_t to) noexcept {

@@ -14,7 +14,9 @@ struct GradientSummary {
   double squares = 0;  ///< Their sum of squares; not finite if one of them is.
   std::uint32_t optimizer = 0;  ///< See optimizer_number().
   std::uint16_t left_out = 0;   ///< 1: this rank left out a local step.
-  std::uint16_t late = 0;       ///< 1: a late element has a gradient here.
+  std::uint8_t late = 0;        ///< 1: a late element has a gradient here.
+  /// 1: this step is not what this rank has begun early.
+  std::uint8_t unlike_early = 0;
 };
 
 /// What ranks know of each other's gradients after that exchange.
@@ -22,7 +24,9 @@ struct Agreement {
   int nonfinite_rank = -1;  ///< The lowest; -1: all are finite.
   int left_out_rank = -1;   ///< The lowest that left out a local step; -1.
   bool any_late = false;    ///< Some rank has the gradient of a late element.
-  double rms_norm = 0;      ///< a = sqrt(mean over ranks of ||g_i||^2).
+  bool any_unlike_early = false;  ///< Some rank has begun another step early.
+  double squares = 0;             ///< Sum over ranks of ||g_i||^2.
+  double rms_norm = 0;            ///< a = sqrt(mean over ranks of ||g_i||^2).
   /// There are several ranks, and all have the same squares, finite and > 0.
   bool equal_norms = false;
 };
@@ -80,6 +84,29 @@ class CalibratedNorm {
  private:
   double ratio_ = 1;
   bool measured_ = false;
+};
+
+/// The RMS norm by which a step can clip before it knows its own: that of the
+/// steps before (ExchangeOptions::lagged_clipping). One spike cannot double it
+/// more than once, so the step after it is not clipped by the spike.
+class LaggedNorm {
+ public:
+  /// An exact step was taken.
+  void begin(double rms_norm) noexcept { reference_ = rms_norm; }
+  /// What the next compressed step is clipped by, unless it is a spike; 0: it
+  /// is not known, so any step is one.
+  [[nodiscard]] double reference() const noexcept { return reference_; }
+  /// A compressed step of this norm is taken: what it is clipped by.
+  [[nodiscard]] double take(double rms_norm) noexcept;
+
+  void save(StateDict& state) const;
+  /// A state may be of a run that did without.
+  void load(const StateDict& state);
+  /// The estimate that goes with it stays what it was, by another ratio.
+  void rescale(const CalibratedNorm& from, const CalibratedNorm& to) noexcept;
+
+ private:
+  double reference_ = 0;
 };
 
 }  // namespace thinwire::optim

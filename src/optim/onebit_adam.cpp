@@ -6,9 +6,12 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "core/require.h"
+#include "optim/low_bit/early_momentum.h"
 #include "optim/low_bit/exact_groups.h"
 #include "optim/low_bit/freeze.h"
 #include "optim/low_bit/impl.h"
@@ -32,21 +35,34 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
       : Impl(comm, layout, settings_of(options)),
         freeze(model, freeze_options(options)),
         exact_groups(model),
-        refresh(model, momentum, denominator, options.variance_refresh) {}
+        refresh(model, momentum, denominator, options.variance_refresh),
+        early(model, gradients, momentum, denominator) {}
 
   Freeze freeze;
   ExactGroups exact_groups;
   VarianceRefresh refresh;
+  EarlyMomentum early;
 
   void take_step(const StepInput& in, StepMeter& step) override;
   [[nodiscard]] Phase phase() const override { return freeze.phase(); }
+  void set_freeze_gate(FreezeGate gate) override {
+    freeze.set_gate(std::move(gate));
+  }
   void add_own(State& state) const override;
   [[nodiscard]] Adoption adopt_own(StateDict& state) override;
+  [[nodiscard]] bool reduces_early() const override;
+  void reduce_early(View grads, Range range) override;
+  [[nodiscard]] std::vector<Range> buckets() const override {
+    return early.is_on() ? early.buckets() : std::vector<Range>();
+  }
+  [[nodiscard]] bool is_under_way() const override { return early.has_begun(); }
   [[nodiscard]] std::string_view exact_rule() const override { return "adam"; }
   void begin_in(StateDict& state) const override { Freeze::begin_in(state); }
 
   void warm_up(const StepInput& in, StepMeter& step);
   void compressed_step(const StepInput& in, StepMeter& step);
+  [[nodiscard]] std::optional<double> clip(const StepInput& in,
+                                           StepMeter& step);
   [[nodiscard]] bool keeps_variance() const {
     return refresh.is_on() || !model.layout.exact.empty();
   }
@@ -57,6 +73,7 @@ void OnebitAdamImpl::take_step(const StepInput& in, StepMeter& step) {
     compressed_step(in, step);
   else
     warm_up(in, step);
+  early.remember(in);
   if (step.report().applied) verify(in.params, freeze.describe());
 }
 
@@ -69,7 +86,7 @@ void OnebitAdamImpl::warm_up(const StepInput& in, StepMeter& step) {
   // p = p - lr (m^ / (sqrt(v^) + eps) + wd p)
   adam().apply(++steps, update_arrays(in, *scale), model.pool);
   // d = max(sqrt(v / (1 - beta2^T)) + eps, floor) from the last such step on.
-  if (freeze.ends_at(steps)) {
+  if (freeze.ends_at(steps, momentum)) {
     freeze.freeze(steps, keeps_variance(), denominator);
     refresh.begin(steps);
   }
@@ -78,20 +95,48 @@ void OnebitAdamImpl::warm_up(const StepInput& in, StepMeter& step) {
 // Compression stage: v stays what it is, m_i travels as signs.
 void OnebitAdamImpl::compressed_step(const StepInput& in, StepMeter& step) {
   // g_i = clip * g_i, the norm of their mean being estimated.
-  const auto scale =
-      gradients.clip_by_estimate(in, momentum.has_late(in.grads), step);
+  const auto scale = clip(in, step);
   if (!scale) return;
   const Coefficients c = model.coefficients(++steps, *scale);
-  refresh.admit(prepare_gradients(in, *scale, step));
+  const bool is_early = early.has_begun();  // guessed rightly, during backward
+  if (!is_early) refresh.admit(prepare_gradients(in, *scale, step));
   exact_groups.begin(in.grads);
   // m_i = beta1 m + (1 - beta1) g_i
   // m = server(mean_i worker(m_i)), each with error feedback, in 1 bit
   // p = p - lr (m / (1 - beta1^t) / d + wd p)
-  if (refresh.is_due(steps - freeze.at()))
+  if (is_early)
+    momentum.accept_early(in, c, denominator.values, step);
+  else if (refresh.is_due(steps - freeze.at()))
     refresh.run(in, c, step);  // g_i travels instead, in 4 bits
   else
     momentum.all_reduce(in, c, denominator.values, step);
   exact_groups.finish(steps, in, *scale, step);
+}
+
+// What had begun during backward goes on only if the gradients are what it took
+// them for.
+std::optional<double> OnebitAdamImpl::clip(const StepInput& in,
+                                           StepMeter& step) {
+  const bool is_unlike_early = early.has_begun() && !early.complete(in);
+  try {
+    const auto scale = begin_compressed(in, step, is_unlike_early);
+    if (!scale || !early.was_right(*scale)) early.drop();
+    return scale;
+  } catch (const Error&) {
+    early.drop();
+    throw;
+  }
+}
+
+bool OnebitAdamImpl::reduces_early() const {
+  if (!freeze.is_frozen() || begins_inside()) return true;
+  return early.is_on() && !refresh.is_due(steps + 1 - freeze.at());
+}
+
+void OnebitAdamImpl::reduce_early(View grads, Range range) {
+  if (!early.is_on() || !freeze.is_frozen())
+    return Impl::reduce_early(grads, range);
+  early.add(grads, range, steps + 1);
 }
 
 void OnebitAdamImpl::add_own(State& state) const {
@@ -127,6 +172,9 @@ OnebitAdam::OnebitAdam(comm::Communicator& comm, const ParameterLayout& layout,
                        const OnebitAdamOptions& options)
     : LowBitOptimizer([&] {
         options.validate(layout);
+        require(!options.exchange.during_backward || comm.hosts().is_flat(),
+                "exchange.during_backward",
+                "false where ranks exchange by host", true);
         return std::make_unique<OnebitAdamImpl>(comm, layout, options);
       }()) {}
 

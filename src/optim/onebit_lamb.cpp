@@ -60,6 +60,9 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
 
   void take_step(const StepInput& in, StepMeter& step) override;
   [[nodiscard]] Phase phase() const override { return freeze.phase(); }
+  void set_freeze_gate(FreezeGate gate) override {
+    freeze.set_gate(std::move(gate));
+  }
   void add_own(State& state) const override;
   [[nodiscard]] Adoption adopt_own(StateDict& state) override;
   [[nodiscard]] std::string_view exact_rule() const override { return "lamb"; }
@@ -101,7 +104,7 @@ void OnebitLambImpl::warm_up(const StepInput& in, StepMeter& step) {
     coefficients.last[i] = ratios[i].value;
     if (ratios[i].computed) coefficients.average(i, ratios[i].value);
   }
-  if (freeze.ends_at(steps)) begin_compression();
+  if (freeze.ends_at(steps, momentum)) begin_compression();
 }
 
 // d is made of v, a fresh copy of which goes on; momenta get a common size.
@@ -120,8 +123,7 @@ void OnebitLambImpl::begin_compression() {
 
 // Compression stage.
 void OnebitLambImpl::compressed_step(const StepInput& in, StepMeter& step) {
-  const auto scale =
-      gradients.clip_by_estimate(in, momentum.has_late(in.grads), step);
+  const auto scale = begin_compressed(in, step);
   if (!scale) return;
   const Coefficients c = model.coefficients(++steps, *scale);
   admit(prepare_gradients(in, *scale, step));

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "optim/checks.h"
+#include "thinwire/core/checksum.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/kernels/cast.h"
@@ -74,6 +75,20 @@ void require_rule(const StateDict& state, std::string_view rule) {
         fmt::format("the variance was given up at step {}: load with what = "
                     "kWeights, or a checkpoint before it",
                     frozen_at));
+}
+
+// ---- by host
+
+void add_hosts(State& state, const comm::Hosts& hosts) {
+  if (hosts.is_flat()) return;
+  state.common.put_integer(kRanksPerHost, hosts.ranks_per_host);
+  state.common.put_integer(kHostLayout,
+                           static_cast<std::int64_t>(checksum(hosts.ranks)));
+  state.own.put_integer(kHost, hosts.index);
+}
+
+std::int64_t saved_ranks_per_host(const StateDict& state) {
+  return state.has_scalar(kRanksPerHost) ? state.integer(kRanksPerHost) : 1;
 }
 
 // ---- an optimizer that has nothing but a rule and counts

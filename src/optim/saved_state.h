@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "thinwire/comm/communicator.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/state_dict.h"
@@ -40,6 +41,12 @@ void require_rule(const StateDict& state, std::string_view rule);
 /// The text of the Error that refuses a state of another optimizer.
 [[noreturn]] void refuse_optimizer(std::string_view saved,
                                    std::string_view own);
+
+// ---- by host: averages of the ranks of one host are one worker's
+/// Adds who shares a host to a state; nothing where hosts are flat.
+void add_hosts(State& state, const comm::Hosts& hosts);
+/// 1 where it says nothing.
+[[nodiscard]] std::int64_t saved_ranks_per_host(const StateDict& state);
 
 // ---- an optimizer that has nothing but a rule and counts
 [[nodiscard]] State rule_state(const UpdateRule& rule,

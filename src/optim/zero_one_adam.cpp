@@ -53,6 +53,9 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
 
   void take_step(const StepInput& in, StepMeter& step) override;
   [[nodiscard]] Phase phase() const override;
+  [[nodiscard]] bool takes_pieces() const override {
+    return !is_frozen() && phase() == Phase::kCompressed;
+  }
   void read_masters(ConstView params) override {
     if (is_frozen()) updates.begin_anew(params);
   }
@@ -146,8 +149,7 @@ void ZeroOneAdamImpl::update_variance(const StepInput& in,
 
 // Before the freeze, all other steps: m_i travels in one bit, v stays.
 void ZeroOneAdamImpl::one_bit_step(const StepInput& in, StepMeter& step) {
-  const auto scale =
-      gradients.clip_by_estimate(in, momentum.has_late(in.grads), step);
+  const auto scale = begin_compressed(in, step);
   if (!scale) return;
   ++steps;
   admit(prepare_gradients(in, *scale, step));
@@ -166,9 +168,11 @@ void ZeroOneAdamImpl::freeze(View params) {
   momentum.clear_residuals();
 }
 
-// After the freeze: a local step, and in steps of T_u a sync.
+// After the freeze: a local step, and in steps of T_u a sync. By host, ranks of
+// one host take the same local steps.
 void ZeroOneAdamImpl::frozen_step(const StepInput& in, StepMeter& step) {
   const bool syncs = phase() == Phase::kCompressed;
+  if (model.host) model.host->average_all(in.grads, step);
   const auto scale =
       syncs ? gradients.clip_by_estimate(in, momentum.has_late(in.grads), step)
             : gradients.clip_locally(in, step);
@@ -202,7 +206,12 @@ void ZeroOneAdamImpl::frozen_step(const StepInput& in, StepMeter& step) {
 void ZeroOneAdamImpl::exchange_gradient(const StepInput& in, double grad_scale,
                                         StepMeter& step) {
   Buffer values = Buffer::of<float>(in.grads.size());
-  kernels::convert(in.grads, values.view());
+  model.for_blocks([&](std::size_t b) {
+    const Range& at = model.block(b);
+    if (model.has_gradient(b))
+      kernels::convert(model.gradient(b, in.grads),
+                       values.view().subview(at.offset, at.size));
+  });
   if (grad_scale != 1)
     for (float& g : values.as<float>()) g *= static_cast<float>(grad_scale);
   if (model.compresses())

@@ -157,6 +157,16 @@ bool MixedPrecision::measures_early() const noexcept {
   return impl_->optimizer->measures_early();
 }
 
+void MixedPrecision::finish_early() { impl_->optimizer->finish_early(); }
+
+void MixedPrecision::set_freeze_gate(optim::FreezeGate gate) {
+  impl_->optimizer->set_freeze_gate(std::move(gate));
+}
+
+double MixedPrecision::residual_ratio() const {
+  return impl_->optimizer->residual_ratio();
+}
+
 void MixedPrecision::forget_early() noexcept {
   impl_->optimizer->forget_early();
 }
@@ -165,6 +175,10 @@ void MixedPrecision::forget_early() noexcept {
 // know which of them overflowed.
 bool MixedPrecision::reduces_early() const noexcept {
   return !impl_->scale.is_last_chance() && impl_->optimizer->reduces_early();
+}
+
+std::vector<Range> MixedPrecision::buckets() const {
+  return impl_->optimizer->buckets();
 }
 
 void MixedPrecision::synchronize(View params) {

@@ -39,6 +39,10 @@ std::vector<Variant> variants() {
       {"groups", with_groups()},
       {"masks", masks},
       {"clipped", with([](auto& o) { o.exchange.max_grad_norm = 0.5; })},
+      {"lagged", with([](auto& o) {
+         o.exchange.max_grad_norm = 0.5;
+         o.exchange.lagged_clipping = true;
+       })},
       {"no_correction", with([](auto& o) { o.bias_correction = false; })},
       {"eps_inside", with([](auto& o) {
          o.epsilon_inside_sqrt = true;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "thinwire/core/buffer.h"
@@ -61,7 +62,11 @@ class Adam final : public UpdateRule {
   /// Allocates 8 bytes per parameter (4 with a state_dtype of 16 bits):
   /// exp_avg and exp_avg_sq, both 0. Throws
   /// Error(kInvalidArgument) for an option out of range.
-  Adam(ParameterLayout layout, AdamOptions options);
+  Adam(ParameterLayout layout, AdamOptions options)
+      : Adam(std::move(layout), std::move(options), Moments::kOwn) {}
+  /// kNone: for its options and numbers alone; it takes no steps.
+  enum class Moments { kOwn, kNone };
+  Adam(ParameterLayout layout, AdamOptions options, Moments moments);
 
   [[nodiscard]] std::string_view name() const noexcept override;
   [[nodiscard]] const ParameterLayout& layout() const noexcept override;

@@ -19,8 +19,16 @@ struct ExchangeOptions {
   /// estimate of its norm that exact steps calibrate. Otherwise by the root
   /// mean square of the ranks' norms, which is up to sqrt(W) times as long.
   bool calibrated_clipping = true;
-  /// Elements that travel together, >= 1. Results do not depend on it.
-  std::size_t bucket_elements = std::size_t{1} << 20;
+  /// In compressed steps, clip by what the gradients' norm was before this
+  /// step, unless it has doubled: then a step's exchange need not wait for the
+  /// end of its backward. docs/algorithms/onebit-adam.md.
+  bool lagged_clipping = false;
+  /// 1-bit Adam: encode and exchange buckets while backward goes on. Needs
+  /// lagged_clipping where gradients are clipped; changes no bit.
+  bool during_backward = false;
+  /// Elements that travel together; 0: by compress::bucket_elements(). Results
+  /// do not depend on it.
+  std::size_t bucket_elements = 0;
   /// Every so many steps ranks compare checksums of their parameters, schedule
   /// and options, and stop with Error(kCommFailure) naming the first that
   /// differs; 0: never. >= 0. Reads the parameters once and sends 8 bytes.

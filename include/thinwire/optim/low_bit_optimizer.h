@@ -34,9 +34,12 @@ class LowBitOptimizer : public Optimizer {
   StepReport step(const StepInput& input) final;
   void reduce_early(View grads, Range range) final;
   [[nodiscard]] bool reduces_early() const noexcept final;
+  [[nodiscard]] std::vector<Range> buckets() const final;
   void measure_early(ConstView grads, Range range) final;
   [[nodiscard]] bool measures_early() const noexcept final;
+  void finish_early() final;
   void forget_early() noexcept final;
+  void set_freeze_gate(FreezeGate gate) final;
   void synchronize(View params) final;
   [[nodiscard]] std::int64_t steps() const noexcept final;
   [[nodiscard]] std::int64_t skipped_steps() const noexcept final;
@@ -66,9 +69,7 @@ class LowBitOptimizer : public Optimizer {
   [[nodiscard]] ConstView exchanged_params(ConstView params) const final;
   [[nodiscard]] std::int64_t steps_behind() const noexcept final;
 
-  /// Norm of this rank's residual over that of the last exchange's result; 0
-  /// before there was one. Local; reads the residual once.
-  [[nodiscard]] double residual_ratio() const;
+  [[nodiscard]] double residual_ratio() const final;
   /// Sees every message content from the next step on; null: nobody. Must
   /// outlive its use.
   void set_observer(compress::WireObserver* observer) noexcept;

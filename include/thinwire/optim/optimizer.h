@@ -3,7 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string_view>
+#include <vector>
 
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/state_dict.h"
@@ -77,9 +79,26 @@ struct StepReport {
   std::size_t revived = 0;
   std::uint64_t bytes_sent = 0;   ///< By this rank to others, in this step.
   std::uint64_t collectives = 0;  ///< Issued in this step.
-  double seconds = 0;             ///< Of the whole step.
-  double exchange_seconds = 0;    ///< Of it, spent waiting for other ranks.
+  std::uint64_t messages = 0;     ///< Sent by this rank in this step.
+  /// Of bytes_sent, what went to other hosts.
+  std::uint64_t bytes_between_hosts = 0;
+  /// A skipped step has made residuals 0, see shard::AfterSkip.
+  bool residuals_cleared = false;
+  double seconds = 0;           ///< Of the whole step.
+  double exchange_seconds = 0;  ///< Of it, spent waiting for other ranks.
+  /// In which some collective was under way, beside backward too.
+  double comm_busy_seconds = 0;
 };
+
+/// Asked by an optimizer that is about to leave its exact stage.
+struct FreezeRequest {
+  std::int64_t step = 0;  ///< The exact step that would be the last one, taken.
+  /// Collective: the seconds that one compressed exchange takes, of zeros;
+  /// nothing but counters of traffic changes.
+  std::function<double()> time_exchange;
+};
+/// Collective: whether the exact stage ends now; the same on all ranks.
+using FreezeGate = std::function<bool(const FreezeRequest& request)>;
 
 /// Collective: local gradients in, updated parameters out. An optimizer owns
 /// its communication and its phases; it is handed local gradients in each of
@@ -108,6 +127,10 @@ class Optimizer {
   /// them are there. The same on all ranks.
   [[nodiscard]] virtual bool reduces_early() const noexcept { return false; }
 
+  /// What reduce_early() takes: ranges of the flat array in their order, whole
+  /// ones only. Empty: any range on the grid of sums.
+  [[nodiscard]] virtual std::vector<Range> buckets() const { return {}; }
+
   /// Local: forms the norm of elements `range` of this rank's gradients, which
   /// the next step() needs before it exchanges anything; it must be handed the
   /// same `grads`, and these elements unchanged. step() measures what is
@@ -116,13 +139,28 @@ class Optimizer {
   virtual void measure_early(ConstView grads, Range range);
   /// The next step measures its gradients, but does not average them.
   [[nodiscard]] virtual bool measures_early() const noexcept { return false; }
+  /// Local: returns when nothing that reduce_early() or measure_early() began
+  /// is under way in the gradients, but for what the communicator given at
+  /// construction has queued.
+  virtual void finish_early() {}
   /// The gradients measured so far will not be the next step's.
   virtual void forget_early() noexcept {}
+
+  /// Asked from the next step on, in step(), where the exact stage of a 1-bit
+  /// optimizer of several ranks would end. On a no it goes on for a tenth of
+  /// the steps so far and at least one, and then asks again; until when is part
+  /// of the state, freeze_held_until. Null: it ends. All ranks must do the
+  /// same.
+  virtual void set_freeze_gate(FreezeGate /*gate*/) {}
 
   /// Collective: makes parameters equal on all ranks, where the optimizer lets
   /// them differ between exchanges (0/1 Adam). To be called before evaluation
   /// and saving. Exchanges nothing where they are equal already.
   virtual void synchronize(View params);
+
+  /// Norm of this rank's residual over that of the last exchange's result; 0
+  /// where there is none. Local; may read the residual once.
+  [[nodiscard]] virtual double residual_ratio() const { return 0; }
 
   /// Steps that count: skipped ones do not.
   [[nodiscard]] virtual std::int64_t steps() const noexcept = 0;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -73,6 +74,8 @@ class State {
   /// Which elements of a kSharded array this rank has, also of arrays that are
   /// not there yet: its shard, or what it serves in a compressed exchange.
   std::vector<Range> shard;
+  /// The same of the array kWorkerError: what this rank encodes.
+  std::optional<std::vector<Range>> encoded;
 
   /// Arrays in memory, which must outlive this State. Each returns what it has
   /// added, valid until the next one.
@@ -102,6 +105,17 @@ inline constexpr const char* kNewParameters = "new_parameters";
 
 /// In a StateDict, an integer: how many ranks saved it, where that is known.
 inline constexpr const char* kSavedWorld = "saved_world";
+
+/// Integers of a state by host, missing where hosts are flat: how many ranks
+/// share a host, a checksum of which, and this rank's host. An array of
+/// Sharing::kMean then lies in pieces on the ranks of each host, which together
+/// have one host's values, or is the same on all of them.
+inline constexpr const char* kRanksPerHost = "ranks_per_host";
+inline constexpr const char* kHostLayout = "host_layout";
+inline constexpr const char* kHost = "host";
+
+/// The array of what this rank's encoder has left over, Sharing::kMean.
+inline constexpr const char* kWorkerError = "worker_error";
 
 /// A copy of all of it: arrays, those of kRange with their ranges, and all
 /// scalars under their names.

@@ -70,9 +70,13 @@ class MixedPrecision final : public LowPrecisionOptimizer {
   optim::StepReport step(const optim::StepInput& input) override;
   void reduce_early(View grads, Range range) override;
   [[nodiscard]] bool reduces_early() const noexcept override;
+  [[nodiscard]] std::vector<Range> buckets() const override;
   void measure_early(ConstView grads, Range range) override;
   [[nodiscard]] bool measures_early() const noexcept override;
+  void finish_early() override;
   void forget_early() noexcept override;
+  void set_freeze_gate(optim::FreezeGate gate) override;
+  [[nodiscard]] double residual_ratio() const override;
   void synchronize(View params) override;
   [[nodiscard]] std::int64_t steps() const noexcept override;
   [[nodiscard]] std::int64_t skipped_steps() const noexcept override;

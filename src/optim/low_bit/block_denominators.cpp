@@ -87,16 +87,38 @@ void BlockDenominators::fit(std::span<float> d, Participations participation,
     const Range& at = parts.blocks.blocks()[b].values;
     const auto own = d.subspan(at.offset, at.size);
     const auto takes_part = participations_of(participation, at);
-    for (std::size_t i = 0; i < own.size(); ++i) {
-      if (!is_live(takes_part, i) || !(own[i] > cap(b))) continue;
-      const std::lock_guard lock(heavy_mutex);
-      heavy_.push_back({at.offset + i, cap(b) / own[i]});
-      own[i] = cap(b);
-    }
+    const auto heavy = cut_heavy(b, at, own, takes_part);
     refit(b, own, takes_part, fraction);
+    const std::lock_guard lock(heavy_mutex);
+    heavy_.insert(heavy_.end(), heavy.begin(), heavy.end());
   });
   std::sort(heavy_.begin(), heavy_.end(),
             [](const auto& a, const auto& b) { return a.index < b.index; });
+}
+
+std::vector<HeavyElement> BlockDenominators::cut_heavy(
+    std::size_t b, Range at, std::span<float> d,
+    Participations participation) const {
+  std::vector<HeavyElement> heavy;
+  for (std::size_t i = 0; i < d.size(); ++i) {
+    if (!is_live(participation, i) || !(d[i] > cap(b))) continue;
+    heavy.push_back({at.offset + i, cap(b) / d[i]});
+    d[i] = cap(b);
+  }
+  return heavy;
+}
+
+std::optional<std::vector<HeavyElement>> BlockDenominators::fit_block(
+    std::size_t b, Range at, std::span<float> d, Participations participation,
+    double fraction) {
+  std::vector<float> live;
+  append_live(d, participation, live);
+  const auto median = median_of(live);
+  if (!median) return std::nullopt;
+  medians_[b] = *median;
+  auto heavy = cut_heavy(b, at, d, participation);
+  refit(b, d, participation, fraction);
+  return heavy;
 }
 
 void BlockDenominators::refit(std::size_t b, std::span<float> d,
@@ -104,12 +126,11 @@ void BlockDenominators::refit(std::size_t b, std::span<float> d,
   const double rms =
       capped_rms(d, participation, cap(b)).value_or(double{medians_[b]});
   const auto floor = static_cast<float>(fraction * rms);
-  const float of_late = std::max(medians_[b], floor);
   floors_[b] = floor;
   for (std::size_t i = 0; i < d.size(); ++i) {
     const bool has_own = std::isfinite(d[i]) &&
                          (participation.empty() || participation[i] != kLate);
-    d[i] = has_own ? std::max(d[i], floor) : of_late;
+    d[i] = has_own ? std::max(d[i], floor) : of_late(b);
   }
 }
 
@@ -213,6 +234,19 @@ std::vector<std::uint8_t> participations(std::span<const float> v,
     }
   if (everything) all.clear();
   return all;
+}
+
+std::vector<std::uint8_t> saved_participation(const StateDict& state,
+                                              std::size_t num_elements) {
+  if (!state.has_array("participation")) return {};
+  auto saved = saved_values<std::uint8_t>(state, "participation", num_elements);
+  for (const std::uint8_t value : saved)
+    if (value > kLate)
+      throw Error(ErrorCode::kCorruptCheckpoint,
+                  fmt::format("state array 'participation' must hold values up "
+                              "to {}, got {}",
+                              static_cast<int>(kLate), value));
+  return saved;
 }
 
 std::vector<std::size_t> leave_out_nonfinite(

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "optim/low_bit/layout.h"
@@ -54,6 +57,27 @@ class BlockDenominators {
   /// median of its parameter, or else of the model, or else 1.
   void fit(std::span<float> d, Participations participation,
            const LowBitLayout& parts, double fraction, ThreadPool& pool);
+  /// Of so many blocks that are fitted one by one.
+  explicit BlockDenominators(std::size_t num_blocks)
+      : medians_(num_blocks), floors_(num_blocks) {}
+  BlockDenominators() = default;
+  /// fit() of block `block`, elements `at`, on its own. Returns its heavy
+  /// elements; nothing, with nothing done, where it has no live element.
+  [[nodiscard]] std::optional<std::vector<HeavyElement>> fit_block(
+      std::size_t block, Range at, std::span<float> d,
+      Participations participation, double fraction);
+  /// Of a block that was fitted elsewhere, or cannot be.
+  void set_block(std::size_t block, float median, float floor) {
+    medians_[block] = median;
+    floors_[block] = floor;
+  }
+  void set_heavy(std::vector<HeavyElement> by_index) {
+    heavy_ = std::move(by_index);
+  }
+  /// What a late element of the block begins with.
+  [[nodiscard]] float of_late(std::size_t block) const {
+    return std::max(medians_[block], floors_[block]);
+  }
   /// `d` of a block after its variance has moved: no cap, and the median that
   /// it has.
   void refit(std::size_t block, std::span<float> d,
@@ -82,6 +106,10 @@ class BlockDenominators {
     return kCapOfMedian * medians_[block];
   }
 
+  // Cuts off what lies above the cap.
+  [[nodiscard]] std::vector<HeavyElement> cut_heavy(
+      std::size_t block, Range at, std::span<float> d,
+      Participations participation) const;
   void find_medians(std::span<const float> d, Participations participation,
                     const LowBitLayout& parts, ThreadPool& pool);
 
@@ -95,6 +123,10 @@ class BlockDenominators {
 [[nodiscard]] std::vector<std::uint8_t> participations(
     std::span<const float> v, std::span<const GroupRange> ranges,
     std::span<const float> mask);
+/// Of every element, in a saved state; empty: all take part. Throws
+/// Error(kCorruptCheckpoint).
+[[nodiscard]] std::vector<std::uint8_t> saved_participation(
+    const StateDict& state, std::size_t num_elements);
 /// Takes out what has no finite denominator, and returns which elements those
 /// are. Empty stays empty where there is none.
 [[nodiscard]] std::vector<std::size_t> leave_out_nonfinite(

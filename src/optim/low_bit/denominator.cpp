@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optim/low_bit/denominator.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "core/visit_floats.h"
@@ -25,11 +27,50 @@ void bound_block(View grads, std::span<const float> d, double bound) {
 
 // In denominators: 1 / sqrt(1 - beta2), what one gradient alone is in Adam,
 // whose own variance bounds what it can do. A frozen one does not.
-std::vector<double> outlier_bounds(const Adam& adam) {
-  std::vector<double> bounds;
-  for (std::size_t g = 0; g < adam.num_groups(); ++g)
-    bounds.push_back(1 / std::sqrt(1 - adam.group_options(g).beta2));
-  return bounds;
+double outlier_bound(const LowBitModel& model, std::size_t b) {
+  const AdamOptions& all = model.settings.adam;
+  const std::size_t group = model.layout.block_group[b];
+  const double beta2 = group < all.groups.size()
+                           ? all.groups[group].beta2.value_or(all.beta2)
+                           : all.beta2;
+  return 1 / std::sqrt(1 - beta2);
+}
+
+double outlier_limit(const LowBitModel& model, const BlockDenominators& blocks,
+                     std::size_t b) {
+  return outlier_bound(model, b) * model.settings.outlier_gate *
+         blocks.median(b);
+}
+
+// Of pieces each block's sum of squares is known; else the norm's chunks that
+// cover a block bound it.
+double most_squares(const LowBitModel& model, std::size_t b,
+                    std::span<const double> chunk_squares) {
+  if (model.has_pieces_only()) return model.host->squares(b);
+  const Range& at = model.block(b);
+  double most = 0;
+  for (std::size_t c = at.offset / kernels::kSumChunk;
+       c <= (at.end() - 1) / kernels::kSumChunk; ++c)
+    most += chunk_squares[c];
+  return most;
+}
+
+bool may_hold_outlier(const LowBitModel& model, const BlockDenominators& blocks,
+                      std::size_t b, double grad_scale,
+                      std::span<const double> chunk_squares) {
+  const double limit = outlier_limit(model, blocks, b);
+  return most_squares(model, b, chunk_squares) * (grad_scale * grad_scale) >
+         limit * limit;
+}
+
+void bound_outliers_of(const LowBitModel& model,
+                       const BlockDenominators& blocks, std::size_t b, View own,
+                       std::span<const float> d, double grad_scale) {
+  const double limit = outlier_limit(model, blocks, b);
+  const double squares =
+      kernels::sum_of_squares(own) * (grad_scale * grad_scale);
+  if (std::isfinite(squares) && squares > limit * limit)
+    bound_block(own, d, outlier_bound(model, b) / grad_scale);
 }
 
 }  // namespace
@@ -57,40 +98,68 @@ void Denominator::refit(std::size_t b) {
 void Denominator::guard(View grads, double grad_scale,
                         std::span<const double> chunk_squares) const {
   if (blocks.empty()) return;
-  scale_heavy(grads);
-  bound_outliers(grads, grad_scale, chunk_squares);
-}
-
-void Denominator::scale_heavy(View grads) const {
-  visit_floats(grads, [&](auto* g) {
-    for (const HeavyElement& element : heavy())
-      store_rounded(to_float(g[element.index]) * element.factor,
-                    g + element.index);
-  });
-}
-
-// Only blocks that may hold an outlier are looked at: the norm's chunks that
-// cover a block bound its own sum of squares.
-void Denominator::bound_outliers(View grads, double grad_scale,
-                                 std::span<const double> chunk_squares) const {
-  const double squared_scale = grad_scale * grad_scale;
-  const std::vector<double> bounds = outlier_bounds(model_.adam);
-  model_.for_blocks([&](std::size_t b) {
+  for (const HeavyElement& element : heavy()) {
+    const std::size_t b = model_.block_of(element.index);
+    if (model_.has_gradient(b))
+      scale_heavy(model_.gradient(b, grads), {&element, 1},
+                  model_.block(b).offset);
+  }
+  const auto of_block = [this](std::size_t b, auto&) {
     const Range& at = model_.block(b);
-    double most = 0;
-    for (std::size_t c = at.offset / kernels::kSumChunk;
-         c <= (at.end() - 1) / kernels::kSumChunk; ++c)
-      most += chunk_squares[c];
-    const double bound = bounds[model_.layout.block_group[b]];
-    const double limit =
-        bound * model_.settings.outlier_gate * blocks.median(b);
-    if (!(most * squared_scale > limit * limit)) return;
-    const View own = grads.subview(at.offset, at.size);
-    const double squares = kernels::sum_of_squares(own) * squared_scale;
-    if (std::isfinite(squares) && squares > limit * limit)
-      bound_block(own, values.as<float>().subspan(at.offset, at.size),
-                  bound / grad_scale);
+    return values.as<float>().subspan(at.offset, at.size);
+  };
+  bound_outliers(model_, blocks, of_block, grads, grad_scale, chunk_squares);
+}
+
+void scale_heavy(View grads, std::span<const HeavyElement> heavy,
+                 std::size_t offset) {
+  visit_floats(grads, [&](auto* g) {
+    for (const HeavyElement& element : heavy) {
+      auto* const at = g + (element.index - offset);
+      store_rounded(to_float(*at) * element.factor, at);
+    }
   });
+}
+
+// Only blocks that may hold an outlier are looked at.
+void bound_outliers(LowBitModel& model, const BlockDenominators& blocks,
+                    const BlockValues& d, View grads, double grad_scale,
+                    std::span<const double> chunk_squares) {
+  model.for_blocks([&](std::size_t b) {
+    if (!model.has_gradient(b) ||
+        !may_hold_outlier(model, blocks, b, grad_scale, chunk_squares))
+      return;
+    std::array<float, 1024> scratch;
+    bound_outliers_of(model, blocks, b, model.gradient(b, grads), d(b, scratch),
+                      grad_scale);
+  });
+}
+
+ConstView Denominator::guarded(std::size_t b, ConstView own, double grad_scale,
+                               std::span<const double> chunk_squares,
+                               GuardedBlock& copy) const {
+  if (blocks.empty()) return own;
+  const Range& at = model_.block(b);
+  const auto before = [](const HeavyElement& element, std::size_t index) {
+    return element.index < index;
+  };
+  const auto all = heavy();
+  const auto first =
+      std::lower_bound(all.begin(), all.end(), at.offset, before);
+  const bool has_heavy = first != all.end() && first->index < at.end();
+  const bool bounds =
+      may_hold_outlier(model_, blocks, b, grad_scale, chunk_squares);
+  if (!has_heavy && !bounds) return own;
+  std::memcpy(copy.data(), own.data(), own.bytes());
+  const View mine(copy.data(), own.size(), own.dtype());
+  scale_heavy(mine,
+              {first, std::lower_bound(first, all.end(), at.end(), before)},
+              at.offset);
+  if (bounds)
+    bound_outliers_of(model_, blocks, b, mine,
+                      values.as<float>().subspan(at.offset, at.size),
+                      grad_scale);
+  return mine;
 }
 
 }  // namespace thinwire::optim

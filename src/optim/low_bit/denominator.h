@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -8,6 +10,23 @@
 #include "optim/low_bit/momentum.h"
 
 namespace thinwire::optim {
+
+/// Gradients of heavy elements are multiplied by their factors. The first of
+/// `grads` is element `offset`.
+void scale_heavy(View grads, std::span<const HeavyElement> heavy,
+                 std::size_t offset = 0);
+
+/// The denominators of a block, which may be written to `scratch`.
+using BlockValues = std::function<std::span<const float>(
+    std::size_t block, std::array<float, 1024>& scratch)>;
+/// Bounds outliers among gradients that will be multiplied by `grad_scale`;
+/// `chunk_squares`: sums of squares of `grads` (kernels/norm.h).
+void bound_outliers(LowBitModel& model, const BlockDenominators& blocks,
+                    const BlockValues& d, View grads, double grad_scale,
+                    std::span<const double> chunk_squares);
+
+/// Room for one block's gradients, whatever their dtype.
+using GuardedBlock = std::array<float, 1024>;
 
 /// d = sqrt(v) + eps of every element, while the variance v does not move, made
 /// fit to be divided by; and what is done to gradients so that none of them,
@@ -26,9 +45,17 @@ class Denominator {
 
   /// Before gradients are encoded, `grad_scale` being what they will be
   /// multiplied by: those of heavy elements are scaled, outliers are bounded.
-  /// `chunk_squares`: sums of squares of `grads` (kernels/norm.h).
+  /// `chunk_squares`: sums of squares of `grads` (kernels/norm.h); not used by
+  /// host, where `grads` are pieces.
   void guard(View grads, double grad_scale,
              std::span<const double> chunk_squares) const;
+
+  /// The same of block `b` alone, whose gradients are `own` and stay as they
+  /// are: those, or what `copy` holds of them.
+  [[nodiscard]] ConstView guarded(std::size_t b, ConstView own,
+                                  double grad_scale,
+                                  std::span<const double> chunk_squares,
+                                  GuardedBlock& copy) const;
 
   [[nodiscard]] float* at(std::size_t offset) {
     return values.as<float>().data() + offset;
@@ -41,10 +68,6 @@ class Denominator {
   BlockDenominators blocks;  ///< Empty before fit().
 
  private:
-  void scale_heavy(View grads) const;
-  void bound_outliers(View grads, double grad_scale,
-                      std::span<const double> chunk_squares) const;
-
   LowBitModel& model_;
   CompressedMomentum& momentum_;
 };

@@ -30,7 +30,7 @@ void validate_freeze(std::int64_t freeze_step,
           freeze_ratio);
 }
 
-bool Freeze::ends_at(std::int64_t step) {
+bool Freeze::is_due(std::int64_t step) {
   if (freeze_step_ != kAutoFreeze) return step >= freeze_step_;
   Adam& adam = model_.adam;
   double total = 0;
@@ -42,6 +42,12 @@ bool Freeze::ends_at(std::int64_t step) {
              (1 - std::pow(beta2, static_cast<double>(step)));
   }
   return automatic_.observe(total);
+}
+
+bool Freeze::ends_at(std::int64_t step, const CompressedMomentum& momentum) {
+  const bool due = is_due(step);  // which keeps a record of every step
+  if (!model_.compresses()) return due;
+  return hold_.lets_end(due, step, momentum);
 }
 
 void Freeze::freeze(std::int64_t step, bool keeps_variance,
@@ -79,6 +85,7 @@ std::string Freeze::describe() const {
 
 void Freeze::add_to(State& state, const Denominator& denominator) const {
   state.common.put_integer("frozen_at", frozen_at_);
+  hold_.save(state.common);
   automatic_.add_to(state);
   if (is_frozen())
     state.add_elements("denominator", Sharing::kSame, {{0, model_.size()}},
@@ -92,6 +99,7 @@ void Freeze::begin_in(StateDict& state) {
 
 Freeze::Saved Freeze::read(StateDict& state) const {
   Saved saved{.frozen_at = state.integer("frozen_at"),
+              .held_until = FreezeHold::load(state),
               .automatic = automatic_,
               .denominator = {}};
   saved.automatic.load(state);
@@ -107,6 +115,7 @@ Freeze::Saved Freeze::read(StateDict& state) const {
 
 void Freeze::restore(Saved&& saved, Denominator& denominator) {
   frozen_at_ = saved.frozen_at;
+  hold_.hold_until(saved.held_until);
   automatic_ = std::move(saved.automatic);
   denominator.values = std::move(saved.denominator);
 }

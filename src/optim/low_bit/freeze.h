@@ -5,10 +5,13 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "optim/low_bit/auto_freeze.h"
 #include "optim/low_bit/denominator.h"
+#include "optim/low_bit/freeze_hold.h"
 #include "optim/low_bit/model.h"
+#include "optim/low_bit/momentum.h"
 #include "thinwire/optim/low_bit_optimizer.h"
 
 namespace thinwire::optim {
@@ -80,8 +83,12 @@ class Freeze {
     return is_frozen() ? Phase::kCompressed : Phase::kExact;
   }
 
-  /// After every exact step: whether it was the last one.
-  [[nodiscard]] bool ends_at(std::int64_t step);
+  /// After every exact step: whether it was the last one. Collective where the
+  /// gate is asked.
+  [[nodiscard]] bool ends_at(std::int64_t step,
+                             const CompressedMomentum& momentum);
+  /// See Optimizer::set_freeze_gate().
+  void set_gate(FreezeGate gate) { hold_.set_gate(std::move(gate)); }
   /// d = max(sqrt(v / (1 - beta2^step)) + eps, floor). The variance goes, or
   /// stays beside it where somebody still needs it.
   void freeze(std::int64_t step, bool keeps_variance, Denominator& denominator);
@@ -94,6 +101,7 @@ class Freeze {
   /// What it was in a saved state; throws Error(kCorruptCheckpoint).
   struct Saved {
     std::int64_t frozen_at = 0;
+    std::int64_t held_until = 0;
     AutoFreeze automatic;
     Buffer denominator;
   };
@@ -101,10 +109,13 @@ class Freeze {
   void restore(Saved&& saved, Denominator& denominator);
 
  private:
+  [[nodiscard]] bool is_due(std::int64_t step);
+
   LowBitModel& model_;
   std::int64_t freeze_step_;
   AutoFreeze automatic_;
   std::int64_t frozen_at_ = 0;
+  FreezeHold hold_;
 };
 
 }  // namespace thinwire::optim

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -40,8 +41,23 @@ struct LowBitOptimizer::Impl {
   /// report saying so.
   virtual void take_step(const StepInput& in, StepMeter& step) = 0;
   [[nodiscard]] virtual Phase phase() const = 0;
+  /// As Optimizer: what the next step takes before all gradients are there. By
+  /// host, a compressed one of pieces begins inside hosts.
+  [[nodiscard]] virtual bool reduces_early() const {
+    return phase() == Phase::kExact || begins_inside();
+  }
+  virtual void reduce_early(View grads, Range range);
+  [[nodiscard]] virtual std::vector<Range> buckets() const { return {}; }
+  /// A compressed step has begun early, so there is no state between steps.
+  [[nodiscard]] virtual bool is_under_way() const { return false; }
+  /// By host, the next step needs of the gradients what this rank encodes only.
+  [[nodiscard]] virtual bool takes_pieces() const {
+    return phase() == Phase::kCompressed;
+  }
   /// Parameters are others now.
   virtual void read_masters(ConstView /*params*/) {}
+  /// Of a warm-up stage that ends.
+  virtual void set_freeze_gate(FreezeGate /*gate*/) {}
   /// Collective: makes parameters equal on all ranks.
   virtual void synchronize(View /*params*/) {}
   /// 0/1 Adam: this rank's steps since the last exchange, and what they began
@@ -64,7 +80,15 @@ struct LowBitOptimizer::Impl {
   virtual void begin_in(StateDict& /*state*/) const {}
 
   // ---- pieces of a step
+  [[nodiscard]] bool begins_inside() const {
+    return model.host && takes_pieces();
+  }
   [[nodiscard]] Adam& adam() { return model.adam; }
+  /// Collective, before a compressed exchange: by host, gradients become the
+  /// mean of this host's, where this rank encodes them. Returns what
+  /// LocalGradients::clip_by_estimate() does.
+  [[nodiscard]] std::optional<double> begin_compressed(
+      const StepInput& in, StepMeter& step, bool is_unlike_early = false);
   /// Before gradients are encoded, `grad_scale` being what they will be
   /// multiplied by: late elements that have one take part from now on and are
   /// returned; heavy elements and outliers are kept from spoiling their block.
@@ -84,8 +108,12 @@ struct LowBitOptimizer::Impl {
   [[nodiscard]] StateDict owner() const;
   void require_owner(const StateDict& state) const;
 
+  /// Throws Error(kFailedPrecondition) while a step is under way.
+  void require_between_steps(const char* call) const;
+
  private:
   void require_optimizer(StateDict& state) const;
+  void note_other_hosts(const StateDict& state) const;
 };
 
 }  // namespace thinwire::optim

@@ -79,19 +79,19 @@ std::size_t LateElements::num_words(const Waiting& waiting) const {
   return sign_words(waiting.values.size);
 }
 
-bool LateElements::look_at(ConstView grads, ThreadPool& pool) {
-  visit_floats(grads, [&](const auto* g) {
-    pool.for_each(waiting_.size(), [&](std::size_t k) {
-      const Waiting& at = waiting_[k];
+bool LateElements::look_at(
+    const std::function<ConstView(std::size_t)>& gradients, ThreadPool& pool) {
+  pool.for_each(waiting_.size(), [&](std::size_t k) {
+    const Waiting& at = waiting_[k];
+    const ConstView own = gradients(at.block);
+    visit_floats(own, [&](const auto* g) {
       for (std::size_t w = 0; w < num_words(at); ++w) {
         const std::size_t word = at.first_word + w;
         const std::size_t count =
             std::min<std::size_t>(32, at.values.size - w * 32);
-        seen_[word] =
-            late_[word] == 0
-                ? 0
-                : late_[word] &
-                      nonzero_bits(g + at.values.offset + w * 32, count);
+        seen_[word] = own.empty() || late_[word] == 0
+                          ? 0
+                          : late_[word] & nonzero_bits(g + w * 32, count);
       }
     });
   });

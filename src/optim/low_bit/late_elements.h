@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -27,8 +28,11 @@ class LateElements {
                Participations participation);
 
   /// Looks at the gradients of late elements: true if one is not 0 here, or was
-  /// in a step that is remembered.
-  [[nodiscard]] bool look_at(ConstView grads, ThreadPool& pool);
+  /// in a step that is remembered. `gradients` gives those of a block, empty
+  /// where another rank looks at them.
+  [[nodiscard]] bool look_at(
+      const std::function<ConstView(std::size_t block)>& gradients,
+      ThreadPool& pool);
   /// What look_at() last saw counts until the next revive(): for steps in which
   /// ranks exchange nothing.
   void remember();

@@ -2,6 +2,7 @@
 #include "optim/low_bit/layout.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace thinwire::optim {
 
@@ -40,6 +41,28 @@ LowBitLayout::LowBitLayout(const ParameterLayout& layout,
   for (const Parameter& p : layout.parameters())
     if (!stays_exact(p.group)) units.push_back({p.offset, p.size});
   blocks = compress::BlockLayout(units, block_options);
+  place_blocks(layout);
+}
+
+LowBitLayout::LowBitLayout(const ParameterLayout& layout,
+                           std::span<const LowBitGroup> groups,
+                           compress::BlockLayout given)
+    : all(group_ranges(layout)),
+      compressed(all),
+      units(parameter_units(layout)),
+      blocks(std::move(given)),
+      mask(flat_mask(layout, groups)) {
+  place_blocks(layout);
+}
+
+std::vector<Range> parameter_units(const ParameterLayout& layout) {
+  std::vector<Range> units;
+  for (const Parameter& p : layout.parameters())
+    units.push_back({p.offset, p.size});
+  return units;
+}
+
+void LowBitLayout::place_blocks(const ParameterLayout& layout) {
   for (const compress::Block& block : blocks.blocks()) {
     // Of padding alone nothing is applied.
     const Parameter* const parameter =

@@ -22,6 +22,10 @@ struct LowBitLayout {
   LowBitLayout(const ParameterLayout& layout,
                std::span<const LowBitGroup> groups,
                const compress::BlockOptions& block_options);
+  /// Of blocks that are given; no group stays exact.
+  LowBitLayout(const ParameterLayout& layout,
+               std::span<const LowBitGroup> groups,
+               compress::BlockLayout given);
 
   std::vector<GroupRange> all;         ///< The whole layout.
   std::vector<GroupRange> compressed;  ///< Groups that get compressed.
@@ -33,6 +37,12 @@ struct LowBitLayout {
   std::vector<std::size_t> block_parameter;  ///< Per block, its number.
   /// The groups' masks, flat; empty if none has one.
   std::vector<float> mask;
+
+ private:
+  void place_blocks(const ParameterLayout& layout);
 };
+
+/// Every parameter, as a unit of blocks.
+[[nodiscard]] std::vector<Range> parameter_units(const ParameterLayout& layout);
 
 }  // namespace thinwire::optim

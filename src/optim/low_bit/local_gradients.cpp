@@ -24,21 +24,27 @@ bool LocalGradients::skips(const StepInput& in) const {
 // they? Returns the RMS of the ranks' norms, or nothing if the step is skipped.
 std::optional<double> LocalGradients::agree_on_norm(const StepInput& in,
                                                     bool has_late,
-                                                    StepMeter& step) {
+                                                    StepMeter& step,
+                                                    bool is_unlike_early) {
   StepReport& report = step.report();
-  const GradientSummary own{.squares = exact_.local_squares(in.grads),
+  const GradientSummary own{.squares = model_.has_pieces_only()
+                                           ? model_.host->sum_of_squares()
+                                           : exact_.local_squares(in.grads),
                             .optimizer = number_,
                             .left_out = memory.left_out_a_step,
-                            .late = has_late};
+                            .late = has_late,
+                            .unlike_early = is_unlike_early};
   Agreement agreement;
   try {
     agreement = agree(model_.comm, own, step);
+    if (model_.has_pieces_only()) agreement = among_hosts(agreement);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kFailedPrecondition)
       exact_.abandon(step);  // another optimizer's: others may go on
     throw;
   }
   any_late_ = agreement.any_late;
+  any_unlike_early_ = agreement.any_unlike_early;
   first_agreements_.report(agreement, report);
   if (agreement.nonfinite_rank >= 0 && skips(in)) {
     report.applied = false;
@@ -49,6 +55,31 @@ std::optional<double> LocalGradients::agree_on_norm(const StepInput& in,
   report.nonfinite_rank = agreement.left_out_rank;
   memory.left_out_a_step = false;
   return agreement.rms_norm / in.loss_scale;
+}
+
+// Of pieces of the hosts' means: they are a host's together, and which of its
+// ranks had a gradient that was not finite is no longer known.
+Agreement LocalGradients::among_hosts(Agreement agreement) const {
+  agreement.rms_norm = std::sqrt(agreement.squares / model_.workers());
+  agreement.equal_norms = false;
+  if (agreement.nonfinite_rank < 0) return agreement;
+  const std::vector<int>& ranks = model_.comm.hosts().ranks;
+  const auto place = std::ranges::find(ranks, agreement.nonfinite_rank);
+  const auto on_host =
+      (place - ranks.begin()) % model_.comm.hosts().ranks_per_host;
+  agreement.nonfinite_rank = *(place - on_host);
+  return agreement;
+}
+
+// What the norms of the hosts' means would be, where only the ranks' own are
+// known, and that of the mean of all: if ranks' noise is independent, squares
+// of a mean of G lie between them as 1 / G lies between 1 and 1 / W.
+double LocalGradients::rms_of_workers(double rms_norm, double mean_norm) const {
+  if (!model_.host) return rms_norm;
+  const double noise =
+      std::max(0.0, rms_norm * rms_norm - mean_norm * mean_norm);
+  const double part = (model_.workers() - 1.0) / (model_.comm.size() - 1.0);
+  return std::sqrt(mean_norm * mean_norm + noise * part);
 }
 
 std::optional<float> LocalGradients::average(const StepInput& in,
@@ -64,7 +95,9 @@ std::optional<float> LocalGradients::average(const StepInput& in,
     report.applied = false;  // finite everywhere, but their sum overflows
     return std::nullopt;
   }
-  memory.norm.measure(report.grad_norm, *rms_norm);
+  const double rms = rms_of_workers(*rms_norm, report.grad_norm);
+  memory.norm.measure(report.grad_norm, rms);
+  memory.lagged.begin(rms);
   report.clip_factor =
       clip_factor(report.grad_norm, model_.settings.exchange.max_grad_norm);
   return static_cast<float>(report.clip_factor / divisor);
@@ -72,10 +105,14 @@ std::optional<float> LocalGradients::average(const StepInput& in,
 
 std::optional<double> LocalGradients::clip_by_estimate(const StepInput& in,
                                                        bool has_late,
-                                                       StepMeter& step) {
-  const auto rms_norm = agree_on_norm(in, has_late, step);
+                                                       StepMeter& step,
+                                                       bool is_unlike_early) {
+  const auto rms_norm = agree_on_norm(in, has_late, step, is_unlike_early);
   if (!rms_norm) return std::nullopt;
-  return clip(*rms_norm, step.report()) / in.loss_scale;
+  const double by = model_.settings.exchange.lagged_clipping
+                        ? memory.lagged.take(*rms_norm)
+                        : *rms_norm;
+  return clip(*rms_norm, by, step.report()) / in.loss_scale;
 }
 
 std::optional<double> LocalGradients::clip_locally(const StepInput& in,
@@ -95,16 +132,29 @@ std::optional<double> LocalGradients::clip_locally(const StepInput& in,
       return std::nullopt;
     }
   }
-  return clip(std::sqrt(own) / in.loss_scale, report) / in.loss_scale;
+  const double norm = std::sqrt(own) / in.loss_scale;
+  return clip(norm, norm, report) / in.loss_scale;
 }
 
 // Nobody has the averaged gradient: its norm is estimated.
-double LocalGradients::clip(double rms_norm, StepReport& report) const {
-  const ExchangeOptions& options = model_.settings.exchange;
-  report.grad_norm =
-      options.calibrated_clipping ? memory.norm.estimate(rms_norm) : rms_norm;
+double LocalGradients::estimate(double rms_norm) const {
+  return model_.settings.exchange.calibrated_clipping
+             ? memory.norm.estimate(rms_norm)
+             : rms_norm;
+}
+
+double LocalGradients::scale_by_lag(double loss_scale) const {
+  return clip_factor(estimate(memory.lagged.reference()),
+                     model_.settings.exchange.max_grad_norm) /
+         loss_scale;
+}
+
+double LocalGradients::clip(double rms_norm, double by,
+                            StepReport& report) const {
+  report.grad_norm = estimate(rms_norm);
   report.grad_norm_is_estimate = true;
-  report.clip_factor = clip_factor(report.grad_norm, options.max_grad_norm);
+  report.clip_factor =
+      clip_factor(estimate(by), model_.settings.exchange.max_grad_norm);
   return report.clip_factor;
 }
 
@@ -117,17 +167,26 @@ int LocalGradients::first_rank(bool own, StepMeter& step) {
   return first == flags.end() ? -1 : static_cast<int>(first - flags.begin());
 }
 
-void LocalGradients::Memory::add_to(State& state) const {
+void LocalGradients::Memory::add_to(State& state, bool lags) const {
   norm.save(state.common);
+  if (lags) lagged.save(state.common);
   state.own.put_integer("left_out_a_step", left_out_a_step ? 1 : 0);
 }
 
 LocalGradients::Memory LocalGradients::Memory::load(const StateDict& state) {
   Memory memory;
   memory.norm.load(state);
+  memory.lagged.load(state);
   memory.left_out_a_step = state.has_scalar("left_out_a_step") &&
                            state.integer("left_out_a_step") != 0;
   return memory;
+}
+
+void LocalGradients::Memory::rescale(std::int64_t from,
+                                     std::int64_t to) noexcept {
+  const CalibratedNorm before = norm;
+  norm.rescale(from, to);
+  lagged.rescale(before, norm);
 }
 
 }  // namespace thinwire::optim

@@ -18,6 +18,13 @@ class LocalGradients {
  public:
   explicit LocalGradients(LowBitModel& model);
 
+  /// Collective, the one scalar exchange of a step: RMS of the ranks' norms, or
+  /// nothing if one was not finite and the step is skipped. `has_late`: a late
+  /// element has a gradient here; `is_unlike_early`: this rank has begun
+  /// another step than this.
+  [[nodiscard]] std::optional<double> agree_on_norm(
+      const StepInput& in, bool has_late, StepMeter& step,
+      bool is_unlike_early = false);
   /// Collective: sums the gradients over the ranks. Returns what to multiply
   /// the sum by to get clip * mean_i g_i, or nothing if one was not finite.
   [[nodiscard]] std::optional<float> average(const StepInput& in,
@@ -25,9 +32,12 @@ class LocalGradients {
   /// Collective; before a compressed exchange: what to multiply this rank's own
   /// gradients by, clipped by the estimated norm of their mean, or nothing if
   /// one was not finite. `has_late`: a late element has a gradient here.
-  [[nodiscard]] std::optional<double> clip_by_estimate(const StepInput& in,
-                                                       bool has_late,
-                                                       StepMeter& step);
+  /// `is_unlike_early`: this rank has begun another step than this.
+  [[nodiscard]] std::optional<double> clip_by_estimate(
+      const StepInput& in, bool has_late, StepMeter& step,
+      bool is_unlike_early = false);
+  /// What the next one returns, if its norm is no spike: known before.
+  [[nodiscard]] double scale_by_lag(double loss_scale) const;
   /// The same by this rank's own norm, before a step without an exchange; ranks
   /// tell each other of gradients that are not finite only if they are to skip
   /// together. Nothing: this rank leaves the step out; all do if it was not
@@ -47,6 +57,9 @@ class LocalGradients {
 
   /// On some rank a late element has a gradient in this step.
   [[nodiscard]] bool any_late() const noexcept { return any_late_; }
+  [[nodiscard]] bool any_unlike_early() const noexcept {
+    return any_unlike_early_;
+  }
   /// Sums of squares of this rank's own gradients (kernels/norm.h).
   [[nodiscard]] std::span<const double> chunk_squares() const noexcept {
     return exact_.chunk_squares();
@@ -55,26 +68,32 @@ class LocalGradients {
   /// What outlives a step.
   struct Memory {
     CalibratedNorm norm;
+    LaggedNorm lagged;
     bool left_out_a_step = false;  // this rank alone, since the last exchange
 
-    void add_to(State& state) const;
+    void add_to(State& state, bool lags) const;
     /// A rank that was not there has left out nothing.
     [[nodiscard]] static Memory load(const StateDict& state);
+    /// After `from` ranks, `to` go on.
+    void rescale(std::int64_t from, std::int64_t to) noexcept;
   };
   Memory memory;
 
  private:
-  [[nodiscard]] std::optional<double> agree_on_norm(const StepInput& in,
-                                                    bool has_late,
-                                                    StepMeter& step);
   [[nodiscard]] bool skips(const StepInput& in) const;
+  [[nodiscard]] Agreement among_hosts(Agreement agreement) const;
+  [[nodiscard]] double rms_of_workers(double rms_norm, double mean_norm) const;
   [[nodiscard]] int first_rank(bool own, StepMeter& step);
-  [[nodiscard]] double clip(double rms_norm, StepReport& report) const;
+  [[nodiscard]] double estimate(double rms_norm) const;
+  // `by`: the RMS norm to clip by.
+  [[nodiscard]] double clip(double rms_norm, double by,
+                            StepReport& report) const;
 
   LowBitModel& model_;
   ExactAverage exact_;
   std::uint32_t number_;  // of this optimizer, see optimizer_number()
   bool any_late_ = false;
+  bool any_unlike_early_ = false;
   FirstAgreements first_agreements_;
 };
 

@@ -88,7 +88,7 @@ void LocalUpdates::sync(const StepInput& in, const Coefficients& c,
 }
 
 // u d, with this step's update formed on the way.
-kernels::SignInput LocalUpdates::own_input(std::size_t b, ConstView grads,
+kernels::SignInput LocalUpdates::own_input(std::size_t b, View grads,
                                            const Coefficients& c) const {
   kernels::SignInput input =
       momentum_.input(b, grads, c[model_.layout.block_group[b]]);
@@ -167,7 +167,8 @@ void LocalUpdates::keep_momentum_of_resting_groups(ConstView grads,
           grads.subview(r.range.offset, r.range.size), c[r.group]);
 }
 
-// Such a group does not move either: what residuals gave for it goes back.
+// Such a group does not move either: what residuals gave for it goes back, by
+// host to one rank of each.
 void LocalUpdates::merge_momenta() {
   float* const m = model_.adam.exp_avg().as<float>().data();
   compress::CompressedAllReduce& all = momentum_.exchange();
@@ -179,6 +180,7 @@ void LocalUpdates::merge_momenta() {
                            m + at.offset, at.size);
       continue;
     }
+    if (!all.encodes(b)) continue;
     returned.resize(at.size);
     kernels::sign_decode(all.mean(b), momentum_.active(b), returned.data(),
                          at.size);

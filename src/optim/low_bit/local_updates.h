@@ -78,7 +78,7 @@ class LocalUpdates {
  private:
   using Input = compress::CompressedAllReduce::Source;
   void exchange(View params, View low_precision, const Input& input);
-  [[nodiscard]] kernels::SignInput own_input(std::size_t b, ConstView grads,
+  [[nodiscard]] kernels::SignInput own_input(std::size_t b, View grads,
                                              const Coefficients& c) const;
   void apply_mean(std::size_t b, kernels::Signs mean, View params,
                   View low_precision);

@@ -14,6 +14,7 @@ namespace thinwire::optim {
 
 StepReport LowBitOptimizer::Impl::step(const StepInput& in) {
   StepReport report{.phase = phase(), .loss_scale = in.loss_scale};
+  if (model.host) model.host->begin_step();
   {
     StepMeter meter(model.comm, report);
     take_step(in, meter);
@@ -22,6 +23,22 @@ StepReport LowBitOptimizer::Impl::step(const StepInput& in) {
   report.masked = momentum.num_left_out();
   report.heavy = denominator.heavy().size();
   return report;
+}
+
+void LowBitOptimizer::Impl::reduce_early(View grads, Range range) {
+  if (phase() == Phase::kExact) {
+    gradients.begin_early(grads, range);
+    return;
+  }
+  require_view("grads", grads, model.size(), true, true);
+  model.host->begin_early(grads, range);
+}
+
+std::optional<double> LowBitOptimizer::Impl::begin_compressed(
+    const StepInput& in, StepMeter& step, bool is_unlike_early) {
+  if (model.host) model.host->average(in.grads, step);
+  return gradients.clip_by_estimate(in, momentum.has_late(in.grads), step,
+                                    is_unlike_early);
 }
 
 std::vector<std::size_t> LowBitOptimizer::Impl::prepare_gradients(
@@ -57,22 +74,33 @@ LowBitOptimizer::LowBitOptimizer(std::unique_ptr<Impl> impl)
 
 LowBitOptimizer::~LowBitOptimizer() = default;
 
+void LowBitOptimizer::set_freeze_gate(FreezeGate gate) {
+  impl_->set_freeze_gate(std::move(gate));
+}
+
 StepReport LowBitOptimizer::step(const StepInput& input) {
   require_float32_step_input(input, impl_->model.size());
   return impl_->step(input);
 }
 
 bool LowBitOptimizer::reduces_early() const noexcept {
-  return impl_->phase() == Phase::kExact;
+  return impl_->reduces_early();
 }
 
 void LowBitOptimizer::reduce_early(View grads, Range range) {
   if (!reduces_early()) Optimizer::reduce_early(grads, range);
-  impl_->gradients.begin_early(grads, range);
+  impl_->reduce_early(grads, range);
 }
 
+std::vector<Range> LowBitOptimizer::buckets() const { return impl_->buckets(); }
+
+// By host, what is measured is a mean.
 bool LowBitOptimizer::measures_early() const noexcept {
-  return !reduces_early();
+  return !impl_->model.host && !reduces_early();
+}
+
+void LowBitOptimizer::finish_early() {
+  if (impl_->model.host) impl_->model.host->finish_early();
 }
 
 void LowBitOptimizer::measure_early(ConstView grads, Range range) {
@@ -144,18 +172,8 @@ std::int64_t LowBitOptimizer::steps_behind() const noexcept {
 }
 
 double LowBitOptimizer::residual_ratio() const {
-  const compress::CompressedAllReduce* const all =
-      impl_->momentum.exchange_if_made();
-  if (all == nullptr) return 0;
-  double mean = 0;
-  for (std::size_t b = 0; b < all->layout().blocks().size(); ++b) {
-    const double scale = all->mean(b).scale;
-    mean += scale * scale *
-            static_cast<double>(all->active().count(all->layout(), b));
-  }
-  const double residual =
-      sum_of_squares(impl_->model.pool, all->worker_error());
-  return mean == 0 ? 0 : std::sqrt(residual / mean);
+  impl_->require_between_steps("residual_ratio");
+  return impl_->momentum.residual_ratio();
 }
 
 void LowBitOptimizer::read_masters(ConstView params) {

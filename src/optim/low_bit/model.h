@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <functional>
+#include <memory>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "compress/places.h"
+#include "optim/low_bit/host_gradients.h"
 #include "optim/low_bit/options.h"
 #include "thinwire/comm/communicator.h"
+#include "thinwire/comm/hosts.h"
+#include "thinwire/compress/bucket_rule.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/core/thread_pool.h"
 
@@ -15,6 +21,15 @@ namespace thinwire::optim {
 
 /// Of every group, for one step.
 using Coefficients = std::vector<kernels::AdamCoefficients>;
+
+/// With the number of elements in a bucket, where that was left to the rule.
+[[nodiscard]] inline LowBitSettings with_buckets(
+    LowBitSettings settings, const comm::Communicator& comm,
+    const ParameterLayout& layout) {
+  std::size_t& chosen = settings.exchange.bucket_elements;
+  chosen = compress::bucket_elements(chosen, layout.size(), comm.hosts(), 1);
+  return settings;
+}
 
 /// What all parts of a low-bit optimizer work on: its ranks, options, moments
 /// and blocks. Parts refer to it, so it stays where it is.
@@ -25,28 +40,56 @@ struct LowBitModel {
   LowBitModel(comm::Communicator& c, const ParameterLayout& parameters,
               LowBitSettings s, bool scale_per_unit)
       : comm(c),
-        settings(std::move(s)),
+        groups(groups_of(c, scale_per_unit)),
+        places(c, groups.get()),
+        settings(with_buckets(std::move(s), c, parameters)),
         adam(parameters, settings.adam),
         pool(settings.exchange.num_threads),
         block_options{.world_size = c.size(),
                       .bucket_elements = settings.exchange.bucket_elements,
                       .scale_per_unit = scale_per_unit},
-        layout(parameters, settings.groups, block_options) {}
+        layout(parameters, settings.groups, block_options) {
+    if (groups)
+      host = std::make_unique<HostGradients>(*groups, pool, layout, places);
+  }
+  /// Of blocks that are given, without moments.
+  LowBitModel(comm::Communicator& c, const ParameterLayout& parameters,
+              LowBitSettings s, compress::BlockLayout given)
+      : comm(c),
+        groups(groups_of(c, false)),
+        places(c, groups.get()),
+        settings(std::move(s)),
+        adam(parameters, settings.adam, Adam::Moments::kNone),
+        pool(settings.exchange.num_threads),
+        block_options{.world_size = c.size()},
+        layout(parameters, settings.groups, std::move(given)),
+        has_given_blocks(true) {
+    if (groups)
+      host = std::make_unique<HostGradients>(*groups, pool, layout, places);
+  }
   LowBitModel(const LowBitModel&) = delete;
   LowBitModel& operator=(const LowBitModel&) = delete;
 
   comm::Communicator& comm;
+  /// By host, where comm.hosts() are not flat; null else.
+  const std::unique_ptr<const comm::HostGroups> groups;
+  const compress::Places places;
   const LowBitSettings settings;
   Adam adam;  // moments, groups and learning rates
   ThreadPool pool;
   const compress::BlockOptions block_options;
   const LowBitLayout layout;
+  /// By host: what ranks of one host average first. Null: flat.
+  std::unique_ptr<HostGradients> host;
+  const bool has_given_blocks = false;  // not cut by block_options
 
   /// Sees every message content; null: nobody.
   compress::WireObserver* observer = nullptr;
 
   /// A group of one rank has nobody to compress for.
   [[nodiscard]] bool compresses() const { return comm.size() > 1; }
+  /// What is averaged in few bits is of so many: ranks, or by host hosts.
+  [[nodiscard]] int workers() const { return static_cast<int>(places.workers); }
   [[nodiscard]] std::size_t size() const { return adam.layout().size(); }
 
   [[nodiscard]] Coefficients coefficients(std::int64_t step,
@@ -67,6 +110,33 @@ struct LowBitModel {
   void for_blocks(const std::function<void(std::size_t)>& body) {
     pool.for_each(num_blocks(), body);
   }
+  /// That of a compressed element.
+  [[nodiscard]] std::size_t block_of(std::size_t element) const {
+    const auto blocks = layout.blocks.blocks();
+    return static_cast<std::size_t>(
+        std::ranges::partition_point(blocks,
+                                     [&](const compress::Block& b) {
+                                       return b.values.end() <= element;
+                                     }) -
+        blocks.begin());
+  }
+  /// By host, this step has averaged only the gradients that a rank encodes.
+  [[nodiscard]] bool has_pieces_only() const {
+    return host && host->has_pieces_only();
+  }
+  /// Whether this rank has a block's gradients in this step.
+  [[nodiscard]] bool has_gradient(std::size_t b) const {
+    return !has_pieces_only() || places.has(layout.blocks.blocks()[b]);
+  }
+  /// They, of all in `grads`.
+  [[nodiscard]] View gradient(std::size_t b, View grads) const {
+    return host ? host->of(b, grads)
+                : grads.subview(block(b).offset, block(b).size);
+  }
+
+ private:
+  [[nodiscard]] static std::unique_ptr<const comm::HostGroups> groups_of(
+      comm::Communicator& comm, bool scale_per_unit);
 };
 
 [[nodiscard]] Buffer copy_of(ConstView values);

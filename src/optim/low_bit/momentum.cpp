@@ -4,6 +4,9 @@
 // exchange with its error feedback compress/compressed_all_reduce.h's.
 #include "optim/low_bit/momentum.h"
 
+#include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -17,21 +20,53 @@ using kernels::Signs;
 
 void CompressedMomentum::all_reduce(const StepInput& in, const Coefficients& c,
                                     const Buffer& d, StepMeter& step) {
+  average(in, c, update_with(in, c, d), step);
+}
+
+void CompressedMomentum::accept_early(const StepInput& in,
+                                      const Coefficients& c, const Buffer& d,
+                                      StepMeter& step) {
+  const Apply apply = update_with(in, c, d);
+  step.compressed(exchange(), [&](auto& all) {
+    all.accept_early([&](std::size_t b, Signs m) { apply(b, {.signs = m}); });
+  });
+  keep_as_signs();
+}
+
+// p <- p - lr (m / (1 - beta1^t) / d + wd p)
+CompressedMomentum::Apply CompressedMomentum::update_with(
+    const StepInput& in, const Coefficients& c, const Buffer& d) const {
+  return [this, &in, &c, &d](std::size_t b, const kernels::MomentumForm& m) {
+    kernels::FrozenUpdateArrays at = arrays(model_.block(b), in, d);
+    at.exp_avg = m.values;
+    const AdamCoefficients& own = c[model_.layout.block_group[b]];
+    if (m.values != nullptr)
+      kernels::frozen_update(at, own);
+    else
+      kernels::sign_update(m.signs, active(b), at, own);
+  };
+}
+
+void CompressedMomentum::average(const StepInput& in, const Coefficients& c,
+                                 const Apply& apply, StepMeter& step) {
   if (!model_.compresses()) {
     update(in.grads, c);
     deliver_debt(model_.adam.exp_avg().as<float>());
-    apply_values(in, c, d);
+    model_.for_blocks([&](std::size_t b) { apply(b, values(b)); });
     return;
   }
   const auto own = [&](std::size_t b) {  // beta1 m + (1 - beta1) g_i
     return input(b, in.grads, c[model_.layout.block_group[b]]);
   };
-  const auto apply = [&](std::size_t b, Signs m) {
-    // p <- p - lr (m / (1 - beta1^t) / d + wd p)
-    kernels::sign_update(m, active(b), arrays(model_.block(b), in, d),
-                         c[model_.layout.block_group[b]]);
-  };
-  step.compressed(exchange(), [&](auto& all) { all.run(own, apply); });
+  step.compressed(exchange(), [&](auto& all) {
+    all.run(own, [&](std::size_t b, Signs m) { apply(b, {.signs = m}); });
+  });
+  keep_as_signs();
+}
+
+void CompressedMomentum::begin_as_signs(
+    const compress::CompressedAllReduce::Source& values) {
+  exchange().share(values);
   keep_as_signs();
 }
 
@@ -52,10 +87,9 @@ void CompressedMomentum::apply_values(const StepInput& in,
                    });
 }
 
-kernels::SignInput CompressedMomentum::input(std::size_t b, ConstView grads,
+kernels::SignInput CompressedMomentum::input(std::size_t b, View grads,
                                              const AdamCoefficients& c) const {
-  const Range& at = model_.block(b);
-  kernels::SignInput input{.grads = grads.subview(at.offset, at.size),
+  kernels::SignInput input{.grads = model_.gradient(b, grads),
                            .coefficients = &c};
   if (is_signs_)
     input.mean = mean(b);
@@ -127,17 +161,60 @@ compress::CompressedAllReduce& CompressedMomentum::exchange() {
 
 std::unique_ptr<compress::CompressedAllReduce>
 CompressedMomentum::make_exchange() const {
-  auto made = std::make_unique<compress::CompressedAllReduce>(
-      model_.comm, model_.pool, model_.layout.units,
-      compress::CompressedAllReduceOptions{
-          .blocks = model_.block_options,
-          .scale = model_.settings.scale,
-          .residual_dtype = model_.settings.residual_dtype,
-          .checks_finite = options_.checks_finite,
-          .keeps_previous = options_.keeps_previous});
+  const compress::CompressedAllReduceOptions options{
+      .blocks = model_.block_options,
+      .scale = model_.settings.scale,
+      .residual_dtype = model_.settings.residual_dtype,
+      .checks_finite = options_.checks_finite,
+      .keeps_previous = options_.keeps_previous,
+      .runs_early = model_.settings.exchange.during_backward && !model_.groups,
+      .early_threads = model_.settings.exchange.num_threads};
+  using compress::CompressedAllReduce;
+  auto made = model_.has_given_blocks
+                  ? std::make_unique<CompressedAllReduce>(
+                        model_.comm, model_.pool, model_.layout.blocks, options,
+                        model_.groups.get())
+                  : std::make_unique<CompressedAllReduce>(
+                        model_.comm, model_.pool, model_.layout.units, options,
+                        model_.groups.get());
   made->set_active(active_);
   made->set_observer(model_.observer);
   return made;
+}
+
+// The first run finds memory that was never touched.
+double CompressedMomentum::time_exchange() const {
+  const auto exchange = make_exchange();
+  exchange->set_observer(nullptr);
+  std::size_t longest = 0;
+  for (const compress::Block& block : exchange->layout().blocks())
+    longest = std::max(longest, block.values.size);
+  const std::vector<float> zeros(longest);
+  double seconds = 0;
+  for (int run = 0; run < 2; ++run) {
+    const auto begin = std::chrono::steady_clock::now();
+    exchange->run(
+        [&](std::size_t) { return kernels::SignInput{.values = zeros.data()}; },
+        [](std::size_t, kernels::Signs) {});
+    seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
+            .count();
+  }
+  return seconds;
+}
+
+double CompressedMomentum::residual_ratio() const {
+  const compress::CompressedAllReduce* const all = exchange_if_made();
+  if (all == nullptr) return 0;
+  double mean = 0;
+  for (std::size_t b = 0; b < all->layout().blocks().size(); ++b) {
+    if (!all->encodes(b)) continue;
+    const double scale = all->mean(b).scale;
+    mean += scale * scale *
+            static_cast<double>(all->active().count(all->layout(), b));
+  }
+  const double residual = sum_of_squares(model_.pool, all->worker_error());
+  return mean == 0 ? 0 : std::sqrt(residual / mean);
 }
 
 // ---- a group of one

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -33,13 +34,26 @@ class CompressedMomentum {
   /// `d` are all elements' denominators; scaling and bias are in `c`.
   void all_reduce(const StepInput& in, const Coefficients& c, const Buffer& d,
                   StepMeter& step);
+  /// The same of an exchange that has begun early, with these gradients.
+  void accept_early(const StepInput& in, const Coefficients& c, const Buffer& d,
+                    StepMeter& step);
+  /// Takes the result of a block, as signs or, of a group of one, values. May
+  /// be called by several threads at once.
+  using Apply =
+      std::function<void(std::size_t block, const kernels::MomentumForm& m)>;
+  /// Collective: the same, applied by the caller.
+  void average(const StepInput& in, const Coefficients& c, const Apply& apply,
+               StepMeter& step);
+  /// Collective: the values, of which a rank has those that it serves, become
+  /// signs; what that loses is the servers' residual. Not in a group of one.
+  void begin_as_signs(const compress::CompressedAllReduce::Source& values);
   /// The same without an exchange, of this rank's own gradients.
   void apply_own(const StepInput& in, const Coefficients& c, const Buffer& d);
 
   // ---- its pieces
   /// What block `b` of this rank's new momentum is made of, on the fly.
   [[nodiscard]] kernels::SignInput input(
-      std::size_t b, ConstView grads, const kernels::AdamCoefficients& c) const;
+      std::size_t b, View grads, const kernels::AdamCoefficients& c) const;
   /// m = beta1 m + (1 - beta1) g, as values; 0 where an element is left out.
   void update(ConstView grads, const Coefficients& c);
   /// What a step over the denominator `d` does to elements `range`; exp_avg is
@@ -93,11 +107,15 @@ class CompressedMomentum {
   }
   [[nodiscard]] std::size_t num_left_out() const { return num_left_out_; }
   /// Whether a late element has its first gradient here.
-  [[nodiscard]] bool has_late(ConstView grads) {
-    return late_.look_at(grads, model_.pool);
+  [[nodiscard]] bool has_late(View grads) {
+    return late_.look_at(
+        [&](std::size_t b) {
+          return model_.has_gradient(b) ? model_.gradient(b, grads) : View();
+        },
+        model_.pool);
   }
   /// It counts at the next admit_late(): for steps without an exchange.
-  void remember_late(ConstView grads) {
+  void remember_late(View grads) {
     if (has_late(grads)) late_.remember();
   }
   /// Collective, after has_late() was true on some rank: such elements take
@@ -105,11 +123,16 @@ class CompressedMomentum {
   [[nodiscard]] std::vector<std::size_t> admit_late(StepMeter& step);
 
   // ---- the exchange and its residuals
+  /// Collective: the seconds that an exchange of zeros takes. It has memory of
+  /// its own while it lasts: residuals and results stay as they are.
+  [[nodiscard]] double time_exchange() const;
   /// Made when it is first needed.
   [[nodiscard]] compress::CompressedAllReduce& exchange();
   [[nodiscard]] const compress::CompressedAllReduce* exchange_if_made() const {
     return exchange_.get();
   }
+  /// As LowBitOptimizer's.
+  [[nodiscard]] double residual_ratio() const;
   /// The model has another observer.
   void follow_observer();
   /// Nothing is owed any more, to nobody.
@@ -132,8 +155,9 @@ class CompressedMomentum {
   void add_to(State& state, Sharing sharing) const;
   /// Residuals of a state; `exchange` where there is none yet.
   struct Residuals {
-    Buffer worker;
+    Buffer worker;  // both may be of no elements
     Buffer server;
+    bool are_there = false;
     std::unique_ptr<compress::CompressedAllReduce> exchange{};
   };
   /// Takes them out of the state; empty where it has none. Throws
@@ -149,6 +173,8 @@ class CompressedMomentum {
   void set_late(LateElements late) { late_ = std::move(late); }
 
  private:
+  [[nodiscard]] Apply update_with(const StepInput& in, const Coefficients& c,
+                                  const Buffer& d) const;
   [[nodiscard]] std::unique_ptr<compress::CompressedAllReduce> make_exchange()
       const;
   [[nodiscard]] bool has_residuals() const {

@@ -16,21 +16,23 @@ namespace thinwire::optim {
 namespace {
 
 // Which blocks this rank serves depends on the buckets, how many elements they
-// have may not.
-std::int64_t residual_layout(const compress::BlockLayout& layout) {
+// have may not. Who shares a host decides whose they are.
+std::int64_t residual_layout(const LowBitModel& model) {
   std::vector<std::int32_t> servers;
-  for (const compress::Block& block : layout.blocks())
+  for (const compress::Block& block : model.layout.blocks.blocks())
     servers.push_back(block.server);
+  const std::vector<int>& ranks = model.comm.hosts().ranks;
+  servers.insert(servers.end(), ranks.begin(), ranks.end());
   return static_cast<std::int64_t>(checksum(servers));
 }
 
-// Elements of the blocks of one server, or of all (-1), as few ranges as
-// possible.
+// Elements of the blocks of some servers, as few ranges as possible.
 std::vector<Range> elements_of(const compress::BlockLayout& layout,
-                               int server) {
+                               std::size_t first, std::size_t end) {
   std::vector<Range> ranges;
   for (const compress::Block& block : layout.blocks()) {
-    if (server >= 0 && block.server != server) continue;
+    const auto server = static_cast<std::size_t>(block.server);
+    if (server < first || server >= end) continue;
     if (!ranges.empty() && ranges.back().end() == block.values.offset)
       ranges.back().size += block.values.size;
     else
@@ -84,10 +86,12 @@ void CompressedMomentum::add_to(State& state, Sharing sharing) const {
     state.add_elements("participation", Sharing::kSame, whole, participation_);
   late_.add_to(state);
   const compress::BlockLayout& blocks = model_.layout.blocks;
-  state.shard = elements_of(blocks, model_.comm.rank());
+  const compress::Places& places = model_.places;
+  state.shard = elements_of(blocks, places.own, places.own + 1);
+  state.encoded = elements_of(blocks, places.first, places.end());
   if (!has_residuals()) return;
   state.add_elements(
-      "worker_error", Sharing::kMean, elements_of(blocks, -1),
+      kWorkerError, Sharing::kMean, *state.encoded,
       exchange_ ? exchange_->worker_error() : debt_.worker.view());
   state.add_elements(
       "server_error", Sharing::kSharded, state.shard,
@@ -99,11 +103,15 @@ CompressedMomentum::Residuals CompressedMomentum::take_residuals(
   if (!state.has_array("worker_error")) return {};
   const DType dtype = model_.settings.residual_dtype;
   const compress::BlockLayout& blocks = model_.layout.blocks;
+  const compress::Places& places = model_.places;
+  const auto take = [&](const char* name, std::size_t first, std::size_t end) {
+    return take_floats(state, name, dtype,
+                       size_of(elements_of(blocks, first, end)));
+  };
   Residuals taken;
-  taken.worker =
-      take_floats(state, "worker_error", dtype, blocks.residual_size());
-  taken.server = take_floats(state, "server_error", dtype,
-                             size_of(elements_of(blocks, model_.comm.rank())));
+  taken.are_there = true;
+  taken.worker = take("worker_error", places.first, places.end());
+  taken.server = take("server_error", places.own, places.own + 1);
   if (model_.compresses() && !exchange_) taken.exchange = make_exchange();
   return taken;
 }
@@ -111,7 +119,7 @@ CompressedMomentum::Residuals CompressedMomentum::take_residuals(
 // Where there is nothing to restore, an exchange that is there has none.
 void CompressedMomentum::restore(Residuals&& residuals) {
   clear_residuals();
-  if (residuals.worker.empty()) return;
+  if (!residuals.are_there) return;
   if (!model_.compresses()) {
     debt_ = std::move(residuals);
     return;
@@ -130,7 +138,7 @@ void CompressedMomentum::add_owner(StateDict& owner) const {
   if (!has_residuals()) return;
   owner.put_integer("world_size", model_.comm.size());
   owner.put_integer("rank", model_.comm.rank());
-  owner.put_integer("residual_layout", residual_layout(model_.layout.blocks));
+  owner.put_integer("residual_layout", residual_layout(model_));
 }
 
 void CompressedMomentum::require_owner(const StateDict& state) const {
@@ -143,10 +151,16 @@ void CompressedMomentum::require_owner(const StateDict& state) const {
         fmt::format("residuals of rank {} of {} do not fit rank {} of {}",
                     state.integer("rank"), state.integer("world_size"),
                     comm.rank(), comm.size()));
-  if (state.integer("residual_layout") != residual_layout(model_.layout.blocks))
+  const std::int64_t saved = saved_ranks_per_host(state);
+  if (saved != comm.hosts().ranks_per_host)
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                fmt::format("residuals of {} ranks per host do not fit {}",
+                            saved, comm.hosts().ranks_per_host));
+  if (state.integer("residual_layout") != residual_layout(model_))
     throw Error(ErrorCode::kCorruptCheckpoint,
                 fmt::format("the state's residual_layout is of another bucket "
-                            "size than this optimizer's bucket_elements {}",
+                            "size than this optimizer's bucket_elements {}, or "
+                            "of other hosts",
                             model_.settings.exchange.bucket_elements));
 }
 

@@ -14,6 +14,9 @@ namespace thinwire::optim {
 void LowBitSettings::validate(const ParameterLayout& layout) const {
   adam.validate(layout.num_groups());
   exchange.validate();
+  require(!exchange.during_backward || name == "onebit_adam",
+          "exchange.during_backward", "false with " + name,
+          exchange.during_backward);
   require(std::isfinite(denom_floor) && denom_floor >= 0, "denom_floor",
           "finite and >= 0", denom_floor);
   require(

@@ -6,29 +6,14 @@
 #include <sstream>
 #include <utility>
 
+#include "core/require.h"
 #include "optim/low_bit/impl.h"
 #include "optim/low_bit/new_parameters.h"
 #include "optim/saved_state.h"
 #include "thinwire/core/error.h"
+#include "thinwire/core/log.h"
 
 namespace thinwire::optim {
-
-namespace {
-
-std::vector<std::uint8_t> saved_participation(const StateDict& state,
-                                              std::size_t num_elements) {
-  if (!state.has_array("participation")) return {};
-  auto saved = saved_values<std::uint8_t>(state, "participation", num_elements);
-  for (const std::uint8_t value : saved)
-    if (value > kLate)
-      throw Error(ErrorCode::kCorruptCheckpoint,
-                  fmt::format("state array 'participation' must hold values up "
-                              "to {}, got {}",
-                              static_cast<int>(kLate), value));
-  return saved;
-}
-
-}  // namespace
 
 Buffer copy_of(ConstView values) {
   Buffer copy(values.size(), values.dtype());
@@ -44,12 +29,14 @@ void require_variance(const StateDict& state, std::size_t size) {
 }
 
 State LowBitOptimizer::Impl::state() const {
+  require_between_steps("state");
   const Adam& adam = model.adam;
   State state;
   state.common.put_text("optimizer", model.settings.name);
   StepCounts{.steps = steps, .skipped = skipped}.save(state.common);
   state.common.put_integer("verification_is_due", verification_is_due ? 1 : 0);
-  gradients.memory.add_to(state);
+  add_hosts(state, model.comm.hosts());
+  gradients.memory.add_to(state, model.settings.exchange.lagged_clipping);
   state.add_groups("learning_rates", adam.learning_rates());
   momentum.add_to(state, momentum_sharing());
   if (!adam.exp_avg_sq().empty() || model.size() == 0)
@@ -58,6 +45,14 @@ State LowBitOptimizer::Impl::state() const {
   denominator.blocks.add_to(state, model.layout);
   add_own(state);
   return state;
+}
+
+void LowBitOptimizer::Impl::require_between_steps(const char* call) const {
+  if (is_under_way())
+    refuse(
+        fmt::format("{}: between reduce_early() and step(), with "
+                    "exchange.during_backward; call step() first",
+                    call));
 }
 
 // What the state of the exact rule lacks begins now.
@@ -71,9 +66,20 @@ void LowBitOptimizer::Impl::require_optimizer(StateDict& state) const {
     refuse_optimizer(saved, model.settings.name);
   State begun;
   begun.common.put_integer("verification_is_due", 0);
-  LocalGradients::Memory().add_to(begun);
+  LocalGradients::Memory().add_to(begun, /*lags=*/false);
   state.put_all("", copy_of(begun));
   begin_in(state);
+}
+
+// Once: ranks adopt together.
+void LowBitOptimizer::Impl::note_other_hosts(const StateDict& state) const {
+  const std::int64_t saved = saved_ranks_per_host(state);
+  const int now = model.comm.hosts().ranks_per_host;
+  if (saved == now || model.comm.rank() != 0) return;
+  log(LogLevel::kInfo,
+      fmt::format("{}: the state is of {} ranks per host, this run has {}: "
+                  "residuals are the mean of what hosts had",
+                  model.settings.name, saved, now));
 }
 
 // Everything is taken out of the state first: one that does not fit changes
@@ -92,14 +98,18 @@ Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
     Buffer m, v;
   };
   const std::size_t n = model.size();
+  require_between_steps("adopt");
   require_optimizer(state);
   begin_new_parameters(state, model);
   const auto taken = std::make_shared<Taken>();
   taken->counts = StepCounts::load(state);
   taken->verification_is_due = state.integer("verification_is_due") != 0;
   taken->memory = LocalGradients::Memory::load(state);
+  note_other_hosts(state);
   if (state.has_scalar(kSavedWorld))
-    taken->memory.norm.rescale(state.integer(kSavedWorld), model.comm.size());
+    taken->memory.rescale(
+        state.integer(kSavedWorld) / saved_ranks_per_host(state),
+        model.workers());
   taken->rates = adam().learning_rates_in(state);
   taken->elements = saved_participation(state, n);
   taken->late = momentum.saved_late(state, taken->elements);

@@ -72,7 +72,8 @@ compress::QuantizedAllReduce& VarianceRefresh::exchange() {
                        .bucket_elements =
                            model_.settings.exchange.bucket_elements,
                        .bits = 4},
-            .keeps_errors = false});
+            .keeps_errors = false},
+        model_.groups.get());
   exchange_->set_active(momentum_.active_mask());
   return *exchange_;
 }
@@ -80,7 +81,7 @@ compress::QuantizedAllReduce& VarianceRefresh::exchange() {
 void VarianceRefresh::own_gradient(std::size_t b, const StepInput& in,
                                    const AdamCoefficients& c, float* g) const {
   const Range& at = model_.block(b);
-  kernels::convert(in.grads.subview(at.offset, at.size), std::span(g, at.size));
+  kernels::convert(model_.gradient(b, in.grads), std::span(g, at.size));
   for (std::size_t i = 0; i < at.size; ++i)
     g[i] = momentum_.takes_part(at.offset + i) ? g[i] * c.grad_scale : 0;
 }

@@ -64,8 +64,6 @@ TYPED_TEST(LowBitOptions, OutOfRangeAreRefusedByName) {
   refused(Options{.residual_dtype = DType::kFloat16}, "residual_dtype",
           "float16");
   refused(Options{.exchange = {.max_grad_norm = -1}}, "max_grad_norm", "-1");
-  refused(Options{.exchange = {.bucket_elements = 0}}, "bucket_elements",
-          "got 0");
   refused(Options{.exchange = {.verify_every = -1}}, "verify_every", "-1");
   refused(Options{.exchange = {.num_threads = 1025}}, "num_threads", "1025");
   Options options;

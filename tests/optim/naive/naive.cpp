@@ -166,6 +166,17 @@ Floats OneBit::mean(const std::vector<Floats>& x, const Flags& active) {
   return result;
 }
 
+Floats OneBit::share(const Floats& x, const Flags& active) {
+  Floats result(x.size());
+  for (const Range& block : blocks(setup_.layout)) {
+    float* const c = server_error.data() + block.offset;
+    for (std::size_t i = 0; i < block.size; ++i)
+      c[i] = x[block.offset + i] + c[i];
+    split(c, block, active, result);
+  }
+  return result;
+}
+
 void OneBit::give_back(const Floats& mean, Range range, const Flags& active) {
   if (setup_.world == 1) return;
   for (Floats& e : worker_error)
@@ -199,15 +210,19 @@ std::optional<Gradients::Average> Gradients::exact(
     ratio_ = measured_ ? 0.9 * ratio_ + 0.1 * (norm / *rms) : norm / *rms;
     measured_ = true;
   }
+  before_ = *rms;
   average.scale = static_cast<float>(clip(norm) / setup_.world);
   return average;
 }
 
-std::optional<double> Gradients::compressed(
-    const std::vector<Floats>& grads) const {
+std::optional<double> Gradients::compressed(const std::vector<Floats>& grads) {
   const std::optional<double> rms = rms_norm(grads);
   if (!rms) return std::nullopt;
-  return clip(calibrated(*rms));
+  if (!setup_.lagged_clipping) return clip(calibrated(*rms));
+  double by = before_;
+  if (*rms > 2 * before_) by = *rms;
+  before_ = before_ > 0 ? std::min(*rms, 2 * before_) : *rms;
+  return clip(calibrated(by));
 }
 
 std::optional<double> Gradients::local(const Floats& grads) const {

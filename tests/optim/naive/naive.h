@@ -40,6 +40,7 @@ struct Setup {
   double denom_floor = 0;
   double max_grad_norm = 0;
   bool calibrated_clipping = true;
+  bool lagged_clipping = false;
   compress::Scale scale = compress::Scale::kRms;
   bool bf16_residuals = false;
 };
@@ -53,6 +54,7 @@ Setup setup_of(int world, const ParameterLayout& layout, const Options& o) {
               .denom_floor = o.denom_floor,
               .max_grad_norm = o.exchange.max_grad_norm,
               .calibrated_clipping = o.exchange.calibrated_clipping,
+              .lagged_clipping = o.exchange.lagged_clipping,
               .scale = o.scale,
               .bf16_residuals = o.residual_dtype == DType::kBFloat16};
   std::vector<Floats> masks(layout.num_groups());
@@ -104,6 +106,8 @@ class OneBit {
 
   /// `x` of every rank; a rank alone gets its own back, 0 where masked.
   Floats mean(const std::vector<Floats>& x, const Flags& active);
+  /// The servers' half alone: what they make of x, which they all know.
+  Floats share(const Floats& x, const Flags& active);
   void clear();
   /// Back into every rank's residual: what the exchange gave for `range`.
   void give_back(const Floats& mean, Range range, const Flags& active);
@@ -131,7 +135,7 @@ class Gradients {
   };
   std::optional<Average> exact(const std::vector<Floats>& grads);
   /// Clip factor by the calibrated norm; empty: skip the step.
-  std::optional<double> compressed(const std::vector<Floats>& grads) const;
+  std::optional<double> compressed(const std::vector<Floats>& grads);
   /// Of one rank alone; empty: not finite.
   [[nodiscard]] std::optional<double> local(const Floats& grads) const;
 
@@ -146,6 +150,7 @@ class Gradients {
   Setup setup_;
   double ratio_ = 1;
   bool measured_ = false;
+  double before_ = 0;  // lagged clipping: b
 };
 
 }  // namespace thinwire::test::naive

@@ -140,9 +140,10 @@ class ZeroOneAdam {
   bool frozen_step(const std::vector<Floats>& grads) {
     const bool syncs = (t_ + 1) % local_interval_ == 0;
     std::vector<std::optional<double>> clips;
-    for (const Floats& g : grads)
-      clips.push_back(syncs ? gradients_.compressed(grads)
-                            : gradients_.local(g));
+    if (syncs)
+      clips.assign(grads.size(), gradients_.compressed(grads));
+    else
+      for (const Floats& g : grads) clips.push_back(gradients_.local(g));
     if (syncs && !clips[0]) return false;
     phase = syncs ? optim::Phase::kCompressed : optim::Phase::kLocal;
     ++t_;
