@@ -37,17 +37,22 @@ void require_gradient(const Parameter& parameter, DType dtype,
                     to_string(gradient.dtype()), gradient.size()));
 }
 
-void require_step(const optim::StepInput& input,
-                  const optim::GradientWindow& window, ConstView params) {
-  if (window.in_backward()) refuse("step: inside a backward");
+void require_same_memory(const optim::StepInput& input, ConstView params) {
   optim::require_view("params", input.params, params.size(), true, true);
   require(input.params.data() == params.data() &&
               input.params.dtype() == params.dtype(),
           "params", "the memory given at construction", "other memory");
-  require(input.low_precision.empty(), "low_precision", "empty with ZeRO",
+  require(input.low_precision.empty(), "low_precision",
+          "empty: parameters are rounded here",
           fmt::format("{} elements", input.low_precision.size()));
   require(std::isfinite(input.loss_scale) && input.loss_scale > 0, "loss_scale",
           "finite and > 0", input.loss_scale);
+}
+
+void require_step(const optim::StepInput& input,
+                  const optim::GradientWindow& window, ConstView params) {
+  if (window.in_backward()) refuse("step: inside a backward");
+  require_same_memory(input, params);
   const bool has_come = window.backwards() > 0;
   if (input.grads.empty() && !has_come && params.size() > 0)
     refuse("step: there was no backward since the last step");

@@ -31,6 +31,10 @@ void require_size(const ParameterLayout& layout, std::size_t parameter,
 void require_gradient(const Parameter& parameter, DType dtype,
                       ConstView gradient);
 
+/// Parameters, loss scale and low_precision of a step whose parameters are
+/// `params`, the memory given at construction. Throws Error(kInvalidArgument).
+void require_same_memory(const optim::StepInput& input, ConstView params);
+
 /// What step() is given, `params` being the memory given at construction, and
 /// whether there is something to step with. Throws Error(kInvalidArgument),
 /// Error(kFailedPrecondition).

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/wait_ignoring_errors.h"
 #include "core/set_to_zero.h"
 #include "optim/checks.h"
 #include "thinwire/core/memory.h"
@@ -33,11 +34,7 @@ GradientShard::GradientShard(comm::Communicator& comm,
 GradientShard::~GradientShard() { abandon(); }
 
 void GradientShard::abandon() noexcept {
-  for (const SlotPointer& slot : sent_) try {
-      slot->work.wait();
-    } catch (const Error&) {
-      // A lost peer: nobody writes there any more.
-    }
+  for (const SlotPointer& slot : sent_) comm::wait_ignoring_errors(slot->work);
   if (copies_ != nullptr) copies_->wait(last_copy_);
 }
 
@@ -82,9 +79,9 @@ DType GradientShard::reduced_dtype(DType wire) const {
   return is_widened ? DType::kFloat32 : wire;
 }
 
-double GradientShard::divisor() const noexcept {
+double GradientShard::divisor(double loss_scale) const noexcept {
   const bool is_sum = !optim::is_16_bit(wire_) || is_part_of_batch();
-  return settings_.average && is_sum ? settings_.batch_ranks : 1;
+  return loss_scale * (settings_.average && is_sum ? settings_.batch_ranks : 1);
 }
 
 View GradientShard::own_part(std::size_t b) {
@@ -188,7 +185,7 @@ void GradientShard::finish() {
 
 // ---- whole
 
-void GradientShard::reduce(View sums, std::size_t b) {
+bool GradientShard::reduce(View sums, std::size_t b) {
   sums_ = sums;
   wire_ = wire_of(sums.dtype());
   is_single_ = true;
@@ -215,9 +212,10 @@ void GradientShard::reduce(View sums, std::size_t b) {
     slot->result = copies_ == nullptr ? own_part(b) : scratch(*slot, mine.size);
   }
   slot->work = comm_.queue_reduce_scatter(values, slot->result,
-                                          bucket(b).counts, op(wire_));
+                                          bucket(b).within, op(wire_));
   sent_.push_back(std::move(slot));
   if (!settings_.overlap) finish();
+  return comm_.size() > 1;
 }
 
 View GradientShard::scratch(Slot& slot, std::size_t size) {
@@ -260,8 +258,8 @@ void GradientShard::store(const optim::GradientPart& part) {
   }
 }
 
-void GradientShard::send(std::size_t b) {
-  if (is_alone()) return;
+bool GradientShard::send(std::size_t b) {
+  if (is_alone()) return false;
   SlotPointer slot = std::move(filling_[b]);
   const std::size_t mine = own(b).size;
   slot->adds = !backward_.is_first;
@@ -269,9 +267,10 @@ void GradientShard::send(std::size_t b) {
       slot->adds || copies_ != nullptr ? scratch(*slot, mine) : own_part(b);
   slot->work = comm_.queue_reduce_scatter(
       slot->values.view().subview(0, bucket(b).range.size), slot->result,
-      bucket(b).counts, op(wire_));
+      bucket(b).within, op(wire_));
   sent_.push_back(std::move(slot));
   if (!settings_.overlap) finish();
+  return comm_.size() > 1;
 }
 
 }  // namespace thinwire::shard

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "optim/gradient_window.h"
+#include "shard/gradient_reduction.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/shard/copy_engine.h"
@@ -26,47 +26,26 @@ struct ReductionSettings {
   int batch_ranks = 1;
 };
 
-/// One window's gradients of one group of ranks on their way to their owners,
-/// reduced bucket by bucket while others still come. The window says when.
-///
-/// Whole: reduced in place, in memory with a place for every element; each
-/// rank's own pieces are what it gets. Handed over one by one: copied into the
-/// memory of their bucket, which is taken from a few that go round. A call may
-/// wait for buckets that have been sent, whose reduction ends by itself; where
-/// there is none it takes one more, since a bucket that cannot be sent yet may
-/// wait for this very call.
-class GradientShard {
+/// In full precision, or in 16 bits. Whole gradients are reduced in place, and
+/// each rank's own pieces are what it gets. Of buckets' memory there are a few;
+/// where all of them wait for gradients one more is taken, since a bucket that
+/// cannot be sent yet may wait for this very call.
+class GradientShard final : public GradientReduction {
  public:
   GradientShard(comm::Communicator& comm, const ShardLayout& shards,
                 const ReductionSettings& settings, CopyEngine* copies);
   /// Waits for what is under way: its memory goes with this object.
-  ~GradientShard();
-  GradientShard(const GradientShard&) = delete;
-  GradientShard& operator=(const GradientShard&) = delete;
+  ~GradientShard() override;
 
-  // ---- whole
-  /// Collective, queued: the bucket's elements of `sums` are final.
-  void reduce(View sums, std::size_t bucket);
-
-  // ---- one by one
-  /// `gradients`: the dtype in which they come.
-  void begin(optim::Backward which, DType gradients);
-  /// part.bucket is one of this group's.
-  void store(const optim::GradientPart& part);
-  /// Collective, queued: all of the bucket has been stored.
-  void send(std::size_t bucket);
-
-  /// Waits for everything.
-  void finish();
-  /// Like finish(), for cleanup after a failure; ignores errors.
-  void abandon() noexcept;
-  /// After finish(): the reduced elements of this rank's piece of a bucket.
-  [[nodiscard]] View piece(std::size_t bucket);
-  /// What they are to be divided by to get the mean.
-  [[nodiscard]] double divisor() const noexcept;
-
-  /// After a step, or a backward that failed before anything was sent.
-  void begin_window();
+  bool reduce(View sums, std::size_t bucket) override;
+  void begin(optim::Backward which, DType gradients) override;
+  void store(const optim::GradientPart& part) override;
+  bool send(std::size_t bucket) override;
+  void finish() override;
+  void abandon() noexcept override;
+  [[nodiscard]] View piece(std::size_t bucket) override;
+  [[nodiscard]] double divisor(double loss_scale) const noexcept override;
+  void begin_window() override;
 
  private:
   // A bucket on its way.

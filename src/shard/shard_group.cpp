@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/wait_ignoring_errors.h"
 #include "core/require.h"
+#include "shard/gradient_shard.h"
 #include "thinwire/kernels/cast.h"
 
 namespace thinwire::shard {
@@ -33,35 +35,80 @@ ShardGroup::ShardGroup(const ShardGroupParts& parts)
       shards_(ShardLayout::of(
           layout_, comm_.size(),
           {.bucket_elements = parts.options.exchange.bucket_elements,
+           .hosts = comm_.hosts(),
            .groups = parts.groups})),
       fragments_(shards_.fragments(comm_.rank())),
       shard_layout_(shards_.layout_of_shard(layout_, comm_.rank())),
       holds_(held(layout_, parts.groups)),
-      gradients_(comm_, shards_,
-                 {.dtype = parts.options.dtype,
-                  .wire = parts.options.communication_dtype.value_or(
-                      parts.options.dtype),
-                  .accumulation = parts.options.accumulation_dtype,
-                  .average = parts.options.average,
-                  .overlap = parts.options.overlap,
-                  .batch_ranks = parts.batch_ranks},
-                 copies_),
       rule_(make_rule_(shard_layout_)) {
   if (rule_ == nullptr)
     throw Error(ErrorCode::kInvalidArgument,
                 "make_rule must return an update rule, got null");
+  make_reduction(parts);
+  make_masters(parts.options);
+  fill_masters(parts.initial);
+  if (rule_->needs_norms()) norm_plan_ = plan_norms();
+}
+
+// A group of one sends nothing, and so keeps nothing back.
+void ShardGroup::make_reduction(const ShardGroupParts& parts) {
   const ZeroOptions& options = parts.options;
+  const WireOptions& wire = options.wire;
+  bits_up_ = wire.bits_up;
+  if (comm_.size() > 1 && wire.bits_down != 0)
+    replicas_ = std::make_unique<LowBitReplicas>(comm_, shards_, units(),
+                                                 wire.bits_down, params_);
+  if (comm_.size() == 1 || wire.bits_up == 0) {
+    gradients_ = std::make_unique<GradientShard>(
+        comm_, shards_,
+        ReductionSettings{
+            .dtype = options.dtype,
+            .wire = options.communication_dtype.value_or(options.dtype),
+            .accumulation = options.accumulation_dtype,
+            .average = options.average,
+            .overlap = options.overlap,
+            .batch_ranks = parts.batch_ranks},
+        copies_);
+    return;
+  }
+  const bool skips =
+      options.exchange.skip_nonfinite || options.dtype == DType::kFloat16;
+  const bool agrees_first = options.stage == 1 && !options.overlap && skips;
+  auto made = std::make_unique<LowBitGradients>(
+      comm_, shards_, units(),
+      LowBitReduction{
+          .bits = wire.bits_up,
+          .residual_dtype = wire.residual_dtype,
+          .keeps = wire.keeps_residuals(options.dtype) && !agrees_first,
+          .agrees_first = agrees_first,
+          .average = options.average,
+          .overlap = options.overlap,
+          .batch_ranks = parts.batch_ranks},
+      parts.scale, parts.pool);
+  low_bit_ = made.get();
+  gradients_ = std::move(made);
+}
+
+void ShardGroup::make_masters(const ZeroOptions& options) {
   const DType masters = options.master_dtype;
   if (!rule_->takes(masters))
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("master_dtype: {} with these options takes no {}",
                             rule_->name(), to_string(masters)));
-  has_masters_ = masters != options.dtype || copies_ != nullptr;
+  has_masters_ =
+      masters != options.dtype || copies_ != nullptr || replicas_ != nullptr;
   has_mirror_ = masters != options.dtype && copies_ != nullptr;
   if (has_masters_) masters_ = Buffer(shard_layout_.size(), masters);
   if (has_mirror_) mirror_ = Buffer(shard_layout_.size(), options.dtype);
-  read_masters(parts.initial);
-  if (rule_->needs_norms()) norm_plan_ = plan_norms();
+}
+
+std::vector<Range> ShardGroup::units() const {
+  std::vector<Range> held;
+  for (std::size_t p = 0; p < holds_.size(); ++p)
+    if (holds_[p])
+      held.push_back(
+          {layout_.parameters()[p].offset, layout_.parameters()[p].size});
+  return held;
 }
 
 Range ShardGroup::own(std::size_t b) const {
@@ -95,13 +142,13 @@ optim::UpdateArrays ShardGroup::arrays(std::size_t b, Range part,
   const View replica = own_params(b).subview(part.offset, part.size);
   optim::UpdateArrays arrays{
       .params = replica,
-      .grads = gradients_.piece(b).subview(part.offset, part.size),
+      .grads = gradients_->piece(b).subview(part.offset, part.size),
       .grad_scale = grad_scale};
   if (!has_masters_) return arrays;
   arrays.params = masters_.view().subview(at, part.size);
   if (has_mirror_)
     arrays.low_precision = mirror_.view().subview(at, part.size);
-  else if (copies_ == nullptr)
+  else if (copies_ == nullptr && replicas_ == nullptr)
     arrays.low_precision = replica;
   return arrays;
 }
@@ -119,11 +166,7 @@ void ShardGroup::update(std::int64_t step, double grad_scale, ThreadPool& pool,
     std::vector<comm::Work> gathers{};
     ~UnderWay() {
       if (engine != nullptr) engine->wait(last_copy);
-      for (const comm::Work& work : gathers) try {
-          work.wait();
-        } catch (const Error&) {
-          // A lost peer, or seen before.
-        }
+      for (const comm::Work& work : gathers) comm::wait_ignoring_errors(work);
     }
   } under_way{copies_};
   const auto gather = [&](std::size_t b) {
@@ -131,13 +174,18 @@ void ShardGroup::update(std::int64_t step, double grad_scale, ThreadPool& pool,
     const ShardBucket& bucket = shards_.buckets()[b];
     under_way.gathers.push_back(comm_.queue_all_gather(
         own_params(b), params_.subview(bucket.range.offset, bucket.range.size),
-        bucket.counts));
+        bucket.within));
   };
   // What is copied back leaves while the next bucket is updated.
   for (std::size_t b = 0; b < count; ++b) {
     const Range whole{0, own(b).size};
     rule_->apply_part(step, {position(b), whole.size}, arrays(b, whole, scale),
                       pool);
+    if (replicas_ != nullptr) {
+      replicas_->send(b, masters_.view().subview(position(b), whole.size), pool,
+                      meter);
+      continue;
+    }
     if (copies_ == nullptr) {
       gather(b);
       continue;
@@ -148,21 +196,23 @@ void ShardGroup::update(std::int64_t step, double grad_scale, ThreadPool& pool,
     under_way.last_copy = copied[b];
     if (b > 0) gather(b - 1);
   }
+  if (replicas_ != nullptr) replicas_->finish(pool, meter);
   if (copies_ != nullptr && count > 0) gather(count - 1);
   meter.waiting([&] {
     for (const comm::Work& work : under_way.gathers) work.wait();
   });
 }
 
-void ShardGroup::gather_from_masters() {
+void ShardGroup::gather_parameters() {
   if (!has_masters_) return;
   for (std::size_t b = 0; b < shards_.buckets().size(); ++b) {
     const ShardBucket& bucket = shards_.buckets()[b];
-    kernels::convert(masters_.view().subview(position(b), own(b).size),
-                     own_params(b));
+    if (!has_own_replicas_)
+      kernels::convert(masters_.view().subview(position(b), own(b).size),
+                       own_params(b));
     comm_.all_gather(own_params(b),
                      params_.subview(bucket.range.offset, bucket.range.size),
-                     bucket.counts);
+                     bucket.within);
   }
 }
 

@@ -10,7 +10,10 @@
 #include <vector>
 
 #include "optim/exact_exchange.h"
-#include "shard/gradient_shard.h"
+#include "precision/loss_scale.h"
+#include "shard/gradient_reduction.h"
+#include "shard/low_bit_gradients.h"
+#include "shard/low_bit_replicas.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/optim/update_rule.h"
 #include "thinwire/shard/zero_optimizer.h"
@@ -28,6 +31,8 @@ struct ShardGroupParts {
   CopyEngine* copies = nullptr;  ///< Null: nothing is offloaded.
   std::vector<std::size_t> groups{};
   int batch_ranks = 1;
+  const precision::LossScale& scale;
+  ThreadPool& pool;
 };
 
 /// The parameters that are sharded over one group of ranks: their gradients on
@@ -37,7 +42,7 @@ class ShardGroup {
   explicit ShardGroup(const ShardGroupParts& parts);
 
   [[nodiscard]] const ShardLayout& shards() const noexcept { return shards_; }
-  [[nodiscard]] GradientShard& gradients() noexcept { return gradients_; }
+  [[nodiscard]] GradientReduction& gradients() noexcept { return *gradients_; }
   [[nodiscard]] optim::UpdateRule& rule() const;
   [[nodiscard]] comm::Communicator& comm() const noexcept { return comm_; }
   /// Whether this parameter is one of its own.
@@ -57,12 +62,19 @@ class ShardGroup {
   /// -1.
   [[nodiscard]] std::int64_t first_nonfinite();
 
+  /// After gradients have come: a group of one, which owes what larger ones
+  /// have kept back, adds it to them.
+  void pay_debt(double loss_scale);
+  /// The step has taken the gradients, or was skipped. True: residuals became
+  /// 0.
+  bool settle(bool is_applied);
+
   /// Collective: updates this rank's shard and gathers the parameters, bucket
   /// by bucket.
   void update(std::int64_t step, double grad_scale, ThreadPool& pool,
               optim::StepMeter& meter);
-  /// Collective: parameters from masters, of which they are copies.
-  void gather_from_masters();
+  /// Collective, after a state was adopted: parameters from their owners.
+  void gather_parameters();
 
   /// "param", "grad" or a state: collective.
   [[nodiscard]] std::vector<float> read(std::size_t parameter,
@@ -95,6 +107,16 @@ class ShardGroup {
     std::vector<std::size_t> places;   // of those among what ranks send
   };
 
+  void make_reduction(const ShardGroupParts& parts);
+  void make_masters(const ZeroOptions& options);
+  void fill_masters(ConstView params);
+  [[nodiscard]] std::vector<Range> units() const;
+  [[nodiscard]] std::vector<Range> bucket_ranges() const;
+  void add_wire(optim::State& state) const;
+  void read_replicas(Range range, View to) const;
+  [[nodiscard]] optim::Adoption adopt_masters(StateDict& state);
+  [[nodiscard]] optim::Adoption adopt_as_parameters(StateDict& state);
+  [[nodiscard]] optim::Adoption adopt_wire(StateDict& state);
   [[nodiscard]] NormPlan plan_norms() const;
   [[nodiscard]] Range own(std::size_t bucket) const;
   [[nodiscard]] std::size_t position(std::size_t bucket) const;
@@ -116,13 +138,19 @@ class ShardGroup {
   const std::vector<Fragment> fragments_;  // this rank's
   const ParameterLayout shard_layout_;
   std::vector<bool> holds_;
-  GradientShard gradients_;
+  std::unique_ptr<GradientReduction> gradients_;
+  LowBitGradients* low_bit_ = nullptr;        // those, if they are
+  std::unique_ptr<LowBitReplicas> replicas_;  // null: parameters are gathered
+  int bits_up_ = 0;        // asked for, also in a group of one, ...
+  Buffer debt_;            // ... which may have adopted residuals, fp32
+  bool has_paid_ = false;  // in this window
   std::unique_ptr<optim::UpdateRule> rule_;  // null while states are away
   NormPlan norm_plan_;                       // if the rule needs norms
   StateDict parked_;
   std::vector<double> parked_decays_;  // of its groups: options are no state
   bool has_masters_ = false;           // else parameters are their own
   bool has_mirror_ = false;
+  bool has_own_replicas_ = false;  // adopted ones, not made of masters
   Buffer masters_;
   Buffer mirror_;  // offload: updated parameters of 16 bits, to be copied
 };

@@ -37,7 +37,7 @@ std::vector<double> ShardGroup::squares(ThreadPool& pool) {
   };
   for (std::size_t b = 0; b < shards_.buckets().size(); ++b) {
     const Range range = own(b);
-    const ConstView values = gradients_.piece(b);
+    const ConstView values = gradients_->piece(b);
     const std::size_t to_grid = (kSumChunk - range.offset % kSumChunk);
     std::size_t at = 0;
     if (to_grid < kSumChunk && range.size > 0) {
@@ -69,7 +69,8 @@ double ShardGroup::sum_in_order(
   std::vector<std::size_t> next(squares.size());
   kernels::ChunkTotal<> total;
   for (const ShardBucket& bucket : shards_.buckets())
-    for (std::size_t r = 0; r < squares.size(); ++r) {
+    for (const int owner : shards_.owners()) {
+      const auto r = static_cast<std::size_t>(owner);
       const std::size_t first = bucket.pieces[r].offset / kSumChunk;
       for (std::size_t c = 0; c < grid_cells(bucket.pieces[r]); ++c)
         total.add(first + c, squares[r][next[r]++]);

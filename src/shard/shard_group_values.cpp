@@ -20,8 +20,8 @@ View ShardGroup::array(const Fragment& fragment, std::string_view what) {
   if (what == "grad") {
     std::size_t b = 0;
     while (shards_.buckets()[b].range.end() <= flat) ++b;
-    return gradients_.piece(b).subview(flat - own(b).offset,
-                                       fragment.range.size);
+    return gradients_->piece(b).subview(flat - own(b).offset,
+                                        fragment.range.size);
   }
   if (what != "param")
     return rule().state(what).subview(fragment.position, fragment.range.size);
@@ -79,12 +79,21 @@ void ShardGroup::write(std::size_t parameter, std::string_view what,
     kernels::convert(values, params_.subview(p.offset, p.size));
 }
 
-void ShardGroup::read_masters(ConstView params) {
+void ShardGroup::fill_masters(ConstView params) {
   if (!has_masters_) return;
-  require_states();
   for (std::size_t b = 0; b < shards_.buckets().size(); ++b)
     kernels::convert(params.subview(own(b).offset, own(b).size),
                      masters_.view().subview(position(b), own(b).size));
+}
+
+// With low-bit replicas these are what masters are rounded to, on all ranks.
+void ShardGroup::read_masters(ConstView params) {
+  if (has_masters_) require_states();
+  fill_masters(params);
+  if (replicas_ == nullptr || params.data() == params_.data()) return;
+  for (const ShardBucket& bucket : shards_.buckets())
+    kernels::convert(params.subview(bucket.range.offset, bucket.range.size),
+                     params_.subview(bucket.range.offset, bucket.range.size));
 }
 
 // ---- this rank's shard, saved
@@ -95,10 +104,13 @@ optim::State ShardGroup::state() const {
     if (own(b).size != 0) state.shard.push_back(own(b));
   rule().add_to(state, optim::Sharing::kSharded, state.shard);
   if (has_masters_)
+    // Low-bit replicas are behind masters of their own dtype too.
     state
         .add_elements("masters", optim::Sharing::kSharded, state.shard,
                       masters_.view())
-        .is_parameters = true;
+        .is_parameters =
+        replicas_ == nullptr || masters_.dtype() != params_.dtype();
+  add_wire(state);
   state.common.put_text("optimizer", std::string(rule().name()));
   return state;
 }
@@ -106,19 +118,30 @@ optim::State ShardGroup::state() const {
 optim::Adoption ShardGroup::adopt(StateDict& state) {
   require_states();
   optim::require_rule(state, rule().name());
-  const auto masters = std::make_shared<Buffer>();
-  if (has_masters_)
-    *masters =
-        optim::take_floats(state, "masters", masters_.dtype(), masters_.size());
-  return [this, masters, of_rule = rule_->adopt(state)] {
+  return [of_masters = adopt_masters(state), of_wire = adopt_wire(state),
+          of_rule = rule_->adopt(state)] {
     of_rule();
-    if (has_masters_) masters_ = std::move(*masters);
+    of_masters();
+    of_wire();
   };
+}
+
+optim::Adoption ShardGroup::adopt_masters(StateDict& state) {
+  if (!has_masters_) return adopt_as_parameters(state);
+  // Parameters of this dtype were their own masters.
+  if (replicas_ != nullptr && masters_.dtype() == params_.dtype() &&
+      !state.has_array("masters"))
+    return [this] { fill_masters(params_); };
+  const auto masters = std::make_shared<Buffer>(
+      optim::take_floats(state, "masters", masters_.dtype(), masters_.size()));
+  return [this, masters] { masters_ = std::move(*masters); };
 }
 
 void ShardGroup::offload_states() {
   if (rule_ == nullptr) return;
   parked_ = optim::copy_of(state());
+  for (const char* stays : {optim::kWorkerError, "replicas"})
+    if (parked_.has_array(stays)) parked_.erase(stays);
   for (std::size_t g = 0; g < rule_->num_groups(); ++g)
     parked_decays_.push_back(rule_->weight_decay(g));
   rule_.reset();

@@ -4,8 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "core/require.h"
+#include "thinwire/comm/hosts.h"
 #include "thinwire/kernels/norm.h"
 
 namespace thinwire::shard {
@@ -27,8 +29,16 @@ bool is_included(const ShardLayoutOptions& options, std::size_t group) {
          std::find(groups.begin(), groups.end(), group) != groups.end();
 }
 
-// Whole cells of the grid, as many for each rank as can be; what is left over
-// goes to the ranks in turn, from `turn` on, or the same ones would get it of
+// Flat: the ranks in their order.
+std::vector<int> owners_of(int ranks, const comm::Hosts& hosts) {
+  if (hosts.is_flat()) return comm::ranks_by_place({.size = ranks});
+  require(hosts.ranks.size() == static_cast<std::size_t>(ranks), "hosts",
+          fmt::format("of {} ranks", ranks), hosts.ranks.size());
+  return comm::ranks_by_place(hosts);
+}
+
+// Whole cells of the grid, as many for each place as can be; what is left over
+// goes to the places in turn, from `turn` on, or the same ones would get it of
 // every bucket.
 std::vector<Range> cut_on_grid(Range range, std::size_t ranks,
                                std::size_t& turn) {
@@ -60,6 +70,8 @@ ShardLayout ShardLayout::of(const ParameterLayout& layout, int ranks,
             fmt::format("below {}", layout.num_groups()), group);
   ShardLayout shards;
   shards.ranks_ = ranks;
+  const bool by_place = options.placement == Placement::kPerBucket;
+  shards.owners_ = owners_of(ranks, by_place ? options.hosts : comm::Hosts{});
   shards.shard_sizes_.resize(static_cast<std::size_t>(ranks));
   shards.fragments_.resize(layout.parameters().size());
   if (options.placement == Placement::kPerBucket)
@@ -91,9 +103,12 @@ void ShardLayout::cut_per_bucket(const ParameterLayout& layout,
       const std::size_t next =
           end - at <= most ? end : (at + most) / kSumChunk * kSumChunk;
       const Range range{at, next - at};
-      add_bucket({.range = range,
-                  .pieces = cut_on_grid(range, static_cast<std::size_t>(ranks_),
-                                        turn)});
+      const auto places =
+          cut_on_grid(range, static_cast<std::size_t>(ranks_), turn);
+      std::vector<Range> pieces(places.size());
+      for (std::size_t place = 0; place < places.size(); ++place)
+        pieces[static_cast<std::size_t>(owners_[place])] = places[place];
+      add_bucket({.range = range, .pieces = std::move(pieces)});
       at = next;
     }
     for (std::size_t p = first_parameter; p < i; ++p)
@@ -138,7 +153,9 @@ void ShardLayout::cut_into_slices(const ParameterLayout& layout,
 
 void ShardLayout::add_bucket(ShardBucket bucket) {
   for (std::size_t r = 0; r < bucket.pieces.size(); ++r) {
-    bucket.counts.push_back(bucket.pieces[r].size);
+    const Range& piece = bucket.pieces[r];
+    bucket.within.push_back({piece.offset - bucket.range.offset, piece.size});
+    bucket.counts.push_back(piece.size);
     bucket.positions.push_back(shard_sizes_[r]);
     shard_sizes_[r] += bucket.pieces[r].size;
   }
@@ -155,13 +172,14 @@ void ShardLayout::find_fragments(const ParameterLayout& layout,
     const ShardBucket& bucket = buckets_[b];
     if (bucket.range.end() <= whole.offset) continue;
     if (bucket.range.offset >= whole.end()) break;
-    for (std::size_t r = 0; r < bucket.pieces.size(); ++r) {
+    for (const int owner : owners_) {
+      const auto r = static_cast<std::size_t>(owner);
       const Range& piece = bucket.pieces[r];
       const std::size_t begin = std::max(piece.offset, whole.offset);
       const std::size_t end = std::min(piece.end(), whole.end());
       if (begin >= end) continue;
       fragments_[parameter].push_back(
-          {.owner = static_cast<int>(r),
+          {.owner = owner,
            .parameter = parameter,
            .range = {begin - whole.offset, end - begin},
            .position = bucket.positions[r] + (begin - piece.offset)});
@@ -205,6 +223,8 @@ ParameterLayout ShardLayout::layout_of_shard(const ParameterLayout& layout,
 
 std::string ShardLayout::describe() const {
   std::string text;
+  if (!std::is_sorted(owners_.begin(), owners_.end()))
+    text += fmt::format("places of ranks {}\n", fmt::join(owners_, " "));
   for (const ShardBucket& bucket : buckets_)
     text += fmt::format("bucket {}+{} in {}\n", bucket.range.offset,
                         bucket.range.size, fmt::join(bucket.counts, " "));

@@ -16,7 +16,8 @@ void ZeroOptimizer::Impl::begin_backward(Backward which) {
 
 void ZeroOptimizer::Impl::begin_backward(Backward which, DType gradients) {
   if (options.stage == 2) {
-    window.begin(which, /*sends=*/true);
+    require_residuals(which);
+    window.begin(which, sends_every_backward() || which.is_last);
     for (const auto& group : groups) group->gradients().begin(which, gradients);
     return;
   }
@@ -28,6 +29,17 @@ void ZeroOptimizer::Impl::begin_backward(Backward which, DType gradients) {
       sums = Buffer(layout.size(), dtype);
   }
   whole = sums.view();
+}
+
+// Several backwards are added up in them.
+void ZeroOptimizer::Impl::require_residuals(Backward which) const {
+  const bool is_single = which.is_first && which.is_last;
+  require(options.wire.bits_up == 0 || comm.size() == 1 || is_single ||
+              options.wire.residual_dtype == DType::kFloat32,
+          "wire.residual_dtype",
+          "float32 at stage 2 where a step takes several backwards, or the "
+          "last one is not known beforehand",
+          to_string(options.wire.residual_dtype));
 }
 
 void ZeroOptimizer::Impl::store(const GradientPart& part) {
@@ -48,11 +60,8 @@ void ZeroOptimizer::Impl::store(const GradientPart& part) {
 
 bool ZeroOptimizer::Impl::send(std::size_t bucket) {
   const BucketOfGroup& own = buckets[bucket];
-  if (options.stage == 2)
-    own.group->gradients().send(own.number);
-  else
-    own.group->gradients().reduce(whole, own.number);
-  return own.group->comm().size() > 1;
+  if (options.stage == 2) return own.group->gradients().send(own.number);
+  return own.group->gradients().reduce(whole, own.number);
 }
 
 void ZeroOptimizer::Impl::cancel_backward() {
@@ -81,8 +90,12 @@ void ZeroOptimizer::Impl::require_same_array(View grads) const {
 void ZeroOptimizer::Impl::finish(View grads) {
   if (!grads.empty()) whole = grads;
   try {
-    if (options.stage == 1) window.send_rest();
-    for (const auto& group : groups) group->gradients().finish();
+    // The last backward may not have been known as that.
+    if (options.stage == 1 || !sends_every_backward()) window.send_rest();
+    for (const auto& group : groups) {
+      group->gradients().finish();
+      group->pay_debt(scale.value());
+    }
   } catch (...) {
     // The caller's memory may go: other groups' ranks still write there.
     for (const auto& group : groups) group->gradients().abandon();

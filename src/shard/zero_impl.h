@@ -38,8 +38,14 @@ struct ZeroOptimizer::Impl final : optim::GradientSink {
   [[nodiscard]] std::vector<std::size_t> count_squares() const;
 
   // ---- gradients until the step: zero_gradients.cpp
+  /// Stage 2: each backward's gradients leave as they come. In few bits those
+  /// of a window leave together, once each host has added up its own.
+  [[nodiscard]] bool sends_every_backward() const noexcept {
+    return options.wire.bits_up == 0 || !comm.hosts().is_flat();
+  }
   void begin_backward(Backward which);
   void begin_backward(Backward which, DType gradients);
+  void require_residuals(Backward which) const;
   void store(const optim::GradientPart& part) override;
   bool send(std::size_t bucket) override;
   void cancel_backward();

@@ -9,6 +9,7 @@
 #include "optim/checks.h"
 #include "shard/zero_impl.h"
 #include "thinwire/comm/agreement.h"
+#include "thinwire/compress/bucket_rule.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/memory.h"
 
@@ -75,6 +76,14 @@ std::vector<Range> ranges_of(const std::vector<BucketOfGroup>& buckets) {
   return ranges;
 }
 
+ZeroOptions with_buckets(ZeroOptions options, const ParameterLayout& layout,
+                         const comm::Communicator& comm) {
+  std::size_t& chosen = options.exchange.bucket_elements;
+  chosen = compress::bucket_elements(chosen, layout.size(), comm.hosts(),
+                                     bucket_bits(options.wire));
+  return options;
+}
+
 }  // namespace
 
 ZeroOptimizer::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
@@ -83,7 +92,7 @@ ZeroOptimizer::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
     : comm(c),
       layout(l),
       params(p),
-      options(settings),
+      options(with_buckets(settings, l, c)),
       scale(settings.dtype, settings.loss_scale),
       pool(settings.exchange.num_threads),
       copies(copy_engine(settings)),
@@ -107,7 +116,9 @@ std::vector<std::unique_ptr<ShardGroup>> ZeroOptimizer::Impl::make_groups(
                         .options = options,
                         .copies = copies.get(),
                         .groups = std::move(of_layout),
-                        .batch_ranks = comm.size()}));
+                        .batch_ranks = comm.size(),
+                        .scale = scale,
+                        .pool = pool}));
   };
   // Without experts all groups, also where there is none.
   add(comm, options.experts.empty() ? std::vector<std::size_t>{}
@@ -202,6 +213,8 @@ StepReport ZeroOptimizer::step(const StepInput& input) {
     refuse("step: states are offloaded; call reload_states() first");
   require_step(input, impl_->window, impl_->params);
   impl_->require_same_array(input.grads);
+  require(impl_->options.wire.bits_up == 0 || input.loss_scale == 1,
+          "loss_scale", "1 with wire.bits_up", input.loss_scale);
   return impl_->step(input);
 }
 

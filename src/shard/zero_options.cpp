@@ -18,6 +18,32 @@ void require_dtype(bool holds, std::string_view name, const std::string& range,
   require(holds, name, range, to_string(dtype));
 }
 
+void require_wire(const ZeroOptions& options) {
+  const WireOptions& wire = options.wire;
+  const auto require_bits = [](const char* name, int bits) {
+    if (bits >= 1 && bits <= 3)
+      reject(
+          fmt::format("{} must be 0, 4 or 8, got {}: for fewer bits use "
+                      "OneBitAdam with thinwire.lean",
+                      name, bits));
+    require(bits == 0 || bits == 4 || bits == 8, name, "0, 4 or 8", bits);
+  };
+  require_bits("wire.bits_up", wire.bits_up);
+  require_bits("wire.bits_down", wire.bits_down);
+  require_dtype(wire.residual_dtype == DType::kFloat32 ||
+                    wire.residual_dtype == DType::kBFloat16,
+                "wire.residual_dtype", "float32 or bfloat16",
+                wire.residual_dtype);
+  if (wire.is_exact()) return;
+  if (options.offload)
+    throw Error(ErrorCode::kUnavailable,
+                "offload: not together with wire.bits_up or wire.bits_down");
+  require(wire.bits_up == 0 || !options.communication_dtype,
+          "communication_dtype", "unset with wire.bits_up",
+          options.communication_dtype ? to_string(*options.communication_dtype)
+                                      : "");
+}
+
 }  // namespace
 
 void ZeroOptions::validate() const {
@@ -30,10 +56,11 @@ void ZeroOptions::validate() const {
   require_dtype(
       accumulation_dtype == DType::kFloat32 || accumulation_dtype == dtype,
       "accumulation_dtype", or_own, accumulation_dtype);
-  const DType wire = communication_dtype.value_or(dtype);
-  require_dtype(is_float(wire), "communication_dtype",
-                "float32, float16 or bfloat16", wire);
+  const DType sent = communication_dtype.value_or(dtype);
+  require_dtype(is_float(sent), "communication_dtype",
+                "float32, float16 or bfloat16", sent);
   exchange.validate();
+  require_wire(*this);
   if (dtype == DType::kFloat16) loss_scale.validate();
 }
 
@@ -45,6 +72,11 @@ std::string ZeroOptions::describe() const {
       to_string(communication_dtype.value_or(dtype)),
       to_string(accumulation_dtype), average, overlap, offload,
       loss_scale.describe(), exchange.describe());
+  if (!wire.is_exact())
+    text += fmt::format(
+        "bits_up={} bits_down={} residual_dtype={} keeps_residuals={}\n",
+        wire.bits_up, wire.bits_down, to_string(wire.residual_dtype),
+        wire.keeps_residuals(dtype));
   for (const ExpertGroup& expert : experts)
     text += fmt::format("experts in group {}\n", expert.group);
   return text;

@@ -48,14 +48,16 @@ void ZeroOptimizer::Impl::take_step(const StepInput& in,
   const bool skips = options.exchange.skip_nonfinite || scale.is_used() ||
                      in.skip_if_any_rank_nonfinite;
   report.applied = std::isfinite(report.grad_norm) || !skips;
+  for (const auto& group : groups)
+    if (group->settle(report.applied)) report.residuals_cleared = true;
   if (!report.applied) return;
   report.clip_factor =
       optim::clip_factor(report.grad_norm, options.exchange.max_grad_norm);
   ++counts.steps;
   for (const auto& group : groups)
     group->update(counts.steps,
-                  report.clip_factor / (factor * group->gradients().divisor()),
-                  pool, meter);
+                  report.clip_factor / group->gradients().divisor(factor), pool,
+                  meter);
   const std::int64_t every = options.exchange.verify_every;
   if (every != 0 && counts.steps % every == 0 && options.experts.empty())
     optim::verify_same(
@@ -74,7 +76,7 @@ double ZeroOptimizer::Impl::norm(double loss_scale, optim::StepMeter& meter) {
     // Experts' are those of sums over fewer ranks or more.
     if (own.size() > 1)
       for (double& square : own.back())
-        square /= std::pow(group->gradients().divisor(), 2);
+        square /= std::pow(group->gradients().divisor(loss_scale), 2);
     sent.insert(sent.end(), own.back().begin(), own.back().end());
   }
   std::size_t total = 0;
@@ -95,12 +97,12 @@ double ZeroOptimizer::Impl::norm(double loss_scale, optim::StepMeter& meter) {
     of_experts.insert(of_experts.end(), rest.begin(), rest.end());
     at += count;
   }
-  const double divisor = loss_scale * groups.front()->gradients().divisor();
+  const double divisor = groups.front()->gradients().divisor(loss_scale);
   const double of_all = std::sqrt(dense.sum_in_order(of_dense)) / divisor;
   if (groups.size() == 1) return of_all;
   double experts = 0;
   for (const double square : of_experts) experts += square;
-  return std::hypot(of_all, std::sqrt(experts) / loss_scale);
+  return std::hypot(of_all, std::sqrt(experts));
 }
 
 // Of this rank's shards; -1.

@@ -22,7 +22,7 @@ std::vector<float> ZeroOptimizer::Impl::read(std::size_t parameter,
   if (what != "grad") return group.read(parameter, what);
   finish(grads);
   std::vector<float> values = group.read(parameter, what);
-  const double divisor = scale.value() * group.gradients().divisor();
+  const double divisor = group.gradients().divisor(scale.value());
   for (float& value : values) value = static_cast<float>(value / divisor);
   return values;
 }
@@ -32,7 +32,7 @@ void ZeroOptimizer::Impl::write(std::size_t parameter, std::string_view what,
   ShardGroup& group = group_of(parameter);
   if (what != "grad") return group.write(parameter, what, values);
   finish({});
-  const double divisor = scale.value() * group.gradients().divisor();
+  const double divisor = group.gradients().divisor(scale.value());
   std::vector<float> sums_of_ranks;
   for (const float value : values)
     sums_of_ranks.push_back(static_cast<float>(value * divisor));
@@ -128,7 +128,9 @@ optim::State ZeroOptimizer::state() const {
       state.arrays.push_back(std::move(array));
     }
     state.common.put_all(prefix_of(g), own.common);
+    state.own.put_all(prefix_of(g), own.own);
     state.shard.insert(state.shard.end(), own.shard.begin(), own.shard.end());
+    if (g == 0) state.encoded = std::move(own.encoded);
   }
   if (impl_->groups.size() > 1)
     state.common.put_integer(
@@ -162,7 +164,7 @@ void ZeroOptimizer::load_state_dict(const StateDict& state) {
     adopted = adopt(optim::copy_to_adopt(state));
   });
   adopted();
-  for (const auto& group : impl_->groups) group->gather_from_masters();
+  for (const auto& group : impl_->groups) group->gather_parameters();
 }
 
 StateDict ZeroOptimizer::owner() const {

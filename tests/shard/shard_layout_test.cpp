@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "support/errors.h"
+#include "support/hosts.h"
 #include "thinwire/kernels/norm.h"
 
 namespace thinwire::shard {
@@ -305,6 +306,43 @@ TEST(ShardLayout, GivesWhatIsLeftOverToRanksInTurn) {
     EXPECT_EQ(shards.shard_size(rank), 2 * kSumChunk);
 }
 
+// What local rank l of all hosts has is one range.
+TEST(ShardLayout, ByHostPiecesLieInTheOrderOfPlaces) {
+  const auto layout = layout_of({5 * kSumChunk, 4000, 3});
+  const comm::Hosts hosts = test::hosts_of(6, 2, test::Placing::kRoundRobin, 0);
+  const auto shards = ShardLayout::of(
+      layout, 6, {.bucket_elements = 7 * kSumChunk, .hosts = hosts});
+  const std::vector<int> owners(shards.owners().begin(), shards.owners().end());
+  EXPECT_EQ(owners, (std::vector<int>{0, 1, 2, 3, 4, 5}));
+  const comm::Hosts blocks = test::hosts_of(6, 2, test::Placing::kBlocks, 0);
+  const auto placed = ShardLayout::of(
+      layout, 6, {.bucket_elements = 7 * kSumChunk, .hosts = blocks});
+  const std::vector<int> places(placed.owners().begin(), placed.owners().end());
+  EXPECT_EQ(places, (std::vector<int>{0, 2, 4, 1, 3, 5}));
+  for (const ShardBucket& bucket : placed.buckets()) {
+    std::size_t end = 0;
+    for (const int rank : places) {
+      const auto r = static_cast<std::size_t>(rank);
+      EXPECT_EQ(bucket.within[r].offset, end);
+      EXPECT_EQ(bucket.pieces[r].offset, bucket.range.offset + end);
+      end = bucket.within[r].end();
+    }
+    EXPECT_EQ(end, bucket.range.size);
+  }
+  for (std::size_t p = 0; p < 3; ++p) {
+    std::size_t end = 0;
+    for (const Fragment& fragment : placed.fragments_of(p)) {
+      EXPECT_EQ(fragment.range.offset, end);
+      end = fragment.range.end();
+    }
+    EXPECT_EQ(end, layout.parameters()[p].size);
+  }
+  EXPECT_NE(placed.describe(), shards.describe());
+  EXPECT_EQ(shards.describe(),
+            ShardLayout::of(layout, 6, {.bucket_elements = 7 * kSumChunk})
+                .describe());
+}
+
 TEST(ShardLayout, NamesFragmentsAfterParameters) {
   const auto layout = ParameterLayout::of({{"a", {3}, 1}, {"b", {2, 2}, 0}}, 2);
   const auto shards = ShardLayout::of(layout, 2, kContiguous);
@@ -325,6 +363,8 @@ TEST(ShardLayoutErrors, NameWhatIsWrong) {
   refused(0, {}, {"ranks", ">= 1", "got 0"});
   refused(-1, kContiguous, {"ranks", "got -1"});
   refused(2, {.bucket_elements = 0}, {"bucket_elements", ">= 1", "got 0"});
+  refused(2, {.hosts = test::hosts_of(4, 2, test::Placing::kBlocks, 0)},
+          {"hosts", "of 2 ranks", "got 4"});
   refused(2, {.groups = {1, 2}}, {"groups", "below 2", "got 2"});
   for (const int rank : {-1, 2})
     test::expect_error(

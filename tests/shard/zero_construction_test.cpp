@@ -39,7 +39,6 @@ TEST(ZeroConstruction, OptionsHaveRanges) {
   refused("master_dtype", {.master_dtype = half});
   refused("accumulation_dtype",
           {.dtype = half, .accumulation_dtype = DType::kBFloat16});
-  refused("bucket_elements", {.exchange = {.bucket_elements = 0}});
   refused("max_grad_norm", {.exchange = {.max_grad_norm = -1}});
   refused("verify_every", {.exchange = {.verify_every = -1}});
   refused("num_threads", {.exchange = {.num_threads = -1}});

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "optim/support.h"
+#include "support/hosts.h"
 #include "support/ranks.h"
 #include "support/sanitizers.h"
 #include "thinwire/core/buffer.h"
@@ -226,6 +227,45 @@ TEST_P(Stages, GiveTheBitsOfNone) {
       EXPECT_EQ(got.params, want.params) << "way " << w;
     }
   });
+}
+
+// Sums are formed per host first, in all stages alike, so they are others than
+// those over all ranks in their order.
+TEST(StagesByHost, GiveTheBitsOfNone) {
+  const std::vector<Way> ways = {
+      {.stage = 1},
+      {.stage = 1, .handed = Handed::kEarly, .bucket = 1},
+      {.stage = 1, .offload = true, .bucket = 1 << 20},
+      {.stage = 2, .handed = Handed::kBackwards, .threads = 2},
+      {.stage = 2, .handed = Handed::kForwards, .bucket = 0},
+  };
+  constexpr int kWorld = 4;
+  const auto run = [&](const Case& c, test::Placing placing) {
+    test::run_ranks("local", kWorld, [&](comm::Communicator& comm) {
+      const auto grouped =
+          comm.by_host(test::hosts_of(kWorld, 2, placing, comm.rank()));
+      const Trace want = unsharded(c, *grouped);
+      // In 16 bits the one rounding hides the order of additions.
+      if (c.dtype == DType::kFloat32) {
+        EXPECT_FALSE(want.params == unsharded(c, comm).params);
+      }
+      for (std::size_t w = 0; w < ways.size(); ++w) {
+        const Trace got = sharded(c, ways[w], *grouped);
+        EXPECT_EQ(got.norms, want.norms) << "way " << w;
+        EXPECT_EQ(got.applied, want.applied) << "way " << w;
+        EXPECT_EQ(got.params, want.params) << "way " << w;
+      }
+    });
+  };
+  for (const auto placing :
+       {test::Placing::kBlocks, test::Placing::kRoundRobin}) {
+    for (const bool is_lamb : {false, true}) {
+      SCOPED_TRACE(is_lamb);
+      run({kWorld, DType::kFloat32, is_lamb}, placing);
+      run({kWorld, DType::kBFloat16, is_lamb}, placing);
+    }
+    run({kWorld, DType::kFloat16, false}, placing);
+  }
 }
 
 }  // namespace

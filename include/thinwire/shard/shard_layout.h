@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "thinwire/comm/communicator.h"
 #include "thinwire/core/parameter_layout.h"
 
 namespace thinwire::shard {
@@ -29,6 +30,9 @@ struct ShardLayoutOptions {
   std::size_t bucket_elements = std::size_t{4} << 20;
   /// kContiguous: parameters in the order of their index modulo the ranks.
   bool round_robin = false;
+  /// kPerBucket: where hosts are not flat, a bucket's pieces lie in the order
+  /// of places: those of local rank 0 of all hosts, then of local rank 1, ...
+  comm::Hosts hosts{};
   /// The layout's groups that are sharded over these ranks; empty: all.
   std::vector<std::size_t> groups{};
 };
@@ -48,8 +52,9 @@ struct ShardBucket {
   /// kPerBucket: of the flat array. kContiguous: of the group's own flat order,
   /// all of it, without padding.
   Range range{};
-  /// One per rank, neighbours that cover `range`.
+  /// One per rank: together `range`, in the order of owners().
   std::vector<Range> pieces{};
+  std::vector<Range> within{};  ///< The same, from the bucket's beginning on.
   std::vector<std::size_t> counts{};     ///< The pieces' sizes.
   std::vector<std::size_t> positions{};  ///< Of the pieces in their shards.
   /// kContiguous: elements of a slice, its padding included; else 0.
@@ -62,11 +67,13 @@ struct ShardBucket {
 class ShardLayout {
  public:
   /// Throws Error(kInvalidArgument) unless ranks >= 1, and if the layout has
-  /// no such group.
+  /// no such group, or hosts are not of so many ranks.
   [[nodiscard]] static ShardLayout of(const ParameterLayout& layout, int ranks,
                                       const ShardLayoutOptions& options = {});
 
   [[nodiscard]] int ranks() const noexcept { return ranks_; }
+  /// The rank at each place: the order in which a bucket's pieces lie.
+  [[nodiscard]] std::span<const int> owners() const noexcept { return owners_; }
   [[nodiscard]] std::span<const ShardBucket> buckets() const noexcept {
     return buckets_;
   }
@@ -92,7 +99,8 @@ class ShardLayout {
   /// shard's order, with the groups of `layout`: what a rule is made for.
   [[nodiscard]] ParameterLayout layout_of_shard(const ParameterLayout& layout,
                                                 int rank) const;
-  /// One line per bucket.
+  /// One line per bucket; before them, who has which place, unless that is the
+  /// order of ranks.
   [[nodiscard]] std::string describe() const;
 
  private:
@@ -105,6 +113,7 @@ class ShardLayout {
                       std::size_t first_bucket, std::size_t offset);
 
   int ranks_ = 1;
+  std::vector<int> owners_;
   std::vector<ShardBucket> buckets_;
   std::vector<std::size_t> shard_sizes_;
   std::vector<std::vector<Fragment>> fragments_;  // per parameter

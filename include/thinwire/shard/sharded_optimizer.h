@@ -29,9 +29,8 @@ class ShardedOptimizer : public optim::Optimizer {
   [[nodiscard]] virtual double loss_scale() const noexcept = 0;
   /// Of the dense parameters.
   [[nodiscard]] virtual const ShardLayout& shards() const noexcept = 0;
-  /// What is reduced together, ranges of the flat array in their order: the
-  /// ranges that reduce_early() takes.
-  [[nodiscard]] virtual std::vector<Range> buckets() const = 0;
+  /// What is reduced together.
+  [[nodiscard]] std::vector<Range> buckets() const override = 0;
 
   // ---- gradients one by one
   using Backward = optim::Backward;
@@ -46,7 +45,9 @@ class ShardedOptimizer : public optim::Optimizer {
   virtual void collect(std::size_t index, ConstView gradient) = 0;
   virtual void end_backward() = 0;
   /// This backward has failed: the window begins anew. Throws
-  /// Error(kCommFailure) if some of it has been sent already.
+  /// Error(kCommFailure) if some of it has been sent already. Residuals that
+  /// backwards have been added to are as before where they are kept
+  /// (AfterSkip), else 0 on this rank.
   virtual void cancel_backward() = 0;
   /// Of the last backward.
   [[nodiscard]] virtual Late late() const noexcept = 0;

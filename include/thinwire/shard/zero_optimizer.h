@@ -19,6 +19,7 @@
 #include "thinwire/precision/loss_scaler.h"
 #include "thinwire/shard/copy_engine.h"
 #include "thinwire/shard/sharded_optimizer.h"
+#include "thinwire/shard/wire_options.h"
 
 namespace thinwire::shard {
 
@@ -44,10 +45,13 @@ struct ZeroOptions {
   DType master_dtype = DType::kFloat32;
   /// Used only with kFloat16.
   precision::LossScalerOptions loss_scale{};
-  /// bucket_elements: most elements that are reduced, or gathered, together.
-  optim::ExchangeOptions exchange{.bucket_elements = std::size_t{4} << 20};
+  /// bucket_elements: most elements that are reduced, or gathered, together; 0:
+  /// by compress::bucket_elements() in 16 bits, or in wire.bits_up.
+  optim::ExchangeOptions exchange{};
   /// In which gradients travel; unset: `dtype`.
   std::optional<DType> communication_dtype{};
+  /// Few bits each way instead.
+  WireOptions wire{};
   /// In which several backwards are added up: kFloat32 or `dtype`.
   DType accumulation_dtype = DType::kFloat32;
   bool average = true;  ///< false: gradients are summed over the ranks.
@@ -74,6 +78,12 @@ struct ZeroOptions {
 /// reduce-scatter of gradients and an all-gather of parameters. Parameters have
 /// the same bits as with DataParallel, whatever the ranks, buckets and threads.
 /// Departures from DeepSpeed: docs/algorithms/zero.md.
+///
+/// With options.wire gradients, parameters or both travel in 4 or 8 bits, with
+/// error feedback (after Jia et al., SDP4Bit, arXiv:2410.15526): F (n b/8 + 4
+/// cells) bytes each way, whatever the number of backwards. Parameters are then
+/// replicas, equal on all ranks, that follow the masters. Needs 2n or 4n bytes
+/// of residuals more.
 ///
 /// Memory per rank for n parameters of 16 bits and Adam: 2n parameters, 12n/W
 /// states, 2n (stage 1) or 2n/W (stage 2) gradients, and a few buckets.
@@ -112,14 +122,16 @@ class ZeroOptimizer final : public ShardedOptimizer {
   /// Collective. `input.params` is the memory given at construction;
   /// `input.grads` has layout.size() elements, or none if gradients were handed
   /// over one by one. They arrive multiplied by loss_scale() and
-  /// input.loss_scale; step() divides both out before clipping. Throws
+  /// input.loss_scale, which is 1 with wire.bits_up; step() divides both out
+  /// before clipping. Throws
   /// Error(kNonFinite) on all ranks, naming a parameter that overflowed, where
   /// the loss scale is at its minimum and is to stop there.
   optim::StepReport step(const optim::StepInput& input) override;
   optim::StepReport step() override;
 
   /// `range` is one of buckets(), or adjacent ones. Stage 1: each rank's pieces
-  /// of `grads` become their average, the rest is unspecified.
+  /// of `grads` become their average, the rest is unspecified; with
+  /// wire.bits_up all of it stays as it was.
   void reduce_early(View grads, Range range) override;
   [[nodiscard]] bool reduces_early() const noexcept override;
 
@@ -152,8 +164,10 @@ class ZeroOptimizer final : public ShardedOptimizer {
   [[nodiscard]] std::size_t num_groups() const noexcept override;
   /// This rank's shard: exp_avg, exp_avg_sq and, where they are beside the
   /// parameters, masters; counters, and with fp16 the loss scale's numbers.
-  /// With experts their arrays too, prefixed, and the scalar expert_groups.
-  /// Throws Error(kFailedPrecondition) while states are away.
+  /// With wire also worker_error, this rank's residuals, and replicas, its
+  /// pieces of the parameters. With experts their arrays too, prefixed, and the
+  /// scalar expert_groups. Throws Error(kFailedPrecondition) while states are
+  /// away.
   [[nodiscard]] optim::State state() const override;
   /// Parameters are the caller's to restore. A state without a loss scale
   /// leaves the one of options.
@@ -162,9 +176,9 @@ class ZeroOptimizer final : public ShardedOptimizer {
   void require_owner(const StateDict& state) const override;
   /// Of the same rank of as many, with the same buckets. The parameters are the
   /// caller's to restore, except those of 16 bits, which are gathered from the
-  /// masters. Collective: what does not fit on one rank changes nothing on any,
-  /// and throws there as Optimizer says, elsewhere with the same code and the
-  /// text "rank 1 gave up: ...".
+  /// masters, and replicas, which are from the state. Collective: what does not
+  /// fit on one rank changes nothing on any, and throws there as Optimizer
+  /// says, elsewhere with the same code and the text "rank 1 gave up: ...".
   void load_state_dict(const StateDict& state) override;
 
   struct Impl;

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "optim/low_bit/auto_freeze.h"
+#include "optim/low_bit/freeze_hold.h"
+#include "optim/low_bit/local_gradients.h"
+#include "optim/low_bit/model.h"
+#include "optim/low_bit/momentum.h"
+#include "shard/coded_denominators.h"
+#include "shard/full_parameters.h"
+#include "thinwire/optim/state.h"
+#include "thinwire/shard/lean_onebit_adam.h"
+#include "thinwire/shard/shard_layout.h"
+#include "thinwire/shard/zero_optimizer.h"
+
+namespace thinwire::shard {
+
+/// What lean 1-bit Adam is made of: ZeRO-1 until the freeze, then 1-bit Adam's
+/// own parts over codes. Blocks are what a rank's piece has of one parameter in
+/// one cell of the grid of sums, so its shard is what it serves.
+struct LeanOnebitAdam::Impl {
+  Impl(comm::Communicator& comm, const ParameterLayout& layout, View params,
+       const LeanOnebitAdamOptions& options, ConstView initial);
+
+  // ---- the step: lean_onebit_adam.cpp
+  void take_step(const optim::StepInput& in, optim::StepMeter& step);
+  void warm_up(const optim::StepInput& in, optim::StepMeter& step);
+  void compressed_step(const optim::StepInput& in, optim::StepMeter& step);
+  void verify();
+  [[nodiscard]] optim::StepReport step(const optim::StepInput& in);
+  void require_step(const optim::StepInput& in) const;
+
+  // ---- the freeze: lean_freeze.cpp
+  /// Collective, after every exact step: whether it was the last one.
+  [[nodiscard]] bool freeze_ends(optim::StepMeter& step);
+  [[nodiscard]] bool freeze_is_due(optim::StepMeter& step);
+  /// Collective: states become codes, lower bits and signs.
+  void freeze(optim::StepMeter& step);
+  /// body(block, its place in this rank's shard) for all that it serves, shared
+  /// out over threads.
+  void for_own_blocks(const std::function<void(std::size_t, Range)>& body);
+  void encode_denominators(Buffer& factors);
+  void gather_parameters(optim::StepMeter& step);
+  void keep_momentum(ConstView factors);
+  /// Elements of an array over this rank's shard.
+  [[nodiscard]] Buffer of_shard(const char* name) const;
+
+  // ---- state: lean_state.cpp
+  [[nodiscard]] optim::State state() const;
+  [[nodiscard]] optim::Adoption adopt(StateDict state);
+  [[nodiscard]] optim::Adoption adopt_exact(StateDict state);
+  [[nodiscard]] optim::Adoption adopt_frozen(StateDict state);
+  struct Common;
+  [[nodiscard]] Common read_common(StateDict& state) const;
+  void restore(const Common& common);
+
+  [[nodiscard]] bool is_frozen() const { return frozen_at > 0; }
+  [[nodiscard]] std::unique_ptr<ZeroOptimizer> make_exact(
+      ConstView initial) const;
+
+  comm::Communicator& comm;
+  const ParameterLayout layout;
+  const LeanOnebitAdamOptions options;
+  const ShardLayout shards;
+  optim::LowBitModel model;
+  optim::LocalGradients gradients;
+  optim::CompressedMomentum momentum;
+  CodedDenominators denominators;
+  FullParameters full;
+  std::unique_ptr<ZeroOptimizer> exact;  // null from the freeze on
+  optim::AutoFreeze automatic;
+  optim::FreezeHold hold;
+  std::int64_t steps = 0;
+  std::int64_t skipped = 0;
+  std::int64_t frozen_at = 0;
+  bool has_sent_early = false;  // since the last step
+};
+
+}  // namespace thinwire::shard
