@@ -8,12 +8,15 @@
 #include <cmath>
 #include <cstdint>
 #include <iterator>
+#include <memory>
+#include <span>
 #include <string>
 #include <utility>
 
 #include "checkpoint/rows.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/buffer.h"
+#include "thinwire/core/checksum.h"
 #include "thinwire/kernels/cast.h"
 
 namespace thinwire::checkpoint {
@@ -93,32 +96,79 @@ Buffer reduced(comm::Communicator& comm, const StateArray& array) {
 
 }  // namespace
 
-void MeanOfRanks::add(ConstView values) {
-  kernels::convert(values, floats_);
-  for (std::size_t i = 0; i < sums_.size(); ++i) sums_[i] += floats_[i];
-  ++ranks_;
+void MeanOfRanks::add(ConstView values, std::size_t first) {
+  const auto own = std::span(floats_).subspan(first, values.size());
+  kernels::convert(values, own);
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    sums_[first + i] += own[i];
+    ++ranks_[first + i];
+  }
+}
+
+bool MeanOfRanks::is_of(std::size_t ranks) const {
+  return std::ranges::all_of(ranks_,
+                             [&](auto count) { return count == ranks; });
 }
 
 void MeanOfRanks::write(View to) {
   const bool is_float = to.dtype() == DType::kFloat32;
   for (std::size_t i = 0; i < sums_.size(); ++i) {
-    const double mean = sums_[i] / ranks_;
+    const double mean = sums_[i] / ranks_[i];
     floats_[i] = is_float ? static_cast<float>(mean) : rounded_to_odd(mean);
   }
   kernels::convert(floats_, to);
 }
 
+namespace {
+
+// The ranks whose array speaks of the same elements; null: all do.
+std::unique_ptr<comm::Communicator> with_same_elements(
+    comm::Communicator& comm, const StateArray& array) {
+  std::vector<std::int64_t> own;
+  for (const Range& range : array.ranges) {
+    own.push_back(static_cast<std::int64_t>(range.offset));
+    own.push_back(static_cast<std::int64_t>(range.size));
+  }
+  const std::uint64_t mine = checksum(own);
+  std::vector<std::uint64_t> all(static_cast<std::size_t>(comm.size()));
+  comm.all_gather(ConstView(&mine, sizeof mine, DType::kUInt8),
+                  View(all.data(), all.size() * sizeof mine, DType::kUInt8));
+  if (std::ranges::count(all, mine) == comm.size()) return nullptr;
+  return comm.split(
+      static_cast<int>(std::ranges::find(all, mine) - all.begin()));
+}
+
+void replace_by_mean(comm::Communicator& comm, StateArray& array) {
+  const std::size_t begin =
+      share_of(array.size, comm.rank(), comm.size()).offset;
+  array.sharing = Sharing::kSame;
+  array.read = [read = StateArray::from(reduced(comm, array)), begin](
+                   Range range, View to) {
+    read({range.offset - begin, range.size}, to);
+  };
+}
+
+// This rank keeps a part of its host's piece, of all hosts' mean.
+void replace_by_shard_of_mean(comm::Communicator& hosts, StateArray& array) {
+  const Range share = share_of(array.size, hosts.rank(), hosts.size());
+  array.read = StateArray::from(reduced(hosts, array));
+  array.sharing = Sharing::kSharded;
+  array.ranges = part_of_ranges(array.ranges, share);
+  array.size = share.size;
+}
+
+}  // namespace
+
 void replace_by_means(comm::Communicator& comm, optim::State& state) {
-  require_same_elements(comm, state);
+  const bool is_by_host = state.common.has_scalar(optim::kRanksPerHost);
+  if (!is_by_host) require_same_elements(comm, state);
   for (StateArray& array : state.arrays) {
     if (!is_mean(array)) continue;
-    const std::size_t begin =
-        share_of(array.size, comm.rank(), comm.size()).offset;
-    array.sharing = Sharing::kSame;
-    array.read = [read = StateArray::from(reduced(comm, array)), begin](
-                     Range range, View to) {
-      read({range.offset - begin, range.size}, to);
-    };
+    const auto hosts = is_by_host ? with_same_elements(comm, array) : nullptr;
+    if (hosts)
+      replace_by_shard_of_mean(*hosts, array);
+    else
+      replace_by_mean(comm, array);
   }
 }
 

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "checkpoint/commit/root.h"
-#include "checkpoint/mean.h"
 #include "checkpoint/save_plan.h"
 #include "thinwire/core/error.h"
 #include "thinwire/kernels/cast.h"
@@ -135,23 +134,6 @@ StateReader::Read StateReader::elements(const SavedArray& array,
   };
 }
 
-// In rank order.
-StateReader::Read StateReader::mean_of_ranks(const SavedArray& array,
-                                             std::vector<Range> ranges) {
-  return [this, name = array.name, dtype = array.dtype,
-          ranges = std::move(ranges)](Range part, View to) {
-    for_rows(ranges, part, to, [&](const Row& row, View values) {
-      MeanOfRanks mean(row.range.size);
-      Buffer of_rank(row.range.size, dtype);
-      for (int r = 0; r < saved_world(); ++r) {
-        arrays_.read(name, r, row.parameter, row.range, of_rank.view());
-        mean.add(std::as_const(of_rank).view());
-      }
-      mean.write(values);
-    });
-  };
-}
-
 // ---- parameters and masters
 
 const SavedArray* StateReader::saved_masters() const noexcept {
@@ -228,6 +210,8 @@ std::vector<Range> StateReader::wanted(const SavedArray& array,
   if (const optim::StateArray* const known = target.find(array.name))
     if (known->axis == Axis::kElement) return known->ranges;
   if (array.is_parameters) return {{0, layout_.size()}};
+  if (array.name == optim::kWorkerError && target.encoded)
+    return *target.encoded;
   std::vector<Range> ranges = placed(arrays_.pieces(array.name, 0));
   for (const Range& range : new_parameters()) ranges.push_back(range);
   ranges = joined(std::move(ranges));
@@ -240,13 +224,17 @@ void StateReader::add_elements(StateDict& dict, const SavedArray& array,
   const optim::StateArray* const known = target.find(array.name);
   std::vector<Range> ranges = wanted(array, target);
   const std::size_t size = total_size(ranges);
-  const bool is_shared = known != nullptr ? known->sharing != Sharing::kSharded
-                                          : array.sharing != Sharing::kSharded;
+  const Sharing sharing = known != nullptr ? known->sharing : array.sharing;
+  const bool is_by_host = target.common.has_scalar(optim::kRanksPerHost);
+  // By host, ranks have different pieces, and hosts values of their own.
+  const bool differs = is_by_host && (sharing == Sharing::kMean ||
+                                      array.name == optim::kWorkerError);
+  const bool is_shared = sharing != Sharing::kSharded && !differs;
   if (array.is_parameters) {
     const DType dtype = known != nullptr ? known->dtype : array.dtype;
     dict.put(array.name,
              fill(size, dtype, is_shared, masters(std::move(ranges), dtype)));
-  } else if (array.sharing == Sharing::kMean && !is_same_world()) {
+  } else if (array.sharing == Sharing::kMean && (!same_ranks_ || is_by_host)) {
     dict.put(array.name, fill(size, array.dtype, is_shared,
                               mean_of_ranks(array, std::move(ranges))));
   } else {
@@ -277,7 +265,7 @@ void StateReader::add_ranges(StateDict& dict, const SavedArray& array) {
   attempt([&] {
     if (!is_own)
       add(-1);
-    else if (is_same_world())
+    else if (same_ranks_)
       add(comm_.rank());
     else
       for (int r = 0; r < saved_world(); ++r) add(r);
@@ -335,7 +323,7 @@ void StateReader::add_scalars(StateDict& dict) const {
   dict.put_integer(optim::kSavedWorld, saved_world());
   const auto& all = manifest_.scalars_of_ranks;  // of every rank, or none
   if (all.empty()) return;
-  if (is_same_world()) {
+  if (same_ranks_) {
     dict.put_all("", all[static_cast<std::size_t>(comm_.rank())]);
     return;
   }
@@ -373,11 +361,12 @@ void StateReader::add(StateDict& dict, const SavedArray& array,
 
 StateDict StateReader::state(const optim::State& target) {
   StateDict dict;
+  same_ranks_ = are_same_ranks(target);
   add_scalars(dict);
   for (const SavedArray& array : manifest_.arrays) {
     // Of use to the rank that saved it only.
     const bool is_dropped = array.sharing == Sharing::kOwn &&
-                            array.axis != Axis::kRange && !is_same_world();
+                            array.axis != Axis::kRange && !same_ranks_;
     if (!is_dropped) add(dict, array, target);
   }
   // Masters that were not there before: of the weights.

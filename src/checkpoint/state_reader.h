@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,9 +47,12 @@ class StateReader {
   using Read = std::function<void(Range range, View to)>;
 
   [[nodiscard]] int saved_world() const noexcept { return manifest_.world; }
-  [[nodiscard]] bool is_same_world() const noexcept {
-    return comm_.size() == saved_world();
-  }
+  [[nodiscard]] std::int64_t saved(const char* integer) const;
+  // As many ranks, and the same ones on every host.
+  [[nodiscard]] bool are_same_ranks(const optim::State& target) const;
+  // Those of which arrays that each rank has its own are read: of the same
+  // ranks, those of this rank's host; else of all.
+  [[nodiscard]] std::vector<int> ranks_to_read() const;
   [[nodiscard]] const SavedArray* saved_masters() const noexcept;
   [[nodiscard]] Read masters(std::vector<Range> ranges, DType dtype);
   [[nodiscard]] Read weights(std::vector<Range> ranges);
@@ -55,6 +60,8 @@ class StateReader {
                               std::vector<Range> ranges);
   [[nodiscard]] Read mean_of_ranks(const SavedArray& array,
                                    std::vector<Range> ranges);
+  void read_mean(const SavedArray& array, std::span<const int> ranks,
+                 const Row& row, View to);
   // Calls body(row of the checkpoint, its values) for what a range of values
   // speaks of; new parameters are left out.
   void for_rows(std::span<const Range> ranges, Range part, View to,
@@ -89,6 +96,7 @@ class StateReader {
   const Matching& matching_;
   const bool shares_;
   std::vector<std::optional<std::size_t>> now_;  // by the manifest's index
+  bool same_ranks_ = true;                       // see are_same_ranks()
   std::exception_ptr failure_;
 };
 

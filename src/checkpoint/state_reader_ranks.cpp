@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arrays that each rank has its own of, read by other ranks, or by other hosts.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "checkpoint/mean.h"
+#include "checkpoint/state_reader.h"
+#include "thinwire/core/error.h"
+
+namespace thinwire::checkpoint {
+
+std::int64_t StateReader::saved(const char* integer) const {
+  const StateDict& scalars = manifest_.scalars;
+  return scalars.has_scalar(integer) ? scalars.integer(integer) : 0;
+}
+
+bool StateReader::are_same_ranks(const optim::State& target) const {
+  const auto now = [&](const char* integer) {
+    return target.common.has_scalar(integer) ? target.common.integer(integer)
+                                             : 0;
+  };
+  return comm_.size() == saved_world() &&
+         saved(optim::kRanksPerHost) == now(optim::kRanksPerHost) &&
+         saved(optim::kHostLayout) == now(optim::kHostLayout);
+}
+
+std::vector<int> StateReader::ranks_to_read() const {
+  const auto& scalars = manifest_.scalars_of_ranks;
+  const auto host_of = [&](int rank) {
+    return scalars.at(static_cast<std::size_t>(rank)).integer(optim::kHost);
+  };
+  std::vector<int> ranks;
+  for (int r = 0; r < saved_world(); ++r)
+    if (!same_ranks_ || host_of(r) == host_of(comm_.rank())) ranks.push_back(r);
+  return ranks;
+}
+
+// In rank order; by host, pieces of hosts' values.
+StateReader::Read StateReader::mean_of_ranks(const SavedArray& array,
+                                             std::vector<Range> ranges) {
+  return [this, &array, ranges = std::move(ranges)](Range part, View to) {
+    const std::vector<int> ranks = ranks_to_read();
+    for_rows(ranges, part, to, [&](const Row& row, View values) {
+      read_mean(array, ranks, row, values);
+    });
+  };
+}
+
+// As many ranks have every element: one of each host, or all.
+void StateReader::read_mean(const SavedArray& array, std::span<const int> ranks,
+                            const Row& row, View to) {
+  const auto per_host = static_cast<std::size_t>(
+      std::max<std::int64_t>(1, saved(optim::kRanksPerHost)));
+  MeanOfRanks mean(row.range.size);
+  std::size_t added = 0;
+  for (const int r : ranks)
+    for (const SavedPiece& piece :
+         arrays_.pieces(array.name, r, row.parameter, row.range)) {
+      Buffer values(piece.range.size, array.dtype);
+      arrays_.read(array.name, r, row.parameter, piece.range, values.view());
+      mean.add(std::as_const(values).view(),
+               piece.range.offset - row.range.offset);
+      added += piece.range.size;
+    }
+  if (!mean.is_of(ranks.size()) && !mean.is_of(ranks.size() / per_host))
+    throw Error(
+        ErrorCode::kCorruptCheckpoint,
+        fmt::format("'{}' must be of {} ranks for every element, got "
+                    "{} values for {} elements of {}",
+                    array.name, ranks.size() / per_host, added, row.range.size,
+                    manifest_.parameters[row.parameter].name));
+  mean.write(to);
+}
+
+}  // namespace thinwire::checkpoint
