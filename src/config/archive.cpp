@@ -19,13 +19,23 @@ bool Limits::allow(double value) const {
          (below_most ? value < most : value <= most);
 }
 
-std::string Limits::text() const {
+std::string Limits::text(bool several) const {
+  const std::string_view noun = several ? "numbers" : "number";
   if (std::isfinite(least) && std::isfinite(most))
-    return fmt::format("in {}{}, {}{}", above_least ? '(' : '[', least, most,
-                       below_most ? ')' : ']');
+    return fmt::format("{} in {}{}, {}{}", noun, above_least ? '(' : '[', least,
+                       most, below_most ? ')' : ']');
   if (std::isfinite(least))
-    return fmt::format("finite and {} {}", above_least ? ">" : ">=", least);
-  return "finite";
+    return fmt::format("finite {} {} {}", noun,
+                       above_least ? ">" : ">=", least);
+  return fmt::format("finite {}", noun);
+}
+
+std::string Limits::integer_text(double given) const {
+  if (std::isfinite(most))
+    return fmt::format("integer in [{}, {}]", least, most);
+  return fmt::format(
+      "integer >= {}{}", least,
+      given > 0x1p53 ? " and < 2^63, in digits where above 2^53" : "");
 }
 
 Reader::Reader(const Json* object, std::string path)
@@ -67,7 +77,7 @@ std::optional<double> Reader::number(std::string_view name, const Json& value,
                                      const Limits& limits) const {
   if (value.is(Json::Kind::kNumber) && limits.allow(value.number))
     return value.number;
-  if (!lenient_) reject(name, "a number " + limits.text());
+  if (!lenient_) reject(name, "a " + limits.text());
   return std::nullopt;
 }
 
@@ -94,7 +104,7 @@ void Reader::field(std::string_view name, std::int64_t& value,
   if (json.is(Json::Kind::kNumber) && exact && limits.allow(json.number))
     value = whole;
   else if (!lenient_)
-    reject(name, "an integer " + limits.text());
+    reject(name, "an " + limits.integer_text(json.number));
 }
 
 void Reader::field(std::string_view name, std::size_t& value,
@@ -138,7 +148,7 @@ void Reader::pair(std::string_view name, double& first, double& second,
   if (!has(name)) return;
   const Json& json = *object_->find(name);
   if (!json.is(Json::Kind::kArray) || json.elements.size() != 2)
-    reject(name, "an array of two numbers " + limits.text());
+    reject(name, "an array of two " + limits.text(true));
   first = number(name, json.elements[0], limits).value_or(first);
   second = number(name, json.elements[1], limits).value_or(second);
 }

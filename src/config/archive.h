@@ -24,7 +24,10 @@ struct Limits {
   bool below_most = false;   ///< `most` itself is excluded.
 
   [[nodiscard]] bool allow(double value) const;
-  [[nodiscard]] std::string text() const;  ///< "in [0, 1)".
+  /// "number in [0, 1)"; several: "numbers in [0, 1)".
+  [[nodiscard]] std::string text(bool several = false) const;
+  /// "integer >= 1": for `given`, with the bound that it exceeds.
+  [[nodiscard]] std::string integer_text(double given) const;
 };
 inline constexpr Limits kNotNegative{.least = 0};
 inline constexpr Limits kPositive{.least = 0, .above_least = true};

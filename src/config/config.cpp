@@ -17,8 +17,9 @@ inline constexpr bool kIsLowBit = requires(Options o) {
 }  // namespace
 
 std::string_view name_of(const OptimizerConfig& optimizer) noexcept {
-  constexpr std::string_view kNames[] = {"adam", "lamb", "onebit_adam",
-                                         "onebit_lamb", "zero_one_adam"};
+  constexpr std::string_view kNames[] = {"adam",          "lamb",
+                                         "onebit_adam",   "onebit_lamb",
+                                         "zero_one_adam", "lean_onebit_adam"};
   static_assert(std::size(kNames) == std::variant_size_v<OptimizerConfig>);
   return kNames[optimizer.index()];
 }
@@ -41,6 +42,8 @@ BatchSizes Config::batch(int world) const {
 optim::ExchangeOptions Config::exchange_options() const {
   return {.max_grad_norm = gradient_clipping,
           .calibrated_clipping = calibrated_clipping,
+          .lagged_clipping = lagged_clipping,
+          .during_backward = comm.compressed_during_backward,
           .bucket_elements = comm.bucket_elements,
           .verify_every = comm.verify_every,
           .skip_nonfinite = precision.check_grad_overflow,

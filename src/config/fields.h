@@ -31,6 +31,17 @@ inline constexpr Choice<compress::Scale> kScales[] = {
     {"rms", compress::Scale::kRms}, {"l1", compress::Scale::kL1}};
 inline constexpr Choice<DType> kResidualDtypes[] = {{"fp32", DType::kFloat32},
                                                     {"bf16", DType::kBFloat16}};
+inline constexpr Choice<Hierarchy> kHierarchies[] = {
+    {"auto", Hierarchy::kAuto},
+    {"flat", Hierarchy::kFlat},
+    {"by_host", Hierarchy::kByHost}};
+inline constexpr Choice<Fallback> kFallbacks[] = {{"off", Fallback::kOff},
+                                                  {"warn", Fallback::kWarn},
+                                                  {"hold", Fallback::kHold}};
+inline constexpr Choice<shard::AfterSkip> kAfterSkip[] = {
+    {"auto", shard::AfterSkip::kAuto},
+    {"keep", shard::AfterSkip::kKeep},
+    {"clear", shard::AfterSkip::kClear}};
 inline constexpr Choice<optim::Exchanged> kExchanged[] = {
     {"momentum", optim::Exchanged::kMomentum},
     {"gradient", optim::Exchanged::kGradient}};
@@ -66,6 +77,17 @@ void low_bit_fields(const Archive& own, Options& o) {
   own.field("denom_floor", o.denom_floor, kNotNegative);
   own.choice("scale", o.scale, Choices<compress::Scale>(kScales));
   own.choice("residual_dtype", o.residual_dtype,
+             Choices<DType>(kResidualDtypes));
+}
+
+/// thinwire, of an exact optimizer with ZeRO.
+template <class Archive, class Wire>
+void wire_fields(const Archive& own, Wire& w) {
+  own.field("zero_bits_up", w.bits_up, kNotNegative);
+  own.field("zero_bits_down", w.bits_down, kNotNegative);
+  own.choice("zero_after_skip", w.after_skip,
+             Choices<shard::AfterSkip>(kAfterSkip));
+  own.choice("residual_dtype", w.residual_dtype,
              Choices<DType>(kResidualDtypes));
 }
 
@@ -105,6 +127,8 @@ void optimizer_fields(const Archive& params, const Archive& own, Options& o) {
   if constexpr (requires { o.var_freeze_step; }) zero_one_fields(params, o);
   if constexpr (requires { o.denom_floor; }) low_bit_fields(own, o);
   if constexpr (requires { o.freeze_ratio; }) auto_freeze_fields(own, o);
+  if constexpr (requires { o.denominator_bits; })
+    own.field("denominator_bits", o.denominator_bits, kAtLeastOne);
   if constexpr (requires { o.variance_refresh; })
     own.field("variance_refresh", o.variance_refresh, kNotNegative);
   if constexpr (requires { o.exchanged; })
@@ -173,11 +197,16 @@ void zero_fields(const Archive& section, Zero& z) {
 template <class Archive, class AnyConfig>
 void own_fields(const Archive& own, AnyConfig& c) {
   own.choice("semantics", c.semantics, Choices<Semantics>(kSemantics));
-  own.field("bucket_elements", c.comm.bucket_elements, kAtLeastOne);
+  own.choice("hierarchy", c.comm.hierarchy, Choices<Hierarchy>(kHierarchies));
+  own.field("ranks_per_host", c.comm.ranks_per_host, kNotNegative);
+  own.field("bucket_elements", c.comm.bucket_elements, kNotNegative);
   own.field("threads", c.comm.num_threads, Limits{.least = 0, .most = 1024});
   own.field("verify_every", c.comm.verify_every, kNotNegative);
   own.field("overlap", c.comm.overlap);
+  own.field("compressed_during_backward", c.comm.compressed_during_backward);
   own.field("calibrated_clipping", c.calibrated_clipping);
+  own.field("lagged_clipping", c.lagged_clipping);
+  own.choice("fallback", c.fallback, Choices<Fallback>(kFallbacks));
   own.choice("buffers", c.buffers, Choices<Buffers>(kBuffers));
 }
 
@@ -190,6 +219,15 @@ void checkpoint_fields(const Archive& section, Checkpoint& c) {
   section.field("keep_last", c.keep_last, kNotNegative);
   section.field("keep_every", c.keep_every, kNotNegative);
   section.field("asynchronous", c.asynchronous);
+}
+
+/// thinwire.telemetry.
+template <class Archive, class Telemetry>
+void telemetry_fields(const Archive& section, Telemetry& t) {
+  section.text("path", t.path);
+  section.field("every", t.every, kAtLeastOne);
+  section.field("every_rank", t.every_rank);
+  section.field("residual_every", t.residual_every, kNotNegative);
 }
 
 /// The top level's single keys.

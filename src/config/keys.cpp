@@ -13,6 +13,7 @@ constexpr KeyStatus kRejected = KeyStatus::kRejected;
 constexpr std::string_view kAdams = "Adam, AdamW";
 constexpr std::string_view kLambs = "Lamb, OneBitLamb";
 constexpr std::string_view kLowBit = "OneBitAdam, OneBitLamb, ZeroOneAdam";
+constexpr std::string_view kExact = "Adam, AdamW, Lamb";
 constexpr std::string_view kFreezing = "OneBitAdam, OneBitLamb";
 constexpr std::string_view kZeroOne = "ZeroOneAdam";
 constexpr std::string_view kWarmups = "WarmupLR, WarmupDecayLR, WarmupCosineLR";
@@ -23,6 +24,12 @@ constexpr std::string_view kStage3 = "of stage 3, which is rejected";
 constexpr std::string_view kFp32Sums =
     "sums are formed in fp32 and divided once, so no part of them overflows";
 constexpr std::string_view kMeasures = "a report of DeepSpeed's; not written";
+constexpr std::string_view kCharts =
+    "in C++: `thinwire.telemetry` writes a file that `python -m thinwire "
+    "telemetry` turns into TensorBoard's; thinwire.initialize follows it";
+constexpr std::string_view kOwnBits =
+    "of stage 3, which is rejected; at stages 1 and 2 use "
+    "`thinwire.zero_bits_up` and `thinwire.zero_bits_down`";
 constexpr std::string_view kNoMomentum = "the momentum does not cycle";
 
 constexpr KeyRule kRules[] = {
@@ -327,10 +334,10 @@ constexpr KeyRule kRules[] = {
     {"zero_optimization.module_granularity_threshold", kIgnored, kStage3},
     {"zero_optimization.use_all_reduce_for_fetch_params", kIgnored, kStage3},
     {"zero_optimization.zero_hpz_partition_size", kIgnored, kStage3},
-    {"zero_optimization.zero_quantized_weights", kIgnored, kStage3},
+    {"zero_optimization.zero_quantized_weights", kIgnored, kOwnBits},
     {"zero_optimization.zero_quantized_nontrainable_weights", kIgnored,
      kStage3},
-    {"zero_optimization.zero_quantized_gradients", kIgnored, kStage3},
+    {"zero_optimization.zero_quantized_gradients", kIgnored, kOwnBits},
     {"zero_optimization.zeropp_loco_param", kIgnored, kStage3},
     {"zero_optimization.mics_shard_size", kIgnored, kStage3},
     {"zero_optimization.mics_hierarchical_params_gather", kIgnored, kStage3},
@@ -351,9 +358,9 @@ constexpr KeyRule kRules[] = {
     {"dump_state", kIgnored, kMeasures},
     {"flops_profiler", kIgnored, kMeasures},
     {"comms_logger", kIgnored, kMeasures},
-    {"tensorboard", kIgnored, kMeasures},
+    {"tensorboard", kIgnored, kCharts},
     {"wandb", kIgnored, kMeasures},
-    {"csv_monitor", kIgnored, kMeasures},
+    {"csv_monitor", kIgnored, kCharts},
     {"comet", kIgnored, kMeasures},
     {"monitor_config", kIgnored, kMeasures},
     {"timers", kIgnored, kMeasures},
@@ -428,14 +435,40 @@ constexpr KeyRule kRules[] = {
 
     {"thinwire.semantics", kSupported,
      "`corrected` or `deepspeed`: the same numbers as DeepSpeed"},
-    {"thinwire.bucket_elements", kSupported, "elements that travel together"},
+    {"thinwire.hierarchy", kSupported,
+     "`auto` (the default): ranks of one host exchange among themselves first, "
+     "where hosts hold several ranks each, equally many; `flat`, as `lean` "
+     "always "
+     "is; `by_host`"},
+    {"thinwire.ranks_per_host", kSupported,
+     "0: found out; 1: flat; see THINWIRE_RANKS_PER_HOST"},
+    {"thinwire.bucket_elements", kSupported,
+     "elements that travel together; 0, the default: by their number and that "
+     "of hosts"},
     {"thinwire.threads", kSupported, "per rank; 0: THINWIRE_NUM_THREADS"},
     {"thinwire.overlap", kSupported,
      "exact averages begin while backward goes on; default true"},
     {"thinwire.verify_every", kSupported,
      "steps between comparisons of the ranks' parameters; 0: never"},
+    {"thinwire.compressed_during_backward", kSupported,
+     "OneBitAdam: exchange momentum in few bits while backward goes on; with "
+     "clipping it needs `lagged_clipping`; default false"},
     {"thinwire.calibrated_clipping", kSupported,
      "clip compressed steps by an estimate that exact ones calibrate"},
+    {"thinwire.lagged_clipping", kSupported,
+     "clip compressed steps by the norm of those before, unless it has "
+     "doubled; "
+     "default false"},
+    {"thinwire.fallback", kSupported,
+     "compressed steps that are not faster than exact ones: `warn` says so in "
+     "the log (the default), `hold` puts the freeze off, `off`"},
+    {"thinwire.telemetry.path", kSupported,
+     "file of steps, a JSON object per line; absent: none"},
+    {"thinwire.telemetry.every", kSupported, "steps per line; default 1"},
+    {"thinwire.telemetry.every_rank", kSupported,
+     "every rank writes one, `.rankN` added; default false: rank 0 alone"},
+    {"thinwire.telemetry.residual_every", kSupported,
+     "steps from one norm of residuals to the next; 0: none"},
     {"thinwire.buffers", kSupported,
      "`broadcast` (rank 0's, the default), `average`, `as_they_are`: a "
      "module's buffers, at the start and in evaluations"},
@@ -462,7 +495,21 @@ constexpr KeyRule kRules[] = {
     {"thinwire.denom_floor", kSupported,
      "smallest denominator, as a fraction of its block's RMS", kLowBit},
     {"thinwire.scale", kSupported, "of a block: `rms` or `l1`", kLowBit},
-    {"thinwire.residual_dtype", kSupported, "`fp32` or `bf16`", kLowBit},
+    {"thinwire.residual_dtype", kSupported,
+     "`fp32` or `bf16`; absent: fp32, with `lean` and `zero_bits_up` bf16"},
+    {"thinwire.zero_bits_up", kSupported,
+     "bits per element of gradients, with `zero_optimization.stage` 1 or 2: 4, "
+     "8, or 0: exact",
+     kExact},
+    {"thinwire.zero_bits_down", kSupported, "the same of parameters", kExact},
+    {"thinwire.zero_after_skip", kSupported,
+     "residuals of a step that is skipped: `keep` (a second array), `clear`, "
+     "`auto`: keep with fp16",
+     kExact},
+    {"thinwire.lean", kSupported,
+     "`true`: 7.1 bytes per bf16 parameter; it shards by itself", "OneBitAdam"},
+    {"thinwire.denominator_bits", kSupported,
+     "with `lean`: what a denominator is kept in, 8 or 4", "OneBitAdam"},
     {"thinwire.exchanged", kSupported,
      "before the freeze: `momentum` or `gradient`", kZeroOne},
     {"thinwire.variance_refresh", kSupported,

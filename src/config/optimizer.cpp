@@ -28,9 +28,24 @@ OptimizerConfig make(std::size_t index) {
       return optim::OnebitLambOptions{};
     case 4:
       return optim::ZeroOneAdamOptions{};
+    case kLeanIndex:
+      return shard::LeanOnebitAdamOptions{};
     default:
       return optim::AdamOptions{};
   }
+}
+
+// A OneBitAdam that keeps no variance, and denominators in few bits.
+bool is_lean(const Reader& own) {
+  bool lean = false;
+  own.field("lean", lean);
+  if (!lean && own.has("denominator_bits"))
+    own.reject("denominator_bits", "left out unless thinwire.lean is true");
+  std::int64_t refresh = 0;
+  own.field("variance_refresh", refresh, kNotNegative);
+  if (lean && refresh > 0)
+    own.reject("variance_refresh", "0 with thinwire.lean: no variance is kept");
+  return lean;
 }
 
 void read_decay(const Reader& optimizer, const Reader& params,
@@ -63,6 +78,7 @@ void read_optimizer(const Reader& file, Config& config) {
   const Reader own = file.section("thinwire");
   std::size_t index = 0;
   section.choice("type", index, Choices<std::size_t>(kTypes));
+  if (index == kOnebitAdamIndex && is_lean(own)) index = kLeanIndex;
   config.optimizer = make(index);
   std::visit(
       [&]<class Options>(Options& options) {
@@ -71,6 +87,8 @@ void read_optimizer(const Reader& file, Config& config) {
           read_decay(section, params, options);
         if constexpr (requires { options.freeze_step; })
           read_freeze(params, own, options);
+        if constexpr (!requires { options.exchange; })
+          wire_fields(own, config.zero.wire);
       },
       config.optimizer);
 }
@@ -78,7 +96,10 @@ void read_optimizer(const Reader& file, Config& config) {
 void write_optimizer(const Writer& file, const Writer& own,
                      const Config& config) {
   const Writer section = file.section("optimizer");
-  section.field("type", kOptimizerTypes[config.optimizer.index()]);
+  const std::size_t index = config.optimizer.index();
+  const bool lean = index == kLeanIndex;
+  section.field("type", kOptimizerTypes[lean ? kOnebitAdamIndex : index]);
+  if (lean) own.field("lean", true);
   const Writer params = section.section("params");
   std::visit(
       [&]<class Options>(const Options& options) {
@@ -89,6 +110,8 @@ void write_optimizer(const Writer& file, const Writer& own,
         optimizer_fields(params, own, options);
         if constexpr (requires { options.decoupled_decay; })
           params.field("adam_w_mode", options.decoupled_decay);
+        if constexpr (!requires { options.exchange; })
+          wire_fields(own, config.zero.wire);
         if constexpr (requires { options.freeze_step; }) {
           const bool is_automatic = options.freeze_step == optim::kAutoFreeze;
           own.field("auto_freeze", is_automatic);

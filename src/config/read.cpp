@@ -75,6 +75,7 @@ Config Config::from_json(std::string_view text, std::vector<KeyNote>* notes,
   const Reader own = file.section("thinwire");
   own_fields(own, config);
   checkpoint_fields(own.section("checkpoint"), config.checkpoint);
+  telemetry_fields(own.section("telemetry"), config.telemetry);
   read_optimizer(file, config);
   read_precision(file, config, met);
   read_schedule(file, config);

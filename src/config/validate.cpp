@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <type_traits>
 
 #include "config/checks.h"
 #include "config/keys.h"
@@ -14,11 +15,6 @@
 namespace thinwire::config {
 
 namespace {
-
-[[noreturn]] void planned(const std::string& what) {
-  throw Error(ErrorCode::kUnavailable,
-              what + " is planned, not part of this version");
-}
 
 bool is_model_dtype(DType dtype) {
   return dtype == DType::kFloat32 || dtype == DType::kFloat16 ||
@@ -39,10 +35,15 @@ void check_optimizer(Options options, Semantics semantics) {
     options.validate(1);
   } else {
     const auto layout = ParameterLayout::of({{"p", {1}}});
-    if (semantics == Semantics::kDeepSpeed)
-      deepspeed::validate(options, layout);
-    else
+    if constexpr (std::is_same_v<Options, shard::LeanOnebitAdamOptions>) {
+      require(semantics == Semantics::kCorrected, "semantics",
+              "corrected with lean_onebit_adam", "deepspeed");
       options.validate(layout);
+    } else if (semantics == Semantics::kDeepSpeed) {
+      deepspeed::validate(options, layout);
+    } else {
+      options.validate(layout);
+    }
   }
 }
 
@@ -92,12 +93,27 @@ void check_precision(const Config& config) {
                 "float32, float16 or bfloat16", wire);
 }
 
+void check_bits(std::string_view name, int bits) {
+  require(bits == 0 || bits == 4 || bits == 8, name,
+          "0, 4 or 8 (for fewer bits use OneBitAdam with thinwire.lean)", bits);
+}
+
+void check_wire(const shard::WireOptions& wire) {
+  check_bits("zero.wire.bits_up (thinwire.zero_bits_up)", wire.bits_up);
+  check_bits("zero.wire.bits_down (thinwire.zero_bits_down)", wire.bits_down);
+  require_dtype(wire.residual_dtype == DType::kFloat32 ||
+                    wire.residual_dtype == DType::kBFloat16,
+                "zero.wire.residual_dtype", "float32 or bfloat16",
+                wire.residual_dtype);
+}
+
 void check_zero(const Config& config) {
   const ZeroConfig& zero = config.zero;
   require(zero.stage >= 0 && zero.stage <= 2, "zero.stage", "0, 1 or 2",
           zero.stage);
   require(zero.reduce_bucket_size >= 0, "zero.reduce_bucket_size", ">= 0",
           zero.reduce_bucket_size);
+  check_wire(zero.wire);
   if (zero.stage == 0 || config.semantics == Semantics::kCorrected) return;
   require(std::holds_alternative<optim::AdamOptions>(config.optimizer),
           "optimizer", "adam with ZeRO and deepspeed semantics",
@@ -117,6 +133,12 @@ void check_checkpoint(const CheckpointConfig& c) {
   require(c.keep_every >= 0, "checkpoint.keep_every", ">= 0", c.keep_every);
 }
 
+void check_telemetry(const TelemetryConfig& t) {
+  require(t.every >= 1, "telemetry.every", ">= 1", t.every);
+  require(t.residual_every >= 0, "telemetry.residual_every", ">= 0",
+          t.residual_every);
+}
+
 }  // namespace
 
 void check_without_ranks(const Config& config) {
@@ -133,6 +155,7 @@ void check_without_ranks(const Config& config) {
   require(
       std::isfinite(config.gradient_clipping) && config.gradient_clipping >= 0,
       "gradient_clipping", "finite and >= 0", config.gradient_clipping);
+  check_during_backward(config);
   config.exchange_options().validate();
   std::visit(
       [&](const auto& options) { check_optimizer(options, config.semantics); },
@@ -140,7 +163,10 @@ void check_without_ranks(const Config& config) {
   check_precision(config);
   config.schedule.validate();
   check_zero(config);
+  require(config.comm.ranks_per_host >= 0, "comm.ranks_per_host", ">= 0",
+          config.comm.ranks_per_host);
   check_checkpoint(config.checkpoint);
+  check_telemetry(config.telemetry);
   for (const auto& [name, text] : config.other_objects)
     require(!is_known_key(name), "other_objects", "named as no key is",
             fmt::format("'{}'", name));
@@ -151,15 +177,7 @@ void check_without_ranks(const Config& config) {
 void Config::validate(int world) const {
   check_without_ranks(*this);
   static_cast<void>(batch(world));
-  const bool is_exact = std::holds_alternative<optim::AdamOptions>(optimizer) ||
-                        std::holds_alternative<optim::LambOptions>(optimizer);
-  if (zero.stage != 0 && !is_exact)
-    planned(
-        fmt::format("ZeRO stage {} with {}", zero.stage, name_of(optimizer)));
-  const bool is_adam = std::holds_alternative<optim::AdamOptions>(optimizer);
-  require_dtype(precision.master_dtype == DType::kFloat32 || is_adam,
-                "precision.master_dtype", "float32 with this optimizer",
-                precision.master_dtype);
+  check_combinations(*this, world);
 }
 
 }  // namespace thinwire::config

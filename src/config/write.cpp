@@ -36,6 +36,10 @@ std::string Config::to_json() const {
     const Writer section = own.section("checkpoint");
     checkpoint_fields(section, checkpoint);
   }
+  if (telemetry != TelemetryConfig{}) {
+    const Writer section = own.section("telemetry");
+    telemetry_fields(section, telemetry);
+  }
   write_optimizer(file, own, *this);
   write_precision(file, own, *this);
   write_zero(file, zero);

@@ -73,6 +73,8 @@ Options any_options() {
     o.max_freeze_step = maybe<std::int64_t>([] { return any_count(100); });
     o.freeze_ratio = any_real(0.1, 1);
   }
+  if constexpr (requires { o.denominator_bits; })
+    o.denominator_bits = any_bool() ? 8 : 4;
   if constexpr (requires { o.variance_refresh; })
     o.variance_refresh = any_count(0);
   if constexpr (requires { o.exchanged; }) {
@@ -92,7 +94,7 @@ Options any_options() {
 }
 
 inline OptimizerConfig any_optimizer() {
-  switch (any_count(0, 5)) {
+  switch (any_count(0, 6)) {
     case 0:
       return any_options<optim::AdamOptions>();
     case 1:
@@ -101,6 +103,8 @@ inline OptimizerConfig any_optimizer() {
       return any_options<optim::OnebitAdamOptions>();
     case 3:
       return any_options<optim::OnebitLambOptions>();
+    case 4:
+      return any_options<shard::LeanOnebitAdamOptions>();
     default:
       return any_options<optim::ZeroOneAdamOptions>();
   }
@@ -182,6 +186,15 @@ inline PrecisionConfig any_precision() {
   return p;
 }
 
+inline shard::WireOptions any_wire() {
+  return {.bits_up = *rc::gen::element(0, 4, 8),
+          .bits_down = *rc::gen::element(0, 4, 8),
+          .residual_dtype = any_bool() ? DType::kFloat32 : DType::kBFloat16,
+          .after_skip = *rc::gen::element(shard::AfterSkip::kAuto,
+                                          shard::AfterSkip::kKeep,
+                                          shard::AfterSkip::kClear)};
+}
+
 inline ZeroConfig any_zero() {
   return {.stage = static_cast<int>(any_count(0, 3)),
           .reduce_scatter = any_bool(),
@@ -201,13 +214,24 @@ inline CheckpointConfig any_checkpoint() {
           .asynchronous = any_bool()};
 }
 
+inline TelemetryConfig any_telemetry() {
+  return {.path = any_bool() ? "" : "Out/steps.jsonl",
+          .every = any_count(),
+          .every_rank = any_bool(),
+          .residual_every = any_count(0)};
+}
+
 inline Config any_config() {
   Config c;
   if (any_bool()) c.checkpoint = any_checkpoint();
+  if (any_bool()) c.telemetry = any_telemetry();
   c.optimizer = any_optimizer();
   c.precision = any_precision();
   c.gradient_clipping = any_real(0, 5);
   c.calibrated_clipping = any_bool();
+  c.lagged_clipping = any_bool();
+  c.fallback =
+      *rc::gen::element(Fallback::kOff, Fallback::kWarn, Fallback::kHold);
   c.buffers = *rc::gen::element(Buffers::kBroadcast, Buffers::kAverage,
                                 Buffers::kAsTheyAre);
   const auto size = [] { return any_count(); };
@@ -222,9 +246,20 @@ inline Config any_config() {
   });
   c.schedule = any_schedule();
   c.zero = any_zero();
-  c.comm = {.bucket_elements = static_cast<std::size_t>(any_count()),
+  const bool is_exact =
+      std::holds_alternative<optim::AdamOptions>(c.optimizer) ||
+      std::holds_alternative<optim::LambOptions>(c.optimizer);
+  if (is_exact) c.zero.wire = any_wire();
+  c.comm = {.hierarchy = *rc::gen::element(Hierarchy::kAuto, Hierarchy::kFlat,
+                                           Hierarchy::kByHost),
+            .ranks_per_host = static_cast<int>(any_count(0, 1000)),
+            .bucket_elements = static_cast<std::size_t>(any_count()),
             .num_threads = static_cast<int>(any_count(0, 1025)),
-            .verify_every = any_count(0)};
+            .verify_every = any_count(0),
+            .overlap = any_bool(),
+            .compressed_during_backward =
+                std::holds_alternative<optim::OnebitAdamOptions>(c.optimizer) &&
+                c.lagged_clipping && any_bool()};
   c.steps_per_print = any_count(0);
   if (any_bool())
     c.other_objects[kTaken[0]] = "{\n  \"a\": 1e2,\n  \"b\": []\n}";

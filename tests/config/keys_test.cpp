@@ -94,11 +94,25 @@ const std::map<std::string_view, json> kSamples = {
     {"zero_optimization.cpu_offload", true},
     {"zero_optimization.offload_optimizer.device", "cpu"},
     {"thinwire.semantics", "deepspeed"},
+    {"thinwire.hierarchy", "by_host"},
+    {"thinwire.ranks_per_host", 8},
     {"thinwire.bucket_elements", 8},
     {"thinwire.threads", 8},
     {"thinwire.verify_every", 8},
     {"thinwire.overlap", false},
+    {"thinwire.compressed_during_backward", true},
     {"thinwire.calibrated_clipping", false},
+    {"thinwire.lagged_clipping", true},
+    {"thinwire.fallback", "hold"},
+    {"thinwire.telemetry.path", "out/Steps.jsonl"},
+    {"thinwire.telemetry.every", 10},
+    {"thinwire.telemetry.every_rank", true},
+    {"thinwire.telemetry.residual_every", 100},
+    {"thinwire.zero_bits_up", 4},
+    {"thinwire.zero_bits_down", 8},
+    {"thinwire.zero_after_skip", "clear"},
+    {"thinwire.lean", true},
+    {"thinwire.denominator_bits", 4},
     {"thinwire.buffers", "average"},
     {"thinwire.check_grad_overflow", false},
     {"thinwire.initial_loss_scale", 5},
@@ -106,7 +120,7 @@ const std::map<std::string_view, json> kSamples = {
     {"thinwire.at_minimum", "hold"},
     {"thinwire.denom_floor", 0.5},
     {"thinwire.scale", "l1"},
-    {"thinwire.residual_dtype", "bf16"},
+    {"thinwire.residual_dtype", "fp32"},
     {"thinwire.exchanged", "gradient"},
     {"thinwire.variance_refresh", 8},
     {"thinwire.auto_freeze", true},
@@ -150,6 +164,9 @@ json base_file(const KeyRule& rule) {
     file["bf16"]["enabled"] = true;
   if (rule.path == "bf16.bf16_optimizer_states")
     file["bf16"]["bf16_master_weights_and_grads"] = true;
+  if (rule.path == "thinwire.compressed_during_backward")
+    file["gradient_clipping"] = 0;
+  if (rule.path == "thinwire.denominator_bits") file["thinwire"]["lean"] = true;
   if (rule.path.starts_with("zero_optimization.") &&
       rule.path != "zero_optimization.stage")
     file["zero_optimization"]["stage"] = 1;

@@ -39,15 +39,16 @@ TEST(ConfigFile, Item59LambTakesAStaticScale) {
   }
 }
 
-TEST(ConfigFile, Item59LowBitWithZeroIsPlannedAndPipelinesAreRejected) {
+TEST(ConfigFile, Item59LowBitWithZeroAndPipelinesAreRejected) {
   for (const char* type : {"OneBitAdam", "OneBitLamb", "ZeroOneAdam"}) {
     const std::string optimizer =
         R"("optimizer": {"type": ")" + std::string(type) + "\"}";
     const Config sharded =
         read("{" + optimizer + R"(, "zero_optimization": {"stage": 2}})");
-    thinwire::test::expect_error(ErrorCode::kUnavailable,
-                                 {"ZeRO stage 2 with", "planned"},
-                                 [&] { sharded.validate(2); });
+    thinwire::test::expect_error(
+        ErrorCode::kInvalidArgument,
+        {"zero_optimization.stage", "must be 0 with", "thinwire.lean"},
+        [&] { sharded.validate(2); });
     read("{" + optimizer + R"(, "bf16": {"enabled": true}})").validate(2);
     expect_rejected("{" + optimizer + R"(, "pipeline": {"stages": 2}})",
                     {"pipeline", "rejected", "no pipeline parallelism"});

@@ -21,6 +21,8 @@
 #include "thinwire/optim/onebit_lamb.h"
 #include "thinwire/optim/zero_one_adam.h"
 #include "thinwire/precision/loss_scaler.h"
+#include "thinwire/shard/lean_onebit_adam.h"
+#include "thinwire/shard/wire_options.h"
 
 namespace thinwire::config {
 
@@ -29,7 +31,7 @@ namespace thinwire::config {
 using OptimizerConfig =
     std::variant<optim::AdamOptions, optim::LambOptions,
                  optim::OnebitAdamOptions, optim::OnebitLambOptions,
-                 optim::ZeroOneAdamOptions>;
+                 optim::ZeroOneAdamOptions, shard::LeanOnebitAdamOptions>;
 
 /// What numbers are kept in.
 struct PrecisionConfig {
@@ -66,6 +68,8 @@ struct ZeroConfig {
   bool round_robin_gradients = false;  ///< kDeepSpeed: order of parameters.
   /// kCpu: masters and states are in host memory and updated there.
   OffloadDevice offload_optimizer = OffloadDevice::kNone;
+  /// Few bits each way; only with an exact optimizer and stage 1 or 2.
+  shard::WireOptions wire{};
 
   bool operator==(const ZeroConfig&) const = default;
 };
@@ -78,17 +82,48 @@ enum class Buffers {
   kAsTheyAre,  ///< Each rank keeps its own.
 };
 
-/// How ranks exchange; results do not depend on it.
+/// Whether ranks of one host exchange among themselves first.
+enum class Hierarchy {
+  kAuto,    ///< By host where hosts hold several ranks each, equally many.
+  kFlat,    ///< Every rank with every other.
+  kByHost,  ///< By host, or Error(kInvalidArgument) where that cannot be.
+};
+
+/// How ranks exchange. Results depend on which ranks share a host, where they
+/// exchange by host, because sums are formed per host first; on nothing else.
 struct CommConfig {
-  std::size_t bucket_elements = std::size_t{1} << 20;  ///< >= 1.
+  Hierarchy hierarchy = Hierarchy::kAuto;
+  /// Ranks per host, >= 0; 0: found out (comm::find_hosts); 1: flat.
+  int ranks_per_host = 0;
+  /// Elements that travel together; 0: by rule (compress/bucket_rule.h).
+  std::size_t bucket_elements = 0;
   /// Threads per rank, in [0, 1024]; 0: THINWIRE_NUM_THREADS, else 1.
   int num_threads = 0;
   /// Ranks compare checksums every so many steps; 0: never. >= 0.
   std::int64_t verify_every = 0;
   /// Exact averages begin while backward goes on.
   bool overlap = true;
+  /// See ExchangeOptions::during_backward.
+  bool compressed_during_backward = false;
 
   bool operator==(const CommConfig&) const = default;
+};
+
+/// What a run writes of its steps, a JSON object per line.
+struct TelemetryConfig {
+  std::string path{};               ///< Of the file; empty: nothing is written.
+  std::int64_t every = 1;           ///< Steps per line, >= 1.
+  bool every_rank = false;          ///< Else rank 0 alone; adds ".rankN".
+  std::int64_t residual_every = 0;  ///< Steps per residual ratio; 0: never.
+
+  bool operator==(const TelemetryConfig&) const = default;
+};
+
+/// What becomes of a compression stage that is not faster than exact steps.
+enum class Fallback {
+  kOff,   ///< Nothing is measured.
+  kWarn,  ///< One line in the log.
+  kHold,  ///< The freeze is put off, and tried again later.
 };
 
 /// Where and when a program saves checkpoints, if it does: for
@@ -146,8 +181,9 @@ struct Config {
   /// Gradients are clipped to this global L2 norm; 0: never. Finite, >= 0. In a
   /// file that does not say, 1.
   double gradient_clipping = 0;
-  /// See ExchangeOptions::calibrated_clipping.
+  /// See ExchangeOptions.
   bool calibrated_clipping = true;
+  bool lagged_clipping = false;
 
   /// Samples per step of all ranks; each >= 1. Any two of these three, or one
   /// of the first two, determine the rest.
@@ -169,6 +205,8 @@ struct Config {
   ZeroConfig zero{};
   CommConfig comm{};
   CheckpointConfig checkpoint{};
+  TelemetryConfig telemetry{};
+  Fallback fallback = Fallback::kWarn;
   Buffers buffers = Buffers::kBroadcast;
   std::int64_t steps_per_print = 0;  ///< Steps per line of a log; 0: none.
   Semantics semantics = Semantics::kCorrected;
@@ -215,7 +253,8 @@ struct Config {
   bool operator==(const Config&) const = default;
 };
 
-/// "adam", "lamb", "onebit_adam", "onebit_lamb", "zero_one_adam".
+/// "adam", "lamb", "onebit_adam", "onebit_lamb", "zero_one_adam",
+/// "lean_onebit_adam".
 [[nodiscard]] std::string_view name_of(
     const OptimizerConfig& optimizer) noexcept;
 

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Settings that are fine each, and not together.
+#include <fmt/format.h>
+
+#include "config/checks.h"
+#include "core/require.h"
+
+namespace thinwire::config {
+
+namespace {
+
+// Fields of Config, and keys of a file.
+constexpr std::string_view kStage = "zero.stage (zero_optimization.stage)";
+constexpr std::string_view kHierarchy = "comm.hierarchy (thinwire.hierarchy)";
+constexpr std::string_view kRanksPerHost =
+    "comm.ranks_per_host (thinwire.ranks_per_host)";
+constexpr std::string_view kDuringBackward =
+    "comm.compressed_during_backward (thinwire.compressed_during_backward)";
+
+template <class Options>
+bool uses(const Config& config) {
+  return std::holds_alternative<Options>(config.optimizer);
+}
+
+bool is_exact(const Config& config) {
+  return uses<optim::AdamOptions>(config) || uses<optim::LambOptions>(config);
+}
+
+void require_corrected(const Config& config, std::string_view with) {
+  require(config.semantics == Semantics::kCorrected, "semantics",
+          fmt::format("corrected with {}", with), to_string(config.semantics));
+}
+
+// What a low-bit optimizer has instead of ZeRO.
+std::string_view instead_of_zero(const Config& config) {
+  if (uses<optim::ZeroOneAdamOptions>(config))
+    return "local steps keep whole states on every rank; use OneBitAdam with "
+           "thinwire.lean";
+  if (uses<optim::OnebitLambOptions>(config))
+    return "a sharded update would send parameters instead of single bits; use "
+           "OneBitAdam with thinwire.lean, or Lamb with thinwire.zero_bits_up "
+           "and thinwire.zero_bits_down";
+  if (uses<shard::LeanOnebitAdamOptions>(config))
+    return "it shards by itself; leave zero_optimization out";
+  return "use thinwire.lean, which shards by itself, or Adam with "
+         "thinwire.zero_bits_up and thinwire.zero_bits_down";
+}
+
+void check_optimizer_and_zero(const Config& config) {
+  const ZeroConfig& zero = config.zero;
+  if (!is_exact(config)) {
+    require(zero.stage == 0, kStage,
+            fmt::format("0 with {}: {}", name_of(config.optimizer),
+                        instead_of_zero(config)),
+            zero.stage);
+    require(zero.wire == shard::WireOptions{}, "zero.wire",
+            fmt::format("left as it is with {}", name_of(config.optimizer)),
+            "other settings");
+  }
+  require(config.precision.master_dtype == DType::kFloat32 ||
+              uses<optim::AdamOptions>(config),
+          "precision.master_dtype", "float32 with this optimizer",
+          to_string(config.precision.master_dtype));
+}
+
+// A gradient that is encoded when it comes cannot wait for another one, but in
+// its residual, where sums need fp32.
+void check_wire_and_windows(const Config& config, int world) {
+  const ZeroConfig& zero = config.zero;
+  if (zero.stage != 2 || zero.wire.bits_up == 0) return;
+  const std::int64_t backwards = config.batch(world).accumulation_steps;
+  require(zero.wire.residual_dtype == DType::kFloat32 ||
+              (config.managed_gradient_accumulation && backwards == 1),
+          "zero.wire.residual_dtype (thinwire.residual_dtype)",
+          "float32 with zero.wire.bits_up at stage 2 and windows of several "
+          "backwards, or of unknown length: set residual_dtype to fp32",
+          to_string(zero.wire.residual_dtype));
+}
+
+void check_wire_and_rest(const Config& config, int world) {
+  const ZeroConfig& zero = config.zero;
+  if (zero.wire.is_exact()) return;
+  constexpr std::string_view kBits =
+      "zero.wire.bits_up and bits_down (thinwire.zero_bits_up and "
+      "zero_bits_down)";
+  require(zero.stage > 0, kStage, fmt::format("1 or 2 with {}", kBits),
+          zero.stage);
+  require_corrected(config, kBits);
+  if (zero.offload_optimizer != OffloadDevice::kNone)
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("zero.offload_optimizer must be none with {}, got "
+                            "cpu: offload sends exact values only",
+                            kBits));
+  require(
+      zero.wire.bits_up == 0 || !config.communication_dtype,
+      "communication_dtype",
+      "unset with zero.wire.bits_up (thinwire.zero_bits_up), which says how "
+      "gradients travel",
+      to_string(config.communication_dtype.value_or(DType::kFloat32)));
+  check_wire_and_windows(config, world);
+}
+
+void check_lean(const Config& config) {
+  if (!uses<shard::LeanOnebitAdamOptions>(config)) return;
+  require(config.precision.dtype != DType::kFloat16, "precision.dtype",
+          "float32 or bfloat16 with lean_onebit_adam: fp16 cannot be split off "
+          "an fp32; use bf16",
+          to_string(config.precision.dtype));
+  require(config.zero.offload_optimizer == OffloadDevice::kNone,
+          "zero.offload_optimizer", "none with lean_onebit_adam", "cpu");
+}
+
+void check_hierarchy(const Config& config, int world) {
+  const CommConfig& comm = config.comm;
+  if (comm.hierarchy == Hierarchy::kFlat) return;
+  const int each = comm.ranks_per_host;
+  require(each <= 1 || world % each == 0, kRanksPerHost,
+          fmt::format("a divisor of the number of ranks, {}", world), each);
+  if (comm.hierarchy != Hierarchy::kByHost) return;
+  require_corrected(config, "hierarchy by_host");
+  require(!uses<shard::LeanOnebitAdamOptions>(config), kHierarchy,
+          "auto or flat with lean_onebit_adam, which exchanges between ranks",
+          "by_host");
+  require(each != 1, kRanksPerHost, "0, or at least 2, with hierarchy by_host",
+          each);
+}
+
+}  // namespace
+
+void check_during_backward(const Config& config) {
+  if (!config.comm.compressed_during_backward) return;
+  require(uses<optim::OnebitAdamOptions>(config), kDuringBackward,
+          "false unless the optimizer is onebit_adam", true);
+  require_corrected(config, kDuringBackward);
+  require(config.comm.hierarchy != Hierarchy::kByHost, kHierarchy,
+          "auto or flat with compressed_during_backward", "by_host");
+  require(
+      config.lagged_clipping || config.gradient_clipping == 0, kDuringBackward,
+      "false where gradients are clipped and lagged_clipping is false", true);
+}
+
+void check_combinations(const Config& config, int world) {
+  check_optimizer_and_zero(config);
+  check_wire_and_rest(config, world);
+  check_lean(config);
+  check_hierarchy(config, world);
+  if (config.lagged_clipping) require_corrected(config, "lagged_clipping");
+  if (config.fallback == Fallback::kHold)
+    require_corrected(config, "fallback hold");
+}
+
+}  // namespace thinwire::config

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keys and refusals of what travels in few bits.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "config/text.h"
+#include "support/errors.h"
+#include "thinwire/config/config.h"
+
+namespace thinwire::config {
+namespace {
+
+using test::read;
+
+TEST(LowBitWireConfig, ReadsZeroWithFewBits) {
+  const Config config = read(R"({"zero_optimization": {"stage": 2},
+      "bf16": {"enabled": true},
+      "thinwire": {"zero_bits_up": 4, "zero_bits_down": 8,
+                   "zero_after_skip": "keep", "residual_dtype": "fp32"}})");
+  const shard::WireOptions expected{.bits_up = 4,
+                                    .bits_down = 8,
+                                    .residual_dtype = DType::kFloat32,
+                                    .after_skip = shard::AfterSkip::kKeep};
+  EXPECT_EQ(config.zero.wire, expected);
+  EXPECT_NO_THROW(config.validate(2));
+  EXPECT_EQ(read("{}").zero.wire, shard::WireOptions{});
+}
+
+TEST(LowBitWireConfig, ReadsLeanOnebitAdam) {
+  const Config config = read(R"({
+      "optimizer": {"type": "OneBitAdam",
+        "params": {"lr": 0.01, "betas": [0.8, 0.99], "eps": 1e-6,
+          "weight_decay": 0.1, "freeze_step": 40}},
+      "bf16": {"enabled": true},
+      "thinwire": {"lean": true, "denominator_bits": 4, "denom_floor": 0.1,
+        "scale": "l1"}})");
+  const shard::LeanOnebitAdamOptions expected{
+      .learning_rate = 0.01,
+      .beta1 = 0.8,
+      .beta2 = 0.99,
+      .epsilon = 1e-6,
+      .weight_decay = 0.1,
+      .freeze_step = 40,
+      .denom_floor = 0.1,
+      .denominator_bits = 4,
+      .scale = compress::Scale::kL1,
+      .residual_dtype = DType::kBFloat16};
+  EXPECT_EQ(std::get<shard::LeanOnebitAdamOptions>(config.optimizer), expected);
+  EXPECT_EQ(name_of(config.optimizer), "lean_onebit_adam");
+  EXPECT_NO_THROW(config.validate(2));
+  const Config plain = read(R"({"optimizer": {"type": "OneBitAdam"},
+      "thinwire": {"lean": false, "variance_refresh": 7}})");
+  EXPECT_EQ(name_of(plain.optimizer), "onebit_adam");
+  EXPECT_EQ(std::get<optim::OnebitAdamOptions>(plain.optimizer).residual_dtype,
+            DType::kFloat32);
+}
+
+TEST(LowBitWireConfig, TellsOptimizersWhatTheirExchangeIs) {
+  const Config config = read(R"({"optimizer": {"type": "OneBitAdam"},
+      "thinwire": {"lagged_clipping": true,
+                   "compressed_during_backward": true}})");
+  EXPECT_TRUE(config.exchange_options().lagged_clipping);
+  EXPECT_TRUE(config.exchange_options().during_backward);
+  EXPECT_NO_THROW(config.validate(2));
+}
+
+struct Refusal {
+  std::function<void(Config&)> change;
+  ErrorCode code;
+  std::string text;
+};
+
+void expect_refused(const Config& base, const Refusal& refusal, int world) {
+  SCOPED_TRACE(refusal.text);
+  ASSERT_NO_THROW(base.validate(world));
+  Config config = base;
+  refusal.change(config);
+  thinwire::test::expect_error(refusal.code, {refusal.text},
+                               [&] { config.validate(world); });
+}
+
+constexpr ErrorCode kArgument = ErrorCode::kInvalidArgument;
+
+TEST(LowBitWireConfig, RefusesWhatFewBitsCannotGoWith) {
+  Config base;
+  base.zero.stage = 2;
+  base.zero.wire = {.bits_up = 4, .bits_down = 4};
+  const std::vector<Refusal> refusals = {
+      {[](Config& c) { c.zero.stage = 0; }, kArgument,
+       "(zero_optimization.stage) must be 1 or 2 with zero.wire.bits_up"},
+      {[](Config& c) { c.zero.wire.bits_up = 3; }, kArgument,
+       "(for fewer bits use OneBitAdam with thinwire.lean), got 3"},
+      {[](Config& c) { c.zero.wire.residual_dtype = DType::kFloat16; },
+       kArgument, "residual_dtype must be float32 or bfloat16"},
+      {[](Config& c) { c.semantics = Semantics::kDeepSpeed; }, kArgument,
+       "semantics must be corrected with zero.wire.bits_up"},
+      {[](Config& c) { c.zero.offload_optimizer = OffloadDevice::kCpu; },
+       ErrorCode::kUnavailable, "zero.offload_optimizer must be none with"},
+      {[](Config& c) { c.communication_dtype = DType::kBFloat16; }, kArgument,
+       "communication_dtype must be unset with zero.wire.bits_up"},
+      {[](Config& c) {
+         c.train_micro_batch_size_per_gpu = 1;
+         c.gradient_accumulation_steps = 2;
+       },
+       kArgument, "(thinwire.residual_dtype) must be float32"},
+      {[](Config& c) { c.managed_gradient_accumulation = false; }, kArgument,
+       "(thinwire.residual_dtype) must be float32"},
+      {[](Config& c) { c.optimizer = optim::OnebitAdamOptions{}; }, kArgument,
+       "(zero_optimization.stage) must be 0 with onebit_adam"}};
+  for (const Refusal& refusal : refusals) expect_refused(base, refusal, 2);
+
+  base.zero.wire.bits_up = 0;
+  base.communication_dtype = DType::kBFloat16;
+  base.managed_gradient_accumulation = false;
+  EXPECT_NO_THROW(base.validate(2));  // what comes up is exact
+  base.communication_dtype.reset();
+  base.zero.wire = {.bits_up = 8, .residual_dtype = DType::kFloat32};
+  EXPECT_NO_THROW(base.validate(2));
+  base.zero.stage = 1;
+  base.zero.wire.residual_dtype = DType::kBFloat16;
+  EXPECT_NO_THROW(base.validate(2));  // sums of their own
+}
+
+TEST(LowBitWireConfig, SaysWhatToUseInsteadOfZeroWithLowBitOptimizers) {
+  const auto instead = [](OptimizerConfig optimizer, std::string text) {
+    Config base;
+    base.optimizer = std::move(optimizer);
+    expect_refused(
+        base, {[](Config& c) { c.zero.stage = 1; }, kArgument, std::move(text)},
+        2);
+  };
+  instead(optim::OnebitAdamOptions{},
+          "use thinwire.lean, which shards by itself, or Adam with "
+          "thinwire.zero_bits_up");
+  instead(optim::OnebitLambOptions{}, "use OneBitAdam with thinwire.lean");
+  instead(optim::ZeroOneAdamOptions{},
+          "local steps keep whole states on every rank; use OneBitAdam with "
+          "thinwire.lean");
+  instead(shard::LeanOnebitAdamOptions{}, "it shards by itself");
+}
+
+TEST(LowBitWireConfig, RefusesWhatLeanCannotGoWith) {
+  Config base;
+  base.optimizer = shard::LeanOnebitAdamOptions{};
+  base.precision.dtype = DType::kBFloat16;
+  const std::vector<Refusal> refusals = {
+      {[](Config& c) { c.precision.dtype = DType::kFloat16; }, kArgument,
+       "use bf16"},
+      {[](Config& c) { c.precision.master_dtype = DType::kBFloat16; },
+       kArgument, "precision.master_dtype must be float32"},
+      {[](Config& c) { c.zero.offload_optimizer = OffloadDevice::kCpu; },
+       kArgument, "zero.offload_optimizer must be none"},
+      {[](Config& c) { c.comm.hierarchy = Hierarchy::kByHost; }, kArgument,
+       "(thinwire.hierarchy) must be auto or flat with lean_onebit_adam"},
+      {[](Config& c) { c.zero.wire.bits_up = 4; }, kArgument,
+       "zero.wire must be left as it is with lean_onebit_adam"},
+      {[](Config& c) { c.semantics = Semantics::kDeepSpeed; }, kArgument,
+       "semantics must be corrected with lean_onebit_adam"},
+      {[](Config& c) {
+         c.gradient_clipping = 1;
+         c.lagged_clipping = true;
+         c.comm.compressed_during_backward = true;
+       },
+       kArgument,
+       "during_backward) must be false unless the optimizer is onebit_adam"}};
+  for (const Refusal& refusal : refusals) expect_refused(base, refusal, 2);
+  base.precision.dtype = DType::kFloat32;
+  EXPECT_NO_THROW(base.validate(1));
+}
+
+TEST(LowBitWireConfig, RefusesHostsThatCannotBe) {
+  const Config base{.optimizer = optim::OnebitAdamOptions{}};
+  const auto by_host = [](int each) {
+    return [each](Config& c) {
+      c.comm.hierarchy = Hierarchy::kByHost;
+      c.comm.ranks_per_host = each;
+    };
+  };
+  const std::vector<Refusal> refusals = {
+      {[](Config& c) { c.comm.ranks_per_host = 4; }, kArgument,
+       "(thinwire.ranks_per_host) must be a divisor of the number of ranks, 6"},
+      {[](Config& c) { c.comm.ranks_per_host = -1; }, kArgument,
+       "comm.ranks_per_host must be >= 0, got -1"},
+      {by_host(1), kArgument, "at least 2"},
+      {[&](Config& c) {
+         by_host(2)(c);
+         c.semantics = Semantics::kDeepSpeed;
+       },
+       kArgument, "semantics must be corrected with hierarchy by_host"}};
+  for (const Refusal& refusal : refusals) expect_refused(base, refusal, 6);
+  Config config = base;
+  for (const int each : {0, 2, 3}) {
+    by_host(each)(config);
+    EXPECT_NO_THROW(config.validate(6));
+  }
+  config.comm = {.hierarchy = Hierarchy::kFlat, .ranks_per_host = 4};
+  EXPECT_NO_THROW(config.validate(6));  // looked at by nobody
+}
+
+TEST(LowBitWireConfig, RefusesOtherNumbersThanDeepSpeeds) {
+  const Config base{.optimizer = optim::OnebitAdamOptions{},
+                    .gradient_clipping = 1,
+                    .semantics = Semantics::kDeepSpeed};
+  expect_refused(base,
+                 {[](Config& c) { c.lagged_clipping = true; }, kArgument,
+                  "semantics must be corrected with lagged_clipping"},
+                 2);
+  expect_refused(base,
+                 {[](Config& c) { c.fallback = Fallback::kHold; }, kArgument,
+                  "semantics must be corrected with fallback hold"},
+                 2);
+}
+
+TEST(LowBitWireConfig, RefusesToExchangeBeforeTheNormIsKnown) {
+  const Config base{.optimizer = optim::OnebitAdamOptions{},
+                    .gradient_clipping = 1};
+  expect_refused(
+      base,
+      {[](Config& c) { c.comm.compressed_during_backward = true; }, kArgument,
+       "(thinwire.compressed_during_backward) must be false where gradients"},
+      2);
+  Config lagged = base;
+  lagged.lagged_clipping = true;
+  lagged.comm.compressed_during_backward = true;
+  expect_refused(
+      lagged,
+      {[](Config& c) { c.comm.hierarchy = Hierarchy::kByHost; }, kArgument,
+       "(thinwire.hierarchy) must be auto or flat with compressed"},
+      2);
+  Config unclipped = base;
+  unclipped.gradient_clipping = 0;
+  unclipped.comm.compressed_during_backward = true;
+  EXPECT_NO_THROW(unclipped.validate(2));
+}
+
+}  // namespace
+}  // namespace thinwire::config
