@@ -8,6 +8,7 @@
 
 #include "engine/engine_impl.h"
 #include "thinwire/comm/agreement.h"
+#include "thinwire/compress/bucket_rule.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/error.h"
 #include "thinwire/kernels/cast.h"
@@ -23,10 +24,12 @@ namespace {
 std::string description(const Config& config) {
   Config common = config;
   common.optimizer = {};
+  common.comm.compressed_during_backward = false;  // is of that optimizer
   common.comm.num_threads = 0;
   common.other_objects.clear();
-  return fmt::format("optimizer {}\n{}", config::name_of(config.optimizer),
-                     common.to_json());
+  return fmt::format("optimizer {}\ncompressed_during_backward {}\n{}",
+                     config::name_of(config.optimizer),
+                     config.comm.compressed_during_backward, common.to_json());
 }
 
 }  // namespace
@@ -40,6 +43,11 @@ bool keeps_gradients(const Config& config, int world) {
   const bool is_wider = config.precision.dtype != DType::kFloat32 &&
                         config.accumulation_dtype == DType::kFloat32;
   return !(adds_up && is_wider);
+}
+
+bool shards_masters(const Config& config) noexcept {
+  return config.zero.stage > 0 ||
+         std::holds_alternative<shard::LeanOnebitAdamOptions>(config.optimizer);
 }
 
 Engine::Engine(comm::Communicator& comm, const ParameterLayout& layout,
@@ -68,6 +76,7 @@ Engine::Engine(comm::Communicator& comm, const ParameterLayout& layout,
                      layout.describe() + description(config));
   impl_ = std::make_unique<Impl>(comm, layout, config, params, grads);
   impl_->make_optimizer(initial);
+  impl_->watch_the_freeze();
   impl_->rates.begin(optimizer());
   impl_->make_window();
   impl_->begin_window();
@@ -80,14 +89,14 @@ void Engine::Impl::make_optimizer(ConstView initial) {
   const auto make = [&](ConstView from) {
     made = engine::make_optimizer(comm, layout, config, params, from);
   };
-  if (config.zero.stage > 0) {
+  if (shards_masters(config)) {
     make(own);
     // Parameter by parameter: no rank has memory for all of them in fp32.
     for (const Parameter& p : layout.parameters()) {
       std::vector<float> values(p.size);
       kernels::convert(own.subview(p.offset, p.size), values);
       comm.broadcast(values, 0);
-      made.zero->set_full_parameter(p.name, values);
+      set_full_parameter(p.name, values);
     }
   } else if (config.precision.dtype == DType::kFloat32) {
     make(own);
@@ -102,14 +111,25 @@ void Engine::Impl::make_optimizer(ConstView initial) {
   }
 }
 
+void Engine::Impl::set_full_parameter(std::string_view name,
+                                      std::span<const float> values) {
+  if (made.lean != nullptr)
+    made.lean->set_full_parameter(name, values);
+  else
+    made.zero->set_full_parameter(name, values);
+}
+
 void Engine::Impl::make_window() {
   // Without an array there is nothing to cut: each gradient is handed on.
   std::vector<Range> buckets{{0, layout.size()}};
-  if (has_gradient_array)
-    buckets =
-        made.zero != nullptr
-            ? made.zero->buckets()
-            : optim::equal_buckets(layout.size(), config.comm.bucket_elements);
+  if (has_gradient_array) {
+    buckets = optimizer().buckets();
+    if (buckets.empty())  // any will do
+      buckets = optim::equal_buckets(
+          layout.size(),
+          compress::bucket_elements(config.comm.bucket_elements, layout.size(),
+                                    comm.hosts(), 32));
+  }
   window.emplace(layout, std::move(buckets), *this);
   if (has_gradient_array) return;
   // What a window takes is there before the first one.
@@ -127,7 +147,7 @@ const optim::Optimizer& Engine::optimizer() const noexcept {
 }
 
 comm::Communicator& Engine::communicator() const noexcept {
-  return impl_->comm;
+  return impl_->given;
 }
 
 void Engine::set_learning_rate(std::size_t group, double learning_rate) {
@@ -155,10 +175,19 @@ namespace {
 std::vector<float> Engine::full_parameter(std::string_view name) {
   if (impl_->made.zero != nullptr)
     return impl_->made.zero->full_parameter(name);
+  if (impl_->made.lean != nullptr)
+    return impl_->made.lean->full_parameter(name);
   const Parameter& p = impl_->layout.parameter(name);
   std::vector<float> values(p.size);
   kernels::convert(masters().subview(p.offset, p.size), values);
   return values;
+}
+
+void Engine::set_full_parameter(std::string_view name,
+                                std::span<const float> values) {
+  if (!shards_masters(impl_->config)) only_with_zero("set_full_parameter");
+  impl_->marks.forget();  // the change is meant
+  impl_->set_full_parameter(name, values);
 }
 
 std::vector<float> Engine::full_gradient(std::string_view name) {
@@ -270,6 +299,7 @@ void Engine::load_state_dict(const StateDict& state) {
   impl_->optimizer().load_state_dict(state);
   impl_->rates.load(state, impl_->optimizer());
   impl_->steps = steps;
+  impl_->watch_anew();
   if (impl_->made.mixed != nullptr)
     impl_->made.mixed->write_params(impl_->params);
 }

@@ -101,6 +101,7 @@ void Engine::Impl::go_on_from(const checkpoint::LoadReport& loaded) {
   steps = loaded.scalars.has_scalar("engine_steps")
               ? loaded.scalars.integer("engine_steps")
               : loaded.step;
+  watch_anew();
   saver.set_loaded_from(loaded);
 }
 

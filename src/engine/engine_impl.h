@@ -2,13 +2,16 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/require.h"
+#include "engine/fallback.h"
 #include "engine/gradient_marks.h"
+#include "engine/hierarchy.h"
 #include "engine/learning_rates.h"
 #include "optim/gradient_window.h"
 #include "thinwire/core/buffer.h"
@@ -16,6 +19,7 @@
 #include "thinwire/core/memory.h"
 #include "thinwire/engine/engine.h"
 #include "thinwire/engine/make_optimizer.h"
+#include "thinwire/engine/telemetry.h"
 #include "thinwire/kernels/cast.h"
 
 namespace thinwire::engine {
@@ -26,7 +30,9 @@ namespace thinwire::engine {
 struct Engine::Impl final : optim::GradientSink {
   Impl(comm::Communicator& c, const ParameterLayout& l,
        const config::Config& settings, View p, View g)
-      : comm(c),
+      : given(c),
+        grouped(by_host(c, settings)),
+        comm(grouped == nullptr ? c : *grouped),
         layout(l),
         config(settings),
         params(p),
@@ -35,8 +41,12 @@ struct Engine::Impl final : optim::GradientSink {
         has_gradient_array(keeps_gradients(settings, c.size())),
         rates(settings.schedule),
         marks(layout),
-        saver(c) {}
+        telemetry(settings.telemetry, c.rank()),
+        fallback(settings.fallback),
+        saver(comm) {}
 
+  comm::Communicator& given;                          // at construction
+  const std::unique_ptr<comm::Communicator> grouped;  // null: flat
   comm::Communicator& comm;
   const ParameterLayout layout;
   const config::Config config;
@@ -63,6 +73,18 @@ struct Engine::Impl final : optim::GradientSink {
   comm::Counters counters;  // at the window's first backward
   std::chrono::steady_clock::time_point backward_began;
 
+  // ---- what is written and said of steps: engine_watch.cpp
+  Telemetry telemetry;
+  FallbackWatch fallback;
+  // Of the last step; nothing: it was another run's, or there was none.
+  std::optional<std::chrono::steady_clock::time_point> step_ended;
+  void watch_the_freeze();
+  /// What was sent between the two is no part of the step's report.
+  void leave_out(const comm::Counters& now, const comm::Counters& before);
+  void watch(const EngineReport& done);
+  /// What follows are another run's steps.
+  void watch_anew();
+
   // ---- checkpoints: engine_checkpoint.cpp
   std::function<Others()> others;  // empty: there are none
   [[nodiscard]] checkpoint::Training training();
@@ -80,6 +102,7 @@ struct Engine::Impl final : optim::GradientSink {
   /// Collective.
   void make_optimizer(ConstView initial);
   void make_window();
+  void set_full_parameter(std::string_view name, std::span<const float> values);
   [[nodiscard]] optim::Optimizer& optimizer() const { return *made.optimizer; }
   [[nodiscard]] double loss_scale() const {
     if (made.zero != nullptr) return made.zero->loss_scale();

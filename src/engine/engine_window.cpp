@@ -115,6 +115,7 @@ void Engine::Impl::end_backward() {
 // them by mistake: nothing may be under way in them. step() would be next.
 void Engine::Impl::finish_sent() {
   const auto began = Clock::now();
+  optimizer().finish_early();
   comm.finish_queued();
   waited += std::chrono::duration<double>(Clock::now() - began).count();
 }
@@ -251,13 +252,19 @@ EngineReport Engine::Impl::step() {
   // What backward sent, and waited for, counts too.
   done.seconds += waited;
   done.exchange_seconds += waited;
-  done.bytes_sent = comm.counters().bytes_sent - counters.bytes_sent;
-  done.collectives = comm.counters().collectives - counters.collectives;
+  const comm::Counters now = comm.counters();
+  done.bytes_sent = now.bytes_sent - counters.bytes_sent;
+  done.collectives = now.collectives - counters.collectives;
+  done.messages = now.messages - counters.messages;
+  done.bytes_between_hosts =
+      now.bytes_between_hosts - counters.bytes_between_hosts;
+  done.comm_busy_seconds = now.busy_seconds - counters.busy_seconds;
   if (done.applied) ++steps;
   done.steps = steps;
   done.learning_rate =
       optimizer().num_groups() == 0 ? 0 : optimizer().learning_rate(0);
   begin_window();
+  watch(done);
   return done;
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "thinwire/compress/bucket_rule.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/deepspeed/fp16_optimizer.h"
 #include "thinwire/deepspeed/optimizers.h"
@@ -37,19 +38,21 @@ deepspeed::Fp16Options fp16_options(const Config& config) {
 
 // The configuration's is a bound. Smaller ones let the first ones leave while
 // backward goes on, and take less memory; tiny ones are all latency.
-std::size_t bucket_elements(const Config& config,
-                            const ParameterLayout& layout) {
+std::size_t bucket_elements(const Config& config, const ParameterLayout& layout,
+                            const comm::Hosts& hosts) {
   constexpr std::size_t kBuckets = 8;
   constexpr std::size_t kSmallest = std::size_t{1} << 16;
   const auto bound = static_cast<std::size_t>(config.zero.reduce_bucket_size);
+  const int bits = shard::bucket_bits(config.zero.wire);
   const std::size_t ours =
       std::min(std::max(layout.size() / kBuckets, kSmallest),
-               shard::ZeroOptions{}.exchange.bucket_elements);
+               compress::bucket_elements(0, layout.size(), hosts, bits));
   return std::clamp<std::size_t>(bound, 1, ours);
 }
 
 shard::ZeroOptions zero_options(const Config& config,
-                                const ParameterLayout& layout) {
+                                const ParameterLayout& layout,
+                                const comm::Hosts& hosts) {
   const ZeroConfig& zero = config.zero;
   shard::ZeroOptions options{
       .stage = zero.stage,
@@ -58,10 +61,11 @@ shard::ZeroOptions zero_options(const Config& config,
       .loss_scale = config.precision.loss_scale,
       .exchange = config.exchange_options(),
       .communication_dtype = config.communication_dtype,
+      .wire = zero.wire,
       .accumulation_dtype = config.accumulation_dtype,
       .overlap = config.comm.overlap,
       .offload = zero.offload_optimizer == OffloadDevice::kCpu};
-  options.exchange.bucket_elements = bucket_elements(config, layout);
+  options.exchange.bucket_elements = bucket_elements(config, layout, hosts);
   return options;
 }
 
@@ -102,7 +106,25 @@ std::unique_ptr<shard::ShardedOptimizer> sharded(comm::Communicator& comm,
   if (follows_deepspeed(config))
     return deepspeed_zero(comm, layout, config, params);
   return std::make_unique<shard::ZeroOptimizer>(
-      comm, layout, make_rule(config), params, zero_options(config, layout));
+      comm, layout, make_rule(config), params,
+      zero_options(config, layout, comm.hosts()));
+}
+
+bool is_lean(const Config& config) {
+  return std::holds_alternative<shard::LeanOnebitAdamOptions>(config.optimizer);
+}
+
+std::unique_ptr<shard::LeanOnebitAdam> lean(comm::Communicator& comm,
+                                            const ParameterLayout& layout,
+                                            const Config& config, View params,
+                                            ConstView initial) {
+  auto options = std::get<shard::LeanOnebitAdamOptions>(config.optimizer);
+  options.exchange = config.exchange_options();
+  // What parameters of fp32 begin as is in them.
+  const bool adds =
+      params.dtype() != DType::kFloat32 && initial.dtype() == DType::kFloat32;
+  return std::make_unique<shard::LeanOnebitAdam>(comm, layout, params, options,
+                                                 adds ? initial : ConstView());
 }
 
 // A low-bit optimizer: Thinwire's own, or DeepSpeed's. Null for exact ones.
@@ -114,6 +136,7 @@ struct LowBitMaker {
   using Made = std::unique_ptr<Base>;
   Made operator()(const optim::AdamOptions&) const { return nullptr; }
   Made operator()(const optim::LambOptions&) const { return nullptr; }
+  Made operator()(const shard::LeanOnebitAdamOptions&) const { return nullptr; }
   Made operator()(const optim::OnebitAdamOptions& options) const {
     return std::make_unique<OnebitAdam>(comm, layout, options);
   }
@@ -184,6 +207,11 @@ OptimizerStack make_optimizer(comm::Communicator& comm,
     auto zero = sharded(comm, layout, config, params);
     shard::ShardedOptimizer* const view = zero.get();
     return {.optimizer = std::move(zero), .zero = view};
+  }
+  if (is_lean(config)) {
+    auto made = lean(comm, layout, config, params, initial);
+    shard::LeanOnebitAdam* const view = made.get();
+    return {.optimizer = std::move(made), .lean = view};
   }
   if (config.precision.dtype == DType::kFloat32)
     return {.optimizer = replicated(comm, layout, config)};

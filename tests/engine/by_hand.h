@@ -96,6 +96,8 @@ struct MakeByHand {
   Made operator()(const optim::ZeroOneAdamOptions& o) const {
     return low_bit<optim::ZeroOneAdam>(o);
   }
+  // Of memory that is there before it: engine_lean_test.cpp.
+  Made operator()(const shard::LeanOnebitAdamOptions&) const { return nullptr; }
 };
 
 /// Parameters, gradients and sums as one would write them around step().

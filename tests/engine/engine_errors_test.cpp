@@ -181,9 +181,10 @@ TEST(EngineErrors, TheConfigurationMustBeValid) {
     Refused(comm).expect(kArgument, {"train_batch_size"}, layout, config);
     config = config_of();
     config.zero.stage = 1;
-    Refused(comm).expect(ErrorCode::kUnavailable,
-                         {"ZeRO stage 1 with onebit_adam", "planned"}, layout,
-                         config);
+    Refused(comm).expect(kArgument,
+                         {"zero_optimization.stage) must be 0 with onebit_adam",
+                          "thinwire.lean"},
+                         layout, config);
     // What only the optimizer knows: the model has two groups.
     config = config_of();
     std::get<optim::OnebitAdamOptions>(config.optimizer).groups.resize(3);

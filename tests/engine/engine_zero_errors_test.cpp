@@ -211,9 +211,9 @@ TEST(EngineZeroConfig, CombinationsThatAreRefused) {
          {"onebit_adam", "onebit_lamb", "zero_one_adam"}) {
       Config config = zero_config({stage, false});
       config.optimizer = test::optimizer_case(low_bit);
-      refuses(
-          config, ErrorCode::kUnavailable,
-          {stage == 1 ? "ZeRO stage 1" : "ZeRO stage 2", low_bit, "planned"});
+      refuses(config, kArgument,
+              {"zero_optimization.stage) must be 0 with", low_bit,
+               "thinwire.lean"});
     }
     Config config = zero_config({stage, true});
     config.semantics = config::Semantics::kDeepSpeed;

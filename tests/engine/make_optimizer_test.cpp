@@ -64,8 +64,9 @@ TEST(MakeOptimizer, ChoosesByPrecisionStageAndSemantics) {
           config.gradient_clipping = 100;  // else norms need not be known
           config.validate(comm.size());
           Made made(comm, config);
-          const auto& [optimizer, mixed, zero] = made.stack;
+          const auto& [optimizer, mixed, zero, lean] = made.stack;
           ASSERT_NE(optimizer, nullptr);
+          EXPECT_EQ(lean, nullptr);
           EXPECT_EQ(zero != nullptr, stage > 0);
           EXPECT_EQ(mixed != nullptr, stage == 0 && dtype == DType::kFloat16);
           if (zero != nullptr) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -40,6 +41,10 @@ struct EngineReport : optim::StepReport {
 /// handed to Engine::gradient_ready(), and may go at once: ZeRO stage 2, and
 /// stage 1 where 16-bit gradients are added up in fp32.
 [[nodiscard]] bool keeps_gradients(const config::Config& config, int world);
+
+/// Whether masters are sharded over the ranks, at least in exact steps: with
+/// ZeRO and with lean 1-bit Adam.
+[[nodiscard]] bool shards_masters(const config::Config& config) noexcept;
 
 /// All that a Config asks for, put together around flat memory: loss scale,
 /// accumulation, exchange during backward, optimizer, learning rates. Knows no
@@ -97,8 +102,8 @@ class Engine {
   /// before a run goes on. step() throws Error(kInvalidArgument), and changes
   /// nothing, where it gives what is no rate.
   void set_schedule(config::LearningRateFunction schedule);
-  /// The parameters that are updated: masters, or params themselves. With ZeRO
-  /// masters are shards: params.
+  /// The parameters that are updated: masters, or params themselves; also where
+  /// shards_masters().
   [[nodiscard]] ConstView masters() const noexcept;
   [[nodiscard]] double loss_scale() const noexcept;
   /// What the loss is to be multiplied by, in fp32: the loss scale over
@@ -144,6 +149,9 @@ class Engine {
   // ---- whole values, whoever owns them; collective, fp32
   /// Of the masters.
   [[nodiscard]] std::vector<float> full_parameter(std::string_view name);
+  /// Sets masters and parameters; all ranks give the same values. Only where
+  /// shards_masters().
+  void set_full_parameter(std::string_view name, std::span<const float> values);
   /// The averaged gradient, without the loss scale and not clipped, between a
   /// window's last backward and step(), which no backward may then precede.
   /// Only with ZeRO, as what follows.

@@ -7,25 +7,28 @@
 #include "thinwire/config/config.h"
 #include "thinwire/optim/optimizer.h"
 #include "thinwire/precision/low_precision_optimizer.h"
+#include "thinwire/shard/lean_onebit_adam.h"
 #include "thinwire/shard/sharded_optimizer.h"
 
 namespace thinwire::engine {
 
 /// The optimizer that a Config asks for, in its precision. At most one of the
-/// two pointers is set; it is `optimizer` itself, seen as what it also is.
+/// pointers is set; it is `optimizer` itself, seen as what it also is.
 struct OptimizerStack {
   std::unique_ptr<optim::Optimizer> optimizer;
   /// Parameters of 16 bits without ZeRO.
   precision::LowPrecisionOptimizer* mixed = nullptr;
   shard::ShardedOptimizer* zero = nullptr;  ///< ZeRO.
+  shard::LeanOnebitAdam* lean = nullptr;    ///< It has masters of its own.
 };
 
 /// Collective: makes the optimizer of a valid Config (Config::validate), for
 /// whoever drives one without an Engine. `params`, layout.size() elements of
-/// config.precision.dtype, is the memory that ZeRO updates, and must outlive
-/// it, as must `comm`; other optimizers are handed parameters at every step.
-/// `initial` are the same parameters in any dtype, of which masters are made.
-/// Throws Error(kInvalidArgument) as the optimizer's constructor.
+/// config.precision.dtype, is the memory that ZeRO and lean 1-bit Adam
+/// update, and must outlive them, as must `comm`; other optimizers are handed
+/// parameters at every step. `initial` are the same parameters in any dtype, of
+/// which masters are made. Throws Error(kInvalidArgument) as the optimizer's
+/// constructor.
 [[nodiscard]] OptimizerStack make_optimizer(comm::Communicator& comm,
                                             const ParameterLayout& layout,
                                             const config::Config& config,

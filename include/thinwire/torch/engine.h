@@ -244,7 +244,7 @@ inline Engine::Engine(const ::torch::nn::Module& module,
       others_(module) {
   link_->releases = memory_.grads().empty();
   link_->dtype = config.precision.dtype;
-  const bool is_sharded = config.zero.stage > 0;
+  const bool is_sharded = engine::shards_masters(config);
   link_->core = std::make_unique<engine::Engine>(
       comm, memory_.layout(), config, memory_.params(), memory_.grads(),
       is_sharded ? ConstView() : flat(before, layout()).view());
@@ -254,7 +254,7 @@ inline Engine::Engine(const ::torch::nn::Module& module,
     std::copy_n(before[i].const_data_ptr<float>(), values.size(),
                 values.data());
     comm.broadcast(values, 0);
-    core().zero().set_full_parameter(layout().parameters()[i].name, values);
+    core().set_full_parameter(layout().parameters()[i].name, values);
   }
   if (config.precision.dtype != DType::kFloat32)
     buffers_.convert(ModuleMemory::scalar_type(config.precision.dtype));

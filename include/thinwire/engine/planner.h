@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "thinwire/core/dtype.h"
+
+/// What a way to average costs, before a run has paid for it: time, bytes,
+/// messages and memory, by formulas. Local; nothing is measured here.
+/// docs/scale.md derives and compares them.
+namespace thinwire::engine {
+
+/// What ranks are connected by. All hosts hold equally many.
+struct Network {
+  int ranks = 1;           ///< W, >= 1.
+  int ranks_per_host = 1;  ///< G, divides `ranks`.
+  double gbps = 10;        ///< Of a host's network card, each direction.
+  double latency_seconds = 50e-6;  ///< Of one collective between hosts.
+  /// Of the communication thread, to send one message and receive another.
+  double message_seconds = 5e-6;
+  double inner_bytes_per_second = 10e9;  ///< Of one rank, inside its host.
+  double inner_latency_seconds = 5e-6;
+  double inner_message_seconds = 1e-6;
+  /// `gbps` is what the cable carries, headers of Ethernet, IP and TCP
+  /// included; otherwise what is left for the payload, as a measurement says.
+  bool is_framed = true;
+
+  [[nodiscard]] int hosts() const noexcept { return ranks / ranks_per_host; }
+  /// Throws Error(kInvalidArgument) naming the field, its range and its value.
+  void validate() const;
+};
+
+/// What ranks compute, in seconds.
+struct Compute {
+  double encode = 0;    ///< Per element: residual, momentum, records.
+  double serve = 0;     ///< Per element of the model, this rank's share of it.
+  double update = 0;    ///< Per element, from received records.
+  double turn = 30e-6;  ///< Per turn: threads wake, work is queued.
+  double norm = 0;      ///< Per element, before a compressed exchange.
+  double exact_update = 0;  ///< Adam's, per element.
+  /// Per element: adding the ranks' values of an exact average, on the
+  /// communication thread.
+  double sum = 0;
+};
+
+// ---- one exchange, in seconds ----------------------------------------------
+// A collective takes  latency + max(bytes of the host's card / its rate,
+// bytes inside the host / inner rate, messages * cost of a message).
+
+/// All-to-all or all-gather of `bytes` in all: W - 1 messages of bytes / W.
+[[nodiscard]] double collective_seconds(const Network& network, double bytes);
+
+/// The better of a ring and a tree that cross every card once each way, as
+/// peers have them.
+[[nodiscard]] double ring_seconds(const Network& network, double bytes,
+                                  double bucket_bytes = 25e6);
+/// Thinwire's exact all-reduce: all-to-all, sums in rank order, all-gather.
+[[nodiscard]] double direct_seconds(const Network& network, double bytes,
+                                    double bucket_bytes);
+/// The same by host: `bytes` go through each host up and down, and between
+/// hosts a local rank's share of them, `sum_widening` times as many on the way
+/// up: sums of 16-bit values travel between hosts in fp32.
+[[nodiscard]] double direct_by_host_seconds(const Network& network,
+                                            double bytes, double bucket_bytes,
+                                            double sum_widening = 1);
+
+/// An exchange of few bits per element, each way.
+struct LowBitExchange {
+  double elements = 0;
+  double bucket_elements = 1 << 20;
+  int bits_up = 1;
+  int bits_down = 1;
+  /// Of one element, on its exact way through the host; by host only.
+  double inner_bytes = 2;
+};
+
+/// When bucket `k` of `count` may be encoded, in seconds; null: at once.
+using Ready = std::function<double(std::size_t k, std::size_t count)>;
+
+/// In turn k bucket k is encoded, k - 2 averaged, k - 4 applied, while k - 1
+/// and k - 3 travel: docs/design/0005.
+[[nodiscard]] double two_phase_seconds(const Network& network,
+                                       const LowBitExchange& exchange,
+                                       const Compute& compute = {},
+                                       const Ready& ready = nullptr);
+/// Exact inside the host, few bits between hosts; `bucket_elements` are those
+/// of the whole, of which each local rank exchanges 1/G.
+[[nodiscard]] double two_phase_by_host_seconds(const Network& network,
+                                               const LowBitExchange& exchange,
+                                               const Compute& compute = {});
+
+// ---- what a step sends, takes and lasts -------------------------------------
+
+/// How ranks average in a step.
+enum class Way {
+  kExact,        ///< Gradients, overlapped with backward.
+  kOnebitAdam,   ///< Compressed steps of 1-bit Adam (1-bit LAMB sends as much).
+  kZeroOneAdam,  ///< Local steps and syncs of 0/1 Adam.
+  kZero,         ///< ZeRO stage 2 over 4 bits each way.
+  kLean,         ///< Compressed steps of LeanOnebitAdam.
+};
+inline constexpr int kNumWays = 5;
+
+/// "exact", "onebit_adam", "zero_one_adam", "zero 4/4", "lean".
+[[nodiscard]] std::string_view to_string(Way way) noexcept;
+
+/// A model and its step on one rank.
+struct Workload {
+  double parameters = 0;  ///< Elements, > 0.
+  DType dtype = DType::kFloat32;
+  double forward_seconds = 0;
+  double backward_seconds = 0;  ///< Of the window's last one.
+  double earlier_seconds = 0;   ///< Backwards before it, with their forwards.
+  /// Elements of a bucket; 0: compress::bucket_rule().
+  double bucket_elements = 0;
+  DType residual_dtype = DType::kFloat32;  ///< Lean and ZeRO take bf16.
+  double steps_per_sync = 16;              ///< Of 0/1 Adam.
+  /// What is computed beside backward does not slow it down.
+  bool has_spare_core = true;
+  /// Compressed exchanges of 1-bit Adam run beside backward.
+  bool compressed_during_backward = false;
+
+  /// Throws Error(kInvalidArgument) naming the field, its range and its value.
+  void validate() const;
+};
+
+/// What a rank hands to its transport in a step, on average over ranks and
+/// steps.
+struct Traffic {
+  double bytes = 0;
+  double bytes_between_hosts = 0;
+  double messages = 0;
+  double rounds = 0;  ///< Of messages, one after the other.
+
+  bool operator==(const Traffic&) const = default;
+};
+
+/// Bytes of a rank in the steps of this way.
+struct PlannedMemory {
+  double parameters = 0;  ///< What the model reads; masters are states.
+  double gradients = 0;
+  double states = 0;
+  double buckets = 0;
+
+  [[nodiscard]] double total() const noexcept {
+    return parameters + gradients + states + buckets;
+  }
+};
+
+/// One way, flat or by host.
+struct Prediction {
+  Way way = Way::kExact;
+  bool is_by_host = false;
+  double step_seconds = 0;
+  Traffic traffic{};
+  PlannedMemory memory{};
+  /// The card in Gbit/s from which on exact averages, exchanged likewise (flat
+  /// or by host), are at least as fast. Infinite: this way is faster on 1
+  /// Tbit/s as well, and on the card that was given; 0: it is faster on no card
+  /// from 1 Mbit/s to 1 Tbit/s, nor on that one. Of kExact 0.
+  double break_even_gbps = 0;
+  /// Steps that share one compressed exchange: 0/1 Adam's steps_per_sync.
+  double steps_per_exchange = 1;
+};
+
+[[nodiscard]] Traffic traffic_of(Way way, bool by_host, const Workload& work,
+                                 const Network& network);
+[[nodiscard]] PlannedMemory memory_of(Way way, bool by_host,
+                                      const Workload& work,
+                                      const Network& network);
+/// A step with exact averages that would take `exchange_seconds` alone, of
+/// which all but an eighth of backward's length may run beside it.
+[[nodiscard]] double overlapped_step_seconds(const Workload& work,
+                                             const Compute& compute,
+                                             double exchange_seconds);
+[[nodiscard]] double step_seconds(Way way, bool by_host, const Workload& work,
+                                  const Network& network,
+                                  const Compute& compute);
+/// All of it. Throws Error(kInvalidArgument) where the arguments are out of
+/// range, and for `by_host` with kLean or without several hosts of several
+/// ranks each.
+[[nodiscard]] Prediction predict(Way way, bool by_host, const Workload& work,
+                                 const Network& network,
+                                 const Compute& compute);
+/// Every way, flat, and all but kLean by host where there are several hosts of
+/// several ranks each; in the order of Way.
+[[nodiscard]] std::vector<Prediction> plan(const Workload& work,
+                                           const Network& network,
+                                           const Compute& compute);
+
+}  // namespace thinwire::engine

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/hierarchy.h"
+
+#include <fmt/format.h>
+
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "thinwire/comm/hosts.h"
+#include "thinwire/core/error.h"
+#include "thinwire/core/log.h"
+
+namespace thinwire::engine {
+
+using config::Hierarchy;
+
+namespace {
+
+// Whatever the ranks' places; DeepSpeed's sums are flat.
+bool is_flat(const config::Config& config, int ranks) {
+  if (config.comm.hierarchy == Hierarchy::kByHost) return false;
+  return config.comm.hierarchy == Hierarchy::kFlat || ranks == 1 ||
+         config.semantics == config::Semantics::kDeepSpeed;
+}
+
+// What exchanges flat on any hosts; "" else.
+std::string_view only_flat(const config::Config& config) {
+  if (config.comm.compressed_during_backward)
+    return "compressed_during_backward";
+  if (std::holds_alternative<shard::LeanOnebitAdamOptions>(config.optimizer))
+    return "lean 1-bit Adam";
+  return "";
+}
+
+}  // namespace
+
+std::unique_ptr<comm::Communicator> by_host(comm::Communicator& comm,
+                                            const config::Config& config) {
+  if (is_flat(config, comm.size())) return nullptr;
+  std::string why;
+  const comm::Hosts hosts = comm::find_hosts(
+      comm, {.ranks_per_host = config.comm.ranks_per_host}, &why);
+  const std::string_view what = only_flat(config);
+  if (!hosts.is_flat() && !what.empty()) {
+    if (comm.rank() == 0)
+      log(LogLevel::kInfo,
+          fmt::format("every rank exchanges with every other: {} does not "
+                      "exchange by host, though {} hosts have {} ranks each",
+                      what, hosts.size, hosts.ranks_per_host));
+    return nullptr;
+  }
+  if (!hosts.is_flat()) {
+    if (comm.rank() == 0)
+      log(LogLevel::kInfo,
+          fmt::format("ranks exchange by host: {} hosts of {} ranks",
+                      hosts.size, hosts.ranks_per_host));
+    return comm.by_host(hosts);
+  }
+  if (config.comm.hierarchy == Hierarchy::kByHost)
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("comm.hierarchy must be auto or flat, got by_host: "
+                    "{}",
+                    why.empty() ? "every rank has a host of its own" : why));
+  // That all ranks share one host is most often meant.
+  const bool is_notable = why.find("unequal") != std::string::npos;
+  if (is_notable && comm.rank() == 0)
+    log(LogLevel::kInfo, "every rank exchanges with every other: " + why);
+  return nullptr;
+}
+
+}  // namespace thinwire::engine

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "thinwire/core/log.h"
+#include "thinwire/engine/telemetry.h"
+
+namespace thinwire::engine {
+
+namespace {
+
+// Writes all of it, or what there is room for: returns 0 or errno.
+int write_all(int file, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(file, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return errno;
+    text.remove_prefix(static_cast<std::size_t>(written));
+  }
+  return 0;
+}
+
+bool ends_in_a_line(int file, off_t size) {
+  char last = '\n';
+  return size == 0 || ::pread(file, &last, 1, size - 1) != 1 || last == '\n';
+}
+
+}  // namespace
+
+LineFile::LineFile(std::string path, Mode mode) : path_(std::move(path)) {
+  const int how = mode == Mode::kTruncate ? O_TRUNC : 0;
+  // A pipe that nobody reads costs lines as a full disk does, and no waiting.
+  file_ =
+      ::open(path_.c_str(),
+             O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | how, 0666);
+  if (file_ < 0) {
+    (void)failed("opened", errno);
+    return;
+  }
+  struct stat status {};
+  if (::fstat(file_, &status) == 0 && !ends_in_a_line(file_, status.st_size))
+    (void)write_all(file_, "\n");
+}
+
+LineFile::~LineFile() {
+  if (file_ >= 0) ::close(file_);
+}
+
+LineFile::LineFile(LineFile&& other) noexcept { *this = std::move(other); }
+
+LineFile& LineFile::operator=(LineFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(file_, other.file_);
+  std::swap(dropped_, other.dropped_);
+  std::swap(has_warned_, other.has_warned_);
+  return *this;
+}
+
+bool LineFile::failed(std::string_view what, int error) {
+  if (!std::exchange(has_warned_, true))
+    log(LogLevel::kWarning,
+        fmt::format("{} cannot be {}: {}; training goes on, and lines are "
+                    "dropped until it can",
+                    path_, what, std::strerror(error)));
+  return false;
+}
+
+bool LineFile::write(std::string_view line) {
+  struct stat status {};
+  if (file_ < 0 || ::fstat(file_, &status) != 0) {
+    ++dropped_;
+    return false;
+  }
+  const int error = write_all(file_, std::string(line) + '\n');
+  if (error == 0) return true;
+  ++dropped_;
+  // What there was room for goes again, or the next line would follow it.
+  if (S_ISREG(status.st_mode) && ::ftruncate(file_, status.st_size) != 0)
+    return failed("cut back", errno);
+  return failed("written", error);
+}
+
+}  // namespace thinwire::engine

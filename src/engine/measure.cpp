@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/engine/measure.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "core/require.h"
+#include "engine/measured_kernels.h"
+#include "thinwire/core/buffer.h"
+
+namespace thinwire::engine {
+
+namespace {
+
+constexpr std::size_t kShort = 8, kLong = 1024;  // bytes of a message
+constexpr int kRepeats = 20;                     // of short ones in a round
+
+void validate(const MeasureOptions& options) {
+  require(options.rounds >= 1, "rounds", ">= 1", options.rounds);
+  require(options.elements >= 1, "elements", ">= 1", options.elements);
+  require(options.message_bytes >= 1, "message_bytes", ">= 1",
+          options.message_bytes);
+}
+
+// Seconds of one call, the median of some rounds; the first one warms up.
+double seconds_of(int rounds, int repeats, const std::function<void()>& call) {
+  std::vector<double> seconds;
+  for (int round = 0; round <= rounds; ++round) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < repeats; ++i) call();
+    const std::chrono::duration<double> time =
+        std::chrono::steady_clock::now() - begin;
+    if (round > 0) seconds.push_back(time.count() / repeats);
+  }
+  std::nth_element(seconds.begin(), seconds.begin() + rounds / 2,
+                   seconds.end());
+  return seconds[static_cast<std::size_t>(rounds / 2)];
+}
+
+double largest(comm::Communicator& comm, double value) {
+  comm.all_reduce(View(&value, 1, DType::kFloat64), comm::ReduceOp::kMax);
+  return value;
+}
+
+// Of one collective among the ranks of a group.
+struct Link {
+  double latency = 0;
+  double message = 0;
+  double bytes_per_second = 0;  // of one rank
+};
+
+Link measure_link(comm::Communicator& group, const MeasureOptions& options) {
+  const auto ranks = static_cast<std::size_t>(group.size());
+  const auto peers = static_cast<double>(ranks - 1);
+  const auto all_to_all = [&](std::size_t bytes, int rounds, int repeats) {
+    const Buffer from(bytes * ranks, DType::kUInt8);
+    Buffer to(bytes * ranks, DType::kUInt8);
+    group.barrier();
+    return seconds_of(rounds, repeats,
+                      [&] { group.all_to_all(from.view(), to.view()); });
+  };
+  const std::size_t piece =
+      std::max<std::size_t>(options.message_bytes / (ranks - 1), 1);
+  const double brief = all_to_all(kShort, options.rounds, kRepeats);
+  const double longer = all_to_all(kLong, options.rounds, kRepeats);
+  const double bulk = all_to_all(piece, options.rounds, 1);
+  Link link;
+  link.bytes_per_second =
+      static_cast<double>(piece) * peers / std::max(bulk - brief, bulk * 0.01);
+  const double wire = static_cast<double>(kLong) / link.bytes_per_second;
+  link.message = std::max((longer - brief) / peers - wire, 0.0);
+  link.latency = std::max(brief - peers * link.message, 0.0);
+  return link;
+}
+
+// The slowest group's; all ranks are in some group.
+Link slowest(comm::Communicator& all, const Link& own) {
+  return {largest(all, own.latency), largest(all, own.message),
+          1 / largest(all, 1 / own.bytes_per_second)};
+}
+
+}  // namespace
+
+Network measure_network(comm::Communicator& comm, const comm::Hosts& hosts,
+                        const MeasureOptions& options) {
+  validate(options);
+  Network network{.ranks = comm.size(), .is_framed = false};
+  if (comm.size() == 1) return network;
+  const bool has_hosts = hosts.size > 1 && hosts.ranks_per_host > 1;
+  if (!has_hosts) {
+    const Link link = slowest(comm, measure_link(comm, options));
+    network.gbps = link.bytes_per_second * 8e-9;
+    network.latency_seconds = link.latency;
+    network.message_seconds = link.message;
+    return network;
+  }
+  network.ranks_per_host = hosts.ranks_per_host;
+  const auto within = comm.split(hosts.index);
+  const auto across = comm.split(hosts.local_rank, hosts.index);
+  const Link inside = slowest(comm, measure_link(*within, options));
+  const Link between = slowest(comm, measure_link(*across, options));
+  network.inner_bytes_per_second = inside.bytes_per_second;
+  network.inner_latency_seconds = inside.latency;
+  network.inner_message_seconds = inside.message;
+  network.gbps = between.bytes_per_second * hosts.ranks_per_host * 8e-9;
+  network.latency_seconds = between.latency;
+  network.message_seconds = between.message;
+  return network;
+}
+
+Compute measure_compute(comm::Communicator& comm,
+                        const MeasureOptions& options) {
+  validate(options);
+  MeasuredKernels kernels(options.elements, comm.size(), options.num_threads);
+  const auto per_element = [&](void (MeasuredKernels::*kernel)()) {
+    comm.barrier();
+    const double seconds =
+        seconds_of(options.rounds, 1, [&] { (kernels.*kernel)(); });
+    return largest(comm, seconds / static_cast<double>(options.elements));
+  };
+  Compute compute;
+  compute.norm = per_element(&MeasuredKernels::norm);
+  compute.encode = per_element(&MeasuredKernels::encode);
+  compute.serve = per_element(&MeasuredKernels::serve);
+  compute.update = per_element(&MeasuredKernels::update);
+  compute.exact_update = per_element(&MeasuredKernels::adam);
+  compute.sum = per_element(&MeasuredKernels::sum);
+  return compute;
+}
+
+}  // namespace thinwire::engine

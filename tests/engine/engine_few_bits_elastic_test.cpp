@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// ZeRO in few bits from a checkpoint of other ranks, or of ranks on other
+// hosts: parameters and masters are the same, and nothing that is owed is lost.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "engine/sharded.h"
+#include "support/folder.h"
+#include "support/ranks.h"
+
+namespace thinwire::engine {
+
+using config::Config;
+
+namespace {
+
+using test::floats;
+using test::Sharded;
+
+struct Ranks {
+  int world = 1;
+  int of_host = 1;
+};
+
+struct Case {
+  Ranks saved;
+  Ranks now;
+
+  friend std::ostream& operator<<(std::ostream& out, const Case& c) {
+    return out << "w" << c.saved.world << "g" << c.saved.of_host << "_to_w"
+               << c.now.world << "g" << c.now.of_host;
+  }
+};
+
+Config config_of(const Ranks& ranks, DType dtype) {
+  Config config = test::zero_config({1, false}, dtype);
+  config.zero.wire = {
+      .bits_up = 4, .bits_down = 4, .residual_dtype = DType::kFloat32};
+  config.comm.ranks_per_host = ranks.of_host;
+  return config;
+}
+
+// Collective: per element the mean over those that keep a residual of it.
+std::vector<double> mean_residual(comm::Communicator& comm,
+                                  const Sharded& sharded) {
+  const optim::State state = sharded.engine.optimizer().state();
+  const optim::StateArray* const kept = state.find(optim::kWorkerError);
+  const std::size_t n = sharded.layout.size();
+  std::vector<double> sums(n), counts(n);
+  if (kept != nullptr) {
+    std::vector<float> values(kept->size);
+    kept->read({0, kept->size}, values);
+    std::size_t at = 0;
+    for (const Range& range : kept->ranges)
+      for (std::size_t i = range.offset; i < range.end(); ++i) {
+        sums[i] += static_cast<double>(values[at++]);
+        counts[i] += 1;
+      }
+  }
+  comm.all_reduce(sums);
+  comm.all_reduce(counts);
+  for (std::size_t i = 0; i < n; ++i)
+    if (counts[i] > 0) sums[i] /= counts[i];
+  return sums;
+}
+
+struct Saved {
+  std::string path;
+  std::vector<float> params;
+  std::vector<std::vector<float>> masters;
+  std::vector<double> residual;
+};
+
+std::vector<std::vector<float>> masters_of(Sharded& sharded) {
+  std::vector<std::vector<float>> all;
+  for (const Parameter& p : sharded.layout.parameters())
+    all.push_back(sharded.engine.full_parameter(p.name));
+  return all;
+}
+
+Saved save(const Ranks& ranks, DType dtype, const std::string& root) {
+  Saved saved;
+  comm::run_local_ranks(ranks.world, [&](comm::Communicator& comm) {
+    Sharded sharded(comm, config_of(ranks, dtype));
+    for (std::int64_t t = 1; t <= 4; ++t) {
+      sharded.backward({t});
+      sharded.engine.step();
+    }
+    const auto masters = masters_of(sharded);
+    const auto residual = mean_residual(comm, sharded);
+    const std::string path =
+        sharded.engine.save(root, {}, {.durable = false}).path;
+    if (comm.rank() == 0)
+      saved = {path, floats(sharded.params.view()), masters, residual};
+  });
+  return saved;
+}
+
+class FewBitsElastic : public ::testing::TestWithParam<Case> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    All, FewBitsElastic,
+    ::testing::Values(Case{{2, 1}, {3, 1}}, Case{{3, 1}, {1, 1}},
+                      Case{{3, 1}, {2, 1}}, Case{{4, 2}, {4, 1}},
+                      Case{{4, 1}, {4, 2}}, Case{{4, 2}, {2, 1}},
+                      Case{{2, 1}, {4, 2}}, Case{{4, 2}, {1, 1}}),
+    ::testing::PrintToStringParamName());
+
+TEST_P(FewBitsElastic, KeepsParametersMastersAndWhatIsOwed) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const thinwire::test::Folder root;
+    const Saved saved = save(GetParam().saved, dtype, root.path());
+    const Ranks now = GetParam().now;
+    comm::run_local_ranks(now.world, [&](comm::Communicator& comm) {
+      Sharded sharded(comm, config_of(now, dtype));
+      sharded.engine.load(saved.path);
+      // A group of one has no replicas beside what were masters.
+      if (now.world > 1 || dtype != DType::kFloat32) {
+        EXPECT_EQ(floats(sharded.params.view()), saved.params);
+      }
+      EXPECT_EQ(masters_of(sharded), saved.masters);
+      const auto residual = mean_residual(comm, sharded);
+      bool is_zero = true;
+      for (std::size_t i = 0; i < residual.size(); ++i) {
+        EXPECT_NEAR(residual[i], saved.residual[i],
+                    1e-6 * std::abs(saved.residual[i]));
+        is_zero = is_zero && residual[i] == 0;
+      }
+      EXPECT_FALSE(is_zero);
+      for (std::int64_t t = 5; t <= 7; ++t) {
+        sharded.backward({t});
+        EXPECT_TRUE(sharded.engine.step().applied);
+      }
+    });
+  }
+}
+
+// The same ranks on the same hosts go on bit for bit.
+TEST(FewBitsByHost, GoOnFromACheckpoint) {
+  const thinwire::test::Folder root;
+  comm::run_local_ranks(4, [&](comm::Communicator& comm) {
+    const Config config = config_of({4, 2}, DType::kBFloat16);
+    Sharded whole(comm, config);
+    for (std::int64_t t = 1; t <= 3; ++t) {
+      whole.backward({t});
+      whole.engine.step();
+    }
+    const std::string path =
+        whole.engine.save(root.path(), {}, {.durable = false}).path;
+    Sharded resumed(comm, config);
+    resumed.engine.load(path);
+    for (std::int64_t t = 4; t <= 6; ++t) {
+      for (Sharded* const each : {&whole, &resumed}) {
+        each->backward({t});
+        each->engine.step();
+      }
+      EXPECT_EQ(floats(resumed.params.view()), floats(whole.params.view()));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::engine
