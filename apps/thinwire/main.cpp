@@ -3,6 +3,7 @@
 #include "apps/thinwire/bench.h"
 #include "apps/thinwire/checkpoint.h"
 #include "apps/thinwire/doctor.h"
+#include "apps/thinwire/plan.h"
 #include "apps/thinwire/replay.h"
 
 int main(int argc, char** argv) {
@@ -11,6 +12,7 @@ int main(int argc, char** argv) {
   thinwire::apps::add_replay(app);
   thinwire::apps::add_bench(app);
   thinwire::apps::add_checkpoint(app);
+  thinwire::apps::add_plan(app);
   app.add_subcommand("doctor",
                      "Says what this machine and build have, and what would "
                      "make them better")

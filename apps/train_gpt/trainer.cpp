@@ -133,19 +133,29 @@ engine::EngineReport Trainer::step(std::int64_t step) {
   }
   newest_step_ = step;
   const auto backwards = static_cast<std::size_t>(batch_.accumulation_steps);
-  unshared_.push_back({.step = step,
-                       .loss = loss / static_cast<double>(backwards),
-                       .lr = report.learning_rate,
-                       .phase = std::string(to_string(report.phase)),
-                       .loss_scale = report.loss_scale,
-                       .tokens = backwards * shard_.sequences *
-                                 model_.context() * shard_.world_size,
-                       .bytes_sent = report.bytes_sent,
-                       .seconds = seconds_since(start),
-                       .memory_bytes = memory_use().peak(),
-                       .masked = report.masked,
-                       .heavy = report.heavy,
-                       .revived = report.revived});
+  unshared_.push_back(
+      {.step = step,
+       .loss = loss / static_cast<double>(backwards),
+       .lr = report.learning_rate,
+       .phase = std::string(to_string(report.phase)),
+       .loss_scale = report.loss_scale,
+       .tokens =
+           backwards * shard_.sequences * model_.context() * shard_.world_size,
+       .bytes_sent = report.bytes_sent,
+       .seconds = seconds_since(start),
+       .memory_bytes = memory_use().peak(),
+       .masked = report.masked,
+       .heavy = report.heavy,
+       .revived = report.revived,
+       .time = std::chrono::duration<double>(
+                   std::chrono::system_clock::now().time_since_epoch())
+                   .count(),
+       .grad_norm = report.grad_norm,
+       .applied = report.applied,
+       .wait_seconds = report.exchange_seconds,
+       .update_seconds = report.seconds - report.exchange_seconds,
+       .exchange_seconds = report.comm_busy_seconds,
+       .bytes_between_hosts = report.bytes_between_hosts});
   return report;
 }
 
@@ -160,6 +170,7 @@ void Trainer::synchronize() {
   StepRow& newest = unshared_.back();
   newest.bytes_sent += bytes;
   newest.seconds += seconds_since(start);
+  newest.wait_seconds += seconds_since(start);
   newest.phase = to_string(optim::Phase::kCompressed);
 }
 

@@ -37,6 +37,8 @@ void Trainer::summarize() {
   summary_.params = model_.params().size();
   summary_.zero = static_cast<int>(options_.zero);
   summary_.offload = options_.offload;
+  if (const auto& wire = config_.zero.wire; !wire.is_exact())
+    summary_.zero_bits = fmt::format("{}/{}", wire.bits_up, wire.bits_down);
   if (checkpointer_) {
     summary_.saves = resumed_.saves + checkpointer_->totals().saves;
     summary_.save_seconds =

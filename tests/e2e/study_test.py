@@ -53,9 +53,10 @@ class Study(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         lines = done.stdout.splitlines()
         self.assertEqual(len(lines), 4)
-        dense = "| Adam, lr 1.5e-3 | 2 | 1.700 ± 0.141 | – | 8 MB | 1.0× | 1.00 |"
+        dense = "| Adam, lr 1.5e-3 | 2 | 1.700 ± 0.141 | – | – | 8 MB | 1.0× | 1.00 |"
         self.assertEqual(lines[2], dense)
-        self.assertIn("| +0.030 ± 0.014 | 2 MB | 4.0× | 0.50 |", lines[3])
+        expected = "| +0.030 ± 0.014 | Adam, lr 1.5e-3 | 2 MB | 4.0× | 0.50 |"
+        self.assertIn(expected, lines[3])
         self.assertEqual((self.runs / "table.md").read_text(), done.stdout)
         page = (self.runs / "plot.html").read_text()
         self.assertEqual(page.count('class="seed"'), 2)
@@ -69,7 +70,31 @@ class Study(unittest.TestCase):
     def test_rows_can_be_listed(self):
         done = self.study("--list", "--only", "lamb")
         self.assertEqual(done.returncode, 0)
-        self.assertEqual(len(done.stdout.splitlines()), 4)
+        self.assertEqual(len(done.stdout.splitlines()), 5)
+
+    def test_a_gap_may_be_to_another_low_bit_run(self):
+        for name, loss, sent in (
+            ("adam_1.5e-3", 1.6, 800),
+            ("onebit_adam_1.5e-3", 1.5, 100),
+            ("onebit_adam_by_host_1.5e-3", 1.51, 50),
+        ):
+            write_run(self.runs / name / "seed_1", loss, [sent])
+            write_run(self.runs / name / "seed_2", loss, [sent])
+        done = self.study("--only", "^(onebit_)?adam(_by_host)?_1.5e-3$")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        by_host = done.stdout.splitlines()[4]
+        self.assertIn("| +0.010 ± 0.000 | 1-bit Adam, lr 1.5e-3 |", by_host)
+        self.assertIn("| 16.0× |", by_host)  # than the exact optimizer
+
+    def test_every_row_is_held_against_one_that_is_there(self):
+        sys.path.insert(0, str(Path(STUDY).parent))
+        from rows import all_rows
+
+        rows = {row.name: row for row in all_rows()}
+        self.assertEqual(len(rows), len(all_rows()))
+        for row in rows.values():
+            self.assertIn(row.baseline, rows)
+            self.assertEqual(rows[row.dense].dense, row.dense)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,14 @@ SIZE = "--layers 2 --width 64 --heads 2 --context 32"
 THREADS = "--comm local --ranks 2"
 LONG = "THINWIRE_TEST_LONG" in os.environ
 # What differs from run to run.
-MEASURED = ("seconds", "memory_bytes")
+MEASURED = (
+    "seconds",
+    "memory_bytes",
+    "time",
+    "wait_seconds",
+    "update_seconds",
+    "exchange_seconds",
+)
 
 
 def steps_of(rows):

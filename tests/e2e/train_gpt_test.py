@@ -53,6 +53,13 @@ STEP_FIELDS = [
     "masked",
     "heavy",
     "revived",
+    "time",
+    "grad_norm",
+    "applied",
+    "wait_seconds",
+    "update_seconds",
+    "exchange_seconds",
+    "bytes_between_hosts",
 ]
 
 

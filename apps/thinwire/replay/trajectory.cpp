@@ -9,6 +9,7 @@
 
 #include "apps/thinwire/replay/driven_optimizer.h"
 #include "apps/thinwire/replay/recorded_wire.h"
+#include "thinwire/compress/bucket_rule.h"
 #include "thinwire/optim/data_parallel.h"
 
 namespace thinwire::replay {
@@ -39,7 +40,9 @@ class Run {
     blocks_ = compress::BlockLayout(
         compressed,
         {.world_size = comm.size(),
-         .bucket_elements = optim::ExchangeOptions().bucket_elements,
+         .bucket_elements =
+             compress::bucket_elements(optim::ExchangeOptions().bucket_elements,
+                                       layout_.size(), comm.hosts(), 1),
          .scale_per_unit = semantics == config::Semantics::kDeepSpeed});
     recorder_ = std::make_unique<WireRecorder>(tensors_, blocks_);
   }

@@ -39,7 +39,8 @@ void require_amount(std::string_view flag, double value) {
           value);
 }
 
-void validate(const Options& options) {
+// What a file says of ZeRO is for Config to check, which names its keys.
+void validate(const Options& options, bool zero_given) {
   if (options.data.empty()) {
     throw UsageError("--data FILE... is missing: the text to train on");
   }
@@ -69,11 +70,11 @@ void validate(const Options& options) {
           options.zero);
   if (options.offload && options.zero == 0)
     throw UsageError("--offload needs --zero 1 or --zero 2");
-  if (options.zero > 0)
+  if (options.zero > 0 && zero_given)
     require(options.optimizer == "adam" || options.optimizer == "lamb",
             "--optimizer",
-            "adam or lamb with --zero (low-bit optimizers with "
-            "ZeRO are planned)",
+            "adam or lamb with --zero (lean_onebit_adam shards by itself; "
+            "others keep whole states)",
             options.optimizer);
   require(options.ranks >= 1 && options.ranks <= kMostRanks, "--ranks",
           fmt::format("in 1 .. {}", kMostRanks), options.ranks);
@@ -170,6 +171,13 @@ void CommandLine::add_run_flags() {
           "JSON file with DeepSpeed's keys, ours in its object thinwire "
           "and these flags in train_gpt; flags given here win")
       ->type_name("FILE");
+  app_.add_option("--set", options.set,
+                  "A key of the file's object thinwire, again for each: "
+                  "zero_bits_up=4, hierarchy=flat, telemetry.every=10; wins "
+                  "over file and flags")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false)
+      ->default_str("");
   app_.add_option("--out", options.out,
                   "Folder for metrics.jsonl, summary.json, config.json and "
                   "report.html")
@@ -354,8 +362,9 @@ const Invocation& CommandLine::finish() {
   } else {
     resolve();
     Options& options = invocation_.options;
+    validate(options, is_given("--zero"));
+    take_from_settings(options);
     options.saving = saving_.resolve(options.file.checkpoint, options.out);
-    validate(options);
     validate_launch(invocation_.options, is_given("--ranks"));
   }
   return invocation_;

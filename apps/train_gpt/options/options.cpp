@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "thinwire/optim/onebit_adam.h"
 
@@ -54,6 +55,8 @@ std::vector<std::pair<std::string, std::string>> settings_of(
   }
   if (!options.file_schedules)
     settings.emplace_back("warmup_steps", fmt::to_string(options.warmup_steps));
+  if (!options.set.empty())
+    settings.emplace_back("set", nlohmann::json(options.set).dump());
   return settings;
 }
 

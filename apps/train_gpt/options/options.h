@@ -50,9 +50,10 @@ struct Options {
   /// What --config says beside these flags, and what became of its keys.
   config::Config file{};
   std::vector<config::KeyNote> file_keys{};
-  bool has_file = false;        ///< `file` was given.
-  bool file_schedules = false;  ///< It decides the learning rates,
-  bool file_sizes = false;      ///< and the batch.
+  std::vector<std::string> set{};  ///< KEY=VALUE of the object "thinwire".
+  bool has_file = false;           ///< `file` was given.
+  bool file_schedules = false;     ///< It decides the learning rates,
+  bool file_sizes = false;         ///< and the batch.
   std::string out = "out/train_gpt";
   Saving saving{};
   bool quiet = false;
@@ -77,7 +78,8 @@ struct Phases {
                                     std::int64_t warmup_steps);
 
 /// The settings that decide a run's result, by flag name, in a fixed order:
-/// what ranks compare, reports show and config.json holds.
+/// what ranks compare, reports show and config.json holds. That of --set is a
+/// JSON array.
 [[nodiscard]] std::vector<std::pair<std::string, std::string>> settings_of(
     const Options& options);
 

@@ -5,6 +5,8 @@
 #include <array>
 #include <string>
 
+#include "apps/train_gpt/options/settings.h"
+
 namespace thinwire::train_gpt {
 namespace {
 
@@ -40,6 +42,8 @@ constexpr std::array kOptimizers = {
     Entry{"lamb", kLambLr, with_betas<optim::LambOptions>},
     Entry{"onebit_lamb", kLambLr, with_betas<optim::OnebitLambOptions>},
     Entry{"zero_one_adam", kAdamLr, with_betas<optim::ZeroOneAdamOptions>},
+    Entry{"lean_onebit_adam", kAdamLr,
+          with_betas<shard::LeanOnebitAdamOptions>},
 };
 
 const Entry* find(std::string_view name) {
@@ -147,6 +151,23 @@ void take_from_file(const std::function<bool(const char* flag)>& is_given,
       file.optimizer);
 }
 
+void take_from_settings(Options& options) {
+  if (options.set.empty()) return;
+  const Config config = training_config(options);
+  options.optimizer = config::name_of(config.optimizer);
+  options.semantics = config.semantics;
+  options.calibrated_clipping = config.calibrated_clipping;
+  std::visit(
+      [&](const auto& from) {
+        if constexpr (requires { from.freeze_step; })
+          options.freeze_step = from.freeze_step;
+        if constexpr (requires { from.variance_refresh; })
+          options.variance_refresh = from.variance_refresh;
+      },
+      config.optimizer);
+  options.file.checkpoint = config.checkpoint;
+}
+
 Config training_config(const Options& options) {
   Config config = options.file;
   const Entry& entry = *find(options.optimizer);
@@ -167,7 +188,7 @@ Config training_config(const Options& options) {
     config.train_micro_batch_size_per_gpu = options.batch;
     config.gradient_accumulation_steps = options.accumulate;
   }
-  return config;
+  return with_settings(config, options.set);
 }
 
 }  // namespace thinwire::train_gpt

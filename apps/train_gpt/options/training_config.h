@@ -26,6 +26,9 @@ namespace thinwire::train_gpt {
 void take_from_file(const std::function<bool(const char* flag)>& is_given,
                     Options& options);
 
+/// Sets what flags say to what options.set says of the same.
+void take_from_settings(Options& options);
+
 /// What the engine is to be told for these options.
 [[nodiscard]] config::Config training_config(const Options& options);
 

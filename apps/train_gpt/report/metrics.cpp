@@ -4,7 +4,7 @@
 namespace thinwire::train_gpt {
 namespace {
 
-constexpr std::uint64_t kNone = 0;  // of what runs before 0.2.0 did not count
+constexpr std::uint64_t kNone = 0;  // of what earlier versions did not count
 
 }  // namespace
 
@@ -20,7 +20,14 @@ std::string line_of(const StepRow& row) {
               {"memory_bytes", row.memory_bytes},
               {"masked", row.masked},
               {"heavy", row.heavy},
-              {"revived", row.revived}}
+              {"revived", row.revived},
+              {"time", row.time},
+              {"grad_norm", row.grad_norm},
+              {"applied", row.applied},
+              {"wait_seconds", row.wait_seconds},
+              {"update_seconds", row.update_seconds},
+              {"exchange_seconds", row.exchange_seconds},
+              {"bytes_between_hosts", row.bytes_between_hosts}}
       .dump();
 }
 
@@ -51,18 +58,27 @@ void read_lines(std::istream& file, bool was_killed, RunRecord& run) {
     if (row.contains("val_loss")) {
       run.validations.push_back({row.at("step"), number(row, "val_loss")});
     } else {
-      run.steps.push_back({.step = row.at("step"),
-                           .loss = number(row, "loss"),
-                           .lr = row.at("lr"),
-                           .phase = row.at("phase"),
-                           .loss_scale = number(row, "loss_scale"),
-                           .tokens = row.at("tokens"),
-                           .bytes_sent = row.at("bytes_sent"),
-                           .seconds = row.at("seconds"),
-                           .memory_bytes = row.at("memory_bytes"),
-                           .masked = row.value("masked", kNone),
-                           .heavy = row.value("heavy", kNone),
-                           .revived = row.value("revived", kNone)});
+      run.steps.push_back(
+          {.step = row.at("step"),
+           .loss = number(row, "loss"),
+           .lr = row.at("lr"),
+           .phase = row.at("phase"),
+           .loss_scale = number(row, "loss_scale"),
+           .tokens = row.at("tokens"),
+           .bytes_sent = row.at("bytes_sent"),
+           .seconds = row.at("seconds"),
+           .memory_bytes = row.at("memory_bytes"),
+           .masked = row.value("masked", kNone),
+           .heavy = row.value("heavy", kNone),
+           .revived = row.value("revived", kNone),
+           .time = row.value("time", 0.0),
+           .grad_norm =
+               row.contains("grad_norm") ? number(row, "grad_norm") : 0,
+           .applied = row.value("applied", true),
+           .wait_seconds = row.value("wait_seconds", 0.0),
+           .update_seconds = row.value("update_seconds", 0.0),
+           .exchange_seconds = row.value("exchange_seconds", 0.0),
+           .bytes_between_hosts = row.value("bytes_between_hosts", kNone)});
     }
   }
 }

@@ -11,6 +11,7 @@
 
 #include "apps/train_gpt/report/report_charts.h"
 #include "apps/train_gpt/report/report_style.h"
+#include "apps/train_gpt/report/step_time.h"
 #include "apps/train_gpt/report/units.h"
 
 namespace thinwire::train_gpt {
@@ -231,8 +232,10 @@ std::string render_report(const std::vector<RunRecord>& runs) {
     html += figure_html(runs, loss_by_bytes_chart(runs));
     html += figure_html(runs, bytes_chart(runs));
   }
+  html += figure_html(runs, loss_by_time_chart(runs));
   html += figure_html(runs, time_chart(runs));
-  html += "</div>\n<section>" + settings_html(runs) + "</section>\n";
+  html += "</div>\n<section>" + step_time_html(runs) + "</section>\n<section>" +
+          settings_html(runs) + "</section>\n";
   return html +
          "<footer>Loss is in nats per byte (bits are nats ÷ ln 2). Bytes are "
          "those that the optimizer of rank 0 handed to its transport; a round "

@@ -92,16 +92,45 @@ double first_losses_left_out(const std::vector<RunRecord>& runs) {
 
 }  // namespace
 
+namespace {
+
+std::string name_of(const Summary& run) {
+  return run.zero_bits.empty()
+             ? run.optimizer
+             : fmt::format("{}, ZeRO-{} in {} bits", run.optimizer, run.zero,
+                           run.zero_bits);
+}
+
+std::string format_seconds(double seconds) {
+  return fmt::format("{:.4g}", seconds);
+}
+
+// Losses on held-out text by the sum of `part` over steps so far.
+template <class Part>
+std::vector<Point> held_out_by(const RunRecord& run, Part&& part) {
+  std::vector<Point> points;
+  double sum = 0;
+  auto next = run.validations.begin();
+  for (const StepRow& row : run.steps) {
+    sum += part(row);
+    for (; next != run.validations.end() && next->step <= row.step; ++next)
+      if (next->step == row.step) points.push_back({sum, next->val_loss});
+  }
+  return points;
+}
+
+}  // namespace
+
 std::vector<std::string> names_of(const std::vector<RunRecord>& runs) {
   std::vector<std::string> names;
   for (const RunRecord& run : runs) {
     const auto alike =
         std::count_if(runs.begin(), runs.end(), [&](const RunRecord& r) {
-          return r.summary.optimizer == run.summary.optimizer;
+          return name_of(r.summary) == name_of(run.summary);
         });
-    names.push_back(alike > 1 ? fmt::format("{} ({})", run.summary.optimizer,
-                                            names.size() + 1)
-                              : run.summary.optimizer);
+    const std::string name = name_of(run.summary);
+    names.push_back(alike > 1 ? fmt::format("{} ({})", name, names.size() + 1)
+                              : name);
     if (run.summary.resumed_from)
       names.back() +=
           fmt::format(", resumed at step {}", *run.summary.resumed_from);
@@ -143,6 +172,20 @@ Chart loss_chart(const std::vector<RunRecord>& runs) {
   return chart;
 }
 
+Chart loss_by_time_chart(const std::vector<RunRecord>& runs) {
+  Chart chart{"Loss on held-out text by time",
+              {"seconds of training so far", false, format_seconds},
+              {"nats per byte, held-out text", false, format_loss},
+              {},
+              {}};
+  const auto names = names_of(runs);
+  for (std::size_t i = 0; i < runs.size(); ++i)
+    chart.series.push_back(
+        {names[i], i % kRunColors, Series::Style::kDottedLine,
+         held_out_by(runs[i], [](const StepRow& row) { return row.seconds; })});
+  return chart;
+}
+
 Chart loss_by_bytes_chart(const std::vector<RunRecord>& runs) {
   Chart chart{"Loss on held-out text by bytes sent",
               {"bytes sent per rank so far", true, format_byte_tick},
@@ -151,36 +194,34 @@ Chart loss_by_bytes_chart(const std::vector<RunRecord>& runs) {
               {}};
   const auto names = names_of(runs);
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    std::vector<Point> points;
-    double sent = 0;
-    std::size_t next = 0;
-    for (const StepRow& row : runs[i].steps) {
-      sent += static_cast<double>(row.bytes_sent);
-      const auto& rows = runs[i].validations;
-      for (; next < rows.size() && rows[next].step == row.step; ++next) {
-        points.push_back({sent, rows[next].val_loss});
-      }
-    }
-    chart.series.push_back(
-        {names[i], i % kRunColors, Series::Style::kDottedLine, points});
+    chart.series.push_back({names[i], i % kRunColors,
+                            Series::Style::kDottedLine,
+                            held_out_by(runs[i], [](const StepRow& row) {
+                              return static_cast<double>(row.bytes_sent);
+                            })});
   }
   return chart;
 }
 
-// Smoothed, because 0/1 Adam goes to and fro between its phases.
+// A dot per step, as it was sent: a line would go through what none sent where
+// 0/1 Adam goes to and fro between its phases. Of long runs every n-th step, n
+// odd: its intervals are powers of two.
 Chart bytes_chart(const std::vector<RunRecord>& runs) {
-  Chart chart{
-      "Bytes sent per step",
-      {"step", false, format_step},
-      {"bytes sent per rank and step, smoothed", true, format_byte_tick},
-      {},
-      {}};
+  constexpr std::size_t kMostDots = 800;
+  Chart chart{"Bytes sent per step",
+              {"step", false, format_step},
+              {"bytes sent per rank and step", true, format_byte_tick},
+              {},
+              {}};
   const auto names = names_of(runs);
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    chart.series.push_back({names[i], i % kRunColors, Series::Style::kLine,
-                            smooth(by_step(runs[i], [](const StepRow& row) {
-                              return static_cast<double>(row.bytes_sent);
-                            }))});
+    const std::size_t stride = (runs[i].steps.size() / kMostDots) | 1;
+    std::vector<Point> points;
+    for (std::size_t k = 0; k < runs[i].steps.size(); k += stride)
+      points.push_back({static_cast<double>(runs[i].steps[k].step),
+                        static_cast<double>(runs[i].steps[k].bytes_sent)});
+    chart.series.push_back(
+        {names[i], i % kRunColors, Series::Style::kDots, std::move(points)});
   }
   return chart;
 }

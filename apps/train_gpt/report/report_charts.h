@@ -11,6 +11,7 @@ namespace thinwire::train_gpt {
 
 /// What the report shows of its runs; run i has colour i, modulo kRunColors.
 [[nodiscard]] Chart loss_chart(const std::vector<RunRecord>& runs);
+[[nodiscard]] Chart loss_by_time_chart(const std::vector<RunRecord>& runs);
 [[nodiscard]] Chart loss_by_bytes_chart(const std::vector<RunRecord>& runs);
 [[nodiscard]] Chart bytes_chart(const std::vector<RunRecord>& runs);
 [[nodiscard]] Chart time_chart(const std::vector<RunRecord>& runs);

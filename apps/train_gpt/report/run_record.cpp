@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numbers>
@@ -64,6 +65,7 @@ Json to_json(const Summary& summary) {
                {"memory", to_json(summary.memory)},
                {"saves", summary.saves},
                {"save_seconds", summary.save_seconds}};
+  if (!summary.zero_bits.empty()) json["zero_bits"] = summary.zero_bits;
   if (summary.resumed_from) json["resumed_from"] = *summary.resumed_from;
   if (summary.stopped_at) {
     json["stopped_at"] = *summary.stopped_at;
@@ -78,7 +80,8 @@ Json to_json(const Settings& settings, const std::vector<std::string>& data,
   Json flags = {{"data", data}};
   for (const auto& [name, value] : settings) {
     Json parsed = Json::parse(value, nullptr, /*allow_exceptions=*/false);
-    flags[name] = parsed.is_number() ? std::move(parsed) : Json(value);
+    flags[name] = parsed.is_number() || parsed.is_array() ? std::move(parsed)
+                                                          : Json(value);
   }
   Json all = config.empty() ? Json::object() : Json::parse(config);
   all["train_gpt"] = std::move(flags);
@@ -110,6 +113,7 @@ Summary read_summary(const Json& json) {
       .offload = json.at("offload"),
       .memory = read_memory(json.at("memory")),
       .params_checksum = json.at("params_checksum")};
+  summary.zero_bits = json.value("zero_bits", std::string());
   summary.saves = json.value("saves", std::int64_t{0});
   summary.save_seconds = json.value("save_seconds", 0.0);
   if (json.contains("resumed_from"))
@@ -248,8 +252,8 @@ void RunWriter::write_config() {
 
 void RunWriter::begin() {
   write_config();
-  metrics_.open(folder_ / kMetrics, std::ios::trunc);
-  if (!metrics_) fail(folder_ / kMetrics, std::strerror(errno));
+  metrics_.emplace((folder_ / kMetrics).string(),
+                   engine::LineFile::Mode::kTruncate);
 }
 
 // A run that is killed meanwhile leaves the old rows or the new ones.
@@ -275,22 +279,16 @@ void RunWriter::go_on(std::int64_t step, const Totals& totals) {
   std::error_code error;
   fs::rename(temporary, path, error);
   if (error) fail(path, fmt::format("cannot be replaced: {}", error.message()));
-  metrics_.open(path, std::ios::app);
-  if (!metrics_) fail(path, std::strerror(errno));
-}
-
-void RunWriter::write_line(const std::string& line) {
-  metrics_ << line << '\n';
-  if (!metrics_.flush()) fail(folder_ / kMetrics, "cannot be written to");
+  metrics_.emplace(path.string());
 }
 
 void RunWriter::add(StepRow row) {
-  write_line(line_of(row));
+  metrics_->write(line_of(row));
   run_.steps.push_back(std::move(row));
 }
 
 void RunWriter::add(ValidationRow row) {
-  write_line(line_of(row));
+  metrics_->write(line_of(row));
   run_.validations.push_back(row);
 }
 
@@ -313,8 +311,7 @@ RunRecord read_run(const fs::path& folder) {
   read_json(folder / kConfig, [&](std::istream& file) {
     const Json config = Json::parse(file);
     for (const auto& [name, value] : config.at("train_gpt").items()) {
-      if (value.is_array())
-        continue;  // The data: paths mean nothing elsewhere.
+      if (name == "data") continue;  // Paths mean nothing elsewhere.
       run.settings.emplace_back(
           name, value.is_string() ? value.get<std::string>() : value.dump());
     }

@@ -3,13 +3,13 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "apps/train_gpt/folder_lock.h"
+#include "thinwire/engine/telemetry.h"
 
 namespace thinwire::train_gpt {
 
@@ -27,6 +27,14 @@ struct StepRow {
   /// Elements that take no part, that travel scaled down, whose first gradient
   /// came in this step: see optim::StepReport.
   std::uint64_t masked = 0, heavy = 0, revived = 0;
+  double time = 0;  ///< Unix seconds, when the step was over.
+  double grad_norm = 0;
+  bool applied = true;  ///< False: a gradient was not finite.
+  // Of `seconds`, all but the last: what is left is forward and backward.
+  double wait_seconds = 0;      ///< For other ranks.
+  double update_seconds = 0;    ///< The optimizer's, without waiting.
+  double exchange_seconds = 0;  ///< A collective was under way, beside all.
+  std::uint64_t bytes_between_hosts = 0;
 };
 
 /// Another line of metrics.jsonl: a validation after that step.
@@ -62,6 +70,8 @@ struct Summary {
   std::int64_t skipped_steps = 0;  ///< A gradient was not finite.
   int zero = 0;                    ///< Stage.
   bool offload = false;
+  /// Bits of gradients and of parameters that ZeRO sends: "4/8"; empty: exact.
+  std::string zero_bits{};
   MemoryOfRank memory{};
   std::string params_checksum{};
   /// The last step that is recorded, of a run that did not reach its end.
@@ -106,7 +116,8 @@ struct RunRecord {
 };
 
 /// Writes a run's folder while it goes on. Failures to write throw
-/// Error(kUnavailable) naming the file.
+/// Error(kUnavailable) naming the file, but a line of metrics.jsonl for which
+/// there is no room is a warning, and missing there: engine::LineFile.
 class RunWriter {
  public:
   /// Creates the folder; while this object lives no other one can be made for
@@ -128,14 +139,13 @@ class RunWriter {
   const RunRecord& finish(Summary summary);
 
  private:
-  void write_line(const std::string& line);
   void write_config();
 
   std::filesystem::path folder_;
   std::vector<std::string> data_;
   std::string config_;
   std::optional<FolderLock> lock_;
-  std::ofstream metrics_;
+  std::optional<engine::LineFile> metrics_;
   RunRecord run_;
 };
 

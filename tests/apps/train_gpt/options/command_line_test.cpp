@@ -32,7 +32,8 @@ TEST(CommandLine, DefaultsAreTheDemos) {
 }
 
 TEST(CommandLine, EveryOptimizerHasItsLearningRate) {
-  for (const char* name : {"adam", "onebit_adam", "zero_one_adam"}) {
+  for (const char* name :
+       {"adam", "onebit_adam", "zero_one_adam", "lean_onebit_adam"}) {
     const Options options = parse({"--optimizer", name});
     EXPECT_EQ(options.lr, 1.5e-3) << name;
   }
@@ -246,7 +247,7 @@ TEST(CommandLine, ZeroIsForExactOptimizers) {
     return parse({"--optimizer", "adam", "--offload"});
   });
   expect_usage_error(
-      {"--optimizer", "adam or lamb with --zero", "planned"}, [] {
+      {"--optimizer", "adam or lamb with --zero", "lean_onebit_adam"}, [] {
         return parse({"--optimizer", "onebit_adam", "--zero", "1"});
       });
 }

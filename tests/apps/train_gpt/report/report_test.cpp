@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "apps/train_gpt/report/chart.h"
+#include "apps/train_gpt/report/step_time.h"
 #include "apps/train_gpt/report/units.h"
 
 namespace thinwire::train_gpt {
@@ -76,8 +77,8 @@ TEST(Report, NeedsNothingFromOutside) {
     EXPECT_EQ(count(html, part), 0u) << part;
   }
   EXPECT_EQ(count(html, "prefers-color-scheme: dark"), 1u);
-  EXPECT_EQ(count(html, "<svg "), 4u);
-  EXPECT_EQ(count(html, "</svg>"), 4u);
+  EXPECT_EQ(count(html, "<svg "), 5u);
+  EXPECT_EQ(count(html, "</svg>"), 5u);
 }
 
 TEST(Report, ShowsTheResultsOfEveryRun) {
@@ -88,6 +89,16 @@ TEST(Report, ShowsTheResultsOfEveryRun) {
                            "123 MB", "61.2", "0123456789abcdef"}) {
     EXPECT_GE(count(html, part), 1u) << part;
   }
+}
+
+TEST(Report, TellsZeroInFewBitsFromExactZero) {
+  RunRecord exact = make_run("adam", 50);
+  exact.summary.zero = 2;
+  RunRecord low_bit = exact;
+  low_bit.summary.zero_bits = "4/4";
+  const std::string html = render_report({exact, low_bit});
+  EXPECT_GE(count(html, "</span>adam</td>"), 1u);
+  EXPECT_GE(count(html, "</span>adam, ZeRO-2 in 4/4 bits</td>"), 1u);
 }
 
 TEST(Report, HasAStripOfThePhasesOfEveryRun) {
@@ -130,7 +141,7 @@ TEST(Report, ARunAloneThatSentNothingHasNoChartsOfBytes) {
   const std::string html = render_report({run});
   EXPECT_NE(html.find("Training with adam"), std::string::npos);
   EXPECT_NE(html.find("20 steps on 1 rank<"), std::string::npos);
-  EXPECT_EQ(count(html, "<svg "), 2u);
+  EXPECT_EQ(count(html, "<svg "), 3u);
 }
 
 TEST(Report, BearsOneStepAndLossesThatAreNotFinite) {
@@ -150,6 +161,27 @@ TEST(Report, TableHasALineARun) {
   EXPECT_EQ(table.find("optimizer"), 0u);
   EXPECT_NE(table.find("\nonebit_adam "), std::string::npos);
   EXPECT_EQ(count(table, "176 KB"), 1u);
+}
+
+TEST(Report, SaysWhereAStepsTimeWent) {
+  RunRecord run = make_run("adam", 4);
+  for (StepRow& row : run.steps) {
+    row.seconds = 0.1;
+    row.wait_seconds = 0.02;
+    row.update_seconds = 0.03;
+    row.exchange_seconds = 0.08;
+  }
+  const StepTime time = step_time(run);
+  EXPECT_NEAR(time.computing, 0.05, 1e-12);
+  EXPECT_NEAR(time.waiting, 0.02, 1e-12);
+  EXPECT_NEAR(time.updating, 0.03, 1e-12);
+  EXPECT_NEAR(time.overlap, 0.75, 1e-12);
+  const std::string html = step_time_html({run});
+  for (const char* cell : {">16700<", ">50<", ">20<", ">30<", ">75 %<"})
+    EXPECT_NE(html.find(cell), std::string::npos) << cell << " in " << html;
+  // Of a run that recorded no parts only the whole is known.
+  EXPECT_EQ(step_time_html({make_run("adam", 4)}).find(">75 %<"),
+            std::string::npos);
 }
 
 TEST(Chart, LinearTicksAreRoundAndCover) {

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/thinwire/plan.h"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "thinwire/comm/hosts.h"
+#include "thinwire/comm/local.h"
+#include "thinwire/comm/registry.h"
+#include "thinwire/config/config.h"
+#include "thinwire/core/env.h"
+#include "thinwire/engine/measure.h"
+#include "thinwire/engine/plan_table.h"
+#include "thinwire/engine/workload.h"
+
+namespace thinwire::apps {
+
+namespace {
+
+struct Flags {
+  double params = 0;
+  double forward_ms = 0;
+  double backward_ms = 0;
+  double compute_ms = 0;
+  std::string config;
+  std::string dtype;
+  bool json = false;
+  // Of a network that is not there.
+  std::optional<double> link_gbps;
+  std::optional<double> latency_us;
+  std::optional<int> ranks;
+  std::optional<int> ranks_per_host;
+};
+
+DType dtype_of(const std::string& name) {
+  return name == "fp16"   ? DType::kFloat16
+         : name == "bf16" ? DType::kBFloat16
+                          : DType::kFloat32;
+}
+
+constexpr double kMostRanks = 1e6;
+constexpr double kMostTime = 1e9;  // of a flag, in its unit
+
+// Backward takes two thirds of what forward and backward take together.
+constexpr double kBackwardPart = 2.0 / 3;
+
+engine::Workload workload_of(const Flags& flags, int ranks) {
+  engine::Workload work{.parameters = flags.params,
+                        .forward_seconds = flags.forward_ms * 1e-3,
+                        .backward_seconds = flags.backward_ms * 1e-3};
+  if (flags.compute_ms > 0) {
+    work.backward_seconds = flags.compute_ms * kBackwardPart * 1e-3;
+    work.forward_seconds = flags.compute_ms * 1e-3 - work.backward_seconds;
+  }
+  if (!flags.config.empty())
+    work = engine::workload_of(config::Config::from_file(flags.config), ranks,
+                               work);
+  if (!flags.dtype.empty()) work.dtype = dtype_of(flags.dtype);
+  return work;
+}
+
+void print(const Flags& flags, const engine::Workload& work,
+           const engine::Network& network, const engine::Compute& compute) {
+  const auto all = engine::plan(work, network, compute);
+  std::cout << (flags.json ? engine::plan_json(all) : engine::plan_table(all));
+}
+
+[[noreturn]] void refuse_usage(const std::string& what) {
+  throw CLI::ParseError(what, CLI::ExitCodes::ValidationError);
+}
+
+engine::Network network_of(const Flags& flags) {
+  if (!flags.ranks || !flags.link_gbps)
+    refuse_usage(
+        "plan: one rank alone knows no network: start it with a launcher, as "
+        "in mpirun -np 2 thinwire plan, which measures one, or describe it by "
+        "--ranks, --link-gbps and --latency-us");
+  const int on_host = flags.ranks_per_host.value_or(1);
+  if (*flags.ranks % on_host != 0)
+    refuse_usage(
+        fmt::format("--ranks-per-host must be a divisor of --ranks {}, got {}",
+                    *flags.ranks, on_host));
+  engine::Network network{.ranks = *flags.ranks,
+                          .ranks_per_host = on_host,
+                          .gbps = *flags.link_gbps};
+  if (flags.latency_us) network.latency_seconds = *flags.latency_us * 1e-6;
+  return network;
+}
+
+void say_what_is_not_given(const Flags& flags) {
+  if (flags.forward_ms == 0 && flags.backward_ms == 0 &&
+      flags.compute_ms == 0 && !flags.json)
+    std::cout << "without --forward-ms and --backward-ms (or --compute-ms) a "
+                 "step is taken to be its exchange and update\n";
+}
+
+void run_alone(const Flags& flags) {
+  const engine::Network network = network_of(flags);
+  const engine::Workload work = workload_of(flags, network.ranks);
+  say_what_is_not_given(flags);
+  engine::Compute compute;
+  comm::run_local_ranks(1, [&](comm::Communicator& alone) {
+    compute = engine::measure_compute(alone);
+  });
+  // One rank serves nobody and adds nothing up: from memory traffic, as shares
+  // of what it has measured.
+  compute.sum = compute.norm;
+  if (!flags.json) {
+    std::cout << "as described: " << engine::describe(network)
+              << engine::describe(compute);
+    std::cout << "not known to one rank alone: the cost of a message, what "
+                 "ranks inside a host exchange, and how far ranks that share a "
+                 "machine slow each other down\n";
+  }
+  print(flags, work, network, compute);
+}
+
+void run_in_job(const Flags& flags) {
+  if (flags.ranks || flags.link_gbps || flags.ranks_per_host ||
+      flags.latency_us)
+    refuse_usage(
+        "plan: under a launcher the network is measured: leave --ranks, "
+        "--ranks-per-host, --link-gbps and --latency-us out, or start it "
+        "without one");
+  const auto comm = comm::from_environment();
+  const engine::Workload work = workload_of(flags, comm->size());
+  if (comm->rank() == 0) say_what_is_not_given(flags);
+  std::string why;
+  const comm::Hosts hosts = comm::find_hosts(*comm, {}, &why);
+  const engine::Network network = engine::measure_network(*comm, hosts);
+  const engine::Compute compute = engine::measure_compute(*comm);
+  if (comm->rank() != 0) return;
+  if (!flags.json) {
+    std::cout << "measured: " << engine::describe(network)
+              << engine::describe(compute);
+    if (!why.empty()) std::cout << "flat: " << why << '\n';
+    if (hosts.size == 1)
+      std::cout << "all ranks share one host: between hosts nothing was "
+                   "measured\n";
+  }
+  print(flags, work, network, compute);
+}
+
+void run(const Flags& flags) {
+  if (env::launched_ranks() > 1)
+    run_in_job(flags);
+  else
+    run_alone(flags);
+}
+
+// nan is in no range; CLI::Range lets it pass.
+CLI::Validator number(double least, double most) {
+  const std::string range = fmt::format("in [{:.16g}, {:.16g}]", least, most);
+  return CLI::Validator(
+      [=](std::string& text) {
+        char* end = nullptr;
+        const double value = std::strtod(text.c_str(), &end);
+        const bool is_number = !text.empty() && *end == '\0';
+        return is_number && value >= least && value <= most
+                   ? std::string()
+                   : fmt::format("must be {}, got {}", range, text);
+      },
+      range);
+}
+
+void add_network_options(CLI::App& command, Flags& flags) {
+  command
+      .add_option("--ranks", flags.ranks,
+                  "alone: of the job that is to be planned")
+      ->check(number(2, kMostRanks));
+  command
+      .add_option("--ranks-per-host", flags.ranks_per_host,
+                  "alone: ranks that share a network card (default 1)")
+      ->check(number(1, 1024));
+  command
+      .add_option("--link-gbps", flags.link_gbps,
+                  "alone: a host's network card, Gbit/s each way")
+      ->check(number(1e-3, 1e6));
+  command
+      .add_option("--latency-us", flags.latency_us,
+                  "alone: of one collective, in microseconds (default 50)")
+      ->check(number(0, kMostTime));
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = app.add_subcommand(
+      "plan",
+      "What a step would take, send and keep with each way to average; under "
+      "mpirun on the network and processors that it measures");
+  command->add_option("--params", flags->params, "parameters of the model")
+      ->required()
+      ->check(number(1, 1e15));
+  auto* forward = command
+                      ->add_option("--forward-ms", flags->forward_ms,
+                                   "one forward, without any exchange")
+                      ->check(number(0, kMostTime));
+  auto* backward = command
+                       ->add_option("--backward-ms", flags->backward_ms,
+                                    "one backward, without any exchange")
+                       ->check(number(0, kMostTime));
+  command
+      ->add_option("--compute-ms", flags->compute_ms,
+                   "instead of both: forward and backward together")
+      ->check(number(0, kMostTime))
+      ->excludes(forward)
+      ->excludes(backward);
+  command->add_option("--config", flags->config,
+                      "a configuration file: its dtype, accumulation, buckets");
+  command
+      ->add_option("--dtype", flags->dtype,
+                   "of parameters: fp32, fp16 or bf16 (default: of --config, "
+                   "else fp32)")
+      ->check(CLI::IsMember({"fp32", "fp16", "bf16"}));
+  command->add_flag("--json", flags->json, "one JSON object per line");
+  add_network_options(*command, *flags);
+  command->callback([flags] { run(*flags); });
+}
+
+}  // namespace thinwire::apps

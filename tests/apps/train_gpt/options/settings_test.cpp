@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/train_gpt/options/settings.h"
+
+#include <gtest/gtest.h>
+
+#include "apps/train_gpt/options/parsing.h"
+#include "apps/train_gpt/options/training_config.h"
+#include "thinwire/optim/onebit_adam.h"
+
+namespace thinwire::train_gpt {
+namespace {
+
+using config::Config;
+
+TEST(Settings, AreKeysOfTheFilesObject) {
+  const Options options =
+      parse({"--optimizer", "adam", "--zero", "2", "--set", "zero_bits_up=4",
+             "--set", "zero_bits_down=8", "--set", "hierarchy=flat", "--set",
+             "telemetry.path=out/Steps.jsonl", "--set", "telemetry.every=10",
+             "--set", "overlap=false", "--set", "zero_bits_up=8"});
+  const Config config = training_config(options);
+  EXPECT_EQ(config.zero.wire.bits_up, 8) << "the later one wins";
+  EXPECT_EQ(config.zero.wire.bits_down, 8);
+  EXPECT_EQ(config.comm.hierarchy, config::Hierarchy::kFlat);
+  EXPECT_EQ(config.telemetry.path, "out/Steps.jsonl");
+  EXPECT_EQ(config.telemetry.every, 10);
+  EXPECT_FALSE(config.comm.overlap);
+  EXPECT_NO_THROW(config.validate(2));
+}
+
+TEST(Settings, LeaveTheRestAsItIs) {
+  for (const std::string_view name : optimizer_names()) {
+    Options options;
+    options.optimizer = name;
+    options.lr = 1.25e-3;
+    options.steps = 321;
+    Config expected = training_config(options);
+    expected.comm.verify_every = 7;
+    options.set = {"verify_every=7"};
+    EXPECT_EQ(training_config(options), expected) << name;
+  }
+}
+
+TEST(Settings, AndTheFlagOfTheSameAgree) {
+  Options options = parse({"--set", "lean=true"});
+  EXPECT_EQ(options.optimizer, "lean_onebit_adam");
+  EXPECT_EQ(training_config(options), [] {
+    Options lean = parse({"--optimizer", "lean_onebit_adam"});
+    return training_config(lean);
+  }());
+  options = parse(
+      {"--set", "semantics=deepspeed", "--set", "calibrated_clipping=false"});
+  EXPECT_EQ(options.semantics, config::Semantics::kDeepSpeed);
+  EXPECT_FALSE(options.calibrated_clipping);
+  options = parse(
+      {"--set", "variance_refresh=16", "--set", "checkpoint.keep_last=7"});
+  EXPECT_EQ(options.variance_refresh, 16);
+  EXPECT_EQ(options.file.checkpoint.keep_last, 7);
+}
+
+TEST_F(ConfigFile, IsOverruledBySettings) {
+  write(R"({"thinwire": {"hierarchy": "flat", "verify_every": 3},
+            "train_gpt": {"set": ["verify_every=5"]}})");
+  const Options options =
+      parse({"--config", path.c_str(), "--set", "hierarchy=by_host"});
+  const Config config = training_config(options);
+  EXPECT_EQ(config.comm.hierarchy, config::Hierarchy::kByHost);
+  EXPECT_EQ(config.comm.verify_every, 3) << "the flag replaces the file's";
+  EXPECT_EQ(
+      training_config(parse({"--config", path.c_str()})).comm.verify_every, 5);
+}
+
+TEST(Settings, NameTheKeyThatIsWrong) {
+  const auto refused = [](const char* setting,
+                          std::initializer_list<const char*> parts) {
+    SCOPED_TRACE(setting);
+    expect_usage_error(parts, [&] { return parse({"--set", setting}); });
+  };
+  refused("zero_bits_up", {"--set must be KEY=VALUE", "'zero_bits_up'"});
+  refused("=4", {"--set must be KEY=VALUE", "'=4'"});
+  refused("verify_evry=4", {"thinwire.verify_evry", "'verify_every'?"});
+  refused("verify_every=often", {"thinwire.verify_every", "\"often\""});
+  refused("verify_every.x=4", {"--set", "thinwire.verify_every"});
+  refused("fallback=true", {"thinwire.fallback", "off, warn, hold", "true"});
+  refused("zero_bits_up=4",
+          {"thinwire.zero_bits_up is of Adam, AdamW, Lamb, not of OneBitAdam"});
+  refused("denominator_bits=4", {"thinwire.denominator_bits", "thinwire.lean"});
+  refused("compressed_during_backward=true",
+          {"thinwire.compressed_during_backward", "lagged_clipping"});
+  expect_usage_error(
+      {"--set", "thinwire.lean must be true", "--optimizer"}, [] {
+        return parse(
+            {"--optimizer", "lean_onebit_adam", "--set", "lean=false"});
+      });
+}
+
+TEST(Settings, StandInTheReport) {
+  const auto settings = settings_of(
+      parse({"--set", "hierarchy=flat", "--set", "verify_every=7"}));
+  EXPECT_EQ(settings.back(),
+            (std::pair<std::string, std::string>{
+                "set", R"(["hierarchy=flat","verify_every=7"])"}));
+}
+
+}  // namespace
+}  // namespace thinwire::train_gpt
