@@ -20,6 +20,7 @@ void bind_options(nb::module_& module);
 void bind_precision(nb::module_& module);
 void bind_schedules(nb::module_& module);
 void bind_config(nb::module_& module);
+void bind_planner(nb::module_& module);
 void bind_reports(nb::module_& module);
 void bind_optimizer(nb::module_& module);
 void bind_checkpoint_options(nb::module_& module);

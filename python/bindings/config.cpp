@@ -114,17 +114,57 @@ void bind_zero(nb::module_& module) {
       .def_rw("reduce_bucket_size", &ZeroConfig::reduce_bucket_size)
       .def_rw("ignore_unused_parameters", &ZeroConfig::ignore_unused_parameters)
       .def_rw("round_robin_gradients", &ZeroConfig::round_robin_gradients)
-      .def_rw("offload_optimizer", &ZeroConfig::offload_optimizer);
+      .def_rw("offload_optimizer", &ZeroConfig::offload_optimizer)
+      .def_rw("wire", &ZeroConfig::wire);
+}
+
+void bind_wire(nb::module_& module) {
+  using shard::AfterSkip;
+  using shard::WireOptions;
+  nb::enum_<AfterSkip>(module, "AfterSkip")
+      .value("auto", AfterSkip::kAuto)
+      .value("keep", AfterSkip::kKeep)
+      .value("clear", AfterSkip::kClear);
+  nb::class_<WireOptions>(module, "WireOptions")
+      .def(nb::init<>())
+      .def_rw("bits_up", &WireOptions::bits_up)
+      .def_rw("bits_down", &WireOptions::bits_down)
+      .def_rw("residual_dtype", &WireOptions::residual_dtype)
+      .def_rw("after_skip", &WireOptions::after_skip);
+}
+
+void bind_telemetry(nb::module_& module) {
+  using config::Fallback;
+  using config::TelemetryConfig;
+  nb::enum_<Fallback>(module, "Fallback")
+      .value("off", Fallback::kOff)
+      .value("warn", Fallback::kWarn)
+      .value("hold", Fallback::kHold);
+  nb::class_<TelemetryConfig>(module, "TelemetryConfig")
+      .def(nb::init<>())
+      .def_rw("path", &TelemetryConfig::path)
+      .def_rw("every", &TelemetryConfig::every)
+      .def_rw("every_rank", &TelemetryConfig::every_rank)
+      .def_rw("residual_every", &TelemetryConfig::residual_every);
 }
 
 void bind_comm(nb::module_& module) {
   using config::CommConfig;
+  using config::Hierarchy;
+  nb::enum_<Hierarchy>(module, "Hierarchy")
+      .value("auto", Hierarchy::kAuto)
+      .value("flat", Hierarchy::kFlat)
+      .value("by_host", Hierarchy::kByHost);
   nb::class_<CommConfig>(module, "CommConfig")
       .def(nb::init<>())
+      .def_rw("hierarchy", &CommConfig::hierarchy)
+      .def_rw("ranks_per_host", &CommConfig::ranks_per_host)
       .def_rw("bucket_elements", &CommConfig::bucket_elements)
       .def_rw("num_threads", &CommConfig::num_threads)
       .def_rw("verify_every", &CommConfig::verify_every)
-      .def_rw("overlap", &CommConfig::overlap);
+      .def_rw("overlap", &CommConfig::overlap)
+      .def_rw("compressed_during_backward",
+              &CommConfig::compressed_during_backward);
 }
 
 void bind_checkpoint_config(nb::module_& module) {
@@ -152,6 +192,7 @@ void bind_fields(nb::class_<Settings>& kind) {
       .def_rw("precision", &Settings::precision)
       .def_rw("gradient_clipping", &Settings::gradient_clipping)
       .def_rw("calibrated_clipping", &Settings::calibrated_clipping)
+      .def_rw("lagged_clipping", &Settings::lagged_clipping)
       .def_rw("train_batch_size", &Settings::train_batch_size)
       .def_rw("train_micro_batch_size_per_gpu",
               &Settings::train_micro_batch_size_per_gpu)
@@ -166,6 +207,8 @@ void bind_fields(nb::class_<Settings>& kind) {
       .def_rw("zero", &Settings::zero)
       .def_rw("comm", &Settings::comm)
       .def_rw("checkpoint", &Settings::checkpoint)
+      .def_rw("telemetry", &Settings::telemetry)
+      .def_rw("fallback", &Settings::fallback)
       .def_rw("buffers", &Settings::buffers)
       .def_rw("steps_per_print", &Settings::steps_per_print)
       .def_rw("semantics", &Settings::semantics)
@@ -211,8 +254,8 @@ Settings::Settings(const Config& config)
 void Settings::choose_optimizer(nb::object options) {
   optimizer_ = checked<config::OptimizerConfig>(
       std::move(options), "optimizer",
-      "AdamOptions, LambOptions, OnebitAdamOptions, OnebitLambOptions and "
-      "ZeroOneAdamOptions");
+      "AdamOptions, LambOptions, OnebitAdamOptions, OnebitLambOptions, "
+      "ZeroOneAdamOptions and LeanOnebitAdamOptions");
 }
 
 void Settings::choose_schedule(nb::object shape) {
@@ -240,9 +283,11 @@ void bind_config(nb::module_& module) {
       .value("average", Buffers::kAverage)
       .value("as_they_are", Buffers::kAsTheyAre);
   bind_note(module);
+  bind_wire(module);
   bind_zero(module);
   bind_comm(module);
   bind_checkpoint_config(module);
+  bind_telemetry(module);
   nb::class_<Settings> kind(module, "Config");
   kind.def(nb::init<>());
   bind_fields(kind);

@@ -6,6 +6,7 @@
 
 #include "bindings.h"
 #include "core/duration.h"
+#include "thinwire/compress/bucket_rule.h"
 #include "thinwire/core/dtype.h"
 #include "thinwire/core/env.h"
 #include "thinwire/core/error.h"
@@ -30,6 +31,13 @@ void bind_machine(nb::module_& module) {
   module.def("cpu_target", &kernels::cpu_target);
   module.def("processor", &kernels::processor_name);
   module.def("num_threads", [] { return std::max(1, env::num_threads()); });
+  module.def(
+      "bucket_elements",
+      [](std::size_t chosen, std::size_t elements, int ranks, int bits) {
+        return compress::bucket_elements(chosen, elements, {.size = ranks},
+                                         bits);
+      },
+      "chosen"_a, "elements"_a, "ranks"_a, "bits"_a);
   module.def("parse_duration", &parse_duration, "text"_a);
   nb::enum_<DType>(module, "DType")
       .value("float32", DType::kFloat32)

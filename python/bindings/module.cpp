@@ -19,6 +19,7 @@ NB_MODULE(_core, module) {
   py::bind_precision(module);
   py::bind_schedules(module);
   py::bind_config(module);
+  py::bind_planner(module);
   py::bind_reports(module);
   py::bind_optimizer(module);
   py::bind_checkpoint_options(module);

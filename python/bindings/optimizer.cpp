@@ -15,6 +15,7 @@
 
 #include "communicator.h"
 #include "config.h"
+#include "engine/hierarchy.h"
 #include "state.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/optim/low_bit_optimizer.h"
@@ -54,8 +55,11 @@ void construct(OptimizerHandle* self, const CommunicatorHandle& comm,
       if (!initial.is_none())
         require("initial", from, DType::kFloat32, layout.size());
     });
-    parts->stack = engine::make_optimizer(*parts->comm, parts->layout,
-                                          parts->config, own, from);
+    parts->grouped = engine::by_host(*parts->comm, parts->config);
+    comm::Communicator& group =
+        parts->grouped == nullptr ? *parts->comm : *parts->grouped;
+    parts->stack =
+        engine::make_optimizer(group, parts->layout, parts->config, own, from);
   }
   new (self) OptimizerHandle("optimizer", parts);
 }
@@ -163,6 +167,8 @@ std::optional<double> residual_ratio(Self& self) {
               [](OptimizerParts& parts) -> std::optional<double> {
                 const auto* low_bit =
                     dynamic_cast<optim::LowBitOptimizer*>(&parts.optimizer());
+                if (parts.stack.lean != nullptr)
+                  return parts.stack.lean->residual_ratio();
                 if (low_bit == nullptr) return std::nullopt;
                 return low_bit->residual_ratio();
               });

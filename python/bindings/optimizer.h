@@ -16,9 +16,10 @@ namespace thinwire::python {
 /// An optimizer, and what it needs to live.
 struct OptimizerParts {
   std::shared_ptr<comm::Communicator> comm;
+  std::unique_ptr<comm::Communicator> grouped{};  // null: flat
   ParameterLayout layout;
   config::Config config;
-  Array params;  // ZeRO's memory
+  Array params;  // the memory of ZeRO and lean 1-bit Adam
   engine::OptimizerStack stack{};
   OneCaller caller{};
 

@@ -12,6 +12,7 @@
 #include "thinwire/optim/onebit_adam.h"
 #include "thinwire/optim/onebit_lamb.h"
 #include "thinwire/optim/zero_one_adam.h"
+#include "thinwire/shard/lean_onebit_adam.h"
 
 namespace thinwire::python {
 namespace {
@@ -67,7 +68,7 @@ void bind_groups(nb::module_& module) {
       .def_rw("min_coeff", &optim::OnebitLambGroup::min_coeff);
 }
 
-// What all five have.
+// What all have.
 template <class T>
 nb::class_<T> bind_adam(nb::module_& module, const char* name) {
   nb::class_<T> kind(module, name);
@@ -87,8 +88,9 @@ nb::class_<T> bind_adam(nb::module_& module, const char* name) {
 template <class T>
 nb::class_<T> bind_low_bit(nb::module_& module, const char* name) {
   nb::class_<T> kind = bind_adam<T>(module, name);
-  kind.def_rw("amsgrad", &T::amsgrad)
-      .def_rw("denom_floor", &T::denom_floor)
+  if constexpr (requires(T options) { options.amsgrad; })
+    kind.def_rw("amsgrad", &T::amsgrad);
+  kind.def_rw("denom_floor", &T::denom_floor)
       .def_rw("scale", &T::scale)
       .def_rw("residual_dtype", &T::residual_dtype);
   return kind;
@@ -149,6 +151,11 @@ void bind_options(nb::module_& module) {
       .def_rw("factor_min", &OnebitLambOptions::factor_min)
       .def_rw("factor_threshold", &OnebitLambOptions::factor_threshold);
   bind_zero_one_adam(module);
+  using shard::LeanOnebitAdamOptions;
+  auto lean =
+      bind_low_bit<LeanOnebitAdamOptions>(module, "LeanOnebitAdamOptions");
+  bind_freeze(lean);
+  lean.def_rw("denominator_bits", &LeanOnebitAdamOptions::denominator_bits);
 }
 
 }  // namespace thinwire::python

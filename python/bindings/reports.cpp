@@ -28,8 +28,12 @@ void bind_reports(nb::module_& module) {
       .def_ro("revived", &StepReport::revived)
       .def_ro("bytes_sent", &StepReport::bytes_sent)
       .def_ro("collectives", &StepReport::collectives)
+      .def_ro("messages", &StepReport::messages)
+      .def_ro("bytes_between_hosts", &StepReport::bytes_between_hosts)
+      .def_ro("residuals_cleared", &StepReport::residuals_cleared)
       .def_ro("seconds", &StepReport::seconds)
       .def_ro("exchange_seconds", &StepReport::exchange_seconds)
+      .def_ro("comm_busy_seconds", &StepReport::comm_busy_seconds)
       .def_ro("gradients_equal", &StepReport::gradients_equal);
   nb::class_<EngineReport, StepReport>(module, "EngineReport")
       .def_ro("at_boundary", &EngineReport::at_boundary)

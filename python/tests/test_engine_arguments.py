@@ -61,7 +61,7 @@ def test_arguments_that_are_refused(tmp_path: Path) -> None:
         (
             {"config": config_of(**ONEBIT, **zero(1))},
             thinwire.Error,
-            "ZeRO stage 1 with onebit_adam",
+            "use thinwire.lean",
         ),
         (
             {"model_parameters": [other]},

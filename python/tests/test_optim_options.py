@@ -9,11 +9,11 @@ from typing import Any
 import optim_cases as cases
 import pytest
 import torch
-from thinwire import _core
+from thinwire import _core, optim
 from thinwire.comm import run_local_ranks
 from thinwire.errors import FailedPrecondition, InvalidArgument
 
-KINDS = [kind for kind, _ in cases.KINDS.values()]
+KINDS = [*(kind for kind, _ in cases.KINDS.values()), optim.LeanOnebitAdam]
 # Of no use from Python, or set from something else.
 INTERNAL = {"groups", "amsgrad", "decoupled_decay", "state_dtype", "exchange"}
 OURS = {
@@ -56,7 +56,13 @@ OTHER: dict[str, Any] = {
     "local_step_scaler": 5,
     "local_step_clipper": 6,
     "exchanged": "gradient",
+    "denominator_bits": 4,
+    "hierarchy": "flat",
+    "ranks_per_host": 1,
+    "lagged_clipping": True,
 }
+# Where that is the default.
+OTHER_OF = {("LeanOnebitAdam", "residual_dtype"): torch.float32}
 # Results do not depend on them, or ranks may differ in them.
 FREE = {"params", "process_group", "threads", "bucket_elements", "broadcast"}
 
@@ -83,7 +89,7 @@ def test_every_field_of_cpp_has_a_keyword_with_its_default(kind: Any) -> None:
         if field.startswith("beta"):
             ours = ours[int(field[-1]) - 1]
         if isinstance(value, _core.DType):
-            value = {"float32": torch.float32}[value.name]
+            value = getattr(torch, value.name)
         elif field in ("scale", "exchanged"):
             value = value.name
         assert ours == value, field
@@ -112,7 +118,8 @@ def test_every_option_reaches_the_optimizer(kind: Any, name: str) -> None:
         base["freeze_step"] = "auto"
 
     def body(communicator: Any) -> str:
-        other = {name: OTHER[name]} if communicator.rank == 1 else {}
+        value = OTHER_OF.get((kind.__name__, name), OTHER[name])
+        other = {name: value} if communicator.rank == 1 else {}
         try:
             kind(one(), process_group=communicator, **base, **other)
         except InvalidArgument as error:

@@ -39,7 +39,14 @@ if TYPE_CHECKING:
     )
     from .config import Config
     from .engine import Engine, EngineReport, add_config_arguments, initialize
-    from .optim import AdamW, Lamb, OnebitAdam, OnebitLamb, ZeroOneAdam
+    from .optim import (
+        AdamW,
+        Lamb,
+        LeanOnebitAdam,
+        OnebitAdam,
+        OnebitLamb,
+        ZeroOneAdam,
+    )
     from .report import StepReport
 
 _MODULE_OF = {
@@ -49,6 +56,7 @@ _MODULE_OF = {
     "EngineReport": "engine",
     "GradScaler": "amp",
     "Lamb": "optim",
+    "LeanOnebitAdam": "optim",
     "LoadReport": "checkpoint",
     "Mpi4pyTransport": "comm",
     "OnebitAdam": "optim",
@@ -81,6 +89,7 @@ __all__ = [
     "GradScaler",
     "InvalidArgument",
     "Lamb",
+    "LeanOnebitAdam",
     "LoadReport",
     "Mpi4pyTransport",
     "NonFinite",

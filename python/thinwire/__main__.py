@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m thinwire doctor: what this machine and installation have."""
+"""python -m thinwire doctor | plan | telemetry tensorboard FILE DIR."""
 
 import argparse
 import sys
 
 from . import Error, __version__
+from ._plan import add_arguments, run_plan
 
 
 def main() -> int:
     """Exits with 0: done; 1: it failed, with a line on stderr; 2: wrong usage."""
     parser = argparse.ArgumentParser(
-        prog="python -m thinwire", description="Checks an installation of Thinwire"
+        prog="python -m thinwire",
+        description="Checks an installation of Thinwire, and shows what runs wrote",
     )
     parser.add_argument(
         "--version", action="version", version=f"thinwire {__version__}"
@@ -23,15 +25,48 @@ def main() -> int:
         "mpirun once for all ranks, which exchange messages on the way. Ends with 1 if "
         "Thinwire cannot train here.",
     )
-    parser.parse_args()
+    add_arguments(
+        commands.add_parser(
+            "plan",
+            help="what a step would take with each way to average",
+            description="What a step would take, send and keep with each way to "
+            "average; under torchrun on the network and processors that it measures.",
+        )
+    )
+    telemetry = commands.add_parser(
+        "telemetry", help="turn a file of steps into charts"
+    )
+    charts = telemetry.add_subparsers(dest="to", required=True, metavar="TO")
+    tensorboard = charts.add_parser(
+        "tensorboard",
+        help="files for TensorBoard",
+        description="Writes every number of FILE, lines of thinwire.telemetry.path or "
+        "train_gpt's metrics.jsonl, into DIR for TensorBoard.",
+    )
+    tensorboard.add_argument("file", metavar="FILE")
+    tensorboard.add_argument("directory", metavar="DIR")
+    arguments = parser.parse_args()
+    try:
+        return _run(arguments)
+    except Error as error:
+        print(f"thinwire {arguments.command}: {error}", file=sys.stderr)
+        return 1
 
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.command == "telemetry":
+        from ._telemetry import to_tensorboard
+
+        steps = to_tensorboard(arguments.file, arguments.directory)
+        print(
+            f"{steps} lines of {arguments.file}: tensorboard --logdir {arguments.directory}"
+        )
+        return 0
+    if arguments.command == "plan":
+        return run_plan(arguments)
     from ._doctor import run_doctor
 
-    try:
-        return run_doctor()
-    except Error as error:
-        print(f"thinwire doctor: {error}", file=sys.stderr)
-        return 1
+    return run_doctor()
 
 
 if __name__ == "__main__":

@@ -32,6 +32,9 @@ def backends() -> list[tuple[str, str, str]]:
 def num_threads() -> int:
     """Of a rank that asks for 0: THINWIRE_NUM_THREADS, else 1."""
 
+def bucket_elements(chosen: int, elements: int, ranks: int, bits: int) -> int:
+    """`chosen`, or for 0 the rule: compress/bucket_rule.h, every rank a host of its own."""
+
 def take_log() -> list[tuple[str, str]]:
     """What the library has logged since the last call: (level, text)."""
 
@@ -164,7 +167,7 @@ class OnebitLambGroup(MaskedGroup):
     min_coeff: float | None
 
 class _AdamFields:
-    """What all five options have. Defaults are those of the C++ structs; Config has
+    """What all options have. Defaults are those of the C++ structs; Config has
     fields of its own for their `exchange`. copy.copy and copy.deepcopy work."""
 
     def __init__(self) -> None: ...
@@ -188,7 +191,6 @@ class LambOptions(_AdamFields):
     min_coeff: float
 
 class _LowBitFields(_AdamFields):
-    amsgrad: bool
     denom_floor: float
     scale: Scale
     residual_dtype: DType
@@ -203,10 +205,12 @@ class _FreezeFields(_LowBitFields):
 
 class OnebitAdamOptions(_FreezeFields):
     groups: list[OnebitAdamGroup]
+    amsgrad: bool
     variance_refresh: int
 
 class OnebitLambOptions(_FreezeFields):
     groups: list[OnebitLambGroup]
+    amsgrad: bool
     max_coeff: float
     min_coeff: float
     coeff_beta: float
@@ -220,11 +224,16 @@ class Exchanged(Enum):
 
 class ZeroOneAdamOptions(_LowBitFields):
     groups: list[MaskedGroup]
+    amsgrad: bool
     var_freeze_step: int
     var_update_scaler: int
     local_step_scaler: int
     local_step_clipper: int
     exchanged: Exchanged
+
+class LeanOnebitAdamOptions(_FreezeFields):
+    groups: list[MaskedGroup]
+    denominator_bits: int
 
 Options: TypeAlias = (
     AdamOptions
@@ -232,6 +241,7 @@ Options: TypeAlias = (
     | OnebitAdamOptions
     | OnebitLambOptions
     | ZeroOneAdamOptions
+    | LeanOnebitAdamOptions
 )
 
 # ---- config
@@ -268,6 +278,18 @@ class OffloadDevice(Enum):
     none = ...
     cpu = ...
 
+class AfterSkip(Enum):
+    auto = ...
+    keep = ...
+    clear = ...
+
+class WireOptions:
+    def __init__(self) -> None: ...
+    bits_up: int
+    bits_down: int
+    residual_dtype: DType
+    after_skip: AfterSkip
+
 class ZeroConfig:
     def __init__(self) -> None: ...
     stage: int
@@ -276,13 +298,22 @@ class ZeroConfig:
     ignore_unused_parameters: bool
     round_robin_gradients: bool
     offload_optimizer: OffloadDevice
+    wire: WireOptions
+
+class Hierarchy(Enum):
+    auto = ...
+    flat = ...
+    by_host = ...
 
 class CommConfig:
     def __init__(self) -> None: ...
+    hierarchy: Hierarchy
+    ranks_per_host: int
     bucket_elements: int
     num_threads: int
     verify_every: int
     overlap: bool
+    compressed_during_backward: bool
 
 class CheckpointConfig:
     def __init__(self) -> None: ...
@@ -293,6 +324,18 @@ class CheckpointConfig:
     keep_last: int
     keep_every: int
     asynchronous: bool
+
+class Fallback(Enum):
+    off = ...
+    warn = ...
+    hold = ...
+
+class TelemetryConfig:
+    def __init__(self) -> None: ...
+    path: str
+    every: int
+    every_rank: bool
+    residual_every: int
 
 class Buffers(Enum):
     broadcast = ...
@@ -373,6 +416,7 @@ class Config:
     precision: PrecisionConfig
     gradient_clipping: float
     calibrated_clipping: bool
+    lagged_clipping: bool
     train_batch_size: int | None
     train_micro_batch_size_per_gpu: int | None
     gradient_accumulation_steps: int | None
@@ -383,6 +427,8 @@ class Config:
     zero: ZeroConfig
     comm: CommConfig
     checkpoint: CheckpointConfig
+    telemetry: TelemetryConfig
+    fallback: Fallback
     buffers: Buffers
     steps_per_print: int
     semantics: Semantics
@@ -407,6 +453,44 @@ class Config:
         taken: Sequence[str] = (),
     ) -> tuple[Config, list[KeyNote]]: ...
 
+# ---- planner: engine/planner.h, engine/measure.h
+
+class Network:
+    """str() is a line, or two."""
+
+    def __init__(self) -> None: ...
+    ranks: int
+    ranks_per_host: int
+    gbps: float
+    latency_seconds: float
+    def validate(self) -> None: ...
+
+class Compute:
+    """Seconds per element."""
+
+    def __init__(self) -> None: ...
+    norm: float
+    sum: float
+
+class Workload:
+    def __init__(self) -> None: ...
+    parameters: float
+    dtype: DType
+    forward_seconds: float
+    backward_seconds: float
+
+def workload_of(config: Config, ranks: int, work: Workload) -> Workload:
+    """With what the configuration says of dtypes, buckets and backwards per step."""
+
+def measure_network(comm: Communicator) -> tuple[Network, str]:
+    """Collective; and why ranks do not exchange by host, or ""."""
+
+def measure_compute(comm: Communicator) -> Compute:
+    """Collective."""
+
+def plan(work: Workload, network: Network, compute: Compute, json: bool = False) -> str:
+    """A line per way, and the fastest."""
+
 # ---- optimizer and engine
 
 class StepReport:
@@ -424,8 +508,12 @@ class StepReport:
     revived: int
     bytes_sent: int
     collectives: int
+    messages: int
+    bytes_between_hosts: int
+    residuals_cleared: bool
     seconds: float
     exchange_seconds: float
+    comm_busy_seconds: float
     gradients_equal: bool
 
 class EngineReport(StepReport):

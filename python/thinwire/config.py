@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from . import _core
@@ -52,10 +52,19 @@ def read_config(
         raise InvalidArgument(f"{name}: {error}" if name else str(error)) from None
 
 
-def log_notes(notes: list[_core.KeyNote]) -> None:
-    """Local: a line for every key that has no effect; for rank 0."""
+def tree_of(source: Source) -> Mapping[str, Any]:
+    """Local: what a source that read_config() took says, sections of others' too; empty
+    for a thinwire.Config."""
+    if isinstance(source, _core.Config):
+        return {}
+    return source if isinstance(source, Mapping) else _tree(_read(os.fspath(source)))
+
+
+def log_notes(notes: list[_core.KeyNote], followed: Collection[str] = ()) -> None:
+    """Local: a line for every key that has no effect, but for sections that somebody
+    else follows; for rank 0."""
     for note in notes:
-        if not note.is_supported:
+        if not note.is_supported and note.path not in followed:
             logger.info("configuration: %s", note)
 
 

@@ -37,10 +37,18 @@ class StepReport:
     bytes_sent: int
     """By this rank to others."""
     collectives: int
+    messages: int
+    """From this rank to others."""
+    bytes_between_hosts: int
+    """Of bytes_sent, what went to other hosts."""
+    residuals_cleared: bool
+    """ZeRO in few bits: this step was skipped, and residuals became 0."""
     seconds: float
     """Of the whole step."""
     exchange_seconds: float
     """Of it, spent waiting for other ranks."""
+    comm_busy_seconds: float
+    """In which some exchange was under way, beside backward too."""
     gradients_equal: bool
     """All ranks had the same gradient, bit for bit: somebody has averaged it before."""
 
@@ -60,4 +68,5 @@ class StepReport:
             "clip_factor": 1.0,
         }
         values |= {"loss_scale": loss_scale, "grad_norm_is_estimate": False}
-        return cls(**values | {"gradients_equal": False})
+        flags = dict.fromkeys(("gradients_equal", "residuals_cleared"), False)
+        return cls(**values | flags)

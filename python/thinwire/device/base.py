@@ -79,8 +79,11 @@ class DeviceOptimizer(ABC):
             else:
                 self.skipped_steps += 1
         report.bytes_sent = exchange.bytes_sent - sent
+        report.bytes_between_hosts = report.bytes_sent
         report.collectives = exchange.collectives - collectives
+        report.messages = report.collectives * (exchange.size - 1)
         report.exchange_seconds = exchange.seconds - waited
+        report.comm_busy_seconds = report.exchange_seconds
         report.seconds = time.perf_counter() - begin
         return report
 

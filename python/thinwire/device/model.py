@@ -30,8 +30,14 @@ class Report:
     revived: int = 0
     bytes_sent: int = 0
     collectives: int = 0
+    messages: int = 0
+    bytes_between_hosts: int = 0
+    """All of bytes_sent: every rank counts as a host of its own."""
+    residuals_cleared: bool = False
     seconds: float = 0.0
     exchange_seconds: float = 0.0
+    comm_busy_seconds: float = 0.0
+    """What was waited for: nobody knows when a device's exchange ended before."""
     gradients_equal: bool = False
 
 

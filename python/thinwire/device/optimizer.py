@@ -68,6 +68,10 @@ def make_optimizer(
     specs = [(name, tuple(shape), group_index) for name, shape, group_index in specs]
     layout = _core.Layout(specs)
     settings = settings_of(config, specs)
+    bits = 32 if settings.name in ("adam", "lamb") else 1
+    settings.bucket_elements = _core.bucket_elements(
+        settings.bucket_elements, layout.size, exchange.size, bits
+    )
     exchange.require_same(
         "parameter layout and options", layout.describe() + settings.describe()
     )

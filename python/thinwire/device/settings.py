@@ -129,6 +129,9 @@ def _refuse(config: Any) -> None:
     refused = {
         "semantics deepspeed": config.semantics.name == "deepspeed",
         f"zero stage {config.zero.stage}": config.zero.stage > 0,
+        "lean 1-bit Adam": config.optimizer_name() == "lean_onebit_adam",
+        "hierarchy by_host": config.comm.hierarchy.name == "by_host",
+        "lagged clipping": config.lagged_clipping,
         "a master_dtype of 16 bits": config.precision.master_dtype.name != "float32",
         "a state_dtype of 16 bits": config.precision.state_dtype.name != "float32",
     }

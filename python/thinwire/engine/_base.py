@@ -16,6 +16,7 @@ from ..errors import FailedPrecondition
 from ._buffers import ModuleBuffers
 from ._hooks import FOREIGN, Link
 from ._memory import EngineMemory
+from ._monitoring import Monitoring
 from ._optimizer import EngineOptimizer
 from ._others import ModuleOthers
 from ._progress import Progress
@@ -66,6 +67,7 @@ class EngineBase(torch.nn.Module):
     _others: ModuleOthers
     _buffers_of_module: ModuleBuffers
     _progress: Progress
+    _monitoring: Monitoring
     _left_out: set[str]
     _own_scheduler: bool
     _backwards: int

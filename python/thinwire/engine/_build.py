@@ -12,7 +12,8 @@ import torch
 
 from .. import _core
 from .._agreement import agreed
-from ..config import Source, log_notes, read_config
+from .._monitors import SECTIONS, Monitor, monitors_of
+from ..config import Source, log_notes, read_config, tree_of
 from ..errors import InvalidArgument
 from ..optim._parameters import Place
 from ._buffers import ModuleBuffers
@@ -30,6 +31,8 @@ class Plan:
     groups: Groups
     places: list[Place]
     left_out: list[str]
+    monitors: list[Monitor]
+    """Of rank 0; elsewhere none."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def _plan(
     source = source() if callable(source) else source
     config, notes = read_config(source, without_schedule=has_scheduler)
     if comm.rank == 0:
-        log_notes(notes)
+        log_notes(notes, SECTIONS)
     config = copy.copy(config)
     if optimizer is None:
         groups = groups_of(model, model_parameters)
@@ -93,7 +96,9 @@ def _plan(
     names = left_out(model, places)
     if comm.rank == 0:
         warn_of(names)
-    return Plan(config, groups, places, names)
+    # Last, because it makes directories.
+    monitors = monitors_of(tree_of(source)) if comm.rank == 0 else []
+    return Plan(config, groups, places, names, monitors)
 
 
 def _refuse_wrapped(model: torch.nn.Module) -> None:

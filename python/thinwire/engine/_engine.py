@@ -24,6 +24,7 @@ from ._edits import undoes_edits
 from ._hooks import Link
 from ._inquiries import Inquiries
 from ._modules import ModuleParts
+from ._monitoring import Monitoring
 from ._optimizer import EngineOptimizer
 from ._others import ModuleOthers
 from ._progress import Progress
@@ -78,6 +79,7 @@ class Engine(NotHere, Inquiries, Saving, ModuleParts):
                 lr_scheduler is not None,
             )
             self._config = plan.config
+            self._monitoring = Monitoring(plan.monitors)
             self.optimizer = EngineOptimizer(self, plan.groups)
             agreed(comm, lambda: self._set_scheduler(lr_scheduler, optimizer))
             parts = make_parts(comm, model, plan)
@@ -193,6 +195,7 @@ class Engine(NotHere, Inquiries, Saving, ModuleParts):
         link.in_backward = False
         self._backwards += 1
         core.end_backward()
+        self._monitoring.backward(loss)
         steps = self.gradient_accumulation_steps() if scale_wrt_gas else 1
         return loss.detach() / steps
 
@@ -237,6 +240,7 @@ class Engine(NotHere, Inquiries, Saving, ModuleParts):
             self.get_lr(),
             self.get_mom(),
         )
+        self._monitoring.after(self.report, self.global_samples)
 
     @property
     def skipped_steps(self) -> int:
@@ -357,6 +361,7 @@ class Engine(NotHere, Inquiries, Saving, ModuleParts):
 
     def _cancel_backward(self, error: BaseException) -> None:
         self._backwards = 0
+        self._monitoring.forget()
         try:
             self._made.cancel_backward(f"{type(error).__name__}: {error}")
         except CommFailure as lost:

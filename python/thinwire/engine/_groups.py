@@ -22,6 +22,7 @@ _KINDS: dict[type[Any], type[Any]] = {
     _core.OnebitAdamOptions: _core.OnebitAdamGroup,
     _core.OnebitLambOptions: _core.OnebitLambGroup,
     _core.ZeroOneAdamOptions: _core.MaskedGroup,
+    _core.LeanOnebitAdamOptions: _core.MaskedGroup,
 }
 _GROUP_KEYS = ("lr", "betas", "eps", "weight_decay", *_native.FIXED_KEYS)
 

@@ -31,6 +31,7 @@ class Edits:
         )
         self._marks = Marks(native.memory.params) if has_copies else None
         self._moved = False
+        self._is_lean = isinstance(native.config.optimizer, _core.LeanOnebitAdamOptions)
 
     def home(self) -> None:
         """Local: FlatMemory.home(), remembering whether take_in() has to look."""
@@ -52,8 +53,10 @@ class Edits:
         """
         if self._marks is None or not (self._moved or self._marks.have_changed()):
             return
-        kept = self._kept()
-        if kept is not None:
+        if self._is_lean:  # what it has beside parameters is no array of values
+            if self._marks.have_changed():
+                self._native.optimizer.read_masters(self._native.memory.params)
+        elif (kept := self._kept()) is not None:
             self._take_in(*kept, is_collective)
         self.note()
 

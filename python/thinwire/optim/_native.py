@@ -141,7 +141,9 @@ def make_native(
     specs: list[Spec] = [(p.name, tuple(p.tensor.shape), p.group) for p in places]
     layout = _core.Layout(specs, num_groups)
     dtype = places[0].tensor.dtype
-    described = f"{dtype}\n{layout.describe()}broadcast={broadcast}\n"
+    described = f"{dtype}\n{layout.describe()}broadcast={broadcast} "
+    described += f"hierarchy={config.comm.hierarchy.name} "
+    described += f"ranks_per_host={config.comm.ranks_per_host}\n"
     comm.require_same("parameters", described)
     tensors, names = [p.tensor for p in places], [p.name for p in places]
     device = tensors[0].device

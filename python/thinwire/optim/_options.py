@@ -34,9 +34,12 @@ FIELDS = {
 OF_CONFIG = {
     "max_grad_norm": "gradient_clipping",
     "calibrated_clipping": "calibrated_clipping",
+    "lagged_clipping": "lagged_clipping",
     "semantics": "semantics",
     "threads": "comm.num_threads",
     "bucket_elements": "comm.bucket_elements",
+    "hierarchy": "comm.hierarchy",
+    "ranks_per_host": "comm.ranks_per_host",
     "verify_every": "comm.verify_every",
     "skip_nonfinite": "precision.check_grad_overflow",
 }
@@ -72,6 +75,8 @@ COMMON = """Common keywords:
       communicator of run_local_ranks(); None: the world.
     threads: of this rank, for loops over memory; 0: THINWIRE_NUM_THREADS, else 1.
     bucket_elements: what travels together; results do not depend on it.
+    hierarchy: "auto": ranks of one host exchange among themselves first, where hosts hold
+      several ranks each, equally many; "flat"; or "by_host". ranks_per_host: 0: found out.
     verify_every: steps between comparisons of parameters over all ranks; 0: never.
     broadcast: rank 0's parameters go to all ranks at construction.
     skip_nonfinite: a gradient that is not finite on one rank skips the step on all."""
@@ -80,7 +85,9 @@ LOW_BIT = """Keywords of compression:
     denom_floor: from the freeze on no denominator is below this fraction of its block's
       RMS; 0: no floor.
     scale: of a block of at most 1024 elements, "rms" or "l1".
-    residual_dtype: torch.float32 or torch.bfloat16."""
+    residual_dtype: torch.float32 or torch.bfloat16.
+    lagged_clipping: compressed steps are clipped by the norms of the steps before,
+      unless it has doubled."""
 
 
 class CommonKeywords(TypedDict, total=False):
@@ -94,6 +101,8 @@ class CommonKeywords(TypedDict, total=False):
     process_group: Any
     threads: int
     bucket_elements: int | None
+    hierarchy: Literal["auto", "flat", "by_host"]
+    ranks_per_host: int
     verify_every: int
     broadcast: bool
     skip_nonfinite: bool
@@ -118,6 +127,7 @@ class LowBitKeywords(CommonKeywords, total=False):
     denom_floor: float
     scale: Literal["rms", "l1"]
     residual_dtype: torch.dtype
+    lagged_clipping: bool
 
 
 class FreezeKeywords(LowBitKeywords, total=False):
@@ -135,6 +145,12 @@ class OnebitAdamKeywords(FreezeKeywords, total=False):
     """Keywords of OnebitAdam."""
 
     variance_refresh: int
+
+
+class LeanOnebitAdamKeywords(FreezeKeywords, total=False):
+    """Keywords of LeanOnebitAdam."""
+
+    denominator_bits: Literal[4, 8]
 
 
 class OnebitLambKeywords(FreezeKeywords, total=False):
@@ -177,7 +193,7 @@ def default(options: _core.Options, name: str) -> Any:
         value = _get(options, FIELDS.get(name, name))
     if isinstance(value, _core.DType):
         return next(t for t, native in DTYPES.items() if native == value)
-    if name in ("scale", "semantics", "exchanged"):
+    if name in ("scale", "semantics", "exchanged", "hierarchy"):
         return value.name
     return "auto" if name == "freeze_step" and value == _core.AUTO_FREEZE else value
 
@@ -238,8 +254,8 @@ def set_keyword(
             )
         return
     if name in OF_CONFIG:
-        if name == "semantics":
-            value = _member(_core.Semantics, name, value)
+        if name in ("semantics", "hierarchy"):
+            value = _member(getattr(_core, name.capitalize()), name, value)
         set_field(config, OF_CONFIG[name], value, name)
         return
     if name in ("scale", "exchanged"):

@@ -53,7 +53,10 @@ def complete(
     entries: dict[Hashable, dict[str, torch.Tensor]] = {
         mine[id(place.tensor)]: {"step": step} for place in native.places
     }
-    for name in [name for name in PER_PARAMETER if name in state]:
+    size = native.layout.size
+    # A shard is this rank's alone, as residuals are.
+    whole = [n for n in PER_PARAMETER if n in state and state[n].numel() == size]
+    for name in whole:
         views = native.dense_views(state.pop(name))
         for place, view in zip(native.places, views, strict=True):
             entries[mine[id(place.tensor)]][name] = view
@@ -215,9 +218,8 @@ def _own(
         )
     _require_ranks(record, optimizer._comm.rank, optimizer._comm.size)
     # Where the native state says of which rank it is, it has these as well.
-    added = (
-        {"format"} if "residual_layout" in record else {"format", "rank", "world_size"}
-    )
+    says_its_rank = "residual_layout" in record or "shards" in record
+    added = {"format"} if says_its_rank else {"format", "rank", "world_size"}
     state = {key: value for key, value in record.items() if key not in added}
     native = optimizer._made
     size, device = native.layout.size, native.memory.params.device

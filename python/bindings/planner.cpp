@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
+#include <string>
+#include <tuple>
+
+#include "bindings.h"
+#include "communicator.h"
+#include "config.h"
+#include "gil.h"
+#include "thinwire/comm/hosts.h"
+#include "thinwire/engine/measure.h"
+#include "thinwire/engine/plan_table.h"
+#include "thinwire/engine/workload.h"
+
+namespace thinwire::python {
+namespace {
+
+using engine::Compute;
+using engine::Network;
+using engine::Workload;
+
+void bind_structs(nb::module_& module) {
+  nb::class_<Network>(module, "Network")
+      .def(nb::init<>())
+      .def_rw("ranks", &Network::ranks)
+      .def_rw("ranks_per_host", &Network::ranks_per_host)
+      .def_rw("gbps", &Network::gbps)
+      .def_rw("latency_seconds", &Network::latency_seconds)
+      .def("validate", &Network::validate)
+      .def("__str__", [](const Network& self) { return describe(self); });
+  nb::class_<Compute>(module, "Compute")
+      .def(nb::init<>())
+      .def_rw("norm", &Compute::norm)
+      .def_rw("sum", &Compute::sum)
+      .def("__str__", [](const Compute& self) { return describe(self); });
+  nb::class_<Workload>(module, "Workload")
+      .def(nb::init<>())
+      .def_rw("parameters", &Workload::parameters)
+      .def_rw("dtype", &Workload::dtype)
+      .def_rw("forward_seconds", &Workload::forward_seconds)
+      .def_rw("backward_seconds", &Workload::backward_seconds);
+}
+
+// The network, and why ranks do not exchange by host.
+std::tuple<Network, std::string> measure_network(
+    const CommunicatorHandle& comm) {
+  return without_gil(comm.get(), [](auto& group) {
+    std::string why;
+    const comm::Hosts hosts = comm::find_hosts(group, {}, &why);
+    return std::tuple(engine::measure_network(group, hosts), why);
+  });
+}
+
+Compute measure_compute(const CommunicatorHandle& comm) {
+  return without_gil(
+      comm.get(), [](auto& group) { return engine::measure_compute(group); });
+}
+
+std::string plan(const Workload& work, const Network& network,
+                 const Compute& compute, bool json) {
+  const auto all = engine::plan(work, network, compute);
+  return json ? engine::plan_json(all) : engine::plan_table(all);
+}
+
+}  // namespace
+
+void bind_planner(nb::module_& module) {
+  bind_structs(module);
+  module.def(
+      "workload_of",
+      [](const Settings& config, int ranks, const Workload& work) {
+        return engine::workload_of(config.get(), ranks, work);
+      },
+      "config"_a, "ranks"_a, "work"_a);
+  module.def("measure_network", &measure_network, "comm"_a);
+  module.def("measure_compute", &measure_compute, "comm"_a);
+  module.def("plan", &plan, "work"_a, "network"_a, "compute"_a,
+             "json"_a = false);
+}
+
+}  // namespace thinwire::python

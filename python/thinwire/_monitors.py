@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where numbers of a run go to be looked at: TensorBoard's files, and files of commas."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from .errors import InvalidArgument, Unavailable
+
+_WRITERS = ("torch.utils.tensorboard", "tensorboardX")
+
+
+class Monitor(Protocol):
+    """Takes numbers by name."""
+
+    def add(
+        self, name: str, value: float, at: int, time: float | None = None
+    ) -> None: ...
+    def flush(self) -> None: ...
+
+
+class TensorBoard:
+    """Files for TensorBoard in a directory.
+
+    Raises Unavailable where no package writes them.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._writer = _writer_class()(directory)
+
+    def add(self, name: str, value: float, at: int, time: float | None = None) -> None:
+        """`at` is on the axis; `time` in Unix seconds, None: now."""
+        self._writer.add_scalar(name, value, at, time)
+
+    def flush(self) -> None:
+        """So that a chart that is open shows it."""
+        self._writer.flush()
+
+
+class CsvFiles:
+    """As DeepSpeed's: DIRECTORY/Train_Samples_lr.csv, a line "at,value" each.
+
+    Raises Unavailable where a file cannot be written.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        try:
+            os.makedirs(directory, exist_ok=True)
+        except OSError as error:
+            raise Unavailable(f"csv_monitor: {error}") from None
+
+    def add(self, name: str, value: float, at: int, time: float | None = None) -> None:
+        """`at` is the first column; a file that is there gets more lines."""
+        path = os.path.join(self._directory, name.replace("/", "_") + ".csv")
+        try:
+            with open(path, "a", newline="", encoding="utf-8") as file:
+                rows = csv.writer(file)
+                if file.tell() == 0:
+                    rows.writerow(["step", name.rpartition("/")[2]])
+                rows.writerow([at, value])
+        except OSError as error:
+            raise Unavailable(f"csv_monitor: {error}") from None
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
+def _writer_class() -> Any:
+    for name in _WRITERS:
+        try:
+            return importlib.import_module(name).SummaryWriter
+        except ImportError:
+            continue
+    raise Unavailable(
+        "tensorboard: neither tensorboard nor tensorboardX is installed; "
+        "pip install tensorboard"
+    )
+
+
+_KINDS: dict[str, Callable[[str], Monitor]] = {
+    "tensorboard": TensorBoard,
+    "csv_monitor": CsvFiles,
+}
+SECTIONS = tuple(_KINDS)
+
+
+def monitors_of(config: Mapping[str, Any]) -> list[Monitor]:
+    """Local: those that the sections "tensorboard" and "csv_monitor" of a configuration
+    ask for, in output_path/job_name each.
+
+    Raises InvalidArgument naming the key, Unavailable where one cannot be had.
+    """
+    return [
+        _KINDS[section](directory)
+        for section in SECTIONS
+        if (directory := _directory(section, config.get(section))) is not None
+    ]
+
+
+def _directory(section: str, given: Any) -> str | None:
+    """None: it is off."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise InvalidArgument(f"{section}: must be an object, got {given!r:.60}")
+    values = {"enabled": False, "output_path": "", "job_name": "DeepSpeedJobName"}
+    for key, value in given.items():
+        if key not in values:
+            raise InvalidArgument(
+                f"{section}.{key}: there is no such key; there are {', '.join(values)}"
+            )
+        if value is None or value == "auto":
+            continue
+        wanted = type(values[key])
+        if not isinstance(value, wanted):
+            raise InvalidArgument(
+                f"{section}.{key}: must be {wanted.__name__}, got {value!r:.60}"
+            )
+        values[key] = value
+    if not values["enabled"]:
+        return None
+    return os.path.join(str(values["output_path"]), str(values["job_name"]))
