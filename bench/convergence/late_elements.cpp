@@ -9,21 +9,20 @@
 #include <cmath>
 #include <cstdlib>
 #include <iostream>
-#include <memory>
 #include <random>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "thinwire/comm/local.h"
+#include "thinwire/config/config.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/parameter_layout.h"
-#include "thinwire/optim/adam.h"
-#include "thinwire/optim/data_parallel.h"
-#include "thinwire/optim/lamb.h"
+#include "thinwire/engine/engine.h"
 #include "thinwire/optim/onebit_adam.h"
 #include "thinwire/optim/onebit_lamb.h"
-#include "thinwire/optim/zero_one_adam.h"
+#include "thinwire/shard/lean_onebit_adam.h"
 
 namespace {
 
@@ -136,19 +135,15 @@ double validation_loss(std::span<const float> params, Seen seen) {
   return loss;
 }
 
-std::unique_ptr<optim::Optimizer> make_optimizer(
-    const std::string& name, comm::Communicator& comm,
-    const ParameterLayout& layout) {
+config::OptimizerConfig optimizer_of(const std::string& name) {
   using namespace optim;
   constexpr std::int64_t kFreeze = 600;
-  const auto onebit_adam = [&](OnebitAdamOptions options) {
+  const auto onebit_adam = [](OnebitAdamOptions options) {
     options.learning_rate = kLearningRate;
-    return std::make_unique<OnebitAdam>(comm, layout, options);
+    return options;
   };
-  if (name == "adam")
-    return std::make_unique<DataParallel>(
-        comm, std::make_unique<Adam>(
-                  layout, AdamOptions{.learning_rate = kLearningRate}));
+  if (name == "adam" || name == "zero_4_4")
+    return AdamOptions{.learning_rate = kLearningRate};
   if (name == "onebit_adam") return onebit_adam({.freeze_step = kFreeze});
   if (name == "onebit_adam_refresh")
     return onebit_adam({.freeze_step = kFreeze, .variance_refresh = 50});
@@ -157,22 +152,33 @@ std::unique_ptr<optim::Optimizer> make_optimizer(
                         .lr_warmup_steps = 10,
                         .total_steps = kSteps});
   if (name == "zero_one_adam")
-    return std::make_unique<ZeroOneAdam>(
-        comm, layout,
-        ZeroOneAdamOptions{.learning_rate = kLearningRate,
-                           .var_freeze_step = 3000,
-                           .local_step_scaler = 750,
-                           .local_step_clipper = 16});
-  if (name == "lamb")
-    return std::make_unique<DataParallel>(
-        comm, std::make_unique<Lamb>(
-                  layout, LambOptions{.learning_rate = kLearningRate}));
+    return ZeroOneAdamOptions{.learning_rate = kLearningRate,
+                              .var_freeze_step = 3000,
+                              .local_step_scaler = 750,
+                              .local_step_clipper = 16};
+  if (name == "lamb") return LambOptions{.learning_rate = kLearningRate};
   if (name == "onebit_lamb")
-    return std::make_unique<OnebitLamb>(
-        comm, layout,
-        OnebitLambOptions{.learning_rate = kLearningRate,
-                          .freeze_step = kFreeze});
+    return OnebitLambOptions{.learning_rate = kLearningRate,
+                             .freeze_step = kFreeze};
+  if (name == "lean_onebit_adam")
+    return shard::LeanOnebitAdamOptions{.learning_rate = kLearningRate,
+                                        .freeze_step = kFreeze};
   throw Error(ErrorCode::kInvalidArgument, "no optimizer '" + name + "'");
+}
+
+// "NAME_by_host": on two hosts of two ranks.
+config::Config config_of(std::string name) {
+  constexpr std::string_view kByHost = "_by_host";
+  config::Config config{.comm = {.hierarchy = config::Hierarchy::kFlat}};
+  if (name.ends_with(kByHost)) {
+    name.resize(name.size() - kByHost.size());
+    config.comm.hierarchy = config::Hierarchy::kByHost;
+    config.comm.ranks_per_host = 2;
+  }
+  config.optimizer = optimizer_of(name);
+  if (name == "zero_4_4")
+    config.zero = {.stage = 1, .wire = {.bits_up = 4, .bits_down = 4}};
+  return config;
 }
 
 // The step after which it sent few bits; 0: never.
@@ -192,29 +198,32 @@ struct Run {
 
 void train(const Run& run) {
   const ParameterLayout layout = TanhNet::layout();
+  const config::Config config = config_of(run.optimizer);
   std::vector<std::vector<float>> params(kRanks);
   std::int64_t frozen = 0;
   comm::run_local_ranks(kRanks, [&](comm::Communicator& comm) {
-    const auto optimizer = make_optimizer(run.optimizer, comm, layout);
     auto& mine = params[static_cast<std::size_t>(comm.rank())];
     std::vector<float> grads(layout.size());
     mine.resize(layout.size());
     std::mt19937 start(5 + 1000 * run.seed);
     std::normal_distribution<float> first(0, 0.3f);
     for (float& p : mine) p = first(start);
+    engine::Engine engine(comm, layout, config, mine, grads);
     std::mt19937 random(100 + static_cast<unsigned>(comm.rank()) +
                         1000 * run.seed);
     for (int step = 0; step < kSteps; ++step) {
-      std::fill(grads.begin(), grads.end(), 0.0f);
+      engine.begin_backward();
       std::normal_distribution<float> normal;
       for (int i = 0; i < kSamples; ++i) {
         const auto token = TokenCase::in_step(run.tokens, step).draw(random);
         TanhNet::loss(mine, Sample(token, random, normal), kSamples, grads);
       }
-      optimizer->step(mine, grads);
+      engine.end_backward();
+      engine.step();
     }
-    optimizer->synchronize(mine);
-    if (comm.rank() == 0) frozen = frozen_at(*optimizer);
+    engine.begin_evaluation();
+    if (comm.rank() == 0) frozen = frozen_at(engine.optimizer());
+    engine.end_evaluation();
   });
   const bool equal = std::all_of(params.begin(), params.end(),
                                  [&](auto& p) { return p == params[0]; });

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the runs of a study back and pairs each with the dense one."""
+"""Reads the runs of a study back and pairs each with the one it is held against."""
 
 import json
 import math
@@ -21,13 +21,21 @@ class Spread:
     def deviation(self):
         return statistics.stdev(self.values) if len(self.values) > 1 else math.nan
 
+    def is_noise(self, most):
+        """As a difference over paired seeds: no more than two standard errors, and
+        than `most`; unknown of fewer than three seeds."""
+        if len(self.values) < 3:
+            return None
+        error = self.deviation / math.sqrt(len(self.values))
+        return abs(self.mean) <= min(2 * error, most)
+
 
 @dataclass(frozen=True)
 class Result:
     title: str
-    is_dense: bool
+    baseline: str  # what the gap is to; empty: it is held against nothing
     loss: Spread  # nats per byte of held-out text
-    gap: Spread  # to the dense run of the same seed
+    gap: Spread  # to the baseline's run of the same seed
     bytes_sent: float  # per rank, whole run
     saving: float  # how many times fewer than the dense run
     rounds: float  # share of steps that exchange anything
@@ -52,22 +60,28 @@ def read_results(folder, rows, seeds):
         for seed in seeds
         if (run := read_run(folder / row.name / f"seed_{seed}"))
     }
+    titles = {row.name: row.title for row in rows}
     results = []
     for row in rows:
         own = {seed: runs[row.name, seed] for seed in seeds if (row.name, seed) in runs}
         if not own:
             continue
-        dense = {
-            seed: runs[row.dense, seed] for seed in own if (row.dense, seed) in runs
-        }
         sent = statistics.fmean(run[1] for run in own.values())
-        dense_sent = [run[1] for run in dense.values()]
+        dense_sent = [
+            runs[row.dense, seed][1] for seed in own if (row.dense, seed) in runs
+        ]
         results.append(
             Result(
                 title=row.title,
-                is_dense=row.name == row.dense,
+                baseline=titles[row.baseline] if row.baseline != row.name else "",
                 loss=Spread(tuple(run[0] for run in own.values())),
-                gap=Spread(tuple(own[seed][0] - dense[seed][0] for seed in dense)),
+                gap=Spread(
+                    tuple(
+                        run[0] - runs[row.baseline, seed][0]
+                        for seed, run in own.items()
+                        if (row.baseline, seed) in runs
+                    )
+                ),
                 bytes_sent=sent,
                 saving=statistics.fmean(dense_sent) / sent
                 if dense_sent and sent

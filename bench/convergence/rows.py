@@ -9,7 +9,61 @@ class Row:
     name: str  # also its folder
     title: str
     flags: str
-    dense: str  # the exact optimizer that it is measured against
+    dense: str  # the exact optimizer, whose bytes are compared
+    against: str = ""  # the row that its loss is compared with; empty: dense
+
+    @property
+    def baseline(self):
+        return self.against or self.dense
+
+
+# Two emulated hosts of two ranks each.
+BY_HOST = "--set hierarchy=by_host --set ranks_per_host=2"
+LOW_BIT_ZERO = "--optimizer adam --zero 2 --set zero_bits_up=4 --set zero_bits_down=4"
+
+
+def low_bit_wire_rows(lr, lamb_lr):
+    """What sends few bits with ZeRO, in little memory, or by host."""
+    lamb = f"--optimizer onebit_lamb --clip 1 --lr {lamb_lr}"
+
+    def row(name, title, flags, against):
+        return Row(
+            f"{name}_{lr}",
+            f"{title}, lr {lr}",
+            f"{flags} --lr {lr}",
+            f"adam_{lr}",
+            f"{against}_{lr}",
+        )
+
+    def by_host(name, title, flags):
+        return row(f"{name}_by_host", f"{title}, by host", f"{flags} {BY_HOST}", name)
+
+    return [
+        row("zero_4_4", "ZeRO-2, Adam, 4 bits", LOW_BIT_ZERO, "adam"),
+        row(
+            "zero_4_4_by_host",
+            "ZeRO-2, Adam, 4 bits, by host",
+            f"{LOW_BIT_ZERO} {BY_HOST}",
+            "adam",
+        ),
+        row(
+            "lean_onebit_adam",
+            "Lean 1-bit Adam",
+            "--optimizer lean_onebit_adam",
+            "onebit_adam",
+        ),
+        by_host("onebit_adam", "1-bit Adam", "--optimizer onebit_adam"),
+        by_host(
+            "zero_one_adam", "0/1 Adam", "--optimizer zero_one_adam --local-steps 4"
+        ),
+        Row(
+            "onebit_lamb_clip_by_host",
+            f"1-bit LAMB, clip 1, by host, lr {lamb_lr}",
+            f"{lamb} {BY_HOST}",
+            "lamb_clip",
+            "onebit_lamb_clip",
+        ),
+    ]
 
 
 def adam_rows(lr):
@@ -65,4 +119,5 @@ def lamb_rows(lr):
 def all_rows():
     """Those first on which most depends."""
     first, second, lamb = adam_rows("1.5e-3"), adam_rows("3e-3"), lamb_rows("1e-2")
-    return [*first[:3], *lamb[:2], *first[3:], *lamb[2:], *second]
+    wire = low_bit_wire_rows("1.5e-3", "1e-2")
+    return [*first[:3], *lamb[:2], *wire, *first[3:], *lamb[2:], *second]

@@ -33,8 +33,8 @@ th:first-child, td:first-child {{ text-align: left; padding-left: 0; }}
 th {{ color: var(--ink-2); font-weight: 500; }}
 </style></head><body>
 <h1>What compression costs in loss</h1>
-<p>Loss on held-out text minus that of the exact optimizer with the same seed and
-learning rate, nats per byte: circles are seeds, the dot is their mean, the line one
+<p>Loss on held-out text minus that of the run it is held against, with the same seed
+and learning rate, nats per byte: circles are seeds, the dot is their mean, the line one
 standard deviation to either side. Right of 0 is worse.</p>
 {plot}
 {table}
@@ -45,7 +45,8 @@ COLUMNS = (
     "",
     "n",
     "loss",
-    "gap to exact",
+    "gap",
+    "to",
     "sent per rank",
     "fewer bytes",
     "rounds per step",
@@ -58,7 +59,7 @@ def with_deviation(spread, pattern):
     text = format(spread.mean, pattern)
     if math.isnan(spread.deviation):
         return text
-    return f"{text} ± {spread.deviation:.3f}"
+    return f"{text} ± {format(spread.deviation, pattern.lstrip('+'))}"
 
 
 def cells(result):
@@ -66,16 +67,21 @@ def cells(result):
         result.title,
         str(len(result.loss.values)),
         with_deviation(result.loss, ".3f"),
-        NONE if result.is_dense else with_deviation(result.gap, "+.3f"),
+        with_deviation(result.gap, "+.3f") if result.baseline else NONE,
+        result.baseline or NONE,
         f"{result.bytes_sent / 1e6:.0f} MB",
         NONE if math.isnan(result.saving) else f"{result.saving:.1f}×",
         f"{result.rounds:.2f}",
     )
 
 
-def markdown(results):
-    lines = [COLUMNS, ("---",) * len(COLUMNS), *map(cells, results)]
+def as_markdown(columns, rows):
+    lines = [columns, ("---",) * len(columns), *rows]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def markdown(results):
+    return as_markdown(COLUMNS, map(cells, results))
 
 
 def html_table(results):
@@ -97,7 +103,7 @@ def step_of(span):
 
 
 def plot(results):
-    shown = [result for result in results if not result.is_dense and result.gap.values]
+    shown = [result for result in results if result.baseline and result.gap.values]
     values = [0.0, *(value for result in shown for value in result.gap.values)]
     step = step_of(max(max(values) - min(values), 1e-3))
     first, last = math.floor(min(values) / step), math.ceil(max(values) / step)

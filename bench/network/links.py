@@ -80,3 +80,13 @@ class Links:
                 if name.strip() == f"port{host}":
                     return int(counts.split()[0])
         raise OSError(f"no port{host}")
+
+
+class Place:
+    """Ranks on the first of all hosts, as many on each."""
+
+    def __init__(self, links, hosts, ranks_per_host=1):
+        self.links = links
+        self.hosts = hosts
+        self.ranks_per_host = ranks_per_host
+        self.ranks = hosts * ranks_per_host

@@ -8,12 +8,26 @@ import argparse
 import json
 import os
 import re
+import statistics
 import sys
 import time
 from pathlib import Path
 
-from links import GOODPUT, Links
+from links import GOODPUT, Links, Place
 from programs import Failure, Program, run_to_its_end
+from variants import (
+    ALL,
+    BY_HOST,
+    FLAT,
+    OF_A_RUN,
+    ON_HOSTS,
+    is_compressed,
+    must_be_compressed,
+    owner,
+    steps_of,
+    told,
+    warm_steps,
+)
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -27,35 +41,16 @@ CONTEXT = 64
 # has torch's, of which its first is smaller.
 DDP_BUCKET_MB = 4
 
-DENSE = ("ddp_fp32", "ddp_bf16", "adam")
-COMPRESSED = (
-    "ddp_powersgd1",
-    "ddp_powersgd4",
-    "onebit_adam",
-    "onebit_lamb",
-    "zero_one_adam",
-    "python_onebit_adam",
-)
-ALL = (*DENSE, *COMPRESSED)
-OF_A_RUN = ("ddp_fp32", "adam", "onebit_adam")
-# Until every one is in the stage that is measured.
-WARM_STEPS = {"zero_one_adam": 16}
-WARM_STEPS_OF_OTHERS = 6
 RUN_STEPS, FREEZE_STEP = 500, 100
-
-
-def steps_of(variant, mbit):
-    """In a row; whole turns of 0/1 Adam's sync and three local steps."""
-    dense = variant in DENSE
-    return {100: 2 if dense else 8, 1000: 4 if dense else 16}.get(mbit, 16)
+# 0/1 Adam syncs as it does in the steps that are measured.
+PLAN_CONFIG = {
+    "train_micro_batch_size_per_gpu": 1,
+    "optimizer": {"type": "ZeroOneAdam", "params": {"local_step_clipper": 4}},
+}
 
 
 def say(text):
     print(text, file=sys.stderr, flush=True)
-
-
-def owner(variant):
-    return "python" if variant.startswith(("ddp", "python")) else "thinwire"
 
 
 class Bench:
@@ -63,63 +58,68 @@ class Bench:
         self.given = given
         self.scratch = given.out / "logs"
         self.scratch.mkdir(parents=True, exist_ok=True)
-        self.rounds = []
+        self.rounds, self.runs, self.plans = [], {}, []
+
+    def write(self):
+        """All that is complete so far: what comes to an end early is not lost."""
+        results = {"rounds": self.rounds, "runs": self.runs, "plans": self.plans}
+        text = json.dumps({**machine(), **results}, indent=1)
+        (self.given.out / "results.json").write_text(text + "\n")
 
     def sizes(self, model):
         return [str(model[name]) for name in ("layers", "width", "batch")]
 
-    def programs(self, links, model):
+    def commands(self, model):
         arguments = [*self.sizes(model), *self.given.text]
-        commands = {
-            "thinwire": [str(BUILD / "bin" / "network_steps"), str(self.scratch)],
-            "python": [
-                self.given.python,
-                str(HERE / "ddp.py"),
-                "--control",
-                str(self.scratch),
-            ],
-        }
+        thinwire = [str(BUILD / "bin" / "network_steps"), str(self.scratch)]
+        python = [self.given.python, str(HERE / "ddp.py")]
+        python += ["--control", str(self.scratch)]
         if model is LARGE:
-            commands["python"] += ["--bucket-mb", str(DDP_BUCKET_MB)]
-        return {
-            name: Program(name, links.hosts, [*command, *arguments], self.scratch)
-            for name, command in commands.items()
-        }
+            python += ["--bucket-mb", str(DDP_BUCKET_MB)]
+        return {"thinwire": thinwire + arguments, "python": python + arguments}
 
-    def steps(self, links, name, model, plan):
-        """Rounds of a plan {rate: variants}, every round all of them."""
-        programs = self.programs(links, model)
+    def steps(self, place, name, model, plan):
+        """Rounds of a plan {rate: variants}, every round all of them; what is
+        compressed also without a limit, which is its computing."""
         variants = list(dict.fromkeys(v for of_rate in plan.values() for v in of_rate))
-        links.set_rate(None)
+        alone = ["computing", *filter(is_compressed, variants)]
+        owners = {owner(variant) for variant in alone + variants}
+        programs = {
+            name: Program(name, place, command, self.scratch)
+            for name, command in self.commands(model).items()
+            if name in owners
+        }
+        place.links.set_rate(None)
         for variant in ("computing", *variants):
-            warm = WARM_STEPS.get(variant, WARM_STEPS_OF_OTHERS)
-            programs[owner(variant)].ask(variant, warm)
+            programs[owner(variant)].ask(told(variant), warm_steps(variant))
         for number in range(self.given.rounds):
             begin = time.monotonic()
-            links.set_rate(None)
-            self.ask(links, programs, "computing", 16, None, name, number)
-            for mbit, of_rate in plan.items():
-                links.set_rate(mbit)
+            for mbit, of_rate in {None: alone, **plan}.items():
+                place.links.set_rate(mbit)
                 turn = number % len(of_rate)
                 for variant in of_rate[turn:] + of_rate[:turn]:
-                    count = steps_of(variant, mbit)
-                    self.ask(links, programs, variant, count, mbit, name, number)
+                    program = programs[owner(variant)]
+                    answer = self.ask(place, program, variant, steps_of(variant, mbit))
+                    answer.update(set=name, mbit=mbit, round=number)
+            self.write()
             say(f"{name}: round {number + 1}: {time.monotonic() - begin:.0f} s")
         for program in programs.values():
             program.close()
 
-    def ask(self, links, programs, variant, steps, mbit, name, number):
-        before = links.sent_bytes(0)
-        answer = programs[owner(variant)].ask(variant, steps)
-        if variant in COMPRESSED and "exact" in answer.get("phases", {}):
+    def ask(self, place, program, variant, steps):
+        before = place.links.sent_bytes(0)
+        answer = program.ask(told(variant), steps)
+        if must_be_compressed(variant) and "exact" in answer.get("phases", {}):
             raise Failure(f"{variant}: an exact step: {answer['phases']}")
-        answer["bytes"] = (links.sent_bytes(0) - before) / steps
-        answer.update(set=name, ranks=links.hosts, mbit=mbit, round=number)
+        answer["bytes"] = (place.links.sent_bytes(0) - before) / steps
+        answer.update(variant=variant, ranks=place.ranks)
+        answer["ranks_per_host"] = place.ranks_per_host
         self.rounds.append(answer)
+        return answer
 
-    def whole_runs(self, links):
+    def whole_runs(self, place):
         """Exact Adam by DDP and 1-bit Adam by train_gpt, the demo's model."""
-        links.set_rate(RATES[0])
+        place.links.set_rate(RATES[0])
         runs = {}
         sizes = [f"--{name}={value}" for name, value in SMALL.items()]
         commands = {
@@ -143,7 +143,7 @@ class Bench:
             begin = time.monotonic()
             folder = self.scratch / name
             run_to_its_end(
-                links.hosts,
+                place,
                 [*command, f"--steps={RUN_STEPS}", f"--out={folder}"],
                 self.scratch / f"{name}_run.log",
             )
@@ -153,26 +153,51 @@ class Bench:
             runs[name] = {"wall_seconds": wall, "metrics": [*map(json.loads, lines)]}
         return runs
 
+    def planned(self, place):
+        """What `thinwire plan` makes of each link and of the computing measured."""
+        computing = [
+            entry
+            for entry in self.rounds
+            if (entry["set"], entry["variant"]) == ("steps", "computing")
+        ]
+        seconds = statistics.median(entry["backward"] for entry in computing)
+        config = self.scratch / "plan.json"
+        config.write_text(json.dumps(PLAN_CONFIG))
+        log = self.scratch / "plan.log"
+        command = [str(BUILD / "bin" / "thinwire"), "plan", "--json"]
+        command += ["--params", str(computing[0]["params"])]
+        command += ["--compute-ms", f"{seconds * 1e3:.3f}", "--config", str(config)]
+        found = []
+        for mbit in RATES:
+            place.links.set_rate(mbit)
+            run_to_its_end(place, command, log)
+            lines = [line for line in log.read_text().splitlines() if line[:1] == "{"]
+            found.append({"mbit": mbit, "ways": [*map(json.loads, lines)]})
+            say(f"plan at {mbit} Mbit/s")
+        return found
+
     def run(self):
         links = Links(self.given.hosts)
-        pair = OnSome(links, 2)
-        runs = {}
-        self.steps(pair, "steps", LARGE, dict.fromkeys(RATES, ALL))
-        if not self.given.quick:
+        pair = Place(links, 2)
+        variants = [v for v in ALL if re.search(self.given.only, v)]
+        if "steps" in self.given.sets:
+            self.steps(pair, "steps", LARGE, dict.fromkeys(RATES, variants))
+            self.plans = self.planned(pair)
             if links.hosts > 2:
-                self.steps(links, "steps", LARGE, {1000: ALL})
+                many = Place(links, links.hosts)
+                self.steps(many, "steps", LARGE, {1000: variants})
+        if "hosts" in self.given.sets:
+            on_hosts = [
+                v + where
+                for v in ON_HOSTS
+                if re.search(self.given.only, v)
+                for where in (FLAT, BY_HOST)
+            ]
+            self.steps(Place(links, 2, 2), "hosts", LARGE, {RATES[0]: on_hosts})
+        if "runs" in self.given.sets:
             self.steps(pair, "runs", SMALL, dict.fromkeys(RATES, OF_A_RUN))
-            runs = self.whole_runs(pair)
-        return {**machine(), "rounds": self.rounds, "runs": runs}
-
-
-class OnSome:
-    """The first of all hosts."""
-
-    def __init__(self, links, hosts):
-        self.hosts = hosts
-        self.set_rate = links.set_rate
-        self.sent_bytes = links.sent_bytes
+            self.runs = self.whole_runs(pair)
+        self.write()
 
 
 def machine():
@@ -190,7 +215,8 @@ def machine():
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--probe", action="store_true", help="make links, and end")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--sets", nargs="+", default=[])
+    parser.add_argument("--only", default="", metavar="REGEX")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--python", default=sys.executable, help="one with torch")
@@ -201,12 +227,10 @@ def main():
         if given.probe:
             Links(2).set_rate(RATES[0])
             return 0
-        results = Bench(given).run()
+        Bench(given).run()
     except (Failure, OSError) as failure:
         print(f"run: {failure}", file=sys.stderr)
         return 1
-    results["quick"] = given.quick
-    (given.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
 

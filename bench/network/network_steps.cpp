@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // network_steps CONTROL LAYERS WIDTH BATCH TEXT...: trains train_gpt's model
 // with one optimizer at a time, as it is told to. Under mpirun; the file
-// CONTROL/thinwire.RANK is a pipe that says "OPTIMIZER STEPS", line by line,
-// and rank 0 answers with a line of JSON. "OPTIMIZER@ELEMENTS" has buckets of
-// so many elements. bench/network/run speaks with it.
+// CONTROL/thinwire.RANK is a pipe that says "WHAT STEPS", line by line, and
+// rank 0 answers with a line of JSON. WHAT is OPTIMIZER[+KEY=VALUE...], with
+// zero=2 for ZeRO's stage or a key of the object "thinwire"; before it
+// "exchange:" for steps that compute no gradients. bench/network/run speaks
+// with it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,8 +16,10 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -39,20 +43,45 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
+constexpr std::string_view kOnlyExchange = "exchange:";
+
+struct What {
+  bool computes = true;
+  std::string optimizer;
+  std::int64_t zero = 0;
+  std::vector<std::string> settings{};
+
+  explicit What(std::string_view text) {
+    if (text.starts_with(kOnlyExchange)) {
+      computes = false;
+      text.remove_prefix(kOnlyExchange.size());
+    }
+    std::istringstream words{std::string(text)};
+    std::getline(words, optimizer, '+');
+    for (std::string setting; std::getline(words, setting, '+');) {
+      constexpr std::string_view kZero = "zero=";
+      if (setting.starts_with(kZero))
+        zero = std::stoll(setting.substr(kZero.size()));
+      else
+        settings.push_back(setting);
+    }
+  }
+};
+
 // Exact for two steps, then compressed. 0/1 Adam syncs at once every fourth
 // step, which train_gpt's schedule comes to after a third of a run.
-config::Config config_of(const std::string& what) {
-  const std::size_t at = what.find('@');
-  const std::string optimizer = what.substr(0, at);
+config::Config config_of(const What& what) {
   train_gpt::Options options;
-  options.optimizer = optimizer;
+  options.optimizer = what.optimizer;
+  options.zero = what.zero;
+  options.set = what.settings;
   options.steps = 100'000;
   options.warmup_steps = 0;
   options.freeze_step = options.var_freeze_step = kExactSteps;
   config::Config config = train_gpt::training_config(options);
   config.train_micro_batch_size_per_gpu.reset();
-  if (at != std::string::npos)
-    config.comm.bucket_elements = std::stoul(what.substr(at + 1));
+  // It would measure exchanges of its own.
+  config.fallback = config::Fallback::kOff;
   if (auto* zero_one =
           std::get_if<optim::ZeroOneAdamOptions>(&config.optimizer))
     zero_one->local_step_scaler = 1;
@@ -96,6 +125,7 @@ class Steps {
   // "computing": exact Adam in a group of one, so that nothing travels.
   void run(const std::string& what, std::int64_t steps) {
     Training& training = the_training(what);
+    const bool computes = What(what).computes;
     std::map<std::string, std::int64_t> phases;
     double loss = 0;
     Times times;
@@ -104,8 +134,14 @@ class Steps {
     const auto begin = Clock::now();
     for (std::int64_t i = 0; i < steps; ++i) {
       const auto before = Clock::now();
-      loss = training.model.backward(
-          text_.training_batch(shard_, ++training.steps));
+      ++training.steps;
+      if (computes) {
+        loss = training.model.backward(
+            text_.training_batch(shard_, training.steps));
+      } else {
+        training.model.engine().begin_backward();
+        training.model.engine().end_backward();
+      }
       times.backward += seconds_since(before);
       const auto report = training.model.step();
       times.update += report.seconds;
@@ -140,7 +176,7 @@ class Steps {
       const bool alone = what == "computing";
       training = std::make_unique<Training>(shape_);
       training->model.train_with(alone ? *alone_ : comm_,
-                                 config_of(alone ? "adam" : what));
+                                 config_of(What(alone ? "adam" : what)));
     }
     return *training;
   }

@@ -5,7 +5,8 @@ of most. Colours follow the reader's scheme; nothing is drawn as outlines."""
 import html
 
 from results import PEER, sets
-from tables import NAMES, digits, in_order, rate, size
+from tables import digits, in_order, rate, size
+from variants import title
 
 # In the units of the view box.
 WIDTH, LEFT, TOP, ROW, BOTTOM, MARGIN = 1010, 196, 46, 26, 44, 16
@@ -91,7 +92,7 @@ def picture(results):
         f'<rect x="{-MARGIN}" y="{-MARGIN}" width="100%" height="100%" class="page"/>\n'
     )
     for number, variant in enumerate(names):
-        svg += text(0, TOP + ROW * number + 17.5, NAMES[variant])
+        svg += text(0, TOP + ROW * number + 17.5, title(variant))
     rows = in_order(found[0].rows)
     svg += panel(
         LEFT,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs on the emulated hosts, one rank each."""
+"""Programs on the emulated hosts, with one or several ranks each."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ class Failure(Exception):
     """What went wrong, in a line, and the end of the log."""
 
 
-def environment(port):
+def environment(place, port):
     return {
         **os.environ,
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -28,6 +28,8 @@ def environment(port):
         "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "passive",
         "THINWIRE_COMM": "mpi",
+        # All hosts are one machine, as far as it can see.
+        "THINWIRE_RANKS_PER_HOST": str(place.ranks_per_host),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "GLOO_SOCKET_IFNAME": "eth0",
         "MASTER_ADDR": f"{NETWORK}.10",
@@ -35,13 +37,14 @@ def environment(port):
     }
 
 
-def launcher(ranks):
+def launcher(place):
     """Nothing goes through shared memory, ranks are tied to no core."""
+    host = f"$((OMPI_COMM_WORLD_RANK / {place.ranks_per_host}))"
     return [
-        *("mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)),
+        *("mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(place.ranks)),
         *("--mca", "pml", "ob1", "--mca", "btl", "tcp,self"),
         *("--mca", "btl_tcp_if_include", f"{NETWORK}.0/24"),
-        *("bash", "-c", 'exec ip netns exec host$OMPI_COMM_WORLD_RANK "$@"', "_"),
+        *("bash", "-c", f'exec ip netns exec host{host} "$@"', "_"),
     ]
 
 
@@ -49,13 +52,13 @@ def end_of(log):
     return "\n".join(log.read_text(errors="replace").splitlines()[-LINES_OF_A_LOG:])
 
 
-def run_to_its_end(ranks, command, log):
+def run_to_its_end(place, command, log):
     with open(log, "w") as file:
         done = subprocess.run(
-            launcher(ranks) + command,
+            launcher(place) + command,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env=environment(29_400),
+            env=environment(place, 29_400),
             check=False,
         )
     if done.returncode != 0:
@@ -66,21 +69,21 @@ class Program:
     """Trains what it is asked to, by one line per rank, and answers with one.
     While it is not asked it reads from a pipe, and the cores are free."""
 
-    def __init__(self, name, ranks, command, folder):
+    def __init__(self, name, place, command, folder):
         self.name = name
-        self.log = folder / f"{name}_{ranks}.log"
+        self.log = folder / f"{name}_{place.ranks}_{place.ranks_per_host}.log"
         self.answers = queue.Queue()
-        self.paths = [folder / f"{name}.{rank}" for rank in range(ranks)]
+        self.paths = [folder / f"{name}.{rank}" for rank in range(place.ranks)]
         for path in self.paths:
             path.unlink(missing_ok=True)
             os.mkfifo(path)
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
-                launcher(ranks) + command,
+                launcher(place) + command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=environment(29_500 + ranks),
+                env=environment(place, 29_500 + place.ranks),
                 text=True,
             )
         # For reading as well: so opening does not wait for the other end.

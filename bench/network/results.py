@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Medians over the rounds of results.json, and how long a loss takes to reach."""
 
+import math
 import statistics
 from dataclasses import dataclass
+
+from variants import BY_HOST, FLAT, base
 
 PEER = "ddp_fp32"
 TARGET_LOSS = 1.80  # nats per byte of held-out text
@@ -15,8 +18,9 @@ class Row:
     variant: str
     seconds: float  # per step, of the slowest rank
     bytes: float  # per step, sent by one rank
-    speedup: float  # over the peer
+    speedup: float  # over the peer; nan where there is none
     of_limit: float  # times max(computing, wire)
+    computing: float  # seconds on an unlimited link, where few bits are sent
     wire: float  # seconds that the bytes take alone
     parts: dict  # seconds of backward, update, waiting, where known
 
@@ -26,6 +30,7 @@ class Set:
     """All that was measured in turns at one rate with so many ranks."""
 
     ranks: int
+    ranks_per_host: int
     mbit: int
     rounds: int
     computing: float  # seconds; forward, backward and update alone
@@ -50,50 +55,85 @@ def wire_seconds(results, sent, mbit):
 def sets(results, name):
     """In the order in which they were measured."""
     measured = [entry for entry in results["rounds"] if entry["set"] == name]
-    keys = dict.fromkeys((e["ranks"], e["mbit"]) for e in measured if e["mbit"])
+    keys = dict.fromkeys(
+        (e["ranks"], e["ranks_per_host"], e["mbit"]) for e in measured if e["mbit"]
+    )
     return [one_set(results, measured, *key) for key in keys]
 
 
-def one_set(results, measured, ranks, mbit):
-    own = [e for e in measured if e["ranks"] == ranks and e["mbit"] in (mbit, None)]
-    by_round = {(e["variant"], e["round"]): e for e in own}
+def one_set(results, measured, ranks, ranks_per_host, mbit):
+    own = [
+        e
+        for e in measured
+        if (e["ranks"], e["ranks_per_host"]) == (ranks, ranks_per_host)
+        and e["mbit"] in (mbit, None)
+    ]
+    limited = {(e["variant"], e["round"]): e for e in own if e["mbit"] is not None}
+    unlimited = {(e["variant"], e["round"]): e for e in own if e["mbit"] is None}
     rounds = sorted({e["round"] for e in own})
-    variants = dict.fromkeys(e["variant"] for e in own if e["mbit"] is not None)
 
     def median(of_round):
         return statistics.median(of_round(number) for number in rounds)
 
+    def computing(variant, number):
+        """Alone, or exchanging few bits over a link without a limit."""
+        alone = unlimited["computing", number]
+        return unlimited.get((variant, number), alone)["seconds"]
+
     def row(variant):
-        sent = median(lambda n: by_round[variant, n]["bytes"])
-        wire = wire_seconds(results, sent, mbit)
+        def of(part):
+            return median(lambda n: limited[variant, n][part])
 
-        def limit(number):
-            return max(by_round["computing", number]["seconds"], wire)
+        def faster(number):
+            peer = limited.get((PEER, number), {"seconds": math.nan})
+            return peer["seconds"] / limited[variant, number]["seconds"]
 
-        parts = ("backward", "update", "waiting")
+        def of_limit(number):
+            limit = max(computing(variant, number), wire)
+            return limited[variant, number]["seconds"] / limit
+
+        wire = wire_seconds(results, of("bytes"), mbit)
         return Row(
             variant=variant,
-            seconds=median(lambda n: by_round[variant, n]["seconds"]),
-            bytes=sent,
-            speedup=median(
-                lambda n: by_round[PEER, n]["seconds"] / by_round[variant, n]["seconds"]
-            ),
-            of_limit=median(lambda n: by_round[variant, n]["seconds"] / limit(n)),
+            seconds=of("seconds"),
+            bytes=of("bytes"),
+            speedup=median(faster),
+            of_limit=median(of_limit),
+            computing=median(lambda n: computing(variant, n)),
             wire=wire,
             parts={
-                part: median(lambda n, part=part: by_round[variant, n][part])
-                for part in parts
-                if all(part in by_round[variant, n] for n in rounds)
+                part: of(part)
+                for part in ("backward", "update", "waiting")
+                if all(part in limited[variant, n] for n in rounds)
             },
         )
 
     return Set(
         ranks=ranks,
+        ranks_per_host=ranks_per_host,
         mbit=mbit,
         rounds=len(rounds),
-        computing=median(lambda n: by_round["computing", n]["seconds"]),
-        rows=[row(variant) for variant in variants],
+        computing=median(lambda n: unlimited["computing", n]["seconds"]),
+        rows=[row(variant) for variant in dict.fromkeys(v for v, _ in limited)],
     )
+
+
+def of_flat(results, one, name):
+    """Variant by host: its seconds over those of it flat, the median over rounds."""
+    seconds = {
+        (e["variant"], e["round"]): e["seconds"]
+        for e in results["rounds"]
+        if (e["set"], e["mbit"]) == (name, one.mbit)
+    }
+    rounds = {number for _, number in seconds}
+    return {
+        row.variant: statistics.median(
+            seconds[row.variant, n] / seconds[base(row.variant) + FLAT, n]
+            for n in rounds
+        )
+        for row in one.rows
+        if row.variant.endswith(BY_HOST)
+    }
 
 
 def steps_to(metrics, target):

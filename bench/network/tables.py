@@ -1,23 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The results as tables in Markdown."""
 
-from results import PEER, TARGET_LOSS, sets, times_to_loss
-
-NAMES = {
-    "ddp_fp32": "torch DDP, fp32",
-    "ddp_bf16": "torch DDP, bf16 hook",
-    "ddp_powersgd1": "torch DDP, PowerSGD rank 1",
-    "ddp_powersgd4": "torch DDP, PowerSGD rank 4",
-    "adam": "Thinwire, Adam (exact)",
-    "onebit_adam": "Thinwire, 1-bit Adam",
-    "onebit_lamb": "Thinwire, 1-bit LAMB",
-    "zero_one_adam": "Thinwire, 0/1 Adam",
-    "python_onebit_adam": "Thinwire, 1-bit Adam, Python",
-}
+from results import PEER, TARGET_LOSS, of_flat, sets, times_to_loss
+from variants import NAMES, PLANNED, base, title
 
 
 def in_order(rows):
-    return sorted(rows, key=lambda row: list(NAMES).index(row.variant))
+    return sorted(rows, key=lambda row: list(NAMES).index(base(row.variant)))
 
 
 def rate(mbit):
@@ -40,26 +29,49 @@ def table(head, lines):
 
 
 def steps_table(one):
-    title = (
+    heading = (
         f"{rate(one.mbit)}, {one.ranks} ranks, medians of {one.rounds} rounds; "
         f"computing alone {digits(one.computing * 1e3)} ms:\n\n"
     )
     head = [
         *("", "ms per step", "sent per step and rank", "times faster than DDP fp32"),
-        *("wire alone, ms", "of max(computing, wire)"),
+        *("computing, ms", "wire alone, ms", "of max(computing, wire)"),
     ]
     lines = [
         [
-            NAMES[row.variant],
+            title(row.variant),
             digits(row.seconds * 1e3),
             size(row.bytes),
             "" if row.variant == PEER else digits(row.speedup),
+            digits(row.computing * 1e3),
             digits(row.wire * 1e3),
             f"{row.of_limit:.2f}",
         ]
         for row in in_order(one.rows)
     ]
-    return title + table(head, lines)
+    return heading + table(head, lines)
+
+
+def hosts_table(results, one):
+    """Flat beside by host; what a host sends is what crosses its network card."""
+    hosts = one.ranks // one.ranks_per_host
+    heading = (
+        f"{rate(one.mbit)}, {hosts} hosts of {one.ranks_per_host} ranks, medians of "
+        f"{one.rounds} rounds; computing alone {digits(one.computing * 1e3)} ms:\n\n"
+    )
+    head = ["", "ms per step", "of flat", "sent per step and host", "wire alone, ms"]
+    ratios = of_flat(results, one, "hosts")
+    lines = [
+        [
+            title(row.variant),
+            digits(row.seconds * 1e3),
+            f"{ratios[row.variant]:.2f}" if row.variant in ratios else "",
+            size(row.bytes),
+            digits(row.wire * 1e3),
+        ]
+        for row in in_order(one.rows)
+    ]
+    return heading + table(head, lines)
 
 
 def parts_table(found):
@@ -80,10 +92,44 @@ def parts_table(found):
             )
             lines.append(
                 [
-                    NAMES[row.variant],
+                    title(row.variant),
                     str(one.ranks),
                     rate(one.mbit),
                     *(digits(seconds * 1e3) for seconds in times),
+                ]
+            )
+    return table(head, lines)
+
+
+def plan_table(results):
+    """What `thinwire plan` said of each link beside what was then measured."""
+    measured = {
+        (one.mbit, row.variant): row.seconds
+        for one in sets(results, "steps")
+        if one.ranks == 2
+        for row in one.rows
+    }
+    head = [
+        "`thinwire plan`, 2 ranks",
+        "rate",
+        "planned, ms",
+        "measured, ms",
+        "planned over measured",
+    ]
+    lines = []
+    for plan in results["plans"]:
+        for way in plan["ways"]:
+            key = (plan["mbit"], PLANNED.get(way.get("way")))
+            if key not in measured or way["exchange"] != "flat":
+                continue
+            planned, seconds = way["ms_per_step"], measured[key]
+            lines.append(
+                [
+                    way["way"],
+                    rate(plan["mbit"]),
+                    digits(planned),
+                    digits(seconds * 1e3),
+                    f"{planned / (seconds * 1e3):.2f}",
                 ]
             )
     return table(head, lines)
@@ -102,7 +148,7 @@ def loss_table(results):
     ]
     lines = [
         [
-            NAMES[time.variant],
+            title(time.variant),
             "not reached" if time.steps is None else f"{time.steps:.0f}",
             *(digits(time.seconds[mbit]) for mbit in rates),
             digits(time.run_seconds),
@@ -116,7 +162,12 @@ def loss_table(results):
 
 def markdown(results):
     found = sets(results, "steps")
-    parts = [*(steps_table(one) for one in found), parts_table(found)]
+    parts = [*(steps_table(one) for one in found)]
+    if found:
+        parts.append(parts_table(found))
+    parts += [hosts_table(results, one) for one in sets(results, "hosts")]
+    if results["plans"]:
+        parts.append(plan_table(results))
     if results["runs"]:
         parts.append(loss_table(results))
     return "\n".join(parts)
@@ -135,5 +186,5 @@ def short_table(results):
             own = rows[one.mbit][row.variant]
             faster = "" if own.variant == PEER else f" ({digits(own.speedup, 2)}×)"
             times.append(digits(own.seconds * 1e3) + faster)
-        lines.append([NAMES[row.variant], size(row.bytes), *times])
+        lines.append([title(row.variant), size(row.bytes), *times])
     return table(head, lines)

@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What few bits cost on pictures: a small ResNet with batch normalisation, on
+Fashion-MNIST, four ranks; accuracy on its test pictures.
+
+Runs that are complete in the folder are kept, so the study can be interrupted
+and widened. Ends with 1 if a run fails, if ranks end with different parameters,
+or if a mean difference is more than seed noise.
+"""
+
+import argparse
+import json
+import math
+import os
+import re
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from image_rows import all_rows, config
+from results import Spread
+from show import NONE, as_markdown, with_deviation
+
+ROOT = Path(__file__).resolve().parents[2]
+NOISE = 0.5  # points of accuracy
+COLUMNS = (
+    *("", "n", "accuracy, %", "difference, points", "to", "seed noise"),
+    *("loss, nats", "sent per rank", "fewer bytes", "rounds per step"),
+)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", metavar="REGEX", help="rows to run")
+    parser.add_argument("--list", action="store_true", help="name the rows and end")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--out", type=Path, default=ROOT / "out" / "pictures")
+    parser.add_argument("--data", help="folder; default: that of get_fashion_mnist")
+    parser.add_argument(
+        "--program",
+        type=Path,
+        default=ROOT / "build" / "release" / "bin" / "image_classifier",
+    )
+    return parser.parse_args()
+
+
+def pictures():
+    done = subprocess.run(
+        [ROOT / "scripts" / "get_fashion_mnist"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def train(given, data, row, seed, folder):
+    """One run; True if it succeeded, now or earlier."""
+    result = folder / f"seed_{seed}.json"
+    if result.exists():
+        return True
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "config.json"
+    file.write_text(json.dumps(config(row, given.steps), indent=1) + "\n")
+    try:
+        done = subprocess.run(
+            [given.program, file, data, str(given.steps), str(seed)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"},
+        )
+        why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        failed = done.returncode != 0
+    except OSError as error:
+        why, failed = str(error), True
+    if failed:
+        print(f"{row.name}, seed {seed}: failed: {why}", file=sys.stderr, flush=True)
+        return False
+    fresh = folder / f"seed_{seed}.fresh"
+    fresh.write_text(done.stdout)
+    fresh.rename(result)
+    print(
+        f"{row.name}, seed {seed}: {done.stdout}", end="", file=sys.stderr, flush=True
+    )
+    return True
+
+
+def difference(runs, row, seeds):
+    """In points of accuracy, over the seeds that both have run."""
+    pairs = [
+        (runs[row.name, seed], runs[row.baseline, seed])
+        for seed in seeds
+        if (row.name, seed) in runs and (row.baseline, seed) in runs
+    ]
+    return Spread(tuple(own["accuracy"] - other["accuracy"] for own, other in pairs))
+
+
+def lines_of(runs, rows, seeds):
+    """A line of the table for every row that has run."""
+    titles = {row.name: row.title for row in rows}
+    for row in rows:
+        own = [runs[row.name, seed] for seed in seeds if (row.name, seed) in runs]
+        if not own:
+            continue
+
+        def spread(key, own=own):
+            return Spread(tuple(run[key] for run in own))
+
+        dense = [runs[row.dense, s] for s in seeds if (row.dense, s) in runs]
+        sent = spread("bytes_sent").mean
+        saving = (
+            statistics.fmean(run["bytes_sent"] for run in dense) / sent
+            if dense
+            else math.nan
+        )
+        gap = Spread(()) if row.baseline == row.name else difference(runs, row, seeds)
+        verdict = {None: NONE, True: "yes", False: "**no**"}[gap.is_noise(NOISE)]
+        yield (
+            *(row.title, str(len(own)), with_deviation(spread("accuracy"), ".2f")),
+            with_deviation(gap, "+.2f"),
+            titles[row.baseline] if gap.values else NONE,
+            verdict,
+            with_deviation(spread("loss"), ".3f"),
+            f"{sent / 1e6:.1f} MB",
+            NONE if math.isnan(saving) else f"{saving:.1f}×",
+            f"{spread('rounds').mean:.2f}",
+        )
+
+
+def read_runs(folder, rows, seeds):
+    files = {
+        (row.name, seed): folder / row.name / f"seed_{seed}.json"
+        for row in rows
+        for seed in seeds
+    }
+    return {
+        key: json.loads(file.read_text())
+        for key, file in files.items()
+        if file.exists()
+    }
+
+
+def main():
+    given = arguments()
+    rows = [row for row in all_rows() if re.search(given.only, row.name)]
+    if given.list:
+        print(*(row.name for row in rows), sep="\n")
+        return 0
+    folder = given.out / f"{given.steps}_steps"
+    data = given.data or pictures()
+    with ThreadPoolExecutor(given.jobs) as pool:
+        runs = [
+            pool.submit(train, given, data, row, seed, folder / row.name)
+            for seed in given.seeds
+            for row in rows
+        ]
+        succeeded = [run.result() for run in runs]
+    found = read_runs(folder, all_rows(), given.seeds)
+    table = as_markdown(COLUMNS, lines_of(found, all_rows(), given.seeds))
+    (folder / "table.md").write_text(table)
+    print(table, end="")
+    unequal = [key for key, run in found.items() if not run["equal"]]
+    if unequal:
+        print(f"ranks ended with different parameters: {unequal}", file=sys.stderr)
+    missed = [
+        row.name
+        for row in all_rows()
+        if difference(found, row, given.seeds).is_noise(NOISE) is False
+    ]
+    if missed:
+        print(f"more than seed noise: {', '.join(missed)}", file=sys.stderr)
+    return 0 if all(succeeded) and not unequal and not missed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

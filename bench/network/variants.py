@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is trained: by torch DDP (ddp.py) and by Thinwire (network_steps.cpp)."""
+
+NAMES = {
+    "ddp_fp32": "torch DDP, fp32",
+    "ddp_bf16": "torch DDP, bf16 hook",
+    "ddp_powersgd1": "torch DDP, PowerSGD rank 1",
+    "ddp_powersgd4": "torch DDP, PowerSGD rank 4",
+    "adam": "Thinwire, Adam (exact)",
+    "zero_adam": "Thinwire, ZeRO-2, Adam (exact)",
+    "zero_4_4": "Thinwire, ZeRO-2, Adam, 4 bits",
+    "onebit_adam": "Thinwire, 1-bit Adam",
+    "onebit_adam_early": "Thinwire, 1-bit Adam, during backward",
+    "lean_onebit_adam": "Thinwire, lean 1-bit Adam",
+    "onebit_lamb": "Thinwire, 1-bit LAMB",
+    "zero_one_adam": "Thinwire, 0/1 Adam",
+    "python_onebit_adam": "Thinwire, 1-bit Adam, Python",
+    "exchange": "1-bit Adam without forward and backward",
+}
+# What network_steps is told, where that is not the name.
+FEW_BITS = "zero_bits_up=4+zero_bits_down=4"
+TOLD = {
+    "zero_adam": "adam+zero=2",
+    "zero_4_4": f"adam+zero=2+{FEW_BITS}",
+    "onebit_adam_early": (
+        "onebit_adam+lagged_clipping=true+compressed_during_backward=true"
+    ),
+    "exchange": "exchange:onebit_adam",
+}
+
+DENSE = ("ddp_fp32", "ddp_bf16", "adam", "zero_adam")
+COMPRESSED = (
+    "ddp_powersgd1",
+    "ddp_powersgd4",
+    "zero_4_4",
+    "onebit_adam",
+    "onebit_adam_early",
+    "lean_onebit_adam",
+    "onebit_lamb",
+    "zero_one_adam",
+    "python_onebit_adam",
+)
+ALL = (*DENSE, *COMPRESSED)
+OF_A_RUN = ("ddp_fp32", "adam", "onebit_adam")
+
+# What `thinwire plan` calls them.
+PLANNED = {
+    "exact": "adam",
+    "onebit_adam": "onebit_adam",
+    "zero_one_adam": "zero_one_adam",
+    "zero 4/4": "zero_4_4",
+    "lean": "lean_onebit_adam",
+}
+
+# On hosts of several ranks, each flat and by host.
+FLAT, BY_HOST = "_flat", "_by_host"
+ON_HOSTS = ("exchange", "adam", "onebit_adam", "zero_4_4")
+
+# Until every one is in the stage that is measured.
+WARM_STEPS = {"zero_one_adam": 16}
+WARM_STEPS_OF_OTHERS = 6
+
+
+def base(variant):
+    """The variant without what it says of hosts."""
+    return variant.removesuffix(FLAT).removesuffix(BY_HOST)
+
+
+def told(variant):
+    """As network_steps is asked for it. On hosts of several ranks it exchanges by
+    host unless it is told not to."""
+    text = TOLD.get(base(variant), base(variant))
+    return f"{text}+hierarchy=flat" if variant.endswith(FLAT) else text
+
+
+def title(variant):
+    where = {FLAT: ", flat", BY_HOST: ", by host"}
+    suffix = variant.removeprefix(base(variant))
+    return NAMES[base(variant)] + where.get(suffix, "")
+
+
+def owner(variant):
+    """The program that trains it."""
+    return "python" if variant.startswith(("ddp", "python")) else "thinwire"
+
+
+def warm_steps(variant):
+    return WARM_STEPS.get(base(variant), WARM_STEPS_OF_OTHERS)
+
+
+def steps_of(variant, mbit):
+    """In a row; whole turns of 0/1 Adam's sync and three local steps."""
+    dense = base(variant) in DENSE
+    return {100: 2 if dense else 8, 1000: 4 if dense else 16}.get(mbit, 16)
+
+
+def is_compressed(variant):
+    return base(variant) in (*COMPRESSED, "exchange")
+
+
+def must_be_compressed(variant):
+    """No step of it may be exact. Those of ZeRO are called so, however few bits
+    they send: its Adam is exact."""
+    return is_compressed(variant) and base(variant) != "zero_4_4"

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// How one step's exchange grows with ranks, link and bucket size: the tables of
+// docs/scale.md, by the formulas of engine/planner.h.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <iostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "thinwire/compress/bucket_rule.h"
+#include "thinwire/engine/planner.h"
+
+namespace {
+
+using namespace thinwire;
+using engine::Compute;
+using engine::LowBitExchange;
+using engine::Network;
+using engine::Way;
+using engine::Workload;
+using Row = std::vector<std::string>;
+
+constexpr double kModel = 340e6;  // parameters
+constexpr double kHalf = 2;       // bytes of one of them
+constexpr double kMi = 1 << 20;
+
+void print(const std::string& title, const Row& header,
+           const std::vector<Row>& rows) {
+  const auto line = [](const Row& cells) {
+    std::string text = "|";
+    for (const std::string& cell : cells) text += " " + cell + " |";
+    return text + "\n";
+  };
+  std::cout << "\n" << title << "\n\n" << line(header) << "|";
+  for (std::size_t i = 0; i < header.size(); ++i) std::cout << "---|";
+  std::cout << "\n";
+  for (const Row& row : rows) std::cout << line(row);
+}
+
+std::string ms(double seconds) {
+  const double value = seconds * 1e3;
+  return fmt::format("{:.{}f}", value, value < 10 ? 1 : 0);
+}
+
+std::string times(double a, double b, int digits = 1) {
+  return fmt::format("{:.{}f}", a / b, digits);
+}
+
+double rule(double elements, int peers, int bits = 1) {
+  return static_cast<double>(
+      compress::bucket_rule(static_cast<std::size_t>(elements), peers, bits));
+}
+
+LowBitExchange exchange(double bucket, int bits = 1) {
+  return {.elements = kModel,
+          .bucket_elements = bucket,
+          .bits_up = bits,
+          .bits_down = bits};
+}
+
+double flat(const Network& network, int bits) {
+  return engine::two_phase_seconds(
+      network, exchange(rule(kModel, network.ranks, bits), bits));
+}
+
+double by_host(const Network& network, int bits) {
+  const double local = network.ranks_per_host;
+  return engine::two_phase_by_host_seconds(
+      network,
+      exchange(local * rule(kModel / local, network.hosts(), bits), bits));
+}
+
+// Messages to every peer of 64 KiB, and 2 MiB at least.
+double direct_bucket(const Network& network) {
+  return std::max(2 * kMi, network.ranks * 65536.0);
+}
+
+void print_buckets() {
+  std::vector<Row> rows;
+  for (const int ranks : {8, 64, 256, 1024})
+    for (const auto& [bucket, name] :
+         {std::pair(kMi, "fixed"), std::pair(4 * kMi, ""),
+          std::pair(rule(kModel, ranks), "rule"), std::pair(128 * kMi, "")}) {
+      const Workload work{.parameters = kModel, .bucket_elements = bucket};
+      const engine::Traffic traffic =
+          engine::traffic_of(Way::kOnebitAdam, false, work, {.ranks = ranks});
+      const double buckets = std::ceil(kModel / bucket);
+      Row row{std::to_string(ranks),
+              fmt::format("{:.1f} Mi {}", bucket / kMi, name),
+              fmt::format("{:.0f}", bucket * 132 / 1024 / ranks),
+              fmt::format("{:.0f}", buckets),
+              fmt::format("{:.0f}", traffic.messages)};
+      for (const double gbps : {1., 10., 25., 100.})
+        row.push_back(ms(engine::two_phase_seconds(
+            {.ranks = ranks, .gbps = gbps}, exchange(bucket))));
+      rows.push_back(std::move(row));
+    }
+  print("1 bit, 340 M parameters, one rank per host: ms of the exchange alone",
+        {"W", "bucket", "bytes per message", "buckets",
+         "messages per rank and step", "1 Gbit/s", "10", "25", "100"},
+        rows);
+}
+
+void print_one_rank_per_host() {
+  std::vector<Row> rows;
+  for (const int ranks : {8, 64, 256, 1024})
+    for (const double gbps : {1., 10., 25., 100.}) {
+      const Network network{.ranks = ranks, .gbps = gbps};
+      const double ring = engine::ring_seconds(network, kHalf * kModel);
+      const double four = flat(network, 4), one = flat(network, 1);
+      rows.push_back({std::to_string(ranks), fmt::format("{:g}", gbps),
+                      ms(ring),
+                      ms(engine::direct_seconds(network, kHalf * kModel,
+                                                direct_bucket(network))),
+                      ms(four), ms(one), times(ring, four), times(ring, one)});
+    }
+  print("One rank per host, 16 bits: ms",
+        {"W", "Gbit/s", "ring or tree", "direct (Thinwire)", "ZeRO 4/4",
+         "1 bit, lean", "ZeRO 4/4, times", "1 bit, times"},
+        rows);
+}
+
+void print_eight_ranks_per_host() {
+  std::vector<Row> rows;
+  for (const int ranks : {16, 64, 256, 1024})
+    for (const double gbps : {10., 25., 100.}) {
+      const Network network{.ranks = ranks, .ranks_per_host = 8, .gbps = gbps};
+      const double ring = engine::ring_seconds(network, kHalf * kModel);
+      const double one = flat(network, 1), hosts = by_host(network, 1);
+      rows.push_back({fmt::format("{} = {} x 8", ranks, network.hosts()),
+                      fmt::format("{:g}", gbps), ms(ring),
+                      ms(engine::direct_seconds(network, kHalf * kModel,
+                                                direct_bucket(network))),
+                      ms(engine::direct_by_host_seconds(network, kHalf * kModel,
+                                                        16 * kMi, 4 / kHalf)),
+                      ms(flat(network, 4)), ms(by_host(network, 4)), ms(one),
+                      ms(hosts), times(ring, one), times(ring, hosts)});
+    }
+  print("Eight ranks per host, 16 bits: ms",
+        {"W", "Gbit/s", "ring or tree", "direct", "direct by host",
+         "ZeRO 4/4 flat", "ZeRO 4/4 by host", "1 bit flat", "1 bit by host",
+         "flat, times", "by host, times"},
+        rows);
+}
+
+struct Step {
+  std::string name;
+  Workload work;
+  double width;  // bytes of an exact value
+  int ranks;
+  std::vector<double> gbps;
+};
+
+std::vector<Step> steps() {
+  const Workload core{.parameters = 25.2e6,
+                      .forward_seconds = .5,
+                      .backward_seconds = 1,
+                      .has_spare_core = false};
+  Workload spare = core;
+  spare.has_spare_core = true;
+  const Workload gpu{
+      .parameters = kModel, .forward_seconds = .036, .backward_seconds = .061};
+  Workload four = gpu;
+  four.forward_seconds = .252;
+  const std::vector<double> slow{.1, 1, 10}, fast{1, 5, 10, 25, 100};
+  return {{"25 M on one core, no core to spare", core, 4, 2, slow},
+          {"the same with a core to spare", spare, 4, 2, slow},
+          {"340 M on a GPU, 16 samples", gpu, kHalf, 16, fast},
+          {"340 M on a GPU, 16 samples x 4 backwards", four, kHalf, 16, fast}};
+}
+
+// Adam moves 28 bytes where an update from records moves 12.125.
+Compute compute_of(const Step& step) {
+  Compute compute{
+      .encode = 13e-12, .serve = 3e-12, .update = 13e-12, .norm = 4e-12};
+  if (step.width == 4)
+    compute = {
+        .encode = .80e-9, .serve = .17e-9, .update = .73e-9, .norm = .40e-9};
+  compute.exact_update = compute.update * 28 / 12.125;
+  return compute;
+}
+
+void print_steps() {
+  std::vector<Row> rows;
+  for (const Step& step : steps())
+    for (const double gbps : step.gbps) {
+      const Network network{.ranks = step.ranks, .gbps = gbps};
+      const Compute compute = compute_of(step);
+      const auto seconds = [&](bool during) {
+        Workload work = step.work;
+        work.compressed_during_backward = during;
+        return engine::step_seconds(Way::kOnebitAdam, false, work, network,
+                                    compute);
+      };
+      const double exact = engine::overlapped_step_seconds(
+          step.work, compute,
+          engine::ring_seconds(network, step.width * step.work.parameters));
+      const double after = seconds(false), during = seconds(true);
+      rows.push_back({step.name, std::to_string(step.ranks),
+                      fmt::format("{:g}", gbps), ms(exact), ms(after),
+                      ms(during), times(exact, after, 2),
+                      times(after, during, 2)});
+    }
+  print("Whole steps, ms (latest backward; exact averages overlap it)",
+        {"case", "W", "Gbit/s", "exact", "1 bit after backward", "during",
+         "exact / after", "after / during"},
+        rows);
+}
+
+}  // namespace
+
+int main() {
+  print_buckets();
+  print_one_rank_per_host();
+  print_eight_ranks_per_host();
+  print_steps();
+  return 0;
+}
