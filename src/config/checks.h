@@ -8,8 +8,10 @@ namespace thinwire::config {
 /// The part of Config::validate() that can be said when a file is read.
 void check_without_ranks(const Config& config);
 
-/// Its part for comm.compressed_during_backward.
+/// What comm.compressed_during_backward needs, of the optimizer and of
+/// clipping: before others refuse it in words that no file has.
 void check_during_backward(const Config& config);
+void check_early_clipping(const Config& config);
 
 /// Settings that exclude one another, on so many ranks.
 void check_combinations(const Config& config, int world);

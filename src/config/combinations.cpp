@@ -134,9 +134,14 @@ void check_during_backward(const Config& config) {
   require_corrected(config, kDuringBackward);
   require(config.comm.hierarchy != Hierarchy::kByHost, kHierarchy,
           "auto or flat with compressed_during_backward", "by_host");
-  require(
-      config.lagged_clipping || config.gradient_clipping == 0, kDuringBackward,
-      "false where gradients are clipped and lagged_clipping is false", true);
+}
+
+void check_early_clipping(const Config& config) {
+  require(!config.comm.compressed_during_backward || config.lagged_clipping ||
+              config.gradient_clipping == 0,
+          kDuringBackward,
+          "false where gradients are clipped and lagged_clipping is false",
+          true);
 }
 
 void check_combinations(const Config& config, int world) {

@@ -155,7 +155,7 @@ void check_without_ranks(const Config& config) {
   require(
       std::isfinite(config.gradient_clipping) && config.gradient_clipping >= 0,
       "gradient_clipping", "finite and >= 0", config.gradient_clipping);
-  check_during_backward(config);
+  check_early_clipping(config);
   config.exchange_options().validate();
   std::visit(
       [&](const auto& options) { check_optimizer(options, config.semantics); },
@@ -175,6 +175,7 @@ void check_without_ranks(const Config& config) {
 }
 
 void Config::validate(int world) const {
+  check_during_backward(*this);
   check_without_ranks(*this);
   static_cast<void>(batch(world));
   check_combinations(*this, world);

@@ -24,12 +24,10 @@ namespace {
 std::string description(const Config& config) {
   Config common = config;
   common.optimizer = {};
-  common.comm.compressed_during_backward = false;  // is of that optimizer
   common.comm.num_threads = 0;
   common.other_objects.clear();
-  return fmt::format("optimizer {}\ncompressed_during_backward {}\n{}",
-                     config::name_of(config.optimizer),
-                     config.comm.compressed_during_backward, common.to_json());
+  return fmt::format("optimizer {}\n{}", config::name_of(config.optimizer),
+                     common.to_json());
 }
 
 }  // namespace
