@@ -11,15 +11,6 @@
 namespace thinwire::comm {
 namespace {
 
-// Most bytes of other ranks' values held at a time: few enough to be added
-// while the cache has them, many enough that latency does not count.
-constexpr std::size_t kScratchBytes = std::size_t{4} << 20;
-
-// Gathers of no more bytes are bound by the number of messages: over more ranks
-// than these they take steps.
-constexpr std::size_t kSmallBytes = std::size_t{64} << 10;
-constexpr int kFewRanks = 8;
-
 std::size_t longest_of(std::span<const Range> ranges) {
   std::size_t longest = 0;
   for (const Range& range : ranges) longest = std::max(longest, range.size);

@@ -11,6 +11,15 @@
 
 namespace thinwire::comm {
 
+/// Most bytes of other ranks' values held at a time: few enough to be added
+/// while the cache has them, many enough that latency does not count.
+inline constexpr std::size_t kScratchBytes = std::size_t{4} << 20;
+
+/// Gathers of no more bytes are bound by the number of messages: over more
+/// ranks than these they take steps.
+inline constexpr std::size_t kSmallBytes = std::size_t{64} << 10;
+inline constexpr int kFewRanks = 8;
+
 /// [0, size) in `parts` ranges of which the first size % parts are longer by
 /// one element.
 [[nodiscard]] std::vector<Range> equal_ranges(std::size_t size, int parts);

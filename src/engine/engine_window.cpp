@@ -8,6 +8,7 @@
 #include "core/require.h"
 #include "core/set_to_zero.h"
 #include "engine/engine_impl.h"
+#include "optim/exact_exchange.h"
 #include "shard/checks.h"
 
 namespace thinwire::engine {
@@ -252,13 +253,7 @@ EngineReport Engine::Impl::step() {
   // What backward sent, and waited for, counts too.
   done.seconds += waited;
   done.exchange_seconds += waited;
-  const comm::Counters now = comm.counters();
-  done.bytes_sent = now.bytes_sent - counters.bytes_sent;
-  done.collectives = now.collectives - counters.collectives;
-  done.messages = now.messages - counters.messages;
-  done.bytes_between_hosts =
-      now.bytes_between_hosts - counters.bytes_between_hosts;
-  done.comm_busy_seconds = now.busy_seconds - counters.busy_seconds;
+  optim::report_traffic(done, comm.counters(), counters);
   if (done.applied) ++steps;
   done.steps = steps;
   done.learning_rate =

@@ -4,20 +4,19 @@
 #include <algorithm>
 #include <cmath>
 
+#include "comm/routes.h"
 #include "engine/planner_parts.h"
 #include "thinwire/compress/bucket_rule.h"
+#include "thinwire/core/buffer.h"
 #include "thinwire/engine/planner.h"
 
 namespace thinwire::engine {
 
 namespace {
 
-// Of the communicator: other ranks' values are added in parts of this much.
-constexpr double kScratchBytes = 4 << 20;
-constexpr double kScratchAlignment = 64;
-// Gathers of no more than this go in log2 W rounds, from so many ranks on.
-constexpr double kSmallGatherBytes = 64 << 10;
-constexpr double kFewRanks = 8;
+// The communicator's, which adds other ranks' values in parts of this much.
+constexpr auto kScratchBytes = static_cast<double>(comm::kScratchBytes);
+constexpr auto kScratchAlignment = static_cast<double>(Buffer::kAlignment);
 
 // What a rank says before a low-bit step: the square of its gradient's norm,
 // and flags.
@@ -68,7 +67,8 @@ class Sum {
   /// `bytes` of every rank to all.
   void gather_scalars(double bytes) {
     const double w = network_.ranks;
-    const bool is_small = bytes * w <= kSmallGatherBytes && w > kFewRanks;
+    const bool is_small = bytes * w <= static_cast<double>(comm::kSmallBytes) &&
+                          network_.ranks > comm::kFewRanks;
     const double steps = std::ceil(std::log2(w));
     add(bytes * (w - 1), is_small ? steps : w - 1, is_small ? steps : 1);
   }

@@ -101,14 +101,18 @@ double sum_divisor(const comm::Communicator& comm, DType dtype) {
   return dtype == DType::kFloat32 ? comm.size() : 1;
 }
 
+void report_traffic(StepReport& report, const comm::Counters& now,
+                    const comm::Counters& before) noexcept {
+  report.bytes_sent = now.bytes_sent - before.bytes_sent;
+  report.collectives = now.collectives - before.collectives;
+  report.messages = now.messages - before.messages;
+  report.bytes_between_hosts =
+      now.bytes_between_hosts - before.bytes_between_hosts;
+  report.comm_busy_seconds = now.busy_seconds - before.busy_seconds;
+}
+
 StepMeter::~StepMeter() {
-  const comm::Counters now = comm_.counters();
-  report_.bytes_sent = now.bytes_sent - before_.bytes_sent;
-  report_.collectives = now.collectives - before_.collectives;
-  report_.messages = now.messages - before_.messages;
-  report_.bytes_between_hosts =
-      now.bytes_between_hosts - before_.bytes_between_hosts;
-  report_.comm_busy_seconds = now.busy_seconds - before_.busy_seconds;
+  report_traffic(report_, comm_.counters(), before_);
   report_.seconds = seconds_since(begin_);
 }
 

@@ -73,6 +73,10 @@ void chunk_sums_of_squares(ThreadPool& pool, ConstView values,
 /// What the result is to be divided by to get the mean.
 [[nodiscard]] double sum_divisor(const comm::Communicator& comm, DType dtype);
 
+/// Makes what was sent between the two the report's.
+void report_traffic(StepReport& report, const comm::Counters& now,
+                    const comm::Counters& before) noexcept;
+
 /// A step under way: its report, to which the time from construction to the end
 /// is added, and what the communicator has sent meanwhile.
 class StepMeter {

@@ -15,7 +15,6 @@
 #include "shard/checks.h"
 #include "shard/lean_impl.h"
 #include "thinwire/comm/agreement.h"
-#include "thinwire/compress/bucket_rule.h"
 #include "thinwire/core/checksum.h"
 
 namespace thinwire::shard {
@@ -26,15 +25,6 @@ using optim::StepMeter;
 using optim::StepReport;
 
 namespace {
-
-// Exact and compressed steps have the same buckets.
-LeanOnebitAdamOptions with_buckets(LeanOnebitAdamOptions options,
-                                   const comm::Communicator& comm,
-                                   const ParameterLayout& layout) {
-  std::size_t& chosen = options.exchange.bucket_elements;
-  chosen = compress::bucket_elements(chosen, layout.size(), comm.hosts(), 1);
-  return options;
-}
 
 optim::LowBitSettings settings_of(const LeanOnebitAdamOptions& options) {
   return optim::low_bit_settings(
@@ -61,7 +51,7 @@ LeanOnebitAdam::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
                            ConstView initial)
     : comm(c),
       layout(l),
-      options(with_buckets(o, c, l)),
+      options(optim::with_buckets(o, c, l)),  // the same in both stages
       shards(ShardLayout::of(
           l, c.size(), {.bucket_elements = options.exchange.bucket_elements})),
       model(c, l, settings_of(options), cells(l, shards)),

@@ -22,13 +22,15 @@ namespace thinwire::optim {
 /// Of every group, for one step.
 using Coefficients = std::vector<kernels::AdamCoefficients>;
 
-/// With the number of elements in a bucket, where that was left to the rule.
-[[nodiscard]] inline LowBitSettings with_buckets(
-    LowBitSettings settings, const comm::Communicator& comm,
-    const ParameterLayout& layout) {
-  std::size_t& chosen = settings.exchange.bucket_elements;
+/// Options or settings with the number of elements in a bucket, where that was
+/// left to the rule.
+template <class Options>
+[[nodiscard]] Options with_buckets(Options options,
+                                   const comm::Communicator& comm,
+                                   const ParameterLayout& layout) {
+  std::size_t& chosen = options.exchange.bucket_elements;
   chosen = compress::bucket_elements(chosen, layout.size(), comm.hosts(), 1);
-  return settings;
+  return options;
 }
 
 /// What all parts of a low-bit optimizer work on: its ranks, options, moments
