@@ -50,6 +50,24 @@ CommunicatorOptions flat(CommunicatorOptions options) {
 
 }  // namespace
 
+Counters& Counters::operator+=(const Counters& more) noexcept {
+  bytes_sent += more.bytes_sent;
+  collectives += more.collectives;
+  messages += more.messages;
+  bytes_between_hosts += more.bytes_between_hosts;
+  busy_seconds += more.busy_seconds;
+  return *this;
+}
+
+Counters operator-(const Counters& now, const Counters& before) noexcept {
+  return {.bytes_sent = now.bytes_sent - before.bytes_sent,
+          .collectives = now.collectives - before.collectives,
+          .messages = now.messages - before.messages,
+          .bytes_between_hosts =
+              now.bytes_between_hosts - before.bytes_between_hosts,
+          .busy_seconds = now.busy_seconds - before.busy_seconds};
+}
+
 Communicator::Impl::Impl(std::unique_ptr<Transport> owned,
                          const CommunicatorOptions& chosen)
     : transport(require_valid(std::move(owned), chosen)),

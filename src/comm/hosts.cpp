@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "comm/hosts_of.h"
+#include "comm/ranks_of_hosts.h"
 #include "core/require.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/checksum.h"
@@ -24,17 +25,6 @@ namespace {
 
 constexpr std::string_view kRanksPerHost =
     "ranks_per_host (or THINWIRE_RANKS_PER_HOST)";
-
-// Containers of one machine have one boot id and host names of their own.
-std::int64_t host_checksum() {
-  std::string id;
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  if (!std::getline(file, id) || id.empty()) {
-    std::array<char, 256> name{};
-    if (gethostname(name.data(), name.size() - 1) == 0) id = name.data();
-  }
-  return static_cast<std::int64_t>(checksum(id));
-}
 
 // The ranks of every host, hosts in the order of their lowest rank.
 std::vector<std::vector<int>> together(std::span<const OnHost> all) {
@@ -89,7 +79,7 @@ void require_as_announced(const std::vector<std::vector<int>>& hosts,
 }
 
 Hosts hosts_of_rank(const std::vector<std::vector<int>>& hosts, int rank,
-                    std::string& why) {
+                    WhyFlat& why) {
   const std::size_t per_host = hosts.front().size();
   const auto ranks = std::accumulate(
       hosts.begin(), hosts.end(), std::size_t{0},
@@ -97,15 +87,17 @@ Hosts hosts_of_rank(const std::vector<std::vector<int>>& hosts, int rank,
   Hosts flat{.size = static_cast<int>(ranks), .index = rank};
   if (ranks == 1) return flat;
   if (hosts.size() == 1) {
-    why = fmt::format("all {} ranks are on one host", ranks);
+    why = {WhyFlat::Reason::kOneHost,
+           fmt::format("all {} ranks are on one host", ranks)};
     return flat;
   }
   std::vector<std::size_t> sizes;
   for (const auto& host : hosts) sizes.push_back(host.size());
   if (std::any_of(sizes.begin(), sizes.end(),
                   [&](std::size_t size) { return size != per_host; })) {
-    why = fmt::format("hosts hold unequal numbers of ranks: {}",
-                      fmt::join(sizes, ", "));
+    why = {WhyFlat::Reason::kUnequalHosts,
+           fmt::format("hosts hold unequal numbers of ranks: {}",
+                       fmt::join(sizes, ", "))};
     return flat;
   }
   if (per_host == 1) return flat;
@@ -122,18 +114,16 @@ Hosts hosts_of_rank(const std::vector<std::vector<int>>& hosts, int rank,
   return result;
 }
 
-}  // namespace
-
-Hosts hosts_of(std::span<const OnHost> all, int rank,
-               const std::string& variable, std::string& why) {
-  why.clear();
+// As they were told, else as found out.
+std::vector<std::vector<int>> grouped(std::span<const OnHost> all, int rank,
+                                      const std::string& variable) {
   const auto found = together(all);
   const bool is_told =
       std::any_of(all.begin(), all.end(),
                   [](const OnHost& one) { return one.ranks_per_host != 0; });
   if (!is_told) {
     require_as_announced(found, all, variable);
-    return hosts_of_rank(found, rank, why);
+    return found;
   }
   const auto hosts = told(all);
   if (rank == 0 && hosts != found)
@@ -141,31 +131,21 @@ Hosts hosts_of(std::span<const OnHost> all, int rank,
         fmt::format("ranks_per_host = {} makes {} hosts; by boot id or host "
                     "name they would be {}",
                     hosts.front().size(), hosts.size(), found.size()));
-  return hosts_of_rank(hosts, rank, why);
+  return hosts;
 }
 
-std::vector<int> ranks_by_place(const Hosts& hosts) {
-  std::vector<int> ranks(static_cast<std::size_t>(hosts.size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  if (hosts.is_flat()) return ranks;
-  ranks.clear();
-  for (int local = 0; local < hosts.ranks_per_host; ++local)
-    for (int host = 0; host < hosts.size; ++host)
-      ranks.push_back(hosts.ranks[static_cast<std::size_t>(
-          host * hosts.ranks_per_host + local)]);
-  return ranks;
-}
-
-Hosts find_hosts(Communicator& comm, const HostOptions& options,
-                 std::string* why) {
+// Collective: what every rank knows. `variable` names where `announced` comes
+// from.
+std::vector<OnHost> gather_on_host(Communicator& comm,
+                                   const HostOptions& options,
+                                   std::string& variable) {
   OnHost own;
-  std::string variable;
   require_everywhere(comm, [&] {
     require(options.ranks_per_host >= 0, "HostOptions.ranks_per_host", ">= 0",
             options.ranks_per_host);
     own.ranks_per_host = options.ranks_per_host > 0 ? options.ranks_per_host
                                                     : env::ranks_per_host();
-    own.host = host_checksum();
+    own.host = machine_id();
     // A launcher counts processes, and all local ranks are in one.
     if (comm.backend() == "local") return;
     if (const auto said = env::launched_on_host(comm.size())) {
@@ -182,10 +162,54 @@ Hosts find_hosts(Communicator& comm, const HostOptions& options,
   std::vector<OnHost> all;
   for (std::size_t at = 0; at < gathered.size(); at += kWords)
     all.push_back({gathered[at], gathered[at + 1], gathered[at + 2]});
-  std::string reason;
+  return all;
+}
+
+}  // namespace
+
+// Containers of one machine have one boot id and host names of their own.
+std::int64_t machine_id() {
+  std::string id;
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  if (!std::getline(file, id) || id.empty()) {
+    std::array<char, 256> name{};
+    if (gethostname(name.data(), name.size() - 1) == 0) id = name.data();
+  }
+  return static_cast<std::int64_t>(checksum(id));
+}
+
+Hosts hosts_of(std::span<const OnHost> all, int rank,
+               const std::string& variable, WhyFlat& why) {
+  why = {};
+  return hosts_of_rank(grouped(all, rank, variable), rank, why);
+}
+
+std::vector<int> ranks_by_place(const Hosts& hosts) {
+  std::vector<int> ranks(static_cast<std::size_t>(hosts.size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  if (hosts.is_flat()) return ranks;
+  ranks.clear();
+  for (int local = 0; local < hosts.ranks_per_host; ++local)
+    for (int host = 0; host < hosts.size; ++host)
+      ranks.push_back(hosts.ranks[static_cast<std::size_t>(
+          host * hosts.ranks_per_host + local)]);
+  return ranks;
+}
+
+Hosts find_hosts(Communicator& comm, const HostOptions& options, WhyFlat* why) {
+  std::string variable;
+  const auto all = gather_on_host(comm, options, variable);
+  WhyFlat reason;
   Hosts hosts = hosts_of(all, comm.rank(), variable, reason);
   if (why != nullptr) *why = std::move(reason);
   return hosts;
+}
+
+std::vector<std::vector<int>> ranks_of_hosts(Communicator& comm,
+                                             const HostOptions& options) {
+  std::string variable;
+  const auto all = gather_on_host(comm, options, variable);
+  return grouped(all, comm.rank(), variable);
 }
 
 }  // namespace thinwire::comm

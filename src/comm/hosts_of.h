@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "thinwire/comm/communicator.h"
+#include "thinwire/comm/hosts.h"
 
 namespace thinwire::comm {
 
@@ -19,6 +19,6 @@ struct OnHost {
 /// find_hosts() of rank `rank`, from what all ranks know: the same result, or
 /// Error, on all of them. `variable` names where `announced` comes from.
 [[nodiscard]] Hosts hosts_of(std::span<const OnHost> all, int rank,
-                             const std::string& variable, std::string& why);
+                             const std::string& variable, WhyFlat& why);
 
 }  // namespace thinwire::comm

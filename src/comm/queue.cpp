@@ -4,6 +4,7 @@
 #include <exception>
 #include <utility>
 
+#include "core/prompt_thread.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::comm {
@@ -44,6 +45,7 @@ void Queue::cancel(const std::string& reason) {
 }
 
 void Queue::serve() {
+  make_thread_prompt();
   for (;;) {
     Job job;
     {

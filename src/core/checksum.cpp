@@ -4,14 +4,25 @@
 #define XXH_INLINE_ALL  // so that users of the library need not link it
 #include <xxhash.h>
 
+#include "core/xxh3_functions.h"
+
 namespace thinwire {
 
+namespace {
+
+const Xxh3& xxh3() noexcept {
+  static const Xxh3* const avx2 = xxh3_avx2();
+  return avx2 != nullptr ? *avx2 : kXxh3;
+}
+
+}  // namespace
+
 std::uint64_t checksum(ConstView values) noexcept {
-  return XXH3_64bits(values.data(), values.bytes());
+  return xxh3().hash(values.data(), values.bytes());
 }
 
 std::uint64_t checksum(std::string_view text) noexcept {
-  return XXH3_64bits(text.data(), text.size());
+  return xxh3().hash(text.data(), text.size());
 }
 
 struct Checksum::State {
@@ -19,18 +30,18 @@ struct Checksum::State {
 };
 
 Checksum::Checksum() : state_(std::make_unique<State>()) {
-  XXH3_64bits_reset(&state_->xxh3);
+  xxh3().reset(&state_->xxh3);
 }
 
 Checksum::~Checksum() = default;
 
 void Checksum::add(ConstView values) noexcept {
-  XXH3_64bits_update(&state_->xxh3, values.data(), values.bytes());
+  xxh3().update(&state_->xxh3, values.data(), values.bytes());
 }
 
 std::uint64_t Checksum::take() noexcept {
-  const std::uint64_t value = XXH3_64bits_digest(&state_->xxh3);
-  XXH3_64bits_reset(&state_->xxh3);
+  const std::uint64_t value = xxh3().digest(&state_->xxh3);
+  xxh3().reset(&state_->xxh3);
   return value;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/hosts_of.h"
+#include "comm/ranks_of_hosts.h"
 #include "support/environment.h"
 #include "support/errors.h"
 #include "support/ranks.h"
@@ -16,6 +17,7 @@ namespace thinwire::comm {
 namespace {
 
 using Names = std::vector<std::int64_t>;
+using Reason = WhyFlat::Reason;
 
 std::vector<OnHost> on(const Names& names) {
   std::vector<OnHost> all;
@@ -23,8 +25,8 @@ std::vector<OnHost> on(const Names& names) {
   return all;
 }
 
-Hosts found(const std::vector<OnHost>& all, int rank, std::string* why) {
-  std::string reason = "left over";
+Hosts found(const std::vector<OnHost>& all, int rank, WhyFlat* why) {
+  WhyFlat reason{Reason::kOneHost, "left over"};
   Hosts hosts = hosts_of(all, rank, "A_VARIABLE", reason);
   if (why != nullptr) *why = reason;
   return hosts;
@@ -35,10 +37,10 @@ Hosts flat(int size, int rank) { return {.size = size, .index = rank}; }
 TEST(HostsOf, AreInTheOrderOfTheirLowestRank) {
   const auto all = on({70, 30, 30, 70, 70, 30});
   const std::vector<int> ranks{0, 3, 4, 1, 2, 5};
-  std::string why;
+  WhyFlat why;
   for (int rank = 0; rank < 6; ++rank) {
     const Hosts hosts = found(all, rank, &why);
-    EXPECT_EQ(why, "");
+    EXPECT_EQ(why, WhyFlat());
     EXPECT_EQ(hosts.size, 2);
     EXPECT_EQ(hosts.ranks_per_host, 3);
     EXPECT_EQ(hosts.ranks, ranks);
@@ -49,15 +51,16 @@ TEST(HostsOf, AreInTheOrderOfTheirLowestRank) {
 }
 
 TEST(HostsOf, AreFlatWhereThereIsNothingToGain) {
-  std::string why;
+  WhyFlat why;
   EXPECT_EQ(found(on({5}), 0, &why), flat(1, 0));
-  EXPECT_EQ(why, "");
+  EXPECT_EQ(why, WhyFlat());
   EXPECT_EQ(found(on({5, 9, 7}), 2, &why), flat(3, 2));
-  EXPECT_EQ(why, "");
+  EXPECT_EQ(why, WhyFlat());
   EXPECT_EQ(found(on({5, 5, 5}), 1, &why), flat(3, 1));
-  EXPECT_EQ(why, "all 3 ranks are on one host");
+  EXPECT_EQ(why, (WhyFlat{Reason::kOneHost, "all 3 ranks are on one host"}));
   EXPECT_EQ(found(on({5, 9, 5}), 1, &why), flat(3, 1));
-  EXPECT_EQ(why, "hosts hold unequal numbers of ranks: 2, 1");
+  EXPECT_EQ(why, (WhyFlat{Reason::kUnequalHosts,
+                          "hosts hold unequal numbers of ranks: 2, 1"}));
 }
 
 TEST(HostsOf, WhatRanksAreToldCountsAsItIs) {
@@ -67,10 +70,10 @@ TEST(HostsOf, WhatRanksAreToldCountsAsItIs) {
       one.ranks_per_host = per_host;
       one.announced = 24;
     }
-    std::string why;
+    WhyFlat why;
     if (24 % per_host != 0) continue;
     const Hosts hosts = found(all, 13, &why);
-    EXPECT_EQ(why, "");
+    EXPECT_EQ(why, WhyFlat());
     EXPECT_EQ(hosts.size, 24 / per_host);
     EXPECT_EQ(hosts.index, 13 / per_host);
     EXPECT_EQ(hosts.local_rank, 13 % per_host);
@@ -110,11 +113,15 @@ class FindHosts : public ::testing::TestWithParam<test::Group> {};
 
 TEST_P(FindHosts, ThisMachineIsOneHost) {
   test::run_ranks(GetParam(), [](Communicator& comm) {
-    std::string why = "left over";
+    WhyFlat why{Reason::kOneHost, "left over"};
     EXPECT_EQ(find_hosts(comm, {}, &why), flat(comm.size(), comm.rank()));
-    EXPECT_EQ(why, comm.size() == 1 ? ""
-                                    : "all " + std::to_string(comm.size()) +
-                                          " ranks are on one host");
+    if (comm.size() == 1) {
+      EXPECT_EQ(why, WhyFlat());
+    } else {
+      EXPECT_EQ(why.reason, Reason::kOneHost);
+      EXPECT_EQ(why.text, "all " + std::to_string(comm.size()) +
+                              " ranks are on one host");
+    }
   });
 }
 
@@ -132,15 +139,29 @@ TEST_P(FindHosts, TheOptionWinsOverTheVariable) {
   });
 }
 
+TEST_P(FindHosts, RanksOfHostsMayBeAnyNumber) {
+  using Ranks = std::vector<std::vector<int>>;
+  Ranks together(1);
+  Ranks apart;
+  for (int rank = 0; rank < GetParam().world_size; ++rank) {
+    together[0].push_back(rank);
+    apart.push_back({rank});
+  }
+  test::run_ranks(GetParam(), [&](Communicator& comm) {
+    EXPECT_EQ(ranks_of_hosts(comm), together);
+    EXPECT_EQ(ranks_of_hosts(comm, {.ranks_per_host = 1}), apart);
+  });
+}
+
 // Found out, used, and seen in what is sent.
 TEST_P(FindHosts, TheVariableMakesHostsOfOneMachine) {
   const int size = GetParam().world_size;
   if (size < 4 || size % 2 != 0) return;
   const test::ScopedVariable variable("THINWIRE_RANKS_PER_HOST", "2");
   test::run_ranks(GetParam(), [&](Communicator& comm) {
-    std::string why = "left over";
+    WhyFlat why{Reason::kOneHost, "left over"};
     const Hosts hosts = find_hosts(comm, {}, &why);
-    EXPECT_EQ(why, "");
+    EXPECT_EQ(why, WhyFlat());
     EXPECT_EQ(hosts.size, size / 2);
     EXPECT_EQ(hosts.index, comm.rank() / 2);
     const auto grouped = comm.by_host(hosts);

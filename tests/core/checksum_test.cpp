@@ -3,11 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <vector>
+
+#include "core/xxh3.h"
 
 namespace thinwire {
 namespace {
@@ -34,6 +39,21 @@ TEST(Checksum, OfPiecesIsThatOfAllOfThem) {
     for (std::size_t at = 0; at < bytes.size(); at += size)
       pieces.add(all.subview(at, std::min(size, bytes.size() - at)));
     EXPECT_EQ(pieces.take(), checksum(all)) << "in pieces of " << size;
+  }
+}
+
+// Of every length up to some blocks of 1024 bytes, whatever instructions it
+// was computed with.
+TEST(Checksum, IsTheSameOnEveryProcessor) {
+  const Xxh3* const avx2 = xxh3_avx2();
+  if (avx2 == nullptr) GTEST_SKIP() << "this processor has no AVX2";
+  std::vector<std::uint8_t> bytes(4097);
+  for (std::size_t i = 0; i < bytes.size(); ++i)
+    bytes[i] = static_cast<std::uint8_t>(i * 31 + i / 256);
+  for (std::size_t size = 0; size <= bytes.size(); ++size) {
+    const std::uint64_t any = XXH3_64bits(bytes.data(), size);
+    ASSERT_EQ(avx2->hash(bytes.data(), size), any) << size;
+    ASSERT_EQ(checksum(ConstView(bytes).subview(0, size)), any) << size;
   }
 }
 

@@ -20,17 +20,20 @@
 namespace thinwire::test {
 
 /// Ranks that are threads, and what their transports are handed: counted where
-/// it is handed over, by nobody's formula.
+/// it is handed over, by nobody's formula. Ranks of one host are neighbours.
 class CountingGroup {
  public:
   struct Sent {
     std::uint64_t bytes = 0;
+    std::uint64_t bytes_between_hosts = 0;
     std::uint64_t messages = 0;
     std::uint64_t rounds = 0;  ///< Exchanges that had messages to send or get.
   };
 
-  explicit CountingGroup(int size)
-      : size_(size), sent_(static_cast<std::size_t>(size)) {}
+  explicit CountingGroup(int size, int ranks_per_host = 1)
+      : size_(size),
+        ranks_per_host_(ranks_per_host),
+        sent_(static_cast<std::size_t>(size)) {}
 
   /// Calls body(communicator) for every rank, each on its own thread.
   template <class Body>
@@ -78,7 +81,8 @@ class CountingGroup {
         const auto* bytes = static_cast<const std::byte*>(m.data);
         group_.post({id_, rank_, m.peer, operation.sequence},
                     {bytes, bytes + m.bytes});
-        group_.count(number(), m.bytes);
+        group_.count(number(), members_[static_cast<std::size_t>(m.peer)],
+                     m.bytes);
       }
       for (const comm::RecvMessage& m : receives) {
         const auto bytes =
@@ -129,10 +133,12 @@ class CountingGroup {
     std::vector<int> members_;
   };
 
-  void count(int rank, std::size_t bytes) {
+  void count(int from, int to, std::size_t bytes) {
     const std::lock_guard lock(mutex_);
-    Sent& sent = sent_[static_cast<std::size_t>(rank)];
+    Sent& sent = sent_[static_cast<std::size_t>(from)];
     sent.bytes += bytes;
+    if (from / ranks_per_host_ != to / ranks_per_host_)
+      sent.bytes_between_hosts += bytes;
     ++sent.messages;
   }
   void count_round(int rank) {
@@ -170,6 +176,7 @@ class CountingGroup {
   }
 
   const int size_;
+  const int ranks_per_host_;
   std::mutex mutex_;
   std::condition_variable arrived_;
   std::map<Key, std::vector<std::byte>> boxes_;

@@ -64,7 +64,12 @@ struct Counters {
   /// In which a collective was under way, of completed ones; those of several
   /// groups are added up.
   double busy_seconds = 0;
+
+  Counters& operator+=(const Counters& more) noexcept;
 };
+/// What was counted since `before`, an earlier value of the same counters.
+[[nodiscard]] Counters operator-(const Counters& now,
+                                 const Counters& before) noexcept;
 
 struct HostGroups;  // hosts.h
 

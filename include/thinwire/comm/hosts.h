@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +16,19 @@ struct HostOptions {
   int ranks_per_host = 0;
 };
 
+/// Why hosts are flat though ranks share some.
+struct WhyFlat {
+  enum class Reason {
+    kNone,          ///< They are not, or every rank has a host of its own.
+    kOneHost,       ///< All ranks share it.
+    kUnequalHosts,  ///< Hosts hold unequal numbers of ranks.
+  };
+  Reason reason = Reason::kNone;
+  std::string text{};  ///< The same for people; "" with kNone.
+
+  bool operator==(const WhyFlat&) const = default;
+};
+
 /// Collective: which ranks share a host, and so a network card. What
 /// `options` or, after it, THINWIRE_RANKS_PER_HOST say counts as it is: ranks
 /// 0 .. G-1 are host 0, and so on; where that is not what would have been found
@@ -22,8 +36,8 @@ struct HostOptions {
 /// where the system has none, share one.
 ///
 /// The result is flat where every rank has a host of its own; and where all
-/// ranks share one host, or hosts hold unequal numbers of ranks: then `why`, if
-/// given, says so, which is "" else. Ranks of the backend "local" share one.
+/// ranks share one host, or hosts hold unequal numbers of ranks: `why`, if
+/// given, says which. Ranks of the backend "local" share one.
 ///
 /// Throws Error(kInvalidArgument) on all ranks: for options out of range or not
 /// the same everywhere, where the number of ranks is no multiple of
@@ -31,7 +45,11 @@ struct HostOptions {
 /// announced is not what was found out.
 [[nodiscard]] Hosts find_hosts(Communicator& comm,
                                const HostOptions& options = {},
-                               std::string* why = nullptr);
+                               WhyFlat* why = nullptr);
+
+/// Local: the same in all processes of this machine, whatever they are told of
+/// hosts: a checksum of the boot id, or host name where the system has none.
+[[nodiscard]] std::int64_t machine_id();
 
 /// The rank at each place p = l * H + h: local rank 0 of all hosts, then local
 /// rank 1, ... Flat: all of hosts.size ranks, in their order. Local.

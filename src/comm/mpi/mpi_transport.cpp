@@ -94,8 +94,8 @@ void MpiTransport::run(const Operation& operation, Post post) {
     awaited_.clear();
     {
       const auto lock = process_.enter();
-      check_usable(operation);
       receive_notices();
+      check_usable(operation);
       post();
     }
     indices_.resize(requests_.size());
@@ -173,11 +173,10 @@ void MpiTransport::complete(const Operation& operation) {
     {
       const auto lock = process_.enter();
       const bool done = test(operation);
-      if (done || backoff.sleeping()) receive_notices();
+      if (done || backoff.sleeping() || interrupted()) receive_notices();
       if (done) return require_none_gave_up(operation);
     }
     check_usable(operation);
-    check_departed(operation);
   }
 }
 
@@ -231,13 +230,10 @@ std::vector<int> MpiTransport::waited_for() const {
   return peers;
 }
 
+// A peer's failure before an interruption: a launcher interrupts all others
+// when one rank has failed.
 void MpiTransport::check_usable(const Operation& operation) const {
   if (gave_up_) fail(failure::this_rank_gave_up(operation, reason_));
-  if (const char* reason = interrupted())
-    fail(failure::interrupted(operation, waited_for(), reason));
-}
-
-void MpiTransport::check_departed(const Operation& operation) const {
   if (any_departed_) {
     for (const int peer : waited_for()) {
       const auto& departure = departed_[static_cast<std::size_t>(peer)];
@@ -248,6 +244,8 @@ void MpiTransport::check_departed(const Operation& operation) const {
         fail(failure::left(operation, peer));
     }
   }
+  if (const char* reason = interrupted())
+    fail(failure::interrupted(operation, waited_for(), reason));
   if (Clock::now() >= operation.deadline)
     fail(failure::timed_out(operation, waited_for()));
 }

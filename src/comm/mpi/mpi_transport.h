@@ -78,7 +78,6 @@ class MpiTransport final : public Transport {
   void check_size(const Part& part, const MPI_Status& status,
                   const Operation& operation) const;
   void check_usable(const Operation& operation) const;
-  void check_departed(const Operation& operation) const;
   void require_none_gave_up(const Operation& operation) const;
   [[nodiscard]] std::vector<int> waited_for() const;
   [[nodiscard]] int agree_on_group(const Operation& operation);

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "thinwire/comm/hosts.h"
+
+namespace thinwire::comm {
+
+/// Collective: the ranks of every host in their order, hosts in the order of
+/// their lowest ranks. As find_hosts(), but hosts may hold any numbers of
+/// ranks, and one may hold all.
+[[nodiscard]] std::vector<std::vector<int>> ranks_of_hosts(
+    Communicator& comm, const HostOptions& options = {});
+
+}  // namespace thinwire::comm
