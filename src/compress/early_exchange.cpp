@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "comm/wait_ignoring_errors.h"
+#include "core/prompt_thread.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::compress {
@@ -53,7 +54,7 @@ EarlyExchange::~EarlyExchange() { abandon(); }
 
 void EarlyExchange::begin(RecordSteps steps) {
   steps_ = std::move(steps);
-  added_ = queued_ = encoded_ = averaged_ = 0;
+  added_ = encoded_ = arrived_ = averaged_ = owed_ = 0;
   is_stopping_ = false;
   failure_.clear();
   to_servers_.assign(layout_.buckets().size(), {});
@@ -61,21 +62,19 @@ void EarlyExchange::begin(RecordSteps steps) {
   thread_ = std::thread([this] { serve(); });
 }
 
-// Bucket k - 2 comes back before bucket k leaves, whose slot it had.
+// While bucket k leaves, bucket k - 1 is averaged, which then comes back; so
+// the slot of k - 2 is free.
 void EarlyExchange::add() {
   const std::size_t turn = added_;
-  if (turn >= 2) queue_from_servers(turn - 2);
   publish([&] { added_ = turn + 1; });
   queue_to_servers(turn);
-  publish([&] { queued_ = turn + 1; });
+  if (turn >= 1) queue_from_servers(turn - 1);
 }
 
 void EarlyExchange::finish(ThreadPool& pool,
                            const std::function<void(Range)>& deliver) {
   const std::size_t turns = layout_.buckets().size();
-  for (std::size_t turn = turns - std::min<std::size_t>(turns, 2); turn < turns;
-       ++turn)
-    queue_from_servers(turn);
+  if (turns > 0) queue_from_servers(turns - 1);
   for (std::size_t turn = 0; turn < turns; ++turn) {
     const auto before = std::chrono::steady_clock::now();
     from_servers_[turn].wait();
@@ -92,9 +91,9 @@ void EarlyExchange::abandon() noexcept {
   if (!thread_.joinable()) return;
   publish([&] { is_stopping_ = true; });
   thread_.join();
-  for (const auto* works : {&gates_, &to_servers_, &from_servers_})
+  for (const auto* works : {&local_, &to_servers_, &from_servers_})
     for (const comm::Work& work : *works) comm::wait_ignoring_errors(work);
-  gates_.clear();
+  local_.clear();
 }
 
 // ---- the owner's thread: what is queued
@@ -107,7 +106,7 @@ void EarlyExchange::publish(Change&& change) {
 }
 
 void EarlyExchange::queue_gate(std::function<bool()> is_ready) {
-  gates_.push_back(comm_.queue_local([this, is_ready = std::move(is_ready)] {
+  local_.push_back(comm_.queue_local([this, is_ready = std::move(is_ready)] {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return is_ready() || !failure_.empty(); });
     if (!is_ready()) throw Error(ErrorCode::kCommFailure, failure_);
@@ -123,9 +122,11 @@ void EarlyExchange::queue_to_servers(std::size_t turn) {
       records_.chunks(bucket(turn), 0, ranks()), send,
       received_[turn % 2].view().subview(0, send.size() * send[rank_]),
       receive);
+  local_.push_back(comm_.queue_local([this] { publish([&] { ++arrived_; }); }));
 }
 
 void EarlyExchange::queue_from_servers(std::size_t turn) {
+  publish([&] { owed_ = turn + 1; });
   queue_gate([this, turn] { return averaged_ > turn; });
   from_servers_[turn] =
       comm_.queue_all_gather(records_.chunks(bucket(turn), rank_, rank_ + 1),
@@ -135,18 +136,19 @@ void EarlyExchange::queue_from_servers(std::size_t turn) {
 
 // ---- the thread that computes
 
-// What can be encoded goes first: gradients are held up by it.
+// What can be encoded goes first: gradients, and other ranks, are held up by
+// it. At the end what is queued is waited for, which throws if it has failed.
 void EarlyExchange::serve() {
+  make_thread_prompt();
   const std::size_t turns = layout_.buckets().size();
   try {
     while (averaged_ < turns) {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [&] {
-        return is_stopping_ || added_ > encoded_ ||
-               std::min(encoded_, queued_) > averaged_;
+        return is_stopping_ || added_ > encoded_ || arrived_ > averaged_;
       });
       const bool encodes = added_ > encoded_;
-      if (is_stopping_ && !encodes && averaged_ + 2 >= added_) return;
+      if (is_stopping_ && !encodes && averaged_ >= owed_) return;
       lock.unlock();
       if (encodes) {
         encode(bucket(encoded_));

@@ -82,7 +82,7 @@ class EarlyExchange {
   std::array<Buffer, 2> received_;
   ThreadPool pool_;
   RecordSteps steps_;
-  std::vector<comm::Work> gates_;
+  std::vector<comm::Work> local_;  // gates, and notes of arrival
   std::vector<comm::Work> to_servers_;
   std::vector<comm::Work> from_servers_;
   double waited_ = 0;
@@ -90,10 +90,11 @@ class EarlyExchange {
   std::mutex mutex_;
   std::condition_variable changed_;
   // With the mutex, in turns.
-  std::size_t added_ = 0;   // changed by the owner alone
-  std::size_t queued_ = 0;  // to servers
+  std::size_t added_ = 0;  // changed by the owner alone
   std::size_t encoded_ = 0;
+  std::size_t arrived_ = 0;  // at this rank, to be averaged
   std::size_t averaged_ = 0;
+  std::size_t owed_ = 0;  // averages that collectives wait for
   bool is_stopping_ = false;
   std::string failure_;
   std::thread thread_;  // from begin() on
