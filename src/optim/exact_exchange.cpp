@@ -101,18 +101,17 @@ double sum_divisor(const comm::Communicator& comm, DType dtype) {
   return dtype == DType::kFloat32 ? comm.size() : 1;
 }
 
-void report_traffic(StepReport& report, const comm::Counters& now,
-                    const comm::Counters& before) noexcept {
-  report.bytes_sent = now.bytes_sent - before.bytes_sent;
-  report.collectives = now.collectives - before.collectives;
-  report.messages = now.messages - before.messages;
-  report.bytes_between_hosts =
-      now.bytes_between_hosts - before.bytes_between_hosts;
-  report.comm_busy_seconds = now.busy_seconds - before.busy_seconds;
+void report_traffic(StepReport& report,
+                    const comm::Counters& traffic) noexcept {
+  report.bytes_sent = traffic.bytes_sent;
+  report.collectives = traffic.collectives;
+  report.messages = traffic.messages;
+  report.bytes_between_hosts = traffic.bytes_between_hosts;
+  report.comm_busy_seconds = traffic.busy_seconds;
 }
 
 StepMeter::~StepMeter() {
-  report_traffic(report_, comm_.counters(), before_);
+  report_traffic(report_, comm_.counters() - before_);
   report_.seconds = seconds_since(begin_);
 }
 

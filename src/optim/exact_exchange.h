@@ -73,9 +73,8 @@ void chunk_sums_of_squares(ThreadPool& pool, ConstView values,
 /// What the result is to be divided by to get the mean.
 [[nodiscard]] double sum_divisor(const comm::Communicator& comm, DType dtype);
 
-/// Makes what was sent between the two the report's.
-void report_traffic(StepReport& report, const comm::Counters& now,
-                    const comm::Counters& before) noexcept;
+/// Makes this traffic the report's.
+void report_traffic(StepReport& report, const comm::Counters& traffic) noexcept;
 
 /// A step under way: its report, to which the time from construction to the end
 /// is added, and what the communicator has sent meanwhile.

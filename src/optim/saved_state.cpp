@@ -88,7 +88,12 @@ void add_hosts(State& state, const comm::Hosts& hosts) {
 }
 
 std::int64_t saved_ranks_per_host(const StateDict& state) {
-  return state.has_scalar(kRanksPerHost) ? state.integer(kRanksPerHost) : 1;
+  if (!state.has_scalar(kRanksPerHost)) return 1;
+  const std::int64_t saved = state.integer(kRanksPerHost);
+  if (saved < 1)
+    corrupt(fmt::format("the state's {} must be >= 1, got {}", kRanksPerHost,
+                        saved));
+  return saved;
 }
 
 // ---- an optimizer that has nothing but a rule and counts

@@ -45,7 +45,7 @@ void require_rule(const StateDict& state, std::string_view rule);
 // ---- by host: averages of the ranks of one host are one worker's
 /// Adds who shares a host to a state; nothing where hosts are flat.
 void add_hosts(State& state, const comm::Hosts& hosts);
-/// 1 where it says nothing.
+/// >= 1; 1 where it says nothing.
 [[nodiscard]] std::int64_t saved_ranks_per_host(const StateDict& state);
 
 // ---- an optimizer that has nothing but a rule and counts

@@ -13,6 +13,17 @@ namespace thinwire::optim {
 
 namespace {
 
+// The first of `own` is element `offset`.
+void scale_heavy_of(View own, std::span<const HeavyElement> heavy,
+                    std::size_t offset) {
+  visit_floats(own, [&](auto* g) {
+    for (const HeavyElement& element : heavy) {
+      auto* const at = g + (element.index - offset);
+      store_rounded(to_float(*at) * element.factor, at);
+    }
+  });
+}
+
 // |g| <= bound * d.
 void bound_block(View grads, std::span<const float> d, double bound) {
   visit_floats(grads, [&](auto* g) {
@@ -98,12 +109,7 @@ void Denominator::refit(std::size_t b) {
 void Denominator::guard(View grads, double grad_scale,
                         std::span<const double> chunk_squares) const {
   if (blocks.empty()) return;
-  for (const HeavyElement& element : heavy()) {
-    const std::size_t b = model_.block_of(element.index);
-    if (model_.has_gradient(b))
-      scale_heavy(model_.gradient(b, grads), {&element, 1},
-                  model_.block(b).offset);
-  }
+  scale_heavy(model_, grads, heavy());
   const auto of_block = [this](std::size_t b, auto&) {
     const Range& at = model_.block(b);
     return values.as<float>().subspan(at.offset, at.size);
@@ -111,14 +117,14 @@ void Denominator::guard(View grads, double grad_scale,
   bound_outliers(model_, blocks, of_block, grads, grad_scale, chunk_squares);
 }
 
-void scale_heavy(View grads, std::span<const HeavyElement> heavy,
-                 std::size_t offset) {
-  visit_floats(grads, [&](auto* g) {
-    for (const HeavyElement& element : heavy) {
-      auto* const at = g + (element.index - offset);
-      store_rounded(to_float(*at) * element.factor, at);
-    }
-  });
+void scale_heavy(const LowBitModel& model, View grads,
+                 std::span<const HeavyElement> heavy) {
+  for (const HeavyElement& element : heavy) {
+    const std::size_t b = model.block_of(element.index);
+    if (model.has_gradient(b))
+      scale_heavy_of(model.gradient(b, grads), {&element, 1},
+                     model.block(b).offset);
+  }
 }
 
 // Only blocks that may hold an outlier are looked at.
@@ -152,9 +158,9 @@ ConstView Denominator::guarded(std::size_t b, ConstView own, double grad_scale,
   if (!has_heavy && !bounds) return own;
   std::memcpy(copy.data(), own.data(), own.bytes());
   const View mine(copy.data(), own.size(), own.dtype());
-  scale_heavy(mine,
-              {first, std::lower_bound(first, all.end(), at.end(), before)},
-              at.offset);
+  scale_heavy_of(mine,
+                 {first, std::lower_bound(first, all.end(), at.end(), before)},
+                 at.offset);
   if (bounds)
     bound_outliers_of(model_, blocks, b, mine,
                       values.as<float>().subspan(at.offset, at.size),

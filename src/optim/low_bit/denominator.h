@@ -11,10 +11,9 @@
 
 namespace thinwire::optim {
 
-/// Gradients of heavy elements are multiplied by their factors. The first of
-/// `grads` is element `offset`.
-void scale_heavy(View grads, std::span<const HeavyElement> heavy,
-                 std::size_t offset = 0);
+/// Gradients of heavy elements are multiplied by their factors.
+void scale_heavy(const LowBitModel& model, View grads,
+                 std::span<const HeavyElement> heavy);
 
 /// The denominators of a block, which may be written to `scratch`.
 using BlockValues = std::function<std::span<const float>(

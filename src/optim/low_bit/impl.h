@@ -113,7 +113,6 @@ struct LowBitOptimizer::Impl {
 
  private:
   void require_optimizer(StateDict& state) const;
-  void note_other_hosts(const StateDict& state) const;
 };
 
 }  // namespace thinwire::optim

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "optim/saved_state.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::optim {
@@ -82,6 +83,12 @@ double LocalGradients::rms_of_workers(double rms_norm, double mean_norm) const {
   return std::sqrt(mean_norm * mean_norm + noise * part);
 }
 
+void LocalGradients::remember(double rms_norm, double mean_norm) {
+  const double rms = rms_of_workers(rms_norm, mean_norm);
+  memory.norm.measure(mean_norm, rms);
+  memory.lagged.begin(rms);
+}
+
 std::optional<float> LocalGradients::average(const StepInput& in,
                                              StepMeter& step) {
   StepReport& report = step.report();
@@ -95,9 +102,7 @@ std::optional<float> LocalGradients::average(const StepInput& in,
     report.applied = false;  // finite everywhere, but their sum overflows
     return std::nullopt;
   }
-  const double rms = rms_of_workers(*rms_norm, report.grad_norm);
-  memory.norm.measure(report.grad_norm, rms);
-  memory.lagged.begin(rms);
+  remember(*rms_norm, report.grad_norm);
   report.clip_factor =
       clip_factor(report.grad_norm, model_.settings.exchange.max_grad_norm);
   return static_cast<float>(report.clip_factor / divisor);
@@ -173,20 +178,19 @@ void LocalGradients::Memory::add_to(State& state, bool lags) const {
   state.own.put_integer("left_out_a_step", left_out_a_step ? 1 : 0);
 }
 
-LocalGradients::Memory LocalGradients::Memory::load(const StateDict& state) {
-  Memory memory;
-  memory.norm.load(state);
-  memory.lagged.load(state);
-  memory.left_out_a_step = state.has_scalar("left_out_a_step") &&
-                           state.integer("left_out_a_step") != 0;
-  return memory;
-}
-
-void LocalGradients::Memory::rescale(std::int64_t from,
-                                     std::int64_t to) noexcept {
-  const CalibratedNorm before = norm;
-  norm.rescale(from, to);
-  lagged.rescale(before, norm);
+LocalGradients::Memory LocalGradients::saved_memory(
+    const StateDict& state) const {
+  Memory saved;
+  saved.norm.load(state);
+  saved.lagged.load(state);
+  saved.left_out_a_step = state.has_scalar("left_out_a_step") &&
+                          state.integer("left_out_a_step") != 0;
+  if (!state.has_scalar(kSavedWorld)) return saved;
+  const CalibratedNorm before = saved.norm;
+  saved.norm.rescale(state.integer(kSavedWorld) / saved_ranks_per_host(state),
+                     model_.workers());
+  saved.lagged.rescale(before, saved.norm);
+  return saved;
 }
 
 }  // namespace thinwire::optim

@@ -25,6 +25,9 @@ class LocalGradients {
   [[nodiscard]] std::optional<double> agree_on_norm(
       const StepInput& in, bool has_late, StepMeter& step,
       bool is_unlike_early = false);
+  /// After an exact step: what the norms of later ones are estimated by.
+  /// `rms_norm` is agree_on_norm()'s, `mean_norm` that of the mean.
+  void remember(double rms_norm, double mean_norm);
   /// Collective: sums the gradients over the ranks. Returns what to multiply
   /// the sum by to get clip * mean_i g_i, or nothing if one was not finite.
   [[nodiscard]] std::optional<float> average(const StepInput& in,
@@ -72,12 +75,11 @@ class LocalGradients {
     bool left_out_a_step = false;  // this rank alone, since the last exchange
 
     void add_to(State& state, bool lags) const;
-    /// A rank that was not there has left out nothing.
-    [[nodiscard]] static Memory load(const StateDict& state);
-    /// After `from` ranks, `to` go on.
-    void rescale(std::int64_t from, std::int64_t to) noexcept;
   };
   Memory memory;
+  /// Of a state, which may be of other ranks or hosts: a rank that was not
+  /// there has left out nothing.
+  [[nodiscard]] Memory saved_memory(const StateDict& state) const;
 
  private:
   [[nodiscard]] bool skips(const StepInput& in) const;

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optim/low_bit/model.h"
 
+#include <fmt/format.h>
+
 #include "core/require.h"
+#include "optim/saved_state.h"
+#include "thinwire/core/log.h"
 
 namespace thinwire::optim {
 
@@ -13,6 +17,16 @@ std::unique_ptr<const comm::HostGroups> LowBitModel::groups_of(
           "1 with deepspeed semantics, whose exchanges are flat",
           hosts.ranks_per_host);
   return std::make_unique<const comm::HostGroups>(comm::split_by_host(comm));
+}
+
+void note_other_hosts(const StateDict& state, const LowBitModel& model) {
+  const std::int64_t saved = saved_ranks_per_host(state);
+  const int now = model.comm.hosts().ranks_per_host;
+  if (saved == now || model.comm.rank() != 0) return;
+  log(LogLevel::kInfo,
+      fmt::format("{}: the state is of {} ranks per host, this run has {}: "
+                  "residuals are the mean of what hosts had",
+                  model.settings.name, saved, now));
 }
 
 }  // namespace thinwire::optim

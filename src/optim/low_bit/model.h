@@ -142,6 +142,8 @@ struct LowBitModel {
 };
 
 [[nodiscard]] Buffer copy_of(ConstView values);
+/// Rank 0 logs that a state is of other hosts than the model's ranks.
+void note_other_hosts(const StateDict& state, const LowBitModel& model);
 /// Throws Error(kCorruptCheckpoint) if the state has no exp_avg_sq.
 void require_variance(const StateDict& state, std::size_t size);
 

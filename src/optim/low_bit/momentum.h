@@ -153,6 +153,8 @@ class CompressedMomentum {
   /// exp_avg, which lies on the ranks as `sharing` says, who takes part,
   /// residuals, and which of them this rank serves.
   void add_to(State& state, Sharing sharing) const;
+  /// Elements that this rank encodes, and has worker residuals of.
+  [[nodiscard]] std::vector<Range> encoded() const;
   /// Residuals of a state; `exchange` where there is none yet.
   struct Residuals {
     Buffer worker;  // both may be of no elements

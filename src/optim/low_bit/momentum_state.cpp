@@ -17,13 +17,38 @@ namespace {
 
 // Which blocks this rank serves depends on the buckets, how many elements they
 // have may not. Who shares a host decides whose they are.
-std::int64_t residual_layout(const LowBitModel& model) {
+std::int64_t residual_layout(const LowBitModel& model,
+                             const compress::BlockLayout& layout) {
   std::vector<std::int32_t> servers;
-  for (const compress::Block& block : model.layout.blocks.blocks())
+  for (const compress::Block& block : layout.blocks())
     servers.push_back(block.server);
   const std::vector<int>& ranks = model.comm.hosts().ranks;
   servers.insert(servers.end(), ranks.begin(), ranks.end());
   return static_cast<std::int64_t>(checksum(servers));
+}
+
+// Until version 0.5 buckets had 2^20 elements unless told otherwise. A rank has
+// not got what another one served then.
+[[noreturn]] void refuse_residual_layout(const LowBitModel& model,
+                                         std::int64_t saved) {
+  compress::BlockOptions former = model.block_options;
+  former.bucket_elements = std::size_t{1} << 20;
+  const bool is_former =
+      !model.has_given_blocks &&
+      saved == residual_layout(
+                   model, compress::BlockLayout(model.layout.units, former));
+  const std::size_t own = model.settings.exchange.bucket_elements;
+  throw Error(
+      ErrorCode::kCorruptCheckpoint,
+      is_former
+          ? fmt::format("the state's residual_layout is of another bucket size "
+                        "than this optimizer's bucket_elements {}: set it to "
+                        "{}, the default of earlier versions",
+                        own, former.bucket_elements)
+          : fmt::format("the state's residual_layout is of another bucket size "
+                        "than this optimizer's bucket_elements {}, or of other "
+                        "hosts",
+                        own));
 }
 
 // Elements of the blocks of some servers, as few ranges as possible.
@@ -88,7 +113,7 @@ void CompressedMomentum::add_to(State& state, Sharing sharing) const {
   const compress::BlockLayout& blocks = model_.layout.blocks;
   const compress::Places& places = model_.places;
   state.shard = elements_of(blocks, places.own, places.own + 1);
-  state.encoded = elements_of(blocks, places.first, places.end());
+  state.encoded = encoded();
   if (!has_residuals()) return;
   state.add_elements(
       kWorkerError, Sharing::kMean, *state.encoded,
@@ -96,6 +121,11 @@ void CompressedMomentum::add_to(State& state, Sharing sharing) const {
   state.add_elements(
       "server_error", Sharing::kSharded, state.shard,
       exchange_ ? exchange_->server_error() : debt_.server.view());
+}
+
+std::vector<Range> CompressedMomentum::encoded() const {
+  return elements_of(model_.layout.blocks, model_.places.first,
+                     model_.places.end());
 }
 
 CompressedMomentum::Residuals CompressedMomentum::take_residuals(
@@ -138,7 +168,8 @@ void CompressedMomentum::add_owner(StateDict& owner) const {
   if (!has_residuals()) return;
   owner.put_integer("world_size", model_.comm.size());
   owner.put_integer("rank", model_.comm.rank());
-  owner.put_integer("residual_layout", residual_layout(model_));
+  owner.put_integer("residual_layout",
+                    residual_layout(model_, model_.layout.blocks));
 }
 
 void CompressedMomentum::require_owner(const StateDict& state) const {
@@ -156,12 +187,9 @@ void CompressedMomentum::require_owner(const StateDict& state) const {
     throw Error(ErrorCode::kCorruptCheckpoint,
                 fmt::format("residuals of {} ranks per host do not fit {}",
                             saved, comm.hosts().ranks_per_host));
-  if (state.integer("residual_layout") != residual_layout(model_))
-    throw Error(ErrorCode::kCorruptCheckpoint,
-                fmt::format("the state's residual_layout is of another bucket "
-                            "size than this optimizer's bucket_elements {}, or "
-                            "of other hosts",
-                            model_.settings.exchange.bucket_elements));
+  if (const std::int64_t layout = state.integer("residual_layout");
+      layout != residual_layout(model_, model_.layout.blocks))
+    refuse_residual_layout(model_, layout);
 }
 
 LateElements CompressedMomentum::saved_late(

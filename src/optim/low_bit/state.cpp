@@ -11,7 +11,6 @@
 #include "optim/low_bit/new_parameters.h"
 #include "optim/saved_state.h"
 #include "thinwire/core/error.h"
-#include "thinwire/core/log.h"
 
 namespace thinwire::optim {
 
@@ -71,17 +70,6 @@ void LowBitOptimizer::Impl::require_optimizer(StateDict& state) const {
   begin_in(state);
 }
 
-// Once: ranks adopt together.
-void LowBitOptimizer::Impl::note_other_hosts(const StateDict& state) const {
-  const std::int64_t saved = saved_ranks_per_host(state);
-  const int now = model.comm.hosts().ranks_per_host;
-  if (saved == now || model.comm.rank() != 0) return;
-  log(LogLevel::kInfo,
-      fmt::format("{}: the state is of {} ranks per host, this run has {}: "
-                  "residuals are the mean of what hosts had",
-                  model.settings.name, saved, now));
-}
-
 // Everything is taken out of the state first: one that does not fit changes
 // nothing.
 Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
@@ -104,12 +92,8 @@ Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
   const auto taken = std::make_shared<Taken>();
   taken->counts = StepCounts::load(state);
   taken->verification_is_due = state.integer("verification_is_due") != 0;
-  taken->memory = LocalGradients::Memory::load(state);
-  note_other_hosts(state);
-  if (state.has_scalar(kSavedWorld))
-    taken->memory.rescale(
-        state.integer(kSavedWorld) / saved_ranks_per_host(state),
-        model.workers());
+  taken->memory = gradients.saved_memory(state);
+  note_other_hosts(state, model);
   taken->rates = adam().learning_rates_in(state);
   taken->elements = saved_participation(state, n);
   taken->late = momentum.saved_late(state, taken->elements);

@@ -234,6 +234,13 @@ TEST(AlteredStates, AreRefused) {
     expect_refused(optimizer, state, {"late_gradients"});  // without ranges
     state.put("late_gradients.ranges", Ranges{-1, 1});
     expect_refused(optimizer, state, {"late_gradients.ranges", "-1"});
+    for (const int ranks : {-1, 0}) {
+      state = test::without(good, "");
+      state.put_integer("ranks_per_host", ranks);
+      expect_refused(optimizer, state, {"ranks_per_host must be >= 1"});
+      state.put_integer(kSavedWorld, 2);  // as a checkpoint does
+      expect_refused(optimizer, state, {"ranks_per_host must be >= 1"});
+    }
     EXPECT_NO_THROW(optimizer.load_state_dict(good));
   });
 }
@@ -254,10 +261,33 @@ TEST(LowBitResiduals, KeepToTheirBuckets) {
     }
     options.exchange.bucket_elements = 128;
     ZeroOneAdam two(comm, layout, options);
-    expect_refused(two, one.state_dict(), {"bucket size", "128"});
+    expect_refused(two, one.state_dict(),
+                   {"bucket size", "128", "or of other hosts"});
     options.exchange.bucket_elements = 70;  // the same buckets
     ZeroOneAdam three(comm, layout, options);
     EXPECT_NO_THROW(three.load_state_dict(one.state_dict()));
+  });
+}
+
+// Where nobody chose, earlier versions had buckets of 2^20 elements.
+TEST(LowBitResiduals, OfEarlierVersionsNeedTheirBuckets) {
+  const ParameterLayout layout = ParameterLayout::of({{"a", {5000}}});
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    OnebitAdamOptions options{.freeze_step = 1};
+    options.exchange.bucket_elements = std::size_t{1} << 20;
+    OnebitAdam earlier(comm, layout, options);
+    std::vector<float> params(layout.size());
+    for (std::int64_t t = 1; t <= 3; ++t) {
+      auto grads = test::gradient(layout.size(), t, comm.rank());
+      earlier.step(params, grads);
+    }
+    options.exchange.bucket_elements = 2048;
+    OnebitAdam now(comm, layout, options);
+    expect_refused(now, earlier.state_dict(),
+                   {"bucket_elements 2048", "set it to 1048576"});
+    options.exchange.bucket_elements = 1 << 20;
+    OnebitAdam as_told(comm, layout, options);
+    EXPECT_NO_THROW(as_told.load_state_dict(earlier.state_dict()));
   });
 }
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "optim/naive/drive.h"
+#include "optim/naive/onebit_adam.h"
 #include "optim/support.h"
 #include "thinwire/compress/block_layout.h"
 #include "thinwire/optim/onebit_adam.h"
@@ -20,6 +22,37 @@ OnebitAdamOptions refreshing() {
           .beta2 = 0.9,
           .freeze_step = kFreeze,
           .variance_refresh = kRefresh};
+}
+
+class VarianceRefreshWorlds : public ::testing::TestWithParam<int> {};
+
+// An element that is late, masks, two groups, bf16 residuals and any buckets.
+TEST_P(VarianceRefreshWorlds, HasTheBitsOfPlainLoops) {
+  OnebitAdamOptions plain = refreshing();
+  plain.groups.resize(2);
+  OnebitAdamOptions masks = test::with_second_group(refreshing());
+  masks.variance_refresh = 3;
+  masks.exchange.bucket_elements = 400;
+  masks.groups[0].exp_avg_mask =
+      test::every_third_masked(test::grouped_layout(), 0);
+  OnebitAdamOptions small = plain;
+  small.variance_refresh = 1;
+  small.exchange = {.max_grad_norm = 5, .bucket_elements = 1, .num_threads = 3};
+  small.residual_dtype = DType::kBFloat16;
+  test::Drive run{.steps = 14};
+  run.gradient = [](const ParameterLayout& layout, std::int64_t t, int rank) {
+    auto g = test::gradient_with_gaps(layout, t, rank);
+    const Parameter& dead = layout.parameter("dead");
+    if (t >= 6 && rank == 0) g[dead.offset + 2] = 0.25f;
+    return g;
+  };
+  const ParameterLayout layout = test::grouped_layout();
+  for (const OnebitAdamOptions& o : {plain, masks, small})
+    test::expect_same_run(
+        GetParam(), layout, run,
+        test::naive::OnebitAdam(GetParam(), layout, o,
+                                test::normal(layout.size(), 3)),
+        test::onebit_adam(o));
 }
 
 // On one rank the gradient is not rounded, so the whole run has a formula: v is
@@ -71,8 +104,6 @@ TEST(VarianceRefresh, AGroupOfOneFollowsTheFormula) {
   // Eight steps of fewer than 30 roundings each, of updates below 10 lr.
   for (std::size_t i = 0; i < n; ++i) ASSERT_NEAR(got[i], p[i], 3e-6) << i;
 }
-
-class VarianceRefreshWorlds : public ::testing::TestWithParam<int> {};
 
 TEST_P(VarianceRefreshWorlds, LeavesTheSameBitsOnEveryRankWhateverTheBuckets) {
   OnebitAdamOptions options = refreshing();

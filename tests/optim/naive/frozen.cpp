@@ -37,6 +37,7 @@ Frozen::Frozen(const Setup& setup, std::int64_t t, Floats& m, Floats& v,
       blocks_(blocks(setup.layout)),
       sleeping_(v.size()),
       heard_(v.size()),
+      least_(v.size()),
       ratio_(v.size(), 1.0f),
       gate_(gate) {
   for (const Parameter& p : setup_.layout.parameters()) {
@@ -85,12 +86,14 @@ void Frozen::cut_heavy(Floats& m, Floats& v) {
 // Elements that are out enter neither the mean nor its count. They get the
 // denominator that they come to life with.
 void Frozen::raise_to_floors() {
+  floors.clear();
   for (std::size_t b = 0; b < blocks_.size(); ++b) {
     std::vector<double> squares;
     double count = 0;
     for (std::size_t i = blocks_[b].offset; i < blocks_[b].end(); ++i) {
       const bool live = active[i] != 0;
-      squares.push_back(live ? double{denominator[i]} * denominator[i] : 0);
+      const double d = std::min(denominator[i], kHeavy * medians_[b]);
+      squares.push_back(live ? d * d : 0);
       count += live ? 1 : 0;
     }
     const double rms =
@@ -116,9 +119,22 @@ std::vector<std::size_t> Frozen::revive(const std::vector<Floats>& grads) {
     if (!wakes) continue;
     sleeping_[i] = 0;
     active[i] = 1;
+    least_[i] = denominator[i];
     revived.push_back(i);
   }
   return revived;
+}
+
+void Frozen::follow(const Floats& v) {
+  for (const Parameter& p : setup_.layout.parameters()) {
+    Numbers k = numbers(setup_.groups[p.group], 1, 1);
+    k.v_scale = 1;
+    for (std::size_t i = p.offset; i < p.offset + p.size; ++i)
+      denominator[i] = k.denominator(v[i]);
+  }
+  raise_to_floors();
+  for (std::size_t i = 0; i < v.size(); ++i)
+    denominator[i] = std::max(denominator[i], least_[i]);
 }
 
 void Frozen::remember(const Floats& grads) {

@@ -23,6 +23,24 @@ std::vector<double> sums_of_1024(const std::vector<double>& terms) {
   return sums;
 }
 
+struct FourBits {
+  Floats q;  // integers from -7 to 7
+  float step = 0;
+};
+
+// c becomes what q * step lacks.
+FourBits to_4_bits(Floats& c) {
+  FourBits sent{.q = Floats(c.size())};
+  for (const float value : c) sent.step = std::max(sent.step, std::abs(value));
+  sent.step = sent.step / 7.0f;
+  for (std::size_t i = 0; i < c.size(); ++i) {
+    if (sent.step != 0)
+      sent.q[i] = std::clamp(std::nearbyint(c[i] / sent.step), -7.0f, 7.0f);
+    c[i] = c[i] - sent.q[i] * sent.step;
+  }
+  return sent;
+}
+
 double sum_of_chunks(const std::vector<double>& chunks) {
   double total = 0;
   for (const double group : sums_of_1024(chunks)) total += group;
@@ -166,6 +184,38 @@ Floats OneBit::mean(const std::vector<Floats>& x, const Flags& active) {
   return result;
 }
 
+Floats OneBit::mean_in_4_bits(const std::vector<Floats>& x,
+                              const Flags& active) {
+  Floats result(setup_.layout.size());
+  const auto inverse = static_cast<float>(1.0 / setup_.world);
+  const auto keep = [&](Floats& residual, Range block, const Floats& lost) {
+    const std::size_t group = setup_.layout.parameter_at(block.offset).group;
+    const auto weight = static_cast<float>(1 - setup_.groups[group].beta1);
+    for (std::size_t i = 0; i < block.size; ++i) {
+      float& e = residual[block.offset + i];
+      if (active[block.offset + i] != 0) e = stored(e + weight * lost[i]);
+    }
+  };
+  for (const Range& block : blocks(setup_.layout)) {
+    Floats average(block.size);
+    for (std::size_t r = 0; r < x.size(); ++r) {
+      Floats c(block.size);
+      for (std::size_t i = 0; i < block.size; ++i)
+        if (active[block.offset + i] != 0) c[i] = x[r][block.offset + i];
+      const FourBits sent = to_4_bits(c);
+      keep(worker_error[r], block, c);
+      const float step = sent.step * inverse;
+      for (std::size_t i = 0; i < block.size; ++i)
+        average[i] += sent.q[i] * step;
+    }
+    const FourBits sent = to_4_bits(average);
+    keep(server_error, block, average);
+    for (std::size_t i = 0; i < block.size; ++i)
+      result[block.offset + i] = sent.q[i] * sent.step;
+  }
+  return result;
+}
+
 Floats OneBit::share(const Floats& x, const Flags& active) {
   Floats result(x.size());
   for (const Range& block : blocks(setup_.layout)) {
@@ -192,9 +242,46 @@ double Gradients::clip(double norm) const {
 std::optional<double> Gradients::rms_norm(
     const std::vector<Floats>& grads) const {
   double total = 0;
-  for (const Floats& g : grads) total += sum_of_squares(g);
+  if (averaged_.empty())
+    for (const Floats& g : grads) total += sum_of_squares(g);
+  for (const Averaged& of_rank : averaged_) {
+    double own = 0;
+    for (const Range& range : of_rank.ranges)
+      own += sum_of_squares(grads[of_rank.host], range);
+    total += own;
+  }
   if (!std::isfinite(total)) return std::nullopt;
   return std::sqrt(total / setup_.world);
+}
+
+void Gradients::remember(double norm, double rms) {
+  if (rms > 0) {
+    ratio_ = measured_ ? 0.9 * ratio_ + 0.1 * (norm / rms) : norm / rms;
+    measured_ = true;
+  }
+  before_ = rms;
+}
+
+void Gradients::exact_by_host(const std::vector<Floats>& grads,
+                              const std::vector<int>& ranks) {
+  const auto world = static_cast<double>(grads.size());
+  const std::size_t per_host =
+      grads.size() / static_cast<std::size_t>(setup_.world);
+  double squares = 0;
+  for (const Floats& g : grads) squares += sum_of_squares(g);
+  Floats sum(grads[0].size());
+  for (std::size_t i = 0; i < sum.size(); ++i)
+    for (std::size_t h = 0; h < grads.size(); h += per_host) {
+      float of_host = 0;
+      for (std::size_t l = h; l < h + per_host; ++l)
+        of_host += grads[static_cast<std::size_t>(ranks[l])][i];
+      sum[i] += of_host;
+    }
+  const double norm = std::sqrt(sum_of_squares(sum)) / world;
+  const double rms = std::sqrt(squares / world);
+  const double noise = std::max(0.0, rms * rms - norm * norm);
+  const double part = (setup_.world - 1.0) / (world - 1.0);
+  remember(norm, std::sqrt(norm * norm + noise * part));
 }
 
 std::optional<Gradients::Average> Gradients::exact(
@@ -206,11 +293,7 @@ std::optional<Gradients::Average> Gradients::exact(
     for (std::size_t i = 0; i < average.sum.size(); ++i)
       average.sum[i] += grads[r][i];
   const double norm = std::sqrt(sum_of_squares(average.sum)) / setup_.world;
-  if (*rms > 0) {
-    ratio_ = measured_ ? 0.9 * ratio_ + 0.1 * (norm / *rms) : norm / *rms;
-    measured_ = true;
-  }
-  before_ = *rms;
+  remember(norm, *rms);
   average.scale = static_cast<float>(clip(norm) / setup_.world);
   return average;
 }

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "thinwire/compress/compressed_all_reduce.h"
@@ -106,6 +107,9 @@ class OneBit {
 
   /// `x` of every rank; a rank alone gets its own back, 0 where masked.
   Floats mean(const std::vector<Floats>& x, const Flags& active);
+  /// Gradients in 4 bits each way (variance_refresh): what rounding takes joins
+  /// the residuals, as much of it as reaches a momentum.
+  Floats mean_in_4_bits(const std::vector<Floats>& x, const Flags& active);
   /// The servers' half alone: what they make of x, which they all know.
   Floats share(const Floats& x, const Flags& active);
   void clear();
@@ -134,6 +138,20 @@ class Gradients {
     float scale = 1;
   };
   std::optional<Average> exact(const std::vector<Floats>& grads);
+  /// Of an exact step by host, with every rank's: local rank l of host h is
+  /// ranks[h * G + l]. What is remembered is what means of hosts would have
+  /// had.
+  void exact_by_host(const std::vector<Floats>& grads,
+                     const std::vector<int>& ranks);
+  /// By host compressed() is given means of hosts, and their squares are added
+  /// up rank by rank, over the ranges that each has averaged.
+  struct Averaged {
+    std::size_t host = 0;
+    std::vector<Range> ranges;
+  };
+  void set_averaged(std::vector<Averaged> by_rank) {
+    averaged_ = std::move(by_rank);
+  }
   /// Clip factor by the calibrated norm; empty: skip the step.
   std::optional<double> compressed(const std::vector<Floats>& grads);
   /// Of one rank alone; empty: not finite.
@@ -147,7 +165,10 @@ class Gradients {
   [[nodiscard]] std::optional<double> rms_norm(
       const std::vector<Floats>& grads) const;
 
+  void remember(double norm, double rms);
+
   Setup setup_;
+  std::vector<Averaged> averaged_;
   double ratio_ = 1;
   bool measured_ = false;
   double before_ = 0;  // lagged clipping: b
