@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "optim/low_bit/late_elements.h"
+#include "thinwire/comm/hosts.h"
 #include "thinwire/core/checksum.h"
 #include "thinwire/kernels/sign_compress.h"
 
@@ -90,36 +91,37 @@ void CodedDenominators::gather(optim::StepMeter& step) {
   fill_dead_cells();
 }
 
-// Bucket by bucket: codes, and what goes with each cell.
+// Bucket by bucket: codes, and what goes with each cell. Ranks' parts lie in
+// the order of places.
 void CodedDenominators::gather_cells(optim::StepMeter& step) {
-  const compress::BlockLayout& layout = model_.layout.blocks;
-  const auto servers = static_cast<std::size_t>(layout.world_size());
-  const auto rank = static_cast<std::size_t>(model_.comm.rank());
-  for (const compress::Bucket& bucket : layout.buckets()) {
-    const auto begin = [&](std::size_t server) {
-      return bucket.server_begin[server];
-    };
-    std::vector<std::size_t> bytes, cells;
-    for (std::size_t s = 0; s < servers; ++s) {
-      bytes.push_back(first_byte_[begin(s + 1)] - first_byte_[begin(s)]);
-      cells.push_back((begin(s + 1) - begin(s)) * sizeof(Cell));
-    }
-    std::vector<Cell> all(bucket.end_block() - bucket.first_block());
+  const std::vector<int> rank_at = comm::ranks_by_place(model_.comm.hosts());
+  const auto own = static_cast<std::size_t>(model_.comm.rank());
+  for (const compress::Bucket& bucket : model_.layout.blocks.buckets()) {
     const std::size_t first = bucket.first_block();
-    for (std::size_t b = begin(rank); b < begin(rank + 1); ++b)
+    std::vector<Range> bytes(rank_at.size()), cells(rank_at.size());
+    for (std::size_t place = 0; place < rank_at.size(); ++place) {
+      const auto rank = static_cast<std::size_t>(rank_at[place]);
+      const std::size_t begin = bucket.server_begin[place];
+      const std::size_t end = bucket.server_begin[place + 1];
+      bytes[rank] = {first_byte_[begin] - first_byte_[first],
+                     first_byte_[end] - first_byte_[begin]};
+      cells[rank] = {(begin - first) * sizeof(Cell),
+                     (end - begin) * sizeof(Cell)};
+    }
+    std::vector<Cell> all(bucket.end_block() - first);
+    const Range served = model_.places.served_of(bucket);
+    for (std::size_t b = served.offset; b < served.end(); ++b)
       all[b - first] = {ranges_[b], blocks_.median(b), blocks_.floor(b)};
     const View codes = codes_.view().subview(
         first_byte_[first],
         first_byte_[bucket.end_block()] - first_byte_[first]);
     const View of_cells(all.data(), all.size() * sizeof(Cell), DType::kUInt8);
     step.waiting([&] {
+      model_.comm.all_gather(codes.subview(bytes[own].offset, bytes[own].size),
+                             codes, bytes);
       model_.comm.all_gather(
-          codes.subview(first_byte_[begin(rank)] - first_byte_[first],
-                        bytes[rank]),
-          codes, bytes);
-      model_.comm.all_gather(
-          of_cells.subview((begin(rank) - first) * sizeof(Cell), cells[rank]),
-          of_cells, cells);
+          of_cells.subview(cells[own].offset, cells[own].size), of_cells,
+          cells);
     });
     for (std::size_t b = first; b < bucket.end_block(); ++b) {
       const Cell& cell = all[b - first];
@@ -236,7 +238,7 @@ std::span<const float> CodedDenominators::decoded(std::size_t b,
 
 void CodedDenominators::guard(View grads, double grad_scale,
                               std::span<const double> chunk_squares) const {
-  optim::scale_heavy(grads, heavy());
+  optim::scale_heavy(model_, grads, heavy());
   optim::bound_outliers(
       model_, blocks_,
       [this](std::size_t b, std::array<float, 1024>& scratch) {

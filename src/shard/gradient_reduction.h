@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "optim/gradient_window.h"
+#include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/view.h"
 
 namespace thinwire::shard {
@@ -35,6 +36,9 @@ class GradientReduction {
   /// reduce().
   virtual bool send(std::size_t bucket) = 0;
 
+  /// Of gradients that wait for finish(): none leaves. Instead those of this
+  /// rank's pieces become 0, and NaN in the range.
+  virtual void withhold(Range /*nonfinite*/) {}
   /// Waits for everything.
   virtual void finish() = 0;
   /// Like finish(), for cleanup after a failure; ignores errors.

@@ -25,8 +25,8 @@ void LeanOnebitAdam::Impl::for_own_blocks(
   for (std::size_t k = 0; k < shards.buckets().size(); ++k) {
     const compress::Bucket& bucket = model.layout.blocks.buckets()[k];
     const ShardBucket& of = shards.buckets()[k];
-    for (std::size_t b = bucket.server_begin[rank];
-         b < bucket.server_begin[rank + 1]; ++b) {
+    const Range served = model.places.served_of(bucket);
+    for (std::size_t b = served.offset; b < served.end(); ++b) {
       const Range& values = model.block(b);
       own.push_back(
           {b,
@@ -149,11 +149,10 @@ void LeanOnebitAdam::Impl::gather_parameters(StepMeter& step) {
   const auto rank = static_cast<std::size_t>(comm.rank());
   for (const ShardBucket& bucket : shards.buckets()) {
     Buffer values(bucket.range.size, DType::kFloat32, Fill::kNone);
-    const Range& piece = bucket.pieces[rank];
-    const View own =
-        values.view().subview(piece.offset - bucket.range.offset, piece.size);
+    const Range& piece = bucket.within[rank];
+    const View own = values.view().subview(piece.offset, piece.size);
     masters.read({bucket.positions[rank], piece.size}, own);
-    step.waiting([&] { comm.all_gather(own, values.view(), bucket.counts); });
+    step.waiting([&] { comm.all_gather(own, values.view(), bucket.within); });
     full.write(bucket.range, values.as<float>());
   }
 }

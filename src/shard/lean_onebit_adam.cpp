@@ -34,12 +34,15 @@ optim::LowBitSettings settings_of(const LeanOnebitAdamOptions& options) {
       options);
 }
 
-// What a rank owns of a bucket is what it serves.
+// What a rank owns of a bucket is what it serves: pieces by place.
 compress::BlockLayout cells(const ParameterLayout& layout,
                             const ShardLayout& shards) {
   std::vector<std::vector<Range>> pieces;
-  for (const ShardBucket& bucket : shards.buckets())
-    pieces.push_back(bucket.pieces);
+  for (const ShardBucket& bucket : shards.buckets()) {
+    std::vector<Range>& by_place = pieces.emplace_back();
+    for (const int rank : shards.owners())
+      by_place.push_back(bucket.pieces[static_cast<std::size_t>(rank)]);
+  }
   return compress::BlockLayout::of_pieces(optim::parameter_units(layout),
                                           pieces, 1);
 }
@@ -52,8 +55,10 @@ LeanOnebitAdam::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
     : comm(c),
       layout(l),
       options(optim::with_buckets(o, c, l)),  // the same in both stages
-      shards(ShardLayout::of(
-          l, c.size(), {.bucket_elements = options.exchange.bucket_elements})),
+      shards(
+          ShardLayout::of(l, c.size(),
+                          {.bucket_elements = options.exchange.bucket_elements,
+                           .hosts = c.hosts()})),
       model(c, l, settings_of(options), cells(l, shards)),
       gradients(model),
       momentum(model, {}),
@@ -100,8 +105,7 @@ void LeanOnebitAdam::Impl::warm_up(const StepInput& in, StepMeter& step) {
   step.report().clip_factor = report.clip_factor;
   if (!report.applied) return;
   steps = exact->steps();
-  gradients.memory.norm.measure(report.grad_norm, rms_norm.value());
-  gradients.memory.lagged.begin(rms_norm.value());
+  gradients.remember(rms_norm.value(), report.grad_norm);
   // d = max(sqrt(v / (1 - beta2^T)) + eps, floor), 1/d and p in few bits
   if (freeze_ends(step)) freeze(step);
 }
@@ -109,6 +113,8 @@ void LeanOnebitAdam::Impl::warm_up(const StepInput& in, StepMeter& step) {
 // Compression stage: d stays what it is, m_i travels as signs.
 void LeanOnebitAdam::Impl::compressed_step(const StepInput& in,
                                            StepMeter& step) {
+  // By host, g_i is the mean of host i's, where this rank encodes it.
+  if (model.host) model.host->average(in.grads, step);
   // g_i = clip * g_i, the norm of their mean being estimated.
   const auto scale =
       gradients.clip_by_estimate(in, momentum.has_late(in.grads), step);
@@ -148,6 +154,7 @@ StepReport LeanOnebitAdam::Impl::step(const StepInput& in) {
   require_step(in);
   StepReport report{.phase = is_frozen() ? Phase::kCompressed : Phase::kExact,
                     .loss_scale = in.loss_scale};
+  if (model.host) model.host->begin_step();
   {
     StepMeter meter(comm, report);
     take_step(in, meter);
@@ -175,10 +182,6 @@ LeanOnebitAdam::LeanOnebitAdam(comm::Communicator& comm,
       "params", "float32 or bfloat16", to_string(params.dtype()));
   require(params.size() == layout.size(), "params",
           fmt::format("{} elements", layout.size()), params.size());
-  if (!comm.hosts().is_flat())
-    throw Error(ErrorCode::kUnavailable,
-                "lean 1-bit Adam exchanges between ranks, not between hosts: "
-                "set hierarchy to flat");
   comm::require_same(comm, "parameter layout and options",
                      layout.describe() + settings_of(options).describe());
   impl_ = std::make_unique<Impl>(comm, layout, params, options, initial);
@@ -191,8 +194,12 @@ StepReport LeanOnebitAdam::step(const StepInput& input) {
 }
 
 void LeanOnebitAdam::reduce_early(View grads, Range range) {
-  if (impl_->is_frozen()) return Optimizer::reduce_early(grads, range);
+  if (!reduces_early()) return Optimizer::reduce_early(grads, range);
   optim::require_view("grads", grads, impl_->layout.size(), true, true);
+  if (impl_->is_frozen()) {
+    impl_->model.host->begin_early(grads, range);
+    return;
+  }
   // Before the average replaces what is this rank's own.
   impl_->gradients.measure_early(grads, range);
   impl_->exact->reduce_early(grads, range);
@@ -200,16 +207,20 @@ void LeanOnebitAdam::reduce_early(View grads, Range range) {
 }
 
 bool LeanOnebitAdam::reduces_early() const noexcept {
-  return !impl_->is_frozen();
+  return !impl_->is_frozen() || impl_->model.host != nullptr;
 }
 
 void LeanOnebitAdam::measure_early(ConstView grads, Range range) {
-  if (!impl_->is_frozen()) return Optimizer::measure_early(grads, range);
+  if (!measures_early()) return Optimizer::measure_early(grads, range);
   impl_->gradients.measure_early(grads, range);
 }
 
 bool LeanOnebitAdam::measures_early() const noexcept {
-  return impl_->is_frozen();
+  return !reduces_early();
+}
+
+void LeanOnebitAdam::finish_early() {
+  if (impl_->model.host) impl_->model.host->finish_early();
 }
 
 void LeanOnebitAdam::forget_early() noexcept {

@@ -70,6 +70,7 @@ State LeanOnebitAdam::Impl::state() const {
   State state;
   if (exact) {
     state = exact->state();
+    state.encoded = momentum.encoded();
   } else {
     state.add_groups("learning_rates", model.adam.learning_rates());
     momentum.add_to(state, Sharing::kSame);
@@ -86,6 +87,7 @@ State LeanOnebitAdam::Impl::state() const {
   state.common.put_integer("frozen_at", frozen_at);
   hold.save(state.common);
   optim::StepCounts{.steps = steps, .skipped = skipped}.save(state.common);
+  optim::add_hosts(state, comm.hosts());
   gradients.memory.add_to(state, options.exchange.lagged_clipping);
   automatic.add_to(state);
   return state;
@@ -105,12 +107,10 @@ LeanOnebitAdam::Impl::Common LeanOnebitAdam::Impl::read_common(
     StateDict& state) const {
   Common common{.counts = optim::StepCounts::load(state),
                 .rates = model.adam.learning_rates_in(state),
-                .memory = optim::LocalGradients::Memory::load(state),
+                .memory = gradients.saved_memory(state),
                 .automatic = automatic,
                 .held_until = optim::FreezeHold::load(state)};
   common.automatic.load(state);
-  if (state.has_scalar(optim::kSavedWorld))
-    common.memory.rescale(state.integer(optim::kSavedWorld), comm.size());
   return common;
 }
 
@@ -200,6 +200,7 @@ Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
         "load with what = kWeights");
   const auto taken = std::make_shared<Taken>();
   taken->common = read_common(state);
+  optim::note_other_hosts(state, model);
   taken->frozen_at = state.integer("frozen_at");
   taken->elements = optim::saved_participation(state, layout.size());
   taken->late = momentum.saved_late(state, taken->elements);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -41,7 +42,6 @@ LowBitGradients::LowBitGradients(comm::Communicator& comm,
                                  ThreadPool& pool)
     : comm_(comm),
       shards_(shards),
-      units_(units.begin(), units.end()),
       settings_(settings),
       scale_(scale),
       pool_(pool),
@@ -156,7 +156,7 @@ void LowBitGradients::begin(optim::Backward which, DType gradients) {
     if (adds_up_ && settings_.keeps && !residuals_.empty())
       std::memcpy(others_.data(), residuals_.data(), residuals_.bytes());
   }
-  is_encoded_ = host_ == nullptr || which.is_last;
+  is_encoded_ = which.is_last;
   // All that a window takes is there from its beginning.
   if ((!adds_up_ || host_ != nullptr) && !filling_.empty())
     free_.push_back(std::move(values_of(0)));
@@ -208,8 +208,8 @@ void LowBitGradients::store(const optim::GradientPart& part) {
 
 bool LowBitGradients::send(std::size_t b) {
   if (adds_up_ && host_ == nullptr) {
-    encode_and_send(b, {});
-    return true;
+    if (backward_.is_last) encode_and_send(b, {});
+    return backward_.is_last;
   }
   const ConstView values =
       filling_[b].view().subview(0, shards_.buckets()[b].range.size);
@@ -324,12 +324,26 @@ View LowBitGradients::piece(std::size_t b) {
   return means_.view().subview(bucket.positions[rank], bucket.counts[rank]);
 }
 
+void LowBitGradients::withhold(Range nonfinite) {
+  waiting_.clear();
+  set_to_zero(means_.view());
+  for (std::size_t b = 0; b < shards_.buckets().size(); ++b) {
+    const Range own =
+        shards_.buckets()[b].pieces[static_cast<std::size_t>(comm_.rank())];
+    const std::size_t begin = std::max(own.offset, nonfinite.offset);
+    const std::size_t end = std::min(own.end(), nonfinite.end());
+    if (begin >= end) continue;
+    const auto values =
+        piece(b).subview(begin - own.offset, end - begin).as<float>();
+    std::ranges::fill(values, std::numeric_limits<float>::quiet_NaN());
+  }
+}
+
 void LowBitGradients::finish() {
-  if (!waiting_.empty() && agree_on_finite())
-    for (const std::size_t b : waiting_) {
-      const Range range = shards_.buckets()[b].range;
-      take_whole(b, sums_.subview(range.offset, range.size), {});
-    }
+  for (const std::size_t b : waiting_) {
+    const Range range = shards_.buckets()[b].range;
+    take_whole(b, sums_.subview(range.offset, range.size), {});
+  }
   waiting_.clear();
   while (host_ != nullptr && !host_->is_empty()) take_mean();
   // No backward was known to be the last.

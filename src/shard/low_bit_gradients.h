@@ -25,8 +25,8 @@ struct LowBitReduction {
   int bits = 4;
   DType residual_dtype = DType::kBFloat16;
   bool keeps = false;  ///< Residuals of a skipped step are as before it.
-  /// Nothing leaves before finish(), where ranks first agree that all
-  /// gradients are finite.
+  /// Nothing leaves before finish(): ranks first agree that all gradients, of
+  /// all groups, are finite.
   bool agrees_first = false;
   bool average = true;
   bool overlap = true;  ///< Else a bucket is waited for once sent.
@@ -53,6 +53,7 @@ class LowBitGradients final : public GradientReduction {
   void begin(optim::Backward which, DType gradients) override;
   void store(const optim::GradientPart& part) override;
   bool send(std::size_t bucket) override;
+  void withhold(Range nonfinite) override;
   void finish() override;
   void abandon() noexcept override;
   /// Means in fp32, without the loss scale.
@@ -94,13 +95,8 @@ class LowBitGradients final : public GradientReduction {
   void decode(const Slot& slot);
   [[nodiscard]] Buffer& values_of(std::size_t bucket);
 
-  [[nodiscard]] std::int64_t first_nonfinite() const;
-  [[nodiscard]] bool agree_on_finite();
-  void mark_nonfinite(const Range& unit);
-
   comm::Communicator& comm_;
   const ShardLayout& shards_;
-  const std::vector<Range> units_;
   const LowBitReduction settings_;
   const precision::LossScale& scale_;
   ThreadPool& pool_;

@@ -71,19 +71,16 @@ void ShardGroup::make_reduction(const ShardGroupParts& parts) {
         copies_);
     return;
   }
-  const bool skips =
-      options.exchange.skip_nonfinite || options.dtype == DType::kFloat16;
-  const bool agrees_first = options.stage == 1 && !options.overlap && skips;
+  const bool waits = agrees_first(options);
   auto made = std::make_unique<LowBitGradients>(
       comm_, shards_, units(),
-      LowBitReduction{
-          .bits = wire.bits_up,
-          .residual_dtype = wire.residual_dtype,
-          .keeps = wire.keeps_residuals(options.dtype) && !agrees_first,
-          .agrees_first = agrees_first,
-          .average = options.average,
-          .overlap = options.overlap,
-          .batch_ranks = parts.batch_ranks},
+      LowBitReduction{.bits = wire.bits_up,
+                      .residual_dtype = wire.residual_dtype,
+                      .keeps = wire.keeps_residuals(options.dtype) && !waits,
+                      .agrees_first = waits,
+                      .average = options.average,
+                      .overlap = options.overlap,
+                      .batch_ranks = parts.batch_ranks},
       parts.scale, parts.pool);
   low_bit_ = made.get();
   gradients_ = std::move(made);

@@ -20,6 +20,15 @@
 
 namespace thinwire::shard {
 
+/// Gradients in few bits stay where they are until ranks have agreed that all
+/// of them are finite.
+[[nodiscard]] inline bool agrees_first(const ZeroOptions& options) {
+  const bool skips =
+      options.exchange.skip_nonfinite || options.dtype == DType::kFloat16;
+  return options.wire.bits_up != 0 && options.stage == 1 && !options.overlap &&
+         skips;
+}
+
 /// What a ShardGroup is made of; all of it outlives it.
 struct ShardGroupParts {
   comm::Communicator& comm;

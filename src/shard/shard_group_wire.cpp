@@ -101,7 +101,8 @@ optim::Adoption ShardGroup::adopt_as_parameters(StateDict& state) {
 void ShardGroup::pay_debt(double loss_scale) {
   if (debt_.empty() || has_paid_) return;
   has_paid_ = true;
-  const auto factor = static_cast<float>(gradients_->divisor(loss_scale));
+  // Also of experts, whose gradients are divided by more ranks than hold them.
+  const auto factor = static_cast<float>(loss_scale);
   constexpr std::size_t kPart = 1024;
   std::array<float, kPart> owed{};
   for (std::size_t b = 0; b < shards_.buckets().size(); ++b)

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients until the step: whole, or handed over one by one.
+// Gradients until the step: whole, or handed over one by one; and, before any
+// leaves in few bits, whether all of them are finite.
+#include <algorithm>
+#include <cmath>
+
 #include "core/require.h"
 #include "core/set_to_zero.h"
+#include "optim/exact_exchange.h"
 #include "shard/zero_impl.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/kernels/cast.h"
@@ -87,11 +92,40 @@ void ZeroOptimizer::Impl::require_same_array(View grads) const {
           "grads", "the array that has been reduced in part", "another one");
 }
 
+// Index of the first parameter that is not finite, else -1.
+std::int64_t ZeroOptimizer::Impl::first_nonfinite_gradient() {
+  if (std::isfinite(optim::sum_of_squares(pool, whole))) return -1;
+  const auto parameters = layout.parameters();
+  const auto first = std::ranges::find_if(parameters, [&](const Parameter& p) {
+    return !std::isfinite(
+        optim::sum_of_squares(pool, whole.subview(p.offset, p.size)));
+  });
+  return first == parameters.end() ? -1 : first - parameters.begin();
+}
+
+// Over all groups: a step is skipped for all parameters or for none. Then
+// nothing changes but what the step looks at, where the first such parameter of
+// any rank is marked.
+void ZeroOptimizer::Impl::agree_on_finite() {
+  if (!agrees_first(options) || comm.size() == 1 || has_agreed) return;
+  has_agreed = true;
+  const std::int64_t own = first_nonfinite_gradient();
+  const auto parameters = layout.parameters();
+  const auto count = static_cast<std::int64_t>(parameters.size());
+  std::int64_t most = own < 0 ? 0 : count - own;
+  comm.all_reduce(std::span(&most, 1), comm::ReduceOp::kMax);
+  if (most == 0) return;
+  const Parameter& first = parameters[static_cast<std::size_t>(count - most)];
+  for (const auto& group : groups)
+    group->gradients().withhold({first.offset, first.size});
+}
+
 void ZeroOptimizer::Impl::finish(View grads) {
   if (!grads.empty()) whole = grads;
   try {
     // The last backward may not have been known as that.
-    if (options.stage == 1 || !sends_every_backward()) window.send_rest();
+    if (options.stage == 1) window.send_rest();
+    agree_on_finite();
     for (const auto& group : groups) {
       group->gradients().finish();
       group->pay_debt(scale.value());
@@ -107,6 +141,7 @@ void ZeroOptimizer::Impl::end_window() {
   for (const auto& group : groups) group->gradients().begin_window();
   window.restart();
   whole = {};
+  has_agreed = false;
 }
 
 }  // namespace thinwire::shard

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -41,7 +42,10 @@ struct ZeroOptimizer::Impl final : optim::GradientSink {
   /// Stage 2: each backward's gradients leave as they come. In few bits those
   /// of a window leave together, once each host has added up its own.
   [[nodiscard]] bool sends_every_backward() const noexcept {
-    return options.wire.bits_up == 0 || !comm.hosts().is_flat();
+    return options.wire.bits_up == 0 ||
+           std::ranges::any_of(groups, [](const auto& group) {
+             return !group->comm().hosts().is_flat();
+           });
   }
   void begin_backward(Backward which);
   void begin_backward(Backward which, DType gradients);
@@ -52,6 +56,9 @@ struct ZeroOptimizer::Impl final : optim::GradientSink {
   void collect_all(ConstView grads);
   /// What has been reduced early is in memory that may not be exchanged.
   void require_same_array(View grads) const;
+  [[nodiscard]] std::int64_t first_nonfinite_gradient();
+  /// Collective, where gradients wait for it.
+  void agree_on_finite();
   /// Collective: reduces what is left, and waits.
   void finish(View grads);
   void end_window();
@@ -91,7 +98,8 @@ struct ZeroOptimizer::Impl final : optim::GradientSink {
 
   const std::vector<BucketOfGroup> buckets;  // in flat order
   optim::GradientWindow window;
-  View whole;  // stage 1: gradients of which buckets are reduced
+  View whole;               // stage 1: gradients of which buckets are reduced
+  bool has_agreed = false;  // in this window, that they are finite or not
 };
 
 }  // namespace thinwire::shard

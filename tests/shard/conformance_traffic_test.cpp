@@ -27,9 +27,8 @@ Sent sent_in_window(comm::Communicator& comm, ZeroRun& run, int backwards) {
   const std::vector<float> grads(run.layout.size(), 0.25f);
   run.window(std::vector<std::vector<float>>(
       static_cast<std::size_t>(backwards), grads));
-  const comm::Counters now = comm.counters();
-  return {static_cast<double>(now.bytes_sent - before.bytes_sent),
-          now.collectives - before.collectives};
+  const comm::Counters sent = comm.counters() - before;
+  return {static_cast<double>(sent.bytes_sent), sent.collectives};
 }
 
 // A reduce-scatter and an all-gather of n elements of 16 bits, and sums of

@@ -6,6 +6,7 @@
 
 #include "optim/low_bit/late_cases.h"
 #include "optim/other_ranks.h"
+#include "shard/lean_plain.h"
 #include "shard/lean_support.h"
 #include "support/errors.h"
 #include "thinwire/optim/data_parallel.h"
@@ -14,6 +15,7 @@
 namespace thinwire::shard {
 namespace {
 
+using test::LeanRanks;
 using test::LeanRun;
 using test::Saved;
 using Options = LeanOnebitAdamOptions;
@@ -39,11 +41,15 @@ void copy(const Buffer& from, Buffer& to) {
 }
 
 TEST(LeanState, ARunGoesOnWithTheSameBitsFromEveryStep) {
-  for (const int world : {1, 2, 3})
+  Options o = options();
+  o.exchange.bucket_elements = 2048;
+  for (const LeanRanks& ranks :
+       {LeanRanks{1}, LeanRanks{2}, LeanRanks{3}, LeanRanks{4, 2},
+        LeanRanks{8, 4}, LeanRanks{6, 2, test::Placing::kRoundRobin}})
     for (const DType dtype : kDtypes)
-      test::run_ranks("local", world, [&](comm::Communicator& comm) {
-        LeanRun run(comm, test::late_layout(), dtype, options());
-        LeanRun other(comm, test::late_layout(), dtype, options());
+      test::run_lean_ranks(ranks, [&](comm::Communicator& comm) {
+        LeanRun run(comm, test::late_layout(), dtype, o);
+        LeanRun other(comm, test::late_layout(), dtype, o);
         for (std::int64_t t = 1; t <= 7; ++t) {
           run.step(grads(run, t, comm.rank()));
           const StateDict state = run.optimizer->state_dict();
@@ -54,7 +60,7 @@ TEST(LeanState, ARunGoesOnWithTheSameBitsFromEveryStep) {
           run.step(grads(run, ++t, comm.rank()));
           other.step(grads(run, t, comm.rank()));
           EXPECT_TRUE(test::same_bits<float>(other.full(), run.full()))
-              << world << " ranks, " << to_string(dtype) << ", step " << t;
+              << ranks.name() << ' ' << to_string(dtype) << ", step " << t;
           EXPECT_TRUE(test::same_bytes(other.params.view(), run.params.view()));
         }
       });

@@ -64,6 +64,7 @@ class NaiveWire {
         cells_.push_back({begin, end - begin});
         begin = end;
       }
+    batch_ranks = static_cast<double>(residuals.size());
   }
 
   /// A backward before the last one, at stage 2.
@@ -79,23 +80,35 @@ class NaiveWire {
   /// Returns the norm; not finite: skipped.
   double step(const Gradients& grads, double loss_scale,
               double max_grad_norm = 0) {
-    const Gradients before = residuals;
-    mean.assign(params.size(), 0);
-    add(grads, loss_scale);  // c
-    bool is_finite = true;
-    for (const auto& of_rank : residuals)
-      for (const float c : of_rank) is_finite = is_finite && std::isfinite(c);
-    if (!is_finite) {
-      residuals = before;
-      if (!wire_.keeps_residuals(dtype_))
-        for (auto& e : residuals) std::fill(e.begin(), e.end(), 0.0f);
+    if (!reduce(grads, loss_scale)) {
+      skip();
       return INFINITY;
     }
+    const double norm = std::sqrt(kernels::sum_of_squares(mean));
+    update(max_grad_norm > 0 && norm > max_grad_norm ? max_grad_norm / norm
+                                                     : 1);
+    return norm;
+  }
+
+  // ---- the same in two halves, where other parameters' gradients count too
+  /// False: some gradient is not finite.
+  bool reduce(const Gradients& grads, double loss_scale) {
+    before_ = residuals;
+    mean.assign(params.size(), 0);
+    add(grads, loss_scale);  // c
+    for (const auto& of_rank : residuals)
+      for (const float c : of_rank)
+        if (!std::isfinite(c)) return false;
     for (auto& c : residuals)
       for (const Range& cell : cells_) send_up(c.data() + cell.offset, cell);
-    const double norm = std::sqrt(kernels::sum_of_squares(mean));
-    const double clip =
-        max_grad_norm > 0 && norm > max_grad_norm ? max_grad_norm / norm : 1;
+    return true;
+  }
+  void skip() {
+    residuals = before_;
+    if (!wire_.keeps_residuals(dtype_))
+      for (auto& e : residuals) std::fill(e.begin(), e.end(), 0.0f);
+  }
+  void update(double clip) {
     std::vector<float> grad = mean;
     ThreadPool pool(1);
     rule_->apply(++steps,
@@ -104,7 +117,6 @@ class NaiveWire {
                   .grad_scale = static_cast<float>(clip)},
                  pool);
     for (const Range& cell : cells_) send_down(cell);
-    return norm;
   }
 
   std::vector<float> params;  // what every rank has
@@ -112,12 +124,12 @@ class NaiveWire {
   std::vector<float> mean;
   Gradients residuals;
   std::int64_t steps = 0;
+  double batch_ranks = 1;  // over which the mean is; `ranks` unless set
 
  private:
   void send_up(float* c, const Range& cell) {
     const NaiveCodes sent(c, cell.size, wire_.bits_up);
-    const auto share =
-        static_cast<float>(1.0 / static_cast<double>(residuals.size()));
+    const auto share = static_cast<float>(1.0 / batch_ranks);
     const float step_of_mean = sent.step * share;
     for (std::size_t i = 0; i < cell.size; ++i) {
       const float own = sent.q[i] * step_of_mean;
@@ -147,6 +159,7 @@ class NaiveWire {
   shard::WireOptions wire_;
   std::unique_ptr<optim::UpdateRule> rule_;
   std::vector<Range> cells_;
+  Gradients before_;  // residuals before this step
 };
 
 }  // namespace thinwire::test

@@ -65,6 +65,11 @@ struct LeanOnebitAdamOptions {
 /// lower bits) + 0.13 (momentum) + 1.02 (denominators) + 2 + 2/W (residuals);
 /// 4 bits take 0.5 less, fp32 parameters neither more nor less. Before it
 /// 2 + 12/W, or 4 + 8/W with fp32 parameters.
+///
+/// By host, where hosts of `comm` hold G ranks each, exact steps are those of
+/// ZeroOptimizer there, and in compressed ones a host is one worker, as in
+/// OnebitAdam. Residuals are then 2/G + 2/W, and means of 16-bit gradients take
+/// 4/G.
 class LeanOnebitAdam final : public optim::Optimizer {
  public:
   /// Collective. `params`, layout.size() elements of fp32 or bf16 and the same
@@ -84,12 +89,14 @@ class LeanOnebitAdam final : public optim::Optimizer {
   /// the last exact step.
   optim::StepReport step(const optim::StepInput& input) override;
 
-  /// Before the freeze; `range` is one of buckets(), or adjacent ones.
+  /// Before the freeze, and by host always; `range` is one of buckets(), or
+  /// adjacent ones.
   void reduce_early(View grads, Range range) override;
   [[nodiscard]] bool reduces_early() const noexcept override;
-  /// From the freeze on; likewise.
+  /// Otherwise; likewise.
   void measure_early(ConstView grads, Range range) override;
   [[nodiscard]] bool measures_early() const noexcept override;
+  void finish_early() override;
   void forget_early() noexcept override;
   void set_freeze_gate(optim::FreezeGate gate) override;
   /// The same ranges in both stages.
