@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include "checkpoint/commit/root.h"
+#include "checkpoint/commit/root_directory.h"
+#include "checkpoint/read/named_states.h"
 #include "checkpoint/read/read_text.h"
 #include "checkpoint/read/weights.h"
 #include "core/require.h"
@@ -23,18 +25,30 @@ bool has_weights(FileSystem& files, const std::string& path) {
 std::string look(FileSystem& files, const std::string& path, What what) {
   if (files.exists(path + "/manifest.json")) return "ours " + path + '\n';
   if (!files.exists(path)) return {};
-  if (what == What::kWeights && has_weights(files, path))
-    return "foreign " + path + '\n';
+  if (has_weights(files, path)) {
+    if (what == What::kWeights) return "foreign " + path + '\n';
+    if (files.exists(fmt::format("{}/{}", path, kNamedStates)))
+      return "states " + path + '\n';
+  }
   std::string lines;
   std::string notes;
-  for (const FoundCheckpoint& found : find_checkpoints(files, path))
-    if (found.name.find('\n') != std::string::npos)
-      continue;  // no name of ours
-    else if (found.complete)
+  std::string part;  // why the newest of those that hosts have in parts is none
+  for (const FoundCheckpoint& found : find_checkpoints(files, path)) {
+    if (found.name.find('\n') != std::string::npos) continue;  // not ours
+    if (found.complete) {
       lines += fmt::format("ours {}/{}\n", path, found.name);
-    else
-      notes += fmt::format("note {}/{} is left out: {}\n", path, found.name,
-                           found.problem);
+      continue;
+    }
+    notes += fmt::format("note {}/{} is left out: {}\n", path, found.name,
+                         found.problem);
+    // The save of a partial one never returned.
+    if (part.empty() && kind_of(found.name) != NameKind::kPartial &&
+        is_in_parts(found.manifest))
+      part = found.problem;
+  }
+  // No fresh start: nothing is lost, it is only elsewhere.
+  if (lines.empty() && !part.empty())
+    throw Error(ErrorCode::kUnavailable, part);
   return lines + notes;
 }
 
@@ -75,7 +89,8 @@ std::vector<Candidate> find_candidates(comm::Communicator& comm,
     if (kind == "note")
       notes.push_back(line.substr(space + 1));
     else
-      candidates.push_back({line.substr(space + 1), kind == "foreign"});
+      candidates.push_back(
+          {line.substr(space + 1), kind != "ours", kind == "states"});
     begin = end + 1;
   }
   return candidates;
@@ -85,10 +100,12 @@ Found open_candidate(comm::Communicator& comm, FileSystem& files,
                      const Candidate& candidate) {
   const std::string file = candidate.path + "/manifest.json";
   std::string text;
-  Found found{candidate.path, {}, candidate.is_foreign};
+  Found found{candidate.path, {}, candidate.is_foreign, candidate.has_states};
   if (candidate.is_foreign) {
     everywhere(comm, [&] {
       found.manifest = manifest_of(Weights(files, candidate.path));
+      if (found.has_states)
+        describe_named_states(files, found.path, found.manifest);
     });
     return found;
   }

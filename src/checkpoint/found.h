@@ -15,19 +15,21 @@ namespace thinwire::checkpoint {
 struct Candidate {
   std::string path;
   bool is_foreign = false;  ///< Weights of somebody else, without a manifest.
+  bool has_states = false;  ///< A foreign one, with kNamedStates beside them.
 };
 /// And what its manifest says; the same on all ranks. That of foreign weights
-/// has their names, shapes and types, and nothing else.
+/// has their names, shapes and types and, if they are loaded, their states.
 struct Found {
   std::string path;
   Manifest manifest;
   bool is_foreign = false;
+  bool has_states = false;
 };
 
 /// Collective, rank 0 looks: `path` itself, or, if it is the directory of a
 /// run, its complete checkpoints by save_index, the newest first, and a note on
 /// each that is left out. For weights alone also a safetensors file, or a
-/// folder of them. May be none.
+/// folder of them; with kNamedStates such a folder is all. May be none.
 [[nodiscard]] std::vector<Candidate> find_candidates(
     comm::Communicator& comm, FileSystem& files, const std::string& path,
     What what, std::vector<std::string>& notes);

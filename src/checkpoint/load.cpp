@@ -77,14 +77,28 @@ void require_fits(const Training& training, const Manifest& manifest) {
                     training.comm.size()));
 }
 
-// What only this library's checkpoints have.
-void read_state(const Training& training, const Manifest& manifest,
+// Files of others are Adam's, or LAMB's, and have no learning rates.
+void complete_foreign(const optim::State& target, StateDict& state) {
+  const bool is_lamb = target.common.text("optimizer").ends_with("lamb");
+  state.put_text("optimizer", is_lamb ? "lamb" : "adam");
+  if (const optim::StateArray* const rates = target.find("learning_rates")) {
+    Buffer values(rates->size, rates->dtype);
+    rates->read({0, rates->size}, values.view());
+    state.put(rates->name, std::move(values));
+  }
+}
+
+void read_state(const Training& training, const Found& found,
                 StateReader& reader, const LoadOptions& options, Read& read) {
+  const Manifest& manifest = found.manifest;
   const MemoryScope scope(MemoryKind::kStates);  // the optimizer takes them
-  StateDict state = reader.state(training.optimizer.state());
+  const optim::State target = training.optimizer.state();
+  StateDict state = reader.state(target);
   reader.finish();
   state.put_integer("allow_rounding", options.allow_rounding ? 1 : 0);
-  if (manifest.world != training.comm.size())
+  if (found.is_foreign)
+    complete_foreign(target, state);
+  else if (manifest.world != training.comm.size())
     read.report.notes.push_back(fmt::format("saved by {} ranks, loaded by {}",
                                             manifest.world,
                                             training.comm.size()));
@@ -135,14 +149,18 @@ Read read_all(const Training& training, const Found& found,
     others =
         match_others(training.others, manifest, options, read.report.notes);
     matching = match(manifest.parameters, training.layout,
-                     without(manifest, others, options), with_states);
+                     without(manifest, others, options),
+                     with_states && !found.is_foreign);
   });
   std::optional<SavedArrays> arrays;
   std::optional<Weights> weights;
   await_files(training.comm, files, found);
   everywhere(training.comm, [&] {
     try {
-      arrays.emplace(files, found.path, manifest);
+      if (found.has_states)
+        arrays.emplace(files, found.path, manifest, SavedArrays::NamedStates{});
+      else
+        arrays.emplace(files, found.path, manifest);
       if (found.is_foreign)
         weights.emplace(files, found.path);
       else
@@ -157,7 +175,7 @@ Read read_all(const Training& training, const Found& found,
                      *weights, matching, options.share_reads);
   read.parameters = reader.parameters(training.params.dtype());
   if (with_states)
-    read_state(training, manifest, reader, options, read);
+    read_state(training, found, reader, options, read);
   else if (training.params.dtype() != DType::kFloat32)
     read.masters = reader.parameters(DType::kFloat32);
   reader.finish();

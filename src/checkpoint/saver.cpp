@@ -260,7 +260,8 @@ void Saver::go_on_with_run_in(const std::string& root) {
   try {
     if (!files.exists(root)) return;
     for (const FoundCheckpoint& found : find_checkpoints(files, root))
-      if (found.complete && impl_->run.empty()) impl_->run = found.manifest.run;
+      if ((found.complete || is_in_parts(found.manifest)) && impl_->run.empty())
+        impl_->run = found.manifest.run;
   } catch (const Error& error) {
     log(LogLevel::kDebug, error.what());  // save() will say it
   }

@@ -268,15 +268,11 @@ TEST(Root, TellsProgressOnRankZero) {
 TEST(Root, SettingsAreChecked) {
   FaultFileSystem disk(1);
   on_ranks(1, [&](comm::Communicator& comm) {
-    const auto opens = [&](const std::string& run, Storage storage) {
-      Root::Options options = test::quick_options();
-      options.storage = storage;
-      const Root root(disk.of_rank(0), comm, kRoot, run, options);
-    };
     expect_error(ErrorCode::kInvalidArgument, {"run must be 32 hex", "xyz"},
-                 [&] { opens("xyz", Storage::kShared); });
-    expect_error(ErrorCode::kUnavailable, {"SaveOptions.storage"},
-                 [&] { opens(kRun, Storage::kNodeLocal); });
+                 [&] {
+                   const Root root(disk.of_rank(0), comm, kRoot, "xyz",
+                                   test::quick_options());
+                 });
     Root root = test::open_root(disk, comm);
     expect_error(ErrorCode::kInvalidArgument, {"step must be >= 0, got -1"},
                  [&] {

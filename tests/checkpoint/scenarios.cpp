@@ -59,9 +59,10 @@ void only_start(Root&, comm::Communicator&) {}
 
 }  // namespace
 
-void write_dummy(Root& root, comm::Communicator& comm, const Dummy& dummy) {
+Root::Committed write_dummy(Root& root, comm::Communicator& comm,
+                            const Dummy& dummy) {
   const DummyContents contents(comm.rank(), comm.size(), dummy);
-  root.write(contents.contents());
+  return root.write(contents.contents());
 }
 
 Root open_root(FaultFileSystem& disk, comm::Communicator& comm) {

@@ -30,8 +30,9 @@ struct Scenario {
 [[nodiscard]] std::vector<Scenario> scenarios();
 
 /// Collective: writes a dummy.
-void write_dummy(checkpoint::Root& root, comm::Communicator& comm,
-                 const Dummy& dummy);
+checkpoint::Root::Committed write_dummy(checkpoint::Root& root,
+                                        comm::Communicator& comm,
+                                        const Dummy& dummy);
 [[nodiscard]] checkpoint::Root open_root(FaultFileSystem& disk,
                                          comm::Communicator& comm);
 

@@ -53,10 +53,11 @@ struct Training {
 SaveReport save(const Training& training, const std::string& root,
                 const Extra& extra = {}, const SaveOptions& options = {});
 
-/// Collective: a checkpoint, or a ROOT: then its newest complete one. Any
-/// number of ranks, any ZeRO stage. Throws on all ranks, and changes nothing on
-/// any: Error(kUnavailable) where there is none or it cannot be read,
-/// Error(kCorruptCheckpoint) naming what is damaged or does not fit.
+/// Collective: a checkpoint, a ROOT (its newest complete one), or weights with
+/// an optimizer.safetensors. Any number of ranks, any ZeRO stage. Throws on all
+/// ranks, and changes nothing: Error(kUnavailable) where there is none or it
+/// cannot be read, Error(kCorruptCheckpoint) naming what is damaged or does not
+/// fit.
 LoadReport load(const Training& training, const std::string& path,
                 const LoadOptions& options = {});
 

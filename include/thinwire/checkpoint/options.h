@@ -30,7 +30,7 @@ enum class Residuals {
 /// Where the ranks' files go.
 enum class Storage {
   kShared,     ///< All ranks see the same directory.
-  kNodeLocal,  ///< One directory per host: refused, Error(kUnavailable).
+  kNodeLocal,  ///< One for each host: to load, copy them into one first.
 };
 
 /// A file that is written beside the checkpoint's own: config.json, say.

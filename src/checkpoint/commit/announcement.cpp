@@ -22,16 +22,16 @@ std::string host_name() {
 
 Announcement broadcast_announcement(comm::Communicator& comm,
                                     const Announcement& own) {
-  std::istringstream text(
-      broadcast_text(comm, fmt::format("{}\n{}\n{}\n{}", own.step,
-                                       own.save_index, own.partial, own.host)));
+  std::istringstream text(broadcast_text(
+      comm, fmt::format("{}\n{}\n{}", own.step, own.save_index, own.partial)));
   Announcement result;
-  text >> result.step >> result.save_index >> result.partial >> result.host;
+  text >> result.step >> result.save_index >> result.partial;
   return result;
 }
 
 void wait_for_probe(FileSystem& files, const std::string& root,
-                    const Announcement& made, int rank,
+                    const Announcement& made, const RankOnHost& own,
+                    const RankOnHost& maker,
                     std::chrono::milliseconds patience) {
   const std::string probe =
       fmt::format("{}/{}/{}", root, made.partial, kProbeName);
@@ -39,8 +39,8 @@ void wait_for_probe(FileSystem& files, const std::string& root,
     throw Error(
         ErrorCode::kUnavailable,
         fmt::format("{} is not shared: rank {} on host {} does not see what "
-                    "rank 0 on host {} wrote",
-                    root, rank, host_name(), made.host));
+                    "rank {} on host {} wrote",
+                    root, own.rank, own.host, maker.rank, maker.host));
   files.open(probe, /*follows_links=*/false)->close();
 }
 

@@ -10,10 +10,9 @@
 
 namespace thinwire::checkpoint {
 
-/// What rank 0 tells the others about a checkpoint that it has begun.
+/// What rank 0 tells the others about a checkpoint that is to be written.
 struct Announcement {
-  std::string partial;  ///< Directory in ROOT, with a probe in it.
-  std::string host;
+  std::string partial;  ///< Directory in ROOT.
   std::int64_t step = 0;
   std::int64_t save_index = 0;
 };
@@ -24,11 +23,17 @@ struct Announcement {
 /// This machine's name.
 [[nodiscard]] std::string host_name();
 
-/// Returns once the probe that rank 0 made in `root` can be opened. Where it is
-/// not there for as long as `patience`: Error(kUnavailable), `root` is not
-/// shared.
+/// A rank, and the machine that it is on.
+struct RankOnHost {
+  int rank = 0;
+  std::string host;
+};
+/// Returns once `own` can open the probe that `maker` made in ROOT/partial.
+/// Where it is not there for as long as `patience`: Error(kUnavailable), `root`
+/// is not shared.
 void wait_for_probe(FileSystem& files, const std::string& root,
-                    const Announcement& made, int rank,
+                    const Announcement& made, const RankOnHost& own,
+                    const RankOnHost& maker,
                     std::chrono::milliseconds patience);
 
 }  // namespace thinwire::checkpoint

@@ -30,21 +30,6 @@ void give_final_name(const RootDirectory& root, const std::string& partial,
   }
 }
 
-// The save has succeeded, whatever becomes of what was there before.
-void remove_replaced(const RootDirectory& root, const std::string& replaced) {
-  std::string run;
-  try {
-    run = look_at(root.files, root.path, replaced).manifest.run;
-  } catch (const Error& error) {
-    log(LogLevel::kWarning, error.what());
-  }
-  if (run == root.run) return root.try_to_remove(replaced);
-  log(LogLevel::kWarning,
-      fmt::format("{}: was in the way, and is no checkpoint of this run; it "
-                  "stays",
-                  root.in(replaced)));
-}
-
 // For people: the checkpoint is there without it.
 void try_to_put_latest(const RootDirectory& root, const std::string& name) {
   try {
@@ -58,17 +43,43 @@ void try_to_put_latest(const RootDirectory& root, const std::string& name) {
 
 }  // namespace
 
-void commit(const RootDirectory& root, const std::string& partial,
-            const Manifest& manifest) {
+void put_manifest(const RootDirectory& root, const std::string& partial,
+                  const std::string& manifest) {
   const std::string directory = root.in(partial);
-  root.put_file(directory, kManifestName, write_manifest(manifest));
-  root.sync(directory);  // from here on it is a checkpoint
-  const std::string name = step_name(manifest.step);
-  const std::string replaced = move_away(root, name);
+  root.put_file(directory, kManifestName, manifest);
+  root.sync(directory);
+}
+
+std::string publish(const RootDirectory& root, const std::string& partial,
+                    std::int64_t step) {
+  const std::string name = step_name(step);
+  std::string replaced = move_away(root, name);
   give_final_name(root, partial, name, replaced);
   try_to_put_latest(root, name);
   root.sync(root.path);
-  if (!replaced.empty()) remove_replaced(root, replaced);
+  return replaced;
+}
+
+// The save has succeeded, whatever becomes of what was there before.
+void remove_replaced(const RootDirectory& root, const std::string& replaced) {
+  if (replaced.empty()) return;
+  std::string run;
+  try {
+    run = look_at(root.files, root.path, replaced).manifest.run;
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, error.what());
+  }
+  if (run == root.run) return root.try_to_remove(replaced);
+  log(LogLevel::kWarning,
+      fmt::format("{}: was in the way, and is no checkpoint of this run; it "
+                  "stays",
+                  root.in(replaced)));
+}
+
+void commit(const RootDirectory& root, const std::string& partial,
+            const Manifest& manifest) {
+  put_manifest(root, partial, write_manifest(manifest));
+  remove_replaced(root, publish(root, partial, manifest.step));
 }
 
 }  // namespace thinwire::checkpoint

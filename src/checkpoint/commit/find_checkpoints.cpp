@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "checkpoint/commit/announcement.h"
 #include "checkpoint/commit/root_directory.h"
 #include "checkpoint/format/fields.h"
 #include "checkpoint/read/read_text.h"
@@ -14,9 +15,18 @@
 namespace thinwire::checkpoint {
 namespace {
 
-// Its size.
-std::uint64_t require_regular(FileSystem& files, const std::string& path) {
-  if (!files.exists(path)) corrupt(path, "it is missing");
+std::string missing(const std::string& writer) {
+  if (writer.empty()) return "it is missing";
+  return fmt::format(
+      "it is missing on host {}: host {} wrote it into a directory of its own "
+      "(node-local storage); copy the hosts' directories into one",
+      host_name(), writer);
+}
+
+// Its size. `writer` is the host that wrote it, where each has a directory.
+std::uint64_t require_regular(FileSystem& files, const std::string& path,
+                              const std::string& writer = {}) {
+  if (!files.exists(path)) corrupt(path, missing(writer));
   const FileInfo info = files.stat(path);
   if (info.kind != FileInfo::Kind::kFile)
     corrupt(path, "it is not a regular file");
@@ -34,13 +44,29 @@ bool may_be_checkpoint(FileSystem& files, const std::string& root,
          files.exists(fmt::format("{}/{}", path, kManifestName));
 }
 
+void put_newest_first(std::vector<FoundCheckpoint>& found) {
+  const auto rank = [](const FoundCheckpoint& one) {
+    return std::tuple(one.complete, one.manifest.save_index, one.manifest.step);
+  };
+  std::stable_sort(found.begin(), found.end(),
+                   [&](const FoundCheckpoint& a, const FoundCheckpoint& b) {
+                     return rank(a) > rank(b);
+                   });
+}
+
+void count_parts(const RootDirectory& root, FoundCheckpoint& found) {
+  if (found.complete || !root.in_parts.contains(found.manifest.id)) return;
+  found.complete = true;
+  found.problem.clear();
+}
+
 }  // namespace
 
 void require_files(FileSystem& files, const std::string& directory,
                    const Manifest& manifest) {
   for (const SavedFile& file : manifest.files) {
     const std::string path = directory + "/" + file.name;
-    const std::uint64_t bytes = require_regular(files, path);
+    const std::uint64_t bytes = require_regular(files, path, file.host);
     if (bytes != file.bytes) {
       corrupt(path, fmt::format("it has {} bytes, the manifest says {}", bytes,
                                 file.bytes));
@@ -76,14 +102,21 @@ std::vector<FoundCheckpoint> find_checkpoints(FileSystem& files,
           {.name = name, .problem = error.what(), .unreadable = true});
     }
   }
-  const auto rank = [](const FoundCheckpoint& one) {
-    return std::tuple(one.complete, one.manifest.save_index, one.manifest.step);
-  };
-  std::stable_sort(found.begin(), found.end(),
-                   [&](const FoundCheckpoint& a, const FoundCheckpoint& b) {
-                     return rank(a) > rank(b);
-                   });
+  put_newest_first(found);
   return found;
+}
+
+FoundCheckpoint look_at(const RootDirectory& root, const std::string& name) {
+  FoundCheckpoint found = look_at(root.files, root.path, name);
+  count_parts(root, found);
+  return found;
+}
+
+std::vector<FoundCheckpoint> find_checkpoints(const RootDirectory& root) {
+  auto all = find_checkpoints(root.files, root.path);
+  for (FoundCheckpoint& found : all) count_parts(root, found);
+  put_newest_first(all);
+  return all;
 }
 
 }  // namespace thinwire::checkpoint

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "checkpoint/commit/root.h"
+#include "checkpoint/commit/root_directory.h"
 
 namespace thinwire::checkpoint {
 
@@ -13,6 +15,13 @@ namespace thinwire::checkpoint {
 [[nodiscard]] FoundCheckpoint look_at(FileSystem& files,
                                       const std::string& root,
                                       const std::string& name);
+
+/// The same, where hosts may have a directory each: what they have all of among
+/// them (RootDirectory::in_parts) is complete.
+[[nodiscard]] FoundCheckpoint look_at(const RootDirectory& root,
+                                      const std::string& name);
+[[nodiscard]] std::vector<FoundCheckpoint> find_checkpoints(
+    const RootDirectory& root);
 
 /// Every file is there, a regular one, and of the listed size. Throws
 /// Error(kCorruptCheckpoint) naming the first that is not.

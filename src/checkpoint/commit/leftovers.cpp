@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <string>
 
 #include "checkpoint/commit/find_checkpoints.h"
@@ -25,14 +26,14 @@ class Tidying {
         if (kind_of(name) == kind) settle(name);
     }
     if (!adopted_) return;
-    const auto found = find_checkpoints(root_.files, root_.path);
+    const auto found = find_checkpoints(root_);
     if (found.front().complete) root_.put_latest(found.front().name);
     root_.sync(root_.path);
   }
 
  private:
   void settle(const std::string& name) {
-    const FoundCheckpoint found = look_at(root_.files, root_.path, name);
+    const FoundCheckpoint found = look_at(root_, name);
     const bool is_ours = is_of_run(name, root_.run);
     if (kind_of(name) != NameKind::kDeleting && found.complete &&
         (is_ours || has_lock_) && adopt(found)) {
@@ -40,6 +41,11 @@ class Tidying {
     }
     if (is_ours && may_go(found)) {
       root_.try_to_remove(name);
+    } else if (is_ours && is_part(found)) {
+      log(LogLevel::kInfo,
+          fmt::format("{}: a part of a save that did not end on all hosts; it "
+                      "stays until a newer one is complete",
+                      root_.in(name)));
     } else {
       log(LogLevel::kWarning,
           fmt::format("{}: left by a crash of another run, or damaged; it "
@@ -53,7 +59,7 @@ class Tidying {
   bool adopt(const FoundCheckpoint& found) {
     const std::string name = step_name(found.manifest.step);
     if (root_.files.exists(root_.in(name))) {
-      const FoundCheckpoint there = look_at(root_.files, root_.path, name);
+      const FoundCheckpoint there = look_at(root_, name);
       if (there.complete &&
           (there.manifest.run != found.manifest.run ||
            there.manifest.save_index >= found.manifest.save_index)) {
@@ -74,11 +80,25 @@ class Tidying {
   bool may_go(const FoundCheckpoint& found) const {
     const NameKind kind = kind_of(found.name);
     if (kind == NameKind::kDeleting) return true;
+    if (is_part(found)) return found.manifest.save_index < newest_complete();
     if (kind == NameKind::kPartial && !found.complete) return true;
     const bool is_ours = found.manifest.run == root_.run;
-    return is_ours &&
-           look_at(root_.files, root_.path, step_name(found.manifest.step))
-               .complete;
+    return is_ours && look_at(root_, step_name(found.manifest.step)).complete;
+  }
+
+  // A host that is not here may have what is missing of it.
+  static bool is_part(const FoundCheckpoint& found) {
+    return kind_of(found.name) == NameKind::kPartial && !found.complete &&
+           is_in_parts(found.manifest);
+  }
+
+  // The save_index of this run's.
+  std::int64_t newest_complete() const {
+    for (const FoundCheckpoint& one : find_checkpoints(root_))
+      if (one.complete && one.manifest.run == root_.run &&
+          kind_of(one.name) != NameKind::kDeleting)
+        return one.manifest.save_index;
+    return -1;
   }
 
   const RootDirectory& root_;

@@ -6,10 +6,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <numeric>
+#include <span>
+#include <sstream>
+#include <utility>
 
 #include "checkpoint/commit/announcement.h"
 #include "checkpoint/commit/attachments.h"
 #include "checkpoint/commit/commit.h"
+#include "checkpoint/commit/directories.h"
+#include "checkpoint/commit/find_checkpoints.h"
 #include "checkpoint/commit/leftovers.h"
 #include "checkpoint/commit/retention.h"
 #include "checkpoint/commit/root_directory.h"
@@ -23,32 +29,78 @@ struct Root::Impl {
   comm::Communicator& comm;
   RootDirectory root;
   Options options;
+  Directories directories;
   std::unique_ptr<FileSystem::Lock> lock{};
   std::int64_t save_index = 0;  // of the last save
   std::int64_t index_at_start = 0;
 
   [[nodiscard]] bool decides() const { return comm.rank() == 0; }
-  // Collective: rank 0 does it, and all know whether it could.
+  [[nodiscard]] int leader_of(int rank) const {
+    return directories.leaders[static_cast<std::size_t>(rank)];
+  }
+  // Makes the directory that this rank writes into.
+  [[nodiscard]] bool leads() const {
+    return leader_of(comm.rank()) == comm.rank();
+  }
+  [[nodiscard]] bool is_shared() const {
+    return options.storage == Storage::kShared;
+  }
+  [[nodiscard]] RankOnHost on_host(int rank) const {
+    return {rank, directories.hosts[static_cast<std::size_t>(rank)]};
+  }
+  // Collective: these ranks do it, and all know whether they could.
   void on_rank_0(const std::function<void()>& body) {
     everywhere(comm, [&] {
       if (decides()) body();
     });
   }
+  void on_leaders(const std::function<void()>& body) {
+    everywhere(comm, [&] {
+      if (leads()) body();
+    });
+  }
+  // Collective: what hosts have among them, before it is looked at.
+  void find_parts() {
+    if (!is_shared()) root.in_parts = find_in_parts(comm, root, leads());
+  }
 
   void start();
-  [[nodiscard]] std::uint64_t total_bytes(const Contents& contents) const;
+  void open();
+  void look_for_newest();
+  [[nodiscard]] std::vector<std::uint64_t> bytes_of_ranks(
+      const Contents& contents) const;
+  [[nodiscard]] std::uint64_t bytes_here(
+      const std::vector<std::uint64_t>& of_ranks) const;
   void require_space(std::uint64_t bytes) const;
-  void begin(const Contents& contents, Announcement& made);
+  [[nodiscard]] Announcement announce(const Contents& contents);
+  void begin(const Announcement& made) const;
   std::vector<SavedFile> write_files(const Contents& contents,
                                      const Announcement& made,
                                      std::uint64_t total);
   std::vector<SavedFile> gather_files(const std::vector<SavedFile>& own);
-  void finish(Manifest& manifest, const Announcement& made) const;
-  void write(Contents& contents, Announcement& made, std::uint64_t total);
+  void fill_in(Manifest& manifest, const Announcement& made) const;
+  void remove_probe(const Announcement& made) const;
+  void commit_in_parts(Manifest& manifest, Announcement& made);
+  void write(Contents& contents, Announcement& made,
+             const std::vector<std::uint64_t>& bytes);
   void clean_up(const Announcement& made) const noexcept;
 };
 
+// Collective.
 void Root::Impl::start() {
+  if (!is_shared()) root.run = broadcast_text(comm, root.run);
+  on_leaders([&] { open(); });
+  find_parts();
+  on_leaders([&] {
+    tidy(root, lock != nullptr);
+    look_for_newest();
+  });
+  if (is_shared()) return;
+  comm.all_reduce(View(&save_index, 1, DType::kInt64), comm::ReduceOp::kMax);
+  index_at_start = save_index;
+}
+
+void Root::Impl::open() {
   constexpr std::size_t kRunDigits = 32;
   require(
       root.run.size() == kRunDigits &&
@@ -63,8 +115,10 @@ void Root::Impl::start() {
             ": this file system has no locks; another run that "
             "writes here too would not be noticed");
   }
-  tidy(root, lock != nullptr);
-  for (const FoundCheckpoint& one : find_checkpoints(root.files, root.path)) {
+}
+
+void Root::Impl::look_for_newest() {
+  for (const FoundCheckpoint& one : find_checkpoints(root)) {
     // It may be the newest; the next one must be newer.
     if (one.unreadable) throw Error(ErrorCode::kUnavailable, one.problem);
     save_index = std::max(save_index, one.manifest.save_index);
@@ -72,11 +126,26 @@ void Root::Impl::start() {
   index_at_start = save_index;
 }
 
-std::uint64_t Root::Impl::total_bytes(const Contents& contents) const {
-  std::uint64_t own = 0;
-  for (const PlannedFile& file : contents.files) own += file.header.file_bytes;
-  for (const Attachment& one : contents.attachments) own += one.bytes.size();
-  return sum_over_ranks(comm, own);
+// Collective.
+std::vector<std::uint64_t> Root::Impl::bytes_of_ranks(
+    const Contents& contents) const {
+  std::int64_t own = 0;
+  for (const PlannedFile& file : contents.files)
+    own += static_cast<std::int64_t>(file.header.file_bytes);
+  for (const Attachment& one : contents.attachments)
+    own += static_cast<std::int64_t>(one.bytes.size());
+  std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
+  comm.all_gather(std::span<const std::int64_t>(&own, 1), all);
+  return {all.begin(), all.end()};
+}
+
+std::uint64_t Root::Impl::bytes_here(
+    const std::vector<std::uint64_t>& of_ranks) const {
+  std::uint64_t sum = 0;
+  for (std::size_t r = 0; r < of_ranks.size(); ++r)
+    if (leader_of(static_cast<int>(r)) == leader_of(comm.rank()))
+      sum += of_ranks[r];
+  return sum;
 }
 
 // The manifest, blocks begun, and others who write to the same disk.
@@ -90,17 +159,24 @@ void Root::Impl::require_space(std::uint64_t bytes) const {
                           root.path, needed, free));
 }
 
-void Root::Impl::begin(const Contents& contents, Announcement& made) {
-  require(contents.manifest.step >= 0, "step", ">= 0", contents.manifest.step);
-  require_attachments(contents.attachments, contents.files);
-  made.host = host_name();
-  made.step = contents.manifest.step;
-  made.save_index = ++save_index;
-  const std::string partial = root.partial_name(made.step);
-  root.files.make_directory(root.in(partial));
-  made.partial = partial;  // it is there, and to be removed if all fails
-  root.files.create(fmt::format("{}/{}", root.in(partial), kProbeName))
-      ->close();
+// Collective.
+Announcement Root::Impl::announce(const Contents& contents) {
+  Announcement made;
+  on_rank_0([&] {
+    require(contents.manifest.step >= 0, "step", ">= 0",
+            contents.manifest.step);
+    require_attachments(contents.attachments, contents.files);
+    made.step = contents.manifest.step;
+    made.save_index = ++save_index;
+    made.partial = root.partial_name(made.step);
+  });
+  return broadcast_announcement(comm, made);
+}
+
+void Root::Impl::begin(const Announcement& made) const {
+  const std::string partial = root.in(made.partial);
+  root.files.make_directory(partial);
+  root.files.create(fmt::format("{}/{}", partial, kProbeName))->close();
 }
 
 std::vector<SavedFile> Root::Impl::write_files(const Contents& contents,
@@ -124,17 +200,21 @@ std::vector<SavedFile> Root::Impl::write_files(const Contents& contents,
   return written;
 }
 
+// Collective.
 std::vector<SavedFile> Root::Impl::gather_files(
     const std::vector<SavedFile>& own) {
   std::vector<SavedFile> all;
-  for (const std::string& text : gather_texts(comm, to_text(own))) {
-    for (SavedFile& file : saved_files_from(text))
+  const std::vector<std::string> texts = gather_texts(comm, to_text(own));
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    for (SavedFile& file : saved_files_from(texts[rank])) {
+      if (!is_shared()) file.host = directories.hosts[rank];
       all.push_back(std::move(file));
+    }
   }
   return all;
 }
 
-void Root::Impl::finish(Manifest& manifest, const Announcement& made) const {
+void Root::Impl::fill_in(Manifest& manifest, const Announcement& made) const {
   manifest.id = random_id();
   manifest.run = root.run;
   manifest.save_index = made.save_index;
@@ -143,33 +223,64 @@ void Root::Impl::finish(Manifest& manifest, const Announcement& made) const {
       fmt::gmtime(std::chrono::system_clock::to_time_t(options.clock())));
   manifest.library = THINWIRE_VERSION;
   manifest.durable = options.durable;
-  root.files.remove_file(
-      fmt::format("{}/{}", root.in(made.partial), kProbeName));
-  commit(root, made.partial, manifest);
 }
 
-void Root::Impl::write(Contents& contents, Announcement& made,
-                       std::uint64_t total) {
+void Root::Impl::remove_probe(const Announcement& made) const {
+  root.files.remove_file(
+      fmt::format("{}/{}", root.in(made.partial), kProbeName));
+}
+
+// Collective. Once every directory has the manifest, what a crash leaves under
+// partial names is adopted; before that, none of it.
+void Root::Impl::commit_in_parts(Manifest& manifest, Announcement& made) {
+  std::string text;
   on_rank_0([&] {
-    require_space(total);
-    begin(contents, made);
+    fill_in(manifest, made);
+    text = write_manifest(manifest);
   });
-  made = broadcast_announcement(comm, made);
+  text = broadcast_text(comm, text);
+  on_leaders([&] {
+    remove_probe(made);
+    put_manifest(root, made.partial, text);
+  });
+  const std::string partial = std::exchange(made.partial, {});  // it stays
+  std::string replaced;
+  on_leaders([&] { replaced = publish(root, partial, made.step); });
+  on_leaders([&] { remove_replaced(root, replaced); });
+}
+
+// Collective.
+void Root::Impl::write(Contents& contents, Announcement& made,
+                       const std::vector<std::uint64_t>& bytes) {
+  const std::uint64_t total =
+      std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
+  made = announce(contents);
+  on_leaders([&] {
+    require_space(bytes_here(bytes));
+    begin(made);
+  });
   everywhere(comm, [&] {
-    wait_for_probe(root.files, root.path, made, comm.rank(), options.patience);
+    wait_for_probe(root.files, root.path, made, on_host(comm.rank()),
+                   on_host(leader_of(comm.rank())), options.patience);
   });
   std::vector<SavedFile> own;
   everywhere(comm, [&] { own = write_files(contents, made, total); });
-  contents.manifest.files = gather_files(own);
+  Manifest& manifest = contents.manifest;
+  manifest.files = gather_files(own);
+  if (!is_shared()) commit_in_parts(manifest, made);
   on_rank_0([&] {
-    finish(contents.manifest, made);
+    if (is_shared()) {
+      fill_in(manifest, made);
+      remove_probe(made);
+      commit(root, made.partial, manifest);
+    }
     if (contents.progress) contents.progress(total, total);
   });
 }
 
 // Only where all ranks have come to an end; else one may still be writing.
 void Root::Impl::clean_up(const Announcement& made) const noexcept {
-  if (!decides() || made.partial.empty()) return;
+  if (!leads() || made.partial.empty()) return;
   try {
     if (!root.files.exists(root.in(made.partial))) return;
   } catch (const std::exception&) {
@@ -179,42 +290,50 @@ void Root::Impl::clean_up(const Announcement& made) const noexcept {
 
 Root::Root(FileSystem& files, comm::Communicator& comm, std::string path,
            std::string run, const Options& options) {
-  if (options.storage == Storage::kNodeLocal) {
-    throw Error(ErrorCode::kUnavailable,
-                "SaveOptions.storage must be kShared, got kNodeLocal");
-  }
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   impl_ = std::make_unique<Impl>(
       Impl{comm,
            {files, std::move(path), std::move(run), options.durable},
-           options});
-  impl_->on_rank_0([&] { impl_->start(); });
+           options,
+           options.directories.leaders.empty()
+               ? find_directories(comm, options.storage)
+               : options.directories});
+  impl_->start();
 }
 
 Root::~Root() = default;
 
 Root::Committed Root::write(Contents contents) {
-  const std::uint64_t total = impl_->total_bytes(contents);
+  const std::vector<std::uint64_t> bytes = impl_->bytes_of_ranks(contents);
   Announcement made;
   try {
-    impl_->write(contents, made, total);
+    impl_->write(contents, made, bytes);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kCommFailure) impl_->clean_up(made);
     throw;
   }
-  return {impl_->root.in(step_name(made.step)), total, made.save_index};
+  return {impl_->root.in(step_name(made.step)),
+          std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0}),
+          made.save_index};
 }
 
 void Root::retain(const Retention& which, const std::string& loaded_from) {
+  const RootDirectory& root = impl_->root;
+  impl_->find_parts();
+  std::string names;  // of ours: no spaces
   impl_->on_rank_0([&] {
-    const RootDirectory& root = impl_->root;
     require(which.keep_last >= 0, "keep_last", ">= 0", which.keep_last);
     require(which.keep_every >= 0, "keep_every", ">= 0", which.keep_every);
     for (const std::string& name :
-         superfluous(find_checkpoints(root.files, root.path), root.run, which,
-                     {loaded_from, impl_->index_at_start})) {
-      root.remove(name);
-    }
+         superfluous(find_checkpoints(root), root.run, which,
+                     {loaded_from, impl_->index_at_start}))
+      names += name + ' ';
+  });
+  names = broadcast_text(impl_->comm, names);
+  impl_->on_leaders([&] {
+    std::istringstream words(names);
+    for (std::string name; words >> name;)
+      if (root.files.exists(root.in(name))) root.remove(name);
   });
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/commit/directories.h"
 #include "checkpoint/disk/file_system.h"
 #include "checkpoint/disk/keep_looking.h"
 #include "checkpoint/format/manifest.h"
@@ -48,14 +49,18 @@ struct FoundCheckpoint {
     FileSystem& files, const std::string& root);
 
 /// The directory into which one run writes its checkpoints, and the protocol by
-/// which all of a checkpoint is there, or nothing. Every call is collective
-/// over `comm`; rank 0 decides. What goes wrong on one rank is thrown on all:
-/// "rank 1: PATH: No space left on device".
+/// which all of a checkpoint is there, or nothing. Where each host has a
+/// directory of its own under that path, its lowest rank does there what rank 0
+/// does elsewhere, and the manifest is the same in all. Every call is
+/// collective over `comm`; rank 0 decides. What goes wrong on one rank is
+/// thrown on all: "rank 1: PATH: No space left on device".
 class Root {
  public:
   struct Options {
     bool durable = true;
     Storage storage = Storage::kShared;
+    /// Tests' own; empty: found out.
+    Directories directories{};
     /// How long a rank looks for what rank 0 has just made.
     std::chrono::milliseconds patience = kPatience;
     /// For `written` in the manifest, which decides nothing.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -31,6 +32,9 @@ struct RootDirectory {
   std::string path;
   std::string run;
   bool durable = true;
+  /// Ids of checkpoints of which hosts with a directory each have all files
+  /// among them.
+  std::set<std::string> in_parts{};
 
   [[nodiscard]] std::string in(std::string_view name) const;
   /// Names that nobody has: "step-0000001000.partial-<16 hex>", ...

@@ -45,6 +45,8 @@ struct SavedFile {
   /// elements ("fragments/0", int64 [rows, 3]: parameter, first element,
   /// count); empty: none is needed.
   std::vector<std::pair<std::string, std::string>> tensors{};
+  /// In whose directory it was written, where hosts have one each; else empty.
+  std::string host{};
 };
 
 /// manifest.json: what a checkpoint is. Numbers and texts of the optimizer, of
@@ -80,6 +82,9 @@ struct Manifest {
   std::vector<std::string> weight_files{};
   std::int64_t steps_behind = 0;  ///< Of the weights, in local steps.
 };
+
+/// Whether each host wrote its ranks' files into a directory of its own.
+[[nodiscard]] bool is_in_parts(const Manifest& manifest) noexcept;
 
 /// The text, which ends with a hash of itself; major and minor are this
 /// version's. Throws Error(kInvalidArgument) for a name or a text that is not

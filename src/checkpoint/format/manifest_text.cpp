@@ -59,6 +59,10 @@ bool put_scalar(StateDict& state, const std::string& name,
 
 }  // namespace
 
+bool is_in_parts(const Manifest& manifest) noexcept {
+  return !manifest.files.empty() && !manifest.files.front().host.empty();
+}
+
 std::string hash_text(std::uint64_t hash) {
   return fmt::format("{:016x}", hash);
 }

@@ -151,6 +151,7 @@ SavedFile saved_file(const Place& at, const Json& value) {
         std::stoull(hexadecimal(at, hash, 16), nullptr, 16));
   for (const Json& item : array(at, part(at, value, "tensors")))
     found.tensors.push_back(pair(at, item));
+  if (const Json* const host = value.find("host")) found.host = name(at, *host);
   return found;
 }
 

@@ -64,6 +64,7 @@ Json file_to_json(const SavedFile& file) {
     hashes.push_back(hash_text(hash));
   json.add("xxh3", list_of_texts(hashes));
   json.add("tensors", pairs_to_json(file.tensors));
+  if (!file.host.empty()) json.add("host", text(file.host));
   return json;
 }
 

@@ -38,6 +38,10 @@ class SavedArrays {
   /// Error(kCorruptCheckpoint) naming the file.
   SavedArrays(FileSystem& files, std::string directory,
               const Manifest& manifest);
+  /// Of the file kNamedStates of others: a tensor for each array and parameter.
+  struct NamedStates {};
+  SavedArrays(FileSystem& files, const std::string& directory,
+              const Manifest& manifest, NamedStates);
   SavedArrays(const SavedArrays&) = delete;
   SavedArrays& operator=(const SavedArrays&) = delete;
 
@@ -98,6 +102,7 @@ class SavedArrays {
   };
 
   void open(FileSystem& files);
+  [[nodiscard]] Pieces named_pieces(const std::string& array) const;
   void add(std::size_t file, const std::string& array,
            const std::string& fragments);
   void index(const Array& array, Part& part);
@@ -119,6 +124,7 @@ class SavedArrays {
   std::map<std::pair<bool, std::vector<std::pair<std::size_t, std::string>>>,
            std::shared_ptr<const Pieces>>
       indexes_;
+  TensorEntry all_of_file_{};  // of others
   std::size_t last_file_ = 0;
 };
 

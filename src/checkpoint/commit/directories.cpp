@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/commit/directories.h"
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <map>
+#include <sstream>
+
+#include "checkpoint/commit/announcement.h"
+#include "checkpoint/commit/find_checkpoints.h"
+#include "checkpoint/commit/root.h"
+#include "comm/ranks_of_hosts.h"
+
+namespace thinwire::checkpoint {
+namespace {
+
+bool is_whole(FileSystem& files, const std::string& path, std::uint64_t bytes) {
+  if (!files.exists(path)) return false;
+  const FileInfo info = files.stat(path);
+  return info.kind == FileInfo::Kind::kFile && info.bytes == bytes;
+}
+
+// A line for each file of a checkpoint in parts that is here: id, how many
+// files it has, the file's name.
+std::string files_here(const RootDirectory& root) {
+  std::string lines;
+  for (const FoundCheckpoint& found : find_checkpoints(root.files, root.path)) {
+    const Manifest& manifest = found.manifest;
+    if (!is_in_parts(manifest)) continue;
+    for (const SavedFile& file : manifest.files)
+      if (is_whole(root.files, root.in(found.name) + '/' + file.name,
+                   file.bytes))
+        lines += fmt::format("{} {} {}\n", manifest.id, manifest.files.size(),
+                             file.name);
+  }
+  return lines;
+}
+
+}  // namespace
+
+Directories find_directories(comm::Communicator& comm, Storage storage) {
+  Directories all;
+  all.leaders.resize(static_cast<std::size_t>(comm.size()));
+  all.hosts = gather_texts(comm, host_name());
+  if (storage == Storage::kShared) return all;
+  for (const std::vector<int>& host : comm::ranks_of_hosts(comm))
+    for (const int rank : host)
+      all.leaders[static_cast<std::size_t>(rank)] = host.front();
+  return all;
+}
+
+std::set<std::string> find_in_parts(comm::Communicator& comm,
+                                    const RootDirectory& root, bool leads) {
+  std::string lines;
+  everywhere(comm, [&] {
+    if (leads) lines = files_here(root);
+  });
+  struct Files {
+    std::size_t count = 0;
+    std::set<std::string> names{};
+  };
+  std::map<std::string, Files> by_id;
+  for (const std::string& text : gather_texts(comm, lines)) {
+    std::istringstream words(text);
+    std::string id;
+    std::string name;
+    for (std::size_t count = 0; words >> id >> count >> name;) {
+      by_id[id].count = count;
+      by_id[id].names.insert(name);
+    }
+  }
+  std::set<std::string> whole;
+  for (const auto& [id, files] : by_id)
+    if (files.names.size() == files.count) whole.insert(id);
+  return whole;
+}
+
+}  // namespace thinwire::checkpoint

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "checkpoint/commit/root_directory.h"
+#include "thinwire/checkpoint/options.h"
+#include "thinwire/comm/communicator.h"
+
+namespace thinwire::checkpoint {
+
+/// Which ranks write into one directory: all of them, or those of a host.
+struct Directories {
+  std::vector<int> leaders;        ///< Of every rank: who makes its directory.
+  std::vector<std::string> hosts;  ///< Of every rank.
+};
+/// Collective: rank 0 leads all where storage is shared, else the lowest rank
+/// of each host.
+[[nodiscard]] Directories find_directories(comm::Communicator& comm,
+                                           Storage storage);
+
+/// Collective: ids of the checkpoints of which the leaders' directories have
+/// all files among them, each some.
+[[nodiscard]] std::set<std::string> find_in_parts(comm::Communicator& comm,
+                                                  const RootDirectory& root,
+                                                  bool leads);
+
+}  // namespace thinwire::checkpoint
