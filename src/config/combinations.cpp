@@ -118,9 +118,6 @@ void check_hierarchy(const Config& config, int world) {
           fmt::format("a divisor of the number of ranks, {}", world), each);
   if (comm.hierarchy != Hierarchy::kByHost) return;
   require_corrected(config, "hierarchy by_host");
-  require(!uses<shard::LeanOnebitAdamOptions>(config), kHierarchy,
-          "auto or flat with lean_onebit_adam, which exchanges between ranks",
-          "by_host");
   require(each != 1, kRanksPerHost, "0, or at least 2, with hierarchy by_host",
           each);
 }

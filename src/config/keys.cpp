@@ -371,7 +371,7 @@ constexpr KeyRule kRules[] = {
     {"checkpoint.tag_validation", kIgnored,
      "ranks always agree on what they save"},
     {"checkpoint.use_node_local_storage", kIgnored,
-     "all ranks save into one directory, which they share"},
+     "said when saving: `SaveOptions::storage`"},
     {"checkpoint.parallel_write", kIgnored, "every rank writes its own part"},
     {"checkpoint.writer", kIgnored, "there is one way to write"},
     {"checkpoint.checkpoint_serialization", kIgnored,
@@ -437,9 +437,7 @@ constexpr KeyRule kRules[] = {
      "`corrected` or `deepspeed`: the same numbers as DeepSpeed"},
     {"thinwire.hierarchy", kSupported,
      "`auto` (the default): ranks of one host exchange among themselves first, "
-     "where hosts hold several ranks each, equally many; `flat`, as `lean` "
-     "always "
-     "is; `by_host`"},
+     "where hosts hold several ranks each, equally many; `flat`; `by_host`"},
     {"thinwire.ranks_per_host", kSupported,
      "0: found out; 1: flat; see THINWIRE_RANKS_PER_HOST"},
     {"thinwire.bucket_elements", kSupported,

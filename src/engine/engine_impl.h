@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/require.h"
+#include "engine/engine_clock.h"
 #include "engine/fallback.h"
 #include "engine/gradient_marks.h"
 #include "engine/hierarchy.h"
@@ -78,10 +79,11 @@ struct Engine::Impl final : optim::GradientSink {
   FallbackWatch fallback;
   // Of the last step; nothing: it was another run's, or there was none.
   std::optional<std::chrono::steady_clock::time_point> step_ended;
+  std::chrono::steady_clock::time_point step_began;  // of this one
+  EngineClock::Now now = [] { return std::chrono::steady_clock::now(); };
   void watch_the_freeze();
-  /// What was sent between the two is no part of the step's report.
-  void leave_out(const comm::Counters& now, const comm::Counters& before);
-  void watch(const EngineReport& done);
+  /// The seconds count as the step's.
+  void watch(const EngineReport& done, double waited_in_backward);
   /// What follows are another run's steps.
   void watch_anew();
 

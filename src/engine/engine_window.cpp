@@ -243,6 +243,7 @@ EngineReport Engine::Impl::step() {
     sent = window->has_sent() && is_converted() ? travelling.view()
                                                 : to_send({0, layout.size()});
   EngineReport done = report;
+  step_began = now();
   try {
     static_cast<optim::StepReport&>(done) =
         optimizer().step({.params = params, .grads = sent});
@@ -253,13 +254,14 @@ EngineReport Engine::Impl::step() {
   // What backward sent, and waited for, counts too.
   done.seconds += waited;
   done.exchange_seconds += waited;
-  optim::report_traffic(done, comm.counters(), counters);
+  optim::report_traffic(done, comm.counters() - counters);
   if (done.applied) ++steps;
   done.steps = steps;
   done.learning_rate =
       optimizer().num_groups() == 0 ? 0 : optimizer().learning_rate(0);
+  const double waited_in_backward = waited;
   begin_window();
-  watch(done);
+  watch(done, waited_in_backward);
   return done;
 }
 

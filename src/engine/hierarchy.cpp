@@ -4,8 +4,6 @@
 #include <fmt/format.h>
 
 #include <string>
-#include <string_view>
-#include <variant>
 
 #include "thinwire/comm/hosts.h"
 #include "thinwire/core/error.h"
@@ -24,30 +22,21 @@ bool is_flat(const config::Config& config, int ranks) {
          config.semantics == config::Semantics::kDeepSpeed;
 }
 
-// What exchanges flat on any hosts; "" else.
-std::string_view only_flat(const config::Config& config) {
-  if (config.comm.compressed_during_backward)
-    return "compressed_during_backward";
-  if (std::holds_alternative<shard::LeanOnebitAdamOptions>(config.optimizer))
-    return "lean 1-bit Adam";
-  return "";
-}
-
 }  // namespace
 
 std::unique_ptr<comm::Communicator> by_host(comm::Communicator& comm,
                                             const config::Config& config) {
   if (is_flat(config, comm.size())) return nullptr;
-  std::string why;
+  comm::WhyFlat why;
   const comm::Hosts hosts = comm::find_hosts(
       comm, {.ranks_per_host = config.comm.ranks_per_host}, &why);
-  const std::string_view what = only_flat(config);
-  if (!hosts.is_flat() && !what.empty()) {
+  if (!hosts.is_flat() && config.comm.compressed_during_backward) {
     if (comm.rank() == 0)
       log(LogLevel::kInfo,
-          fmt::format("every rank exchanges with every other: {} does not "
-                      "exchange by host, though {} hosts have {} ranks each",
-                      what, hosts.size, hosts.ranks_per_host));
+          fmt::format("every rank exchanges with every other: "
+                      "compressed_during_backward does not exchange by host, "
+                      "though {} hosts have {} ranks each",
+                      hosts.size, hosts.ranks_per_host));
     return nullptr;
   }
   if (!hosts.is_flat()) {
@@ -60,13 +49,13 @@ std::unique_ptr<comm::Communicator> by_host(comm::Communicator& comm,
   if (config.comm.hierarchy == Hierarchy::kByHost)
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("comm.hierarchy must be auto or flat, got by_host: "
-                    "{}",
-                    why.empty() ? "every rank has a host of its own" : why));
+        fmt::format(
+            "comm.hierarchy must be auto or flat, got by_host: "
+            "{}",
+            why.text.empty() ? "every rank has a host of its own" : why.text));
   // That all ranks share one host is most often meant.
-  const bool is_notable = why.find("unequal") != std::string::npos;
-  if (is_notable && comm.rank() == 0)
-    log(LogLevel::kInfo, "every rank exchanges with every other: " + why);
+  if (why.reason == comm::WhyFlat::Reason::kUnequalHosts && comm.rank() == 0)
+    log(LogLevel::kInfo, "every rank exchanges with every other: " + why.text);
   return nullptr;
 }
 

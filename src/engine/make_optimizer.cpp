@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "thinwire/compress/bucket_rule.h"
+#include "engine/zero_buckets.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/deepspeed/fp16_optimizer.h"
 #include "thinwire/deepspeed/optimizers.h"
@@ -36,18 +36,14 @@ deepspeed::Fp16Options fp16_options(const Config& config) {
           .max_grad_norm = config.gradient_clipping};
 }
 
-// The configuration's is a bound. Smaller ones let the first ones leave while
-// backward goes on, and take less memory; tiny ones are all latency.
+// The configuration's is a bound.
 std::size_t bucket_elements(const Config& config, const ParameterLayout& layout,
                             const comm::Hosts& hosts) {
-  constexpr std::size_t kBuckets = 8;
-  constexpr std::size_t kSmallest = std::size_t{1} << 16;
   const auto bound = static_cast<std::size_t>(config.zero.reduce_bucket_size);
-  const int bits = shard::bucket_bits(config.zero.wire);
-  const std::size_t ours =
-      std::min(std::max(layout.size() / kBuckets, kSmallest),
-               compress::bucket_elements(0, layout.size(), hosts, bits));
-  return std::clamp<std::size_t>(bound, 1, ours);
+  return std::clamp<std::size_t>(
+      bound, 1,
+      zero_bucket_elements(layout.size(), hosts,
+                           shard::bucket_bits(config.zero.wire)));
 }
 
 shard::ZeroOptions zero_options(const Config& config,

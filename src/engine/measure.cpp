@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <ctime>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -46,31 +47,51 @@ double largest(comm::Communicator& comm, double value) {
   return value;
 }
 
+// What this process's threads have had of processors so far, in seconds.
+double processor_seconds() {
+  return static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
+}
+
 // Of one collective among the ranks of a group.
 struct Link {
   double latency = 0;
   double message = 0;
   double bytes_per_second = 0;  // of one rank
+  double processor_seconds_per_byte = 0;
 };
 
-Link measure_link(comm::Communicator& group, const MeasureOptions& options) {
+// All groups measure at once, `all_ranks` ranks together.
+Link measure_link(comm::Communicator& group, int all_ranks,
+                  const MeasureOptions& options) {
   const auto ranks = static_cast<std::size_t>(group.size());
   const auto peers = static_cast<double>(ranks - 1);
+  double used = 0;  // of processors, by the last all-to-alls
   const auto all_to_all = [&](std::size_t bytes, int rounds, int repeats) {
-    const Buffer from(bytes * ranks, DType::kUInt8);
-    Buffer to(bytes * ranks, DType::kUInt8);
+    const Buffer from(bytes * (ranks - 1), DType::kUInt8);
+    Buffer to(bytes * (ranks - 1), DType::kUInt8);
+    std::vector<std::size_t> counts(ranks, bytes);
+    counts[static_cast<std::size_t>(group.rank())] = 0;  // none to itself
     group.barrier();
-    return seconds_of(rounds, repeats,
-                      [&] { group.all_to_all(from.view(), to.view()); });
+    const double before = processor_seconds();
+    const double seconds = seconds_of(rounds, repeats, [&] {
+      group.all_to_all(from.view(), counts, to.view(), counts);
+    });
+    used = processor_seconds() - before;
+    return seconds;
   };
   const std::size_t piece =
       std::max<std::size_t>(options.message_bytes / (ranks - 1), 1);
+  const double sent = static_cast<double>(piece) * peers;
   const double brief = all_to_all(kShort, options.rounds, kRepeats);
   const double longer = all_to_all(kLong, options.rounds, kRepeats);
   const double bulk = all_to_all(piece, options.rounds, 1);
+  // Local ranks, those of other groups too, are threads of one process. A round
+  // more has warmed up.
+  const double sharing = group.backend() == "local" ? all_ranks : 1;
   Link link;
-  link.bytes_per_second =
-      static_cast<double>(piece) * peers / std::max(bulk - brief, bulk * 0.01);
+  link.processor_seconds_per_byte =
+      used / sharing / (options.rounds + 1) / sent;
+  link.bytes_per_second = sent / std::max(bulk - brief, bulk * 0.01);
   const double wire = static_cast<double>(kLong) / link.bytes_per_second;
   link.message = std::max((longer - brief) / peers - wire, 0.0);
   link.latency = std::max(brief - peers * link.message, 0.0);
@@ -80,7 +101,8 @@ Link measure_link(comm::Communicator& group, const MeasureOptions& options) {
 // The slowest group's; all ranks are in some group.
 Link slowest(comm::Communicator& all, const Link& own) {
   return {largest(all, own.latency), largest(all, own.message),
-          1 / largest(all, 1 / own.bytes_per_second)};
+          1 / largest(all, 1 / own.bytes_per_second),
+          largest(all, own.processor_seconds_per_byte)};
 }
 
 }  // namespace
@@ -92,23 +114,28 @@ Network measure_network(comm::Communicator& comm, const comm::Hosts& hosts,
   if (comm.size() == 1) return network;
   const bool has_hosts = hosts.size > 1 && hosts.ranks_per_host > 1;
   if (!has_hosts) {
-    const Link link = slowest(comm, measure_link(comm, options));
+    const Link link = slowest(comm, measure_link(comm, comm.size(), options));
     network.gbps = link.bytes_per_second * 8e-9;
     network.latency_seconds = link.latency;
     network.message_seconds = link.message;
+    network.processor_seconds_per_byte = link.processor_seconds_per_byte;
     return network;
   }
   network.ranks_per_host = hosts.ranks_per_host;
   const auto within = comm.split(hosts.index);
   const auto across = comm.split(hosts.local_rank, hosts.index);
-  const Link inside = slowest(comm, measure_link(*within, options));
-  const Link between = slowest(comm, measure_link(*across, options));
+  const Link inside =
+      slowest(comm, measure_link(*within, comm.size(), options));
+  const Link between =
+      slowest(comm, measure_link(*across, comm.size(), options));
   network.inner_bytes_per_second = inside.bytes_per_second;
   network.inner_latency_seconds = inside.latency;
   network.inner_message_seconds = inside.message;
+  network.inner_processor_seconds_per_byte = inside.processor_seconds_per_byte;
   network.gbps = between.bytes_per_second * hosts.ranks_per_host * 8e-9;
   network.latency_seconds = between.latency;
   network.message_seconds = between.message;
+  network.processor_seconds_per_byte = between.processor_seconds_per_byte;
   return network;
 }
 
@@ -129,6 +156,15 @@ Compute measure_compute(comm::Communicator& comm,
   compute.update = per_element(&MeasuredKernels::update);
   compute.exact_update = per_element(&MeasuredKernels::adam);
   compute.sum = per_element(&MeasuredKernels::sum);
+  compute.local_step = per_element(&MeasuredKernels::local_step);
+  compute.sync_encode = per_element(&MeasuredKernels::sync_encode);
+  compute.sync_update = per_element(&MeasuredKernels::sync_update);
+  compute.fresh = per_element(&MeasuredKernels::fresh);
+  compute.store = per_element(&MeasuredKernels::store);
+  compute.quantize = per_element(&MeasuredKernels::quantize);
+  compute.quantized_mean = per_element(&MeasuredKernels::quantized_mean);
+  compute.difference = per_element(&MeasuredKernels::difference);
+  compute.dequantize = per_element(&MeasuredKernels::dequantize);
   return compute;
 }
 

@@ -26,11 +26,25 @@ class MeasuredKernels {
   void adam();    ///< An exact step.
   void sum();     ///< This rank's share of an average of fp32; one thread.
 
+  // ---- 0/1 Adam
+  void local_step();
+  void sync_encode();  ///< What a local step would have added is in it.
+  void sync_update();
+  void fresh();  ///< Memory anew, as a first local step takes it.
+
+  // ---- ZeRO, over 4 bits
+  void store();  ///< Gradients, copied; one thread.
+  void quantize();
+  void quantized_mean();  ///< This rank's share.
+  void difference();      ///< Likewise.
+  void dequantize();
+
  private:
   [[nodiscard]] std::size_t share() const;
   [[nodiscard]] std::uint32_t* words(Buffer& of, std::size_t block) const;
   [[nodiscard]] kernels::SignBlock residual(std::size_t block, std::size_t at,
                                             std::size_t size);
+  [[nodiscard]] std::uint32_t* codes(std::size_t block);
   template <class Body>
   void for_blocks(std::size_t elements, Body&& body);
 
@@ -38,6 +52,9 @@ class MeasuredKernels {
   std::size_t ranks_;
   ThreadPool pool_;
   Buffer params_, grads_, first_, second_;  // fp32
+  Buffer third_, fourth_;                   // likewise
+  Buffer residuals_;                        // bf16
+  Buffer codes_;                            // of one rank, or a share of all's
   Buffer words_;                            // of one rank's signs
   Buffer received_;                         // of all ranks', of a share
   kernels::AdamCoefficients coefficients_{};

@@ -41,11 +41,17 @@ std::string notes_on(std::span<const Prediction> all) {
       "break-even: against exact averages with the same exchange; always "
       "faster: at 1 Tbit/s too; never faster: on no card from 1 Mbit/s to 1 "
       "Tbit/s\n";
-  for (const Prediction& p : all)
-    if (p.way == Way::kZeroOneAdam && !p.is_by_host)
-      text += fmt::format(
-          "{}: means over its steps, counted at one sync in {:.4g} steps\n",
-          to_string(p.way), p.steps_per_exchange);
+  for (const Prediction& p : all) {
+    if (p.way != Way::kZeroOneAdam || p.is_by_host) continue;
+    text += fmt::format("{}: means over its steps, counted ", to_string(p.way));
+    text += p.steps_per_variance_step > 0
+                ? fmt::format(
+                      "before its freeze, at one variance step in "
+                      "{:.4g} steps\n",
+                      p.steps_per_variance_step)
+                : fmt::format("after its freeze, at one sync in {:.4g} steps\n",
+                              p.steps_per_exchange);
+  }
   return text;
 }
 
@@ -59,6 +65,9 @@ std::string describe(const Network& network) {
       "per message\n",
       network.ranks, network.hosts(), network.gbps,
       network.latency_seconds * 1e6, network.message_seconds * 1e6);
+  if (network.processor_seconds_per_byte > 0)
+    text += fmt::format("a processor's part: {:.2g} ns per byte sent\n",
+                        network.processor_seconds_per_byte * 1e9);
   if (network.ranks_per_host > 1)
     text += fmt::format(
         "inside a host: {:.3g} GB/s, latency {:.3g} us, {:.2g} us per "
@@ -72,9 +81,14 @@ std::string describe(const Network& network) {
 std::string describe(const Compute& compute) {
   return fmt::format(
       "ns per element: encode {:.2f}, serve {:.2f}, update {:.2f}, norm "
-      "{:.2f}, Adam {:.2f}, sum {:.2f}\n",
+      "{:.2f}, Adam {:.2f}, sum {:.2f}; 0/1 Adam: local step {:.2f}, sync "
+      "{:.2f} + {:.2f}; 4 bits: up {:.2f} + {:.2f}, down {:.2f} + {:.2f}\n",
       compute.encode * 1e9, compute.serve * 1e9, compute.update * 1e9,
-      compute.norm * 1e9, compute.exact_update * 1e9, compute.sum * 1e9);
+      compute.norm * 1e9, compute.exact_update * 1e9, compute.sum * 1e9,
+      compute.local_step * 1e9, compute.sync_encode * 1e9,
+      compute.sync_update * 1e9, compute.quantize * 1e9,
+      compute.quantized_mean * 1e9, compute.difference * 1e9,
+      compute.dequantize * 1e9);
 }
 
 const Prediction& fastest(std::span<const Prediction> all) {
@@ -120,6 +134,7 @@ std::string plan_json(std::span<const Prediction> all) {
   Json last = Json::object();
   last.add("fastest", Json::of(to_string(best.way)));
   last.add("exchange", Json::of(exchange_of(best)));
+  last.add("has_spare_core", Json::of(best.has_spare_core));
   return text + compact_json(last) + '\n';
 }
 

@@ -12,120 +12,8 @@ namespace thinwire::engine {
 
 namespace {
 
-// What is left to average when backward ends: the last of eight buckets.
-constexpr double kLastPart = 1.0 / 8;
-
 bool has_hosts(const Network& network) {
   return network.ranks_per_host > 1 && network.hosts() > 1;
-}
-
-// LeanOnebitAdam refuses a communicator by host.
-bool can_go_by_host(Way way) { return way != Way::kLean; }
-
-double backwards_seconds(const Workload& work) {
-  return work.forward_seconds + work.earlier_seconds;
-}
-
-double exact_seconds(bool by_host, const Workload& work, const Network& network,
-                     const Compute& compute) {
-  const auto size = static_cast<double>(size_of(work.dtype));
-  const double bytes = work.parameters * size;
-  const double bucket =
-      bucket_elements_of(Way::kExact, by_host, work, network) * size;
-  const double sums = network.ranks > 1 ? work.parameters * compute.sum : 0;
-  double exchange = sums;
-  if (network.ranks > 1)
-    exchange += by_host
-                    ? direct_by_host_seconds(network, bytes, bucket, 4 / size)
-                    : direct_seconds(network, bytes, bucket);
-  // On a core of its own the exchange's sums do not slow backward down.
-  Workload slowed = work;
-  if (!work.has_spare_core) slowed.backward_seconds += sums;
-  return overlapped_step_seconds(slowed, compute, exchange);
-}
-
-LowBitExchange exchange_of(Way way, bool by_host, const Workload& work,
-                           const Network& network) {
-  const int bits = wire_bits(way);
-  return {.elements = work.parameters,
-          .bucket_elements = bucket_elements_of(way, by_host, work, network),
-          .bits_up = bits,
-          .bits_down = bits,
-          .inner_bytes = static_cast<double>(size_of(work.dtype))};
-}
-
-double after_backward(Way way, bool by_host, const Workload& work,
-                      const Network& network, const Compute& compute) {
-  const LowBitExchange exchange = exchange_of(way, by_host, work, network);
-  if (by_host) return two_phase_by_host_seconds(network, exchange, compute);
-  return two_phase_seconds(network, exchange, compute);
-}
-
-double onebit_seconds(Way way, bool by_host, const Workload& work,
-                      const Network& network, const Compute& compute) {
-  const double n = work.parameters;
-  if (network.ranks == 1)
-    return backwards_seconds(work) + work.backward_seconds +
-           n * compute.exact_update;
-  const double norm = n * compute.norm;
-  if (!work.compressed_during_backward || by_host || way != Way::kOnebitAdam)
-    return backwards_seconds(work) + work.backward_seconds + norm +
-           after_backward(way, by_host, work, network, compute);
-  Compute beside = compute;
-  beside.update = 0;
-  if (!work.has_spare_core) beside = Compute{.turn = compute.turn};
-  const double end = two_phase_seconds(
-      network, exchange_of(way, by_host, work, network), beside,
-      [&](std::size_t k, std::size_t count) {
-        return work.backward_seconds * static_cast<double>(k + 1) /
-               static_cast<double>(count);
-      });
-  const double slower =
-      work.has_spare_core ? 0 : norm + n * (compute.encode + compute.serve);
-  return backwards_seconds(work) + std::max(end, work.backward_seconds) +
-         slower + n * compute.update;
-}
-
-// A local step is Adam's, but for what it adds up; a sync comes on top.
-double zero_one_seconds(bool by_host, const Workload& work,
-                        const Network& network, const Compute& compute) {
-  double seconds = backwards_seconds(work) + work.backward_seconds +
-                   work.parameters * (compute.exact_update + compute.norm);
-  if (network.ranks == 1) return seconds;
-  LowBitExchange exchange =
-      exchange_of(Way::kZeroOneAdam, by_host, work, network);
-  double sync = 0;
-  if (by_host) {
-    const double bucket = exchange.bucket_elements * exchange.inner_bytes;
-    seconds += direct_seconds(inside_of(network),
-                              work.parameters * exchange.inner_bytes, bucket);
-    exchange.inner_bytes = 0;  // hosts' ranks are equal: nothing goes up
-    sync = two_phase_by_host_seconds(network, exchange, compute);
-  } else {
-    sync = two_phase_seconds(network, exchange, compute);
-  }
-  return seconds + sync / work.steps_per_sync;
-}
-
-// Gradients go up during backward, parameters down with the update.
-double zero_seconds(bool by_host, const Workload& work, const Network& network,
-                    const Compute& compute) {
-  const double n = work.parameters;
-  const double own_update = n / network.ranks * compute.exact_update;
-  if (network.ranks == 1)
-    return backwards_seconds(work) + work.backward_seconds + own_update;
-  const LowBitExchange exchange =
-      exchange_of(Way::kZero, by_host, work, network);
-  const double wire =
-      by_host ? two_phase_by_host_seconds(network, exchange, {.turn = 0})
-              : two_phase_seconds(network, exchange, {.turn = 0});
-  const double encode = n * compute.encode;
-  const double backward =
-      work.backward_seconds + (work.has_spare_core ? 0 : encode);
-  return backwards_seconds(work) +
-         std::max(backward, wire / 2 + work.backward_seconds * kLastPart) +
-         n * compute.serve + std::max(wire / 2, own_update) +
-         n * compute.update;
 }
 
 // Ten cards per factor of ten, and the one that is there, from the fastest on.
@@ -145,12 +33,17 @@ std::vector<double> cards_to_try(double gbps) {
 double break_even(Way way, bool by_host, const Workload& work,
                   const Network& network, const Compute& compute) {
   if (way == Way::kExact || network.ranks == 1) return 0;
-  const auto is_faster = [&](double gbps) {
-    Network other = network;
-    other.gbps = gbps;
-    return step_seconds(way, by_host, work, other, compute) <
-           exact_seconds(by_host, work, other, compute);
+  const auto step = [&](Way which, double transport) {
+    return [&, which, transport](double gbps) {
+      Network other = network;
+      other.gbps = gbps;
+      return step_seconds(which, by_host, work, other, compute, transport);
+    };
   };
+  const auto own = step(way, transport_seconds(way, by_host, work, network));
+  const auto exact =
+      step(Way::kExact, transport_seconds(Way::kExact, by_host, work, network));
+  const auto is_faster = [&](double gbps) { return own(gbps) < exact(gbps); };
   const std::vector<double> cards = cards_to_try(network.gbps);
   const auto found = std::find_if(cards.begin(), cards.end(), is_faster);
   if (found == cards.end()) return 0;
@@ -174,6 +67,10 @@ std::string_view to_string(Way way) noexcept {
     case Way::kZeroOneAdam:
       return "zero_one_adam";
     case Way::kZero:
+      return "zero";
+    case Way::kZero8:
+      return "zero 8/8";
+    case Way::kZero4:
       return "zero 4/4";
     case Way::kLean:
       return "lean";
@@ -198,6 +95,9 @@ void Network::validate() const {
   not_negative(message_seconds, "message_seconds");
   not_negative(inner_latency_seconds, "inner_latency_seconds");
   not_negative(inner_message_seconds, "inner_message_seconds");
+  not_negative(processor_seconds_per_byte, "processor_seconds_per_byte");
+  not_negative(inner_processor_seconds_per_byte,
+               "inner_processor_seconds_per_byte");
 }
 
 void Workload::validate() const {
@@ -213,29 +113,13 @@ void Workload::validate() const {
   not_negative(backward_seconds, "backward_seconds");
   not_negative(earlier_seconds, "earlier_seconds");
   not_negative(bucket_elements, "bucket_elements");
-  require(steps_per_sync >= 1, "steps_per_sync", ">= 1", steps_per_sync);
-}
-
-double overlapped_step_seconds(const Workload& work, const Compute& compute,
-                               double exchange_seconds) {
-  return backwards_seconds(work) +
-         std::max(work.backward_seconds,
-                  exchange_seconds + work.backward_seconds * kLastPart) +
-         work.parameters * compute.exact_update;
-}
-
-double step_seconds(Way way, bool by_host, const Workload& work,
-                    const Network& network, const Compute& compute) {
-  switch (way) {
-    case Way::kExact:
-      return exact_seconds(by_host, work, network, compute);
-    case Way::kZeroOneAdam:
-      return zero_one_seconds(by_host, work, network, compute);
-    case Way::kZero:
-      return zero_seconds(by_host, work, network, compute);
-    default:
-      return onebit_seconds(way, by_host, work, network, compute);
-  }
+  require(std::isfinite(steps_per_sync) && steps_per_sync >= 1,
+          "steps_per_sync", "finite and >= 1", steps_per_sync);
+  require(
+      steps_per_variance_step == 0 || (std::isfinite(steps_per_variance_step) &&
+                                       steps_per_variance_step >= 1),
+      "steps_per_variance_step", "0, or finite and >= 1",
+      steps_per_variance_step);
 }
 
 Prediction predict(Way way, bool by_host, const Workload& work,
@@ -244,8 +128,6 @@ Prediction predict(Way way, bool by_host, const Workload& work,
   work.validate();
   require(!by_host || has_hosts(network), "by_host",
           "false without several hosts of several ranks each", by_host);
-  require(!by_host || can_go_by_host(way), "by_host",
-          "false with lean_onebit_adam, which exchanges flat", by_host);
   return {
       .way = way,
       .is_by_host = by_host,
@@ -253,7 +135,10 @@ Prediction predict(Way way, bool by_host, const Workload& work,
       .traffic = traffic_of(way, by_host, work, network),
       .memory = memory_of(way, by_host, work, network),
       .break_even_gbps = break_even(way, by_host, work, network, compute),
-      .steps_per_exchange = way == Way::kZeroOneAdam ? work.steps_per_sync : 1};
+      .steps_per_exchange = way == Way::kZeroOneAdam ? work.steps_per_sync : 1,
+      .steps_per_variance_step =
+          way == Way::kZeroOneAdam ? work.steps_per_variance_step : 0,
+      .has_spare_core = work.has_spare_core};
 }
 
 std::vector<Prediction> plan(const Workload& work, const Network& network,
@@ -262,7 +147,7 @@ std::vector<Prediction> plan(const Workload& work, const Network& network,
   for (int i = 0; i < kNumWays; ++i) {
     const Way way = static_cast<Way>(i);
     all.push_back(predict(way, false, work, network, compute));
-    if (has_hosts(network) && can_go_by_host(way))
+    if (has_hosts(network))
       all.push_back(predict(way, true, work, network, compute));
   }
   return all;

@@ -30,12 +30,16 @@ PlannedMemory memory_of(Way way, bool by_host, const Workload& work,
   // Two slots for what others send: as many records as a bucket has.
   const double slots = compresses ? 2 * bucket / local * bits : 0;
 
+  // Of a host, in fp32 beside gradients of 16 bits.
+  const double means = by_host && dtype < kFloat ? kFloat / local * n : 0;
+
   PlannedMemory memory{.parameters = dtype * n, .gradients = dtype * n};
   switch (way) {
     case Way::kExact:
       memory.states = (masters + 2 * kFloat) * n;  // m, v
       break;
     case Way::kOnebitAdam:  // d, m as records
+      memory.gradients += means;
       memory.states = (masters + kFloat +
                        (compresses ? bits + kOfBlock : kFloat) + residuals) *
                       n;
@@ -48,7 +52,13 @@ PlannedMemory memory_of(Way way, bool by_host, const Workload& work,
           n;
       memory.buckets = slots;
       break;
-    case Way::kZero: {  // bf16 residuals; the mean of the shard's gradients
+    case Way::kZero:  // a shard; two buckets go round
+      memory.gradients = dtype * n / ranks;
+      memory.states = (masters + 2 * kFloat) * n / ranks;
+      memory.buckets = compresses ? 2 * bucket * dtype : 0;
+      break;
+    case Way::kZero8:
+    case Way::kZero4: {  // bf16 residuals; the mean of the shard's gradients
       const double own = compresses ? 2 / local : 0;
       memory.gradients = kFloat * n / ranks;
       memory.states = own * n + 3 * kFloat * n / ranks;
@@ -58,7 +68,8 @@ PlannedMemory memory_of(Way way, bool by_host, const Workload& work,
     case Way::kLean: {  // 16 low bits of parameters, codes, m as records
       const double of_parameters = dtype < kFloat ? 2 : 0;
       const double m = compresses ? bits + kOfBlock / 2 : kFloat;
-      const double own = compresses ? 2 + 2 / ranks : 0;
+      const double own = compresses ? 2 / local + 2 / ranks : 0;
+      memory.gradients += means;
       memory.states = (of_parameters + kCodes + m + own) * n;
       memory.buckets = slots;
       break;

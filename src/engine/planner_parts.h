@@ -13,6 +13,11 @@ namespace thinwire::engine {
 /// Elements of a full block, of a cell.
 inline constexpr std::size_t kBlock = kernels::kSumChunk;
 
+/// What a rank tells all others before a low-bit step: the square of its
+/// gradient's norm, and flags. And of each of its cells, in ZeRO's.
+inline constexpr double kScalarBytes = 16;
+inline constexpr double kNormBytes = 8;
+
 /// The ranks of one host; and one rank of each host, which has its part of the
 /// card.
 [[nodiscard]] Network inside_of(const Network& network);
@@ -21,6 +26,9 @@ inline constexpr std::size_t kBlock = kernels::kSumChunk;
 /// Of full blocks.
 [[nodiscard]] double record_bytes_per_element(int bits);
 
+/// Stages of ZeRO; and in how many bits they send an element, 0: exactly.
+[[nodiscard]] bool is_zero(Way way) noexcept;
+[[nodiscard]] int zero_bits(Way way) noexcept;
 /// Bits of an element on the wire between hosts; exact averages count as fp32.
 [[nodiscard]] int wire_bits(Way way) noexcept;
 /// Elements that travel together, of the whole model: the workload's, or the
@@ -28,5 +36,14 @@ inline constexpr std::size_t kBlock = kernels::kSumChunk;
 [[nodiscard]] double bucket_elements_of(Way way, bool by_host,
                                         const Workload& work,
                                         const Network& network);
+
+/// What a step's communication takes of a processor; no card changes it.
+[[nodiscard]] double transport_seconds(Way way, bool by_host,
+                                       const Workload& work,
+                                       const Network& network);
+/// The planner's, with it.
+[[nodiscard]] double step_seconds(Way way, bool by_host, const Workload& work,
+                                  const Network& network,
+                                  const Compute& compute, double transport);
 
 }  // namespace thinwire::engine

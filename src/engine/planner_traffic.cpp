@@ -1,238 +1,295 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes and messages of a step, as the collectives send them: means over ranks,
-// whose own pieces differ by a block.
+// Bytes and messages of a step, as the optimizers' collectives send them.
 #include <algorithm>
 #include <cmath>
 
 #include "comm/routes.h"
+#include "engine/planner_collectives.h"
 #include "engine/planner_parts.h"
+#include "engine/zero_buckets.h"
 #include "thinwire/compress/bucket_rule.h"
-#include "thinwire/core/buffer.h"
 #include "thinwire/engine/planner.h"
+#include "thinwire/shard/wire_options.h"
 
 namespace thinwire::engine {
 
 namespace {
 
-// The communicator's, which adds other ranks' values in parts of this much.
-constexpr auto kScratchBytes = static_cast<double>(comm::kScratchBytes);
-constexpr auto kScratchAlignment = static_cast<double>(Buffer::kAlignment);
+constexpr auto kCell = static_cast<double>(kBlock);
 
-// What a rank says before a low-bit step: the square of its gradient's norm,
-// and flags.
-constexpr double kScalarBytes = 16;
-constexpr double kNormBytes = 8;  // of a cell
+double cells_in(double elements) { return std::ceil(elements / kCell); }
 
-double blocks_in(double elements) {
-  return std::ceil(elements / static_cast<double>(kBlock));
+// Records of pieces that begin at blocks.
+Pieces records_of(std::span<const double> elements, int bits) {
+  Pieces bytes;
+  for (const double piece : elements) {
+    const double full = std::floor(piece / kCell);
+    const auto rest = static_cast<std::size_t>(piece - full * kCell);
+    double of_rest = 0;
+    if (rest != 0)
+      of_rest = static_cast<double>(compress::record_bytes(rest, bits));
+    bytes.push_back(full * record_bytes_per_element(bits) * kCell + of_rest);
+  }
+  return bytes;
 }
 
-// Records of `elements` neighbours, the last one shorter.
-double record_bytes_of(double elements, int bits) {
-  const double full = std::floor(elements / static_cast<double>(kBlock));
-  const auto rest =
-      static_cast<std::size_t>(elements - full * static_cast<double>(kBlock));
-  return full * record_bytes_per_element(bits) * kBlock +
-         (rest == 0 ? 0
-                    : static_cast<double>(compress::record_bytes(rest, bits)));
+// As compress::BlockLayout shares a bucket's blocks out to servers: each chunk
+// begins with the first block from its server's share of the way on.
+Pieces block_pieces(double elements, std::size_t ranks) {
+  Pieces pieces;
+  double begin = 0;
+  for (std::size_t r = 1; r <= ranks; ++r) {
+    const double share =
+        elements * static_cast<double>(r) / static_cast<double>(ranks);
+    const double end = std::min(cells_in(share) * kCell, elements);
+    pieces.push_back(end - begin);
+    begin = end;
+  }
+  return pieces;
 }
 
-/// Adds up what one rank sends, its share of all collectives of a group.
-class Sum {
- public:
-  explicit Sum(const Network& network) : network_(network) {}
-
-  /// All-to-all or all-gather of `bytes`, cut into `pieces` that are not empty.
-  void exchange(double bytes, double pieces) {
-    const double w = network_.ranks;
-    add(bytes * (w - 1) / w, std::min(pieces, w) * (w - 1) / w, 1);
-  }
-  /// A reduce-scatter of values: pieces of equal size in parts that fit the
-  /// scratch memory.
-  void reduce(double elements, double element_bytes) {
-    const double w = network_.ranks;
-    const double least = std::floor(elements / w);
-    const double longer = elements - least * w;  // pieces of one element more
-    const double longest = (least + (longer > 0 ? 1 : 0)) * element_bytes;
-    const double slot = std::min(std::floor(kScratchBytes / w),
-                                 longest + kScratchAlignment - 1);
-    const double stride =
-        std::max(std::floor(slot / kScratchAlignment), 1.0) * kScratchAlignment;
-    const double part = std::floor(stride / element_bytes);
-    const double parts = (w - longer) * std::ceil(least / part) +
-                         longer * std::ceil((least + 1) / part);
-    add(elements * element_bytes * (w - 1) / w, parts * (w - 1) / w,
-        std::ceil(longest / element_bytes / part));
-  }
-  /// `bytes` of every rank to all.
-  void gather_scalars(double bytes) {
-    const double w = network_.ranks;
-    const bool is_small = bytes * w <= static_cast<double>(comm::kSmallBytes) &&
-                          network_.ranks > comm::kFewRanks;
-    const double steps = std::ceil(std::log2(w));
-    add(bytes * (w - 1), is_small ? steps : w - 1, is_small ? steps : 1);
-  }
-
-  [[nodiscard]] Traffic flat() const {
-    Traffic traffic = sum_;
-    const double others = network_.ranks - 1;
-    if (others > 0)
-      traffic.bytes_between_hosts =
-          sum_.bytes * (network_.ranks - network_.ranks_per_host) / others;
-    return traffic;
-  }
-
- private:
-  void add(double bytes, double messages, double rounds) {
-    sum_.bytes += bytes;
-    sum_.messages += messages;
-    sum_.rounds += rounds;
-  }
-
-  const Network& network_;
-  Traffic sum_;
+// A bucket, and how many there are of it.
+struct Bucket {
+  double elements = 0;
+  double count = 0;
+  double before = 0;  // buckets
 };
 
-Traffic operator+(const Traffic& a, const Traffic& b) {
-  return {a.bytes + b.bytes, a.bytes_between_hosts + b.bytes_between_hosts,
-          a.messages + b.messages, a.rounds + b.rounds};
+std::vector<Bucket> buckets_of(double elements, double most) {
+  const double full = std::floor(elements / most);
+  std::vector<Bucket> buckets;
+  if (full > 0) buckets.push_back({most, full, 0});
+  if (const double rest = elements - full * most; rest > 0)
+    buckets.push_back({rest, 1, full});
+  return buckets;
 }
 
-Traffic operator*(const Traffic& a, double factor) {
-  return {a.bytes * factor, a.bytes_between_hosts * factor, a.messages * factor,
-          a.rounds * factor};
+// As shard::ShardLayout shares a bucket's cells out to owners: what is left
+// over goes to places in turn, on from where the bucket before ended. Of full
+// buckets it is the first that is meant.
+Pieces cell_pieces(const Bucket& bucket, double most, std::size_t ranks) {
+  const double left_over =
+      std::fmod(cells_in(most), static_cast<double>(ranks));
+  const auto turn = static_cast<std::size_t>(
+      std::fmod(bucket.before * left_over, static_cast<double>(ranks)));
+  const double count = cells_in(bucket.elements);
+  const Pieces cells = equal_pieces(count, ranks);
+  Pieces pieces(ranks);
+  for (std::size_t r = 0; r < ranks; ++r)
+    pieces[r] = cells[(r + ranks - turn) % ranks] * kCell;
+  // The last cell, of the last place that has one, may be shorter.
+  const auto last = std::find_if(pieces.rbegin(), pieces.rend(),
+                                 [](double piece) { return piece > 0; });
+  if (last != pieces.rend()) *last -= count * kCell - bucket.elements;
+  return pieces;
 }
 
-/// The groups that a way's exchange runs on: by host two, else one.
-struct Groups {
-  Network inside;  // of one rank where flat
-  Network outer;
-  Sum within{inside};
-  Sum across{outer};
-
-  Groups(bool by_host, const Network& network)
-      : inside(inside_of(network)),
-        outer(by_host ? between_of(network) : network) {
-    if (!by_host) inside.ranks = inside.ranks_per_host = 1;
-  }
-  Groups(const Groups&) = delete;
-  Groups& operator=(const Groups&) = delete;
-
-  [[nodiscard]] double local() const { return inside.ranks; }
-  [[nodiscard]] Traffic total() const {
-    Traffic all = across.flat();
-    if (local() > 1) all = all + within.flat();
-    return all;
-  }
-};
-
-// Calls body(elements) for every bucket.
+// Adds what body(bucket, traffic) does for each bucket of a model.
 template <class Body>
-void for_buckets(double elements, double bucket, Body&& body) {
-  for (double at = 0; at < elements; at += bucket)
-    body(std::min(bucket, elements - at));
+void for_buckets(double elements, double most, HostTraffic& all, Body&& body) {
+  for (const Bucket& bucket : buckets_of(elements, most)) {
+    HostTraffic traffic = all.anew();
+    body(bucket, traffic);
+    all.add(traffic, bucket.count);
+  }
 }
 
-void add_exact(const Workload& work, double bucket, Groups& groups) {
-  const auto size = static_cast<double>(size_of(work.dtype));
-  for_buckets(work.parameters, bucket, [&](double elements) {
-    if (groups.local() > 1) {
-      groups.within.reduce(elements, size);
-      groups.within.exchange(elements * size, groups.local());
-    }
-    const double share = elements / groups.local();
-    groups.across.reduce(share, groups.local() > 1 ? 4 : size);
-    groups.across.exchange(share * size, share);
+void gather(GroupTraffic& group, std::span<const double> bytes) {
+  group.gather(bytes);
+}
+
+double element_bytes(const Workload& work) {
+  return static_cast<double>(size_of(work.dtype));
+}
+
+// ---- what the ways do with a bucket
+
+// An all-reduce: by host in slices, of which a host's sums fit the
+// communicator's memory.
+void add_average(double elements, double bytes, HostTraffic& all) {
+  constexpr double kSums = comm::kScratchBytes / sizeof(float);
+  const double most = all.by_host() ? kSums * all.local() : elements;
+  for_buckets(elements, most, all, [&](const Bucket& slice, HostTraffic& one) {
+    const Pieces pieces = equal_pieces(slice.elements, all.ranks());
+    one.reduce_scatter(pieces, bytes);
+    one.across(times(pieces, bytes), gather);
+    one.within(times(pieces, bytes), gather);
   });
 }
 
-// Momentum, or 0/1 Adam's updates.
-void add_low_bit(const Workload& work, double bucket, int bits,
-                 bool reduces_inside, Groups& groups) {
-  const auto size = static_cast<double>(size_of(work.dtype));
-  for_buckets(work.parameters, bucket, [&](double elements) {
-    const double share = elements / groups.local();
-    const double records = record_bytes_of(elements, bits) / groups.local();
-    if (groups.local() > 1) {
-      if (reduces_inside) groups.within.reduce(elements, size);
-      groups.within.exchange(records * groups.local(), groups.local());
-    }
-    groups.across.exchange(records, blocks_in(share));
-    groups.across.exchange(records, blocks_in(share));
+// An all-reduce inside the hosts.
+void add_average_inside(double elements, double bytes, HostTraffic& all) {
+  const Pieces pieces =
+      equal_pieces(elements, static_cast<std::size_t>(all.local()));
+  all.inside([&](GroupTraffic& group) {
+    group.reduce(pieces, bytes);
+    group.gather(times(pieces, bytes));
   });
 }
 
-void add_averages_inside(const Workload& work, double bucket, Groups& groups) {
-  if (groups.local() == 1) return;
-  const auto size = static_cast<double>(size_of(work.dtype));
-  for_buckets(work.parameters, bucket, [&](double elements) {
-    groups.within.reduce(elements, size);
-    groups.within.exchange(elements * size, groups.local());
+void reduce_inside(const Pieces& pieces, double bytes, HostTraffic& all) {
+  all.within(pieces, [&](GroupTraffic& group, std::span<const double> own) {
+    group.reduce(own, bytes);
   });
 }
 
-Traffic scalars_of(const Network& network, double bytes) {
-  Sum sum(network);
-  sum.gather_scalars(bytes);
-  return sum.flat();
+void all_to_all(GroupTraffic& group, std::span<const double> bytes) {
+  group.all_to_all(bytes);
+}
+
+// compress::TwoPhaseExchange.
+void add_two_phases(const Pieces& records, HostTraffic& all) {
+  const HostTraffic::Collective gather_again =
+      [](GroupTraffic& group, std::span<const double> bytes) {
+        group.all_gather(bytes);
+      };
+  all.across(records, all_to_all);
+  all.across(records, gather_again);
+  all.within(records, gather_again);
+}
+
+void add_scalars(double bytes, HostTraffic& all) {
+  all.all_gather_by_rank(Pieces(all.ranks(), bytes));
+}
+
+// ---- the ways
+
+void add_exact(const Workload& work, double bucket, HostTraffic& all) {
+  for_buckets(work.parameters, bucket, all,
+              [&](const Bucket& one, HostTraffic& traffic) {
+                add_average(one.elements, element_bytes(work), traffic);
+              });
+}
+
+// Steps in which momentum travels.
+void add_onebit(Way way, const Workload& work, double bucket,
+                HostTraffic& all) {
+  for_buckets(work.parameters, bucket, all,
+              [&](const Bucket& one, HostTraffic& traffic) {
+                const Pieces pieces =
+                    way == Way::kLean ? cell_pieces(one, bucket, all.ranks())
+                                      : block_pieces(one.elements, all.ranks());
+                reduce_inside(pieces, element_bytes(work), traffic);
+                add_two_phases(records_of(pieces, 1), traffic);
+              });
+  add_scalars(kScalarBytes, all);
+}
+
+// A sync and the local steps before it. By host, gradients are averaged inside
+// in every step; fp16's are looked through by all ranks.
+void add_cycle(const Workload& work, double bucket, HostTraffic& all) {
+  HostTraffic sync = all.anew();
+  for_buckets(work.parameters, bucket, sync,
+              [&](const Bucket& one, HostTraffic& traffic) {
+                const Pieces pieces = block_pieces(one.elements, all.ranks());
+                add_two_phases(records_of(pieces, 1), traffic);
+              });
+  add_scalars(kScalarBytes, sync);
+  HostTraffic local = all.anew();
+  if (work.dtype == DType::kFloat16) add_scalars(1, local);
+  add_average_inside(work.parameters, element_bytes(work), all);
+  all.add(sync, 1 / work.steps_per_sync);
+  all.add(local, 1 - 1 / work.steps_per_sync);
+}
+
+// Before its freeze: an exact step, and some in which momentum travels.
+void add_variance_stage(const Workload& work, double exact_bucket,
+                        double bucket, HostTraffic& all) {
+  const double share = 1 / work.steps_per_variance_step;
+  HostTraffic exact = all.anew();
+  add_exact(work, exact_bucket, exact);
+  add_scalars(kScalarBytes, exact);
+  HostTraffic onebit = all.anew();
+  add_onebit(Way::kZeroOneAdam, work, bucket, onebit);
+  all.add(exact, share);
+  all.add(onebit, 1 - share);
+}
+
+// Gradients up to their owners, parameters down to all ranks.
+void add_zero(int bits, const Workload& work, double bucket, HostTraffic& all) {
+  const double bytes = element_bytes(work);
+  for_buckets(work.parameters, bucket, all,
+              [&](const Bucket& one, HostTraffic& traffic) {
+                const Pieces pieces = cell_pieces(one, bucket, all.ranks());
+                if (bits == 0) {
+                  traffic.reduce_scatter(pieces, bytes);
+                  traffic.all_gather(times(pieces, bytes));
+                  return;
+                }
+                const Pieces records = records_of(pieces, bits);
+                reduce_inside(pieces, bytes, traffic);
+                traffic.across(records, all_to_all);
+                traffic.all_gather(records);
+              });
+  all.all_gather_by_rank(
+      times(equal_pieces(cells_in(work.parameters), all.ranks()), kNormBytes));
 }
 
 }  // namespace
 
-int wire_bits(Way way) noexcept {
+int zero_bits(Way way) noexcept {
   switch (way) {
-    case Way::kExact:
-      return 32;
-    case Way::kZero:
+    case Way::kZero8:
+      return 8;
+    case Way::kZero4:
       return 4;
     default:
-      return 1;
+      return 0;
   }
+}
+
+bool is_zero(Way way) noexcept {
+  return way == Way::kZero || zero_bits(way) != 0;
+}
+
+int wire_bits(Way way) noexcept {
+  if (way == Way::kExact || way == Way::kZero) return 32;
+  return is_zero(way) ? zero_bits(way) : 1;
 }
 
 double bucket_elements_of(Way way, bool by_host, const Workload& work,
                           const Network& network) {
   comm::Hosts hosts{.size = network.ranks};
   if (by_host) hosts = {network.hosts(), 0, network.ranks_per_host};
-  const auto bucket = static_cast<double>(compress::bucket_elements(
-      static_cast<std::size_t>(work.bucket_elements),
-      static_cast<std::size_t>(work.parameters), hosts, wire_bits(way)));
+  const auto chosen = static_cast<std::size_t>(work.bucket_elements);
+  const auto elements = static_cast<std::size_t>(work.parameters);
+  const auto bucket = static_cast<double>(
+      is_zero(way) && chosen == 0
+          ? zero_bucket_elements(
+                elements, hosts,
+                shard::bucket_bits({.bits_up = zero_bits(way)}))
+          : compress::bucket_elements(chosen, elements, hosts, wire_bits(way)));
   if (way == Way::kExact) return bucket;
   // Whole blocks; none is longer than the model.
-  const auto block = static_cast<double>(kBlock);
-  return std::min(std::max(std::floor(bucket / block), 1.0) * block,
-                  blocks_in(work.parameters) * block);
+  return std::min(std::max(std::floor(bucket / kCell), 1.0) * kCell,
+                  cells_in(work.parameters) * kCell);
 }
 
 Traffic traffic_of(Way way, bool by_host, const Workload& work,
                    const Network& network) {
   if (network.ranks == 1) return {};
   const double bucket = bucket_elements_of(way, by_host, work, network);
-  Groups groups(by_host, network);
-  const int bits = wire_bits(way);
+  HostTraffic all(by_host, network);
   switch (way) {
     case Way::kExact:
-      add_exact(work, bucket, groups);
-      return groups.total();
-    case Way::kZeroOneAdam: {
-      add_low_bit(work, bucket, bits, false, groups);
-      const Traffic sync = groups.total() + scalars_of(network, kScalarBytes);
-      Groups every_step(by_host, network);
-      add_averages_inside(work, bucket, every_step);
-      const Traffic inside =
-          every_step.local() > 1 ? every_step.within.flat() : Traffic{};
-      return sync * (1 / work.steps_per_sync) + inside;
-    }
-    case Way::kZero: {
-      add_low_bit(work, bucket, bits, true, groups);
-      Sum norms(network);
-      norms.exchange(blocks_in(work.parameters) * kNormBytes, network.ranks);
-      return groups.total() + norms.flat();
-    }
+      add_exact(work, bucket, all);
+      break;
+    case Way::kZeroOneAdam:
+      if (work.steps_per_variance_step > 0)
+        add_variance_stage(
+            work, bucket_elements_of(Way::kExact, by_host, work, network),
+            bucket, all);
+      else
+        add_cycle(work, bucket, all);
+      break;
+    case Way::kOnebitAdam:
+    case Way::kLean:
+      add_onebit(way, work, bucket, all);
+      break;
     default:
-      add_low_bit(work, bucket, bits, true, groups);
-      return groups.total() + scalars_of(network, kScalarBytes);
+      add_zero(zero_bits(way), work, bucket, all);
   }
+  return all.sum();
 }
 
 }  // namespace thinwire::engine

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// ZeRO in few bits from a checkpoint of other ranks, or of ranks on other
-// hosts: parameters and masters are the same, and nothing that is owed is lost.
+// ZeRO in few bits and lean 1-bit Adam from a checkpoint of other ranks, or of
+// ranks on other hosts: parameters and masters are the same, and nothing that
+// is owed is lost.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -34,7 +35,7 @@ struct Case {
   }
 };
 
-Config config_of(const Ranks& ranks, DType dtype) {
+Config zero(const Ranks& ranks, DType dtype) {
   Config config = test::zero_config({1, false}, dtype);
   config.zero.wire = {
       .bits_up = 4, .bits_down = 4, .residual_dtype = DType::kFloat32};
@@ -42,11 +43,26 @@ Config config_of(const Ranks& ranks, DType dtype) {
   return config;
 }
 
-// Collective: per element the mean over those that keep a residual of it.
-std::vector<double> mean_residual(comm::Communicator& comm,
-                                  const Sharded& sharded) {
+// Frozen after its second step.
+Config lean(const Ranks& ranks, DType dtype) {
+  Config config{.optimizer = shard::LeanOnebitAdamOptions{
+                    .learning_rate = 0.01,
+                    .freeze_step = 2,
+                    .residual_dtype = DType::kFloat32}};
+  config.precision.dtype = dtype;
+  config.comm.bucket_elements = 5000;
+  config.comm.ranks_per_host = ranks.of_host;
+  return config;
+}
+
+using MakeConfig = Config (*)(const Ranks&, DType);
+constexpr MakeConfig kConfigs[] = {zero, lean};
+
+// Collective: per element the mean over those that keep one of it.
+std::vector<double> mean_of(const char* array, comm::Communicator& comm,
+                            const Sharded& sharded) {
   const optim::State state = sharded.engine.optimizer().state();
-  const optim::StateArray* const kept = state.find(optim::kWorkerError);
+  const optim::StateArray* const kept = state.find(array);
   const std::size_t n = sharded.layout.size();
   std::vector<double> sums(n), counts(n);
   if (kept != nullptr) {
@@ -66,11 +82,33 @@ std::vector<double> mean_residual(comm::Communicator& comm,
   return sums;
 }
 
+// What workers owe in the mean, and servers, of which ZeRO has none.
+struct Owed {
+  std::vector<double> workers;
+  std::vector<double> servers;
+};
+
+Owed owed_by(comm::Communicator& comm, const Sharded& sharded) {
+  return {mean_of(optim::kWorkerError, comm, sharded),
+          mean_of("server_error", comm, sharded)};
+}
+
+// True: they are not all 0.
+bool expect_same(const std::vector<double>& got,
+                 const std::vector<double>& want) {
+  bool is_zero = true;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_NEAR(got[i], want[i], 1e-6 * std::abs(want[i]));
+    is_zero = is_zero && got[i] == 0;
+  }
+  return !is_zero;
+}
+
 struct Saved {
   std::string path;
   std::vector<float> params;
   std::vector<std::vector<float>> masters;
-  std::vector<double> residual;
+  Owed owed;
 };
 
 std::vector<std::vector<float>> masters_of(Sharded& sharded) {
@@ -80,20 +118,20 @@ std::vector<std::vector<float>> masters_of(Sharded& sharded) {
   return all;
 }
 
-Saved save(const Ranks& ranks, DType dtype, const std::string& root) {
+Saved save(const Ranks& ranks, const Config& config, const std::string& root) {
   Saved saved;
   comm::run_local_ranks(ranks.world, [&](comm::Communicator& comm) {
-    Sharded sharded(comm, config_of(ranks, dtype));
+    Sharded sharded(comm, config);
     for (std::int64_t t = 1; t <= 4; ++t) {
       sharded.backward({t});
       sharded.engine.step();
     }
     const auto masters = masters_of(sharded);
-    const auto residual = mean_residual(comm, sharded);
+    const Owed owed = owed_by(comm, sharded);
     const std::string path =
         sharded.engine.save(root, {}, {.durable = false}).path;
     if (comm.rank() == 0)
-      saved = {path, floats(sharded.params.view()), masters, residual};
+      saved = {path, floats(sharded.params.view()), masters, owed};
   });
   return saved;
 }
@@ -105,60 +143,61 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Case{{2, 1}, {3, 1}}, Case{{3, 1}, {1, 1}},
                       Case{{3, 1}, {2, 1}}, Case{{4, 2}, {4, 1}},
                       Case{{4, 1}, {4, 2}}, Case{{4, 2}, {2, 1}},
+                      Case{{4, 2}, {8, 4}}, Case{{8, 2}, {4, 2}},
                       Case{{2, 1}, {4, 2}}, Case{{4, 2}, {1, 1}}),
     ::testing::PrintToStringParamName());
 
 TEST_P(FewBitsElastic, KeepsParametersMastersAndWhatIsOwed) {
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    const thinwire::test::Folder root;
-    const Saved saved = save(GetParam().saved, dtype, root.path());
-    const Ranks now = GetParam().now;
-    comm::run_local_ranks(now.world, [&](comm::Communicator& comm) {
-      Sharded sharded(comm, config_of(now, dtype));
-      sharded.engine.load(saved.path);
-      // A group of one has no replicas beside what were masters.
-      if (now.world > 1 || dtype != DType::kFloat32) {
-        EXPECT_EQ(floats(sharded.params.view()), saved.params);
-      }
-      EXPECT_EQ(masters_of(sharded), saved.masters);
-      const auto residual = mean_residual(comm, sharded);
-      bool is_zero = true;
-      for (std::size_t i = 0; i < residual.size(); ++i) {
-        EXPECT_NEAR(residual[i], saved.residual[i],
-                    1e-6 * std::abs(saved.residual[i]));
-        is_zero = is_zero && residual[i] == 0;
-      }
-      EXPECT_FALSE(is_zero);
-      for (std::int64_t t = 5; t <= 7; ++t) {
-        sharded.backward({t});
-        EXPECT_TRUE(sharded.engine.step().applied);
-      }
-    });
-  }
+  const Ranks now = GetParam().now;
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
+    for (const MakeConfig config_of : kConfigs) {
+      const thinwire::test::Folder root;
+      const Saved saved = save(GetParam().saved,
+                               config_of(GetParam().saved, dtype), root.path());
+      comm::run_local_ranks(now.world, [&](comm::Communicator& comm) {
+        Sharded sharded(comm, config_of(now, dtype));
+        sharded.engine.load(saved.path);
+        // A group of one has no replicas beside what were masters.
+        if (now.world > 1 || dtype != DType::kFloat32) {
+          EXPECT_EQ(floats(sharded.params.view()), saved.params);
+        }
+        EXPECT_EQ(masters_of(sharded), saved.masters);
+        const Owed owed = owed_by(comm, sharded);
+        EXPECT_TRUE(expect_same(owed.workers, saved.owed.workers));
+        EXPECT_EQ(expect_same(owed.servers, saved.owed.servers),
+                  config_of == lean);
+        for (std::int64_t t = 5; t <= 7; ++t) {
+          sharded.backward({t});
+          EXPECT_TRUE(sharded.engine.step().applied);
+        }
+      });
+    }
 }
 
 // The same ranks on the same hosts go on bit for bit.
 TEST(FewBitsByHost, GoOnFromACheckpoint) {
-  const thinwire::test::Folder root;
-  comm::run_local_ranks(4, [&](comm::Communicator& comm) {
+  for (const MakeConfig config_of : kConfigs) {
+    const thinwire::test::Folder root;
     const Config config = config_of({4, 2}, DType::kBFloat16);
-    Sharded whole(comm, config);
-    for (std::int64_t t = 1; t <= 3; ++t) {
-      whole.backward({t});
-      whole.engine.step();
-    }
-    const std::string path =
-        whole.engine.save(root.path(), {}, {.durable = false}).path;
-    Sharded resumed(comm, config);
-    resumed.engine.load(path);
-    for (std::int64_t t = 4; t <= 6; ++t) {
-      for (Sharded* const each : {&whole, &resumed}) {
-        each->backward({t});
-        each->engine.step();
+    comm::run_local_ranks(4, [&](comm::Communicator& comm) {
+      Sharded whole(comm, config);
+      for (std::int64_t t = 1; t <= 3; ++t) {
+        whole.backward({t});
+        whole.engine.step();
       }
-      EXPECT_EQ(floats(resumed.params.view()), floats(whole.params.view()));
-    }
-  });
+      const std::string path =
+          whole.engine.save(root.path(), {}, {.durable = false}).path;
+      Sharded resumed(comm, config);
+      resumed.engine.load(path);
+      for (std::int64_t t = 4; t <= 6; ++t) {
+        for (Sharded* const each : {&whole, &resumed}) {
+          each->backward({t});
+          each->engine.step();
+        }
+        EXPECT_EQ(floats(resumed.params.view()), floats(whole.params.view()));
+      }
+    });
+  }
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "support/errors.h"
 #include "support/folder.h"
 #include "support/ranks.h"
+#include "thinwire/comm/hosts.h"
 #include "thinwire/engine/make_optimizer.h"
 
 namespace thinwire::engine {
@@ -102,28 +103,48 @@ EngineReport step(Sharded& sharded, std::int64_t number) {
 
 class EngineFewBits : public ::testing::TestWithParam<Case> {};
 
+// `exchanging` is the communicator of an optimizer without an Engine.
+void expect_same_bits(comm::Communicator& comm, const Config& config,
+                      comm::Communicator& exchanging) {
+  WithoutEngine hand(exchanging, config);
+  Sharded sharded(comm, config);
+  for (std::int64_t t = 1; t <= kSteps; ++t) {
+    const optim::StepReport expected = hand.step(t);
+    const EngineReport report = step(sharded, t);
+    ASSERT_EQ(report.applied, expected.applied) << t;
+    ASSERT_EQ(report.phase, expected.phase) << t;
+    ASSERT_EQ(report.residuals_cleared, expected.residuals_cleared) << t;
+    ASSERT_EQ(floats(sharded.params.view()), floats(hand.params.view()))
+        << "step " << t;
+    ASSERT_GE(report.bytes_sent, expected.bytes_sent) << t;
+  }
+  for (const Parameter& p : hand.layout.parameters()) {
+    const auto expected = hand.made.lean != nullptr
+                              ? hand.made.lean->full_parameter(p.name)
+                              : hand.made.zero->full_parameter(p.name);
+    EXPECT_EQ(sharded.engine.full_parameter(p.name), expected) << p.name;
+  }
+}
+
 TEST_P(EngineFewBits, HasTheBitsOfItsOptimizer) {
   for (const int world : {1, 2, 3})
     comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-      WithoutEngine hand(comm, GetParam().config);
-      Sharded sharded(comm, GetParam().config);
-      for (std::int64_t t = 1; t <= kSteps; ++t) {
-        const optim::StepReport expected = hand.step(t);
-        const EngineReport report = step(sharded, t);
-        ASSERT_EQ(report.applied, expected.applied) << t;
-        ASSERT_EQ(report.phase, expected.phase) << t;
-        ASSERT_EQ(report.residuals_cleared, expected.residuals_cleared) << t;
-        ASSERT_EQ(floats(sharded.params.view()), floats(hand.params.view()))
-            << "step " << t;
-        ASSERT_GE(report.bytes_sent, expected.bytes_sent) << t;
-      }
-      for (const Parameter& p : hand.layout.parameters()) {
-        const auto expected = hand.made.lean != nullptr
-                                  ? hand.made.lean->full_parameter(p.name)
-                                  : hand.made.zero->full_parameter(p.name);
-        EXPECT_EQ(sharded.engine.full_parameter(p.name), expected) << p.name;
-      }
+      expect_same_bits(comm, GetParam().config, comm);
     });
+}
+
+TEST_P(EngineFewBits, GoesByHostWhereHostsHaveSeveralRanks) {
+  Config config = GetParam().config;
+  config.comm.ranks_per_host = 2;
+  for (const auto hierarchy :
+       {config::Hierarchy::kAuto, config::Hierarchy::kByHost}) {
+    config.comm.hierarchy = hierarchy;
+    comm::run_local_ranks(4, [&](comm::Communicator& comm) {
+      const auto grouped =
+          comm.by_host(comm::find_hosts(comm, {.ranks_per_host = 2}));
+      expect_same_bits(comm, config, *grouped);
+    });
+  }
 }
 
 TEST_P(EngineFewBits, GoesOnFromACheckpoint) {
@@ -170,6 +191,31 @@ TEST_P(EngineFewBits, AddsBackwardsUp) {
     comm.broadcast(first, 0);
     EXPECT_EQ(before, first) << "ranks differ";
   });
+}
+
+// Odd ranks hand gradients over in another order, too.
+TEST_P(EngineFewBits, HasTheSameBitsWithoutOverlap) {
+  for (const std::int64_t backwards : {1, 2}) {
+    Config config = GetParam().config;
+    config.gradient_accumulation_steps = backwards;
+    if (!config.zero.wire.is_exact())
+      config.zero.wire.residual_dtype = DType::kFloat32;
+    Config waiting = config;
+    waiting.comm.overlap = false;
+    comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+      Sharded overlapped(comm, config);
+      Sharded other(comm, waiting);
+      for (std::int64_t t = 1; t <= kSteps; ++t) {
+        for (Sharded* const each : {&overlapped, &other})
+          for (std::int64_t k = 0; k < backwards; ++k) {
+            each->backward({t, k});
+            each->engine.step();
+          }
+        ASSERT_EQ(floats(other.params.view()), floats(overlapped.params.view()))
+            << "step " << t << " of " << backwards << " backwards";
+      }
+    });
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Each, EngineFewBits, ::testing::ValuesIn(cases()),

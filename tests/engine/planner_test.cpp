@@ -10,6 +10,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <tuple>
 
 #include "support/errors.h"
 #include "thinwire/engine/plan_table.h"
@@ -161,7 +162,10 @@ TEST(Planner, TheBreakEvenLinkIsWhereBothStepsTakeAsLong) {
                         .serve = 3e-12,
                         .update = 13e-12,
                         .norm = 4e-12,
-                        .exact_update = 30e-12};
+                        .exact_update = 30e-12,
+                        .local_step = 34e-12,
+                        .sync_encode = 20e-12,
+                        .sync_update = 16e-12};
   Network network = network_of(16, 1, 10);
   for (const Way way : {Way::kOnebitAdam, Way::kZeroOneAdam, Way::kLean}) {
     const Prediction planned = predict(way, false, work, network, compute);
@@ -199,7 +203,10 @@ TEST(Planner, BreakEvenAgreesWithTheStepsOnTheLinkThatIsGiven) {
                         .update = .73e-9,
                         .norm = .3e-9,
                         .exact_update = .9e-9,
-                        .sum = .3e-9};
+                        .sum = .3e-9,
+                        .local_step = 1e-9,
+                        .sync_encode = 1.1e-9,
+                        .sync_update = .9e-9};
   for (const double gbps : {.0005, .1, 1., 10., 25., 100., 400., 5000.}) {
     const auto all = plan(work, network_of(64, 8, gbps), compute);
     for (const Prediction& p : all) {
@@ -228,17 +235,102 @@ TEST(Planner, TheTableSaysHowOftenZeroOneAdamSyncs) {
   EXPECT_NE(table().find("at one sync in 4 steps"), std::string::npos);
 }
 
+// On links that cost nothing: what is left is computing and processors' time.
+constexpr double kElements = 1e6;
+Network free_network(double processor_seconds_per_byte) {
+  return {.ranks = 2,
+          .gbps = 1e9,
+          .latency_seconds = 0,
+          .message_seconds = 0,
+          .processor_seconds_per_byte = processor_seconds_per_byte,
+          .is_framed = false};
+}
+
+// Each of two ranks sends 4 n bytes of fp32.
+TEST(Planner, WhatCommunicationTakesOfAProcessorSlowsBackwardDown) {
+  Workload work{.parameters = kElements, .backward_seconds = 1};
+  const double busy = 4 * kElements * 1e-7;
+  const auto exact = [&] {
+    return step_seconds(Way::kExact, false, work, free_network(1e-7), {});
+  };
+  EXPECT_NEAR(exact(), 1, 1e-6);  // on a core of its own, beside backward
+  work.has_spare_core = false;
+  EXPECT_NEAR(exact(), 1 + busy, 1e-6);
+  work.backward_seconds = 0;
+  EXPECT_NEAR(exact(), busy, 1e-6);
+  work.has_spare_core = true;
+  EXPECT_NEAR(exact(), busy, 1e-6);  // no link hides that
+}
+
+// A cycle of s steps has s - 1 local ones and a sync, which takes the place of
+// the last.
+TEST(Planner, AStepOfZeroOneAdamIsTheMeanOfACycle) {
+  const Compute compute{.norm = 1e-9,
+                        .local_step = 1e-6,
+                        .sync_encode = 3e-6,
+                        .sync_update = 4e-6,
+                        .fresh = 5e-7};
+  const auto step = [&](double steps_per_sync) {
+    return step_seconds(Way::kZeroOneAdam, false,
+                        {.parameters = kElements,
+                         .forward_seconds = 2,
+                         .backward_seconds = 3,
+                         .steps_per_sync = steps_per_sync},
+                        free_network(0), compute);
+  };
+  EXPECT_NEAR(step(1), 5 + 0.001 + 7, 1e-3);
+  EXPECT_NEAR(step(4), 5 + 0.001 + (3 * 1 + 7 + 0.5) / 4, 1e-3);
+}
+
+TEST(Planner, VarianceStepsOfZeroOneAdamAreExactOnes) {
+  const Compute compute{.encode = 1e-9,
+                        .serve = 1e-9,
+                        .update = 1e-9,
+                        .norm = 1e-9,
+                        .exact_update = 2e-9};
+  const Network network = network_of(2, 1, 1);
+  Workload work{.parameters = 10e6, .backward_seconds = .1};
+  const auto step = [&](Way way) {
+    return step_seconds(way, false, work, network, compute);
+  };
+  const double exact = step(Way::kExact), onebit = step(Way::kOnebitAdam);
+  work.steps_per_variance_step = 1;
+  EXPECT_NEAR(step(Way::kZeroOneAdam), exact, 1e-12);
+  work.steps_per_variance_step = 4;
+  EXPECT_NEAR(step(Way::kZeroOneAdam), exact / 4 + onebit * 3 / 4, 1e-12);
+  const std::string table = plan_table(plan(work, network, compute));
+  EXPECT_NE(table.find("before its freeze, at one variance step in 4 steps"),
+            std::string::npos);
+}
+
+// A slow link: gradients go up beside backward, parameters down after it.
+TEST(Planner, ZeroSendsUpBesideBackwardAndDownWithTheUpdate) {
+  Workload work{.parameters = 10e6, .backward_seconds = .08};
+  const Compute compute{.exact_update = 1e-9};
+  const auto step = [&](Way way, double gbps) {
+    return step_seconds(way, false, work, network_of(2, 1, gbps, false),
+                        compute);
+  };
+  // 40 MB of fp32 and 5 MB of 4 bits in all, half of them each way; scales of
+  // records and norms of cells on top.
+  EXPECT_NEAR(step(Way::kZero, 0.1), .01 + 1.6 + 1.6, 0.02);
+  EXPECT_NEAR(step(Way::kZero4, 0.1), .01 + .2 + .2, 0.02);
+  EXPECT_NEAR(step(Way::kZero8, 0.1), .01 + .4 + .4, 0.02);
+  // A quick one: backward and the owners' updates alone.
+  EXPECT_NEAR(step(Way::kZero, 1e4), .08 + .005, 0.002);
+  EXPECT_NEAR(step(Way::kZero4, 1e4), .08 + .005, 0.002);
+}
+
 TEST(Planner, PlansEveryWayAndByHostWhereThereAreHosts) {
   const Workload work{.parameters = 1e6};
-  EXPECT_EQ(plan(work, network_of(4, 1, 1), {}).size(), 5u);
-  EXPECT_EQ(plan(work, network_of(4, 4, 1), {}).size(), 5u);
+  EXPECT_EQ(plan(work, network_of(4, 1, 1), {}).size(), 7u);
+  EXPECT_EQ(plan(work, network_of(4, 4, 1), {}).size(), 7u);
   const auto all = plan(work, network_of(4, 2, 1), {});
-  ASSERT_EQ(all.size(), 9u);  // lean is refused by host
+  ASSERT_EQ(all.size(), 14u);
   for (std::size_t i = 0; i < all.size(); ++i) {
     EXPECT_EQ(static_cast<std::size_t>(all[i].way), i / 2);
     EXPECT_EQ(all[i].is_by_host, i % 2 == 1);
   }
-  EXPECT_EQ(all.back().way, Way::kLean);
 }
 
 // Bytes per element as the pages of the algorithms say.
@@ -253,13 +345,26 @@ TEST(Planner, MemoryIsThatOfTheTables) {
   EXPECT_NEAR(states(Way::kOnebitAdam, false), 12.13 + 4. / 8, 0.02);
   EXPECT_NEAR(states(Way::kOnebitAdam, true), 8.13 + 4. / 4 + 4. / 8, 0.02);
   EXPECT_NEAR(states(Way::kZeroOneAdam, false), 24.13 + 4. / 8, 0.02);
-  EXPECT_NEAR(states(Way::kZero, false), 2 + 12. / 8, 0.01);
+  EXPECT_NEAR(states(Way::kZero, false), 12. / 8, 0.01);
+  EXPECT_NEAR(states(Way::kZero4, false), 2 + 12. / 8, 0.01);
+  EXPECT_NEAR(states(Way::kZero8, false), 2 + 12. / 8, 0.01);
   EXPECT_NEAR(states(Way::kLean, false), 2 + .13 + 1.01 + 2 + 2. / 8, 0.02);
-  const PlannedMemory zero = memory_of(Way::kZero, false, work, network);
+  EXPECT_NEAR(states(Way::kLean, true), 2 + .13 + 1.01 + 2. / 4 + 2. / 8, 0.02);
+  for (const Way way : {Way::kOnebitAdam, Way::kLean}) {  // means of a host
+    const auto gradients = [&](bool by_host) {
+      return memory_of(way, by_host, work, network).gradients / n;
+    };
+    EXPECT_NEAR(gradients(false), 2, 0.01);
+    EXPECT_NEAR(gradients(true), 2 + 4. / 4, 0.01);
+  }
+  EXPECT_NEAR(memory_of(Way::kZero, false, work, network).gradients / n, 2. / 8,
+              0.01);
+  const PlannedMemory zero = memory_of(Way::kZero4, false, work, network);
   EXPECT_NEAR(zero.gradients / n, 4. / 8, 0.01);
   EXPECT_NEAR(zero.parameters / n, 2, 0.01);
   work.dtype = DType::kFloat32;
   EXPECT_NEAR(states(Way::kExact, false), 8, 0.01);
+  EXPECT_NEAR(states(Way::kZero, false), 8. / 8, 0.01);
   EXPECT_NEAR(states(Way::kOnebitAdam, false), 8.13 + 4. / 8, 0.02);
   EXPECT_NEAR(states(Way::kLean, false), .13 + 1.01 + 2 + 2. / 8, 0.02);
 }
@@ -273,12 +378,21 @@ TEST(Planner, RefusesWhatIsOutOfRange) {
                      [&] { (void)plan(work, {.gbps = 0}, {}); });
   test::expect_error(ErrorCode::kInvalidArgument, {"parameters must be >= 1"},
                      [&] { (void)plan({}, {}, {}); });
+  for (const auto& [sync, variance, what] :
+       {std::tuple(0.5, 0., "steps_per_sync must be finite and >= 1, got 0.5"),
+        std::tuple(4., 0.5, "steps_per_variance_step must be 0, or finite")})
+    test::expect_error(ErrorCode::kInvalidArgument, {what}, [&] {
+      (void)plan({.parameters = 1e6,
+                  .steps_per_sync = sync,
+                  .steps_per_variance_step = variance},
+                 {}, {});
+    });
+  test::expect_error(
+      ErrorCode::kInvalidArgument, {"processor_seconds_per_byte must be"},
+      [&] { (void)plan(work, {.processor_seconds_per_byte = -1}, {}); });
   test::expect_error(
       ErrorCode::kInvalidArgument, {"by_host must be false without"},
       [&] { (void)predict(Way::kExact, true, work, network_of(4, 4, 1), {}); });
-  test::expect_error(
-      ErrorCode::kInvalidArgument, {"by_host must be false with lean"},
-      [&] { (void)predict(Way::kLean, true, work, network_of(4, 2, 1), {}); });
 }
 
 }  // namespace

@@ -212,6 +212,7 @@ class Engine {
   struct Impl;
 
  private:
+  friend class EngineClock;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 #include "thinwire/comm/communicator.h"
 #include "thinwire/engine/planner.h"
@@ -29,6 +30,32 @@ struct MeasureOptions {
 [[nodiscard]] Network measure_network(comm::Communicator& comm,
                                       const comm::Hosts& hosts,
                                       const MeasureOptions& options = {});
+
+/// A machine, and what is asked of its processors.
+struct Processors {
+  int cores = 1;    ///< That its ranks may run on.
+  int ranks = 1;    ///< On this machine, whatever they are told of hosts.
+  int threads = 1;  ///< Of a rank that compute; 0: an accelerator does.
+
+  /// There is one for each rank's communication beside those that compute.
+  [[nodiscard]] bool has_spare_core() const noexcept {
+    return threads == 0 || cores >= ranks * (threads + 1);
+  }
+};
+
+/// Local: `ranks` on this machine. Cores are those of the affinity mask.
+/// `threads` in [0, 1024], below 0: THINWIRE_NUM_THREADS, else 1. Throws
+/// Error(kInvalidArgument).
+[[nodiscard]] Processors processors_for(int ranks, int threads = -1);
+
+/// Collective: the machine with the least to spare; its cores are those of its
+/// ranks' affinity masks together. `threads` as above, those of its ranks may
+/// differ: the most count.
+[[nodiscard]] Processors measure_processors(comm::Communicator& comm,
+                                            int threads = -1);
+
+/// For people: "2 ranks of 1 thread on 2 cores: none to spare, ...", a line.
+[[nodiscard]] std::string describe(const Processors& processors);
 
 /// Collective: the kernels of compressed and exact steps, on all ranks at once,
 /// as in a step.

@@ -25,7 +25,7 @@ namespace thinwire::engine {
 /// For programs: an object per line, with way, exchange ("flat" or "by_host"),
 /// ms_per_step, bytes_sent, bytes_between_hosts, messages, rounds,
 /// memory_bytes, break_even_gbps (null: above 1 Tbit/s); and {"fastest": ...,
-/// "exchange": ...}.
+/// "exchange": ..., "has_spare_core": ...}.
 [[nodiscard]] std::string plan_json(std::span<const Prediction> all);
 
 }  // namespace thinwire::engine

@@ -24,6 +24,10 @@ struct Network {
   double inner_bytes_per_second = 10e9;  ///< Of one rank, inside its host.
   double inner_latency_seconds = 5e-6;
   double inner_message_seconds = 1e-6;
+  /// What communication takes of a processor, per byte that a rank sends while
+  /// it gets as many: between hosts, and inside one.
+  double processor_seconds_per_byte = 0;
+  double inner_processor_seconds_per_byte = 0;
   /// `gbps` is what the cable carries, headers of Ethernet, IP and TCP
   /// included; otherwise what is left for the payload, as a measurement says.
   bool is_framed = true;
@@ -44,6 +48,19 @@ struct Compute {
   /// Per element: adding the ranks' values of an exact average, on the
   /// communication thread.
   double sum = 0;
+
+  // ---- per element, of 0/1 Adam
+  double local_step = 0;
+  double sync_encode = 0;  ///< In place of encode, in a sync.
+  double sync_update = 0;  ///< In place of update, in a sync.
+  double fresh = 0;        ///< Memory anew, filled with zeros.
+
+  // ---- per element, of ZeRO
+  double store = 0;           ///< A gradient into the memory of its bucket.
+  double quantize = 0;        ///< Gradient and residual, in few bits.
+  double quantized_mean = 0;  ///< Of the model, this rank's share of it.
+  double difference = 0;      ///< Likewise: what replicas lack, in few bits.
+  double dequantize = 0;      ///< Added to a replica.
 };
 
 // ---- one exchange, in seconds ----------------------------------------------
@@ -99,12 +116,15 @@ enum class Way {
   kExact,        ///< Gradients, overlapped with backward.
   kOnebitAdam,   ///< Compressed steps of 1-bit Adam (1-bit LAMB sends as much).
   kZeroOneAdam,  ///< Local steps and syncs of 0/1 Adam.
-  kZero,         ///< ZeRO stage 2 over 4 bits each way.
+  kZero,         ///< ZeRO stage 2, in full precision.
+  kZero8,        ///< The same over 8 bits each way.
+  kZero4,        ///< And over 4.
   kLean,         ///< Compressed steps of LeanOnebitAdam.
 };
-inline constexpr int kNumWays = 5;
+inline constexpr int kNumWays = 7;
 
-/// "exact", "onebit_adam", "zero_one_adam", "zero 4/4", "lean".
+/// "exact", "onebit_adam", "zero_one_adam", "zero", "zero 8/8", "zero 4/4",
+/// "lean".
 [[nodiscard]] std::string_view to_string(Way way) noexcept;
 
 /// A model and its step on one rank.
@@ -118,7 +138,11 @@ struct Workload {
   double bucket_elements = 0;
   DType residual_dtype = DType::kFloat32;  ///< Lean and ZeRO take bf16.
   double steps_per_sync = 16;              ///< Of 0/1 Adam.
-  /// What is computed beside backward does not slow it down.
+  /// Of 0/1 Adam before its freeze, where one step in so many is exact and
+  /// renews the variance; 0: after the freeze.
+  double steps_per_variance_step = 0;
+  /// What is computed beside backward, and what communication takes of a
+  /// processor, do not slow it down.
   bool has_spare_core = true;
   /// Compressed exchanges of 1-bit Adam run beside backward.
   bool compressed_during_backward = false;
@@ -133,7 +157,9 @@ struct Traffic {
   double bytes = 0;
   double bytes_between_hosts = 0;
   double messages = 0;
-  double rounds = 0;  ///< Of messages, one after the other.
+  /// Of messages, one after the other; if a bucket has fewer blocks than there
+  /// are ranks, possibly no single rank takes part in every round.
+  double rounds = 0;
 
   bool operator==(const Traffic&) const = default;
 };
@@ -164,6 +190,8 @@ struct Prediction {
   double break_even_gbps = 0;
   /// Steps that share one compressed exchange: 0/1 Adam's steps_per_sync.
   double steps_per_exchange = 1;
+  double steps_per_variance_step = 0;  ///< The workload's, of 0/1 Adam.
+  bool has_spare_core = true;          ///< The workload's.
 };
 
 [[nodiscard]] Traffic traffic_of(Way way, bool by_host, const Workload& work,
@@ -172,7 +200,8 @@ struct Prediction {
                                       const Workload& work,
                                       const Network& network);
 /// A step with exact averages that would take `exchange_seconds` alone, of
-/// which all but an eighth of backward's length may run beside it.
+/// which all but an eighth of backward's length may run beside it. The
+/// exchange takes no processor.
 [[nodiscard]] double overlapped_step_seconds(const Workload& work,
                                              const Compute& compute,
                                              double exchange_seconds);
@@ -180,13 +209,12 @@ struct Prediction {
                                   const Network& network,
                                   const Compute& compute);
 /// All of it. Throws Error(kInvalidArgument) where the arguments are out of
-/// range, and for `by_host` with kLean or without several hosts of several
-/// ranks each.
+/// range, and for `by_host` without several hosts of several ranks each.
 [[nodiscard]] Prediction predict(Way way, bool by_host, const Workload& work,
                                  const Network& network,
                                  const Compute& compute);
-/// Every way, flat, and all but kLean by host where there are several hosts of
-/// several ranks each; in the order of Way.
+/// Every way, flat, and by host where there are several hosts of several ranks
+/// each; in the order of Way.
 [[nodiscard]] std::vector<Prediction> plan(const Workload& work,
                                            const Network& network,
                                            const Compute& compute);

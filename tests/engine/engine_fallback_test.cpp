@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an Engine does where compressed steps pay or do not. Steps last as long
+// as the test says, in thousands of seconds: those of an exchange of zeros,
+// which are real, are nothing beside them.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/by_hand.h"
+#include "engine/engine_clock.h"
+#include "support/ranks.h"
+#include "thinwire/core/log.h"
+#include "thinwire/optim/onebit_adam.h"
+
+namespace thinwire::engine {
+namespace {
+
+using config::Config;
+using config::Fallback;
+using optim::Phase;
+using test::Driven;
+
+constexpr std::int64_t kFreezeStep = 8;
+
+class KeptLog {
+ public:
+  KeptLog() {
+    set_log_sink([this](LogLevel level, std::string_view line) {
+      const std::lock_guard lock(mutex_);
+      if (level == LogLevel::kWarning) warnings_.emplace_back(line);
+    });
+  }
+  ~KeptLog() { set_log_sink({}); }
+  KeptLog(const KeptLog&) = delete;
+  KeptLog& operator=(const KeptLog&) = delete;
+  [[nodiscard]] const std::vector<std::string>& warnings() const {
+    return warnings_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> warnings_;
+};
+
+// How long steps last: before the optimizer's, and that.
+struct Lengths {
+  std::chrono::seconds outside;
+  std::chrono::seconds inside;
+};
+constexpr Lengths kPays{std::chrono::seconds(1000), std::chrono::seconds(9000)};
+constexpr Lengths kDoesNotPay{std::chrono::seconds(9900),
+                              std::chrono::seconds(100)};
+
+Config config_of(Fallback fallback) {
+  Config config;
+  config.optimizer = optim::OnebitAdamOptions{.freeze_step = kFreezeStep};
+  config.fallback = fallback;
+  return config;
+}
+
+/// An engine whose clock goes on by what is said, twice in each step.
+class TimedRun {
+ public:
+  TimedRun(comm::Communicator& comm, Fallback fallback)
+      : driven_(comm, config_of(fallback)) {
+    EngineClock::set(driven_.engine, [this] {
+      now_ += (asked_++ % 2 == 0) ? next_.outside : next_.inside;
+      return now_;
+    });
+  }
+  TimedRun(const TimedRun&) = delete;
+  TimedRun& operator=(const TimedRun&) = delete;
+
+  /// Returns how ranks averaged.
+  Phase step(const Lengths& lengths) {
+    next_ = lengths;
+    driven_.backward({.step = ++step_});
+    return driven_.engine.step().phase;
+  }
+  /// So many of that phase.
+  void expect_steps(int count, const Lengths& lengths, Phase phase) {
+    for (int i = 0; i < count; ++i)
+      EXPECT_EQ(step(lengths), phase) << "step " << step_;
+  }
+  [[nodiscard]] const Engine& engine() const { return driven_.engine; }
+
+ private:
+  Driven driven_;
+  std::int64_t step_ = 0;
+  Lengths next_{};
+  std::uint64_t asked_ = 0;
+  std::chrono::steady_clock::time_point now_{};
+};
+
+TEST(EngineFallback, IsSilentWhereCompressedStepsPay) {
+  for (const Fallback fallback : {Fallback::kWarn, Fallback::kHold}) {
+    const KeptLog log;
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      TimedRun run(comm, fallback);
+      run.expect_steps(kFreezeStep, kPays, Phase::kExact);
+      const Lengths half{kPays.outside, kPays.inside / 3};
+      run.expect_steps(25, half, Phase::kCompressed);
+      EXPECT_FALSE(run.engine().state_dict().has_scalar("freeze_held_until"));
+    });
+    EXPECT_TRUE(log.warnings().empty()) << log.warnings().front();
+  }
+}
+
+TEST(EngineFallback, WarnsAtTheFreezeWhereCompressedStepsWouldNotPay) {
+  const KeptLog log;
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    TimedRun run(comm, Fallback::kWarn);
+    run.expect_steps(kFreezeStep, kDoesNotPay, Phase::kExact);
+    run.expect_steps(3, kDoesNotPay, Phase::kCompressed);
+  });
+  ASSERT_EQ(log.warnings().size(), 1u);  // rank 0's
+  EXPECT_NE(log.warnings()[0].find("will hardly be faster here"),
+            std::string::npos);
+}
+
+TEST(EngineFallback, WarnsTwentyStepsLaterOnceWhereTheyHaveNotPaid) {
+  const KeptLog log;
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    TimedRun run(comm, Fallback::kWarn);
+    run.expect_steps(kFreezeStep, kPays, Phase::kExact);
+    run.expect_steps(19, kPays, Phase::kCompressed);
+    EXPECT_TRUE(log.warnings().empty());
+    run.expect_steps(30, kPays, Phase::kCompressed);
+  });
+  ASSERT_EQ(log.warnings().size(), 1u);
+  EXPECT_NE(log.warnings()[0].find("hardly faster here"), std::string::npos);
+}
+
+// Every step asks again here: a tenth of so few steps is none.
+TEST(EngineFallback, HoldPutsTheFreezeOffUntilItPays) {
+  const KeptLog log;
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    TimedRun run(comm, Fallback::kHold);
+    run.expect_steps(kFreezeStep + 4, kDoesNotPay, Phase::kExact);
+    EXPECT_EQ(run.engine().state_dict().integer("freeze_held_until"),
+              kFreezeStep + 5);
+    // The median of 11 steps and 12, of 20 at most.
+    int more = 0;
+    while (run.step(kPays) == Phase::kExact) ASSERT_LT(++more, 25);
+    EXPECT_GE(more, 8);
+  });
+  ASSERT_GE(log.warnings().size(), 5u);
+  EXPECT_NE(log.warnings()[0].find("step 8 is not the last exact one"),
+            std::string::npos)
+      << log.warnings()[0];
+}
+
+TEST(EngineFallback, OffIsSilentAndSendsNothingForIt) {
+  const KeptLog log;
+  std::uint64_t collectives[2] = {};
+  for (const Fallback fallback : {Fallback::kOff, Fallback::kWarn})
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      TimedRun run(comm, fallback);
+      run.expect_steps(kFreezeStep - 1, kPays, Phase::kExact);
+      const comm::Counters before = comm.counters();
+      run.expect_steps(1, kPays, Phase::kExact);
+      if (comm.rank() == 0)
+        collectives[fallback == Fallback::kOff ? 0 : 1] =
+            (comm.counters() - before).collectives;
+      const Lengths half{kPays.outside, kPays.inside / 3};
+      run.expect_steps(25, half, Phase::kCompressed);
+    });
+  EXPECT_TRUE(log.warnings().empty());
+  EXPECT_LT(collectives[0], collectives[1]);
+}
+
+TEST(EngineFallback, OffIsSilentWhereCompressedStepsDoNotPay) {
+  const KeptLog log;
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    TimedRun run(comm, Fallback::kOff);
+    run.expect_steps(kFreezeStep, kDoesNotPay, Phase::kExact);
+    run.expect_steps(25, kDoesNotPay, Phase::kCompressed);
+  });
+  EXPECT_TRUE(log.warnings().empty());
+}
+
+}  // namespace
+}  // namespace thinwire::engine
