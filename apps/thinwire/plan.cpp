@@ -15,6 +15,7 @@
 #include "thinwire/comm/registry.h"
 #include "thinwire/config/config.h"
 #include "thinwire/core/env.h"
+#include "thinwire/core/error.h"
 #include "thinwire/engine/measure.h"
 #include "thinwire/engine/plan_table.h"
 #include "thinwire/engine/workload.h"
@@ -29,8 +30,11 @@ struct Flags {
   double backward_ms = 0;
   double compute_ms = 0;
   std::string config;
+  std::optional<config::Config> file;  // what it says
   std::string dtype;
   bool json = false;
+  std::optional<int> threads;
+  double steps_per_variance_step = 0;
   // Of a network that is not there.
   std::optional<double> link_gbps;
   std::optional<double> latency_us;
@@ -50,7 +54,22 @@ constexpr double kMostTime = 1e9;  // of a flag, in its unit
 // Backward takes two thirds of what forward and backward take together.
 constexpr double kBackwardPart = 2.0 / 3;
 
-engine::Workload workload_of(const Flags& flags, int ranks) {
+[[noreturn]] void refuse_usage(const std::string& what) {
+  throw CLI::ParseError(what, CLI::ExitCodes::ValidationError);
+}
+
+// Of --config, what is wrong in it.
+template <class Body>
+auto reading_config(Body&& body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    refuse_usage(fmt::format("--config: {}", error.what()));
+  }
+}
+
+engine::Workload workload_of(const Flags& flags, int ranks,
+                             const engine::Processors& processors) {
   engine::Workload work{.parameters = flags.params,
                         .forward_seconds = flags.forward_ms * 1e-3,
                         .backward_seconds = flags.backward_ms * 1e-3};
@@ -58,9 +77,11 @@ engine::Workload workload_of(const Flags& flags, int ranks) {
     work.backward_seconds = flags.compute_ms * kBackwardPart * 1e-3;
     work.forward_seconds = flags.compute_ms * 1e-3 - work.backward_seconds;
   }
-  if (!flags.config.empty())
-    work = engine::workload_of(config::Config::from_file(flags.config), ranks,
-                               work);
+  if (flags.file)
+    work = reading_config(
+        [&] { return engine::workload_of(*flags.file, ranks, work); });
+  work.steps_per_variance_step = flags.steps_per_variance_step;
+  work.has_spare_core = processors.has_spare_core();
   if (!flags.dtype.empty()) work.dtype = dtype_of(flags.dtype);
   return work;
 }
@@ -69,10 +90,6 @@ void print(const Flags& flags, const engine::Workload& work,
            const engine::Network& network, const engine::Compute& compute) {
   const auto all = engine::plan(work, network, compute);
   std::cout << (flags.json ? engine::plan_json(all) : engine::plan_table(all));
-}
-
-[[noreturn]] void refuse_usage(const std::string& what) {
-  throw CLI::ParseError(what, CLI::ExitCodes::ValidationError);
 }
 
 engine::Network network_of(const Flags& flags) {
@@ -102,7 +119,9 @@ void say_what_is_not_given(const Flags& flags) {
 
 void run_alone(const Flags& flags) {
   const engine::Network network = network_of(flags);
-  const engine::Workload work = workload_of(flags, network.ranks);
+  const engine::Processors processors = engine::processors_for(
+      network.ranks_per_host, flags.threads.value_or(-1));
+  const engine::Workload work = workload_of(flags, network.ranks, processors);
   say_what_is_not_given(flags);
   engine::Compute compute;
   comm::run_local_ranks(1, [&](comm::Communicator& alone) {
@@ -113,10 +132,12 @@ void run_alone(const Flags& flags) {
   compute.sum = compute.norm;
   if (!flags.json) {
     std::cout << "as described: " << engine::describe(network)
-              << engine::describe(compute);
+              << engine::describe(compute)
+              << "on machines like this one: " << engine::describe(processors);
     std::cout << "not known to one rank alone: the cost of a message, what "
-                 "ranks inside a host exchange, and how far ranks that share a "
-                 "machine slow each other down\n";
+                 "communication takes of a processor, what ranks inside a host "
+                 "exchange, and how far ranks that share a machine slow each "
+                 "other down\n";
   }
   print(flags, work, network, compute);
 }
@@ -129,17 +150,19 @@ void run_in_job(const Flags& flags) {
         "--ranks-per-host, --link-gbps and --latency-us out, or start it "
         "without one");
   const auto comm = comm::from_environment();
-  const engine::Workload work = workload_of(flags, comm->size());
+  const engine::Processors processors =
+      engine::measure_processors(*comm, flags.threads.value_or(-1));
+  const engine::Workload work = workload_of(flags, comm->size(), processors);
   if (comm->rank() == 0) say_what_is_not_given(flags);
-  std::string why;
+  comm::WhyFlat why;
   const comm::Hosts hosts = comm::find_hosts(*comm, {}, &why);
   const engine::Network network = engine::measure_network(*comm, hosts);
   const engine::Compute compute = engine::measure_compute(*comm);
   if (comm->rank() != 0) return;
   if (!flags.json) {
     std::cout << "measured: " << engine::describe(network)
-              << engine::describe(compute);
-    if (!why.empty()) std::cout << "flat: " << why << '\n';
+              << engine::describe(compute) << engine::describe(processors);
+    if (!why.text.empty()) std::cout << "flat: " << why.text << '\n';
     if (hosts.size == 1)
       std::cout << "all ranks share one host: between hosts nothing was "
                    "measured\n";
@@ -147,7 +170,10 @@ void run_in_job(const Flags& flags) {
   print(flags, work, network, compute);
 }
 
-void run(const Flags& flags) {
+void run(Flags flags) {
+  if (!flags.config.empty())
+    flags.file =
+        reading_config([&] { return config::Config::from_file(flags.config); });
   if (env::launched_ranks() > 1)
     run_in_job(flags);
   else
@@ -220,6 +246,16 @@ void add_plan(CLI::App& app) {
                    "of parameters: fp32, fp16 or bf16 (default: of --config, "
                    "else fp32)")
       ->check(CLI::IsMember({"fp32", "fp16", "bf16"}));
+  command
+      ->add_option("--threads", flags->threads,
+                   "of a rank that compute backward (default "
+                   "THINWIRE_NUM_THREADS, else 1); 0: an accelerator does")
+      ->check(number(0, 1024));
+  command
+      ->add_option("--variance-every", flags->steps_per_variance_step,
+                   "0/1 Adam before its freeze, with one exact step in so many "
+                   "(default: after the freeze)")
+      ->check(number(1, kMostTime));
   command->add_flag("--json", flags->json, "one JSON object per line");
   add_network_options(*command, *flags);
   command->callback([flags] { run(*flags); });

@@ -29,6 +29,8 @@ def needs_mpi(test):
 
 
 class Runs(unittest.TestCase):
+    SECONDS = 300  # that a run may take
+
     def setUp(self):
         self.folder = Path(
             self.enterContext(tempfile.TemporaryDirectory(prefix="thinwire_train_gpt_"))
@@ -53,7 +55,7 @@ class Runs(unittest.TestCase):
             [*launcher, PROGRAM, *arguments],
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=self.SECONDS,
             check=False,
             env={**os.environ, "THINWIRE_TIMEOUT": "60s", **(environment or {})},
         )

@@ -11,6 +11,7 @@
 #include "apps/train_gpt/options/config_file.h"
 #include "apps/train_gpt/options/training_config.h"
 #include "apps/train_gpt/options/usage_error.h"
+#include "apps/train_gpt/report/run_record.h"
 #include "thinwire/core/env.h"
 #include "thinwire/core/error.h"
 #include "thinwire/optim/onebit_adam.h"
@@ -78,6 +79,16 @@ void validate(const Options& options, bool zero_given) {
             options.optimizer);
   require(options.ranks >= 1 && options.ranks <= kMostRanks, "--ranks",
           fmt::format("in 1 .. {}", kMostRanks), options.ranks);
+}
+
+// Its lines would mix with the run's own.
+void validate_telemetry(const Options& options) {
+  const std::string path = training_config(options).telemetry.path;
+  if (!path.empty() && is_written_by_run(options.out, path))
+    throw UsageError(
+        fmt::format("telemetry.path must be none of the files that train_gpt "
+                    "writes in --out {}, got {}",
+                    options.out, path));
 }
 
 // How the ranks are reached must fit how the process was launched.
@@ -364,6 +375,7 @@ const Invocation& CommandLine::finish() {
     Options& options = invocation_.options;
     validate(options, is_given("--zero"));
     take_from_settings(options);
+    validate_telemetry(options);
     options.saving = saving_.resolve(options.file.checkpoint, options.out);
     validate_launch(invocation_.options, is_given("--ranks"));
   }

@@ -232,6 +232,22 @@ double RunRecord::rounds_per_step() const {
          static_cast<double>(std::max<std::size_t>(steps.size(), 1));
 }
 
+bool is_written_by_run(const fs::path& folder, const fs::path& file) {
+  // A path that cannot be followed (a loop of links, no right to look) is
+  // compared as it is written.
+  const auto plain = [](const fs::path& path) {
+    std::error_code error;
+    fs::path whole = fs::absolute(path, error);
+    if (error) whole = path;
+    const fs::path followed = fs::weakly_canonical(whole, error);
+    return error ? whole.lexically_normal() : followed;
+  };
+  const fs::path given = plain(file);
+  for (const char* own : {kMetrics, kSummary, kConfig, kReport})
+    if (plain(folder / own) == given) return true;
+  return false;
+}
+
 RunWriter::RunWriter(fs::path folder, Settings settings,
                      const std::vector<std::string>& data, std::string config)
     : folder_(std::move(folder)), data_(data), config_(std::move(config)) {

@@ -115,6 +115,11 @@ struct RunRecord {
   [[nodiscard]] double rounds_per_step() const;
 };
 
+/// Whether a run with this folder writes that file itself, by whatever name it
+/// goes.
+[[nodiscard]] bool is_written_by_run(const std::filesystem::path& folder,
+                                     const std::filesystem::path& file);
+
 /// Writes a run's folder while it goes on. Failures to write throw
 /// Error(kUnavailable) naming the file, but a line of metrics.jsonl for which
 /// there is no room is a warning, and missing there: engine::LineFile.

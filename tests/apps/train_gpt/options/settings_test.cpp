@@ -5,6 +5,7 @@
 
 #include "apps/train_gpt/options/parsing.h"
 #include "apps/train_gpt/options/training_config.h"
+#include "support/folder.h"
 #include "thinwire/optim/onebit_adam.h"
 
 namespace thinwire::train_gpt {
@@ -26,6 +27,37 @@ TEST(Settings, AreKeysOfTheFilesObject) {
   EXPECT_EQ(config.telemetry.every, 10);
   EXPECT_FALSE(config.comm.overlap);
   EXPECT_NO_THROW(config.validate(2));
+}
+
+TEST(Settings, TelemetryIsNoneOfTheRunsOwnFiles) {
+  for (const char* path :
+       {"out/run/metrics.jsonl", "./out/run/report.html",
+        "out/../out/run/config.json", "out/run/summary.json"}) {
+    const std::string setting = std::string("telemetry.path=") + path;
+    expect_usage_error(
+        {"telemetry.path must be none of the files", "--out out/run", path},
+        [&] {
+          return parse({"--out", "out/run", "--set", setting.c_str()});
+        });
+  }
+  for (const char* setting : {"telemetry.path=out/run/steps.jsonl",
+                              "telemetry.path=out/metrics.jsonl"})
+    EXPECT_NO_THROW(parse({"--out", "out/run", "--set", setting})) << setting;
+}
+
+TEST(Settings, TelemetryMayBeWhereNoPathLeads) {
+  const test::Folder folder;
+  const std::filesystem::path run = folder.in("run");
+  std::filesystem::create_directory(run);
+  const auto parse_with = [&](const std::filesystem::path& telemetry) {
+    const std::string setting = "telemetry.path=" + telemetry.string();
+    return parse({"--out", run.c_str(), "--set", setting.c_str()});
+  };
+  const std::filesystem::path loop = run / "metrics.jsonl";
+  std::filesystem::create_symlink(loop, loop);
+  EXPECT_NO_THROW(parse_with(loop / "steps.jsonl"));
+  expect_usage_error({"telemetry.path must be none of the files"},
+                     [&] { return parse_with(loop); });
 }
 
 TEST(Settings, LeaveTheRestAsItIs) {

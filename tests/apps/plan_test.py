@@ -1,0 +1,297 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs `thinwire plan` as users do: alone, as MPI processes, and wrongly.
+
+usage: plan_test.py THINWIRE MPIEXEC [TEST...]
+
+MPIEXEC is empty where the build has no MPI; then tests that need it are
+skipped, or fail if THINWIRE_REQUIRE names mpi.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+THINWIRE, MPIEXEC = sys.argv[1:3]
+DESCRIBED = ["--ranks", "16", "--link-gbps", "10"]
+WAYS = [
+    "exact",
+    "onebit_adam",
+    "zero_one_adam",
+    "zero",
+    "zero 8/8",
+    "zero 4/4",
+    "lean",
+]
+KEYS = [
+    "way",
+    "exchange",
+    "ms_per_step",
+    "bytes_sent",
+    "bytes_between_hosts",
+    "messages",
+    "rounds",
+    "memory_bytes",
+    "break_even_gbps",
+]
+
+
+def needs_mpi(test):
+    def run(self):
+        if MPIEXEC:
+            return test(self)
+        if "mpi" in os.environ.get("THINWIRE_REQUIRE", ""):
+            self.fail("this build has no MPI, but THINWIRE_REQUIRE asks for it")
+        return self.skipTest("this build has no MPI")
+
+    run.__doc__ = test.__doc__
+    return run
+
+
+def replaced(words):
+    """What describes a network, with one flag's value given or another."""
+    if words[0] not in DESCRIBED:
+        return [*DESCRIBED, *words]
+    at = DESCRIBED.index(words[0])
+    return [*DESCRIBED[:at], *words, *DESCRIBED[at + 2 :]]
+
+
+class Plan(unittest.TestCase):
+    def run_plan(self, *words, ranks=0, code=0, environment=None):
+        launcher = [MPIEXEC, "-np", str(ranks)] if ranks else []
+        command = [*launcher, THINWIRE, "plan", *map(str, words)]
+        if "--params" not in words:
+            command += ["--params", "300001"]
+        variables = {**os.environ, "THINWIRE_TIMEOUT": "60s", **(environment or {})}
+        variables.pop("THINWIRE_NUM_THREADS", None)
+        done = subprocess.run(
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env=variables,
+        )
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done.stderr if code else done.stdout
+
+    def lines_of(self, *words, **how):
+        """The ways, and what comes last."""
+        *ways, last = map(
+            json.loads, self.run_plan(*words, "--json", **how).splitlines()
+        )
+        for way in ways:
+            self.assertEqual(list(way), KEYS)
+            self.assertGreater(way["ms_per_step"], 0)
+            self.assertGreater(way["memory_bytes"], 2 * 300_001)
+        fastest = min(ways, key=lambda way: way["ms_per_step"])
+        self.assertEqual(last["fastest"], fastest["way"])
+        self.assertEqual(last["exchange"], fastest["exchange"])
+        return ways, last
+
+    def refused(self, *words, parts, ranks=0, described=DESCRIBED):
+        """With 2, and one line alone that has all of `parts`."""
+        said = self.run_plan(*described, *words, ranks=ranks, code=2)
+        if not ranks:
+            self.assertEqual(said.count("\n"), 1, said)
+        for part in parts:
+            self.assertIn(part, said)
+
+    def file(self, text):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        path = Path(folder.name) / "config.json"
+        path.write_text(text)
+        return path
+
+    def test_alone_it_plans_what_is_described(self):
+        ways, _ = self.lines_of(*DESCRIBED, "--compute-ms", 6)
+        self.assertEqual([way["way"] for way in ways], WAYS)
+        self.assertEqual({way["exchange"] for way in ways}, {"flat"})
+        for way in ways:
+            self.assertGreater(way["ms_per_step"], 6)
+            self.assertEqual(way["bytes_between_hosts"], way["bytes_sent"])
+        sent = {way["way"]: way["bytes_sent"] for way in ways}
+        self.assertAlmostEqual(sent["exact"], 2 * 15 / 16 * 4 * 300_001, delta=4)
+        self.assertLess(20 * sent["onebit_adam"], sent["exact"])
+
+    def test_by_host_where_there_are_hosts(self):
+        ways, _ = self.lines_of(*DESCRIBED, "--ranks-per-host", 4)
+        flat = [way["way"] for way in ways if way["exchange"] == "flat"]
+        by_host = [way["way"] for way in ways if way["exchange"] == "by_host"]
+        self.assertEqual(flat, WAYS)
+        self.assertIn("onebit_adam", by_host)
+        for way in ways:
+            self.assertLess(way["bytes_between_hosts"], way["bytes_sent"])
+
+    def test_the_table_has_a_line_per_way(self):
+        text = self.run_plan(*DESCRIBED, "--forward-ms", 1, "--backward-ms", 2)
+        lines = text.splitlines()
+        self.assertIn("as described: 16 ranks on 16 hosts; card 10 Gbit/s", lines[0])
+        self.assertRegex(text, "ns per element: encode [0-9.]+, serve")
+        self.assertIn("not known to one rank alone", text)
+        (head,) = (i for i, line in enumerate(lines) if line.startswith("way "))
+        for line, way in zip(lines[head + 1 :], WAYS, strict=False):
+            self.assertRegex(line, f"^{way} +flat +[0-9.]+ ")
+        self.assertRegex(lines[-1], "^fastest: .*, flat, [0-9.]+ ms per step$")
+
+    def test_without_times_it_says_what_a_step_is_taken_to_be(self):
+        said = "without --forward-ms and --backward-ms"
+        self.assertIn(said, self.run_plan(*DESCRIBED))
+        self.assertNotIn(said, self.run_plan(*DESCRIBED, "--compute-ms", 1))
+
+    def test_says_whether_cores_are_to_spare(self):
+        cores = len(os.sched_getaffinity(0))
+        for threads, spare in ((0, True), (cores, False), (max(cores - 1, 1), None)):
+            if spare is None:
+                spare = cores > 1
+            words = [*DESCRIBED, "--threads", threads]
+            _, last = self.lines_of(*words)
+            self.assertEqual(last["has_spare_core"], spare, words)
+            text = self.run_plan(*words)
+            if threads == 0:
+                self.assertIn("an accelerator computes", text)
+                continue
+            rank = re.escape(f"1 rank of {threads} thread")
+            self.assertRegex(text, f"{rank}s? on {cores} cores?: ")
+            self.assertIn("cores to spare" if spare else "none to spare", text)
+        _, last = self.lines_of(*DESCRIBED, "--ranks-per-host", 16, "--threads", cores)
+        self.assertIs(last["has_spare_core"], False)
+
+    def test_follows_a_configuration(self):
+        bf16 = self.file('{"bf16": {"enabled": true}}')
+        whole, _ = self.lines_of(*DESCRIBED)
+        half, _ = self.lines_of(*DESCRIBED, "--config", bf16)
+        flag, _ = self.lines_of(*DESCRIBED, "--dtype", "bf16")
+        self.assertEqual(2 * half[0]["bytes_sent"], whole[0]["bytes_sent"])
+        self.assertEqual(half[0]["bytes_sent"], flag[0]["bytes_sent"])
+        syncs = self.file(
+            '{"optimizer": {"type": "ZeroOneAdam", '
+            '"params": {"local_step_clipper": 4}}}'
+        )
+        text = self.run_plan(*DESCRIBED, "--config", syncs)
+        self.assertIn("at one sync in 4 steps", text)
+        text = self.run_plan(*DESCRIBED, "--variance-every", 8)
+        self.assertIn("before its freeze, at one variance step in 8 steps", text)
+
+    def test_refuses_what_is_out_of_range(self):
+        for words, part in (
+            (["--params", "0"], "--params: must be in [1, 1000000000000000], got 0"),
+            (
+                ["--params", "nan"],
+                "--params: must be in [1, 1000000000000000], got nan",
+            ),
+            (
+                ["--forward-ms", "-1"],
+                "--forward-ms: must be in [0, 1000000000], got -1",
+            ),
+            (["--compute-ms", "x"], "--compute-ms: must be in [0, 1000000000], got x"),
+            (["--ranks", "1"], "--ranks: must be in [2, 1000000], got 1"),
+            (["--link-gbps", "0"], "--link-gbps: must be in [0.001, 1000000], got 0"),
+            (
+                ["--latency-us", "-3"],
+                "--latency-us: must be in [0, 1000000000], got -3",
+            ),
+            (
+                ["--ranks-per-host", "0"],
+                "--ranks-per-host: must be in [1, 1024], got 0",
+            ),
+            (["--threads", "1025"], "--threads: must be in [0, 1024], got 1025"),
+            (["--variance-every", "0"], "--variance-every: must be in [1, "),
+        ):
+            with self.subTest(words=words):
+                self.refused(parts=[part], described=replaced(words))
+
+    def test_refuses_what_does_not_fit_together(self):
+        self.refused(
+            *["--ranks-per-host", "3"],
+            parts=["--ranks-per-host must be a divisor of --ranks 16, got 3"],
+        )
+        self.refused("--dtype", "fp64", parts=["--dtype", "fp64", "bf16"])
+        self.refused(
+            *["--compute-ms", "1", "--forward-ms", "1"],
+            parts=["--compute-ms", "--forward-ms"],
+        )
+        self.refused("--ranks-per-hots", "2", parts=["--ranks-per-hots"])
+        self.refused(
+            parts=["one rank alone knows no network", "mpirun", "--link-gbps"],
+            described=[],
+        )
+
+    def test_refuses_a_configuration_that_is_not_there_or_wrong(self):
+        self.refused(
+            *["--config", "/nowhere/at/all.json"],
+            parts=["--config: ", "/nowhere/at/all.json"],
+        )
+        for text, part in (
+            ("{", "not JSON"),
+            ('{"bf16": {"enabled": 3}}', "bf16.enabled"),
+            ('{"train_batch_size": 3}', "train_batch_size"),
+        ):
+            path = self.file(text)
+            with self.subTest(text=text):
+                self.refused("--config", path, parts=["--config: ", part])
+
+    @needs_mpi
+    def test_one_rank_under_a_launcher_is_alone(self):
+        ways, _ = self.lines_of(*DESCRIBED, ranks=1)
+        self.assertEqual([way["way"] for way in ways], WAYS)
+        said = self.run_plan(ranks=1, code=2)
+        self.assertIn("one rank alone knows no network", said)
+
+    @needs_mpi
+    def test_two_ranks_measure_their_network(self):
+        ways, _ = self.lines_of("--compute-ms", 6, ranks=2)
+        self.assertEqual([way["way"] for way in ways], WAYS)
+        self.assertAlmostEqual(ways[0]["bytes_sent"], 4 * 300_001, delta=8)
+        text = self.run_plan("--compute-ms", 6, "--threads", 512, ranks=2)
+        self.assertRegex(text, r"measured: 2 ranks on \d hosts; card [0-9.e+]+ Gbit/s")
+        self.assertIn("2 ranks of 512 threads on ", text)
+        self.assertIn("none to spare", text)
+        self.assertIn("flat: all 2 ranks are on one host", text)
+        self.assertRegex(text.splitlines()[-1], "^fastest: ")
+
+    # Which is one machine all the same.
+    @needs_mpi
+    def test_two_emulated_hosts_share_the_machines_cores(self):
+        one_each = {"THINWIRE_RANKS_PER_HOST": "1"}
+        cores = len(os.sched_getaffinity(0))
+        text = self.run_plan("--threads", cores, ranks=2, environment=one_each)
+        self.assertIn("2 ranks on 2 hosts", text)
+        self.assertRegex(text, rf"2 ranks of {cores} threads? on \d+ cores?: none")
+
+    @needs_mpi
+    def test_under_a_launcher_it_refuses_what_is_measured_and_bad_files(self):
+        self.refused(
+            *["--ranks", "2"],
+            parts=["under a launcher the network is measured"],
+            ranks=2,
+            described=[],
+        )
+        self.refused(
+            *["--config", "/nowhere/at/all.json"],
+            parts=["--config: ", "/nowhere/at/all.json"],
+            ranks=2,
+            described=[],
+        )
+        odd = self.file('{"train_batch_size": 3}')
+        self.refused(
+            "--config",
+            odd,
+            parts=["--config: ", "train_batch_size"],
+            ranks=2,
+            described=[],
+        )
+
+
+if __name__ == "__main__":
+    del sys.argv[1:3]
+    result = unittest.main(exit=False).result
+    if not result.wasSuccessful():
+        sys.exit(1)
+    sys.exit(77 if len(result.skipped) == result.testsRun else 0)

@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs train_gpt with telemetry: what each line says, with each optimizer.
+
+usage: train_gpt_telemetry_test.py PROGRAM MPIEXEC [TEST...]
+
+MPIEXEC is empty where the build has no MPI; then tests that need it are
+skipped, or fail if THINWIRE_REQUIRE names mpi.
+"""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import train_gpt_runs
+from train_gpt_runs import SMALL, Runs, needs_mpi
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "telemetry.md"
+STEPS, RESIDUAL_EVERY = 12, 4
+# Of the guide's table: those that are objects, and what is in them.
+OBJECTS = ("seconds", "memory")
+NOT_ALWAYS = "residual_ratio"
+FEW_BITS = "--set zero_bits_up=4 --set zero_bits_down=4"
+
+
+def documented():
+    """The keys of the guide's table, and those of objects among them."""
+    keys, inner = set(), {}
+    for line in GUIDE.read_text().splitlines():
+        cells = line.split("|")
+        if len(cells) < 4 or "`" not in cells[1]:
+            continue
+        own = re.findall("`([a-z_]+)`", cells[1])
+        keys.update(own)
+        if own[0] in OBJECTS:
+            inner[own[0]] = set(re.findall("`([a-z_]+)`", cells[2]))
+    return keys, inner
+
+
+class TrainGpt(Runs):
+    def telemetry_of(self, name, extra, more="", ranks=2):
+        """The lines of a run's telemetry, file by file."""
+        path = self.folder / f"{name}.jsonl"
+        self.train(
+            name,
+            f"--steps {STEPS} --warmup-steps 2 {extra} --set telemetry.path={path} {more}",
+            ranks=ranks,
+        )
+        files = sorted(self.folder.glob(f"{name}.jsonl*"))
+        return {
+            file.name.removeprefix(path.name): [
+                json.loads(line) for line in file.read_text().splitlines()
+            ]
+            for file in files
+        }
+
+    def check_lines(self, lines, phases):
+        """Every documented key is on every line, and no other."""
+        keys, inner = documented()
+        self.assertEqual([line["step"] for line in lines], [*range(1, STEPS + 1)])
+        self.assertEqual([line["phase"] for line in lines], phases)
+        for line in lines:
+            self.assertEqual(set(line) | {NOT_ALWAYS}, keys)
+            for name, its in inner.items():
+                self.assertEqual(set(line[name]), its)
+                self.assertTrue(all(value >= 0 for value in line[name].values()))
+            self.assertIs(line["applied"], True)
+            self.assertGreater(line["grad_norm"], 0)
+            self.assertTrue(0 <= line["overlap"] <= 1)
+            is_local = line["phase"] == "local"
+            self.assertEqual(line["bytes_sent"] == 0, is_local)
+            self.assertEqual(line["messages"] == 0, is_local)
+            self.assertLessEqual(line["bytes_between_hosts"], line["bytes_sent"])
+            self.assertGreater(line["memory"]["parameters"], 0)
+
+    def check(self, name, extra, phases, has_residuals=True):
+        files = self.telemetry_of(
+            name, extra, f"--set telemetry.residual_every={RESIDUAL_EVERY}"
+        )
+        self.assertEqual(list(files), [""])
+        lines = files[""]
+        self.check_lines(lines, phases)
+        for line in lines:
+            wanted = (
+                has_residuals
+                and line["phase"] == "compressed"
+                and line["step"] % RESIDUAL_EVERY == 0
+            )
+            self.assertEqual(NOT_ALWAYS in line, wanted, line)
+            if wanted:
+                self.assertGreater(line[NOT_ALWAYS], 0)
+
+    @needs_mpi
+    def test_adam(self):
+        self.check("adam", "--optimizer adam", ["exact"] * STEPS)
+
+    @needs_mpi
+    def test_onebit_adam(self):
+        phases = ["exact"] * 3 + ["compressed"] * (STEPS - 3)
+        self.check("onebit", "--optimizer onebit_adam --freeze-step 3", phases)
+
+    @needs_mpi
+    def test_lean_onebit_adam(self):
+        phases = ["exact"] * 3 + ["compressed"] * (STEPS - 3)
+        self.check("lean", "--optimizer lean_onebit_adam --freeze-step 3", phases)
+
+    # The interval between syncs is 1 for a while, then 2; validations, after
+    # every step here but some, make a local step's ranks equal outside of it.
+    @needs_mpi
+    def test_zero_one_adam(self):
+        files = self.telemetry_of(
+            "zero_one", "--optimizer zero_one_adam --var-freeze-step 4 --local-steps 2"
+        )
+        phases = [line["phase"] for line in files[""]]
+        self.assertEqual(phases[:4], ["exact"] * 4)
+        self.assertEqual(set(phases[4:]), {"compressed", "local"})
+        self.check_lines(files[""], phases)
+
+    @needs_mpi
+    def test_zero_over_few_bits(self):
+        extra = f"--optimizer adam --zero 2 {FEW_BITS}"
+        self.check("bits", extra, ["exact"] * STEPS, has_residuals=False)
+
+    @needs_mpi
+    def test_every_rank_writes_its_own(self):
+        extra = "--optimizer onebit_adam --freeze-step 3"
+        files = self.telemetry_of("all", extra, "--set telemetry.every_rank=true")
+        self.assertEqual(list(files), [".rank0", ".rank1"])
+        phases = ["exact"] * 3 + ["compressed"] * (STEPS - 3)
+        for lines in files.values():
+            self.check_lines(lines, phases)
+        same = ("step", "phase", "grad_norm", "lr", "clip_factor")
+        first, second = files.values()
+        for one, other in zip(first, second, strict=True):
+            self.assertEqual([one[key] for key in same], [other[key] for key in same])
+
+    @needs_mpi
+    def test_every_few_steps(self):
+        extra = "--optimizer onebit_adam --freeze-step 3"
+        files = self.telemetry_of("few", extra, "--set telemetry.every=5")
+        self.assertEqual([line["step"] for line in files[""]], [5, 10])
+
+    @needs_mpi
+    def test_refuses_the_files_of_the_run_on_every_rank(self):
+        out = self.folder / "refused"
+        data = ["--data", str(self.text), "--out", str(out), *SMALL.split()]
+
+        def check_refused(path, ranks):
+            self.check_fails(
+                [*data, "--set", f"telemetry.path={path}"],
+                2,
+                "telemetry.path must be none of the files",
+                str(out),
+                ranks=ranks,
+            )
+
+        for path in (
+            f"{out}/metrics.jsonl",
+            f"{self.folder}/./refused/../refused/metrics.jsonl",
+            os.path.relpath(f"{out}/summary.json"),
+        ):
+            for ranks in (0, 2):
+                with self.subTest(path=path, ranks=ranks):
+                    check_refused(path, ranks)
+                    self.assertFalse(out.exists())
+        out.mkdir()
+        (self.folder / "link").symlink_to(out)
+        check_refused(self.folder / "link" / "metrics.jsonl", 0)
+        beside = self.folder / "beside.jsonl"
+        self.train("refused", f"--steps 2 --set telemetry.path={beside}", ranks=2)
+        self.assertEqual(len(beside.read_text().splitlines()), 2)
+
+
+if __name__ == "__main__":
+    sys.exit(train_gpt_runs.main(sys.modules[__name__], __doc__))
