@@ -19,6 +19,7 @@ namespace {
 
 using engine::Compute;
 using engine::Network;
+using engine::Processors;
 using engine::Workload;
 
 void bind_structs(nb::module_& module) {
@@ -40,16 +41,27 @@ void bind_structs(nb::module_& module) {
       .def_rw("parameters", &Workload::parameters)
       .def_rw("dtype", &Workload::dtype)
       .def_rw("forward_seconds", &Workload::forward_seconds)
-      .def_rw("backward_seconds", &Workload::backward_seconds);
+      .def_rw("backward_seconds", &Workload::backward_seconds)
+      .def_rw("steps_per_variance_step", &Workload::steps_per_variance_step)
+      .def_rw("has_spare_core", &Workload::has_spare_core);
+  nb::class_<Processors>(module, "Processors")
+      .def_prop_ro("has_spare_core", &Processors::has_spare_core)
+      .def("__str__", [](const Processors& self) { return describe(self); });
 }
 
 // The network, and why ranks do not exchange by host.
 std::tuple<Network, std::string> measure_network(
     const CommunicatorHandle& comm) {
   return without_gil(comm.get(), [](auto& group) {
-    std::string why;
+    comm::WhyFlat why;
     const comm::Hosts hosts = comm::find_hosts(group, {}, &why);
-    return std::tuple(engine::measure_network(group, hosts), why);
+    return std::tuple(engine::measure_network(group, hosts), why.text);
+  });
+}
+
+Processors measure_processors(const CommunicatorHandle& comm, int threads) {
+  return without_gil(comm.get(), [threads](auto& group) {
+    return engine::measure_processors(group, threads);
   });
 }
 
@@ -76,6 +88,10 @@ void bind_planner(nb::module_& module) {
       "config"_a, "ranks"_a, "work"_a);
   module.def("measure_network", &measure_network, "comm"_a);
   module.def("measure_compute", &measure_compute, "comm"_a);
+  module.def("measure_processors", &measure_processors, "comm"_a,
+             "threads"_a = -1);
+  module.def("processors_for", &engine::processors_for, "ranks"_a,
+             "threads"_a = -1);
   module.def("plan", &plan, "work"_a, "network"_a, "compute"_a,
              "json"_a = false);
 }

@@ -103,6 +103,20 @@ def test_bits_without_bias_correction_and_calibration(kind: str) -> None:
     require_same_run(2, config, 40)
 
 
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("kind", LOW_BIT)
+def test_bits_of_lagged_clipping(kind: str, world: int) -> None:
+    """Spikes come in steps 30 and 133, overflows in between."""
+    for calibrated in (True, False):
+        config = config_of(options_of(kind), gradient_clipping=10.0)
+        config.lagged_clipping, config.calibrated_clipping = True, calibrated
+        pairs = require_same_run(world, config, 140, with_overflows)
+        reports = [device for _, device in pairs[0].reports]
+        # It is not its own norm that a step is clipped by.
+        clipped = [r for r in reports if r.clip_factor < 1 and r.phase == "compressed"]
+        assert any(abs(r.clip_factor * r.grad_norm - 10.0) > 0.1 for r in clipped)
+
+
 def test_bits_of_adam_with_l2_decay() -> None:
     require_same_run(2, config_of(options_of("Adam", decoupled_decay=False)), 30)
 

@@ -46,19 +46,55 @@ def low_masters(config: _core.Config) -> None:
     config.precision.master_dtype = _core.DType.bfloat16
 
 
+def lean(config: _core.Config) -> None:
+    config.optimizer = _core.LeanOnebitAdamOptions()
+
+
+def by_host(config: _core.Config) -> None:
+    config.comm.hierarchy = _core.Hierarchy.by_host
+
+
+def on_hosts(config: _core.Config) -> None:
+    config.comm.ranks_per_host = 2
+
+
+def during_backward(config: _core.Config) -> None:
+    config.lagged_clipping = True
+    config.comm.compressed_during_backward = True
+
+
+def few_bits(config: _core.Config) -> None:
+    sharded(config)
+    config.zero.wire.bits_up = 4
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
         (deepspeed, "semantics deepspeed"),
         (sharded, "zero stage 1"),
+        (few_bits, "zero stage 1"),
         (low_masters, "master_dtype"),
+        (lean, "lean 1-bit Adam"),
+        (by_host, "hierarchy by_host"),
+        (on_hosts, "hierarchy auto with ranks_per_host"),
+        (during_backward, "compressed_during_backward"),
     ],
 )
 def test_what_it_does_not_have(
     change: Callable[[_core.Config], None], named: str
 ) -> None:
-    with pytest.raises(Unavailable, match=f"device: .*{named}"):
-        alone(adam_config(change))
+    def run(first: _core.Communicator, _: _core.Communicator) -> None:
+        with pytest.raises(Unavailable, match=f"device: .*{named}.* CPU only"):
+            make_optimizer(first, SPECS, adam_config(change), "cpu")
+
+    on_ranks(4, run)
+
+
+def test_hierarchy_flat_may_know_of_hosts() -> None:
+    config = adam_config(on_hosts)
+    config.comm.hierarchy = _core.Hierarchy.flat
+    assert alone(config).phase == "exact"
 
 
 def test_options_out_of_range_are_the_librarys_errors() -> None:

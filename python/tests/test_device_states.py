@@ -27,6 +27,7 @@ def config_for(kind: str, dtype: _core.DType) -> _core.Config:
     config = config_of(options, gradient_clipping=10.0)
     config.comm.bucket_elements = 2048
     config.precision.dtype = dtype
+    config.lagged_clipping = kind in ("OnebitLamb", "ZeroOneAdam")
     return config
 
 
@@ -106,6 +107,32 @@ def test_every_array_and_scalar_is_that_of_the_native_state(kind: str) -> None:
             assert set(native) - OWNER == set(device), f"step {step}"
             for name, value in device.items():
                 assert as_bytes(value) == as_bytes(native[name]), f"step {step}: {name}"
+
+    on_ranks(2, run)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_run_may_begin_or_end_lagged_clipping(before: bool) -> None:
+    config = config_for("OnebitAdam", _core.DType.float32)
+    config.lagged_clipping = before
+
+    def run(first: _core.Communicator, second: _core.Communicator) -> None:
+        pair = Pair.of((first, second), config)
+        for step in range(1, 17):
+            pair.step(step)
+        states = pair.native.state_dict(), pair.device.state_dict()
+        assert ("clip_reference" in states[1]) == before
+        other = config_for("OnebitAdam", _core.DType.float32)
+        other.lagged_clipping = not before
+        pair.native = _core.Optimizer(
+            first, _core.Layout(SPECS), other, pair.native_params
+        )
+        pair.device = make_optimizer(second, SPECS, other, "cpu")
+        pair.native.adopt(states[0])
+        pair.device.load_state_dict(states[1])
+        for step in range(17, 35):
+            pair.step(step)
+            pair.require_same(step)
 
     on_ranks(2, run)
 

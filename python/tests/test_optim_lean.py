@@ -136,7 +136,7 @@ def test_the_device_path_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def body(comm: Any) -> None:
         with pytest.raises(thinwire.Unavailable, match="lean 1-bit Adam works for"):
             make(cases.model(), comm)
-        for keywords in ({"hierarchy": "by_host"}, {"lagged_clipping": True}):
+        for keywords in ({"hierarchy": "by_host"}, {"ranks_per_host": 2}):
             with pytest.raises(thinwire.Unavailable, match="on the CPU only"):
                 thinwire.OnebitAdam(
                     cases.model().parameters(), process_group=comm, **keywords

@@ -478,6 +478,13 @@ class Workload:
     dtype: DType
     forward_seconds: float
     backward_seconds: float
+    steps_per_variance_step: float
+    has_spare_core: bool
+
+class Processors:
+    """engine::Processors; str() is a line for people."""
+
+    has_spare_core: bool
 
 def workload_of(config: Config, ranks: int, work: Workload) -> Workload:
     """With what the configuration says of dtypes, buckets and backwards per step."""
@@ -487,6 +494,12 @@ def measure_network(comm: Communicator) -> tuple[Network, str]:
 
 def measure_compute(comm: Communicator) -> Compute:
     """Collective."""
+
+def measure_processors(comm: Communicator, threads: int = -1) -> Processors:
+    """Collective: the machine with the least to spare."""
+
+def processors_for(ranks: int, threads: int = -1) -> Processors:
+    """On a machine like this one."""
 
 def plan(work: Workload, network: Network, compute: Compute, json: bool = False) -> str:
     """A line per way, and the fastest."""

@@ -41,6 +41,20 @@ def add_arguments(plan: argparse.ArgumentParser) -> None:
         choices=_DTYPES,
         help="of parameters (default: of --config, else fp32)",
     )
+    plan.add_argument(
+        "--threads",
+        type=_number(0, 1024, int),
+        default=-1,
+        help="of a rank that compute backward (default: THINWIRE_NUM_THREADS, else 1); "
+        "0: an accelerator does",
+    )
+    plan.add_argument(
+        "--variance-every",
+        type=_number(1, _MOST_TIME),
+        default=0.0,
+        help="0/1 Adam before its freeze, with one exact step in so many (default: after "
+        "the freeze)",
+    )
     plan.add_argument("--json", action="store_true", help="one JSON object per line")
     alone = plan.add_argument_group("alone", "of a network that is not there")
     alone.add_argument(
@@ -100,12 +114,15 @@ def _alone(given: argparse.Namespace) -> None:
     network.gbps = given.link_gbps
     if given.latency_us is not None:
         network.latency_seconds = given.latency_us * 1e-6
-    work = _workload(given, given.ranks)
+    processors = _core.processors_for(on_host, given.threads)
+    work = _workload(given, given.ranks, processors)
     (alone,) = _core.local_group(1)
     compute = _core.measure_compute(alone)
     # One rank adds nothing up: from memory traffic, as a share of what it has measured.
     compute.sum = compute.norm
-    _say(given, "as described", work, network, compute)
+    if not given.json:
+        print(f"as described: {network}{compute}{processors}", end="")
+    print(_core.plan(work, network, compute, given.json), end="")
 
 
 def _in_job(given: argparse.Namespace) -> None:
@@ -122,33 +139,25 @@ def _in_job(given: argparse.Namespace) -> None:
     init_distributed("gloo", verbose=False)
     comm = communicator_for()
     try:
-        work = _workload(given, comm.size)
+        processors = _core.measure_processors(comm, given.threads)
+        work = _workload(given, comm.size, processors)
         network, why = _core.measure_network(comm)
         compute = _core.measure_compute(comm)
         if comm.rank == 0:
-            _say(given, "measured", work, network, compute, why)
+            if not given.json:
+                print(f"measured: {network}{compute}{processors}", end="")
+                if why:
+                    print(f"flat: {why}")
+            print(_core.plan(work, network, compute, given.json), end="")
         comm.barrier()
     finally:
         comm.close()
         dist.destroy_process_group()
 
 
-def _say(
-    given: argparse.Namespace,
-    how: str,
-    work: _core.Workload,
-    network: _core.Network,
-    compute: _core.Compute,
-    why_flat: str = "",
-) -> None:
-    if not given.json:
-        print(f"{how}: {network}{compute}", end="")
-        if why_flat:
-            print(f"flat: {why_flat}")
-    print(_core.plan(work, network, compute, given.json), end="")
-
-
-def _workload(given: argparse.Namespace, ranks: int) -> _core.Workload:
+def _workload(
+    given: argparse.Namespace, ranks: int, processors: _core.Processors
+) -> _core.Workload:
     work = _core.Workload()
     work.parameters = given.params
     work.forward_seconds = given.forward_ms * 1e-3
@@ -159,6 +168,8 @@ def _workload(given: argparse.Namespace, ranks: int) -> _core.Workload:
     if given.config is not None:
         config, _ = _core.Config.from_file(given.config)
         work = _core.workload_of(config, ranks, work)
+    work.steps_per_variance_step = given.variance_every
+    work.has_spare_core = processors.has_spare_core
     if given.dtype is not None:
         work.dtype = _core.DType[_DTYPES[given.dtype]]
     return work

@@ -43,6 +43,20 @@ class CalibratedNorm:
         self.measured = True
 
 
+@dataclass
+class LaggedNorm:
+    """What a compressed step is clipped by with lagged clipping: norms of the steps before, as
+    optim/gradient_agreement.h has them. 0: not known, so any step is a spike."""
+
+    reference: float = 0.0
+
+    def take(self, rms_norm: float) -> float:
+        """A compressed step of this norm is taken: what it is clipped by."""
+        before, most = self.reference, 2 * self.reference
+        self.reference = rms_norm if before == 0 or rms_norm < most else most
+        return rms_norm if rms_norm > most else before
+
+
 class FirstAgreements:
     """Gradients of one norm in the first two steps were probably averaged before."""
 
@@ -64,6 +78,7 @@ class Gradients:
     def __init__(self, model: Model) -> None:
         self._model = model
         self.norm = CalibratedNorm()
+        self.lagged = LaggedNorm()
         self.left_out_a_step = False
         self.any_late = False
         self._first = FirstAgreements()
@@ -108,6 +123,7 @@ class Gradients:
         scale = exact_average(model, step)
         if scale is not None:
             self.norm.measure(report.grad_norm, rms_norm)
+            self.lagged.reference = rms_norm
         return scale
 
     def clip_by_estimate(
@@ -115,11 +131,11 @@ class Gradients:
     ) -> float | None:
         """What to multiply this rank's own gradient by, in a step that averages momentum."""
         rms_norm = self._agree(step, has_late)
-        return (
-            None
-            if rms_norm is None
-            else self._clip(rms_norm, step.report) / step.loss_scale
-        )
+        if rms_norm is None:
+            return None
+        lags = self._model.settings.lagged_clipping
+        by = self.lagged.take(rms_norm) if lags else rms_norm
+        return self._clip(rms_norm, by, step.report) / step.loss_scale
 
     def clip_locally(self, step: StepInput) -> float | None:
         """The same in a step in which nothing is exchanged; None if this rank leaves it out."""
@@ -131,19 +147,19 @@ class Gradients:
         if self._skips(step) and not math.isfinite(squares_here):
             self.left_out_a_step = True
             return None
-        return (
-            self._clip(_root(squares_here) / step.loss_scale, step.report)
-            / step.loss_scale
-        )
+        norm = _root(squares_here) / step.loss_scale
+        return self._clip(norm, norm, step.report) / step.loss_scale
 
-    def _clip(self, rms_norm: float, report: Report) -> float:
-        settings = self._model.settings
-        ratio = self.norm.ratio if settings.calibrated_clipping else 1.0
-        report.grad_norm = (
-            ratio * rms_norm if settings.calibrated_clipping else rms_norm
-        )
+    def _estimate(self, rms_norm: float) -> float:
+        calibrated = self._model.settings.calibrated_clipping
+        return self.norm.ratio * rms_norm if calibrated else rms_norm
+
+    def _clip(self, rms_norm: float, by: float, report: Report) -> float:
+        """`by`: the RMS norm to clip by."""
+        report.grad_norm = self._estimate(rms_norm)
         report.grad_norm_is_estimate = True
-        report.clip_factor = clip_factor(report.grad_norm, settings.max_grad_norm)
+        most = self._model.settings.max_grad_norm
+        report.clip_factor = clip_factor(self._estimate(by), most)
         return report.clip_factor
 
 

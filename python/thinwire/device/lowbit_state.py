@@ -37,6 +37,8 @@ def add_shared(optimizer: LowBitOptimizer, state: dict[str, Any]) -> None:
     state["verification_is_due"] = int(optimizer.verification_is_due)
     state["clip_ratio"] = gradients.norm.ratio
     state["clip_ratio_measured"] = int(gradients.norm.measured)
+    if optimizer.model.settings.lagged_clipping:
+        state["clip_reference"] = gradients.lagged.reference
     state["left_out_a_step"] = int(gradients.left_out_a_step)
     if who.is_listed:
         state["participation"] = whole(rows, who.values, 1)
@@ -71,6 +73,8 @@ def read_shared(optimizer: LowBitOptimizer, saved: Saved) -> Adoption:
         saved.real("clip_ratio"),
         bool(saved.integer("clip_ratio_measured")),
     )
+    # A state may be of a run that clipped without it.
+    reference = saved.real("clip_reference") if "clip_reference" in saved else 0.0
     left_out = "left_out_a_step" in saved and bool(saved.integer("left_out_a_step"))
     values = is_element.to(torch.uint8)
     if "participation" in saved:
@@ -92,6 +96,7 @@ def read_shared(optimizer: LowBitOptimizer, saved: Saved) -> Adoption:
     def adopt() -> None:
         optimizer.verification_is_due = due
         gradients.norm.ratio, gradients.norm.measured = ratio, measured
+        gradients.lagged.reference = reference
         gradients.left_out_a_step = left_out
         who.set(values)
         who.is_listed = "participation" in saved

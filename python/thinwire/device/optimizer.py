@@ -56,8 +56,8 @@ def make_optimizer(
         elements, with parameter k at `offsets[k]`.
 
     Raises:
-        Unavailable: for what this path does not have: ZeRO, `deepspeed` semantics, moments or
-            masters of 16 bits.
+        Unavailable: for what this path does not have: ZeRO, lean 1-bit Adam, exchange by host or
+            during backward, `deepspeed` semantics, moments or masters of 16 bits.
         InvalidArgument: for options out of range, or that differ between ranks.
     """
     from .. import _core

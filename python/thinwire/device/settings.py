@@ -46,6 +46,7 @@ class Settings:
     dtype: torch.dtype
     max_grad_norm: float
     calibrated_clipping: bool
+    lagged_clipping: bool
     bucket_elements: int
     verify_every: int
     loss_scale: Any
@@ -64,6 +65,7 @@ class Settings:
         line = " ".join(f"{n}={v}" for n, v in values if not callable(v))
         text = f"{self.name} {line} max_grad_norm={self.max_grad_norm} "
         text += f"calibrated_clipping={self.calibrated_clipping} "
+        text += f"lagged_clipping={self.lagged_clipping} "
         text += (
             f"bucket_elements={self.bucket_elements} verify_every={self.verify_every} "
         )
@@ -107,6 +109,7 @@ def settings_of(config: Any, specs: list[Spec]) -> Settings:
         dtype=DTYPES[config.precision.dtype.name],
         max_grad_norm=config.gradient_clipping,
         calibrated_clipping=config.calibrated_clipping,
+        lagged_clipping=config.lagged_clipping,
         bucket_elements=config.comm.bucket_elements,
         loss_scale=config.precision.loss_scale,
         verify_every=config.comm.verify_every,
@@ -131,7 +134,10 @@ def _refuse(config: Any) -> None:
         f"zero stage {config.zero.stage}": config.zero.stage > 0,
         "lean 1-bit Adam": config.optimizer_name() == "lean_onebit_adam",
         "hierarchy by_host": config.comm.hierarchy.name == "by_host",
-        "lagged clipping": config.lagged_clipping,
+        "hierarchy auto with ranks_per_host above 1": (
+            config.comm.hierarchy.name == "auto" and config.comm.ranks_per_host > 1
+        ),
+        "compressed_during_backward": config.comm.compressed_during_backward,
         "a master_dtype of 16 bits": config.precision.master_dtype.name != "float32",
         "a state_dtype of 16 bits": config.precision.state_dtype.name != "float32",
     }
