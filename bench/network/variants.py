@@ -48,6 +48,7 @@ PLANNED = {
     "exact": "adam",
     "onebit_adam": "onebit_adam",
     "zero_one_adam": "zero_one_adam",
+    "zero": "zero_adam",
     "zero 4/4": "zero_4_4",
     "lean": "lean_onebit_adam",
 }
