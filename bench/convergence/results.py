@@ -47,6 +47,8 @@ def read_run(folder):
     if not summary.exists():
         return None
     run = json.loads(summary.read_text())
+    if "stopped_at" in run:  # by a signal, upon which train_gpt writes it too
+        return None
     rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     sent = [row["bytes_sent"] for row in rows if "bytes_sent" in row]
     rounds = sum(1 for count in sent if count > 0) / len(sent)

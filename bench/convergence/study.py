@@ -15,7 +15,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from results import read_results
+from results import read_results, read_run
 from rows import all_rows
 from show import markdown, plot
 
@@ -77,7 +77,7 @@ def launch(command):
 
 def train(given, data, row, seed, out):
     """One run; True if it succeeded, now or earlier."""
-    if (out / "summary.json").exists():
+    if read_run(out):
         return True
     command = [
         "mpirun",

@@ -67,6 +67,16 @@ class Study(unittest.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn("lamb, seed 2: failed", done.stderr)
 
+    def test_a_run_that_was_stopped_is_made_again(self):
+        run = self.runs / "adam_1.5e-3" / "seed_1"
+        write_run(run, 2.3, [2_000_000])
+        summary = json.loads((run / "summary.json").read_text())
+        summary |= {"stopped_at": 1, "stopped_by": "SIGTERM"}
+        (run / "summary.json").write_text(json.dumps(summary))
+        done = self.study("--only", "^adam_1.5e-3$")
+        self.assertIn("adam_1.5e-3, seed 1: failed", done.stderr)
+        self.assertNotIn("2.300", done.stdout)
+
     def test_rows_can_be_listed(self):
         done = self.study("--list", "--only", "lamb")
         self.assertEqual(done.returncode, 0)
