@@ -16,15 +16,6 @@ namespace {
 
 constexpr std::size_t kBlocksPerGrain = 16;
 
-Range blocks_of(const Bucket& bucket) {
-  return {bucket.first_block(), bucket.end_block() - bucket.first_block()};
-}
-
-Range served_of(const Bucket& bucket, std::size_t server) {
-  const std::size_t first = bucket.server_begin[server];
-  return {first, bucket.server_begin[server + 1] - first};
-}
-
 void for_parts(ThreadPool& pool, Range range,
                const std::function<void(Range)>& body) {
   pool.for_ranges(range.size, kBlocksPerGrain,
@@ -39,14 +30,14 @@ EarlyExchange::EarlyExchange(comm::Communicator& comm, int num_threads,
                              const BlockLayout& layout)
     : comm_(comm),
       layout_(layout),
-      rank_(static_cast<std::size_t>(comm.rank())),
+      places_(comm, nullptr),
       records_(layout),
       pool_(num_threads) {
   std::size_t most_received = 0;
   for (const Bucket& bucket : layout.buckets())
     most_received =
-        std::max(most_received, static_cast<std::size_t>(comm.size()) *
-                                    chunk_bytes(layout, bucket, rank_));
+        std::max(most_received,
+                 places_.workers * chunk_bytes(layout, bucket, places_.own));
   for (Buffer& slot : received_) slot = Buffer::of<std::uint8_t>(most_received);
 }
 
@@ -81,7 +72,7 @@ void EarlyExchange::finish(ThreadPool& pool,
     waited_ +=
         std::chrono::duration<double>(std::chrono::steady_clock::now() - before)
             .count();
-    for_parts(pool, blocks_of(bucket(turn)), deliver);
+    for_parts(pool, places_.piece_of(bucket(turn)), deliver);
   }
   abandon();
 }
@@ -116,11 +107,11 @@ void EarlyExchange::queue_gate(std::function<bool()> is_ready) {
 void EarlyExchange::queue_to_servers(std::size_t turn) {
   queue_gate([this, turn] { return encoded_ > turn; });
   const std::vector<std::size_t> send =
-      chunk_sizes(layout_, bucket(turn), 0, ranks());
-  const std::vector<std::size_t> receive(send.size(), send[rank_]);
+      chunk_sizes(layout_, bucket(turn), 0, places_.end());
+  const std::vector<std::size_t> receive(send.size(), send[places_.own]);
   to_servers_[turn] = comm_.queue_all_to_all(
-      records_.chunks(bucket(turn), 0, ranks()), send,
-      received_[turn % 2].view().subview(0, send.size() * send[rank_]),
+      records_.chunks(bucket(turn), 0, places_.end()), send,
+      received_[turn % 2].view().subview(0, send.size() * send[places_.own]),
       receive);
   local_.push_back(comm_.queue_local([this] { publish([&] { ++arrived_; }); }));
 }
@@ -128,10 +119,10 @@ void EarlyExchange::queue_to_servers(std::size_t turn) {
 void EarlyExchange::queue_from_servers(std::size_t turn) {
   publish([&] { owed_ = turn + 1; });
   queue_gate([this, turn] { return averaged_ > turn; });
-  from_servers_[turn] =
-      comm_.queue_all_gather(records_.chunks(bucket(turn), rank_, rank_ + 1),
-                             records_.chunks(bucket(turn), 0, ranks()),
-                             chunk_sizes(layout_, bucket(turn), 0, ranks()));
+  from_servers_[turn] = comm_.queue_all_gather(
+      records_.chunks(bucket(turn), places_.own, places_.own + 1),
+      records_.chunks(bucket(turn), 0, places_.end()),
+      chunk_sizes(layout_, bucket(turn), 0, places_.end()));
 }
 
 // ---- the thread that computes
@@ -166,14 +157,14 @@ void EarlyExchange::serve() {
 void EarlyExchange::encode(const Bucket& bucket) {
   const Range scales{bucket.first_scale, bucket.end_scale - bucket.first_scale};
   for_parts(pool_, scales, [&](Range part) { steps_.encode(bucket, part); });
-  if (steps_.encoded) steps_.encoded(blocks_of(bucket));
+  if (steps_.encoded) steps_.encoded(places_.piece_of(bucket));
 }
 
 void EarlyExchange::average(std::size_t turn) {
   to_servers_[turn].wait();
-  const Received from(layout_, bucket(turn), rank_,
+  const Received from(layout_, bucket(turn), places_.own,
                       received_[turn % 2].as<std::uint8_t>().data());
-  const Range served = served_of(bucket(turn), rank_);
+  const Range served = places_.served_of(bucket(turn));
   for_parts(pool_, served, [&](Range blocks) { steps_.average(from, blocks); });
   if (steps_.averaged) steps_.averaged(served);
 }

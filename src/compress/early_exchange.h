@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "compress/places.h"
 #include "compress/two_phase_exchange.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/core/buffer.h"
@@ -57,9 +58,6 @@ class EarlyExchange {
   [[nodiscard]] double wait_seconds() const noexcept { return waited_; }
 
  private:
-  [[nodiscard]] std::size_t ranks() const {
-    return static_cast<std::size_t>(comm_.size());
-  }
   [[nodiscard]] const Bucket& bucket(std::size_t turn) const {
     return layout_.buckets()[layout_.buckets().size() - 1 - turn];
   }
@@ -76,7 +74,7 @@ class EarlyExchange {
 
   comm::Communicator& comm_;
   const BlockLayout& layout_;
-  std::size_t rank_;
+  Places places_;  // flat: one piece, of all ranks
   Records records_;
   // What others sent, of turns in turn.
   std::array<Buffer, 2> received_;

@@ -17,7 +17,12 @@ import tempfile
 import unittest
 from pathlib import Path
 
-THINWIRE, MPIEXEC = sys.argv[1:3]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
+
+import mpi_launcher
+from mpi_launcher import launcher, needs_mpi
+
+THINWIRE, mpi_launcher.MPIEXEC = sys.argv[1:3]
 DESCRIBED = ["--ranks", "16", "--link-gbps", "10"]
 WAYS = [
     "exact",
@@ -41,18 +46,6 @@ KEYS = [
 ]
 
 
-def needs_mpi(test):
-    def run(self):
-        if MPIEXEC:
-            return test(self)
-        if "mpi" in os.environ.get("THINWIRE_REQUIRE", ""):
-            self.fail("this build has no MPI, but THINWIRE_REQUIRE asks for it")
-        return self.skipTest("this build has no MPI")
-
-    run.__doc__ = test.__doc__
-    return run
-
-
 def replaced(words):
     """What describes a network, with one flag's value given or another."""
     if words[0] not in DESCRIBED:
@@ -63,8 +56,7 @@ def replaced(words):
 
 class Plan(unittest.TestCase):
     def run_plan(self, *words, ranks=0, code=0, environment=None):
-        launcher = [MPIEXEC, "-np", str(ranks)] if ranks else []
-        command = [*launcher, THINWIRE, "plan", *map(str, words)]
+        command = [*launcher(ranks), THINWIRE, "plan", *map(str, words)]
         if "--params" not in words:
             command += ["--params", "300001"]
         variables = {**os.environ, "THINWIRE_TIMEOUT": "60s", **(environment or {})}

@@ -12,7 +12,8 @@ import math
 import sys
 
 import train_gpt_runs
-from train_gpt_runs import Runs, needs_mpi
+from mpi_launcher import needs_mpi
+from train_gpt_runs import Runs
 
 STEPS = "--steps 10 --freeze-step 4 --warmup-steps 2"
 BY_HOST = "--set hierarchy=by_host --set ranks_per_host=2"

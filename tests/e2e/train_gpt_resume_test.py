@@ -20,7 +20,8 @@ import sys
 import time
 
 import train_gpt_runs
-from train_gpt_runs import Runs, needs_mpi
+from mpi_launcher import launcher, needs_mpi
+from train_gpt_runs import Runs
 
 # Steps of some 10 ms, so that a kill comes between two of them.
 STEPS = "--steps 60 --freeze-step 16 --var-freeze-step 30 --batch 4 --save-every 4"
@@ -55,9 +56,8 @@ class TrainGpt(Runs):
         return ["--data", str(self.text), *flags.split()]
 
     def start(self, name, extra, ranks=0, **how):
-        launcher = [train_gpt_runs.MPIEXEC, "-np", str(ranks)] if ranks else []
         process = subprocess.Popen(
-            [*launcher, train_gpt_runs.PROGRAM, *self.arguments(name, extra)],
+            [*launcher(ranks), train_gpt_runs.PROGRAM, *self.arguments(name, extra)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

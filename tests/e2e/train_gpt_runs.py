@@ -11,21 +11,11 @@ import tempfile
 import unittest
 from pathlib import Path
 
-MPIEXEC = ""
+import mpi_launcher
+from mpi_launcher import launcher
+
 PROGRAM = ""
 SMALL = "--steps 30 --freeze-step 10 --layers 1 --width 32 --heads 2 --context 16"
-
-
-def needs_mpi(test):
-    def run(self):
-        if MPIEXEC:
-            return test(self)
-        if "mpi" in os.environ.get("THINWIRE_REQUIRE", ""):
-            self.fail("this build has no MPI, but THINWIRE_REQUIRE asks for it")
-        return self.skipTest("this build has no MPI")
-
-    run.__doc__ = test.__doc__
-    return run
 
 
 class Runs(unittest.TestCase):
@@ -50,9 +40,8 @@ class Runs(unittest.TestCase):
 
     def run_program(self, arguments, ranks=0, environment=None):
         """Runs it, under mpirun where `ranks` are given, and returns the end."""
-        launcher = [MPIEXEC, "-np", str(ranks)] if ranks else []
         return subprocess.run(
-            [*launcher, PROGRAM, *arguments],
+            [*launcher(ranks), PROGRAM, *arguments],
             capture_output=True,
             text=True,
             timeout=self.SECONDS,
@@ -83,11 +72,11 @@ class Runs(unittest.TestCase):
 
 def main(module, usage):
     """Runs the tests of `module` that the command line names, or all."""
-    global PROGRAM, MPIEXEC
+    global PROGRAM
     if len(sys.argv) < 3:
         print(usage, file=sys.stderr)
         return 2
-    PROGRAM, MPIEXEC = sys.argv[1:3]
+    PROGRAM, mpi_launcher.MPIEXEC = sys.argv[1:3]
     names = [f"TrainGpt.{name}" for name in sys.argv[3:]]
     loader = unittest.defaultTestLoader
     suite = (

@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 
 import train_gpt_runs
-from train_gpt_runs import SMALL, Runs, needs_mpi
+from mpi_launcher import needs_mpi
+from train_gpt_runs import SMALL, Runs
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "telemetry.md"
 STEPS, RESIDUAL_EVERY = 12, 4

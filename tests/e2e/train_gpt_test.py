@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 
 import train_gpt_runs
-from train_gpt_runs import SMALL, Runs, needs_mpi
+from mpi_launcher import launcher, needs_mpi
+from train_gpt_runs import SMALL, Runs
 
 SUMMARY_FIELDS = [
     "optimizer",
@@ -313,7 +314,7 @@ class TrainGpt(Runs):
 
     @needs_mpi
     def test_a_killed_rank_ends_the_others_with_a_named_error(self):
-        process = self.long_run(train_gpt_runs.MPIEXEC, "-np", "3")
+        process = self.long_run(*launcher(3))
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         os.kill(int(children.read_text().split()[1]), signal.SIGKILL)
         _, errors = process.communicate(timeout=60)
@@ -322,7 +323,7 @@ class TrainGpt(Runs):
 
     @needs_mpi
     def test_a_hung_rank_ends_the_others_with_a_named_error(self):
-        process = self.long_run(train_gpt_runs.MPIEXEC, "-np", "3")
+        process = self.long_run(*launcher(3))
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         victim = int(children.read_text().split()[1])
         os.kill(victim, signal.SIGSTOP)

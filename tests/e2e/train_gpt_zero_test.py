@@ -12,7 +12,8 @@ import json
 import sys
 
 import train_gpt_runs
-from train_gpt_runs import Runs, needs_mpi
+from mpi_launcher import needs_mpi
+from train_gpt_runs import Runs
 
 SHARDED = ("--zero 1", "--zero 1 --offload", "--zero 2", "--zero 2 --offload")
 TWO_THREADS = {"THINWIRE_NUM_THREADS": "2"}
