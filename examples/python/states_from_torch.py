@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns a checkpoint with torch.optim's Adam or AdamW into a folder for Thinwire.
+
+    python states_from_torch.py IN.pt OUT
+
+IN.pt is torch.save() of {"model": model.state_dict(), "optimizer":
+optimizer.state_dict()}, or DeepSpeed's mp_rank_00_model_states.pt of stage 0 in fp32. It
+is read with torch.load(weights_only=True), which runs no code. OUT gets
+model.safetensors and optimizer.safetensors.
+
+An optimizer's state dict numbers the parameters in the order of its groups. It has names
+if the optimizer was given named_parameters(). If not, and there are several groups or
+buffers, IN.pt must have them in that order, as "names":
+
+    name_of = {p: name for name, p in model.named_parameters()}
+    names = [name_of[p] for group in optimizer.param_groups for p in group["params"]]
+
+Otherwise they are the names of the model's tensors, in the model's order. RAdam keeps
+what Adam keeps, so it cannot be told from it.
+"""
+
+import argparse
+import pickle
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def load(path):
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def read(path):
+    """Weights, and the state of each parameter, by name."""
+    saved = load(path)
+    model = saved.get("model", saved.get("module"))  # DeepSpeed's name
+    optimizer = saved.get("optimizer")
+    if not model or "param_groups" not in (optimizer or {}):
+        raise ValueError(f"{path} must have state dicts 'model' and 'optimizer'")
+    first = {}  # of tied tensors, one name
+    for name, tensor in model.items():
+        place = tensor.data_ptr() if tensor.numel() else name
+        first.setdefault((place, tensor.shape), name)
+    weights = {name: model[name] for name in first.values()}
+    groups = optimizer["param_groups"]
+    numbers = [number for group in groups for number in group["params"]]
+    names = [name for group in groups for name in group.get("param_names", ())]
+    names = names or saved.get("names", list(weights) if len(groups) == 1 else [])
+    if len(names) != len(numbers):
+        raise ValueError(f"{path} must have 'names' of {len(numbers)} parameters")
+    states = optimizer["state"]
+    return weights, {n: states.get(number, {}) for n, number in zip(names, numbers)}
+
+
+def checked(weights, states):
+    """The tensors of optimizer.safetensors."""
+    tensors, steps = {}, {}
+    for name, state in states.items():
+        for key in (*MOMENTS, "step"):
+            if key not in state:
+                raise ValueError(f"'{name}' has no {key}: not Adam's, or never stepped")
+        for key, what in (("max_exp_avg_sq", "AMSGrad"), ("mu_product", "NAdam")):
+            if key in state:
+                raise ValueError(f"'{name}' has {key}: {what} is not supported")
+        for key in MOMENTS:
+            if name not in weights or state[key].shape != weights[name].shape:
+                raise ValueError(f"{key} of '{name}' must have the shape of a weight")
+            tensors[f"{key}/{name}"] = state[key].float()
+        steps.setdefault(int(state["step"]), name)
+    if len(steps) != 1:
+        each = ", ".join(f"{step} of '{name}'" for step, name in steps.items())
+        raise ValueError(f"all parameters must have the same step, got {each or None}")
+    return tensors | {"step": torch.tensor(*steps)}
+
+
+def convert(read, doc):
+    """The program: writes what `read` gives."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkpoint", metavar="IN", type=Path)
+    parser.add_argument("folder", metavar="OUT", type=Path)
+    given = parser.parse_args()
+    try:
+        weights, states = read(given.checkpoint)
+        files = {"model": weights, "optimizer": checked(weights, states)}
+    except (OSError, ValueError, RuntimeError, pickle.UnpicklingError) as error:
+        parser.error(str(error))  # exits with 2
+    except (AttributeError, KeyError, TypeError) as error:
+        parser.error(f"{given.checkpoint} is not what this reads: {error!r}")
+    given.folder.mkdir(parents=True, exist_ok=True)
+    for file, tensors in files.items():
+        own = {  # safetensors takes neither strides nor shared memory
+            name: tensor.clone(memory_format=torch.contiguous_format)
+            for name, tensor in tensors.items()
+        }
+        save_file(own, given.folder / f"{file}.safetensors", {"format": "pt"})
+    step = files["optimizer"]["step"]
+    print(f"{given.folder}: {len(states)} parameters after {step} steps")
+
+
+if __name__ == "__main__":
+    convert(read, __doc__)

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""examples/python/states_from_*.py: what torch.optim and DeepSpeed have saved goes on."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import optim_cases as cases
+import pytest
+import thinwire
+import torch
+from thinwire.comm import run_local_ranks
+
+pytestmark = pytest.mark.quick
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "python"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+TORCH, DEEPSPEED = "states_from_torch.py", "states_from_deepspeed.py"
+TIED = "first.weight"
+STEPS, MORE = 5, 5
+
+
+@pytest.fixture(autouse=True)
+def beside_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+
+def convert(script: str, saved: Path, out: Path) -> None:
+    """As a user runs it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [script, str(saved), str(out)])
+        runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+
+
+def refused(script: str, saved: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Its last line, where it ends with 2 and has written nothing."""
+    with pytest.raises(SystemExit) as ended:
+        convert(script, saved, saved.parent / "out")
+    assert ended.value.code == 2
+    assert not (saved.parent / "out").exists()
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def step(net: torch.nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+    """One with gradients from 0.5 to 1.5: nothing cancels, so rounding stays small."""
+    random = torch.Generator().manual_seed(number)
+    for p in net.parameters():
+        p.grad = torch.rand(p.shape, generator=random) + 0.5
+    optimizer.step()
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.detach().view(torch.int32), b.detach().view(torch.int32))
+
+
+Held = dict[str, dict[str, torch.Tensor]]
+
+
+def held_by(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Held:
+    """Copies of what each parameter has."""
+    states = {name: optimizer.state[p] for name, p in net.named_parameters()}
+    copies = {
+        name: {key: states[name][key].clone() for key in MOMENTS} for name in states
+    }
+    for name, p in net.named_parameters():
+        copies[name]["weights"] = p.detach().clone()
+    return copies
+
+
+def load(folder: Path, net: torch.nn.Module, comm: Any, held: Held) -> Any:
+    """An optimizer that goes on from a folder with the bits of `held`."""
+    trained = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
+    optimizer = thinwire.AdamW(trained, lr=0.01, weight_decay=0.0, process_group=comm)
+    assert thinwire.load(folder, optimizer, module=net).step == STEPS
+    assert [name for name, _ in trained] == list(held)
+    states = optimizer.state_dict()["state"]
+    for number, (name, p) in enumerate(trained):
+        assert same_bits(p, held[name]["weights"]), name
+        assert states[number]["step"] == STEPS
+        for key in MOMENTS:
+            assert same_bits(states[number][key], held[name][key]), (name, key)
+    return optimizer
+
+
+def groups_of(net: torch.nn.Module, kind: str) -> Any:
+    """All parameters in one group, or biases in a second one, with names or without."""
+    if kind == "one":
+        return net.parameters()
+    named = sorted(net.named_parameters(), key=lambda item: item[1].ndim == 1)
+    if kind == "two, named":
+        return [{"params": named[:2]}, {"params": named[2:]}]
+    return [{"params": [p for _, p in group]} for group in (named[:2], named[2:])]
+
+
+def save(path: Path, net: torch.nn.Module, optimizer: Any, **more: Any) -> Path:
+    states = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(states | more, path)
+    return path
+
+
+@pytest.mark.parametrize("made", [torch.optim.Adam, torch.optim.AdamW])
+@pytest.mark.parametrize("groups", ["one", "two, named", "two, names in the file"])
+def test_torchs_adam_goes_on(made: Any, groups: str, tmp_path: Path) -> None:
+    """From the same bits and with the same gradients both go the same way but for
+    rounding, u = 2^-24: a step leaves moments that differ from exact ones by 5 u more of
+    themselves (nothing cancels), so the t-th update by 5 t u (m) + 2.5 t u (the root of
+    v) + 8 u of itself, which is at most 3 lr (gradients from 0.5 to 1.5), and subtracting
+    it costs u of a weight below 1. Five steps of both optimizers: less than 20 u."""
+    net = cases.model()
+    torchs = made(groups_of(net, groups), lr=0.01, weight_decay=0.0)
+    for number in range(STEPS):
+        step(net, torchs, number)
+    name_of = {p: name for name, p in net.named_parameters()}
+    names = [name_of[p] for group in torchs.param_groups for p in group["params"]]
+    more = {"names": names} if groups.endswith("in the file") else {}
+    convert(TORCH, save(tmp_path / "in.pt", net, torchs, **more), tmp_path / "out")
+    held = held_by(net, torchs)
+    for number in range(STEPS, STEPS + MORE):
+        step(net, torchs, number)
+
+    def run(comm: Any) -> None:
+        ours = cases.model(seed=1)
+        optimizer = load(tmp_path / "out", ours, comm, held)
+        for number in range(STEPS, STEPS + MORE):
+            step(ours, optimizer, number)
+        for p, q in zip(ours.parameters(), net.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=0, atol=20 * 2**-24)
+
+    run_local_ranks(2, run)
+
+
+def test_what_torch_has_that_cannot_go_on_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(
+        made: Any = torch.optim.Adam,
+        kind: str = "one",
+        change: Any = lambda saved: None,
+        **options: Any,
+    ) -> str:
+        net = cases.model()
+        optimizer = made(groups_of(net, kind), lr=0.01, **options)
+        step(net, optimizer, 0)
+        path = save(tmp_path / "in.pt", net, optimizer)
+        saved = torch.load(path)
+        change(saved)
+        torch.save(saved, path)
+        return refused(TORCH, path, capsys)
+
+    def of_state(change: Any) -> Any:
+        return lambda saved: change(saved["optimizer"]["state"])
+
+    longer = of_state(lambda state: state[3].update(step=torch.tensor(7.0)))
+    assert told(change=longer).endswith("got 1 of '0.weight', 7 of '2.bias'")
+    assert "'0.weight' has max_exp_avg_sq: AMSGrad" in told(amsgrad=True)
+    assert "'2.weight' has no exp_avg" in told(change=of_state(lambda s: s.pop(2)))
+    assert "'0.weight' has no exp_avg" in told(torch.optim.SGD)
+    other = of_state(lambda state: state[1].update(exp_avg_sq=torch.ones(32)))
+    assert "exp_avg_sq of '0.bias' must have the shape" in told(change=other)
+    assert "must have 'names' of 4 parameters" in told(kind="two, unnamed")
+    buffer = told(change=lambda saved: saved["model"].update(shift=torch.ones(1)))
+    assert "must have 'names' of 4 parameters" in buffer
+    none = told(change=lambda saved: saved.update(optimizer=None))
+    assert "must have state dicts 'model' and 'optimizer'" in none
+    assert "must have the same step, got None" in told(
+        change=lambda saved: saved.update(
+            model={"a": torch.ones(1)},
+            optimizer={"state": {}, "param_groups": []},
+            names=[],
+        )
+    )
+    missing = refused(TORCH, tmp_path / "there is none.pt", capsys)
+    assert "there is none.pt" in missing
+
+
+class Net(torch.nn.Module):
+    """With a tied and a frozen parameter and a buffer beside what is trained."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.first, self.last = cases.model(seed)[0], torch.nn.Linear(7, 33, bias=False)
+        self.last.weight = self.first.weight
+        self.frozen = torch.nn.Parameter(
+            torch.full((5,), float(seed)), requires_grad=False
+        )
+        self.register_buffer("seen", torch.tensor([seed, 2 * seed]))
+
+
+def write_universal(folder: Path, net: Net, held: Held) -> None:
+    """The layout that DeepSpeed 0.19.7's ds_to_universal.py has written of a run with
+    ZeRO stage 1 in bf16 on two ranks, torch_adam and two groups; the files here have
+    those of its keys that matter. zero/optimizer_state.pt is no pickle that torch would
+    load without running code, so it must not be read."""
+    for name, state in held.items():
+        here = folder / "zero" / name
+        here.mkdir(parents=True)
+        for file, key in (("fp32", "weights"), *((key, key) for key in MOMENTS)):
+            torch.save({"cat_dim": 0, "param": state[key]}, here / f"{file}.pt")
+        torch.save(torch.tensor(float(STEPS)), here / "step.pt")
+    (folder / "zero" / "optimizer_state.pt").write_bytes(b"not to be read")
+    trained = {name: state["weights"].bfloat16() for name, state in held.items()}
+    model = {
+        "module": {**net.state_dict(), **trained, "last.weight": trained[TIED]},
+        "buffer_names": ["seen"],
+        "optimizer": None,
+        "shared_params": {"last.weight": TIED},
+        "sparse_tensor_module_names": set(),
+        "ds_version": "0.19.7",
+    }
+    torch.save(model, folder / "mp_rank_00_model_states.pt")
+
+
+def universal(folder: Path) -> Held:
+    net = Net(seed=3)
+    held: Held = {}
+    for name in (TIED, "first.bias"):
+        shape = net.get_parameter(name).shape
+        held[name] = {key: torch.rand(shape) for key in ("weights", *MOMENTS)}
+    write_universal(folder, net, held)
+    return held
+
+
+def test_deepspeeds_universal_checkpoint_goes_on(tmp_path: Path) -> None:
+    held = universal(tmp_path / "in")
+    convert(DEEPSPEED, tmp_path / "in", tmp_path / "out")
+
+    def run(comm: Any) -> None:
+        net = Net(seed=1)
+        load(tmp_path / "out", net, comm, held)
+        assert net.last.weight is net.first.weight
+        assert net.frozen.tolist() == [3.0] * 5 and net.seen.tolist() == [3, 6]
+
+    run_local_ranks(2, run)
+
+
+def test_what_deepspeed_has_that_cannot_go_on_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = tmp_path / "in"
+    universal(saved)
+    step_of = saved / "zero" / "first.bias" / "step.pt"
+    torch.save(4, step_of)
+    assert refused(DEEPSPEED, saved, capsys).endswith(
+        "got 4 of 'first.bias', 5 of 'first.weight'"
+    )
+    step_of.unlink()
+    assert "first.bias/step.pt" in refused(DEEPSPEED, saved, capsys)
+    (saved / "mp_rank_01_model_states.pt").touch()
+    assert "without tensor or pipeline" in refused(DEEPSPEED, saved, capsys)
+    (tmp_path / "plain").mkdir()
+    assert "must have zero/*/fp32.pt" in refused(DEEPSPEED, tmp_path / "plain", capsys)
