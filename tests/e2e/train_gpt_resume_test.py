@@ -9,6 +9,7 @@ skipped, or fail if THINWIRE_REQUIRE names mpi. THINWIRE_TEST_LONG=1 makes
 loops of kills many times as long.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -55,13 +56,13 @@ class TrainGpt(Runs):
         flags = f"{STEPS} {SIZE} --quiet --out {self.folder / name} {extra}"
         return ["--data", str(self.text), *flags.split()]
 
-    def start(self, name, extra, ranks=0, **how):
+    def start(self, name, extra, ranks=0, timeout="60s", **how):
         process = subprocess.Popen(
             [*launcher(ranks), train_gpt_runs.PROGRAM, *self.arguments(name, extra)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "THINWIRE_TIMEOUT": "60s"},
+            env={**os.environ, "THINWIRE_TIMEOUT": timeout},
             **how,
         )
         self.addCleanup(process.kill)
@@ -229,6 +230,60 @@ class TrainGpt(Runs):
         self.check_same("run", "whole")
         left = [path.name for path in (self.folder / "run/checkpoints").iterdir()]
         self.assertLessEqual(len([name for name in left if "step-" in name]), 3, left)
+
+    # ---- a rank that stands still while saving
+
+    def stop_a_rank_while_saving(self, extra):
+        """Of two processes one stands still, and no checkpoint gets complete."""
+        process = self.start("run", extra, ranks=2, timeout="15s")
+        folder = self.folder / "run" / "checkpoints"
+
+        def is_saving():
+            return any(folder.glob("step-*.partial-*"))
+
+        while True:
+            self.assertIsNone(process.poll(), "it ended by itself")
+            # Not the first one: without a checkpoint the next run is another.
+            if not (is_saving() and self.checkpoints("run")):
+                time.sleep(0.0005)
+                continue
+            stopped = ranks_of(process)[1]
+            os.kill(stopped, signal.SIGSTOP)
+            self.addCleanup(self.kill_if_there, stopped)
+            time.sleep(1.5)  # in which the other one does what it can alone
+            if is_saving():
+                return process, stopped
+            os.kill(stopped, signal.SIGCONT)
+
+    def kill_if_there(self, process):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+    @needs_mpi
+    def test_a_rank_that_stands_still_for_a_while_is_waited_for(self):
+        extra = "--optimizer onebit_adam --save-every 2"
+        self.complete("whole", extra, ranks=2)
+        process, stopped = self.stop_a_rank_while_saving(extra)
+        complete = self.checkpoints("run")
+        time.sleep(1)
+        self.assertEqual(self.checkpoints("run"), complete)
+        os.kill(stopped, signal.SIGCONT)
+        _, errors = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 0, errors)
+        self.check_same("run", "whole")
+
+    @needs_mpi
+    def test_a_rank_that_stands_still_for_good_ends_the_run_that_then_goes_on(self):
+        extra = "--optimizer onebit_adam --save-every 2"
+        self.complete("whole", extra, ranks=2)
+        process, _ = self.stop_a_rank_while_saving(extra)
+        _, errors = process.communicate(timeout=120)
+        self.assertNotEqual(process.returncode, 0)
+        self.assertRegex(errors, r"train_gpt: rank 0: .*timed out waiting for rank 1 ")
+        self.complete("run", f"{extra} --resume auto", ranks=2)
+        self.check_same("run", "whole")
+        left = (self.folder / "run" / "checkpoints").glob("*.partial-*")
+        self.assertEqual([*left], [])
 
     # ---- from any checkpoint, with other ranks
 

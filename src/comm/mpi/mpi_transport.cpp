@@ -177,6 +177,10 @@ void MpiTransport::complete(const Operation& operation) {
       if (done) return require_none_gave_up(operation);
     }
     check_usable(operation);
+    // Not before the exchange has begun: a process that stood still until then
+    // has missed nobody yet.
+    if (Clock::now() >= operation.deadline)
+      fail(failure::timed_out(operation, waited_for()));
   }
 }
 
@@ -246,8 +250,6 @@ void MpiTransport::check_usable(const Operation& operation) const {
   }
   if (const char* reason = interrupted())
     fail(failure::interrupted(operation, waited_for(), reason));
-  if (Clock::now() >= operation.deadline)
-    fail(failure::timed_out(operation, waited_for()));
 }
 
 // A peer that gave up may have freed the memory which MPI still read from; its
