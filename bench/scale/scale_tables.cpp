@@ -48,9 +48,9 @@ std::string times(double a, double b, int digits = 1) {
   return fmt::format("{:.{}f}", a / b, digits);
 }
 
-double rule(double elements, int peers, int bits = 1) {
+double rule(double elements, int ranks, int bits = 1) {
   return static_cast<double>(
-      compress::bucket_rule(static_cast<std::size_t>(elements), peers, bits));
+      compress::bucket_rule(static_cast<std::size_t>(elements), ranks, bits));
 }
 
 LowBitExchange exchange(double bucket, int bits = 1) {
@@ -66,10 +66,8 @@ double flat(const Network& network, int bits) {
 }
 
 double by_host(const Network& network, int bits) {
-  const double local = network.ranks_per_host;
   return engine::two_phase_by_host_seconds(
-      network,
-      exchange(local * rule(kModel / local, network.hosts(), bits), bits));
+      network, exchange(rule(kModel, network.ranks, bits), bits));
 }
 
 // Messages to every peer of 64 KiB, and 2 MiB at least.

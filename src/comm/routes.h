@@ -12,8 +12,11 @@
 namespace thinwire::comm {
 
 /// Most bytes of other ranks' values held at a time: few enough to be added
-/// while the cache has them, many enough that latency does not count.
-inline constexpr std::size_t kScratchBytes = std::size_t{4} << 20;
+/// while the cache has them, many enough that latency does not count. A little
+/// over 4 MiB, because a bucket's pieces differ by a block: up to 16 ranks take
+/// the longest part of 2^20 elements in one round.
+inline constexpr std::size_t kScratchBytes =
+    (std::size_t{4} << 20) + (64 << 10);
 
 /// Gathers of no more bytes are bound by the number of messages: over more
 /// ranks than these they take steps.

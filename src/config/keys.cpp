@@ -441,8 +441,9 @@ constexpr KeyRule kRules[] = {
     {"thinwire.ranks_per_host", kSupported,
      "0: found out; 1: flat; see THINWIRE_RANKS_PER_HOST"},
     {"thinwire.bucket_elements", kSupported,
-     "elements that travel together; 0, the default: by their number and that "
-     "of hosts"},
+     "elements that travel together, with ZeRO at most "
+     "`reduce_bucket_size`; 0, the default: by their number and that of "
+     "ranks"},
     {"thinwire.threads", kSupported, "per rank; 0: THINWIRE_NUM_THREADS"},
     {"thinwire.overlap", kSupported,
      "exact averages begin while backward goes on; default true"},

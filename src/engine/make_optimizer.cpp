@@ -36,14 +36,16 @@ deepspeed::Fp16Options fp16_options(const Config& config) {
           .max_grad_norm = config.gradient_clipping};
 }
 
-// The configuration's is a bound.
+// DeepSpeed's number is a bound of ours.
 std::size_t bucket_elements(const Config& config, const ParameterLayout& layout,
                             const comm::Hosts& hosts) {
   const auto bound = static_cast<std::size_t>(config.zero.reduce_bucket_size);
+  const std::size_t chosen = config.comm.bucket_elements;
   return std::clamp<std::size_t>(
       bound, 1,
-      zero_bucket_elements(layout.size(), hosts,
-                           shard::bucket_bits(config.zero.wire)));
+      chosen != 0 ? chosen
+                  : zero_bucket_elements(layout.size(), hosts,
+                                         shard::bucket_bits(config.zero.wire)));
 }
 
 shard::ZeroOptions zero_options(const Config& config,

@@ -224,7 +224,7 @@ class LongReduceScatter : public ::testing::TestWithParam<test::Group> {
     Counts result;
     for (int rank = 0; rank < GetParam().world_size; ++rank)
       result.push_back(rank % 2 == 0 ? 0 : 1000);
-    result.back() = 1'500'001;  // blocks are of 4 MiB / ranks
+    result.back() = 1'500'001;  // of several blocks of the scratch
     return result;
   }
 };

@@ -31,13 +31,15 @@ TEST(BucketRule, BucketsOf16BitsAreFourTimesAsLarge) {
   EXPECT_EQ(bucket_rule(1000 * kMi, 2, 16), 1000 * kMi / 32);
 }
 
-TEST(BucketRule, ByHostIsOfARanksPartAmongHosts) {
-  const comm::Hosts flat{.size = 16};
-  const comm::Hosts hosts{.size = 4, .ranks_per_host = 4};
+TEST(BucketRule, IsTheSameByHost) {
+  const comm::Hosts flat{.size = 256};
+  const comm::Hosts hosts{.size = 32, .ranks_per_host = 8};
   constexpr std::size_t kLarge = 400'000'000;
-  EXPECT_EQ(bucket_elements(0, kLarge, flat, 1), bucket_rule(kLarge, 16, 1));
-  EXPECT_EQ(bucket_elements(0, kLarge, hosts, 1),
-            4 * bucket_rule(kLarge / 4, 4, 1));
+  for (const comm::Hosts& placed : {flat, hosts})
+    EXPECT_EQ(bucket_elements(0, kLarge, placed, 1), 256 * 131072u);
+  const comm::Hosts two{.size = 2, .ranks_per_host = 2};
+  EXPECT_EQ(bucket_elements(0, 10 * kMi, two, 1), kMi);
+  EXPECT_EQ(bucket_elements(0, 10 * kMi, two, 16), 4 * kMi);
   EXPECT_EQ(bucket_elements(77, kLarge, hosts, 1), 77u);
 }
 

@@ -206,6 +206,31 @@ TEST(EngineZeroSchedule, Item32CountsAppliedStepsAlone) {
       });
 }
 
+// The smaller one of the two numbers that a configuration has for it.
+TEST(EngineZeroBuckets, AreAsLongAsTheConfigurationSays) {
+  comm::run_local_ranks(2, [](comm::Communicator& comm) {
+    const auto messages = [&](std::size_t elements, std::int64_t most) {
+      Config config = zero_config({2, false});
+      config.comm.bucket_elements = elements;
+      config.zero.reduce_bucket_size = most;
+      Sharded sharded(comm, config);
+      EngineReport report;
+      for (std::int64_t t = 1; t <= 2; ++t) {
+        sharded.backward({t, 0, false});
+        report = sharded.engine.step();
+      }
+      return report.messages;
+    };
+    constexpr std::int64_t kMany = 500'000'000;
+    const std::uint64_t by_rule = messages(0, kMany);
+    const std::uint64_t of_1024 = messages(1024, kMany);
+    EXPECT_GT(of_1024, by_rule);
+    EXPECT_EQ(messages(1024, 4096), of_1024);
+    EXPECT_EQ(messages(4096, 1024), of_1024);
+    EXPECT_EQ(messages(0, 1024), of_1024);
+  });
+}
+
 // The slices, roundings and norms are ZeroOptimizer's to test.
 TEST(EngineZeroDeepSpeed, IsTheOptimizersOwn) {
   for (const DType dtype : kDTypes)

@@ -59,8 +59,8 @@ enum class OffloadDevice { kNone, kCpu };
 struct ZeroConfig {
   int stage = 0;               ///< In [0, 2]; above 0 with an exact optimizer.
   bool reduce_scatter = true;  ///< kDeepSpeed: how sums are rounded.
-  /// Most elements that are reduced together, >= 0; an upper bound for ours,
-  /// ZeroOptions::exchange.bucket_elements.
+  /// Most elements that are reduced together, >= 0; an upper bound for
+  /// CommConfig::bucket_elements.
   std::int64_t reduce_bucket_size = 500'000'000;
   /// false: step() throws Error(kFailedPrecondition) naming a parameter that
   /// had no gradient on some rank.
@@ -95,7 +95,8 @@ struct CommConfig {
   Hierarchy hierarchy = Hierarchy::kAuto;
   /// Ranks per host, >= 0; 0: found out (comm::find_hosts); 1: flat.
   int ranks_per_host = 0;
-  /// Elements that travel together; 0: by rule (compress/bucket_rule.h).
+  /// Elements that travel together, with ZeRO at most reduce_bucket_size; 0: by
+  /// rule (compress/bucket_rule.h).
   std::size_t bucket_elements = 0;
   /// Threads per rank, in [0, 1024]; 0: THINWIRE_NUM_THREADS, else 1.
   int num_threads = 0;

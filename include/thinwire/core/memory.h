@@ -13,7 +13,7 @@ inline constexpr std::size_t kNumMemoryKinds = 5;
 
 /// Bytes that the Buffers and MemoryNotes of one thread hold, wherever they
 /// are freed. A rank is a thread or a process, so this is memory per rank; but
-/// a communicator's scratch, 4 MiB at most, is of a thread of its own.
+/// a communicator's scratch, 4.1 MiB at most, is of a thread of its own.
 struct MemoryUse {
   using Bytes = std::array<std::uint64_t, kNumMemoryKinds>;
 

@@ -27,28 +27,28 @@ std::int64_t residual_layout(const LowBitModel& model,
   return static_cast<std::int64_t>(checksum(servers));
 }
 
-// Until version 0.5 buckets had 2^20 elements unless told otherwise. A rank has
-// not got what another one served then.
+// Unless told otherwise, buckets had 2^20 elements until version 0.5, and by
+// host at least as many for each rank of a host until 0.7.0. A rank has not got
+// what another one served then.
 [[noreturn]] void refuse_residual_layout(const LowBitModel& model,
                                          std::int64_t saved) {
-  compress::BlockOptions former = model.block_options;
-  former.bucket_elements = std::size_t{1} << 20;
-  const bool is_former =
-      !model.has_given_blocks &&
-      saved == residual_layout(
-                   model, compress::BlockLayout(model.layout.units, former));
   const std::size_t own = model.settings.exchange.bucket_elements;
-  throw Error(
-      ErrorCode::kCorruptCheckpoint,
-      is_former
-          ? fmt::format("the state's residual_layout is of another bucket size "
-                        "than this optimizer's bucket_elements {}: set it to "
-                        "{}, the default of earlier versions",
-                        own, former.bucket_elements)
-          : fmt::format("the state's residual_layout is of another bucket size "
-                        "than this optimizer's bucket_elements {}, or of other "
-                        "hosts",
-                        own));
+  const std::string what = fmt::format(
+      "the state's residual_layout is of another bucket size than this "
+      "optimizer's bucket_elements {}",
+      own);
+  for (const int ranks : {1, model.comm.hosts().ranks_per_host}) {
+    compress::BlockOptions former = model.block_options;
+    former.bucket_elements = static_cast<std::size_t>(ranks) << 20;
+    if (!model.has_given_blocks &&
+        saved == residual_layout(
+                     model, compress::BlockLayout(model.layout.units, former)))
+      throw Error(
+          ErrorCode::kCorruptCheckpoint,
+          fmt::format("{}: set it to {}, the default of earlier versions", what,
+                      former.bucket_elements));
+  }
+  throw Error(ErrorCode::kCorruptCheckpoint, what + ", or of other hosts");
 }
 
 // Elements of the blocks of some servers, as few ranges as possible.
