@@ -18,6 +18,7 @@ from programs import Failure, Program, run_to_its_end
 from variants import (
     ALL,
     BY_HOST,
+    COMPUTING,
     FLAT,
     OF_A_RUN,
     ON_HOSTS,
@@ -79,10 +80,11 @@ class Bench:
         return {"thinwire": thinwire + arguments, "python": python + arguments}
 
     def steps(self, place, name, model, plan):
-        """Rounds of a plan {rate: variants}, every round all of them; what is
-        compressed also without a limit, which is its computing."""
+        """Rounds of a plan {rate: variants}, every round all of them; computing
+        alone, and what is compressed, which is its computing, also without a
+        limit."""
         variants = list(dict.fromkeys(v for of_rate in plan.values() for v in of_rate))
-        alone = ["computing", *filter(is_compressed, variants)]
+        alone = [COMPUTING, *filter(is_compressed, variants)]
         owners = {owner(variant) for variant in alone + variants}
         programs = {
             name: Program(name, place, command, self.scratch)
@@ -90,7 +92,7 @@ class Bench:
             if name in owners
         }
         place.links.set_rate(None)
-        for variant in ("computing", *variants):
+        for variant in dict.fromkeys([COMPUTING, *variants]):
             programs[owner(variant)].ask(told(variant), warm_steps(variant))
         for number in range(self.given.rounds):
             begin = time.monotonic()
@@ -154,23 +156,25 @@ class Bench:
         return runs
 
     def planned(self, place):
-        """What `thinwire plan` makes of each link and of the computing measured."""
-        computing = [
-            entry
-            for entry in self.rounds
-            if (entry["set"], entry["variant"]) == ("steps", "computing")
-        ]
-        seconds = statistics.median(entry["backward"] for entry in computing)
+        """What `thinwire plan` makes of each link, and of forward and backward as
+        they were measured in turns with the steps on that link."""
         config = self.scratch / "plan.json"
         config.write_text(json.dumps(PLAN_CONFIG))
         log = self.scratch / "plan.log"
         command = [str(BUILD / "bin" / "thinwire"), "plan", "--json"]
-        command += ["--params", str(computing[0]["params"])]
-        command += ["--compute-ms", f"{seconds * 1e3:.3f}", "--config", str(config)]
+        command += ["--config", str(config)]
         found = []
         for mbit in RATES:
+            computing = [
+                entry
+                for entry in self.rounds
+                if (entry["variant"], entry["mbit"]) == (COMPUTING, mbit)
+            ]
+            seconds = statistics.median(entry["backward"] for entry in computing)
             place.links.set_rate(mbit)
-            run_to_its_end(place, command, log)
+            model = ["--params", str(computing[0]["params"])]
+            model += ["--compute-ms", f"{seconds * 1e3:.3f}"]
+            run_to_its_end(place, command + model, log)
             lines = [line for line in log.read_text().splitlines() if line[:1] == "{"]
             found.append({"mbit": mbit, "ways": [*map(json.loads, lines)]})
             say(f"plan at {mbit} Mbit/s")
@@ -181,7 +185,8 @@ class Bench:
         pair = Place(links, 2)
         variants = [v for v in ALL if re.search(self.given.only, v)]
         if "steps" in self.given.sets:
-            self.steps(pair, "steps", LARGE, dict.fromkeys(RATES, variants))
+            on_each = [COMPUTING, *variants]
+            self.steps(pair, "steps", LARGE, dict.fromkeys(RATES, on_each))
             self.plans = self.planned(pair)
             if links.hosts > 2:
                 many = Place(links, links.hosts)

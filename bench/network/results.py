@@ -5,7 +5,7 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from variants import BY_HOST, FLAT, base
+from variants import BY_HOST, COMPUTING, FLAT, base
 
 PEER = "ddp_fp32"
 TARGET_LOSS = 1.80  # nats per byte of held-out text
@@ -77,7 +77,7 @@ def one_set(results, measured, ranks, ranks_per_host, mbit):
 
     def computing(variant, number):
         """Alone, or exchanging few bits over a link without a limit."""
-        alone = unlimited["computing", number]
+        alone = unlimited[COMPUTING, number]
         return unlimited.get((variant, number), alone)["seconds"]
 
     def row(variant):
@@ -113,8 +113,12 @@ def one_set(results, measured, ranks, ranks_per_host, mbit):
         ranks_per_host=ranks_per_host,
         mbit=mbit,
         rounds=len(rounds),
-        computing=median(lambda n: unlimited["computing", n]["seconds"]),
-        rows=[row(variant) for variant in dict.fromkeys(v for v, _ in limited)],
+        computing=median(lambda n: unlimited[COMPUTING, n]["seconds"]),
+        rows=[
+            row(variant)
+            for variant in dict.fromkeys(v for v, _ in limited)
+            if variant != COMPUTING
+        ],
     )
 
 

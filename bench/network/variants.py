@@ -28,6 +28,8 @@ TOLD = {
     "exchange": "exchange:onebit_adam",
 }
 
+# Forward, backward and exact Adam's update, in a group of one.
+COMPUTING = "computing"
 DENSE = ("ddp_fp32", "ddp_bf16", "adam", "zero_adam")
 COMPRESSED = (
     "ddp_powersgd1",
