@@ -23,7 +23,7 @@ LOW_BIT_ZERO = "--optimizer adam --zero 2 --set zero_bits_up=4 --set zero_bits_d
 
 
 def low_bit_wire_rows(lr, lamb_lr):
-    """What sends few bits with ZeRO, in little memory, or by host."""
+    """What sends few bits with ZeRO, in little memory, during backward, or by host."""
     lamb = f"--optimizer onebit_lamb --clip 1 --lr {lamb_lr}"
 
     def row(name, title, flags, against):
@@ -50,6 +50,12 @@ def low_bit_wire_rows(lr, lamb_lr):
             "lean_onebit_adam",
             "Lean 1-bit Adam",
             "--optimizer lean_onebit_adam",
+            "onebit_adam",
+        ),
+        row(
+            "onebit_adam_lagged",
+            "1-bit Adam, lagged clipping",
+            "--optimizer onebit_adam --set lagged_clipping=true",
             "onebit_adam",
         ),
         by_host("onebit_adam", "1-bit Adam", "--optimizer onebit_adam"),
