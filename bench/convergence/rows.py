@@ -23,7 +23,7 @@ LOW_BIT_ZERO = "--optimizer adam --zero 2 --set zero_bits_up=4 --set zero_bits_d
 
 
 def low_bit_wire_rows(lr, lamb_lr):
-    """What sends few bits with ZeRO, in little memory, during backward, or by host."""
+    """Few bits with ZeRO, in little memory, with lagged clipping, or by host."""
     lamb = f"--optimizer onebit_lamb --clip 1 --lr {lamb_lr}"
 
     def row(name, title, flags, against):

@@ -40,12 +40,10 @@ deepspeed::Fp16Options fp16_options(const Config& config) {
 std::size_t bucket_elements(const Config& config, const ParameterLayout& layout,
                             const comm::Hosts& hosts) {
   const auto bound = static_cast<std::size_t>(config.zero.reduce_bucket_size);
-  const std::size_t chosen = config.comm.bucket_elements;
   return std::clamp<std::size_t>(
       bound, 1,
-      chosen != 0 ? chosen
-                  : zero_bucket_elements(layout.size(), hosts,
-                                         shard::bucket_bits(config.zero.wire)));
+      zero_bucket_elements(config.comm.bucket_elements, layout.size(), hosts,
+                           shard::bucket_bits(config.zero.wire)));
 }
 
 shard::ZeroOptions zero_options(const Config& config,

@@ -254,9 +254,9 @@ double bucket_elements_of(Way way, bool by_host, const Workload& work,
   const auto chosen = static_cast<std::size_t>(work.bucket_elements);
   const auto elements = static_cast<std::size_t>(work.parameters);
   const auto bucket = static_cast<double>(
-      is_zero(way) && chosen == 0
+      is_zero(way)
           ? zero_bucket_elements(
-                elements, hosts,
+                chosen, elements, hosts,
                 shard::bucket_bits({.bits_up = zero_bits(way)}))
           : compress::bucket_elements(chosen, elements, hosts, wire_bits(way)));
   if (way == Way::kExact) return bucket;
