@@ -5,9 +5,10 @@
 usage: train_gpt_elastic_test.py PROGRAM MPIEXEC [TEST...]
 
 Four ranks train on simple sentences and save; 1, 2, 3, 4, 5 and 8 ranks go on from
-there, with the same 120 sequences per step. Their loss on held-out text is within
-0.02 nats of that of the run on four ranks and of that of one on as many ranks from
-the beginning. THINWIRE_TEST_LONG=1 takes all of them for 300 steps.
+there, with the same 120 sequences per step. Their loss on held-out text is no
+worse, but for 0.05 nats, than that of the run on four ranks or that of one on as
+many ranks from the beginning. THINWIRE_TEST_LONG=1 takes all of them for 300
+steps, and then it is within 0.02 nats of both.
 """
 
 import os
@@ -25,7 +26,7 @@ SHORT_PHASES = "--freeze-step 5 --var-freeze-step 5 --warmup-steps 4"
 SIZE = "--layers 2 --width 48 --heads 2 --context 32" if LONG else "--context 16"
 SMALL = "" if LONG else "--layers 1 --width 16 --heads 1"
 RANKS = (1, 2, 3, 4, 5, 8) if LONG else (1, 3)
-ALLOWED = 0.02 if LONG else 0.1  # nats; early on it falls by more in a step
+ALLOWED = 0.02 if LONG else 0.05  # nats
 
 DETERMINERS = ("the", "a", "every", "one", "no")
 ADJECTIVES = ("thin", "slow", "small", "distant", "quiet", "heavy", "second")
@@ -71,7 +72,9 @@ class TrainGpt(Runs):
             print(f"  {ranks} ranks: {loss:.4f}, {alone:.4f}", flush=True)
             if ranks == 4:  # the same run
                 self.assertEqual((loss, alone), (whole, whole))
-            for unbroken in (whole, alone):
+            self.assertLess(loss, max(whole, alone) + ALLOWED)
+            # In a few steps the number of ranks changes the loss by itself.
+            for unbroken in (whole, alone) if LONG else ():
                 self.assertAlmostEqual(loss, unbroken, delta=ALLOWED)
 
     def test_onebit_adam_on_other_ranks(self):
