@@ -9,8 +9,6 @@ skipped, or fail if THINWIRE_REQUIRE names mpi. THINWIRE_TEST_LONG=1 makes
 loops of kills many times as long.
 """
 
-import contextlib
-import json
 import os
 import random
 import resource
@@ -18,108 +16,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import train_gpt_runs
-from mpi_launcher import launcher, needs_mpi
-from train_gpt_runs import Runs
-
-# Steps of some 10 ms, so that a kill comes between two of them.
-STEPS = "--steps 60 --freeze-step 16 --var-freeze-step 30 --batch 4 --save-every 4"
-SIZE = "--layers 2 --width 64 --heads 2 --context 32"
-THREADS = "--comm local --ranks 2"
-LONG = "THINWIRE_TEST_LONG" in os.environ
-# What differs from run to run.
-MEASURED = (
-    "seconds",
-    "memory_bytes",
-    "time",
-    "wait_seconds",
-    "update_seconds",
-    "exchange_seconds",
-)
+from mpi_launcher import needs_mpi
+from train_gpt_saved_runs import LONG, THREADS, SavedRuns, ranks_of, steps_of
 
 
-def steps_of(rows):
-    return [row["step"] for row in rows if "loss" in row]
-
-
-def ranks_of(process):
-    """Ranks that mpirun has started, or itself while there are none."""
-    path = f"/proc/{process.pid}/task/{process.pid}/children"
-    with open(path, encoding="utf-8") as file:
-        return [int(number) for number in file.read().split()] or [process.pid]
-
-
-class TrainGpt(Runs):
-    def arguments(self, name, extra):
-        flags = f"{STEPS} {SIZE} --quiet --out {self.folder / name} {extra}"
-        return ["--data", str(self.text), *flags.split()]
-
-    def start(self, name, extra, ranks=0, timeout="60s", **how):
-        process = subprocess.Popen(
-            [*launcher(ranks), train_gpt_runs.PROGRAM, *self.arguments(name, extra)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "THINWIRE_TIMEOUT": timeout},
-            **how,
-        )
-        self.addCleanup(process.kill)
-        return process
-
-    def complete(self, name, extra, code=0, **how):
-        process = self.start(name, extra, **how)
-        _, errors = process.communicate(timeout=300)
-        self.assertEqual(process.returncode, code, errors)
-        return errors
-
-    def rows(self, name):
-        """Whole rows so far, without what was measured."""
-        path = self.folder / name / "metrics.jsonl"
-        lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        rows = [json.loads(line) for line in lines]
-        for row in rows:
-            for key in MEASURED:
-                row.pop(key, None)
-        return rows
-
-    def summary(self, name):
-        return json.loads((self.folder / name / "summary.json").read_text())
-
-    def checkpoints(self, name):
-        found = (self.folder / name / "checkpoints").glob("step-*")
-        return sorted(path for path in found if (path / "manifest.json").exists())
-
-    def wait_for(self, name, process, condition):
-        """Until the rows of the run meet it; returns them."""
-        deadline = time.monotonic() + 120
-        while not condition(rows := self.rows(name)):
-            self.assertIsNone(process.poll(), "it ended by itself")
-            self.assertLess(time.monotonic(), deadline, "it does not get there")
-            time.sleep(0.002)
-        return rows
-
-    def kill(self, name, process, condition):
-        rows = self.wait_for(name, process, condition)
-        process.kill()
-        process.communicate(timeout=60)
-        return rows
-
-    def check_same(self, name, reference):
-        self.assertEqual(self.rows(name), self.rows(reference))
-        mine, its = self.summary(name), self.summary(reference)
-        for key in (
-            "params_checksum",
-            "final_val_loss",
-            "bytes_sent_per_rank",
-            "skipped_steps",
-            "steps",
-            "ranks",
-        ):
-            self.assertEqual(mine[key], its[key], key)
-        self.assertNotIn("resumed_from", its)
-
+class TrainGpt(SavedRuns):
     # ---- killed
 
     def check_killed_in(self, phases, extra):
@@ -231,60 +134,6 @@ class TrainGpt(Runs):
         left = [path.name for path in (self.folder / "run/checkpoints").iterdir()]
         self.assertLessEqual(len([name for name in left if "step-" in name]), 3, left)
 
-    # ---- a rank that stands still while saving
-
-    def stop_a_rank_while_saving(self, extra):
-        """Of two processes one stands still, and no checkpoint gets complete."""
-        process = self.start("run", extra, ranks=2, timeout="15s")
-        folder = self.folder / "run" / "checkpoints"
-
-        def is_saving():
-            return any(folder.glob("step-*.partial-*"))
-
-        while True:
-            self.assertIsNone(process.poll(), "it ended by itself")
-            # Not the first one: without a checkpoint the next run is another.
-            if not (is_saving() and self.checkpoints("run")):
-                time.sleep(0.0005)
-                continue
-            stopped = ranks_of(process)[1]
-            os.kill(stopped, signal.SIGSTOP)
-            self.addCleanup(self.kill_if_there, stopped)
-            time.sleep(1.5)  # in which the other one does what it can alone
-            if is_saving():
-                return process, stopped
-            os.kill(stopped, signal.SIGCONT)
-
-    def kill_if_there(self, process):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-
-    @needs_mpi
-    def test_a_rank_that_stands_still_for_a_while_is_waited_for(self):
-        extra = "--optimizer onebit_adam --save-every 2"
-        self.complete("whole", extra, ranks=2)
-        process, stopped = self.stop_a_rank_while_saving(extra)
-        complete = self.checkpoints("run")
-        time.sleep(1)
-        self.assertEqual(self.checkpoints("run"), complete)
-        os.kill(stopped, signal.SIGCONT)
-        _, errors = process.communicate(timeout=120)
-        self.assertEqual(process.returncode, 0, errors)
-        self.check_same("run", "whole")
-
-    @needs_mpi
-    def test_a_rank_that_stands_still_for_good_ends_the_run_that_then_goes_on(self):
-        extra = "--optimizer onebit_adam --save-every 2"
-        self.complete("whole", extra, ranks=2)
-        process, _ = self.stop_a_rank_while_saving(extra)
-        _, errors = process.communicate(timeout=120)
-        self.assertNotEqual(process.returncode, 0)
-        self.assertRegex(errors, r"train_gpt: rank 0: .*timed out waiting for rank 1 ")
-        self.complete("run", f"{extra} --resume auto", ranks=2)
-        self.check_same("run", "whole")
-        left = (self.folder / "run" / "checkpoints").glob("*.partial-*")
-        self.assertEqual([*left], [])
-
     # ---- from any checkpoint, with other ranks
 
     def test_any_checkpoint_continues_alike(self):
@@ -354,100 +203,6 @@ class TrainGpt(Runs):
                 self.complete(other, flags)
                 first = next(row for row in self.rows(other) if "loss" in row)
                 self.assertAlmostEqual(first["loss"], losses[first["step"]], delta=1e-5)
-
-    # ---- stopped
-
-    def check_stopped(self, name, extra, send, ranks=0):
-        """A signal saves and ends with 3; then the run goes on alike."""
-        process = self.start("run", f"{extra} --steps 100000", ranks=ranks)
-        self.wait_for("run", process, lambda rows: len(steps_of(rows)) > 4)
-        process.send_signal(send)
-        _, errors = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 3, errors)
-        summary = self.summary("run")
-        step = summary["stopped_at"]
-        self.assertEqual(summary["stopped_by"], name)
-        self.assertEqual(steps_of(self.rows("run")), list(range(1, step + 1)))
-        newest = self.checkpoints("run")[-1]
-        self.assertEqual(newest.name, f"step-{step:010}")
-        line = f"stopped by {name} at step {step} of 100000, checkpoint complete: "
-        self.assertIn(f"{line}{newest}; run again with --resume auto", errors)
-        more = f"{extra} --steps {step + 7}"
-        self.complete("run", f"{more} --resume auto", ranks=ranks)
-        self.assertEqual(self.summary("run")["resumed_from"], step)
-        return errors
-
-    def test_a_stopped_run_ends_as_if_it_had_not_been(self):
-        extra = f"--optimizer zero_one_adam --steps 300 {THREADS}"
-        self.complete("whole", extra)
-        process = self.start("run", extra)
-        self.wait_for("run", process, lambda rows: len(steps_of(rows)) >= 100)
-        process.send_signal(signal.SIGUSR1)
-        _, errors = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 3, errors)
-        self.complete("run", f"{extra} --resume auto")
-        self.check_same("run", "whole")
-
-    def test_sigterm_saves(self):
-        self.check_stopped("SIGTERM", THREADS, signal.SIGTERM)
-
-    def test_sigint_saves(self):
-        self.check_stopped("SIGINT", "--optimizer zero_one_adam", signal.SIGINT)
-
-    def test_sigusr1_saves_whatever_was_asked_for(self):
-        extra = f"{STEPS} {SIZE}".replace("--save-every 4", "")
-        out = self.folder / "run"
-        arguments = f"{extra} --steps 100000 --quiet --data {self.text} --out {out}"
-        process = subprocess.Popen(
-            [train_gpt_runs.PROGRAM, *arguments.split()], stderr=subprocess.PIPE
-        )
-        self.addCleanup(process.kill)
-        self.wait_for("run", process, lambda rows: len(rows) > 4)
-        process.send_signal(signal.SIGUSR1)
-        process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 3)
-        self.assertEqual(len(self.checkpoints("run")), 1)
-
-    @needs_mpi
-    def test_mpirun_forwards_sigusr1(self):
-        errors = self.check_stopped("SIGUSR1", "", signal.SIGUSR1, ranks=3)
-        self.assertNotIn("finaliz", errors, "all ranks pass MPI_Finalize")
-
-    @needs_mpi
-    def test_one_ranks_signal_is_enough(self):
-        process = self.start("run", "--steps 100000", ranks=3)
-        self.wait_for("run", process, lambda rows: len(rows) > 4)
-        os.kill(ranks_of(process)[-1], signal.SIGUSR1)
-        _, errors = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 3, errors)
-
-    @needs_mpi
-    def test_sigterm_under_mpirun_does_not_save(self):
-        process = self.start("run", "--steps 100000", ranks=2)
-        self.wait_for("run", process, lambda rows: len(rows) > 4)
-        before = len(self.checkpoints("run"))
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)
-        self.assertNotIn(process.returncode, (0, 3), errors)
-        self.assertNotIn("checkpoint complete", errors)
-        self.assertGreater(before, 0)
-
-    def test_a_second_signal_interrupts_at_once(self):
-        extra = "--steps 100000 --save-every 1000000 --save-on USR1,USR2"
-        process = self.start("run", f"{extra} {THREADS}")
-        self.wait_for("run", process, lambda rows: len(rows) > 4)
-        process.send_signal(signal.SIGSTOP)  # so that both come at once
-        process.send_signal(signal.SIGUSR1)
-        process.send_signal(signal.SIGUSR2)
-        process.send_signal(signal.SIGCONT)
-        _, errors = process.communicate(timeout=60)
-        # The later one of the two, whichever that was.
-        name = self.summary("run")["stopped_by"]
-        self.assertIn(name, ("SIGUSR1", "SIGUSR2"))
-        code = 128 + getattr(signal, name)
-        self.assertEqual(process.returncode, code, errors)
-        self.assertIn(f"stopped by {name} at step", errors)
-        self.assertEqual(self.checkpoints("run"), [])
 
     # ---- disks and damage
 

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of saved and resumed runs of train_gpt have in common."""
+
+import json
+import os
+import subprocess
+import time
+
+import train_gpt_runs
+from mpi_launcher import launcher
+from train_gpt_runs import Runs
+
+# Steps of some 10 ms, so that a kill comes between two of them.
+STEPS = "--steps 60 --freeze-step 16 --var-freeze-step 30 --batch 4 --save-every 4"
+SIZE = "--layers 2 --width 64 --heads 2 --context 32"
+THREADS = "--comm local --ranks 2"
+LONG = "THINWIRE_TEST_LONG" in os.environ
+# What differs from run to run.
+MEASURED = (
+    "seconds",
+    "memory_bytes",
+    "time",
+    "wait_seconds",
+    "update_seconds",
+    "exchange_seconds",
+)
+
+
+def steps_of(rows):
+    return [row["step"] for row in rows if "loss" in row]
+
+
+def ranks_of(process):
+    """Ranks that mpirun has started, or itself while there are none."""
+    path = f"/proc/{process.pid}/task/{process.pid}/children"
+    with open(path, encoding="utf-8") as file:
+        return [int(number) for number in file.read().split()] or [process.pid]
+
+
+class SavedRuns(Runs):
+    """Runs that save, and what they leave."""
+
+    def arguments(self, name, extra):
+        flags = f"{STEPS} {SIZE} --quiet --out {self.folder / name} {extra}"
+        return ["--data", str(self.text), *flags.split()]
+
+    def start(self, name, extra, ranks=0, timeout="60s", **how):
+        process = subprocess.Popen(
+            [*launcher(ranks), train_gpt_runs.PROGRAM, *self.arguments(name, extra)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "THINWIRE_TIMEOUT": timeout},
+            **how,
+        )
+        self.addCleanup(process.kill)
+        return process
+
+    def complete(self, name, extra, code=0, **how):
+        process = self.start(name, extra, **how)
+        _, errors = process.communicate(timeout=300)
+        self.assertEqual(process.returncode, code, errors)
+        return errors
+
+    def rows(self, name):
+        """Whole rows so far, without what was measured."""
+        path = self.folder / name / "metrics.jsonl"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        rows = [json.loads(line) for line in lines]
+        for row in rows:
+            for key in MEASURED:
+                row.pop(key, None)
+        return rows
+
+    def summary(self, name):
+        return json.loads((self.folder / name / "summary.json").read_text())
+
+    def checkpoints(self, name):
+        found = (self.folder / name / "checkpoints").glob("step-*")
+        return sorted(path for path in found if (path / "manifest.json").exists())
+
+    def wait_for(self, name, process, condition):
+        """Until the rows of the run meet it; returns them."""
+        deadline = time.monotonic() + 120
+        while not condition(rows := self.rows(name)):
+            self.assertIsNone(process.poll(), "it ended by itself")
+            self.assertLess(time.monotonic(), deadline, "it does not get there")
+            time.sleep(0.002)
+        return rows
+
+    def kill(self, name, process, condition):
+        rows = self.wait_for(name, process, condition)
+        process.kill()
+        process.communicate(timeout=60)
+        return rows
+
+    def check_same(self, name, reference):
+        self.assertEqual(self.rows(name), self.rows(reference))
+        mine, its = self.summary(name), self.summary(reference)
+        for key in (
+            "params_checksum",
+            "final_val_loss",
+            "bytes_sent_per_rank",
+            "skipped_steps",
+            "steps",
+            "ranks",
+        ):
+            self.assertEqual(mine[key], its[key], key)
+        self.assertNotIn("resumed_from", its)
