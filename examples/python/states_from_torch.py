@@ -15,8 +15,9 @@ buffers, IN.pt must have them in that order, as "names":
     name_of = {p: name for name, p in model.named_parameters()}
     names = [name_of[p] for group in optimizer.param_groups for p in group["params"]]
 
-Otherwise they are the names of the model's tensors, in the model's order. RAdam keeps
-what Adam keeps, so it cannot be told from it.
+Otherwise they are the names of the model's tensors, in the model's order. Where all
+names begin with DistributedDataParallel's "module.", that is left off. RAdam keeps what
+Adam keeps, so it cannot be told from it.
 """
 
 import argparse
@@ -27,6 +28,7 @@ import torch
 from safetensors.torch import save_file
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+WRAPPER = "module."  # what DistributedDataParallel calls what it wraps
 
 
 def load(path):
@@ -51,6 +53,9 @@ def read(path):
     names = names or saved.get("names", list(weights) if len(groups) == 1 else [])
     if len(names) != len(numbers):
         raise ValueError(f"{path} must have 'names' of {len(numbers)} parameters")
+    if all(name.startswith(WRAPPER) for name in weights):
+        weights = {name.removeprefix(WRAPPER): t for name, t in weights.items()}
+        names = [name.removeprefix(WRAPPER) for name in names]
     states = optimizer["state"]
     return weights, {n: states.get(number, {}) for n, number in zip(names, numbers)}
 

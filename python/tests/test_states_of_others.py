@@ -131,6 +131,24 @@ def test_torchs_adam_goes_on(made: Any, groups: str, tmp_path: Path) -> None:
     run_local_ranks(2, run)
 
 
+def test_what_was_saved_under_ddp_has_the_names_of_what_it_wraps(
+    tmp_path: Path,
+) -> None:
+    net = cases.model()
+    wrapped = torch.nn.Module()  # as DistributedDataParallel names it
+    wrapped.module = net
+    torchs = torch.optim.Adam(wrapped.named_parameters(), lr=0.01)
+    for number in range(STEPS):
+        step(net, torchs, number)
+    convert(TORCH, save(tmp_path / "in.pt", wrapped, torchs), tmp_path / "out")
+    held = held_by(net, torchs)
+
+    def run(comm: Any) -> None:
+        load(tmp_path / "out", cases.model(seed=1), comm, held)
+
+    run_local_ranks(2, run)
+
+
 def test_what_torch_has_that_cannot_go_on_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

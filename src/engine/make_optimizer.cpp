@@ -36,16 +36,6 @@ deepspeed::Fp16Options fp16_options(const Config& config) {
           .max_grad_norm = config.gradient_clipping};
 }
 
-// DeepSpeed's number is a bound of ours.
-std::size_t bucket_elements(const Config& config, const ParameterLayout& layout,
-                            const comm::Hosts& hosts) {
-  const auto bound = static_cast<std::size_t>(config.zero.reduce_bucket_size);
-  return std::clamp<std::size_t>(
-      bound, 1,
-      zero_bucket_elements(config.comm.bucket_elements, layout.size(), hosts,
-                           shard::bucket_bits(config.zero.wire)));
-}
-
 shard::ZeroOptions zero_options(const Config& config,
                                 const ParameterLayout& layout,
                                 const comm::Hosts& hosts) {
@@ -61,7 +51,10 @@ shard::ZeroOptions zero_options(const Config& config,
       .accumulation_dtype = config.accumulation_dtype,
       .overlap = config.comm.overlap,
       .offload = zero.offload_optimizer == OffloadDevice::kCpu};
-  options.exchange.bucket_elements = bucket_elements(config, layout, hosts);
+  options.exchange.bucket_elements =
+      zero_bucket_elements(config.comm.bucket_elements,
+                           static_cast<std::size_t>(zero.reduce_bucket_size),
+                           layout.size(), hosts, shard::bucket_bits(zero.wire));
   return options;
 }
 

@@ -113,6 +113,7 @@ void Workload::validate() const {
   not_negative(backward_seconds, "backward_seconds");
   not_negative(earlier_seconds, "earlier_seconds");
   not_negative(bucket_elements, "bucket_elements");
+  not_negative(zero_bucket_bound, "zero_bucket_bound");
   require(std::isfinite(steps_per_sync) && steps_per_sync >= 1,
           "steps_per_sync", "finite and >= 1", steps_per_sync);
   require(

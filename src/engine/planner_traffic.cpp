@@ -256,7 +256,8 @@ double bucket_elements_of(Way way, bool by_host, const Workload& work,
   const auto bucket = static_cast<double>(
       is_zero(way)
           ? zero_bucket_elements(
-                chosen, elements, hosts,
+                chosen, static_cast<std::size_t>(work.zero_bucket_bound),
+                elements, hosts,
                 shard::bucket_bits({.bits_up = zero_bits(way)}))
           : compress::bucket_elements(chosen, elements, hosts, wire_bits(way)));
   if (way == Way::kExact) return bucket;

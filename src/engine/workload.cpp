@@ -10,6 +10,7 @@ Workload workload_of(const config::Config& config, int ranks, Workload work) {
       static_cast<double>(config.batch(ranks).accumulation_steps - 1) *
       (work.forward_seconds + work.backward_seconds);
   work.bucket_elements = static_cast<double>(config.comm.bucket_elements);
+  work.zero_bucket_bound = static_cast<double>(config.zero.reduce_bucket_size);
   work.compressed_during_backward = config.comm.compressed_during_backward;
   if (const auto* zero_one =
           std::get_if<optim::ZeroOneAdamOptions>(&config.optimizer)) {

@@ -8,18 +8,23 @@
 
 namespace thinwire::engine {
 
-/// `chosen`, or, where that is 0, elements of ZeRO's buckets, of which an
-/// engine has eight or more: small ones let the first ones leave while backward
-/// goes on, and take less memory; tiny ones are all latency.
+/// Elements of ZeRO's buckets: `chosen`, or, where that is 0, so few that an
+/// engine has eight buckets or more: small ones let the first ones leave while
+/// backward goes on, and take less memory; tiny ones are all latency. At least
+/// one, else at most `bound`: DeepSpeed's reduce_bucket_size.
 [[nodiscard]] inline std::size_t zero_bucket_elements(std::size_t chosen,
+                                                      std::size_t bound,
                                                       std::size_t elements,
                                                       const comm::Hosts& hosts,
                                                       int bits) noexcept {
-  if (chosen != 0) return chosen;
   constexpr std::size_t kBuckets = 8;
   constexpr std::size_t kSmallest = std::size_t{1} << 16;
-  return std::min(std::max(elements / kBuckets, kSmallest),
-                  compress::bucket_elements(0, elements, hosts, bits));
+  const std::size_t size =
+      chosen != 0
+          ? chosen
+          : std::min(std::max(elements / kBuckets, kSmallest),
+                     compress::bucket_elements(0, elements, hosts, bits));
+  return std::max<std::size_t>(std::min(size, bound), 1);
 }
 
 }  // namespace thinwire::engine

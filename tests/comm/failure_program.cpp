@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of an MPI job in which rank 1 fails in the way named on the command
-// line. Every other rank prints the error it gets, lets the others print
-// theirs, and exits with 1. With "run" as the third argument all that is left
-// to comm::run(). Started by mpi_failure_test.
+// failure_program MODE small|large [run | FILE ERRORS]: one rank of an MPI job
+// in which rank 1 fails as MODE says. Every rank prints the error it gets,
+// waits until ERRORS ranks have printed theirs, which they count in FILE, and
+// exits with 1. With "run" all that is left to comm::run(). Started by
+// mpi_failure_test.
+#include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -65,6 +70,16 @@ void run(const std::string& mode, std::size_t elements, Communicator& comm) {
   comm.barrier();
 }
 
+// The launcher ends all others a second after the first one has failed, so the
+// first one stays until all have printed; not for ever, if one of them cannot.
+void wait_until_printed(const char* file, std::uintmax_t errors) {
+  using Clock = std::chrono::steady_clock;
+  std::ofstream(file, std::ios::app) << '.';
+  const auto last = Clock::now() + std::chrono::seconds(10);
+  while (std::filesystem::file_size(file) < errors && Clock::now() < last)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -82,7 +97,7 @@ int main(int argc, char** argv) {
     body(*thinwire::comm::from_environment());
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
-    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    if (argc > 4) wait_until_printed(argv[3], std::stoull(argv[4]));
     return 1;
   }
   return 0;

@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <string>
 
+#include "support/folder.h"
+
 namespace thinwire::comm {
 namespace {
 
@@ -62,7 +64,11 @@ class MpiFailure : public ::testing::TestWithParam<std::string> {
   void expect(const std::string& mode, const std::string& timeout,
               std::size_t errors, const std::string& part,
               double most_seconds) const {
-    const Outcome outcome = run_job(mode + " " + size, timeout);
+    const test::Folder folder;
+    const Outcome outcome =
+        run_job(mode + " " + size + " " + folder.in("printed") + " " +
+                    std::to_string(errors),
+                timeout);
     SCOPED_TRACE(outcome.output);
     EXPECT_GE(count(outcome.output, "error: "), errors);
     EXPECT_GE(count(outcome.output, "all_reduce: "), 1u);

@@ -8,12 +8,14 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <tuple>
 
 #include "support/errors.h"
 #include "thinwire/engine/plan_table.h"
+#include "thinwire/engine/workload.h"
 
 namespace thinwire::engine {
 namespace {
@@ -319,6 +321,26 @@ TEST(Planner, ZeroSendsUpBesideBackwardAndDownWithTheUpdate) {
   // A quick one: backward and the owners' updates alone.
   EXPECT_NEAR(step(Way::kZero, 1e4), .08 + .005, 0.002);
   EXPECT_NEAR(step(Way::kZero4, 1e4), .08 + .005, 0.002);
+}
+
+TEST(Planner, ReduceBucketSizeBoundsZerosBucketsAlone) {
+  const auto of = [](std::int64_t bucket_elements, std::int64_t bound) {
+    config::Config config;
+    config.comm.bucket_elements = static_cast<std::size_t>(bucket_elements);
+    config.zero = {.stage = 2, .reduce_bucket_size = bound};
+    return workload_of(config, 4, {.parameters = 1e6});
+  };
+  const auto traffic = [](Way way, const Workload& work) {
+    return traffic_of(way, false, work, network_of(4, 1, 1));
+  };
+  for (const Way way : {Way::kZero, Way::kZero8, Way::kZero4}) {
+    const Traffic small = traffic(way, of(50'000, 500'000));
+    EXPECT_EQ(traffic(way, of(0, 50'000)), small);
+    EXPECT_EQ(traffic(way, of(100'000, 50'000)), small);
+    EXPECT_NE(traffic(way, of(0, 500'000)), small);
+  }
+  EXPECT_EQ(traffic(Way::kExact, of(0, 50'000)),
+            traffic(Way::kExact, of(0, 500'000)));
 }
 
 TEST(Planner, PlansEveryWayAndByHostWhereThereAreHosts) {

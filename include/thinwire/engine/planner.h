@@ -136,6 +136,7 @@ struct Workload {
   double earlier_seconds = 0;   ///< Backwards before it, with their forwards.
   /// Elements of a bucket; 0: compress::bucket_rule().
   double bucket_elements = 0;
+  double zero_bucket_bound = 5e8;          ///< Most elements of one of ZeRO's.
   DType residual_dtype = DType::kFloat32;  ///< Lean and ZeRO take bf16.
   double steps_per_sync = 16;              ///< Of 0/1 Adam.
   /// Of 0/1 Adam before its freeze, where one step in so many is exact and
