@@ -56,6 +56,16 @@ std::string first_difference(const std::vector<std::string>& texts) {
                      quote(lines_of(texts[*other]), first_line), *other);
 }
 
+// Before an error that all ranks throw: who threw it at once would tell those
+// that still gather it that it has given up.
+void leave_together(Communicator& comm) noexcept {
+  try {
+    comm.barrier();
+  } catch (const std::exception&) {
+    // Others have left, so they had it all.
+  }
+}
+
 // 0: nothing was thrown; else 1 + the code.
 std::int32_t status_of(const std::exception& error) {
   const auto* own = dynamic_cast<const Error*>(&error);
@@ -106,6 +116,7 @@ void require_everywhere(Communicator& comm,
   if (failed == all.end()) return;
   const auto rank = static_cast<std::size_t>(failed - all.begin());
   const std::string cause = gather_texts(comm, text)[rank];
+  leave_together(comm);
   if (thrown) std::rethrow_exception(thrown);
   throw Error(static_cast<ErrorCode>(*failed - 1),
               failure::gave_up(static_cast<int>(rank), cause));

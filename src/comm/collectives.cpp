@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "comm/deadline.h"
 
@@ -32,6 +33,11 @@ Collectives::Collectives(Transport& transport,
 void Collectives::begin(std::string_view name) {
   operation_.name = name;
   operation_.deadline = deadline_after(options_.timeout);
+}
+
+void Collectives::name_ranks(std::vector<int> names) {
+  names_ = std::move(names);
+  operation_.names = names_;
 }
 
 Operation Collectives::next_operation() {

@@ -41,6 +41,8 @@ class Collectives {
   /// One byte to and from every rank: a message of 0 bytes would not be sent.
   void barrier();
   [[nodiscard]] std::unique_ptr<Transport> split(int color, int key);
+  /// What errors call the ranks, from the next collective on.
+  void name_ranks(std::vector<int> names);
 
  private:
   void begin(std::string_view name);
@@ -60,6 +62,7 @@ class Collectives {
   const Routes& routes_;
   const int rank_;
   const int size_;
+  std::vector<int> names_;
   Operation operation_;
   std::vector<SendMessage> sends_;
   std::vector<RecvMessage> receives_;

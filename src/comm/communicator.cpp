@@ -185,6 +185,19 @@ HostGroups split_by_host(Communicator& comm) {
   groups.inside = whole.split(hosts.index, hosts.local_rank, options);
   for (Communicator* part : {groups.inside.get(), groups.between.get()})
     part->impl_->tally->parent = whole.tally;
+  // Errors call ranks what the whole group calls them.
+  const auto rank_at = [&](int host, int local) {
+    const int at = host * hosts.ranks_per_host + local;
+    return hosts.is_flat() ? at : hosts.ranks[static_cast<std::size_t>(at)];
+  };
+  std::vector<int> inside;
+  std::vector<int> between;
+  for (int local = 0; local < hosts.ranks_per_host; ++local)
+    inside.push_back(rank_at(hosts.index, local));
+  for (int host = 0; host < hosts.size; ++host)
+    between.push_back(rank_at(host, hosts.local_rank));
+  groups.inside->impl_->collectives.name_ranks(std::move(inside));
+  groups.between->impl_->collectives.name_ranks(std::move(between));
   return groups;
 }
 

@@ -4,15 +4,24 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <vector>
+
 namespace thinwire::comm::failure {
 namespace {
 
 constexpr std::string_view kGaveUp = " gave up: ";
 
+int name_of(const Operation& operation, int peer) {
+  const auto at = static_cast<std::size_t>(peer);
+  return operation.names.empty() ? peer : operation.names[at];
+}
+
 // "rank 2", "ranks 1, 3".
-std::string name_ranks(std::span<const int> peers) {
-  return fmt::format("{} {}", peers.size() == 1 ? "rank" : "ranks",
-                     fmt::join(peers, ", "));
+std::string name_ranks(const Operation& operation, std::span<const int> peers) {
+  std::vector<int> names;
+  for (const int peer : peers) names.push_back(name_of(operation, peer));
+  return fmt::format("{} {}", names.size() == 1 ? "rank" : "ranks",
+                     fmt::join(names, ", "));
 }
 
 constexpr std::string_view kTimedOut = "timed out waiting for ";
@@ -29,7 +38,8 @@ bool is_out_of_step(std::string_view text) noexcept {
 }
 
 std::string timed_out(const Operation& operation, std::span<const int> peers) {
-  return fmt::format("{}: {}{}", operation.name, kTimedOut, name_ranks(peers));
+  return fmt::format("{}: {}{}", operation.name, kTimedOut,
+                     name_ranks(operation, peers));
 }
 
 std::string interrupted(const Operation& operation, std::span<const int> peers,
@@ -37,7 +47,7 @@ std::string interrupted(const Operation& operation, std::span<const int> peers,
   if (peers.empty())
     return fmt::format("{}: interrupted ({})", operation.name, reason);
   return fmt::format("{}: interrupted ({}) while waiting for {}",
-                     operation.name, reason, name_ranks(peers));
+                     operation.name, reason, name_ranks(operation, peers));
 }
 
 std::string gave_up(int peer, std::string_view reason) {
@@ -46,7 +56,8 @@ std::string gave_up(int peer, std::string_view reason) {
 
 std::string gave_up(const Operation& operation, int peer,
                     std::string_view reason) {
-  return fmt::format("{}: {}", operation.name, gave_up(peer, reason));
+  return fmt::format("{}: {}", operation.name,
+                     gave_up(name_of(operation, peer), reason));
 }
 
 bool tells_of_a_peer(std::string_view message) noexcept {
@@ -63,7 +74,8 @@ bool tells_of_a_peer(std::string_view message) noexcept {
 }
 
 std::string left(const Operation& operation, int peer) {
-  return fmt::format("{}: rank {} {}", operation.name, peer, kLeft);
+  return fmt::format("{}: rank {} {}", operation.name, name_of(operation, peer),
+                     kLeft);
 }
 
 std::string this_rank_gave_up(const Operation& operation,
@@ -74,14 +86,15 @@ std::string this_rank_gave_up(const Operation& operation,
 std::string other_call(const Operation& operation, int peer,
                        std::string_view its_name, std::uint64_t its_sequence) {
   return fmt::format("{}: rank {} is in {} (exchange {}){}{}", operation.name,
-                     peer, its_name, its_sequence, kElsewhere,
-                     operation.sequence);
+                     name_of(operation, peer), its_name, its_sequence,
+                     kElsewhere, operation.sequence);
 }
 
 std::string wrong_size(const Operation& operation, int peer,
                        std::size_t sent_bytes, std::size_t expected_bytes) {
   return fmt::format("{}: rank {} sent {}{}{} were expected", operation.name,
-                     peer, sent_bytes, kWrongSize, expected_bytes);
+                     name_of(operation, peer), sent_bytes, kWrongSize,
+                     expected_bytes);
 }
 
 }  // namespace thinwire::comm::failure

@@ -9,7 +9,8 @@
 
 #include "thinwire/comm/transport.h"
 
-/// The texts of Error(kCommFailure), the same for every backend.
+/// The texts of Error(kCommFailure), the same for every backend. Ranks of the
+/// operation's group are called by their names in it.
 namespace thinwire::comm::failure {
 
 /// `peers`: the ranks that were still waited for.

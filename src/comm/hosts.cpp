@@ -200,7 +200,9 @@ Hosts find_hosts(Communicator& comm, const HostOptions& options, WhyFlat* why) {
   std::string variable;
   const auto all = gather_on_host(comm, options, variable);
   WhyFlat reason;
-  Hosts hosts = hosts_of(all, comm.rank(), variable, reason);
+  Hosts hosts;
+  require_everywhere(
+      comm, [&] { hosts = hosts_of(all, comm.rank(), variable, reason); });
   if (why != nullptr) *why = std::move(reason);
   return hosts;
 }
@@ -209,7 +211,10 @@ std::vector<std::vector<int>> ranks_of_hosts(Communicator& comm,
                                              const HostOptions& options) {
   std::string variable;
   const auto all = gather_on_host(comm, options, variable);
-  return grouped(all, comm.rank(), variable);
+  std::vector<std::vector<int>> hosts;
+  require_everywhere(comm,
+                     [&] { hosts = grouped(all, comm.rank(), variable); });
+  return hosts;
 }
 
 }  // namespace thinwire::comm

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "support/errors.h"
+#include "support/hosts.h"
 #include "thinwire/comm/local.h"
 
 namespace thinwire::comm {
@@ -62,6 +63,29 @@ TEST(LocalFailure, TheExceptionOfTheRankThatThrewFirstIsRethrown) {
   } catch (const std::out_of_range& error) {
     EXPECT_STREQ(error.what(), "token 70000");
   }
+}
+
+// In groups of a host's ranks, and of one rank of each host.
+TEST(LocalFailure, ByHostARankIsCalledWhatTheWholeGroupCallsIt) {
+  std::atomic<int> waiting = 3;
+  run_local_ranks(
+      4,
+      [&](Communicator& flat) {
+        const auto comm = flat.by_host(test::hosts_of(
+            4, 2, test::Placing::kRoundRobin, flat.rank()));  // {0 2} {1 3}
+        const HostGroups groups = split_by_host(*comm);
+        if (flat.rank() == 3) {
+          while (waiting > 0) std::this_thread::sleep_for(milliseconds(1));
+          return;
+        }
+        Communicator& of_three =
+            flat.rank() == 1 ? *groups.inside : *groups.between;
+        if (flat.rank() != 0)
+          expect_error(kFailure, {"timed out waiting for rank 3"},
+                       [&] { of_three.barrier(); });
+        --waiting;
+      },
+      {.timeout = std::chrono::seconds(1)});
 }
 
 TEST(LocalFailure, ARankThatNeverComesIsNamedAfterTheTimeOut) {

@@ -39,6 +39,8 @@ struct Operation {
   /// The same on all ranks of the group, and higher for every next exchange.
   std::uint64_t sequence = 0;
   std::chrono::steady_clock::time_point deadline;
+  /// What texts call the ranks of the group; empty: 0, 1, 2, ...
+  std::span<const int> names{};
 };
 
 /// What a backend implements: move bytes between the ranks of a group. All

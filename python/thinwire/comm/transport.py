@@ -130,9 +130,10 @@ class ChannelTransport:
     def _describe(self, broken: Broken) -> str:
         if self._channel.given_up is not None:
             return f"this rank gave up: {self._channel.given_up}"
-        peers = sorted(self._members.index(peer) for peer in broken.peers)
+        # Ranks of the process group, of which this one may be a part.
+        peers = sorted(broken.peers)
         for peer in peers:
-            reason = self._channel.reason_of(self._members[peer])
+            reason = self._channel.reason_of(peer)
             if reason is not None:
                 return f"rank {peer} gave up: {reason}"
         names = ", ".join(map(str, peers))
