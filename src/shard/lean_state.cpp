@@ -198,6 +198,10 @@ Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
     corrupt(
         "the state is of bfloat16 parameters, this optimizer's are float32: "
         "load with what = kWeights");
+  if (full.are_split() && layout.size() > 0 && !state.has_array(kUpper))
+    corrupt(
+        "the state is of float32 parameters, this optimizer's are bfloat16: "
+        "load with what = kWeights");
   const auto taken = std::make_shared<Taken>();
   taken->common = read_common(state);
   optim::note_other_hosts(state, model);

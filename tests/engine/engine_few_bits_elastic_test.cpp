@@ -174,6 +174,30 @@ TEST_P(FewBitsElastic, KeepsParametersMastersAndWhatIsOwed) {
     }
 }
 
+// What ZeRO owes is of gradients, so a momentum's residuals begin at 0.
+TEST_P(FewBitsElastic, ZeroBecomesOneBitAdamThatOwesNothing) {
+  const thinwire::test::Folder root;
+  const Saved saved = save(
+      GetParam().saved, zero(GetParam().saved, DType::kFloat32), root.path());
+  const Ranks now = GetParam().now;
+  comm::run_local_ranks(now.world, [&](comm::Communicator& comm) {
+    Config config{.optimizer = optim::OnebitAdamOptions{.learning_rate = 0.01,
+                                                        .freeze_step = 6}};
+    config.comm.ranks_per_host = now.of_host;
+    Sharded sharded(comm, config);
+    sharded.engine.load(saved.path);
+    EXPECT_EQ(floats(sharded.params.view()), saved.params);
+    const Owed owed = owed_by(comm, sharded);
+    const std::vector<double> nothing(owed.workers.size());
+    EXPECT_EQ(owed.workers, nothing);
+    EXPECT_EQ(owed.servers, nothing);
+    for (std::int64_t t = 5; t <= 8; ++t) {
+      sharded.backward({t});
+      EXPECT_TRUE(sharded.engine.step().applied);
+    }
+  });
+}
+
 // The same ranks on the same hosts go on bit for bit.
 TEST(FewBitsByHost, GoOnFromACheckpoint) {
   for (const MakeConfig config_of : kConfigs) {

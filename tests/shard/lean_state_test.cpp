@@ -211,6 +211,14 @@ void expect_refused(comm::Communicator& comm, const Checkpoint& from,
   EXPECT_EQ(run.optimizer->steps(), 0);
 }
 
+TEST(LeanState, OfSingleFloatsDoesNotFitSixteenBits) {
+  const Checkpoint from = saved_by(2, DType::kFloat32, 4, options());
+  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
+    expect_refused(comm, from, DType::kBFloat16, options(),
+                   "of float32 parameters");
+  });
+}
+
 TEST(LeanState, SaysWhatDoesNotFit) {
   const Checkpoint from = saved_by(2, DType::kBFloat16, 4, options());
   test::run_ranks("local", 2, [&](comm::Communicator& comm) {

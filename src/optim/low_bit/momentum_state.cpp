@@ -66,6 +66,11 @@ std::vector<Range> elements_of(const compress::BlockLayout& layout,
   return ranges;
 }
 
+// ZeRO's over few bits are those of gradients, and have no server's.
+bool has_residuals_of_momentum(const StateDict& state) {
+  return state.has_array("worker_error") && state.has_array("server_error");
+}
+
 std::size_t size_of(const std::vector<Range>& ranges) {
   std::size_t size = 0;
   for (const Range& range : ranges) size += range.size;
@@ -130,7 +135,7 @@ std::vector<Range> CompressedMomentum::encoded() const {
 
 CompressedMomentum::Residuals CompressedMomentum::take_residuals(
     StateDict& state) const {
-  if (!state.has_array("worker_error")) return {};
+  if (!has_residuals_of_momentum(state)) return {};
   const DType dtype = model_.settings.residual_dtype;
   const compress::BlockLayout& blocks = model_.layout.blocks;
   const compress::Places& places = model_.places;
@@ -173,7 +178,7 @@ void CompressedMomentum::add_owner(StateDict& owner) const {
 }
 
 void CompressedMomentum::require_owner(const StateDict& state) const {
-  if (!state.has_array("worker_error")) return;
+  if (!has_residuals_of_momentum(state)) return;
   const comm::Communicator& comm = model_.comm;
   if (state.integer("world_size") != comm.size() ||
       state.integer("rank") != comm.rank())
