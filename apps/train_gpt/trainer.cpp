@@ -19,6 +19,7 @@
 #include "thinwire/core/checksum.h"
 #include "thinwire/core/env.h"
 #include "thinwire/core/error.h"
+#include "thinwire/core/log.h"
 #include "thinwire/core/memory.h"
 
 namespace thinwire::train_gpt {
@@ -98,6 +99,9 @@ void Trainer::prepare() {
   if (!is_first()) return;
   for (const config::KeyNote& key : options_.file_keys)
     std::cerr << fmt::format("config: {}\n", config::describe(key));
+  for (const std::string& flag : options_.idle_flags)
+    log(LogLevel::kWarning,
+        fmt::format("{} has no effect with {}", flag, options_.optimizer));
   writer_.emplace(options_.out, settings_of(options_), options_.data,
                   options_.has_file ? config_.to_json() : "");
   if (options_.saving.resume.empty()) writer_->begin();

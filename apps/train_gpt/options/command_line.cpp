@@ -158,7 +158,9 @@ void CommandLine::add_training_flags() {
   app_.add_option("--seed", options.seed,
                   "Decides the initial parameters and the order of the text");
   app_.add_option("--freeze-step", freeze_step_,
-                  "Last exact step of onebit_adam and onebit_lamb, or auto")
+                  "Last exact step of onebit_adam, lean_onebit_adam and "
+                  "onebit_lamb, or "
+                  "auto")
       ->type_name("N|auto")
       ->default_str("steps/5, not before the warm-up ends");
   app_.add_option("--variance-refresh", options.variance_refresh,
@@ -180,7 +182,7 @@ void CommandLine::add_run_flags() {
   app_.add_option(
           "--config", config_,
           "JSON file with DeepSpeed's keys, ours in its object thinwire "
-          "and these flags in train_gpt; flags given here win")
+          "and these flags in train_gpt; a flag given here wins over its key")
       ->type_name("FILE");
   app_.add_option("--set", options.set,
                   "A key of the file's object thinwire, again for each: "
@@ -376,6 +378,8 @@ const Invocation& CommandLine::finish() {
     validate(options, is_given("--zero"));
     take_from_settings(options);
     validate_telemetry(options);
+    for (const char* flag : idle_flags(options.optimizer))
+      if (is_given(flag)) options.idle_flags.emplace_back(flag);
     options.saving = saving_.resolve(options.file.checkpoint, options.out);
     validate_launch(invocation_.options, is_given("--ranks"));
   }

@@ -54,6 +54,7 @@ struct Options {
   bool has_file = false;           ///< `file` was given.
   bool file_schedules = false;     ///< It decides the learning rates,
   bool file_sizes = false;         ///< and the batch.
+  std::vector<std::string> idle_flags{};  ///< Given, but without effect.
   std::string out = "out/train_gpt";
   Saving saving{};
   bool quiet = false;

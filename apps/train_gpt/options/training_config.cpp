@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <string>
 
 #include "apps/train_gpt/options/settings.h"
@@ -103,6 +104,22 @@ std::optional<double> default_learning_rate(std::string_view optimizer) {
   return entry->lr;
 }
 
+std::vector<const char*> idle_flags(std::string_view optimizer) {
+  std::vector<const char*> idle;
+  const auto unless = [&](bool follows, std::initializer_list<const char*> of) {
+    if (!follows) idle.insert(idle.end(), of);
+  };
+  std::visit(
+      [&]<class Of>(const Of&) {
+        unless(requires(Of o) { o.freeze_step; }, {"--freeze-step"});
+        unless(requires(Of o) { o.variance_refresh; }, {"--variance-refresh"});
+        unless(requires(Of o) { o.var_freeze_step; },
+               {"--var-freeze-step", "--local-steps"});
+      },
+      find(optimizer)->options());
+  return idle;
+}
+
 bool asks_for_warmup_steps(const std::vector<config::KeyNote>& keys) {
   return std::any_of(keys.begin(), keys.end(), [](const auto& key) {
     return key.path == "scheduler.params.warmup_num_steps" && !key.note.empty();
@@ -128,10 +145,16 @@ void take_from_file(const std::function<bool(const char* flag)>& is_given,
   // steps.
   options.file_schedules =
       !is_given("--warmup-steps") || asks_for_warmup_steps(options.file_keys);
+  // A flag wins over the file's number of the same thing, and over what its
+  // train_batch_size would give for it.
   const bool sizes_given = is_given("--batch") || is_given("--accumulate");
   options.file_sizes = !sizes_given && (file.train_batch_size ||
                                         file.train_micro_batch_size_per_gpu ||
                                         file.gradient_accumulation_steps);
+  take("--batch", options.batch,
+       file.train_micro_batch_size_per_gpu.value_or(options.batch));
+  take("--accumulate", options.accumulate,
+       file.gradient_accumulation_steps.value_or(options.accumulate));
   if (options.optimizer != config::name_of(file.optimizer)) return;
   std::visit(
       [&](const auto& from) {

@@ -18,6 +18,9 @@ namespace thinwire::train_gpt {
 [[nodiscard]] std::optional<double> default_learning_rate(
     std::string_view optimizer);
 
+/// Those of the flags that only some optimizers follow which this one does not.
+[[nodiscard]] std::vector<const char*> idle_flags(std::string_view optimizer);
+
 /// The file's number of warm-up steps is "auto".
 [[nodiscard]] bool asks_for_warmup_steps(
     const std::vector<config::KeyNote>& keys);

@@ -70,6 +70,37 @@ TEST_F(ConfigFile, OfDeepSpeedDecidesWhatNoFlagGives) {
       std::holds_alternative<config::WarmupAndDecay>(config.schedule.shape));
 }
 
+TEST(IdleFlags, AreThoseThatTheOptimizerDoesNotFollow) {
+  const auto of = [](std::vector<const char*> arguments) {
+    arguments.insert(arguments.end(), {"--freeze-step", "3", "--local-steps",
+                                       "2", "--variance-refresh", "5"});
+    return parse(arguments).idle_flags;
+  };
+  using Flags = std::vector<std::string>;
+  EXPECT_EQ(of({"--optimizer", "adam"}),
+            (Flags{"--freeze-step", "--variance-refresh", "--local-steps"}));
+  EXPECT_EQ(of({"--optimizer", "onebit_adam"}), Flags{"--local-steps"});
+  EXPECT_EQ(of({"--optimizer", "lean_onebit_adam"}),
+            (Flags{"--variance-refresh", "--local-steps"}));
+  EXPECT_EQ(parse({"--optimizer", "adam"}).idle_flags, Flags{});
+}
+
+TEST_F(ConfigFile, KeepsTheSizeThatNoFlagGives) {
+  write(R"({"train_micro_batch_size_per_gpu": 6,
+            "gradient_accumulation_steps": 3,
+            "optimizer": {"type": "Adam"}})");
+  const auto sizes = [&](const std::vector<const char*>& flags) {
+    std::vector<const char*> all{"--config", path.c_str()};
+    all.insert(all.end(), flags.begin(), flags.end());
+    return training_config(parse(all)).batch(2);
+  };
+  EXPECT_EQ(sizes({"--batch", "2"}).micro, 2);
+  EXPECT_EQ(sizes({"--batch", "2"}).accumulation_steps, 3);
+  EXPECT_EQ(sizes({"--accumulate", "4"}).micro, 6);
+  EXPECT_EQ(sizes({"--accumulate", "4"}).accumulation_steps, 4);
+  EXPECT_EQ(sizes({"--accumulate", "4", "--batch", "5"}).micro, 5);
+}
+
 TEST_F(ConfigFile, IsNamedByItsKeysWhereItContradictsItself) {
   write(R"({"optimizer": {"type": "OneBitAdam"},
             "zero_optimization": {"stage": 1}, "thinwire": {"lean": true}})");
