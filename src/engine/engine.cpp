@@ -65,8 +65,8 @@ Engine::Engine(comm::Communicator& comm, const ParameterLayout& layout,
   } else if (!grads.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("grads must be empty with this configuration: "
-                            "gradients are handed over one by one; got {} "
-                            "elements",
+                            "gradient_ready(index, gradient) hands over one "
+                            "after the other; got {} elements",
                             grads.size()));
   }
   if (!initial.empty()) check("initial", initial, DType::kFloat32);

@@ -75,7 +75,7 @@ bool FallbackWatch::ends_exact_stage(comm::Communicator& comm,
   if (!holds) exact_median_ = verdict.exact;
   if (!verdict.pays() && comm.rank() == 0)
     log(LogLevel::kWarning,
-        fmt::format("compressed steps will hardly be faster here: {}; {}",
+        fmt::format("compressed steps will not pay here: {}; {}",
                     times(verdict, "expected"),
                     holds ? fmt::format("fallback = hold: step {} is not the "
                                         "last exact one",
@@ -86,8 +86,8 @@ bool FallbackWatch::ends_exact_stage(comm::Communicator& comm,
 
 std::string FallbackWatch::text_after(const Verdict& verdict) {
   return fmt::format(
-      "compressed steps are hardly faster here: {}; thinwire plan compares the "
-      "ways to average",
+      "compressed steps do not pay here: {}; thinwire plan compares the ways to "
+      "average",
       times(verdict, fmt::format("in the last {} steps", kSteps).c_str()));
 }
 

@@ -6,7 +6,9 @@
 #include <cmath>
 #include <ctime>
 #include <functional>
+#include <iterator>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/require.h"
@@ -16,6 +18,8 @@
 namespace thinwire::engine {
 
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kShort = 8, kLong = 1024;  // bytes of a message
 constexpr int kRepeats = 20;                     // of short ones in a round
@@ -27,19 +31,26 @@ void validate(const MeasureOptions& options) {
           options.message_bytes);
 }
 
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+double median(std::vector<double> values) {
+  const auto middle =
+      values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 // Seconds of one call, the median of some rounds; the first one warms up.
 double seconds_of(int rounds, int repeats, const std::function<void()>& call) {
   std::vector<double> seconds;
   for (int round = 0; round <= rounds; ++round) {
-    const auto begin = std::chrono::steady_clock::now();
+    const auto begin = Clock::now();
     for (int i = 0; i < repeats; ++i) call();
-    const std::chrono::duration<double> time =
-        std::chrono::steady_clock::now() - begin;
-    if (round > 0) seconds.push_back(time.count() / repeats);
+    if (round > 0) seconds.push_back(seconds_since(begin) / repeats);
   }
-  std::nth_element(seconds.begin(), seconds.begin() + rounds / 2,
-                   seconds.end());
-  return seconds[static_cast<std::size_t>(rounds / 2)];
+  return median(std::move(seconds));
 }
 
 double largest(comm::Communicator& comm, double value) {
@@ -105,6 +116,28 @@ Link slowest(comm::Communicator& all, const Link& own) {
           largest(all, own.processor_seconds_per_byte)};
 }
 
+struct Measured {
+  void (MeasuredKernels::*kernel)();
+  double Compute::*per_element;
+};
+constexpr Measured kMeasured[] = {
+    {&MeasuredKernels::norm, &Compute::norm},
+    {&MeasuredKernels::encode, &Compute::encode},
+    {&MeasuredKernels::serve, &Compute::serve},
+    {&MeasuredKernels::update, &Compute::update},
+    {&MeasuredKernels::adam, &Compute::exact_update},
+    {&MeasuredKernels::sum, &Compute::sum},
+    {&MeasuredKernels::local_step, &Compute::local_step},
+    {&MeasuredKernels::sync_encode, &Compute::sync_encode},
+    {&MeasuredKernels::sync_update, &Compute::sync_update},
+    {&MeasuredKernels::fresh, &Compute::fresh},
+    {&MeasuredKernels::store, &Compute::store},
+    {&MeasuredKernels::quantize, &Compute::quantize},
+    {&MeasuredKernels::quantized_mean, &Compute::quantized_mean},
+    {&MeasuredKernels::difference, &Compute::difference},
+    {&MeasuredKernels::dequantize, &Compute::dequantize},
+};
+
 }  // namespace
 
 Network measure_network(comm::Communicator& comm, const comm::Hosts& hosts,
@@ -143,28 +176,20 @@ Compute measure_compute(comm::Communicator& comm,
                         const MeasureOptions& options) {
   validate(options);
   MeasuredKernels kernels(options.elements, comm.size(), options.num_threads);
-  const auto per_element = [&](void (MeasuredKernels::*kernel)()) {
-    comm.barrier();
-    const double seconds =
-        seconds_of(options.rounds, 1, [&] { (kernels.*kernel)(); });
-    return largest(comm, seconds / static_cast<double>(options.elements));
-  };
+  std::vector<std::vector<double>> seconds(std::size(kMeasured));
+  // All of them in every round: as in a step, what one of them reads has left
+  // the caches since it was last used. The first round warms up.
+  for (int round = 0; round <= options.rounds; ++round)
+    for (std::size_t k = 0; k < std::size(kMeasured); ++k) {
+      comm.barrier();
+      const auto begin = Clock::now();
+      (kernels.*kMeasured[k].kernel)();
+      if (round > 0) seconds[k].push_back(seconds_since(begin));
+    }
   Compute compute;
-  compute.norm = per_element(&MeasuredKernels::norm);
-  compute.encode = per_element(&MeasuredKernels::encode);
-  compute.serve = per_element(&MeasuredKernels::serve);
-  compute.update = per_element(&MeasuredKernels::update);
-  compute.exact_update = per_element(&MeasuredKernels::adam);
-  compute.sum = per_element(&MeasuredKernels::sum);
-  compute.local_step = per_element(&MeasuredKernels::local_step);
-  compute.sync_encode = per_element(&MeasuredKernels::sync_encode);
-  compute.sync_update = per_element(&MeasuredKernels::sync_update);
-  compute.fresh = per_element(&MeasuredKernels::fresh);
-  compute.store = per_element(&MeasuredKernels::store);
-  compute.quantize = per_element(&MeasuredKernels::quantize);
-  compute.quantized_mean = per_element(&MeasuredKernels::quantized_mean);
-  compute.difference = per_element(&MeasuredKernels::difference);
-  compute.dequantize = per_element(&MeasuredKernels::dequantize);
+  for (std::size_t k = 0; k < std::size(kMeasured); ++k)
+    compute.*kMeasured[k].per_element = largest(comm, median(seconds[k])) /
+                                        static_cast<double>(options.elements);
   return compute;
 }
 

@@ -60,11 +60,16 @@ constexpr const char* kLine = "{:<14}{:<9}{:>10}{:>12}{:>9}{:>12}  {}\n";
 }  // namespace
 
 std::string describe(const Network& network) {
+  // Flat, nothing is known of hosts, and each rank has a link of its own.
+  const std::string ranks =
+      network.ranks_per_host > 1
+          ? fmt::format("{} ranks on {} hosts; card", network.ranks,
+                        network.hosts())
+          : fmt::format("{} ranks; link of each", network.ranks);
   std::string text = fmt::format(
-      "{} ranks on {} hosts; card {:.3g} Gbit/s, latency {:.3g} us, {:.2g} us "
-      "per message\n",
-      network.ranks, network.hosts(), network.gbps,
-      network.latency_seconds * 1e6, network.message_seconds * 1e6);
+      "{} {:.3g} Gbit/s, latency {:.3g} us, {:.2g} us per message\n", ranks,
+      network.gbps, network.latency_seconds * 1e6,
+      network.message_seconds * 1e6);
   if (network.processor_seconds_per_byte > 0)
     text += fmt::format("a processor's part: {:.2g} ns per byte sent\n",
                         network.processor_seconds_per_byte * 1e9);

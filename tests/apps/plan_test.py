@@ -124,7 +124,7 @@ class Plan(unittest.TestCase):
     def test_the_table_has_a_line_per_way(self):
         text = self.run_plan(*DESCRIBED, "--forward-ms", 1, "--backward-ms", 2)
         lines = text.splitlines()
-        self.assertIn("as described: 16 ranks on 16 hosts; card 10 Gbit/s", lines[0])
+        self.assertIn("as described: 16 ranks; link of each 10 Gbit/s", lines[0])
         self.assertRegex(text, "ns per element: encode [0-9.]+, serve")
         self.assertIn("not known to one rank alone", text)
         (head,) = (i for i, line in enumerate(lines) if line.startswith("way "))
@@ -242,7 +242,7 @@ class Plan(unittest.TestCase):
         self.assertEqual([way["way"] for way in ways], WAYS)
         self.assertAlmostEqual(ways[0]["bytes_sent"], 4 * 300_001, delta=8)
         text = self.run_plan("--compute-ms", 6, "--threads", 512, ranks=2)
-        self.assertRegex(text, r"measured: 2 ranks on \d hosts; card [0-9.e+]+ Gbit/s")
+        self.assertRegex(text, r"measured: 2 ranks; link of each [0-9.e+]+ Gbit/s")
         self.assertIn("2 ranks of 512 threads on ", text)
         self.assertIn("none to spare", text)
         self.assertIn("flat: all 2 ranks are on one host", text)
@@ -254,7 +254,7 @@ class Plan(unittest.TestCase):
         one_each = {"THINWIRE_RANKS_PER_HOST": "1"}
         cores = len(os.sched_getaffinity(0))
         text = self.run_plan("--threads", cores, ranks=2, environment=one_each)
-        self.assertIn("2 ranks on 2 hosts", text)
+        self.assertIn("2 ranks; link of each", text)
         self.assertRegex(text, rf"2 ranks of {cores} threads? on \d+ cores?: none")
 
     @needs_mpi

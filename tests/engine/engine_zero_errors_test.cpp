@@ -50,7 +50,7 @@ TEST(EngineZeroErrors, GradientsHaveAnArrayOrNone) {
     std::vector<float> params(layout.size());
     std::vector<float> grads(layout.size());
     expect_error(kArgument,
-                 {"grads must be empty", "one by one", "got 38360 elements"},
+                 {"grads must be empty", "gradient_ready", "got 38360 elements"},
                  [&] {
                    const Engine engine(comm, layout, zero_config({2, false}),
                                        params, grads);
