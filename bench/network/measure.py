@@ -170,7 +170,9 @@ class Bench:
                 for entry in self.rounds
                 if (entry["variant"], entry["mbit"]) == (COMPUTING, mbit)
             ]
-            seconds = statistics.median(entry["backward"] for entry in computing)
+            seconds = statistics.median(
+                entry["seconds"] - entry["update"] for entry in computing
+            )
             place.links.set_rate(mbit)
             model = ["--params", str(computing[0]["params"])]
             model += ["--compute-ms", f"{seconds * 1e3:.3f}"]

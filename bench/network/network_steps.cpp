@@ -4,8 +4,8 @@
 // CONTROL/thinwire.RANK is a pipe that says "WHAT STEPS", line by line, and
 // rank 0 answers with a line of JSON. WHAT is OPTIMIZER[+KEY=VALUE...], with
 // zero=2 for ZeRO's stage or a key of the object "thinwire"; before it
-// "exchange:" for steps that compute no gradients. bench/network/run speaks
-// with it.
+// "exchange:" for steps that compute no gradients; or WHAT is "computing", a
+// step that exchanges nothing. bench/network/run speaks with it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,6 +15,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <random>
 #include <span>
 #include <sstream>
 #include <stdexcept>
@@ -36,7 +37,8 @@ using train_gpt::Model;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kContext = 64;
-constexpr std::int64_t kExactSteps = 2;
+// Until then few tokens are new, and the variance is that of many gradients.
+constexpr std::int64_t kExactSteps = 100;
 constexpr std::uint64_t kSeed = 1;
 
 double seconds_since(Clock::time_point begin) {
@@ -44,6 +46,7 @@ double seconds_since(Clock::time_point begin) {
 }
 
 constexpr std::string_view kOnlyExchange = "exchange:";
+constexpr std::string_view kComputing = "computing";
 
 struct What {
   bool computes = true;
@@ -68,7 +71,7 @@ struct What {
   }
 };
 
-// Exact for two steps, then compressed. 0/1 Adam syncs at once every fourth
+// Exact at first, then compressed. 0/1 Adam syncs at once every fourth
 // step, which train_gpt's schedule comes to after a third of a run.
 config::Config config_of(const What& what) {
   train_gpt::Options options;
@@ -93,8 +96,53 @@ struct Training {
   explicit Training(const train_gpt::ModelShape& shape) : model(shape) {
     model.initialize(kSeed);
   }
+  virtual ~Training() = default;
+  virtual void prepare() {}                                    // of no account
+  virtual double backward(const train_gpt::Batch& batch) = 0;  // the loss
+  virtual engine::EngineReport step() = 0;
+
   Model model;
   std::int64_t steps = 0;
+};
+
+struct WholeSteps : Training {
+  WholeSteps(comm::Communicator& comm, const train_gpt::ModelShape& shape,
+             const config::Config& config)
+      : Training(shape) {
+    model.train_with(comm, config);
+  }
+  double backward(const train_gpt::Batch& batch) override {
+    return model.backward(batch);
+  }
+  engine::EngineReport step() override { return model.step(); }
+};
+
+// Gradients are made up.
+struct OnlyExchanges : Training {
+  OnlyExchanges(comm::Communicator& comm, const train_gpt::ModelShape& shape,
+                const config::Config& config)
+      : Training(shape),
+        made_up(model.layout().size()),
+        grads(Buffer::of<float>(made_up.size())),
+        engine(comm, model.layout(), config, model.params(), grads.view()) {
+    std::minstd_rand random(static_cast<unsigned>(comm.rank()) + 1);
+    std::uniform_real_distribution<float> values(-1e-3f, 1e-3f);
+    for (float& value : made_up) value = values(random);
+  }
+  void prepare() override {
+    engine.begin_backward();
+    std::ranges::copy(made_up, grads.as<float>().begin());
+    engine.communicator().barrier();
+  }
+  double backward(const train_gpt::Batch&) override {
+    engine.end_backward();
+    return 0;
+  }
+  engine::EngineReport step() override { return engine.step(); }
+
+  std::vector<float> made_up;
+  Buffer grads;
+  engine::Engine engine;
 };
 
 // Of some steps in a row, the slowest rank's seconds per step.
@@ -122,10 +170,11 @@ class Steps {
                .world_size = static_cast<std::size_t>(comm.size()),
                .sequences = batch} {}
 
-  // "computing": exact Adam in a group of one, so that nothing travels.
   void run(const std::string& what, std::int64_t steps) {
     Training& training = the_training(what);
-    const bool computes = What(what).computes;
+    // Ranks that exchange begin each step together.
+    const bool begins_together = what == kComputing;
+    double preparing = 0;
     std::map<std::string, std::int64_t> phases;
     double loss = 0;
     Times times;
@@ -133,22 +182,20 @@ class Steps {
     const std::uint64_t sent = comm_.counters().bytes_sent;
     const auto begin = Clock::now();
     for (std::int64_t i = 0; i < steps; ++i) {
+      const auto unprepared = Clock::now();
+      training.prepare();
+      preparing += seconds_since(unprepared);
+      if (begins_together) comm_.barrier();
       const auto before = Clock::now();
       ++training.steps;
-      if (computes) {
-        loss = training.model.backward(
-            text_.training_batch(shard_, training.steps));
-      } else {
-        training.model.engine().begin_backward();
-        training.model.engine().end_backward();
-      }
+      loss = training.backward(text_.training_batch(shard_, training.steps));
       times.backward += seconds_since(before);
-      const auto report = training.model.step();
+      const auto report = training.step();
       times.update += report.seconds;
       times.waiting += report.exchange_seconds;
       ++phases[std::string(to_string(report.phase))];
     }
-    times.all = seconds_since(begin);
+    times.all = seconds_since(begin) - preparing;
     const std::uint64_t bytes = comm_.counters().bytes_sent - sent;
     std::array<double, 4> slowest = times.values();
     comm_.all_reduce(std::span(slowest), comm::ReduceOp::kMax);
@@ -170,14 +217,17 @@ class Steps {
   }
 
  private:
+  // "computing": exact Adam in a group of one, so that nothing travels.
   Training& the_training(const std::string& what) {
     auto& training = trainings_[what];
-    if (!training) {
-      const bool alone = what == "computing";
-      training = std::make_unique<Training>(shape_);
-      training->model.train_with(alone ? *alone_ : comm_,
-                                 config_of(What(alone ? "adam" : what)));
-    }
+    if (training) return *training;
+    const bool alone = what == kComputing;
+    const What kind(alone ? "adam" : what);
+    comm::Communicator& comm = alone ? *alone_ : comm_;
+    if (kind.computes)
+      training = std::make_unique<WholeSteps>(comm, shape_, config_of(kind));
+    else
+      training = std::make_unique<OnlyExchanges>(comm, shape_, config_of(kind));
     return *training;
   }
 
