@@ -18,9 +18,15 @@ buffers, IN.pt must have them in that order, as "names":
 Otherwise they are the names of the model's tensors, in the model's order. Where all
 names begin with DistributedDataParallel's "module.", that is left off. RAdam keeps what
 Adam keeps, so it cannot be told from it.
+
+Needs torch and safetensors. A run that goes on from OUT must have the same names:
+
+    optimizer = thinwire.AdamW(model.named_parameters(), ...)
+    thinwire.load(OUT, optimizer, module=model)
 """
 
 import argparse
+import math
 import pickle
 from pathlib import Path
 
@@ -32,7 +38,13 @@ WRAPPER = "module."  # what DistributedDataParallel calls what it wraps
 
 
 def load(path):
-    return torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except EOFError:
+        raise ValueError(f"{path} ends too early") from None
+    except pickle.UnpicklingError:
+        why = "is no checkpoint of tensors alone: weights_only=True refuses it"
+        raise ValueError(f"{path} {why}") from None
 
 
 def read(path):
@@ -73,8 +85,16 @@ def checked(weights, states):
         for key in MOMENTS:
             if name not in weights or state[key].shape != weights[name].shape:
                 raise ValueError(f"{key} of '{name}' must have the shape of a weight")
-            tensors[f"{key}/{name}"] = state[key].float()
-        steps.setdefault(int(state["step"]), name)
+            moment = tensors[f"{key}/{name}"] = state[key].float()
+            least = 0 if key == "exp_avg_sq" else -math.inf
+            if not (moment.isfinite() & (moment >= least)).all():
+                bound = " and at least 0" if least == 0 else ""
+                raise ValueError(f"{key} of '{name}' must be finite{bound}")
+        step = torch.as_tensor(state["step"])
+        if step.numel() != 1 or not (step >= 0 and step == step.floor()):
+            got = step.tolist()
+            raise ValueError(f"step of '{name}' must be a whole number, got {got}")
+        steps.setdefault(int(step), name)
     if len(steps) != 1:
         each = ", ".join(f"{step} of '{name}'" for step, name in steps.items())
         raise ValueError(f"all parameters must have the same step, got {each or None}")
@@ -92,9 +112,9 @@ def convert(read, doc):
     try:
         weights, states = read(given.checkpoint)
         files = {"model": weights, "optimizer": checked(weights, states)}
-    except (OSError, ValueError, RuntimeError, pickle.UnpicklingError) as error:
+    except (OSError, ValueError) as error:
         parser.error(str(error))  # exits with 2
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, RuntimeError, TypeError) as error:
         parser.error(f"{given.checkpoint} is not what this reads: {error!r}")
     given.folder.mkdir(parents=True, exist_ok=True)
     for file, tensors in files.items():
@@ -104,7 +124,7 @@ def convert(read, doc):
         }
         save_file(own, given.folder / f"{file}.safetensors", {"format": "pt"})
     step = files["optimizer"]["step"]
-    print(f"{given.folder}: {len(states)} parameters after {step} steps")
+    print(f"{given.folder}: states of {len(states)} tensors after {step} steps")
 
 
 if __name__ == "__main__":

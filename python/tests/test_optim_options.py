@@ -185,6 +185,13 @@ def test_switches_of_torch(name: str) -> None:
         ({"threads": -1}, InvalidArgument, "^threads must be"),
         ({"max_grad_norm": float("inf")}, InvalidArgument, "^max_grad_norm.*inf"),
         ({"denom_floor": -0.5}, InvalidArgument, "denom_floor"),
+        ({"lr": 10**400}, InvalidArgument, "^lr must be finite"),
+        (
+            {"bucket_elements": -1},
+            InvalidArgument,
+            "^bucket_elements must be >= 0, got -1$",
+        ),
+        ({"bucket_elements": 2**70}, InvalidArgument, "^bucket_elements must be small"),
     ],
 )
 def test_wrong_values_are_named_and_nothing_moves(

@@ -187,6 +187,16 @@ def test_what_is_refused_at_construction() -> None:
         torch.ones(2, dtype=torch.bfloat16).requires_grad_(),
         "'x' is torch.bfloat16, 'w' torch.float32",
     )
+    refused(torch.nn.Parameter(torch.ones(1).expand(5)), "'x' is expanded")
+    whole = torch.ones(9)
+    halves = [
+        ("a", torch.nn.Parameter(whole[3:])),
+        ("b", torch.nn.Parameter(whole[:4])),
+    ]
+    with pytest.raises(InvalidArgument, match="'a' shares memory with 'b'"):
+        cases.make("OnebitAdam", halves)
+    apart = [torch.nn.Parameter(whole[:3]), torch.nn.Parameter(whole[3:])]
+    cases.make("OnebitAdam", apart).close()
     for attribute, text in (("_is_fsdp_flattened", "FSDP"), ("ds_id", "DeepSpeed")):
         tensor = torch.nn.Parameter(torch.ones(2))
         setattr(tensor, attribute, True)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import runpy
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import thinwire
 import torch
 from thinwire.comm import run_local_ranks
+from thinwire.errors import CorruptCheckpoint
 
 pytestmark = pytest.mark.quick
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "python"
@@ -149,6 +151,20 @@ def test_what_was_saved_under_ddp_has_the_names_of_what_it_wraps(
     run_local_ranks(2, run)
 
 
+def test_a_run_without_names_is_told_to_give_some(tmp_path: Path) -> None:
+    net = cases.model()
+    torchs = torch.optim.Adam(net.parameters(), lr=0.01)
+    step(net, torchs, 0)
+    convert(TORCH, save(tmp_path / "in.pt", net, torchs), tmp_path / "out")
+
+    def run(comm: Any) -> None:
+        ours = thinwire.AdamW(cases.model().parameters(), lr=0.01, process_group=comm)
+        with pytest.raises(CorruptCheckpoint, match="give it named_parameters"):
+            thinwire.load(tmp_path / "out", ours)
+
+    run_local_ranks(2, run)
+
+
 def test_what_torch_has_that_cannot_go_on_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,6 +191,12 @@ def test_what_torch_has_that_cannot_go_on_is_named(
     assert "'0.weight' has max_exp_avg_sq: AMSGrad" in told(amsgrad=True)
     assert "'2.weight' has no exp_avg" in told(change=of_state(lambda s: s.pop(2)))
     assert "'0.weight' has no exp_avg" in told(torch.optim.SGD)
+    nan = of_state(lambda state: state[1].update(exp_avg=torch.full((33,), math.nan)))
+    assert "exp_avg of '0.bias' must be finite" in told(change=nan)
+    less = of_state(lambda state: state[1]["exp_avg_sq"].sub_(1))
+    assert "exp_avg_sq of '0.bias' must be finite and at least 0" in told(change=less)
+    half = of_state(lambda state: state[3].update(step=torch.tensor(0.5)))
+    assert "step of '2.bias' must be a whole number, got 0.5" in told(change=half)
     other = of_state(lambda state: state[1].update(exp_avg_sq=torch.ones(32)))
     assert "exp_avg_sq of '0.bias' must have the shape" in told(change=other)
     assert "must have 'names' of 4 parameters" in told(kind="two, unnamed")
@@ -191,6 +213,11 @@ def test_what_torch_has_that_cannot_go_on_is_named(
     )
     missing = refused(TORCH, tmp_path / "there is none.pt", capsys)
     assert "there is none.pt" in missing
+    (tmp_path / "empty.pt").touch()
+    assert "empty.pt ends too early" in refused(TORCH, tmp_path / "empty.pt", capsys)
+    torch.save(cases.model(), tmp_path / "whole.pt")
+    whole = refused(TORCH, tmp_path / "whole.pt", capsys)
+    assert "whole.pt is no checkpoint of tensors alone" in whole
 
 
 class Net(torch.nn.Module):

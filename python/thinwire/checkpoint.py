@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -181,15 +182,21 @@ def resume(
         return trained._resume(os.fspath(path), chosen)
     training = agreed(trained._comm, lambda: _training(trained))
     beside = _beside(module, trained, training.comm.rank)
-    native = _core.resume(
-        training.comm,
-        training.layout,
-        training.params,
-        training.native,
-        os.fspath(path),
-        others=None if beside is None else beside.describe(),
-        options=chosen,
-    )
+    try:
+        native = _core.resume(
+            training.comm,
+            training.layout,
+            training.params,
+            training.native,
+            os.fspath(path),
+            others=None if beside is None else beside.describe(),
+            options=chosen,
+        )
+    except CorruptCheckpoint as error:
+        if not re.search(r"^missing param\.0\b", str(error), re.MULTILINE):
+            raise
+        why = "the optimizer has no names of its parameters: give it named_parameters()"
+        raise CorruptCheckpoint(f"{error}\n{why}") from None
     _log.forward(training.comm)
     if native is None:
         return None

@@ -60,9 +60,10 @@ def init_distributed(
         _require("RANK", "WORLD_SIZE", "MASTER_ADDR")
     dist.init_process_group(**arguments)
     if verbose and dist.get_rank() == 0:
+        backend = dist.get_backend()  # "undefined": one for each kind of device
         logger.info(
             "torch.distributed: %s, %d ranks",
-            dist.get_backend() or "default",
+            "default backends" if backend in ("", "undefined") else backend,
             dist.get_world_size(),
         )
 

@@ -304,11 +304,14 @@ def number_of(name: str, value: Any) -> float:
             return float(value)
         except (TypeError, ValueError, RuntimeError):
             pass
+        except OverflowError:
+            raise InvalidArgument(f"{name} must be finite, got more") from None
     raise TypeError(f"{name}: must be a number, got {value!r}")
 
 
 def set_field(holder: Any, path: str, value: Any, name: str) -> None:
-    """Writes into a C++ struct. Raises TypeError naming the keyword."""
+    """Writes into a C++ struct. Raises TypeError, and InvalidArgument for an integer
+    that the field cannot hold, naming the keyword."""
     *outer, field = path.split(".")
     for part in outer:
         holder = getattr(holder, part)
@@ -319,6 +322,9 @@ def set_field(holder: Any, path: str, value: Any, name: str) -> None:
             return
         except (TypeError, RuntimeError, OverflowError) as error:
             cause = error  # its text speaks of C++ types
+    if type(now) is int and type(value) is int:
+        wanted = ">= 0" if value < 0 else "smaller"
+        raise InvalidArgument(f"{name} must be {wanted}, got {value}") from cause
     wanted = "a number or None" if now is None else type(now).__name__
     raise TypeError(
         f"{name}: must be {wanted}, got {value!r} of {type(value).__name__}"

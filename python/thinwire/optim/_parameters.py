@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ def trainable(groups: list[dict[str, Any]]) -> list[Place]:
         raise FailedPrecondition(
             "params: none of them requires a gradient, so there is nothing to train"
         )
+    _require_apart(places)
     return places
 
 
@@ -76,6 +78,22 @@ def _require_supported(place: Place, first: Place | None) -> None:
         raise InvalidArgument(f"parameter '{place.name}' {what}")
 
 
+def _require_apart(places: list[Place]) -> None:
+    """Each gets memory of its own, so what two of them share would be two values. Whether
+    tensors with gaps share some is not looked at."""
+    spans = sorted(
+        (p.tensor.data_ptr(), p.tensor.data_ptr() + p.tensor.nbytes, p.name)
+        for p in places
+        if p.tensor.numel() > 0 and p.tensor.is_contiguous()
+    )
+    for (_, end, name), (begin, _, other) in itertools.pairwise(spans):
+        if begin < end:
+            raise InvalidArgument(
+                f"parameter '{other}' shares memory with '{name}': make one of them, of "
+                "which the other is a view in forward()"
+            )
+
+
 def _unsupported(tensor: torch.Tensor) -> str | None:
     if _is_dtensor(tensor):
         return (
@@ -96,6 +114,10 @@ def _unsupported(tensor: torch.Tensor) -> str | None:
         return f"is sparse ({tensor.layout}): must be dense"
     if tensor.is_complex():
         return f"is complex ({tensor.dtype}): train torch.view_as_real of it"
+    if any(
+        n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
+        return "is expanded, so that its elements share memory: clone() it"
     if tensor.dtype not in DTYPES:
         return f"is {tensor.dtype}: must be float32, float16 or bfloat16"
     return None
