@@ -198,7 +198,8 @@ Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
     corrupt(
         "the state is of bfloat16 parameters, this optimizer's are float32: "
         "load with what = kWeights");
-  if (full.are_split() && layout.size() > 0 && !state.has_array(kUpper))
+  if (full.are_split() && layout.size() > 0 && !state.has_array(kUpper) &&
+      !state.has_array(kLower))
     corrupt(
         "the state is of float32 parameters, this optimizer's are bfloat16: "
         "load with what = kWeights");
