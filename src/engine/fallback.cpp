@@ -86,7 +86,8 @@ bool FallbackWatch::ends_exact_stage(comm::Communicator& comm,
 
 std::string FallbackWatch::text_after(const Verdict& verdict) {
   return fmt::format(
-      "compressed steps do not pay here: {}; thinwire plan compares the ways to "
+      "compressed steps do not pay here: {}; thinwire plan compares the ways "
+      "to "
       "average",
       times(verdict, fmt::format("in the last {} steps", kSteps).c_str()));
 }

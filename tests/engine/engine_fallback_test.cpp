@@ -118,8 +118,7 @@ TEST(EngineFallback, WarnsAtTheFreezeWhereCompressedStepsWouldNotPay) {
     run.expect_steps(3, kDoesNotPay, Phase::kCompressed);
   });
   ASSERT_EQ(log.warnings().size(), 1u);  // rank 0's
-  EXPECT_NE(log.warnings()[0].find("will not pay here"),
-            std::string::npos);
+  EXPECT_NE(log.warnings()[0].find("will not pay here"), std::string::npos);
 }
 
 TEST(EngineFallback, WarnsTwentyStepsLaterOnceWhereTheyHaveNotPaid) {

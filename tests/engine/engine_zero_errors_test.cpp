@@ -49,12 +49,12 @@ TEST(EngineZeroErrors, GradientsHaveAnArrayOrNone) {
     const ParameterLayout layout = test::model_layout();
     std::vector<float> params(layout.size());
     std::vector<float> grads(layout.size());
-    expect_error(kArgument,
-                 {"grads must be empty", "gradient_ready", "got 38360 elements"},
-                 [&] {
-                   const Engine engine(comm, layout, zero_config({2, false}),
-                                       params, grads);
-                 });
+    expect_error(
+        kArgument,
+        {"grads must be empty", "gradient_ready", "got 38360 elements"}, [&] {
+          const Engine engine(comm, layout, zero_config({2, false}), params,
+                              grads);
+        });
     expect_error(kArgument, {"grads must be float32 of 38360", "of 0"}, [&] {
       const Engine engine(comm, layout, zero_config({1, false}), params,
                           View{});
