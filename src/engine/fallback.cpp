@@ -87,8 +87,7 @@ bool FallbackWatch::ends_exact_stage(comm::Communicator& comm,
 std::string FallbackWatch::text_after(const Verdict& verdict) {
   return fmt::format(
       "compressed steps do not pay here: {}; thinwire plan compares the ways "
-      "to "
-      "average",
+      "to average",
       times(verdict, fmt::format("in the last {} steps", kSteps).c_str()));
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "thinwire/engine/make_optimizer.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "engine/zero_buckets.h"

@@ -159,8 +159,7 @@ void CommandLine::add_training_flags() {
                   "Decides the initial parameters and the order of the text");
   app_.add_option("--freeze-step", freeze_step_,
                   "Last exact step of onebit_adam, lean_onebit_adam and "
-                  "onebit_lamb, or "
-                  "auto")
+                  "onebit_lamb, or auto")
       ->type_name("N|auto")
       ->default_str("steps/5, not before the warm-up ends");
   app_.add_option("--variance-refresh", options.variance_refresh,

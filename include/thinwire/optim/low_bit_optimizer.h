@@ -56,9 +56,9 @@ class LowBitOptimizer : public Optimizer {
   /// residuals' dtype, and each optimizer's own; scalars step, skipped_steps,
   /// clip_ratio and its own. Local, but forms residuals: a pass over them.
   [[nodiscard]] State state() const final;
-  /// worker_error and server_error are 0 where they are missing. A group of one
-  /// compresses nothing: what they hold is delivered by its first exchange, and
-  /// is part of state() until then.
+  /// worker_error and server_error are 0 where one of them is missing: ZeRO's
+  /// are of gradients, and no server's. A group of one compresses nothing: what
+  /// they hold is delivered by its first exchange, and is in state() till then.
   [[nodiscard]] Adoption adopt(StateDict state) final;
   void read_masters(ConstView params) final;
   /// Residuals in memory fit the same rank, number of ranks and bucket size
