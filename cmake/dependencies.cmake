@@ -9,6 +9,9 @@ endif()
 find_package(nlohmann_json REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(xxhash REQUIRED libxxhash)
+# The header only: see src/core/checksum.cpp.
+add_library(thinwire_xxhash INTERFACE IMPORTED)
+target_include_directories(thinwire_xxhash INTERFACE ${xxhash_INCLUDE_DIRS})
 
 if(THINWIRE_BUILD_APPS)
   find_package(CLI11 REQUIRED)

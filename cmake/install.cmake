@@ -1,12 +1,37 @@
-# cmake --install build/release --prefix P: libraries, headers, programs, and
-# the package that find_package(thinwire) reads.
+# cmake --install build/release --prefix P [--strip]: libraries, headers, programs,
+# licences, and the package that find_package(thinwire) reads. A wheel has only the
+# module and the licences.
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
+
+if(THINWIRE_BUILD_PYTHON)
+  # pyproject.toml names LICENSE.
+  install(FILES ${thinwire_notices} COMPONENT python
+          DESTINATION ${SKBUILD_METADATA_DIR}/licenses)
+  return()
+endif()
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${thinwire_notices}
+        DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/thinwire)
 get_property(modules GLOBAL PROPERTY THINWIRE_MODULES)
 install(TARGETS ${modules} EXPORT thinwireTargets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+# CMake strips programs only; what users link needs no symbols of the debugger.
+set(archives "")
+foreach(module IN LISTS modules)
+  get_target_property(type ${module} TYPE)
+  if(type STREQUAL "STATIC_LIBRARY")
+    list(APPEND archives
+         "\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/lib${module}.a")
+  endif()
+endforeach()
+list(JOIN archives "\"\n \"" archives)
+install(CODE "
+if(CMAKE_INSTALL_DO_STRIP)
+  execute_process(COMMAND \"${CMAKE_STRIP}\" --strip-debug
+  \"${archives}\" COMMAND_ERROR_IS_FATAL ANY)
+endif()")
 install(EXPORT thinwireTargets NAMESPACE thinwire:: DESTINATION ${package_dir})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/thinwire
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN *.h)
@@ -25,13 +50,24 @@ install(FILES ${PROJECT_BINARY_DIR}/thinwireConfig.cmake
 
 foreach(program IN ITEMS thinwire_program train_gpt)
   if(TARGET ${program})
-    # MPI and LibTorch may lie outside the system's library path, LibTorch even
-    # inside this tree (.venv), which the first line alone leaves out.
-    set_target_properties(${program} PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
-    if(program STREQUAL train_gpt)
-      set_target_properties(train_gpt PROPERTIES INSTALL_RPATH
-                                                 ${TORCH_INSTALL_PREFIX}/lib)
-    endif()
     install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   endif()
 endforeach()
+
+if(TARGET train_gpt)
+  # The program finds LibTorch through a link beside the libraries, which the
+  # machine's owner or a package may point elsewhere. One that works is kept.
+  set(libtorch ${CMAKE_INSTALL_LIBDIR}/thinwire/libtorch)
+  file(RELATIVE_PATH from_programs ${CMAKE_INSTALL_FULL_BINDIR}
+       ${CMAKE_INSTALL_PREFIX}/${libtorch})
+  set_property(TARGET train_gpt APPEND PROPERTY INSTALL_RPATH
+                                                "$ORIGIN/${from_programs}")
+  install(CODE "
+set(link \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${libtorch}\")
+if(NOT EXISTS \"\${link}\")
+  cmake_path(GET link PARENT_PATH folder)
+  file(MAKE_DIRECTORY \"\${folder}\")
+  file(CREATE_LINK \"${TORCH_INSTALL_PREFIX}/lib\" \"\${link}\" SYMBOLIC)
+  message(STATUS \"Linking: \${link} -> ${TORCH_INSTALL_PREFIX}/lib\")
+endif()")
+endif()

@@ -1,9 +1,11 @@
-# Warnings are errors in our own code only; flags that keep arithmetic exact are
-# part of every target, because the same bits are promised everywhere.
+# Warnings are errors only while Thinwire itself is developed. Flags that keep
+# arithmetic exact are part of every target, because the same bits are promised
+# everywhere.
 add_library(thinwire_flags INTERFACE)
 target_compile_options(
   thinwire_flags
-  INTERFACE -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror
+  INTERFACE -Wall -Wextra -Wpedantic -Wconversion -Wshadow
+            $<$<BOOL:${PROJECT_IS_TOP_LEVEL}>:-Werror>
             -ffp-contract=off -fno-math-errno -fno-trapping-math)
 
 # thinwire_library(core a.cpp b.cpp): the module's static library thinwire_core,
@@ -18,10 +20,16 @@ function(thinwire_library module)
     PRIVATE ${PROJECT_SOURCE_DIR}/src)
   target_compile_features(thinwire_${module} PUBLIC cxx_std_20)
   if(NOT THINWIRE_SANITIZE)  # -O1, see options.cmake
-    target_compile_options(thinwire_${module}
-                           PRIVATE $<$<CONFIG:RelWithDebInfo>:-O3>)
+    # Without a build type, which a parent project may leave out, the compiler
+    # would not optimize at all.
+    target_compile_options(
+      thinwire_${module}
+      PRIVATE $<$<OR:$<CONFIG:RelWithDebInfo>,$<CONFIG:>>:-O3>)
   endif()
   target_link_libraries(thinwire_${module} PRIVATE $<BUILD_INTERFACE:thinwire_flags>)
+  # A shared object that links the archive does not export its symbols.
+  target_link_options(thinwire_${module} INTERFACE
+                      LINKER:--exclude-libs,libthinwire_${module}.a)
   set_target_properties(thinwire_${module} PROPERTIES EXPORT_NAME ${module})
   set_property(GLOBAL APPEND PROPERTY THINWIRE_MODULES thinwire_${module})
 endfunction()

@@ -7,17 +7,22 @@
 #include <chrono>
 #include <cstddef>
 #include <fstream>
-#include <iomanip>
 #include <iostream>
+#include <map>
+#include <memory>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "comm/host_name.h"
+#include "thinwire/comm/agreement.h"
 #include "thinwire/comm/registry.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/env.h"
+#include "thinwire/core/error.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/kernels/cpu_target.h"
 #include "thinwire/kernels/processor.h"
@@ -36,26 +41,30 @@ std::string joined(const std::vector<std::string>& parts,
   return all;
 }
 
-/// The report, line by line, and what would make the machine better.
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream all(text);
+  for (std::string line; std::getline(all, line);) lines.push_back(line);
+  return lines;
+}
+
+/// Collects a report's lines, and what would make the machine better.
 class Report {
  public:
-  static constexpr int kNameWidth = 12;
-
   void say(std::string_view name, std::string_view text) {
-    std::cout << std::left << std::setw(kNameWidth) << name << text << '\n'
-              << std::flush;
+    lines_ += fmt::format("{:<12}{}\n", name, text);
   }
   void advise(std::string advice) { advice_.push_back(std::move(advice)); }
-  void conclude() {
-    std::cout << "ready: ";
+  [[nodiscard]] const std::string& lines() const { return lines_; }
+  [[nodiscard]] std::string conclusion() const {
     if (advice_.empty())
-      std::cout << "all that this version can use is here\n";
-    else
-      std::cout << "works as it is; better with: " << joined(advice_, "; ")
-                << '\n';
+      return "ready: all that this version can use is here\n";
+    return fmt::format("ready: works as it is; better with: {}\n",
+                       joined(advice_, "; "));
   }
 
  private:
+  std::string lines_;
   std::vector<std::string> advice_;
 };
 
@@ -150,9 +159,7 @@ void say_bandwidth(Report& report) {
   report.say("bandwidth", text + " (a += b, 256 MiB in all)");
 }
 
-}  // namespace
-
-void run_doctor() {
+Report what_is_here() {
   Report report;
   report.say("version", THINWIRE_VERSION);
   report.say("compiler", THINWIRE_BUILD_COMPILER ", " THINWIRE_BUILD_TYPE);
@@ -167,8 +174,80 @@ void run_doctor() {
   say_backends(report);
   say_torch(report);
   say_huge_pages(report);
+  return report;
+}
+
+std::string say_hosts(const std::vector<std::string>& host_of) {
+  std::map<std::string, int> ranks_of;
+  for (const std::string& host : host_of) ++ranks_of[host];
+  std::vector<std::string> hosts;
+  for (const auto& [host, ranks] : ranks_of)
+    hosts.push_back(fmt::format("{}: {}", host, ranks));
+  return fmt::format("{}, on {} host{} ({}); messages arrive", host_of.size(),
+                     hosts.size(), hosts.size() == 1 ? "" : "s",
+                     joined(hosts, ", "));
+}
+
+/// One line for each line in which ranks of a host differ from rank 0.
+std::string differences(const std::vector<std::string>& reports,
+                        const std::vector<std::string>& host_of) {
+  const std::vector<std::string> first = lines_of(reports[0]);
+  using Difference = std::pair<std::string, std::string>;  // host, line
+  std::vector<Difference> found;
+  std::map<Difference, std::vector<std::string>> ranks_of;
+  for (std::size_t rank = 1; rank < reports.size(); ++rank) {
+    for (const std::string& line : lines_of(reports[rank])) {
+      if (std::find(first.begin(), first.end(), line) != first.end()) continue;
+      std::vector<std::string>& ranks = ranks_of[{host_of[rank], line}];
+      if (ranks.empty()) found.emplace_back(host_of[rank], line);
+      ranks.push_back(std::to_string(rank));
+    }
+  }
+  if (found.empty()) return "all ranks have the same\n";
+  std::string text;
+  for (const Difference& difference : found) {
+    const auto& ranks = ranks_of[difference];
+    text += fmt::format("differs: rank{} {} on {}: {}\n",
+                        ranks.size() == 1 ? "" : "s", joined(ranks, ", "),
+                        difference.first, difference.second);
+  }
+  return text;
+}
+
+// In one write, so that blocks of several processes do not mix.
+void print(const std::string& text) { std::cout << text << std::flush; }
+
+/// Rank 0 prints for all; it alone measures, while the others wait.
+void run_in_job() {
+  Report report = what_is_here();
+  std::unique_ptr<comm::Communicator> comm;
+  try {
+    comm = comm::from_environment();
+  } catch (const Error&) {
+    print(fmt::format("{} on {}\n{}",
+                      env::launched_rank()
+                          ? fmt::format("rank {}", *env::launched_rank())
+                          : "a rank",
+                      comm::host_name(), report.lines()));
+    throw;
+  }
+  const auto reports = comm::gather_texts(*comm, report.lines());
+  const auto host_of = comm::gather_texts(*comm, comm::host_name());
+  if (comm->rank() == 0) {
+    report.say("ranks", say_hosts(host_of));
+    say_bandwidth(report);
+    print(report.lines() + differences(reports, host_of) + report.conclusion());
+  }
+  comm->barrier();
+}
+
+}  // namespace
+
+void run_doctor() {
+  if (env::launched_ranks() > 1) return run_in_job();
+  Report report = what_is_here();
   say_bandwidth(report);
-  report.conclude();
+  print(report.lines() + report.conclusion());
 }
 
 }  // namespace thinwire::apps

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <iostream>
 #include <memory>
@@ -35,6 +36,8 @@ struct Flags {
   bool json = false;
   std::optional<int> threads;
   double steps_per_variance_step = 0;
+  std::optional<std::int64_t> steps;
+  std::optional<std::int64_t> freeze_step;
   // Of a network that is not there.
   std::optional<double> link_gbps;
   std::optional<double> latency_us;
@@ -80,6 +83,9 @@ engine::Workload workload_of(const Flags& flags, int ranks,
   if (flags.file)
     work = reading_config(
         [&] { return engine::workload_of(*flags.file, ranks, work); });
+  if (flags.steps)
+    work = engine::workload_of_run(work, *flags.steps, flags.freeze_step,
+                                   flags.file ? &*flags.file : nullptr);
   work.steps_per_variance_step = flags.steps_per_variance_step;
   work.has_spare_core = processors.has_spare_core();
   if (!flags.dtype.empty()) work.dtype = dtype_of(flags.dtype);
@@ -117,20 +123,34 @@ void say_what_is_not_given(const Flags& flags) {
                  "step is taken to be its exchange and update\n";
 }
 
+void require_run(const Flags& flags) {
+  if (!flags.freeze_step) return;
+  if (!flags.steps)
+    refuse_usage("--freeze-step: it needs --steps, the length of the run");
+  if (*flags.freeze_step > *flags.steps)
+    refuse_usage(fmt::format(
+        "--freeze-step: must be at most --steps {}, or no step is compressed, "
+        "got {}",
+        *flags.steps, *flags.freeze_step));
+}
+
 void run_alone(const Flags& flags) {
   const engine::Network network = network_of(flags);
   const engine::Processors processors = engine::processors_for(
       network.ranks_per_host, flags.threads.value_or(-1));
   const engine::Workload work = workload_of(flags, network.ranks, processors);
   say_what_is_not_given(flags);
-  engine::Compute compute;
+  engine::MeasuredCompute compute;
   comm::run_local_ranks(1, [&](comm::Communicator& alone) {
     compute = engine::measure_compute(alone);
   });
   // One rank serves nobody and adds nothing up: from memory traffic, as shares
   // of what it has measured.
   compute.sum = compute.norm;
-  if (!flags.json) {
+  compute.spread.sum = compute.spread.norm;
+  if (flags.json) {
+    std::cerr << engine::unstable(compute);
+  } else {
     std::cout << "as described: " << engine::describe(network)
               << engine::describe(compute)
               << "on machines like this one: " << engine::describe(processors);
@@ -156,10 +176,12 @@ void run_in_job(const Flags& flags) {
   if (comm->rank() == 0) say_what_is_not_given(flags);
   comm::WhyFlat why;
   const comm::Hosts hosts = comm::find_hosts(*comm, {}, &why);
-  const engine::Network network = engine::measure_network(*comm, hosts);
-  const engine::Compute compute = engine::measure_compute(*comm);
+  const engine::MeasuredNetwork network = engine::measure_network(*comm, hosts);
+  const engine::MeasuredCompute compute = engine::measure_compute(*comm);
   if (comm->rank() != 0) return;
-  if (!flags.json) {
+  if (flags.json) {
+    std::cerr << engine::unstable(network) << engine::unstable(compute);
+  } else {
     std::cout << "measured: " << engine::describe(network)
               << engine::describe(compute) << engine::describe(processors);
     if (!why.text.empty()) std::cout << "flat: " << why.text << '\n';
@@ -171,9 +193,13 @@ void run_in_job(const Flags& flags) {
 }
 
 void run(Flags flags) {
+  require_run(flags);
   if (!flags.config.empty())
-    flags.file =
-        reading_config([&] { return config::Config::from_file(flags.config); });
+    flags.file = reading_config([&] {
+      // What becomes of each key is of no interest to a prediction.
+      std::vector<config::KeyNote> notes;
+      return config::Config::from_file(flags.config, &notes);
+    });
   if (env::launched_ranks() > 1)
     run_in_job(flags);
   else
@@ -193,6 +219,19 @@ CLI::Validator number(double least, double most) {
                    : fmt::format("must be {}, got {}", range, text);
       },
       range);
+}
+
+void add_run_options(CLI::App& command, Flags& flags) {
+  command
+      .add_option("--steps", flags.steps,
+                  "of the run: predicts all of it, exact stages included, and "
+                  "ranks by it")
+      ->check(number(1, engine::RunStages::kMostSteps));
+  command
+      .add_option("--freeze-step", flags.freeze_step,
+                  "exact steps of 1-bit Adam and lean 1-bit Adam (default: of "
+                  "--config, otherwise a fifth of --steps, at most 1000)")
+      ->check(number(1, engine::RunStages::kMostSteps));
 }
 
 void add_network_options(CLI::App& command, Flags& flags) {
@@ -257,6 +296,7 @@ void add_plan(CLI::App& app) {
                    "(default: after the freeze)")
       ->check(number(1, kMostTime));
   command->add_flag("--json", flags->json, "one JSON object per line");
+  add_run_options(*command, *flags);
   add_network_options(*command, *flags);
   command->callback([flags] { run(*flags); });
 }

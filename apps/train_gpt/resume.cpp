@@ -6,6 +6,7 @@
 #include <charconv>
 
 #include "core/require.h"
+#include "optim/saved_state.h"
 
 namespace thinwire::train_gpt {
 namespace {
@@ -42,18 +43,19 @@ Position position_of(const checkpoint::LoadReport& report, bool is_first) {
   const StateDict& common = report.extra.common;
   const StateDict& own = report.extra.own;
   try {
-    Position position{.step = common.integer("step"),
-                      .next_sequence = common.integer("next_sequence"),
-                      .seed = number_from(common.text("seed")),
-                      .data_hash = number_from(common.text("data_hash"))};
+    Position position{
+        .step = optim::saved_count(common, "step"),
+        .next_sequence = optim::saved_count(common, "next_sequence"),
+        .seed = number_from(common.text("seed")),
+        .data_hash = number_from(common.text("data_hash"))};
     if (!is_first) return position;
-    position.totals = {
-        .bytes_sent = static_cast<std::uint64_t>(own.integer("bytes_sent")),
-        .seconds = own.real("seconds"),
-        .tokens = own.real("tokens")};
+    position.totals = {.bytes_sent = static_cast<std::uint64_t>(
+                           optim::saved_count(own, "bytes_sent")),
+                       .seconds = own.real("seconds"),
+                       .tokens = own.real("tokens")};
     if (own.has_scalar("val_loss"))
       position.totals.val_loss = own.real("val_loss");
-    position.saves = own.integer("saves");
+    position.saves = optim::saved_count(own, "saves");
     position.save_seconds = own.real("save_seconds");
     return position;
   } catch (const Error& error) {

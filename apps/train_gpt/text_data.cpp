@@ -60,29 +60,30 @@ std::vector<std::uint8_t> read_file(const std::string& path) {
 }  // namespace
 
 TextData TextData::load(const std::vector<std::string>& paths,
-                        std::size_t context) {
+                        std::size_t context, std::size_t validation_bytes) {
   std::vector<Text> texts;
   for (const auto& path : paths) texts.push_back({.bytes = read_file(path)});
-  return TextData(std::move(texts), context);
+  return TextData(std::move(texts), context, validation_bytes);
 }
 
 TextData TextData::of(const std::vector<std::string>& contents,
-                      std::size_t context) {
+                      std::size_t context, std::size_t validation_bytes) {
   std::vector<Text> texts;
   for (const auto& content : contents) {
     texts.push_back({.bytes = {content.begin(), content.end()}});
   }
-  return TextData(std::move(texts), context);
+  return TextData(std::move(texts), context, validation_bytes);
 }
 
-TextData::TextData(std::vector<Text> texts, std::size_t context)
+TextData::TextData(std::vector<Text> texts, std::size_t context,
+                   std::size_t validation_bytes)
     : texts_(std::move(texts)), context_(context) {
   for (Text& text : texts_) {
     text.training = text.bytes.size() - text.bytes.size() / kHoldOutPart;
     text.starts = text.training > context ? text.training - context : 0;
     starts_ += text.starts;
   }
-  choose_validation();
+  choose_validation(validation_bytes);
   if (starts_ == 0 || validation_.empty()) {
     throw Error(
         ErrorCode::kInvalidArgument,
@@ -95,7 +96,7 @@ TextData::TextData(std::vector<Text> texts, std::size_t context)
   }
 }
 
-void TextData::choose_validation() {
+void TextData::choose_validation(std::size_t bytes) {
   std::vector<Window> all;
   for (std::size_t i = 0; i < texts_.size(); ++i) {
     const Text& text = texts_[i];
@@ -105,7 +106,7 @@ void TextData::choose_validation() {
       all.push_back({i, begin});
     }
   }
-  const std::size_t wanted = (kValidationBytes + context_ - 1) / context_;
+  const std::size_t wanted = (bytes + context_ - 1) / context_;
   const std::size_t count = std::min(wanted, all.size());
   for (std::size_t i = 0; i < count; ++i) {
     validation_.push_back(all[i * all.size() / count]);

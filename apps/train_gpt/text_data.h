@@ -27,22 +27,22 @@ struct Shard {
 /// and its total size only, and the ranks of a step never share a draw.
 ///
 /// Validation: the held-out parts are cut into windows that do not overlap; of
-/// them evenly spaced ones are taken, 64 KiB of predictions in all, or all
-/// there are. The ranks take neighbouring windows, in rank order.
+/// them evenly spaced ones are taken, as many bytes of predictions as asked
+/// for, or all there are. The ranks take neighbouring windows, in rank order.
 class TextData {
  public:
-  static constexpr std::size_t kValidationBytes = 64 * 1024;
   /// Of one file: all of it is held in memory.
   static constexpr std::size_t kMostBytes = std::size_t{4} << 30;
 
-  /// Reads the files. Throws Error(kUnavailable) naming a file that cannot be
+  /// Reads the files. `validation_bytes`, at least 1, is rounded up to whole
+  /// windows. Throws Error(kUnavailable) naming a file that cannot be
   /// read and Error(kInvalidArgument) if there is too little text for one
   /// training window and one validation window.
   static TextData load(const std::vector<std::string>& paths,
-                       std::size_t context);
+                       std::size_t context, std::size_t validation_bytes);
   /// The same of texts in memory.
-  static TextData of(const std::vector<std::string>& texts,
-                     std::size_t context);
+  static TextData of(const std::vector<std::string>& texts, std::size_t context,
+                     std::size_t validation_bytes = 64 * 1024);
 
   /// Sequences of one backward for one rank; `first` is the first of all
   /// ranks' numbers, which are world_size * sequences.
@@ -72,8 +72,9 @@ class TextData {
     std::size_t starts = 0;    // Places where a training window may begin.
   };
 
-  TextData(std::vector<Text> texts, std::size_t context);
-  void choose_validation();
+  TextData(std::vector<Text> texts, std::size_t context,
+           std::size_t validation_bytes);
+  void choose_validation(std::size_t bytes);
   void append(std::size_t text, std::size_t begin, Batch& batch) const;
 
   std::vector<Text> texts_;

@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <exception>
+#include <filesystem>
 #include <iostream>
 #include <optional>
 #include <span>
@@ -15,6 +18,7 @@
 #include "apps/train_gpt/options/training_config.h"
 #include "apps/train_gpt/signals.h"
 #include "apps/train_gpt/trainer_impl.h"
+#include "thinwire/checkpoint/inspect.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/checksum.h"
 #include "thinwire/core/env.h"
@@ -27,7 +31,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::int64_t kValidations = 10;  // in one run
+constexpr std::int64_t kValidations = 10;  // in one run, unless asked for
 // Losses stay with their ranks for so many steps, then travel together.
 constexpr std::size_t kLossesPerExchange = 10;
 
@@ -88,7 +92,8 @@ Trainer::Trainer(const Options& options, comm::Communicator& comm)
                 options.optimizer, options.steps, config_.steps_per_print) {}
 
 void Trainer::prepare() {
-  data_ = TextData::load(options_.data, model_.context());
+  data_ = TextData::load(options_.data, model_.context(),
+                         static_cast<std::size_t>(options_.validate_bytes));
   data_hash_ = data_->hash();
   config_.validate(comm_.size());
   if (options_.saving.is_periodic() && options_.optimizer == "zero_one_adam" &&
@@ -107,12 +112,30 @@ void Trainer::prepare() {
   if (options_.saving.resume.empty()) writer_->begin();
 }
 
+// Whether resume() will find something, as far as rank 0 sees.
+bool Trainer::goes_on() {
+  const Saving& saving = options_.saving;
+  if (saving.resume.empty()) return false;
+  std::uint8_t found = saving.resume == kAutoResume ? 0 : 1;
+  if (is_first() && found == 0 &&
+      std::filesystem::is_directory(saving.files.root)) {
+    try {
+      const auto all = checkpoint::inspect(saving.files.root);
+      found = std::ranges::any_of(all,
+                                  [](const auto& one) { return one.complete; });
+    } catch (const Error&) {  // there is none
+    }
+  }
+  comm_.broadcast(View(&found, 1, DType::kUInt8), 0);
+  return found != 0;
+}
+
 // False: another rank says why it is to end.
 bool Trainer::begin() {
   comm::require_same(comm_, "settings and data of train_gpt",
                      agreement(options_, data_hash_));
   if (is_first()) model_.initialize(options_.seed);
-  model_.train_with(comm_, config_);
+  model_.train_with(comm_, goes_on() ? config_to_resume(options_) : config_);
   next_sequence_ = sequences_per_backward();
   const Saving& saving = options_.saving;
   if (!saving.resume.empty() && !resume()) return false;
@@ -213,10 +236,18 @@ double Trainer::validate() {
   return total / static_cast<double>(windows * model_.context());
 }
 
+// A run whose last save fails was trained nevertheless: it is summarized first.
 Ending Trainer::run() {
   if (!begin()) return Ending::kFailedElsewhere;
+  bool is_saved = true;
+  std::exception_ptr unsaved;
   try {
     if (!take_steps()) return Ending::kFailedElsewhere;
+    try {
+      is_saved = save_last();
+    } catch (const AgreedFailure&) {
+      unsaved = std::current_exception();
+    }
   } catch (const std::exception& error) {
     const std::string signal(signal_name(stop_signal()));
     progress_.finish();
@@ -236,7 +267,15 @@ Ending Trainer::run() {
   summary_.memory = memory_of_rank(memory_use().at_peak);
   summary_.params_checksum = checksum_of_masters();
   if (is_first()) finish();
-  return Ending::kDone;
+  if (unsaved) std::rethrow_exception(unsaved);
+  return is_saved ? Ending::kDone : Ending::kFailedElsewhere;
+}
+
+bool Trainer::is_validated(std::int64_t step) const {
+  const std::int64_t steps = options_.steps;
+  const std::optional<std::int64_t> every = options_.validate_every;
+  if (every) return step == steps || (*every > 0 && step % *every == 0);
+  return step * kValidations / steps != (step - 1) * kValidations / steps;
 }
 
 void Trainer::validate_after(std::int64_t step) {
@@ -246,30 +285,39 @@ void Trainer::validate_after(std::int64_t step) {
   progress_.validation(row);
 }
 
+checkpoint::Extra Trainer::extra() {
+  share_losses();
+  return extra_of(position(), is_first());
+}
+
 // False: the run could not be saved, and rank 0 tells why.
+bool Trainer::save_last() {
+  if (newest_step_ < options_.steps || !options_.saving.is_periodic())
+    return true;
+  return all_or_none(
+      [&] { checkpointer_->finish([this] { return extra(); }); });
+}
+
+// The same of a save that a signal asked for.
 bool Trainer::take_steps() {
-  const auto extra = [this] {
-    share_losses();
-    return extra_of(position(), is_first());
-  };
   while (newest_step_ < options_.steps) {
     const std::int64_t step = newest_step_ + 1;
     const engine::EngineReport report = this->step(step);
-    const bool is_tenth = step * kValidations / options_.steps !=
-                          (step - 1) * kValidations / options_.steps;
-    if (is_tenth) synchronize();
+    const bool validates = is_validated(step);
+    if (validates) synchronize();
     StepRow newest = unshared_.back();
-    if (is_tenth || unshared_.size() == kLossesPerExchange) share_losses();
-    if (is_tenth) validate_after(step);
+    if (validates || unshared_.size() == kLossesPerExchange) share_losses();
+    if (validates) validate_after(step);
     newest.loss = newest_loss_;
     progress_.step(newest);
     if (save_signal() != 0) checkpointer_->request_stop();
-    if (!all_or_none([&] { checkpointer_->after_step(report, extra); }))
+    if (!all_or_none([&] {
+          checkpointer_->after_step(report, [this] { return extra(); });
+        }))
       return false;
-    if (checkpointer_->stop_requested()) return true;
+    if (checkpointer_->stop_requested()) break;
   }
-  return !options_.saving.is_periodic() ||
-         all_or_none([&] { checkpointer_->finish(extra); });
+  return true;
 }
 
 // Collective: masters may be sharded.

@@ -44,7 +44,7 @@ void Trainer::summarize() {
     summary_.save_seconds =
         resumed_.save_seconds + checkpointer_->totals().held_seconds;
   }
-  summary_.add(writer_->so_far());
+  summary_.add(writer_->totals());
 }
 
 // What steps recorded before a signal ended them. The summary first: a launcher
@@ -52,8 +52,7 @@ void Trainer::summarize() {
 void Trainer::stop(std::string_view signal) {
   if (comm_.size() == 1) share_losses();  // local
   summary_.memory = memory_of_rank(memory_use().at_peak);
-  const auto& steps = writer_->so_far().steps;
-  summary_.stopped_at = steps.empty() ? 0 : steps.back().step;
+  summary_.stopped_at = writer_->newest() ? writer_->newest()->step : 0;
   summary_.stopped_by = signal;
   summarize();
   const std::vector<RunRecord> runs = {writer_->finish(summary_)};

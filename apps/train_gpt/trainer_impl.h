@@ -37,6 +37,7 @@ class Trainer {
     return static_cast<std::int64_t>(shard_.world_size * shard_.sequences);
   }
   [[nodiscard]] bool begin();
+  [[nodiscard]] bool goes_on();
   [[nodiscard]] bool resume();
   void go_on();
   void warn_of_other_runs() const;
@@ -46,6 +47,9 @@ class Trainer {
   [[nodiscard]] double validate();
   [[nodiscard]] std::string checksum_of_masters();
   [[nodiscard]] bool take_steps();
+  [[nodiscard]] bool save_last();
+  [[nodiscard]] checkpoint::Extra extra();
+  [[nodiscard]] bool is_validated(std::int64_t step) const;
   void validate_after(std::int64_t step);
   [[nodiscard]] Position position() const;
   [[nodiscard]] bool all_or_none(const std::function<void()>& body);

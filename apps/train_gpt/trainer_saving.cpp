@@ -2,10 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <iostream>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "apps/train_gpt/agreed_failure.h"
 #include "apps/train_gpt/trainer_impl.h"
@@ -69,8 +69,13 @@ bool Trainer::resume() {
 // What this run writes takes the place of what has the same name.
 void Trainer::warn_of_other_runs() const {
   const std::string& root = options_.saving.files.root;
-  if (!std::filesystem::is_directory(root)) return;
-  const auto all = checkpoint::inspect(root);
+  std::vector<checkpoint::Description> all;
+  try {
+    all = checkpoint::inspect(root);
+  } catch (const Error& error) {
+    // There is none; a directory that cannot be read fails in the first save.
+    if (error.code() != ErrorCode::kUnavailable) throw;
+  }
   const auto complete = std::count_if(
       all.begin(), all.end(), [](const auto& one) { return one.complete; });
   if (complete > 0)
@@ -84,8 +89,7 @@ void Trainer::go_on() {
   newest_step_ = resumed_.step;
   next_sequence_ = resumed_.next_sequence;
   summary_.resumed_from = resumed_.step;
-  if (writer_ && !writer_->so_far().steps.empty())
-    newest_loss_ = writer_->so_far().steps.back().loss;
+  if (writer_ && writer_->newest()) newest_loss_ = writer_->newest()->loss;
 }
 
 Position Trainer::position() const {
@@ -95,7 +99,7 @@ Position Trainer::position() const {
                     .data_hash = data_hash_};
   if (!writer_ || !checkpointer_) return position;
   const auto& saved = checkpointer_->totals();
-  position.totals = writer_->so_far().totals();
+  position.totals = writer_->totals();
   position.saves = resumed_.saves + saved.saves + 1;
   position.save_seconds = resumed_.save_seconds + saved.held_seconds;
   return position;

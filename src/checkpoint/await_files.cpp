@@ -5,9 +5,9 @@
 
 #include <string>
 
-#include "checkpoint/commit/announcement.h"
 #include "checkpoint/commit/find_checkpoints.h"
 #include "checkpoint/commit/root.h"
+#include "comm/host_name.h"
 
 namespace thinwire::checkpoint {
 
@@ -32,8 +32,8 @@ void await_own(FileSystem& files, const Found& found, int rank,
               fmt::format("{}: rank {} on host {} sees {} of {} bytes, rank 0 "
                           "saw all: it was removed while it was opened "
                           "(keep_last?), or its directory is not shared",
-                          path(), rank, host_name(), bytes_of(files, path()),
-                          next->bytes));
+                          path(), rank, comm::host_name(),
+                          bytes_of(files, path()), next->bytes));
 }
 
 }  // namespace

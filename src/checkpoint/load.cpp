@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <optional>
 #include <utility>
 
@@ -14,7 +15,9 @@
 #include "checkpoint/others.h"
 #include "checkpoint/save_plan.h"
 #include "checkpoint/state_reader.h"
+#include "checkpoint/whole_model.h"
 #include "core/require.h"
+#include "optim/saved_state.h"
 #include "thinwire/checkpoint/checkpoint.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/log.h"
@@ -44,6 +47,19 @@ LoadOptions without(const Manifest& manifest,
   for (const SavedParameter& saved : manifest.parameters)
     if (std::find(others.begin(), others.end(), &saved) != others.end())
       options.ignore.push_back(saved.name);
+  return options;
+}
+
+// Collective: what other ranks hold is not looked for among this one's.
+LoadOptions without_experts_elsewhere(const Training& training,
+                                      const Manifest& manifest,
+                                      LoadOptions options) {
+  if (training.experts.empty()) return options;
+  const WholeModel whole = whole_model(training.comm, training);
+  for (const SavedParameter& saved : manifest.parameters)
+    for (std::size_t i = whole.num_dense; i < whole.own.size(); ++i)
+      if (!whole.own[i] && whole.layout.parameters()[i].name == saved.name)
+        options.ignore.push_back(saved.name);
   return options;
 }
 
@@ -88,11 +104,31 @@ void complete_foreign(const optim::State& target, StateDict& state) {
   }
 }
 
+// What ZeRO's low-bit exchange of gradients has left over is in the units of
+// gradients: only ZeRO that sends gradients so takes it.
+void note_dropped_residuals(const Manifest& manifest,
+                            const optim::State& target,
+                            std::vector<std::string>& notes) {
+  const std::string& optimizer = target.common.text("optimizer");
+  const bool takes_them =
+      target.encoded && (optimizer == "adam" || optimizer == "lamb");
+  const bool has_some =
+      manifest.scalars.has_scalar("bits_up") &&
+      std::ranges::any_of(manifest.arrays, [](const SavedArray& array) {
+        return array.name == optim::kWorkerError;
+      });
+  if (has_some && !takes_them)
+    notes.emplace_back(
+        "the gradients' residuals of ZeRO's low-bit exchange are dropped: this "
+        "run does not exchange gradients in few bits");
+}
+
 void read_state(const Training& training, const Found& found,
-                StateReader& reader, const LoadOptions& options, Read& read) {
+                const optim::State& target, StateReader& reader,
+                const LoadOptions& options, Read& read) {
   const Manifest& manifest = found.manifest;
   const MemoryScope scope(MemoryKind::kStates);  // the optimizer takes them
-  const optim::State target = training.optimizer.state();
+  note_dropped_residuals(manifest, target, read.report.notes);
   StateDict state = reader.state(target);
   reader.finish();
   state.put_integer("allow_rounding", options.allow_rounding ? 1 : 0);
@@ -102,8 +138,17 @@ void read_state(const Training& training, const Found& found,
     read.report.notes.push_back(fmt::format("saved by {} ranks, loaded by {}",
                                             manifest.world,
                                             training.comm.size()));
+  // The checkpoint before it may have usable values, and would fit as well.
+  std::exception_ptr unusable;
   fit_everywhere(training.comm, [&] {
-    read.adoption = training.optimizer.adopt(std::move(state));
+    try {
+      read.adoption = training.optimizer.adopt(std::move(state));
+    } catch (const optim::UnusableValue&) {
+      unusable = std::current_exception();
+    }
+  });
+  everywhere(training.comm, [&] {
+    if (unusable) std::rethrow_exception(unusable);
   });
 }
 
@@ -119,6 +164,15 @@ void read_extras(const Training& training, const Manifest& manifest,
           "",
           report.own_of_ranks[static_cast<std::size_t>(training.comm.rank())]);
   });
+}
+
+void require_usable_parameters(const Training& training,
+                               const Matching& matching, ConstView values) {
+  for (std::size_t i = 0; i < matching.saved.size(); ++i) {
+    const Parameter& p = training.layout.parameters()[i];
+    if (matching.saved[i])
+      optim::require_usable(p.name, values.subview(p.offset, p.size));
+  }
 }
 
 // A new parameter is what it was.
@@ -143,14 +197,16 @@ Read read_all(const Training& training, const Found& found,
   const bool with_states = options.what == What::kAll;
   Read read;
   Matching matching;
+  const LoadOptions own =
+      without_experts_elsewhere(training, manifest, options);
   std::vector<const SavedParameter*> others;
   fit_everywhere(training.comm, [&] {
     if (with_states) require_fits(training, manifest);
     others =
         match_others(training.others, manifest, options, read.report.notes);
-    matching = match(manifest.parameters, training.layout,
-                     without(manifest, others, options),
-                     with_states && !found.is_foreign);
+    matching =
+        match(manifest.parameters, training.layout,
+              without(manifest, others, own), with_states && !found.is_foreign);
   });
   std::optional<SavedArrays> arrays;
   std::optional<Weights> weights;
@@ -172,13 +228,21 @@ Read read_all(const Training& training, const Found& found,
     }
   });
   StateReader reader(training.comm, training.layout, manifest, *arrays,
-                     *weights, matching, options.share_reads);
-  read.parameters = reader.parameters(training.params.dtype());
-  if (with_states)
-    read_state(training, found, reader, options, read);
-  else if (training.params.dtype() != DType::kFloat32)
-    read.masters = reader.parameters(DType::kFloat32);
+                     *weights, matching,
+                     options.share_reads && training.experts.empty());
+  const DType dtype = training.params.dtype();
+  optim::State target;
+  if (with_states) target = training.optimizer.state();
+  read.parameters = reader.parameters(dtype, with_states ? &target : nullptr);
+  if (!with_states && dtype != DType::kFloat32)
+    read.masters = reader.parameters(DType::kFloat32, nullptr);
   reader.finish();
+  everywhere(training.comm, [&] {
+    for (const Buffer* values : {&read.parameters, &read.masters})
+      if (!values->empty())
+        require_usable_parameters(training, matching, values->view());
+  });
+  if (with_states) read_state(training, found, target, reader, options, read);
   if (!found.is_foreign)
     read_extras(training, manifest, {files, found.path, manifest, *arrays},
                 read.report);
@@ -208,7 +272,6 @@ LoadReport load_from(const Training& training, const Found& found,
                      const LoadOptions& options) {
   const Manifest& manifest = found.manifest;
   Read read = read_all(training, found, options);
-  put_in_place(training, manifest, read);
   LoadReport& report = read.report;
   report.path = found.path;
   report.step = manifest.step;
@@ -218,6 +281,12 @@ LoadReport load_from(const Training& training, const Found& found,
   report.precision = manifest.precision;
   report.config = manifest.config;
   report.scalars.put_all("", manifest.caller);
+  everywhere(training.comm, [&] {
+    if (options.accept) options.accept(report);
+  });
+  put_in_place(training, manifest, read);
+  for (std::string& note : training.optimizer.take_notes())
+    report.notes.push_back(std::move(note));
   return std::move(report);
 }
 

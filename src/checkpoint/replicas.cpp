@@ -46,15 +46,15 @@ std::string description(const Training& training, const optim::State& state,
       options.durable, options.check_replicas,
       static_cast<int>(options.residuals), static_cast<int>(options.storage),
       options.frozen);
-  text += training.layout.describe();
   text += lines_of("scalar", state.common);
   text += lines_of("scalar", training.scalars);
   text += lines_of("extra", extra.common);
   for (const StateArray& array : state.arrays)
-    fmt::format_to(std::back_inserter(text), "array {} {} {} {} {}\n",
-                   array.name, to_string(array.axis), to_string(array.sharing),
-                   to_string(array.dtype),
-                   array.sharing == Sharing::kSame ? array.size : 0);
+    fmt::format_to(
+        std::back_inserter(text), "array {} {} {} {} {}\n", array.name,
+        to_string(array.axis), to_string(array.sharing), to_string(array.dtype),
+        array.sharing == Sharing::kSame && training.experts.empty() ? array.size
+                                                                    : 0);
   return text;
 }
 
@@ -83,8 +83,9 @@ class Reader {
   Checksum checksum_;
 };
 
-// By parameter, so that a difference says where.
-std::string checksums(const ParameterLayout& layout, const StateArray& array) {
+// By parameter, so that a difference says where; of those that are held alike.
+std::string checksums(const ParameterLayout& layout, const StateArray& array,
+                      const std::vector<bool>& is_held) {
   Reader reader(array);
   if (array.axis != Axis::kElement)
     return fmt::format("{} {:016x}\n", array.name,
@@ -92,12 +93,33 @@ std::string checksums(const ParameterLayout& layout, const StateArray& array) {
   std::string text;
   std::size_t begin = 0;
   for (const Row& row : rows_of(layout, array.ranges)) {
-    fmt::format_to(std::back_inserter(text), "{} of {}: {:016x}\n", array.name,
-                   layout.parameters()[row.parameter].name,
-                   reader.checksum_of({begin, row.range.size}));
+    if (is_held[row.parameter])
+      fmt::format_to(std::back_inserter(text), "{} of {}: {:016x}\n",
+                     array.name, layout.parameters()[row.parameter].name,
+                     reader.checksum_of({begin, row.range.size}));
     begin += row.range.size;
   }
   return text;
+}
+
+void require_same_values(const Training& training, const optim::State& state,
+                         const optim::HeldParameters& held, bool is_dense) {
+  const ConstView weights =
+      training.optimizer.exchanged_params(training.params);
+  std::vector<bool> is_held(training.layout.parameters().size());
+  std::string values;
+  for (const std::size_t i : held.parameters) {
+    const Parameter& p = training.layout.parameters()[i];
+    is_held[i] = true;
+    fmt::format_to(std::back_inserter(values), "parameter {}: {:016x}\n",
+                   p.name, checksum(weights.subview(p.offset, p.size)));
+  }
+  for (const StateArray& array : state.arrays)
+    if (array.sharing == Sharing::kSame && !array.is_parameters &&
+        (is_dense || array.axis == Axis::kElement))
+      values += checksums(training.layout, array, is_held);
+  comm::require_same(*held.comm, "values that should be equal on all ranks",
+                     values);
 }
 
 }  // namespace
@@ -106,19 +128,16 @@ void require_same_replicas(comm::Communicator& comm, const Training& training,
                            const optim::State& state, const Extra& extra,
                            const SaveOptions& options) {
   if (comm.size() == 1) return;
-  comm::require_same(comm, "what is to be saved",
-                     description(training, state, extra, options));
+  optim::require_same_parameters(comm, training.layout, training.experts,
+                                 "what is to be saved",
+                                 description(training, state, extra, options));
   if (!options.check_replicas) return;
-  const ConstView weights =
-      training.optimizer.exchanged_params(training.params);
-  std::string values;
-  for (const Parameter& p : training.layout.parameters())
-    fmt::format_to(std::back_inserter(values), "parameter {}: {:016x}\n",
-                   p.name, checksum(weights.subview(p.offset, p.size)));
-  for (const StateArray& array : state.arrays)
-    if (array.sharing == Sharing::kSame && !array.is_parameters)
-      values += checksums(training.layout, array);
-  comm::require_same(comm, "values that should be equal on all ranks", values);
+  const auto held =
+      optim::held_parameters(comm, training.layout, training.experts);
+  require_same_values(training, state, held.front(), true);
+  optim::for_experts(comm, held, [&](const optim::HeldParameters& experts) {
+    require_same_values(training, state, experts, false);
+  });
 }
 
 }  // namespace thinwire::checkpoint

@@ -23,17 +23,16 @@ using optim::StateArray;
 
 namespace {
 
-// One value per row where an array has the axis kRange: rows are not cut.
-std::vector<Row> rows_of_values(const ParameterLayout& layout,
-                                const StateArray& array, Range part) {
-  if (array.axis == Axis::kElement)
-    return rows_of(layout, part_of_ranges(array.ranges, part));
-  std::vector<Row> rows;
-  for (std::size_t i = part.offset; i < part.end(); ++i) {
-    const auto row = rows_of(layout, {&array.ranges[i], 1});
-    rows.insert(rows.end(), row.begin(), row.end());
-  }
-  return rows;
+// Values of several parts, one after the other.
+StateArray::Read read_parts(StateArray::Read read, std::vector<Range> parts) {
+  return
+      [read = std::move(read), parts = std::move(parts)](Range range, View to) {
+        std::size_t done = 0;
+        for (const Range& part : part_of_ranges(parts, range)) {
+          read(part, to.subview(done, part.size));
+          done += part.size;
+        }
+      };
 }
 
 StateArray::Read read_rows(const std::vector<Row>& rows) {
@@ -85,9 +84,11 @@ std::string precision_name(DType dtype) {
   }
 }
 
-SavePlan::SavePlan(const Training& training, const optim::State& state,
-                   const Extra& extra, const SaveOptions& options)
+SavePlan::SavePlan(const Training& training, const WholeModel& whole,
+                   const optim::State& state, const Extra& extra,
+                   const SaveOptions& options)
     : training_(training),
+      whole_(whole),
       state_(state),
       extra_(extra),
       options_(options),
@@ -103,38 +104,61 @@ bool SavePlan::saves_others() const {
 }
 
 void SavePlan::plan_weights() {
-  const auto parameters = training_.layout.parameters();
+  plan_dense_weights();
+  plan_expert_weights();
+  const std::vector<std::string> names = files_of_weights(weight_files_.size());
+  for (std::size_t k = 0; k < names.size(); ++k)
+    weight_files_[k].name = names[k];
+  for (const WeightFile& file : weight_files_)
+    if (file.rank == rank_) add_weight_file(file);
+}
+
+void SavePlan::plan_dense_weights() {
+  const auto parameters =
+      whole_.layout.parameters().subspan(0, whole_.num_dense);
+  const std::size_t elements =
+      parameters.empty() ? 0
+                         : parameters.back().offset + parameters.back().size;
   const std::size_t size = size_of(training_.params.dtype());
-  const std::size_t bytes = training_.layout.size() * size;
+  const std::size_t bytes = elements * size;
   const std::size_t count =
       std::clamp((bytes + kWeightFileBytes - 1) / kWeightFileBytes,
                  std::size_t{1}, static_cast<std::size_t>(world_));
-  const std::vector<std::string> names = files_of_weights(count);
   std::size_t first = 0;
   for (std::size_t k = 0; k < count; ++k) {
     // Up to the parameter with which (k + 1) / count of all bytes are there.
     std::size_t end = first;
     const std::size_t goal =
-        share_of(training_.layout.size(), static_cast<int>(k),
-                 static_cast<int>(count))
-            .end();
+        share_of(elements, static_cast<int>(k), static_cast<int>(count)).end();
     while (end < parameters.size() &&
            (k + 1 == count ||
             parameters[end].offset + parameters[end].size / 2 < goal))
       ++end;
     weight_files_.push_back(
-        {names[k], first, end,
+        {{},
+         first,
+         end,
          static_cast<int>(k * static_cast<std::size_t>(world_) / count)});
     first = end;
   }
-  for (const WeightFile& file : weight_files_)
-    if (file.rank == rank_) add_weight_file(file);
+}
+
+// One file for neighbours of one rank.
+void SavePlan::plan_expert_weights() {
+  std::size_t first = whole_.num_dense;
+  const std::size_t count = whole_.layout.parameters().size();
+  while (first < count) {
+    std::size_t end = first;
+    while (end < count && whole_.writers[end] == whole_.writers[first]) ++end;
+    weight_files_.push_back({{}, first, end, whole_.writers[first]});
+    first = end;
+  }
 }
 
 void SavePlan::add_weight_file(const WeightFile& file) {
   std::vector<Tensor> tensors;
   for (std::size_t i = file.first; i < file.end; ++i) {
-    const Parameter& p = training_.layout.parameters()[i];
+    const Parameter& p = training_.layout.parameters()[*whole_.own[i]];
     add_tensor(tensors, p.name, p.shape, {training_.params.dtype(), false},
                converted(weights_.subview(p.offset, p.size)));
   }
@@ -171,22 +195,82 @@ bool SavePlan::is_written(const StateArray& array) const {
 void SavePlan::add_array(const StateArray& array) {
   const bool has_rows =
       array.axis == Axis::kElement || array.axis == Axis::kRange;
-  Range part{0, array.size};
+  std::vector<Range> parts{{0, array.size}};
+  StateArray::Read read = array.read;
   if (array.sharing == Sharing::kSame) {
     if (has_rows)
-      part = share_of(array.size, rank_, world_);
+      parts = own_shares(array);
     else if (rank_ != 0)
       return;
   }
+  if (array.axis == Axis::kParameter && !training_.experts.empty()) {
+    parts = {{0, whole_.layout.parameters().size()}};
+    read = of_all_parameters(array);
+  }
   std::string index;
-  if (has_rows)
-    index = fragments(rows_of_values(training_.layout, array, part));
-  const StateArray::Read read = array.read;
-  add_tensor(tensors_, array.name, {part.size}, {array.dtype, false},
-             [read, begin = part.offset](Range range, View to) {
-               read({begin + range.offset, range.size}, to);
-             });
+  if (has_rows) {
+    std::vector<Row> rows;
+    for (const Range& part : parts)
+      for (const Row& row : rows_of_values(array, part)) rows.push_back(row);
+    index = fragments(std::move(rows));
+  }
+  const std::size_t size = total_size(parts);
+  add_tensor(tensors_, array.name, {size}, {array.dtype, false},
+             read_parts(std::move(read), std::move(parts)));
   names_.emplace_back(array.name, std::move(index));
+}
+
+// What the ranks that hold the same parameters share out among them.
+std::vector<Range> SavePlan::own_shares(const StateArray& array) const {
+  if (whole_.held.size() == 1) return {share_of(array.size, rank_, world_)};
+  std::vector<std::size_t> holder(training_.layout.parameters().size());
+  for (std::size_t h = 0; h < whole_.held.size(); ++h)
+    for (const std::size_t p : whole_.held[h].parameters) holder[p] = h;
+  std::vector<std::vector<Range>> values(whole_.held.size());
+  std::size_t at = 0;
+  for (const Range& range : array.ranges)
+    for (const Row& row : rows_of(training_.layout, {&range, 1})) {
+      const bool is_whole = array.axis == Axis::kRange;
+      const std::size_t size = is_whole ? 1 : row.range.size;
+      values[holder[row.parameter]].push_back({at, size});
+      at += size;
+      if (is_whole) break;
+    }
+  std::vector<Range> parts;
+  for (std::size_t h = 0; h < values.size(); ++h) {
+    const comm::Communicator& comm = *whole_.held[h].comm;
+    for (const Range& part : part_of_ranges(
+             values[h],
+             share_of(total_size(values[h]), comm.rank(), comm.size())))
+      parts.push_back(part);
+  }
+  return parts;
+}
+
+// One value per row where an array has the axis kRange: rows are not cut.
+std::vector<Row> SavePlan::rows_of_values(const StateArray& array,
+                                          Range part) const {
+  std::vector<Row> rows;
+  if (array.axis == Axis::kElement) {
+    rows = rows_of(training_.layout, part_of_ranges(array.ranges, part));
+  } else {
+    for (std::size_t i = part.offset; i < part.end(); ++i) {
+      const auto row = rows_of(training_.layout, {&array.ranges[i], 1});
+      rows.insert(rows.end(), row.begin(), row.end());
+    }
+  }
+  for (Row& row : rows) row.parameter = whole_.places[row.parameter];
+  return rows;
+}
+
+// Of experts elsewhere 0.
+StateArray::Read SavePlan::of_all_parameters(const StateArray& array) const {
+  return [read = array.read, own = whole_.own](Range range, View to) {
+    if (to.bytes() != 0) std::memset(to.data(), 0, to.bytes());
+    for (std::size_t i = 0; i < range.size; ++i)
+      if (const auto& p = own[range.offset + i])
+        read({*p, 1}, to.subview(i, 1));
+  };
 }
 
 std::string SavePlan::fragments(std::vector<Row> rows) {
@@ -255,7 +339,7 @@ Manifest SavePlan::manifest() const {
   manifest.precision = precision_name(training_.params.dtype());
   manifest.zero_stage = training_.zero_stage;
   const TensorType type{training_.params.dtype(), false};
-  for (const Parameter& p : training_.layout.parameters())
+  for (const Parameter& p : whole_.layout.parameters())
     manifest.parameters.push_back({p.name, p.shape, p.group, type});
   if (saves_others())
     for (const OtherTensor& other : training_.others)
@@ -281,15 +365,14 @@ std::vector<Attachment> SavePlan::attachments() const {
   if (weight_files_.size() == 1) return all;
   Json index = Json::object();
   Json metadata = Json::object();
-  metadata.add(
-      "total_size",
-      Json::of(static_cast<std::int64_t>(training_.layout.size() *
-                                         size_of(training_.params.dtype()))));
+  metadata.add("total_size",
+               Json::of(static_cast<std::int64_t>(
+                   whole_.layout.size() * size_of(training_.params.dtype()))));
   index.add("metadata", std::move(metadata));
   Json map = Json::object();
   for (const WeightFile& file : weight_files_)
     for (std::size_t i = file.first; i < file.end; ++i)
-      map.add(training_.layout.parameters()[i].name, Json::of(file.name));
+      map.add(whole_.layout.parameters()[i].name, Json::of(file.name));
   if (saves_others())
     for (const OtherTensor& other : training_.others)
       map.add(other.name, Json::of(weight_files_.front().name));

@@ -9,6 +9,7 @@
 
 #include "checkpoint/commit/root.h"
 #include "checkpoint/rows.h"
+#include "checkpoint/whole_model.h"
 #include "thinwire/checkpoint/checkpoint.h"
 #include "thinwire/core/buffer.h"
 
@@ -18,10 +19,11 @@ namespace thinwire::checkpoint {
 /// rank; what is this rank's own, all of it.
 class SavePlan {
  public:
-  /// Local. `training`, `state` (its optimizer's) and `extra` must outlive what
-  /// is read from the files.
-  SavePlan(const Training& training, const optim::State& state,
-           const Extra& extra, const SaveOptions& options);
+  /// Local. `training`, `whole`, `state` (its optimizer's) and `extra` must
+  /// outlive what is read from the files.
+  SavePlan(const Training& training, const WholeModel& whole,
+           const optim::State& state, const Extra& extra,
+           const SaveOptions& options);
 
   [[nodiscard]] std::vector<PlannedFile>& files() noexcept { return files_; }
   /// What rank 0 says of the checkpoint; own scalars are yet to be gathered.
@@ -46,6 +48,14 @@ class SavePlan {
   };
 
   void plan_weights();
+  void plan_dense_weights();
+  void plan_expert_weights();
+  [[nodiscard]] std::vector<Range> own_shares(
+      const optim::StateArray& array) const;
+  [[nodiscard]] std::vector<Row> rows_of_values(const optim::StateArray& array,
+                                                Range part) const;
+  [[nodiscard]] optim::StateArray::Read of_all_parameters(
+      const optim::StateArray& array) const;
   void add_weight_file(const WeightFile& file);
   void plan_state();
   void add_array(const optim::StateArray& array);
@@ -61,6 +71,7 @@ class SavePlan {
   [[nodiscard]] bool saves_others() const;
 
   const Training& training_;
+  const WholeModel& whole_;
   const optim::State& state_;
   const Extra& extra_;
   const SaveOptions& options_;

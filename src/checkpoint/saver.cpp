@@ -12,11 +12,14 @@
 #include "checkpoint/format/manifest_text.h"
 #include "checkpoint/mean.h"
 #include "checkpoint/replicas.h"
+#include "checkpoint/rows.h"
 #include "checkpoint/save_plan.h"
 #include "core/json.h"
 #include "core/require.h"
+#include "optim/saved_state.h"
 #include "thinwire/checkpoint/checkpoint.h"
 #include "thinwire/comm/agreement.h"
+#include "thinwire/core/checksum.h"
 #include "thinwire/core/log.h"
 #include "thinwire/core/memory.h"
 
@@ -34,8 +37,8 @@ void require_savable(const Training& training, const optim::State& state) {
   if (state.common.has_scalar("expert_groups") &&
       state.common.integer("expert_groups") > 0)
     refuse(
-        "save: expert groups cannot be saved: their names are not unique over "
-        "ranks");
+        "save: experts whose gradients or parameters travel in few bits cannot "
+        "be saved: leave zero_bits_up and zero_bits_down out");
   if (training.semantics == "deepspeed" &&
       state.common.text("optimizer").ends_with("zero_one_adam"))
     refuse(
@@ -52,6 +55,31 @@ void require_attachable(const std::vector<Attachment>& attachments) {
             "attachments[].name",
             "no *.safetensors, no *.tmp and not model.safetensors.index.json",
             one.name);
+}
+
+// Collective: all ranks have the same values, and each looks at a share.
+bool are_usable(comm::Communicator& comm, const Training& training) {
+  const ConstView values = training.optimizer.exchanged_params(training.params);
+  const Range own = share_of(values.size(), comm.rank(), comm.size());
+  const bool is_own_usable =
+      !optim::first_unusable(values.subview(own.offset, own.size));
+  return sum_over_ranks(comm, is_own_usable ? 0 : 1) == 0;
+}
+
+void warn_of_unusable(std::int64_t step) {
+  log(LogLevel::kWarning,
+      fmt::format("step {}: some parameters are not finite, or above 1e30 in "
+                  "magnitude: no run can continue with this checkpoint; the "
+                  "newest one with finite parameters stays beside it",
+                  step));
+}
+
+// Empty: there are none.
+std::string description_of(const std::vector<Attachment>& attachments) {
+  std::string text;
+  for (const Attachment& one : attachments)
+    text += fmt::format("{} {:016x}\n", one.name, checksum(one.bytes));
+  return text;
 }
 
 StateDict scalars_in(const Json& of_rank, std::string_view member) {
@@ -143,17 +171,28 @@ Saver::Impl::Contents Saver::Impl::contents(const Training& training,
                                             const SaveOptions& options) {
   Contents all;
   std::string text_of_own;
+  const WholeModel whole = whole_model(own_comm(), training);
   everywhere(own_comm(), [&] {
-    SavePlan plan(training, state, extra, options);
+    SavePlan plan(training, whole, state, extra, options);
     all = {std::move(plan.files()), plan.attachments(), plan.manifest(),
            options.progress};
     Json own = Json::object();
     own.add("scalars", scalars_to_json(state.own));
     own.add("extra", scalars_to_json(extra.own));
+    own.add("attachments", Json::of(description_of(options.attachments)));
     text_of_own = write_json(own);
   });
-  for (const std::string& text : gather_texts(own_comm(), text_of_own)) {
-    const Json of_rank = parse_json(text);
+  const std::vector<std::string> texts = gather_texts(own_comm(), text_of_own);
+  std::string attached;  // by rank 0
+  for (std::size_t r = 0; r < texts.size(); ++r) {
+    const Json of_rank = parse_json(texts[r]);
+    const std::string& its = of_rank.find("attachments")->text;
+    if (r == 0) attached = its;
+    if (comm.rank() == 0 && !its.empty() && its != attached)
+      log(LogLevel::kWarning,
+          fmt::format("attachments: those of rank {} differ from rank 0's, "
+                      "which are saved",
+                      r));
     all.manifest.scalars_of_ranks.push_back(scalars_in(of_rank, "scalars"));
     all.manifest.extra_of_ranks.push_back(scalars_in(of_rank, "extra"));
   }
@@ -223,6 +262,9 @@ SaveReport Saver::save(const Training& training, const std::string& root,
   if (options.residuals == Residuals::kMean)
     replace_by_means(impl_->own_comm(), state);
   Impl::Contents contents = impl_->contents(training, state, extra, options);
+  contents.manifest.finite = are_usable(impl_->own_comm(), training);
+  if (!contents.manifest.finite && impl_->comm.rank() == 0)
+    warn_of_unusable(training.step);
   Root& to = impl_->root_at(root, options);
   if (options.asynchronous) {
     everywhere(impl_->own_comm(), [&] { impl_->take_snapshot(contents); });

@@ -20,6 +20,8 @@ using optim::Sharing;
 
 namespace {
 
+// In the state of ZeRO whose parameters travel in few bits.
+constexpr const char* kBitsDown = "bits_down";
 // Most bytes that are exchanged at once.
 constexpr std::size_t kPieceBytes = std::size_t{64} << 20;
 
@@ -136,10 +138,13 @@ StateReader::Read StateReader::elements(const SavedArray& array,
 
 // ---- parameters and masters
 
+// Of fp32 parameters only those that low-bit replicas are behind.
 const SavedArray* StateReader::saved_masters() const noexcept {
-  if (manifest_.precision == "fp32") return nullptr;
+  const bool is_behind = manifest_.scalars.has_scalar(kBitsDown);
+  if (manifest_.precision == "fp32" && !is_behind) return nullptr;
   for (const SavedArray& array : manifest_.arrays)
-    if (array.is_parameters) return &array;
+    if (array.is_parameters || (is_behind && array.name == "masters"))
+      return &array;
   return nullptr;
 }
 
@@ -172,10 +177,14 @@ StateReader::Read StateReader::masters(std::vector<Range> ranges, DType dtype) {
   };
 }
 
-Buffer StateReader::parameters(DType dtype) {
+Buffer StateReader::parameters(DType dtype, const optim::State* target) {
   const std::vector<Range> all{{0, layout_.size()}};
-  const bool is_same = manifest_.precision == precision_name(dtype) ||
-                       saved_masters() == nullptr;
+  const bool leaves_replicas =
+      manifest_.scalars.has_scalar(kBitsDown) &&
+      (target == nullptr || !target->common.has_scalar(kBitsDown));
+  const bool is_same =
+      saved_masters() == nullptr ||
+      (manifest_.precision == precision_name(dtype) && !leaves_replicas);
   Buffer values = fill(layout_.size(), dtype, true,
                        is_same ? weights(all) : masters(all, dtype));
   weights_.forget_chunk();

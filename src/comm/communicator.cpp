@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -162,7 +163,17 @@ std::unique_ptr<Communicator> Communicator::by_host(const Hosts& hosts) {
 std::unique_ptr<Communicator> Communicator::Impl::split(
     int color, int key, const CommunicatorOptions& chosen) {
   std::unique_ptr<Transport> part;
-  start("split", {}, [&] { part = collectives.split(color, key); }).wait();
+  // A transport without groups goes on without them.
+  std::optional<Error> unavailable;
+  start("split", {}, [&] {
+    try {
+      part = collectives.split(color, key);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnavailable) throw;
+      unavailable = error;
+    }
+  }).wait();
+  if (unavailable) throw *unavailable;
   if (!part) return nullptr;
   return std::make_unique<Communicator>(std::move(part), chosen);
 }

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <sstream>
+#include <string>
 #include <vector>
 
 namespace thinwire::comm::failure {
@@ -35,6 +37,17 @@ bool is_out_of_step(std::string_view text) noexcept {
   for (const std::string_view part : {kTimedOut, kLeft, kElsewhere, kWrongSize})
     if (text.find(part) != std::string_view::npos) return true;
   return false;
+}
+
+std::vector<int> waited_for(std::string_view text) {
+  const std::size_t at = text.find(kTimedOut);
+  if (at == std::string_view::npos) return {};
+  std::istringstream words(std::string(text.substr(at + kTimedOut.size())));
+  std::string word;
+  words >> word;  // "rank 2" or "ranks 1, 3"
+  std::vector<int> ranks;
+  for (int rank = 0; words >> rank; words.ignore(1)) ranks.push_back(rank);
+  return ranks;
 }
 
 std::string timed_out(const Operation& operation, std::span<const int> peers) {

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "thinwire/comm/transport.h"
 
@@ -25,6 +26,8 @@ namespace thinwire::comm::failure {
 /// `message` is of an error that only passes another rank's failure on.
 [[nodiscard]] bool tells_of_a_peer(std::string_view message) noexcept;
 [[nodiscard]] std::string left(const Operation& operation, int peer);
+/// The ranks that a text of timed_out() names; none in any other text.
+[[nodiscard]] std::vector<int> waited_for(std::string_view text);
 /// `text` says that a rank is elsewhere, has gone, or does not come: it makes
 /// other calls than this one, or fewer.
 [[nodiscard]] bool is_out_of_step(std::string_view text) noexcept;

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/host_name.h"
 #include "comm/hosts_of.h"
 #include "comm/ranks_of_hosts.h"
 #include "core/require.h"
@@ -61,21 +62,23 @@ std::vector<std::vector<int>> told(std::span<const OnHost> all) {
   return hosts;
 }
 
-void require_as_announced(const std::vector<std::vector<int>>& hosts,
+// How the launchers' numbers contradict what was found; "" if they agree.
+// Containers of one machine share its boot id, and have a launcher each.
+std::string contradiction(const std::vector<std::vector<int>>& hosts,
                           std::span<const OnHost> all,
                           const std::string& variable) {
+  if (all.size() == 1) return {};
   for (const std::vector<int>& host : hosts) {
     for (const int rank : host) {
       const std::int64_t said = all[static_cast<std::size_t>(rank)].announced;
       if (said != 0 && said != static_cast<std::int64_t>(host.size()))
-        reject(fmt::format(
-            "find_hosts: {} ranks have the boot id or host name of rank {}, "
-            "but {} = {}; set THINWIRE_RANKS_PER_HOST to the number that "
-            "shares a network card",
+        return fmt::format(
+            "{} ranks have the boot id or host name of rank {}, but {} = {}",
             host.size(), rank,
-            variable.empty() ? "what its launcher said" : variable, said));
+            variable.empty() ? "its launcher's number" : variable, said);
     }
   }
+  return {};
 }
 
 Hosts hosts_of_rank(const std::vector<std::vector<int>>& hosts, int rank,
@@ -114,16 +117,34 @@ Hosts hosts_of_rank(const std::vector<std::vector<int>>& hosts, int rank,
   return result;
 }
 
-// As they were told, else as found out.
+// Every rank is a host of its own.
+std::vector<std::vector<int>> apart(std::size_t ranks) {
+  std::vector<std::vector<int>> hosts;
+  for (int rank = 0; rank < static_cast<int>(ranks); ++rank)
+    hosts.push_back({rank});
+  return hosts;
+}
+
+// As the ranks were told, otherwise as found out. Sets `why` only if what was
+// found out contradicts itself.
 std::vector<std::vector<int>> grouped(std::span<const OnHost> all, int rank,
-                                      const std::string& variable) {
+                                      const std::string& variable,
+                                      WhyFlat& why) {
   const auto found = together(all);
   const bool is_told =
       std::any_of(all.begin(), all.end(),
                   [](const OnHost& one) { return one.ranks_per_host != 0; });
   if (!is_told) {
-    require_as_announced(found, all, variable);
-    return found;
+    std::string text = contradiction(found, all, variable);
+    if (text.empty()) return found;
+    if (rank == 0)
+      log(LogLevel::kWarning,
+          fmt::format("every rank counts as a host of its own: {}; "
+                      "THINWIRE_RANKS_PER_HOST sets how many share a network "
+                      "card",
+                      text));
+    why = {WhyFlat::Reason::kContradiction, std::move(text)};
+    return apart(all.size());
   }
   const auto hosts = told(all);
   if (rank == 0 && hosts != found)
@@ -167,21 +188,25 @@ std::vector<OnHost> gather_on_host(Communicator& comm,
 
 }  // namespace
 
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (gethostname(name.data(), name.size() - 1) != 0) return "unknown";
+  return name.data();
+}
+
 // Containers of one machine have one boot id and host names of their own.
 std::int64_t machine_id() {
   std::string id;
   std::ifstream file("/proc/sys/kernel/random/boot_id");
-  if (!std::getline(file, id) || id.empty()) {
-    std::array<char, 256> name{};
-    if (gethostname(name.data(), name.size() - 1) == 0) id = name.data();
-  }
+  if (!std::getline(file, id) || id.empty()) id = host_name();
   return static_cast<std::int64_t>(checksum(id));
 }
 
 Hosts hosts_of(std::span<const OnHost> all, int rank,
                const std::string& variable, WhyFlat& why) {
   why = {};
-  return hosts_of_rank(grouped(all, rank, variable), rank, why);
+  const auto hosts = grouped(all, rank, variable, why);
+  return hosts_of_rank(hosts, rank, why);
 }
 
 std::vector<int> ranks_by_place(const Hosts& hosts) {
@@ -212,8 +237,9 @@ std::vector<std::vector<int>> ranks_of_hosts(Communicator& comm,
   std::string variable;
   const auto all = gather_on_host(comm, options, variable);
   std::vector<std::vector<int>> hosts;
+  WhyFlat why;
   require_everywhere(comm,
-                     [&] { hosts = grouped(all, comm.rank(), variable); });
+                     [&] { hosts = grouped(all, comm.rank(), variable, why); });
   return hosts;
 }
 

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "comm/failure.h"
@@ -32,12 +33,23 @@ std::string without_stack(std::string_view text) {
   return std::string(text);
 }
 
+// Null if the transport has no groups.
+std::unique_ptr<Communicator> all_again(Communicator& comm) {
+  try {
+    return comm.split(0, comm.rank());
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnavailable) throw;
+    return nullptr;
+  }
+}
+
 // The ranks once more, apart from the communicator that has failed.
 class Ending {
  public:
   explicit Ending(Communicator& comm)
-      : all_(static_cast<std::size_t>(comm.size())),
-        comm_(comm.split(0, comm.rank())) {}
+      : all_(static_cast<std::size_t>(comm.size())), comm_(all_again(comm)) {}
+
+  [[nodiscard]] bool can_ask() const noexcept { return comm_ != nullptr; }
 
   // Whether every rank has come here, or does within kTogether.
   bool all_are_here() noexcept {
@@ -77,7 +89,12 @@ std::optional<int> rank_of(const Communicator& comm) {
 // must not take this rank's end for the cause. So they are told last.
 void end(Communicator& comm, Ending& ending, std::string_view cause,
          std::ostream& errors) {
-  if (!failure::tells_of_a_peer(cause)) {
+  if (failure::tells_of_a_peer(cause)) {
+    // That rank has reported.
+  } else if (!ending.can_ask()) {
+    report(errors, rank_of(comm), cause);
+    if (comm.size() > 1) std::this_thread::sleep_for(kTogether);
+  } else {
     const bool together = ending.all_are_here();
     if (!together || comm.rank() == 0) report(errors, rank_of(comm), cause);
     if (together) ending.all_are_here();  // rank 0 has reported
@@ -87,29 +104,35 @@ void end(Communicator& comm, Ending& ending, std::string_view cause,
 
 }  // namespace
 
-int run(std::unique_ptr<Communicator> comm,
-        const std::function<int(Communicator&)>& body, std::ostream* to) {
-  if (!comm)
-    throw Error(ErrorCode::kInvalidArgument, "run: comm must not be null");
+namespace detail {
+
+int run(Communicator& comm, const BodyFunction& body, std::ostream* to) {
   std::ostream& errors = stream(to);
   std::string cause;
   try {
-    Ending ending(*comm);
+    Ending ending(comm);
     try {
-      return body(*comm);
+      return body(comm);
     } catch (const std::exception& error) {
       cause = error.what();
     } catch (...) {
       cause = "an exception that is no std::exception";
     }
-    end(*comm, ending, cause, errors);
+    end(comm, ending, cause, errors);
   } catch (const std::exception& error) {  // already at the start
-    report(errors, rank_of(*comm), error.what());
+    report(errors, rank_of(comm), error.what());
   }
   return 1;
 }
 
-int run(const std::function<int(Communicator&)>& body, std::ostream* to) {
+int run(std::unique_ptr<Communicator> comm, const BodyFunction& body,
+        std::ostream* to) {
+  if (!comm)
+    throw Error(ErrorCode::kInvalidArgument, "run: comm must not be null");
+  return run(*comm, body, to);
+}
+
+int run(const BodyFunction& body, std::ostream* to) {
   std::unique_ptr<Communicator> comm;
   try {
     comm = from_environment();
@@ -117,7 +140,9 @@ int run(const std::function<int(Communicator&)>& body, std::ostream* to) {
     report(stream(to), env::launched_rank(), error.what());
     return 1;
   }
-  return run(std::move(comm), body, to);
+  return run(*comm, body, to);
 }
+
+}  // namespace detail
 
 }  // namespace thinwire::comm

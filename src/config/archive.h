@@ -95,6 +95,14 @@ class Reader {
     }
     reject(name, "one of " + known);
   }
+  template <class E>
+  void choice(std::string_view name, std::optional<E>& value,
+              Choices<E> choices) const {
+    if (!has(name)) return;
+    E read{};
+    choice(name, read, choices);
+    value = read;
+  }
 
  private:
   [[nodiscard]] std::string path_of(std::string_view name) const;
@@ -143,6 +151,11 @@ class Writer {
       field(name, choice);
       return;
     }
+  }
+  template <class E>
+  void choice(std::string_view name, const std::optional<E>& value,
+              Choices<E> choices) const {
+    if (value) choice(name, *value, choices);
   }
 
  private:

@@ -13,6 +13,10 @@ void check_without_ranks(const Config& config);
 void check_during_backward(const Config& config);
 void check_early_clipping(const Config& config);
 
+/// Whether ZeRO adds several backwards up in the residuals of gradients: one
+/// that is encoded when it comes cannot wait for another one anywhere else.
+bool residuals_add_up(const Config& config, int world);
+
 /// Settings that exclude one another, on so many ranks.
 void check_combinations(const Config& config, int world);
 

@@ -63,18 +63,14 @@ void check_optimizer_and_zero(const Config& config) {
           to_string(config.precision.master_dtype));
 }
 
-// A gradient that is encoded when it comes cannot wait for another one, but in
-// its residual, where sums need fp32.
 void check_wire_and_windows(const Config& config, int world) {
-  const ZeroConfig& zero = config.zero;
-  if (zero.stage != 2 || zero.wire.bits_up == 0) return;
-  const std::int64_t backwards = config.batch(world).accumulation_steps;
-  require(zero.wire.residual_dtype == DType::kFloat32 ||
-              (config.managed_gradient_accumulation && backwards == 1),
+  if (!residuals_add_up(config, world)) return;
+  const DType residuals = config.wire_options(world).residuals();
+  require(residuals == DType::kFloat32,
           "zero.wire.residual_dtype (thinwire.residual_dtype)",
           "float32 with zero.wire.bits_up at stage 2 and windows of several "
-          "backwards, or of unknown length: set residual_dtype to fp32",
-          to_string(zero.wire.residual_dtype));
+          "backwards, or of unknown length: leave it out",
+          to_string(residuals));
 }
 
 void check_wire_and_rest(const Config& config, int world) {
@@ -141,11 +137,33 @@ void check_early_clipping(const Config& config) {
           true);
 }
 
+bool residuals_add_up(const Config& config, int world) {
+  if (config.zero.stage != 2 || config.zero.wire.bits_up == 0) return false;
+  return !config.managed_gradient_accumulation ||
+         config.batch(world).accumulation_steps != 1;
+}
+
+// Low-bit optimizers leave experts exact: only what knows nothing of other
+// parameters is refused.
+void check_experts(const Config& config) {
+  if (config.experts().empty()) return;
+  constexpr std::string_view kWith = "groups with a communicator of their own";
+  require_corrected(config, kWith);
+  require(!uses<shard::LeanOnebitAdamOptions>(config), "optimizer",
+          fmt::format("another one than lean_onebit_adam with {}: use "
+                      "onebit_adam",
+                      kWith),
+          name_of(config.optimizer));
+  require(!config.comm.compressed_during_backward, kDuringBackward,
+          fmt::format("false with {}", kWith), true);
+}
+
 void check_combinations(const Config& config, int world) {
   check_optimizer_and_zero(config);
   check_wire_and_rest(config, world);
   check_lean(config);
   check_hierarchy(config, world);
+  check_experts(config);
   if (config.lagged_clipping) require_corrected(config, "lagged_clipping");
   if (config.fallback == Fallback::kHold)
     require_corrected(config, "fallback hold");

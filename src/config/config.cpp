@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "config/batch.h"
+#include "config/checks.h"
 
 namespace thinwire::config {
 
@@ -25,10 +26,12 @@ std::string_view name_of(const OptimizerConfig& optimizer) noexcept {
 }
 
 std::string describe(const KeyNote& note) {
-  const bool ignored = note.kind == KeyNote::Kind::kIgnored;
+  constexpr std::string_view kWhat[] = {"supported", "ignored (no effect)",
+                                        "absent"};
   std::string text = fmt::format("{}: {}", note.path,
-                                 ignored ? "ignored (no effect)" : "supported");
-  if (!note.note.empty()) text += (ignored ? ": " : ", ") + note.note;
+                                 kWhat[static_cast<std::size_t>(note.kind)]);
+  const bool supported = note.kind == KeyNote::Kind::kSupported;
+  if (!note.note.empty()) text += (supported ? ", " : ": ") + note.note;
   return text;
 }
 
@@ -37,6 +40,13 @@ BatchSizes Config::batch(int world) const {
                         .micro = train_micro_batch_size_per_gpu,
                         .accumulation = gradient_accumulation_steps},
                        world);
+}
+
+shard::WireOptions Config::wire_options(int world) const {
+  shard::WireOptions wire = zero.wire;
+  if (!wire.residual_dtype && residuals_add_up(*this, world))
+    wire.residual_dtype = DType::kFloat32;
+  return wire;
 }
 
 optim::ExchangeOptions Config::exchange_options() const {
@@ -58,6 +68,12 @@ OptimizerConfig Config::optimizer_options() const {
       },
       resolved);
   return resolved;
+}
+
+std::vector<optim::ExpertGroup> Config::experts() const {
+  return std::visit(
+      [](const auto& options) { return optim::expert_groups(options.groups); },
+      optimizer);
 }
 
 }  // namespace thinwire::config

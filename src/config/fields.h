@@ -35,6 +35,11 @@ inline constexpr Choice<Hierarchy> kHierarchies[] = {
     {"auto", Hierarchy::kAuto},
     {"flat", Hierarchy::kFlat},
     {"by_host", Hierarchy::kByHost}};
+inline constexpr Choice<CommBackend> kCommBackends[] = {
+    {"nccl", CommBackend::kNccl},
+    {"hccl", CommBackend::kHccl},
+    {"mpi", CommBackend::kMpi},
+    {"gloo", CommBackend::kGloo}};
 inline constexpr Choice<Fallback> kFallbacks[] = {{"off", Fallback::kOff},
                                                   {"warn", Fallback::kWarn},
                                                   {"hold", Fallback::kHold}};
@@ -94,7 +99,6 @@ void wire_fields(const Archive& own, Wire& w) {
 template <class Archive, class Options>
 void auto_freeze_fields(const Archive& own, Options& o) {
   own.field("lr_warmup_steps", o.lr_warmup_steps, kNotNegative);
-  own.field("total_steps", o.total_steps, kAtLeastOne);
   own.field("min_freeze_step", o.min_freeze_step, kAtLeastOne);
   own.field("max_freeze_step", o.max_freeze_step, kAtLeastOne);
   own.field("freeze_ratio", o.freeze_ratio,
@@ -126,6 +130,8 @@ void optimizer_fields(const Archive& params, const Archive& own, Options& o) {
   if constexpr (requires { o.coeff_beta; }) lamb_factor_fields(params, o);
   if constexpr (requires { o.var_freeze_step; }) zero_one_fields(params, o);
   if constexpr (requires { o.denom_floor; }) low_bit_fields(own, o);
+  if constexpr (requires { o.total_steps; })
+    own.field("total_steps", o.total_steps, kAtLeastOne);
   if constexpr (requires { o.freeze_ratio; }) auto_freeze_fields(own, o);
   if constexpr (requires { o.denominator_bits; })
     own.field("denominator_bits", o.denominator_bits, kAtLeastOne);

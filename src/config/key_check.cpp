@@ -177,12 +177,7 @@ class Checker {
   static void require_value(const KeyRule& rule, const Reader& object,
                             std::string_view name) {
     bool any = false;
-    std::int64_t count = 0;
     if (rule.value == KeyValue::kBoolean) object.field(name, any);
-    if (rule.value == KeyValue::kEvenCount) {
-      object.field(name, count, kNotNegative);
-      if (count % 2 != 0) object.reject(name, "an even integer >= 0");
-    }
   }
 
   static bool is_absent(const Json& value) {

@@ -24,6 +24,9 @@ constexpr std::string_view kStage3 = "of stage 3, which is rejected";
 constexpr std::string_view kFp32Sums =
     "sums are formed in fp32 and divided once, so no part of them overflows";
 constexpr std::string_view kMeasures = "a report of DeepSpeed's; not written";
+constexpr std::string_view kTimes =
+    "a report of DeepSpeed's; `thinwire.telemetry` and "
+    "`wall_clock_breakdown` hold these numbers";
 constexpr std::string_view kCharts =
     "in C++: `thinwire.telemetry` writes a file that `python -m thinwire "
     "telemetry` turns into TensorBoard's; thinwire.initialize follows it";
@@ -40,13 +43,18 @@ constexpr KeyRule kRules[] = {
     {"managed_gradient_accumulation", kSupported,
      "`false`: the caller says when a step ends"},
     {"gradient_clipping", kSupported,
-     "global L2 norm; absent: 1.0, as in DeepSpeed 0.19; 0: none"},
+     "global L2 norm; absent or 0: none (DeepSpeed clips at 1.0 by default "
+     "since 0.19.3)"},
     {"steps_per_print", kSupported, "steps per line of a program's log"},
     {"communication_data_type", kSupported,
      "`fp32`, `fp16`, `bf16`: how exact averages travel; absent: as the "
      "parameters"},
-    {"prescale_gradients", kIgnored, kFp32Sums},
-    {"gradient_predivide_factor", kIgnored, kFp32Sums},
+    {"prescale_gradients", kSupported,
+     "`deepspeed` semantics: divide before the sum; otherwise unnecessary: "
+     "sums are formed in fp32 and divided once"},
+    {"gradient_predivide_factor", kSupported,
+     "`deepspeed` semantics: the part of the division that comes before the "
+     "sum; otherwise unnecessary, too"},
     {"gradient_allreduce_op",
      kRejected,
      "gradients are averaged; for a sum multiply the loss by the number of "
@@ -83,8 +91,11 @@ constexpr KeyRule kRules[] = {
      "the running maximum of the variance is not supported",
      {},
      "false"},
-    {"optimizer.params.max_grad_norm", kRejected,
-     "DeepSpeed rejects it beside its wrappers; use gradient_clipping"},
+    {"optimizer.params.max_grad_norm",
+     kRejected,
+     "DeepSpeed's engine rejects it too; use gradient_clipping",
+     {},
+     "0"},
     {"optimizer.params.adam_w_mode", kSupported,
      "`false`: L2 decay (`Adam` only); absent: AdamW, for `Adam` too", kAdams},
     {"optimizer.params.torch_adam", kIgnored, "there is one Adam here", kAdams},
@@ -101,9 +112,13 @@ constexpr KeyRule kRules[] = {
     {"optimizer.params.factor_threshold", kSupported,
      "largest change of the factor per step", "OneBitLamb"},
     {"optimizer.params.freeze_step", kSupported,
-     "number of exact steps (one fewer with `deepspeed` semantics)", kFreezing},
+     "number of exact steps (one fewer with `deepspeed` semantics); absent: by "
+     "`thinwire.total_steps`, else 100000",
+     kFreezing},
     {"optimizer.params.var_freeze_step", kSupported,
-     "last step in which the variance may change", kZeroOne},
+     "last step in which the variance may change; this and the next three "
+     "follow from `thinwire.total_steps` where absent",
+     kZeroOne},
     {"optimizer.params.var_update_scaler", kSupported,
      "variance updates until their interval doubles", kZeroOne},
     {"optimizer.params.local_step_scaler", kSupported,
@@ -111,9 +126,12 @@ constexpr KeyRule kRules[] = {
     {"optimizer.params.local_step_clipper", kSupported,
      "longest interval between syncs", kZeroOne},
     {"optimizer.params.cuda_aware", kIgnored,
-     "the transport finds out by itself", kLowBit},
-    {"optimizer.params.comm_backend_name", kIgnored,
-     "the communicator is chosen at start: THINWIRE_COMM", kLowBit},
+     "messages are in host memory; no transport takes a device's", kLowBit},
+    {"optimizer.params.comm_backend_name", kSupported,
+     "`nccl`, `hccl`: the run's own transport is used for tensors on the CPU; "
+     "`mpi`, `gloo`: the transport of thinwire.initialize (THINWIRE_COMM "
+     "decides first; in C++ it alone does)",
+     kLowBit},
 
     {"scheduler.type", kSupported,
      "`WarmupLR`, `WarmupDecayLR`, `WarmupCosineLR`, `OneCycle`, "
@@ -216,20 +234,13 @@ constexpr KeyRule kRules[] = {
      "`deepspeed` semantics: how sums are rounded; else gradients are "
      "reduce-scattered in any case"},
     {"zero_optimization.reduce_bucket_size", kSupported,
-     "most elements that are reduced together; ours are 4 Mi, if that is less"},
-    {"zero_optimization.allgather_bucket_size",
-     kIgnored,
-     "parameters are gathered bucket by bucket",
-     {},
-     {},
-     KeyValue::kEvenCount},
-    {"zero_optimization.overlap_comm",
-     kIgnored,
-     "buckets leave as they fill; `thinwire.overlap` decides whether they are "
-     "waited for",
-     {},
-     {},
-     KeyValue::kBoolean},
+     "most elements that are reduced together; an upper bound for "
+     "`thinwire.bucket_elements`"},
+    {"zero_optimization.allgather_bucket_size", kSupported,
+     "most parameters that are gathered together; they share the buckets of "
+     "gradients, so the smaller bound holds"},
+    {"zero_optimization.overlap_comm", kSupported,
+     "sets `thinwire.overlap`; absent: true"},
     {"zero_optimization.load_from_fp32_weights",
      kIgnored,
      "masters are what was saved in fp32, where there is such",
@@ -353,17 +364,22 @@ constexpr KeyRule kRules[] = {
      "every optimizer here is tested"},
     {"zero_force_ds_cpu_optimizer", kIgnored, "there is one Adam here"},
 
-    {"wall_clock_breakdown", kIgnored, kMeasures},
-    {"memory_breakdown", kIgnored, kMeasures},
+    {"wall_clock_breakdown", kSupported,
+     "`true`: a line of the log every `steps_per_print` steps (absent: every "
+     "10) says where a step's time went; `thinwire.telemetry` has it of every "
+     "step"},
+    {"memory_breakdown", kSupported,
+     "`true`: two lines of the log, at the start and after the first step, say "
+     "what a rank's memory holds"},
     {"dump_state", kIgnored, kMeasures},
     {"flops_profiler", kIgnored, kMeasures},
-    {"comms_logger", kIgnored, kMeasures},
+    {"comms_logger", kIgnored, kTimes},
     {"tensorboard", kIgnored, kCharts},
     {"wandb", kIgnored, kMeasures},
     {"csv_monitor", kIgnored, kCharts},
     {"comet", kIgnored, kMeasures},
     {"monitor_config", kIgnored, kMeasures},
-    {"timers", kIgnored, kMeasures},
+    {"timers", kIgnored, kTimes},
     {"log_level", kIgnored, kMeasures},
     {"nebula", kIgnored, "a place for checkpoints; choose it when saving"},
     {"datastates_ckpt", kIgnored,
@@ -393,7 +409,7 @@ constexpr KeyRule kRules[] = {
     {"seq_parallel_comm_data_type", kIgnored,
      "there is no sequence parallelism"},
     {"use_data_before_expert_parallelism", kIgnored,
-     "there is no expert parallelism"},
+     "groups of experts name their ranks: expert_group"},
     {"sequence_parallel_size",
      kRejected,
      "there is no sequence parallelism",
@@ -402,7 +418,7 @@ constexpr KeyRule kRules[] = {
     {"tensor_parallel", kRejected, "there is no tensor parallelism"},
     {"expert_parallel",
      kRejected,
-     "there is no expert parallelism",
+     "groups of experts name their ranks: expert_group",
      {},
      kDisabled},
     {"pipeline", kRejected, "there is no pipeline parallelism", {}, "{}"},
@@ -495,7 +511,9 @@ constexpr KeyRule kRules[] = {
      "smallest denominator, as a fraction of its block's RMS", kLowBit},
     {"thinwire.scale", kSupported, "of a block: `rms` or `l1`", kLowBit},
     {"thinwire.residual_dtype", kSupported,
-     "`fp32` or `bf16`; absent: fp32, with `lean` and `zero_bits_up` bf16"},
+     "`fp32` or `bf16`; absent: fp32, with `lean` and `zero_bits_up` bf16, "
+     "with "
+     "the latter at stage 2 and accumulation fp32"},
     {"thinwire.zero_bits_up", kSupported,
      "bits per element of gradients, with `zero_optimization.stage` 1 or 2: 4, "
      "8, or 0: exact",
@@ -518,8 +536,12 @@ constexpr KeyRule kRules[] = {
      kFreezing},
     {"thinwire.lr_warmup_steps", kSupported, "no automatic freeze before it",
      kFreezing},
-    {"thinwire.total_steps", kSupported, "of the run, for the automatic freeze",
-     kFreezing},
+    {"thinwire.total_steps", kSupported,
+     "of the run: `freeze_step` is then a fifth of it, at most 1000, and 0/1 "
+     "Adam's stages follow from it, where they are absent; bounds the "
+     "automatic "
+     "freeze. Without effect with `deepspeed` semantics",
+     kLowBit},
     {"thinwire.min_freeze_step", kSupported,
      "no automatic freeze before it, unless a fifth of `total_steps` is less; "
      "default 100",

@@ -19,7 +19,7 @@ enum class KeyStatus {
   kRejected,  ///< Unless it asks for what Thinwire does anyway.
 };
 
-enum class KeyValue { kAny, kBoolean, kEvenCount };
+enum class KeyValue { kAny, kBoolean };
 
 struct KeyRule {
   std::string_view path;  ///< "fp16.loss_scale".

@@ -62,7 +62,7 @@ void read_decay(const Reader& optimizer, const Reader& params,
 
 template <class Options>
 void read_freeze(const Reader& params, const Reader& own, Options& options) {
-  bool is_automatic = options.freeze_step == optim::kAutoFreeze;
+  bool is_automatic = false;
   own.field("auto_freeze", is_automatic);
   if (is_automatic && params.has("freeze_step"))
     params.reject("freeze_step", "left out where thinwire.auto_freeze is true");
@@ -87,7 +87,10 @@ void read_optimizer(const Reader& file, Config& config) {
           read_decay(section, params, options);
         if constexpr (requires { options.freeze_step; })
           read_freeze(params, own, options);
-        if constexpr (!requires { options.exchange; })
+        if constexpr (requires { options.exchange; })
+          params.choice("comm_backend_name", config.comm.backend,
+                        Choices<CommBackend>(kCommBackends));
+        else
           wire_fields(own, config.zero.wire);
       },
       config.optimizer);
@@ -110,12 +113,17 @@ void write_optimizer(const Writer& file, const Writer& own,
         optimizer_fields(params, own, options);
         if constexpr (requires { options.decoupled_decay; })
           params.field("adam_w_mode", options.decoupled_decay);
-        if constexpr (!requires { options.exchange; })
+        if constexpr (requires { options.exchange; })
+          params.choice("comm_backend_name", config.comm.backend,
+                        Choices<CommBackend>(kCommBackends));
+        else
           wire_fields(own, config.zero.wire);
         if constexpr (requires { options.freeze_step; }) {
-          const bool is_automatic = options.freeze_step == optim::kAutoFreeze;
+          const bool is_automatic =
+              options.freeze_step.value_or(0) == optim::kAutoFreeze;
           own.field("auto_freeze", is_automatic);
-          if (!is_automatic) params.field("freeze_step", options.freeze_step);
+          if (!is_automatic)
+            params.field("freeze_step", options.freeze_step, kNotNegative);
         }
       },
       config.optimizer);

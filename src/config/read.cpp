@@ -20,9 +20,13 @@ namespace {
 constexpr std::size_t kMostBytes = std::size_t{1} << 20;
 
 void read_general(const Reader& file, Config& config) {
-  config.gradient_clipping = 1;  // DeepSpeed's, where a file does not say.
   general_fields(file, config);
   file.field("steps_per_print", config.steps_per_print, kAtLeastOne);
+  file.field("prescale_gradients", config.prescale_gradients);
+  file.field("gradient_predivide_factor", config.gradient_predivide_factor,
+             kPositive);
+  file.field("wall_clock_breakdown", config.wall_clock_breakdown);
+  file.field("memory_breakdown", config.memory_breakdown);
   if (file.has("communication_data_type")) {
     DType dtype{};
     file.choice("communication_data_type", dtype, Choices<DType>(kDtypes));
@@ -40,6 +44,8 @@ void read_zero(const Json& tree, const Reader& file, ZeroConfig& zero) {
     file.reject("zero_optimization", "an object, true or false");
   const Reader section = file.section("zero_optimization");
   zero_fields(section, zero);
+  section.field("allgather_bucket_size", zero.allgather_bucket_size,
+                kNotNegative);
   bool cpu_offload = false;
   section.field("cpu_offload", cpu_offload);
   if (section.has("cpu_offload") && section.has("offload_optimizer"))
@@ -50,10 +56,49 @@ void read_zero(const Json& tree, const Reader& file, ZeroConfig& zero) {
                  Choices<OffloadDevice>(kDevices));
 }
 
+// overlap_comm is DeepSpeed's name of thinwire.overlap, and belongs to ZeRO.
+void read_overlap(const Reader& file, const Reader& own, Config& config) {
+  const Reader section = file.section("zero_optimization");
+  bool overlap = config.comm.overlap;
+  section.field("overlap_comm", overlap);
+  if (config.zero.stage == 0) return;
+  if (own.has("overlap") && overlap != config.comm.overlap)
+    section.reject("overlap_comm", "what thinwire.overlap says");
+  config.comm.overlap = overlap;
+}
+
+// Where a mean is formed as the caller asks for anyway.
+void note_divisions(std::vector<KeyNote>& notes, const Config& config) {
+  constexpr std::string_view kKeys[] = {"prescale_gradients",
+                                        "gradient_predivide_factor"};
+  const bool zero = config.zero.stage > 0;
+  const bool rounds = config.semantics == Semantics::kDeepSpeed &&
+                      (zero || config.precision.dtype == DType::kFloat16);
+  for (const std::string_view key : kKeys) {
+    if (!rounds)
+      note_unused(notes, key,
+                  "sums are formed in fp32 and divided once, so no part of "
+                  "them overflows");
+    else if (zero && config.zero.reduce_scatter)
+      note_unused(notes, key,
+                  "with reduce_scatter every rank divides before the sum");
+  }
+  if (config.prescale_gradients)
+    note_unused(notes, kKeys[1], "prescale_gradients divides by all of it");
+}
+
+// Of a default that differs from DeepSpeed's.
+void note_absent(const Json& tree, std::vector<KeyNote>& notes) {
+  if (tree.find("gradient_clipping") == nullptr)
+    notes.push_back({"gradient_clipping", KeyNote::Kind::kAbsent,
+                     "it is 0, and gradients are not clipped; DeepSpeed's "
+                     "default is 1.0 since version 0.19.3"});
+}
+
 // Keys of which the caller would not learn otherwise.
-void log_ignored(const std::vector<KeyNote>& notes) {
+void log_notes(const std::vector<KeyNote>& notes) {
   for (const KeyNote& note : notes)
-    if (note.kind == KeyNote::Kind::kIgnored)
+    if (note.kind != KeyNote::Kind::kSupported)
       log(LogLevel::kInfo, "configuration: " + describe(note));
 }
 
@@ -80,16 +125,19 @@ Config Config::from_json(std::string_view text, std::vector<KeyNote>* notes,
   read_precision(file, config, met);
   read_schedule(file, config);
   read_zero(tree, file, config.zero);
+  read_overlap(file, own, config);
+  note_divisions(met, config);
   if (config.zero.stage == 0)
     note_unused(met, "zero_optimization.", "at stage 0 there is no ZeRO");
   for (const std::string& name : taken)
     if (const Json* object = tree.find(name))
       config.other_objects[name] = write_json(*object);
   check_without_ranks(config);
+  note_absent(tree, met);
   if (notes != nullptr)
     notes->insert(notes->end(), met.begin(), met.end());
   else
-    log_ignored(met);
+    log_notes(met);
   return config;
 }
 

@@ -73,12 +73,13 @@ void check_precision(const Config& config) {
                     config.semantics == Semantics::kCorrected,
                 "precision.master_dtype", "float32 with deepspeed semantics",
                 precision.master_dtype);
-  require_dtype(precision.dtype != DType::kBFloat16 ||
-                    config.semantics == Semantics::kCorrected ||
-                    config.zero.stage > 0,
-                "precision.dtype",
-                "float32 or float16 with deepspeed semantics and no ZeRO",
-                precision.dtype);
+  require_dtype(
+      precision.dtype != DType::kBFloat16 ||
+          config.semantics == Semantics::kCorrected || config.zero.stage > 0,
+      "precision.dtype",
+      "float32 or float16 with deepspeed semantics and no ZeRO, whose "
+      "wrapper for bf16 was never recorded (use ZeRO stage 1)",
+      precision.dtype);
   if (precision.dtype == DType::kFloat16) {
     require(precision.check_grad_overflow, "precision.check_grad_overflow",
             "true with float16, whose gradients overflow", false);
@@ -101,10 +102,10 @@ void check_bits(std::string_view name, int bits) {
 void check_wire(const shard::WireOptions& wire) {
   check_bits("zero.wire.bits_up (thinwire.zero_bits_up)", wire.bits_up);
   check_bits("zero.wire.bits_down (thinwire.zero_bits_down)", wire.bits_down);
-  require_dtype(wire.residual_dtype == DType::kFloat32 ||
-                    wire.residual_dtype == DType::kBFloat16,
+  require_dtype(wire.residuals() == DType::kFloat32 ||
+                    wire.residuals() == DType::kBFloat16,
                 "zero.wire.residual_dtype", "float32 or bfloat16",
-                wire.residual_dtype);
+                wire.residuals());
 }
 
 void check_zero(const Config& config) {
@@ -113,6 +114,8 @@ void check_zero(const Config& config) {
           zero.stage);
   require(zero.reduce_bucket_size >= 0, "zero.reduce_bucket_size", ">= 0",
           zero.reduce_bucket_size);
+  require(zero.allgather_bucket_size >= 0, "zero.allgather_bucket_size", ">= 0",
+          zero.allgather_bucket_size);
   check_wire(zero.wire);
   if (zero.stage == 0 || config.semantics == Semantics::kCorrected) return;
   require(std::holds_alternative<optim::AdamOptions>(config.optimizer),
@@ -155,6 +158,10 @@ void check_without_ranks(const Config& config) {
   require(
       std::isfinite(config.gradient_clipping) && config.gradient_clipping >= 0,
       "gradient_clipping", "finite and >= 0", config.gradient_clipping);
+  require(std::isfinite(config.gradient_predivide_factor) &&
+              config.gradient_predivide_factor > 0,
+          "gradient_predivide_factor", "finite and > 0",
+          config.gradient_predivide_factor);
   check_early_clipping(config);
   config.exchange_options().validate();
   std::visit(

@@ -10,9 +10,21 @@ namespace {
 void write_zero(const Writer& file, const ZeroConfig& zero) {
   const Writer section = file.section("zero_optimization");
   zero_fields(section, zero);
+  if (zero.allgather_bucket_size != ZeroConfig{}.allgather_bucket_size)
+    section.field("allgather_bucket_size", zero.allgather_bucket_size);
   const Writer offload = section.section("offload_optimizer");
   offload.choice("device", zero.offload_optimizer,
                  Choices<OffloadDevice>(kDevices));
+}
+
+// Keys that earlier versions did not have: left out while they say nothing, so
+// that a load of an earlier checkpoint tells of no change.
+void write_newer(const Writer& file, const Config& config) {
+  if (config.prescale_gradients) file.field("prescale_gradients", true);
+  if (config.gradient_predivide_factor != 1)
+    file.field("gradient_predivide_factor", config.gradient_predivide_factor);
+  if (config.wall_clock_breakdown) file.field("wall_clock_breakdown", true);
+  if (config.memory_breakdown) file.field("memory_breakdown", true);
 }
 
 }  // namespace
@@ -27,6 +39,7 @@ std::string Config::to_json() const {
   const Writer own(own_tree);
 
   general_fields(file, *this);
+  write_newer(file, *this);
   if (steps_per_print > 0) file.field("steps_per_print", steps_per_print);
   if (communication_dtype.has_value())
     file.choice("communication_data_type", *communication_dtype,

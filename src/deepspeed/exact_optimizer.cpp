@@ -72,6 +72,10 @@ StepReport ExactOptimizer::step_averaged(const StepInput& in) {
   return impl_->step(in, true);
 }
 
+std::vector<double> ExactOptimizer::lamb_coeffs() const {
+  return impl_->rule->lamb_coeffs();
+}
+
 std::int64_t ExactOptimizer::steps() const noexcept {
   return impl_->counts.steps;
 }

@@ -10,6 +10,7 @@
 
 #include "core/require.h"
 #include "deepspeed/own_state.h"
+#include "deepspeed/rounded_sum.h"
 #include "optim/saved_state.h"
 #include "precision/require_16_bit.h"
 #include "thinwire/deepspeed/loss_scaler.h"
@@ -33,6 +34,7 @@ float norm(std::span<const float> values) {
 void Fp16Options::validate() const {
   require(std::isfinite(max_grad_norm) && max_grad_norm >= 0, "max_grad_norm",
           "finite and >= 0", max_grad_norm);
+  require_predivide(predivide);
   static_cast<void>(loss_scaler(wrapper_loss_scaler(loss_scale)));
 }
 
@@ -123,17 +125,24 @@ StepReport Fp16Optimizer::step(const StepInput& in) {
   return report;
 }
 
-// The engine's all-reduce: every addition and the division are rounded.
+// The engine's all-reduce: every addition and both products are rounded.
 void Fp16Optimizer::average(std::span<Half> values) const {
+  const double ranks = comm_.size();
+  const double before = options_.prescale ? 1 / ranks : 1 / options_.predivide;
+  const double after = options_.prescale ? 1 : options_.predivide / ranks;
+  const auto scaled = [](Half value, double factor) {
+    return factor == 1 ? value
+                       : to_half(to_float(value) * static_cast<float>(factor));
+  };
+  for (Half& value : values) value = scaled(value, before);
   std::vector<Half> all(values.size() * static_cast<std::size_t>(comm_.size()));
   comm_.all_gather(values, all);
-  const auto mean = static_cast<float>(1.0 / comm_.size());
   for (std::size_t i = 0; i < values.size(); ++i) {
     Half sum = all[i];
     for (std::size_t at = i + values.size(); at < all.size();
          at += values.size())
       sum = to_half(to_float(sum) + to_float(all[at]));
-    values[i] = to_half(to_float(sum) * mean);
+    values[i] = scaled(sum, after);
   }
 }
 
@@ -190,7 +199,7 @@ optim::State Fp16Optimizer::state() const {
 optim::Optimizer::Adoption Fp16Optimizer::adopt(StateDict state) {
   precision::LossScaler scaler = scaler_;
   scaler.load(state);
-  const std::int64_t skipped = state.integer("skipped_steps");
+  const std::int64_t skipped = optim::saved_count(state, "skipped_steps");
   const auto masters = std::make_shared<Buffer>(
       optim::take_floats(state, "masters", DType::kFloat32, layout_.size()));
   return [this, scaler, skipped, masters,

@@ -73,7 +73,7 @@ CompressedAllReduce& LowBitOptimizer::Impl::exchange() {
 
 void LowBitOptimizer::Impl::multiply_by_mask(std::span<float> values,
                                              Range range) const {
-  const std::vector<float>& mask = model.layout.mask;
+  const std::span<const float> mask = model.masks.values();
   if (mask.empty()) return;
   for (std::size_t i = range.offset; i < range.end(); ++i) values[i] *= mask[i];
 }
@@ -115,10 +115,11 @@ optim::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
   const std::size_t n = model.size();
   optim::require_text(state, "optimizer", model.settings.name);
   const auto taken = std::make_shared<Taken>();
-  taken->steps = state.integer("step");
+  taken->steps = optim::saved_count(state, "step");
   taken->rates = adam().learning_rates_in(state);
   taken->m = optim::take_floats(state, "exp_avg", DType::kFloat32, n);
-  taken->v = optim::take_floats(state, "exp_avg_sq", DType::kFloat32, n);
+  taken->v = optim::take_floats(state, "exp_avg_sq", DType::kFloat32, n,
+                                optim::Sign::kNotNegative);
   taken->own = adopt_own(state);
   return [this, taken] {
     for (std::size_t g = 0; g < taken->rates.size(); ++g)
@@ -152,9 +153,17 @@ StepReport LowBitOptimizer::step_averaged(const StepInput& input) {
   return impl_->step(input, true);
 }
 
+std::vector<double> LowBitOptimizer::lamb_coeffs() const {
+  return impl_->lamb_coeffs();
+}
+
 std::int64_t LowBitOptimizer::steps() const noexcept { return impl_->steps; }
 
 optim::Phase LowBitOptimizer::phase() const noexcept { return impl_->phase(); }
+
+std::optional<std::int64_t> LowBitOptimizer::freeze_step() const {
+  return impl_->last_exact_step();
+}
 
 void LowBitOptimizer::set_learning_rate(std::size_t group, double rate) {
   impl_->adam().set_learning_rate(group, rate);
@@ -170,6 +179,16 @@ void LowBitOptimizer::set_weight_decay(std::size_t group, double weight_decay) {
 
 double LowBitOptimizer::weight_decay(std::size_t group) const {
   return impl_->adam().weight_decay(group);
+}
+
+void LowBitOptimizer::set_exp_avg_mask(std::size_t group,
+                                       std::span<const float> mask) {
+  impl_->model.masks.set(impl_->adam().layout(), group, mask);
+  impl_->model.masks.follow();
+}
+
+std::vector<std::string> LowBitOptimizer::take_notes() {
+  return std::exchange(impl_->notes, {});
 }
 
 std::size_t LowBitOptimizer::num_groups() const noexcept {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -24,13 +25,16 @@ struct LowBitOptimizer::Impl {
   std::vector<Range> units;  // what gets a scale of its own
   std::unique_ptr<compress::CompressedAllReduce> exchange_;  // see exchange()
   std::int64_t steps = 0;
-  bool initialized = false;  // the first step() has been
+  bool initialized = false;        // the first step() has been
+  std::vector<std::string> notes;  // of the last adoption
 
   // ---- what each optimizer adds
   /// `averaged`: the gradients are, by a wrapper.
   virtual void take_step(const optim::StepInput& in, bool averaged,
                          optim::StepMeter& step) = 0;
   [[nodiscard]] virtual optim::Phase phase() const = 0;
+  [[nodiscard]] virtual std::vector<double> lamb_coeffs() const { return {}; }
+  [[nodiscard]] virtual std::int64_t last_exact_step() const = 0;
   virtual void add_own(optim::State& state) const = 0;
   [[nodiscard]] virtual optim::Adoption adopt_own(StateDict& state) = 0;
 
@@ -61,6 +65,12 @@ struct LowBitOptimizer::Impl {
  private:
   void verify(View params);
 };
+
+/// What the reference knows of a run's length: nothing, so it has a default.
+template <class Options>
+[[nodiscard]] std::int64_t planned(const Options& options) {
+  return options.freeze_step.value_or(optim::kDefaultFreezeStep);
+}
 
 /// Their settings, without what has no effect.
 template <class Options>

@@ -2,11 +2,13 @@
 // 1-bit Adam as the reference computes it, operation by operation.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
 #include "deepspeed/low_bit.h"
 #include "deepspeed/validate.h"
+#include "optim/low_bit/block_denominators.h"
 #include "optim/low_bit/exact_groups.h"
 #include "optim/saved_state.h"
 
@@ -25,9 +27,9 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
                  const optim::OnebitAdamOptions& options)
       : Impl(comm, layout,
              settings_of("deepspeed onebit_adam",
-                         fmt::format("freeze_step={}", options.freeze_step),
+                         fmt::format("freeze_step={}", planned(options)),
                          options)),
-        freeze_step(options.freeze_step),
+        freeze_step(planned(options)),
         exact_groups(model) {}
 
   std::int64_t freeze_step;
@@ -128,6 +130,9 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
         c);
   }
 
+  [[nodiscard]] std::int64_t last_exact_step() const override {
+    return freeze_step;
+  }
   [[nodiscard]] optim::Phase phase() const override {
     return frozen_at == 0 ? optim::Phase::kExact : optim::Phase::kCompressed;
   }
@@ -137,15 +142,18 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
     if (frozen_at > 0) state.add_free("denominator", denominator.view());
   }
 
+  // The reference goes by the loaded step: v is still there, whatever stage it
+  // was.
   [[nodiscard]] optim::Adoption adopt_own(StateDict& state) override {
-    const std::int64_t new_frozen_at = state.integer("frozen_at");
-    auto d = std::make_shared<Buffer>();
-    if (new_frozen_at > 0)
-      *d = optim::take_floats(state, "denominator", DType::kFloat32,
-                              model.size());
+    const bool is_past = optim::saved_count(state, "step") >=
+                         std::max<std::int64_t>(2, freeze_step);
+    const std::int64_t saved = optim::saved_count(state, "frozen_at");
     return [=, this] {
-      frozen_at = new_frozen_at;
-      denominator = std::move(*d);
+      denominator = Buffer();
+      frozen_at = 0;
+      if (!is_past) return;
+      freeze();
+      if (saved > 0) frozen_at = saved;
     };
   }
 };

@@ -14,6 +14,7 @@
 #include "deepspeed/validate.h"
 #include "optim/lamb_coefficients.h"
 #include "optim/lamb_step.h"
+#include "optim/low_bit/block_denominators.h"
 #include "optim/saved_state.h"
 
 namespace thinwire::deepspeed {
@@ -52,13 +53,13 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
                          fmt::format("freeze_step={} {} coeff_beta={} "
                                      "factor_max={} factor_min={} "
                                      "factor_threshold={}",
-                                     o.freeze_step,
+                                     planned(o),
                                      describe(optim::trust_limits(
                                          o, layout.num_groups())),
                                      o.coeff_beta, o.factor_max, o.factor_min,
                                      o.factor_threshold),
                          o)),
-        freeze_step(o.freeze_step),
+        freeze_step(planned(o)),
         limits(optim::trust_limits(o, layout.num_groups())),
         coefficients(o, layout.parameters().size()),
         fresh(Buffer::of<float>(layout.size())) {
@@ -211,10 +212,16 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
              coefficients.factor(i, drift, decayed, has_decay));
   }
 
+  [[nodiscard]] std::int64_t last_exact_step() const override {
+    return freeze_step;
+  }
   [[nodiscard]] optim::Phase phase() const override {
     return frozen_at == 0 ? optim::Phase::kExact : optim::Phase::kCompressed;
   }
 
+  [[nodiscard]] std::vector<double> lamb_coeffs() const override {
+    return coefficients.last;
+  }
   void add_own(optim::State& state) const override {
     state.common.put_integer("frozen_at", frozen_at);
     coefficients.add_to(state);
@@ -225,28 +232,32 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
     state.add_parameters("scaling_coeff", momentum_scales);
   }
 
-  // The reference forgets what it learned of the ratios in the warm-up stage.
+  // The reference goes by the loaded step, and forgets what it learned of the
+  // ratios in the warm-up stage.
   [[nodiscard]] optim::Adoption adopt_own(StateDict& state) override {
-    const std::int64_t new_frozen_at = state.integer("frozen_at");
+    const bool is_past = optim::saved_count(state, "step") >=
+                         std::max<std::int64_t>(2, freeze_step);
+    const std::int64_t saved =
+        is_past ? optim::saved_count(state, "frozen_at") : 0;
     const optim::LambCoefficients read = coefficients.read(state);
     std::vector<double> scales;
     auto d = std::make_shared<Buffer>();
     auto v = std::make_shared<Buffer>(Buffer::of<float>(model.size()));
-    if (new_frozen_at > 0) {
+    if (saved > 0) {
       scales =
           optim::saved_values<double>(state, "scaling_coeff", read.last.size());
-      *d = optim::take_floats(state, "denominator", DType::kFloat32,
-                              model.size());
+      *d = optim::take_denominators(state, model.layout, model.size());
       *v = optim::take_floats(state, "exp_avg_sq_fresh", DType::kFloat32,
-                              model.size());
+                              model.size(), optim::Sign::kNotNegative);
     }
     return [=, this] {
-      frozen_at = new_frozen_at;
+      frozen_at = saved;
       coefficients = read;
       momentum_scales = scales;
       denominator = std::move(*d);
       fresh = std::move(*v);
       pad_momentum();
+      if (is_past && saved == 0) freeze();
       if (frozen_at > 0) return;
       std::fill(coefficients.averages.begin(), coefficients.averages.end(),
                 0.0);

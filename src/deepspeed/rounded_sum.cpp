@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "deepspeed/rounded_sum.h"
 
+#include <cmath>
 #include <vector>
 
+#include "core/require.h"
 #include "thinwire/kernels/cast.h"
 
 namespace thinwire::deepspeed {
@@ -19,6 +21,11 @@ void change_each(View values, Change change) {
 
 }  // namespace
 
+void require_predivide(double predivide) {
+  require(std::isfinite(predivide) && predivide > 0, "predivide",
+          "finite and > 0", predivide);
+}
+
 Buffer converted(ConstView values, DType dtype) {
   Buffer result(values.size(), dtype);
   kernels::convert(values, result.view());
@@ -29,10 +36,12 @@ Buffer rounded_sum(comm::Communicator& comm, ConstView values,
                    std::span<const std::size_t> counts,
                    const SumScaling& scaling, DType wire) {
   const DType dtype = values.dtype();
-  Buffer quotients = converted(values, dtype);
+  Buffer scaled = converted(values, scaling.on_wire ? wire : dtype);
   if (scaling.divisor != 1)
-    change_each(quotients.view(), [&](float x) { return x / scaling.divisor; });
-  const Buffer sent = converted(quotients.view(), wire);
+    change_each(scaled.view(), [&](float x) { return x / scaling.divisor; });
+  if (scaling.before != 1)
+    change_each(scaled.view(), [&](float x) { return x * scaling.before; });
+  const Buffer sent = converted(scaled.view(), wire);
 
   const auto ranks = static_cast<std::size_t>(comm.size());
   const std::size_t count = counts[static_cast<std::size_t>(comm.rank())];

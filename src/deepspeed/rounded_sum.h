@@ -12,18 +12,25 @@ namespace thinwire::deepspeed {
 /// What becomes of gradients before and after they are summed over the ranks.
 struct SumScaling {
   float divisor = 1;  ///< Each rank divides by it before the sum.
+  float before = 1;   ///< Each rank multiplies by it before the sum.
   float factor = 1;   ///< The sum is multiplied by it.
+  /// Values are scaled in the dtype of the wire, otherwise in their own.
+  bool on_wire = false;
 };
 
-/// Of a mean: everything is divided by `ranks`, before the sum (prescale) or
-/// after it; `predivide` is the part of it that is divided before in the second
-/// case. 16-bit sums overflow later so.
+/// Of a mean without reduce-scatter: everything is divided by `ranks`, before
+/// the sum (prescale) or after it; `predivide` is the part of it that is
+/// divided before in the second case. 16-bit sums overflow later so.
 [[nodiscard]] inline SumScaling sum_scaling(bool prescale, double predivide,
                                             double ranks) {
-  if (prescale) return {.divisor = static_cast<float>(ranks)};
-  return {.divisor = static_cast<float>(predivide),
-          .factor = static_cast<float>(predivide / ranks)};
+  if (prescale) return {.divisor = static_cast<float>(ranks), .on_wire = true};
+  return {.before = static_cast<float>(1 / predivide),
+          .factor = static_cast<float>(predivide / ranks),
+          .on_wire = true};
 }
+
+/// Throws Error(kInvalidArgument) unless finite and > 0.
+void require_predivide(double predivide);
 
 /// Collective: the sum over the ranks as DeepSpeed forms it. Quotients are
 /// rounded to the dtype of `values`, sums in rank order to `wire` at every

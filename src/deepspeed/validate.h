@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
+#include <optional>
 
 #include "core/require.h"
 #include "thinwire/optim/low_bit_optimizer.h"
@@ -12,20 +14,22 @@ namespace thinwire::deepspeed {
 
 template <class Options>
 void require_no_automatic_freeze(const Options& options) {
-  require(options.freeze_step != optim::kAutoFreeze, "semantics",
+  require(options.freeze_step.value_or(1) != optim::kAutoFreeze, "semantics",
           "corrected with an automatic freeze", "deepspeed");
 }
 
 /// All that Thinwire's own class checks, but that `freeze_step` may be 0: the
 /// initialization step counts.
 template <class Options>
-void validate_rest(Options options, std::int64_t Options::*freeze_step,
+void validate_rest(Options options,
+                   std::optional<std::int64_t> Options::*freeze_step,
                    const char* name, const ParameterLayout& layout) {
-  require(options.*freeze_step >= 0, name, ">= 0", options.*freeze_step);
+  const std::int64_t named = (options.*freeze_step).value_or(1);
+  require(named >= 0, name, ">= 0", named);
   require(options.residual_dtype == DType::kFloat32, "residual_dtype",
           "float32 with deepspeed semantics",
           to_string(options.residual_dtype));
-  options.*freeze_step = std::max<std::int64_t>(1, options.*freeze_step);
+  options.*freeze_step = std::max<std::int64_t>(1, named);
   options.validate(layout);
 }
 

@@ -2,6 +2,7 @@
 // 0/1 Adam as the reference computes it, operation by operation.
 #include <fmt/format.h>
 
+#include <string>
 #include <utility>
 
 #include "deepspeed/low_bit.h"
@@ -18,19 +19,31 @@ using optim::StepMeter;
 
 namespace {
 
+// The reference knows nothing of a run's length.
+optim::ZeroOneAdamOptions without_length(optim::ZeroOneAdamOptions options) {
+  options.total_steps.reset();
+  return options;
+}
+
+optim::ZeroOneStages stages_of(const optim::ZeroOneAdamOptions& options) {
+  return optim::zero_one_stages_of(without_length(options));
+}
+
+std::string describe(const optim::ZeroOneStages& s) {
+  return fmt::format(
+      "var_freeze_step={} var_update_scaler={} local_step_scaler={} "
+      "local_step_clipper={}",
+      s.var_freeze_step, s.var_update_scaler, s.local_step_scaler,
+      s.local_step_clipper);
+}
+
 struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
   ZeroOneAdamImpl(comm::Communicator& comm, const ParameterLayout& layout,
                   const optim::ZeroOneAdamOptions& o)
       : Impl(comm, layout,
-             settings_of("deepspeed zero_one_adam",
-                         fmt::format("var_freeze_step={} var_update_scaler={} "
-                                     "local_step_scaler={} "
-                                     "local_step_clipper={}",
-                                     o.var_freeze_step, o.var_update_scaler,
-                                     o.local_step_scaler, o.local_step_clipper),
-                         o)),
-        var_freeze_step(o.var_freeze_step),
-        first_schedule(o),
+             settings_of("deepspeed zero_one_adam", describe(stages_of(o)), o)),
+        var_freeze_step(stages_of(o).var_freeze_step),
+        first_schedule(without_length(o)),
         schedule(first_schedule),
         denominator(Buffer::of<float>(layout.size())),
         accumulator(Buffer::of<float>(layout.size())),
@@ -155,6 +168,9 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
     return values.as<float>().data() + r.range.offset;
   }
 
+  [[nodiscard]] std::int64_t last_exact_step() const override {
+    return var_freeze_step;
+  }
   [[nodiscard]] Phase phase() const override {
     if (!initialized) return Phase::kExact;
     if (frozen)
@@ -170,11 +186,12 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
     state.add_free("momentum_accumulator", accumulator.view());
   }
 
-  // The reference begins its schedule anew and forgets what was accumulated.
+  // The reference begins its schedule anew and forgets what was accumulated;
+  // the stage is that of the loaded step.
   [[nodiscard]] optim::Adoption adopt_own(StateDict& state) override {
-    const bool was_frozen = state.integer("frozen") != 0;
+    const bool is_past = state.integer("step") > var_freeze_step;
     return [=, this] {
-      frozen = was_frozen;
+      frozen = is_past;
       schedule = first_schedule;
       lrs.assign(lrs.size(), 0);
       accumulator = Buffer::of<float>(accumulator.size());

@@ -144,6 +144,8 @@ double ZeroOptimizer::loss_scale() const noexcept {
   return impl_->scale.value();
 }
 
+void ZeroOptimizer::set_loss_scale(double scale) { impl_->scale.set(scale); }
+
 const ShardLayout& ZeroOptimizer::shards() const noexcept {
   return impl_->shards;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include "deepspeed/rounded_sum.h"
 #include "optim/checks.h"
 #include "thinwire/deepspeed/loss_scaler.h"
 #include "thinwire/deepspeed/zero_optimizer.h"
@@ -18,6 +19,7 @@ void ZeroOptions::validate() const {
           "accumulation_dtype", fmt::format("float32 or {}", to_string(dtype)),
           to_string(accumulation_dtype));
   require_float("communication_dtype", communication_dtype.value_or(dtype));
+  require_predivide(predivide);
   exchange.validate();
   if (dtype == DType::kFloat16)
     static_cast<void>(loss_scaler(zero_loss_scaler(loss_scale)));
@@ -27,10 +29,11 @@ std::string ZeroOptions::describe() const {
   return fmt::format(
       "deepspeed stage={} dtype={} communication_dtype={} "
       "accumulation_dtype={} "
-      "average={} round_robin={} reduce_scatter={} {}\n{}",
+      "average={} round_robin={} reduce_scatter={} prescale={} predivide={} "
+      "{}\n{}",
       stage, to_string(dtype), to_string(communication_dtype.value_or(dtype)),
       to_string(accumulation_dtype), average, round_robin, reduce_scatter,
-      loss_scale.describe(), exchange.describe());
+      prescale, predivide, loss_scale.describe(), exchange.describe());
 }
 
 }  // namespace thinwire::deepspeed

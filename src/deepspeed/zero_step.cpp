@@ -83,9 +83,11 @@ void ZeroOptimizer::Impl::finish() {
 
 void ZeroOptimizer::Impl::reduce() {
   const Buffer whole = converted(sums.view(), options.dtype);
-  const SumScaling scaling =
-      options.average ? sum_scaling(options.reduce_scatter, 1, comm.size())
-                      : SumScaling{};
+  SumScaling scaling;
+  if (options.average && options.reduce_scatter)
+    scaling.divisor = static_cast<float>(comm.size());
+  else if (options.average)
+    scaling = sum_scaling(options.prescale, options.predivide, comm.size());
   std::size_t begin = 0;
   for (const ShardBucket& group : shards.buckets()) {
     const Buffer piece = rounded_sum(

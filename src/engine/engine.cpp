@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/engine_impl.h"
+#include "optim/saved_state.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/compress/bucket_rule.h"
 #include "thinwire/core/buffer.h"
@@ -70,14 +71,18 @@ Engine::Engine(comm::Communicator& comm, const ParameterLayout& layout,
                             grads.size()));
   }
   if (!initial.empty()) check("initial", initial, DType::kFloat32);
-  comm::require_same(comm, "parameter layout and configuration",
-                     layout.describe() + description(config));
+  const std::vector<optim::ExpertGroup> experts = config.experts();
+  optim::require_experts(layout, experts);
+  optim::require_same_parameters(comm, layout, experts,
+                                 "parameter layout and configuration",
+                                 description(config));
   impl_ = std::make_unique<Impl>(comm, layout, config, params, grads);
   impl_->make_optimizer(initial);
   impl_->watch_the_freeze();
   impl_->rates.begin(optimizer());
   impl_->make_window();
   impl_->begin_window();
+  if (comm.rank() == 0) impl_->notices.at_start(comm);
 }
 
 // Optimizers have the last word on what is refused: nothing is written before.
@@ -90,31 +95,60 @@ void Engine::Impl::make_optimizer(ConstView initial) {
   if (shards_masters(config)) {
     make(own);
     // Parameter by parameter: no rank has memory for all of them in fp32.
-    for (const Parameter& p : layout.parameters()) {
-      std::vector<float> values(p.size);
-      kernels::convert(own.subview(p.offset, p.size), values);
-      comm.broadcast(values, 0);
-      set_full_parameter(p.name, values);
-    }
+    for (const auto& held : held_parameters())
+      for (const std::size_t i : held.parameters) {
+        const Parameter& p = layout.parameters()[i];
+        std::vector<float> values(p.size);
+        kernels::convert(own.subview(p.offset, p.size), values);
+        held.comm->broadcast(values, 0);
+        set_full_parameter(p.name, values);
+      }
   } else if (config.precision.dtype == DType::kFloat32) {
     make(own);
     if (!initial.empty()) kernels::convert(initial, params);
-    comm.broadcast(params, 0);
+    broadcast(params);
   } else {
     Buffer common(layout.size(), own.dtype());
     kernels::convert(own, common.view());
-    comm.broadcast(common.view(), 0);
+    broadcast(common.view());
     make(common.view());
     kernels::convert(common.view(), params);
   }
 }
 
+std::vector<optim::HeldParameters> Engine::Impl::held_parameters() const {
+  return optim::held_parameters(comm, layout, config.experts());
+}
+
+// From the first of the ranks that hold the same.
+void Engine::Impl::broadcast(View values) {
+  if (config.experts().empty()) return comm.broadcast(values, 0);
+  for (const auto& held : held_parameters())
+    for (const std::size_t i : held.parameters) {
+      const Parameter& p = layout.parameters()[i];
+      held.comm->broadcast(values.subview(p.offset, p.size), 0);
+    }
+}
+
 void Engine::Impl::set_full_parameter(std::string_view name,
                                       std::span<const float> values) {
-  if (made.lean != nullptr)
+  if (made.lean != nullptr) {
     made.lean->set_full_parameter(name, values);
-  else
+  } else if (made.zero != nullptr) {
     made.zero->set_full_parameter(name, values);
+  } else {
+    const Parameter& p = layout.parameter(name);
+    require(values.size() == p.size, "values",
+            fmt::format("of {} elements", p.size), values.size());
+    const bool has_masters =
+        made.mixed != nullptr && !made.mixed->masters().empty();
+    Buffer whole(layout.size(), DType::kFloat32);
+    kernels::convert(has_masters ? made.mixed->masters() : ConstView(params),
+                     whole.view());
+    kernels::convert(values, whole.view().subview(p.offset, p.size));
+    kernels::convert(whole.view(), params);
+    optimizer().read_masters(whole.view());
+  }
 }
 
 void Engine::Impl::make_window() {
@@ -157,6 +191,16 @@ void Engine::set_learning_rate(double learning_rate) {
     set_learning_rate(g, learning_rate);
 }
 
+void Engine::set_model_parallel(comm::Communicator& comm) {
+  const Config& own = impl_->config;
+  require(own.semantics == config::Semantics::kCorrected, "semantics",
+          "corrected with model parallelism", to_string(own.semantics));
+  require(impl_->made.lean == nullptr, "optimizer",
+          "another one than lean_onebit_adam with model parallelism",
+          config::name_of(own.optimizer));
+  impl_->model_parallel = &comm;
+}
+
 void Engine::set_schedule(LearningRateFunction schedule) {
   impl_->rates.set_schedule(std::move(schedule));
 }
@@ -183,7 +227,6 @@ std::vector<float> Engine::full_parameter(std::string_view name) {
 
 void Engine::set_full_parameter(std::string_view name,
                                 std::span<const float> values) {
-  if (!shards_masters(impl_->config)) only_with_zero("set_full_parameter");
   impl_->marks.forget();  // the change is meant
   impl_->set_full_parameter(name, values);
 }
@@ -202,8 +245,18 @@ std::vector<float> Engine::full_gradient(std::string_view name) {
 
 std::vector<float> Engine::full_state(std::string_view name,
                                       std::string_view key) {
-  if (impl_->made.zero == nullptr) only_with_zero("full_state");
-  return impl_->made.zero->full_state(name, key);
+  if (impl_->made.zero != nullptr)
+    return impl_->made.zero->full_state(name, key);
+  const Parameter& p = impl_->layout.parameter(name);
+  auto values =
+      optim::elements_of(optimizer().state(), key, {p.offset, p.size});
+  if (!values)
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("key must name an array of the state that every rank has "
+                    "whole, got '{}'",
+                    key));
+  return *std::move(values);
 }
 
 void Engine::read_masters() {
@@ -225,6 +278,19 @@ ConstView Engine::masters() const noexcept {
 }
 
 double Engine::loss_scale() const noexcept { return impl_->loss_scale(); }
+
+void Engine::set_loss_scale(double scale) {
+  impl_->require_between_windows("set_loss_scale");
+  if (impl_->made.zero != nullptr)
+    return impl_->made.zero->set_loss_scale(scale);
+  if (impl_->made.mixed != nullptr)
+    return impl_->made.mixed->set_loss_scale(scale);
+  refuse("set_loss_scale: the loss scale is 1 unless parameters are fp16");
+}
+
+void Engine::log_phases(bool is_logged) noexcept {
+  impl_->notices.log_phases(is_logged);
+}
 
 double Engine::loss_factor() const noexcept {
   return impl_->loss_scale() / static_cast<double>(impl_->accumulation_steps);
@@ -289,10 +355,7 @@ StateDict Engine::state_dict() const {
 void Engine::load_state_dict(const StateDict& state) {
   if (impl_->window->backwards() > 0)
     refuse("load_state_dict: inside a window of accumulation; step() first");
-  const std::int64_t steps = state.integer("engine_steps");
-  if (steps < 0)
-    throw Error(ErrorCode::kCorruptCheckpoint,
-                fmt::format("engine_steps must be >= 0, got {}", steps));
+  const std::int64_t steps = optim::saved_count(state, "engine_steps");
   impl_->rates.require_loadable(state);
   impl_->optimizer().load_state_dict(state);
   impl_->rates.load(state, impl_->optimizer());

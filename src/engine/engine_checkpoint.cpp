@@ -6,12 +6,23 @@
 
 #include "core/json.h"
 #include "engine/engine_impl.h"
+#include "optim/saved_state.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/log.h"
 
 namespace thinwire::engine {
 
 namespace {
+
+Json parse_saved_config(const std::string& text) {
+  try {
+    return parse_json(text);
+  } catch (const Error& error) {
+    throw Error(
+        ErrorCode::kCorruptCheckpoint,
+        fmt::format("the configuration cannot be read: {}", error.what()));
+  }
+}
 
 // Every value of a configuration by its path: "optimizer.lr".
 void flatten(const Json& value, const std::string& path,
@@ -30,7 +41,7 @@ std::vector<std::string> changed_settings(const std::string& saved,
   std::map<std::string, std::string> before;
   std::map<std::string, std::string> now;
   if (saved.empty()) return {};
-  flatten(parse_json(saved), "", before);
+  flatten(parse_saved_config(saved), "", before);
   flatten(parse_json(present), "", now);
   std::vector<std::string> lines;
   for (const auto& [name, value] : now) {
@@ -77,7 +88,8 @@ checkpoint::Training Engine::Impl::training() {
       .scalars = {},
       .zero_stage = static_cast<int>(config.zero.stage),
       .semantics = std::string(to_string(config.semantics)),
-      .config = text_of(config)};
+      .config = text_of(config),
+      .experts = config.experts()};
   all.scalars.put_integer("engine_steps", steps);
   const auto& by_hand = rates.by_hand();
   for (std::size_t g = 0; g < by_hand.size(); ++g)
@@ -90,19 +102,32 @@ checkpoint::Training Engine::Impl::training() {
   return all;
 }
 
-// The optimizer has the saved run's rates; this run's hold, but for those that
-// somebody has set.
-void Engine::Impl::go_on_from(const checkpoint::LoadReport& loaded) {
-  std::vector<std::optional<double>> by_hand(optimizer().num_groups());
-  for (std::size_t g = 0; g < by_hand.size(); ++g)
-    if (loaded.scalars.has_scalar(rate_key(g)))
-      by_hand[g] = loaded.scalars.real(rate_key(g));
-  rates.restore(optimizer(), std::move(by_hand));
-  steps = loaded.scalars.has_scalar("engine_steps")
-              ? loaded.scalars.integer("engine_steps")
-              : loaded.step;
-  watch_anew();
-  saver.set_loaded_from(loaded);
+Engine::Impl::Continuation Engine::Impl::continuation(
+    const checkpoint::LoadReport& found) const {
+  Continuation next{.steps = found.step};
+  next.by_hand.resize(optimizer().num_groups());
+  for (std::size_t g = 0; g < next.by_hand.size(); ++g)
+    if (const std::string key = rate_key(g); found.scalars.has_scalar(key))
+      next.by_hand[g] =
+          optim::saved_real(found.scalars, key, optim::Sign::kNotNegative);
+  constexpr const char* kSteps = "engine_steps";
+  if (found.scalars.has_scalar(kSteps) &&
+      found.scalars.integer(kSteps) != found.step)
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                fmt::format("'{}' must be {}, the step of the manifest, got {}",
+                            kSteps, found.step, found.scalars.integer(kSteps)));
+  next.changed = changed_settings(found.config, text_of(config));
+  return next;
+}
+
+checkpoint::LoadOptions Engine::Impl::checked(
+    const checkpoint::LoadOptions& options, Continuation& next) const {
+  checkpoint::LoadOptions all = options;
+  all.accept = [&, this](const checkpoint::LoadReport& found) {
+    if (options.what == checkpoint::What::kAll) next = continuation(found);
+    if (options.accept) options.accept(found);
+  };
+  return all;
 }
 
 checkpoint::SaveReport Engine::save(const std::string& root,
@@ -121,13 +146,17 @@ checkpoint::Training Engine::Impl::training_to_load() {
   return training();
 }
 
+// The optimizer has the saved run's rates; this run's hold, except those that
+// somebody has set.
 void Engine::Impl::take_up(checkpoint::LoadReport& loaded,
-                           checkpoint::What what,
-                           const std::string& present_config) {
+                           checkpoint::What what, Continuation&& next) {
   marks.forget();
   if (what != checkpoint::What::kAll) return;
-  go_on_from(loaded);
-  for (std::string& line : changed_settings(loaded.config, present_config)) {
+  rates.restore(optimizer(), std::move(next.by_hand));
+  steps = next.steps;
+  watch_anew();
+  saver.set_loaded_from(loaded);
+  for (std::string& line : next.changed) {
     if (comm.rank() == 0) log(LogLevel::kInfo, line);
     loaded.notes.push_back(std::move(line));
   }
@@ -136,18 +165,22 @@ void Engine::Impl::take_up(checkpoint::LoadReport& loaded,
 std::optional<checkpoint::LoadReport> Engine::resume(
     const std::string& path, const checkpoint::LoadOptions& options) {
   const checkpoint::Training training = impl_->training_to_load();
-  auto loaded = impl_->exchange(
-      [&] { return checkpoint::resume(training, path, options); });
-  if (loaded) impl_->take_up(*loaded, options.what, training.config);
+  Impl::Continuation next;
+  auto loaded = impl_->exchange([&] {
+    return checkpoint::resume(training, path, impl_->checked(options, next));
+  });
+  if (loaded) impl_->take_up(*loaded, options.what, std::move(next));
   return loaded;
 }
 
 checkpoint::LoadReport Engine::load(const std::string& path,
                                     const checkpoint::LoadOptions& options) {
   const checkpoint::Training training = impl_->training_to_load();
-  auto loaded = impl_->exchange(
-      [&] { return checkpoint::load(training, path, options); });
-  impl_->take_up(loaded, options.what, training.config);
+  Impl::Continuation next;
+  auto loaded = impl_->exchange([&] {
+    return checkpoint::load(training, path, impl_->checked(options, next));
+  });
+  impl_->take_up(loaded, options.what, std::move(next));
   return loaded;
 }
 

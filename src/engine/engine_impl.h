@@ -8,13 +8,16 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/host_name.h"
 #include "core/require.h"
 #include "engine/engine_clock.h"
 #include "engine/fallback.h"
 #include "engine/gradient_marks.h"
 #include "engine/hierarchy.h"
 #include "engine/learning_rates.h"
+#include "engine/step_notices.h"
 #include "optim/gradient_window.h"
+#include "thinwire/comm/agreement.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/memory.h"
@@ -43,7 +46,9 @@ struct Engine::Impl final : optim::GradientSink {
         rates(settings.schedule),
         marks(layout),
         telemetry(settings.telemetry, c.rank()),
+        host_names(comm::gather_texts(c, comm::host_name())),
         fallback(settings.fallback),
+        notices(settings, c.size()),
         saver(comm) {}
 
   comm::Communicator& given;                          // at construction
@@ -68,6 +73,7 @@ struct Engine::Impl final : optim::GradientSink {
   GradientMarks marks;  // of what is the caller's to leave alone until step()
   Buffer sums;          // fp32, of 16-bit gradients; made when needed
   bool accumulates_in_fp32 = false;
+  comm::Communicator* model_parallel = nullptr;  // null: there is none
   Buffer travelling;  // gradients in the dtype of the wire, where that is
                       // another one
   EngineReport report;
@@ -76,7 +82,9 @@ struct Engine::Impl final : optim::GradientSink {
 
   // ---- what is written and said of steps: engine_watch.cpp
   Telemetry telemetry;
+  const std::vector<std::string> host_names;  // of every rank, for errors
   FallbackWatch fallback;
+  StepNotices notices;
   // Of the last step; nothing: it was another run's, or there was none.
   std::optional<std::chrono::steady_clock::time_point> step_ended;
   std::chrono::steady_clock::time_point step_began;  // of this one
@@ -93,9 +101,20 @@ struct Engine::Impl final : optim::GradientSink {
   void require_between_windows(const char* what) const;
   /// Collective: what is loaded into, once nothing is under way.
   [[nodiscard]] checkpoint::Training training_to_load();
+  /// What a load will set here.
+  struct Continuation {
+    std::int64_t steps = 0;
+    std::vector<std::optional<double>> by_hand{};
+    std::vector<std::string> changed{};  // settings
+  };
+  /// Throws Error(kCorruptCheckpoint).
+  [[nodiscard]] Continuation continuation(
+      const checkpoint::LoadReport& found) const;
+  /// Options that fill in `next` before anything changes.
+  [[nodiscard]] checkpoint::LoadOptions checked(
+      const checkpoint::LoadOptions& options, Continuation& next) const;
   void take_up(checkpoint::LoadReport& loaded, checkpoint::What what,
-               const std::string& present_config);
-  void go_on_from(const checkpoint::LoadReport& loaded);
+               Continuation&& next);
 
   // Goes first, and waits for what it has under way in the memory above.
   OptimizerStack made;
@@ -103,6 +122,8 @@ struct Engine::Impl final : optim::GradientSink {
 
   /// Collective.
   void make_optimizer(ConstView initial);
+  void broadcast(View values);
+  [[nodiscard]] std::vector<optim::HeldParameters> held_parameters() const;
   void make_window();
   void set_full_parameter(std::string_view name, std::span<const float> values);
   [[nodiscard]] optim::Optimizer& optimizer() const { return *made.optimizer; }
@@ -174,6 +195,7 @@ struct Engine::Impl final : optim::GradientSink {
   }
   void require_all_used() const;
   void begin_window();
+  [[nodiscard]] double norm_of_all_parts(double own);
   [[nodiscard]] EngineReport step();
   [[nodiscard]] double mean(double value);
 };

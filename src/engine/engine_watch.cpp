@@ -41,8 +41,10 @@ void Engine::Impl::watch(const EngineReport& done, double waited_in_backward) {
       log(LogLevel::kWarning, FallbackWatch::text_after(*verdict));
   }
   step_ended = ended;
+  if (comm.rank() == 0) notices.after_step(done, optimizer(), loss_scale());
   if (!telemetry.wants_line(done.steps)) return;
-  TelemetryExtra extra{.memory = memory_use()};
+  TelemetryExtra extra{.memory = memory_use(),
+                       .lamb_coeffs = optimizer().lamb_coeffs()};
   if (telemetry.wants_residual_ratio(done.steps)) {
     const double ratio = optimizer().residual_ratio();
     if (ratio > 0) extra.residual_ratio = ratio;

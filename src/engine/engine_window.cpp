@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // One window of accumulation: backwards, gradients on their way, the step.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <array>
+#include <cmath>
+#include <set>
+#include <string>
 
 #include "comm/failure.h"
 #include "core/require.h"
@@ -118,6 +122,8 @@ void Engine::Impl::finish_sent() {
   const auto began = Clock::now();
   optimizer().finish_early();
   comm.finish_queued();
+  for (const optim::ExpertGroup& group : config.experts())
+    group.comm->finish_queued();
   waited += std::chrono::duration<double>(Clock::now() - began).count();
 }
 
@@ -168,13 +174,25 @@ void Engine::Impl::explain(const Error& error) const {
   if (!comm::failure::is_out_of_step(text) ||
       text.find(kHint) != std::string::npos)
     return;
+  // Who sends nothing at all may be gone with its machine; who sends something
+  // else, or has left in good order, is not.
+  std::set<std::string> hosts;
+  for (const int rank : comm::failure::waited_for(text))
+    if (rank < comm.size())
+      hosts.insert(host_names[static_cast<std::size_t>(rank)]);
+  std::string gone;
+  if (!hosts.empty())
+    gone = fmt::format(
+        "on host {}: the machine or its network may be gone, or a rank hangs "
+        "or needs longer than the time-out; ",
+        fmt::join(hosts, ", "));
   throw Error(
       ErrorCode::kCommFailure,
       fmt::format(
-          "{} (this rank has made {} steps; {}: if that rank had fewer "
+          "{} ({}this rank has made {} steps; {}: if that rank had fewer "
           "batches, drop the last ones elsewhere (drop_last), or pad with a "
           "sampler such as DistributedRandomSampler)",
-          text, steps, kHint));
+          text, gone, steps, kHint));
 }
 
 double Engine::Impl::mean(double value) {
@@ -202,13 +220,14 @@ double Engine::Impl::mean(double value) {
   return sum / static_cast<double>(ranks);
 }
 
-// Collective, so that all ranks stop.
+// Collective, so that all ranks stop. An expert may have had nothing to do.
 void Engine::Impl::require_all_used() const {
   if (config.zero.stage == 0 || config.zero.ignore_unused_parameters) return;
   std::int64_t own = -1;
   const auto parameters = layout.parameters();
-  for (std::size_t i = parameters.size(); i-- > 0;)
-    if (!window->has_gradient(i) && parameters[i].size > 0)  // one to miss
+  const std::vector<std::size_t> dense = held_parameters().front().parameters;
+  for (std::size_t i = dense.size(); i-- > 0;)  // one to miss
+    if (!window->has_gradient(dense[i]) && parameters[dense[i]].size > 0)
       own = static_cast<std::int64_t>(i);
   std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
   comm.all_gather(std::span(&own, 1), all);
@@ -217,7 +236,17 @@ void Engine::Impl::require_all_used() const {
       refuse(fmt::format(
           "step: parameter '{}' had no gradient on rank {}, and "
           "zero.ignore_unused_parameters is false",
-          layout.parameters()[static_cast<std::size_t>(all[r])].name, r));
+          parameters[dense[static_cast<std::size_t>(all[r])]].name, r));
+}
+
+// Collective over the ranks that hold a model together, in their order.
+double Engine::Impl::norm_of_all_parts(double own) {
+  const double square = own * own;
+  std::vector<double> all(static_cast<std::size_t>(model_parallel->size()));
+  model_parallel->all_gather(std::span(&square, 1), all);
+  double sum = 0;
+  for (const double part : all) sum += part;
+  return std::sqrt(sum);
 }
 
 EngineReport Engine::Impl::step() {
@@ -242,11 +271,13 @@ EngineReport Engine::Impl::step() {
   if (has_gradient_array)
     sent = window->has_sent() && is_converted() ? travelling.view()
                                                 : to_send({0, layout.size()});
+  optim::StepInput input{.params = params, .grads = sent};
+  if (model_parallel != nullptr)
+    input.whole_norm = [this](double own) { return norm_of_all_parts(own); };
   EngineReport done = report;
   step_began = now();
   try {
-    static_cast<optim::StepReport&>(done) =
-        optimizer().step({.params = params, .grads = sent});
+    static_cast<optim::StepReport&>(done) = optimizer().step(input);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kNonFinite) begin_window();
     throw;

@@ -53,7 +53,8 @@ std::unique_ptr<comm::Communicator> by_host(comm::Communicator& comm,
             "comm.hierarchy must be auto or flat, got by_host: "
             "{}",
             why.text.empty() ? "every rank has a host of its own" : why.text));
-  // That all ranks share one host is most often meant.
+  // That all ranks share one host is most often meant; of a contradiction
+  // find_hosts() has warned.
   if (why.reason == comm::WhyFlat::Reason::kUnequalHosts && comm.rank() == 0)
     log(LogLevel::kInfo, "every rank exchanges with every other: " + why.text);
   return nullptr;

@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "thinwire/engine/make_optimizer.h"
 
+#include <fmt/format.h>
+
+#include <type_traits>
 #include <utility>
 
 #include "engine/zero_buckets.h"
+#include "optim/low_bit/options.h"
+#include "thinwire/core/log.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/deepspeed/fp16_optimizer.h"
 #include "thinwire/deepspeed/optimizers.h"
 #include "thinwire/deepspeed/zero_optimizer.h"
+#include "thinwire/optim/expert_parallel.h"
 #include "thinwire/precision/mixed_precision.h"
 #include "thinwire/shard/zero_optimizer.h"
 
@@ -32,12 +38,14 @@ deepspeed::Fp16Options fp16_options(const Config& config) {
   return {.loss_scale = config.precision.loss_scale,
           .wrapper = takes_norms ? deepspeed::Fp16Wrapper::kUnfused
                                  : deepspeed::Fp16Wrapper::kFused,
-          .max_grad_norm = config.gradient_clipping};
+          .max_grad_norm = config.gradient_clipping,
+          .prescale = config.prescale_gradients,
+          .predivide = config.gradient_predivide_factor};
 }
 
 shard::ZeroOptions zero_options(const Config& config,
                                 const ParameterLayout& layout,
-                                const comm::Hosts& hosts) {
+                                const comm::Communicator& comm) {
   const ZeroConfig& zero = config.zero;
   shard::ZeroOptions options{
       .stage = zero.stage,
@@ -46,14 +54,15 @@ shard::ZeroOptions zero_options(const Config& config,
       .loss_scale = config.precision.loss_scale,
       .exchange = config.exchange_options(),
       .communication_dtype = config.communication_dtype,
-      .wire = zero.wire,
+      .wire = config.wire_options(comm.size()),
       .accumulation_dtype = config.accumulation_dtype,
       .overlap = config.comm.overlap,
-      .offload = zero.offload_optimizer == OffloadDevice::kCpu};
+      .offload = zero.offload_optimizer == OffloadDevice::kCpu,
+      .experts = config.experts()};
   options.exchange.bucket_elements =
-      zero_bucket_elements(config.comm.bucket_elements,
-                           static_cast<std::size_t>(zero.reduce_bucket_size),
-                           layout.size(), hosts, shard::bucket_bits(zero.wire));
+      zero_bucket_elements(config.comm.bucket_elements, zero_bucket_bound(zero),
+                           optim::dense_size(layout, options.experts),
+                           comm.hosts(), shard::bucket_bits(zero.wire));
   return options;
 }
 
@@ -69,7 +78,9 @@ std::unique_ptr<shard::ShardedOptimizer> deepspeed_zero(
                              .communication_dtype = config.communication_dtype,
                              .accumulation_dtype = config.accumulation_dtype,
                              .round_robin = config.zero.round_robin_gradients,
-                             .reduce_scatter = config.zero.reduce_scatter});
+                             .reduce_scatter = config.zero.reduce_scatter,
+                             .prescale = config.prescale_gradients,
+                             .predivide = config.gradient_predivide_factor});
 }
 
 // Makes the rule of an exact optimizer; null for one that has its own exchange.
@@ -95,7 +106,7 @@ std::unique_ptr<shard::ShardedOptimizer> sharded(comm::Communicator& comm,
     return deepspeed_zero(comm, layout, config, params);
   return std::make_unique<shard::ZeroOptimizer>(
       comm, layout, make_rule(config), params,
-      zero_options(config, layout, comm.hosts()));
+      zero_options(config, layout, comm));
 }
 
 bool is_lean(const Config& config) {
@@ -141,10 +152,40 @@ using DeepSpeedLowBit =
     LowBitMaker<deepspeed::OnebitAdam, deepspeed::OnebitLamb,
                 deepspeed::ZeroOneAdam, deepspeed::Optimizer>;
 
+optim::LambOptions exact_options(const optim::OnebitLambOptions& options) {
+  optim::LambOptions lamb{.learning_rate = options.learning_rate,
+                          .beta1 = options.beta1,
+                          .beta2 = options.beta2,
+                          .epsilon = options.epsilon,
+                          .weight_decay = options.weight_decay,
+                          .max_coeff = options.max_coeff,
+                          .min_coeff = options.min_coeff,
+                          .bias_correction = options.bias_correction,
+                          .epsilon_inside_sqrt = options.epsilon_inside_sqrt};
+  for (const optim::OnebitLambGroup& group : options.groups)
+    lamb.groups.push_back({group, group.max_coeff, group.min_coeff});
+  return lamb;
+}
+
+// The rule of experts, which low-bit optimizers keep exact.
+shard::MakeRule rule_of_experts(const Config& config) {
+  Config exact = config;
+  std::visit(
+      [&exact]<class Options>(const Options& options) {
+        if constexpr (std::is_same_v<Options, optim::OnebitLambOptions>)
+          exact.optimizer = exact_options(options);
+        else if constexpr (std::is_same_v<Options, optim::OnebitAdamOptions> ||
+                           std::is_same_v<Options, optim::ZeroOneAdamOptions>)
+          exact.optimizer = optim::adam_options(options);
+      },
+      config.optimizer);
+  return make_rule(exact);
+}
+
 // Without ZeRO: of the parameters in fp32, or of their masters.
-std::unique_ptr<optim::Optimizer> replicated(comm::Communicator& comm,
-                                             const ParameterLayout& layout,
-                                             const Config& config) {
+std::unique_ptr<optim::Optimizer> of_dense(comm::Communicator& comm,
+                                           const ParameterLayout& layout,
+                                           const Config& config) {
   if (const shard::MakeRule rule = make_rule(config))
     return std::make_unique<optim::DataParallel>(comm, rule(layout),
                                                  config.exchange_options());
@@ -152,6 +193,24 @@ std::unique_ptr<optim::Optimizer> replicated(comm::Communicator& comm,
     return std::visit(DeepSpeedLowBit{comm, layout},
                       config.optimizer_options());
   return std::visit(OwnLowBit{comm, layout}, config.optimizer_options());
+}
+
+std::unique_ptr<optim::Optimizer> replicated(comm::Communicator& comm,
+                                             const ParameterLayout& layout,
+                                             const Config& config) {
+  const auto experts = config.experts();
+  if (experts.empty()) return of_dense(comm, layout, config);
+  if (make_rule(config) == nullptr && comm.rank() == 0)
+    log(LogLevel::kInfo,
+        fmt::format("{}: groups with a communicator of their own (experts) are "
+                    "averaged exactly in every step",
+                    config::name_of(config.optimizer)));
+  return std::make_unique<optim::ExpertParallel>(
+      comm, layout, experts,
+      [&](const ParameterLayout& dense) {
+        return of_dense(comm, dense, config);
+      },
+      rule_of_experts(config), config.exchange_options());
 }
 
 // Its wrapper averages, clips and unscales.

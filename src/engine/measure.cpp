@@ -35,22 +35,29 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-double median(std::vector<double> values) {
-  const auto middle =
-      values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+// Summary of the rounds of one measurement.
+struct Rounds {
+  double median = 0;
+  double spread = 0;
+};
+
+Rounds summary_of(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t last = values.size() - 1;
+  const double median = values[values.size() / 2];
+  const double quartiles = values[last - last / 4] - values[last / 4];
+  return {median, median > 0 ? quartiles / median : 0};
 }
 
-// Seconds of one call, the median of some rounds; the first one warms up.
-double seconds_of(int rounds, int repeats, const std::function<void()>& call) {
+// Seconds of one call; the first round warms up.
+Rounds seconds_of(int rounds, int repeats, const std::function<void()>& call) {
   std::vector<double> seconds;
   for (int round = 0; round <= rounds; ++round) {
     const auto begin = Clock::now();
     for (int i = 0; i < repeats; ++i) call();
     if (round > 0) seconds.push_back(seconds_since(begin) / repeats);
   }
-  return median(std::move(seconds));
+  return summary_of(std::move(seconds));
 }
 
 double largest(comm::Communicator& comm, double value) {
@@ -69,6 +76,7 @@ struct Link {
   double message = 0;
   double bytes_per_second = 0;  // of one rank
   double processor_seconds_per_byte = 0;
+  LinkSpread spread{};
 };
 
 // All groups measure at once, `all_ranks` ranks together.
@@ -84,7 +92,7 @@ Link measure_link(comm::Communicator& group, int all_ranks,
     counts[static_cast<std::size_t>(group.rank())] = 0;  // none to itself
     group.barrier();
     const double before = processor_seconds();
-    const double seconds = seconds_of(rounds, repeats, [&] {
+    const Rounds seconds = seconds_of(rounds, repeats, [&] {
       group.all_to_all(from.view(), counts, to.view(), counts);
     });
     used = processor_seconds() - before;
@@ -93,13 +101,16 @@ Link measure_link(comm::Communicator& group, int all_ranks,
   const std::size_t piece =
       std::max<std::size_t>(options.message_bytes / (ranks - 1), 1);
   const double sent = static_cast<double>(piece) * peers;
-  const double brief = all_to_all(kShort, options.rounds, kRepeats);
-  const double longer = all_to_all(kLong, options.rounds, kRepeats);
-  const double bulk = all_to_all(piece, options.rounds, 1);
+  const auto [brief, latency_spread] =
+      all_to_all(kShort, options.rounds, kRepeats);
+  const auto [longer, message_spread] =
+      all_to_all(kLong, options.rounds, kRepeats);
+  const auto [bulk, rate_spread] = all_to_all(piece, options.rounds, 1);
   // Local ranks, those of other groups too, are threads of one process. A round
   // more has warmed up.
   const double sharing = group.backend() == "local" ? all_ranks : 1;
   Link link;
+  link.spread = {rate_spread, latency_spread, message_spread};
   link.processor_seconds_per_byte =
       used / sharing / (options.rounds + 1) / sent;
   link.bytes_per_second = sent / std::max(bulk - brief, bulk * 0.01);
@@ -111,9 +122,12 @@ Link measure_link(comm::Communicator& group, int all_ranks,
 
 // The slowest group's; all ranks are in some group.
 Link slowest(comm::Communicator& all, const Link& own) {
-  return {largest(all, own.latency), largest(all, own.message),
+  return {largest(all, own.latency),
+          largest(all, own.message),
           1 / largest(all, 1 / own.bytes_per_second),
-          largest(all, own.processor_seconds_per_byte)};
+          largest(all, own.processor_seconds_per_byte),
+          {largest(all, own.spread.rate), largest(all, own.spread.latency),
+           largest(all, own.spread.message)}};
 }
 
 struct Measured {
@@ -140,10 +154,13 @@ constexpr Measured kMeasured[] = {
 
 }  // namespace
 
-Network measure_network(comm::Communicator& comm, const comm::Hosts& hosts,
-                        const MeasureOptions& options) {
+MeasuredNetwork measure_network(comm::Communicator& comm,
+                                const comm::Hosts& hosts,
+                                const MeasureOptions& options) {
   validate(options);
-  Network network{.ranks = comm.size(), .is_framed = false};
+  MeasuredNetwork network;
+  network.ranks = comm.size();
+  network.is_framed = false;
   if (comm.size() == 1) return network;
   const bool has_hosts = hosts.size > 1 && hosts.ranks_per_host > 1;
   if (!has_hosts) {
@@ -152,6 +169,7 @@ Network measure_network(comm::Communicator& comm, const comm::Hosts& hosts,
     network.latency_seconds = link.latency;
     network.message_seconds = link.message;
     network.processor_seconds_per_byte = link.processor_seconds_per_byte;
+    network.spread = link.spread;
     return network;
   }
   network.ranks_per_host = hosts.ranks_per_host;
@@ -169,11 +187,13 @@ Network measure_network(comm::Communicator& comm, const comm::Hosts& hosts,
   network.latency_seconds = between.latency;
   network.message_seconds = between.message;
   network.processor_seconds_per_byte = between.processor_seconds_per_byte;
+  network.spread = between.spread;
+  network.inner_spread = inside.spread;
   return network;
 }
 
-Compute measure_compute(comm::Communicator& comm,
-                        const MeasureOptions& options) {
+MeasuredCompute measure_compute(comm::Communicator& comm,
+                                const MeasureOptions& options) {
   validate(options);
   MeasuredKernels kernels(options.elements, comm.size(), options.num_threads);
   std::vector<std::vector<double>> seconds(std::size(kMeasured));
@@ -186,10 +206,14 @@ Compute measure_compute(comm::Communicator& comm,
       (kernels.*kMeasured[k].kernel)();
       if (round > 0) seconds[k].push_back(seconds_since(begin));
     }
-  Compute compute;
-  for (std::size_t k = 0; k < std::size(kMeasured); ++k)
-    compute.*kMeasured[k].per_element = largest(comm, median(seconds[k])) /
-                                        static_cast<double>(options.elements);
+  MeasuredCompute compute;
+  for (std::size_t k = 0; k < std::size(kMeasured); ++k) {
+    const Rounds own = summary_of(std::move(seconds[k]));
+    const auto figure = kMeasured[k].per_element;
+    compute.*figure =
+        largest(comm, own.median) / static_cast<double>(options.elements);
+    compute.spread.*figure = largest(comm, own.spread);
+  }
   return compute;
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "core/json.h"
 
@@ -19,6 +20,15 @@ std::string_view exchange_of(const Prediction& p) {
 std::string milliseconds(double seconds) {
   const double ms = seconds * 1e3;
   return fmt::format("{:.{}f}", ms, ms < 10 ? 2 : ms < 1000 ? 1 : 0);
+}
+
+std::string time_text(double seconds) {
+  constexpr std::pair<double, const char*> kUnits[] = {
+      {86400, "d"}, {3600, "h"}, {60, "min"}};
+  for (const auto& [unit, name] : kUnits)
+    if (seconds >= 2 * unit)
+      return fmt::format("{:.1f} {}", seconds / unit, name);
+  return fmt::format("{:.1f} s", seconds);
 }
 
 std::string bytes_text(double bytes) {
@@ -55,72 +65,94 @@ std::string notes_on(std::span<const Prediction> all) {
   return text;
 }
 
-constexpr const char* kLine = "{:<14}{:<9}{:>10}{:>12}{:>9}{:>12}  {}\n";
-
-}  // namespace
-
-std::string describe(const Network& network) {
-  // Flat, nothing is known of hosts, and each rank has a link of its own.
-  const std::string ranks =
-      network.ranks_per_host > 1
-          ? fmt::format("{} ranks on {} hosts; card", network.ranks,
-                        network.hosts())
-          : fmt::format("{} ranks; link of each", network.ranks);
-  std::string text = fmt::format(
-      "{} {:.3g} Gbit/s, latency {:.3g} us, {:.2g} us per message\n", ranks,
-      network.gbps, network.latency_seconds * 1e6,
-      network.message_seconds * 1e6);
-  if (network.processor_seconds_per_byte > 0)
-    text += fmt::format("a processor's part: {:.2g} ns per byte sent\n",
-                        network.processor_seconds_per_byte * 1e9);
-  if (network.ranks_per_host > 1)
-    text += fmt::format(
-        "inside a host: {:.3g} GB/s, latency {:.3g} us, {:.2g} us per "
-        "message\n",
-        network.inner_bytes_per_second * 1e-9,
-        network.inner_latency_seconds * 1e6,
-        network.inner_message_seconds * 1e6);
+// Says how many steps of each kind a run has.
+std::string notes_on_runs(std::span<const Prediction> all) {
+  std::string text;
+  for (const Prediction& p : all) {
+    const PlannedRun& run = *p.run;
+    if (p.is_by_host || run.compressed_steps == 0) continue;
+    text +=
+        fmt::format("{}: {} steps of the run are exact, {} compressed",
+                    to_string(p.way), run.exact_steps, run.compressed_steps);
+    if (run.local_steps > 0) text += fmt::format(", {} local", run.local_steps);
+    text += '\n';
+  }
   return text;
 }
 
-std::string describe(const Compute& compute) {
-  return fmt::format(
-      "ns per element: encode {:.2f}, serve {:.2f}, update {:.2f}, norm "
-      "{:.2f}, Adam {:.2f}, sum {:.2f}; 0/1 Adam: local step {:.2f}, sync "
-      "{:.2f} + {:.2f}; 4 bits: up {:.2f} + {:.2f}, down {:.2f} + {:.2f}\n",
-      compute.encode * 1e9, compute.serve * 1e9, compute.update * 1e9,
-      compute.norm * 1e9, compute.exact_update * 1e9, compute.sum * 1e9,
-      compute.local_step * 1e9, compute.sync_encode * 1e9,
-      compute.sync_update * 1e9, compute.quantize * 1e9,
-      compute.quantized_mean * 1e9, compute.difference * 1e9,
-      compute.dequantize * 1e9);
+constexpr const char* kOfRun = "{:>11}{:>12}";
+constexpr const char* kLine = "{:>10}{:>12}{:>9}{:>12}  {}\n";
+
+std::string head_of(bool has_run) {
+  return fmt::format("{:<14}{:<9}", "way", "exchange") +
+         (has_run ? fmt::format(kOfRun, "whole run", "sent/run") : "") +
+         fmt::format(kLine, "ms/step", "sent/rank", "rounds", "memory",
+                     "break-even");
 }
 
+std::string line_of(const Prediction& p) {
+  std::string text =
+      fmt::format("{:<14}{:<9}", to_string(p.way), exchange_of(p));
+  if (p.run)
+    text += fmt::format(kOfRun, time_text(p.run->seconds),
+                        bytes_text(p.run->bytes));
+  return text + fmt::format(kLine, milliseconds(p.step_seconds),
+                            bytes_text(p.traffic.bytes),
+                            fmt::format("{:.4g}", p.traffic.rounds),
+                            bytes_text(p.memory.total()), break_even_text(p));
+}
+
+void add_run(const PlannedRun& run, Json& line) {
+  line.add("run_seconds", Json::of(run.seconds));
+  line.add("run_bytes_sent", Json::of(run.bytes));
+  Json steps = Json::object();
+  steps.add("exact", Json::of(run.exact_steps));
+  steps.add("compressed", Json::of(run.compressed_steps));
+  steps.add("local", Json::of(run.local_steps));
+  line.add("run_steps", std::move(steps));
+}
+
+bool is_faster(const Prediction& a, const Prediction& b) {
+  if (a.run && b.run) return a.run->seconds < b.run->seconds;
+  return a.step_seconds < b.step_seconds;
+}
+
+// Sorts by the time of the run, if there is one.
+std::vector<Prediction> ranked(std::span<const Prediction> all) {
+  std::vector<Prediction> sorted(all.begin(), all.end());
+  if (all.front().run)
+    std::stable_sort(sorted.begin(), sorted.end(), is_faster);
+  return sorted;
+}
+
+std::int64_t steps_of(const PlannedRun& run) {
+  return run.exact_steps + run.compressed_steps + run.local_steps;
+}
+
+}  // namespace
+
 const Prediction& fastest(std::span<const Prediction> all) {
-  return *std::min_element(all.begin(), all.end(),
-                           [](const Prediction& a, const Prediction& b) {
-                             return a.step_seconds < b.step_seconds;
-                           });
+  return *std::min_element(all.begin(), all.end(), is_faster);
 }
 
 std::string plan_table(std::span<const Prediction> all) {
-  std::string text = fmt::format(kLine, "way", "exchange", "ms/step",
-                                 "sent/rank", "rounds", "memory", "break-even");
-  for (const Prediction& p : all)
-    text += fmt::format(
-        kLine, to_string(p.way), exchange_of(p), milliseconds(p.step_seconds),
-        bytes_text(p.traffic.bytes), fmt::format("{:.4g}", p.traffic.rounds),
-        bytes_text(p.memory.total()), break_even_text(p));
-  text += notes_on(all);
   const Prediction& best = fastest(all);
-  return text + fmt::format("fastest: {}, {}, {} ms per step\n",
-                            to_string(best.way), exchange_of(best),
-                            milliseconds(best.step_seconds));
+  std::string text = head_of(best.run.has_value());
+  for (const Prediction& p : ranked(all)) text += line_of(p);
+  text += notes_on(all);
+  if (best.run) text += notes_on_runs(all);
+  text +=
+      fmt::format("fastest: {}, {}, ", to_string(best.way), exchange_of(best));
+  return text + (best.run ? fmt::format("{} for {} steps\n",
+                                        time_text(best.run->seconds),
+                                        steps_of(*best.run))
+                          : fmt::format("{} ms per step\n",
+                                        milliseconds(best.step_seconds)));
 }
 
 std::string plan_json(std::span<const Prediction> all) {
   std::string text;
-  for (const Prediction& p : all) {
+  for (const Prediction& p : ranked(all)) {
     Json line = Json::object();
     line.add("way", Json::of(to_string(p.way)));
     line.add("exchange", Json::of(exchange_of(p)));
@@ -133,6 +165,7 @@ std::string plan_json(std::span<const Prediction> all) {
     line.add("break_even_gbps", std::isinf(p.break_even_gbps)
                                     ? Json{}
                                     : Json::of(p.break_even_gbps));
+    if (p.run) add_run(*p.run, line);
     text += compact_json(line) + '\n';
   }
   const Prediction& best = fastest(all);

@@ -111,7 +111,8 @@ void Workload::validate() const {
           "dtype", "fp32, fp16 or bf16", to_string(dtype));
   not_negative(forward_seconds, "forward_seconds");
   not_negative(backward_seconds, "backward_seconds");
-  not_negative(earlier_seconds, "earlier_seconds");
+  require(std::isfinite(backwards) && backwards >= 1, "backwards",
+          "finite and >= 1", backwards);
   not_negative(bucket_elements, "bucket_elements");
   not_negative(zero_bucket_bound, "zero_bucket_bound");
   require(std::isfinite(steps_per_sync) && steps_per_sync >= 1,
@@ -121,6 +122,10 @@ void Workload::validate() const {
                                        steps_per_variance_step >= 1),
       "steps_per_variance_step", "0, or finite and >= 1",
       steps_per_variance_step);
+  if (!run) return;
+  require(run->steps >= 1 && run->steps <= RunStages::kMostSteps, "run.steps",
+          fmt::format("in [1, {}]", RunStages::kMostSteps), run->steps);
+  require(run->freeze_step >= 1, "run.freeze_step", ">= 1", run->freeze_step);
 }
 
 Prediction predict(Way way, bool by_host, const Workload& work,
@@ -132,6 +137,9 @@ Prediction predict(Way way, bool by_host, const Workload& work,
   return {
       .way = way,
       .is_by_host = by_host,
+      .run = work.run ? std::optional(
+                            planned_run(way, by_host, work, network, compute))
+                      : std::nullopt,
       .step_seconds = step_seconds(way, by_host, work, network, compute),
       .traffic = traffic_of(way, by_host, work, network),
       .memory = memory_of(way, by_host, work, network),

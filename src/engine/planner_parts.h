@@ -31,6 +31,9 @@ inline constexpr double kNormBytes = 8;
 [[nodiscard]] int zero_bits(Way way) noexcept;
 /// Bits of an element on the wire between hosts; exact averages count as fp32.
 [[nodiscard]] int wire_bits(Way way) noexcept;
+/// How often a step sends gradients to other hosts: ZeRO-2 in full precision
+/// with every backward; all others once.
+[[nodiscard]] double ups_per_step(Way way, const Workload& work) noexcept;
 /// Elements that travel together, of the whole model: the workload's, or the
 /// rule's.
 [[nodiscard]] double bucket_elements_of(Way way, bool by_host,

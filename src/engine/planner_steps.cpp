@@ -33,7 +33,8 @@ struct Step {
   }
   /// All before the last backward.
   [[nodiscard]] double before() const {
-    return work.forward_seconds + work.earlier_seconds;
+    return work.backwards * work.forward_seconds +
+           (work.backwards - 1) * work.backward_seconds;
   }
   [[nodiscard]] double buckets() const {
     return std::ceil(elements() /
@@ -205,6 +206,29 @@ double half_way(const Step& step) {
          2;
 }
 
+// Processor time of the exchange inside the host, of one backward, if every
+// backward exchanges there but only the last one between hosts.
+double inside_busy(const Step& step) {
+  if (!step.by_host || zero_bits(step.way) == 0) return 0;
+  return (step.local() - 1) / step.local() * step.elements() *
+         step.element_bytes() * step.network.inner_processor_seconds_per_byte;
+}
+
+// A backward before the last one of a window, which takes `last` until its
+// gradients are averaged: in full precision it sends what the last one does.
+double earlier_backward(const Step& step, double last) {
+  if (zero_bits(step.way) == 0) return last;
+  const double backward = step.work.backward_seconds;
+  if (!step.by_host) return backward;
+  return beside_backward(step.work,
+                         backward + step.elements() * step.compute.store,
+                         direct_seconds(inside_of(step.network),
+                                        step.elements() * step.element_bytes(),
+                                        step.bucket_bytes()) /
+                             2,
+                         inside_busy(step));
+}
+
 // Up beside backward: gradients are copied into buckets' memory, and in few
 // bits encoded and averaged, by the threads that compute. Then norms. Down
 // beside the owners' updates, of which the first has nothing beside it.
@@ -217,7 +241,10 @@ double zero_seconds(const Step& step) {
   if (step.network.ranks == 1)
     return step.before() + work.backward_seconds + n * compute.store + update;
   double backward = work.backward_seconds + n * compute.store;
-  double up = half_way(step), busy = step.transport / 2;
+  const double busy_down =
+      (step.transport - (work.backwards - 1) * inside_busy(step)) /
+      (ups_per_step(step.way, work) + 1);
+  double up = half_way(step), busy = busy_down;
   const double down = up;
   if (zero_bits(step.way) != 0) {
     backward += n * (compute.quantize + compute.quantized_mean) / step.local();
@@ -227,9 +254,9 @@ double zero_seconds(const Step& step) {
     busy += n * compute.sum;
   }
   const double after_up = beside_backward(work, backward, up, busy);
-  const double busy_down = step.transport / 2;
   const double shared = work.has_spare_core ? update : update + busy_down;
-  return step.before() + after_up +
+  return work.backwards * work.forward_seconds +
+         (work.backwards - 1) * earlier_backward(step, after_up) + after_up +
          collective_seconds(
              step.network,
              std::ceil(n / static_cast<double>(kBlock)) * kNormBytes) +
@@ -268,7 +295,9 @@ double step_seconds(Way way, bool by_host, const Workload& work,
 
 double overlapped_step_seconds(const Workload& work, const Compute& compute,
                                double exchange_seconds) {
-  return work.forward_seconds + work.earlier_seconds +
+  const Network alone;
+  const Step step{Way::kExact, false, work, alone, compute, 0};
+  return step.before() +
          beside_backward(work, work.backward_seconds, exchange_seconds, 0) +
          work.parameters * compute.exact_update;
 }

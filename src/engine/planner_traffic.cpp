@@ -206,18 +206,23 @@ void add_variance_stage(const Workload& work, double exact_bucket,
 }
 
 // Gradients up to their owners, parameters down to all ranks.
-void add_zero(int bits, const Workload& work, double bucket, HostTraffic& all) {
+void add_zero(Way way, const Workload& work, double bucket, HostTraffic& all) {
+  const int bits = zero_bits(way);
   const double bytes = element_bytes(work);
   for_buckets(work.parameters, bucket, all,
               [&](const Bucket& one, HostTraffic& traffic) {
                 const Pieces pieces = cell_pieces(one, bucket, all.ranks());
                 if (bits == 0) {
-                  traffic.reduce_scatter(pieces, bytes);
+                  HostTraffic up = traffic.anew();
+                  up.reduce_scatter(pieces, bytes);
+                  traffic.add(up, ups_per_step(way, work));
                   traffic.all_gather(times(pieces, bytes));
                   return;
                 }
                 const Pieces records = records_of(pieces, bits);
-                reduce_inside(pieces, bytes, traffic);
+                HostTraffic inside = traffic.anew();
+                reduce_inside(pieces, bytes, inside);
+                traffic.add(inside, work.backwards);
                 traffic.across(records, all_to_all);
                 traffic.all_gather(records);
               });
@@ -240,6 +245,10 @@ int zero_bits(Way way) noexcept {
 
 bool is_zero(Way way) noexcept {
   return way == Way::kZero || zero_bits(way) != 0;
+}
+
+double ups_per_step(Way way, const Workload& work) noexcept {
+  return way == Way::kZero ? work.backwards : 1;
 }
 
 int wire_bits(Way way) noexcept {
@@ -288,7 +297,7 @@ Traffic traffic_of(Way way, bool by_host, const Workload& work,
       add_onebit(way, work, bucket, all);
       break;
     default:
-      add_zero(zero_bits(way), work, bucket, all);
+      add_zero(way, work, bucket, all);
   }
   return all.sum();
 }

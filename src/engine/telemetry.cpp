@@ -31,6 +31,20 @@ Json memory_of(const MemoryUse& memory) {
   return json;
 }
 
+// Of parameters' values; the median of an even number is the mean of two.
+Json spread_of(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t middle = values.size() / 2;
+  const double median = values.size() % 2 == 1
+                            ? values[middle]
+                            : (values[middle - 1] + values[middle]) / 2;
+  Json json = Json::object();
+  json.add("minimum", number(values.front()));
+  json.add("median", number(median));
+  json.add("maximum", number(values.back()));
+  return json;
+}
+
 }  // namespace
 
 double overlap_of(const optim::StepReport& report) noexcept {
@@ -65,6 +79,8 @@ std::string telemetry_line(const EngineReport& report,
   line.add("waited_for", Json::of(report.waited_for));
   if (extra.residual_ratio)
     line.add("residual_ratio", number(*extra.residual_ratio));
+  if (!extra.lamb_coeffs.empty())
+    line.add("lamb_coeffs", spread_of(extra.lamb_coeffs));
   line.add("memory", memory_of(extra.memory));
   return compact_json(line);
 }

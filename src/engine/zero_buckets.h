@@ -5,13 +5,22 @@
 #include <cstddef>
 
 #include "thinwire/compress/bucket_rule.h"
+#include "thinwire/config/config.h"
 
 namespace thinwire::engine {
+
+/// The most elements of a bucket. Gradients go up and parameters come down in
+/// the same ones.
+[[nodiscard]] inline std::size_t zero_bucket_bound(
+    const config::ZeroConfig& zero) noexcept {
+  return static_cast<std::size_t>(
+      std::min(zero.reduce_bucket_size, zero.allgather_bucket_size));
+}
 
 /// Elements of ZeRO's buckets: `chosen`, or, where that is 0, so few that an
 /// engine has eight buckets or more: small ones let the first ones leave while
 /// backward goes on, and take less memory; tiny ones are all latency. At least
-/// one, else at most `bound`: DeepSpeed's reduce_bucket_size.
+/// one, else at most `bound`, zero_bucket_bound().
 [[nodiscard]] inline std::size_t zero_bucket_elements(std::size_t chosen,
                                                       std::size_t bound,
                                                       std::size_t elements,

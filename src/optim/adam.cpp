@@ -196,15 +196,8 @@ bool Adam::takes(DType params) const noexcept {
 }
 
 std::vector<double> Adam::learning_rates_in(const StateDict& state) const {
-  const auto rates =
-      state.array("learning_rates", DType::kFloat64, num_groups()).as<double>();
-  for (const double rate : rates)
-    if (!std::isfinite(rate) || rate < 0)
-      throw Error(ErrorCode::kCorruptCheckpoint,
-                  fmt::format("saved learning rate must be finite and >= 0, "
-                              "got {}",
-                              rate));
-  return {rates.begin(), rates.end()};
+  return saved_values<double>(state, "learning_rates", num_groups(),
+                              Sign::kNotNegative);
 }
 
 View Adam::state(std::string_view key) {
@@ -229,7 +222,8 @@ Adoption Adam::adopt(StateDict& state) {
   auto taken = std::make_shared<Taken>();
   taken->rates = learning_rates_in(state);
   taken->m = take_floats(state, "exp_avg", dtype, layout_.size());
-  taken->v = take_floats(state, "exp_avg_sq", dtype, layout_.size());
+  taken->v = take_floats(state, "exp_avg_sq", dtype, layout_.size(),
+                         Sign::kNotNegative);
   return [this, taken] {
     learning_rates_ = std::move(taken->rates);
     exp_avg_ = std::move(taken->m);

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -39,13 +40,6 @@ std::string ExchangeOptions::describe() const {
       bucket_elements, verify_every, skip_nonfinite);
 }
 
-namespace {
-
-// What a gradient's element takes in an exact exchange, for the rule.
-constexpr int kExactBits = 32;
-
-}  // namespace
-
 struct DataParallel::Impl {
   comm::Communicator& comm;
   std::unique_ptr<UpdateRule> rule;
@@ -78,11 +72,15 @@ struct DataParallel::Impl {
       first_agreements.report(agreement, report);
       report.nonfinite_rank = agreement.nonfinite_rank;
       report.applied = agreement.nonfinite_rank < 0;
-      if (!report.applied) return;
+      if (!report.applied) {
+        tell_of_nonfinite(in);
+        return;
+      }
     }
     average.complete(in.grads, meter);
     const double divisor = in.loss_scale * sum_divisor(comm, in.grads.dtype());
-    report.grad_norm = std::sqrt(sum_of_squares(pool, in.grads)) / divisor;
+    report.grad_norm =
+        whole_norm(in, std::sqrt(sum_of_squares(pool, in.grads)) / divisor);
     const bool skips = options.skip_nonfinite || in.skip_if_any_rank_nonfinite;
     report.applied = std::isfinite(report.grad_norm) || !skips;
     if (!report.applied) return;
@@ -121,6 +119,12 @@ StepReport DataParallel::step(const StepInput& in) {
 
 void DataParallel::reduce_early(View grads, Range range) {
   impl_->average.begin_early(grads, range);
+}
+
+std::vector<double> DataParallel::lamb_coeffs() const {
+  std::vector<double> values = impl_->rule->lamb_coeffs();
+  if (impl_->counts.steps == 0) std::fill(values.begin(), values.end(), 0.0);
+  return values;
 }
 
 std::int64_t DataParallel::steps() const noexcept {

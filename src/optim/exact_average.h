@@ -9,6 +9,10 @@
 
 namespace thinwire::optim {
 
+/// What a gradient's element takes in an exact exchange, for
+/// compress::bucket_elements().
+inline constexpr int kExactBits = 32;
+
 /// The exact average of one step's gradients after the other, parts of which
 /// may be under way before the step.
 class ExactAverage {

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <functional>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -63,6 +64,15 @@ void chunk_sums_of_squares(ThreadPool& pool, ConstView values,
 [[nodiscard]] double sum_of_squares(ThreadPool& pool, ConstView values);
 /// Sum of absolute values, likewise.
 [[nodiscard]] double sum_of_abs(ThreadPool& pool, ConstView values);
+
+/// The norm of the whole model's gradient, of which `norm` is this optimizer's.
+[[nodiscard]] inline double whole_norm(const StepInput& in, double norm) {
+  return in.whole_norm ? in.whole_norm(norm) : norm;
+}
+/// Instead of it, where a gradient is not finite and the step is skipped.
+inline void tell_of_nonfinite(const StepInput& in) {
+  static_cast<void>(whole_norm(in, std::numeric_limits<double>::infinity()));
+}
 
 /// Queues the all-reduce of each range of `values` in buckets: the sum in rank
 /// order of fp32, the mean of 16-bit values, which their sum may overflow. Not

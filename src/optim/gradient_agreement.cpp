@@ -7,6 +7,7 @@
 #include <cmath>
 #include <vector>
 
+#include "optim/saved_state.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::optim {
@@ -23,6 +24,15 @@ void require_same_optimizer(std::span<const GradientSummary> ranks,
                           rank));
 }
 
+void require_same_masks(std::span<const GradientSummary> ranks,
+                        std::size_t rank) {
+  if (ranks[rank].masks == ranks[0].masks) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("exp_avg_mask must be the same on all ranks: that of "
+                          "rank {} is not rank 0's",
+                          rank));
+}
+
 }  // namespace
 
 static_assert(sizeof(GradientSummary) == 16, "it travels as its bytes");
@@ -33,6 +43,7 @@ Agreement agreement_on(std::span<const GradientSummary> ranks) {
   agreement.equal_norms = ranks.size() > 1 && first > 0 && std::isfinite(first);
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     require_same_optimizer(ranks, r);
+    require_same_masks(ranks, r);
     if (!std::isfinite(ranks[r].squares) && agreement.nonfinite_rank < 0)
       agreement.nonfinite_rank = static_cast<int>(r);
     if (ranks[r].left_out != 0 && agreement.left_out_rank < 0)
@@ -80,7 +91,7 @@ void CalibratedNorm::save(StateDict& state) const {
 }
 
 void CalibratedNorm::load(const StateDict& state) {
-  const double ratio = state.real("clip_ratio");
+  const double ratio = saved_real(state, "clip_ratio", Sign::kNotNegative);
   measured_ = state.integer("clip_ratio_measured") != 0;
   ratio_ = ratio;
 }
@@ -99,7 +110,7 @@ void LaggedNorm::save(StateDict& state) const {
 
 void LaggedNorm::load(const StateDict& state) {
   if (state.has_scalar("clip_reference"))
-    reference_ = state.real("clip_reference");
+    reference_ = saved_real(state, "clip_reference", Sign::kNotNegative);
 }
 
 void LaggedNorm::rescale(const CalibratedNorm& from,

@@ -12,11 +12,12 @@ namespace thinwire::optim {
 /// What a rank says of its gradients in the one scalar exchange of a step.
 struct GradientSummary {
   double squares = 0;  ///< Their sum of squares; not finite if one of them is.
-  std::uint32_t optimizer = 0;  ///< See optimizer_number().
-  std::uint16_t left_out = 0;   ///< 1: this rank left out a local step.
-  std::uint8_t late = 0;        ///< 1: a late element has a gradient here.
-  /// 1: this step is not what this rank has begun early.
-  std::uint8_t unlike_early = 0;
+  std::uint32_t optimizer = 0;     ///< See optimizer_number().
+  std::uint32_t left_out : 1 = 0;  ///< This rank left out a local step.
+  std::uint32_t late : 1 = 0;      ///< A late element has a gradient here.
+  /// This step is not what this rank has begun early.
+  std::uint32_t unlike_early : 1 = 0;
+  std::uint32_t masks : 29 = 0;  ///< See Masks::fingerprint().
 };
 
 /// What ranks know of each other's gradients after that exchange.
@@ -32,8 +33,9 @@ struct Agreement {
 };
 
 /// Squares are added in rank order. Throws Error(kFailedPrecondition) where
-/// ranks take steps of different optimizers: their gradients would be averaged
-/// with each other's.
+/// ranks take steps of different optimizers, whose gradients would be averaged
+/// with each other's, and Error(kInvalidArgument) where they mask different
+/// elements.
 [[nodiscard]] Agreement agreement_on(std::span<const GradientSummary> ranks);
 
 /// Collective: agreement_on() what each rank says, of which `own` is this

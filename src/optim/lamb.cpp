@@ -89,6 +89,16 @@ void Lamb::set_norms(std::int64_t step, std::span<const NormSums> parameters) {
   norms_of_ = step;
 }
 
+std::vector<double> Lamb::lamb_coeffs() const {
+  std::vector<double> values;
+  for (const TrustRatio& ratio : ratios_) values.push_back(ratio.value);
+  return values;
+}
+
+double Lamb::lamb_coeff(std::size_t group, const NormSums& sums) const {
+  return trust_ratio(sums, limits_[group]).value;
+}
+
 std::size_t Lamb::num_groups() const noexcept { return adam_.num_groups(); }
 
 void Lamb::set_learning_rate(std::size_t group, double learning_rate) {

@@ -52,11 +52,16 @@ void LambCoefficients::add_to(State& state) const {
 LambCoefficients LambCoefficients::read(const StateDict& state) const {
   const std::size_t count = last.size();
   LambCoefficients read = *this;
-  read.last = saved_values<double>(state, "lamb_coeffs", count);
-  read.averages = saved_values<double>(state, "lamb_coeff_freeze", count);
+  const auto ratios = [&](const char* name) {
+    return saved_values<double>(state, name, count, Sign::kNotNegative);
+  };
+  read.last = ratios("lamb_coeffs");
+  read.averages = ratios("lamb_coeff_freeze");
   read.num_averaged =
       saved_values<std::int64_t>(state, "lamb_coeff_count", count);
-  read.last_factors = saved_values<double>(state, "last_factor", count);
+  for (const std::int64_t averaged : read.num_averaged)
+    require_count("lamb_coeff_count", averaged);
+  read.last_factors = ratios("last_factor");
   return read;
 }
 

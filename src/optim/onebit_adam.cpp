@@ -29,6 +29,9 @@ LowBitSettings settings_of(const OnebitAdamOptions& options) {
       options);
 }
 
+// Whether a variance that is kept beside denominators is free of bias.
+constexpr const char* kIsUnbiased = "variance_is_unbiased";
+
 struct OnebitAdamImpl final : LowBitOptimizer::Impl {
   OnebitAdamImpl(comm::Communicator& comm, const ParameterLayout& layout,
                  const OnebitAdamOptions& options)
@@ -45,6 +48,9 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
 
   void take_step(const StepInput& in, StepMeter& step) override;
   [[nodiscard]] Phase phase() const override { return freeze.phase(); }
+  [[nodiscard]] std::optional<std::int64_t> freeze_step() const override {
+    return freeze.planned();
+  }
   void set_freeze_gate(FreezeGate gate) override {
     freeze.set_gate(std::move(gate));
   }
@@ -59,6 +65,7 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
   [[nodiscard]] std::string_view exact_rule() const override { return "adam"; }
   void begin_in(StateDict& state) const override { Freeze::begin_in(state); }
 
+  void set_stage(bool variance_is_unbiased);
   void warm_up(const StepInput& in, StepMeter& step);
   void compressed_step(const StepInput& in, StepMeter& step);
   [[nodiscard]] std::optional<double> clip(const StepInput& in,
@@ -82,6 +89,7 @@ void OnebitAdamImpl::warm_up(const StepInput& in, StepMeter& step) {
   // g = clip * mean_i g_i; nothing: not finite, skipped on all ranks.
   const auto scale = gradients.average(in, step);
   if (!scale) return;
+  follow_masks();
   // m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2
   // p = p - lr (m^ / (sqrt(v^) + eps) + wd p)
   adam().apply(++steps, update_arrays(in, *scale), model.pool);
@@ -117,7 +125,8 @@ void OnebitAdamImpl::compressed_step(const StepInput& in, StepMeter& step) {
 // them for.
 std::optional<double> OnebitAdamImpl::clip(const StepInput& in,
                                            StepMeter& step) {
-  const bool is_unlike_early = early.has_begun() && !early.complete(in);
+  const bool is_unlike_early =
+      early.has_begun() && (!early.complete(in) || model.masks.are_waiting());
   try {
     const auto scale = begin_compressed(in, step, is_unlike_early);
     if (!scale || !early.was_right(*scale)) early.drop();
@@ -142,18 +151,45 @@ void OnebitAdamImpl::reduce_early(View grads, Range range) {
 void OnebitAdamImpl::add_own(State& state) const {
   freeze.add_to(state, denominator);
   refresh.add_to(state);
+  if (freeze.is_frozen() && keeps_variance())
+    state.common.put_integer(kIsUnbiased, refresh.is_on() ? 1 : 0);
 }
 
 Adoption OnebitAdamImpl::adopt_own(StateDict& state) {
   auto saved = std::make_shared<Freeze::Saved>(freeze.read(state));
-  if (saved->frozen_at > 0 && keeps_variance())
+  const bool returns = saved->plan.names_later(state.integer("step"));
+  if (saved->frozen_at > 0 &&
+      (returns ? !model.layout.exact.empty() : keeps_variance()))
     require_variance(state, model.size());
+  const bool is_unbiased = state.has_scalar(kIsUnbiased)
+                               ? state.integer(kIsUnbiased) != 0
+                               : refresh.is_on();
   auto first =
       std::make_shared<VarianceRefresh::FirstDenominators>(refresh.read(state));
   return [=, this] {
     freeze.restore(std::move(*saved), denominator);
     refresh.restore(std::move(*first));
+    set_stage(is_unbiased);
   };
+}
+
+// What options name, after a load.
+void OnebitAdamImpl::set_stage(bool variance_is_unbiased) {
+  if (freeze.must_return(steps)) {
+    const std::int64_t frozen_at = freeze.at();
+    notes.push_back(
+        freeze.return_to_exact(steps, denominator, [&](std::size_t group) {
+          return variance_is_unbiased ? 1
+                                      : adam()
+                                            .coefficients(group, frozen_at, 1)
+                                            .exp_avg_sq_scale;
+        }));
+    refresh.restore({});
+  } else if (freeze.must_end(steps)) {
+    notes.push_back(freeze.note_of_end(steps));
+    freeze.freeze(steps, keeps_variance(), denominator);
+    refresh.begin(steps);
+  }
 }
 
 }  // namespace

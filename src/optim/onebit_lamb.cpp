@@ -60,6 +60,9 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
 
   void take_step(const StepInput& in, StepMeter& step) override;
   [[nodiscard]] Phase phase() const override { return freeze.phase(); }
+  [[nodiscard]] std::optional<std::int64_t> freeze_step() const override {
+    return freeze.planned();
+  }
   void set_freeze_gate(FreezeGate gate) override {
     freeze.set_gate(std::move(gate));
   }
@@ -68,6 +71,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
   [[nodiscard]] std::string_view exact_rule() const override { return "lamb"; }
   void begin_in(StateDict& state) const override;
 
+  void set_stage();
   void warm_up(const StepInput& in, StepMeter& step);
   void begin_compression();
   void compressed_step(const StepInput& in, StepMeter& step);
@@ -98,6 +102,7 @@ void OnebitLambImpl::take_step(const StepInput& in, StepMeter& step) {
 void OnebitLambImpl::warm_up(const StepInput& in, StepMeter& step) {
   const auto scale = gradients.average(in, step);
   if (!scale) return;
+  follow_masks();
   const std::vector<TrustRatio> ratios =
       lamb_step(adam(), ++steps, update_arrays(in, *scale), limits, model.pool);
   for (std::size_t i = 0; i < ratios.size(); ++i) {
@@ -277,19 +282,33 @@ Adoption OnebitLambImpl::adopt_own(StateDict& state) {
   const auto taken = std::make_shared<Taken>(
       Taken{freeze.read(state), coefficients.read(state)});
   if (taken->freeze.frozen_at > 0) {
-    taken->scales =
-        saved_values<double>(state, "scaling_coeff", coefficients.last.size());
+    taken->scales = saved_values<double>(
+        state, "scaling_coeff", coefficients.last.size(), Sign::kNotNegative);
     // Of a parameter without momentum; a new one has 0 (kNewParameters).
     std::ranges::replace(taken->scales, 0.0, 1.0);
-    taken->fresh =
-        take_floats(state, "exp_avg_sq_fresh", DType::kFloat32, model.size());
+    taken->fresh = take_floats(state, "exp_avg_sq_fresh", DType::kFloat32,
+                               model.size(), Sign::kNotNegative);
   }
   return [this, taken] {
     freeze.restore(std::move(taken->freeze), denominator);
     coefficients = std::move(taken->coefficients);
     set_momentum_scales(std::move(taken->scales));
     fresh = std::move(taken->fresh);
+    set_stage();
   };
+}
+
+// What options name, after a load. The fresh variance is no substitute for the
+// one that was given up: it is rebuilt from momenta of one bit.
+void OnebitLambImpl::set_stage() {
+  if (freeze.must_return(steps)) {
+    notes.push_back(freeze.return_to_exact(steps, denominator));
+    set_momentum_scales({});
+    fresh = Buffer();
+  } else if (freeze.must_end(steps)) {
+    notes.push_back(freeze.note_of_end(steps));
+    begin_compression();
+  }
 }
 
 }  // namespace

@@ -53,6 +53,13 @@ StateDict Optimizer::owner() const { return {}; }
 
 void Optimizer::require_owner(const StateDict& /*state*/) const {}
 
+void Optimizer::set_exp_avg_mask(std::size_t /*group*/,
+                                 std::span<const float> /*mask*/) {
+  throw Error(ErrorCode::kInvalidArgument,
+              "exp_avg_mask: this optimizer has no masks, it compresses "
+              "nothing");
+}
+
 void Optimizer::set_learning_rate(double learning_rate) {
   for (std::size_t group = 0; group < num_groups(); ++group)
     set_learning_rate(group, learning_rate);

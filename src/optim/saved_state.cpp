@@ -3,9 +3,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
+#include "core/visit_floats.h"
 #include "optim/checks.h"
 #include "thinwire/core/checksum.h"
 #include "thinwire/core/error.h"
@@ -24,7 +29,87 @@ bool is_float(DType dtype) {
   return dtype == DType::kFloat32 || is_16_bit(dtype);
 }
 
+double to_double(double value) { return value; }
+template <class T>
+double to_double(T value) {
+  return double{to_float(value)};
+}
+
+double value_at(ConstView values, std::size_t i) {
+  if (values.dtype() == DType::kFloat64) return values.as<double>()[i];
+  return visit_floats(values,
+                      [i](const auto* data) { return to_double(data[i]); });
+}
+
+const char* describe(Sign sign) {
+  switch (sign) {
+    case Sign::kPositive:
+      return "values above 0 and up to 1e30";
+    case Sign::kNotNegative:
+      return "values from 0 to 1e30";
+    case Sign::kAny:
+      break;
+  }
+  return "finite values of at most 1e30 in magnitude";
+}
+
+template <class T>
+std::optional<std::size_t> first_unusable(std::span<const T> values,
+                                          Sign sign) {
+  const double least = sign == Sign::kPositive
+                           ? std::numeric_limits<double>::denorm_min()
+                       : sign == Sign::kNotNegative ? 0.0
+                                                    : -kMostMagnitude;
+  const auto is_unusable = [least](T value) {  // also NaN
+    const double wide = to_double(value);
+    return !(wide >= least && wide <= kMostMagnitude);
+  };
+  unsigned any = 0;
+  for (const T value : values) any |= is_unusable(value) ? 1u : 0u;
+  if (any == 0) return std::nullopt;
+  const auto bad = std::find_if(values.begin(), values.end(), is_unusable);
+  return static_cast<std::size_t>(bad - values.begin());
+}
+
 }  // namespace
+
+// ---- values that a run can continue with
+
+std::optional<std::size_t> first_unusable(ConstView values, Sign sign) {
+  if (values.dtype() == DType::kFloat64)
+    return first_unusable(values.as<double>(), sign);
+  if (!is_float(values.dtype())) return std::nullopt;
+  return visit_floats(values, [&](const auto* data) {
+    return first_unusable(std::span(data, values.size()), sign);
+  });
+}
+
+void require_usable(std::string_view name, ConstView values, Sign sign,
+                    std::size_t first) {
+  const auto bad = first_unusable(values, sign);
+  if (!bad) return;
+  throw UnusableValue(fmt::format("'{}' must hold {}, got {} at element {}",
+                                  name, describe(sign), value_at(values, *bad),
+                                  first + *bad));
+}
+
+double saved_real(const StateDict& state, std::string_view name, Sign sign) {
+  const double value = state.real(name);
+  require_usable(name, std::span(&value, 1), sign);
+  return value;
+}
+
+void require_count(std::string_view name, std::int64_t count) {
+  if (count < 0 || count > kMostCount)
+    throw UnusableValue(fmt::format("'{}' must be in 0 .. {}, got {}", name,
+                                    kMostCount, count));
+}
+
+std::int64_t saved_count(const StateDict& state, std::string_view name) {
+  const std::int64_t count = state.integer(name);
+  require_count(name, count);
+  return count;
+}
 
 void StepCounts::save(StateDict& state) const {
   state.put_integer("step", steps);
@@ -32,8 +117,8 @@ void StepCounts::save(StateDict& state) const {
 }
 
 StepCounts StepCounts::load(const StateDict& state) {
-  return {.steps = state.integer("step"),
-          .skipped = state.integer("skipped_steps")};
+  return {.steps = saved_count(state, "step"),
+          .skipped = saved_count(state, "skipped_steps")};
 }
 
 // ---- whose state it is
@@ -70,7 +155,8 @@ void require_rule(const StateDict& state, std::string_view rule) {
   const std::string& saved = state.text("optimizer");
   if (saved == rule) return;
   if (saved != "onebit_" + std::string(rule)) refuse_optimizer(saved, rule);
-  if (const std::int64_t frozen_at = state.integer("frozen_at"); frozen_at > 0)
+  if (const std::int64_t frozen_at = saved_count(state, "frozen_at");
+      frozen_at > 0)
     corrupt(
         fmt::format("the variance was given up at step {}: load with what = "
                     "kWeights, or a checkpoint before it",
@@ -123,9 +209,10 @@ StateDict copy_to_adopt(const StateDict& state) {
   return state.part("");
 }
 
-Buffer take_floats(StateDict& state, std::string_view name, DType dtype,
-                   std::size_t size) {
-  if (size == 0 && !state.has_array(name)) return Buffer(0, dtype);
+namespace {
+
+Buffer take_as(StateDict& state, std::string_view name, DType dtype,
+               std::size_t size) {
   const DType saved = state.array(name).dtype();
   if (saved == dtype || !is_float(saved)) {
     static_cast<void>(state.array(name, dtype, size));
@@ -143,6 +230,17 @@ Buffer take_floats(StateDict& state, std::string_view name, DType dtype,
   kernels::convert(state.array(name), kept.view());
   state.erase(name);
   return kept;
+}
+
+}  // namespace
+
+// Rounding may have made infinity of it.
+Buffer take_floats(StateDict& state, std::string_view name, DType dtype,
+                   std::size_t size, Sign sign) {
+  if (size == 0 && !state.has_array(name)) return Buffer(0, dtype);
+  Buffer taken = take_as(state, name, dtype, size);
+  require_usable(name, taken.view(), sign);
+  return taken;
 }
 
 void add_to_elements(State& state, std::string name, Sharing sharing,

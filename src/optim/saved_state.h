@@ -3,13 +3,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "thinwire/comm/communicator.h"
 #include "thinwire/core/buffer.h"
+#include "thinwire/core/error.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/optim/optimizer.h"
@@ -18,6 +21,37 @@
 /// What optimizers do alike with saved states. All throw
 /// Error(kCorruptCheckpoint) naming what does not fit.
 namespace thinwire::optim {
+
+// ---- values that a run can continue with
+/// A saved value that no run can continue with. Another checkpoint of the same
+/// run may have a usable one.
+struct UnusableValue : Error {
+  explicit UnusableValue(const std::string& text)
+      : Error(ErrorCode::kCorruptCheckpoint, text) {}
+};
+/// The largest magnitude of a usable value.
+inline constexpr double kMostMagnitude = 1e30;
+enum class Sign { kAny, kNotNegative, kPositive };
+/// The first of `values` that is not finite, above kMostMagnitude in magnitude
+/// or of another sign. Accepts integers as they are.
+[[nodiscard]] std::optional<std::size_t> first_unusable(ConstView values,
+                                                        Sign sign = Sign::kAny);
+/// Throws UnusableValue, which names `name`, the first unusable
+/// element and its value, if there is one. `first` is the number of the first
+/// element of `values`.
+void require_usable(std::string_view name, ConstView values,
+                    Sign sign = Sign::kAny, std::size_t first = 0);
+/// A saved scalar under the same condition.
+[[nodiscard]] double saved_real(const StateDict& state, std::string_view name,
+                                Sign sign);
+
+/// Larger counts could wrap around when they are added or multiplied.
+inline constexpr std::int64_t kMostCount = std::int64_t{1} << 53;
+/// Throws UnusableValue unless `count` is in 0 .. kMostCount.
+void require_count(std::string_view name, std::int64_t count);
+/// The saved integer `name`, which is such a count.
+[[nodiscard]] std::int64_t saved_count(const StateDict& state,
+                                       std::string_view name);
 
 /// What every optimizer counts.
 struct StepCounts {
@@ -59,15 +93,20 @@ void add_hosts(State& state, const comm::Hosts& hosts);
 [[nodiscard]] StateDict copy_to_adopt(const StateDict& state);
 /// Takes out an array of floats that is to be kept in `dtype`. One of 16 bits
 /// is widened; fp32 is rounded where the state allows it, by the integer
-/// allow_rounding = 1. One of no elements may be missing.
+/// allow_rounding = 1. One of no elements may be missing. The values are
+/// usable.
 [[nodiscard]] Buffer take_floats(StateDict& state, std::string_view name,
-                                 DType dtype, std::size_t size);
-/// Values of any other type, copied.
+                                 DType dtype, std::size_t size,
+                                 Sign sign = Sign::kAny);
+/// Values of any other type, copied. Floating-point ones are usable.
 template <class T>
 [[nodiscard]] std::vector<T> saved_values(const StateDict& state,
                                           std::string_view name,
-                                          std::size_t size) {
-  const auto values = state.array(name, dtype_of<T>, size).template as<T>();
+                                          std::size_t size,
+                                          Sign sign = Sign::kAny) {
+  const ConstView array = state.array(name, dtype_of<T>, size);
+  if constexpr (std::is_floating_point_v<T>) require_usable(name, array, sign);
+  const auto values = array.template as<T>();
   return {values.begin(), values.end()};
 }
 /// Adds an array of Axis::kRange whose ranges are single elements.

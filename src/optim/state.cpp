@@ -6,6 +6,8 @@
 #include <memory>
 #include <utility>
 
+#include "thinwire/kernels/cast.h"
+
 namespace thinwire::optim {
 
 std::string_view to_string(Axis axis) noexcept {
@@ -92,6 +94,20 @@ void State::add_groups(std::string name, ConstView values) {
 void State::add_free(std::string name, ConstView values) {
   arrays.push_back(
       in_memory(std::move(name), Axis::kFree, Sharing::kSame, {}, values));
+}
+
+std::optional<std::vector<float>> elements_of(const State& state,
+                                              std::string_view array,
+                                              Range range) {
+  const StateArray* const found = state.find(array);
+  if (found == nullptr || found->axis != Axis::kElement ||
+      found->sharing != Sharing::kSame || range.end() > found->size)
+    return std::nullopt;
+  Buffer values(range.size, found->dtype);
+  found->read(range, values.view());
+  std::vector<float> wide(range.size);
+  kernels::convert(values.view(), wide);
+  return wide;
 }
 
 const StateArray* State::find(std::string_view name) const noexcept {

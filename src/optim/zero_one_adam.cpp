@@ -25,42 +25,50 @@ LowBitSettings settings_of(const ZeroOneAdamOptions& o) {
   return low_bit_settings(
       "zero_one_adam",
       fmt::format(
-          "var_freeze_step={} var_update_scaler={} "
+          "total_steps={} var_freeze_step={} var_update_scaler={} "
           "local_step_scaler={} local_step_clipper={} exchanged={}",
-          o.var_freeze_step, o.var_update_scaler, o.local_step_scaler,
-          o.local_step_clipper,
+          text_of(o.total_steps), text_of(o.var_freeze_step),
+          text_of(o.var_update_scaler), text_of(o.local_step_scaler),
+          text_of(o.local_step_clipper),
           o.exchanged == Exchanged::kMomentum ? "momentum" : "gradient"),
       o);
 }
+
+constexpr const char* kVarFreezeStep = "var_freeze_step";
 
 struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
   // Every step knows by its own scalar exchange that gradients are finite.
   ZeroOneAdamImpl(comm::Communicator& comm, const ParameterLayout& layout,
                   const ZeroOneAdamOptions& options)
       : Impl(comm, layout, settings_of(options), {.checks_finite = false}),
-        var_freeze_step(options.var_freeze_step),
+        plan(options.var_freeze_step,
+             zero_one_stages_of(options).var_freeze_step),
         exchanged(options.exchanged),
         schedule(options),
         updates(model, momentum, denominator) {
     denominator.values = Buffer::of<float>(layout.size());
   }
 
-  std::int64_t var_freeze_step;
+  StagePlan plan;  // V
   Exchanged exchanged;
   ZeroOneSchedule schedule;
   LocalUpdates updates;  // from the freeze on
   std::int64_t var_updates = 0;
+  bool is_frozen = false;
 
   void take_step(const StepInput& in, StepMeter& step) override;
   [[nodiscard]] Phase phase() const override;
+  [[nodiscard]] std::optional<std::int64_t> freeze_step() const override {
+    return plan.step();
+  }
   [[nodiscard]] bool takes_pieces() const override {
-    return !is_frozen() && phase() == Phase::kCompressed;
+    return !will_be_frozen() && phase() == Phase::kCompressed;
   }
   void read_masters(ConstView params) override {
-    if (is_frozen()) updates.begin_anew(params);
+    if (is_frozen) updates.begin_anew(params);
   }
   void synchronize(View params) override {
-    if (is_frozen()) updates.synchronize(params);
+    if (is_frozen) updates.synchronize(params);
   }
   [[nodiscard]] std::int64_t steps_behind() const override {
     return updates.steps_behind();
@@ -69,6 +77,9 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
     return updates.origin();
   }
   void repeat_local_steps(View params) override { updates.repeat(params); }
+  void leave_out(std::span<const std::size_t> elements) override {
+    updates.leave_out(elements);
+  }
   [[nodiscard]] Sharing momentum_sharing() const override {
     return updates.momenta_differ() ? Sharing::kMean : Sharing::kSame;
   }
@@ -80,7 +91,18 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
   void freeze(View params);
   void frozen_step(const StepInput& in, StepMeter& step);
 
-  [[nodiscard]] bool is_frozen() const { return steps >= var_freeze_step; }
+  // After a load the caller's V may ask for the other stage: from the next step
+  // on, or from the next sync, after which ranks have the same momentum.
+  [[nodiscard]] bool will_be_frozen() const {
+    if (!is_frozen) return steps >= plan.step();
+    return !plan.names_later(steps) || !is_synchronized();
+  }
+  [[nodiscard]] bool is_synchronized() const {
+    return updates.ranks_are_equal() &&
+           !(model.compresses() && updates.momenta_differ());
+  }
+  void set_stage(View params);
+  void return_to_variance();
   void update_variance(const StepInput& in, const Coefficients& c);
   void exchange_gradient(const StepInput& in, double grad_scale,
                          StepMeter& step);
@@ -88,16 +110,17 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
 };
 
 void ZeroOneAdamImpl::take_step(const StepInput& in, StepMeter& step) {
+  set_stage(in.params);
   const Phase now = phase();
-  if (is_frozen())
+  if (is_frozen)
     frozen_step(in, step);
   else if (now == Phase::kExact)
     variance_step(in, step);
   else
     one_bit_step(in, step);
   if (!step.report().applied) return;
-  if (steps == var_freeze_step) freeze(in.params);
-  if (!is_frozen() || updates.ranks_are_equal())
+  if (!is_frozen && steps >= plan.step()) freeze(in.params);
+  if (!is_frozen || updates.ranks_are_equal())
     verify(in.params, schedule.describe());
   else
     put_off_verification();
@@ -107,6 +130,7 @@ void ZeroOneAdamImpl::take_step(const StepInput& in, StepMeter& step) {
 void ZeroOneAdamImpl::variance_step(const StepInput& in, StepMeter& step) {
   const auto scale = gradients.average(in, step);
   if (!scale) return;
+  follow_masks();
   ++steps;
   ++var_updates;
   // v is corrected by the number of its updates, not of steps.
@@ -144,7 +168,8 @@ void ZeroOneAdamImpl::update_variance(const StepInput& in,
                          own);
   });
   denominator.fit(participations(adam().exp_avg_sq().as<float>(),
-                                 model.layout.compressed, model.layout.mask));
+                                 model.layout.compressed,
+                                 model.masks.values()));
 }
 
 // Before the freeze, all other steps: m_i travels in one bit, v stays.
@@ -163,9 +188,40 @@ void ZeroOneAdamImpl::one_bit_step(const StepInput& in, StepMeter& step) {
 
 // The residuals measured momentum until now, lr times momentum from now on.
 void ZeroOneAdamImpl::freeze(View params) {
+  is_frozen = true;
   updates.begin(params);
   adam().exp_avg_sq() = Buffer();
   momentum.clear_residuals();
+}
+
+void ZeroOneAdamImpl::set_stage(View params) {
+  if (will_be_frozen() == is_frozen) return;
+  if (is_frozen)
+    return_to_variance();
+  else
+    freeze(params);
+}
+
+// Denominators stay until the next variance step, and heavy elements with them.
+void ZeroOneAdamImpl::return_to_variance() {
+  momentum.keep_as_values();
+  momentum.set_units({});
+  momentum.clear_residuals();
+  updates.end();
+  is_frozen = false;
+  adam().exp_avg_sq() = Buffer::of<float>(model.size());
+  const auto v = adam().exp_avg_sq().as<float>();
+  std::vector<float> factors(model.size(), 1.0f);
+  for (const HeavyElement& heavy : denominator.heavy())
+    factors[heavy.index] = heavy.factor;
+  const Participations elements = momentum.participation();
+  for (const GroupRange& r : model.layout.compressed) {
+    const AdamCoefficients c = adam().coefficients(r.group, var_updates, 1);
+    for (std::size_t i = r.range.offset; i < r.range.end(); ++i)
+      if (elements.empty() || elements[i] == kTakesPart || elements[i] == kOut)
+        v[i] = variance_under(*denominator.at(i) / factors[i], c) /
+               c.exp_avg_sq_scale;
+  }
 }
 
 // After the freeze: a local step, and in steps of T_u a sync. By host, ranks of
@@ -229,13 +285,14 @@ void ZeroOneAdamImpl::admit(std::span<const std::size_t> elements) {
   for (const std::size_t i : elements) {
     const std::size_t group = adam().layout().parameter_at(i).group;
     const float d = *denominator.at(i);
-    adam().exp_avg_sq().as<float>()[i] =
-        d * d / adam().coefficients(group, var_updates, 1).exp_avg_sq_scale;
+    float& v = adam().exp_avg_sq().as<float>()[i];
+    if (v == 0)  // else the element was masked, and is known
+      v = d * d / adam().coefficients(group, var_updates, 1).exp_avg_sq_scale;
   }
 }
 
 Phase ZeroOneAdamImpl::phase() const {
-  if (is_frozen())
+  if (will_be_frozen())
     return schedule.syncs(steps + 1) ? Phase::kCompressed : Phase::kLocal;
   return schedule.updates_variance(steps + 1) ? Phase::kExact
                                               : Phase::kCompressed;
@@ -244,10 +301,11 @@ Phase ZeroOneAdamImpl::phase() const {
 void ZeroOneAdamImpl::add_own(State& state) const {
   schedule.save(state.common);
   state.common.put_integer("var_updates", var_updates);
-  state.common.put_integer("frozen", is_frozen() ? 1 : 0);
+  plan.save(state.common, kVarFreezeStep);
+  state.common.put_integer("frozen", is_frozen ? 1 : 0);
   state.add_elements("denominator", Sharing::kSame, {{0, model.size()}},
                      denominator.values.view());
-  updates.add_to(state, is_frozen());
+  updates.add_to(state, is_frozen);
 }
 
 Adoption ZeroOneAdamImpl::adopt_own(StateDict& state) {
@@ -257,21 +315,32 @@ Adoption ZeroOneAdamImpl::adopt_own(StateDict& state) {
     Buffer denominator{};
     LocalUpdates::Saved updates{};
   };
+  const StagePlan saved_plan = plan.after(state, kVarFreezeStep);
   const auto taken = std::make_shared<Taken>(Taken{schedule});
   taken->schedule.load(state);
-  taken->var_updates = state.integer("var_updates");
-  const bool was_frozen = state.integer("step") >= var_freeze_step;
+  taken->var_updates = saved_count(state, "var_updates");
+  const bool was_frozen = state.has_scalar("frozen")
+                              ? state.integer("frozen") != 0
+                              : saved_count(state, "step") >= saved_plan.step();
   if (!was_frozen) require_variance(state, model.size());
   if (taken->var_updates > 0 && model.num_blocks() > 0)
     (void)state.array("denominator_medians");
   taken->denominator =
-      take_floats(state, "denominator", DType::kFloat32, model.size());
+      taken->var_updates > 0
+          ? take_denominators(state, model.layout, model.size())
+          : take_floats(state, "denominator", DType::kFloat32, model.size());
   taken->updates = updates.read(state, was_frozen);
-  return [this, taken] {
+  return [=, this] {
+    plan = saved_plan;
+    is_frozen = was_frozen;
     schedule = taken->schedule;
     var_updates = taken->var_updates;
     denominator.values = std::move(taken->denominator);
     updates.restore(std::move(taken->updates));
+    if (is_frozen && plan.names_later(steps))
+      notes.push_back(note_of_return(kVarFreezeStep, plan.step(), steps, true));
+    else if (!is_frozen && plan.names_passed(steps))
+      notes.push_back(note_of_end(kVarFreezeStep, plan.step(), steps));
   };
 }
 
@@ -282,13 +351,17 @@ void ZeroOneAdamOptions::validate(const ParameterLayout& layout) const {
   require(!amsgrad, "amsgrad",
           "false (0/1 Adam does not support it: its variance is frozen)",
           amsgrad);
-  require(var_freeze_step >= 1, "var_freeze_step", ">= 1", var_freeze_step);
-  require(var_update_scaler >= 1, "var_update_scaler", ">= 1",
-          var_update_scaler);
-  require(local_step_scaler >= 1, "local_step_scaler", ">= 1",
-          local_step_scaler);
-  require(local_step_clipper >= 1, "local_step_clipper", ">= 1",
-          local_step_clipper);
+  require(total_steps.value_or(1) >= 1, "total_steps", ">= 1",
+          total_steps.value_or(1));
+  const ZeroOneStages stages = zero_one_stages_of(*this);
+  require(stages.var_freeze_step >= 1, "var_freeze_step", ">= 1",
+          stages.var_freeze_step);
+  require(stages.var_update_scaler >= 1, "var_update_scaler", ">= 1",
+          stages.var_update_scaler);
+  require(stages.local_step_scaler >= 1, "local_step_scaler", ">= 1",
+          stages.local_step_scaler);
+  require(stages.local_step_clipper >= 1, "local_step_clipper", ">= 1",
+          stages.local_step_clipper);
 }
 
 ZeroOneAdam::ZeroOneAdam(comm::Communicator& comm,

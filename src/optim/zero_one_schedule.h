@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "optim/low_bit/stage_plan.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/optim/zero_one_adam.h"
 
@@ -12,10 +13,8 @@ namespace thinwire::optim {
 /// Which of 0/1 Adam's steps does what. Steps count from 1.
 class ZeroOneSchedule {
  public:
-  explicit ZeroOneSchedule(const ZeroOneAdamOptions& options)
-      : kappa_(options.var_update_scaler),
-        alpha_(options.local_step_scaler),
-        clipper_(options.local_step_clipper) {}
+  explicit ZeroOneSchedule(const ZeroOneAdamOptions& o)
+      : ZeroOneSchedule(o, zero_one_stages_of(o)) {}
 
   /// Before the freeze.
   [[nodiscard]] bool updates_variance(std::int64_t step) const {
@@ -25,6 +24,7 @@ class ZeroOneSchedule {
   [[nodiscard]] bool syncs(std::int64_t step) const {
     return step % local_interval_ == 0;
   }
+  [[nodiscard]] std::int64_t local_interval() const { return local_interval_; }
   void variance_updated();
   void local_step_taken();
 
@@ -33,9 +33,14 @@ class ZeroOneSchedule {
   void load(const StateDict& state);
 
  private:
-  std::int64_t kappa_;
-  std::int64_t alpha_;
-  std::int64_t clipper_;
+  ZeroOneSchedule(const ZeroOneAdamOptions& o, const ZeroOneStages& stages)
+      : kappa_(o.var_update_scaler, stages.var_update_scaler),
+        alpha_(o.local_step_scaler, stages.local_step_scaler),
+        clipper_(o.local_step_clipper, stages.local_step_clipper) {}
+
+  StagePlan kappa_;
+  StagePlan alpha_;
+  StagePlan clipper_;
   std::int64_t var_interval_ = 1;
   std::int64_t var_counter_ = 0;
   std::int64_t local_interval_ = 1;

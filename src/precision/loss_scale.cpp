@@ -17,7 +17,9 @@ std::string place_of(const NonFiniteGradients& gradients,
                      const ParameterLayout& layout,
                      const std::vector<std::int64_t>& all) {
   const auto name = [&](std::int64_t index) {
-    return layout.parameters()[static_cast<std::size_t>(index)].name;
+    const auto i = static_cast<std::size_t>(index);
+    return i < layout.parameters().size() ? layout.parameters()[i].name
+                                          : "an expert of another rank";
   };
   if (gradients.is_averaged) {
     std::int64_t first = -1;
@@ -43,6 +45,14 @@ LossScale::LossScale(DType params, const LossScaler& scaler)
     : is_used_(params == DType::kFloat16),
       scaler_(is_used_ ? scaler
                        : LossScaler({.initial_scale = 1, .dynamic = false})) {}
+
+void LossScale::set(double scale) {
+  if (!is_used_)
+    throw Error(ErrorCode::kFailedPrecondition,
+                "set_loss_scale: the loss scale is 1 unless parameters are "
+                "fp16");
+  scaler_.set_scale(scale);
+}
 
 bool LossScale::is_last_chance() const noexcept {
   return is_used_ && scaler_.is_at_minimum() &&

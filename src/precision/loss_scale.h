@@ -31,6 +31,9 @@ class LossScale {
 
   [[nodiscard]] bool is_used() const noexcept { return is_used_; }
   [[nodiscard]] double value() const noexcept { return scaler_.scale(); }
+  /// Throws Error(kInvalidArgument) as LossScaler::set_scale() and
+  /// Error(kFailedPrecondition) unless it is used.
+  void set(double scale);
   /// An overflow now ends the run: stop() is to answer it.
   [[nodiscard]] bool is_last_chance() const noexcept;
   /// A step has ended whose gradients were unscaled with value().

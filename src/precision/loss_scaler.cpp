@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "core/require.h"
+#include "optim/saved_state.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::precision {
@@ -56,6 +57,18 @@ void LossScaler::begin(const LossScalerOptions& options) {
   overflows_left_ = options.hysteresis;
 }
 
+void LossScaler::set_scale(double scale) {
+  require(is_positive(scale) &&
+              (!options_.dynamic ||
+               (scale >= options_.min_scale && scale <= options_.max_scale)),
+          "loss_scale",
+          options_.dynamic ? fmt::format("in [{}, {}]", options_.min_scale,
+                                         options_.max_scale)
+                           : "finite and > 0",
+          scale);
+  scale_ = scale;
+}
+
 bool LossScaler::is_at_minimum() const noexcept {
   return options_.dynamic && overflows_left_ == 1 &&
          scale_ == options_.min_scale;
@@ -103,7 +116,8 @@ void LossScaler::load(const StateDict& state) {
   const std::int64_t left = state.integer("loss_scale_overflows_left");
   const std::int64_t steps = state.integer("loss_scale_steps");
   const std::int64_t last = state.integer("loss_scale_last_overflow");
-  if (!is_positive(scale) || steps < 0 || last >= steps || last < -1)
+  if (!is_positive(scale) || steps < 0 || steps > optim::kMostCount ||
+      last >= steps || last < -1)
     throw Error(ErrorCode::kCorruptCheckpoint,
                 fmt::format("saved loss scale {} at step {} with its last "
                             "overflow at {} is impossible",

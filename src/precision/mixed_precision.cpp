@@ -116,6 +116,8 @@ double MixedPrecision::loss_scale() const noexcept {
   return impl_->scale.value();
 }
 
+void MixedPrecision::set_loss_scale(double scale) { impl_->scale.set(scale); }
+
 ConstView MixedPrecision::masters() const noexcept {
   return impl_->masters.view();
 }
@@ -167,6 +169,10 @@ double MixedPrecision::residual_ratio() const {
   return impl_->optimizer->residual_ratio();
 }
 
+std::vector<double> MixedPrecision::lamb_coeffs() const {
+  return impl_->optimizer->lamb_coeffs();
+}
+
 void MixedPrecision::forget_early() noexcept {
   impl_->optimizer->forget_early();
 }
@@ -215,6 +221,19 @@ void MixedPrecision::set_weight_decay(std::size_t group, double weight_decay) {
 
 double MixedPrecision::weight_decay(std::size_t group) const {
   return impl_->optimizer->weight_decay(group);
+}
+
+std::optional<std::int64_t> MixedPrecision::freeze_step() const {
+  return impl_->optimizer->freeze_step();
+}
+
+void MixedPrecision::set_exp_avg_mask(std::size_t group,
+                                      std::span<const float> mask) {
+  impl_->optimizer->set_exp_avg_mask(group, mask);
+}
+
+std::vector<std::string> MixedPrecision::take_notes() {
+  return impl_->optimizer->take_notes();
 }
 
 std::size_t MixedPrecision::num_groups() const noexcept {

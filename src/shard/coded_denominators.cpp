@@ -63,7 +63,7 @@ std::vector<float> CodedDenominators::encode(
   std::vector<Exception> found;
   for (std::size_t i = 0; i < at.size; ++i) {
     if (std::isfinite(d[i])) continue;
-    participation[i] = optim::kOut;
+    participation[i] = optim::kUnfit;
     factors[i] = 0;
     found.push_back({at.offset + i, 0});
   }
@@ -196,36 +196,47 @@ void CodedDenominators::fill_dead_cells() {
 std::vector<std::uint8_t> CodedDenominators::participation() const {
   std::vector<std::uint8_t> elements(model_.size(), optim::kTakesPart);
   bool everything = true;
-  const std::vector<float>& mask = model_.layout.mask;
   for (std::size_t b = 0; b < model_.num_blocks(); ++b) {
     const Range& at = model_.block(b);
     for (std::size_t i = 0; i < at.size; ++i) {
       if (kernels::code_at(codes_of(b), i, bits_) != 0) continue;
-      const bool is_out = !mask.empty() && mask[at.offset + i] == 0;
-      elements[at.offset + i] = is_out ? optim::kOut : optim::kLate;
+      elements[at.offset + i] =
+          model_.masks.leaves_out(at.offset + i) ? optim::kOut : optim::kLate;
       everything = false;
     }
   }
   for (const Exception& element : exceptions_)
-    if (element.factor == 0) elements[element.index] = optim::kOut;
+    if (element.factor == 0) elements[element.index] = optim::kUnfit;
   if (everything) elements.clear();
   return elements;
 }
 
-void CodedDenominators::admit(std::span<const std::size_t> elements) {
+void CodedDenominators::set_codes(
+    std::span<const std::size_t> elements,
+    const std::function<int(std::size_t)>& code_in) {
   const auto blocks = model_.layout.blocks.blocks();
   auto block = blocks.begin();
   for (const std::size_t i : elements) {
     while (block->values.end() <= i) ++block;
     const auto b = static_cast<std::size_t>(block - blocks.begin());
-    const int code = kernels::code_of(blocks_.of_late(b), ranges_[b], bits_);
-    kernels::set_code(codes_of(b), i - block->values.offset, bits_, code);
+    kernels::set_code(codes_of(b), i - block->values.offset, bits_, code_in(b));
   }
 }
 
-// 1 / R; infinite where an element takes no part, and so bounds nothing.
-std::span<const float> CodedDenominators::decoded(std::size_t b,
-                                                  std::span<float> to) const {
+void CodedDenominators::admit(std::span<const std::size_t> elements) {
+  set_codes(elements, [this](std::size_t b) {
+    return kernels::code_of(blocks_.of_late(b), ranges_[b], bits_);
+  });
+}
+
+void CodedDenominators::leave_out(std::span<const std::size_t> elements) {
+  set_codes(elements, [](std::size_t) { return 0; });
+  blocks_.forget_heavy(elements);
+}
+
+// What is infinite bounds nothing.
+std::span<const float> CodedDenominators::of_block(std::size_t b,
+                                                   std::span<float> to) const {
   const Range& at = model_.block(b);
   const kernels::InverseTables tables = kernels::inverse_tables(ranges_[b]);
   for (std::size_t i = 0; i < at.size; ++i) {
@@ -242,7 +253,7 @@ void CodedDenominators::guard(View grads, double grad_scale,
   optim::bound_outliers(
       model_, blocks_,
       [this](std::size_t b, std::array<float, 1024>& scratch) {
-        return decoded(b, scratch);
+        return of_block(b, scratch);
       },
       grads, grad_scale, chunk_squares);
 }

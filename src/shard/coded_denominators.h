@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <span>
 #include <string>
@@ -40,11 +41,17 @@ class CodedDenominators {
   [[nodiscard]] std::vector<std::uint8_t> participation() const;
 
   // ---- steps
-  /// Elements that were late and take part from now on.
+  /// Elements, ascending, that were late and take part from now on.
   void admit(std::span<const std::size_t> elements);
+  /// Elements, ascending, that take part no more.
+  void leave_out(std::span<const std::size_t> elements);
   /// As optim::Denominator::guard().
   void guard(View grads, double grad_scale,
              std::span<const double> chunk_squares) const;
+  /// 1 / R of block `b`, written to `to`; infinite where an element takes no
+  /// part.
+  [[nodiscard]] std::span<const float> of_block(std::size_t b,
+                                                std::span<float> to) const;
   /// Codes and range of block `b`; other fields are not set.
   [[nodiscard]] kernels::CodedUpdateArrays arrays(std::size_t b) const;
   [[nodiscard]] std::span<const optim::HeavyElement> heavy() const {
@@ -79,12 +86,13 @@ class CodedDenominators {
     float factor = 0;
     std::uint32_t unused = 0;
   };
+  /// A code for each element, by its block.
+  void set_codes(std::span<const std::size_t> elements,
+                 const std::function<int(std::size_t block)>& code_in);
   void gather_cells(optim::StepMeter& step);
   void gather_exceptions(optim::StepMeter& step);
   void fill_dead_cells();
   [[nodiscard]] float typical(std::size_t parameter) const;
-  [[nodiscard]] std::span<const float> decoded(std::size_t b,
-                                               std::span<float> to) const;
   [[nodiscard]] Buffer packed(std::span<const std::uint8_t> elements) const;
   [[nodiscard]] std::uint8_t* codes_of(std::size_t b) {
     return codes_.as<std::uint8_t>().data() + first_byte_[b];

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "optim/saved_state.h"
@@ -23,6 +22,7 @@ namespace {
 constexpr const char* kCodes = "denominator_codes";
 constexpr const char* kLows = "denominator_lows";
 constexpr const char* kSteps = "denominator_steps";
+constexpr float kMostLog2 = 150;  // beyond what a denominator in fp32 can be
 
 std::vector<Range> block_ranges(const optim::LowBitModel& model) {
   std::vector<Range> ranges;
@@ -103,21 +103,24 @@ CodedDenominators::Saved CodedDenominators::read(const StateDict& state) const {
                   fmt::format("state array '{}' is of other blocks than this "
                               "optimizer's {}",
                               optim::ranges_key(name), ranges.size()));
-    auto values = ranges.empty()
-                      ? std::vector<float>()
-                      : optim::saved_values<float>(state, name, ranges.size());
-    for (const float value : values)
-      if (!std::isfinite(value))
-        throw Error(ErrorCode::kCorruptCheckpoint,
-                    fmt::format("state array '{}' must hold finite values, got "
-                                "{}",
-                                name, value));
-    return values;
+    return ranges.empty()
+               ? std::vector<float>()
+               : optim::saved_values<float>(state, name, ranges.size());
   };
   const std::vector<float> lows = floats(kLows);
   const std::vector<float> steps = floats(kSteps);
-  for (std::size_t b = 0; b < ranges.size(); ++b)
+  for (std::size_t b = 0; b < ranges.size(); ++b) {
+    // Of a block's smallest and largest denominator, the logarithm.
+    const float largest =
+        lows[b] +
+        static_cast<float>(kernels::most_code_steps(bits_)) * steps[b];
+    if (lows[b] < -kMostLog2 || !(steps[b] >= 0) || largest > kMostLog2)
+      throw optim::UnusableValue(fmt::format(
+          "'{}' and '{}' must be of denominators from 2^-{} to 2^{}, got {} "
+          "and {} at element {}",
+          kLows, kSteps, kMostLog2, kMostLog2, lows[b], steps[b], b));
     saved.ranges.push_back({lows[b], steps[b]});
+  }
   saved.blocks =
       optim::BlockDenominators::load(state, model_.layout, model_.size());
   if (saved.blocks.empty() && !ranges.empty())

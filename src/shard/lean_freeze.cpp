@@ -55,8 +55,7 @@ bool LeanOnebitAdam::Impl::freeze_ends(StepMeter& step) {
 // The variance's bias-corrected L1 norm: cell by cell, added in flat order, so
 // that it does not depend on who has which.
 bool LeanOnebitAdam::Impl::freeze_is_due(StepMeter& step) {
-  if (options.freeze_step != optim::kAutoFreeze)
-    return steps >= options.freeze_step;
+  if (plan.step() != optim::kAutoFreeze) return steps >= plan.step();
   const optim::State state = exact->state();
   const optim::StateArray& v = *state.find("exp_avg_sq");
   std::vector<double> sums(model.num_blocks());
@@ -97,16 +96,15 @@ void LeanOnebitAdam::Impl::freeze(StepMeter& step) {
 void LeanOnebitAdam::Impl::encode_denominators(Buffer& factors) {
   Buffer d = of_shard("exp_avg_sq");
   factors = Buffer::of<float>(d.size());
-  const std::vector<float>& mask = model.layout.mask;
   denominators.begin();
   for_own_blocks([&](std::size_t b, Range at) {
     const auto own = d.as<float>().subspan(at.offset, at.size);
     const std::size_t flat = model.block(b).offset;
     std::array<std::uint8_t, kernels::kSumChunk> elements;
     for (std::size_t i = 0; i < at.size; ++i)
-      elements[i] = !mask.empty() && mask[flat + i] == 0 ? optim::kOut
-                    : own[i] == 0                        ? optim::kLate
-                                                         : optim::kTakesPart;
+      elements[i] = model.masks.leaves_out(flat + i) ? optim::kOut
+                    : own[i] == 0                    ? optim::kLate
+                                                     : optim::kTakesPart;
     kernels::denominator(
         own.data(), own.data(), own.size(),
         model.adam.coefficients(model.layout.block_group[b], steps, 1));

@@ -5,12 +5,14 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "optim/low_bit/auto_freeze.h"
 #include "optim/low_bit/freeze_hold.h"
 #include "optim/low_bit/local_gradients.h"
 #include "optim/low_bit/model.h"
 #include "optim/low_bit/momentum.h"
+#include "optim/low_bit/stage_plan.h"
 #include "shard/coded_denominators.h"
 #include "shard/full_parameters.h"
 #include "thinwire/optim/state.h"
@@ -32,6 +34,8 @@ struct LeanOnebitAdam::Impl {
   void warm_up(const optim::StepInput& in, optim::StepMeter& step);
   void compressed_step(const optim::StepInput& in, optim::StepMeter& step);
   void verify();
+  /// As LowBitOptimizer::Impl's.
+  optim::MaskChange follow_masks();
   [[nodiscard]] optim::StepReport step(const optim::StepInput& in);
   void require_step(const optim::StepInput& in) const;
 
@@ -50,6 +54,18 @@ struct LeanOnebitAdam::Impl {
   /// Elements of an array over this rank's shard.
   [[nodiscard]] Buffer of_shard(const char* name) const;
 
+  // ---- another stage than a state's: lean_stage.cpp
+  static constexpr const char* kFreezeStep = "freeze_step";
+  /// After a load the caller's freeze_step may ask for the other one.
+  [[nodiscard]] bool will_be_frozen() const;
+  /// Collective, before anything of a step: puts it in place.
+  void set_stage(optim::StepMeter& step);
+  void set_stage();
+  void note_stage();
+  void return_to_exact();
+  void shard_moments(std::vector<float>& m, std::vector<float>& v);
+  [[nodiscard]] std::vector<float> shard_masters();
+
   // ---- state: lean_state.cpp
   [[nodiscard]] optim::State state() const;
   [[nodiscard]] optim::Adoption adopt(StateDict state);
@@ -60,6 +76,9 @@ struct LeanOnebitAdam::Impl {
   void restore(const Common& common);
 
   [[nodiscard]] bool is_frozen() const { return frozen_at > 0; }
+  [[nodiscard]] optim::Phase phase() const {
+    return will_be_frozen() ? optim::Phase::kCompressed : optim::Phase::kExact;
+  }
   [[nodiscard]] std::unique_ptr<ZeroOptimizer> make_exact(
       ConstView initial) const;
 
@@ -73,12 +92,15 @@ struct LeanOnebitAdam::Impl {
   CodedDenominators denominators;
   FullParameters full;
   std::unique_ptr<ZeroOptimizer> exact;  // null from the freeze on
+  optim::StagePlan plan;
   optim::AutoFreeze automatic;
   optim::FreezeHold hold;
   std::int64_t steps = 0;
   std::int64_t skipped = 0;
   std::int64_t frozen_at = 0;
-  bool has_sent_early = false;  // since the last step
+  bool has_sent_early = false;     // since the last step
+  bool is_of_own_state = false;    // which has stages, as Adam's has not
+  std::vector<std::string> notes;  // of the last adoption
 };
 
 }  // namespace thinwire::shard

@@ -65,6 +65,7 @@ LeanOnebitAdam::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
       denominators(model, o.denominator_bits),
       full(params),
       exact(make_exact(initial)),
+      plan(o.freeze_step, optim::freeze_step_of(o)),
       automatic(optim::freeze_options(o).automatic) {}
 
 std::unique_ptr<ZeroOptimizer> LeanOnebitAdam::Impl::make_exact(
@@ -96,6 +97,7 @@ void LeanOnebitAdam::Impl::warm_up(const StepInput& in, StepMeter& step) {
   // a = sqrt(mean_i ||g_i||^2); nothing: not finite, skipped on all ranks.
   const auto rms_norm = gradients.agree_on_norm(in, false, step);
   if (!rms_norm && !has_sent_early) return;
+  follow_masks();
   // g = clip * mean_i g_i,  m, v and p as in Adam
   const StepReport report = exact->step(in);
   has_sent_early = false;
@@ -126,6 +128,7 @@ void LeanOnebitAdam::Impl::compressed_step(const StepInput& in,
     step.report().revived = admitted.size();
   }
   denominators.guard(in.grads, *scale, gradients.chunk_squares());
+  if (model.masks.are_waiting()) follow_masks();
   // m_i = beta1 m + (1 - beta1) g_i
   // m = server(mean_i worker(m_i)), each with error feedback, in 1 bit
   const auto apply = [&](std::size_t b, const kernels::MomentumForm& m) {
@@ -138,6 +141,15 @@ void LeanOnebitAdam::Impl::compressed_step(const StepInput& in,
   verify();
 }
 
+// Before the freeze they wait for it.
+optim::MaskChange LeanOnebitAdam::Impl::follow_masks() {
+  model.masks.follow();
+  if (!is_frozen()) return {};
+  optim::MaskChange change = momentum.follow_masks();
+  denominators.leave_out(change.excluded);
+  return change;
+}
+
 // Exact steps are ZeroOptimizer's to verify.
 void LeanOnebitAdam::Impl::verify() {
   const std::int64_t every = options.exchange.verify_every;
@@ -145,18 +157,20 @@ void LeanOnebitAdam::Impl::verify() {
   const ConstView low = full.low_buffer().view();
   optim::verify_same(
       comm, model.pool, layout, full.params(),
-      fmt::format("step {} frozen_at {}\nlower bits {:016x} {}{}{}", steps,
-                  frozen_at, checksum(low), denominators.checksums(),
-                  model.settings.describe(), model.adam.describe()));
+      fmt::format("step {} frozen_at {}\nmasks {:08x} lower bits {:016x} "
+                  "{}{}{}",
+                  steps, frozen_at, model.masks.fingerprint(), checksum(low),
+                  denominators.checksums(), model.settings.describe(),
+                  model.adam.describe()));
 }
 
 StepReport LeanOnebitAdam::Impl::step(const StepInput& in) {
   require_step(in);
-  StepReport report{.phase = is_frozen() ? Phase::kCompressed : Phase::kExact,
-                    .loss_scale = in.loss_scale};
+  StepReport report{.phase = phase(), .loss_scale = in.loss_scale};
   if (model.host) model.host->begin_step();
   {
     StepMeter meter(comm, report);
+    set_stage(meter);
     take_step(in, meter);
   }
   if (!report.applied) ++skipped;
@@ -196,6 +210,7 @@ StepReport LeanOnebitAdam::step(const StepInput& input) {
 void LeanOnebitAdam::reduce_early(View grads, Range range) {
   if (!reduces_early()) return Optimizer::reduce_early(grads, range);
   optim::require_view("grads", grads, impl_->layout.size(), true, true);
+  impl_->set_stage();
   if (impl_->is_frozen()) {
     impl_->model.host->begin_early(grads, range);
     return;
@@ -207,7 +222,7 @@ void LeanOnebitAdam::reduce_early(View grads, Range range) {
 }
 
 bool LeanOnebitAdam::reduces_early() const noexcept {
-  return !impl_->is_frozen() || impl_->model.host != nullptr;
+  return !impl_->will_be_frozen() || impl_->model.host != nullptr;
 }
 
 void LeanOnebitAdam::measure_early(ConstView grads, Range range) {
@@ -244,12 +259,14 @@ std::int64_t LeanOnebitAdam::skipped_steps() const noexcept {
   return impl_->skipped;
 }
 
-Phase LeanOnebitAdam::phase() const noexcept {
-  return impl_->is_frozen() ? Phase::kCompressed : Phase::kExact;
-}
+Phase LeanOnebitAdam::phase() const noexcept { return impl_->phase(); }
 
 std::int64_t LeanOnebitAdam::frozen_at() const noexcept {
   return impl_->frozen_at;
+}
+
+std::optional<std::int64_t> LeanOnebitAdam::freeze_step() const {
+  return impl_->plan.step();
 }
 
 void LeanOnebitAdam::set_learning_rate(std::size_t group,
@@ -269,6 +286,15 @@ void LeanOnebitAdam::set_weight_decay(std::size_t group, double weight_decay) {
 
 double LeanOnebitAdam::weight_decay(std::size_t group) const {
   return impl_->model.adam.weight_decay(group);
+}
+
+void LeanOnebitAdam::set_exp_avg_mask(std::size_t group,
+                                      std::span<const float> mask) {
+  impl_->model.masks.set(impl_->layout, group, mask);
+}
+
+std::vector<std::string> LeanOnebitAdam::take_notes() {
+  return std::exchange(impl_->notes, {});
 }
 
 std::size_t LeanOnebitAdam::num_groups() const noexcept {

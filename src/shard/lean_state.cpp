@@ -85,6 +85,7 @@ State LeanOnebitAdam::Impl::state() const {
   }
   state.common.put_text("optimizer", model.settings.name);
   state.common.put_integer("frozen_at", frozen_at);
+  plan.save(state.common, kFreezeStep);
   hold.save(state.common);
   optim::StepCounts{.steps = steps, .skipped = skipped}.save(state.common);
   optim::add_hosts(state, comm.hosts());
@@ -101,6 +102,8 @@ struct LeanOnebitAdam::Impl::Common {
   optim::LocalGradients::Memory memory;
   optim::AutoFreeze automatic;
   std::int64_t held_until = 0;
+  optim::StagePlan plan;
+  bool is_own = false;
 };
 
 LeanOnebitAdam::Impl::Common LeanOnebitAdam::Impl::read_common(
@@ -109,7 +112,9 @@ LeanOnebitAdam::Impl::Common LeanOnebitAdam::Impl::read_common(
                 .rates = model.adam.learning_rates_in(state),
                 .memory = gradients.saved_memory(state),
                 .automatic = automatic,
-                .held_until = optim::FreezeHold::load(state)};
+                .held_until = optim::FreezeHold::load(state),
+                .plan = plan.after(state, kFreezeStep),
+                .is_own = state.text("optimizer") == model.settings.name};
   common.automatic.load(state);
   return common;
 }
@@ -122,14 +127,19 @@ void LeanOnebitAdam::Impl::restore(const Common& common) {
   gradients.memory = common.memory;
   automatic = common.automatic;
   hold.hold_until(common.held_until);
+  plan = common.plan;
+  is_of_own_state = common.is_own;
+  notes.clear();
+  model.masks.follow();
   has_sent_early = false;
 }
 
 Adoption LeanOnebitAdam::Impl::adopt(StateDict state) {
   const std::string saved = state.text("optimizer");
   if (saved == model.settings.name)
-    return state.integer("frozen_at") > 0 ? adopt_frozen(std::move(state))
-                                          : adopt_exact(std::move(state));
+    return optim::saved_count(state, "frozen_at") > 0
+               ? adopt_frozen(std::move(state))
+               : adopt_exact(std::move(state));
   // Adam's, or 1-bit Adam's before its freeze: what they lack begins now.
   if (saved != "adam" && saved != "onebit_adam")
     optim::refuse_optimizer(saved, model.settings.name);
@@ -152,9 +162,14 @@ Adoption LeanOnebitAdam::Impl::adopt_exact(StateDict state) {
     of_exact = exact->adopt(std::move(*rest));
   } else {  // what it would refuse
     const std::size_t size = shards.shard_size(comm.rank());
-    for (const char* name : {"exp_avg", "exp_avg_sq", "masters"})
-      if (size > 0 && (full.are_split() || name != std::string("masters")))
-        static_cast<void>(rest->array(name, DType::kFloat32, size));
+    const auto require_array = [&](const char* name, optim::Sign sign) {
+      if (size > 0)
+        optim::require_usable(name, rest->array(name, DType::kFloat32, size),
+                              sign);
+    };
+    require_array("exp_avg", optim::Sign::kAny);
+    require_array("exp_avg_sq", optim::Sign::kNotNegative);
+    if (full.are_split()) require_array("masters", optim::Sign::kAny);
   }
   return [this, common, rest, of_exact] {
     if (!exact) {
@@ -171,6 +186,7 @@ Adoption LeanOnebitAdam::Impl::adopt_exact(StateDict state) {
       of_exact();
     }
     restore(*common);
+    note_stage();
   };
 }
 
@@ -206,7 +222,7 @@ Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
   const auto taken = std::make_shared<Taken>();
   taken->common = read_common(state);
   optim::note_other_hosts(state, model);
-  taken->frozen_at = state.integer("frozen_at");
+  taken->frozen_at = optim::saved_count(state, "frozen_at");
   taken->elements = optim::saved_participation(state, layout.size());
   taken->late = momentum.saved_late(state, taken->elements);
   taken->denominators = denominators.read(state);
@@ -226,6 +242,8 @@ Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
     momentum.set_late(std::move(taken->late));
     denominators.restore(std::move(taken->denominators));
     full.low_buffer() = std::move(taken->low);
+    note_stage();
+    optim::note_change(follow_masks(), notes);
   };
 }
 

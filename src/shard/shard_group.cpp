@@ -75,7 +75,7 @@ void ShardGroup::make_reduction(const ShardGroupParts& parts) {
   auto made = std::make_unique<LowBitGradients>(
       comm_, shards_, units(),
       LowBitReduction{.bits = wire.bits_up,
-                      .residual_dtype = wire.residual_dtype,
+                      .residual_dtype = wire.residuals(),
                       .keeps = wire.keeps_residuals(options.dtype) && !waits,
                       .agrees_first = waits,
                       .average = options.average,

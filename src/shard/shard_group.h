@@ -64,6 +64,9 @@ class ShardGroup {
   [[nodiscard]] std::vector<double> squares(ThreadPool& pool);
   /// How many those of a rank are.
   [[nodiscard]] std::size_t num_squares(int rank) const;
+  /// Of a rule that needs norms: the coefficients of this group's parameters in
+  /// the last step, by their number in the model's layout; before it nothing.
+  void put_lamb_coeffs(std::span<double> coeffs) const;
   /// All ranks' together, added in flat order; `squares[r]` are rank r's.
   [[nodiscard]] double sum_in_order(
       std::span<const std::span<const double>> squares) const;
@@ -155,6 +158,7 @@ class ShardGroup {
   bool has_paid_ = false;  // in this window
   std::unique_ptr<optim::UpdateRule> rule_;  // null while states are away
   NormPlan norm_plan_;                       // if the rule needs norms
+  std::vector<optim::NormSums> norms_;       // of parameters, in the last step
   StateDict parked_;
   std::vector<double> parked_decays_;  // of its groups: options are no state
   bool has_masters_ = false;           // else parameters are their own

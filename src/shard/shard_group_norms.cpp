@@ -154,12 +154,18 @@ void ShardGroup::measure(std::int64_t step, float grad_scale, ThreadPool& pool,
   in_order.reserve(gathered.size());
   for (const std::size_t place : plan.places)
     in_order.push_back(gathered[place]);
-  const auto of_parameter =
+  norms_ =
       optim::parameter_sums(plan.all, in_order, layout_.parameters().size());
   std::vector<optim::NormSums> of_fragment;
   for (const Fragment& fragment : fragments_)
-    of_fragment.push_back(of_parameter[fragment.parameter]);
+    of_fragment.push_back(norms_[fragment.parameter]);
   rule_->set_norms(step, of_fragment);
+}
+
+void ShardGroup::put_lamb_coeffs(std::span<double> coeffs) const {
+  for (std::size_t p = 0; p < norms_.size(); ++p)
+    if (holds_[p])
+      coeffs[p] = rule_->lamb_coeff(layout_.parameters()[p].group, norms_[p]);
 }
 
 }  // namespace thinwire::shard

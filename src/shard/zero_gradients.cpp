@@ -40,11 +40,11 @@ void ZeroOptimizer::Impl::begin_backward(Backward which, DType gradients) {
 void ZeroOptimizer::Impl::require_residuals(Backward which) const {
   const bool is_single = which.is_first && which.is_last;
   require(options.wire.bits_up == 0 || comm.size() == 1 || is_single ||
-              options.wire.residual_dtype == DType::kFloat32,
+              options.wire.residuals() == DType::kFloat32,
           "wire.residual_dtype",
           "float32 at stage 2 where a step takes several backwards, or the "
           "last one is not known beforehand",
-          to_string(options.wire.residual_dtype));
+          to_string(options.wire.residuals()));
 }
 
 void ZeroOptimizer::Impl::store(const GradientPart& part) {

@@ -79,6 +79,8 @@ struct ZeroOptimizer::Impl final : optim::GradientSink {
                                         std::string_view what, View grads);
   void write(std::size_t parameter, std::string_view what,
              std::span<const float> values);
+  /// A state for each group, of one for all.
+  [[nodiscard]] std::vector<StateDict> cut(StateDict state) const;
 
   comm::Communicator& comm;
   const ParameterLayout layout;

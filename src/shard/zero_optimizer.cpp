@@ -20,22 +20,6 @@ using optim::StepReport;
 
 namespace {
 
-void check_experts(const ParameterLayout& layout, const ZeroOptions& options) {
-  std::vector<bool> is_expert(layout.num_groups());
-  for (const ExpertGroup& experts : options.experts) {
-    require(experts.group < layout.num_groups() && !is_expert[experts.group],
-            "experts.group",
-            fmt::format("below {} and given once", layout.num_groups()),
-            experts.group);
-    require(experts.comm != nullptr, "experts.comm", "a communicator", "null");
-    is_expert[experts.group] = true;
-  }
-  require(options.experts.empty() ||
-              std::find(is_expert.begin(), is_expert.end(), false) !=
-                  is_expert.end(),
-          "experts", "fewer than all groups", options.experts.size());
-}
-
 // Groups that are in none of the expert groups.
 std::vector<std::size_t> dense_groups(const ParameterLayout& layout,
                                       const ZeroOptions& options) {
@@ -79,8 +63,9 @@ std::vector<Range> ranges_of(const std::vector<BucketOfGroup>& buckets) {
 ZeroOptions with_buckets(ZeroOptions options, const ParameterLayout& layout,
                          const comm::Communicator& comm) {
   std::size_t& chosen = options.exchange.bucket_elements;
-  chosen = compress::bucket_elements(chosen, layout.size(), comm.hosts(),
-                                     bucket_bits(options.wire));
+  chosen = compress::bucket_elements(chosen,
+                                     optim::dense_size(layout, options.experts),
+                                     comm.hosts(), bucket_bits(options.wire));
   return options;
 }
 
@@ -143,7 +128,7 @@ ZeroOptimizer::ZeroOptimizer(comm::Communicator& comm,
                              const MakeRule& make_rule, View params,
                              const ZeroOptions& options, ConstView initial) {
   options.validate();
-  check_experts(layout, options);
+  optim::require_experts(layout, options.experts);
   const auto check = [&](std::string_view name, ConstView view, DType dtype) {
     if (view.dtype() != dtype || view.size() != layout.size())
       reject(fmt::format("{} must be {} of {} elements, got {} of {}", name,
@@ -157,8 +142,9 @@ ZeroOptimizer::ZeroOptimizer(comm::Communicator& comm,
   const auto whole = make_rule(
       ParameterLayout::of({}, std::max<std::size_t>(1, layout.num_groups())));
   const std::string rule = whole == nullptr ? "none\n" : whole->describe();
-  comm::require_same(comm, "parameter layout and options",
-                     layout.describe() + rule + options.describe());
+  optim::require_same_parameters(comm, layout, options.experts,
+                                 "parameter layout and options",
+                                 rule + options.describe());
   impl_ = std::make_unique<Impl>(comm, layout, make_rule, params, options,
                                  initial.empty() ? ConstView(params) : initial);
 }
@@ -168,6 +154,8 @@ ZeroOptimizer::~ZeroOptimizer() = default;
 double ZeroOptimizer::loss_scale() const noexcept {
   return impl_->scale.value();
 }
+
+void ZeroOptimizer::set_loss_scale(double scale) { impl_->scale.set(scale); }
 
 const ZeroOptions& ZeroOptimizer::options() const noexcept {
   return impl_->options;
@@ -241,6 +229,13 @@ bool ZeroOptimizer::reduces_early() const noexcept {
 }
 
 // ---- the rest
+
+std::vector<double> ZeroOptimizer::lamb_coeffs() const {
+  if (!impl_->groups.front()->rule().needs_norms()) return {};
+  std::vector<double> coeffs(impl_->layout.parameters().size());
+  for (const auto& group : impl_->groups) group->put_lamb_coeffs(coeffs);
+  return coeffs;
+}
 
 std::int64_t ZeroOptimizer::steps() const noexcept {
   return impl_->counts.steps;

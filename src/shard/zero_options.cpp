@@ -30,10 +30,9 @@ void require_wire(const ZeroOptions& options) {
   };
   require_bits("wire.bits_up", wire.bits_up);
   require_bits("wire.bits_down", wire.bits_down);
-  require_dtype(wire.residual_dtype == DType::kFloat32 ||
-                    wire.residual_dtype == DType::kBFloat16,
-                "wire.residual_dtype", "float32 or bfloat16",
-                wire.residual_dtype);
+  require_dtype(wire.residuals() == DType::kFloat32 ||
+                    wire.residuals() == DType::kBFloat16,
+                "wire.residual_dtype", "float32 or bfloat16", wire.residuals());
   if (wire.is_exact()) return;
   if (options.offload)
     throw Error(ErrorCode::kUnavailable,
@@ -75,7 +74,7 @@ std::string ZeroOptions::describe() const {
   if (!wire.is_exact())
     text += fmt::format(
         "bits_up={} bits_down={} residual_dtype={} keeps_residuals={}\n",
-        wire.bits_up, wire.bits_down, to_string(wire.residual_dtype),
+        wire.bits_up, wire.bits_down, to_string(wire.residuals()),
         wire.keeps_residuals(dtype));
   for (const ExpertGroup& expert : experts)
     text += fmt::format("experts in group {}\n", expert.group);

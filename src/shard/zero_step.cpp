@@ -5,6 +5,7 @@
 #include <cmath>
 #include <utility>
 
+#include "optim/exact_exchange.h"
 #include "optim/gradient_agreement.h"
 #include "optim/verification.h"
 #include "shard/zero_impl.h"
@@ -44,7 +45,7 @@ void ZeroOptimizer::Impl::take_step(const StepInput& in,
   meter.waiting([&] { finish(in.grads); });
   const double factor = scale.value() * in.loss_scale;
   report.loss_scale = factor;
-  report.grad_norm = norm(factor, meter);
+  report.grad_norm = optim::whole_norm(in, norm(factor, meter));
   const bool skips = options.exchange.skip_nonfinite || scale.is_used() ||
                      in.skip_if_any_rank_nonfinite;
   report.applied = std::isfinite(report.grad_norm) || !skips;

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "optim/checks.h"
+#include "optim/joined_state.h"
 #include "shard/checks.h"
 #include "shard/zero_impl.h"
 #include "thinwire/comm/agreement.h"
@@ -117,12 +118,16 @@ std::string prefix_of(std::size_t group) {
 
 }  // namespace
 
-// Experts' names are prefixed, since the names of their parameters are not
-// unique over all ranks.
+// Experts' arrays go on where the dense parameters' end. What few bits leave
+// over is of each group: all of it is prefixed then.
 optim::State ZeroOptimizer::state() const {
-  optim::State state;
-  for (std::size_t g = 0; g < impl_->groups.size(); ++g) {
+  optim::State state = impl_->groups.front()->state();
+  for (std::size_t g = 1; g < impl_->groups.size(); ++g) {
     optim::State own = impl_->groups[g]->state();
+    if (impl_->options.wire.is_exact()) {
+      optim::join(state, std::move(own), "");
+      continue;
+    }
     for (optim::StateArray& array : own.arrays) {
       array.name = prefix_of(g) + array.name;
       state.arrays.push_back(std::move(array));
@@ -130,26 +135,34 @@ optim::State ZeroOptimizer::state() const {
     state.common.put_all(prefix_of(g), own.common);
     state.own.put_all(prefix_of(g), own.own);
     state.shard.insert(state.shard.end(), own.shard.begin(), own.shard.end());
-    if (g == 0) state.encoded = std::move(own.encoded);
+    state.common.put_integer("expert_groups", static_cast<std::int64_t>(g));
   }
-  if (impl_->groups.size() > 1)
-    state.common.put_integer(
-        "expert_groups", static_cast<std::int64_t>(impl_->groups.size() - 1));
   impl_->counts.save(state.common);
   if (impl_->scale.is_used()) impl_->scale.save(state.common);
   return state;
+}
+
+std::vector<StateDict> ZeroOptimizer::Impl::cut(StateDict state) const {
+  std::vector<StateDict> of_groups(groups.size());
+  if (groups.size() > 1 && options.wire.is_exact()) {
+    std::vector<optim::State> parts;
+    for (const auto& group : groups) parts.push_back(group->state());
+    return optim::cut(std::move(state), parts, "");
+  }
+  for (std::size_t g = 1; g < groups.size(); ++g)
+    of_groups[g] = state.part(prefix_of(g));
+  of_groups.front() = std::move(state);
+  return of_groups;
 }
 
 optim::Optimizer::Adoption ZeroOptimizer::adopt(StateDict state) {
   const auto counts = optim::StepCounts::load(state);
   precision::LossScale scale(impl_->options.dtype, impl_->options.loss_scale);
   scale.load_if_there(state);
+  std::vector<StateDict> states = impl_->cut(std::move(state));
   std::vector<Adoption> of_groups;
-  for (std::size_t g = impl_->groups.size(); g-- > 0;) {
-    StateDict of_experts;
-    if (g > 0) of_experts = state.part(prefix_of(g));
-    of_groups.push_back(impl_->groups[g]->adopt(g > 0 ? of_experts : state));
-  }
+  for (std::size_t g = impl_->groups.size(); g-- > 0;)
+    of_groups.push_back(impl_->groups[g]->adopt(states[g]));
   return [this, counts, scale, of_groups] {
     for (const Adoption& adopt : of_groups) adopt();
     impl_->counts = counts;

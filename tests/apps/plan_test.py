@@ -44,6 +44,7 @@ KEYS = [
     "memory_bytes",
     "break_even_gbps",
 ]
+KEYS_OF_RUN = ["run_seconds", "run_bytes_sent", "run_steps"]
 
 
 def replaced(words):
@@ -77,11 +78,14 @@ class Plan(unittest.TestCase):
         *ways, last = map(
             json.loads, self.run_plan(*words, "--json", **how).splitlines()
         )
+        by, keys = "ms_per_step", KEYS
+        if "--steps" in words:
+            by, keys = "run_seconds", KEYS + KEYS_OF_RUN
         for way in ways:
-            self.assertEqual(list(way), KEYS)
+            self.assertEqual(list(way), keys)
             self.assertGreater(way["ms_per_step"], 0)
             self.assertGreater(way["memory_bytes"], 2 * 300_001)
-        fastest = min(ways, key=lambda way: way["ms_per_step"])
+        fastest = min(ways, key=lambda way: way[by])
         self.assertEqual(last["fastest"], fastest["way"])
         self.assertEqual(last["exchange"], fastest["exchange"])
         return ways, last
@@ -125,12 +129,57 @@ class Plan(unittest.TestCase):
         text = self.run_plan(*DESCRIBED, "--forward-ms", 1, "--backward-ms", 2)
         lines = text.splitlines()
         self.assertIn("as described: 16 ranks; link of each 10 Gbit/s", lines[0])
-        self.assertRegex(text, "ns per element: encode [0-9.]+, serve")
+        spread = r"[0-9.]+ \([0-9]+ %\)"
+        self.assertRegex(text, f"ns per element: encode {spread}, serve {spread}, ")
+        self.assertRegex(text, f"0/1 Adam: local step {spread}, ")
         self.assertIn("not known to one rank alone", text)
         (head,) = (i for i, line in enumerate(lines) if line.startswith("way "))
         for line, way in zip(lines[head + 1 :], WAYS, strict=False):
             self.assertRegex(line, f"^{way} +flat +[0-9.]+ ")
         self.assertRegex(lines[-1], "^fastest: .*, flat, [0-9.]+ ms per step$")
+
+    def test_a_run_is_predicted_whole_and_ways_are_in_its_order(self):
+        words = [*DESCRIBED, "--compute-ms", 6, "--steps", 500]
+        ways, _ = self.lines_of(*words)
+        self.assertEqual(sorted(way["way"] for way in ways), sorted(WAYS))
+        seconds = [way["run_seconds"] for way in ways]
+        self.assertEqual(seconds, sorted(seconds))
+        by_name = {way["way"]: way for way in ways}
+        for name, exact in (("exact", 500), ("onebit_adam", 100), ("lean", 100)):
+            steps = {"exact": exact, "compressed": 500 - exact, "local": 0}
+            self.assertEqual(by_name[name]["run_steps"], steps)
+        onebit, every = by_name["onebit_adam"], by_name["exact"]
+        sent = 100 * every["bytes_sent"] + 400 * onebit["bytes_sent"]
+        self.assertAlmostEqual(onebit["run_bytes_sent"], sent, delta=1)
+        steps = by_name["zero_one_adam"]["run_steps"]
+        self.assertEqual(sum(steps.values()), 500)
+        self.assertGreater(min(steps.values()), 0)
+        text = self.run_plan(*words, "--freeze-step", 60)
+        self.assertIn("onebit_adam: 60 steps of the run are exact, 440 comp", text)
+        self.assertRegex(text.splitlines()[-1], "^fastest: .* for 500 steps$")
+
+    def test_stages_of_a_run_that_a_configuration_names_count(self):
+        onebit = self.file(
+            '{"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 70}}}'
+        )
+        words = [*DESCRIBED, "--config", onebit, "--steps", 500]
+        for flags, exact in (([], 70), (["--freeze-step", 20], 20)):
+            ways, _ = self.lines_of(*words, *flags)
+            counted = {way["way"]: way["run_steps"]["exact"] for way in ways}
+            self.assertEqual(counted["onebit_adam"], exact)
+
+    def test_accumulation_multiplies_what_exact_zero_sends(self):
+        four = self.file(
+            '{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4}'
+        )
+        sent = []
+        for config in ([], ["--config", four]):
+            ways, _ = self.lines_of(*DESCRIBED, *config)
+            sent.append({way["way"]: way["bytes_sent"] for way in ways})
+        once, window = sent
+        self.assertAlmostEqual(window["zero"] / once["zero"], 2.5, delta=0.01)
+        self.assertEqual(window["zero 4/4"], once["zero 4/4"])
+        self.assertEqual(window["exact"], once["exact"])
 
     def test_without_times_it_says_what_a_step_is_taken_to_be(self):
         said = "without --forward-ms and --backward-ms"
@@ -195,6 +244,9 @@ class Plan(unittest.TestCase):
             ),
             (["--threads", "1025"], "--threads: must be in [0, 1024], got 1025"),
             (["--variance-every", "0"], "--variance-every: must be in [1, "),
+            (["--steps", "0"], "--steps: must be in [1, 100000000], got 0"),
+            (["--steps", "nan"], "--steps: must be in [1, 100000000], got nan"),
+            (["--freeze-step", "0"], "--freeze-step: must be in [1, 100000000], got 0"),
         ):
             with self.subTest(words=words):
                 self.refused(parts=[part], described=replaced(words))
@@ -208,6 +260,11 @@ class Plan(unittest.TestCase):
         self.refused(
             *["--compute-ms", "1", "--forward-ms", "1"],
             parts=["--compute-ms", "--forward-ms"],
+        )
+        self.refused("--freeze-step", "5", parts=["--freeze-step: it needs --steps"])
+        self.refused(
+            *["--steps", "300", "--freeze-step", "301"],
+            parts=["--freeze-step: must be at most --steps 300", "got 301"],
         )
         self.refused("--ranks-per-hots", "2", parts=["--ranks-per-hots"])
         self.refused(

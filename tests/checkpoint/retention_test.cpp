@@ -63,6 +63,15 @@ TEST(Retention, LeavesAloneWhatIsNotThisRuns) {
   EXPECT_EQ(superfluous(found, kRun, {.keep_last = 2}, {}), Names{});
 }
 
+TEST(Retention, KeepsTheNewestWhoseParametersAreFinite) {
+  auto found = found_at({50, 40, 30, 20, 10});
+  found[0].manifest.finite = found[1].manifest.finite = false;
+  EXPECT_EQ(superfluous(found, kRun, {.keep_last = 1}, {}),
+            (Names{step_name(40), step_name(20), step_name(10)}));
+  EXPECT_EQ(superfluous(found, kRun, {.keep_last = 3}, {}),
+            (Names{step_name(20), step_name(10)}));
+}
+
 TEST(Retention, RemovesFromTheDisk) {
   FaultFileSystem disk(2);
   test::run_ranks("local", 2, [&](comm::Communicator& comm) {

@@ -203,7 +203,7 @@ TEST(Root, ADiskWithoutRoomIsToldBeforeAnythingIsWritten) {
     Root root = test::open_root(disk, comm);
     expect_error(ErrorCode::kUnavailable,
                  {"rank 0: /runs/a: a checkpoint needs ",
-                  "bytes, 16777216 are free", "room for k + 1"},
+                  "(2 % and 16 MiB), 16777216 are free", "room for k + 1"},
                  [&] {
                    write_dummy(root, comm, {1, 1});
                  });

@@ -12,6 +12,7 @@
 #include "support/environment.h"
 #include "support/errors.h"
 #include "support/ranks.h"
+#include "thinwire/core/log.h"
 
 namespace thinwire::comm {
 namespace {
@@ -95,17 +96,37 @@ TEST(HostsOf, RefusesNumbersThatCannotBe) {
                      [&] { (void)found(all, 0, nullptr); });
 }
 
-TEST(HostsOf, RefusesALauncherThatContradictsOnAllRanks) {
+TEST(HostsOf, AreFlatOnAllRanksWhereALauncherContradicts) {
   auto all = on({5, 5, 9, 9});
   for (OnHost& one : all) one.announced = 2;
   EXPECT_EQ(found(all, 1, nullptr).size, 2);
   all[2].announced = 1;
+  std::vector<std::string> warnings;
+  set_log_sink([&](LogLevel level, std::string_view line) {
+    if (level == LogLevel::kWarning) warnings.emplace_back(line);
+  });
   for (int rank = 0; rank < 4; ++rank) {
-    test::expect_error(ErrorCode::kInvalidArgument,
-                       {"2 ranks have the boot id", "of rank 2",
-                        "A_VARIABLE = 1", "THINWIRE_RANKS_PER_HOST"},
-                       [&] { (void)found(all, rank, nullptr); });
+    WhyFlat why;
+    EXPECT_EQ(found(all, rank, &why), flat(4, rank));
+    EXPECT_EQ(why, (WhyFlat{Reason::kContradiction,
+                            "2 ranks have the boot id or host name of rank 2, "
+                            "but A_VARIABLE = 1"}));
   }
+  set_log_sink({});
+  ASSERT_EQ(warnings.size(), 1u);  // of rank 0
+  EXPECT_NE(warnings[0].find("THINWIRE_RANKS_PER_HOST"), std::string::npos);
+}
+
+// Containers of one machine: a launcher in each, one rank in each.
+TEST(HostsOf, ContainersOfOneMachineAreFlatUnlessToldOtherwise) {
+  auto all = on({5, 5, 5, 5});
+  for (OnHost& one : all) one.announced = 1;
+  WhyFlat why;
+  EXPECT_EQ(found(all, 3, &why), flat(4, 3));
+  EXPECT_EQ(why.reason, Reason::kContradiction);
+  for (OnHost& one : all) one.ranks_per_host = 2;
+  EXPECT_EQ(found(all, 3, &why).size, 2);
+  EXPECT_EQ(why, WhyFlat());
 }
 
 // (group)
@@ -201,7 +222,7 @@ TEST_P(FindHosts, RefusesOnEveryRankAndGoesOn) {
 }
 
 // A launcher counts processes: what it says is of no account for threads.
-TEST_P(FindHosts, ALaunchersNumberMustBeWhatIsFound) {
+TEST_P(FindHosts, IsFlatWhereALaunchersNumberIsNotWhatIsFound) {
   const auto& group = GetParam();
   const std::string size = std::to_string(group.world_size);
   const test::ScopedVariable all("OMPI_COMM_WORLD_SIZE", size.c_str());
@@ -211,10 +232,17 @@ TEST_P(FindHosts, ALaunchersNumberMustBeWhatIsFound) {
       EXPECT_EQ(find_hosts(comm), flat(comm.size(), comm.rank()));
       return;
     }
-    test::expect_error(ErrorCode::kInvalidArgument,
-                       {size, "OMPI_COMM_WORLD_LOCAL_SIZE = 77"},
-                       [&] { (void)find_hosts(comm); });
-    EXPECT_EQ(find_hosts(comm, {.ranks_per_host = 1}).size, comm.size());
+    WhyFlat why;
+    EXPECT_EQ(find_hosts(comm, {}, &why), flat(comm.size(), comm.rank()));
+    if (comm.size() > 1) {
+      EXPECT_EQ(why.text, size +
+                              " ranks have the boot id or host name of rank 0, "
+                              "but OMPI_COMM_WORLD_LOCAL_SIZE = 77");
+    } else {
+      EXPECT_EQ(why, WhyFlat());
+    }
+    EXPECT_EQ(ranks_of_hosts(comm).size(),
+              static_cast<std::size_t>(comm.size()));
   });
 }
 

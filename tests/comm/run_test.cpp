@@ -3,10 +3,20 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "comm/failure.h"
@@ -115,6 +125,122 @@ TEST(Run, TakesABodyThatReturnsNothing) {
   EXPECT_EQ(errors.str(), "error: no\n");
 }
 
+// Each form of run(), with a body of either kind.
+TEST(Run, TakesACommunicatorOfTheCallersAndEitherBody) {
+  int calls = 0;
+  const auto nothing = [&](Communicator& comm) { calls += comm.size(); };
+  const auto code = [](Communicator& comm) { return 6 + comm.size(); };
+  const auto alone = [] { return std::move(make_local_group(1)[0]); };
+  const std::unique_ptr<Communicator> kept = alone();
+  EXPECT_EQ(run(alone(), nothing), 0);
+  EXPECT_EQ(run(*kept, nothing), 0);
+  EXPECT_EQ(calls, 2);
+  EXPECT_EQ(run(alone(), code), 7);
+  EXPECT_EQ(run(*kept, code), 7);
+  EXPECT_EQ(run(code), 7);
+}
+
+// A transport as simple as a user's may be: without groups.
+class NoGroups final : public Transport {
+ public:
+  struct Channel {
+    std::mutex mutex;
+    std::condition_variable changed;
+    // From, to, exchange.
+    std::map<std::tuple<int, int, std::uint64_t>, std::vector<char>> messages;
+    std::string given_up;
+  };
+  NoGroups(Channel& channel, int rank) : channel_(channel), rank_(rank) {}
+
+  std::string_view name() const noexcept override { return "no groups"; }
+  int rank() const noexcept override { return rank_; }
+  int size() const noexcept override { return 2; }
+  void exchange(std::span<const SendMessage> sends,
+                std::span<const RecvMessage> receives,
+                const Operation& operation) override {
+    std::unique_lock lock(channel_.mutex);
+    for (const auto& [peer, data, bytes] : sends) {
+      const char* begin = static_cast<const char*>(data);
+      channel_.messages[{rank_, peer, operation.sequence}] = {begin,
+                                                              begin + bytes};
+    }
+    channel_.changed.notify_all();
+    for (const auto& [peer, data, bytes] : receives) {
+      const std::tuple key{peer, rank_, operation.sequence};
+      channel_.changed.wait(lock, [&] {
+        return channel_.messages.contains(key) || !channel_.given_up.empty();
+      });
+      if (!channel_.messages.contains(key))
+        throw Error(ErrorCode::kCommFailure,
+                    failure::gave_up(operation, peer, channel_.given_up));
+      std::memcpy(data, channel_.messages[key].data(), bytes);
+      channel_.messages.erase(key);
+    }
+  }
+  std::unique_ptr<Transport> split(int, int, const Operation&) override {
+    throw Error(ErrorCode::kUnavailable, "split: there are no groups");
+  }
+  void give_up(std::string_view reason) noexcept override {
+    const std::lock_guard lock(channel_.mutex);
+    if (channel_.given_up.empty()) channel_.given_up = reason;
+    channel_.changed.notify_all();
+  }
+
+ private:
+  Channel& channel_;
+  int rank_;
+};
+
+Ended run_without_groups(const std::function<int(Communicator&)>& body) {
+  NoGroups::Channel channel;
+  Ended ended{.codes = {-1, -1}, .text = {}};
+  std::array<std::ostringstream, 2> errors;
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < 2; ++rank)
+      threads.emplace_back([&, rank] {
+        const auto at = static_cast<std::size_t>(rank);
+        Communicator comm(std::make_unique<NoGroups>(channel, rank));
+        ended.codes[at] = run(comm, body, &errors[at]);
+      });
+  }
+  for (const auto& of_rank : errors) ended.text += of_rank.str();
+  return ended;
+}
+
+TEST(Run, WorksOnATransportWithoutGroups) {
+  const Ended ended = run_without_groups([](Communicator& comm) {
+    test::expect_error(ErrorCode::kUnavailable, {"no groups"},
+                       [&] { (void)comm.split(0); });
+    std::vector<float> sum{1.0f};
+    comm.all_reduce(sum);
+    return static_cast<int>(sum[0]);
+  });
+  EXPECT_EQ(ended.codes, (std::vector{2, 2}));
+  EXPECT_EQ(ended.text, "");
+}
+
+TEST(Run, WithoutGroupsTheRankThatFailedSaysSoAndTheOthersEnd) {
+  const Ended ended = run_without_groups([](Communicator& comm) {
+    comm.barrier();
+    if (comm.rank() == 1) throw std::runtime_error("disk full");
+    comm.barrier();
+    return 0;
+  });
+  EXPECT_EQ(ended.codes, (std::vector{1, 1}));
+  EXPECT_EQ(ended.text, "rank 1: disk full\n");
+}
+
+TEST(Run, WithoutGroupsEachRankSaysWhatAllFound) {
+  const Ended ended = run_without_groups([](Communicator& comm) -> int {
+    require_same(comm, "options", std::to_string(comm.rank()));
+    return 0;
+  });
+  EXPECT_EQ(ended.codes, (std::vector{1, 1}));
+  for (const char* rank : {"rank 0: options must", "rank 1: options must"})
+    EXPECT_NE(ended.text.find(rank), std::string::npos) << ended.text;
+}
+
 TEST(Run, SaysWhyItCannotStart) {
   const test::ScopedVariable comm("THINWIRE_COMM", "carrier pigeon");
   std::ostringstream errors;
@@ -134,6 +260,17 @@ TEST(Failure, KnowsWhichMessagesPassAnothersOn) {
   EXPECT_FALSE(failure::tells_of_a_peer("all_reduce: rank 12 has left"));
   EXPECT_FALSE(failure::tells_of_a_peer("my rank gave up: no"));
   EXPECT_FALSE(failure::tells_of_a_peer("rank 1"));
+}
+
+TEST(Failure, KnowsWhomATextWaitedFor) {
+  const std::vector<int> peers{1, 12};
+  const Operation operation{.name = "barrier", .sequence = 1, .deadline = {}};
+  EXPECT_EQ(failure::waited_for(failure::timed_out(operation, peers)), peers);
+  EXPECT_EQ(failure::waited_for("x: timed out waiting for rank 3 (in 2 s)"),
+            std::vector{3});
+  EXPECT_TRUE(failure::waited_for("barrier: rank 3 has left").empty());
+  EXPECT_TRUE(failure::waited_for("MPI: timed out waiting for the other ranks")
+                  .empty());
 }
 
 }  // namespace

@@ -66,7 +66,8 @@ Options any_options() {
     o.factor_threshold = any_real(0, 1);
   }
   if constexpr (requires { o.freeze_ratio; }) {
-    o.freeze_step = any_bool() ? optim::kAutoFreeze : any_count();
+    o.freeze_step = maybe<std::int64_t>(
+        [] { return any_bool() ? optim::kAutoFreeze : any_count(); });
     o.lr_warmup_steps = maybe<std::int64_t>([] { return any_count(0); });
     o.total_steps = maybe<std::int64_t>([] { return any_count(); });
     o.min_freeze_step = any_count(1, 100);
@@ -78,10 +79,11 @@ Options any_options() {
   if constexpr (requires { o.variance_refresh; })
     o.variance_refresh = any_count(0);
   if constexpr (requires { o.exchanged; }) {
-    o.var_freeze_step = any_count();
-    o.var_update_scaler = any_count();
-    o.local_step_scaler = any_count();
-    o.local_step_clipper = any_count();
+    o.total_steps = maybe<std::int64_t>([] { return any_count(); });
+    o.var_freeze_step = maybe<std::int64_t>([] { return any_count(); });
+    o.var_update_scaler = maybe<std::int64_t>([] { return any_count(); });
+    o.local_step_scaler = maybe<std::int64_t>([] { return any_count(); });
+    o.local_step_clipper = maybe<std::int64_t>([] { return any_count(); });
     o.exchanged =
         any_bool() ? optim::Exchanged::kMomentum : optim::Exchanged::kGradient;
   }
@@ -189,7 +191,8 @@ inline PrecisionConfig any_precision() {
 inline shard::WireOptions any_wire() {
   return {.bits_up = *rc::gen::element(0, 4, 8),
           .bits_down = *rc::gen::element(0, 4, 8),
-          .residual_dtype = any_bool() ? DType::kFloat32 : DType::kBFloat16,
+          .residual_dtype = *rc::gen::element<std::optional<DType>>(
+              std::nullopt, DType::kFloat32, DType::kBFloat16),
           .after_skip = *rc::gen::element(shard::AfterSkip::kAuto,
                                           shard::AfterSkip::kKeep,
                                           shard::AfterSkip::kClear)};
@@ -199,6 +202,7 @@ inline ZeroConfig any_zero() {
   return {.stage = static_cast<int>(any_count(0, 3)),
           .reduce_scatter = any_bool(),
           .reduce_bucket_size = any_count(0),
+          .allgather_bucket_size = any_count(0),
           .ignore_unused_parameters = any_bool(),
           .round_robin_gradients = any_bool(),
           .offload_optimizer =
@@ -250,7 +254,11 @@ inline Config any_config() {
       std::holds_alternative<optim::AdamOptions>(c.optimizer) ||
       std::holds_alternative<optim::LambOptions>(c.optimizer);
   if (is_exact) c.zero.wire = any_wire();
-  c.comm = {.hierarchy = *rc::gen::element(Hierarchy::kAuto, Hierarchy::kFlat,
+  const CommBackend backend =
+      *rc::gen::element(CommBackend::kUnset, CommBackend::kNccl,
+                        CommBackend::kHccl, CommBackend::kMpi);
+  c.comm = {.backend = is_exact ? CommBackend::kUnset : backend,
+            .hierarchy = *rc::gen::element(Hierarchy::kAuto, Hierarchy::kFlat,
                                            Hierarchy::kByHost),
             .ranks_per_host = static_cast<int>(any_count(0, 1000)),
             .bucket_elements = static_cast<std::size_t>(any_count()),
@@ -261,6 +269,10 @@ inline Config any_config() {
                 std::holds_alternative<optim::OnebitAdamOptions>(c.optimizer) &&
                 c.lagged_clipping && any_bool()};
   c.steps_per_print = any_count(0);
+  c.prescale_gradients = any_bool();
+  if (any_bool()) c.gradient_predivide_factor = any_real(1, 64);
+  c.wall_clock_breakdown = any_bool();
+  c.memory_breakdown = any_bool();
   if (any_bool())
     c.other_objects[kTaken[0]] = "{\n  \"a\": 1e2,\n  \"b\": []\n}";
   if (any_bool())

@@ -103,10 +103,14 @@ TEST(LowBitWireConfig, RefusesWhatFewBitsCannotGoWith) {
       {[](Config& c) {
          c.train_micro_batch_size_per_gpu = 1;
          c.gradient_accumulation_steps = 2;
+         c.zero.wire.residual_dtype = DType::kBFloat16;
        },
        kArgument, "(thinwire.residual_dtype) must be float32"},
-      {[](Config& c) { c.managed_gradient_accumulation = false; }, kArgument,
-       "(thinwire.residual_dtype) must be float32"},
+      {[](Config& c) {
+         c.managed_gradient_accumulation = false;
+         c.zero.wire.residual_dtype = DType::kBFloat16;
+       },
+       kArgument, "(thinwire.residual_dtype) must be float32"},
       {[](Config& c) { c.optimizer = optim::OnebitAdamOptions{}; }, kArgument,
        "(zero_optimization.stage) must be 0 with onebit_adam"}};
   for (const Refusal& refusal : refusals) expect_refused(base, refusal, 2);
@@ -121,6 +125,22 @@ TEST(LowBitWireConfig, RefusesWhatFewBitsCannotGoWith) {
   base.zero.stage = 1;
   base.zero.wire.residual_dtype = DType::kBFloat16;
   EXPECT_NO_THROW(base.validate(2));  // sums of their own
+}
+
+TEST(LowBitWireConfig, AddsBackwardsUpInFp32UnlessToldOtherwise) {
+  Config config = read(R"({"train_micro_batch_size_per_gpu": 1,
+      "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 2},
+      "thinwire": {"zero_bits_up": 4, "zero_bits_down": 4}})");
+  EXPECT_NO_THROW(config.validate(2));
+  EXPECT_EQ(config.wire_options(2).residual_dtype, DType::kFloat32);
+  EXPECT_EQ(read(config.to_json()), config);
+  Config unknown = config;
+  unknown.gradient_accumulation_steps = 1;
+  EXPECT_EQ(unknown.wire_options(2).residuals(), DType::kBFloat16);
+  unknown.managed_gradient_accumulation = false;
+  EXPECT_EQ(unknown.wire_options(2).residual_dtype, DType::kFloat32);
+  config.zero.stage = 1;  // sums of their own
+  EXPECT_EQ(config.wire_options(2).residuals(), DType::kBFloat16);
 }
 
 TEST(LowBitWireConfig, SaysWhatToUseInsteadOfZeroWithLowBitOptimizers) {

@@ -95,6 +95,28 @@ TEST(Fp16Optimizer, Item30HalvesTheGradientWhereTheScaleGrows) {
   });
 }
 
+// 40000 and 40000 are above what fp16 holds, halves of them are not.
+TEST(Fp16Optimizer, Item12DividesBeforeTheSumIfAsked) {
+  const auto applied = [](double predivide, bool prescale) {
+    bool result = false;
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Fp16Options options = reference(fixed(1));
+      options.predivide = predivide;
+      options.prescale = prescale;
+      Training run(comm, layout_of(1), seeing_gradients(), options);
+      const bool own = run.step({40000}).applied;
+      if (own) {
+        EXPECT_EQ(gradient_seen(run), 40000.0f);
+      }
+      if (comm.rank() == 0) result = own;
+    });
+    return result;
+  };
+  EXPECT_FALSE(applied(1, false));
+  EXPECT_TRUE(applied(2, false));
+  EXPECT_TRUE(applied(1, true));
+}
+
 TEST(Fp16Optimizer, Item53TakesAStepBeforeTheFirst) {
   alone([](comm::Communicator& comm) {
     Training run(comm, layout_of(1), exact_adam({}), reference(fixed(1024)));

@@ -160,17 +160,47 @@ TEST(DeepSpeedZero, Item11AveragesOrSums) {
       });
 }
 
+// Four times 40000 is above what fp16 holds; so is every second sum of two.
+TEST(DeepSpeedZero, Item12DividesBeforeTheSumIfAsked) {
+  const auto mean = [](double predivide, bool prescale) {
+    float got = 0;
+    ranks(4, [&](comm::Communicator& comm) {
+      ZeroOptions options = reference(1);
+      options.dtype = DType::kFloat16;
+      options.accumulation_dtype = DType::kFloat16;
+      options.reduce_scatter = false;
+      options.predivide = predivide;
+      options.prescale = prescale;
+      Training run(comm, layout_of({1}), options);
+      run.backward({40000});
+      const float value = run.optimizer->full_gradient("p0")[0];
+      if (comm.rank() == 0) got = value;
+    });
+    return got;
+  };
+  EXPECT_FALSE(std::isfinite(mean(1, false)));
+  EXPECT_FALSE(std::isfinite(mean(2, false)));
+  EXPECT_EQ(mean(4, false), mean(1, true));
+  EXPECT_TRUE(std::isfinite(mean(4, false)));
+  ranks(1, [](comm::Communicator& comm) {
+    ZeroOptions options = reference(1);
+    options.predivide = 0;
+    thinwire::test::expect_error(
+        ErrorCode::kInvalidArgument, {"predivide", "> 0", "got 0"},
+        [&] { Training(comm, layout_of({1}), options); });
+  });
+}
+
 TEST(RoundedSum, Item12DividesBeforeAndAfter) {
   const SumScaling parts = sum_scaling(false, 2, 4);
-  EXPECT_EQ(1 / parts.divisor, 0.5f);
-  EXPECT_EQ(4 / parts.divisor, 2.0f);
-  EXPECT_EQ(4 / parts.divisor * parts.factor, 1.0f);
+  EXPECT_EQ(1 * parts.before, 0.5f);
+  EXPECT_EQ(4 * parts.before * parts.factor, 1.0f);
   const SumScaling before = sum_scaling(true, 1, 4);
   EXPECT_EQ(before.divisor, 4.0f);
   EXPECT_EQ(before.factor, 1.0f);
   // Four ranks that share sequences in pairs; the reference forgets the rest.
   const SumScaling pairs = sum_scaling(false, 4, 2);
-  EXPECT_EQ(4 / pairs.divisor * pairs.factor, 2.0f);
+  EXPECT_EQ(4 * pairs.before * pairs.factor, 2.0f);
 
   ranks(4, [&](comm::Communicator& comm) {
     const std::vector<std::size_t> counts = {2, 0, 1, 3};

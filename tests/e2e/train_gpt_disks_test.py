@@ -132,7 +132,10 @@ class TrainGpt(Runs):
                 process = self.start(size, where)
                 _, errors = process.communicate(timeout=300)
                 self.assertEqual(process.returncode, 1, errors)
-                self.assertRegex(errors, "a checkpoint needs [0-9]+ bytes, [0-9]+ are")
+                self.assertRegex(
+                    errors,
+                    "a checkpoint needs [0-9]+ bytes and a margin of [0-9]+ .*, [0-9]+ are",
+                )
                 self.assertEqual(any(checkpoints.glob("step-*")), holds_some)
                 if holds_some:
                     elsewhere = f"--resume {self.newest(checkpoints)} --checkpoints"

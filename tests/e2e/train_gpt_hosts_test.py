@@ -94,6 +94,31 @@ class TrainGpt(Runs):
         self.assertEqual(asked["params_checksum"], flat["params_checksum"])
 
     @needs_mpi
+    def test_containers_of_one_machine_train_flat_and_warn_once(self):
+        """One rank in each, so that a launcher counts one rank per host."""
+        extra = f"{STEPS} --optimizer onebit_adam"
+        flat = self.train("flat", f"{extra} --set hierarchy=flat", ranks=4)
+        one_each = ["env", "OMPI_COMM_WORLD_LOCAL_SIZE=1"]
+        out = self.folder / "containers"
+        arguments = [*train_gpt_runs.SMALL.split(), "--data", str(self.text)]
+        arguments += ["--out", str(out), *extra.split()]
+        done = self.run_program(arguments, ranks=4, wrapper=one_each)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        said = "every rank counts as a host of its own: 4 ranks have the boot id"
+        self.assertEqual(done.stderr.count(said), 1, done.stderr)
+        self.assertIn("THINWIRE_RANKS_PER_HOST", done.stderr)
+        self.assertEqual(
+            self.summary_of(out)["params_checksum"], flat["params_checksum"]
+        )
+        done = self.run_program(
+            [*arguments, "--set", "hierarchy=by_host", "--out", str(out) + "2"],
+            ranks=4,
+            wrapper=one_each,
+        )
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("OMPI_COMM_WORLD_LOCAL_SIZE = 1", done.stderr)
+
+    @needs_mpi
     def test_a_number_that_does_not_fit_ends_all_processes(self):
         data = ["--data", str(self.text)]
         for environment, settings, part in (

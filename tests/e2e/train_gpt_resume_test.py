@@ -222,6 +222,8 @@ class TrainGpt(SavedRuns):
             )
         self.assertIn(str(in_the_way), lines[2])
         self.assertEqual(steps_of(self.rows("run")), list(range(1, 10)))
+        self.assertEqual(self.summary("run")["steps"], 9)
+        self.assertIn("</html>", (self.folder / "run/report.html").read_text())
 
     def test_a_disk_that_takes_no_more_leaves_what_was_there(self):
         def limit():  # files of at most 200 KB, as if the disk were full
@@ -257,6 +259,19 @@ class TrainGpt(SavedRuns):
         self.assertEqual(len(steps_of(self.rows("run"))), 30, "nothing changed")
         errors = self.complete("run", f"{more} --resume-fallback")
         self.assertIn(f"{older}: step 28 of 40", errors)
+
+    def test_a_fresh_start_in_an_existing_folder_without_checkpoints(self):
+        """As with a mounted volume, or what an earlier run has left of itself."""
+        for left in ((), (".lock",), ("latest",), (".lock", "latest")):
+            with self.subTest(left=left):
+                name = "run" + "".join(left)
+                root = self.folder / f"saved{name}"
+                root.mkdir()
+                for file in left:
+                    (root / file).write_text("step-0000000001\n")
+                flags = f"--steps 9 --checkpoints {root} {THREADS}"
+                self.assertNotIn("another run", self.complete(name, flags))
+                self.assertTrue((root / "step-0000000009/manifest.json").exists())
 
     def test_what_cannot_go_on_is_told(self):
         flags = f"{THREADS} --steps 9"

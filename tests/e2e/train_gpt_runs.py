@@ -38,10 +38,10 @@ class Runs(unittest.TestCase):
         self.addCleanup(stack.close)
         return stack.enter_context(context)
 
-    def run_program(self, arguments, ranks=0, environment=None):
+    def run_program(self, arguments, ranks=0, environment=None, wrapper=()):
         """Runs it, under mpirun where `ranks` are given, and returns the end."""
         return subprocess.run(
-            [*launcher(ranks), PROGRAM, *arguments],
+            [*launcher(ranks), *wrapper, PROGRAM, *arguments],
             capture_output=True,
             text=True,
             timeout=self.SECONDS,
@@ -55,6 +55,9 @@ class Runs(unittest.TestCase):
         arguments = [*SMALL.split(), "--quiet", "--data", str(self.text)]
         done = self.run_program([*arguments, "--out", str(out), *extra.split()], **how)
         self.assertEqual(done.returncode, 0, done.stderr)
+        return self.summary_of(out)
+
+    def summary_of(self, out):
         return json.loads((out / "summary.json").read_text())
 
     def metrics(self, name):

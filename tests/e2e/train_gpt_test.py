@@ -190,9 +190,9 @@ class TrainGpt(Runs):
         for key in (
             "gradient_accumulation_steps: supported",
             "optimizer.params.freeze_step: supported",
-            "optimizer.params.cuda_aware: ignored (no effect): the transport",
+            "optimizer.params.cuda_aware: ignored (no effect): messages are in host",
             "fp16.initial_scale_power: supported",
-            "wall_clock_breakdown: ignored (no effect): a report",
+            "wall_clock_breakdown: supported",
         ):
             self.assertIn(f"config: {key}", done.stderr)
         rows = [row for row in self.metrics("ds") if "loss" in row]
@@ -228,6 +228,25 @@ class TrainGpt(Runs):
         report = (self.folder / "run" / "report.html").read_text()
         self.assertIn(summary["params_checksum"], report)
 
+    def test_validations_are_as_often_and_as_long_as_asked_for(self):
+        def steps_and_losses(name, extra):
+            self.train(name, extra)
+            rows = [row for row in self.metrics(name) if "val_loss" in row]
+            return {row["step"]: row["val_loss"] for row in rows}
+
+        often = steps_and_losses("often", "--seed 3 --validate-every 12")
+        self.assertEqual(list(often), [12, 24, 30])
+        once = steps_and_losses("once", "--seed 3 --validate-every 0")
+        self.assertEqual(once, {30: often[30]})
+        short = steps_and_losses(
+            "short", "--seed 3 --validate-every 0 --validate-bytes 64"
+        )
+        self.assertEqual(list(short), [30])
+        self.assertNotEqual(short[30], once[30])
+        config = json.loads((self.folder / "short" / "config.json").read_text())
+        self.assertEqual(config["train_gpt"]["validate_every"], 0)
+        self.assertEqual(config["train_gpt"]["validate_bytes"], 64)
+
     def test_a_run_can_be_repeated_from_its_config(self):
         first = self.train("first", "--seed 5")
         config = self.folder / "first" / "config.json"
@@ -255,6 +274,8 @@ class TrainGpt(Runs):
         for arguments, part in (
             ([], "--data"),
             ([*data, "--steps", "0"], "--steps"),
+            ([*data, "--validate-every", "-1"], "--validate-every"),
+            ([*data, "--validate-bytes", "0"], "--validate-bytes"),
             ([*data, "--heads", "5"], "--heads"),
             ([*data, "--optimizer", "sgd"], "onebit_adam"),
             ([*data, "--stepz", "3"], "--steps"),

@@ -118,6 +118,17 @@ std::vector<std::vector<float>> masters_of(Sharded& sharded) {
   return all;
 }
 
+// All of them, one after the other, as parameters of this dtype.
+std::vector<float> rounded(const std::vector<std::vector<float>>& masters,
+                           DType dtype) {
+  std::vector<float> all;
+  for (const auto& of_parameter : masters)
+    all.insert(all.end(), of_parameter.begin(), of_parameter.end());
+  Buffer kept(all.size(), dtype);
+  kernels::convert(all, kept.view());
+  return floats(kept.view());
+}
+
 Saved save(const Ranks& ranks, const Config& config, const std::string& root) {
   Saved saved;
   comm::run_local_ranks(ranks.world, [&](comm::Communicator& comm) {
@@ -158,9 +169,10 @@ TEST_P(FewBitsElastic, KeepsParametersMastersAndWhatIsOwed) {
         Sharded sharded(comm, config_of(now, dtype));
         sharded.engine.load(saved.path);
         // A group of one has no replicas beside what were masters.
-        if (now.world > 1 || dtype != DType::kFloat32) {
-          EXPECT_EQ(floats(sharded.params.view()), saved.params);
-        }
+        EXPECT_EQ(floats(sharded.params.view()),
+                  now.world > 1 || config_of == lean
+                      ? saved.params
+                      : rounded(saved.masters, dtype));
         EXPECT_EQ(masters_of(sharded), saved.masters);
         const Owed owed = owed_by(comm, sharded);
         EXPECT_TRUE(expect_same(owed.workers, saved.owed.workers));
@@ -186,7 +198,8 @@ TEST_P(FewBitsElastic, ZeroBecomesOneBitAdamThatOwesNothing) {
     config.comm.ranks_per_host = now.of_host;
     Sharded sharded(comm, config);
     sharded.engine.load(saved.path);
-    EXPECT_EQ(floats(sharded.params.view()), saved.params);
+    EXPECT_EQ(floats(sharded.params.view()),
+              rounded(saved.masters, DType::kFloat32));
     const Owed owed = owed_by(comm, sharded);
     const std::vector<double> nothing(owed.workers.size());
     EXPECT_EQ(owed.workers, nothing);
@@ -196,6 +209,38 @@ TEST_P(FewBitsElastic, ZeroBecomesOneBitAdamThatOwesNothing) {
       EXPECT_TRUE(sharded.engine.step().applied);
     }
   });
+}
+
+// Replicas are behind the masters by what the last exchanges have left over.
+TEST_P(FewBitsElastic, WithoutFewBitsMastersAreTakenAndResidualsAreNamed) {
+  const Ranks now = GetParam().now;
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
+    for (const int stage : {0, 2})
+      for (const bool weights_only : {false, true}) {
+        const thinwire::test::Folder root;
+        const Saved saved =
+            save(GetParam().saved, zero(GetParam().saved, dtype), root.path());
+        const std::vector<float> masters = rounded(saved.masters, dtype);
+        EXPECT_NE(masters, saved.params);
+        comm::run_local_ranks(now.world, [&](comm::Communicator& comm) {
+          Config config = zero(now, dtype);
+          config.zero.wire = {};
+          config.zero.stage = stage;
+          Sharded sharded(comm, config);
+          checkpoint::LoadOptions options;
+          if (weights_only) options.what = checkpoint::What::kWeights;
+          const auto loaded = sharded.engine.load(saved.path, options);
+          EXPECT_EQ(floats(sharded.params.view()), masters);
+          EXPECT_EQ(masters_of(sharded), saved.masters);
+          const auto named = std::count_if(
+              loaded.notes.begin(), loaded.notes.end(), [](const auto& note) {
+                return note.find("gradients' residuals") != std::string::npos;
+              });
+          EXPECT_EQ(named, weights_only ? 0 : 1);
+          sharded.backward({5});
+          EXPECT_TRUE(sharded.engine.step().applied);
+        });
+      }
 }
 
 // The same ranks on the same hosts go on bit for bit.

@@ -170,9 +170,6 @@ TEST_P(EngineFewBits, GoesOnFromACheckpoint) {
 TEST_P(EngineFewBits, AddsBackwardsUp) {
   Config config = GetParam().config;
   config.gradient_accumulation_steps = 2;
-  config.zero.wire.residual_dtype = config.zero.wire.is_exact()
-                                        ? config.zero.wire.residual_dtype
-                                        : DType::kFloat32;
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Sharded sharded(comm, config);
     std::vector<float> before = floats(sharded.params.view());

@@ -3,17 +3,15 @@
 // allow it, with the bits of its optimizer on a communicator by host.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "engine/by_hand.h"
 #include "support/errors.h"
+#include "support/kept_log.h"
 #include "support/ranks.h"
 #include "thinwire/comm/hosts.h"
-#include "thinwire/core/log.h"
 
 namespace thinwire::engine {
 
@@ -25,6 +23,7 @@ namespace {
 using test::ByHand;
 using test::Driven;
 using test::floats;
+using thinwire::test::KeptLog;
 
 constexpr std::int64_t kSteps = 6;
 
@@ -106,38 +105,14 @@ TEST(EngineHosts, ByHostIsRefusedWhereItCannotBe) {
   expect_refused(1, 0, "every rank has a host of its own");
 }
 
-// What is logged as long as it lives.
-class KeptLog {
- public:
-  KeptLog() {
-    set_log_sink([this](LogLevel, std::string_view line) {
-      const std::lock_guard lock(mutex_);
-      lines_.emplace_back(line);
-    });
-  }
-  ~KeptLog() { set_log_sink({}); }
-  KeptLog(const KeptLog&) = delete;
-  KeptLog& operator=(const KeptLog&) = delete;
-
-  [[nodiscard]] std::ptrdiff_t count(std::string_view part) const {
-    return std::count_if(lines_.begin(), lines_.end(), [&](const auto& line) {
-      return line.find(part) != std::string::npos;
-    });
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::string> lines_;
-};
-
 TEST(EngineHosts, TheLogSaysHowRanksExchange) {
   const KeptLog log;
   for (const int each : {2, 0})
     comm::run_local_ranks(4, [&](comm::Communicator& comm) {
       const Driven driven(comm, config_of("adam", Hierarchy::kAuto, each));
     });
-  EXPECT_EQ(log.count("ranks exchange by host: 2 hosts of 2 ranks"), 1);
-  EXPECT_EQ(log.count("every rank exchanges with every other"), 0);
+  EXPECT_EQ(log.count("ranks exchange by host: 2 hosts of 2 ranks"), 1u);
+  EXPECT_EQ(log.count("every rank exchanges with every other"), 0u);
 }
 
 TEST(EngineHosts, TheLogSaysWhatIsFlatThoughRanksShareHosts) {
@@ -149,7 +124,7 @@ TEST(EngineHosts, TheLogSaysWhatIsFlatThoughRanksShareHosts) {
       4, [&](comm::Communicator& comm) { const Driven driven(comm, config); });
   EXPECT_EQ(log.count("compressed_during_backward does not exchange by host, "
                       "though 2 hosts have 2 ranks each"),
-            1);
+            1u);
 }
 
 TEST(EngineHosts, RanksMustBeToldTheSame) {

@@ -4,10 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <string>
+#include <thread>
 
+#include "comm/host_name.h"
 #include "engine/sharded.h"
 #include "support/errors.h"
 #include "support/ranks.h"
@@ -236,6 +240,32 @@ TEST(EngineUneven, ARankThatHasEndedIsNamedWithTheWayOut) {
         },
         kPatient);
   }
+}
+
+// As when its machine is gone: it sends nothing any more, not even a farewell.
+TEST(EngineUneven, OfARankThatFallsSilentTheHostIsNamedBeforeItsBatches) {
+  comm::run_local_ranks(
+      3,
+      [](comm::Communicator& comm) {
+        Driven driven(comm, config_of("adam", DType::kFloat32, 1));
+        if (comm.rank() == 2) {
+          std::this_thread::sleep_for(std::chrono::seconds(4));
+          return;
+        }
+        try {
+          driven.backward({.step = 1});
+          driven.engine.step();
+          ADD_FAILURE() << "nothing was thrown";
+        } catch (const Error& error) {
+          const std::string text = error.what();
+          const auto host = text.find(
+              "timed out waiting for rank 2 (on host " + comm::host_name() +
+              ": the machine or its network may be gone");
+          EXPECT_NE(host, std::string::npos) << text;
+          EXPECT_LT(host, text.find("drop_last")) << text;
+        }
+      },
+      {.timeout = std::chrono::seconds(1)});
 }
 
 TEST(EngineUneven, ARankThatGoesOnElsewhereIsNamed) {

@@ -172,8 +172,10 @@ TEST(EngineZeroErrors, WholeValuesWithoutZero) {
     Sharded plain(comm, zero_config({0, false}));
     expect_error(kPrecondition, {"full_gradient: only with ZeRO"},
                  [&] { (void)plain.engine.full_gradient("wide"); });
-    expect_error(kPrecondition, {"full_state: only with ZeRO"},
-                 [&] { (void)plain.engine.full_state("wide", "exp_avg"); });
+    EXPECT_EQ(plain.engine.full_state("wide", "exp_avg"),
+              std::vector<float>(130 * 129));
+    expect_error(kArgument, {"key", "'denominator'"},
+                 [&] { (void)plain.engine.full_state("wide", "denominator"); });
     expect_error(kPrecondition, {"zero: only with ZeRO"},
                  [&] { (void)plain.engine.zero(); });
     EXPECT_EQ(plain.engine.full_parameter("block").size(), 1025u);

@@ -206,13 +206,15 @@ TEST(EngineZeroSchedule, Item32CountsAppliedStepsAlone) {
       });
 }
 
-// The smaller one of the two numbers that a configuration has for it.
+// The smallest of the numbers that a configuration has for it.
 TEST(EngineZeroBuckets, AreAsLongAsTheConfigurationSays) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
-    const auto messages = [&](std::size_t elements, std::int64_t most) {
+    const auto messages = [&](std::size_t elements, std::int64_t most,
+                              std::int64_t most_gathered = 500'000'000) {
       Config config = zero_config({2, false});
       config.comm.bucket_elements = elements;
       config.zero.reduce_bucket_size = most;
+      config.zero.allgather_bucket_size = most_gathered;
       Sharded sharded(comm, config);
       EngineReport report;
       for (std::int64_t t = 1; t <= 2; ++t) {
@@ -228,6 +230,36 @@ TEST(EngineZeroBuckets, AreAsLongAsTheConfigurationSays) {
     EXPECT_EQ(messages(1024, 4096), of_1024);
     EXPECT_EQ(messages(4096, 1024), of_1024);
     EXPECT_EQ(messages(0, 1024), of_1024);
+    EXPECT_EQ(messages(0, kMany, 1024), of_1024);
+    EXPECT_EQ(messages(0, 1024, 4096), of_1024);
+  });
+}
+
+TEST(EngineLamb, CoefficientsAreThoseOfEveryParameterAtEveryStage) {
+  comm::run_local_ranks(3, [](comm::Communicator& comm) {
+    std::vector<std::vector<double>> of_stages;
+    for (const int stage : {0, 1, 2})
+      for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+        Config config = zero_config({stage, false}, dtype);
+        config.optimizer = optim::LambOptions{.learning_rate = 0.01};
+        Sharded sharded(comm, config);
+        const auto coeffs = [&] {
+          return sharded.engine.optimizer().lamb_coeffs();
+        };
+        EXPECT_EQ(coeffs(), std::vector<double>(8, 0));
+        for (std::int64_t t = 1; t <= 2; ++t) {
+          sharded.backward({t, 0, false});
+          (void)sharded.engine.step();
+        }
+        if (dtype == DType::kFloat32) of_stages.push_back(coeffs());
+        EXPECT_EQ(coeffs().size(), 8u);
+        EXPECT_NE(coeffs()[2], 0);
+        EXPECT_NE(coeffs()[2], 1);
+      }
+    EXPECT_EQ(of_stages[1], of_stages[0]);
+    EXPECT_EQ(of_stages[2], of_stages[0]);
+    Sharded adam(comm, zero_config({1, false}));
+    EXPECT_TRUE(adam.engine.optimizer().lamb_coeffs().empty());
   });
 }
 

@@ -31,6 +31,7 @@ struct Case {
   int ranks_per_host = 1;  // 1: flat
   std::size_t elements = 300'001;
   std::size_t bucket_elements = 65'536;
+  int backwards = 1;  // of a step; more only with ZeRO
 
   [[nodiscard]] bool by_host() const { return ranks_per_host > 1; }
 };
@@ -56,7 +57,17 @@ CountingGroup::Sent sent_in_step(CountingGroup& group, comm::Communicator& comm,
     for (std::size_t i = 0; i < grads.size(); ++i)
       grads[i] =
           static_cast<float>(i % 7) + 0.5f + static_cast<float>(comm.rank());
-    return optimizer->step(params, grads);
+    auto* sharded = dynamic_cast<shard::ShardedOptimizer*>(optimizer.get());
+    if (sharded == nullptr || c.backwards == 1)
+      return optimizer->step(params, grads);
+    for (int i = 0; i < c.backwards; ++i) {
+      sharded->begin_backward(
+          {.is_first = i == 0, .is_last = i + 1 == c.backwards});
+      sharded->collect(0,
+                       ConstView(grads.data(), grads.size(), DType::kFloat32));
+      sharded->end_backward();
+    }
+    return sharded->step();
   };
   for (int i = 0; i < before; ++i) (void)step();
   const CountingGroup::Sent begin = group.sent_by(comm.rank());
@@ -91,6 +102,7 @@ Traffic counted(const Case& c, int before, const MakeOptimizer& make) {
 Traffic planned_for(Way way, const Case& c, double steps_per_variance_step) {
   return traffic_of(way, c.by_host(),
                     {.parameters = static_cast<double>(c.elements),
+                     .backwards = static_cast<double>(c.backwards),
                      .bucket_elements = static_cast<double>(c.bucket_elements),
                      .steps_per_sync = 1,
                      .steps_per_variance_step = steps_per_variance_step},
@@ -119,9 +131,24 @@ std::unique_ptr<optim::Optimizer> zero(comm::Communicator& comm,
         return std::make_unique<optim::Adam>(shard, optim::AdamOptions{});
       },
       params,
-      shard::ZeroOptions{.stage = 2,
-                         .exchange = exchange_of(c),
-                         .wire = {.bits_up = bits, .bits_down = bits}});
+      shard::ZeroOptions{
+          .stage = 2,
+          .exchange = exchange_of(c),
+          .wire = {.bits_up = bits,
+                   .bits_down = bits,
+                   .residual_dtype =
+                       c.backwards > 1 ? DType::kFloat32 : DType::kBFloat16}});
+}
+
+void expect_zero_as_planned(const Case& c) {
+  for (const auto& [way, bits] :
+       {std::pair(Way::kZero, 0), {Way::kZero8, 8}, {Way::kZero4, 4}})
+    expect_planned(way, c,
+                   counted(c, 1,
+                           [&, bits = bits](comm::Communicator& comm,
+                                            const auto& layout, View params) {
+                             return zero(comm, layout, params, c, bits);
+                           }));
 }
 
 std::unique_ptr<optim::Optimizer> zero_one_adam(comm::Communicator& comm,
@@ -181,15 +208,15 @@ TEST_P(PlannedTraffic, OfAVarianceStepOfZeroOneAdamIsWhatIsSent) {
 }
 
 TEST_P(PlannedTraffic, OfZeroIsWhatIsSent) {
-  const Case& c = GetParam();
-  for (const auto& [way, bits] :
-       {std::pair(Way::kZero, 0), {Way::kZero8, 8}, {Way::kZero4, 4}})
-    expect_planned(way, c,
-                   counted(c, 1,
-                           [&, bits = bits](comm::Communicator& comm,
-                                            const auto& layout, View params) {
-                             return zero(comm, layout, params, c, bits);
-                           }));
+  expect_zero_as_planned(GetParam());
+}
+
+// In full precision each of them sends its gradients; over few bits each does
+// so inside its host, and the last one alone between hosts.
+TEST_P(PlannedTraffic, OfZeroWithThreeBackwardsIsWhatIsSent) {
+  Case c = GetParam();
+  c.backwards = 3;
+  expect_zero_as_planned(c);
 }
 
 TEST_P(PlannedTraffic, OfLeanOnebitAdamIsWhatIsSent) {

@@ -323,6 +323,19 @@ TEST(Planner, ZeroSendsUpBesideBackwardAndDownWithTheUpdate) {
   EXPECT_NEAR(step(Way::kZero4, 1e4), .08 + .005, 0.002);
 }
 
+// Two thirds of what is sent goes up, where two backwards send it, the second
+// one beside its half of the computing.
+TEST(Planner, EachBackwardOfExactZeroSendsItsGradients) {
+  Workload work{.parameters = 10e6, .backward_seconds = .08};
+  const auto step = [&](Way way, double backwards) {
+    work.backwards = backwards;
+    return step_seconds(way, false, work, network_of(2, 1, 0.1, false), {});
+  };
+  EXPECT_NEAR(step(Way::kZero, 2) - step(Way::kZero, 1), .01 + 1.6, 0.02);
+  EXPECT_NEAR(step(Way::kZero4, 2) - step(Way::kZero4, 1), .08, 1e-9);
+  EXPECT_NEAR(step(Way::kExact, 2) - step(Way::kExact, 1), .08, 1e-9);
+}
+
 TEST(Planner, ReduceBucketSizeBoundsZerosBucketsAlone) {
   const auto of = [](std::int64_t bucket_elements, std::int64_t bound) {
     config::Config config;
@@ -409,6 +422,9 @@ TEST(Planner, RefusesWhatIsOutOfRange) {
                   .steps_per_variance_step = variance},
                  {}, {});
     });
+  test::expect_error(
+      ErrorCode::kInvalidArgument, {"backwards must be finite and >= 1"},
+      [&] { (void)plan({.parameters = 1e6, .backwards = 0}, {}, {}); });
   test::expect_error(
       ErrorCode::kInvalidArgument, {"processor_seconds_per_byte must be"},
       [&] { (void)plan(work, {.processor_seconds_per_byte = -1}, {}); });

@@ -87,6 +87,19 @@ TEST(TelemetryLine, HasTheKeysInTheirOrder) {
   EXPECT_EQ(keys, wanted);
 }
 
+TEST(TelemetryLine, HasTheSpreadOfLambsCoefficients) {
+  const auto spread = [](std::vector<double> coeffs) {
+    const TelemetryExtra extra{.lamb_coeffs = std::move(coeffs)};
+    return Object::parse(telemetry_line(example(), extra)).at("lamb_coeffs");
+  };
+  EXPECT_EQ(spread({3, 1, 10}),
+            (Object{{"minimum", 1.0}, {"median", 3.0}, {"maximum", 10.0}}));
+  EXPECT_EQ(spread({3, 1, 10, 5}),
+            (Object{{"minimum", 1.0}, {"median", 4.0}, {"maximum", 10.0}}));
+  EXPECT_FALSE(
+      Object::parse(telemetry_line(example())).contains("lamb_coeffs"));
+}
+
 TEST(TelemetryLine, SaysNullForWhatIsNoNumber) {
   EngineReport report = example();
   report.grad_norm = std::numeric_limits<double>::quiet_NaN();

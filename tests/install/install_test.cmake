@@ -26,7 +26,7 @@ endfunction()
 
 # By the environment, because a list does not survive being an argument.
 set(ENV{CMAKE_PREFIX_PATH} ${prefix}:${TORCH})
-run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${prefix})
+run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${prefix} --strip)
 run(${CMAKE_COMMAND} -S ${SOURCE_DIR}/examples -B ${work}/examples
     -G ${GENERATOR} -D CMAKE_BUILD_TYPE=Debug
     -D CMAKE_CXX_COMPILER=${COMPILER} -D CMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}
@@ -37,6 +37,39 @@ if(output MATCHES "CMake Warning")
   message(FATAL_ERROR "find_package(thinwire) must not warn")
 endif()
 run(${CMAKE_COMMAND} --build ${work}/examples)
+
+# Licences, and that of every library whose code is inside.
+file(READ ${prefix}/share/doc/thinwire/LICENSE output)
+expect("Thinwire's licence" "Apache License")
+file(READ ${prefix}/share/doc/thinwire/THIRD_PARTY_NOTICES output)
+foreach(library IN ITEMS Highway fmt nlohmann-json xxHash)
+  expect("a notice" "\n${library}\n=")
+endforeach()
+if(APPS)
+  expect("a notice" "\nCLI11\n=")
+endif()
+if(APPS AND TORCH)
+  expect("a notice" "\nLibTorch\n=")
+endif()
+
+# Nothing for a debugger is left, and a shared object exports its own alone.
+file(GLOB installed ${prefix}/lib*/*.a ${prefix}/bin/*)
+foreach(file IN LISTS installed)
+  run(readelf --wide --section-headers ${file})
+  if(output MATCHES " \\.debug_")
+    message(FATAL_ERROR "${file} is not stripped")
+  endif()
+endforeach()
+run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/shared_object
+    -B ${work}/shared_object -G ${GENERATOR} -D CMAKE_BUILD_TYPE=Debug
+    -D CMAKE_CXX_COMPILER=${COMPILER} -D CMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER})
+run(${CMAKE_COMMAND} --build ${work}/shared_object)
+run(nm --dynamic --defined-only ${work}/shared_object/libwrapper.so)
+expect("its function" " T wrapper_train\n")
+if(output MATCHES "thinwire|[Hh]ighway|hwy|nlohmann")
+  message("${output}")
+  message(FATAL_ERROR "libwrapper.so exports what it links")
+endif()
 
 set(programs plain_buffers plain_engine own_loop separate_tensors)
 if(TORCH)
@@ -87,6 +120,15 @@ run(${work}/examples/ds_config ${SOURCE_DIR}/examples/configs/adam_auto.json)
 expect("what a key does" "zero_optimization.stage.*left to this program: ")
 
 if(APPS)
+  # They run, and look for libraries nowhere but in their own tree.
+  file(GLOB installed ${prefix}/bin/*)
+  foreach(file IN LISTS installed)
+    run(readelf --wide --dynamic ${file})
+    if(output MATCHES "R(UN)?PATH[^\n]*[[:](/|:|])")
+      message("${output}")
+      message(FATAL_ERROR "${file} has a path of this machine")
+    endif()
+  endforeach()
   run(${prefix}/bin/thinwire --version)
   expect("the version" "^thinwire [0-9]+\\.[0-9]+\\.[0-9]+")
   if(TORCH)

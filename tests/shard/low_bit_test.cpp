@@ -31,8 +31,7 @@ struct Case {
   friend std::ostream& operator<<(std::ostream& out, const Case& c) {
     return out << to_string(c.dtype) << "_w" << c.world << "_up"
                << c.wire.bits_up << "_down" << c.wire.bits_down
-               << to_string(c.wire.residual_dtype)
-               << (c.is_lamb ? "_lamb" : "");
+               << to_string(c.wire.residuals()) << (c.is_lamb ? "_lamb" : "");
   }
 };
 

@@ -135,7 +135,7 @@ class NaiveWire {
       const float own = sent.q[i] * step_of_mean;
       mean[cell.offset + i] = mean[cell.offset + i] + own;
       const float said = sent.q[i] * sent.step;
-      c[i] = rounded_to(wire_.residual_dtype, c[i] - said);
+      c[i] = rounded_to(wire_.residuals(), c[i] - said);
     }
   }
 

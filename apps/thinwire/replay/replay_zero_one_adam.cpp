@@ -13,8 +13,8 @@ void replay_zero_one_adam(const RecordedCase& recorded,
       meta, {"var_freeze_step", "var_update_scaler", "local_step_scaler",
              "local_step_clipper"});
   const nlohmann::json& opts = meta.at("opts");
-  const auto read = [&](const char* key, std::int64_t& field) {
-    field = opts.value(key, field);
+  const auto read = [&](const char* key, std::optional<std::int64_t>& field) {
+    if (opts.contains(key)) field = opts.at(key).get<std::int64_t>();
   };
   read("var_freeze_step", options.var_freeze_step);
   read("var_update_scaler", options.var_update_scaler);

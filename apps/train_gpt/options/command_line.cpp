@@ -58,6 +58,8 @@ void validate(const Options& options, bool zero_given) {
   require_count("--warmup-steps", options.warmup_steps, 0);
   require_amount("--weight-decay", options.weight_decay);
   require_amount("--clip", options.clip);
+  require_count("--validate-every", options.validate_every.value_or(0), 0);
+  require_count("--validate-bytes", options.validate_bytes, 1);
   require_count("--variance-refresh", options.variance_refresh, 0);
   require_count("--var-freeze-step", options.var_freeze_step, 1);
   require_count("--local-steps", options.local_steps, 1);
@@ -157,6 +159,14 @@ void CommandLine::add_training_flags() {
                   "calibrated by those that do, or rms: of the ranks' norms");
   app_.add_option("--seed", options.seed,
                   "Decides the initial parameters and the order of the text");
+  app_.add_option("--validate-every", options.validate_every,
+                  "Steps from one validation to the next, 0: only after the "
+                  "last step, where there is always one")
+      ->type_name("N")
+      ->default_str("steps/10");
+  app_.add_option("--validate-bytes", options.validate_bytes,
+                  "Held-out bytes that each validation predicts, evenly spaced "
+                  "over all files; fewer if there are fewer");
   app_.add_option("--freeze-step", freeze_step_,
                   "Last exact step of onebit_adam, lean_onebit_adam and "
                   "onebit_lamb, or auto")
@@ -256,7 +266,12 @@ void CommandLine::read_config() {
   std::erase_if(options.file_keys, [](const config::KeyNote& note) {
     return note.path == kOwnObject;
   });
-  options.has_file = !options.file_keys.empty();
+  options.has_file =
+      std::any_of(options.file_keys.begin(), options.file_keys.end(),
+                  [](const config::KeyNote& note) {
+                    return note.kind != config::KeyNote::Kind::kAbsent;
+                  });
+  if (!options.has_file) options.file_keys.clear();
 }
 
 // Where the file's "auto" stands for it.
@@ -337,12 +352,17 @@ void CommandLine::resolve_defaults() {
                                  fmt::join(optimizer_names(), ", "),
                                  options.optimizer));
   }
-  const Phases phases = default_phases(options.steps, options.warmup_steps);
+  const auto stages = optim::zero_one_stages_of_run(options.steps);
   if (!is_given("--lr")) options.lr = *lr;
   if (!is_given("--var-freeze-step"))
-    options.var_freeze_step = phases.var_freeze_step;
-  if (!is_given("--local-steps")) options.local_steps = phases.local_steps;
-  options.freeze_step = phases.freeze_step;
+    options.var_freeze_step = stages.var_freeze_step;
+  if (!is_given("--local-steps"))
+    options.local_steps = stages.local_step_clipper;
+  options.freeze_step =
+      default_freeze_step(options.steps, options.warmup_steps);
+  options.names_freeze_step = is_given("--freeze-step");
+  options.names_var_freeze_step = is_given("--var-freeze-step");
+  options.names_local_steps = is_given("--local-steps");
   if (options.has_file)
     take_from_file([this](const char* flag) { return is_given(flag); },
                    options);

@@ -10,17 +10,9 @@
 
 namespace thinwire::train_gpt {
 
-Phases default_phases(std::int64_t steps, std::int64_t warmup_steps) {
-  constexpr std::int64_t kLongRun = 10'000;
-  const auto percent = [steps](std::int64_t of_steps) {
-    // Apart, so that no number of steps overflows.
-    return std::max<std::int64_t>(
-        1, steps / 100 * of_steps + steps % 100 * of_steps / 100);
-  };
-  return {.freeze_step = std::max(percent(20), warmup_steps),
-          .var_freeze_step = percent(50),
-          .local_step_scaler = percent(12),
-          .local_steps = steps < kLongRun ? 4 : 16};
+std::int64_t default_freeze_step(std::int64_t steps,
+                                 std::int64_t warmup_steps) {
+  return std::max({std::int64_t{1}, steps / 5, warmup_steps});
 }
 
 std::vector<std::pair<std::string, std::string>> settings_of(
@@ -48,6 +40,13 @@ std::vector<std::pair<std::string, std::string>> settings_of(
       {"clip", fmt::to_string(options.clip)},
       {"clip_norm", options.calibrated_clipping ? "calibrated" : "rms"},
       {"seed", fmt::to_string(options.seed)}};
+  // What decides which loss is reported, if it is not the default.
+  if (options.validate_every)
+    settings.emplace_back("validate_every",
+                          fmt::to_string(*options.validate_every));
+  if (options.validate_bytes != Options().validate_bytes)
+    settings.emplace_back("validate_bytes",
+                          fmt::to_string(options.validate_bytes));
   // Where a file decides, it is written beside these.
   if (!options.file_sizes) {
     settings.emplace_back("batch", fmt::to_string(options.batch));

@@ -39,10 +39,14 @@ struct Options {
   double clip = 1.0;                ///< 0: never.
   bool calibrated_clipping = true;  ///< ExchangeOptions::calibrated_clipping.
   std::uint64_t seed = 1;
-  std::int64_t freeze_step = 100;      ///< Or optim::kAutoFreeze.
-  std::int64_t variance_refresh = 0;   ///< 0: never.
-  std::int64_t var_freeze_step = 250;  ///< Of 0/1 Adam.
-  std::int64_t local_steps = 4;        ///< At most, from one sync to the next.
+  /// Steps from one validation to the next, 0: only after the last step; not
+  /// given: ten times in the run.
+  std::optional<std::int64_t> validate_every{};
+  std::int64_t validate_bytes = 64 * 1024;  ///< Predicted by one validation.
+  std::int64_t freeze_step = 100;           ///< Or optim::kAutoFreeze.
+  std::int64_t variance_refresh = 0;        ///< 0: never.
+  std::int64_t var_freeze_step = 250;       ///< Of 0/1 Adam.
+  std::int64_t local_steps = 4;  ///< At most, from one sync to the next.
   config::Semantics semantics = config::Semantics::kCorrected;
   DType precision = DType::kFloat32;
   std::int64_t zero = 0;  ///< Stage: 0, 1, 2.
@@ -55,6 +59,10 @@ struct Options {
   bool file_schedules = false;     ///< It decides the learning rates,
   bool file_sizes = false;         ///< and the batch.
   std::vector<std::string> idle_flags{};  ///< Given, but without effect.
+  /// By a flag or the file; else they are derived from the steps.
+  bool names_freeze_step = false;
+  bool names_var_freeze_step = false;
+  bool names_local_steps = false;
   std::string out = "out/train_gpt";
   Saving saving{};
   bool quiet = false;
@@ -62,21 +70,11 @@ struct Options {
   int ranks = 1;  ///< With CommChoice::kLocal.
 };
 
-/// How 0/1 Adam and the 1-bit optimizers go through a run of so many steps,
-/// where no flag says otherwise.
-struct Phases {
-  /// A fifth of the steps, but not before the learning rate's warm-up ends.
-  std::int64_t freeze_step = 0;
-  /// Half of the steps.
-  std::int64_t var_freeze_step = 0;
-  /// After 12 % of the steps the interval between syncs doubles ...
-  std::int64_t local_step_scaler = 0;
-  /// ... up to 4 in runs below 10,000 steps, else 16: what local steps cost in
-  /// loss is lost again only in a long run.
-  std::int64_t local_steps = 0;
-};
-[[nodiscard]] Phases default_phases(std::int64_t steps,
-                                    std::int64_t warmup_steps);
+/// The last exact step of the 1-bit optimizers in a run of so many steps, where
+/// no flag says otherwise: a fifth of them, but not before the learning rate's
+/// warm-up ends; unlike optim::freeze_step_of_run() without a bound above.
+[[nodiscard]] std::int64_t default_freeze_step(std::int64_t steps,
+                                               std::int64_t warmup_steps);
 
 /// The settings that decide a run's result, by flag name, in a fixed order:
 /// what ranks compare, reports show and config.json holds. That of --set is a

@@ -74,7 +74,7 @@ struct SetFlags {
       to.local_step_clipper = from.local_steps;
       if (!from.has_file)
         to.local_step_scaler =
-            default_phases(from.steps, from.warmup_steps).local_step_scaler;
+            optim::zero_one_stages_of_run(from.steps).local_step_scaler;
     }
   }
 };
@@ -160,15 +160,21 @@ void take_from_file(const std::function<bool(const char* flag)>& is_given,
       [&](const auto& from) {
         take("--lr", options.lr, from.learning_rate);
         take("--weight-decay", options.weight_decay, from.weight_decay);
-        if constexpr (requires { from.freeze_step; })
-          take("--freeze-step", options.freeze_step, from.freeze_step);
+        if constexpr (requires { from.freeze_step; }) {
+          take("--freeze-step", options.freeze_step,
+               optim::freeze_step_of(from));
+          options.names_freeze_step |= from.freeze_step.has_value();
+        }
         if constexpr (requires { from.variance_refresh; })
           take("--variance-refresh", options.variance_refresh,
                from.variance_refresh);
         if constexpr (requires { from.var_freeze_step; }) {
+          const optim::ZeroOneStages stages = optim::zero_one_stages_of(from);
           take("--var-freeze-step", options.var_freeze_step,
-               from.var_freeze_step);
-          take("--local-steps", options.local_steps, from.local_step_clipper);
+               stages.var_freeze_step);
+          take("--local-steps", options.local_steps, stages.local_step_clipper);
+          options.names_var_freeze_step |= from.var_freeze_step.has_value();
+          options.names_local_steps |= from.local_step_clipper.has_value();
         }
       },
       file.optimizer);
@@ -183,7 +189,7 @@ void take_from_settings(Options& options) {
   std::visit(
       [&](const auto& from) {
         if constexpr (requires { from.freeze_step; })
-          options.freeze_step = from.freeze_step;
+          options.freeze_step = optim::freeze_step_of(from);
         if constexpr (requires { from.variance_refresh; })
           options.variance_refresh = from.variance_refresh;
       },
@@ -212,6 +218,27 @@ Config training_config(const Options& options) {
     config.gradient_accumulation_steps = options.accumulate;
   }
   return with_settings(config, options.set);
+}
+
+Config config_to_resume(const Options& options) {
+  Config config = training_config(options);
+  std::visit(
+      [&](auto& to) {
+        if constexpr (requires { to.freeze_step; }) {
+          if (!options.names_freeze_step &&
+              to.freeze_step != optim::kAutoFreeze)
+            to.freeze_step.reset();
+        }
+        if constexpr (requires { to.var_freeze_step; }) {
+          if (!options.names_var_freeze_step) to.var_freeze_step.reset();
+          if (!options.names_local_steps) to.local_step_clipper.reset();
+          if (options.has_file) return;
+          to.local_step_scaler.reset();
+          to.total_steps = options.steps;  // of checkpoints that say nothing
+        }
+      },
+      config.optimizer);
+  return config;
 }
 
 }  // namespace thinwire::train_gpt

@@ -34,5 +34,8 @@ void take_from_settings(Options& options);
 
 /// What the engine is to be told for these options.
 [[nodiscard]] config::Config training_config(const Options& options);
+/// The same for a run that goes on: stages that nobody names are the
+/// checkpoint's.
+[[nodiscard]] config::Config config_to_resume(const Options& options);
 
 }  // namespace thinwire::train_gpt

@@ -148,7 +148,7 @@ Summary summary_of_killed(const RunRecord& run) {
                   .zero = static_cast<int>(number_of(run, "zero")),
                   .offload = setting_of(run, "offload") == "true",
                   .stopped_at = run.steps.empty() ? 0 : run.steps.back().step};
-  summary.add(run);
+  summary.add(run.totals());
   const std::int64_t of_rank = number_of(run, "batch") *
                                number_of(run, "accumulate") *
                                number_of(run, "context");
@@ -202,19 +202,20 @@ std::optional<double> RunRecord::bytes_per_step(std::string_view phase) const {
   return sum / count;
 }
 
+void Totals::add(const StepRow& row) {
+  bytes_sent += row.bytes_sent;
+  seconds += row.seconds;
+  tokens += static_cast<double>(row.tokens);
+}
+
 Totals RunRecord::totals() const {
-  Totals totals = before;
-  for (const StepRow& row : steps) {
-    totals.bytes_sent += row.bytes_sent;
-    totals.seconds += row.seconds;
-    totals.tokens += static_cast<double>(row.tokens);
-  }
+  Totals totals;
+  for (const StepRow& row : steps) totals.add(row);
   if (!validations.empty()) totals.val_loss = validations.back().val_loss;
   return totals;
 }
 
-void Summary::add(const RunRecord& run) {
-  const Totals totals = run.totals();
+void Summary::add(const Totals& totals) {
   bytes_sent_per_rank += totals.bytes_sent;
   seconds += totals.seconds;
   tokens_per_second = seconds > 0 ? totals.tokens / seconds : 0;
@@ -250,8 +251,10 @@ bool is_written_by_run(const fs::path& folder, const fs::path& file) {
 
 RunWriter::RunWriter(fs::path folder, Settings settings,
                      const std::vector<std::string>& data, std::string config)
-    : folder_(std::move(folder)), data_(data), config_(std::move(config)) {
-  run_.settings = std::move(settings);
+    : folder_(std::move(folder)),
+      data_(data),
+      config_(std::move(config)),
+      settings_(std::move(settings)) {
   require_outside(folder_, data);
   std::error_code error;
   fs::create_directories(folder_, error);
@@ -263,7 +266,7 @@ void RunWriter::write_config() {
   std::error_code error;
   for (const char* old : {kSummary, kReport}) fs::remove(folder_ / old, error);
   write_file(folder_ / kConfig,
-             to_json(run_.settings, data_, config_).dump(2) + "\n");
+             to_json(settings_, data_, config_).dump(2) + "\n");
 }
 
 void RunWriter::begin() {
@@ -275,23 +278,24 @@ void RunWriter::begin() {
 // A run that is killed meanwhile leaves the old rows or the new ones.
 void RunWriter::go_on(std::int64_t step, const Totals& totals) {
   const fs::path path = folder_ / kMetrics;
+  RunRecord run;
   if (fs::exists(path))
     read_json(path, [&](std::istream& file) {
-      read_lines(file, /*was_killed=*/true, run_);
+      read_lines(file, /*was_killed=*/true, run);
     });
   const auto is_later = [step](const auto& row) { return row.step > step; };
-  std::erase_if(run_.steps, is_later);
-  std::erase_if(run_.validations, is_later);
-  const Totals kept = run_.totals();
-  run_.before = {.bytes_sent = totals.bytes_sent -
-                               std::min(totals.bytes_sent, kept.bytes_sent),
-                 .seconds = std::max(0.0, totals.seconds - kept.seconds),
-                 .tokens = std::max(0.0, totals.tokens - kept.tokens),
-                 .val_loss = totals.val_loss};
+  std::erase_if(run.steps, is_later);
+  std::erase_if(run.validations, is_later);
+  const Totals kept = run.totals();
+  totals_ = {.bytes_sent = std::max(totals.bytes_sent, kept.bytes_sent),
+             .seconds = std::max(totals.seconds, kept.seconds),
+             .tokens = std::max(totals.tokens, kept.tokens),
+             .val_loss = kept.val_loss ? kept.val_loss : totals.val_loss};
+  if (!run.steps.empty()) newest_ = run.steps.back();
   write_config();
   fs::path temporary = path;
   temporary += ".tmp";
-  write_file(temporary, lines_of(run_));
+  write_file(temporary, lines_of(run));
   std::error_code error;
   fs::rename(temporary, path, error);
   if (error) fail(path, fmt::format("cannot be replaced: {}", error.message()));
@@ -300,18 +304,25 @@ void RunWriter::go_on(std::int64_t step, const Totals& totals) {
 
 void RunWriter::add(StepRow row) {
   metrics_->write(line_of(row));
-  run_.steps.push_back(std::move(row));
+  totals_.add(row);
+  newest_ = std::move(row);
 }
 
 void RunWriter::add(ValidationRow row) {
   metrics_->write(line_of(row));
-  run_.validations.push_back(row);
+  totals_.val_loss = row.val_loss;
 }
 
-const RunRecord& RunWriter::finish(Summary summary) {
-  run_.summary = std::move(summary);
-  write_file(folder_ / kSummary, to_json(run_.summary).dump(2) + "\n");
-  return run_;
+// A metrics.jsonl that could not be written costs the report its rows only.
+RunRecord RunWriter::finish(Summary summary) const {
+  RunRecord run{.summary = std::move(summary), .settings = settings_};
+  write_file(folder_ / kSummary, to_json(run.summary).dump(2) + "\n");
+  const fs::path path = folder_ / kMetrics;
+  if (fs::is_regular_file(path))
+    read_json(path, [&](std::istream& file) {
+      read_lines(file, /*was_killed=*/true, run);
+    });
+  return run;
 }
 
 RunRecord read_run(const fs::path& folder) {

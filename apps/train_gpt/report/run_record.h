@@ -82,8 +82,8 @@ struct Summary {
   std::int64_t saves = 0;   ///< Complete checkpoints.
   double save_seconds = 0;  ///< That training waited for them.
 
-  /// Bytes, time and the last loss of all that `run` has recorded.
-  void add(const struct RunRecord& run);
+  /// Adds bytes, time and the last loss of a run's steps.
+  void add(const struct Totals& totals);
 };
 
 using Settings = std::vector<std::pair<std::string, std::string>>;
@@ -94,17 +94,16 @@ struct Totals {
   double seconds = 0;
   double tokens = 0;
   std::optional<double> val_loss{};
+
+  void add(const StepRow& row);
 };
 
 /// All that is known of a run.
 struct RunRecord {
-  Summary summary;
-  /// Of steps that are not among those here: the run went on from a checkpoint
-  /// of another folder.
-  Totals before{};
-  Settings settings;
-  std::vector<StepRow> steps;
-  std::vector<ValidationRow> validations;
+  Summary summary{};
+  Settings settings{};
+  std::vector<StepRow> steps{};
+  std::vector<ValidationRow> validations{};
 
   /// Of all steps.
   [[nodiscard]] Totals totals() const;
@@ -139,9 +138,15 @@ class RunWriter {
 
   void add(StepRow row);
   void add(ValidationRow row);
-  [[nodiscard]] const RunRecord& so_far() const noexcept { return run_; }
-  /// Writes summary.json. The record of the whole run stays here.
-  const RunRecord& finish(Summary summary);
+  /// Of all steps so far, also of those before a checkpoint of another folder.
+  [[nodiscard]] const Totals& totals() const noexcept { return totals_; }
+  /// The newest step in metrics.jsonl, if there is one.
+  [[nodiscard]] const std::optional<StepRow>& newest() const noexcept {
+    return newest_;
+  }
+  /// Writes summary.json. Returns the record of the whole run, whose rows are
+  /// read from metrics.jsonl: memory holds none of them.
+  [[nodiscard]] RunRecord finish(Summary summary) const;
 
  private:
   void write_config();
@@ -151,7 +156,9 @@ class RunWriter {
   std::string config_;
   std::optional<FolderLock> lock_;
   std::optional<engine::LineFile> metrics_;
-  RunRecord run_;
+  Settings settings_;
+  Totals totals_;
+  std::optional<StepRow> newest_;
 };
 
 /// Reads back what RunWriter wrote. Where only summary.json is missing, the run

@@ -11,6 +11,7 @@
 #include "thinwire/comm/communicator.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/view.h"
+#include "thinwire/optim/experts.h"
 #include "thinwire/optim/optimizer.h"
 
 namespace thinwire::checkpoint {
@@ -29,7 +30,8 @@ struct OtherTensor {
 struct Training {
   comm::Communicator& comm;
   const ParameterLayout& layout;
-  /// layout.size() elements, the same on all ranks except in local steps.
+  /// layout.size() elements, the same on all ranks except in local steps; of
+  /// experts on those that hold them.
   View params;
   optim::Optimizer& optimizer;
   std::int64_t step = 0;  ///< Names the checkpoint.
@@ -44,6 +46,10 @@ struct Training {
   std::vector<OtherTensor> others{};
   /// Tied parameters: another name, and the one it is saved under.
   std::vector<std::pair<std::string, std::string>> aliases{};
+
+  /// Groups of which not all ranks hold the parameters. Every expert has a name
+  /// of its own, whichever ranks hold it: any others may hold it at a load.
+  std::vector<optim::ExpertGroup> experts{};
 };
 
 /// Collective, done on return: writes ROOT/step-<step>, all of it or nothing.

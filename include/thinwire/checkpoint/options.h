@@ -81,6 +81,11 @@ struct LoadOptions {
   std::vector<std::string> allow_missing{};
   /// ... and that it may have and the model does not.
   std::vector<std::string> ignore{};
+  /// Local; called on every rank with what a load of this checkpoint will
+  /// report, after everything was checked and before anything changes. If it
+  /// throws an Error on one rank, the load fails on all ranks, and nothing
+  /// changes. Empty: accepts every checkpoint.
+  std::function<void(const struct LoadReport& found)> accept{};
 };
 
 /// What the application adds: scalars and arrays.

@@ -194,9 +194,9 @@ class Communicator {
   /// there is nobody to tell, and nothing happens.
   void give_up(std::string_view reason) noexcept;
 
-  /// The communicator of the ranks that give the same `color` (>= 0), ordered
-  /// by `key`, then by rank, with the same options but flat; null for a color
-  /// below 0.
+  /// The communicator of the ranks with this `color` (>= 0), ordered by `key`,
+  /// then by rank, with the same options but flat; null if `color` < 0. Throws
+  /// Error(kUnavailable) if the transport has no groups; this one lives on.
   [[nodiscard]] std::unique_ptr<Communicator> split(int color, int key = 0);
 
   /// The same ranks again, with collectives by host (Reduction::kByHost): what

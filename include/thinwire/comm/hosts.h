@@ -19,9 +19,10 @@ struct HostOptions {
 /// Why hosts are flat though ranks share some.
 struct WhyFlat {
   enum class Reason {
-    kNone,          ///< They are not, or every rank has a host of its own.
-    kOneHost,       ///< All ranks share it.
-    kUnequalHosts,  ///< Hosts hold unequal numbers of ranks.
+    kNone,           ///< They are not, or every rank has a host of its own.
+    kOneHost,        ///< All ranks share it.
+    kUnequalHosts,   ///< Hosts hold unequal numbers of ranks.
+    kContradiction,  ///< A launcher announced other hosts than were found.
   };
   Reason reason = Reason::kNone;
   std::string text{};  ///< The same for people; "" with kNone.
@@ -35,14 +36,15 @@ struct WhyFlat {
 /// out, rank 0 logs a line. Otherwise ranks with the same boot id, or host name
 /// where the system has none, share one.
 ///
-/// The result is flat where every rank has a host of its own; and where all
-/// ranks share one host, or hosts hold unequal numbers of ranks: `why`, if
-/// given, says which. Ranks of the backend "local" share one.
+/// The result is flat if every rank has a host of its own, all ranks share one
+/// host, hosts hold unequal numbers of ranks, or a launcher announced another
+/// number of ranks on a host than was found out, as for containers that share a
+/// machine; in this last case rank 0 logs a warning. `why`, if given, says
+/// which. Ranks of the backend "local" share one.
 ///
 /// Throws Error(kInvalidArgument) on all ranks: for options out of range or not
-/// the same everywhere, where the number of ranks is no multiple of
-/// ranks_per_host, and where the number of ranks on a host that a launcher
-/// announced is not what was found out.
+/// the same everywhere, and if the number of ranks is no multiple of
+/// ranks_per_host.
 [[nodiscard]] Hosts find_hosts(Communicator& comm,
                                const HostOptions& options = {},
                                WhyFlat* why = nullptr);

@@ -68,8 +68,8 @@ class Transport {
   virtual bool native_all_reduce(View data, ReduceOp op,
                                  const Operation& operation);
 
-  /// Collective: the transport of the ranks that give the same `color`, ordered
-  /// by `key`, then by rank; null for a color below 0.
+  /// Collective: the ranks that give this `color`, ordered by `key`, then rank;
+  /// null if it is < 0. Without groups: Error(kUnavailable), and nothing sent.
   [[nodiscard]] virtual std::unique_ptr<Transport> split(
       int color, int key, const Operation& operation) = 0;
 

@@ -16,6 +16,7 @@
 #include "thinwire/core/dtype.h"
 #include "thinwire/optim/adam.h"
 #include "thinwire/optim/data_parallel.h"
+#include "thinwire/optim/experts.h"
 #include "thinwire/optim/lamb.h"
 #include "thinwire/optim/onebit_adam.h"
 #include "thinwire/optim/onebit_lamb.h"
@@ -62,6 +63,9 @@ struct ZeroConfig {
   /// Most elements that are reduced together, >= 0; an upper bound for
   /// CommConfig::bucket_elements.
   std::int64_t reduce_bucket_size = 500'000'000;
+  /// Most parameters that are gathered together, >= 0. Gradients and parameters
+  /// share their buckets, so the smaller of the two bounds holds.
+  std::int64_t allgather_bucket_size = 500'000'000;
   /// false: step() throws Error(kFailedPrecondition) naming a parameter that
   /// had no gradient on some rank.
   bool ignore_unused_parameters = true;
@@ -89,9 +93,15 @@ enum class Hierarchy {
   kByHost,  ///< By host, or Error(kInvalidArgument) where that cannot be.
 };
 
+/// DeepSpeed's comm_backend_name. The engine is given its communicator, so this
+/// chooses nothing in C++: an engine logs a line if its ranks exchange over
+/// another transport. Python's initialize() follows kMpi and kGloo.
+enum class CommBackend { kUnset, kNccl, kHccl, kMpi, kGloo };
+
 /// How ranks exchange. Results depend on which ranks share a host, where they
 /// exchange by host, because sums are formed per host first; on nothing else.
 struct CommConfig {
+  CommBackend backend = CommBackend::kUnset;
   Hierarchy hierarchy = Hierarchy::kAuto;
   /// Ranks per host, >= 0; 0: found out (comm::find_hosts); 1: flat.
   int ranks_per_host = 0;
@@ -154,6 +164,7 @@ struct KeyNote {
   enum class Kind {
     kSupported,
     kIgnored,  ///< Accepted, but it has no effect: `note` says why.
+    kAbsent,   ///< Not in the file: `note` says what holds instead.
   };
   std::string path;  ///< "fp16.loss_scale".
   Kind kind = Kind::kSupported;
@@ -161,7 +172,8 @@ struct KeyNote {
   std::string note;
 };
 
-/// "fp16.enabled: supported", "dump_state: ignored (no effect): WHY".
+/// "fp16.enabled: supported", "dump_state: ignored (no effect): WHY",
+/// "gradient_clipping: absent: WHAT HOLDS".
 [[nodiscard]] std::string describe(const KeyNote& note);
 
 /// What a program knows where a file says "auto", as Hugging Face's files do.
@@ -179,8 +191,7 @@ struct AutoValues {
 struct Config {
   OptimizerConfig optimizer{};
   PrecisionConfig precision{};
-  /// Gradients are clipped to this global L2 norm; 0: never. Finite, >= 0. In a
-  /// file that does not say, 1.
+  /// Gradients are clipped to this global L2 norm; 0: never. Finite, >= 0.
   double gradient_clipping = 0;
   /// See ExchangeOptions.
   bool calibrated_clipping = true;
@@ -202,6 +213,12 @@ struct Config {
   /// The type in which exact averages travel: kFloat32, kFloat16 or kBFloat16;
   /// unset: precision.dtype.
   std::optional<DType> communication_dtype{};
+  /// kDeepSpeed, where sums are rounded to 16 bits or formed by ZeRO: each rank
+  /// divides by the number of ranks before the sum, not after it.
+  bool prescale_gradients = false;
+  /// kDeepSpeed, likewise: the part of that division which comes before the sum
+  /// if prescale_gradients is false. Finite, > 0.
+  double gradient_predivide_factor = 1;
   LearningRateSchedule schedule{};
   ZeroConfig zero{};
   CommConfig comm{};
@@ -210,6 +227,11 @@ struct Config {
   Fallback fallback = Fallback::kWarn;
   Buffers buffers = Buffers::kBroadcast;
   std::int64_t steps_per_print = 0;  ///< Steps per line of a log; 0: none.
+  /// Rank 0 logs where a step's time went, every steps_per_print steps; if that
+  /// is 0, every 10 steps.
+  bool wall_clock_breakdown = false;
+  /// Rank 0 logs what its memory holds, at the start and after the first step.
+  bool memory_breakdown = false;
   Semantics semantics = Semantics::kCorrected;
   /// Objects at the top of a file that are a program's own, by name, as JSON
   /// text: those that it has told from_json() to take.
@@ -225,8 +247,13 @@ struct Config {
   [[nodiscard]] BatchSizes batch(int world) const;
   /// What the optimizer is told of ranks and clipping.
   [[nodiscard]] optim::ExchangeOptions exchange_options() const;
+  /// zero.wire, with residuals of kFloat32 where they are not given and have to
+  /// add several backwards up. `world` and errors as of batch().
+  [[nodiscard]] shard::WireOptions wire_options(int world) const;
   /// `optimizer` with this Config's exchange_options().
   [[nodiscard]] OptimizerConfig optimizer_options() const;
+  /// The groups of `optimizer` that name a communicator of their own.
+  [[nodiscard]] std::vector<optim::ExpertGroup> experts() const;
 
   /// Reads DeepSpeed's keys at the top level, ours in the object "thinwire".
   /// Every key is supported, ignored (no effect) or rejected. What became of it

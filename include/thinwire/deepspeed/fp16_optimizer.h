@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "thinwire/comm/communicator.h"
@@ -28,6 +30,11 @@ struct Fp16Options {
   Fp16Wrapper wrapper = Fp16Wrapper::kFused;
   /// To which L2 norm gradients are clipped; finite, >= 0; 0: never.
   double max_grad_norm = 0;
+  /// Exact averages: each rank divides by the number of ranks before the sum.
+  bool prescale = false;
+  /// Without prescale: the part of the division that comes before the sum,
+  /// finite, > 0.
+  double predivide = 1;
 
   /// Throws Error(kInvalidArgument) naming the field, its range and its value.
   void validate() const;
@@ -58,6 +65,7 @@ class Fp16Optimizer final : public precision::LowPrecisionOptimizer {
   [[nodiscard]] double loss_scale() const noexcept override {
     return scaler_.scale();
   }
+  void set_loss_scale(double scale) override { scaler_.set_scale(scale); }
   [[nodiscard]] ConstView masters() const noexcept override {
     return masters_.view();
   }
@@ -73,6 +81,9 @@ class Fp16Optimizer final : public precision::LowPrecisionOptimizer {
   /// has to be 1. Gradients arrive multiplied by loss_scale().
   optim::StepReport step(const optim::StepInput& input) override;
   void synchronize(View params) override;
+  [[nodiscard]] std::vector<double> lamb_coeffs() const override {
+    return optimizer_->lamb_coeffs();
+  }
   [[nodiscard]] std::int64_t steps() const noexcept override {
     return optimizer_->steps();
   }
@@ -94,6 +105,16 @@ class Fp16Optimizer final : public precision::LowPrecisionOptimizer {
   }
   [[nodiscard]] double weight_decay(std::size_t group) const override {
     return optimizer_->weight_decay(group);
+  }
+  [[nodiscard]] std::optional<std::int64_t> freeze_step() const override {
+    return optimizer_->freeze_step();
+  }
+  void set_exp_avg_mask(std::size_t group,
+                        std::span<const float> mask) override {
+    optimizer_->set_exp_avg_mask(group, mask);
+  }
+  [[nodiscard]] std::vector<std::string> take_notes() override {
+    return optimizer_->take_notes();
   }
   [[nodiscard]] std::size_t num_groups() const noexcept override {
     return optimizer_->num_groups();

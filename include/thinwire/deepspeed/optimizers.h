@@ -3,6 +3,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "thinwire/comm/communicator.h"
 #include "thinwire/compress/compressed_all_reduce.h"
@@ -42,6 +46,7 @@ class ExactOptimizer final : public Optimizer {
   using Optimizer::step;
   optim::StepReport step(const optim::StepInput& input) override;
   optim::StepReport step_averaged(const optim::StepInput& input) override;
+  [[nodiscard]] std::vector<double> lamb_coeffs() const override;
   [[nodiscard]] std::int64_t steps() const noexcept override;
   [[nodiscard]] std::int64_t skipped_steps() const noexcept override;
   [[nodiscard]] optim::Phase phase() const noexcept override {
@@ -75,6 +80,7 @@ class LowBitOptimizer : public Optimizer {
   using Optimizer::step;
   optim::StepReport step(const optim::StepInput& input) final;
   optim::StepReport step_averaged(const optim::StepInput& input) final;
+  [[nodiscard]] std::vector<double> lamb_coeffs() const final;
   [[nodiscard]] std::int64_t steps() const noexcept final;
   /// Never any.
   [[nodiscard]] std::int64_t skipped_steps() const noexcept final { return 0; }
@@ -84,6 +90,9 @@ class LowBitOptimizer : public Optimizer {
   [[nodiscard]] double learning_rate(std::size_t group) const final;
   void set_weight_decay(std::size_t group, double weight_decay) final;
   [[nodiscard]] double weight_decay(std::size_t group) const final;
+  [[nodiscard]] std::optional<std::int64_t> freeze_step() const final;
+  void set_exp_avg_mask(std::size_t group, std::span<const float> mask) final;
+  [[nodiscard]] std::vector<std::string> take_notes() final;
   [[nodiscard]] std::size_t num_groups() const noexcept final;
   /// Arrays exp_avg and exp_avg_sq [n], worker_error, server_error and each
   /// optimizer's own; scalars step and its own. Of use to the same rank of as

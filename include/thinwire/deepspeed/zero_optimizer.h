@@ -36,6 +36,10 @@ struct ZeroOptions {
   /// Parameters lie in the order of their index modulo the ranks.
   bool round_robin = false;
   bool reduce_scatter = true;  ///< false divides sums, true what is summed.
+  /// Without reduce_scatter: divides what is summed, too.
+  bool prescale = false;
+  /// Without both: the part of the division that comes before the sum; > 0.
+  double predivide = 1;
 
   /// Throws Error(kInvalidArgument) naming the field, its range and its value.
   void validate() const;
@@ -64,6 +68,7 @@ class ZeroOptimizer final : public shard::ShardedOptimizer {
 
   [[nodiscard]] const ZeroOptions& options() const noexcept;
   [[nodiscard]] double loss_scale() const noexcept override;
+  void set_loss_scale(double scale) override;
   /// One bucket per group; a rank's piece of it is its slice.
   [[nodiscard]] const shard::ShardLayout& shards() const noexcept override;
   /// One: nothing leaves before all of it is there.

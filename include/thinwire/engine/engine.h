@@ -106,9 +106,22 @@ class Engine {
   /// shards_masters().
   [[nodiscard]] ConstView masters() const noexcept;
   [[nodiscard]] double loss_scale() const noexcept;
+  /// Local, at the beginning of a window; all ranks give the same value. A
+  /// dynamic scale continues from it. Throws Error(kInvalidArgument) unless it
+  /// is finite, > 0 and within the limits of a dynamic scale, and
+  /// Error(kFailedPrecondition) inside a window and unless parameters are fp16.
+  void set_loss_scale(double scale);
   /// What the loss is to be multiplied by, in fp32: the loss scale over
   /// gradient_accumulation_steps, however many backwards a window has.
   [[nodiscard]] double loss_factor() const noexcept;
+
+  /// From the next step on the ranks of `comm`, which must outlive this object,
+  /// are clipped by one norm and skip a step together: each of them holds
+  /// another part of the model (tensor or pipeline parallelism), and is in
+  /// another group of those that average. A parameter that several of them hold
+  /// counts on each. Throws Error(kInvalidArgument) with deepspeed semantics
+  /// and with lean_onebit_adam.
+  void set_model_parallel(comm::Communicator& comm);
 
   // ---- one backward; local except for what is queued
   /// Throws Error(kFailedPrecondition) inside another backward, in an
@@ -149,13 +162,16 @@ class Engine {
   // ---- whole values, whoever owns them; collective, fp32
   /// Of the masters.
   [[nodiscard]] std::vector<float> full_parameter(std::string_view name);
-  /// Sets masters and parameters; all ranks give the same values. Only where
-  /// shards_masters().
+  /// Sets masters and parameters; all ranks give the same values. 0/1 Adam
+  /// forgets its updates since the last exchange.
   void set_full_parameter(std::string_view name, std::span<const float> values);
   /// The averaged gradient, without the loss scale and not clipped, between a
   /// window's last backward and step(), which no backward may then precede.
-  /// Only with ZeRO, as what follows.
+  /// Only with ZeRO.
   [[nodiscard]] std::vector<float> full_gradient(std::string_view name);
+  /// The part of the state array `key` ("exp_avg", "exp_avg_sq") that belongs
+  /// to this parameter. Throws Error(kInvalidArgument) for a key that the
+  /// optimizer's present stage does not have.
   [[nodiscard]] std::vector<float> full_state(std::string_view name,
                                               std::string_view key);
   /// Local, at the beginning of a window: parameters were set by the caller, to
@@ -200,6 +216,11 @@ class Engine {
   void release_save_buffers();
   /// Removes checkpoints of this run from ROOT that `which` does not keep.
   void retain(const std::string& root, const checkpoint::Retention& which);
+
+  /// Whether step() logs the freeze, the first compressed step and skipped
+  /// steps (core/log.h); true at first. For a front end that tells of them
+  /// itself.
+  void log_phases(bool is_logged) noexcept;
 
   /// Tensors beside the parameters, which saves write and loads fill.
   struct Others {

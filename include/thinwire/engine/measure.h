@@ -10,7 +10,13 @@
 /// What a planner has to know of these machines, measured: a second or two
 /// where links are fast. Medians over rounds; of the ranks the slowest counts,
 /// so all get the same.
+///
+/// The spread of a figure is the distance between the quartiles of its rounds,
+/// divided by their median; of the ranks the widest counts.
 namespace thinwire::engine {
+
+/// A spread above this means that the machines or their network were busy.
+inline constexpr double kMostSpread = 0.2;
 
 struct MeasureOptions {
   int rounds = 5;  ///< >= 1.
@@ -22,14 +28,31 @@ struct MeasureOptions {
   std::size_t message_bytes = std::size_t{4} << 20;
 };
 
+/// Spreads of a Network's figures: of its rate, of 8 bytes and of 1 KiB,
+/// between hosts and inside one; 0 if they were not measured.
+struct LinkSpread {
+  double rate = 0;
+  double latency = 0;
+  double message = 0;
+};
+
+struct MeasuredNetwork : Network {
+  LinkSpread spread{};
+  LinkSpread inner_spread{};
+};
+
+struct MeasuredCompute : Compute {
+  Compute spread{.turn = 0};  ///< For each figure; turn is not measured.
+};
+
 /// Collective: all-to-alls of 8 bytes, 1 KiB and 4 MiB per peer, between hosts
 /// and inside of one, all groups at once. `comm` is flat. Where all ranks share
 /// a host its ranks count as hosts, and what joins them as their link. What
 /// cannot be measured here keeps the defaults; a group of one measures nothing.
 /// Rates are those of payload.
-[[nodiscard]] Network measure_network(comm::Communicator& comm,
-                                      const comm::Hosts& hosts,
-                                      const MeasureOptions& options = {});
+[[nodiscard]] MeasuredNetwork measure_network(
+    comm::Communicator& comm, const comm::Hosts& hosts,
+    const MeasureOptions& options = {});
 
 /// A machine, and what is asked of its processors.
 struct Processors {
@@ -59,7 +82,17 @@ struct Processors {
 
 /// Collective: the kernels of compressed and exact steps, on all ranks at once,
 /// as in a step.
-[[nodiscard]] Compute measure_compute(comm::Communicator& comm,
-                                      const MeasureOptions& options = {});
+[[nodiscard]] MeasuredCompute measure_compute(
+    comm::Communicator& comm, const MeasureOptions& options = {});
+
+/// Returns lines for people, with the spread of each figure in brackets, and
+/// last the warning of unstable().
+[[nodiscard]] std::string describe(const MeasuredNetwork& network);
+[[nodiscard]] std::string describe(const MeasuredCompute& compute);
+
+/// Returns a line that names the figures with a spread above kMostSpread, or
+/// "".
+[[nodiscard]] std::string unstable(const MeasuredNetwork& network);
+[[nodiscard]] std::string unstable(const MeasuredCompute& compute);
 
 }  // namespace thinwire::engine

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <string_view>
 #include <vector>
 
 #include "thinwire/core/dtype.h"
+#include "thinwire/optim/run_length.h"
 
 /// What a way to average costs, before a run has paid for it: time, bytes,
 /// messages and memory, by formulas. Local; nothing is measured here.
@@ -127,13 +130,22 @@ inline constexpr int kNumWays = 7;
 /// "lean".
 [[nodiscard]] std::string_view to_string(Way way) noexcept;
 
+/// The length of a run, and the steps at which its stages end.
+struct RunStages {
+  static constexpr std::int64_t kMostSteps = 100'000'000;
+
+  std::int64_t steps = 1;        ///< In [1, kMostSteps].
+  std::int64_t freeze_step = 1;  ///< Exact steps of 1-bit Adam and lean, >= 1.
+  optim::ZeroOneStages zero_one{};
+};
+
 /// A model and its step on one rank.
 struct Workload {
   double parameters = 0;  ///< Elements, > 0.
   DType dtype = DType::kFloat32;
-  double forward_seconds = 0;
-  double backward_seconds = 0;  ///< Of the window's last one.
-  double earlier_seconds = 0;   ///< Backwards before it, with their forwards.
+  double forward_seconds = 0;   ///< One forward.
+  double backward_seconds = 0;  ///< One backward.
+  double backwards = 1;         ///< Per step, each with its forward; >= 1.
   /// Elements of a bucket; 0: compress::bucket_rule().
   double bucket_elements = 0;
   double zero_bucket_bound = 5e8;          ///< Most elements of one of ZeRO's.
@@ -147,6 +159,7 @@ struct Workload {
   bool has_spare_core = true;
   /// Compressed exchanges of 1-bit Adam run beside backward.
   bool compressed_during_backward = false;
+  std::optional<RunStages> run{};  ///< If unset, only a step is predicted.
 
   /// Throws Error(kInvalidArgument) naming the field, its range and its value.
   void validate() const;
@@ -177,11 +190,23 @@ struct PlannedMemory {
   }
 };
 
+/// Time and traffic of a whole run, its exact stage included.
+struct PlannedRun {
+  double seconds = 0;
+  double bytes = 0;  ///< Traffic::bytes of all steps.
+  /// The run's steps by their optim::Phase. Every step of ZeRO is exact, with
+  /// low-bit communication too.
+  std::int64_t exact_steps = 0;
+  std::int64_t compressed_steps = 0;
+  std::int64_t local_steps = 0;
+};
+
 /// One way, flat or by host.
 struct Prediction {
   Way way = Way::kExact;
   bool is_by_host = false;
-  double step_seconds = 0;
+  std::optional<PlannedRun> run{};  ///< Set if the workload has a run.
+  double step_seconds = 0;  ///< After the freeze, unless the workload says.
   Traffic traffic{};
   PlannedMemory memory{};
   /// The card in Gbit/s from which on exact averages, exchanged likewise (flat
@@ -209,6 +234,12 @@ struct Prediction {
 [[nodiscard]] double step_seconds(Way way, bool by_host, const Workload& work,
                                   const Network& network,
                                   const Compute& compute);
+/// Predicts the run `work.run`, which must be set. The steps of 0/1 Adam follow
+/// its schedule; exact steps of lean 1-bit Adam are those of ZeRO.
+[[nodiscard]] PlannedRun planned_run(Way way, bool by_host,
+                                     const Workload& work,
+                                     const Network& network,
+                                     const Compute& compute);
 /// All of it. Throws Error(kInvalidArgument) where the arguments are out of
 /// range, and for `by_host` without several hosts of several ranks each.
 [[nodiscard]] Prediction predict(Way way, bool by_host, const Workload& work,

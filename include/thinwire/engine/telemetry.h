@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "thinwire/config/config.h"
 #include "thinwire/core/memory.h"
@@ -48,6 +49,8 @@ struct TelemetryExtra {
   /// Of the optimizer's residuals, LowBitOptimizer::residual_ratio(); nothing:
   /// none, or not asked for in this step.
   std::optional<double> residual_ratio{};
+  /// Optimizer::lamb_coeffs() of this step; empty unless it is LAMB's.
+  std::vector<double> lamb_coeffs{};
 };
 
 /// The share of the time in which collectives were under way that cost no
@@ -58,8 +61,9 @@ struct TelemetryExtra {
 /// phase, loss_scale, grad_norm, is_estimate, clip_factor, lr, seconds {step,
 /// backward, wait, comm_busy}, bytes_sent, bytes_between_hosts, messages,
 /// collectives, overlap, late_elements, waited_for, residual_ratio where there
-/// is one, memory {parameters, gradients, states, buckets, other}. NaN and
-/// infinity are null. docs/guide/telemetry.md.
+/// is one, with LAMB lamb_coeffs {minimum, median, maximum}, memory
+/// {parameters, gradients, states, buckets, other}. NaN and infinity are null.
+/// docs/guide/telemetry.md.
 [[nodiscard]] std::string telemetry_line(const EngineReport& report,
                                          const TelemetryExtra& extra = {});
 

@@ -9,6 +9,9 @@
 #include "thinwire/core/dtype.h"
 #include "thinwire/optim/update_rule.h"
 
+namespace thinwire::comm {
+class Communicator;
+}
 namespace thinwire::kernels {
 struct AdamCoefficients;
 }
@@ -22,6 +25,10 @@ struct AdamGroup {
   std::optional<double> beta2{};
   std::optional<double> epsilon{};
   std::optional<double> weight_decay{};
+  /// Experts: the ranks that hold this group's parameters, where those are not
+  /// all ranks; must outlive what is made of the options. Rules alone do not
+  /// look at it.
+  comm::Communicator* communicator = nullptr;
 
   bool operator==(const AdamGroup&) const = default;
 };

@@ -68,6 +68,7 @@ class DataParallel final : public Optimizer {
   StepReport step(const StepInput& input) override;
   void reduce_early(View grads, Range range) override;
   [[nodiscard]] bool reduces_early() const noexcept override { return true; }
+  [[nodiscard]] std::vector<double> lamb_coeffs() const override;
   [[nodiscard]] std::int64_t steps() const noexcept override;
   [[nodiscard]] std::int64_t skipped_steps() const noexcept override;
   [[nodiscard]] Phase phase() const noexcept override { return Phase::kExact; }

@@ -73,6 +73,9 @@ class Lamb final : public UpdateRule {
                const UpdateArrays& arrays, std::span<NormSums> sums) override;
   void set_norms(std::int64_t step,
                  std::span<const NormSums> parameters) override;
+  [[nodiscard]] std::vector<double> lamb_coeffs() const override;
+  [[nodiscard]] double lamb_coeff(std::size_t group,
+                                  const NormSums& sums) const override;
   [[nodiscard]] std::size_t num_groups() const noexcept override;
   void set_learning_rate(std::size_t group, double learning_rate) override;
   [[nodiscard]] double learning_rate(std::size_t group) const override;

@@ -3,6 +3,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "thinwire/compress/compressed_all_reduce.h"
@@ -19,9 +22,6 @@ struct MaskedGroup : AdamGroup {
 
   bool operator==(const MaskedGroup&) const = default;
 };
-
-/// freeze_step: watch the variance, and freeze when it has settled.
-inline constexpr std::int64_t kAutoFreeze = -1;
 
 /// What 1-bit Adam, 1-bit LAMB and 0/1 Adam share: moments, groups, masks, the
 /// compressed exchange with its residuals, the one scalar exchange for
@@ -49,6 +49,9 @@ class LowBitOptimizer : public Optimizer {
   [[nodiscard]] double learning_rate(std::size_t group) const final;
   void set_weight_decay(std::size_t group, double weight_decay) final;
   [[nodiscard]] double weight_decay(std::size_t group) const final;
+  [[nodiscard]] std::optional<std::int64_t> freeze_step() const final;
+  void set_exp_avg_mask(std::size_t group, std::span<const float> mask) final;
+  [[nodiscard]] std::vector<std::string> take_notes() final;
   [[nodiscard]] std::size_t num_groups() const noexcept final;
 
   /// Arrays exp_avg [n] fp32, worker_error (every compressed element) and

@@ -8,6 +8,7 @@
 #include "thinwire/comm/communicator.h"
 #include "thinwire/optim/data_parallel.h"
 #include "thinwire/optim/low_bit_optimizer.h"
+#include "thinwire/optim/run_length.h"
 
 namespace thinwire::optim {
 
@@ -35,12 +36,15 @@ struct OnebitAdamOptions {
   /// One entry per group of the layout, or empty: all alike.
   std::vector<OnebitAdamGroup> groups{};
 
-  /// Number of exact steps, >= 1, or kAutoFreeze.
-  std::int64_t freeze_step = 100'000;
+  /// Number of exact steps, >= 1, or kAutoFreeze. Not given: by total_steps a
+  /// fifth of the run, at most 1000 (run_length.h), else 100000. A value that
+  /// is given decides the stage after a load, too; one that is not gives way to
+  /// the state's.
+  std::optional<std::int64_t> freeze_step{};
   /// kAutoFreeze: not before the learning rate's warm-up has ended, ...
   std::optional<std::int64_t> lr_warmup_steps{};  ///< >= 0.
   /// ... nor before a tenth of all steps, ...
-  std::optional<std::int64_t> total_steps{};  ///< >= 1.
+  std::optional<std::int64_t> total_steps{};  ///< Of the run, >= 1.
   /// ... nor before this step, unless a fifth of all steps is less; >= 1.
   std::int64_t min_freeze_step = 100;
   /// At the latest, but not before the earliest; >= 1; a fifth of total_steps,

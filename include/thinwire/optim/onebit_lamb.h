@@ -8,6 +8,7 @@
 #include "thinwire/comm/communicator.h"
 #include "thinwire/optim/data_parallel.h"
 #include "thinwire/optim/low_bit_optimizer.h"
+#include "thinwire/optim/run_length.h"
 
 namespace thinwire::optim {
 
@@ -46,11 +47,14 @@ struct OnebitLambOptions {
   /// How much the factor may change from one step to the next, in [0, 1].
   double factor_threshold = 0.1;
 
-  /// Number of exact steps, >= 1, or kAutoFreeze.
-  std::int64_t freeze_step = 100'000;
+  /// Number of exact steps, >= 1, or kAutoFreeze. Not given: by total_steps a
+  /// fifth of the run, at most 1000 (run_length.h), else 100000. A value that
+  /// is given decides the stage after a load, too; one that is not gives way to
+  /// the state's.
+  std::optional<std::int64_t> freeze_step{};
   /// The automatic freeze, as in OnebitAdamOptions.
   std::optional<std::int64_t> lr_warmup_steps{};  ///< >= 0.
-  std::optional<std::int64_t> total_steps{};      ///< >= 1.
+  std::optional<std::int64_t> total_steps{};      ///< Of the run, >= 1.
   std::int64_t min_freeze_step = 100;             ///< >= 1.
   std::optional<std::int64_t> max_freeze_step{};  ///< >= 1.
   double freeze_ratio = 0.85;                     ///< In (0, 1].
@@ -97,9 +101,7 @@ class OnebitLamb final : public LowBitOptimizer {
 
   /// The last exact step, 0 before the freeze.
   [[nodiscard]] std::int64_t frozen_at() const noexcept;
-  /// What the last step of each parameter was multiplied with, in parameter
-  /// order; 0 before the first step.
-  [[nodiscard]] std::vector<double> lamb_coeffs() const;
+  [[nodiscard]] std::vector<double> lamb_coeffs() const override;
 };
 
 }  // namespace thinwire::optim

@@ -4,6 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -44,6 +47,11 @@ struct StepInput {
   /// Report the offending rank and leave `grads` as they were; costs exact
   /// steps one extra scalar exchange.
   bool finds_nonfinite = false;
+  /// If not empty, the model has other parameters than these: given the norm of
+  /// the averaged gradient of these, in a compressed step the estimate of it,
+  /// returns that of the whole model's, by which the step is clipped or
+  /// skipped. Called once per step; may be collective.
+  std::function<double(double norm)> whole_norm{};
 };
 
 /// What one step did. The same on all ranks, except for the times.
@@ -162,12 +170,25 @@ class Optimizer {
   /// where there is none. Local; may read the residual once.
   [[nodiscard]] virtual double residual_ratio() const { return 0; }
 
+  /// The factors by which the last step multiplied the learning rate of each
+  /// parameter, in the layout's order: LAMB's trust ratios, and in compressed
+  /// steps of 1-bit LAMB its scaling coefficients. 0 before the first step;
+  /// empty unless the optimizer is LAMB or 1-bit LAMB. Local, and the same on
+  /// all ranks.
+  [[nodiscard]] virtual std::vector<double> lamb_coeffs() const { return {}; }
+
   /// Steps that count: skipped ones do not.
   [[nodiscard]] virtual std::int64_t steps() const noexcept = 0;
   /// Steps skipped because a gradient was not finite.
   [[nodiscard]] virtual std::int64_t skipped_steps() const noexcept = 0;
   /// How the next step will average.
   [[nodiscard]] virtual Phase phase() const noexcept = 0;
+  /// The last exact step as it is planned, named, derived or of a state: of
+  /// 1-bit optimizers, which may say kAutoFreeze, and of 0/1 Adam, where the
+  /// variance may change up to it. Nothing where all steps are exact.
+  [[nodiscard]] virtual std::optional<std::int64_t> freeze_step() const {
+    return std::nullopt;
+  }
 
   /// Step size of one group from the next step on; local, so all ranks must do
   /// the same. Throws Error(kInvalidArgument) unless finite and >= 0, and for
@@ -183,6 +204,16 @@ class Optimizer {
   /// that does not exist.
   virtual void set_weight_decay(std::size_t group, double weight_decay) = 0;
   [[nodiscard]] virtual double weight_decay(std::size_t group) const = 0;
+  /// Elements of one group whose momentum is 0 from now on, in place of what
+  /// options say: one value per element in layout order, 0 there and 1 else;
+  /// empty: 1 everywhere. Like weight decay it is no part of the state. Local,
+  /// so all ranks must do the same, which the next step that exchanges anything
+  /// finds out before it changes anything: Error(kInvalidArgument) on all of
+  /// them. It acts from that step on: what was compressed leaves the
+  /// compression, and what was left out comes back with its next gradient, as a
+  /// late element does. Throws Error(kInvalidArgument) for another size, for a
+  /// group that does not exist, and where nothing is compressed.
+  virtual void set_exp_avg_mask(std::size_t group, std::span<const float> mask);
   [[nodiscard]] virtual std::size_t num_groups() const noexcept = 0;
 
   /// All that a continued run needs, described and not copied; local. Valid
@@ -196,6 +227,9 @@ class Optimizer {
   /// state's integer allow_rounding is 1. Parameters stay the caller's. Throws
   /// Error(kCorruptCheckpoint) naming what does not fit.
   [[nodiscard]] virtual Adoption adopt(StateDict state) = 0;
+  /// Local: what the last adoption has made otherwise than the state had it, as
+  /// options and masks of this object ask: a line each, which is forgotten.
+  [[nodiscard]] virtual std::vector<std::string> take_notes() { return {}; }
   /// Local, after an adoption: `params` hold those of the last exchange, and
   /// become what this rank's local steps had made of them (0/1 Adam).
   virtual void repeat_local_steps(View params);

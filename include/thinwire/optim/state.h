@@ -91,6 +91,11 @@ class State {
   [[nodiscard]] const StateArray* find(std::string_view name) const noexcept;
 };
 
+/// The values of elements `range` of an array of elements, in fp32, if every
+/// rank has all of it; otherwise, and without such an array, nothing.
+[[nodiscard]] std::optional<std::vector<float>> elements_of(
+    const State& state, std::string_view array, Range range);
+
 /// Puts in place what an adopt() has checked; cannot fail. Not called: nothing
 /// changes.
 using Adoption = std::function<void()>;

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -90,6 +92,15 @@ class UpdateRule {
   virtual void set_norms(std::int64_t /*step*/,
                          std::span<const NormSums> /*parameters*/) {}
 
+  /// The factor by which the last step multiplied the learning rate of each
+  /// parameter of the layout; empty if the rule has none.
+  [[nodiscard]] virtual std::vector<double> lamb_coeffs() const { return {}; }
+  /// That factor for a parameter of this group with these sums.
+  [[nodiscard]] virtual double lamb_coeff(std::size_t /*group*/,
+                                          const NormSums& /*sums*/) const {
+    return 1;
+  }
+
   /// Whether parameters may be of this dtype.
   [[nodiscard]] virtual bool takes(DType params) const noexcept {
     return params == DType::kFloat32;
@@ -116,5 +127,10 @@ class UpdateRule {
   /// fit, before anything changes.
   [[nodiscard]] virtual Adoption adopt(StateDict& state) = 0;
 };
+
+/// Makes the rule for some parameters: for a rank's shard, or for experts. The
+/// layout that it is given has the groups of the whole.
+using MakeRule =
+    std::function<std::unique_ptr<UpdateRule>(const ParameterLayout&)>;
 
 }  // namespace thinwire::optim

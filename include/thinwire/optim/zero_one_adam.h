@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "thinwire/comm/communicator.h"
 #include "thinwire/optim/data_parallel.h"
 #include "thinwire/optim/low_bit_optimizer.h"
+#include "thinwire/optim/run_length.h"
 
 namespace thinwire::optim {
 
@@ -17,9 +19,7 @@ enum class Exchanged {
 };
 
 /// Settings of ZeroOneAdam; for a run of T steps:
-///   ZeroOneAdam opt(comm, layout, {.learning_rate = 1e-3,
-///       .var_freeze_step = T / 2, .local_step_scaler = T / 8,
-///       .local_step_clipper = 4});
+///   ZeroOneAdam opt(comm, layout, {.learning_rate = 1e-3, .total_steps = T});
 struct ZeroOneAdamOptions {
   double learning_rate = 1e-3;  ///< Step size, finite, >= 0.
   double beta1 = 0.9;           ///< Momentum decay per step, in [0, 1).
@@ -33,14 +33,19 @@ struct ZeroOneAdamOptions {
   /// One entry per group of the layout, or empty: all alike.
   std::vector<MaskedGroup> groups{};
 
+  /// Of the run, >= 1: the next four follow from it where they are not given
+  /// (zero_one_stages_of_run in run_length.h). Without it they are DeepSpeed's:
+  /// 100000, 16, 32678, 16, for runs of several 100,000 steps. Those that are
+  /// given count after a load, too; those that are not give way to the state's.
+  std::optional<std::int64_t> total_steps{};
   /// The last step in which the variance may change, >= 1.
-  std::int64_t var_freeze_step = 100'000;
+  std::optional<std::int64_t> var_freeze_step{};
   /// kappa: after so many variance updates their interval doubles; >= 1.
-  std::int64_t var_update_scaler = 16;
+  std::optional<std::int64_t> var_update_scaler{};
   /// alpha: after so many steps the interval between syncs doubles; >= 1.
-  std::int64_t local_step_scaler = 32'678;
+  std::optional<std::int64_t> local_step_scaler{};
   /// The longest interval between syncs, >= 1.
-  std::int64_t local_step_clipper = 16;
+  std::optional<std::int64_t> local_step_clipper{};
   Exchanged exchanged = Exchanged::kMomentum;
 
   /// No denominator is below this fraction of its block's RMS; finite, >= 0;

@@ -61,6 +61,9 @@ class LossScaler {
   }
   /// What the next loss is to be multiplied by.
   [[nodiscard]] double scale() const noexcept { return scale_; }
+  /// The scale continues from this value: finite, > 0 and, if it is dynamic,
+  /// within min_scale and max_scale; else Error(kInvalidArgument).
+  void set_scale(double scale);
   /// Another overflow now would meet the policy at the minimum.
   [[nodiscard]] bool is_at_minimum() const noexcept;
 

@@ -13,6 +13,10 @@ class LowPrecisionOptimizer : public optim::Optimizer {
  public:
   /// What the next loss is to be multiplied by, in fp32; 1 with bf16.
   [[nodiscard]] virtual double loss_scale() const noexcept = 0;
+  /// Local, between two steps; all ranks give the same value, finite and > 0,
+  /// and a dynamic scale continues from it. Throws Error(kInvalidArgument), and
+  /// Error(kFailedPrecondition) unless parameters are fp16.
+  virtual void set_loss_scale(double scale) = 0;
   /// fp32 parameters, layout.size() elements; empty where the parameters are
   /// their own masters.
   [[nodiscard]] virtual ConstView masters() const noexcept = 0;

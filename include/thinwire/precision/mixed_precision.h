@@ -3,6 +3,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
+#include <string>
 
 #include "thinwire/comm/communicator.h"
 #include "thinwire/core/parameter_layout.h"
@@ -54,6 +57,7 @@ class MixedPrecision final : public LowPrecisionOptimizer {
   ~MixedPrecision() override;
 
   [[nodiscard]] double loss_scale() const noexcept override;
+  void set_loss_scale(double scale) override;
   [[nodiscard]] ConstView masters() const noexcept override;
   void read_masters(ConstView params) override;
   void write_params(View params) const override;
@@ -77,6 +81,7 @@ class MixedPrecision final : public LowPrecisionOptimizer {
   void forget_early() noexcept override;
   void set_freeze_gate(optim::FreezeGate gate) override;
   [[nodiscard]] double residual_ratio() const override;
+  [[nodiscard]] std::vector<double> lamb_coeffs() const override;
   void synchronize(View params) override;
   [[nodiscard]] std::int64_t steps() const noexcept override;
   [[nodiscard]] std::int64_t skipped_steps() const noexcept override;
@@ -86,6 +91,10 @@ class MixedPrecision final : public LowPrecisionOptimizer {
   [[nodiscard]] double learning_rate(std::size_t group) const override;
   void set_weight_decay(std::size_t group, double weight_decay) override;
   [[nodiscard]] double weight_decay(std::size_t group) const override;
+  [[nodiscard]] std::optional<std::int64_t> freeze_step() const override;
+  void set_exp_avg_mask(std::size_t group,
+                        std::span<const float> mask) override;
+  [[nodiscard]] std::vector<std::string> take_notes() override;
   [[nodiscard]] std::size_t num_groups() const noexcept override;
   /// The optimizer's, with the array masters [n], the same on all ranks: within
   /// local steps those of the last exchange; and with fp16 the loss scale's

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -30,7 +31,7 @@ struct LeanOnebitAdamOptions {
   std::vector<optim::MaskedGroup> groups{};
 
   /// See optim::OnebitAdamOptions.
-  std::int64_t freeze_step = 100'000;
+  std::optional<std::int64_t> freeze_step{};
   std::optional<std::int64_t> lr_warmup_steps{};
   std::optional<std::int64_t> total_steps{};
   std::int64_t min_freeze_step = 100;
@@ -112,6 +113,10 @@ class LeanOnebitAdam final : public optim::Optimizer {
   [[nodiscard]] double learning_rate(std::size_t group) const override;
   void set_weight_decay(std::size_t group, double weight_decay) override;
   [[nodiscard]] double weight_decay(std::size_t group) const override;
+  [[nodiscard]] std::optional<std::int64_t> freeze_step() const override;
+  void set_exp_avg_mask(std::size_t group,
+                        std::span<const float> mask) override;
+  [[nodiscard]] std::vector<std::string> take_notes() override;
   [[nodiscard]] std::size_t num_groups() const noexcept override;
 
   /// fp32 values of a parameter, from which parameters are rounded: before the

@@ -27,6 +27,8 @@ class ShardedOptimizer : public optim::Optimizer {
  public:
   /// What the next loss is to be multiplied by; 1 unless parameters are fp16.
   [[nodiscard]] virtual double loss_scale() const noexcept = 0;
+  /// As precision::LowPrecisionOptimizer's.
+  virtual void set_loss_scale(double scale) = 0;
   /// Of the dense parameters.
   [[nodiscard]] virtual const ShardLayout& shards() const noexcept = 0;
   /// What is reduced together.

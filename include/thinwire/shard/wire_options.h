@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "thinwire/core/dtype.h"
@@ -20,12 +21,16 @@ enum class AfterSkip {
 struct WireOptions {
   int bits_up = 0;    ///< 0 (exact), 4 or 8.
   int bits_down = 0;  ///< 0 (exact), 4 or 8.
-  /// What residuals of gradients are kept in: kFloat32 or kBFloat16.
-  DType residual_dtype = DType::kBFloat16;
+  /// What residuals of gradients are kept in: kFloat32 or kBFloat16. Not given:
+  /// kBFloat16, and kFloat32 if a Config adds several backwards up in them.
+  std::optional<DType> residual_dtype{};
   AfterSkip after_skip = AfterSkip::kAuto;
 
   [[nodiscard]] bool is_exact() const noexcept {
     return bits_up == 0 && bits_down == 0;
+  }
+  [[nodiscard]] DType residuals() const noexcept {
+    return residual_dtype.value_or(DType::kBFloat16);
   }
   /// What after_skip comes to with parameters of `dtype`.
   [[nodiscard]] bool keeps_residuals(DType dtype) const noexcept {

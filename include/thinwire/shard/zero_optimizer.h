@@ -14,6 +14,7 @@
 #include "thinwire/comm/communicator.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/optim/data_parallel.h"
+#include "thinwire/optim/experts.h"
 #include "thinwire/optim/optimizer.h"
 #include "thinwire/optim/update_rule.h"
 #include "thinwire/precision/loss_scaler.h"
@@ -23,17 +24,9 @@
 
 namespace thinwire::shard {
 
-/// Makes the rule for a rank's shard, whose layout has the groups of the whole.
 /// Kept and called again when states are reloaded.
-using MakeRule =
-    std::function<std::unique_ptr<optim::UpdateRule>(const ParameterLayout&)>;
-
-/// Parameters whose replicas are not on all ranks: experts.
-struct ExpertGroup {
-  std::size_t group = 0;  ///< Of the layout, all of it.
-  /// The ranks that hold the same experts; must outlive the optimizer.
-  comm::Communicator* comm = nullptr;
-};
+using optim::ExpertGroup;
+using optim::MakeRule;
 
 /// Settings of ZeroOptimizer. What does not change results has a good default.
 struct ZeroOptions {
@@ -109,6 +102,7 @@ class ZeroOptimizer final : public ShardedOptimizer {
 
   [[nodiscard]] const ZeroOptions& options() const noexcept;
   [[nodiscard]] double loss_scale() const noexcept override;
+  void set_loss_scale(double scale) override;
   [[nodiscard]] const ShardLayout& shards() const noexcept override;
   [[nodiscard]] std::vector<Range> buckets() const override;
 
@@ -151,6 +145,7 @@ class ZeroOptimizer final : public ShardedOptimizer {
   void offload_states() override;
   void reload_states() override;
 
+  [[nodiscard]] std::vector<double> lamb_coeffs() const override;
   [[nodiscard]] std::int64_t steps() const noexcept override;
   [[nodiscard]] std::int64_t skipped_steps() const noexcept override;
   [[nodiscard]] optim::Phase phase() const noexcept override {
@@ -165,9 +160,9 @@ class ZeroOptimizer final : public ShardedOptimizer {
   /// This rank's shard: exp_avg, exp_avg_sq and, where they are beside the
   /// parameters, masters; counters, and with fp16 the loss scale's numbers.
   /// With wire also worker_error, this rank's residuals, and replicas, its
-  /// pieces of the parameters. With experts their arrays too, prefixed, and the
-  /// scalar expert_groups. Throws Error(kFailedPrecondition) while states are
-  /// away.
+  /// pieces of the parameters. Arrays go on over the experts; with wire those
+  /// have arrays of their own, prefixed, and there is the scalar expert_groups.
+  /// Throws Error(kFailedPrecondition) while states are away.
   [[nodiscard]] optim::State state() const override;
   /// Parameters are the caller's to restore. A state without a loss scale
   /// leaves the one of options.

@@ -249,13 +249,16 @@ inline Engine::Engine(const ::torch::nn::Module& module,
       comm, memory_.layout(), config, memory_.params(), memory_.grads(),
       is_sharded ? ConstView() : flat(before, layout()).view());
   // Shards of masters, parameter by parameter: no rank has room for all.
-  for (std::size_t i = 0; is_sharded && i < before.size(); ++i) {
-    std::vector<float> values(static_cast<std::size_t>(before[i].numel()));
-    std::copy_n(before[i].const_data_ptr<float>(), values.size(),
-                values.data());
-    comm.broadcast(values, 0);
-    core().set_full_parameter(layout().parameters()[i].name, values);
-  }
+  if (is_sharded && !before.empty())
+    for (const optim::HeldParameters& held :
+         optim::held_parameters(comm, layout(), config.experts()))
+      for (const std::size_t i : held.parameters) {
+        std::vector<float> values(static_cast<std::size_t>(before[i].numel()));
+        std::copy_n(before[i].const_data_ptr<float>(), values.size(),
+                    values.data());
+        held.comm->broadcast(values, 0);
+        core().set_full_parameter(layout().parameters()[i].name, values);
+      }
   if (config.precision.dtype != DType::kFloat32)
     buffers_.convert(ModuleMemory::scalar_type(config.precision.dtype));
   buffers_.make_equal(config.buffers);

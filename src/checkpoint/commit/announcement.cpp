@@ -2,9 +2,7 @@
 #include "checkpoint/commit/announcement.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <array>
 #include <sstream>
 
 #include "checkpoint/commit/root.h"
@@ -13,12 +11,6 @@
 #include "thinwire/core/error.h"
 
 namespace thinwire::checkpoint {
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  if (::gethostname(name.data(), name.size() - 1) != 0) return "unknown";
-  return name.data();
-}
 
 Announcement broadcast_announcement(comm::Communicator& comm,
                                     const Announcement& own) {

@@ -20,9 +20,6 @@ struct Announcement {
 [[nodiscard]] Announcement broadcast_announcement(comm::Communicator& comm,
                                                   const Announcement& own);
 
-/// This machine's name.
-[[nodiscard]] std::string host_name();
-
 /// A rank, and the machine that it is on.
 struct RankOnHost {
   int rank = 0;

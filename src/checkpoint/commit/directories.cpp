@@ -7,9 +7,9 @@
 #include <map>
 #include <sstream>
 
-#include "checkpoint/commit/announcement.h"
 #include "checkpoint/commit/find_checkpoints.h"
 #include "checkpoint/commit/root.h"
+#include "comm/host_name.h"
 #include "comm/ranks_of_hosts.h"
 
 namespace thinwire::checkpoint {
@@ -42,7 +42,7 @@ std::string files_here(const RootDirectory& root) {
 Directories find_directories(comm::Communicator& comm, Storage storage) {
   Directories all;
   all.leaders.resize(static_cast<std::size_t>(comm.size()));
-  all.hosts = gather_texts(comm, host_name());
+  all.hosts = gather_texts(comm, comm::host_name());
   if (storage == Storage::kShared) return all;
   for (const std::vector<int>& host : comm::ranks_of_hosts(comm))
     for (const int rank : host)

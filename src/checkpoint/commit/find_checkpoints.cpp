@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <tuple>
 
-#include "checkpoint/commit/announcement.h"
 #include "checkpoint/commit/root_directory.h"
 #include "checkpoint/format/fields.h"
 #include "checkpoint/read/read_text.h"
+#include "comm/host_name.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::checkpoint {
@@ -20,7 +20,7 @@ std::string missing(const std::string& writer) {
   return fmt::format(
       "it is missing on host {}: host {} wrote it into a directory of its own "
       "(node-local storage); copy the hosts' directories into one",
-      host_name(), writer);
+      comm::host_name(), writer);
 }
 
 // Its size. `writer` is the host that wrote it, where each has a directory.

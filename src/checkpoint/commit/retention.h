@@ -17,8 +17,10 @@ struct LoadedFrom {
 
 /// Names of those in `found` (newest first) that go: complete, of this run,
 /// under the name that the library gave them, and not kept by `which`.
-/// `loaded_from` stays until two that were saved after it was loaded are
-/// complete: those that were newer are of a branch that the run has left.
+/// The newest one whose parameters are finite always stays: no run can continue
+/// with the others. `loaded_from` stays until two that were saved after it was
+/// loaded are complete: those that were newer are of a branch that the run has
+/// left.
 [[nodiscard]] std::vector<std::string> superfluous(
     const std::vector<FoundCheckpoint>& found, const std::string& run,
     const Retention& which, const LoadedFrom& loaded_from);

@@ -20,6 +20,7 @@
 #include "checkpoint/commit/retention.h"
 #include "checkpoint/commit/root_directory.h"
 #include "checkpoint/commit/write_file.h"
+#include "comm/host_name.h"
 #include "core/require.h"
 #include "thinwire/core/log.h"
 
@@ -107,8 +108,9 @@ void Root::Impl::open() {
           root.run.find_first_not_of("0123456789abcdef") == std::string::npos,
       "run", "32 hexadecimal digits", root.run);
   root.make();
-  lock = root.files.lock(root.in(".lock"),
-                         fmt::format("{} pid {}", host_name(), ::getpid()));
+  lock =
+      root.files.lock(root.in(".lock"),
+                      fmt::format("{} pid {}", comm::host_name(), ::getpid()));
   if (!lock) {
     log(LogLevel::kInfo,
         root.path +
@@ -150,13 +152,14 @@ std::uint64_t Root::Impl::bytes_here(
 
 // The manifest, blocks begun, and others who write to the same disk.
 void Root::Impl::require_space(std::uint64_t bytes) const {
-  const std::uint64_t needed = bytes + bytes / 50 + (std::uint64_t{16} << 20);
+  const std::uint64_t margin = bytes / 50 + (std::uint64_t{16} << 20);
   const std::uint64_t free = root.files.free_bytes(root.path);
-  if (free >= needed) return;
-  throw Error(ErrorCode::kUnavailable,
-              fmt::format("{}: a checkpoint needs {} bytes, {} are free "
-                          "(keep_last = k needs room for k + 1)",
-                          root.path, needed, free));
+  if (free >= bytes + margin) return;
+  throw Error(
+      ErrorCode::kUnavailable,
+      fmt::format("{}: a checkpoint needs {} bytes and a margin of {} (2 % and "
+                  "16 MiB), {} are free (keep_last = k needs room for k + 1)",
+                  root.path, bytes, margin, free));
 }
 
 // Collective.

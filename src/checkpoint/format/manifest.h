@@ -62,6 +62,7 @@ struct Manifest {
   std::string written;  ///< "2026-09-01T12:00:00Z"
   std::string library;  ///< Version.
   bool durable = true;
+  bool finite = true;  ///< A load accepts the values of all parameters.
   int world = 1;
   std::string optimizer;
   std::string semantics;

@@ -63,9 +63,18 @@ std::int64_t integer(const Place& at, const Json& value, std::int64_t least,
   return *found;
 }
 
+// Larger ones could wrap around in a run that continues.
+std::int64_t count(const Place& at, const Json& value) {
+  return integer(at, value, 0, static_cast<std::int64_t>(kMostSize));
+}
+
 std::uint64_t size(const Place& at, const Json& value) {
-  return static_cast<std::uint64_t>(
-      integer(at, value, 0, static_cast<std::int64_t>(kMostSize)));
+  return static_cast<std::uint64_t>(count(at, value));
+}
+
+bool boolean(const Place& at, const Json& value) {
+  if (!value.is(Json::Kind::kBoolean)) at.fail(value, "is not true or false");
+  return value.boolean;
 }
 
 const std::vector<Json>& array(const Place& at, const Json& value) {
@@ -135,7 +144,7 @@ SavedArray saved_array(const Place& at, const Json& value) {
   if (type.is_bool) at.fail(value, "is not of an array's dtype");
   found.dtype = type.dtype;
   if (const Json* const is_parameters = value.find("is_parameters"))
-    found.is_parameters = is_parameters->boolean;
+    found.is_parameters = boolean(at, *is_parameters);
   return found;
 }
 
@@ -158,7 +167,7 @@ SavedFile saved_file(const Place& at, const Json& value) {
 void weights(Manifest& m, const Place& at, const Json& value) {
   for (const Json& item : array(at, part(at, value, "files")))
     m.weight_files.push_back(file_name(at, item));
-  m.steps_behind = integer(at, part(at, value, "steps_behind"), 0, INT64_MAX);
+  m.steps_behind = count(at, part(at, value, "steps_behind"));
 }
 
 void version(Manifest& m, const Place& at, const Json& value) {
@@ -182,11 +191,6 @@ void format(Manifest&, const Place& at, const Json& value) {
     at.fail(value, fmt::format("is not \"{}\"", kManifestFormat));
 }
 
-void durable(Manifest& m, const Place& at, const Json& value) {
-  if (!value.is(Json::Kind::kBoolean)) at.fail(value, "is not true or false");
-  m.durable = value.boolean;
-}
-
 // What is done with a member, and with the elements of one that is a list of
 // objects or arrays.
 using Take = void (*)(Manifest& m, const Place& at, const Json& value);
@@ -205,9 +209,13 @@ template <std::string Manifest::*field>
 void take_id(Manifest& m, const Place& at, const Json& value) {
   m.*field = hexadecimal(at, value, 32);
 }
+template <bool Manifest::*field>
+void take_boolean(Manifest& m, const Place& at, const Json& value) {
+  m.*field = boolean(at, value);
+}
 template <std::int64_t Manifest::*field>
 void take_count(Manifest& m, const Place& at, const Json& value) {
-  m.*field = integer(at, value, 0, INT64_MAX);
+  m.*field = count(at, value);
 }
 template <int Manifest::*field, int least, int most>
 void take_int(Manifest& m, const Place& at, const Json& value) {
@@ -239,7 +247,8 @@ const Member kMembers[] = {
     {"step", take_count<&Manifest::step>},
     {"written", take_text<&Manifest::written>},
     {"library", take_text<&Manifest::library>},
-    {"durable", durable, nullptr, false},
+    {"durable", take_boolean<&Manifest::durable>, nullptr, false},
+    {"finite", take_boolean<&Manifest::finite>, nullptr, false},
     {"world", take_int<&Manifest::world, 1, kMostRanks>},
     {"optimizer", take_text<&Manifest::optimizer>},
     {"semantics", take_text<&Manifest::semantics>},

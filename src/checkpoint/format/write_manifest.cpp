@@ -124,6 +124,7 @@ void write_identity(const Manifest& manifest, Lines& writer) {
   writer.member("written", manifest.written);
   writer.member("library", manifest.library);
   if (!manifest.durable) writer.member("durable", Json::of(false));
+  if (!manifest.finite) writer.member("finite", Json::of(false));
   writer.member("world", manifest.world);
   writer.member("optimizer", manifest.optimizer);
   writer.member("semantics", manifest.semantics);

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "optim/saved_state.h"
+
 namespace thinwire::optim {
 
 bool AutoFreeze::observe(double norm) {
@@ -23,10 +25,8 @@ void AutoFreeze::add_to(State& state) const {
 
 void AutoFreeze::load(const StateDict& state) {
   constexpr const char* kName = "exp_avg_sq_norms";
-  const auto norms =
-      state.array(kName, DType::kFloat64, state.array(kName).size())
-          .as<double>();
-  norms_.assign(norms.begin(), norms.end());
+  norms_ = saved_values<double>(state, kName, state.array(kName).size(),
+                                Sign::kNotNegative);
 }
 
 }  // namespace thinwire::optim

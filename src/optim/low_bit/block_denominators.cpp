@@ -134,6 +134,12 @@ void BlockDenominators::refit(std::size_t b, std::span<float> d,
   }
 }
 
+void BlockDenominators::forget_heavy(std::span<const std::size_t> elements) {
+  std::erase_if(heavy_, [&](const HeavyElement& heavy) {
+    return std::ranges::binary_search(elements, heavy.index);
+  });
+}
+
 void BlockDenominators::find_medians(std::span<const float> d,
                                      Participations participation,
                                      const LowBitLayout& parts,
@@ -191,16 +197,6 @@ BlockDenominators BlockDenominators::load(const StateDict& state,
                                           std::size_t num_elements) {
   BlockDenominators loaded;
   if (!state.has_array("denominator_medians")) return loaded;
-  const auto floats = [&](const char* name, std::size_t size) {
-    auto values = saved_values<float>(state, name, size);
-    for (const float value : values)
-      if (!(std::isfinite(value) && value >= 0))
-        throw Error(ErrorCode::kCorruptCheckpoint,
-                    fmt::format("state array '{}' must hold finite values >= "
-                                "0, got {}",
-                                name, value));
-    return values;
-  };
   const std::vector<Range> ranges = ranges_of_blocks(parts);
   for (const char* name : {"denominator_medians", "denominator_floors"})
     if (saved_ranges(state, name, num_elements) != ranges)
@@ -208,15 +204,35 @@ BlockDenominators BlockDenominators::load(const StateDict& state,
                   fmt::format("state array '{}' is of other blocks than this "
                               "optimizer's {}",
                               ranges_key(name), ranges.size()));
-  loaded.medians_ = floats("denominator_medians", ranges.size());
-  loaded.floors_ = floats("denominator_floors", ranges.size());
+  const auto floats = [&](const char* name) {
+    return saved_values<float>(state, name, ranges.size(), Sign::kNotNegative);
+  };
+  loaded.medians_ = floats("denominator_medians");
+  loaded.floors_ = floats("denominator_floors");
+  std::vector<float> of_late;
+  for (std::size_t b = 0; b < ranges.size(); ++b)
+    of_late.push_back(loaded.of_late(b));
+  require_usable("denominator_medians", std::as_const(of_late),
+                 Sign::kPositive);
   if (!state.has_array("heavy_factors")) return loaded;
   const std::vector<std::size_t> indices =
       saved_elements(state, "heavy_factors", num_elements);
-  const std::vector<float> factors = floats("heavy_factors", indices.size());
+  const auto factors = saved_values<float>(state, "heavy_factors",
+                                           indices.size(), Sign::kPositive);
   for (std::size_t i = 0; i < indices.size(); ++i)
     loaded.heavy_.push_back({indices[i], factors[i]});
   return loaded;
+}
+
+Buffer take_denominators(StateDict& state, const LowBitLayout& parts,
+                         std::size_t num_elements) {
+  constexpr const char* kName = "denominator";
+  Buffer d = take_floats(state, kName, DType::kFloat32, num_elements);
+  for (const auto& [range, group] : parts.compressed)
+    require_usable(kName,
+                   std::as_const(d).view().subview(range.offset, range.size),
+                   Sign::kPositive, range.offset);
+  return d;
 }
 
 std::vector<std::uint8_t> participations(std::span<const float> v,
@@ -241,11 +257,11 @@ std::vector<std::uint8_t> saved_participation(const StateDict& state,
   if (!state.has_array("participation")) return {};
   auto saved = saved_values<std::uint8_t>(state, "participation", num_elements);
   for (const std::uint8_t value : saved)
-    if (value > kLate)
+    if (value > kUnfit)
       throw Error(ErrorCode::kCorruptCheckpoint,
                   fmt::format("state array 'participation' must hold values up "
                               "to {}, got {}",
-                              static_cast<int>(kLate), value));
+                              static_cast<int>(kUnfit), value));
   return saved;
 }
 
@@ -257,7 +273,7 @@ std::vector<std::size_t> leave_out_nonfinite(
     for (std::size_t i = r.range.offset; i < r.range.end(); ++i) {
       if (std::isfinite(d[i])) continue;
       if (participation.empty()) participation.assign(d.size(), kTakesPart);
-      participation[i] = kOut;
+      participation[i] = kUnfit;
       left_out.push_back(i);
     }
   return left_out;

@@ -19,9 +19,10 @@ namespace thinwire::optim {
 
 /// Whether an element takes part in compressed steps.
 enum Participation : std::uint8_t {
-  kOut = 0,    ///< Never: masked by the caller, or its variance overflowed.
+  kOut = 0,    ///< Not as long as the caller masks it.
   kTakesPart,  ///< It is live.
   kLate,       ///< Once it has a gradient; it had none when v was frozen.
+  kUnfit,      ///< Never: its variance overflowed. kOut until version 0.7.
 };
 /// One per element of the layout; empty: all take part.
 using Participations = std::span<const std::uint8_t>;
@@ -74,6 +75,8 @@ class BlockDenominators {
   void set_heavy(std::vector<HeavyElement> by_index) {
     heavy_ = std::move(by_index);
   }
+  /// Those among `elements`, ascending, are heavy no more.
+  void forget_heavy(std::span<const std::size_t> elements);
   /// What a late element of the block begins with.
   [[nodiscard]] float of_late(std::size_t block) const {
     return std::max(medians_[block], floors_[block]);
@@ -117,6 +120,13 @@ class BlockDenominators {
   std::vector<float> floors_;   // per block
   std::vector<HeavyElement> heavy_;
 };
+
+/// Takes the denominators of all elements out of a saved state. Throws
+/// Error(kCorruptCheckpoint) unless those of compressed parameters are above 0;
+/// those of exact groups are not used, and may be 0.
+[[nodiscard]] Buffer take_denominators(StateDict& state,
+                                       const LowBitLayout& parts,
+                                       std::size_t num_elements);
 
 /// Who takes part by the variance and the caller's masks: late where `v` is 0.
 /// Elements outside of `ranges` take part. Empty if all do.

@@ -106,6 +106,22 @@ void Denominator::refit(std::size_t b) {
                model_.settings.denom_floor);
 }
 
+void Denominator::forget() {
+  values = Buffer();
+  blocks = BlockDenominators();
+  momentum_.set_participation({});
+  momentum_.clear_residuals();
+  momentum_.set_units({});
+}
+
+MaskChange Denominator::follow_masks() {
+  MaskChange change = momentum_.follow_masks();
+  for (const std::size_t i : change.included)
+    *at(i) = blocks.of_late(model_.block_of(i));
+  blocks.forget_heavy(change.excluded);
+  return change;
+}
+
 void Denominator::guard(View grads, double grad_scale,
                         std::span<const double> chunk_squares) const {
   if (blocks.empty()) return;

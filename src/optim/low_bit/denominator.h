@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <span>
@@ -24,6 +25,14 @@ void bound_outliers(LowBitModel& model, const BlockDenominators& blocks,
                     const BlockValues& d, View grads, double grad_scale,
                     std::span<const double> chunk_squares);
 
+/// The variance, free of bias, that a denominator is the root of.
+[[nodiscard]] inline float variance_under(float d,
+                                          const kernels::AdamCoefficients& c) {
+  if (c.epsilon_inside_sqrt) return std::max(0.0f, d * d - c.epsilon);
+  const float root = std::max(0.0f, d - c.epsilon);
+  return root * root;
+}
+
 /// Room for one block's gradients, whatever their dtype.
 using GuardedBlock = std::array<float, 1024>;
 
@@ -41,6 +50,8 @@ class Denominator {
   void fit(std::vector<std::uint8_t> elements);
   /// Floors block `b`, whose variance has moved.
   void refit(std::size_t b);
+  /// After fit(): CompressedMomentum::follow_masks().
+  MaskChange follow_masks();
 
   /// Before gradients are encoded, `grad_scale` being what they will be
   /// multiplied by: those of heavy elements are scaled, outliers are bounded.
@@ -62,6 +73,12 @@ class Denominator {
   [[nodiscard]] std::span<const HeavyElement> heavy() const {
     return blocks.heavy();
   }
+  [[nodiscard]] Participations participation() const {
+    return momentum_.participation();
+  }
+  /// The variance moves again: nothing is divided by, all take part, and the
+  /// momentum is what exp_avg holds, without residuals.
+  void forget();
 
   Buffer values;             ///< fp32, of every element.
   BlockDenominators blocks;  ///< Empty before fit().

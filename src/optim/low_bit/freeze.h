@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,13 +13,16 @@
 #include "optim/low_bit/freeze_hold.h"
 #include "optim/low_bit/model.h"
 #include "optim/low_bit/momentum.h"
+#include "optim/low_bit/options.h"
+#include "optim/low_bit/stage_plan.h"
 #include "thinwire/optim/low_bit_optimizer.h"
+#include "thinwire/optim/run_length.h"
 
 namespace thinwire::optim {
 
 /// When the warm-up stage ends.
 struct FreezeOptions {
-  std::int64_t freeze_step = 0;  ///< Or kAutoFreeze.
+  StagePlan plan;
   AutoFreeze::Options automatic;
 };
 
@@ -32,7 +36,7 @@ template <class Options>
   const std::int64_t earliest =
       std::max({o.lr_warmup_steps.value_or(0), part_of_total(10, 0),
                 std::min(o.min_freeze_step, fifth)});
-  return {.freeze_step = o.freeze_step,
+  return {.plan = {o.freeze_step, freeze_step_of(o)},
           .automatic = {
               .earliest = earliest,
               .latest = std::max(o.max_freeze_step.value_or(fifth), earliest),
@@ -40,7 +44,7 @@ template <class Options>
 }
 
 /// Throws Error(kInvalidArgument) naming the field, its range and its value.
-void validate_freeze(std::int64_t freeze_step,
+void validate_freeze(std::optional<std::int64_t> freeze_step,
                      std::optional<std::int64_t> lr_warmup_steps,
                      std::optional<std::int64_t> total_steps,
                      std::int64_t min_freeze_step,
@@ -56,14 +60,11 @@ void validate_freeze(const Options& o) {
 /// The fields in one line.
 template <class Options>
 [[nodiscard]] std::string describe_freeze(const Options& o) {
-  const auto optional = [](const std::optional<std::int64_t>& value) {
-    return value ? std::to_string(*value) : std::string("none");
-  };
-  return "freeze_step=" + std::to_string(o.freeze_step) +
-         " lr_warmup_steps=" + optional(o.lr_warmup_steps) +
-         " total_steps=" + optional(o.total_steps) +
+  return "freeze_step=" + text_of(o.freeze_step) +
+         " lr_warmup_steps=" + text_of(o.lr_warmup_steps) +
+         " total_steps=" + text_of(o.total_steps) +
          " min_freeze_step=" + std::to_string(o.min_freeze_step) +
-         " max_freeze_step=" + optional(o.max_freeze_step) +
+         " max_freeze_step=" + text_of(o.max_freeze_step) +
          " freeze_ratio=" + std::to_string(o.freeze_ratio);
 }
 
@@ -72,11 +73,11 @@ template <class Options>
 class Freeze {
  public:
   Freeze(LowBitModel& model, const FreezeOptions& options)
-      : model_(model),
-        freeze_step_(options.freeze_step),
-        automatic_(options.automatic) {}
+      : model_(model), plan_(options.plan), automatic_(options.automatic) {}
 
   [[nodiscard]] bool is_frozen() const { return frozen_at_ > 0; }
+  /// The last exact step that is planned, or kAutoFreeze.
+  [[nodiscard]] std::int64_t planned() const { return plan_.step(); }
   /// The last step of the warm-up stage, 0 before it ended.
   [[nodiscard]] std::int64_t at() const { return frozen_at_; }
   [[nodiscard]] Phase phase() const {
@@ -102,17 +103,41 @@ class Freeze {
   struct Saved {
     std::int64_t frozen_at = 0;
     std::int64_t held_until = 0;
+    StagePlan plan;
+    bool begins = false;  // of an exact rule, which has no stages
     AutoFreeze automatic;
     Buffer denominator;
   };
   [[nodiscard]] Saved read(StateDict& state) const;
   void restore(Saved&& saved, Denominator& denominator);
 
+  // ---- after restore(): does the caller want another stage than the state's?
+  [[nodiscard]] bool must_return(std::int64_t steps) const {
+    return is_frozen() && plan_.names_later(steps);
+  }
+  /// Where a gate has put the freeze off, it stays put off; after a state of an
+  /// exact rule, one exact step comes first.
+  [[nodiscard]] bool must_end(std::int64_t steps) const {
+    return !is_frozen() && !begins_ && hold_.until() == 0 &&
+           plan_.names_passed(steps);
+  }
+  [[nodiscard]] std::string note_of_end(std::int64_t steps) const {
+    return optim::note_of_end("freeze_step", plan_.step(), steps);
+  }
+  /// Back to exact steps after step `steps`. Variance, momentum and who takes
+  /// part become what exact steps know; the variance is that of the
+  /// denominators unless it was kept, times `kept_scale` of its group to be
+  /// free of bias. Returns the note of it.
+  [[nodiscard]] std::string return_to_exact(
+      std::int64_t steps, Denominator& denominator,
+      const std::function<float(std::size_t group)>& kept_scale = {});
+
  private:
   [[nodiscard]] bool is_due(std::int64_t step);
 
   LowBitModel& model_;
-  std::int64_t freeze_step_;
+  StagePlan plan_;
+  bool begins_ = false;  // with a state of an exact rule
   AutoFreeze automatic_;
   std::int64_t frozen_at_ = 0;
   FreezeHold hold_;

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "optim/saved_state.h"
+
 namespace thinwire::optim {
 
 namespace {
@@ -29,7 +31,7 @@ void FreezeHold::save(StateDict& state) const {
 }
 
 std::int64_t FreezeHold::load(const StateDict& state) {
-  return state.has_scalar(kUntil) ? state.integer(kUntil) : 0;
+  return state.has_scalar(kUntil) ? saved_count(state, kUntil) : 0;
 }
 
 }  // namespace thinwire::optim

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,12 +36,14 @@ struct LowBitOptimizer::Impl {
   std::int64_t steps = 0;
   std::int64_t skipped = 0;
   bool verification_is_due = false;
+  std::vector<std::string> notes;  // of the last adoption
 
   // ---- what each optimizer adds
   /// One step of its paper. A step that is skipped returns early, with the
   /// report saying so.
   virtual void take_step(const StepInput& in, StepMeter& step) = 0;
   [[nodiscard]] virtual Phase phase() const = 0;
+  [[nodiscard]] virtual std::optional<std::int64_t> freeze_step() const = 0;
   /// As Optimizer: what the next step takes before all gradients are there. By
   /// host, a compressed one of pieces begins inside hosts.
   [[nodiscard]] virtual bool reduces_early() const {
@@ -67,6 +70,8 @@ struct LowBitOptimizer::Impl {
     return params;
   }
   virtual void repeat_local_steps(View /*params*/) {}
+  /// Masks take these elements out.
+  virtual void leave_out(std::span<const std::size_t> /*elements*/) {}
   /// How exp_avg lies on the ranks.
   [[nodiscard]] virtual Sharing momentum_sharing() const {
     return Sharing::kSame;
@@ -95,6 +100,9 @@ struct LowBitOptimizer::Impl {
   [[nodiscard]] std::vector<std::size_t> prepare_gradients(const StepInput& in,
                                                            double grad_scale,
                                                            StepMeter& step);
+  /// After ranks have agreed on the masks, and before anything of this step
+  /// depends on them.
+  MaskChange follow_masks();
   /// Collective, after a step that was applied and has left parameters equal on
   /// all ranks: compares them where options say that it is time.
   /// `schedule`: counters that must be equal, too.

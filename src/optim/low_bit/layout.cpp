@@ -1,38 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optim/low_bit/layout.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace thinwire::optim {
 
-namespace {
-
-std::vector<float> flat_mask(const ParameterLayout& layout,
-                             std::span<const LowBitGroup> groups) {
-  const bool any = std::any_of(groups.begin(), groups.end(), [](const auto& g) {
-    return !g.exp_avg_mask.empty();
-  });
-  if (!any) return {};
-  std::vector<float> mask(layout.size(), 1.0f);
-  std::vector<std::size_t> used(layout.num_groups());
-  for (const Parameter& p : layout.parameters()) {
-    const std::span<const float> group = groups[p.group].exp_avg_mask;
-    if (group.empty()) continue;
-    const auto part = group.subspan(used[p.group], p.size);
-    std::copy(part.begin(), part.end(),
-              mask.begin() + static_cast<std::ptrdiff_t>(p.offset));
-    used[p.group] += p.size;
-  }
-  return mask;
-}
-
-}  // namespace
-
 LowBitLayout::LowBitLayout(const ParameterLayout& layout,
                            std::span<const LowBitGroup> groups,
                            const compress::BlockOptions& block_options)
-    : all(group_ranges(layout)), mask(flat_mask(layout, groups)) {
+    : all(group_ranges(layout)) {
   const auto stays_exact = [&](std::size_t group) {
     return !groups.empty() && groups[group].stays_exact;
   };
@@ -45,13 +21,11 @@ LowBitLayout::LowBitLayout(const ParameterLayout& layout,
 }
 
 LowBitLayout::LowBitLayout(const ParameterLayout& layout,
-                           std::span<const LowBitGroup> groups,
                            compress::BlockLayout given)
     : all(group_ranges(layout)),
       compressed(all),
       units(parameter_units(layout)),
-      blocks(std::move(given)),
-      mask(flat_mask(layout, groups)) {
+      blocks(std::move(given)) {
   place_blocks(layout);
 }
 

@@ -23,9 +23,7 @@ struct LowBitLayout {
                std::span<const LowBitGroup> groups,
                const compress::BlockOptions& block_options);
   /// Of blocks that are given; no group stays exact.
-  LowBitLayout(const ParameterLayout& layout,
-               std::span<const LowBitGroup> groups,
-               compress::BlockLayout given);
+  LowBitLayout(const ParameterLayout& layout, compress::BlockLayout given);
 
   std::vector<GroupRange> all;         ///< The whole layout.
   std::vector<GroupRange> compressed;  ///< Groups that get compressed.
@@ -35,8 +33,6 @@ struct LowBitLayout {
   compress::BlockLayout blocks;
   std::vector<std::size_t> block_group;      ///< Per block.
   std::vector<std::size_t> block_parameter;  ///< Per block, its number.
-  /// The groups' masks, flat; empty if none has one.
-  std::vector<float> mask;
 
  private:
   void place_blocks(const ParameterLayout& layout);

@@ -34,14 +34,15 @@ std::optional<double> LocalGradients::agree_on_norm(const StepInput& in,
                             .optimizer = number_,
                             .left_out = memory.left_out_a_step,
                             .late = has_late,
-                            .unlike_early = is_unlike_early};
+                            .unlike_early = is_unlike_early,
+                            .masks = model_.masks.fingerprint() & Masks::kBits};
   Agreement agreement;
   try {
     agreement = agree(model_.comm, own, step);
     if (model_.has_pieces_only()) agreement = among_hosts(agreement);
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kFailedPrecondition)
-      exact_.abandon(step);  // another optimizer's: others may go on
+    // Another optimizer's, or with other masks: training may go on.
+    if (error.code() != ErrorCode::kCommFailure) exact_.abandon(step);
     throw;
   }
   any_late_ = agreement.any_late;
@@ -50,6 +51,7 @@ std::optional<double> LocalGradients::agree_on_norm(const StepInput& in,
   if (agreement.nonfinite_rank >= 0 && skips(in)) {
     report.applied = false;
     report.nonfinite_rank = agreement.nonfinite_rank;
+    tell_of_nonfinite(in);
     exact_.abandon(step);
     return std::nullopt;
   }
@@ -97,12 +99,13 @@ std::optional<float> LocalGradients::average(const StepInput& in,
   exact_.complete(in.grads, step);
   const double divisor =
       in.loss_scale * sum_divisor(model_.comm, in.grads.dtype());
-  report.grad_norm = std::sqrt(sum_of_squares(model_.pool, in.grads)) / divisor;
+  const double own = std::sqrt(sum_of_squares(model_.pool, in.grads)) / divisor;
+  report.grad_norm = whole_norm(in, own);
   if (skips(in) && !std::isfinite(report.grad_norm)) {
     report.applied = false;  // finite everywhere, but their sum overflows
     return std::nullopt;
   }
-  remember(*rms_norm, report.grad_norm);
+  remember(*rms_norm, own);
   report.clip_factor =
       clip_factor(report.grad_norm, model_.settings.exchange.max_grad_norm);
   return static_cast<float>(report.clip_factor / divisor);
@@ -114,17 +117,25 @@ std::optional<double> LocalGradients::clip_by_estimate(const StepInput& in,
                                                        bool is_unlike_early) {
   const auto rms_norm = agree_on_norm(in, has_late, step, is_unlike_early);
   if (!rms_norm) return std::nullopt;
+  const auto whole = norm_of_whole(in, *rms_norm);
+  if (whole && skips(in) && !std::isfinite(*whole)) {
+    step.report().applied = false;
+    exact_.abandon(step);
+    return std::nullopt;
+  }
   const double by = model_.settings.exchange.lagged_clipping
                         ? memory.lagged.take(*rms_norm)
                         : *rms_norm;
-  return clip(*rms_norm, by, step.report()) / in.loss_scale;
+  return clip(*rms_norm, by, whole, step.report()) / in.loss_scale;
 }
 
 std::optional<double> LocalGradients::clip_locally(const StepInput& in,
                                                    StepMeter& step) {
   StepReport& report = step.report();
   const double own = exact_.local_squares(in.grads);
-  const bool is_finite = std::isfinite(own);
+  const double norm = std::sqrt(own) / in.loss_scale;
+  const auto whole = norm_of_whole(in, norm);
+  const bool is_finite = std::isfinite(whole.value_or(own));
   report.grad_norm_is_estimate = true;
   if (skips(in)) {
     if (in.skip_if_any_rank_nonfinite) {
@@ -137,8 +148,7 @@ std::optional<double> LocalGradients::clip_locally(const StepInput& in,
       return std::nullopt;
     }
   }
-  const double norm = std::sqrt(own) / in.loss_scale;
-  return clip(norm, norm, report) / in.loss_scale;
+  return clip(norm, norm, whole, report) / in.loss_scale;
 }
 
 // Nobody has the averaged gradient: its norm is estimated.
@@ -154,12 +164,19 @@ double LocalGradients::scale_by_lag(double loss_scale) const {
          loss_scale;
 }
 
+std::optional<double> LocalGradients::norm_of_whole(const StepInput& in,
+                                                    double rms_norm) const {
+  if (!in.whole_norm) return std::nullopt;
+  return in.whole_norm(estimate(rms_norm));
+}
+
 double LocalGradients::clip(double rms_norm, double by,
+                            const std::optional<double>& whole,
                             StepReport& report) const {
-  report.grad_norm = estimate(rms_norm);
+  report.grad_norm = whole.value_or(estimate(rms_norm));
   report.grad_norm_is_estimate = true;
-  report.clip_factor =
-      clip_factor(estimate(by), model_.settings.exchange.max_grad_norm);
+  report.clip_factor = clip_factor(whole.value_or(estimate(by)),
+                                   model_.settings.exchange.max_grad_norm);
   return report.clip_factor;
 }
 
@@ -187,8 +204,9 @@ LocalGradients::Memory LocalGradients::saved_memory(
                           state.integer("left_out_a_step") != 0;
   if (!state.has_scalar(kSavedWorld)) return saved;
   const CalibratedNorm before = saved.norm;
-  saved.norm.rescale(state.integer(kSavedWorld) / saved_ranks_per_host(state),
-                     model_.workers());
+  saved.norm.rescale(
+      saved_count(state, kSavedWorld) / saved_ranks_per_host(state),
+      model_.workers());
   saved.lagged.rescale(before, saved.norm);
   return saved;
 }

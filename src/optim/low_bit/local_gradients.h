@@ -87,8 +87,12 @@ class LocalGradients {
   [[nodiscard]] double rms_of_workers(double rms_norm, double mean_norm) const;
   [[nodiscard]] int first_rank(bool own, StepMeter& step);
   [[nodiscard]] double estimate(double rms_norm) const;
-  // `by`: the RMS norm to clip by.
+  // Estimated too, where the model has other parameters.
+  [[nodiscard]] std::optional<double> norm_of_whole(const StepInput& in,
+                                                    double rms_norm) const;
+  // `by`: the RMS norm to clip by, unless the whole model's norm is known.
   [[nodiscard]] double clip(double rms_norm, double by,
+                            const std::optional<double>& whole,
                             StepReport& report) const;
 
   LowBitModel& model_;

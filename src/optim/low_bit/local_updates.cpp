@@ -31,6 +31,12 @@ void LocalUpdates::begin_anew(ConstView params) {
   begin_interval();
 }
 
+void LocalUpdates::end() {
+  origin_ = Buffer();
+  accumulator_ = Buffer();
+  begin_interval();
+}
+
 void LocalUpdates::count(const Coefficients& c) {
   for (std::size_t g = 0; g < c.size(); ++g) {
     const double lr = model_.adam.learning_rate(g);
@@ -75,6 +81,11 @@ void LocalUpdates::leave_out() {
   if (!interval_.accumulated) std::fill(u.begin(), u.end(), 0.0f);
   interval_.accumulated = true;
   interval_.momenta_differ = true;
+}
+
+void LocalUpdates::leave_out(std::span<const std::size_t> elements) {
+  if (!interval_.accumulated) return;
+  for (const std::size_t i : elements) accumulator_.as<float>()[i] = 0;
 }
 
 // ---- the sync

@@ -23,12 +23,16 @@ class LocalUpdates {
   void begin(ConstView params);
   /// After that: the same with other parameters; the momentum stays.
   void begin_anew(ConstView params);
+  /// Ranks are equal, and the variance may change again.
+  void end();
   /// Every step, taken or left out: its learning rates and its decay count.
   void count(const Coefficients& c);
   /// m = beta1 m + (1 - beta1) g_i,  u = u - lr (m^ / d),  p = decay theta + u.
   void step(const StepInput& in, const Coefficients& c);
   /// This rank leaves the step out.
   void leave_out();
+  /// Masks take these elements out: they go back to theta.
+  void leave_out(std::span<const std::size_t> elements);
   /// Collective: this step, of which the others' is part, and the sync after
   /// it:  theta = decay theta + mean_i u_i,  p = theta,  u = 0.
   void sync(const StepInput& in, const Coefficients& c, StepMeter& step);

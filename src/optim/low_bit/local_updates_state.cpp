@@ -49,13 +49,13 @@ LocalUpdates::Saved LocalUpdates::read(StateDict& state, bool is_frozen) const {
   const std::size_t num_groups = interval_.lrs.size();
   Saved saved;
   Interval& then = saved.interval;
-  then.lrs = saved_values<double>(state, "lrs", num_groups);
+  then.lrs = saved_values<double>(state, "lrs", num_groups, Sign::kNotNegative);
   then.decay = saved_values<double>(state, "decay", num_groups);
   then.accumulated = state.integer("accumulated") != 0;
   then.momenta_differ = state.integer("momenta_differ") != 0;
-  then.steps = state.integer("local_steps");
+  then.steps = saved_count(state, "local_steps");
   then.taken = state.has_scalar("local_steps_taken")
-                   ? state.integer("local_steps_taken")
+                   ? saved_count(state, "local_steps_taken")
                    : then.steps;
   then.decay_taken =
       state.has_array("decay_taken")

@@ -47,7 +47,16 @@ std::vector<std::size_t> LowBitOptimizer::Impl::prepare_gradients(
   if (gradients.any_late()) admitted = momentum.admit_late(step);
   step.report().revived += admitted.size();
   denominator.guard(in.grads, grad_scale, gradients.chunk_squares());
+  if (model.masks.are_waiting()) follow_masks();
   return admitted;
+}
+
+MaskChange LowBitOptimizer::Impl::follow_masks() {
+  model.masks.follow();
+  if (denominator.blocks.empty()) return {};  // they act at the freeze
+  MaskChange change = denominator.follow_masks();
+  leave_out(change.excluded);
+  return change;
 }
 
 void LowBitOptimizer::Impl::put_off_verification() {
@@ -60,8 +69,9 @@ void LowBitOptimizer::Impl::verify(View params, const std::string& schedule) {
   if (!verification_is_due) return;
   verification_is_due = false;
   verify_same(model.comm, model.pool, adam().layout(), params,
-              "step " + std::to_string(steps) + ' ' + schedule + '\n' +
-                  model.settings.describe() + adam().describe());
+              fmt::format("step {} {}\nmasks {:08x} {}{}", steps, schedule,
+                          model.masks.fingerprint(), model.settings.describe(),
+                          adam().describe()));
 }
 
 LowBitOptimizer::LowBitOptimizer(std::unique_ptr<Impl> impl)
@@ -125,6 +135,10 @@ std::int64_t LowBitOptimizer::skipped_steps() const noexcept {
 
 Phase LowBitOptimizer::phase() const noexcept { return impl_->phase(); }
 
+std::optional<std::int64_t> LowBitOptimizer::freeze_step() const {
+  return impl_->freeze_step();
+}
+
 void LowBitOptimizer::set_learning_rate(std::size_t group,
                                         double learning_rate) {
   impl_->adam().set_learning_rate(group, learning_rate);
@@ -140,6 +154,15 @@ void LowBitOptimizer::set_weight_decay(std::size_t group, double weight_decay) {
 
 double LowBitOptimizer::weight_decay(std::size_t group) const {
   return impl_->adam().weight_decay(group);
+}
+
+void LowBitOptimizer::set_exp_avg_mask(std::size_t group,
+                                       std::span<const float> mask) {
+  impl_->model.masks.set(impl_->model.adam.layout(), group, mask);
+}
+
+std::vector<std::string> LowBitOptimizer::take_notes() {
+  return std::exchange(impl_->notes, {});
 }
 
 std::size_t LowBitOptimizer::num_groups() const noexcept {

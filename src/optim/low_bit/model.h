@@ -10,6 +10,7 @@
 
 #include "compress/places.h"
 #include "optim/low_bit/host_gradients.h"
+#include "optim/low_bit/masks.h"
 #include "optim/low_bit/options.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/comm/hosts.h"
@@ -50,7 +51,8 @@ struct LowBitModel {
         block_options{.world_size = c.size(),
                       .bucket_elements = settings.exchange.bucket_elements,
                       .scale_per_unit = scale_per_unit},
-        layout(parameters, settings.groups, block_options) {
+        layout(parameters, settings.groups, block_options),
+        masks(parameters, settings.groups) {
     if (groups)
       host = std::make_unique<HostGradients>(*groups, pool, layout, places);
   }
@@ -64,7 +66,8 @@ struct LowBitModel {
         adam(parameters, settings.adam, Adam::Moments::kNone),
         pool(settings.exchange.num_threads),
         block_options{.world_size = c.size()},
-        layout(parameters, settings.groups, std::move(given)),
+        layout(parameters, std::move(given)),
+        masks(parameters, settings.groups),
         has_given_blocks(true) {
     if (groups)
       host = std::make_unique<HostGradients>(*groups, pool, layout, places);
@@ -81,6 +84,7 @@ struct LowBitModel {
   ThreadPool pool;
   const compress::BlockOptions block_options;
   const LowBitLayout layout;
+  Masks masks;
   /// By host: what ranks of one host average first. Null: flat.
   std::unique_ptr<HostGradients> host;
   const bool has_given_blocks = false;  // not cut by block_options

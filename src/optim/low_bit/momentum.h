@@ -92,7 +92,7 @@ class CompressedMomentum {
   void read(Range range, std::span<float> to) const;
 
   // ---- who takes part
-  /// kOut, kTakesPart or kLate for every element; empty: all take part.
+  /// A Participation for every element; empty: all take part.
   void set_participation(std::vector<std::uint8_t> elements);
   [[nodiscard]] Participations participation() const { return participation_; }
   [[nodiscard]] bool takes_part(std::size_t element) const {
@@ -121,6 +121,11 @@ class CompressedMomentum {
   /// Collective, after has_late() was true on some rank: such elements take
   /// part from now on, with a momentum of 0. Returns them.
   [[nodiscard]] std::vector<std::size_t> admit_late(StepMeter& step);
+
+  /// Makes participation what the caller's masks say. What they leave out gives
+  /// up its momentum; what they leave out no more is late, as if it had never
+  /// had a gradient. Unfit elements stay what they are.
+  [[nodiscard]] MaskChange follow_masks();
 
   // ---- the exchange and its residuals
   /// Collective: the seconds that an exchange of zeros takes. It has memory of

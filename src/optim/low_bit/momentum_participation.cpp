@@ -46,4 +46,23 @@ std::vector<std::size_t> CompressedMomentum::admit_late(StepMeter& step) {
   return admitted;
 }
 
+MaskChange CompressedMomentum::follow_masks() {
+  MaskChange change;
+  std::vector<std::uint8_t> elements = participation_;
+  elements.resize(model_.size(), kTakesPart);
+  for (const GroupRange& r : model_.layout.compressed)
+    for (std::size_t i = r.range.offset; i < r.range.end(); ++i) {
+      const bool is_out = model_.masks.leaves_out(i);
+      if (elements[i] == kUnfit || is_out == (elements[i] == kOut)) continue;
+      elements[i] = is_out ? kOut : kLate;
+      (is_out ? change.excluded : change.included).push_back(i);
+    }
+  if (change.empty()) return change;
+  keep_as_values();  // under the masks that have held so far
+  const auto m = model_.adam.exp_avg().as<float>();
+  for (const std::size_t i : change.excluded) m[i] = 0;
+  set_participation(std::move(elements));
+  return change;
+}
+
 }  // namespace thinwire::optim

@@ -73,9 +73,7 @@ void begin_new_parameters(StateDict& state, const LowBitModel& model) {
     for (std::size_t i = r.range.offset; i < r.range.end(); ++i) {
       if (!contains(added, i)) continue;
       d[i] = median;
-      elements[i] = !model.layout.mask.empty() && model.layout.mask[i] == 0
-                        ? kOut
-                        : kLate;
+      elements[i] = model.masks.leaves_out(i) ? kOut : kLate;
     }
   state.put("denominator", d);
   state.put("participation", elements);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,6 +46,11 @@ template <class Options>
           .bias_correction = options.bias_correction,
           .epsilon_inside_sqrt = options.epsilon_inside_sqrt,
           .groups = {options.groups.begin(), options.groups.end()}};
+}
+
+/// The number, or "none".
+[[nodiscard]] inline std::string text_of(std::optional<std::int64_t> number) {
+  return number ? std::to_string(*number) : "none";
 }
 
 /// From public options, whose common fields have common names.

@@ -102,7 +102,8 @@ Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
   taken->own = adopt_own(state);
   taken->m = take_floats(state, "exp_avg", DType::kFloat32, n);
   if (state.has_array("exp_avg_sq"))
-    taken->v = take_floats(state, "exp_avg_sq", DType::kFloat32, n);
+    taken->v = take_floats(state, "exp_avg_sq", DType::kFloat32, n,
+                           Sign::kNotNegative);
 
   return [this, taken] {
     for (std::size_t g = 0; g < taken->rates.size(); ++g)
@@ -118,7 +119,10 @@ Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
     momentum.set_participation(std::move(taken->elements));
     momentum.set_late(std::move(taken->late));
     denominator.blocks = std::move(taken->blocks);
+    notes.clear();
+    model.masks.follow();
     taken->own();
+    note_change(follow_masks(), notes);
   };
 }
 

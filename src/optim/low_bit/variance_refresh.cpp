@@ -159,7 +159,8 @@ VarianceRefresh::FirstDenominators VarianceRefresh::read(
   constexpr const char* kName = "revived_denominators";
   if (!state.has_array(kName)) return first;
   const auto elements = saved_elements(state, kName, model_.size());
-  const auto values = saved_values<float>(state, kName, elements.size());
+  const auto values =
+      saved_values<float>(state, kName, elements.size(), Sign::kPositive);
   for (std::size_t i = 0; i < elements.size(); ++i)
     first.emplace(elements[i], values[i]);
   return first;

@@ -220,7 +220,7 @@ TEST(EchoTransport, AnswersEveryPeerWithItsOwnMessage) {
   comm.all_to_all(input, output);
   EXPECT_EQ(output, input);
   comm.barrier();
-  test::expect_error(ErrorCode::kCommFailure, {"echo"},
+  test::expect_error(ErrorCode::kUnavailable, {"echo"},
                      [&] { (void)comm.split(0); });
 }
 

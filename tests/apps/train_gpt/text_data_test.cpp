@@ -125,10 +125,22 @@ TEST(TextData, ValidationTakes64KiBEvenlyWhereThereIsMore) {
   const std::size_t held_out = 200'000;
   const TextData data = TextData::of({counting(10 * held_out)}, /*context=*/64);
   EXPECT_EQ(data.validation_windows(), 1024u);
-  EXPECT_GE(data.validation_windows() * 64, TextData::kValidationBytes);
   // Context 63 does not divide 64 KiB: one window more.
   EXPECT_EQ(TextData::of({counting(10 * held_out)}, 63).validation_windows(),
             1041u);
+}
+
+TEST(TextData, ValidationTakesAsManyBytesAsAskedForOverAllFiles) {
+  const std::vector<std::string> texts = {counting(5000), counting(5000)};
+  const auto windows = [&](std::size_t bytes) {
+    return TextData::of(texts, /*context=*/7, bytes).validation_windows();
+  };
+  EXPECT_EQ(windows(1), 1u);
+  EXPECT_EQ(windows(70), 10u);
+  EXPECT_EQ(windows(71), 11u);
+  EXPECT_EQ(windows(1'000'000), 2 * (499u / 7));
+  const Batch batch = TextData::of(texts, 7, 14).validation_batch(0, 2);
+  EXPECT_EQ(batch.bytes[0], batch.bytes[8]) << "the first of each file";
 }
 
 TEST(TextData, HashTellsBytesAndFilesApart) {
@@ -155,15 +167,15 @@ TEST(TextData, TooLittleTextIsRefused) {
 
 TEST(TextData, FilesThatCannotBeReadAreNamed) {
   expect_error(ErrorCode::kUnavailable, {"no/such/file.txt", "No such file"},
-               [] { (void)TextData::load({"no/such/file.txt"}, 7); });
+               [] { (void)TextData::load({"no/such/file.txt"}, 7, 1); });
   const std::string folder = std::filesystem::temp_directory_path();
   expect_error(ErrorCode::kUnavailable, {folder, "folder"},
-               [&] { (void)TextData::load({folder}, 7); });
+               [&] { (void)TextData::load({folder}, 7, 1); });
 }
 
 TEST(TextData, WhatMayHaveNoEndIsRefused) {
   expect_error(ErrorCode::kUnavailable, {"/dev/zero", "no regular file"},
-               [] { (void)TextData::load({"/dev/zero"}, 7); });
+               [] { (void)TextData::load({"/dev/zero"}, 7, 1); });
 }
 
 TEST(TextData, FilesThatMemoryWouldNotHoldAreRefusedBySize) {
@@ -173,7 +185,7 @@ TEST(TextData, FilesThatMemoryWouldNotHoldAreRefusedBySize) {
   std::filesystem::resize_file(path, TextData::kMostBytes + 1);  // a hole
   expect_error(ErrorCode::kUnavailable,
                {path.string(), "4294967297 bytes", "at most 4294967296"},
-               [&] { (void)TextData::load({path.string()}, 7); });
+               [&] { (void)TextData::load({path.string()}, 7, 1); });
   std::filesystem::remove(path);
 }
 

@@ -17,7 +17,7 @@ class OnebitAdam {
  public:
   OnebitAdam(int world, const ParameterLayout& layout,
              const optim::OnebitAdamOptions& o, Floats start)
-      : freeze_step_(o.freeze_step),
+      : freeze_step_(optim::freeze_step_of(o)),
         refresh_every_(o.variance_refresh),
         setup_(setup_of(world, layout, o)),
         gradients_(setup_),

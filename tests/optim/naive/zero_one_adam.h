@@ -17,6 +17,7 @@ class ZeroOneAdam {
   ZeroOneAdam(int world, const ParameterLayout& layout,
               const optim::ZeroOneAdamOptions& o, const Floats& start)
       : o_(o),
+        stages_(optim::zero_one_stages_of(o)),
         setup_(setup_of(world, layout, o)),
         gradients_(setup_),
         bits_(setup_),
@@ -33,7 +34,7 @@ class ZeroOneAdam {
 
   /// False: skipped.
   bool step(const std::vector<Floats>& grads) {
-    if (t_ >= o_.var_freeze_step) return frozen_step(grads);
+    if (t_ >= stages_.var_freeze_step) return frozen_step(grads);
     if ((t_ + 1) % var_interval_ == 0) {
       const auto average = gradients_.exact(grads);
       if (!average) return false;
@@ -43,7 +44,7 @@ class ZeroOneAdam {
       if (!clip) return false;
       one_bit_step(grads, *clip);
     }
-    if (t_ == o_.var_freeze_step) {
+    if (t_ == stages_.var_freeze_step) {
       bits_.clear();
       origin_ = ranks_[0].p;
     }
@@ -51,7 +52,7 @@ class ZeroOneAdam {
   }
 
   void synchronize() {
-    if (t_ >= o_.var_freeze_step && moved()) sync();
+    if (t_ >= stages_.var_freeze_step && moved()) sync();
   }
 
   [[nodiscard]] const Floats& params(int rank) const {
@@ -93,7 +94,7 @@ class ZeroOneAdam {
     frozen_.emplace(setup_, var_updates_, m, whole, 10);
     for (Rank& rank : ranks_) rank.m = m;
     move(all);
-    if (++var_counter_ == o_.var_update_scaler) {
+    if (++var_counter_ == stages_.var_update_scaler) {
       var_counter_ = 0;
       var_interval_ *= 2;
     }
@@ -159,9 +160,10 @@ class ZeroOneAdam {
       local_step(ranks_[r], frozen_->inputs({grads[r]}, *clips[r])[0], all);
     }
     if (syncs && moved()) sync();
-    if (++local_counter_ == o_.local_step_scaler) {
+    if (++local_counter_ == stages_.local_step_scaler) {
       local_counter_ = 0;
-      local_interval_ = std::min(o_.local_step_clipper, 2 * local_interval_);
+      local_interval_ =
+          std::min(stages_.local_step_clipper, 2 * local_interval_);
     }
     return true;
   }
@@ -215,6 +217,7 @@ class ZeroOneAdam {
   }
 
   optim::ZeroOneAdamOptions o_;
+  optim::ZeroOneStages stages_;
   Setup setup_;
   Gradients gradients_;
   OneBit bits_;

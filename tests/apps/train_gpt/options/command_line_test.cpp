@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <limits>
-
 #include "apps/train_gpt/options/parsing.h"
 #include "thinwire/optim/onebit_adam.h"
 
@@ -65,13 +63,6 @@ TEST(CommandLine, PhasesFollowFromTheSteps) {
   EXPECT_EQ(options.freeze_step, 30);
   EXPECT_EQ(options.var_freeze_step, 40);
   EXPECT_EQ(options.local_steps, 8);
-}
-
-TEST(DefaultPhases, ScaleWithTheRun) {
-  EXPECT_EQ(default_phases(500, 50).local_step_scaler, 60);
-  EXPECT_EQ(default_phases(8, 0).local_step_scaler, 1);
-  constexpr std::int64_t kMany = std::numeric_limits<std::int64_t>::max();
-  EXPECT_EQ(default_phases(kMany, 0).var_freeze_step, kMany / 100 * 50 + 3);
 }
 
 TEST(CommandLine, ReadsEveryFlag) {

@@ -43,7 +43,7 @@ TEST_F(ConfigFile, OfDeepSpeedDecidesWhatNoFlagGives) {
   EXPECT_EQ(options.lr, 4e-4);
   EXPECT_EQ(options.freeze_step, 23);
   EXPECT_EQ(options.weight_decay, 0.01);
-  EXPECT_EQ(options.clip, 1);  // DeepSpeed's, where the file is silent
+  EXPECT_EQ(options.clip, 0);  // as the file, which is silent
   EXPECT_EQ(options.precision, DType::kFloat16);
   EXPECT_TRUE(options.file_sizes);
   EXPECT_TRUE(options.file_schedules);

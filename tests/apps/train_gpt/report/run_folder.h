@@ -52,7 +52,7 @@ class RunFolder : public ::testing::Test {
     writer.add(StepRow{2, std::numeric_limits<double>::quiet_NaN(), 0.002,
                        "compressed", 32768, 2048, 100, 0.25, 17'000});
     writer.add(ValidationRow{2, 1.625});
-    writer.finish(kSummary);
+    (void)writer.finish(kSummary);
   }
 
   const fs::path folder =

@@ -2,6 +2,7 @@
 #include "apps/train_gpt/report/run_record.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -48,11 +49,11 @@ TEST_F(RunFolder, OfARunThatGoesOnKeepsWhatWasBefore) {
   writer.go_on(2, {.bytes_sent = 200, .seconds = 0.2, .tokens = 20});
   EXPECT_EQ(text("metrics.jsonl"), before);
   writer.add(row(3));
-  const RunRecord& run = writer.so_far();
+  Summary summary;
+  summary.add(writer.totals());
+  const RunRecord run = writer.finish(summary);
   ASSERT_EQ(run.steps.size(), 3u);
   EXPECT_EQ(run.validations.size(), 2u);
-  Summary summary;
-  summary.add(run);
   EXPECT_EQ(summary.bytes_sent_per_rank, 300u);
   EXPECT_NEAR(summary.seconds, 0.3, 1e-12);
   EXPECT_EQ(summary.final_val_loss, 2.0);
@@ -71,16 +72,33 @@ TEST_F(RunFolder, OfARunThatWentOnElsewhereHasItsTotals) {
   summary.resumed_from = 100;
   summary.saves = 3;
   summary.save_seconds = 0.25;
-  summary.add(writer.so_far());
+  summary.add(writer.totals());
   EXPECT_EQ(summary.bytes_sent_per_rank, 5100u);
   EXPECT_EQ(summary.seconds, 10.1);
   EXPECT_EQ(summary.tokens_per_second, 1010 / 10.1);
   EXPECT_EQ(summary.final_val_loss, 1.5);
-  writer.finish(summary);
+  (void)writer.finish(summary);
   const Summary read = read_run(folder).summary;
   EXPECT_EQ(read.resumed_from, 100);
   EXPECT_EQ(read.saves, 3);
   EXPECT_EQ(read.save_seconds, 0.25);
+}
+
+// By the allocator's own count of bytes in use: a long run may not grow.
+TEST_F(RunFolder, OfALongRunHoldsNoRowsInMemory) {
+  RunWriter writer(folder, {}, {"a.txt"});
+  writer.begin();
+  const auto write_rows = [&](std::int64_t from, std::int64_t to) {
+    for (std::int64_t step = from; step < to; ++step) {
+      writer.add(row(step));
+      writer.add(ValidationRow{step, 2.0});
+    }
+  };
+  write_rows(1, 100);
+  const std::size_t before = mallinfo2().uordblks;
+  write_rows(100, 5100);
+  EXPECT_LT(mallinfo2().uordblks, before + 5000);
+  EXPECT_EQ(writer.finish({}).steps.size(), 5099u);
 }
 
 TEST_F(RunFolder, MissingOrTornFilesAreNamed) {
@@ -103,7 +121,7 @@ TEST_F(RunFolder, OfARunThatASignalEndedIsReadBack) {
   stopped.final_val_loss = std::numeric_limits<double>::quiet_NaN();
   RunWriter writer(folder, {}, {});
   writer.begin();
-  writer.finish(stopped);
+  (void)writer.finish(stopped);
   EXPECT_NE(text("summary.json")
                 .find("  \"stopped_at\": 1,\n"
                       "  \"stopped_by\": \"SIGINT\"\n}"),

@@ -18,7 +18,7 @@ TEST_F(RunFolder, KeepsSettingsThatAreLists) {
   writer.begin();
   Summary summary = kSummary;
   summary.zero_bits = "4/0";
-  writer.finish(summary);
+  (void)writer.finish(summary);
   const RunRecord run = read_run(folder);
   EXPECT_EQ(run.settings, (Settings{{"set", list}}));
   EXPECT_EQ(run.summary.zero_bits, "4/0");

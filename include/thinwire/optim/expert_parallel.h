@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "thinwire/comm/communicator.h"
+#include "thinwire/optim/data_parallel.h"
+#include "thinwire/optim/experts.h"
+#include "thinwire/optim/optimizer.h"
+#include "thinwire/optim/update_rule.h"
+
+namespace thinwire::optim {
+
+/// Makes the optimizer of the dense parameters, whose layout this is.
+using MakeOptimizer =
+    std::function<std::unique_ptr<Optimizer>(const ParameterLayout&)>;
+
+/// Any optimizer for the parameters that all ranks hold, and an update rule for
+/// experts, which are always averaged exactly, over the ranks that hold them.
+/// Both take a step or neither does; they are clipped by one norm, in which
+/// every expert counts once. Gradients of experts are divided by the ranks of
+/// the dense parameters: they are means over the whole batch.
+///
+/// Sends, beside what the dense optimizer sends, 2 (E-1)/E * 4 bytes per
+/// expert's parameter among its E ranks, half of it for gradients of 16 bits,
+/// and 8 bytes per rank.
+class ExpertParallel final : public Optimizer {
+ public:
+  /// Collective. In `layout` dense parameters come first, then the experts of
+  /// one communicator after those of another. `comm` and the experts'
+  /// communicators must outlive this object. Throws Error(kInvalidArgument), on
+  /// all ranks if they give different arguments.
+  ExpertParallel(comm::Communicator& comm, const ParameterLayout& layout,
+                 const std::vector<ExpertGroup>& experts,
+                 const MakeOptimizer& make_dense, const MakeRule& make_rule,
+                 const ExchangeOptions& options = {});
+  ~ExpertParallel() override;
+
+  using Optimizer::step;
+  StepReport step(const StepInput& input) override;
+  void reduce_early(View grads, Range range) override;
+  [[nodiscard]] bool reduces_early() const noexcept override;
+  [[nodiscard]] std::vector<Range> buckets() const override;
+  void measure_early(ConstView grads, Range range) override;
+  [[nodiscard]] bool measures_early() const noexcept override;
+  void finish_early() override;
+  void forget_early() noexcept override;
+  void set_freeze_gate(FreezeGate gate) override;
+  [[nodiscard]] std::optional<std::int64_t> freeze_step() const override;
+  void set_exp_avg_mask(std::size_t group,
+                        std::span<const float> mask) override;
+  [[nodiscard]] std::vector<std::string> take_notes() override;
+  void synchronize(View params) override;
+  [[nodiscard]] double residual_ratio() const override;
+  [[nodiscard]] std::vector<double> lamb_coeffs() const override;
+  [[nodiscard]] std::int64_t steps() const noexcept override;
+  [[nodiscard]] std::int64_t skipped_steps() const noexcept override;
+  /// Of the dense parameters.
+  [[nodiscard]] Phase phase() const noexcept override;
+  using Optimizer::set_learning_rate;
+  void set_learning_rate(std::size_t group, double learning_rate) override;
+  [[nodiscard]] double learning_rate(std::size_t group) const override;
+  void set_weight_decay(std::size_t group, double weight_decay) override;
+  [[nodiscard]] double weight_decay(std::size_t group) const override;
+  [[nodiscard]] std::size_t num_groups() const noexcept override;
+  /// The dense optimizer's, whose arrays go on over the experts if it is
+  /// DataParallel; beside another one the experts' have names that begin with
+  /// "experts.".
+  [[nodiscard]] State state() const override;
+  [[nodiscard]] Adoption adopt(StateDict state) override;
+  void repeat_local_steps(View params) override;
+  void read_masters(ConstView params) override;
+  [[nodiscard]] ConstView exchanged_params(ConstView params) const override;
+  [[nodiscard]] std::int64_t steps_behind() const noexcept override;
+  [[nodiscard]] StateDict owner() const override;
+  void require_owner(const StateDict& state) const override;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace thinwire::optim

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "thinwire/comm/communicator.h"
+#include "thinwire/core/parameter_layout.h"
+
+namespace thinwire::optim {
+
+/// Parameters whose replicas are not on all ranks: experts.
+struct ExpertGroup {
+  std::size_t group = 0;  ///< Of the layout, all of it.
+  /// The ranks that hold the same experts; must outlive the optimizer.
+  comm::Communicator* comm = nullptr;
+};
+
+/// Those of an options' groups that name a communicator of their own.
+template <class Group>
+[[nodiscard]] std::vector<ExpertGroup> expert_groups(
+    const std::vector<Group>& groups) {
+  std::vector<ExpertGroup> experts;
+  for (std::size_t g = 0; g < groups.size(); ++g)
+    if (groups[g].communicator != nullptr)
+      experts.push_back({g, groups[g].communicator});
+  return experts;
+}
+
+/// Parameters that the same ranks hold, by their numbers in the layout.
+struct HeldParameters {
+  comm::Communicator* comm = nullptr;
+  std::vector<std::size_t> parameters{};
+};
+/// The dense ones, which all ranks of `comm` hold, then the experts of each
+/// communicator, in the order of groups.
+[[nodiscard]] std::vector<HeldParameters> held_parameters(
+    comm::Communicator& comm, const ParameterLayout& layout,
+    const std::vector<ExpertGroup>& experts);
+/// Elements that all ranks hold.
+[[nodiscard]] std::size_t dense_size(const ParameterLayout& layout,
+                                     const std::vector<ExpertGroup>& experts);
+
+/// Throws Error(kInvalidArgument) unless every group is one of the layout's,
+/// given once and with a communicator, and some groups are dense.
+void require_experts(const ParameterLayout& layout,
+                     const std::vector<ExpertGroup>& experts);
+/// Collective: body() for the experts of each communicator, of which all ranks
+/// hold some; where it throws Error(kInvalidArgument), all ranks throw.
+void for_experts(comm::Communicator& comm,
+                 const std::vector<HeldParameters>& held,
+                 const std::function<void(const HeldParameters&)>& body);
+/// Collective: throws Error(kInvalidArgument) on all ranks, as
+/// comm::require_same(), unless those that hold the same parameters have the
+/// same names, shapes, groups and, of dense ones, places for them; and all of
+/// `comm` the same `rest`.
+void require_same_parameters(comm::Communicator& comm,
+                             const ParameterLayout& layout,
+                             const std::vector<ExpertGroup>& experts,
+                             std::string_view what, std::string_view rest);
+
+}  // namespace thinwire::optim

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/whole_model.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "core/json.h"
+#include "core/require.h"
+#include "thinwire/comm/agreement.h"
+
+namespace thinwire::checkpoint {
+
+namespace {
+
+Json list_of(const std::vector<std::int64_t>& values) {
+  Json list;
+  list.kind = Json::Kind::kArray;
+  for (const std::int64_t value : values)
+    list.elements.push_back(Json::of(value));
+  return list;
+}
+
+std::vector<std::int64_t> values_of(const Json& list) {
+  std::vector<std::int64_t> values;
+  for (const Json& value : list.elements)
+    values.push_back(static_cast<std::int64_t>(value.number));
+  return values;
+}
+
+// This rank's experts, and which ranks hold each. Collective.
+std::string text_of_experts(const comm::Communicator& comm,
+                            const ParameterLayout& layout,
+                            const std::vector<optim::HeldParameters>& held) {
+  Json all;
+  all.kind = Json::Kind::kArray;
+  const std::int64_t rank = comm.rank();
+  for (std::size_t h = 1; h < held.size(); ++h) {
+    std::vector<std::int64_t> ranks(
+        static_cast<std::size_t>(held[h].comm->size()));
+    held[h].comm->all_gather(std::span(&rank, 1), ranks);
+    for (const std::size_t p : held[h].parameters) {
+      const Parameter& parameter = layout.parameters()[p];
+      Json one = Json::object();
+      one.add("name", Json::of(std::string_view(parameter.name)));
+      one.add("shape",
+              list_of({parameter.shape.begin(), parameter.shape.end()}));
+      one.add("group", Json::of(static_cast<std::int64_t>(parameter.group)));
+      one.add("ranks", list_of(ranks));
+      all.elements.push_back(std::move(one));
+    }
+  }
+  return compact_json(all);
+}
+
+// Everything that identifies one must be the same wherever it is.
+struct Expert {
+  ParameterSpec spec;
+  std::vector<std::int64_t> ranks;
+};
+
+Expert expert_in(const Json& one) {
+  Expert expert;
+  expert.spec.name = one.find("name")->text;
+  for (const std::int64_t n : values_of(*one.find("shape")))
+    expert.spec.shape.push_back(static_cast<std::size_t>(n));
+  expert.spec.group = static_cast<std::size_t>(one.find("group")->number);
+  expert.ranks = values_of(*one.find("ranks"));
+  return expert;
+}
+
+}  // namespace
+
+WholeModel whole_model(comm::Communicator& comm, const Training& training) {
+  const ParameterLayout& layout = training.layout;
+  WholeModel whole;
+  whole.held = optim::held_parameters(comm, layout, training.experts);
+  std::vector<ParameterSpec> specs;
+  for (const std::size_t p : whole.held.front().parameters) {
+    const Parameter& parameter = layout.parameters()[p];
+    specs.push_back({parameter.name, parameter.shape, parameter.group});
+  }
+  whole.num_dense = specs.size();
+  whole.writers.assign(specs.size(), 0);
+  if (!training.experts.empty()) {
+    std::map<std::string, std::vector<std::int64_t>> known;
+    for (const std::string& text :
+         comm::gather_texts(comm, text_of_experts(comm, layout, whole.held)))
+      for (const Json& one : parse_json(text).elements) {
+        Expert expert = expert_in(one);
+        const auto [at, is_new] = known.emplace(expert.spec.name, expert.ranks);
+        if (at->second != expert.ranks)
+          reject(fmt::format(
+              "parameter '{}' is an expert of ranks {} and another one of "
+              "ranks {}: name experts by their number among all",
+              expert.spec.name, fmt::join(at->second, ", "),
+              fmt::join(expert.ranks, ", ")));
+        if (!is_new) continue;
+        whole.writers.push_back(static_cast<int>(expert.ranks.front()));
+        specs.push_back(std::move(expert.spec));
+      }
+  }
+  whole.layout = ParameterLayout::of(std::move(specs), layout.num_groups());
+  std::map<std::string_view, std::size_t> numbers;
+  for (std::size_t p = 0; p < layout.parameters().size(); ++p)
+    numbers.emplace(layout.parameters()[p].name, p);
+  whole.places.resize(layout.parameters().size());
+  for (std::size_t i = 0; i < whole.layout.parameters().size(); ++i) {
+    const auto at = numbers.find(whole.layout.parameters()[i].name);
+    if (at == numbers.end()) {
+      whole.own.emplace_back();
+      continue;
+    }
+    whole.own.emplace_back(at->second);
+    whole.places[at->second] = i;
+  }
+  return whole;
+}
+
+}  // namespace thinwire::checkpoint

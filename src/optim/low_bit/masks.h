@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "optim/low_bit/layout.h"
+#include "thinwire/core/parameter_layout.h"
+
+namespace thinwire::optim {
+
+/// The caller's masks (exp_avg_mask): elements whose momentum is constantly 0.
+/// They may change as training goes on. What is set waits until ranks have told
+/// each other in the scalar exchange of a step that all have set the same.
+class Masks {
+ public:
+  /// Of a fingerprint.
+  static constexpr std::uint32_t kBits = (std::uint32_t{1} << 29) - 1;
+
+  Masks(const ParameterLayout& layout, std::span<const LowBitGroup> groups);
+
+  /// Those that hold, one value per element; empty: 1 everywhere.
+  [[nodiscard]] std::span<const float> values() const { return values_; }
+  [[nodiscard]] bool leaves_out(std::size_t element) const {
+    return !values_.empty() && values_[element] == 0;
+  }
+
+  /// A group's, from the next follow() on. Throws Error(kInvalidArgument).
+  void set(const ParameterLayout& layout, std::size_t group,
+           std::span<const float> mask);
+  /// Something was set since.
+  [[nodiscard]] bool are_waiting() const { return next_.has_value(); }
+  void follow();
+  /// Other where the masks, those that wait included, are others; 0: 1
+  /// everywhere.
+  [[nodiscard]] std::uint32_t fingerprint() const { return fingerprint_; }
+
+ private:
+  std::vector<float> values_;
+  std::optional<std::vector<float>> next_;
+  std::uint32_t fingerprint_ = 0;
+};
+
+/// Elements, ascending, that another mask takes out or brings back.
+struct MaskChange {
+  std::vector<std::size_t> excluded{};
+  std::vector<std::size_t> included{};
+
+  [[nodiscard]] bool empty() const {
+    return excluded.empty() && included.empty();
+  }
+};
+
+/// Adds what a load says of it, if there is a change.
+void note_change(const MaskChange& change, std::vector<std::string>& notes);
+
+}  // namespace thinwire::optim

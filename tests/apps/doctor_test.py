@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs `thinwire doctor` alone and as MPI processes.
+
+usage: doctor_test.py THINWIRE MPIEXEC [TEST...]
+
+MPIEXEC is empty where the build has no MPI; then tests that need it are
+skipped, or fail if THINWIRE_REQUIRE names mpi.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
+
+import mpi_launcher
+from mpi_launcher import launcher, needs_mpi
+
+THINWIRE, mpi_launcher.MPIEXEC = sys.argv[1:3]
+HOST = socket.gethostname()
+
+
+class Doctor(unittest.TestCase):
+    def run_doctor(self, *prefix, code=0, **variables):
+        done = subprocess.run(
+            [*prefix, THINWIRE, "doctor"],
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done
+
+    def names(self, output):
+        return [line.split()[0] for line in output.splitlines()]
+
+    def test_alone_it_reports_and_measures(self):
+        report = self.run_doctor().stdout
+        self.assertRegex(report, r"\nprocessor +.*\nkernels ")
+        self.assertRegex(report, r"\nprefetch +(on|off): ")
+        self.assertRegex(report, r"\nbandwidth +[0-9.]+ GB/s.*\nready: ")
+        self.assertNotIn("\nranks ", report)
+
+    @needs_mpi
+    def test_ranks_that_have_the_same_print_one_block(self):
+        report = self.run_doctor(*launcher(3)).stdout
+        names = self.names(report)
+        self.assertEqual(len(set(names)), len(names), report)
+        self.assertRegex(report, rf"\nranks +3, on 1 host \({HOST}: 3\)")
+        self.assertIn("\nall ranks have the same\nready: ", report)
+
+    @needs_mpi
+    def test_each_difference_is_one_line_with_rank_and_host(self):
+        program = (THINWIRE, "doctor", ":")
+        start = launcher(1) + [*program, "-np", "2", "env", "THINWIRE_NUM_THREADS=3"]
+        report = self.run_doctor(*start).stdout
+        differing = [line for line in report.splitlines() if "differs" in line]
+        threads = r"threads +3 per rank \(THINWIRE_NUM_THREADS\)"
+        self.assertEqual(len(differing), 1, report)
+        self.assertRegex(differing[0], rf"^differs: ranks 1, 2 on {HOST}: {threads}$")
+        self.assertEqual(report.count("\nkernels "), 1, report)
+
+    @needs_mpi
+    def test_ranks_that_cannot_meet_print_labelled_blocks_and_fail(self):
+        done = self.run_doctor(*launcher(2), code=1, THINWIRE_COMM="local")
+        for rank in range(2):
+            self.assertIn(f"rank {rank} on {HOST}\nversion ", done.stdout)
+        self.assertIn("a launcher started 2 ranks", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])

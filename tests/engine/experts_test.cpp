@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+// Experts, which not all ranks hold, beside dense parameters.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+#include <string>
+
+#include "support/errors.h"
+#include "support/folder.h"
+#include "support/ranks.h"
+#include "support/values.h"
+#include "thinwire/checkpoint/inspect.h"
+#include "thinwire/engine/engine.h"
+#include "thinwire/kernels/cast.h"
+
+namespace thinwire::engine {
+namespace {
+
+using config::Config;
+using thinwire::test::expect_error;
+using thinwire::test::Folder;
+
+constexpr int kWorld = 4;
+constexpr int kExperts = 4;
+const checkpoint::SaveOptions kQuick{.durable = false};
+
+// Who holds what: in `groups` groups, of which each rank's holds every
+// groups-th expert; 0: there are no groups, all ranks hold all experts.
+struct Held {
+  Held(comm::Communicator& comm, int number_of_groups)
+      : rank(comm.rank()), groups(std::max(number_of_groups, 1)) {
+    if (number_of_groups > 0) holders = comm.split(rank % groups);
+    std::vector<ParameterSpec> specs = {{"first", {40, 50}, 0},
+                                        {"last", {1300}, 0}};
+    for (int e = 0; e < kExperts; ++e)
+      if (e % groups == rank % groups)
+        for (const char* part : {"in", "out"})
+          specs.push_back({fmt::format("expert.{}.{}", e, part), {35, 20}, 1});
+    layout = ParameterLayout::of(std::move(specs));
+  }
+  // Of the ranks that share out all experts, each sends what is another's.
+  [[nodiscard]] bool gets_from(int other) const {
+    return other / groups == rank / groups;
+  }
+
+  int rank;
+  int groups;
+  std::unique_ptr<comm::Communicator> holders;
+  ParameterLayout layout;
+};
+
+Config of_experts(Config config, const Held& held) {
+  std::visit(
+      [&](auto& options) {
+        options.groups.resize(2);
+        options.groups[1].communicator = held.holders.get();
+      },
+      config.optimizer);
+  return config;
+}
+
+// Small multiples of a power of two: every sum is exact in 16 bits.
+std::vector<float> contribution(const Parameter& p, int step, int rank) {
+  std::vector<float> values;
+  const auto seed = static_cast<unsigned>(
+      std::hash<std::string>{}(fmt::format("{} {} {}", p.name, step, rank)));
+  for (const std::uint32_t word : thinwire::test::random_words(p.size, seed))
+    values.push_back(static_cast<float>(static_cast<int>(word % 17) - 8) / 64);
+  return values;
+}
+
+struct Trained {
+  Trained(comm::Communicator& comm, const Config& settings, int groups)
+      : held(comm, groups),
+        config(of_experts(settings, held)),
+        params(held.layout.size(), config.precision.dtype),
+        grads(keeps_gradients(config, comm.size()) ? held.layout.size() : 0,
+              config.precision.dtype) {
+    Buffer initial(held.layout.size(), DType::kFloat32);
+    for (const Parameter& p : held.layout.parameters())
+      kernels::convert(contribution(p, -1, 0),
+                       initial.view().subview(p.offset, p.size));
+    kernels::convert(std::as_const(initial).view(), params.view());
+    engine.emplace(comm, held.layout, config, params.view(), grads.view());
+  }
+
+  // `broken`: the rank whose first expert gets what is not finite.
+  EngineReport step(int t, int broken = -1) {
+    engine->begin_backward();
+    const auto parameters = held.layout.parameters();
+    for (std::size_t i = parameters.size(); i-- > 0;) {
+      const Parameter& p = parameters[i];
+      std::vector<float> sum(p.size);
+      for (int r = 0; r < kWorld; ++r) {
+        if (p.group == 0 ? r != held.rank : !held.gets_from(r)) continue;
+        const std::vector<float> part = contribution(p, t, r);
+        for (std::size_t k = 0; k < p.size; ++k) sum[k] += part[k];
+      }
+      if (broken == held.rank && p.group == 1)
+        sum[3] = std::numeric_limits<float>::infinity();
+      Buffer gradient(p.size, config.precision.dtype);
+      kernels::convert(sum, gradient.view());
+      if (grads.empty()) {
+        engine->gradient_ready(i, gradient.view());
+        continue;
+      }
+      kernels::convert(sum, grads.view().subview(p.offset, p.size));
+      engine->gradient_ready(i);
+    }
+    engine->end_backward();
+    return engine->step();
+  }
+
+  // By name, of the masters.
+  std::map<std::string, std::vector<float>> values() {
+    std::map<std::string, std::vector<float>> all;
+    for (const Parameter& p : held.layout.parameters())
+      all[p.name] = engine->full_parameter(p.name);
+    return all;
+  }
+
+  Held held;
+  Config config;
+  Buffer params;
+  Buffer grads;
+  std::optional<Engine> engine;
+};
+
+void expect_same_values(Trained& run, Trained& of_all,
+                        const std::string& what) {
+  const auto want = of_all.values();
+  for (const auto& [name, values] : run.values())
+    EXPECT_EQ(values, want.at(name)) << name << ", " << what;
+}
+
+Config exact(DType dtype, int stage) {
+  Config config{.optimizer = optim::AdamOptions{.learning_rate = 1e-2,
+                                                .weight_decay = 0.1}};
+  config.precision.dtype = dtype;
+  config.precision.loss_scale = {.initial_scale = 1, .dynamic = false};
+  config.zero.stage = stage;
+  return config;
+}
+
+std::vector<Config> exact_ways() {
+  std::vector<Config> ways;
+  for (const int stage : {0, 1, 2})
+    for (const DType dtype :
+         {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
+      ways.push_back(exact(dtype, stage));
+  return ways;
+}
+
+std::string name_of(const Config& config) {
+  return fmt::format("{} {} at stage {}", config::name_of(config.optimizer),
+                     to_string(config.precision.dtype), config.zero.stage);
+}
+
+Config one_bit() {
+  return {.optimizer = optim::OnebitAdamOptions{.learning_rate = 1e-2,
+                                                .freeze_step = 2}};
+}
+
+// ---- training
+
+TEST(Experts, TrainAsWhereEveryRankHoldsAll) {
+  comm::run_local_ranks(kWorld, [](comm::Communicator& comm) {
+    for (const Config& config : exact_ways())
+      for (const int groups : {1, 2, 4}) {
+        Trained run(comm, config, groups);
+        Trained of_all(comm, config, 0);
+        for (int t = 0; t < 4; ++t) {
+          const auto report = run.step(t);
+          EXPECT_NEAR(report.grad_norm, of_all.step(t).grad_norm, 1e-9);
+          EXPECT_TRUE(report.applied);
+        }
+        expect_same_values(run, of_all, name_of(config));
+      }
+  });
+}
+
+TEST(Experts, AreClippedByTheNormOfTheWholeModel) {
+  comm::run_local_ranks(kWorld, [](comm::Communicator& comm) {
+    for (const int stage : {0, 1, 2}) {
+      Config config = exact(DType::kFloat32, stage);
+      config.gradient_clipping = 0.5;
+      Trained run(comm, config, 2);
+      Trained of_all(comm, config, 0);
+      for (int t = 0; t < 3; ++t) {
+        const auto report = run.step(t);
+        EXPECT_LT(report.clip_factor, 1);
+        EXPECT_NEAR(report.clip_factor, of_all.step(t).clip_factor, 1e-12);
+      }
+    }
+  });
+}
+
+TEST(Experts, AnOverflowInOneSkipsTheStepOnAllRanks) {
+  comm::run_local_ranks(kWorld, [](comm::Communicator& comm) {
+    Config local = one_bit();
+    local.optimizer = optim::ZeroOneAdamOptions{
+        .var_freeze_step = 1, .local_step_scaler = 1, .local_step_clipper = 4};
+    for (const Config& config :
+         {exact(DType::kFloat32, 0), exact(DType::kFloat16, 0),
+          exact(DType::kFloat32, 2), one_bit(), local})
+      for (const int warm : {1, 4}) {
+        Trained run(comm, config, 2);
+        for (int t = 0; t < warm; ++t) run.step(t);
+        const auto before = run.values();
+        EXPECT_FALSE(run.step(9, 3).applied) << name_of(config) << warm;
+        EXPECT_EQ(run.values(), before) << name_of(config) << warm;
+        EXPECT_TRUE(run.step(warm).applied);
+      }
+  });
+}
+
+// Of the same gradients, with the same Adam.
+TEST(Experts, StayExactInLowBitOptimizers) {
+  comm::run_local_ranks(kWorld, [](comm::Communicator& comm) {
+    Trained run(comm, one_bit(), 2);
+    Config plain{.optimizer = optim::AdamOptions{.learning_rate = 1e-2}};
+    Trained of_all(comm, plain, 0);
+    for (int t = 0; t < 6; ++t) {
+      const auto report = run.step(t);
+      of_all.step(t);
+      EXPECT_EQ(report.phase,
+                t < 2 ? optim::Phase::kExact : optim::Phase::kCompressed);
+    }
+    const auto want = of_all.values();
+    for (const auto& [name, values] : run.values()) {
+      if (name.starts_with("expert"))
+        EXPECT_EQ(values, want.at(name)) << name;
+      else
+        EXPECT_NE(values, want.at(name)) << name;
+    }
+  });
+}
+
+// ---- checkpoints
+
+TEST(Experts, GoOnInGroupsOfAnyOtherSize) {
+  const Folder folder;
+  comm::run_local_ranks(kWorld, [&](comm::Communicator& comm) {
+    int saves = 0;
+    for (const Config& config : exact_ways()) {
+      const std::string root = folder.in(std::to_string(saves++));
+      Trained run(comm, config, 2);
+      for (int t = 0; t < 2; ++t) run.step(t);
+      const std::string path = run.engine->save(root, {}, kQuick).path;
+      EXPECT_TRUE(checkpoint::verify(path).good());
+      std::vector<std::unique_ptr<Trained>> resumed;
+      for (const int groups : {2, 1, 4, 0}) {
+        resumed.push_back(std::make_unique<Trained>(comm, config, groups));
+        resumed.back()->step(70);
+        resumed.back()->engine->load(path);
+      }
+      // Another stage has the same states.
+      Config other = config;
+      other.zero.stage = (config.zero.stage + 1) % 3;
+      resumed.push_back(std::make_unique<Trained>(comm, other, 4));
+      resumed.back()->engine->load(path);
+      for (int t = 2; t < 4; ++t) {
+        run.step(t);
+        for (const auto& one : resumed) one->step(t);
+      }
+      Trained* const of_all = resumed[3].get();
+      expect_same_values(run, *of_all, name_of(config));
+      for (const auto& one : resumed)
+        expect_same_values(*one, *of_all, name_of(config));
+    }
+  });
+}
+
+TEST(Experts, OfLowBitOptimizersGoOnInOtherGroups) {
+  const Folder folder;
+  comm::run_local_ranks(kWorld, [&](comm::Communicator& comm) {
+    Config lamb;
+    lamb.optimizer =
+        optim::OnebitLambOptions{.learning_rate = 1e-2, .freeze_step = 2};
+    int saves = 0;
+    for (const Config& config : {one_bit(), lamb})
+      for (const int steps : {1, 4}) {
+        Trained run(comm, config, 2);
+        for (int t = 0; t < steps; ++t) run.step(t);
+        const std::string path =
+            run.engine->save(folder.in(std::to_string(saves++)), {}, kQuick)
+                .path;
+        Trained same(comm, config, 2);
+        Trained other(comm, config, 4);
+        same.engine->load(path);
+        other.engine->load(path);
+        for (int t = steps; t < steps + 3; ++t) {
+          run.step(t);
+          same.step(t);
+          other.step(t);
+        }
+        const auto values = run.values();
+        EXPECT_EQ(same.values(), values) << name_of(config) << steps;
+        for (const auto& [name, of_other] : other.values())
+          // LAMB's norms are sums in another order.
+          for (std::size_t i = 0; values.contains(name) && i < of_other.size();
+               ++i)
+            ASSERT_NEAR(of_other[i], values.at(name)[i], 1e-6) << name;
+      }
+  });
+}
+
+TEST(Experts, WithOneNameForTwoAreNotSaved) {
+  const Folder folder;
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    const auto alone = comm.split(comm.rank());
+    const ParameterLayout layout =
+        ParameterLayout::of({{"dense", {10}, 0}, {"expert", {10}, 1}});
+    Config config{.optimizer = optim::AdamOptions{
+                      .groups = {{}, {.communicator = alone.get()}}}};
+    Buffer params(20, DType::kFloat32);
+    Buffer grads(20, DType::kFloat32);
+    Engine engine(comm, layout, config, params.view(), grads.view());
+    expect_error(ErrorCode::kInvalidArgument, {"expert", "number"},
+                 [&] { engine.save(folder.in("run"), {}, kQuick); });
+  });
+}
+
+// ---- what is refused
+
+TEST(Experts, AreRefusedWhereNobodyKnowsThem) {
+  comm::run_local_ranks(2, [](comm::Communicator& comm) {
+    const ParameterLayout layout =
+        ParameterLayout::of({{"dense", {10}, 0}, {"expert", {10}, 1}});
+    const ParameterLayout turned =
+        ParameterLayout::of({{"expert", {10}, 1}, {"dense", {10}, 0}});
+    Buffer params(20, DType::kFloat32);
+    Buffer grads(20, DType::kFloat32);
+    const auto refused = [&](Config config, const ParameterLayout& of,
+                             std::string_view part) {
+      std::visit(
+          [&](auto& options) {
+            options.groups.resize(2);
+            options.groups[1].communicator = &comm;
+          },
+          config.optimizer);
+      expect_error(ErrorCode::kInvalidArgument, {part}, [&] {
+        Engine(comm, of, config, params.view(), grads.view());
+      });
+    };
+    Config config{.optimizer = optim::AdamOptions{}};
+    refused(config, turned, "'dense' is out of this order");
+    config.semantics = config::Semantics::kDeepSpeed;
+    refused(config, layout, "semantics");
+    config.semantics = config::Semantics::kCorrected;
+    config.optimizer = shard::LeanOnebitAdamOptions{};
+    refused(config, layout, "lean_onebit_adam");
+  });
+}
+
+TEST(Experts, OfOneCommunicatorAreTheSameOnItsRanks) {
+  comm::run_local_ranks(4, [](comm::Communicator& comm) {
+    const auto holders = comm.split(comm.rank() / 2);
+    const ParameterLayout layout = ParameterLayout::of(
+        {{"dense", {10}, 0}, {comm.rank() == 3 ? "other" : "expert", {10}, 1}});
+    Config config{.optimizer = optim::AdamOptions{
+                      .groups = {{}, {.communicator = holders.get()}}}};
+    Buffer params(20, DType::kFloat32);
+    Buffer grads(20, DType::kFloat32);
+    expect_error(
+        ErrorCode::kInvalidArgument, {comm.rank() < 2 ? "gave up" : "other"},
+        [&] { Engine(comm, layout, config, params.view(), grads.view()); });
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::engine

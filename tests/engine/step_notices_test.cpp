@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// The lines of the log that an Engine writes about its steps.
+#include "engine/step_notices.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "engine/by_hand.h"
+#include "support/kept_log.h"
+#include "support/ranks.h"
+
+namespace thinwire::engine {
+namespace {
+
+using config::CommBackend;
+using config::Config;
+using test::Driven;
+using thinwire::test::KeptLog;
+
+void run(const Config& config, int ranks, std::int64_t steps,
+         std::int64_t overflows_until = 0) {
+  comm::run_local_ranks(ranks, [&](comm::Communicator& comm) {
+    Driven driven(comm, config);
+    for (std::int64_t t = 1; t <= steps; ++t) {
+      driven.backward({t, 0, t <= overflows_until});
+      (void)driven.engine.step();
+    }
+  });
+}
+
+TEST(StepNotices, TellOfTheFreezeAndTheFirstCompressedStepOnce) {
+  Config config;
+  config.fallback = config::Fallback::kOff;
+  config.optimizer = optim::OnebitAdamOptions{.freeze_step = 3};
+  const KeptLog log;
+  run(config, 2, 8);
+  EXPECT_EQ(log.with("step 3 was the last exact one").size(), 1u);
+  const auto first = log.with("step 4: from now on ranks exchange");
+  ASSERT_EQ(first.size(), 1u);
+  EXPECT_NE(first[0].find("one bit per element; this one sent"),
+            std::string::npos);
+  EXPECT_EQ(log.with("exact one").size(), 2u);
+}
+
+TEST(StepNotices, AreSilentAboutExactRunsAndSingleRanks) {
+  const KeptLog log;
+  run({}, 2, 4);
+  Config config;
+  config.optimizer = optim::OnebitAdamOptions{.freeze_step = 2};
+  run(config, 1, 4);
+  EXPECT_TRUE(log.with("step ").empty());
+}
+
+TEST(StepNotices, TellOfSkippedStepsTheMoreSeldomTheMoreThereAre) {
+  Config config;
+  config.precision = {.dtype = DType::kFloat16,
+                      .loss_scale = {.initial_scale = 1024, .hysteresis = 1}};
+  const KeptLog log;
+  run(config, 2, 8, 7);
+  const auto lines = log.with("was skipped on all ranks");
+  ASSERT_EQ(lines.size(), 3u);
+  for (const auto& [line, text] :
+       {std::pair(0, "1 so far: a gradient was not finite"),
+        std::pair(0, "the loss scale was 1024 and is 512 now"),
+        std::pair(1, "2 so far"),
+        std::pair(1, "the loss scale was 512 and is 256 now"),
+        std::pair(2, "4 so far"),
+        std::pair(2, "the loss scale was 128 and is 64 now")})
+    EXPECT_NE(lines[static_cast<std::size_t>(line)].find(text),
+              std::string::npos)
+        << lines[static_cast<std::size_t>(line)];
+}
+
+TEST(StepNotices, TellWhereTheTimeWentIfAsked) {
+  Config config;
+  config.wall_clock_breakdown = true;
+  {
+    const KeptLog log;
+    run(config, 2, 21);  // every 10 steps, as nothing else is said
+    EXPECT_EQ(
+        log.with("time per step, mean of 10 steps up to 10: backward ").size(),
+        1u);
+    EXPECT_EQ(log.with("time per step").size(), 2u);
+  }
+  config.steps_per_print = 3;
+  const KeptLog log;
+  run(config, 2, 7);
+  EXPECT_EQ(log.with("mean of 3 steps up to 6").size(), 1u);
+  EXPECT_EQ(log.with("time per step").size(), 2u);
+}
+
+TEST(StepNotices, TimesAreMeansOverTheSteps) {
+  EngineReport sum;
+  sum.steps = 12;
+  sum.backward_seconds = 0.4;
+  sum.seconds = 0.2;
+  sum.exchange_seconds = 0.1;
+  sum.comm_busy_seconds = 0.4;
+  sum.bytes_sent = 8'000'000;
+  EXPECT_EQ(
+      time_line(sum, 4),
+      "time per step, mean of 4 steps up to 12: backward 100 ms, step() "
+      "50 ms, waiting for ranks 25 ms, exchange in flight 100 ms (75 % of "
+      "it beside computation), 2 MB sent");
+}
+
+TEST(StepNotices, TellWhatMemoryHoldsIfAsked) {
+  Config config;
+  config.memory_breakdown = true;
+  const KeptLog log;
+  run(config, 2, 3);
+  EXPECT_EQ(log.with("memory of this rank at the start: ").size(), 1u);
+  EXPECT_EQ(log.with("memory of this rank after the first step: ").size(), 1u);
+  EXPECT_EQ(log.with("memory").size(), 2u);
+  MemoryUse use;
+  use.now[static_cast<std::size_t>(MemoryKind::kStates)] = 8'000'000;
+  EXPECT_NE(memory_line("now", use).find("now: 8 MB"), std::string::npos);
+  EXPECT_NE(memory_line("now", use).find("states 8 MB"), std::string::npos);
+}
+
+TEST(StepNotices, TellOfATransportThatIsNotTheNamedOne) {
+  const auto lines = [](CommBackend backend, int ranks) {
+    Config config;
+    config.optimizer = optim::OnebitAdamOptions{};
+    config.comm.backend = backend;
+    const KeptLog log;
+    run(config, ranks, 1);
+    return log.with("ranks exchange over local");
+  };
+  EXPECT_TRUE(lines(CommBackend::kUnset, 2).empty());
+  EXPECT_TRUE(lines(CommBackend::kNccl, 1).empty());
+  const auto nccl = lines(CommBackend::kNccl, 2);
+  ASSERT_EQ(nccl.size(), 1u);
+  EXPECT_NE(nccl[0].find("comm_backend_name is nccl"), std::string::npos);
+  EXPECT_NE(nccl[0].find("tensors are on the CPU"), std::string::npos);
+  const auto mpi = lines(CommBackend::kMpi, 2);
+  ASSERT_EQ(mpi.size(), 1u);
+  EXPECT_NE(mpi[0].find("THINWIRE_COMM"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace thinwire::engine

@@ -1,0 +1,40 @@
+# Configures a project that adds SOURCE_DIR as a subdirectory: what is its own
+# stays as it was, and warnings of its compiler are no errors.
+set(work ${BUILD_DIR}/subdirectory-test)
+file(REMOVE_RECURSE ${work})
+execute_process(
+  COMMAND ${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/subdirectory -B ${work}
+          -G ${GENERATOR} -D CMAKE_CXX_COMPILER=${COMPILER}
+          -D THINWIRE_SOURCE_DIR=${SOURCE_DIR}
+          -D CMAKE_EXPORT_COMPILE_COMMANDS=ON
+  RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+if(NOT result EQUAL 0)
+  message(FATAL_ERROR "ended with ${result}\n${output}")
+endif()
+if(NOT output MATCHES "BUILD_SHARED_LIBS has no effect on Thinwire")
+  message(FATAL_ERROR "says nothing of BUILD_SHARED_LIBS:\n${output}")
+endif()
+
+file(READ ${work}/build_type build_type)
+if(NOT build_type STREQUAL "'' ''")
+  message(FATAL_ERROR "the parent's build type has become ${build_type}")
+endif()
+file(READ ${work}/compile_commands.json commands)
+if(commands MATCHES "-Werror")
+  message(FATAL_ERROR "a subdirectory is compiled with -Werror")
+endif()
+string(JSON last LENGTH "${commands}")
+math(EXPR last "${last} - 1")
+set(optimized 0)
+foreach(at RANGE ${last})
+  string(JSON command GET "${commands}" ${at} command)
+  string(JSON file GET "${commands}" ${at} file)
+  if(file MATCHES "/app.cpp$" AND command MATCHES " -(O|W|g|f[^i])")
+    message(FATAL_ERROR "the parent's own file has flags: ${command}")
+  elseif(file MATCHES "^${SOURCE_DIR}/src/" AND command MATCHES " -O3 ")
+    math(EXPR optimized "${optimized} + 1")
+  endif()
+endforeach()
+if(NOT optimized EQUAL last)
+  message(FATAL_ERROR "of ${last} sources, ${optimized} are optimized")
+endif()

@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that check_conformance.py finds pages, names and runs that are wrong."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+CHECK = Path(__file__).with_name("check_conformance.py")
+ITEM = {
+    "item": "it adds",
+    "place": "`src/add.cpp`",
+    "tests": ["Add.*"],
+    "state": "done",
+}
+PYTEST = "<testsuites><testsuite>{}</testsuite></testsuites>"
+
+
+class CheckConformance(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+        self.plant("src/add.cpp", "")
+        self.plant("tests/add_test.cpp", "TEST_P(Add, Sums) {}\nTEST(Add, Wraps) {}\n")
+        self.plant("python/tests/test_add.py", "def test_add() -> None: ...\n")
+        self.plant("tests/CMakeLists.txt", "thinwire_script_test(\n  adds COMMAND a)\n")
+
+    def plant(self, path, text):
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def check(self, *arguments):
+        done = subprocess.run(
+            [sys.executable, CHECK, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    def plant_page(self, practice=("test_add", "adds"), **changes):
+        content = {
+            **{key: [] for key in ("introduction", "of_descriptions", "of_practice")},
+            "descriptions": [{"title": "Adding", "items": [{**ITEM, **changes}]}],
+            "practice": [
+                {
+                    "title": "Sums",
+                    "items": [{"id": "1", "item": "one", "tests": list(practice)}],
+                }
+            ],
+        }
+        self.plant("docs/conformance.json", json.dumps(content))
+        self.assertEqual(self.check("--write", self.root), (0, ""))
+
+    def expect(self, text, **changes):
+        self.plant_page(**changes)
+        code, output = self.check(self.root)
+        self.assertEqual(code, 1, output)
+        self.assertIn(text, output)
+
+    def test_leaves_alone_what_is_right(self):
+        self.plant_page()
+        self.assertEqual(self.check(self.root), (0, ""))
+        self.plant_page(state="declined", note="Nobody adds.", tests=[])
+        self.assertEqual(self.check(self.root), (0, ""))
+
+    def test_the_page_is_what_the_list_gives(self):
+        self.plant_page()
+        page = self.root / "docs" / "conformance.md"
+        self.assertIn("| it adds | yes | `src/add.cpp` | `Add.*` |", page.read_text())
+        page.write_text(page.read_text().replace("it adds", "it multiplies"))
+        code, output = self.check(self.root)
+        self.assertEqual(code, 1)
+        self.assertIn("--write", output)
+
+    def test_every_name_is_that_of_a_test(self):
+        self.expect("no such test: Add.Divides", tests=["Add.Divides"])
+        self.expect("no such test: Sub.*", tests=["Sub.*"])
+        self.expect("no such test: test_sub", practice=["test_sub"])
+        self.expect("no such file: src/sub.cpp", place="`src/sub.cpp`")
+
+    def test_what_is_not_done_says_why(self):
+        self.expect("neither a test nor a sentence", tests=[])
+        self.expect("missing without a sentence", state="missing")
+        self.expect("partly without a sentence", state="partly", note="and so on")
+
+    def plant_results(self, gtest="", pytest="", script="run", options=()):
+        self.plant(
+            "results/ctest.xml",
+            f'<testsuite><testcase name="add_test" status="run"/>'
+            f'<testcase name="adds" status="{script}"/></testsuite>',
+        )
+        self.plant("results/add_test.xml", PYTEST.format(gtest))
+        self.plant("pytest/pytest.xml", PYTEST.format(pytest))
+        folders = [self.root / "results", self.root / "pytest", self.root / "none"]
+        return self.check(*options, "--ran", *folders, "--", self.root)
+
+    def test_every_named_test_has_passed(self):
+        self.plant_page()
+        one = '<testcase classname="All/Add" name="Sums/0">{}</testcase>'
+        other = '<testcase classname="tests.test_add" name="test_add[2]"/>'
+        skipped = one.format('<skipped message="no"/>')
+        all_well = "3 tests are named: 3 passed, 0 did not run\n"
+        self.assertEqual(self.plant_results(one.format(""), other), (0, all_well))
+        for wanted, gtest, pytest, script in (
+            ("failed: Add.*\n", one.format("<failure/>"), other, "run"),
+            ("skipped: Add.*\n", skipped, other, "run"),
+            ("failed: adds\n", one.format(""), other, "fail"),
+            ("not run: test_add\n", one.format(""), "", "run"),
+        ):
+            with self.subTest(wanted):
+                code, output = self.plant_results(gtest, pytest, script)
+                self.assertEqual(code, 1)
+                self.assertIn(f"{wanted}3 tests are named: 2 passed", output)
+
+    def test_a_part_of_the_tests_may_not_have_run(self):
+        self.plant_page()
+        one = '<testcase classname="All/Add" name="Sums/0">{}</testcase>'
+        partial = ["--partial"]
+        code, output = self.plant_results(one.format(""), options=partial)
+        said = "3 tests are named: 2 passed, 1 did not run\n"
+        self.assertEqual((code, output), (0, said))
+        code, output = self.plant_results(one.format("<error/>"), options=partial)
+        self.assertEqual((code, output[:13]), (1, "failed: Add.*"))
+
+
+if __name__ == "__main__":
+    unittest.main()

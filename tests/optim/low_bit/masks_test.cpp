@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// The caller's masks win: at every load, and in every step.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "optim/support.h"
+#include "support/errors.h"
+
+namespace thinwire::optim {
+namespace {
+
+constexpr std::int64_t kFreeze = 3;
+constexpr std::size_t kSize = 1500;
+constexpr std::size_t kMasked = 40;  // the last ones
+
+using test::MakeOptimizer;
+using Mask = std::vector<float>;
+
+ParameterLayout layout() {
+  return ParameterLayout::of({{"a", {kSize}, 0}, {"b", {33}, 1}});
+}
+
+Mask mask(bool masked) {
+  Mask values(kSize, 1.0f);
+  if (masked) std::fill(values.end() - kMasked, values.end(), 0.0f);
+  return values;
+}
+
+struct Kind {
+  std::string name;
+  std::function<MakeOptimizer(const Mask&)> make;
+};
+
+template <class Options>
+Options with(Options options, const Mask& mask) {
+  options.groups.resize(2);
+  options.groups[0].exp_avg_mask = mask;
+  return options;
+}
+
+std::vector<Kind> kinds() {
+  constexpr double kRate = 0.02;
+  return {
+      {"onebit_adam",
+       [](const Mask& mask) {
+         return test::onebit_adam(with(
+             OnebitAdamOptions{.learning_rate = kRate, .freeze_step = kFreeze},
+             mask));
+       }},
+      {"onebit_adam_refresh",
+       [](const Mask& mask) {
+         return test::onebit_adam(with(OnebitAdamOptions{.learning_rate = kRate,
+                                                         .freeze_step = kFreeze,
+                                                         .variance_refresh = 3},
+                                       mask));
+       }},
+      {"onebit_lamb",
+       [](const Mask& mask) {
+         return test::onebit_lamb(with(
+             OnebitLambOptions{.learning_rate = kRate, .freeze_step = kFreeze},
+             mask));
+       }},
+      {"zero_one_adam_momentum",
+       [](const Mask& mask) {
+         return test::zero_one_adam(
+             with(ZeroOneAdamOptions{.learning_rate = kRate,
+                                     .var_freeze_step = 100,
+                                     .var_update_scaler = 1},
+                  mask));
+       }},
+      {"zero_one_adam_local", [](const Mask& mask) {
+         return test::zero_one_adam(
+             with(ZeroOneAdamOptions{.learning_rate = kRate,
+                                     .var_freeze_step = kFreeze,
+                                     .local_step_scaler = 3,
+                                     .local_step_clipper = 3},
+                  mask));
+       }}};
+}
+
+class ScriptMasks : public ::testing::TestWithParam<std::tuple<int, Kind>> {
+ protected:
+  void on_ranks(const std::function<void(comm::Communicator&,
+                                         std::vector<float>&)>& body) {
+    comm::run_local_ranks(std::get<0>(GetParam()), [&](auto& comm) {
+      auto params = test::normal(layout().size(), 3);
+      body(comm, params);
+    });
+  }
+  [[nodiscard]] std::unique_ptr<Optimizer> make(comm::Communicator& comm,
+                                                bool masked) const {
+    return std::get<1>(GetParam()).make(mask(masked))(comm, layout());
+  }
+  static StepReport step(Optimizer& optimizer, std::vector<float>& params,
+                         std::int64_t t, int rank) {
+    auto grads = test::gradient(params.size(), t, rank);
+    return optimizer.step(params, grads);
+  }
+  // Parameters of the masked elements.
+  static std::vector<float> masked_of(const std::vector<float>& params) {
+    return {params.begin() + (kSize - kMasked), params.begin() + kSize};
+  }
+  // As a load goes: parameters are those of the last exchange.
+  static void load(Optimizer& to, const Optimizer& from,
+                   std::vector<float>& params) {
+    const ConstView exchanged = from.exchanged_params(View(std::span(params)));
+    const auto values = exchanged.as<float>();
+    params = {values.begin(), values.end()};
+    to.load_state_dict(from.state_dict());
+    to.repeat_local_steps(View(std::span(params)));
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, ScriptMasks,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 8),
+                                            ::testing::ValuesIn(kinds())),
+                         [](const auto& tested) {
+                           return fmt::format("{}_w{}",
+                                              std::get<1>(tested.param).name,
+                                              std::get<0>(tested.param));
+                         });
+
+TEST_P(ScriptMasks, AnElementThatTheScriptMasksIsLeftOutAfterALoad) {
+  on_ranks([&](comm::Communicator& comm, std::vector<float>& params) {
+    const auto first = make(comm, false);
+    for (std::int64_t t = 1; t <= 8; ++t) step(*first, params, t, comm.rank());
+    const auto second = make(comm, true);
+    load(*second, *first, params);
+    const auto notes = second->take_notes();
+    ASSERT_EQ(notes.size(), 1u);
+    EXPECT_NE(notes[0].find("leaves out 40 elements"), std::string::npos);
+    const auto before = masked_of(params);
+    for (std::int64_t t = 9; t <= 11; ++t)
+      EXPECT_EQ(step(*second, params, t, comm.rank()).masked, kMasked) << t;
+    if (std::get<1>(GetParam()).name == "zero_one_adam_momentum") return;
+    EXPECT_EQ(masked_of(params), before);
+  });
+}
+
+TEST_P(ScriptMasks, AnElementThatTheScriptDoesNotMaskTakesPartAfterALoad) {
+  on_ranks([&](comm::Communicator& comm, std::vector<float>& params) {
+    const auto first = make(comm, true);
+    for (std::int64_t t = 1; t <= 8; ++t) step(*first, params, t, comm.rank());
+    const auto second = make(comm, false);
+    load(*second, *first, params);
+    const auto notes = second->take_notes();
+    ASSERT_EQ(notes.size(), 1u);
+    EXPECT_NE(notes[0].find("1 for 40 elements"), std::string::npos);
+    const auto before = masked_of(params);
+    StepReport last;
+    for (std::int64_t t = 9; t <= 14; ++t) {
+      last = step(*second, params, t, comm.rank());
+      for (const float p : params) ASSERT_TRUE(std::isfinite(p)) << t;
+    }
+    EXPECT_EQ(last.masked, 0u);
+    const auto now = masked_of(params);
+    for (std::size_t i = 0; i < kMasked; ++i) EXPECT_NE(now[i], before[i]) << i;
+  });
+}
+
+// Whether it is set between two steps or a load brings it.
+TEST_P(ScriptMasks, SettingOneIsLoadingIntoAnOptimizerThatHasIt) {
+  on_ranks([&](comm::Communicator& comm, std::vector<float>& params) {
+    const auto first = make(comm, false);
+    for (std::int64_t t = 1; t <= 9; ++t) step(*first, params, t, comm.rank());
+    first->synchronize(View(std::span(params)));
+    auto same = params;
+    const auto second = make(comm, true);
+    load(*second, *first, same);
+    first->set_exp_avg_mask(0, mask(true));
+    const auto before = masked_of(params);
+    for (std::int64_t t = 10; t <= 18; ++t) {
+      step(*first, params, t, comm.rank());
+      step(*second, same, t, comm.rank());
+    }
+    first->synchronize(View(std::span(params)));
+    EXPECT_EQ(first->take_notes().size(), 0u);
+    const std::string& name = std::get<1>(GetParam()).name;
+    if (name != "zero_one_adam_momentum") {  // whose variance steps are exact
+      EXPECT_EQ(masked_of(params), before);
+    }
+    // Local steps know nothing of the mask until ranks exchange something.
+    if (name != "zero_one_adam_local") {
+      EXPECT_EQ(params, same);
+    }
+  });
+}
+
+TEST_P(ScriptMasks, OneThatIsTakenAwayLetsElementsComeBack) {
+  on_ranks([&](comm::Communicator& comm, std::vector<float>& params) {
+    const auto optimizer = make(comm, true);
+    for (std::int64_t t = 1; t <= 9; ++t)
+      step(*optimizer, params, t, comm.rank());
+    optimizer->set_exp_avg_mask(0, {});
+    const auto before = masked_of(params);
+    StepReport last;
+    for (std::int64_t t = 10; t <= 18; ++t)
+      last = step(*optimizer, params, t, comm.rank());
+    EXPECT_EQ(last.masked, 0u);
+    const auto now = masked_of(params);
+    for (std::size_t i = 0; i < kMasked; ++i) EXPECT_NE(now[i], before[i]) << i;
+  });
+}
+
+TEST_P(ScriptMasks, RanksThatDisagreeHearOfItBeforeAnythingChanges) {
+  const auto& [world, kind] = GetParam();
+  if (world == 1) return;  // nobody to disagree with
+  on_ranks([&](comm::Communicator& comm, std::vector<float>& params) {
+    const auto optimizer = make(comm, false);
+    std::int64_t t = 1;
+    // In local steps ranks exchange nothing.
+    for (; t <= 8 || optimizer->phase() == Phase::kLocal; ++t)
+      step(*optimizer, params, t, comm.rank());
+    if (comm.rank() == 1) optimizer->set_exp_avg_mask(0, mask(true));
+    const auto before = params;
+    test::expect_error(ErrorCode::kInvalidArgument, {"exp_avg_mask", "rank 1"},
+                       [&] { step(*optimizer, params, t, comm.rank()); });
+    EXPECT_EQ(params, before);
+    EXPECT_EQ(optimizer->steps(), t - 1);
+    if (comm.rank() != 1) optimizer->set_exp_avg_mask(0, mask(true));
+    for (const std::int64_t end = t + 4; t < end; ++t)
+      EXPECT_TRUE(step(*optimizer, params, t, comm.rank()).applied);
+  });
+}
+
+TEST(MaskArguments, AreChecked) {
+  comm::run_local_ranks(1, [&](comm::Communicator& comm) {
+    OnebitAdam optimizer(comm, layout(), {});
+    test::expect_error(ErrorCode::kInvalidArgument, {"group", "[0, 2)", "2"},
+                       [&] { optimizer.set_exp_avg_mask(2, {}); });
+    test::expect_error(ErrorCode::kInvalidArgument,
+                       {"exp_avg_mask", "1500", "3 values"},
+                       [&] { optimizer.set_exp_avg_mask(0, Mask(3, 1.0f)); });
+    DataParallel exact(comm, std::make_unique<Adam>(layout(), AdamOptions{}));
+    test::expect_error(ErrorCode::kInvalidArgument, {"exp_avg_mask"},
+                       [&] { exact.set_exp_avg_mask(0, mask(true)); });
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::optim

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+// The stage after a load: a step that the caller names decides it, anything
+// else is the state's.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "optim/low_bit/cases.h"
+
+namespace thinwire::optim {
+namespace {
+
+constexpr std::int64_t kSteps = 6;  // of the run that is saved
+constexpr std::int64_t kLast = 16;  // of the run that goes on
+constexpr std::int64_t kNever = 100;
+
+using test::MakeOptimizer;
+
+/// An optimizer whose first stage ends after `step`, or that does not say.
+struct Kind {
+  std::string name;
+  std::function<MakeOptimizer(std::optional<std::int64_t> step)> make;
+};
+
+std::vector<Kind> kinds() {
+  return {{"onebit_adam",
+           [](std::optional<std::int64_t> step) {
+             OnebitAdamOptions o{.learning_rate = 0.02, .freeze_step = step};
+             o.exchange.bucket_elements = 900;
+             return test::onebit_adam(o);
+           }},
+          {"onebit_adam_refresh",
+           [](std::optional<std::int64_t> step) {
+             return test::onebit_adam({.learning_rate = 0.02,
+                                       .freeze_step = step,
+                                       .variance_refresh = 40});
+           }},
+          {"onebit_lamb",
+           [](std::optional<std::int64_t> step) {
+             OnebitLambOptions o = test::short_onebit_lamb();
+             o.freeze_step = step;
+             return test::onebit_lamb(o);
+           }},
+          {"zero_one_adam", [](std::optional<std::int64_t> step) {
+             ZeroOneAdamOptions o = test::short_zero_one_adam();
+             o.var_freeze_step = step;
+             return test::zero_one_adam(o);
+           }}};
+}
+
+class StageAfterLoad : public ::testing::TestWithParam<std::tuple<int, Kind>> {
+ protected:
+  using Body = std::function<void(comm::Communicator&, std::vector<float>&)>;
+
+  void on_ranks(const Body& body) {
+    comm::run_local_ranks(std::get<0>(GetParam()), [&](auto& comm) {
+      auto params = test::normal(layout.size(), 3);
+      body(comm, params);
+    });
+  }
+  void step(Optimizer& optimizer, std::vector<float>& params, std::int64_t t,
+            int rank) const {
+    auto grads = test::gradient(layout.size(), t, rank);
+    ASSERT_TRUE(optimizer.step(params, grads).applied);
+  }
+  [[nodiscard]] MakeOptimizer of(std::optional<std::int64_t> step) const {
+    return std::get<1>(GetParam()).make(step);
+  }
+  [[nodiscard]] const std::string& name() const {
+    return std::get<1>(GetParam()).name;
+  }
+
+  const ParameterLayout layout = test::grouped_layout();
+};
+
+INSTANTIATE_TEST_SUITE_P(All, StageAfterLoad,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 8),
+                                            ::testing::ValuesIn(kinds())),
+                         [](const auto& tested) {
+                           return fmt::format("{}_w{}",
+                                              std::get<1>(tested.param).name,
+                                              std::get<0>(tested.param));
+                         });
+
+// As if the run had always named this step.
+TEST_P(StageAfterLoad, EndsAtOnceWhereTheNamedStepHasPassed) {
+  on_ranks([&](comm::Communicator& comm, std::vector<float>& params) {
+    auto same = params;
+    const auto named = of(kSteps)(comm, layout);
+    auto other = of(kNever)(comm, layout);
+    for (std::int64_t t = 1; t <= kLast; ++t) {
+      step(*named, params, t, comm.rank());
+      step(*other, same, t, comm.rank());
+      if (t == kSteps) {
+        const StateDict state = other->state_dict();
+        other = of(kSteps - 1)(comm, layout);
+        other->load_state_dict(state);
+        EXPECT_EQ(other->phase(), named->phase());
+        const auto notes = other->take_notes();
+        ASSERT_EQ(notes.size(), 1u);
+        EXPECT_NE(notes[0].find("freeze_step is 5"), std::string::npos)
+            << notes[0];
+        EXPECT_TRUE(other->take_notes().empty());
+      }
+      ASSERT_EQ(params, same) << t;
+    }
+  });
+}
+
+TEST_P(StageAfterLoad, IsTheStatesWhereNothingIsNamed) {
+  on_ranks([&](comm::Communicator& comm, std::vector<float>& params) {
+    auto same = params;
+    const auto unbroken = of(kSteps)(comm, layout);
+    auto resumed = of(kSteps)(comm, layout);
+    for (std::int64_t t = 1; t <= kLast; ++t) {
+      step(*unbroken, params, t, comm.rank());
+      step(*resumed, same, t, comm.rank());
+      ASSERT_EQ(params, same) << t;
+      if (t != 3 && t != kSteps + 3) continue;
+      const StateDict state = resumed->state_dict();
+      resumed = of({})(comm, layout);
+      resumed->load_state_dict(state);
+      EXPECT_EQ(resumed->freeze_step(), kSteps);
+      EXPECT_TRUE(resumed->take_notes().empty());
+    }
+  });
+}
+
+// Exact steps go on up to the named one, and the last of them ends the stage.
+TEST_P(StageAfterLoad, GoesBackWhereTheNamedStepLiesAhead) {
+  constexpr std::int64_t kNamed = 13;
+  on_ranks([&](comm::Communicator& comm, std::vector<float>& params) {
+    auto optimizer = of(3)(comm, layout);
+    for (std::int64_t t = 1; t <= kSteps; ++t)
+      step(*optimizer, params, t, comm.rank());
+    const StateDict state = optimizer->state_dict();
+    optimizer = of(kNamed)(comm, layout);
+    optimizer->load_state_dict(state);
+    EXPECT_EQ(optimizer->freeze_step(), kNamed);
+    const auto notes = optimizer->take_notes();
+    ASSERT_EQ(notes.size(), 1u);
+    EXPECT_NE(notes[0].find("freeze_step is 13"), std::string::npos);
+    EXPECT_EQ(notes[0].find("denominators") == std::string::npos,
+              name() == "onebit_adam_refresh");
+    bool had_variance = false;
+    for (std::int64_t t = kSteps + 1; t <= kLast; ++t) {
+      step(*optimizer, params, t, comm.rank());
+      for (const float p : params) ASSERT_TRUE(std::isfinite(p)) << t;
+      had_variance =
+          had_variance ||
+          (t < kNamed && optimizer->state_dict().has_array("exp_avg_sq"));
+      if (name() == "zero_one_adam") continue;
+      EXPECT_EQ(optimizer->phase(),
+                t < kNamed ? Phase::kExact : Phase::kCompressed)
+          << t;
+    }
+    EXPECT_TRUE(had_variance);
+    optimizer->synchronize(params);
+    auto of_first = params;
+    comm.broadcast(View(std::span(of_first)), 0);
+    EXPECT_EQ(params, of_first);
+  });
+}
+
+// What exact steps divide by is what compressed ones have divided by.
+TEST(StageAfterLoadOfOnebitAdam, KeepsTheVarianceFreeOfBias) {
+  const auto layout = test::small_layout();
+  for (const std::int64_t refresh : {0, 40})
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      OnebitAdamOptions o{.learning_rate = 0.01,
+                          .beta2 = 0.9,
+                          .freeze_step = 3,
+                          .variance_refresh = refresh,
+                          .denom_floor = 0};
+      auto params = test::normal(layout.size(), 3);
+      OnebitAdam first(comm, layout, o);
+      std::vector<float> at_freeze;
+      for (std::int64_t t = 1; t <= 6; ++t) {
+        auto grads = test::gradient(layout.size(), t, comm.rank());
+        if (t == 3) {  // what v will be, of the averaged gradient
+          OnebitAdamOptions later = o;
+          later.freeze_step = 9;
+          OnebitAdam exact(comm, layout, later);
+          exact.load_state_dict(first.state_dict());
+          auto same = params;
+          auto same_grads = grads;
+          exact.step(same, same_grads);
+          const StateDict state = exact.state_dict();
+          const auto v = state.array("exp_avg_sq").as<float>();
+          at_freeze.assign(v.begin(), v.end());
+        }
+        first.step(params, grads);
+      }
+      o.freeze_step = 9;
+      OnebitAdam second(comm, layout, o);
+      second.load_state_dict(first.state_dict());
+      EXPECT_EQ(second.phase(), Phase::kExact);
+      EXPECT_EQ(second.frozen_at(), 0);
+      const StateDict state = second.state_dict();
+      const auto v = state.array("exp_avg_sq").as<float>();
+      const double scale = (1 - std::pow(0.9, 6)) / (1 - std::pow(0.9, 3));
+      for (std::size_t i = 0; i < v.size(); ++i)
+        ASSERT_NEAR(v[i], at_freeze[i] * scale, 2e-4 * at_freeze[i] * scale)
+            << i << " refresh " << refresh;
+    });
+}
+
+TEST(StageAfterLoadOfOnebitAdam, AnAutomaticFreezeThatHasHappenedStays) {
+  const auto layout = test::small_layout();
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    const OnebitAdamOptions o{
+        .freeze_step = kAutoFreeze, .min_freeze_step = 1, .max_freeze_step = 4};
+    auto params = test::normal(layout.size(), 3);
+    OnebitAdam first(comm, layout, o);
+    for (std::int64_t t = 1; t <= 6; ++t) {
+      auto grads = test::gradient(layout.size(), t, comm.rank());
+      first.step(params, grads);
+    }
+    ASSERT_GT(first.frozen_at(), 0);
+    for (OnebitAdamOptions later :
+         {OnebitAdamOptions{.freeze_step = kAutoFreeze}, OnebitAdamOptions{},
+          OnebitAdamOptions{.total_steps = 5000}}) {
+      OnebitAdam second(comm, layout, later);
+      second.load_state_dict(first.state_dict());
+      EXPECT_EQ(second.frozen_at(), first.frozen_at());
+      EXPECT_TRUE(second.take_notes().empty());
+    }
+  });
+}
+
+TEST(StageAfterLoadOfZeroOneAdam, IntervalsThatAreNotNamedAreTheStates) {
+  const auto layout = test::grouped_layout();
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    const ZeroOneAdamOptions o = test::short_zero_one_adam();
+    ZeroOneAdamOptions silent = o;
+    silent.var_freeze_step = silent.var_update_scaler = {};
+    silent.local_step_scaler = silent.local_step_clipper = {};
+    auto params = test::normal(layout.size(), 3);
+    auto same = params;
+    ZeroOneAdam unbroken(comm, layout, o);
+    auto resumed = std::make_unique<ZeroOneAdam>(comm, layout, o);
+    for (std::int64_t t = 1; t <= 21; ++t) {
+      for (auto [optimizer, values] :
+           {std::pair(&unbroken, &params), std::pair(resumed.get(), &same)}) {
+        auto grads = test::gradient(layout.size(), t, comm.rank());
+        optimizer->step(*values, grads);
+      }
+      ASSERT_EQ(params, same) << t;
+      if (t % 5 != 0) continue;
+      const StateDict state = resumed->state_dict();
+      resumed = std::make_unique<ZeroOneAdam>(comm, layout, silent);
+      resumed->load_state_dict(state);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::optim
