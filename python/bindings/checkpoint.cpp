@@ -34,6 +34,7 @@ Training training(comm::Communicator& comm, const ParameterLayout& layout,
                .params = params,
                .optimizer = parts.optimizer()};
   all.zero_stage = parts.config.zero.stage;
+  all.experts = parts.config.experts();
   if (others != nullptr) {
     all.others = others->tensors;
     all.aliases = others->aliases;
@@ -60,19 +61,17 @@ SaveReport save(const CommunicatorHandle& comm, const ParameterLayout& layout,
   });
 }
 
-LoadOptions chosen_or_default(const LoadOptions* options) {
-  return options == nullptr ? LoadOptions() : *options;
-}
-
+// NOLINTNEXTLINE(readability-function-size): the arguments of _core.resume
 std::optional<LoadFound> resume(const CommunicatorHandle& comm,
                                 const ParameterLayout& layout,
                                 nb::handle params,
                                 const OptimizerHandle& optimizer,
                                 const std::string& path, const Others* others,
-                                const LoadOptions* options) {
+                                const LoadOptions* options,
+                                const nb::object& accept) {
   const Array array(params, "params");
   const auto group = comm.get();
-  const LoadOptions chosen = chosen_or_default(options);
+  const LoadOptions chosen = to_load_options(options, accept);
   auto report = call(optimizer, "load", [&](OptimizerParts& parts) {
     return checkpoint::resume(
         training(*group, layout, array.view(), parts, others), path, chosen);
@@ -81,13 +80,14 @@ std::optional<LoadFound> resume(const CommunicatorHandle& comm,
   return LoadFound(std::move(*report));
 }
 
+// NOLINTNEXTLINE(readability-function-size): the arguments of _core.load
 LoadFound load(const CommunicatorHandle& comm, const ParameterLayout& layout,
                nb::handle params, const OptimizerHandle& optimizer,
                const std::string& path, const Others* others,
-               const LoadOptions* options) {
+               const LoadOptions* options, const nb::object& accept) {
   const Array array(params, "params");
   const auto group = comm.get();
-  const LoadOptions chosen = chosen_or_default(options);
+  const LoadOptions chosen = to_load_options(options, accept);
   return LoadFound(call(optimizer, "load", [&](OptimizerParts& parts) {
     return checkpoint::load(
         training(*group, layout, array.view(), parts, others), path, chosen);
@@ -120,7 +120,7 @@ nb::dict to_dict(const checkpoint::Description& found) {
 nb::list inspect(const std::string& path) {
   std::vector<checkpoint::Description> found;
   {
-    const nb::gil_scoped_release released;
+    const WithoutGil released;
     found = checkpoint::inspect(path);
   }
   nb::list all;
@@ -131,7 +131,7 @@ nb::list inspect(const std::string& path) {
 nb::dict verify(const std::string& path) {
   checkpoint::Verdict verdict;
   {
-    const nb::gil_scoped_release released;
+    const WithoutGil released;
     verdict = checkpoint::verify(path);
   }
   nb::list damages;
@@ -155,7 +155,7 @@ template <class Load>
 void bind_load(nb::module_& module, const char* name, Load load) {
   module.def(name, load, "comm"_a, "layout"_a, "params"_a, "optimizer"_a,
              "path"_a, nb::kw_only(), "others"_a.none() = nb::none(),
-             "options"_a.none() = nb::none());
+             "options"_a.none() = nb::none(), "accept"_a.none() = nb::none());
 }
 
 }  // namespace

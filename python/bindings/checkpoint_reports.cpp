@@ -4,9 +4,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
 #include <utility>
 
+#include "errors.h"
+#include "gil.h"
 #include "state.h"
+#include "thinwire/core/error.h"
 
 namespace thinwire::python {
 namespace {
@@ -27,6 +31,47 @@ LoadFound::LoadFound(LoadReport&& loaded)
       own(to_python(std::move(report.extra.own))) {
   for (StateDict& state : report.own_of_ranks)
     own_of_ranks.append(to_python(std::move(state)));
+}
+
+namespace {
+
+// Arrays of a report are moved when Python gets it.
+LoadReport copy_of(const LoadReport& report) {
+  LoadReport copy{
+      .path = report.path,
+      .step = report.step,
+      .run = report.run,
+      .world = report.world,
+      .optimizer = report.optimizer,
+      .precision = report.precision,
+      .config = report.config,
+      .scalars = report.scalars.part(""),
+      .extra = {report.extra.common.part(""), report.extra.own.part("")},
+      .own_of_ranks = {},
+      .notes = report.notes,
+      .bytes = report.bytes};
+  for (const StateDict& own : report.own_of_ranks)
+    copy.own_of_ranks.push_back(own.part(""));
+  return copy;
+}
+
+}  // namespace
+
+checkpoint::LoadOptions to_load_options(const checkpoint::LoadOptions* options,
+                                        const nb::object& callable) {
+  checkpoint::LoadOptions chosen =
+      options == nullptr ? checkpoint::LoadOptions() : *options;
+  if (callable.is_none()) return chosen;
+  const auto held = std::make_shared<Reference>(callable);
+  chosen.accept = [held](const LoadReport& found) {
+    const nb::gil_scoped_acquire gil;
+    try {
+      static_cast<void>(held->get()(LoadFound(copy_of(found))));
+    } catch (const nb::python_error& error) {
+      throw Error(ErrorCode::kCorruptCheckpoint, text_of(error));
+    }
+  };
+  return chosen;
 }
 
 void bind_checkpoint_reports(nb::module_& module) {

@@ -21,4 +21,10 @@ struct LoadFound {
   nb::list own_of_ranks;
 };
 
+/// `options`, or the default ones if there are none. If `callable` is not None,
+/// it is called, with the GIL, with what was found, before anything changes;
+/// what it raises refuses the checkpoint on all ranks.
+[[nodiscard]] checkpoint::LoadOptions to_load_options(
+    const checkpoint::LoadOptions* options, const nb::object& callable);
+
 }  // namespace thinwire::python

@@ -56,7 +56,7 @@ std::vector<Made> local_group(int size, double timeout) {
 Made from_environment() {
   std::unique_ptr<comm::Communicator> made;
   {
-    const nb::gil_scoped_release released;
+    const WithoutGil released;
     made = comm::from_environment();
   }
   return to_handle(std::move(made));

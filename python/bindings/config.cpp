@@ -112,6 +112,7 @@ void bind_zero(nb::module_& module) {
       .def_rw("stage", &ZeroConfig::stage)
       .def_rw("reduce_scatter", &ZeroConfig::reduce_scatter)
       .def_rw("reduce_bucket_size", &ZeroConfig::reduce_bucket_size)
+      .def_rw("allgather_bucket_size", &ZeroConfig::allgather_bucket_size)
       .def_rw("ignore_unused_parameters", &ZeroConfig::ignore_unused_parameters)
       .def_rw("round_robin_gradients", &ZeroConfig::round_robin_gradients)
       .def_rw("offload_optimizer", &ZeroConfig::offload_optimizer)
@@ -149,14 +150,22 @@ void bind_telemetry(nb::module_& module) {
 }
 
 void bind_comm(nb::module_& module) {
+  using config::CommBackend;
   using config::CommConfig;
   using config::Hierarchy;
   nb::enum_<Hierarchy>(module, "Hierarchy")
       .value("auto", Hierarchy::kAuto)
       .value("flat", Hierarchy::kFlat)
       .value("by_host", Hierarchy::kByHost);
+  nb::enum_<CommBackend>(module, "CommBackend")
+      .value("unset", CommBackend::kUnset)
+      .value("nccl", CommBackend::kNccl)
+      .value("hccl", CommBackend::kHccl)
+      .value("mpi", CommBackend::kMpi)
+      .value("gloo", CommBackend::kGloo);
   nb::class_<CommConfig>(module, "CommConfig")
       .def(nb::init<>())
+      .def_rw("backend", &CommConfig::backend)
       .def_rw("hierarchy", &CommConfig::hierarchy)
       .def_rw("ranks_per_host", &CommConfig::ranks_per_host)
       .def_rw("bucket_elements", &CommConfig::bucket_elements)
@@ -210,7 +219,11 @@ void bind_fields(nb::class_<Settings>& kind) {
       .def_rw("telemetry", &Settings::telemetry)
       .def_rw("fallback", &Settings::fallback)
       .def_rw("buffers", &Settings::buffers)
+      .def_rw("prescale_gradients", &Settings::prescale_gradients)
+      .def_rw("gradient_predivide_factor", &Settings::gradient_predivide_factor)
       .def_rw("steps_per_print", &Settings::steps_per_print)
+      .def_rw("wall_clock_breakdown", &Settings::wall_clock_breakdown)
+      .def_rw("memory_breakdown", &Settings::memory_breakdown)
       .def_rw("semantics", &Settings::semantics)
       .def_rw("other_objects", &Settings::other_objects);
 }

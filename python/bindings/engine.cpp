@@ -3,9 +3,11 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +15,7 @@
 #include "communicator.h"
 #include "config.h"
 #include "state.h"
+#include "thinwire/core/error.h"
 #include "thinwire/kernels/cast.h"
 
 namespace thinwire::python {
@@ -23,17 +26,22 @@ using Self = const EngineHandle;
 
 void construct(EngineHandle* self, const CommunicatorHandle& comm,
                const ParameterLayout& layout, const Settings& config,
-               nb::handle params, nb::handle grads, nb::handle initial) {
-  const std::shared_ptr<EngineParts> parts(new EngineParts{
-      .comm = comm.get(), .params = Array(params, "params"), .grads = Array()});
+               nb::handle params, nb::handle grads, nb::handle initial,
+               nb::handle experts) {
+  config::Config settings = config.get();
+  const std::shared_ptr<EngineParts> parts(
+      new EngineParts{.comm = comm.get(),
+                      .experts = take_experts(experts, settings),
+                      .params = Array(params, "params"),
+                      .grads = Array()});
   if (!grads.is_none()) parts->grads = Array(grads, "grads");
   ConstArray masters;
   if (!initial.is_none()) masters = ConstArray(initial, "initial");
-  const config::Config settings = config.get();
   {
-    const nb::gil_scoped_release released;
+    const WithoutGil released;
     parts->engine.emplace(*parts->comm, layout, settings, parts->params.view(),
                           parts->grads.view(), masters.view());
+    parts->engine->log_phases(false);  // Python's notices tell of them
     parts->engine->set_others([&others = parts->others] {
       return Engine::Others{.tensors = others.tensors,
                             .aliases = others.aliases};
@@ -82,8 +90,20 @@ double learning_rate(Self& self, std::size_t group) {
   return self.look().engine->optimizer().learning_rate(group);
 }
 
+void set_model_parallel(Self& self, const CommunicatorHandle& comm) {
+  const std::shared_ptr<comm::Communicator> kept = comm.get();
+  call(self, "set_model_parallel", [&](EngineParts& parts) {
+    parts.engine->set_model_parallel(*kept);
+    parts.experts.push_back(kept);
+  });
+}
+
 std::string phase(Self& self) {
   return std::string(to_string(self.look().engine->optimizer().phase()));
+}
+
+std::optional<std::int64_t> freeze_step(Self& self) {
+  return self.look().engine->optimizer().freeze_step();
 }
 
 std::int64_t steps(Self& self) {
@@ -92,6 +112,10 @@ std::int64_t steps(Self& self) {
 
 std::int64_t skipped_steps(Self& self) {
   return self.look().engine->optimizer().skipped_steps();
+}
+
+std::vector<double> lamb_coeffs(Self& self) {
+  return self.look().engine->optimizer().lamb_coeffs();
 }
 
 nb::object masters(Self& self) {
@@ -112,6 +136,35 @@ nb::object full_state(Self& self, const std::string& name,
                       const std::string& key) {
   return to_python(forward<&Engine::full_state>(self, std::string_view(name),
                                                 std::string_view(key)));
+}
+
+std::span<const float> floats(const ConstArray& values) {
+  if (values.view().dtype() != DType::kFloat32)
+    throw Error(ErrorCode::kInvalidArgument, "values must be float32");
+  return values.view().as<float>();
+}
+
+void set_full_parameter(Self& self, const std::string& name,
+                        nb::handle values) {
+  const ConstArray array(values, "values");
+  call(self, "set_full_parameter", [&](EngineParts& parts) {
+    parts.engine->set_full_parameter(name, floats(array));
+  });
+}
+
+void set_full_gradient(Self& self, const std::string& name, nb::handle values) {
+  const ConstArray array(values, "values");
+  call(self, "set_full_gradient", [&](EngineParts& parts) {
+    parts.engine->zero().set_full_gradient(name, floats(array));
+  });
+}
+
+void set_full_state(Self& self, const std::string& name, const std::string& key,
+                    nb::handle values) {
+  const ConstArray array(values, "values");
+  call(self, "set_full_state", [&](EngineParts& parts) {
+    parts.engine->zero().set_full_state(name, key, floats(array));
+  });
 }
 
 nb::dict state_dict(Self& self) {
@@ -163,16 +216,24 @@ void bind_values(nb::class_<EngineHandle>& kind) {
   kind.def("set_learning_rate", &set_learning_rate, "learning_rate"_a,
            "group"_a = nb::none())
       .def("learning_rate", &learning_rate, "group"_a)
+      .def("set_model_parallel", &set_model_parallel, "comm"_a)
       .def_prop_ro("loss_scale", &look<&Engine::loss_scale>)
+      .def("set_loss_scale", &forward<&Engine::set_loss_scale, double>,
+           "loss_scale"_a)
       .def_prop_ro("loss_factor", &look<&Engine::loss_factor>)
       .def_prop_ro("steps", &steps)
       .def_prop_ro("skipped_steps", &skipped_steps)
       .def_prop_ro("phase", &phase)
+      .def("lamb_coeffs", &lamb_coeffs)
+      .def_prop_ro("freeze_step", &freeze_step)
       .def("masters", &masters)
       .def("read_masters", &forward<&Engine::read_masters>)
       .def("full_parameter", &full<&Engine::full_parameter>, "name"_a)
       .def("full_gradient", &full<&Engine::full_gradient>, "name"_a)
       .def("full_state", &full_state, "name"_a, "key"_a)
+      .def("set_full_parameter", &set_full_parameter, "name"_a, "values"_a)
+      .def("set_full_gradient", &set_full_gradient, "name"_a, "values"_a)
+      .def("set_full_state", &set_full_state, "name"_a, "key"_a, "values"_a)
       .def("state_dict", &state_dict)
       .def("load_state_dict", &load_state_dict, "state"_a)
       .def("close", &EngineHandle::close);
@@ -184,7 +245,8 @@ void bind_engine(nb::module_& module) {
   nb::class_<EngineHandle> kind(module, "Engine", nb::is_weak_referenceable(),
                                 nb::type_slots(collector_slots));
   kind.def("__init__", &construct, "comm"_a, "layout"_a, "config"_a, "params"_a,
-           "grads"_a = nb::none(), "initial"_a = nb::none());
+           "grads"_a = nb::none(), "initial"_a = nb::none(),
+           "experts"_a = nb::list());
   bind_windows(kind);
   bind_values(kind);
   bind_engine_checkpoints(kind);

@@ -7,6 +7,7 @@
 
 #include "arrays.h"
 #include "call.h"
+#include "experts.h"
 #include "others.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/engine/engine.h"
@@ -16,6 +17,7 @@ namespace thinwire::python {
 /// An engine, and what it needs to live.
 struct EngineParts {
   std::shared_ptr<comm::Communicator> comm;
+  Experts experts;  // and the ranks that hold other parts of the model
   Array params;
   Array grads;
   Others others{};  // of the save or load under way

@@ -41,21 +41,18 @@ SaveReport save(Self& self, const std::string& root, const Additions* extra,
   });
 }
 
-LoadOptions chosen_or_default(const LoadOptions* options) {
-  return options == nullptr ? LoadOptions() : *options;
-}
-
-LoadFound load(Self& self, const std::string& path,
-               const LoadOptions* options) {
-  const LoadOptions chosen = chosen_or_default(options);
+LoadFound load(Self& self, const std::string& path, const LoadOptions* options,
+               const nb::object& accept) {
+  const LoadOptions chosen = to_load_options(options, accept);
   return LoadFound(with_others(self, "load", [&](engine::Engine& engine) {
     return engine.load(path, chosen);
   }));
 }
 
 std::optional<LoadFound> resume(Self& self, const std::string& path,
-                                const LoadOptions* options) {
-  const LoadOptions chosen = chosen_or_default(options);
+                                const LoadOptions* options,
+                                const nb::object& accept) {
+  const LoadOptions chosen = to_load_options(options, accept);
   auto report = with_others(self, "resume", [&](engine::Engine& engine) {
     return engine.resume(path, chosen);
   });
@@ -88,8 +85,10 @@ void bind_engine_checkpoints(nb::class_<EngineHandle>& kind) {
   kind.def("set_others", &set_others, "others"_a.none())
       .def("save", &save, "root"_a, "extra"_a.none() = nb::none(),
            "options"_a.none() = nb::none())
-      .def("load", &load, "path"_a, "options"_a.none() = nb::none())
-      .def("resume", &resume, "path"_a, "options"_a.none() = nb::none())
+      .def("load", &load, "path"_a, "options"_a.none() = nb::none(),
+           nb::kw_only(), "accept"_a.none() = nb::none())
+      .def("resume", &resume, "path"_a, "options"_a.none() = nb::none(),
+           nb::kw_only(), "accept"_a.none() = nb::none())
       .def("wait_for_save", &wait_for_save)
       .def_prop_ro("is_saving",
                    [](Self& self) { return self.look().engine->is_saving(); })

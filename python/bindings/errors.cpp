@@ -3,18 +3,26 @@
 
 #include <exception>
 #include <string>
+#include <string_view>
 
 #include "thinwire/core/error.h"
 
 namespace thinwire::python {
 namespace {
 
+// What a message quotes, as a variable's value or a file's name, need not be
+// UTF-8.
+nb::object to_text(std::string_view text) {
+  return nb::steal<nb::object>(PyUnicode_DecodeUTF8(
+      text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
+}
+
 // The class is looked up now: thinwire.errors is imported after this module.
 void raise(const Error& error) {
   try {
     const nb::object kind = nb::module_::import_("thinwire.errors")
                                 .attr("BY_CODE")[to_string(error.code())];
-    PyErr_SetString(kind.ptr(), error.what());
+    PyErr_SetObject(kind.ptr(), to_text(error.what()).ptr());
   } catch (nb::python_error& lookup) {
     lookup.restore();
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gil.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -11,11 +12,14 @@ namespace thinwire::python {
 namespace {
 
 std::atomic<bool> is_exiting = false;
+// Set before is_exiting; it goes on to use the GIL.
+std::thread::id exiting_thread;
 // Threads that have seen the interpreter run, and wait for the GIL.
 std::atomic<int> entering = 0;
 
 // They must have got it before the interpreter goes on to end.
 void begin_exit() {
+  exiting_thread = std::this_thread::get_id();
   is_exiting = true;
   const nb::gil_scoped_release released;
   while (entering > 0)
@@ -25,12 +29,25 @@ void begin_exit() {
 }  // namespace
 
 void watch_exit() {
+  // The child of a fork has none of the threads that were entering.
+  pthread_atfork(nullptr, nullptr, [] { entering = 0; });
   nb::module_::import_("atexit").attr("register")(
       nb::cpp_function(&begin_exit));
 }
 
 bool interpreter_runs() noexcept {
   return !is_exiting && Py_IsInitialized() != 0;
+}
+
+WithoutGil::~WithoutGil() {
+  ++entering;
+  if (interpreter_runs() || std::this_thread::get_id() == exiting_thread) {
+    PyEval_RestoreThread(state_);
+    --entering;
+    return;
+  }
+  --entering;
+  for (;;) pause();
 }
 
 Gil::Gil() noexcept {

@@ -16,6 +16,20 @@ void watch_exit();
 /// wait for a thread that does, is left as it is.
 [[nodiscard]] bool interpreter_runs() noexcept;
 
+/// Gives the GIL up and takes it back at the end of its scope. A thread that
+/// wants it back while another one ends the interpreter sleeps for ever: up to
+/// 3.13 Python would unwind it through destructors, which ends the process.
+class WithoutGil {
+ public:
+  WithoutGil() noexcept : state_(PyEval_SaveThread()) {}
+  ~WithoutGil();
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
 /// The GIL, for a thread that may not have it: unless the interpreter is
 /// ending, where Python would end this thread instead.
 class Gil {
@@ -60,7 +74,7 @@ class Reference {
 /// need that to end.
 template <class T, class Body>
 auto without_gil(std::shared_ptr<T> object, Body&& body) {
-  const nb::gil_scoped_release released;
+  const WithoutGil released;
   const std::shared_ptr<T> held = std::move(object);
   return body(*held);
 }

@@ -51,7 +51,7 @@ class Handle {
       static_cast<void>(new std::shared_ptr<T>(std::move(object)));
       return;
     }
-    const nb::gil_scoped_release released;
+    const WithoutGil released;
     object.reset();
   }
 

@@ -11,6 +11,7 @@
 
 #include "arrays.h"
 #include "bindings.h"
+#include "gil.h"
 #include "thinwire/core/checksum.h"
 #include "thinwire/core/parameter_layout.h"
 
@@ -56,7 +57,7 @@ void bind_layout(nb::module_& module) {
       "checksum",
       [](nb::handle values) {
         const ConstArray array(values, "values");
-        const nb::gil_scoped_release released;
+        const WithoutGil released;
         return checksum(array.view());
       },
       "values"_a);

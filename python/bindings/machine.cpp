@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <map>
+#include <string>
 
 #include "bindings.h"
 #include "core/duration.h"
@@ -10,6 +14,7 @@
 #include "thinwire/core/dtype.h"
 #include "thinwire/core/env.h"
 #include "thinwire/core/error.h"
+#include "thinwire/core/memory.h"
 #include "thinwire/kernels/cpu_target.h"
 #include "thinwire/kernels/processor.h"
 
@@ -25,6 +30,17 @@ double parse_duration(const std::string& text) {
   return std::chrono::duration<double>(*duration).count();
 }
 
+// Of the calling thread, in bytes: by kind, and their total at its largest.
+std::map<std::string, std::uint64_t> memory_in_use() {
+  const MemoryUse use = memory_use();
+  return {{"parameters", use.now_of(MemoryKind::kParameters)},
+          {"gradients", use.now_of(MemoryKind::kGradients)},
+          {"states", use.now_of(MemoryKind::kStates)},
+          {"buckets", use.now_of(MemoryKind::kBuckets)},
+          {"other", use.now_of(MemoryKind::kOther)},
+          {"peak", use.peak()}};
+}
+
 }  // namespace
 
 void bind_machine(nb::module_& module) {
@@ -38,6 +54,7 @@ void bind_machine(nb::module_& module) {
                                          bits);
       },
       "chosen"_a, "elements"_a, "ranks"_a, "bits"_a);
+  module.def("memory_use", &memory_in_use);
   module.def("parse_duration", &parse_duration, "text"_a);
   nb::enum_<DType>(module, "DType")
       .value("float32", DType::kFloat32)

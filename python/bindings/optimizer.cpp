@@ -37,16 +37,17 @@ void require(const char* name, ConstView view, DType dtype, std::size_t size) {
 // One rank's mistake must not leave the others waiting for it.
 void construct(OptimizerHandle* self, const CommunicatorHandle& comm,
                const ParameterLayout& layout, const Settings& config,
-               nb::handle params, nb::handle initial) {
+               nb::handle params, nb::handle initial, nb::handle experts) {
   const std::shared_ptr<OptimizerParts> parts(
       new OptimizerParts{.comm = comm.get(),
                          .layout = layout,
                          .config = config.get(),
                          .params = Array(params, "params")});
+  parts->experts = take_experts(experts, parts->config);
   ConstArray masters;
   if (!initial.is_none()) masters = ConstArray(initial, "initial");
   {
-    const nb::gil_scoped_release released;
+    const WithoutGil released;
     const View own = parts->params.view();
     const ConstView from = initial.is_none() ? own : masters.view();
     comm::require_everywhere(*parts->comm, [&] {
@@ -130,6 +131,14 @@ nb::dict state_dict(Self& self) {
   }));
 }
 
+nb::object state_elements(Self& self, const std::string& array,
+                          std::size_t offset, std::size_t size) {
+  auto values = call(self, "state_elements", [&](OptimizerParts& parts) {
+    return optim::elements_of(parts.optimizer().state(), array, {offset, size});
+  });
+  return values ? to_python(*std::move(values)) : nb::none();
+}
+
 void load_state_dict(Self& self, nb::handle state) {
   const StateDict copy = to_state(state, "state");
   call(self, "load_state_dict",
@@ -186,6 +195,19 @@ void set_weight_decay(Self& self, std::size_t group, double weight_decay) {
   });
 }
 
+void set_exp_avg_mask(Self& self, std::size_t group, nb::handle mask) {
+  const ConstArray values(mask, "exp_avg_mask");
+  call(self, "set_exp_avg_mask", [&](OptimizerParts& parts) {
+    parts.optimizer().set_exp_avg_mask(group, values.view().as<float>());
+  });
+}
+
+std::vector<std::string> take_notes(Self& self) {
+  return call(self, "take_notes", [](OptimizerParts& parts) {
+    return parts.optimizer().take_notes();
+  });
+}
+
 double learning_rate(Self& self, std::size_t group) {
   return call(self, "learning_rate", [&](OptimizerParts& parts) {
     return parts.optimizer().learning_rate(group);
@@ -207,24 +229,29 @@ void bind_optimizer(nb::module_& module) {
   using optim::Optimizer;
   nb::class_<OptimizerHandle>(module, "Optimizer", nb::is_weak_referenceable())
       .def("__init__", &construct, "comm"_a, "layout"_a, "config"_a, "params"_a,
-           "initial"_a = nb::none())
+           "initial"_a = nb::none(), "experts"_a = nb::list())
       .def("step", &step, "params"_a, "grads"_a, "loss_scale"_a = 1.0)
       .def("synchronize", &synchronize, "params"_a)
       .def_prop_ro("steps", &number<&Optimizer::steps>)
       .def_prop_ro("skipped_steps", &number<&Optimizer::skipped_steps>)
       .def_prop_ro("phase", &phase)
+      .def_prop_ro("freeze_step", &number<&Optimizer::freeze_step>)
       .def_prop_ro("loss_scale", &loss_scale)
       .def_prop_ro("residual_ratio", &residual_ratio)
+      .def("lamb_coeffs", &number<&Optimizer::lamb_coeffs>)
       .def_prop_ro("steps_behind", &number<&Optimizer::steps_behind>)
       .def("set_learning_rate", &set_learning_rate, "group"_a,
            "learning_rate"_a)
       .def("learning_rate", &learning_rate, "group"_a)
       .def("set_weight_decay", &set_weight_decay, "group"_a, "weight_decay"_a)
+      .def("set_exp_avg_mask", &set_exp_avg_mask, "group"_a, "mask"_a)
+      .def("take_notes", &take_notes)
       .def("masters", &masters)
       .def("read_masters", &read_masters, "params"_a)
       .def("write_params", &write_params, "params"_a)
       .def("exchanged_params", &exchanged_params, "params"_a)
       .def("state_dict", &state_dict)
+      .def("state_elements", &state_elements, "array"_a, "offset"_a, "size"_a)
       .def("load_state_dict", &load_state_dict, "state"_a)
       .def("adopt", &adopt, "state"_a)
       .def("describe_state", &describe_state)

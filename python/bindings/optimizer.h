@@ -6,6 +6,7 @@
 
 #include "arrays.h"
 #include "call.h"
+#include "experts.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/config/config.h"
 #include "thinwire/core/parameter_layout.h"
@@ -16,6 +17,7 @@ namespace thinwire::python {
 /// An optimizer, and what it needs to live.
 struct OptimizerParts {
   std::shared_ptr<comm::Communicator> comm;
+  Experts experts{};
   std::unique_ptr<comm::Communicator> grouped{};  // null: flat
   ParameterLayout layout;
   config::Config config;

@@ -98,7 +98,8 @@ nb::class_<T> bind_low_bit(nb::module_& module, const char* name) {
 
 template <class T>
 void bind_freeze(nb::class_<T>& kind) {
-  kind.def_rw("freeze_step", &T::freeze_step)
+  kind.def("planned_freeze_step", &optim::freeze_step_of<T>)
+      .def_rw("freeze_step", &T::freeze_step)
       .def_rw("lr_warmup_steps", &T::lr_warmup_steps)
       .def_rw("total_steps", &T::total_steps)
       .def_rw("min_freeze_step", &T::min_freeze_step)
@@ -111,7 +112,15 @@ void bind_zero_one_adam(nb::module_& module) {
   nb::enum_<optim::Exchanged>(module, "Exchanged")
       .value("momentum", optim::Exchanged::kMomentum)
       .value("gradient", optim::Exchanged::kGradient);
+  using Stages = optim::ZeroOneStages;
+  nb::class_<Stages>(module, "ZeroOneStages")
+      .def_ro("var_freeze_step", &Stages::var_freeze_step)
+      .def_ro("var_update_scaler", &Stages::var_update_scaler)
+      .def_ro("local_step_scaler", &Stages::local_step_scaler)
+      .def_ro("local_step_clipper", &Stages::local_step_clipper);
   bind_low_bit<T>(module, "ZeroOneAdamOptions")
+      .def("stages", &optim::zero_one_stages_of<T>)
+      .def_rw("total_steps", &T::total_steps)
       .def_rw("var_freeze_step", &T::var_freeze_step)
       .def_rw("var_update_scaler", &T::var_update_scaler)
       .def_rw("local_step_scaler", &T::local_step_scaler)

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -18,6 +21,8 @@ namespace thinwire::python {
 namespace {
 
 using engine::Compute;
+using engine::MeasuredCompute;
+using engine::MeasuredNetwork;
 using engine::Network;
 using engine::Processors;
 using engine::Workload;
@@ -31,11 +36,21 @@ void bind_structs(nb::module_& module) {
       .def_rw("latency_seconds", &Network::latency_seconds)
       .def("validate", &Network::validate)
       .def("__str__", [](const Network& self) { return describe(self); });
+  nb::class_<MeasuredNetwork, Network>(module, "MeasuredNetwork")
+      .def("unstable",
+           [](const MeasuredNetwork& self) { return unstable(self); })
+      .def("__str__",
+           [](const MeasuredNetwork& self) { return describe(self); });
   nb::class_<Compute>(module, "Compute")
       .def(nb::init<>())
       .def_rw("norm", &Compute::norm)
-      .def_rw("sum", &Compute::sum)
-      .def("__str__", [](const Compute& self) { return describe(self); });
+      .def_rw("sum", &Compute::sum);
+  nb::class_<MeasuredCompute, Compute>(module, "MeasuredCompute")
+      .def_rw("spread", &MeasuredCompute::spread)
+      .def("unstable",
+           [](const MeasuredCompute& self) { return unstable(self); })
+      .def("__str__",
+           [](const MeasuredCompute& self) { return describe(self); });
   nb::class_<Workload>(module, "Workload")
       .def(nb::init<>())
       .def_rw("parameters", &Workload::parameters)
@@ -50,7 +65,7 @@ void bind_structs(nb::module_& module) {
 }
 
 // The network, and why ranks do not exchange by host.
-std::tuple<Network, std::string> measure_network(
+std::tuple<MeasuredNetwork, std::string> measure_network(
     const CommunicatorHandle& comm) {
   return without_gil(comm.get(), [](auto& group) {
     comm::WhyFlat why;
@@ -65,7 +80,7 @@ Processors measure_processors(const CommunicatorHandle& comm, int threads) {
   });
 }
 
-Compute measure_compute(const CommunicatorHandle& comm) {
+MeasuredCompute measure_compute(const CommunicatorHandle& comm) {
   return without_gil(
       comm.get(), [](auto& group) { return engine::measure_compute(group); });
 }
@@ -86,6 +101,16 @@ void bind_planner(nb::module_& module) {
         return engine::workload_of(config.get(), ranks, work);
       },
       "config"_a, "ranks"_a, "work"_a);
+  module.def(
+      "workload_of_run",
+      [](const Workload& work, std::int64_t total_steps,
+         std::optional<std::int64_t> freeze_step, const Settings* config) {
+        std::optional<config::Config> named;
+        if (config != nullptr) named = config->get();
+        return engine::workload_of_run(work, total_steps, freeze_step,
+                                       named ? &*named : nullptr);
+      },
+      "work"_a, "total_steps"_a, "freeze_step"_a.none(), "config"_a.none());
   module.def("measure_network", &measure_network, "comm"_a);
   module.def("measure_compute", &measure_compute, "comm"_a);
   module.def("measure_processors", &measure_processors, "comm"_a,

@@ -32,6 +32,7 @@ def parse():
     parser.add_argument("--batch", type=int, default=recipe.BATCH)
     parser.add_argument("--layers", type=int, default=recipe.LAYERS)
     parser.add_argument("--width", type=int, default=recipe.WIDTH)
+    parser.add_argument("--seed", type=int, default=recipe.SEED)
     return parser.parse_args()
 
 
@@ -65,7 +66,7 @@ def settings_of(given):
         "lr": recipe.RATE,
         "weight_decay": 0,
         "clip": recipe.CLIP,
-        "seed": recipe.SEED,
+        "seed": given.seed,
         "batch": given.batch,
         "accumulate": 1,
         "warmup_steps": recipe.WARMUP_STEPS,
@@ -93,7 +94,7 @@ class Run:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.text = TextData(given.data, recipe.CONTEXT)
         self.model = Gpt(given.layers, given.width, recipe.CONTEXT)
-        self.model.initialize(recipe.SEED)
+        self.model.initialize(given.seed)
         self.way = WAYS[given.optimizer](self.model, recipe.freeze_step_of(given.steps))
         self.memory = {}
         self.record = Record(given.out, settings_of(given)) if self.rank == 0 else None
@@ -105,7 +106,7 @@ class Run:
         for group in self.way.optimizer.param_groups:
             group["lr"] = rate
         batch = self.text.training_batch(
-            recipe.SEED, step, self.rank, self.world, self.given.batch
+            self.given.seed, step, self.rank, self.world, self.given.batch
         )
         loss = self.way.forward(*inputs_of(batch))
         loss.backward()

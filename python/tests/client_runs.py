@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,9 @@ import torch.distributed as dist
 
 STEPS, FREEZE_STEP = 12, 4
 HELPERS = ("local_gradients", "integrations")
+
+
+ANNOUNCED: list[str] = []  # by the run that is under way
 
 
 class Reports:
@@ -51,6 +55,7 @@ def told() -> Iterator[list[str]]:
     finally:
         logger.removeHandler(lines)
     texts = [*lines.texts, *(str(w.message) for w in warned)]
+    ANNOUNCED.extend(text for text in texts if "from now on ranks exchange" in text)
     found += [text for text in texts if any(name in text for name in HELPERS)]
 
 
@@ -69,7 +74,9 @@ def result(
         "sent": sent,
         "equal_gradients": [report.gradients_equal for report in reports.all[:2]],
         "said": said,
+        "announced": len(ANNOUNCED),
     }
+    ANNOUNCED.clear()
     optimizer.close()
     return answer
 
@@ -159,8 +166,28 @@ def accelerated(
                 schedule.step()
                 prepared.zero_grad()
     if save:
-        accelerator.save_state(save)
+        with slow_writes(accelerator.process_index):
+            accelerator.save_state(save)
+        accelerator.load_state(save)  # at once
     return result(model, optimizer, reports, said)
+
+
+@contextlib.contextmanager
+def slow_writes(rank: int) -> Iterator[None]:
+    """Rank 0, which writes Accelerate's own files, is behind the others."""
+    from accelerate import checkpointing
+
+    write = checkpointing.save
+
+    def late(*args: Any, **options: Any) -> None:
+        time.sleep(0.5)
+        write(*args, **options)
+
+    checkpointing.save = late if rank == 0 else write
+    try:
+        yield
+    finally:
+        checkpointing.save = write
 
 
 def accelerate_overflow() -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import ranks
+import torch
 
 RUNS = Path(__file__).with_name("client_runs.py")
 SECONDS = 110
@@ -47,6 +48,17 @@ def assert_forgotten(run: list[Any], helper: str) -> None:
     assert helper in said[0]
 
 
+def assert_announced_once(first: list[Any], resumed: list[Any]) -> None:
+    """The freeze, on rank 0, by the first part of a run alone."""
+    assert [rank["announced"] for rank in first] == [1, 0]
+    assert [rank["announced"] for rank in resumed] == [0, 0]
+
+
+def states_in(file: Path) -> Any:
+    """Of an optimizer, in a trainer's own file: Thinwire's checkpoint has them."""
+    return torch.load(file, weights_only=True)["state"]
+
+
 def test_plain_loops_and_ddp() -> None:
     plain, helped, forgotten = runs("plain_and_ddp")
     assert_helped(plain)
@@ -62,6 +74,8 @@ def test_accelerate(tmp_path: Path) -> None:
     assert_helped(part, steps=6)
     assert_helped(resumed, steps=6)
     assert resumed[0]["params"] == whole[0]["params"]
+    assert_announced_once(part, resumed)
+    assert states_in(tmp_path / "optimizer.bin") == {}
 
 
 def test_accelerate_skips_an_overflow_on_all_ranks() -> None:
@@ -97,8 +111,10 @@ def test_trainer_goes_on_from_its_checkpoint(
     assert_helped(part, steps=6)
     assert_helped(resumed, steps=6)
     assert resumed[0]["params"] == whole[0]["params"]
+    assert_announced_once(part, resumed)
     saved = trainer_folder / "resumed" / "checkpoint-6"
     assert (saved / "thinwire").is_dir()
+    assert states_in(saved / "optimizer.pt") == {}
     three = runs("trainer_goes_on", str(saved), str(trainer_folder / "three"), n=3)
     assert_helped(three[0], steps=2)
 

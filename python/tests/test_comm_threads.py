@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import native
+import optim_cases as cases
 import ranks
 import torch
 import torch.distributed as dist
@@ -158,6 +160,47 @@ def fork_amid_training() -> list[Any]:
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     training.steps(6)
     return [texts, code, training.digests()]
+
+
+def fork_and_leave() -> int:
+    """The child ends as scripts do: by sys.exit(), with all destructors."""
+    comm.init_distributed("gloo")
+    net = cases.model()
+    optimizer = cases.make("OnebitAdam", net.parameters())
+    cases.train(net, optimizer, range(6), dist.get_rank())
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    cases.train(net, optimizer, range(6, 9), dist.get_rank())
+    return code
+
+
+def test_a_forked_child_with_a_group_and_an_optimizer_leaves() -> None:
+    got = ranks.succeed(ranks.call(2, __file__, "fork_and_leave", seconds=60))
+    assert [rank.value for rank in got] == [0, 0]
+
+
+def leave_amid_steps_of_a_daemon() -> str:
+    comm.init_distributed("gloo")
+    net = cases.model()
+    optimizer = cases.make("OnebitAdam", net.parameters())
+    begun = threading.Event()
+
+    def train_for_ever() -> None:
+        for step in itertools.count():
+            cases.train(net, optimizer, [step], dist.get_rank())
+            begun.set()
+
+    threading.Thread(target=train_for_ever, daemon=True).start()
+    begun.wait()
+    return "left"
+
+
+def test_the_interpreter_ends_amid_steps_of_a_daemon_thread() -> None:
+    for _ in range(3):  # it ended by a signal in two of three times
+        got = ranks.call(2, __file__, "leave_amid_steps_of_a_daemon", seconds=60)
+        assert [rank.value for rank in ranks.succeed(got)] == ["left", "left"]
 
 
 def test_a_forked_child_is_refused_and_the_parent_goes_on() -> None:

@@ -126,6 +126,11 @@ SKIPPED = {
     "lr_warmup_steps",  # optional ones: below
     "total_steps",
     "max_freeze_step",
+    "freeze_step",
+    "var_freeze_step",
+    "var_update_scaler",
+    "local_step_scaler",
+    "local_step_clipper",
 }
 
 
@@ -143,6 +148,8 @@ def test_every_option_reaches_the_configuration(kind: type) -> None:
     for field in dir(kind):
         if field.startswith("_") or field in SKIPPED:
             continue
+        if callable(getattr(kind(), field)):
+            continue
         config = _core.Config()
         config.optimizer = kind()
         before = json.loads(config.to_json())
@@ -150,14 +157,47 @@ def test_every_option_reaches_the_configuration(kind: type) -> None:
         assert json.loads(config.to_json()) != before, field
 
 
-@pytest.mark.parametrize("field", ["lr_warmup_steps", "total_steps", "max_freeze_step"])
-def test_optional_fields_take_none(field: str) -> None:
-    options = _core.OnebitAdamOptions()
+OF_ADAM = ["freeze_step", "lr_warmup_steps", "total_steps", "max_freeze_step"]
+OF_ZERO_ONE = [
+    *("total_steps", "var_freeze_step", "var_update_scaler"),
+    *("local_step_scaler", "local_step_clipper"),
+]
+
+
+@pytest.mark.parametrize(
+    "kind,field",
+    [
+        *((_core.OnebitAdamOptions, field) for field in OF_ADAM),
+        *((_core.ZeroOneAdamOptions, field) for field in OF_ZERO_ONE),
+    ],
+)
+def test_optional_fields_take_none(kind: type, field: str) -> None:
+    config = _core.Config()
+    config.optimizer = kind()
+    options = config.optimizer
     assert getattr(options, field) is None
+    before = config.to_json()
     setattr(options, field, 1000)
     assert getattr(options, field) == 1000
+    assert config.to_json() != before
     setattr(options, field, None)
-    assert getattr(options, field) is None
+    assert config.to_json() == before
+
+
+def test_stages_follow_from_the_length_of_the_run() -> None:
+    adam = _core.OnebitAdamOptions()
+    assert adam.planned_freeze_step() == 100_000
+    adam.total_steps = 300
+    assert adam.planned_freeze_step() == 60
+    adam.freeze_step = 7
+    assert adam.planned_freeze_step() == 7
+    zero_one = _core.ZeroOneAdamOptions()
+    assert zero_one.stages().var_freeze_step == 100_000
+    zero_one.total_steps = 500
+    zero_one.local_step_clipper = 2
+    stages = zero_one.stages()
+    assert (stages.var_freeze_step, stages.var_update_scaler) == (250, 16)
+    assert (stages.local_step_scaler, stages.local_step_clipper) == (60, 2)
 
 
 def test_structs_are_references_into_the_configuration() -> None:

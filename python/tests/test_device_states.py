@@ -86,6 +86,9 @@ def test_states_move_to_and_from_the_native_optimizers(kind: str, world: int) ->
 
 
 OWNER = {"arrays", "rank", "world_size", "residual_layout"}
+# What was planned, and how a kept variance is scaled: native states alone.
+PLANNED = {"freeze_step", "var_freeze_step", "var_update_scaler", "local_step_scaler"}
+PLANNED |= {"local_step_clipper", "variance_is_unbiased"}
 
 
 def as_bytes(value: Any) -> Any:
@@ -104,7 +107,7 @@ def test_every_array_and_scalar_is_that_of_the_native_state(kind: str) -> None:
         for step in range(1, 42):
             pair.step(step)
             native, device = pair.native.state_dict(), pair.device.native_state()
-            assert set(native) - OWNER == set(device), f"step {step}"
+            assert set(native) - OWNER - PLANNED == set(device) - PLANNED
             for name, value in device.items():
                 assert as_bytes(value) == as_bytes(native[name]), f"step {step}: {name}"
 

@@ -35,7 +35,11 @@ def test_arguments_that_are_refused(tmp_path: Path) -> None:
     net = Net()
     other = torch.nn.Parameter(torch.zeros(3))
     cases: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"mpu": 1}, thinwire.Unavailable, "mpu: must be None"),
+        (
+            {"mpu": 1},
+            thinwire.InvalidArgument,
+            "mpu: must have get_data_parallel_group",
+        ),
         ({"mesh_param": (1, 2)}, thinwire.Unavailable, "mesh_param: must be None"),
         ({"model": None}, thinwire.InvalidArgument, "model: must be a torch.nn.Module"),
         ({"model": 3}, thinwire.InvalidArgument, "model: .* got int"),
@@ -132,7 +136,7 @@ def test_a_refusal_on_one_rank_reaches_all() -> None:
     ("wrong", "text"),
     [
         ({"model": None}, "model: must be a torch.nn.Module, got None"),
-        ({"mpu": object()}, "mpu: must be None"),
+        ({"mpu": object()}, "mpu: must have get_data_parallel_group"),
         ({"config": None}, "config: must be a path"),
         ({"lr_scheduler": lambda optimizer: 1 / 0}, "division by zero"),
         ({"lr_scheduler": "StepLR"}, "lr_scheduler: must have step.., .* got str"),

@@ -204,7 +204,7 @@ def test_what_deepspeed_has_and_thinwire_does_not() -> None:
         for name, feature in (
             ("train_batch", "pipeline parallelism"),
             ("eval_batch", "pipeline parallelism"),
-            ("save_moe_checkpoint", "mixtures of experts"),
+            ("save_moe_checkpoint", "files and groups of its own for experts"),
             ("compile", "DeepCompile"),
             ("get_sequence_parallel_group", "sequence parallelism"),
         ):

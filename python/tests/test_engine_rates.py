@@ -214,7 +214,12 @@ def test_lines_of_the_log(caplog: Any) -> None:
     run_local_ranks(2, run)
     texts = [record.getMessage() for record in caplog.records]
     assert texts.count("step=3, skipped=2, lr=[0.01], mom=[(0.9, 0.999)]") == 1
-    assert sum("was skipped on all ranks" in text for text in texts) == 1
+    skipped = [text for text in texts if "was skipped on all ranks" in text]
+    assert len(skipped) == 2
+    assert "1 so far" in skipped[0]
+    assert "the loss scale was 256 and is 256 now" in skipped[0]
+    assert "2 so far" in skipped[1]
+    assert "the loss scale was 256 and is 128 now" in skipped[1]
     assert (
         sum("from now on ranks exchange momentum in one bit" in text for text in texts)
         == 1

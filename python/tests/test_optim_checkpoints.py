@@ -11,6 +11,8 @@ import pytest
 import thinwire
 import torch
 from thinwire.comm import run_local_ranks
+from thinwire.errors import CorruptCheckpoint
+from thinwire.integrations._saved import states_beside
 
 pytestmark = pytest.mark.quick
 
@@ -93,3 +95,17 @@ def test_a_group_that_cannot_be_followed_is_refused_on_all_ranks(
         assert not any(tmp_path.iterdir())
 
     run_local_ranks(2, run)
+
+
+def test_a_state_dict_without_its_states_says_where_they_are() -> None:
+    net = cases.model()
+    optimizer = cases.make("OnebitAdam", net.parameters())
+    cases.train(net, optimizer, range(6))
+    with states_beside([optimizer]):
+        saved = optimizer.state_dict()
+    assert saved["state"] == {}
+    other = cases.make("OnebitAdam", cases.model().parameters())
+    with pytest.raises(CorruptCheckpoint, match="in a checkpoint of Thinwire's beside"):
+        other.load_state_dict(saved)
+    other.load_state_dict(optimizer.state_dict())
+    assert other._made.optimizer.steps == 6

@@ -64,7 +64,15 @@ OTHER: dict[str, Any] = {
 # Where that is the default.
 OTHER_OF = {("LeanOnebitAdam", "residual_dtype"): torch.float32}
 # Results do not depend on them, or ranks may differ in them.
-FREE = {"params", "process_group", "threads", "bucket_elements", "broadcast"}
+FREE = {
+    "params",
+    "process_group",
+    "threads",
+    "bucket_elements",
+    "broadcast",
+    "telemetry",
+}
+FREE |= {"comm_backend_name", "cuda_aware", "deepspeed"}
 
 
 def one() -> list[torch.nn.Parameter]:
@@ -112,9 +120,12 @@ CASES = [
 def test_every_option_reaches_the_optimizer(kind: Any, name: str) -> None:
     """Ranks that differ in it are told so by C++, which compares all that it was given."""
     base: dict[str, Any] = {}
-    if name in ("lr_warmup_steps", "total_steps", "min_freeze_step", "max_freeze_step"):
-        base["freeze_step"] = "auto"
-    if name == "freeze_ratio":
+    if name in (
+        "lr_warmup_steps",
+        "min_freeze_step",
+        "max_freeze_step",
+        "freeze_ratio",
+    ):
         base["freeze_step"] = "auto"
 
     def body(communicator: Any) -> str:

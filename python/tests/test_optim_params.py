@@ -254,3 +254,28 @@ def test_gradients_of_other_kinds() -> None:
 
     half, single = torch.bfloat16, torch.float32
     assert step(half, half) == step(half, single) == step(single, single)
+
+
+@pytest.mark.quick
+def test_parameters_in_channels_last_are_warned_of() -> None:
+    net = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    with pytest.warns(UserWarning, match="'weight': memory becomes contiguous"):
+        optimizer = cases.make("OnebitAdam", net.named_parameters())
+    x = torch.randn(2, 3, 5, 5).to(memory_format=torch.channels_last)
+    net(x).square().mean().backward()
+    optimizer.step()
+    assert net.weight.is_contiguous()
+
+
+@pytest.mark.quick
+def test_the_text_of_an_optimizer_says_where_its_run_is() -> None:
+    net = cases.model()
+    optimizer = cases.make("OnebitAdam", net.parameters(), freeze_step=4)
+    cases.train(net, optimizer, range(6))
+    text = repr(optimizer)
+    assert "Parameter Group 0" in text
+    assert "298 elements of float32, rank 0 of 1 over local" in text
+    assert "6 steps, the next one compressed, freeze after step 4" in text
+    assert "0 bytes sent, 0 saved" in text
+    optimizer.close()
+    assert "steps" not in repr(optimizer)

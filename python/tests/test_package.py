@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,30 @@ def test_the_wheel_is_at_most_5_mb() -> None:
 
 
 @pytest.mark.quick
+def test_the_wheel_holds_the_notice_of_every_library_inside() -> None:
+    files = {file.name: file for file in importlib.metadata.files("thinwire") or []}
+    assert {"LICENSE", "THIRD_PARTY_NOTICES"} <= set(files)
+    text = Path(files["THIRD_PARTY_NOTICES"].locate()).read_text()
+    rule = "=" * 78
+    parts = re.split(rf"^{rule}\n(.+)\n{rule}\n", text, flags=re.MULTILINE)
+    notices = dict(zip(parts[1::2], parts[2::2], strict=True))
+    # What the module needs besides, and what texts in it betray.
+    inside = {"fmt", "xxHash", "robin_map"}
+    if (
+        any(name.startswith("libhwy") for name in files)
+        or b"HWY_" in MODULE.read_bytes()
+    ):
+        inside.add("Highway")
+    for text_inside, name in ((b"nanobind", "nanobind"), (b"[json.", "nlohmann-json")):
+        assert text_inside in MODULE.read_bytes(), name
+        inside.add(name)
+    assert set(notices) == inside
+    for name, notice in notices.items():
+        assert re.search(r"(?i)copyright", notice), name
+        assert re.search(r"(?i)permission|redistribution|licen[sc]e", notice), name
+
+
+@pytest.mark.quick
 def test_an_import_brings_nothing_else() -> None:
     code = "import json, sys, thinwire; print(json.dumps(sorted(sys.modules)))"
     done = run(sys.executable, "-c", code)
@@ -137,6 +162,23 @@ def test_doctor_speaks_once_for_all_ranks() -> None:
     of_ranks = [line for line in first.value if line.startswith("ranks")]
     assert len(of_ranks) == 1
     assert "2, on 1 host" in of_ranks[0]
+    assert "all ranks have the same" in first.value
+
+
+def doctor_of_a_rank_with_threads() -> list[str]:
+    os.environ["THINWIRE_NUM_THREADS"] = str(1 + int(os.environ["RANK"]) % 2)
+    return doctor_of_a_rank()
+
+
+def test_doctor_has_a_line_for_each_difference() -> None:
+    first, *others = ranks.succeed(
+        ranks.call(3, __file__, "doctor_of_a_rank_with_threads")
+    )
+    assert all(other.value == [] for other in others)
+    differing = [line for line in first.value if line.startswith("differs")]
+    (line,) = differing
+    assert line.startswith(f"differs: rank 1 on {socket.gethostname()}: threads ")
+    assert line.endswith("2 per rank (THINWIRE_NUM_THREADS)")
 
 
 @pytest.mark.quick

@@ -14,7 +14,7 @@ import pytest
 import thinwire
 import torch
 from thinwire.comm import run_local_ranks
-from thinwire.errors import CorruptCheckpoint
+from thinwire.errors import CorruptCheckpoint, InvalidArgument
 
 pytestmark = pytest.mark.quick
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "python"
@@ -29,17 +29,19 @@ def beside_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
 
 
-def convert(script: str, saved: Path, out: Path) -> None:
+def convert(script: str, saved: Path, out: Path, *flags: str) -> None:
     """As a user runs it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [script, str(saved), str(out)])
+        patch.setattr(sys, "argv", [script, str(saved), str(out), *flags])
         runpy.run_path(str(EXAMPLES / script), run_name="__main__")
 
 
-def refused(script: str, saved: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def refused(
+    script: str, saved: Path, capsys: pytest.CaptureFixture[str], *flags: str
+) -> str:
     """Its last line, where it ends with 2 and has written nothing."""
     with pytest.raises(SystemExit) as ended:
-        convert(script, saved, saved.parent / "out")
+        convert(script, saved, saved.parent / "out", *flags)
     assert ended.value.code == 2
     assert not (saved.parent / "out").exists()
     return capsys.readouterr().err.splitlines()[-1]
@@ -296,3 +298,158 @@ def test_what_deepspeed_has_that_cannot_go_on_is_named(
     assert "without tensor or pipeline" in refused(DEEPSPEED, saved, capsys)
     (tmp_path / "plain").mkdir()
     assert "must have zero/*/fp32.pt" in refused(DEEPSPEED, tmp_path / "plain", capsys)
+
+
+BETA2, FREEZE_STEP = 0.9, 2
+
+
+def low_bit_entry(kind: str, shape: torch.Size) -> dict[str, Any]:
+    """A parameter's state after STEPS steps as DeepSpeed 0.18's optimizer of this kind
+    keeps it. v has seen gradients of 1 alone, one in each step until the freeze."""
+    entry: dict[str, Any] = {"step": STEPS, "exp_avg": torch.rand(shape)}
+    seen = {"onebit_adam": FREEZE_STEP, "onebit_lamb": FREEZE_STEP, "zero_one_adam": 3}
+    entry["exp_avg_sq"] = torch.full(shape, 1 - BETA2 ** seen[kind])
+    if kind == "onebit_lamb":
+        more = {"lamb_coeff_freeze": 0.3, "last_factor": 1.0, "scaling_coeff": 1.2}
+        return entry | more | {"exp_avg_sq_fresh": torch.rand(shape)}
+    entry |= {"tensor_size": 1, "corrected_tensor_size": 16, "server_chunk_size": 8}
+    entry |= {"worker_error": torch.rand(16), "server_error": torch.rand(8)}
+    if kind == "onebit_adam":
+        return entry
+    entry |= {"var_interval": 2, "var_counter": 1, "lrs": 0}  # 2 updates at interval 1
+    entry |= {"local_step_interval": 1, "local_step_counter": 0}
+    return entry | {"momentum_accumulator": torch.zeros(shape)}
+
+
+def low_bit_file(path: Path, kind: str, change: Any = lambda state: None) -> Held:
+    """The file of stage 0 in fp32."""
+    net = cases.model()
+    names = [name for name, _ in net.named_parameters()]
+    state = {
+        number: low_bit_entry(kind, p.shape)
+        for number, p in enumerate(net.parameters())
+    }
+    change(state[0])
+    group = {"lr": 0.01, "betas": (0.9, BETA2), "params": [*range(len(names))]}
+    optimizer = {"state": state, "param_groups": [group]}
+    torch.save({"module": net.state_dict(), "optimizer": optimizer}, path)
+    held: Held = {}
+    for number, (name, p) in enumerate(net.named_parameters()):
+        held[name] = {"weights": p.detach(), "exp_avg": state[number]["exp_avg"]}
+    return held
+
+
+def in_fp16(path: Path, kind: str) -> None:
+    """The same run in fp16: wrapped by DeepSpeed's FP16_Optimizer, which flattens each
+    group, or of 1-bit LAMB by FP16_UnfusedOptimizer."""
+    saved = torch.load(path)
+    module, optimizer = saved["module"], saved["optimizer"]
+    masters = list(module.values())
+    saved["module"] = {name: p.half() for name, p in module.items()}
+    wrapper: dict[str, Any] = {"cur_scale": 1.0, "optimizer_state_dict": optimizer}
+    saved["optimizer"] = wrapper
+    if kind == "onebit_lamb":
+        wrapper["fp32_groups"] = [masters]
+    else:
+        states = list(optimizer["state"].values())
+        flat = dict(states[0])
+        for key in {*MOMENTS, "momentum_accumulator"} & flat.keys():
+            flat[key] = torch.cat([state[key].flatten() for state in states])
+        optimizer["state"] = {0: flat}
+        optimizer["param_groups"][0]["params"] = [0]
+        wrapper["fp32_groups_flat"] = [torch.cat([p.flatten() for p in masters])]
+    torch.save(saved, path)
+
+
+LOW_BIT_FLAGS = {
+    "onebit_adam": ("--freeze-step", str(FREEZE_STEP)),
+    "onebit_lamb": ("--freeze-step", str(FREEZE_STEP)),
+    "zero_one_adam": ("--var-update-scaler", "2"),
+}
+
+
+@pytest.mark.parametrize("kind", LOW_BIT_FLAGS)
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_deepspeeds_low_bit_states_go_on_with_the_variance_that_they_had(
+    kind: str, precision: str, tmp_path: Path
+) -> None:
+    """All gradients squared were 1, so the bias-corrected v is 1 after any steps."""
+    held = low_bit_file(tmp_path / "in.pt", kind)
+    if precision == "fp16":
+        in_fp16(tmp_path / "in.pt", kind)
+    convert(DEEPSPEED, tmp_path / "in.pt", tmp_path / "out", *LOW_BIT_FLAGS[kind])
+
+    def run(comm: Any) -> None:
+        net = cases.model(seed=1)
+        made = thinwire.OnebitLamb if kind == "onebit_lamb" else thinwire.OnebitAdam
+        optimizer = made(
+            net.named_parameters(), lr=0.01, freeze_step=100, process_group=comm
+        )
+        assert thinwire.load(tmp_path / "out", optimizer, module=net).step == STEPS
+        states = optimizer.state_dict()["state"]
+        for number, (name, p) in enumerate(net.named_parameters()):
+            assert same_bits(p, held[name]["weights"])
+            assert same_bits(states[number]["exp_avg"], held[name]["exp_avg"])
+            corrected = states[number]["exp_avg_sq"] / (1 - BETA2**STEPS)
+            torch.testing.assert_close(corrected, torch.ones_like(p), rtol=1e-6, atol=0)
+
+    run_local_ranks(2, run)
+
+
+def test_low_bit_states_that_do_not_say_enough_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "in.pt"
+    low_bit_file(path, "onebit_adam")
+    assert "--freeze-step is needed" in refused(DEEPSPEED, path, capsys)
+    assert "has worker_error: of a 1-bit" in refused(TORCH, path, capsys)
+    low_bit_file(path, "onebit_lamb")
+    assert "has lamb_coeff_freeze: of a 1-bit" in refused(TORCH, path, capsys)
+    between = {"momentum_accumulator": torch.ones(1)}
+    low_bit_file(path, "zero_one_adam", lambda state: state.update(between))
+    assert "saved between two syncs" in refused(DEEPSPEED, path, capsys)
+    low_bit_file(path, "zero_one_adam")  # with a scaler of 16: 17 updates in 5 steps
+    assert "do not fit 5 steps" in refused(DEEPSPEED, path, capsys)
+    low_bit_file(path, "onebit_adam")
+    in_fp16(path, "onebit_adam")
+    saved = torch.load(path)
+    saved["module"]["shift"] = torch.ones(3)  # a buffer that the file does not name
+    torch.save(saved, path)
+    flags = ("--freeze-step", "2")
+    assert "a flat group has" in refused(DEEPSPEED, path, capsys, *flags)
+
+
+@pytest.mark.parametrize("kind", LOW_BIT_FLAGS)
+@pytest.mark.parametrize(
+    ("semantics", "precision"),
+    [("corrected", "fp32"), ("deepspeed", "fp32"), ("corrected", "fp16")],
+)
+def test_deepspeeds_low_bit_states_are_no_state_dict(
+    kind: str, semantics: str, precision: str, tmp_path: Path
+) -> None:
+    low_bit_file(tmp_path / "in.pt", kind)
+    if precision == "fp16":
+        in_fp16(tmp_path / "in.pt", kind)
+    saved = torch.load(tmp_path / "in.pt")["optimizer"]
+
+    def run(comm: Any) -> None:
+        net = cases.model(seed=1)
+        made = {
+            "onebit_adam": thinwire.OnebitAdam,
+            "onebit_lamb": thinwire.OnebitLamb,
+            "zero_one_adam": thinwire.ZeroOneAdam,
+        }[kind]
+        optimizer = made(
+            net.parameters(),
+            lr=0.01,
+            betas=(0.9, BETA2),
+            semantics=semantics,
+            process_group=comm,
+        )
+        before = [p.detach().clone() for p in net.parameters()]
+        with pytest.raises(InvalidArgument, match="states_from_deepspeed.py"):
+            optimizer.load_state_dict(saved)
+        for p, q in zip(net.parameters(), before, strict=True):
+            assert same_bits(p, q)
+
+    run_local_ranks(2, run)

@@ -5,66 +5,82 @@ from __future__ import annotations
 
 import csv
 import json
+import math
+import struct
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import optim_cases as cases
 import pytest
 import thinwire
 from engines import config_of, loss_of, make, train
-from thinwire import _monitors
+from thinwire import _event_file, _monitors
 from thinwire.comm import run_local_ranks
 
-# What tensorboardX has, as far as it is used; no package that writes such files is needed.
-WRITER = """
-import json, os
-class SummaryWriter:
-    def __init__(self, directory):
-        os.makedirs(directory, exist_ok=True)
-        self.path = os.path.join(directory, "charts.jsonl")
-    def add_scalar(self, name, value, at, time=None):
-        with open(self.path, "a") as file:
-            file.write(json.dumps([name, value, at, time]) + "\\n")
-    def flush(self):
-        pass
-"""
 LINES = [
     {"step": 1, "time": 1.5, "phase": "exact", "applied": True, "grad_norm": None},
     {"step": 2, "time": 2.5, "phase": "compressed", "seconds": {"step": 0.25}},
     {"step": 2, "val_loss": 4.5, "waited_for": "a.weight"},
+    {"step": 300, "time": 9.0, "lr": 0.5},
+    {"step": 300, "time": 9.5, "lr": 0.25, "grad_norm": -1e39},
 ]
 CHARTS = [
-    ["thinwire/phase", 0.0, 1, 1.5],
     ["thinwire/applied", 1.0, 1, 1.5],
+    ["thinwire/phase", 0.0, 1, 1.5],
     ["thinwire/phase", 1.0, 2, 2.5],
     ["thinwire/seconds/step", 0.25, 2, 2.5],
-    ["thinwire/val_loss", 4.5, 2, None],
+    ["thinwire/val_loss", 4.5, 2, 2.5],
+    ["thinwire/grad_norm", -math.inf, 300, 9.5],
+    ["thinwire/lr", 0.25, 300, 9.5],
 ]
 
 
-@pytest.fixture
-def with_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package called tensorboardX, and torch's writer unavailable."""
-    packages = tmp_path / "packages"
-    packages.mkdir()
-    (packages / "tensorboardX.py").write_text(WRITER)
-    (packages / "tensorboard.py").write_text("raise ImportError('none here')\n")
-    monkeypatch.syspath_prepend(str(packages))
-    monkeypatch.setenv("PYTHONPATH", str(packages), prepend=":")
-    for name in ("tensorboardX", "tensorboard", "torch.utils.tensorboard"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    return tmp_path
+def fields(message: bytes) -> dict[int, Any]:
+    """What a message in protobuf holds, by the number of the field; varints below 2^63."""
+    found: dict[int, Any] = {}
+    while message:
+        kind = message[0] & 7
+        number, message = message[0] >> 3, message[1:]
+        if kind in (0, 2):
+            value = shift = 0
+            while True:
+                byte, message = message[0], message[1:]
+                value |= (byte & 0x7F) << shift
+                shift += 7
+                if byte < 0x80:
+                    break
+            found[number] = value
+            if kind == 2:
+                found[number], message = message[:value], message[value:]
+        else:
+            code, size = {1: ("<d", 8), 5: ("<f", 4)}[kind]
+            (found[number],) = struct.unpack(code, message[:size])
+            message = message[size:]
+    return found
 
 
 def charts_in(directory: Path) -> list[list[Any]]:
-    text = (directory / "charts.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
+    """[name, value, step, time] of each point, in the file's order."""
+    points = []
+    for path in sorted(directory.glob("events.out.tfevents.*")):
+        data = path.read_bytes()
+        events = []
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            events.append(fields(data[12 : 12 + length]))
+            data = data[16 + length :]
+        assert events[0][3] == b"brain.Event:2"
+        for event in events[1:]:
+            point = fields(fields(event[5])[1])
+            points.append([point[1].decode(), point[2], event.get(2, 0), event[1]])
+    return points
 
 
-def convert(file: Path, directory: Path) -> subprocess.CompletedProcess[str]:
+def convert(*paths: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "thinwire", "telemetry", "tensorboard", file, directory],
+        [sys.executable, "-m", "thinwire", "telemetry", "tensorboard", *paths],
         capture_output=True,
         text=True,
         check=False,
@@ -72,40 +88,76 @@ def convert(file: Path, directory: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.quick
-def test_every_number_of_a_line_becomes_a_point(with_writer: Path) -> None:
-    file = with_writer / "steps.jsonl"
+def test_every_number_of_a_line_becomes_a_point(tmp_path: Path) -> None:
+    file = tmp_path / "steps.jsonl"
     torn = '{"step": 3, "ti'
     file.write_text("".join(json.dumps(line) + "\n" for line in LINES) + torn)
-    done = convert(file, with_writer / "charts")
+    done = convert(file, tmp_path / "charts")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("3 lines of ")
-    assert charts_in(with_writer / "charts") == CHARTS
+    assert done.stdout.startswith("5 lines of ")
+    assert "pip install tensorboard" in done.stdout
+    assert charts_in(tmp_path / "charts") == CHARTS
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
     "text", ["[]\n", '{"step": "1"}\n', '{"step": 1\n{}\n', "{}\n"]
 )
-def test_a_file_of_something_else_is_refused(with_writer: Path, text: str) -> None:
-    file = with_writer / "steps.jsonl"
+def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "steps.jsonl"
     file.write_text('{"step": 1}\n' + text)
-    done = convert(file, with_writer / "charts")
+    done = convert(file, tmp_path / "charts")
     assert (done.returncode, done.stdout) == (1, "")
     assert f"line 2 of '{file}' must be an object with a step" in done.stderr
-    assert not (with_writer / "charts").exists()
-    done = convert(with_writer / "none", with_writer / "charts")
+    assert not (tmp_path / "charts").exists()
+    done = convert(tmp_path / "none", tmp_path / "charts")
     assert done.returncode == 1
     assert "cannot read the file" in done.stderr
 
 
-def test_without_a_writer_it_says_what_to_install(with_writer: Path) -> None:
-    broken = with_writer / "packages" / "tensorboardX.py"
-    broken.write_text("raise ImportError('none here')\n")
-    file = with_writer / "steps.jsonl"
-    file.write_text('{"step": 1}\n')
-    done = convert(file, with_writer / "charts")
-    assert done.returncode == 1
-    assert "pip install tensorboard" in done.stderr
+@pytest.mark.quick
+def test_two_files_of_a_run_become_one_run(tmp_path: Path) -> None:
+    """Memory from the engine's lines, the loss from train_gpt's."""
+    telemetry, metrics = tmp_path / "steps.jsonl", tmp_path / "metrics.jsonl"
+    telemetry.write_text(
+        '{"step": 1, "time": 1, "lr": 0.5, "memory": {"states": 64}}\n'
+    )
+    metrics.write_text('{"step": 1, "time": 2, "lr": 0.5, "loss": 3.5}\n')
+    charts = tmp_path / "charts"
+    expected = [
+        ["thinwire/loss", 3.5, 1, 2.0],
+        ["thinwire/lr", 0.5, 1, 2.0],
+        ["thinwire/memory/states", 64.0, 1, 1.0],
+    ]
+    for _ in range(2):  # the second time replaces the first
+        done = convert(telemetry, metrics, charts)
+        assert done.returncode == 0, done.stderr
+        assert charts_in(charts) == expected
+
+
+@pytest.mark.quick
+def test_records_have_the_checksums_of_the_format(tmp_path: Path) -> None:
+    assert (
+        _event_file.crc32c(b"123456789") == 0xE3069283
+    )  # the polynomial's check value
+    file = _event_file.EventFile(str(tmp_path), "x")
+    file.add("a", 1.0, -1, 2.0)
+    file.flush()
+    data = (tmp_path / "events.out.tfevents.x").read_bytes()
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        for part in (data[:12], data[12 : 16 + length]):
+            crc = _event_file.crc32c(part[:-4])
+            masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+            assert part[-4:] == struct.pack("<I", masked)
+        last, data = data[12 : 12 + length], data[16 + length :]
+    point = b"\x0a\x01a\x15\x00\x00\x80\x3f"
+    assert last == (
+        b"\x09\x00\x00\x00\x00\x00\x00\x00\x40"
+        + b"\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"
+        + b"\x2a\x0a\x0a\x08"
+        + point
+    )
 
 
 def sections(directory: Path, **changes: Any) -> dict[str, Any]:
@@ -113,8 +165,8 @@ def sections(directory: Path, **changes: Any) -> dict[str, Any]:
     return {name: base | changes for name in _monitors.SECTIONS}
 
 
-def test_an_engine_follows_deepspeeds_keys(with_writer: Path) -> None:
-    config = config_of(**sections(with_writer), gradient_accumulation_steps=2)
+def test_an_engine_follows_deepspeeds_keys(tmp_path: Path) -> None:
+    config = config_of(**sections(tmp_path), gradient_accumulation_steps=2)
 
     def body(comm: Any) -> list[float]:
         engine = make(comm, config)
@@ -128,19 +180,19 @@ def test_an_engine_follows_deepspeeds_keys(with_writer: Path) -> None:
 
     losses = run_local_ranks(2, body)[0]
     expected = [(losses[0] + losses[1]) / 2, (losses[2] + losses[3]) / 2]
-    with open(with_writer / "job" / "Train_Samples_train_loss.csv") as file:
+    with open(tmp_path / "job" / "Train_Samples_train_loss.csv") as file:
         rows = list(csv.reader(file))
     assert rows[0] == ["step", "train_loss"]
     samples = [16, 32]  # 2 ranks, 2 backwards of 4
     assert [int(row[0]) for row in rows[1:]] == samples
     assert [float(row[1]) for row in rows[1:]] == expected
-    points = charts_in(with_writer / "job")
+    points = charts_in(tmp_path / "job")
     assert [p[2] for p in points if p[0] == "Train/Samples/lr"] == samples
     names = {p[0] for p in points}
     assert {"Train/Samples/loss_scale", "thinwire/bytes_sent"} <= names
 
 
-def test_monitors_change_no_result(with_writer: Path) -> None:
+def test_monitors_change_no_result(tmp_path: Path) -> None:
     def bits(config: dict[str, Any]) -> list[Any]:
         def body(comm: Any) -> list[float]:
             engine = make(comm, config)
@@ -149,10 +201,10 @@ def test_monitors_change_no_result(with_writer: Path) -> None:
 
         return run_local_ranks(2, body)
 
-    assert bits(config_of(**sections(with_writer))) == bits(config_of())
-    off = sections(with_writer / "off", enabled=False)
+    assert bits(config_of(**sections(tmp_path))) == bits(config_of())
+    off = sections(tmp_path / "off", enabled=False)
     bits(config_of(**off))
-    assert not (with_writer / "off").exists()
+    assert not (tmp_path / "off").exists()
 
 
 @pytest.mark.parametrize("section", _monitors.SECTIONS)
@@ -175,5 +227,71 @@ def test_a_wrong_section_is_refused(section: str, given: Any, text: str) -> None
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     section = {"enabled": True, "output_path": str(tmp_path / "file")}
-    with pytest.raises(thinwire.Unavailable, match="csv_monitor: .*file"):
-        _monitors.monitors_of({"csv_monitor": section})
+    for name in _monitors.SECTIONS:
+        with pytest.raises(thinwire.Unavailable, match=f"{name}: .*file"):
+            _monitors.monitors_of({name: section})
+
+
+def lines_in(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.quick
+def test_an_optimizer_writes_a_line_per_step(tmp_path: Path) -> None:
+    every = {"path": tmp_path / "all.jsonl", "every": 2, "every_rank": True}
+
+    def body(communicator: Any) -> list[Any]:
+        reports = []
+        for telemetry in (tmp_path / "steps.jsonl", every):
+            net = cases.model()
+            optimizer = cases.make(
+                "OnebitAdam", net.parameters(), communicator, telemetry=telemetry
+            )
+            optimizer.register_step_post_hook(lambda o, *_: reports.append(o.report))
+            cases.train(net, optimizer, range(6), communicator.rank)
+        return reports
+
+    reports, _ = run_local_ranks(2, body)
+    lines = lines_in(tmp_path / "steps.jsonl")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    for line, report in zip(lines, reports[:6], strict=True):
+        for name in ("applied", "phase", "grad_norm", "bytes_sent", "collectives"):
+            assert line[name] == getattr(report, name)
+        assert line["lr"] == 1e-2
+        assert line["seconds"]["step"] == report.seconds
+    for rank in range(2):
+        own = lines_in(tmp_path / f"all.jsonl.rank{rank}")
+        assert [line["step"] for line in own] == [2, 4, 6]
+
+
+@pytest.mark.quick
+def test_a_file_of_steps_that_cannot_be_written_costs_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = cases.model()
+    missing = tmp_path / "no" / "steps.jsonl"
+    optimizer = cases.make("OnebitAdam", net.parameters(), telemetry=missing)
+    cases.train(net, optimizer, range(3))
+    assert caplog.text.count("cannot be written: No such file or directory") == 1
+    missing.parent.mkdir()
+    cases.train(net, optimizer, range(3, 5))
+    assert [line["step"] for line in lines_in(missing)] == [4, 5]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "given,text",
+    [
+        ({"path": ""}, "telemetry.'path'.: must be a path, got ''"),
+        (3, "telemetry.'path'.: must be a path, got 3"),
+        ({"path": "x", "every": 0}, "telemetry.'every'.: must be >= 1, got 0"),
+        ({"path": "x", "evry": 1}, "must have the keys path, every, .* got 'evry'"),
+        (
+            {"path": "x", "every_rank": 1},
+            "telemetry.'every_rank'.: must be bool, got 1",
+        ),
+    ],
+)
+def test_wrong_telemetry_is_refused_by_its_key(given: Any, text: str) -> None:
+    with pytest.raises((thinwire.Error, TypeError), match=text):
+        cases.make("OnebitAdam", cases.model().parameters(), telemetry=given)

@@ -12,7 +12,7 @@ from thinwire import _core
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python" / "thinwire"
 # Names that only types need: they are no objects of the module.
-OF_TYPES = {"Array", "Options", "Schedule", "State", "Transport"}
+OF_TYPES = {"Accept", "Array", "Options", "Schedule", "State", "Transport"}
 
 Names = dict[str, set[str]]
 

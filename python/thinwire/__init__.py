@@ -26,7 +26,7 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from . import checkpoint, comm, errors, integrations, optim
+    from . import checkpoint, comm, compat, errors, integrations, optim
     from .amp import GradScaler
     from .checkpoint import LoadReport, load, resume, save
     from .comm import (
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         init_distributed,
         local_gradients,
         run_local_ranks,
+        seeded,
     )
     from .config import Config
     from .engine import Engine, EngineReport, add_config_arguments, initialize
@@ -73,8 +74,9 @@ _MODULE_OF = {
     "resume": "checkpoint",
     "run_local_ranks": "comm",
     "save": "checkpoint",
+    "seeded": "comm",
 }
-_MODULES = {"checkpoint", "comm", "integrations", "optim"}
+_MODULES = {"checkpoint", "comm", "compat", "integrations", "optim"}
 
 __all__ = [
     "AdamW",
@@ -104,6 +106,7 @@ __all__ = [
     "broadcast_buffers",
     "checkpoint",
     "comm",
+    "compat",
     "errors",
     "init_distributed",
     "initialize",
@@ -114,6 +117,7 @@ __all__ = [
     "resume",
     "run_local_ranks",
     "save",
+    "seeded",
 ]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m thinwire doctor | plan | telemetry tensorboard FILE DIR."""
+"""python -m thinwire doctor | plan | telemetry tensorboard FILE... DIR."""
 
 import argparse
 import sys
@@ -39,11 +39,11 @@ def main() -> int:
     charts = telemetry.add_subparsers(dest="to", required=True, metavar="TO")
     tensorboard = charts.add_parser(
         "tensorboard",
-        help="files for TensorBoard",
-        description="Writes every number of FILE, lines of thinwire.telemetry.path or "
-        "train_gpt's metrics.jsonl, into DIR for TensorBoard.",
+        help="a file for TensorBoard",
+        description="Writes every number of the FILEs, lines of thinwire.telemetry.path "
+        "or train_gpt's metrics.jsonl, into DIR as one run for TensorBoard.",
     )
-    tensorboard.add_argument("file", metavar="FILE")
+    tensorboard.add_argument("files", metavar="FILE", nargs="+")
     tensorboard.add_argument("directory", metavar="DIR")
     arguments = parser.parse_args()
     try:
@@ -57,9 +57,10 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.command == "telemetry":
         from ._telemetry import to_tensorboard
 
-        steps = to_tensorboard(arguments.file, arguments.directory)
+        lines = to_tensorboard(arguments.files, arguments.directory)
         print(
-            f"{steps} lines of {arguments.file}: tensorboard --logdir {arguments.directory}"
+            f"{lines} lines of {', '.join(arguments.files)}: tensorboard --logdir "
+            f"{arguments.directory} shows them (pip install tensorboard)"
         )
         return 0
     if arguments.command == "plan":

@@ -38,6 +38,10 @@ def bucket_elements(chosen: int, elements: int, ranks: int, bits: int) -> int:
 def take_log() -> list[tuple[str, str]]:
     """What the library has logged since the last call: (level, text)."""
 
+def memory_use() -> dict[str, int]:
+    """Bytes that this thread's arrays take: parameters, gradients, states, buckets, other,
+    and peak."""
+
 def parse_duration(text: str) -> float:
     """Seconds in "5s", "10min": what THINWIRE_TIMEOUT may say."""
 
@@ -196,7 +200,9 @@ class _LowBitFields(_AdamFields):
     residual_dtype: DType
 
 class _FreezeFields(_LowBitFields):
-    freeze_step: int
+    def planned_freeze_step(self) -> int:
+        """freeze_step where it is given, else by the rule of optim/run_length.h."""
+    freeze_step: int | None
     lr_warmup_steps: int | None
     total_steps: int | None
     min_freeze_step: int
@@ -222,13 +228,28 @@ class Exchanged(Enum):
     momentum = ...
     gradient = ...
 
+class ZeroOneStages:
+    """optim::ZeroOneStages."""
+
+    @property
+    def var_freeze_step(self) -> int: ...
+    @property
+    def var_update_scaler(self) -> int: ...
+    @property
+    def local_step_scaler(self) -> int: ...
+    @property
+    def local_step_clipper(self) -> int: ...
+
 class ZeroOneAdamOptions(_LowBitFields):
+    def stages(self) -> ZeroOneStages:
+        """The four where they are given, else by the rule of optim/run_length.h."""
     groups: list[MaskedGroup]
     amsgrad: bool
-    var_freeze_step: int
-    var_update_scaler: int
-    local_step_scaler: int
-    local_step_clipper: int
+    total_steps: int | None
+    var_freeze_step: int | None
+    var_update_scaler: int | None
+    local_step_scaler: int | None
+    local_step_clipper: int | None
     exchanged: Exchanged
 
 class LeanOnebitAdamOptions(_FreezeFields):
@@ -287,7 +308,7 @@ class WireOptions:
     def __init__(self) -> None: ...
     bits_up: int
     bits_down: int
-    residual_dtype: DType
+    residual_dtype: DType | None
     after_skip: AfterSkip
 
 class ZeroConfig:
@@ -295,6 +316,7 @@ class ZeroConfig:
     stage: int
     reduce_scatter: bool
     reduce_bucket_size: int
+    allgather_bucket_size: int
     ignore_unused_parameters: bool
     round_robin_gradients: bool
     offload_optimizer: OffloadDevice
@@ -305,8 +327,16 @@ class Hierarchy(Enum):
     flat = ...
     by_host = ...
 
+class CommBackend(Enum):
+    unset = ...
+    nccl = ...
+    hccl = ...
+    mpi = ...
+    gloo = ...
+
 class CommConfig:
     def __init__(self) -> None: ...
+    backend: CommBackend
     hierarchy: Hierarchy
     ranks_per_host: int
     bucket_elements: int
@@ -430,7 +460,11 @@ class Config:
     telemetry: TelemetryConfig
     fallback: Fallback
     buffers: Buffers
+    prescale_gradients: bool
+    gradient_predivide_factor: float
     steps_per_print: int
+    wall_clock_breakdown: bool
+    memory_breakdown: bool
     semantics: Semantics
     other_objects: dict[str, str]
     def validate(self, world: int) -> None: ...
@@ -465,12 +499,24 @@ class Network:
     latency_seconds: float
     def validate(self) -> None: ...
 
+class MeasuredNetwork(Network):
+    """str() gives spreads too, and ends with the warning of unstable()."""
+
+    def unstable(self) -> str:
+        """A line that names the figures that differ between rounds, or ""."""
+
 class Compute:
     """Seconds per element."""
 
     def __init__(self) -> None: ...
     norm: float
     sum: float
+
+class MeasuredCompute(Compute):
+    """As MeasuredNetwork."""
+
+    spread: Compute
+    def unstable(self) -> str: ...
 
 class Workload:
     def __init__(self) -> None: ...
@@ -489,10 +535,15 @@ class Processors:
 def workload_of(config: Config, ranks: int, work: Workload) -> Workload:
     """With what the configuration says of dtypes, buckets and backwards per step."""
 
-def measure_network(comm: Communicator) -> tuple[Network, str]:
+def workload_of_run(
+    work: Workload, total_steps: int, freeze_step: int | None, config: Config | None
+) -> Workload:
+    """With a run; stages that nobody names follow from its length."""
+
+def measure_network(comm: Communicator) -> tuple[MeasuredNetwork, str]:
     """Collective; and why ranks do not exchange by host, or ""."""
 
-def measure_compute(comm: Communicator) -> Compute:
+def measure_compute(comm: Communicator) -> MeasuredCompute:
     """Collective."""
 
 def measure_processors(comm: Communicator, threads: int = -1) -> Processors:
@@ -550,8 +601,10 @@ class Optimizer:
         config: Config,
         params: Array,
         initial: Array | None = None,
+        experts: list[tuple[int, Communicator]] = ...,
     ) -> None:
-        """Collective. `params`: of config.precision.dtype. `initial`: fp32, for masters."""
+        """Collective. `params`: of config.precision.dtype. `initial`: fp32, for masters.
+        `experts`: numbers of groups of config.optimizer, and who holds them."""
     def step(
         self, params: Array, grads: Array, loss_scale: float = 1.0
     ) -> StepReport: ...
@@ -563,17 +616,26 @@ class Optimizer:
     @property
     def phase(self) -> str: ...
     @property
+    def freeze_step(self) -> int | None:
+        """The last exact step as it is planned now, or AUTO_FREEZE; of 0/1 Adam the last
+        one in which the variance may change; None where all are exact."""
+    @property
     def loss_scale(self) -> float: ...
     @property
     def residual_ratio(self) -> float | None:
         """Norm of the residual over that of the last exchange's result; None where
         there is none to ask: exact optimizers, 16 bits, semantics "deepspeed"."""
+    def lamb_coeffs(self) -> list[float]: ...
     @property
     def steps_behind(self) -> int: ...
     def set_learning_rate(self, group: int, learning_rate: float) -> None: ...
     def learning_rate(self, group: int) -> float: ...
     def set_weight_decay(self, group: int, weight_decay: float) -> None:
         """Local; no part of the state."""
+    def set_exp_avg_mask(self, group: int, mask: Array) -> None:
+        """Local; fp32, one value per element of the group, or none: 1 everywhere."""
+    def take_notes(self) -> list[str]:
+        """What the last load has made otherwise than the state had it."""
     def masters(self) -> Array | None:
         """A copy, fp32; None where parameters are their own masters, and with ZeRO,
         which shards them."""
@@ -587,6 +649,9 @@ class Optimizer:
     def load_state_dict(self, state: State) -> None: ...
     def adopt(self, state: State) -> None:
         """Local: a state that may be of another optimizer, number of ranks or precision."""
+    def state_elements(self, array: str, offset: int, size: int) -> Array | None:
+        """Local: these elements of an array of the state, fp32; None unless every rank has
+        all of it."""
     def describe_state(self) -> list[tuple[str, str, str]]:
         """(name, axis, sharing) of every array: optim/state.h."""
     def close(self) -> None:
@@ -604,6 +669,7 @@ class Engine:
         params: Array,
         grads: Array | None = None,
         initial: Array | None = None,
+        experts: list[tuple[int, Communicator]] = ...,
     ) -> None: ...
     def begin_backward(self) -> None: ...
     def gradient_ready(self, index: int, gradient: Array | None = None) -> None: ...
@@ -614,12 +680,14 @@ class Engine:
     def set_accumulation_boundary(self, boundary: bool | None) -> None: ...
     def step(self) -> EngineReport: ...
     def mean(self, value: float) -> float: ...
+    def set_model_parallel(self, comm: Communicator) -> None: ...
     def set_learning_rate(
         self, learning_rate: float, group: int | None = None
     ) -> None: ...
     def learning_rate(self, group: int) -> float: ...
     @property
     def loss_scale(self) -> float: ...
+    def set_loss_scale(self, loss_scale: float) -> None: ...
     @property
     def loss_factor(self) -> float: ...
     @property
@@ -628,6 +696,10 @@ class Engine:
     def skipped_steps(self) -> int: ...
     @property
     def phase(self) -> str: ...
+    @property
+    def freeze_step(self) -> int | None:
+        """The last exact step as it is planned now, or AUTO_FREEZE; of 0/1 Adam the last
+        one in which the variance may change; None where all are exact."""
     def begin_evaluation(self) -> None: ...
     def end_evaluation(self) -> None: ...
     def masters(self) -> Array:
@@ -637,6 +709,10 @@ class Engine:
     def full_parameter(self, name: str) -> Array: ...
     def full_gradient(self, name: str) -> Array: ...
     def full_state(self, name: str, key: str) -> Array: ...
+    def set_full_parameter(self, name: str, values: Array) -> None: ...
+    def set_full_gradient(self, name: str, values: Array) -> None: ...
+    def set_full_state(self, name: str, key: str, values: Array) -> None: ...
+    def lamb_coeffs(self) -> list[float]: ...
     def state_dict(self) -> State: ...
     def load_state_dict(self, state: State) -> None: ...
     def set_others(self, others: Callable[[], Others] | None) -> None:
@@ -645,9 +721,19 @@ class Engine:
     def save(
         self, root: str, extra: Extra | None = None, options: SaveOptions | None = None
     ) -> SaveReport: ...
-    def load(self, path: str, options: LoadOptions | None = None) -> LoadReport: ...
+    def load(
+        self,
+        path: str,
+        options: LoadOptions | None = None,
+        *,
+        accept: Accept | None = None,
+    ) -> LoadReport: ...
     def resume(
-        self, path: str, options: LoadOptions | None = None
+        self,
+        path: str,
+        options: LoadOptions | None = None,
+        *,
+        accept: Accept | None = None,
     ) -> LoadReport | None: ...
     def wait_for_save(self) -> None: ...
     @property
@@ -740,6 +826,10 @@ class LoadReport:
     seconds: float
     bytes: int
 
+Accept: TypeAlias = Callable[[LoadReport], None]
+"""Called on every rank with what a load will report, after everything was checked and
+before anything changes. What it raises on one rank is CorruptCheckpoint on all."""
+
 def save(
     comm: Communicator,
     layout: Layout,
@@ -763,6 +853,7 @@ def load(
     *,
     others: Others | None = None,
     options: LoadOptions | None = None,
+    accept: Accept | None = None,
 ) -> LoadReport: ...
 def resume(
     comm: Communicator,
@@ -773,6 +864,7 @@ def resume(
     *,
     others: Others | None = None,
     options: LoadOptions | None = None,
+    accept: Accept | None = None,
 ) -> LoadReport | None:
     """As load(); None where there is no complete checkpoint yet."""
 

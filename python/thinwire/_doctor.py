@@ -20,18 +20,22 @@ LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 def run_doctor() -> int:
     """Prints the report; 1 if Thinwire cannot train here, else 0.
 
-    Collective under a launcher, where rank 0 prints for all. Raises CommFailure if the
-    ranks cannot reach each other.
+    Collective under a launcher, where rank 0 prints its lines, and one more for each
+    difference. Raises CommFailure if the ranks cannot reach each other.
     """
     missing = _why_no_torch()
-    ranks = None if missing else _hosts_of_ranks()
-    if ranks is not None and ranks[0] != 0:
-        return 0
-    lines = [*_about_build(), *_about_packages(missing)]
+    lines = [
+        f"{name:<14}{text}"
+        for name, text in (*_about_build(), *_about_packages(missing))
+    ]
+    ranks = None if missing else _gather("\n".join(lines))
     if ranks is not None:
-        lines.append(("ranks", _in_words(ranks[1])))
-    for name, text in lines:
-        print(f"{name:<14}{text}")
+        rank, hosts, reports = ranks
+        if rank != 0:
+            return 0
+        lines.append(f"{'ranks':<14}{_in_words(hosts)}")
+        lines += _differences(hosts, reports)
+    print("\n".join(lines))
     if missing:
         print(f"ready: no: {missing}")
         return 1
@@ -96,8 +100,8 @@ def _version(package: str) -> str:
         return ""
 
 
-def _hosts_of_ranks() -> tuple[int, list[str]] | None:
-    """(this rank, the host of every rank) under a launcher. Collective."""
+def _gather(report: str) -> tuple[int, list[str], list[str]] | None:
+    """(this rank, host and report of every rank) under a launcher. Collective."""
     if not any(name in os.environ for name in LAUNCHERS):
         return None
     import torch.distributed as dist
@@ -107,10 +111,25 @@ def _hosts_of_ranks() -> tuple[int, list[str]] | None:
     init_distributed("gloo", verbose=False)
     communicator = communicator_for()
     try:
-        return communicator.rank, communicator.gather_texts(socket.gethostname())
+        hosts = communicator.gather_texts(socket.gethostname())
+        return communicator.rank, hosts, communicator.gather_texts(report)
     finally:
         communicator.close()
         dist.destroy_process_group()
+
+
+def _differences(hosts: list[str], reports: list[str]) -> list[str]:
+    """One line for each line in which ranks of a host differ from rank 0."""
+    first = reports[0].splitlines()
+    ranks: dict[tuple[str, str], list[str]] = {}
+    for rank, (host, report) in enumerate(zip(hosts, reports, strict=True)):
+        for line in report.splitlines():
+            if line not in first:
+                ranks.setdefault((host, line), []).append(str(rank))
+    return [
+        f"differs: rank{'s' if len(those) > 1 else ''} {', '.join(those)} on {host}: {line}"
+        for (host, line), those in ranks.items()
+    ] or ["all ranks have the same"]
 
 
 def _in_words(hosts: list[str]) -> str:

@@ -88,14 +88,21 @@ class FlatMemory:
         for parameter, view in zip(self.parameters, self._values, strict=True):
             parameter.data = _alone(view)
 
-    def take_in_gradients(self) -> torch.Tensor:
+    def take_in_gradients(
+        self, given: Sequence[torch.Tensor | None] = ()
+    ) -> torch.Tensor:
         """This step's gradients as one array: those that are views are in place, missing
         ones count as 0, others are copied. Of another dtype than the parameters where
-        all are of that one, and fp32 where they differ.
+        all are of that one, and fp32 where they differ. `given`: empty, or one for each
+        parameter, which takes the place of the parameter's own unless it is None.
 
         Raises InvalidArgument naming a parameter whose gradient is sparse.
         """
         found = [p.grad for p in self.parameters]
+        if given:
+            found = [
+                g if g is not None else own for g, own in zip(given, found, strict=True)
+            ]
         for name, gradient in zip(self.names, found, strict=True):
             if gradient is not None:
                 require_dense(name, gradient)
@@ -149,6 +156,16 @@ class FlatMemory:
                     f"optimizer was made and is {now} now; convert and move the model "
                     "first, then make the optimizer"
                 )
+
+
+def with_tensors(
+    use: dict[str, int], params: torch.Tensor, grads: torch.Tensor
+) -> dict[str, int]:
+    """The library's memory, and torch's arrays of parameters and gradients."""
+    use["parameters"] += params.nbytes
+    use["gradients"] += grads.nbytes
+    use["peak"] += params.nbytes + grads.nbytes
+    return use
 
 
 def _is_same_memory(tensor: torch.Tensor, view: torch.Tensor) -> bool:

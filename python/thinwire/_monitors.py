@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from ._event_file import EventFile
 from .errors import InvalidArgument, Unavailable
-
-_WRITERS = ("torch.utils.tensorboard", "tensorboardX")
 
 
 class Monitor(Protocol):
@@ -23,22 +22,14 @@ class Monitor(Protocol):
     def flush(self) -> None: ...
 
 
-class TensorBoard:
-    """Files for TensorBoard in a directory.
+class TensorBoard(EventFile):
+    """A file for TensorBoard in a directory, beside those of earlier runs there.
 
-    Raises Unavailable where no package writes them.
+    Raises Unavailable if it cannot be written.
     """
 
     def __init__(self, directory: str) -> None:
-        self._writer = _writer_class()(directory)
-
-    def add(self, name: str, value: float, at: int, time: float | None = None) -> None:
-        """`at` is on the axis; `time` in Unix seconds, None: now."""
-        self._writer.add_scalar(name, value, at, time)
-
-    def flush(self) -> None:
-        """So that a chart that is open shows it."""
-        self._writer.flush()
+        super().__init__(directory, f"{time.time_ns()}.{os.getpid()}")
 
 
 class CsvFiles:
@@ -68,18 +59,6 @@ class CsvFiles:
 
     def flush(self) -> None:
         """Nothing is held back."""
-
-
-def _writer_class() -> Any:
-    for name in _WRITERS:
-        try:
-            return importlib.import_module(name).SummaryWriter
-        except ImportError:
-            continue
-    raise Unavailable(
-        "tensorboard: neither tensorboard nor tensorboardX is installed; "
-        "pip install tensorboard"
-    )
 
 
 _KINDS: dict[str, Callable[[str], Monitor]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 from collections.abc import Callable
 
 from . import _core
@@ -12,6 +13,7 @@ from . import _core
 # Of what forward and backward take together.
 _BACKWARD_PART = 2 / 3
 _MOST_TIME = 1e9  # of a flag, in its unit
+_MOST_STEPS = 1e8  # as engine::RunStages
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -55,6 +57,17 @@ def add_arguments(plan: argparse.ArgumentParser) -> None:
         help="0/1 Adam before its freeze, with one exact step in so many (default: after "
         "the freeze)",
     )
+    plan.add_argument(
+        "--steps",
+        type=_number(1, _MOST_STEPS, int),
+        help="of the run: predicts all of it, exact stages included, and ranks by it",
+    )
+    plan.add_argument(
+        "--freeze-step",
+        type=_number(1, _MOST_STEPS, int),
+        help="exact steps of 1-bit Adam and lean 1-bit Adam (default: of --config, "
+        "otherwise a fifth of --steps, at most 1000)",
+    )
     plan.add_argument("--json", action="store_true", help="one JSON object per line")
     alone = plan.add_argument_group("alone", "of a network that is not there")
     alone.add_argument(
@@ -89,6 +102,14 @@ def run_plan(given: argparse.Namespace) -> int:
     """
     if given.compute_ms and (given.forward_ms or given.backward_ms):
         given.refuse_usage("--compute-ms stands for --forward-ms and --backward-ms")
+    if given.freeze_step is not None:
+        if given.steps is None:
+            given.refuse_usage("--freeze-step: it needs --steps, the length of the run")
+        if given.freeze_step > given.steps:
+            given.refuse_usage(
+                f"--freeze-step: must be at most --steps {given.steps}, or no step is "
+                f"compressed, got {given.freeze_step}"
+            )
     from .comm.groups import launched_ranks
 
     if launched_ranks() > 1:
@@ -120,7 +141,10 @@ def _alone(given: argparse.Namespace) -> None:
     compute = _core.measure_compute(alone)
     # One rank adds nothing up: from memory traffic, as a share of what it has measured.
     compute.sum = compute.norm
-    if not given.json:
+    compute.spread.sum = compute.spread.norm
+    if given.json:
+        print(compute.unstable(), end="", file=sys.stderr)
+    else:
         print(f"as described: {network}{compute}{processors}", end="")
     print(_core.plan(work, network, compute, given.json), end="")
 
@@ -144,7 +168,10 @@ def _in_job(given: argparse.Namespace) -> None:
         network, why = _core.measure_network(comm)
         compute = _core.measure_compute(comm)
         if comm.rank == 0:
-            if not given.json:
+            if given.json:
+                warnings = network.unstable() + compute.unstable()
+                print(warnings, end="", file=sys.stderr)
+            else:
                 print(f"measured: {network}{compute}{processors}", end="")
                 if why:
                     print(f"flat: {why}")
@@ -165,9 +192,12 @@ def _workload(
     if given.compute_ms:
         work.backward_seconds = given.compute_ms * 1e-3 * _BACKWARD_PART
         work.forward_seconds = given.compute_ms * 1e-3 - work.backward_seconds
+    config = None
     if given.config is not None:
         config, _ = _core.Config.from_file(given.config)
         work = _core.workload_of(config, ranks, work)
+    if given.steps is not None:
+        work = _core.workload_of_run(work, given.steps, given.freeze_step, config)
     work.steps_per_variance_step = given.variance_every
     work.has_spare_core = processors.has_spare_core
     if given.dtype is not None:

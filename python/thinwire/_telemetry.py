@@ -5,31 +5,40 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ._monitors import TensorBoard
+from ._event_file import EventFile
 from .errors import InvalidArgument
 
 _PHASES = {"exact": 0, "compressed": 1, "local": 2}
 
 
-def to_tensorboard(path: str, directory: str) -> int:
-    """Local: every number in a file of steps (thinwire.telemetry.path, or train_gpt's
-    metrics.jsonl) as "thinwire/NAME" for TensorBoard; returns the number of lines. A
-    phase is 0: exact, 1: compressed, 2: local. A last line that was torn is left out.
+def to_tensorboard(paths: Sequence[str], directory: str) -> int:
+    """Local: every number in files of steps (thinwire.telemetry.path, train_gpt's
+    metrics.jsonl) as "thinwire/NAME" for TensorBoard, as one run; returns the number of
+    lines. A phase is 0: exact, 1: compressed, 2: local. A last line that was torn is left
+    out. If a number is there twice for one step, the last one counts. Converted again, the
+    run is replaced.
 
-    Raises InvalidArgument naming the file and the line, Unavailable without a package
-    that writes.
+    Raises InvalidArgument naming the file and the line, Unavailable if the directory cannot
+    be written.
     """
-    steps = list(_steps(path))
-    charts = TensorBoard(directory)
-    for step in steps:
-        for name, value in _numbers(step):
-            if name not in ("step", "time"):
-                charts.add(f"thinwire/{name}", value, step["step"], step.get("time"))
+    points: dict[tuple[int, str], tuple[float, float | None]] = {}
+    lines = 0
+    for path in paths:
+        time = None
+        for step in _steps(path):
+            lines += 1
+            time = step.get("time", time)
+            for name, value in _numbers(step):
+                if name not in ("step", "time"):
+                    points[step["step"], name] = value, time
+    charts = EventFile(directory, "thinwire")
+    for (at, name), (value, time) in sorted(points.items()):
+        charts.add(f"thinwire/{name}", value, at, time)
     charts.flush()
-    return len(steps)
+    return lines
 
 
 def _steps(path: str) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,8 @@ from ._agreement import agreed
 from .errors import CorruptCheckpoint, InvalidArgument, Unavailable
 from .optim._base import _Optimizer
 from .optim._options import _member
-from .optim._settings import from_text, to_text
+from .optim._run import SAVED_AS, saved_in
+from .optim._settings import from_text, parse, to_text
 from .optim._state import tensors
 
 if TYPE_CHECKING:
@@ -109,25 +110,27 @@ def save(
     accumulation; on all ranks.
     """
     _require_ours("save", trained)
-    chosen, both = agreed(
+    chosen, both, path = agreed(
         trained._comm,
         lambda: (
             _save_options(options, trained, step, module),
             extras_of(extra, own),
+            path_of("root", root),
         ),
     )
     if not isinstance(trained, _Optimizer):
-        return trained._save(os.fspath(root), both, chosen)
+        return trained._save(path, both, chosen)
     training = agreed(trained._comm, lambda: _to_save(trained))
     trained._edits.take_in(is_collective=True)
     both[0][GROUPS] = to_text(trained.param_groups)
+    both[1][SAVED_AS] = trained._notices.run.to_text()
     beside = _beside(module, trained, training.comm.rank)
     report = _core.save(
         training.comm,
         training.layout,
         training.params,
         training.native,
-        os.fspath(root),
+        path,
         training.native.steps if step is None else step,
         semantics=training.config.semantics.name,
         config=_text_of(training.config),
@@ -175,22 +178,31 @@ def resume(
 ) -> LoadReport | None:
     """Collective: as load(), or None where there is no complete checkpoint yet."""
     _require_ours("load", trained)
-    chosen = agreed(trained._comm, lambda: load_options(options))
+    chosen, found_at = agreed(
+        trained._comm, lambda: (load_options(options), path_of("path", path))
+    )
     if not isinstance(trained, _Optimizer):
         if module is not None:
             raise InvalidArgument("load: an engine's module is its own, got one")
-        return trained._resume(os.fspath(path), chosen)
+        return trained._resume(found_at, chosen)
     training = agreed(trained._comm, lambda: _training(trained))
     beside = _beside(module, trained, training.comm.rank)
+
+    def accept(found: _core.LoadReport) -> None:
+        if not chosen.weights_only:
+            random_state_in(found)
+            parse(found.common.get(GROUPS, "[]"), trained.param_groups)
+
     try:
         native = _core.resume(
             training.comm,
             training.layout,
             training.params,
             training.native,
-            os.fspath(path),
+            found_at,
             others=None if beside is None else beside.describe(),
             options=chosen,
+            accept=accept,
         )
     except CorruptCheckpoint as error:
         if not re.search(r"^missing param\.0\b", str(error), re.MULTILINE):
@@ -207,6 +219,7 @@ def resume(
         trained._written()
     else:
         trained._loaded()
+        trained._notices.run.continue_from(saved_in(native))
         if groups is not None:
             from_text(groups, trained.param_groups)
     return finish_load(native, sets_random_state=not chosen.weights_only)
@@ -260,21 +273,29 @@ def load_options(given: Mapping[str, Any]) -> _core.LoadOptions:
     return chosen
 
 
+def random_state_in(found: _core.LoadReport) -> torch.Tensor | None:
+    """Local: the saved state of torch's CPU generator, if there is one. Raises
+    CorruptCheckpoint if this torch cannot take it."""
+    saved = found.own.get(RANDOM)
+    if saved is None:
+        return None
+    try:
+        state: torch.Tensor = tensors({RANDOM: saved})[RANDOM].clone()
+        torch.Generator().set_state(state)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise CorruptCheckpoint(
+            f"the random state is none of this torch's: {error}"
+        ) from None
+    return state
+
+
 def finish_load(native: _core.LoadReport, *, sets_random_state: bool) -> LoadReport:
     """Local: takes out of a native report what is this package's, and sets torch's CPU
-    generator.
-
-    Raises CorruptCheckpoint where that state is none of this torch's.
-    """
+    generator."""
     own = tensors(native.own)
-    state = own.get(RANDOM)
-    if state is not None and sets_random_state:
-        try:
-            torch.set_rng_state(state.clone())
-        except (RuntimeError, TypeError) as error:
-            raise CorruptCheckpoint(
-                f"the random state is none of this torch's: {error}"
-            ) from None
+    state = random_state_in(native) if sets_random_state else None
+    if state is not None:
+        torch.set_rng_state(state)
     names = ("path", "step", "run", "world", "optimizer", "precision", "config")
     return LoadReport(
         **{name: getattr(native, name) for name in names},
@@ -298,17 +319,46 @@ def extras_of(
                     f"{what}: names must be text that does not begin with "
                     f"'{OWN_NAMES}', got {name!r}"
                 )
-            if isinstance(value, bool):
-                values[name] = int(value)
-            elif isinstance(value, torch.Tensor):
-                values[name] = value.detach().cpu().contiguous().view(-1)
-            elif not isinstance(value, (int, float, str)):
-                raise InvalidArgument(
-                    f"{what}['{name}']: must be an int, float, str or tensor, got "
-                    f"{type(value).__name__}"
-                )
+            require_utf8(what, name)
+            values[name] = _storable(f"{what}[{name!r}]", value)
     both[1][RANDOM] = torch.get_rng_state()
     return both
+
+
+def _storable(what: str, value: Any) -> int | float | str | torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().contiguous().view(-1)
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise InvalidArgument(f"{what}: must be in -2^63 .. 2^63 - 1, got {value}")
+        return int(value)
+    if isinstance(value, str):
+        require_utf8(what, value)
+        return value
+    if isinstance(value, float):
+        return value
+    raise InvalidArgument(
+        f"{what}: must be an int, float, str or tensor, got {type(value).__name__}"
+    )
+
+
+def require_utf8(what: str, text: str) -> None:
+    """Raises InvalidArgument for text that has no UTF-8, as with lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(
+            f"{what}: must be text that UTF-8 can encode, got {text!r:.60}"
+        ) from None
+
+
+def path_of(what: str, path: Path) -> str:
+    """Raises InvalidArgument for a path that has no UTF-8, or a NUL."""
+    text = os.fsdecode(path)
+    require_utf8(what, text)
+    if "\0" in text:
+        raise InvalidArgument(f"{what}: must be a path without NUL, got {text!r:.60}")
+    return text
 
 
 def _users(values: dict[str, Any]) -> dict[str, Any]:
@@ -357,7 +407,7 @@ def _to_save(optimizer: _Optimizer) -> Training:
     """What is written has the rates that param_groups have now: a scheduler has set
     them since the last step."""
     training = _training(optimizer)
-    optimizer._settings.apply(optimizer.param_groups, training.native)
+    optimizer._settings.apply(optimizer.param_groups, optimizer._made)
     return training
 
 

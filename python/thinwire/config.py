@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from . import _core
 from ._log import logger
-from .errors import InvalidArgument
+from .errors import Error, InvalidArgument
 
 Config = _core.Config
 
@@ -58,6 +59,20 @@ def tree_of(source: Source) -> Mapping[str, Any]:
     if isinstance(source, _core.Config):
         return {}
     return source if isinstance(source, Mapping) else _tree(_read(os.fspath(source)))
+
+
+def named_backend(source: Any) -> str | None:
+    """Local: the comm_backend_name of a configuration; None without one, and for a source
+    that read_config() will refuse."""
+    if isinstance(source, _core.Config):
+        name = source.comm.backend.name
+        return None if name == "unset" else name
+    try:
+        found = tree_of(source() if callable(source) else source)
+        name = found["optimizer"]["params"]["comm_backend_name"]
+    except (Error, TypeError, LookupError):  # read_config() says it, on all ranks
+        return None
+    return name if isinstance(name, str) else None
 
 
 def log_notes(notes: list[_core.KeyNote], followed: Collection[str] = ()) -> None:
@@ -114,4 +129,17 @@ def _to_text(tree: Mapping[str, Any]) -> str:
     try:
         return json.dumps(tree, allow_nan=False)
     except (TypeError, ValueError) as error:
+        _require_finite(tree, "")
         raise InvalidArgument(f"config: its values must be JSON's: {error}") from None
+
+
+def _require_finite(value: Any, key: str) -> None:
+    """Raises InvalidArgument naming the first key whose number is not finite."""
+    if isinstance(value, Mapping):
+        for name, member in value.items():
+            _require_finite(member, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, (list, tuple)):
+        for index, member in enumerate(value):
+            _require_finite(member, f"{key}[{index}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise InvalidArgument(f"config: {key} must be finite, got {value}")

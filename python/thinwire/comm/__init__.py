@@ -3,7 +3,7 @@
 
 from .groups import close_group, communicator_for, group_for_device
 from .launch import init_distributed
-from .local import run_local_ranks
+from .local import run_local_ranks, seeded
 from .modules import broadcast_buffers, local_gradients
 from .mpi import Mpi4pyTransport
 from .process_group import ProcessGroupTransport
@@ -18,4 +18,5 @@ __all__ = [
     "init_distributed",
     "local_gradients",
     "run_local_ranks",
+    "seeded",
 ]

@@ -25,7 +25,7 @@ def timeout_of(
     text = os.environ.get("THINWIRE_TIMEOUT", "")
     if text:
         try:
-            return _core.parse_duration(text)
+            return _core.parse_duration(os.fsencode(text).decode(errors="replace"))
         except InvalidArgument as error:
             rest = str(error).removeprefix("text")
             raise InvalidArgument(f"THINWIRE_TIMEOUT{rest}") from None

@@ -22,7 +22,9 @@ _MEMBERS = ("name", "rank", "size", "exchange", "split", "give_up")
 
 
 def communicator_for(
-    process_group: Any = None, timeout: float | datetime.timedelta | None = None
+    process_group: Any = None,
+    timeout: float | datetime.timedelta | None = None,
+    backend: str | None = None,
 ) -> _core.Communicator:
     """The communicator of an optimizer or an engine. Collective over the group.
 
@@ -30,6 +32,8 @@ def communicator_for(
     _core.Transport; a _core.Communicator, which is returned as it is and stays the caller's
     to close; None for what THINWIRE_COMM names (torch, mpi4py, mpi, local), else the world of
     torch.distributed, else this process alone.
+    backend: DeepSpeed's comm_backend_name, used where neither process_group nor THINWIRE_COMM
+    says anything: "mpi" is mpi4py, all else is as None.
     timeout: seconds that one collective may take; None: THINWIRE_TIMEOUT, else the group's.
 
     It is closed at the end of the program at the latest; an exception that ends the program
@@ -44,7 +48,7 @@ def communicator_for(
     if isinstance(process_group, _core.Communicator):
         return process_group
     if process_group is None:
-        return _chosen(timeout)
+        return _chosen(timeout, backend)
     if isinstance(process_group, dist.ProcessGroup):
         return _over_group(process_group, timeout)
     missing = [name for name in _MEMBERS if not hasattr(process_group, name)]
@@ -57,8 +61,12 @@ def communicator_for(
     return close_at_exit(_core.over(process_group, timeout_of(timeout)))
 
 
-def _chosen(timeout: float | datetime.timedelta | None) -> _core.Communicator:
+def _chosen(
+    timeout: float | datetime.timedelta | None, backend: str | None
+) -> _core.Communicator:
     choice = os.environ.get("THINWIRE_COMM", "")
+    if not choice and backend == "mpi" and launched_ranks() > 1:
+        return _named_mpi(timeout)
     if choice and choice not in _CHOICES:
         raise InvalidArgument(
             f'THINWIRE_COMM must be one of {", ".join(_CHOICES)}, got "{choice}"'
@@ -79,6 +87,19 @@ def _chosen(timeout: float | datetime.timedelta | None) -> _core.Communicator:
             "thinwire.init_distributed() first, or set THINWIRE_COMM=mpi4py under mpirun"
         )
     return _alone(timeout)
+
+
+def _named_mpi(timeout: float | datetime.timedelta | None) -> _core.Communicator:
+    try:
+        transport = Mpi4pyTransport()
+    except Unavailable as error:
+        raise Unavailable(f"comm_backend_name 'mpi': {error}") from None
+    if transport.size != launched_ranks():
+        raise Unavailable(
+            f"comm_backend_name 'mpi': {launched_ranks()} ranks were started, but MPI knows "
+            f"{transport.size}: start with mpirun, or leave the name out"
+        )
+    return close_at_exit(_core.over(transport, timeout_of(timeout)))
 
 
 def _over_group(

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import HashStore
+from torch.distributed.rendezvous import rendezvous
 
 from ..errors import FailedPrecondition
+from .attempt import store_of_attempt
 
 logger = logging.getLogger("thinwire")
 
@@ -32,10 +34,13 @@ def init_distributed(
 
     dist_backend: None for torch's own choice by device. Ranks come from torchrun's variables, or
     from mpirun's if `auto_mpi_discovery`; without a launcher this process is a world of one.
+    Ranks that torchrun has restarted (`--max-restarts`) find each other, and not what the
+    attempt before has left in its store; torch's own init_process_group() can hang there.
     dist_init_required: False refuses to initialize.
     config: nothing of it concerns the start; it is there as DeepSpeed's scripts pass it.
 
-    Raises FailedPrecondition naming the variable that is missing.
+    Raises FailedPrecondition naming the variable that is missing, CommFailure naming the ranks
+    that do not come within `timeout`.
     """
     if dist.is_initialized():
         return
@@ -58,6 +63,8 @@ def init_distributed(
     else:
         os.environ.setdefault("MASTER_PORT", str(distributed_port))
         _require("RANK", "WORLD_SIZE", "MASTER_ADDR")
+        if dist_backend != "mpi":  # which has no store
+            arguments |= _of_this_attempt(timeout or dist.default_pg_timeout)
     dist.init_process_group(**arguments)
     if verbose and dist.get_rank() == 0:
         backend = dist.get_backend()  # "undefined": one for each kind of device
@@ -66,6 +73,13 @@ def init_distributed(
             "default backends" if backend in ("", "undefined") else backend,
             dist.get_world_size(),
         )
+
+
+def _of_this_attempt(timeout: datetime.timedelta) -> dict[str, Any]:
+    store, rank, size = next(rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    own = store_of_attempt(store, rank, size, timeout)
+    return {"store": own, "rank": rank, "world_size": size}
 
 
 def _discover_mpi(port: int) -> None:

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Communicators that are still open when the interpreter ends."""
+"""Communicators that are still open when the interpreter ends, and groups in forked children."""
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import sys
 import weakref
+from typing import Any, TypeVar
 
-from .. import _core
+from .. import _core, _daemons
 
 _open: weakref.WeakSet[_core.Communicator] = weakref.WeakSet()
+_groups: weakref.WeakSet[Any] = weakref.WeakSet()
+T = TypeVar("T")
 
 
 def close_at_exit(communicator: _core.Communicator) -> _core.Communicator:
@@ -30,12 +34,28 @@ def _close_all() -> None:
     # In a dialogue an error has not ended anything.
     if hasattr(sys, "ps1"):
         failure = None
+    reason = None if failure is None else reason_of(failure)
+    if _daemons.are_alive():
+        reason = reason or "the program ended while a daemon thread took steps"
     for communicator in list(_open):
-        if failure is not None and not communicator.closed:
-            communicator.give_up(reason_of(failure))
+        if reason is not None and not communicator.closed:
+            communicator.give_up(reason)
         communicator.close()
+
+
+def keep_in_children(group: T) -> T:
+    """`group`, which no child of os.fork() ends: torch would wait there for threads that only
+    the parent has, or end the process."""
+    _groups.add(group)
+    return group
+
+
+def _leave_to_the_parent() -> None:
+    _open.clear()
+    for group in _groups:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 # Runs before the native module notices that Python ends: atexit goes backwards.
 atexit.register(_close_all)
-os.register_at_fork(after_in_child=_open.clear)
+os.register_at_fork(after_in_child=_leave_to_the_parent)

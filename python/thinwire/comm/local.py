@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
+
+import torch
 
 from .. import _core
 from ..errors import InvalidArgument
@@ -13,14 +16,17 @@ from .duration import timeout_of
 from .lifetime import reason_of
 
 T = TypeVar("T")
+_generator = threading.RLock()
 
 
 def run_local_ranks(n: int, fn: Callable[[_core.Communicator], T]) -> list[T]:
     """fn(communicator) on n threads, each of which is a rank; their results in rank order.
 
     A communicator is what optimizers and initialize() take as process_group; every rank makes a
-    model of its own. When a rank raises, the others are told, and its exception is raised here.
-    One collective may take THINWIRE_TIMEOUT, else 600 s.
+    model of its own, inside of `with seeded(...)` if it is random. When a rank raises, the others
+    are told, and its exception is raised here. If others still exchange with a rank that has
+    returned, they raise CommFailure, which names it. One collective may take THINWIRE_TIMEOUT,
+    else 600 s.
     """
     if not isinstance(n, int) or n < 1:
         raise InvalidArgument(f"n must be a number of ranks >= 1, got {n!r}")
@@ -36,6 +42,8 @@ def run_local_ranks(n: int, fn: Callable[[_core.Communicator], T]) -> list[T]:
             error.add_note(f"on rank {rank} of run_local_ranks()")
             failures.append(error)
             _give_up(communicator, reason_of(error))
+        else:
+            _give_up(communicator, "its function has returned, and makes no more calls")
 
     threads = [
         threading.Thread(target=run, args=(communicator,), name=f"thinwire rank {rank}")
@@ -56,6 +64,19 @@ def run_local_ranks(n: int, fn: Callable[[_core.Communicator], T]) -> list[T]:
     if failures:
         raise failures[0]
     return [results[rank] for rank in range(n)]
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """`with seeded(1): model = ...`: torch's CPU generator begins with `seed`, and no other
+    thread is in such a block meanwhile. Local; afterwards the generator is as it was before.
+
+    Ranks of run_local_ranks() share that generator: without this each of them would take some of
+    the numbers of the others, in an order that changes from run to run.
+    """
+    with _generator, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def _give_up(communicator: _core.Communicator, reason: str) -> None:

@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, Work
 
 from ..errors import CommFailure, InvalidArgument, Unavailable
 from .duration import timeout_of
+from .lifetime import keep_in_children
 from .transport import Broken, ChannelTransport, Messages
 
 T = TypeVar("T")
@@ -51,8 +52,10 @@ class ProcessGroupTransport(ChannelTransport):
         store = _own_store(group, rank)
         _meet(store, rank, size, seconds)
         try:
-            gloo = dist.ProcessGroupGloo(
-                store, rank, size, datetime.timedelta(seconds=seconds)
+            gloo = keep_in_children(
+                dist.ProcessGroupGloo(
+                    store, rank, size, datetime.timedelta(seconds=seconds)
+                )
             )
         except RuntimeError as error:
             raise CommFailure(
@@ -117,7 +120,7 @@ def member_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
         raise InvalidArgument(
             f"process_group: this rank is not a member of it: {group!r}"
         )
-    return group
+    return keep_in_children(group)
 
 
 def _own_store(group: dist.ProcessGroup, rank: int) -> Store:

@@ -11,7 +11,12 @@ from typing import Any
 
 import torch
 
-from ..errors import CorruptCheckpoint, FailedPrecondition, InvalidArgument
+from ..errors import (
+    CorruptCheckpoint,
+    FailedPrecondition,
+    InvalidArgument,
+    Unavailable,
+)
 from .loss_scale import LossScaler
 from .model import Model, Report, StepInput
 from .rows import ROW
@@ -43,6 +48,25 @@ class DeviceOptimizer(ABC):
     @abstractmethod
     def phase(self) -> str:
         """How the next step will average: "exact", "compressed" or "local"."""
+
+    @property
+    def freeze_step(self) -> int | None:
+        """As the native optimizer's."""
+        own = self.model.settings.own
+        if hasattr(own, "stages"):
+            return int(own.stages().var_freeze_step)
+        planned = getattr(own, "planned_freeze_step", None)
+        return None if planned is None else int(planned())
+
+    def take_notes(self) -> list[str]:
+        """As the native optimizer's: a load changes nothing here."""
+        return []
+
+    def set_exp_avg_mask(self, group: int, mask: torch.Tensor) -> None:
+        """Raises Unavailable: masks are those of construction."""
+        raise Unavailable(
+            f"param_groups[{group}]['exp_avg_mask'] cannot change on the device path"
+        )
 
     @abstractmethod
     def _step(self, step: StepInput) -> None: ...

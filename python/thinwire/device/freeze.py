@@ -29,7 +29,7 @@ class Freeze:
         self.at = 0
         self.norms: list[float] = []
         own = model.settings.own
-        self._step = own.freeze_step
+        self._step = own.planned_freeze_step()
         total = own.total_steps
         fifth = 100_000 if total is None else -(-total // 5)
         tenth = 0 if total is None else -(-total // 10)

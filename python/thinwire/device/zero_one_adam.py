@@ -26,10 +26,11 @@ class ZeroOneAdam(LowBitOptimizer):
 
     def __init__(self, model: Model) -> None:
         super().__init__(model)
-        self.schedule = Schedule(model.settings.own)
+        stages = model.settings.own.stages()
+        self.schedule = Schedule(stages)
         self.var_updates = 0
         self.updates = LocalUpdates(model, self.momentum, self.who, self.denominators)
-        self._freeze_step = int(model.settings.own.var_freeze_step)
+        self._freeze_step = int(stages.var_freeze_step)
         self._sends_momentum = model.settings.own.exchanged.name == "momentum"
 
     @property
@@ -201,7 +202,7 @@ class ZeroOneAdam(LowBitOptimizer):
 
     def read_own(self, saved: Saved) -> Adoption:
         schedule = Schedule(
-            self.model.settings.own,
+            self.model.settings.own.stages(),
             saved.integer("var_interval"),
             saved.integer("var_counter"),
             saved.integer("local_step_interval"),

@@ -108,6 +108,12 @@ class EngineBase(torch.nn.Module):
         self._native.read_masters()
         self._marks.remember()
 
+    def _refresh_masters(self) -> None:
+        """Local, between windows: masters become the parameters as they are."""
+        self._memory.home()
+        self._made.read_masters()
+        self._written(is_behind=False)
+
     def _written(self, is_behind: bool) -> None:
         """Parameters have new values of the engine's own."""
         self._memory.note_written()

@@ -15,7 +15,8 @@ from .._agreement import agreed
 from .._monitors import SECTIONS, Monitor, monitors_of
 from ..config import Source, log_notes, read_config, tree_of
 from ..errors import InvalidArgument
-from ..optim._parameters import Place
+from ..optim._experts import Experts, in_order
+from ..optim._parameters import Place, warn_of_order
 from ._buffers import ModuleBuffers
 from ._convert import take_over
 from ._data import require_shareable
@@ -90,7 +91,7 @@ def _plan(
         given = model.parameters() if model_parameters is None else model_parameters
         groups = take_over(optimizer, given, config, comm.rank)
         groups_of(model, groups)
-    places = trainable(groups)
+    places = in_order(trainable(groups), groups)
     tell_groups(config, groups, places)
     config.validate(comm.size)
     names = left_out(model, places)
@@ -112,9 +113,12 @@ def _refuse_wrapped(model: torch.nn.Module) -> None:
             )
 
 
-def make_parts(comm: _core.Communicator, model: torch.nn.Module, plan: Plan) -> Parts:
+def make_parts(
+    comm: _core.Communicator, model: torch.nn.Module, plan: Plan, experts: Experts
+) -> Parts:
     """Collective: the native engine, and the module's parameters as views of its memory,
-    with rank 0's values, frozen ones too; buffers as the configuration says.
+    with rank 0's values, frozen ones too, and experts with those of the first rank that
+    holds them; buffers as the configuration says.
 
     Raises InvalidArgument on all ranks where they differ; nothing has changed then.
     """
@@ -131,8 +135,12 @@ def make_parts(comm: _core.Communicator, model: torch.nn.Module, plan: Plan) -> 
     if dtype != torch.float32:  # masters are made of what was not rounded yet
         initial = torch.cat([t.detach().reshape(-1).to(torch.float32) for t in tensors])
     grads = memory.grads if keeps else None
-    core = _core.Engine(comm, layout, config, memory.params, grads, initial)
+    core = _core.Engine(
+        comm, layout, config, memory.params, grads, initial, experts.of_groups
+    )
     buffers.send_frozen(model, tensors)
+    if comm.rank == 0:
+        warn_of_order(places)
     memory.give_homes()
     memory.note_written()
     if dtype != torch.float32:

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import _core
 from ..checkpoint import OWN_NAMES
-from ..errors import InvalidArgument
+from ..errors import CorruptCheckpoint, InvalidArgument
 
 CLIENT_STATE = OWN_NAMES + "client_state"
 
@@ -51,9 +51,12 @@ def to_text(client_state: Mapping[str, Any]) -> str:
 
 
 def from_text(report: _core.LoadReport) -> dict[str, Any]:
-    """What was saved; empty where there was none."""
-    text = report.common.get(CLIENT_STATE)
-    state: dict[str, Any] = {} if text is None else json.loads(text)
+    """What was saved; empty where there was none. Raises CorruptCheckpoint."""
+    text = report.common.get(CLIENT_STATE, "{}")
+    try:
+        state: dict[str, Any] = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CorruptCheckpoint(f"{CLIENT_STATE} is no JSON: {error}") from None
     return state
 
 

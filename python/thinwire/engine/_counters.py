@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import json
-import pickle
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 _COUNTERS = OWN_NAMES + "counters"
 _SCHEDULER = OWN_NAMES + "lr_scheduler"
 _NAMES = ("global_steps", "micro_steps", "global_samples")
+_MOST = 1 << 53
 
 
 def pack(engine: EngineBase) -> dict[str, Any]:
@@ -37,28 +37,62 @@ def pack(engine: EngineBase) -> dict[str, Any]:
     return values
 
 
-def restore(engine: EngineBase, report: _core.LoadReport, with_scheduler: bool) -> None:
-    """Local: after the parameters and the optimizer. A checkpoint of another program has
-    no counters: then steps count as backwards.
+def require_restorable(
+    engine: EngineBase, found: _core.LoadReport, with_scheduler: bool
+) -> None:
+    """Local, before anything changes. Raises CorruptCheckpoint for counters that are no
+    whole numbers of 0 .. 2^53, and for a scheduler's state that has more than numbers and
+    text."""
+    _counters_in(engine, found)
+    if with_scheduler:
+        _scheduler_state_in(engine, found)
 
-    Raises CorruptCheckpoint for a scheduler's state that has more than numbers and text.
-    """
-    text = report.common.get(_COUNTERS)
-    if text is not None:
-        for name, value in json.loads(text).items():
-            if name in _NAMES:
-                setattr(engine, name, int(value))
-    else:
-        engine.global_steps = engine.micro_steps = report.step
-        engine.global_samples = report.step * engine._batch[0]
-    saved = report.common.get(_SCHEDULER)
-    if saved is None or not with_scheduler or not engine._own_scheduler:
-        return
-    file = io.BytesIO(bytes(torch.utils.dlpack.from_dlpack(saved).tolist()))
+
+def restore(engine: EngineBase, report: _core.LoadReport, with_scheduler: bool) -> None:
+    """Local: after the parameters and the optimizer, of what require_restorable() has
+    accepted. A checkpoint of another program has no counters: then steps count as
+    backwards."""
+    for name, value in _counters_in(engine, report).items():
+        setattr(engine, name, value)
+    state = _scheduler_state_in(engine, report) if with_scheduler else None
+    if state is not None:
+        engine.lr_scheduler.load_state_dict(state)
+
+
+def _counters_in(engine: EngineBase, found: _core.LoadReport) -> dict[str, int]:
+    text = found.common.get(_COUNTERS)
+    if text is None:
+        samples = found.step * engine._batch[0]
+        return dict(zip(_NAMES, (found.step, found.step, samples), strict=True))
     try:
-        state = torch.load(file, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        saved = json.loads(text)
+        counters = {name: saved[name] for name in _NAMES if name in dict(saved)}
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CorruptCheckpoint(f"{_COUNTERS}: {error}") from None
+    for name, value in counters.items():
+        if type(value) is not int or not 0 <= value <= _MOST:
+            raise CorruptCheckpoint(
+                f"{_COUNTERS}: {name} must be a whole number in 0 .. 2^53, got "
+                f"{value!r:.60}"
+            )
+    return counters
+
+
+def _scheduler_state_in(
+    engine: EngineBase, found: _core.LoadReport
+) -> dict[str, Any] | None:
+    saved = found.common.get(_SCHEDULER)
+    if saved is None or not engine._own_scheduler:
+        return None
+    try:
+        data = bytes(torch.utils.dlpack.from_dlpack(saved).tolist())
+        state = torch.load(io.BytesIO(data), weights_only=True)
+    except Exception as error:  # noqa: BLE001  a damaged pickle raises anything
         raise CorruptCheckpoint(
             f"the scheduler's state cannot be read without running code: {error}"
         ) from None
-    engine.lr_scheduler.load_state_dict(state)
+    if not isinstance(state, dict):
+        raise CorruptCheckpoint(
+            f"the scheduler's state must be a dict, got {type(state).__name__}"
+        )
+    return state

@@ -11,12 +11,13 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from .. import _core, _log
+from .. import _core, _daemons, _log
 from .._agreement import agreed
 from .._writes import Marks
 from ..comm import communicator_for
-from ..config import Source, has_schedule
+from ..config import Source, has_schedule, named_backend
 from ..errors import CommFailure, FailedPrecondition, InvalidArgument
+from ..optim._experts import Experts
 from ..optim._lifetime import closing
 from ._build import make_parts, make_plan
 from ._data import make_loader
@@ -32,9 +33,10 @@ from ._report import EngineReport
 from ._saving import Saving
 from ._schedule import ConfigSchedule
 from ._unavailable import NotHere
+from ._values import Values
 
 
-class Engine(NotHere, Inquiries, Saving, ModuleParts):
+class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
     """Trains a module by a configuration; initialize() makes it.
 
         loss = engine(batch)
@@ -47,7 +49,8 @@ class Engine(NotHere, Inquiries, Saving, ModuleParts):
     engine's to zero. What the engine does not have itself is looked up in `module`.
 
     Collective: the constructor, backward(), step() at boundaries, mean(), evaluation(),
-    save_checkpoint(), load_checkpoint(); with ZeRO load_module_state_dict() as well.
+    save_checkpoint(), load_checkpoint(); with ZeRO load_module_state_dict() and whole
+    values (full_parameter() and its like) as well.
     """
 
     def __init__(
@@ -61,13 +64,16 @@ class Engine(NotHere, Inquiries, Saving, ModuleParts):
         lr_scheduler: Any = None,
         collate_fn: Callable[..., Any] | None = None,
         process_group: Any = None,
+        model_parallel_group: Any = None,
         local_rank: int | None = None,
     ) -> None:
         """Collective; initialize() says what the arguments are."""
         super().__init__()
         self._process = os.getpid()
         owns_comm = not isinstance(process_group, _core.Communicator)
-        self._comm = comm = communicator_for(process_group)
+        backend = named_backend(config)
+        self._comm = comm = communicator_for(process_group, backend=backend)
+        experts = Experts()
         try:
             plan = make_plan(
                 comm,
@@ -82,10 +88,13 @@ class Engine(NotHere, Inquiries, Saving, ModuleParts):
             self._monitoring = Monitoring(plan.monitors)
             self.optimizer = EngineOptimizer(self, plan.groups)
             agreed(comm, lambda: self._set_scheduler(lr_scheduler, optimizer))
-            parts = make_parts(comm, model, plan)
+            experts.join(comm, plan.groups)
+            parts = make_parts(comm, model, plan, experts)
+            if model_parallel_group is not None:
+                parts.core.set_model_parallel(experts.of(model_parallel_group))
         except BaseException:
-            if owns_comm:
-                comm.close()
+            for owned in (*experts.owned, *((comm,) if owns_comm else ())):
+                owned.close()
             raise
         self.module = model
         self._layout = parts.layout
@@ -95,7 +104,8 @@ class Engine(NotHere, Inquiries, Saving, ModuleParts):
             parts.buffers,
         )
         self._left_out = set(plan.left_out)
-        self._close = closing(self, parts.core, *((comm,) if owns_comm else ()))
+        owned = (*experts.owned, *((comm,) if owns_comm else ()))
+        self._close = closing(self, parts.core, *owned)
         self._batch = plan.config.batch(comm.size)
         memory = parts.memory
         self._marks = Marks(memory.params) if undoes_edits(plan.config) else None
@@ -104,6 +114,7 @@ class Engine(NotHere, Inquiries, Saving, ModuleParts):
         self._link.releases = not memory.keeps_gradients
         self._others = ModuleOthers(model, memory.parameters, memory.names, comm.rank)
         parts.core.set_others(self._others.describe)
+        self._register_parameters()
         self._set_numbers(local_rank)
         self.training_dataloader = None
         if training_data is not None:
@@ -123,7 +134,7 @@ class Engine(NotHere, Inquiries, Saving, ModuleParts):
         self.local_rank = given if given >= 0 else int(from_launcher)
         self.device = torch.device("cpu")
         self.report = None
-        self._progress = Progress(self._comm, self._config.steps_per_print)
+        self._progress = Progress(self._comm, self._config, self._native)
         self._backwards = 0  # since the last boundary
 
     def _set_scheduler(self, lr_scheduler: Any, given: Any) -> None:
@@ -210,6 +221,7 @@ class Engine(NotHere, Inquiries, Saving, ModuleParts):
         of use.
         """
         core = self._made
+        _daemons.note_thread()
         if self._backwards:
             self._require_same_parameters(at_start=False)
         self.optimizer.tell_rates(core)
@@ -237,6 +249,7 @@ class Engine(NotHere, Inquiries, Saving, ModuleParts):
             self.report,
             self.global_steps,
             self.skipped_steps,
+            self.loss_scale(),
             self.get_lr(),
             self.get_mom(),
         )

@@ -24,7 +24,7 @@ _KINDS: dict[type[Any], type[Any]] = {
     _core.ZeroOneAdamOptions: _core.MaskedGroup,
     _core.LeanOnebitAdamOptions: _core.MaskedGroup,
 }
-_GROUP_KEYS = ("lr", "betas", "eps", "weight_decay", *_native.FIXED_KEYS)
+_GROUP_KEYS = ("lr", "betas", "eps", "weight_decay", *_native.FIXED_KEYS, _native.MASK)
 
 
 def groups_of(model: torch.nn.Module, model_parameters: Any) -> Groups:
@@ -119,6 +119,7 @@ def tell_groups(config: _core.Config, groups: Groups, places: list[Place]) -> No
             "config.optimizer.groups: must be empty; give groups of parameters by "
             "model_parameters"
         )
+    _native.require_own_keys(groups, config.gradient_clipping, options.bias_correction)
     plain = len(groups) == 1 and not any(key in groups[0] for key in _GROUP_KEYS)
     defaults = defaults_of(options)
     for group in groups:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from ..config import Source
+from ..config import Source, named_backend
 from ..errors import InvalidArgument, Unavailable
 from ._engine import Engine
 
@@ -40,11 +40,16 @@ def initialize(
     args: may have deepspeed_config, a path, and local_rank.
     optimizer: one of Thinwire's, torch.optim.Adam or AdamW, or a callable that makes one
       of the parameters. It is taken over: the engine makes the steps.
-    model_parameters: parameters or groups of the model; others are not trained.
+    model_parameters: parameters or groups of the model; others are not trained. A group
+      with expert_group, a process group, is held and averaged by its ranks alone.
     training_data: shared out among the ranks in micro-batches.
     lr_scheduler: of torch, or a callable that makes one of the engine's optimizer;
       stepped by engine.step() where a step was applied. It takes the place of the
       configuration's.
+    mpu: of model parallelism: ranks of mpu.get_data_parallel_group() hold the same
+      parameters and average gradients; those of mpu.get_model_parallel_group(), if there
+      is one, hold a model together, are clipped by one norm and skip a step together. A
+      parameter that several of them hold counts on each.
     dist_init_required: None: torch.distributed is initialized if a launcher has started
       several ranks and nobody has done it yet; False: never.
     config: a path, a dict or a thinwire.Config; config_params is its old name.
@@ -56,15 +61,20 @@ def initialize(
     """
 
     def source() -> Source:
-        for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
-            if value is not None:
-                raise Unavailable(
-                    f"{name}: must be None, Thinwire has data parallelism only"
-                )
+        if mesh_param is not None:
+            raise Unavailable(
+                "mesh_param: must be None; give the ranks that hold the same parameters "
+                "as process_group, or mpu"
+            )
+        _require_mpu(mpu, given_group)
         return _source(args, config, config_params)
 
+    given_group, model_parallel = process_group, None
+    if _has_groups(mpu) and process_group is None:
+        process_group = mpu.get_data_parallel_group()
+        model_parallel = getattr(mpu, "get_model_parallel_group", lambda: None)()
     if process_group is None and dist_init_required is not False:
-        _init_distributed(distributed_port)
+        _init_distributed(distributed_port, named_backend(source))
     engine = Engine(
         model,
         source,
@@ -74,6 +84,7 @@ def initialize(
         lr_scheduler=lr_scheduler,
         collate_fn=collate_fn,
         process_group=process_group,
+        model_parallel_group=model_parallel,
         local_rank=getattr(args, "local_rank", None),
     )
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
@@ -94,6 +105,20 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
     return parser
 
 
+def _has_groups(mpu: Any) -> bool:
+    return callable(getattr(mpu, "get_data_parallel_group", None))
+
+
+def _require_mpu(mpu: Any, process_group: Any) -> None:
+    """`process_group`: as it was given."""
+    if mpu is not None and not _has_groups(mpu):
+        raise InvalidArgument(
+            f"mpu: must have get_data_parallel_group(), got {type(mpu).__name__}"
+        )
+    if mpu is not None and process_group is not None:
+        raise InvalidArgument("process_group: must be None with mpu, which has it")
+
+
 def _source(args: Any, config: Source | None, config_params: Source | None) -> Source:
     given = {
         "config": config,
@@ -112,10 +137,11 @@ def _source(args: Any, config: Source | None, config_params: Source | None) -> S
     return source
 
 
-def _init_distributed(port: int) -> None:
+def _init_distributed(port: int, backend: str | None) -> None:
     from ..comm import init_distributed
     from ..comm.groups import launched_ranks
 
-    elsewhere = os.environ.get("THINWIRE_COMM", "torch") != "torch"
+    named = "mpi4py" if backend == "mpi" else "torch"
+    elsewhere = os.environ.get("THINWIRE_COMM", named) != "torch"
     if launched_ranks() > 1 and not elsewhere:
         init_distributed(distributed_port=port, verbose=False)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from .. import _core
+from ..optim._run import RunTotals
 from ._base import EngineBase
 
 
@@ -33,6 +34,11 @@ class Inquiries(EngineBase):
     def get_mom(self) -> list[tuple[float, float]]:
         """Betas, one pair per group."""
         return [tuple(group["betas"]) for group in self.optimizer.param_groups]
+
+    @property
+    def totals(self) -> RunTotals:
+        """What this rank has sent in this run, and what compression has saved."""
+        return self._progress.run.totals
 
     def get_global_grad_norm(self) -> float | None:
         """L2 norm of the last step's averaged gradient before clipping; None before the

@@ -11,10 +11,13 @@ import torch
 from .. import _core
 from ..config import has_schedule
 from ..errors import FailedPrecondition, InvalidArgument
+from ..optim._experts import KEY as EXPERTS
+from ..optim._moments import ParameterState
 from ..optim._settings import Settings
-from ..optim._state import tensors
+from ..optim._state import saved_number, tensors
 from ._edits import may_be_behind
 from ._groups import Groups, defaults_of
+from ._wrapper import WrapperNames
 
 # In states: the rates of groups that do not follow a schedule, else NaN.
 _BY_HAND = "engine_learning_rates"
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from ._engine import Engine
 
 
-class EngineOptimizer(torch.optim.Optimizer):
+class EngineOptimizer(WrapperNames):
     """A torch.optim.Optimizer of which param_groups count: a learning rate that is
     written there is that of the next step, and of all later ones. step() is the
     engine's."""
@@ -41,10 +44,21 @@ class EngineOptimizer(torch.optim.Optimizer):
         self._by_hand: set[int] = set()
         self._seen = list(self._bases)
         step = torch.zeros(())
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter]["step"] = step
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for number, parameter in enumerate(parameters):
+            self.state[parameter] = ParameterState(step, self, number)
+        self._parameters = parameters
         self._step_tensor = step
+
+    def _moment(self, number: int, key: str) -> torch.Tensor | None:
+        engine = self._made
+        parameter = self._parameters[number]
+        if engine.zero_optimization() or not parameter.requires_grad:
+            return None  # ZeRO: Engine.full_state() is collective
+        try:
+            return engine.full_state(parameter, key)
+        except InvalidArgument:
+            return None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises FailedPrecondition: an engine's parameters are those of its making."""
@@ -73,7 +87,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         engine._take_in_edits()
         self.tell_rates(core)
         groups = [
-            {key: value for key, value in group.items() if key != "params"}
+            {k: v for k, v in group.items() if k not in ("params", EXPERTS)}
             for group in self.param_groups
         ]
         return {
@@ -101,7 +115,10 @@ class EngineOptimizer(torch.optim.Optimizer):
                 f"state_dict: it has {len(saved)} groups of parameters, the engine "
                 f"{len(self.param_groups)}"
             )
-        rates = [float(group["lr"]) for group in saved]
+        rates = [
+            saved_number(f"param_groups[{index}]['lr'] of the state", group["lr"])
+            for index, group in enumerate(saved)
+        ]
         engine = self._made
         core, state = engine._native, dict(state_dict["thinwire"])
         engine._memory.home()
@@ -122,13 +139,6 @@ class EngineOptimizer(torch.optim.Optimizer):
             _set_rate(group, rates[number])
 
     @property
-    def loss_scale(self) -> float:
-        """What the next loss is multiplied by."""
-        return self._made.loss_scale()
-
-    cur_scale = loss_scale
-
-    @property
     def overflow(self) -> bool:
         """The last step was skipped, because a gradient was not finite."""
         report = self._made.report
@@ -143,6 +153,12 @@ class EngineOptimizer(torch.optim.Optimizer):
         """
         for number, group in enumerate(self.param_groups):
             self._settings.require_fixed(number, group)
+            if self._settings.has_other_mask(number, group):
+                raise FailedPrecondition(
+                    f"param_groups[{number}]['exp_avg_mask'] is another one than when the "
+                    "engine was made, which an engine cannot follow; thinwire.OnebitAdam "
+                    "and the like can"
+                )
             if float(group["weight_decay"]) != self._decays[number]:
                 raise FailedPrecondition(
                     f"param_groups[{number}]['weight_decay'] was {self._decays[number]} "

@@ -14,10 +14,15 @@ from ._report import EngineReport
 class Progress:
     """A line every steps_per_print steps, and what optimizers say once."""
 
-    def __init__(self, comm: _core.Communicator, steps_per_print: int) -> None:
+    def __init__(
+        self, comm: _core.Communicator, config: _core.Config, core: _core.Engine
+    ) -> None:
         self._speaks = comm.rank == 0
-        self._every = steps_per_print
+        self._every = config.steps_per_print
         self._notices = Notices(comm)
+        self._core = core
+        self._notices.at_start(config.optimizer, core.freeze_step)
+        self.run = self._notices.run
         self._noted_loss = False
 
     def after(
@@ -25,11 +30,14 @@ class Progress:
         report: EngineReport,
         global_steps: int,
         skipped: int,
+        loss_scale: float,
         rates: list[float],
         betas: list[tuple[float, float]],
     ) -> None:
-        """After a step at a boundary."""
-        self._notices.after_step(report, report.steps)
+        """After a step at a boundary; `skipped` of all so far, `loss_scale` of the next."""
+        self._notices.after_step(report, report.steps, self._core.freeze_step)
+        if not report.applied:
+            self._notices.skipped(report, report.steps, skipped, loss_scale)
         if self._speaks and self._every and global_steps % self._every == 0:
             logger.info(
                 "step=%d, skipped=%d, lr=%s, mom=%s",

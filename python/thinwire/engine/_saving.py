@@ -17,11 +17,14 @@ from ..checkpoint import (
     extras_of,
     finish_load,
     load_options,
+    path_of,
+    random_state_in,
     save_options,
 )
-from ..errors import Unavailable
+from ..errors import Error, Unavailable
+from ..optim._run import SAVED_AS, saved_in
 from ._client_state import CLIENT_STATE, from_text, to_text
-from ._counters import pack, restore
+from ._counters import pack, require_restorable, restore
 from ._edits import may_be_behind
 from ._modules import ModuleParts
 from ._tags import names_in, read_latest, require_tag, write_latest
@@ -55,20 +58,20 @@ class Saving(ModuleParts):
         """
         tag = f"global_step{self.global_steps}" if tag is None else str(tag)
 
-        def checked() -> str:
+        def checked() -> tuple[str, str]:
             require_tag(tag)
-            return to_text(client_state or {})
+            return to_text(client_state or {}), path_of("save_dir", save_dir)
 
-        text = agreed(self._comm, checked)
+        text, directory = agreed(self._comm, checked)
         self._comm.require_same("save_checkpoint: tag", tag)
         text = self._comm.gather_texts(text)[0]
-        root = os.path.join(os.fspath(save_dir), tag)
+        root = os.path.join(directory, tag)
         options = save_options({"frozen": not exclude_frozen_parameters})
         common, own = extras_of(None, None)
         self._save(root, ({**common, CLIENT_STATE: text}, own), options)
         self._native.retain(root, 1)
         if save_latest:
-            self._on_rank_0(lambda: write_latest(save_dir, tag))
+            self._on_rank_0(lambda: write_latest(directory, tag))
         return True
 
     def load_checkpoint(
@@ -94,22 +97,31 @@ class Saving(ModuleParts):
         """
         if custom_load_fn is not None:
             raise Unavailable("custom_load_fn: must be None, it is not supported")
+        directory = agreed(self._comm, lambda: path_of("load_dir", load_dir))
         if tag is None:
-            tag = self._on_rank_0(lambda: read_latest(load_dir))
+            tag = self._on_rank_0(lambda: read_latest(directory))
             if not tag:
                 if self.global_rank == 0:
                     _log.logger.warning(
                         "%s has no file 'latest': nothing was loaded; give the tag",
-                        os.fspath(load_dir),
+                        directory,
                     )
                 return None, None
         name = str(tag)
         agreed(self._comm, lambda: require_tag(name))
-        root = os.path.join(os.fspath(load_dir), name)
+        root = os.path.join(directory, name)
         only_weights = load_module_only or not load_optimizer_states
         differences = {} if load_module_strict else self._differences(root)
         options = load_options(dict(weights_only=only_weights, **differences))
-        native = self._before_loading().load(root, options)
+
+        def accept(found: _core.LoadReport) -> None:
+            from_text(found)
+            if not only_weights:
+                random_state_in(found)
+            if not load_module_only:
+                require_restorable(self, found, load_lr_scheduler_states)
+
+        native = self._before_loading().load(root, options, accept=accept)
         report = self._loaded(native, only_weights)
         if not load_module_only:
             restore(self, native, load_lr_scheduler_states)
@@ -152,6 +164,7 @@ class Saving(ModuleParts):
 
         agreed(self._comm, check)
         common, own = extra
+        own = {**own, SAVED_AS: self._progress.run.to_text()}
         both = _core.Extra({**common, **pack(self)}, own)
         report = core.save(root, both, options)
         _log.forward(self._comm)
@@ -162,7 +175,12 @@ class Saving(ModuleParts):
         self._made.wait_for_save()
 
     def _resume(self, path: str, options: _core.LoadOptions) -> LoadReport | None:
-        native = self._before_loading().resume(path, options)
+        def accept(found: _core.LoadReport) -> None:
+            if not options.weights_only:
+                random_state_in(found)
+                require_restorable(self, found, with_scheduler=True)
+
+        native = self._before_loading().resume(path, options, accept=accept)
         if native is None:
             _log.forward(self._comm)
             return None
@@ -181,6 +199,7 @@ class Saving(ModuleParts):
         self._written(is_behind=may_be_behind(self._config, self._native.phase))
         if not only_weights:
             self.optimizer.loaded(self._native, native.scalars)
+            self._progress.run.continue_from(saved_in(native))
         self.optimizer.show_rates(self._config, self._native.steps)
         _log.forward(self._comm)
         return finish_load(native, sets_random_state=not only_weights)
@@ -195,14 +214,22 @@ class Saving(ModuleParts):
         }
 
     def _on_rank_0(self, action: Callable[[], str]) -> str:
-        """Collective: rank 0's result on all ranks; Unavailable where it failed."""
+        """Collective: rank 0's result on all ranks; if it raises anything there,
+        Unavailable on all ranks."""
         done: dict[str, str] = {"result": "", "error": ""}
+        interrupt: BaseException | None = None
         if self._comm.rank == 0:
             try:
                 done["result"] = action()
-            except (OSError, RuntimeError) as error:
-                done["error"] = str(error)
+            except BaseException as error:  # noqa: BLE001  others must not wait
+                is_ours = isinstance(error, (OSError, Error))
+                done["error"] = (
+                    f"{'' if is_ours else type(error).__name__ + ': '}{error}"
+                )
+                interrupt = None if isinstance(error, Exception) else error
         done = json.loads(self._comm.gather_texts(json.dumps(done))[0])
+        if interrupt is not None:
+            raise interrupt
         if done["error"]:
             raise Unavailable(done["error"])
         return done["result"]

@@ -9,22 +9,24 @@ import os
 import tempfile
 
 from .. import _core
-from ..errors import InvalidArgument
+from ..checkpoint import require_utf8
+from ..errors import InvalidArgument, Unavailable
 
 LATEST = "latest"
-_MOST_CHARACTERS = 200
+_MOST_BYTES = 200
 
 
 def require_tag(tag: str) -> None:
     """Raises InvalidArgument unless it can be the name of a directory."""
+    require_utf8("tag", tag)
     if (
-        not 0 < len(tag) <= _MOST_CHARACTERS
+        not 0 < len(tag.encode()) <= _MOST_BYTES
         or tag in (".", "..", LATEST)
-        or any(c in tag for c in "/\\\0\n")
+        or any(c in tag for c in "/\\\0\n\r")
     ):
         raise InvalidArgument(
-            f"tag: must be a file name of 1 to {_MOST_CHARACTERS} characters other than "
-            f"'{LATEST}', got {tag!r}"
+            f"tag: must be a file name of 1 to {_MOST_BYTES} bytes other than "
+            f"'{LATEST}', got {tag!r:.60}"
         )
 
 
@@ -46,11 +48,14 @@ def write_latest(directory: str | os.PathLike[str], tag: str) -> str:
 
 def read_latest(directory: str | os.PathLike[str]) -> str:
     """The tag in `latest`; empty where there is no such file."""
+    path = os.path.join(directory, LATEST)
     try:
-        with open(os.path.join(directory, LATEST), encoding="utf-8") as file:
-            return file.read(_MOST_CHARACTERS + 1).strip()
+        with open(path, encoding="utf-8", newline="") as file:
+            return file.read(_MOST_BYTES + 1).rstrip("\r\n")
     except FileNotFoundError:
         return ""
+    except UnicodeDecodeError as error:
+        raise Unavailable(f"{path}: is not UTF-8: {error}") from None
 
 
 def names_in(root: str) -> list[str]:

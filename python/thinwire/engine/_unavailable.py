@@ -21,7 +21,7 @@ _FEATURES = {
         "is_last_stage",
         "reset_activation_shape",
     ),
-    "mixtures of experts": (
+    "files and groups of its own for experts": (
         "save_moe_checkpoint",
         "load_moe_state_dict",
         "get_expert_data_parallel_group",
@@ -34,22 +34,29 @@ _FEATURES = {
     ),
 }
 
-_CURES = {"compile": "; compile the module: torch.compile(model) before initialize()"}
+_CURES = {
+    "compile": "; compile the module: torch.compile(model) before initialize()",
+    "save_moe_checkpoint": "; save_checkpoint() saves experts too",
+    "load_moe_state_dict": "; load_checkpoint() loads experts too",
+}
 
 
 class NotHere:
     """Methods that raise Unavailable."""
 
 
-def _refusal(name: str, feature: str) -> Callable[..., NoReturn]:
+def refusal(name: str, why: str) -> Callable[..., NoReturn]:
+    """A method of this name that raises Unavailable and says why."""
+
     def refuse(self: object, *_: Any, **__: Any) -> NoReturn:
-        raise Unavailable(f"{name}: Thinwire has no {feature}{_CURES.get(name, '')}")
+        raise Unavailable(f"{name}: {why}")
 
     refuse.__name__ = name
-    refuse.__doc__ = f"Raises Unavailable: there is no {feature}."
+    refuse.__doc__ = f"Raises Unavailable: {why}."
     return refuse
 
 
 for _feature, _names in _FEATURES.items():
     for _name in _names:
-        setattr(NotHere, _name, _refusal(_name, _feature))
+        _why = f"Thinwire has no {_feature}{_CURES.get(_name, '')}"
+        setattr(NotHere, _name, refusal(_name, _why))

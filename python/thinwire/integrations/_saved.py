@@ -9,7 +9,8 @@ part in a checkpoint of Thinwire's own, and that one is loaded.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,20 @@ def optimizers_of(wrapped: Iterable[Any]) -> list[_Optimizer]:
 def folder(root: str | os.PathLike[str], number: int) -> Path:
     """Of the optimizer with this number."""
     return Path(root) / ("thinwire" if number == 0 else f"thinwire_{number}")
+
+
+@contextmanager
+def states_beside(optimizers: Iterable[_Optimizer]) -> Iterator[None]:
+    """Local: within it state_dict() of each holds param_groups alone, because save() has
+    the rest; the files of a trainer would hold rank 0's states a second time."""
+    ours = list(optimizers)
+    for optimizer in ours:
+        optimizer._states_are_beside = True
+    try:
+        yield
+    finally:
+        for optimizer in ours:
+            optimizer._states_are_beside = False
 
 
 def save(optimizers: Iterable[_Optimizer], root: str | os.PathLike[str]) -> None:

@@ -39,7 +39,8 @@ def attach(accelerator: Accelerator) -> None:
     Local. `prepare()` then wraps the model in DDP that does not average gradients: the
     optimizer does. fp16 is scaled by thinwire.GradScaler, with the settings of the
     scaler that was there. `save_state(DIR)` also writes a checkpoint of every rank's
-    state to DIR/thinwire, and `load_state(DIR)` loads that one, on any number of ranks.
+    state to DIR/thinwire, and `load_state(DIR)` loads that one, on any number of ranks;
+    it may be called at once, because `save_state` returns when all files are there.
 
     Raises FailedPrecondition if the accelerator has prepared a model, or runs DeepSpeed,
     FSDP, Megatron-LM or XLA; nothing has changed then.
@@ -61,6 +62,15 @@ def attach(accelerator: Accelerator) -> None:
     accelerator.register_save_state_pre_hook(
         lambda models, weights, root: _saved.save(_ours(accelerator), root)
     )
+    save_state = accelerator.save_state
+
+    def save_all(*args: Any, **options: Any) -> Any:
+        with _saved.states_beside(_ours(accelerator)):
+            path = save_state(*args, **options)
+        accelerator.wait_for_everyone()  # rank 0 writes after the others are done
+        return path
+
+    accelerator.save_state = save_all
     accelerator.register_load_state_pre_hook(
         lambda models, root: _saved.load_with_state_dict(_ours(accelerator), root)
     )

@@ -65,11 +65,12 @@ class Checkpoint(ModelCheckpoint):  # type: ignore[misc]
     rank's state of Thinwire's optimizers: beside FILE.ckpt, in the folder
     FILE.ckpt.thinwire. `fit(ckpt_path=FILE.ckpt)` loads it, on any number of ranks.
 
-    Lightning's own file has rank 0's state alone, which no other rank can load.
+    Lightning's own file has no states of these optimizers, which then are there once.
     """
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        super()._save_checkpoint(trainer, filepath)
+        with _saved.states_beside(_ours(trainer)):
+            super()._save_checkpoint(trainer, filepath)
         if not self.save_weights_only:
             _saved.save(_ours(trainer), _beside(filepath))
 

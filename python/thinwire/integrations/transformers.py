@@ -95,7 +95,8 @@ def _save_every_rank(trainer: Trainer) -> None:
         return _saved.optimizers_of([trainer.optimizer])
 
     def save_all(output_dir: str) -> None:
-        save(output_dir)
+        with _saved.states_beside(ours()):
+            save(output_dir)
         _saved.save(ours(), output_dir)
 
     def load_all(checkpoint: str | None) -> None:

@@ -4,17 +4,21 @@
 `params` are tensors, (name, tensor) pairs or groups. Groups may set lr, betas, eps and
 weight_decay; of the low-bit optimizers also exp_avg_mask (a tensor per parameter, 0 where
 the momentum is always 0), of OnebitAdam non_freeze, of Lamb and OnebitLamb max_coeff and
-min_coeff. Of these lr and weight_decay may change later. Parameters that require no
-gradient are left alone. All parameters are on one device and of one dtype: float32,
-float16 or bfloat16; those of 16 bits get masters in fp32. Each becomes a part of one flat
-array, its gradient of another; saved by itself or with its model it takes what it took
-before.
+min_coeff. A group of experts, which not all ranks hold, names those that hold the same as
+expert_group: they begin with the first one's values and are averaged exactly among them,
+divided by the number of all ranks; no group of LeanOnebitAdam, nor with "deepspeed"
+semantics. Of these lr, weight_decay and exp_avg_mask may change later: they are read in
+every step, on all ranks the same ones, and the script's masks hold after a load, too.
+of one dtype: float32, float16 or bfloat16; those of 16 bits get masters in fp32. Each
+becomes a part of one flat array, its gradient of another; saved by itself or with its
+model it takes what it took before.
 
 Arguments of all:
   max_grad_norm        gradients are clipped to this global norm; 0: never
   calibrated_clipping  in compressed steps by an estimate that exact steps calibrate
   bias_correction, eps_inside_sqrt
-  semantics            "corrected", or "deepspeed": the arithmetic of DeepSpeed
+  semantics            "corrected", or "deepspeed": the arithmetic of DeepSpeed; AdamW and
+                       Lamb in fp32 compute the same bits with both
   process_group        a torch.distributed group (None: the world, or a group of one), a
                        transport, or a communicator of run_local_ranks
   threads              of this rank; 0: THINWIRE_NUM_THREADS, else 1
@@ -25,9 +29,11 @@ Arguments of all:
   verify_every         ranks compare checksums every so many steps; 0: never
   broadcast            parameters begin with rank 0's values
   skip_nonfinite       a gradient that is not finite skips the step on all ranks
+  telemetry            a file that gets a line per step; docs/guide/telemetry.md
 Of OnebitAdam, LeanOnebitAdam, OnebitLamb and ZeroOneAdam:
   denom_floor, scale ("rms" or "l1"), residual_dtype (torch.float32 or bfloat16),
-  lagged_clipping
+  lagged_clipping, total_steps; of DeepSpeed's scripts comm_backend_name ("mpi" and "gloo"
+  choose the transport), cuda_aware and deepspeed
 Each default is that of the C++ options; help(CLASS) shows them.
 
 state_dict() has torch's form; moments are in fp32 and stay so. load_state_dict() takes
@@ -49,6 +55,7 @@ from torch.optim.optimizer import ParamsT
 from .. import _core
 from . import _options as names
 from ._base import _Optimizer as _Optimizer
+from ._run import RunTotals
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -59,6 +66,7 @@ __all__ = [
     "LeanOnebitAdam",
     "OnebitAdam",
     "OnebitLamb",
+    "RunTotals",
     "ZeroOneAdam",
 ]
 
@@ -111,9 +119,9 @@ class OnebitAdam(_Optimizer):
     """1-bit Adam (Tang et al., arXiv:2102.02888): exact up to freeze_step, then ranks
     average momentum with one bit per element.
 
-    freeze_step is a number of steps, about a fifth of the run, or "auto": when the
-    variance has settled within freeze_ratio, after lr_warmup_steps, and within
-    min_freeze_step and max_freeze_step, which total_steps bounds. variance_refresh: the
+    freeze_step is a number of steps, or "auto": when the variance has settled within
+    freeze_ratio, after lr_warmup_steps, and within min_freeze_step and max_freeze_step,
+    which total_steps bounds; None: it follows from total_steps. variance_refresh: the
     variance goes on following 4-bit gradients in every so many compressed steps.
     Memory: 8 bytes per parameter, then 8.13 and 4 / ranks.
     """

@@ -7,28 +7,34 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, NoReturn, overload
+from typing import Any, ClassVar, Literal, NoReturn, overload
 
 import torch
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import ParamsT
 
-from .. import _core, _log
+from .. import _core, _daemons, _log
 from .._agreement import agreed
 from .._memory import FlatMemory
-from ..errors import FailedPrecondition, InvalidArgument
+from ..errors import FailedPrecondition, InvalidArgument, Unavailable
 from ..report import StepReport
 from . import _state
 from ._edits import Edits
+from ._experts import Experts, in_order
+from ._given import PerParameter, per_place
+from ._inquiries import Inquiries
 from ._lifetime import close_user, closing
+from ._moments import ParameterState
 from ._native import Native, Training, make_config, make_native
 from ._notices import Notices
-from ._options import CommonKeywords, check_keywords, default, names_of
-from ._parameters import Place, all_parameters, refuse_module, trainable
+from ._options import OF_DEEPSPEED, CommonKeywords, check_keywords, default, names_of
+from ._parameters import Place, all_parameters, refuse_module, trainable, warn_of_order
+from ._run import RunTotals
 from ._settings import Settings
+from ._telemetry import Telemetry
 
 
-class _Optimizer(torch.optim.Optimizer):
+class _Optimizer(Inquiries, torch.optim.Optimizer):
     """torch.optim.Optimizer whose step() communicates.
 
     Gradients are those of this rank: nobody else averages them. Collective are the
@@ -48,9 +54,17 @@ class _Optimizer(torch.optim.Optimizer):
     grad_scale: float | torch.Tensor | None
     found_inf: torch.Tensor
     _found_inf_is_agreed = False
+    # A trainer saves what state_dict() gives, and the states are saved beside that.
+    _states_are_beside = False
 
     report: StepReport | None
     """What the last step did; None before the first."""
+
+    @property
+    def totals(self) -> RunTotals:
+        """What this rank has sent in this run, and what compression has saved; a run that
+        thinwire.resume() or load_state_dict() continues is one run. Local."""
+        return self._notices.run.totals
 
     def __init__(
         self,
@@ -67,24 +81,32 @@ class _Optimizer(torch.optim.Optimizer):
         self._process = os.getpid()
         self.report = None
         self._given = keywords
-        self._join(keywords.get("process_group"))
+        self._join(keywords.get("process_group"), keywords.get("comm_backend_name"))
+        self._experts = Experts()
         try:
             given = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
             agreed(self._comm, lambda: self._take(params, given))
             self._build()
+            made = self._made
+            self._notices.at_start(made.config.optimizer, made.optimizer.freeze_step)
         except BaseException:
-            if self._owns_comm:
-                self._comm.close()
+            for owned in self._owned():
+                owned.close()
             raise
+        self._notices.of_deepspeed([k for k in OF_DEEPSPEED if k in keywords])
 
     # ---- construction
 
-    def _join(self, process_group: Any) -> None:
+    def _join(self, process_group: Any, backend: Any) -> None:
         from ..comm import communicator_for
 
         self._owns_comm = not isinstance(process_group, _core.Communicator)
-        self._comm = communicator_for(process_group)
+        self._comm = communicator_for(process_group, backend=backend)
         self._notices = Notices(self._comm)
+
+    def _owned(self) -> list[_core.Communicator]:
+        own = [self._comm] if self._owns_comm else []
+        return [*self._experts.owned, *own]
 
     def _take(self, params: ParamsT, given: dict[str, Any]) -> None:
         """Local: makes torch's part of the optimizer."""
@@ -96,10 +118,13 @@ class _Optimizer(torch.optim.Optimizer):
         # First of all hooks, so that those of the caller see the whole state.
         self.register_state_dict_post_hook(_state.complete)
         self._step_tensor = torch.zeros(())
+        path = self._given.get("telemetry")
+        self._telemetry = None if path is None else Telemetry(path, self._comm.rank)
+        self._skipped_by_scaler = 0
 
     def _plan(self) -> tuple[list[Place], _core.Config]:
         """Local: parameters in their order, and all that the C++ side is told."""
-        places = trainable(self.param_groups)
+        places = in_order(trainable(self.param_groups), self.param_groups)
         backend = self._comm.backend
         given, groups = self._given, self.param_groups
         options = self._options()
@@ -109,6 +134,7 @@ class _Optimizer(torch.optim.Optimizer):
         """Collective: the native optimizer of the present groups, in place of an earlier
         one. Whatever is refused, on whichever rank, changes nothing."""
         places, config = agreed(self._comm, self._plan)
+        self._experts.join(self._comm, self.param_groups)
         made = make_native(
             self._comm,
             self._given.get("process_group"),
@@ -116,16 +142,18 @@ class _Optimizer(torch.optim.Optimizer):
             places,
             len(self.param_groups),
             self._given.get("broadcast") is not False,
+            self._experts,
         )
         earlier = self._native
+        if self._comm.rank == 0:
+            warn_of_order(places)
         made.memory.give_homes()
         made.memory.note_written()
         self._native = made
         self._edits = Edits(self._comm, made)
         if earlier is not None:
             close_user(self._closer)
-        owned = (self._comm,) if self._owns_comm else ()
-        self._closer = closing(self, made, *owned)
+        self._closer = closing(self, made, *self._owned())
         self._settings = Settings(self.param_groups)
         self._frozen = [
             place
@@ -134,8 +162,8 @@ class _Optimizer(torch.optim.Optimizer):
         ]
         # Never empty: torch.distributed.checkpoint would take a step to fill it.
         self.state.clear()
-        for place in places:
-            self.state[place.tensor]["step"] = self._step_tensor
+        for k, place in enumerate(places):
+            self.state[place.tensor] = ParameterState(self._step_tensor, self, k)
         _log.forward(self._comm)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -169,6 +197,14 @@ class _Optimizer(torch.optim.Optimizer):
         """The global norm that gradients are clipped to; 0: never."""
         return float(self._made.config.gradient_clipping)
 
+    @property
+    def freeze_step(self) -> int | Literal["auto"] | None:
+        """The last exact step as it is planned now: given, or derived from total_steps,
+        or of a loaded state; "auto" until it has happened. Of ZeroOneAdam the last step
+        in which the variance may change; None of optimizers whose steps are all exact."""
+        planned = self._made.optimizer.freeze_step
+        return "auto" if planned == _core.AUTO_FREEZE else planned
+
     def set_max_grad_norm(self, max_grad_norm: float) -> None:
         """Collective: as the argument of the constructor, for who knows it later.
 
@@ -186,17 +222,44 @@ class _Optimizer(torch.optim.Optimizer):
     # ---- steps
 
     @overload
-    def step(self, closure: None = None) -> None: ...
+    def step(
+        self,
+        closure: None = None,
+        *,
+        grads: PerParameter | None = None,
+        output_params: PerParameter | None = None,
+    ) -> None: ...
     @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
+    def step(
+        self,
+        closure: Callable[[], float],
+        *,
+        grads: PerParameter | None = None,
+        output_params: PerParameter | None = None,
+    ) -> float: ...
     @_disable_dynamo
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(
+        self,
+        closure: Callable[[], float] | None = None,
+        *,
+        grads: PerParameter | None = None,
+        output_params: PerParameter | None = None,
+    ) -> float | None:
         """Collective: averages the ranks' gradients or momenta and updates parameters.
 
         `closure` computes the loss anew and returns it, as this does. A parameter
-        without gradient counts as one whose gradient is 0. What gradients hold
-        afterwards is unspecified. `report` says what was done.
+        without gradient counts as one whose gradient is 0, so weight decay still acts on
+        it. What gradients hold afterwards is unspecified. `report` says what was done.
+
+        grads: take the place of the parameters' own gradients: a tensor of the
+          parameter's shape, of any floating dtype, for each parameter of the only group,
+          in a list or from a generator; or a list of those for each group. None for one
+          parameter: its own gradient. Other tensors are read only.
+        output_params: tensors in the same form, which get the new values of the
+          parameters, rounded to their own dtype; None for one parameter: nothing.
+        With either, ranks first agree that all of them can go on, which is one small
+        exchange more; all ranks must give it, or none.
 
         Values that the program has written into parameters since the last step count, on
         all ranks the same ones. Where ranks differ (0/1 Adam between exchanges) they must
@@ -204,30 +267,77 @@ class _Optimizer(torch.optim.Optimizer):
         forgotten; or call synchronize() before.
 
         Raises FailedPrecondition, with nothing changed, where something is not as it was
-        at construction; CommFailure if a rank was lost, after which only close() is
-        allowed.
+        at construction; InvalidArgument or TypeError for `grads` and `output_params` that
+        do not fit, on all ranks; CommFailure if a rank was lost, after which only close()
+        is allowed.
         """
         native = self._made
+        _daemons.note_thread()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        given_grads, outputs = self._given_tensors(grads, output_params)
         given = getattr(self, "grad_scale", None)
         scale = 1.0 if given is None else float(given)
         if self._overflowed():
             self.report = StepReport.skipped(native.optimizer.phase, scale)
-            self._notices.skipped(native.optimizer.steps)
+            self._skipped_by_scaler += 1
+            self._tell_of_skip(self.report)
             return loss
         self._require_same_parameters()
         self._edits.home()
-        gradients = native.memory.take_in_gradients()
-        self._settings.apply(self.param_groups, native.optimizer)
+        gradients = native.memory.take_in_gradients(given_grads)
+        self._settings.apply(self.param_groups, native)
         self._edits.take_in(is_collective=True)
         done = native.optimizer.step(native.memory.params, gradients, scale)
         self.report = StepReport.of(done)
         self._written()
-        self._notices.after_step(self.report, native.optimizer.steps)
+        for place, output in zip(native.places, outputs, strict=False):
+            if output is not None:
+                output.copy_(place.tensor)
+        self._after_step(self.report)
         return loss
+
+    def _given_tensors(
+        self, grads: PerParameter | None, outputs: PerParameter | None
+    ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
+        """Collective if anything is given: both in the order of the places."""
+        given = {"grads": grads, "output_params": outputs}
+        names = [name for name, value in given.items() if value is not None]
+        if not names:
+            return [], []
+        native = self._made
+
+        def take() -> list[list[torch.Tensor | None]]:
+            if not isinstance(native.optimizer, _core.Optimizer):
+                raise Unavailable(
+                    f"step: {names[0]} works for parameters on the CPU only"
+                )
+            return [
+                []
+                if value is None
+                else per_place(name, value, self.param_groups, native.places)
+                for name, value in given.items()
+            ]
+
+        first, second = agreed(self._comm, take)
+        return first, second
+
+    def _after_step(self, report: StepReport) -> None:
+        native = self._made
+        optimizer = native.optimizer
+        self._notices.after_step(report, optimizer.steps, optimizer.freeze_step)
+        if self._telemetry is not None:
+            rate = float(self.param_groups[0]["lr"])
+            self._telemetry.write(report, native.optimizer.steps, rate)
+        if not report.applied:
+            self._tell_of_skip(report)
+
+    def _tell_of_skip(self, report: StepReport) -> None:
+        native = self._made.optimizer
+        skipped = native.skipped_steps + self._skipped_by_scaler
+        self._notices.skipped(report, native.steps, skipped)
 
     @_disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -277,6 +387,26 @@ class _Optimizer(torch.optim.Optimizer):
             native.memory.params,
             native.optimizer,
             native.config,
+        )
+
+    def __repr__(self) -> str:
+        """torch's text of the groups, and what this optimizer and its run are now."""
+        text = super().__repr__()
+        native = self._native
+        if native is None or not self._closer.alive or os.getpid() != self._process:
+            return text
+        steps, phase = native.optimizer.steps, native.optimizer.phase
+        planned = self.freeze_step
+        freeze = "" if planned is None else f", freeze after step {planned}"
+        if planned == "auto":
+            freeze = ", automatic freeze"
+        totals = self.totals
+        return (
+            f"{text}\n{native.layout.size} elements of "
+            f"{str(native.memory.params.dtype).removeprefix('torch.')}, rank "
+            f"{self._comm.rank} of {self._comm.size} over {self._comm.backend}\n"
+            f"{steps} steps, the next one {phase}{freeze}\n"
+            f"{totals.bytes_sent} bytes sent, {totals.bytes_saved} saved"
         )
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:

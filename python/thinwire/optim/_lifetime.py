@@ -9,6 +9,8 @@ import os
 import weakref
 from typing import Any
 
+from .. import _daemons
+
 _numbers = itertools.count()
 _open: dict[int, tuple[int, Any]] = {}
 # In a child made by os.fork the threads that these objects wait for do not exist.
@@ -49,3 +51,4 @@ def _close_all() -> None:
     for process, user in list(_open.values()):
         if process == os.getpid():
             user.close()
+    _daemons.wait()

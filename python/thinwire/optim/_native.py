@@ -12,7 +12,9 @@ import torch
 
 from .. import _core
 from .._memory import FlatMemory
-from ..errors import Error, InvalidArgument
+from ..errors import Error, InvalidArgument, Unavailable
+from ._experts import KEY as EXPERTS
+from ._experts import Experts
 from ._options import (
     DTYPES,
     FIELDS,
@@ -24,7 +26,17 @@ from ._options import (
 from ._parameters import Place
 
 # Beside these, which C++ is told of at construction, groups have keys of others'.
-FIXED_KEYS = ("betas", "eps", "exp_avg_mask", "non_freeze", "max_coeff", "min_coeff")
+FIXED_KEYS = (
+    *("betas", "eps", "non_freeze", "max_coeff", "min_coeff"),
+    EXPERTS,
+)
+# Keys of a group that are options of the whole optimizer, and their names in a file.
+_WHOLE = {
+    "max_grad_norm": "gradient_clipping",
+    "bias_correction": "optimizer.params.bias_correction",
+}
+# This one may change.
+MASK = "exp_avg_mask"
 # An exchange through Python costs more, so fewer and larger ones.
 PYTHON_BUCKET = 1 << 23
 _CPP_BACKENDS = ("local", "mpi")
@@ -114,7 +126,9 @@ def make_config(
         set_keyword(config, options, name, value)
     if keywords.get("bucket_elements") is None and backend not in _CPP_BACKENDS:
         config.comm.bucket_elements = PYTHON_BUCKET
-    plain = len(groups) == 1 and not any(key in groups[0] for key in FIXED_KEYS[2:])
+    require_own_keys(groups, config.gradient_clipping, options.bias_correction)
+    of_groups = (*FIXED_KEYS[2:], MASK)
+    plain = len(groups) == 1 and not any(key in groups[0] for key in of_groups)
     _set_numbers(options, groups[0])
     if not plain:
         options.groups = [
@@ -125,6 +139,21 @@ def make_config(
     return config
 
 
+def require_own_keys(
+    groups: list[dict[str, Any]], max_grad_norm: float, bias_correction: bool
+) -> None:
+    """Local. Raises InvalidArgument for an option of the whole optimizer in a group, unless
+    the optimizer has the same value."""
+    for index, group in enumerate(groups):
+        for key, value in zip(_WHOLE, (max_grad_norm, bias_correction), strict=True):
+            if key in group and group[key] != value:
+                raise InvalidArgument(
+                    f"param_groups[{index}]['{key}'] must be {value}, as the optimizer's: it "
+                    f"holds for all groups; give {key}= to the optimizer, or "
+                    f"{_WHOLE[key]} in a configuration"
+                )
+
+
 def make_native(
     comm: _core.Communicator,
     process_group: Any,
@@ -132,28 +161,36 @@ def make_native(
     places: list[Place],
     num_groups: int,
     broadcast: bool,
+    experts: Experts,
 ) -> Native:
     """Collective: the optimizer and its arrays, with rank 0's values if `broadcast`. The
     parameters themselves stay as they are.
 
-    Raises InvalidArgument on all ranks where they differ in parameters or options.
+    Raises InvalidArgument on all ranks where they differ in parameters or options, and
+    Unavailable for experts on another device than the CPU.
     """
     specs: list[Spec] = [(p.name, tuple(p.tensor.shape), p.group) for p in places]
     layout = _core.Layout(specs, num_groups)
     dtype = places[0].tensor.dtype
-    described = f"{dtype}\n{layout.describe()}broadcast={broadcast} "
-    described += f"hierarchy={config.comm.hierarchy.name} "
-    described += f"ranks_per_host={config.comm.ranks_per_host}\n"
-    comm.require_same("parameters", described)
+    options = f"{dtype} broadcast={broadcast} hierarchy={config.comm.hierarchy.name} "
+    options += f"ranks_per_host={config.comm.ranks_per_host}\n"
+    experts.require_same(comm, places, layout.describe(), options)
     tensors, names = [p.tensor for p in places], [p.name for p in places]
     device = tensors[0].device
     if device.type == "cpu" and os.environ.get("THINWIRE_DEVICE_PATH") != "torch":
         memory = FlatMemory(tensors, layout.offsets, layout.size, names)
         if broadcast:
-            broadcast_values(comm, memory.params)
+            experts.broadcast(comm, places, memory.params)
         with names_of_python():
-            made: Any = _core.Optimizer(comm, layout, config, memory.params)
+            made: Any = _core.Optimizer(
+                comm, layout, config, memory.params, experts=experts.of_groups
+            )
         return Native(made, memory, layout, config, places)
+    if experts.of_groups:
+        raise Unavailable(
+            f"{EXPERTS}: must be None for parameters on {device.type}, where every rank "
+            "holds all of them"
+        )
     from .. import device as device_path
 
     # A communicator moves the bytes of CPU tensors, of whatever group it is.
@@ -199,18 +236,26 @@ def _group(
                     f"param_groups[{index}]['{key}']: this optimizer has no such option"
                 )
             set_field(target, key, group[key], f"param_groups[{index}]['{key}']")
-    if group.get("exp_avg_mask") is not None:
-        if not hasattr(target, "exp_avg_mask"):
+    if group.get(MASK) is not None and group.get(EXPERTS) is not None:
+        raise InvalidArgument(
+            f"param_groups[{index}]['exp_avg_mask']: must be None with '{EXPERTS}', such "
+            "a group is averaged exactly"
+        )
+    if group.get(MASK) is not None:
+        if not hasattr(target, MASK):
             raise InvalidArgument(
                 f"param_groups[{index}]['exp_avg_mask']: this optimizer has no masks, "
                 "it compresses nothing"
             )
-        target.exp_avg_mask = _mask(index, group, places)
+        target.exp_avg_mask = mask_of(index, group, places)
     return target
 
 
-def _mask(index: int, group: Mapping[str, Any], places: list[Place]) -> torch.Tensor:
-    masks, params = group["exp_avg_mask"], group["params"]
+def mask_of(index: int, group: Mapping[str, Any], places: list[Place]) -> torch.Tensor:
+    """A group's masks in the layout's order; None counts as no values."""
+    masks, params = group.get(MASK), group["params"]
+    if masks is None:
+        return torch.zeros(0)
     masks = list(masks) if isinstance(masks, (list, tuple)) else [masks]
     what = f"param_groups[{index}]['exp_avg_mask']"
     if len(masks) != len(params):

@@ -3,34 +3,58 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
+from typing import Any
 
 from .. import _core, _log
 from ..report import StepReport
+from ._run import Run
 
 _PHASES = {
     "compressed": "momentum in one bit per element",
     "local": "nothing in most steps, and one bit per element in some",
 }
+_PATIENCE = 1000
+"""Exact steps after which a run is told that nothing was compressed yet."""
 
 
 class Notices:
-    """Lines of the logger "thinwire", on rank 0, and warnings of Python."""
+    """Lines of the logger "thinwire", on rank 0, and warnings of Python. What was said of
+    the whole run is not said again after a resume."""
 
     def __init__(self, comm: _core.Communicator) -> None:
         self._comm = comm
         self._said: set[str] = set()
+        self.run = Run()
 
-    def after_step(self, report: StepReport, steps: int) -> None:
-        """Says what is new: compression begins, a step is skipped, gradients are equal."""
+    def at_start(self, options: Any, planned: int | None) -> None:
+        """Warns if the run ends before compression begins. `planned`: the last exact step."""
+        total = getattr(options, "total_steps", None)
+        if planned is None or total is None or planned < total or self._comm.size == 1:
+            return
+        name = "freeze_step" if hasattr(options, "freeze_step") else "var_freeze_step"
+        loss = (
+            "nothing will be compressed"
+            if name == "freeze_step"
+            else "there will be no local steps"
+        )
+        self._warn_of_run(
+            "never",
+            f"{name} is {planned}, and the run has total_steps={total}: {loss}. Leave "
+            f"{name} out, which then follows from total_steps, or name a smaller one",
+        )
+
+    def after_step(
+        self, report: StepReport, steps: int, planned: int | None = None
+    ) -> None:
+        """Says what is new: compression begins or does not, a step is skipped, gradients
+        are equal. `planned`: the last exact step of an optimizer that will compress."""
         _log.forward(self._comm)
-        if report.phase in _PHASES and self._comm.size > 1:
-            self._log(
-                report.phase,
-                f"step {steps}: from now on ranks exchange {_PHASES[report.phase]}",
-            )
-        if not report.applied:
-            self.skipped(steps)
+        before = self.run.bytes_of_exact_step
+        self.run.count(report)
+        if self._comm.size > 1:
+            self._say_how_ranks_average(report, steps, planned, before)
         if report.gradients_equal and self._comm.rank == 0:
             self.warn(
                 "gradients",
@@ -40,13 +64,75 @@ class Notices:
                 "thinwire.integrations",
             )
 
-    def skipped(self, steps: int) -> None:
-        """The step that would have been steps + 1 was left out."""
-        self._log(
-            "skipped",
-            f"the step after {steps} was skipped on all ranks: a gradient was not "
-            "finite. Said once; optimizer.report tells of every step",
+    def _say_how_ranks_average(
+        self, report: StepReport, steps: int, planned: int | None, before: int
+    ) -> None:
+        announced = self.run.announced
+        if report.phase in _PHASES and report.phase not in announced:
+            announced |= {report.phase, "never"}
+            sent = (
+                f"; a step sent {before} bytes before, this one {report.bytes_sent}"
+                if before
+                else ""
+            )
+            self._log(
+                report.phase,
+                f"step {steps}: from now on ranks exchange {_PHASES[report.phase]}{sent}",
+                logging.WARNING,
+            )
+        elif planned is not None and steps >= _PATIENCE and "never" not in announced:
+            when = (
+                "when the variance has settled, at step 100000 at the latest"
+                if planned == _core.AUTO_FREEZE
+                else f"after step {planned}"
+            )
+            self._warn_of_run(
+                "never",
+                f"{steps} steps were exact, so no bytes were saved: compression begins "
+                f"{when}. Give total_steps, and it begins after a fifth of the run",
+            )
+
+    def loaded(self, notes: list[str]) -> None:
+        """What a load has made otherwise than the state had it."""
+        if self._comm.rank == 0:
+            for note in notes:
+                _log.logger.info("%s", note)
+
+    def skipped(
+        self,
+        report: StepReport,
+        steps: int,
+        skipped: int,
+        loss_scale: float | None = None,
+    ) -> None:
+        """The step that would have been steps + 1 was left out, `skipped` so far. The 1st,
+        2nd, 4th, 8th ... is worth a line. `loss_scale`: of the next step, if it is known."""
+        if skipped & (skipped - 1):
+            return
+        where = (
+            f" on rank {report.nonfinite_rank}" if report.nonfinite_rank >= 0 else ""
         )
+        scales = (
+            ""
+            if report.loss_scale == 1
+            else f"; the loss scale was {report.loss_scale:g}"
+        )
+        if scales and loss_scale is not None:
+            scales += f" and is {loss_scale:g} now"
+        self._log(
+            f"skipped {skipped}",
+            f"the step after {steps} was skipped on all ranks, {skipped} so far: a gradient "
+            f"was not finite{where}{scales}",
+        )
+
+    def of_deepspeed(self, names: list[str]) -> None:
+        """Keywords of DeepSpeed's optimizers were given."""
+        if names:
+            self._log(
+                "deepspeed",
+                f"{', '.join(names)}: accepted for DeepSpeed's scripts; ranks exchange over "
+                f"{self._comm.backend}",
+            )
 
     def warn(self, key: str, text: str) -> None:
         """A warning of Python's, once for each key."""
@@ -54,7 +140,12 @@ class Notices:
             self._said.add(key)
             warnings.warn(text, stacklevel=5)
 
-    def _log(self, key: str, text: str) -> None:
+    def _warn_of_run(self, key: str, text: str) -> None:
+        self.run.announced.add(key)
+        if self._comm.rank == 0:
+            self.warn(key, text)
+
+    def _log(self, key: str, text: str, level: int = logging.INFO) -> None:
         if key not in self._said and self._comm.rank == 0:
             self._said.add(key)
-            _log.logger.info("%s", text)
+            _log.logger.log(level, "%s", text)

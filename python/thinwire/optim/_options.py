@@ -17,6 +17,7 @@ import torch
 
 from .. import _core
 from ..errors import Error, InvalidArgument
+from ._telemetry import Given
 
 DTYPES = {
     torch.float32: _core.DType.float32,
@@ -42,6 +43,7 @@ OF_CONFIG = {
     "ranks_per_host": "comm.ranks_per_host",
     "verify_every": "comm.verify_every",
     "skip_nonfinite": "precision.check_grad_overflow",
+    "comm_backend_name": "comm.backend",
 }
 # Of refused values C++ speaks in its own terms.
 _IN_PYTHON = {
@@ -55,13 +57,16 @@ _CPP_NAME = re.compile(
 )
 # torch's switches: off is what Thinwire does, so off is accepted.
 REFUSED = {
-    "amsgrad": "the variance is frozen or shared, a running maximum means nothing",
+    "amsgrad": "a running maximum of the variance is not supported",
     "maximize": "negate the loss instead",
     "foreach": "all parameters are updated in one pass anyway",
     "fused": "all parameters are updated in one pass anyway",
     "capturable": "a step communicates and cannot be captured in a graph",
     "differentiable": "autograd does not see a step",
 }
+# Of DeepSpeed's optimizers: accepted, and told of in one line of the log.
+OF_DEEPSPEED = ("comm_backend_name", "cuda_aware", "deepspeed")
+BACKENDS = ("nccl", "hccl", "mpi", "gloo")
 GROUP_KEYS = ("lr", "betas", "eps", "weight_decay")
 
 
@@ -70,7 +75,8 @@ COMMON = """Common keywords:
       steps by an estimate of the averaged gradient's norm that exact steps calibrate,
       unless calibrated_clipping is False: then by the RMS of the ranks' norms.
     bias_correction, eps_inside_sqrt: as in Adam's paper; sqrt(v + eps), not sqrt(v) + eps.
-    semantics: "corrected", or "deepspeed": the numbers of DeepSpeed 0.19.6, bit for bit.
+    semantics: "corrected", or "deepspeed": low-bit optimizers and 16-bit parameters follow
+      DeepSpeed 0.19.6 bit for bit; AdamW and Lamb in fp32 compute the same bits with both.
     process_group: ranks that train together: a ProcessGroup, a transport, or the
       communicator of run_local_ranks(); None: the world.
     threads: of this rank, for loops over memory; 0: THINWIRE_NUM_THREADS, else 1.
@@ -79,15 +85,25 @@ COMMON = """Common keywords:
       several ranks each, equally many; "flat"; or "by_host". ranks_per_host: 0: found out.
     verify_every: steps between comparisons of parameters over all ranks; 0: never.
     broadcast: rank 0's parameters go to all ranks at construction.
-    skip_nonfinite: a gradient that is not finite on one rank skips the step on all."""
+    skip_nonfinite: a gradient that is not finite on one rank skips the step on all.
+    telemetry: a path, or {"path": ..., "every": steps, "every_rank": bool}: a line of JSON
+      per step, on rank 0 or, with every_rank, in PATH.rankN on each; None: none."""
 
 LOW_BIT = """Keywords of compression:
+    total_steps: of the run. What follows from it where it is not given: freeze_step is a
+      fifth of it, at most 1000; of ZeroOneAdam var_freeze_step is half of it,
+      local_step_scaler 12 % and local_step_clipper 4, from 10,000 steps on 16. Without it
+      freeze_step and var_freeze_step are 100000. With semantics="deepspeed" it has no
+      effect. `optimizer.freeze_step` says what holds.
     denom_floor: from the freeze on no denominator is below this fraction of its block's
       RMS; 0: no floor.
     scale: of a block of at most 1024 elements, "rms" or "l1".
     residual_dtype: torch.float32 or torch.bfloat16.
     lagged_clipping: compressed steps are clipped by the norms of the steps before,
-      unless it has doubled."""
+      unless it has doubled.
+    comm_backend_name: DeepSpeed's; "mpi" chooses mpi4py and "gloo" torch.distributed,
+      unless process_group or THINWIRE_COMM does; "nccl" and "hccl" change nothing for
+      tensors on the CPU. cuda_aware, deepspeed: DeepSpeed's, without effect."""
 
 
 class CommonKeywords(TypedDict, total=False):
@@ -106,6 +122,7 @@ class CommonKeywords(TypedDict, total=False):
     verify_every: int
     broadcast: bool
     skip_nonfinite: bool
+    telemetry: Given | None
     amsgrad: bool | None
     maximize: bool | None
     foreach: bool | None
@@ -128,14 +145,17 @@ class LowBitKeywords(CommonKeywords, total=False):
     scale: Literal["rms", "l1"]
     residual_dtype: torch.dtype
     lagged_clipping: bool
+    comm_backend_name: Literal["nccl", "hccl", "mpi", "gloo"] | None
+    cuda_aware: bool | None
+    deepspeed: Any
+    total_steps: int | None
 
 
 class FreezeKeywords(LowBitKeywords, total=False):
     """When the variance is frozen."""
 
-    freeze_step: int | Literal["auto"]
+    freeze_step: int | Literal["auto"] | None
     lr_warmup_steps: int | None
-    total_steps: int | None
     min_freeze_step: int
     max_freeze_step: int | None
     freeze_ratio: float
@@ -167,10 +187,10 @@ class OnebitLambKeywords(FreezeKeywords, total=False):
 class ZeroOneAdamKeywords(LowBitKeywords, total=False):
     """Keywords of ZeroOneAdam."""
 
-    var_freeze_step: int
-    var_update_scaler: int
-    local_step_scaler: int
-    local_step_clipper: int
+    var_freeze_step: int | None
+    var_update_scaler: int | None
+    local_step_scaler: int | None
+    local_step_clipper: int | None
     exchanged: Literal["momentum", "gradient"]
 
 
@@ -181,7 +201,7 @@ def names_of(keywords: Any) -> list[str]:
 
 def default(options: _core.Options, name: str) -> Any:
     """What C++ has for a keyword, in Python's terms."""
-    if name in ("process_group", "bucket_elements"):
+    if name in ("process_group", "bucket_elements", "telemetry", *OF_DEEPSPEED):
         return None
     if name == "broadcast":
         return True
@@ -195,7 +215,7 @@ def default(options: _core.Options, name: str) -> Any:
         return next(t for t, native in DTYPES.items() if native == value)
     if name in ("scale", "semantics", "exchanged", "hierarchy"):
         return value.name
-    return "auto" if name == "freeze_step" and value == _core.AUTO_FREEZE else value
+    return value
 
 
 def signature(options: _core.Options, keywords: Any) -> inspect.Signature:
@@ -245,7 +265,9 @@ def set_keyword(
     config: _core.Config, options: _core.Options, name: str, value: Any
 ) -> None:
     """Writes one keyword where C++ has it. None leaves the default."""
-    if value is None or name == "process_group" or name in REFUSED:
+    if value is None or name in REFUSED:
+        return
+    if name in ("process_group", "telemetry", "cuda_aware", "deepspeed"):
         return
     if name == "broadcast":
         if not isinstance(value, bool):
@@ -256,6 +278,11 @@ def set_keyword(
     if name in OF_CONFIG:
         if name in ("semantics", "hierarchy"):
             value = _member(getattr(_core, name.capitalize()), name, value)
+        elif name == "comm_backend_name":
+            if value not in BACKENDS:
+                known = ", ".join(f"'{key}'" for key in BACKENDS)
+                raise InvalidArgument(f"{name}: must be one of {known}, got {value!r}")
+            value = _core.CommBackend[value]
         set_field(config, OF_CONFIG[name], value, name)
         return
     if name in ("scale", "exchanged"):
@@ -322,7 +349,7 @@ def set_field(holder: Any, path: str, value: Any, name: str) -> None:
             return
         except (TypeError, RuntimeError, OverflowError) as error:
             cause = error  # its text speaks of C++ types
-    if type(now) is int and type(value) is int:
+    if (now is None or type(now) is int) and type(value) is int:
         wanted = ">= 0" if value < 0 else "smaller"
         raise InvalidArgument(f"{name} must be {wanted}, got {value}") from cause
     wanted = "a number or None" if now is None else type(now).__name__

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,19 @@ def trainable(groups: list[dict[str, Any]]) -> list[Place]:
         )
     _require_apart(places)
     return places
+
+
+def warn_of_order(places: list[Place]) -> None:
+    """Local: a warning if parameters are not in the order of their indices."""
+    found = [place.name for place in places if not place.tensor.is_contiguous()]
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        warnings.warn(
+            f"parameter '{found[0]}'{more}: memory becomes contiguous, because all "
+            "parameters are parts of one flat array; channels_last does not last. Inputs "
+            "in channels_last still work",
+            stacklevel=5,
+        )
 
 
 def refuse_module(params: Any) -> None:

@@ -9,16 +9,17 @@ from typing import Any
 
 import torch
 
-from ..errors import FailedPrecondition
-from ._native import FIXED_KEYS
+from ..errors import CorruptCheckpoint, FailedPrecondition
+from ._native import FIXED_KEYS, MASK, Native, mask_of
 from ._options import REFUSED, names_of_python, number_of
 
 # Of a group: what checkpoints have elsewhere, or what is fixed at construction.
-_NOT_SAVED = {"params", "param_names", "lr", *FIXED_KEYS, *REFUSED}
+_NOT_SAVED = {"params", "param_names", "lr", MASK, *FIXED_KEYS, *REFUSED}
 
 
 class Settings:
-    """Follows learning rates and weight decay; finds out where something else changed."""
+    """Follows learning rates, weight decay and masks; finds out where something else
+    changed."""
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         self._fixed = [
@@ -26,6 +27,7 @@ class Settings:
         ]
         self._rates = [float(group["lr"]) for group in groups]
         self._decays = [float(group["weight_decay"]) for group in groups]
+        self._masks = [_versions(group) for group in groups]
 
     def fixed(self, index: int) -> Mapping[str, Any]:
         """What a group was made with and cannot change."""
@@ -35,7 +37,7 @@ class Settings:
         """The optimizer has these learning rates, from a state."""
         self._rates = rates
 
-    def apply(self, groups: list[dict[str, Any]], optimizer: Any) -> None:
+    def apply(self, groups: list[dict[str, Any]], native: Native) -> None:
         """Tells the optimizer what has changed.
 
         Raises FailedPrecondition naming a key that cannot change.
@@ -43,7 +45,19 @@ class Settings:
         for index, group in enumerate(groups):
             self.require_fixed(index, group)
         with names_of_python():
-            self._tell(groups, optimizer)
+            self._tell(groups, native.optimizer)
+            for index, group in enumerate(groups):
+                if self.has_other_mask(index, group):
+                    mask = mask_of(index, group, native.places)
+                    native.optimizer.set_exp_avg_mask(index, mask)
+                    self._masks[index] = _versions(group)
+
+    def has_other_mask(self, index: int, group: Mapping[str, Any]) -> bool:
+        """Whether another tensor is there, or one was written to."""
+        before, now = self._masks[index], _versions(group)
+        return len(before) != len(now) or any(
+            a is not b or of != at for (a, of), (b, at) in zip(before, now, strict=True)
+        )
 
     def _tell(self, groups: list[dict[str, Any]], optimizer: Any) -> None:
         for index, group in enumerate(groups):
@@ -72,6 +86,15 @@ _CURES = {
 }
 
 
+def _versions(group: Mapping[str, Any]) -> list[tuple[Any, int]]:
+    """A group's masks, each with how often it was written to."""
+    masks = group.get(MASK)
+    if masks is None:
+        return []
+    masks = masks if isinstance(masks, (list, tuple)) else [masks]
+    return [(mask, getattr(mask, "_version", 0)) for mask in masks]
+
+
 def _numbers(index: int, group: Mapping[str, Any]) -> tuple[float, float]:
     """Learning rate and weight decay."""
     what = f"param_groups[{index}]"
@@ -94,12 +117,30 @@ def to_text(groups: list[dict[str, Any]]) -> str:
     )
 
 
+def parse(text: Any, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What from_text() puts into each of `groups`. Raises CorruptCheckpoint."""
+    try:
+        saved_groups = json.loads(text)
+        for saved in saved_groups:
+            for value in saved.values():
+                if not _is_plain(value):
+                    raise TypeError(f"{value!r:.60} is neither a number nor text")
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptCheckpoint(f"the saved param_groups are none: {error}") from None
+    if len(saved_groups) != len(groups):
+        return [{} for _ in groups]
+    for group, saved in zip(groups, saved_groups, strict=True):
+        for key, value in saved.items():
+            if isinstance(group.get(key), torch.Tensor) and isinstance(value, str):
+                raise CorruptCheckpoint(
+                    f"the saved param_groups: '{key}' must be a number, got {value!r:.60}"
+                )
+    return list(saved_groups)
+
+
 def from_text(text: str, groups: list[dict[str, Any]]) -> None:
     """Puts that into as many groups; of another number each keeps its own."""
-    saved_groups = json.loads(text)
-    if len(saved_groups) != len(groups):
-        return
-    for group, saved in zip(groups, saved_groups, strict=True):
+    for group, saved in zip(groups, parse(text, groups), strict=True):
         for key, value in saved.items():
             if isinstance(group.get(key), torch.Tensor):
                 group[key].fill_(value)

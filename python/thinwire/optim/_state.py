@@ -11,9 +11,11 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from ..errors import CorruptCheckpoint, FailedPrecondition, InvalidArgument
+from ._experts import KEY as EXPERTS
+from ._native import MASK
 from ._options import REFUSED, number_of
 from ._settings import same
-from ._torch_state import of_torch
+from ._torch_state import of_torch, refuse_deepspeed
 
 if TYPE_CHECKING:
     from ._base import _Optimizer
@@ -38,8 +40,10 @@ def complete(
     views of one each, and the record "thinwire" with all the rest."""
     optimizer = cast("_Optimizer", optimizer)
     native = optimizer._made
-    optimizer._edits.take_in(is_collective=False)
     record: dict[str, Any] = {"format": FORMAT}
+    if optimizer._states_are_beside:
+        return packed | {"state": {}, "thinwire": record | {"is_beside": 1}}
+    optimizer._edits.take_in(is_collective=False)
     if native.optimizer.steps_behind:
         optimizer._notices.warn(
             "behind",
@@ -63,7 +67,13 @@ def complete(
     comm = optimizer._comm
     record |= {"semantics": native.config.semantics.name}
     record |= {"rank": comm.rank, "world_size": comm.size}
-    return packed | {"state": entries, "thinwire": record | state}
+    record |= {"run": optimizer._notices.run.to_text()}
+    groups = [
+        {key: value for key, value in group.items() if key != EXPERTS}
+        for group in packed["param_groups"]
+    ]
+    added = {"state": entries, "thinwire": record | state, "param_groups": groups}
+    return packed | added
 
 
 def load(optimizer: _Optimizer, state_dict: Mapping[str, Any]) -> None:
@@ -73,6 +83,9 @@ def load(optimizer: _Optimizer, state_dict: Mapping[str, Any]) -> None:
         result = before(optimizer, saved_state)
         if result is not None:
             saved_state = result
+    wrapped = saved_state.get("optimizer_state_dict")  # by DeepSpeed's for 16 bits
+    if isinstance(wrapped, Mapping):
+        refuse_deepspeed(wrapped.get("state", {}))
     _require_form(saved_state)
     groups = deepcopy(saved_state["param_groups"])
     _check_groups(optimizer, groups)
@@ -94,7 +107,9 @@ def load(optimizer: _Optimizer, state_dict: Mapping[str, Any]) -> None:
         _require_fresh(native.optimizer.steps)
     else:
         _put(optimizer, _own(optimizer, record, state, mine))
+        optimizer._notices.run.continue_from(record.get("run"))
     _take_groups(optimizer, groups)
+    optimizer._notices.loaded(native.optimizer.take_notes())
     for after in optimizer._optimizer_load_state_dict_post_hooks.values():
         after(optimizer)
 
@@ -118,6 +133,15 @@ def _saved_ids(
     return ids
 
 
+def saved_number(what: str, value: Any) -> float:
+    """A learning rate or weight decay. Raises CorruptCheckpoint unless it is finite and
+    >= 0, TypeError if it is no number."""
+    number = number_of(what, value)
+    if not 0 <= number < float("inf"):
+        raise CorruptCheckpoint(f"{what} must be finite and >= 0, got {number}")
+    return number
+
+
 def _require_form(saved: Mapping[str, Any]) -> None:
     """Raises CorruptCheckpoint unless every part is of the kind that it should be."""
     parts: list[tuple[str, Any, type[Any]]]
@@ -136,7 +160,7 @@ def _require_form(saved: Mapping[str, Any]) -> None:
                 f"got {group!r:.60}"
             )
         for key in {"lr", "weight_decay"} & group.keys():
-            number_of(f"param_groups[{index}]['{key}'] of the state", group[key])
+            saved_number(f"param_groups[{index}]['{key}'] of the state", group[key])
     for name, entry in saved.get("state", {}).items():
         if not isinstance(entry, Mapping):
             raise CorruptCheckpoint(
@@ -185,7 +209,7 @@ def _take_groups(optimizer: _Optimizer, saved_groups: list[dict[str, Any]]) -> N
     ):
         fixed = optimizer._settings.fixed(number)
         for key, value in saved.items():
-            if key != "params" and key not in REFUSED and key not in fixed:
+            if key not in ("params", MASK, *REFUSED) and key not in fixed:
                 group[key] = value
     optimizer._settings.told(
         [native.learning_rate(g) for g in range(len(optimizer.param_groups))]
@@ -216,10 +240,18 @@ def _own(
         raise CorruptCheckpoint(
             f"the state's format is {record.get('format')!r}, this version reads {FORMAT}"
         )
+    if record.get("is_beside"):
+        raise CorruptCheckpoint(
+            "the state holds param_groups only, the rest of it is in a checkpoint of "
+            "Thinwire's beside its file: load it as it was saved, by attach() or "
+            "Checkpoint of thinwire.integrations, or with thinwire.load()"
+        )
     _require_ranks(record, optimizer._comm.rank, optimizer._comm.size)
     # Where the native state says of which rank it is, it has these as well.
     says_its_rank = "residual_layout" in record or "shards" in record
-    added = {"format"} if says_its_rank else {"format", "rank", "world_size"}
+    added = {"format", "run"}
+    if not says_its_rank:
+        added |= {"rank", "world_size"}
     state = {key: value for key, value in record.items() if key not in added}
     native = optimizer._made
     size, device = native.layout.size, native.memory.params.device

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from ._base import _Optimizer
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+_CONVERSION = (
+    "Convert the checkpoint first: python examples/python/states_from_deepspeed.py "
+    "mp_rank_00_model_states.pt OUT --freeze-step N; then thinwire.load('OUT', optimizer)"
+)
+# What DeepSpeed's 1-bit Adam and 0/1 Adam, and its 1-bit LAMB, keep beside the moments.
+_DEEPSPEED = ("worker_error", "lamb_coeff_freeze")
 
 
 def of_torch(
@@ -27,6 +33,7 @@ def of_torch(
     A parameter without an entry, as one that never had a gradient, gets zeros. Raises
     InvalidArgument where the state is of no Adam, CorruptCheckpoint where it does not fit.
     """
+    refuse_deepspeed(entries)
     rule = _rule(optimizer._options)
     native = optimizer._made
     size, device = native.layout.size, native.memory.params.device
@@ -77,6 +84,18 @@ def _rule(options: type[Any]) -> str:
         )
     is_lamb = options in (_core.LambOptions, _core.OnebitLambOptions)
     return "lamb" if is_lamb else "adam"
+
+
+def refuse_deepspeed(entries: Mapping[Hashable, Mapping[str, Any]]) -> None:
+    """Raises InvalidArgument for states of its 1-bit optimizers, whose frozen variance has
+    seen fewer gradients than steps, which Adam's form cannot say."""
+    for number, entry in entries.items():
+        for key in _DEEPSPEED:
+            if key in entry:
+                raise InvalidArgument(
+                    f"the state of parameter {number!r} has {key}: it is of a 1-bit "
+                    f"optimizer of DeepSpeed. {_CONVERSION}"
+                )
 
 
 def _require_adam(name: str, entry: Mapping[str, Any]) -> None:

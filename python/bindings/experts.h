@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "communicator.h"
+#include "thinwire/config/config.h"
+#include "thinwire/core/error.h"
+
+namespace thinwire::python {
+
+/// Communicators of groups of experts, which live as long as what uses them.
+using Experts = std::vector<std::shared_ptr<comm::Communicator>>;
+
+/// `given`: pairs of a group's number and its Communicator, which are written
+/// into the groups of `config`. Throws Error(kInvalidArgument) for a number
+/// that the configuration has no group of.
+inline Experts take_experts(nb::handle given, config::Config& config) {
+  Experts kept;
+  for (const nb::handle one : given) {
+    const auto group = nb::cast<std::size_t>(one[0]);
+    kept.push_back(nb::cast<const CommunicatorHandle&>(one[1]).get());
+    std::visit(
+        [&](auto& options) {
+          if (group >= options.groups.size())
+            throw Error(ErrorCode::kInvalidArgument,
+                        "experts: the configuration has no group " +
+                            std::to_string(group));
+          options.groups[group].communicator = kept.back().get();
+        },
+        config.optimizer);
+  }
+  return kept;
+}
+
+}  // namespace thinwire::python

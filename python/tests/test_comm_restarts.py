@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torchrun starts a run again by itself: the ranks find each other, and the run its checkpoint."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import optim_cases as cases
+import pytest
+import ranks
+from thinwire import CommFailure
+from thinwire.comm.attempt import store_of_attempt
+from torch.distributed import HashStore, Store
+
+LAUNCHES: dict[str, Callable[[], list[str]]] = {
+    "static": lambda: ["--master-port", str(ranks.free_port())],
+    "c10d": lambda: ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"],
+}
+
+
+def undisturbed() -> str:
+    def body(communicator: cases._core.Communicator) -> str:
+        net = cases.model()
+        optimizer = cases.make("OnebitAdam", net.named_parameters(), communicator)
+        cases.train(net, optimizer, range(1, 31), communicator.rank)
+        return cases.bits(net)
+
+    return str(cases.on_ranks(2, body)[0])
+
+
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
+def test_a_run_whose_rank_is_killed_ends_by_itself(
+    launch: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    script = ranks.TESTS / "scripts" / "restarted.py"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "1"]
+    ended = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", *launch(), script, tmp_path],
+        env=ranks.environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == f"steps 11 to 30: {undisturbed()}\n"
+
+
+def attempts_of(store: Store, ranks_there: list[int], size: int) -> list[Store]:
+    """What each of these ranks gets, in their order."""
+    got: dict[int, Store] = {}
+
+    def run(rank: int) -> None:
+        got[rank] = store_of_attempt(store, rank, size, timedelta(seconds=20))
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in ranks_there]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [got[rank] for rank in ranks_there]
+
+
+@pytest.mark.quick
+def test_every_attempt_has_a_store_of_its_own() -> None:
+    store = HashStore()
+    store.set("thinwire/here/2", "of a rank that died before it heard an answer")
+    first = attempts_of(store, [0, 1, 2], 3)
+    first[0].set("address", "old")
+    assert first[1].get("address") == first[2].get("address") == b"old"
+    second = attempts_of(store, [2, 1, 0], 3)
+    assert not second[0].check(["address"])
+    second[0].set("address", "new")
+    assert second[1].get("address") == second[2].get("address") == b"new"
+    assert first[0].get("address") == b"old"
+
+
+@pytest.mark.quick
+def test_a_rank_that_does_not_come_is_named() -> None:
+    store = HashStore()
+    with pytest.raises(CommFailure, match="timed out waiting for ranks 1, 2$"):
+        store_of_attempt(store, 0, 3, timedelta(seconds=0.1))
+    with pytest.raises(CommFailure, match="no answer from rank 0"):
+        store_of_attempt(store, 1, 3, timedelta(seconds=0.1))

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What scripts written for DeepSpeed name: wrappers' attributes, whole values, memory,
+backends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optim_cases as cases
+import pytest
+import thinwire
+import torch
+from engines import BF16, FP16, ONEBIT, Net, config_of, loss_of, make, train, zero
+from thinwire import compat, optim
+from thinwire.comm import run_local_ranks
+from thinwire.config import named_backend
+from thinwire.errors import FailedPrecondition, InvalidArgument, Unavailable
+
+pytestmark = pytest.mark.quick
+
+
+def alone(config: Any, **arguments: Any) -> thinwire.Engine:
+    arguments.setdefault("model", Net())
+    engine, *_ = thinwire.initialize(config=config, **arguments)
+    return engine
+
+
+LAMB = {"optimizer": {"type": "Lamb", "params": {"lr": 0.01}}}
+
+
+# ---- names of the FP16 wrappers
+
+
+def test_the_loss_scale_can_be_set() -> None:
+    def run(comm: Any) -> list[float]:
+        engine = make(comm, config_of(**FP16))
+        assert engine.optimizer.cur_scale == engine.optimizer.loss_scale == 256
+        engine.optimizer.loss_scale = 64
+        train(engine, range(1), torch.float16)
+        assert engine.report is not None
+        with pytest.raises(InvalidArgument, match=r"loss_scale must be in \["):
+            engine.optimizer.loss_scale = 0
+        plain = make(comm, config_of(**BF16))
+        with pytest.raises(FailedPrecondition, match="unless parameters are fp16"):
+            plain.optimizer.loss_scale = 2
+        return [engine.report.loss_scale, engine.loss_scale()]
+
+    assert run_local_ranks(2, run) == [[64.0, 64.0]] * 2
+
+
+def test_names_of_the_wrappers_mean_what_they_say() -> None:
+    def run(comm: Any) -> None:
+        engine = make(comm, config_of(**FP16))
+        optimizer = engine.optimizer
+        optimizer.set_lr(0.25)
+        assert optimizer.get_lr() == 0.25
+        assert engine.get_lr() == [0.25]
+        assert optimizer.clip_grad == 1.0
+        assert optimizer.custom_loss_scaler is False
+        assert optimizer.external_loss_scale is None
+        loss = loss_of(engine, comm.rank, 0, torch.float16)
+        optimizer.backward(loss)
+        engine.step()
+        assert engine.was_step_applied()
+        (halves,), (masters,) = optimizer.fp16_groups, optimizer.fp32_groups
+        trained = [p for p in halves if p.requires_grad]
+        assert len(trained) == len(masters) > 3
+        for half, master in zip(trained, masters, strict=True):
+            assert master.dtype == torch.float32
+            assert torch.equal(half.detach(), master.half())
+        assert any(
+            not torch.equal(half.detach().float(), master)
+            for half, master in zip(trained, masters, strict=True)
+        )
+        optimizer.refresh_fp32_params()
+        for half, master in zip(trained, optimizer.fp32_groups[0], strict=True):
+            assert torch.equal(half.detach().float(), master)
+
+    run_local_ranks(2, run)
+
+
+@pytest.mark.parametrize(
+    ("call", "instead"),
+    [
+        (lambda o: o.override_loss_scale(2.0), "loss_scale"),
+        (lambda o: o.unscale_and_clip_grads([], 1.0), "gradient_clipping"),
+        (lambda o: o.step_fused_lamb(), r"engine.step\(\)"),
+        (
+            lambda o: o.backward(torch.ones(1).sum(), create_graph=True),
+            "torch.autograd.grad",
+        ),
+    ],
+)
+def test_names_that_mean_nothing_say_what_to_use(call: Any, instead: str) -> None:
+    engine = alone(config_of(**FP16))
+    with pytest.raises(Unavailable, match=instead):
+        call(engine.optimizer)
+    engine.destroy()
+
+
+# ---- trust ratios, memory
+
+
+def test_lambs_coefficients_are_those_of_its_parameters() -> None:
+    def run(comm: Any) -> list[float]:
+        alone = cases.make("Lamb", cases.model().parameters(), comm)
+        assert alone.get_lamb_coeffs() == [0.0] * 4
+        assert (
+            cases.make("AdamW", cases.model().parameters(), comm).get_lamb_coeffs()
+            == []
+        )
+        net = cases.model()
+        onebit = cases.make("OnebitLamb", net.parameters(), comm)
+        cases.train(net, onebit, range(6), comm.rank)
+        saved = onebit.state_dict()["thinwire"]["lamb_coeffs"]
+        assert onebit.get_lamb_coeffs() == saved.tolist()
+        found = []
+        for stage in (0, 2):
+            engine = make(comm, config_of(**LAMB, **zero(stage)))
+            train(engine, range(2))
+            found.append(engine.get_lamb_coeffs())
+            assert engine.optimizer.get_lamb_coeffs() == found[-1]
+        assert found[0] == found[1]
+        assert len(found[0]) == 10
+        return found[0]
+
+    first, second = run_local_ranks(2, run)
+    assert first == second
+    assert all(0 < value <= 10 for value in first)
+
+
+def test_memory_is_told_by_kind() -> None:
+    def run(comm: Any) -> None:
+        engine = make(comm, config_of(**ONEBIT))
+        elements = sum(p.numel() for p in engine.parameters() if p.requires_grad)
+        train(engine, range(1))
+        use = engine.memory_use()
+        assert use["parameters"] >= 4 * elements
+        assert use["gradients"] >= 4 * elements
+        assert use["states"] >= 8 * elements
+        kinds = ("parameters", "gradients", "states", "buckets", "other")
+        assert use["peak"] >= sum(use[kind] for kind in kinds) > 0
+        assert sorted(use) == sorted([*kinds, "peak"])
+
+    run_local_ranks(2, run)
+    net = cases.model()
+    optimizer = cases.make("AdamW", net.parameters())
+    cases.train(net, optimizer, range(1))
+    assert optimizer.memory_use()["states"] >= 8 * sum(
+        p.numel() for p in net.parameters()
+    )
+
+
+def test_breakdowns_are_logged(caplog: Any) -> None:
+    caplog.set_level("INFO", "thinwire")
+
+    def run(comm: Any) -> None:
+        config = config_of(
+            wall_clock_breakdown=True, memory_breakdown=True, steps_per_print=2
+        )
+        train(make(comm, config), range(4))
+
+    run_local_ranks(2, run)
+    assert caplog.text.count("time per step, mean of 2 steps up to") == 2
+    assert caplog.text.count("memory of this rank at the start: ") == 1
+    assert caplog.text.count("memory of this rank after the first step: ") == 1
+
+
+# ---- whole values
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_whole_values_are_read_and_set(stage: int) -> None:
+    def run(comm: Any) -> None:
+        engine = make(comm, config_of(**BF16, **zero(stage)))
+        weight, name = engine.module.last.weight, "last.weight"
+        train(engine, range(2), torch.bfloat16)
+        whole = engine.full_parameter(weight)
+        assert whole.shape == weight.shape
+        assert whole.dtype == torch.float32
+        assert torch.equal(whole.bfloat16(), weight.detach())
+        assert torch.equal(compat.safe_get_full_fp32_param(weight), whole)
+        moment = engine.full_state(name, "exp_avg")
+        assert moment.shape == weight.shape
+        assert moment.abs().sum() > 0
+        assert torch.equal(
+            compat.safe_get_full_optimizer_state(weight, "exp_avg"), moment
+        )
+        wanted = torch.full_like(whole, 1 + 2**-20)
+        compat.safe_set_full_fp32_param(weight, wanted)
+        assert torch.equal(engine.full_parameter(weight), wanted)
+        assert torch.equal(weight.detach(), wanted.bfloat16())
+        train(engine, range(2, 3), torch.bfloat16)
+        change = (engine.full_parameter(weight) - wanted).abs()
+        assert 0 < change.max() < 0.05
+        for wrong in (torch.zeros(3), "no.such", weight.clone()):
+            with pytest.raises(InvalidArgument, match="does not train"):
+                engine.full_parameter(wrong)
+        with pytest.raises(InvalidArgument, match="no parameter that an engine"):
+            compat.safe_get_full_fp32_param(torch.zeros(3))
+
+    run_local_ranks(2, run)
+
+
+def test_gradients_are_the_means_of_the_ranks_with_zero() -> None:
+    def run(comm: Any) -> torch.Tensor:
+        engine = make(comm, config_of(**zero(2)))
+        bias = engine.module.last.bias
+        engine.backward(loss_of(engine, comm.rank, 0))
+        mean = compat.safe_get_full_grad(bias).clone()
+        compat.safe_set_full_grad(bias, torch.zeros_like(mean))
+        engine.step()
+        assert torch.equal(engine.full_state(bias, "exp_avg"), torch.zeros_like(mean))
+        plain = make(comm, config_of())
+        with pytest.raises(FailedPrecondition, match="only with ZeRO"):
+            plain.full_gradient(plain.module.last.bias)
+        return mean
+
+    first, second = run_local_ranks(2, run)
+    assert torch.equal(first, second)
+
+    def local(rank: int) -> torch.Tensor:
+        net = Net()
+        loss_of(net, rank, 0).backward()
+        assert net.last.bias.grad is not None
+        return net.last.bias.grad
+
+    torch.testing.assert_close(first, (local(0) + local(1)) / 2)
+
+
+def test_moments_are_shown_in_the_state_of_a_parameter() -> None:
+    net = cases.model()
+    optimizer = cases.make("OnebitAdam", net.parameters())
+    cases.train(net, optimizer, range(2))
+    saved = optimizer.state_dict()["state"]
+    for number, parameter in enumerate(net.parameters()):
+        state = optimizer.state[parameter]
+        assert state["step"] == 2
+        for key in ("exp_avg", "exp_avg_sq"):
+            assert key in state
+            assert state[key].device.type == "cpu"
+            assert torch.equal(state[key], saved[number][key])
+        assert state.get("exp_avg").abs().sum() > 0
+    cases.train(net, optimizer, range(2, 6))
+    state = optimizer.state[net[0].weight]
+    assert "exp_avg" in state
+    assert "exp_avg_sq" not in state, "frozen"
+    with pytest.raises(KeyError):
+        state["momentum_buffer"]
+
+
+def test_moments_are_shown_by_an_engine_without_zero() -> None:
+    def run(comm: Any) -> None:
+        for stage in (0, 1):
+            engine = make(comm, config_of(**zero(stage)))
+            train(engine, range(1))
+            weight = engine.module.first.weight
+            state = engine.optimizer.state[weight]
+            assert ("exp_avg" in state) == (stage == 0)
+            if stage == 0:
+                assert torch.equal(
+                    state["exp_avg"], engine.full_state(weight, "exp_avg")
+                )
+
+    run_local_ranks(2, run)
+
+
+# ---- groups
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("max_grad_norm", 1.0), ("bias_correction", False)]
+)
+def test_an_option_of_the_whole_optimizer_is_no_key_of_a_group(
+    key: str, value: Any
+) -> None:
+    net = cases.model()
+    groups = [{"params": list(net.parameters()), key: value}]
+    with pytest.raises(InvalidArgument, match=rf"param_groups\[0\]\['{key}'\] must be"):
+        optim.OnebitLamb(groups)
+    optim.OnebitLamb(groups, **{key: value}).close()
+    model = Net()
+    with pytest.raises(InvalidArgument, match=rf"give {key}= to the optimizer"):
+        alone(
+            config_of(gradient_clipping=2.0),
+            model=model,
+            model_parameters=[{"params": list(model.parameters()), key: value}],
+        )
+
+
+def test_a_maximum_norm_of_0_in_a_file_is_accepted() -> None:
+    params = {"lr": 0.01, "freeze_step": 3, "max_grad_norm": 0.0}
+    alone(config_of(optimizer={"type": "OneBitAdam", "params": params})).destroy()
+
+
+# ---- backends
+
+
+@pytest.mark.parametrize("name", ["nccl", "hccl", "gloo"])
+def test_names_of_backends_are_accepted_with_a_line(name: Any, caplog: Any) -> None:
+    caplog.set_level("INFO", "thinwire")
+
+    def run(comm: Any) -> list[str]:
+        net = cases.model()
+        optimizer = cases.make(
+            "OnebitAdam",
+            net.parameters(),
+            comm,
+            comm_backend_name=name,
+            cuda_aware=True,
+            deepspeed=object(),
+        )
+        return cases.train(net, optimizer, range(2), comm.rank)
+
+    assert run_local_ranks(2, run) == [["exact"] * 2] * 2
+    told = "comm_backend_name, cuda_aware, deepspeed: accepted for DeepSpeed's scripts"
+    assert caplog.text.count(told) == 1
+    assert "ranks exchange over local" in caplog.text
+
+    def engine(comm: Any) -> None:
+        params = {"lr": 0.01, "freeze_step": 3, "comm_backend_name": name}
+        config = config_of(optimizer={"type": "OneBitAdam", "params": params})
+        train(make(comm, config), range(1))
+
+    run_local_ranks(2, engine)
+    assert (
+        caplog.text.count(f"comm_backend_name is {name}, and ranks exchange over") == 1
+    )
+
+
+def test_other_backends_are_refused_on_all_ranks() -> None:
+    def run(comm: Any) -> None:
+        net = cases.model()
+        for wrong in ("foo", 3):
+            with pytest.raises(InvalidArgument, match="'nccl', 'hccl', 'mpi', 'gloo'"):
+                cases.make(
+                    "OnebitAdam", net.parameters(), comm, comm_backend_name=wrong
+                )
+        params = {"comm_backend_name": "foo"}
+        config = config_of(optimizer={"type": "OneBitAdam", "params": params})
+        with pytest.raises(InvalidArgument, match="nccl, hccl, mpi, gloo"):
+            make(comm, config)
+
+    run_local_ranks(2, run)
+
+
+def test_the_backend_of_a_configuration_is_known_before_it_is_read() -> None:
+    params = {"comm_backend_name": "mpi"}
+    tree = {"optimizer": {"type": "OneBitAdam", "params": params}}
+    assert named_backend(tree) == "mpi"
+    assert named_backend(lambda: tree) == "mpi"
+    config = thinwire.Config.from_json(str(tree).replace("'", '"'))[0]
+    assert named_backend(config) == "mpi"
+    for wrong in ({}, {"optimizer": []}, "/no/such/file", 3):
+        assert named_backend(wrong) is None

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixtures of experts: groups of parameters that name the ranks which hold them."""
+
+from __future__ import annotations
+
+import importlib.util
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks
+import thinwire
+import torch
+import torch.distributed as dist
+from thinwire.comm import run_local_ranks
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/python/mixture_of_experts.py"
+WORLD, STEPS = 4, 6
+Values = dict[str, list[float]]
+
+
+def example() -> Any:
+    spec = importlib.util.spec_from_file_location("mixture_of_experts", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def model_of(sharing: Any) -> torch.nn.Module:
+    """Values that follow from the names, as experts are others on each rank."""
+    moe = example()
+    width = moe.WIDTH
+    model = torch.nn.Sequential(
+        torch.nn.Linear(width, width), moe.Mixture(sharing), torch.nn.Linear(width, 1)
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            parameter.uniform_(-0.3, 0.3, generator=generator)
+    return model
+
+
+def loss_of(model: Any, step: int, rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(64, 16, generator=generator)
+    target = x[:, :4].prod(1, keepdim=True)
+    return (model(x) - target).square().mean()  # type: ignore[no-any-return]
+
+
+def groups_of(model: torch.nn.Module, holding: Any) -> list[dict[str, Any]]:
+    """The experts first: their place among the groups is of no importance."""
+    named = list(model.named_parameters())
+    return [
+        {
+            "params": [(n, p) for n, p in named if ".experts." in n],
+            "expert_group": holding,
+            "weight_decay": 0.1,
+        },
+        {"params": [(n, p) for n, p in named if ".experts." not in n]},
+    ]
+
+
+def values_of(model: torch.nn.Module) -> Values:
+    return {n: p.detach().flatten().tolist() for n, p in model.named_parameters()}
+
+
+def by_torch() -> Values:
+    """Every rank's batch in one process that holds all experts."""
+    alone, _ = dist.new_subgroups(1)
+    model = model_of(alone)
+    groups = groups_of(model, None)
+    for group in groups:
+        group.pop("expert_group", None)
+        group["params"] = [p for _, p in group["params"]]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, weight_decay=0)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for rank in range(WORLD):
+            (loss_of(model, step, rank) / WORLD).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+    return values_of(model)
+
+
+def engine_of(model: torch.nn.Module, holding: Any, stage: int) -> Any:
+    return thinwire.initialize(
+        model=model,
+        model_parameters=groups_of(model, holding),
+        config={
+            "train_micro_batch_size_per_gpu": 64,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0}},
+            "zero_optimization": {"stage": stage},
+            "gradient_clipping": 0.5,
+        },
+    )[0]
+
+
+def train(stage: int, folder: str) -> tuple[Values, Values]:
+    """Two groups of two to the end, saved in between, and on in groups of any size."""
+    dist.init_process_group("gloo")
+    want = by_torch()
+    sharing, holding = example().groups_of(2)
+    model = model_of(sharing)
+    engine = engine_of(model, holding, stage)
+    for step in range(STEPS):
+        if step == STEPS // 2:
+            engine.save_checkpoint(folder)
+        engine.backward(loss_of(engine, step, dist.get_rank()))
+        engine.step()
+    assert close(values_of(model), want)
+    for share in (1, 4, 2):
+        sharing, holding = example().groups_of(share)
+        other = model_of(sharing)
+        resumed = engine_of(other, holding, stage)
+        assert resumed.load_checkpoint(folder)[0] is not None
+        assert resumed.global_steps == STEPS // 2
+        for step in range(STEPS // 2, STEPS):
+            resumed.backward(loss_of(resumed, step, dist.get_rank()))
+            resumed.step()
+        assert close(values_of(other), want), share
+    return values_of(model), want
+
+
+def close(values: Values, want: Values) -> bool:
+    return all(
+        torch.allclose(torch.tensor(v), torch.tensor(want[name]), 1e-4, 1e-5)
+        for name, v in values.items()
+    )
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_mixture_trains_as_in_torch_and_goes_on_in_other_groups(
+    stage: int, tmp_path: Path
+) -> None:
+    ended = ranks.call(WORLD, __file__, "train", stage, str(tmp_path), seconds=110)
+    held = [name for r in ranks.succeed(ended) for name in r.value[0]]
+    assert len([n for n in held if ".experts." in n]) == 2 * 4 * 4
+
+
+def train_optimizers(folder: str) -> None:
+    dist.init_process_group("gloo")
+    want = by_torch()
+    for kind in ("AdamW", "OnebitAdam"):
+        sharing, holding = example().groups_of(2)
+        model = model_of(sharing)
+        keywords: dict[str, Any] = {"max_grad_norm": 0.5}
+        if kind == "OnebitAdam":
+            keywords["freeze_step"] = 100
+        optimizer = getattr(thinwire, kind)(
+            groups_of(model, holding), lr=1e-2, weight_decay=0.0, **keywords
+        )
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model, step, dist.get_rank()).backward()
+            optimizer.step()
+            if step == 2:
+                state = optimizer.state_dict()
+                thinwire.save(folder + kind, optimizer)
+        assert close(values_of(model), want)
+        assert all("expert_group" not in g for g in state["param_groups"])
+        optimizer.load_state_dict(state)
+        assert optimizer.report.applied
+        sharing, holding = example().groups_of(4)
+        other = model_of(sharing)
+        resumed = getattr(thinwire, kind)(
+            groups_of(other, holding), lr=1e-2, weight_decay=0.0, **keywords
+        )
+        thinwire.load(folder + kind, resumed)
+        for step in range(3, STEPS):
+            resumed.zero_grad()
+            loss_of(other, step, dist.get_rank()).backward()
+            resumed.step()
+        assert close(values_of(other), want)
+
+
+def test_optimizers_take_groups_of_experts(tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    ranks.succeed(ranks.call(WORLD, __file__, "train_optimizers", folder, seconds=110))
+
+
+def test_what_is_no_group_is_refused_by_its_name() -> None:
+    def run(comm: Any) -> None:
+        dense, expert = (torch.nn.Parameter(torch.ones(4)) for _ in range(2))
+        for group, text in (("all", "expert_group"), (comm, "exp_avg_mask")):
+            with pytest.raises(thinwire.InvalidArgument, match=text):
+                thinwire.OnebitAdam(
+                    [
+                        {"params": [dense]},
+                        {
+                            "params": [expert],
+                            "expert_group": group,
+                            "exp_avg_mask": [torch.ones(4)],
+                        },
+                    ],
+                    process_group=comm,
+                )
+        with pytest.raises(thinwire.InvalidArgument, match="some groups must be"):
+            thinwire.AdamW(
+                [{"params": [dense, expert], "expert_group": comm}], process_group=comm
+            )
+
+    run_local_ranks(2, run)
+
+
+class Grid:
+    """Ranks 0 and 1 hold the two halves of a model, 2 and 3 the same once more."""
+
+    def __init__(self) -> None:
+        self.model, self.data = example().groups_of(2)
+
+    def get_data_parallel_group(self) -> Any:
+        return self.data
+
+    def get_model_parallel_group(self) -> Any:
+        return self.model
+
+
+def train_halves(stage: int) -> None:
+    dist.init_process_group("gloo")
+    grid = Grid()
+    half = dist.get_rank(grid.model)
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "weight_decay": 0}},
+        "zero_optimization": {"stage": stage},
+        "gradient_clipping": 1.0,
+    }
+    model = torch.nn.Linear(1, 1, bias=False)
+    engine = thinwire.initialize(model=model, mpu=grid, config=config)[0]
+    assert engine.world_size == 2
+    # Means of 3 and of 4: of the whole model 5.
+    gradient = 3.0 + half + (1 if dist.get_rank() < 2 else -1)
+    engine.backward(engine.module.weight.sum() * gradient)
+    engine.step()
+    assert abs(engine.report.grad_norm - 5) < 1e-6
+    assert abs(engine.report.clip_factor - 0.2) < 1e-6
+    before = model.weight.item()
+    broken = float("inf") if dist.get_rank() == 3 else 1.0
+    engine.backward(engine.module.weight.sum() * broken)
+    engine.step()
+    assert not engine.report.applied
+    assert model.weight.item() == before
+    engine.backward(engine.module.weight.sum())
+    engine.step()
+    assert engine.report.applied
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_halves_of_a_model_are_clipped_by_one_norm_and_skip_together(
+    stage: int,
+) -> None:
+    ranks.succeed(ranks.call(WORLD, __file__, "train_halves", stage))

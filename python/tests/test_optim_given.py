@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""step(grads=..., output_params=...): gradients and copies that the caller holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import optim_cases as cases
+import pytest
+import torch
+from thinwire import Error, Unavailable
+
+STEPS = 8
+Forms = Callable[[list[list[torch.Tensor]]], Any]
+
+
+def generator(lists: list[list[torch.Tensor]]) -> Iterator[torch.Tensor]:
+    yield from lists[0]
+
+
+ONE_GROUP: dict[str, Forms] = {
+    "generator": generator,
+    "list": lambda lists: lists[0],
+    "list of lists": lambda lists: lists,
+    "tuple of tuples": lambda lists: tuple(map(tuple, lists)),
+}
+
+
+def groups_of(net: torch.nn.Module, number: int) -> list[dict[str, Any]]:
+    params = list(net.parameters())
+    return [{"params": params[k::number]} for k in range(number)]
+
+
+def train_both(kind: str, number: int, form: Forms, dtype: torch.dtype) -> None:
+    """One run has its gradients in the parameters, the other is given them."""
+
+    def body(communicator: Any) -> None:
+        usual, given = cases.model(), cases.model()
+        first = cases.make(kind, groups_of(usual, number), communicator)
+        second = cases.make(kind, groups_of(given, number), communicator)
+        copies = [
+            [torch.zeros_like(p, dtype=dtype) for p in group["params"]]
+            for group in second.param_groups
+        ]
+        for step in range(STEPS):
+            cases.train(usual, first, [step], communicator.rank)
+            grads = torch.autograd.grad(
+                cases.loss_of(given, communicator.rank, step), list(given.parameters())
+            )
+            of = dict(zip(given.parameters(), grads, strict=True))
+            lists = [[of[p] for p in group["params"]] for group in second.param_groups]
+            before = [grad.clone() for grad in grads]
+            second.step(grads=form(lists), output_params=copies)
+            assert cases.bits(given) == cases.bits(usual), step
+            assert all(map(torch.equal, grads, before))
+            for group, outputs in zip(second.param_groups, copies, strict=True):
+                for p, output in zip(group["params"], outputs, strict=True):
+                    assert torch.equal(output, p.detach().to(dtype))
+
+    cases.on_ranks(2, body)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("kind", cases.KINDS)
+def test_given_gradients_give_the_bits_of_those_in_the_parameters(kind: str) -> None:
+    train_both(kind, 1, lambda lists: lists[0], torch.float16)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("form", ONE_GROUP.values(), ids=ONE_GROUP)
+def test_forms_of_gradients(form: Forms) -> None:
+    train_both("OnebitAdam", 1, form, torch.bfloat16)
+
+
+@pytest.mark.quick
+def test_a_list_for_each_of_several_groups() -> None:
+    train_both("OnebitLamb", 2, lambda lists: lists, torch.float32)
+
+
+@pytest.mark.quick
+def test_none_stands_for_the_own_gradient_and_for_no_copy() -> None:
+    usual, given = cases.model(), cases.model()
+    first, second = (cases.make("AdamW", net.parameters()) for net in (usual, given))
+    cases.train(usual, first, [0])
+    cases.loss_of(given, 0, 0).backward()
+    params = list(given.parameters())
+    last = params[-1].grad
+    assert last is not None
+    grads = [None] * 3 + [last.clone()]
+    last.fill_(7)
+    output = torch.zeros_like(params[0])
+    second.step(grads=grads, output_params=[output, None, None, None])
+    assert cases.bits(given) == cases.bits(usual)
+    assert torch.equal(output, params[0].detach())
+
+
+def params_of(count: int, shape: tuple[int, ...] = (3,)) -> list[torch.Tensor]:
+    return [torch.zeros(shape) for _ in range(count)]
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "too few": ({"grads": params_of(1)}, "grads: group 0 has 2 parameters, got 1"),
+    "a tensor": ({"grads": torch.zeros(3)}, "grads: must be tensors, one for each"),
+    "a number": ({"grads": 3}, "grads: must be tensors, .*got int"),
+    "shape": (
+        {"grads": [torch.zeros(3), torch.zeros(4)]},
+        r"grads of parameter 'param.1': must be of shape \(3,\), got \(4,\)",
+    ),
+    "no tensor": (
+        {"output_params": [torch.zeros(3), "x"]},
+        "output_params of parameter 'param.1': must be a tensor, got str",
+    ),
+    "integers": (
+        {"grads": [torch.zeros(3), torch.zeros(3, dtype=torch.int32)]},
+        "must be floating-point on cpu, got torch.int32",
+    ),
+    "lists": (
+        {"grads": [params_of(1), params_of(1)]},
+        "grads: must be one list for each of 1 groups, got 2",
+    ),
+}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("given", "text"), WRONG.values(), ids=WRONG)
+def test_what_does_not_fit_on_one_rank_is_refused_on_all(
+    given: dict[str, Any], text: str
+) -> None:
+    def body(communicator: Any) -> None:
+        params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+        optimizer = cases.make("OnebitAdam", params, communicator)
+        fits = {name: params_of(2) for name in given}
+        with pytest.raises((Error, TypeError), match=text):
+            optimizer.step(**(given if communicator.rank == 1 else fits))
+        assert all(torch.equal(p, torch.ones(3)) for p in params)
+        optimizer.step(**fits)  # nobody has been left behind
+
+    cases.on_ranks(2, body)
+
+
+@pytest.mark.quick
+def test_one_list_does_not_say_which_of_several_groups_it_is_of() -> None:
+    net = cases.model()
+    optimizer = cases.make("AdamW", groups_of(net, 2))
+    with pytest.raises(Error, match="a list of tensors for each of 2 groups, got one"):
+        optimizer.step(grads=[torch.zeros_like(p) for p in net.parameters()])
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", ["grads", "output_params"])
+def test_the_path_in_torch_operations_refuses_them_by_name(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THINWIRE_DEVICE_PATH", "torch")
+    net = cases.model()
+    optimizer = cases.make("AdamW", net.parameters())
+    with pytest.raises(
+        Unavailable, match=f"step: {name} works for parameters on the CPU"
+    ):
+        optimizer.step(**{name: [torch.zeros_like(p) for p in net.parameters()]})

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run says of its compression: that it begins, once per run, or that it never will."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import optim_cases as cases
+import pytest
+import thinwire
+import torch
+
+NEVER = re.compile("nothing will be compressed|so no bytes were saved|no local steps")
+
+
+def one() -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.ones(33))]
+
+
+def run(
+    kind: type[Any],
+    steps: int,
+    ranks: int = 2,
+    **options: Any,
+) -> list[str]:
+    """What is said of compression that does not come in so many steps."""
+
+    def body(communicator: Any) -> None:
+        params = one()
+        optimizer = kind(params, process_group=communicator, lr=0.0, **options)
+        params[0].grad = torch.full((33,), 1.0 + communicator.rank)
+        for _ in range(steps):
+            optimizer.step()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        cases.on_ranks(ranks, body)
+    return [str(w.message) for w in caught if NEVER.search(str(w.message))]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "kind", [thinwire.OnebitAdam, thinwire.OnebitLamb, thinwire.LeanOnebitAdam]
+)
+def test_a_freeze_beyond_the_run_is_warned_of_at_construction(kind: type[Any]) -> None:
+    (text,) = run(kind, 3, freeze_step=300, total_steps=300)
+    assert text == (
+        "freeze_step is 300, and the run has total_steps=300: nothing will be compressed. "
+        "Leave freeze_step out, which then follows from total_steps, or name a smaller one"
+    )
+    assert run(kind, 3, freeze_step=299, total_steps=300) == []
+    assert run(kind, 3, ranks=1, freeze_step=300, total_steps=300) == []
+
+
+@pytest.mark.parametrize("freeze_step", [None, "auto"])
+def test_a_run_of_unknown_length_is_told_after_1000_exact_steps(
+    freeze_step: Any,
+) -> None:
+    options = {"max_freeze_step": 5000, "min_freeze_step": 5000}
+    given = {} if freeze_step is None else {"freeze_step": freeze_step, **options}
+    assert run(thinwire.OnebitAdam, 999, **given) == []
+    (text,) = run(thinwire.OnebitAdam, 1003, **given)
+    assert text.startswith("1000 steps were exact, so no bytes were saved")
+    assert "Give total_steps" in text
+
+
+@pytest.mark.quick
+def test_a_run_that_compresses_is_not_warned() -> None:
+    assert run(thinwire.OnebitAdam, 1003, freeze_step=5) == []
+    assert run(thinwire.ZeroOneAdam, 1003) == []
+    assert run(thinwire.AdamW, 1003) == []
+
+
+def announced(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.WARNING and "from now on" in record.getMessage()
+    ]
+    caplog.clear()
+    return found
+
+
+def by_checkpoint(folder: Path, old: Any, new: Any) -> None:
+    thinwire.save(folder, old)
+    thinwire.load(folder, new)
+
+
+def by_state_dict(folder: Path, old: Any, new: Any) -> None:
+    new.load_state_dict(old.state_dict())
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("carry", [by_checkpoint, by_state_dict])
+@pytest.mark.parametrize("saved_after", [4, 5, 9])
+@pytest.mark.parametrize("kind", ["OnebitAdam", "ZeroOneAdam"])
+def test_the_freeze_is_announced_once_per_run_with_bytes(
+    kind: str,
+    saved_after: int,
+    carry: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, logger="thinwire")
+
+    def body(communicator: Any) -> tuple[Any, Any, list[int]]:
+        net, other = cases.model(), cases.model()
+        first = cases.make(kind, net.named_parameters(), communicator)
+        sent = []
+
+        def note(optimizer: Any) -> None:
+            sent.append(optimizer.report.bytes_sent)
+
+        rank = communicator.rank
+        cases.train(net, first, range(saved_after), rank, lambda: note(first))
+        second = cases.make(kind, other.named_parameters(), communicator)
+        carry(tmp_path / kind, first, second)
+        rest = range(saved_after, 30)
+        cases.train(other, second, rest, rank, lambda: note(second))
+        return first.totals, second.totals, sent
+
+    (first, second, sent), _ = cases.on_ranks(2, body)
+    lines = announced(caplog)
+    wanted = ["momentum in one bit"]
+    if kind == "ZeroOneAdam":
+        wanted.append("nothing in most steps")
+    assert len(lines) == len(wanted)
+    for line, text in zip(lines, wanted, strict=True):
+        found = re.match(
+            rf"step (\d+): from now on ranks exchange {text}.*; a step sent (\d+) bytes "
+            r"before, this one (\d+)$",
+            line,
+        )
+        assert found, line
+        step, before, now = map(int, found.groups())
+        assert (sent[step - 1], sent[0]) == (now, before)
+    assert first.bytes_sent == sum(sent[:saved_after])
+    assert second.bytes_sent == sum(sent)
+    assert second.bytes_saved == 30 * sent[0] - sum(sent)
+
+
+@pytest.mark.quick
+def test_totals_that_cannot_be_read_begin_anew(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    optimizer = cases.make("OnebitAdam", one())
+    state = optimizer.state_dict()
+    state["thinwire"]["run"] = '{"announced": 3}'
+    optimizer.load_state_dict(state)
+    assert "the saved totals of the run cannot be read" in caplog.text
+    assert optimizer.totals == thinwire.optim.RunTotals(0, 0)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names that DeepSpeed's FP16 wrappers have on `engine.optimizer`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..errors import Unavailable
+from ._unavailable import refusal
+
+if TYPE_CHECKING:
+    from ._engine import Engine
+
+
+class WrapperNames(torch.optim.Optimizer):
+    """What of them means something here; the others raise Unavailable and say what to use."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def _made(self) -> Engine: ...
+
+    custom_loss_scaler = False
+    """Always: the engine has the loss scale."""
+    external_loss_scale = None
+    """Always: see loss_scale."""
+
+    @property
+    def loss_scale(self) -> float:
+        """What the next loss is multiplied by. Setting it is local, between two windows; all
+        ranks set the same value, and a dynamic scale continues from it.
+
+        Setting raises FailedPrecondition unless parameters are float16, InvalidArgument out
+        of the scale's limits.
+        """
+        return self._made.loss_scale()
+
+    @loss_scale.setter
+    def loss_scale(self, scale: float) -> None:
+        self._made._made.set_loss_scale(float(scale))
+
+    cur_scale = loss_scale
+
+    @property
+    def clip_grad(self) -> float:
+        """The global norm that gradients are clipped to; 0: never."""
+        return self._made.gradient_clipping()
+
+    def set_lr(self, lr: float) -> None:
+        """Local: the learning rate of every group from the next step on, as if it were
+        written into param_groups; all ranks do the same."""
+        for group in self.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+
+    def get_lr(self) -> float:
+        """The learning rate of group 0 in the next step."""
+        return float(self.param_groups[0]["lr"])
+
+    def backward(
+        self,
+        loss: torch.Tensor,
+        create_graph: bool = False,
+        retain_graph: bool = False,
+    ) -> None:
+        """As Engine.backward(): scales the loss, but does not divide it by
+        gradient_accumulation_steps, which here is the caller's part.
+
+        Raises Unavailable for `create_graph`.
+        """
+        if create_graph:
+            raise Unavailable(
+                "backward: create_graph must be False, gradients are sent as they are made; "
+                "torch.autograd.grad(loss, inputs, create_graph=True) before it gives those "
+                "of higher order"
+            )
+        self._made.backward(loss, retain_graph=retain_graph, scale_wrt_gas=False)
+
+    def refresh_fp32_params(self) -> None:
+        """Local, between two windows; all ranks do the same: masters become what the
+        parameters are now, without the bits that 16 bits do not have."""
+        self._made._refresh_masters()
+
+    @property
+    def fp16_groups(self) -> list[list[torch.Tensor]]:
+        """The parameters of each group, of whatever dtype they are."""
+        return [list(group["params"]) for group in self.param_groups]
+
+    @property
+    def fp32_groups(self) -> list[list[torch.Tensor]]:
+        """Copies of the masters of each group, in fp32; with ZeRO collective. What is written
+        into them has no effect: use engine.set_full_parameter()."""
+        engine = self._made
+        return [
+            [engine.full_parameter(p) for p in group["params"] if p.requires_grad]
+            for group in self.param_groups
+        ]
+
+    def get_lamb_coeffs(self) -> list[float]:
+        """As Engine.get_lamb_coeffs()."""
+        return self._made.get_lamb_coeffs()
+
+
+_INSTEAD = {
+    "override_loss_scale": "set optimizer.loss_scale, from which a dynamic scale continues, "
+    'or fix it by the configuration\'s "fp16": {"loss_scale": ...}',
+    "unscale_and_clip_grads": "engine.step() does both in the pass that updates parameters; "
+    "set gradient_clipping in the configuration",
+    "step_fused_lamb": "engine.step() makes the step, whatever the optimizer",
+}
+
+
+for _name, _text in _INSTEAD.items():
+    setattr(WrapperNames, _name, refusal(_name, _text))

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""optimizer.state[p]: what torch's optimizers show of a parameter."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Protocol
+
+import torch
+
+from ._torch_state import MOMENTS
+
+
+class Owner(Protocol):
+    """An optimizer whose state it is."""
+
+    def _moment(self, number: int, key: str) -> torch.Tensor | None:
+        """Of the parameter of this number; None if not every rank has all of it."""
+
+
+class ParameterState(dict[str, Any]):
+    """`step`, and exp_avg and exp_avg_sq if the optimizer's present stage has them: these
+    are copied to the CPU whenever they are asked for, in fp32 and in the parameter's shape,
+    and writing into them has no effect. Local."""
+
+    def __init__(self, step: torch.Tensor, owner: Owner, number: int) -> None:
+        super().__init__(step=step)
+        self._owner, self._number = weakref.ref(owner), number
+
+    def _read(self, key: str) -> torch.Tensor | None:
+        owner = self._owner()
+        return None if owner is None else owner._moment(self._number, key)
+
+    def __missing__(self, key: str) -> torch.Tensor:
+        value = self._read(key) if key in MOMENTS else None
+        if value is None:
+            raise KeyError(key)
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or (
+            key in MOMENTS and self._read(str(key)) is not None
+        )
+
+    def get(self, key: str, default: Any = None) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            return default

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a whole run has sent and said; checkpoints carry it on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from .. import _core
+from .._log import logger
+from ..report import StepReport
+
+SAVED_AS = "thinwire/run"
+"""Its name among the values that each rank saves."""
+
+
+@dataclass(frozen=True)
+class RunTotals:
+    """What this rank has sent in a run, from its first step on."""
+
+    bytes_sent: int
+    """To other ranks, by steps."""
+    bytes_saved: int
+    """How much more it would have been, had every step sent as much as this run's exact
+    steps. Steps before the first exact one count as they were."""
+
+
+class Run:
+    """Counts what steps send, and remembers what was announced."""
+
+    def __init__(self) -> None:
+        self.announced: set[str] = set()
+        self.bytes_of_exact_step = 0
+        """Of the latest one; 0: there was none."""
+        self._sent = 0
+        self._if_exact = 0
+
+    def count(self, report: StepReport) -> None:
+        """Local, after every step."""
+        if report.phase == "exact" and report.applied:
+            self.bytes_of_exact_step = report.bytes_sent
+        self._sent += report.bytes_sent
+        self._if_exact += self.bytes_of_exact_step or report.bytes_sent
+
+    @property
+    def totals(self) -> RunTotals:
+        """So far."""
+        return RunTotals(self._sent, self._if_exact - self._sent)
+
+    def to_text(self) -> str:
+        """For checkpoints."""
+        return json.dumps(
+            {
+                "announced": sorted(self.announced),
+                "bytes_of_exact_step": self.bytes_of_exact_step,
+                "sent": self._sent,
+                "if_exact": self._if_exact,
+            }
+        )
+
+    def continue_from(self, text: str | None) -> None:
+        """Local: takes what to_text() gave. None, of an earlier version: changes nothing.
+        Text that cannot be read is reported in the log, and counting begins anew: no
+        step depends on it."""
+        if text is None:
+            return
+        try:
+            saved = json.loads(text)
+            announced = {str(key) for key in saved["announced"]}
+            names = ("bytes_of_exact_step", "sent", "if_exact")
+            numbers = [int(saved[name]) for name in names]
+        except (ValueError, TypeError, KeyError, OverflowError):
+            logger.warning(
+                "the saved totals of the run cannot be read: they begin anew"
+            )
+            return
+        self.announced |= announced
+        self.bytes_of_exact_step, self._sent, self._if_exact = numbers
+
+
+def saved_in(report: _core.LoadReport) -> str | None:
+    """This rank's text, otherwise that of the first rank that saved."""
+    for values in (report.own, *report.own_of_ranks):
+        text = values.get(SAVED_AS)
+        if isinstance(text, str):
+            return text
+    return None

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A line per step in a file, for optimizers without an engine: docs/guide/telemetry.md."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from .._log import logger
+from ..errors import InvalidArgument
+from ..report import StepReport
+
+Given: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
+_KEYS = ("path", "every", "every_rank")
+
+
+class Telemetry:
+    """The lines of one rank. A file that cannot be written costs lines and one warning,
+    never the run, and no line is there in part."""
+
+    def __init__(self, given: Given, rank: int) -> None:
+        """Local. Raises InvalidArgument or TypeError naming the key."""
+        values = dict(given) if isinstance(given, Mapping) else {"path": given}
+        for key in values:
+            if key not in _KEYS:
+                raise InvalidArgument(
+                    f"telemetry: must have the keys {', '.join(_KEYS)}, got '{key}'"
+                )
+        path, every = values.get("path"), values.get("every", 1)
+        every_rank = values.get("every_rank", False)
+        if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+            raise InvalidArgument(f"telemetry['path']: must be a path, got {path!r}")
+        if type(every) is not int or every < 1:
+            raise InvalidArgument(f"telemetry['every']: must be >= 1, got {every!r}")
+        if not isinstance(every_rank, bool):
+            raise TypeError(
+                f"telemetry['every_rank']: must be bool, got {every_rank!r}"
+            )
+        self._every = every
+        self._path = f"{os.fspath(path)}.rank{rank}" if every_rank else os.fspath(path)
+        self._writes = every_rank or rank == 0
+        self._has_warned = False
+
+    def write(self, report: StepReport, steps: int, rate: float) -> None:
+        """Local: after step number `steps` with this learning rate of group 0."""
+        if not self._writes or steps % self._every:
+            return
+        line = json.dumps(_line_of(report, steps, rate)) + "\n"
+        try:
+            _append(self._path, line.encode())
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "%s cannot be written: %s; training goes on, and lines are dropped "
+                    "until it can",
+                    self._path,
+                    error.strerror,
+                )
+
+
+def _append(path: str, line: bytes) -> None:
+    """All of the line or nothing of it."""
+    with open(path, "ab", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            written = file.write(line)
+        except OSError:
+            written = 0
+            raise
+        finally:
+            if written != len(line):
+                file.truncate(size)
+
+
+def _line_of(report: StepReport, steps: int, rate: float) -> dict[str, Any]:
+    busy = report.comm_busy_seconds
+    overlap = 1.0 if busy <= 0 else 1 - report.exchange_seconds / busy
+    return {
+        "step": steps,
+        "applied": report.applied,
+        "phase": report.phase,
+        "loss_scale": _number(report.loss_scale),
+        "grad_norm": _number(report.grad_norm),
+        "is_estimate": report.grad_norm_is_estimate,
+        "clip_factor": _number(report.clip_factor),
+        "lr": _number(rate),
+        "seconds": {
+            "step": report.seconds,
+            "wait": report.exchange_seconds,
+            "comm_busy": busy,
+        },
+        "bytes_sent": report.bytes_sent,
+        "bytes_between_hosts": report.bytes_between_hosts,
+        "messages": report.messages,
+        "collectives": report.collectives,
+        "overlap": min(max(overlap, 0.0), 1.0),
+    }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
