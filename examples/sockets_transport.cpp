@@ -10,7 +10,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <iostream>
 #include <memory>
 #include <random>
@@ -21,6 +20,7 @@
 #include <vector>
 
 #include "thinwire/comm/communicator.h"
+#include "thinwire/comm/run.h"
 #include "thinwire/comm/transport.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/parameter_layout.h"
@@ -188,15 +188,10 @@ int main() {
       for (const int socket : sockets[other])
         if (socket >= 0) close(socket);
 
-  int result = 0;
-  try {
-    comm::Communicator comm(std::make_unique<SocketTransport>(
-        rank, sockets[static_cast<std::size_t>(rank)]));
-    find_centre(comm);
-  } catch (const std::exception& error) {
-    std::cerr << "rank " << rank << ": " << error.what() << '\n';
-    result = 1;
-  }
+  int result = comm::run(
+      std::make_unique<comm::Communicator>(std::make_unique<SocketTransport>(
+          rank, sockets[static_cast<std::size_t>(rank)])),
+      find_centre);
   for (int status = 0; rank == 0 && wait(&status) > 0;)
     result = std::max(result, status == 0 ? 0 : 1);
   return result;

@@ -23,7 +23,8 @@ def run(command, folder):
 
 
 def fetch(package, folder):
-    """Downloads and unpacks it into a folder that holds nothing else of it."""
+    """Downloads a package, NAME or NAME=VERSION, and unpacks it into a folder that holds
+    nothing else of it."""
     for tool in ("apt-get", "dpkg-deb"):
         if not shutil.which(tool):
             raise Failure(f"{tool} is not here (Debian and Ubuntu have it)")
@@ -37,7 +38,7 @@ def fetch(package, folder):
     if not fetched:
         why = output[-1] if output else "no reason given"
         raise Failure(f"apt-get download {package} failed ({why})")
-    archive = next(folder.glob(f"{package}_*.deb"))
+    archive = next(folder.glob(f"{package.partition('=')[0]}_*.deb"))
     unpacked, output = run(["dpkg-deb", "-x", archive.name, "."], folder)
     if not unpacked:
         why = output[-1] if output else "no reason given"

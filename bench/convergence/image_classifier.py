@@ -11,16 +11,16 @@ or if a mean difference is more than seed noise.
 import argparse
 import json
 import math
-import os
 import re
 import statistics
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
 from pathlib import Path
 
+import kept_runs
 from image_rows import all_rows, config
-from results import Spread
 from show import NONE, as_markdown, with_deviation
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,44 +60,11 @@ def pictures():
 
 def train(given, data, row, seed, folder):
     """One run; True if it succeeded, now or earlier."""
-    result = folder / f"seed_{seed}.json"
-    if result.exists():
-        return True
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "config.json"
+    (folder / row.name).mkdir(parents=True, exist_ok=True)
+    file = folder / row.name / "config.json"
     file.write_text(json.dumps(config(row, given.steps), indent=1) + "\n")
-    try:
-        done = subprocess.run(
-            [given.program, file, data, str(given.steps), str(seed)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"},
-        )
-        why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        failed = done.returncode != 0
-    except OSError as error:
-        why, failed = str(error), True
-    if failed:
-        print(f"{row.name}, seed {seed}: failed: {why}", file=sys.stderr, flush=True)
-        return False
-    fresh = folder / f"seed_{seed}.fresh"
-    fresh.write_text(done.stdout)
-    fresh.rename(result)
-    print(
-        f"{row.name}, seed {seed}: {done.stdout}", end="", file=sys.stderr, flush=True
-    )
-    return True
-
-
-def difference(runs, row, seeds):
-    """In points of accuracy, over the seeds that both have run."""
-    pairs = [
-        (runs[row.name, seed], runs[row.baseline, seed])
-        for seed in seeds
-        if (row.name, seed) in runs and (row.baseline, seed) in runs
-    ]
-    return Spread(tuple(own["accuracy"] - other["accuracy"] for own, other in pairs))
+    command = [given.program, file, data, given.steps, seed]
+    return kept_runs.run(command, row, seed, folder)
 
 
 def lines_of(runs, rows, seeds):
@@ -108,8 +75,8 @@ def lines_of(runs, rows, seeds):
         if not own:
             continue
 
-        def spread(key, own=own):
-            return Spread(tuple(run[key] for run in own))
+        def spread(key, row=row):
+            return kept_runs.spread(runs, row, seeds, itemgetter(key))
 
         dense = [runs[row.dense, s] for s in seeds if (row.dense, s) in runs]
         sent = spread("bytes_sent").mean
@@ -118,7 +85,9 @@ def lines_of(runs, rows, seeds):
             if dense
             else math.nan
         )
-        gap = Spread(()) if row.baseline == row.name else difference(runs, row, seeds)
+        gap = kept_runs.difference(
+            runs, row, row.baseline, seeds, itemgetter("accuracy")
+        )
         verdict = {None: NONE, True: "yes", False: "**no**"}[gap.is_noise(NOISE)]
         yield (
             *(row.title, str(len(own)), with_deviation(spread("accuracy"), ".2f")),
@@ -132,19 +101,6 @@ def lines_of(runs, rows, seeds):
         )
 
 
-def read_runs(folder, rows, seeds):
-    files = {
-        (row.name, seed): folder / row.name / f"seed_{seed}.json"
-        for row in rows
-        for seed in seeds
-    }
-    return {
-        key: json.loads(file.read_text())
-        for key, file in files.items()
-        if file.exists()
-    }
-
-
 def main():
     given = arguments()
     rows = [row for row in all_rows() if re.search(given.only, row.name)]
@@ -155,12 +111,12 @@ def main():
     data = given.data or pictures()
     with ThreadPoolExecutor(given.jobs) as pool:
         runs = [
-            pool.submit(train, given, data, row, seed, folder / row.name)
+            pool.submit(train, given, data, row, seed, folder)
             for seed in given.seeds
             for row in rows
         ]
         succeeded = [run.result() for run in runs]
-    found = read_runs(folder, all_rows(), given.seeds)
+    found = kept_runs.read(folder, all_rows(), given.seeds)
     table = as_markdown(COLUMNS, lines_of(found, all_rows(), given.seeds))
     (folder / "table.md").write_text(table)
     print(table, end="")
@@ -170,7 +126,10 @@ def main():
     missed = [
         row.name
         for row in all_rows()
-        if difference(found, row, given.seeds).is_noise(NOISE) is False
+        if kept_runs.difference(
+            found, row, row.baseline, given.seeds, itemgetter("accuracy")
+        ).is_noise(NOISE)
+        is False
     ]
     if missed:
         print(f"more than seed noise: {', '.join(missed)}", file=sys.stderr)

@@ -43,6 +43,7 @@ CONTEXT = 64
 DDP_BUCKET_MB = 4
 
 RUN_STEPS, FREEZE_STEP = 500, 100
+RUN_LENGTHS = (300, 3_000, 30_000)  # steps of runs that are computed from single steps
 # 0/1 Adam syncs as it does in the steps that are measured.
 PLAN_CONFIG = {
     "train_micro_batch_size_per_gpu": 1,
@@ -59,11 +60,12 @@ class Bench:
         self.given = given
         self.scratch = given.out / "logs"
         self.scratch.mkdir(parents=True, exist_ok=True)
-        self.rounds, self.runs, self.plans = [], {}, []
+        self.rounds, self.runs, self.plans, self.schedules = [], {}, [], {}
 
     def write(self):
         """All that is complete so far: what comes to an end early is not lost."""
         results = {"rounds": self.rounds, "runs": self.runs, "plans": self.plans}
+        results["schedules"] = self.schedules
         text = json.dumps({**machine(), **results}, indent=1)
         (self.given.out / "results.json").write_text(text + "\n")
 
@@ -160,9 +162,6 @@ class Bench:
         they were measured in turns with the steps on that link."""
         config = self.scratch / "plan.json"
         config.write_text(json.dumps(PLAN_CONFIG))
-        log = self.scratch / "plan.log"
-        command = [str(BUILD / "bin" / "thinwire"), "plan", "--json"]
-        command += ["--config", str(config)]
         found = []
         for mbit in RATES:
             computing = [
@@ -174,13 +173,31 @@ class Bench:
                 entry["seconds"] - entry["update"] for entry in computing
             )
             place.links.set_rate(mbit)
-            model = ["--params", str(computing[0]["params"])]
-            model += ["--compute-ms", f"{seconds * 1e3:.3f}"]
-            run_to_its_end(place, command + model, log)
-            lines = [line for line in log.read_text().splitlines() if line[:1] == "{"]
-            found.append({"mbit": mbit, "ways": [*map(json.loads, lines)]})
+            flags = ["--compute-ms", f"{seconds * 1e3:.3f}", "--config", str(config)]
+            ways = self.plan(place, computing[0]["params"], flags)
+            found.append({"mbit": mbit, "ways": ways})
             say(f"plan at {mbit} Mbit/s")
         return found
+
+    def plan(self, place, params, flags):
+        """Its lines."""
+        log = self.scratch / "plan.log"
+        command = [str(BUILD / "bin" / "thinwire"), "plan", "--json"]
+        run_to_its_end(place, [*command, "--params", str(params), *flags], log)
+        lines = [line for line in log.read_text().splitlines() if line[:1] == "{"]
+        return [*map(json.loads, lines)]
+
+    def schedules_of_runs(self, place):
+        """How many steps of which kind each way takes in a run of each length."""
+        place.links.set_rate(None)
+        return {
+            length: {
+                way["way"]: way["run_steps"]
+                for way in self.plan(place, 1e6, ["--steps", str(length)])
+                if "way" in way
+            }
+            for length in RUN_LENGTHS
+        }
 
     def run(self):
         links = Links(self.given.hosts)
@@ -190,6 +207,7 @@ class Bench:
             on_each = [COMPUTING, *variants]
             self.steps(pair, "steps", LARGE, dict.fromkeys(RATES, on_each))
             self.plans = self.planned(pair)
+            self.schedules = self.schedules_of_runs(pair)
             if links.hosts > 2:
                 many = Place(links, links.hosts)
                 self.steps(many, "steps", LARGE, {1000: variants})

@@ -5,11 +5,12 @@ of most. Colours follow the reader's scheme; nothing is drawn as outlines."""
 import html
 
 from results import PEER, sets
-from tables import digits, in_order, rate, size
+from tables import digits, in_order, rate, run_panels, size, time_of
 from variants import title
 
 # In the units of the view box.
-WIDTH, LEFT, TOP, ROW, BOTTOM, MARGIN = 1010, 196, 46, 26, 44, 16
+WIDTH, LEFT, TOP, ROW, BOTTOM, MARGIN = 1070, 256, 46, 26, 60, 16
+GAP, LINE = 24, 17
 BAR, LABEL = 84, 120
 PANEL = BAR + LABEL
 
@@ -47,15 +48,39 @@ def bar(x, y, length, variant, words):
     return svg + text(x + length + 6, y + 11.5, words)
 
 
-def panel(x, title, unit, bars):
-    """One bar per (variant, value, label), the longest BAR long."""
+def panel(corner, head, bars):
+    """One bar per (variant, value, label), the longest BAR long; `corner` is where a
+    row of panels begins, `head` a title and a unit."""
+    x, top = corner[0], corner[1] + TOP
     longest = max(value for _, value, _ in bars)
-    end = TOP + ROW * len(bars)
-    svg = text(x, TOP - 26, title, "head") + text(x, TOP - 10, unit, "quiet")
-    svg += f'<line x1="{x:g}" x2="{x:g}" y1="{TOP}" y2="{end}"/>\n'
+    end = top + ROW * len(bars)
+    svg = text(x, top - 26, head[0], "head") + text(x, top - 10, head[1], "quiet")
+    svg += f'<line x1="{x:g}" x2="{x:g}" y1="{top}" y2="{end}"/>\n'
     for number, (variant, value, label) in enumerate(bars):
-        y = TOP + ROW * number + 6
+        y = top + ROW * number + 6
         svg += bar(x, y, BAR * value / longest, variant, label)
+    return svg
+
+
+def names_column(top, names):
+    return "".join(
+        text(0, top + TOP + ROW * number + 17.5, title(variant))
+        for number, variant in enumerate(names)
+    )
+
+
+def panels_of_runs(results, top):
+    """Whole runs at the slowest rate, by length, and one at the next."""
+    panels = run_panels(results)
+    slowest = [one for one in panels if one[0] == panels[0][0]]
+    faster = [one for one in panels if one[0] != panels[0][0]]
+    svg = names_column(top, panels[0][2])
+    for number, (mbit, length, seconds) in enumerate(slowest + faster[1:2]):
+        bars = [
+            (name, value, time_of(seconds, name)) for name, value in seconds.items()
+        ]
+        head = (f"{length:,} steps, {rate(mbit)}", "time of the whole run")
+        svg += panel((LEFT + PANEL * number, top), head, bars)
     return svg
 
 
@@ -65,48 +90,61 @@ def of_peer(row):
     return f" ({digits(row.speedup, 2)}×)"
 
 
-def picture(results):
-    found = [one for one in sets(results, "steps") if one.ranks == 2]
-    names = [row.variant for row in in_order(found[0].rows)]
-    height = TOP + ROW * len(names) + BOTTOM
-    model = results["models"]["steps"]
-    params = results["rounds"][0]["params"] / 1e6
-    cores, rounds = results["cores"], found[0].rounds
-    captions = [
-        (
-            f"GPT of {params:.1f} M parameters, fp32, {model['batch']} × "
-            f"{results['context']} bytes per rank and step; 2 ranks on one "
-            f"{results['processor']}, {cores} cores."
-        ),
-        (
-            f"Emulated Ethernet; medians of {rounds} rounds, all in turns; 1-bit and 0/1 "
-            "optimizers after warm-up. In brackets: times faster than DDP fp32."
-        ),
-    ]
-    svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{-MARGIN} {-MARGIN} '
-        f'{WIDTH + 2 * MARGIN} {height + 2 * MARGIN}" '
-        'role="img" aria-labelledby="title">\n'
-        '<title id="title">Bytes sent and time per training step on slow networks: '
-        f"torch DDP and Thinwire</title>\n<style>{STYLE}</style>\n"
-        f'<rect x="{-MARGIN}" y="{-MARGIN}" width="100%" height="100%" class="page"/>\n'
-    )
-    for number, variant in enumerate(names):
-        svg += text(0, TOP + ROW * number + 17.5, title(variant))
+def panels_of_steps(found):
     rows = in_order(found[0].rows)
-    svg += panel(
-        LEFT,
-        "Sent",
-        "per step and rank",
-        [(row.variant, row.bytes, size(row.bytes)) for row in rows],
-    )
+    svg = names_column(0, [row.variant for row in rows])
+    sent = [(row.variant, row.bytes, size(row.bytes)) for row in rows]
+    svg += panel((LEFT, 0), ("Sent", "per step and rank"), sent)
     for number, one in enumerate(found, 1):
         bars = [
             (row.variant, row.seconds, digits(row.seconds * 1e3) + " ms" + of_peer(row))
             for row in in_order(one.rows)
         ]
-        svg += panel(LEFT + PANEL * number, rate(one.mbit), "time per step", bars)
-    for number, caption in enumerate(captions):
-        y = height - BOTTOM + 24 + 17 * number
-        svg += text(0, y, caption, "quiet")
-    return svg + "</svg>\n"
+        svg += panel(
+            (LEFT + PANEL * number, 0), (rate(one.mbit), "time per step"), bars
+        )
+    return svg
+
+
+def captions_of(results, found):
+    model = results["models"]["steps"]
+    params = results["rounds"][0]["params"] / 1e6
+    captions = [
+        (
+            f"GPT of {params:.1f} M parameters, fp32, {model['batch']} × "
+            f"{results['context']} bytes per rank and step; 2 ranks on one "
+            f"{results['processor']}, {results['cores']} cores."
+        ),
+        (
+            f"Emulated Ethernet; medians of {found[0].rounds} rounds, all in turns; steps "
+            "of 1-bit and 0/1 optimizers after warm-up. In brackets: times faster than "
+            "DDP fp32."
+        ),
+    ]
+    if run_panels(results):
+        captions.append(
+            "Whole runs: the times of their steps added up; 1-bit optimizers begin with "
+            "exact ones, a fifth of the run, at most 1,000. PowerSGD begins in step 3."
+        )
+    return captions
+
+
+def picture(results):
+    found = [one for one in sets(results, "steps") if one.ranks == 2]
+    block = TOP + ROW * len(found[0].rows)
+    body, height = panels_of_steps(found), block
+    if run_panels(results):
+        body += panels_of_runs(results, block + GAP)
+        height += GAP + block
+    for number, caption in enumerate(captions_of(results, found)):
+        body += text(0, height + 24 + LINE * number, caption, "quiet")
+    height += BOTTOM
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{-MARGIN} {-MARGIN} '
+        f'{WIDTH + 2 * MARGIN} {height + 2 * MARGIN}" '
+        'role="img" aria-labelledby="title">\n'
+        '<title id="title">Bytes sent and time per training step and per run on slow '
+        f"networks: torch DDP and Thinwire</title>\n<style>{STYLE}</style>\n"
+        f'<rect x="{-MARGIN}" y="{-MARGIN}" width="100%" height="100%" class="page"/>\n'
+        f"{body}</svg>\n"
+    )

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Medians over the rounds of results.json, and how long a loss takes to reach."""
+"""Medians over the rounds of results.json, how long whole runs take by them, and how
+long a loss takes to reach."""
 
 import math
 import statistics
 from dataclasses import dataclass
 
-from variants import BY_HOST, COMPUTING, FLAT, base
+from variants import BY_HOST, COMPUTING, FLAT, SCHEDULED, base
 
 PEER = "ddp_fp32"
 TARGET_LOSS = 1.80  # nats per byte of held-out text
+MEASURED_INTERVAL = 4  # steps per sync of 0/1 Adam in the steps that are measured
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,38 @@ def of_flat(results, one, name):
         for row in one.rows
         if row.variant.endswith(BY_HOST)
     }
+
+
+def run_seconds(results, one):
+    """{length: {variant: seconds}} of whole runs: their steps, exact ones included,
+    times what a step took in this set. Empty if the results have no schedules."""
+    of_step = {row.variant: row.seconds for row in one.rows}
+    return {
+        int(length): {
+            variant: seconds
+            for variant in of_step
+            if (seconds := seconds_of_run(int(length), variant, of_step, ways))
+        }
+        for length, ways in results.get("schedules", {}).items()
+    }
+
+
+def seconds_of_run(length, variant, of_step, ways):
+    """None if a step that it needs was not measured."""
+    own = of_step[variant]
+    if variant not in SCHEDULED:
+        return length * own
+    steps = ways[SCHEDULED[variant]]
+    exact = of_step.get("zero_adam" if variant == "lean_onebit_adam" else "adam")
+    if exact is None:
+        return None
+    if variant != "zero_one_adam":
+        return steps["exact"] * exact + steps["compressed"] * own
+    sync = of_step.get("onebit_adam")
+    if sync is None:
+        return None
+    local = (MEASURED_INTERVAL * own - sync) / (MEASURED_INTERVAL - 1)
+    return steps["exact"] * exact + steps["compressed"] * sync + steps["local"] * local
 
 
 def steps_to(metrics, target):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The results as tables in Markdown."""
 
-from results import PEER, TARGET_LOSS, of_flat, sets, times_to_loss
+from results import PEER, TARGET_LOSS, of_flat, run_seconds, sets, times_to_loss
 from variants import NAMES, PLANNED, base, title
 
 
@@ -21,6 +21,13 @@ def digits(value, count=3):
 
 def size(count):
     return f"{digits(count / 1e6)} MB" if count >= 1e6 else f"{digits(count / 1e3)} KB"
+
+
+def duration(seconds, longest):
+    """In the smallest unit that has the longest one beside it below 1000."""
+    units = ((1, "s"), (60, "min"), (3600, "h"))
+    unit, name = next((u for u in units if longest < 1000 * u[0]), units[-1])
+    return f"{digits(seconds / unit)} {name}"
 
 
 def table(head, lines):
@@ -135,6 +142,42 @@ def plan_table(results):
     return table(head, lines)
 
 
+def run_panels(results):
+    """(rate, steps, {variant: seconds}) of runs by their length, of two ranks; not at
+    10 Gbit/s, where little is to be gained."""
+    return [
+        (
+            one.mbit,
+            length,
+            {row.variant: seconds[row.variant] for row in in_order(rows)},
+        )
+        for one in sets(results, "steps")
+        if one.ranks == 2 and one.mbit <= 1000
+        for length, seconds in run_seconds(results, one).items()
+        if (rows := [row for row in one.rows if row.variant in seconds])
+    ]
+
+
+def runs_table(results):
+    """Whole runs by their length, exact steps included."""
+    panels = run_panels(results)
+    head = ["whole runs of 2 ranks"]
+    head += [f"{length:,} steps at {rate(mbit)}" for mbit, length, _ in panels]
+    lines = [
+        [title(name), *(time_of(seconds, name) for _, _, seconds in panels)]
+        for name in panels[0][2]
+    ]
+    return table(head, lines)
+
+
+def time_of(seconds, name):
+    """The run's time, and how many times faster than the peer's it is."""
+    own = duration(seconds[name], max(seconds.values()))
+    if name == PEER or PEER not in seconds:
+        return own
+    return f"{own} ({digits(seconds[PEER] / seconds[name], 2)}×)"
+
+
 def loss_table(results):
     times = in_order(times_to_loss(results))
     rates = list(times[0].seconds)
@@ -166,6 +209,8 @@ def markdown(results):
     if found:
         parts.append(parts_table(found))
     parts += [hosts_table(results, one) for one in sets(results, "hosts")]
+    if run_panels(results):
+        parts.append(runs_table(results))
     if results["plans"]:
         parts.append(plan_table(results))
     if results["runs"]:
@@ -174,7 +219,7 @@ def markdown(results):
 
 
 def short_table(results):
-    """For README: step time at each rate, of two ranks."""
+    """For README: the time of a step at each rate, and of runs by their length."""
     found = [one for one in sets(results, "steps") if one.ranks == 2]
     head = ["2 ranks", "sent per step", *(f"ms at {rate(one.mbit)}" for one in found)]
     rows = {one.mbit: {row.variant: row for row in one.rows} for one in found}
@@ -187,4 +232,5 @@ def short_table(results):
             faster = "" if own.variant == PEER else f" ({digits(own.speedup, 2)}×)"
             times.append(digits(own.seconds * 1e3) + faster)
         lines.append([title(row.variant), size(row.bytes), *times])
-    return table(head, lines)
+    runs = runs_table(results) if run_panels(results) else ""
+    return "\n".join(filter(None, (table(head, lines), runs)))

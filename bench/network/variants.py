@@ -55,6 +55,17 @@ PLANNED = {
     "lean": "lean_onebit_adam",
 }
 
+# Whose schedule of exact, compressed and local steps a variant follows, as `thinwire
+# plan --steps` says it; all others take the same step throughout.
+SCHEDULED = {
+    "onebit_adam": "onebit_adam",
+    "onebit_adam_early": "onebit_adam",
+    "lean_onebit_adam": "lean",
+    "onebit_lamb": "onebit_adam",
+    "zero_one_adam": "zero_one_adam",
+    "python_onebit_adam": "onebit_adam",
+}
+
 # On hosts of several ranks, each flat and by host.
 FLAT, BY_HOST = "_flat", "_by_host"
 ON_HOSTS = ("exchange", "adam", "onebit_adam", "zero_4_4")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A loop that saves itself and, started again, goes on: on any number of ranks.
 
-torchrun --nproc-per-node 2 resume.py [--steps N] [--out DIR]
+torchrun --max-restarts 3 --nproc-per-node 2 resume.py [--steps N] [--out DIR]
 """
 
 import argparse
@@ -16,7 +16,7 @@ parser.add_argument("--steps", type=int, default=300)
 parser.add_argument("--out", default="out/resume")
 given = parser.parse_args()
 
-dist.init_process_group("gloo")
+thinwire.init_distributed("gloo")
 model = torch.nn.Sequential(
     torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 1)
 )

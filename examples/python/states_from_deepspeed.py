@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Turns a universal checkpoint of DeepSpeed with Adam into a folder for Thinwire.
+r"""Turns a checkpoint of DeepSpeed into a folder for Thinwire.
+
+Of Adam with ZeRO stage 1 or 2, a universal checkpoint:
 
     python -m deepspeed.checkpoint.ds_to_universal --inject_missing_state \
         --input_folder RUN/TAG --output_folder IN
     python states_from_deepspeed.py IN OUT
 
-The first command is DeepSpeed's own, for ZeRO stages 1 and 2. All that the second reads
-loads with torch.load(weights_only=True), which runs no code:
+The first command is DeepSpeed's own. All that the second reads loads with
+torch.load(weights_only=True), which runs no code:
 
     zero/NAME/fp32.pt, exp_avg.pt, exp_avg_sq.pt    {"param": a whole tensor}
     zero/NAME/step.pt                               steps applied
@@ -15,16 +17,40 @@ loads with torch.load(weights_only=True), which runs no code:
 zero/optimizer_state.pt, which holds an object of DeepSpeed's, is not needed. OUT gets
 model.safetensors, whose weights are the fp32 masters, and optimizer.safetensors.
 
+Of 1-bit Adam, 1-bit LAMB or 0/1 Adam, the file of stage 0, in fp32 or fp16:
+
+    python states_from_deepspeed.py RUN/TAG/mp_rank_00_model_states.pt OUT --freeze-step N
+
+N is the freeze_step of that run: a frozen variance v has seen N gradients instead of all
+steps, so OUT gets the v that has the same bias-corrected value after all steps. 0/1 Adam
+counts its updates of v itself; --var-update-scaler is that of its run. OUT is the state
+of Adam or LAMB: the new run begins with both moments, and a 1-bit optimizer freezes v
+again by its own freeze_step. The coefficients that 1-bit LAMB has frozen are not carried
+over: it measures them anew. 0/1 Adam must have been saved in a sync, when all ranks have
+the same parameters.
+
+A file of several groups needs "names", as states_from_torch.py says. In fp16 1-bit Adam
+and 0/1 Adam must have one group; the weights of OUT are the fp32 masters.
+
 Not read: stage 3, whose files have no steps, and what tensor or pipeline parallelism has
-split. Stage 0 in fp32 is for states_from_torch.py. 1-bit optimizers of DeepSpeed clear
-their residuals when they load, so their files have none to bring.
+split. Stage 0 of Adam in fp32 is for states_from_torch.py. 1-bit optimizers of DeepSpeed
+clear their residuals when they load, so their files have none to bring.
 """
 
-from states_from_torch import MOMENTS, convert, load
+import math
+
+import states_from_torch
+from states_from_torch import LOW_BIT, MOMENTS, arguments, convert, load, untied
 
 
-def read(folder):
+def read(given):
     """Weights, and the state of each trained parameter, by name."""
+    if given.checkpoint.is_dir():
+        return read_universal(given.checkpoint)
+    return read_low_bit(given)
+
+
+def read_universal(folder):
     files = list(folder.glob("mp_rank_*_model_states.pt"))
     model = load(files[0]) if len(files) == 1 else {}
     names = sorted(path.parent.name for path in folder.glob("zero/*/fp32.pt"))
@@ -45,5 +71,122 @@ def read(folder):
     return weights, states
 
 
+def read_low_bit(given):
+    saved = load(given.checkpoint)
+    wrapper = saved.get("optimizer") or {}
+    if "optimizer_state_dict" in wrapper:  # of DeepSpeed's optimizers for fp16
+        saved = in_fp32(saved, wrapper)
+    weights, states = states_from_torch.read(given.checkpoint, saved)
+    groups = saved["optimizer"]["param_groups"]
+    rates = {float(group["betas"][1]) for group in groups}
+    if len(rates) != 1:
+        raise ValueError(
+            f"betas[1] must be the same in all groups, got {sorted(rates)}"
+        )
+    beta2 = rates.pop()
+    return weights, {
+        name: moments(name, state, beta2, given) for name, state in states.items()
+    }
+
+
+def in_fp32(saved, wrapper):
+    """The file as a run in fp32 leaves it: its weights are the masters, and no group is
+    one flat tensor."""
+    weights, buffers = untied(saved["module"]), set(saved.get("buffer_names") or ())
+    names = saved.get("names", [name for name in weights if name not in buffers])
+    optimizer = wrapper["optimizer_state_dict"]
+    if "fp32_groups_flat" in wrapper:  # 1-bit LAMB's groups are not flat
+        if len(optimizer["param_groups"]) != 1:
+            raise ValueError("a file in fp16 must have one group of parameters")
+        (flat,) = wrapper["fp32_groups_flat"]
+        shapes = [weights[name].shape for name in names]
+        masters = split(flat, shapes)
+        optimizer = unflattened(optimizer, shapes)
+    else:
+        masters = [tensor for group in wrapper["fp32_groups"] for tensor in group]
+    if len(masters) != len(names):
+        raise ValueError(f"the file must have 'names' of {len(masters)} parameters")
+    weights.update(zip(names, masters))
+    return {"model": weights, "optimizer": optimizer, "names": names}
+
+
+def split(flat, shapes):
+    sizes = [shape.numel() for shape in shapes]
+    if flat.numel() != sum(sizes):
+        raise ValueError(
+            f"a flat group has {flat.numel()} elements, its parameters {sum(sizes)}: the "
+            "file must have 'names' of those that are trained"
+        )
+    return [part.view(shape) for part, shape in zip(flat.split(sizes), shapes)]
+
+
+def unflattened(optimizer, shapes):
+    """Each parameter of the one group, with its part of the arrays that have all."""
+    (group,), (entry,) = optimizer["param_groups"], optimizer["state"].values()
+    own = [dict(entry) for _ in shapes]
+    for key in (*MOMENTS, "momentum_accumulator"):
+        if key in entry:
+            for state, part in zip(own, split(entry[key], shapes)):
+                state[key] = part
+    numbers = [*range(len(shapes))]
+    return {
+        "state": dict(zip(numbers, own)),
+        "param_groups": [{**group, "params": numbers}],
+    }
+
+
+def moments(name, state, beta2, given):
+    """What Adam would have: v as if it had seen every step's gradient."""
+    if not any(key in state for key in LOW_BIT):
+        raise ValueError(
+            f"'{name}' has none of {', '.join(LOW_BIT)}: not of a 1-bit optimizer"
+        )
+    local = state.get("momentum_accumulator")
+    if local is not None and local.any():
+        raise ValueError(
+            f"momentum_accumulator of '{name}' is not 0: saved between two syncs, when "
+            "every rank has parameters of its own; save after a sync"
+        )
+    step, seen = int(state["step"]), updates_of_variance(name, state, given)
+    whole, part = (1 - beta2**count for count in (step, seen))
+    scaled = state["exp_avg_sq"].float() * (whole / part if seen else 1.0)
+    return {"exp_avg": state["exp_avg"], "exp_avg_sq": scaled, "step": step}
+
+
+def updates_of_variance(name, state, given):
+    step = int(state["step"])
+    if "var_interval" in state:  # doubled after each so many updates
+        doublings = math.log2(int(state["var_interval"]))
+        count = int(doublings) * given.var_update_scaler + int(state["var_counter"])
+        if doublings != int(doublings) or count > step:
+            raise ValueError(
+                f"var_interval {int(state['var_interval'])} and var_counter "
+                f"{int(state['var_counter'])} of '{name}' do not fit {step} steps with "
+                f"--var-update-scaler {given.var_update_scaler}"
+            )
+        return count
+    if given.freeze_step is None:
+        raise ValueError(
+            "--freeze-step is needed, that of the run: the file does not say how many "
+            "gradients the frozen variance has seen"
+        )
+    return min(step, given.freeze_step)
+
+
+def parse():
+    parser = arguments(__doc__)
+    parser.add_argument("--freeze-step", type=at_least_one, metavar="N")
+    parser.add_argument(
+        "--var-update-scaler", type=at_least_one, default=16, metavar="K"
+    )
+    return parser
+
+
+def at_least_one(text):
+    if int(text) < 1:
+        raise ValueError(text)
+    return int(text)
+
+
 if __name__ == "__main__":
-    convert(read, __doc__)
+    convert(read, parse())

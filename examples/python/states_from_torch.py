@@ -34,6 +34,7 @@ import torch
 from safetensors.torch import save_file
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+LOW_BIT = ("worker_error", "lamb_coeff_freeze")  # of DeepSpeed's 1-bit optimizers
 WRAPPER = "module."  # what DistributedDataParallel calls what it wraps
 
 
@@ -47,18 +48,13 @@ def load(path):
         raise ValueError(f"{path} {why}") from None
 
 
-def read(path):
+def read(path, saved):
     """Weights, and the state of each parameter, by name."""
-    saved = load(path)
     model = saved.get("model", saved.get("module"))  # DeepSpeed's name
     optimizer = saved.get("optimizer")
     if not model or "param_groups" not in (optimizer or {}):
         raise ValueError(f"{path} must have state dicts 'model' and 'optimizer'")
-    first = {}  # of tied tensors, one name
-    for name, tensor in model.items():
-        place = tensor.data_ptr() if tensor.numel() else name
-        first.setdefault((place, tensor.shape), name)
-    weights = {name: model[name] for name in first.values()}
+    weights = untied(model)
     groups = optimizer["param_groups"]
     numbers = [number for group in groups for number in group["params"]]
     names = [name for group in groups for name in group.get("param_names", ())]
@@ -72,6 +68,15 @@ def read(path):
     return weights, {n: states.get(number, {}) for n, number in zip(names, numbers)}
 
 
+def untied(model):
+    """Of tied tensors one name."""
+    first = {}
+    for name, tensor in model.items():
+        place = tensor.data_ptr() if tensor.numel() else name
+        first.setdefault((place, tensor.shape), name)
+    return {name: model[name] for name in first.values()}
+
+
 def checked(weights, states):
     """The tensors of optimizer.safetensors."""
     tensors, steps = {}, {}
@@ -82,6 +87,12 @@ def checked(weights, states):
         for key, what in (("max_exp_avg_sq", "AMSGrad"), ("mu_product", "NAdam")):
             if key in state:
                 raise ValueError(f"'{name}' has {key}: {what} is not supported")
+        for key in LOW_BIT:
+            if key in state:
+                raise ValueError(
+                    f"'{name}' has {key}: of a 1-bit optimizer of DeepSpeed, whose states "
+                    "states_from_deepspeed.py reads"
+                )
         for key in MOMENTS:
             if name not in weights or state[key].shape != weights[name].shape:
                 raise ValueError(f"{key} of '{name}' must have the shape of a weight")
@@ -101,16 +112,20 @@ def checked(weights, states):
     return tensors | {"step": torch.tensor(*steps)}
 
 
-def convert(read, doc):
-    """The program: writes what `read` gives."""
+def arguments(doc):
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("checkpoint", metavar="IN", type=Path)
     parser.add_argument("folder", metavar="OUT", type=Path)
+    return parser
+
+
+def convert(read, parser):
+    """The program: writes what `read` gives of the arguments."""
     given = parser.parse_args()
     try:
-        weights, states = read(given.checkpoint)
+        weights, states = read(given)
         files = {"model": weights, "optimizer": checked(weights, states)}
     except (OSError, ValueError) as error:
         parser.error(str(error))  # exits with 2
@@ -128,4 +143,4 @@ def convert(read, doc):
 
 
 if __name__ == "__main__":
-    convert(read, __doc__)
+    convert(lambda at: read(at.checkpoint, load(at.checkpoint)), arguments(__doc__))

@@ -4,7 +4,7 @@ import thinwire
 import torch
 import torch.distributed as dist
 
-dist.init_process_group("gloo")
+thinwire.init_distributed("gloo")
 model = torch.nn.Sequential(
     torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 1)
 )

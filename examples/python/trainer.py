@@ -36,6 +36,7 @@ arguments = TrainingArguments(
     save_steps=given.steps // 4,
     save_total_limit=2,
     logging_steps=20,
+    weight_decay=0.01,
     max_grad_norm=1.0,
     use_cpu=True,
     ddp_backend="gloo",
@@ -45,15 +46,14 @@ arguments = TrainingArguments(
 model = GPT2LMHeadModel(
     GPT2Config(n_layer=2, n_head=2, n_embd=64, vocab_size=128, n_positions=64)
 )
-optimizer = thinwire.OnebitAdam(model.parameters(), lr=2e-3, freeze_step=50)
 trainer = Trainer(
     model=model,
     args=arguments,
     train_dataset=Counting(),
-    optimizers=(optimizer, None),
+    optimizer_cls_and_kwargs=(thinwire.OnebitAdam, {"lr": 2e-3, "freeze_step": 50}),
 )
 thinwire.integrations.transformers.attach(trainer)
 trainer.train(resume_from_checkpoint=get_last_checkpoint(given.out))
 if trainer.is_world_process_zero():
-    report = optimizer.report
+    report = trainer.optimizer.optimizer.report
     print(f"last step: {report.phase}, {report.bytes_sent} bytes sent")
