@@ -103,8 +103,7 @@ def test_the_scripts_mask_wins_at_a_load(
             notes = thinwire.load(tmp_path, other).notes
         else:
             own.data.copy_(parameter.data)
-            with caplog.at_level(logging.INFO, logger="thinwire"):
-                other.load_state_dict(optimizer.state_dict())
+            other.load_state_dict(optimizer.state_dict())
         step(other, own, 2)
         moved = step(other, own, 1)
         assert moved[:2].all()
@@ -113,7 +112,9 @@ def test_the_scripts_mask_wins_at_a_load(
         assert has_mask == (then is not None)
         return list(notes)
 
-    for notes in on_ranks(2, body):
+    with caplog.at_level(logging.INFO, logger="thinwire"):  # of all threads
+        of_ranks = on_ranks(2, body)
+    for notes in of_ranks:
         said = "\n".join(notes) if through_files else caplog.text
         assert "exp_avg_mask" in said and "2 elements" in said
 
