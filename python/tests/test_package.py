@@ -150,6 +150,16 @@ def test_doctor_fails_where_torch_is_missing(tmp_path: Path) -> None:
     assert "ready: no: torch cannot be imported (none here)" in done.stdout
 
 
+def test_a_torch_that_is_too_old_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("__version__ = '2.7.1+cpu'\n")
+    script = "import thinwire; thinwire.OnebitAdam"
+    done = run(sys.executable, "-c", script, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "ImportError: thinwire needs torch 2.8 or newer; found 2.7.1+cpu" in (
+        done.stderr
+    )
+
+
 def doctor_of_a_rank() -> list[str]:
     done = run(sys.executable, "-m", "thinwire", "doctor")
     assert done.returncode == 0, done.stderr

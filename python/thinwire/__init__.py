@@ -77,6 +77,7 @@ _MODULE_OF = {
     "seeded": "comm",
 }
 _MODULES = {"checkpoint", "comm", "compat", "integrations", "optim"}
+_TORCH = (2, 8)
 
 __all__ = [
     "AdamW",
@@ -121,7 +122,21 @@ __all__ = [
 ]
 
 
+def _require_torch() -> None:
+    """Raises ImportError if the torch that is installed is older than pyproject.toml asks
+    for, which pip's --no-deps permits."""
+    import torch
+
+    found = torch.__version__
+    if tuple(int(part) for part in found.split(".")[:2]) < _TORCH:
+        raise ImportError(
+            f"thinwire needs torch {_TORCH[0]}.{_TORCH[1]} or newer; found {found}"
+        )
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES or name in _MODULE_OF:
+        _require_torch()
     if name in _MODULES:
         return import_module(f"{__name__}.{name}")
     if name in _MODULE_OF:
