@@ -42,9 +42,6 @@ def test_resume(tmp_path: Path) -> None:
     assert on.startswith("steps 101 to 110: loss ")
 
 
-# On a busy machine a rank may take what it averages itself for a gradient that the
-# program has changed, and stop the run: a fault that is open (CHANGELOG, 0.8.0).
-@pytest.mark.long
 def test_mixture_of_experts(tmp_path: Path) -> None:
     script = EXAMPLES / "mixture_of_experts.py"
     losses = []
