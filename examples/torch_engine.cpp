@@ -6,27 +6,26 @@
 #include "thinwire/comm/run.h"
 #include "thinwire/torch/engine.h"
 
+void show(int step, const torch::Tensor& loss,
+          const thinwire::engine::EngineReport& report) {
+  std::cout << "step " << step << ": " << to_string(report.phase) << ", loss "
+            << loss.item<double>() << ", " << report.bytes_sent
+            << " bytes sent\n";
+}
+
 // Trains a small LibTorch module data-parallel; start it alone or under mpirun.
 void train(thinwire::comm::Communicator& comm) {
-  torch::nn::Sequential model(torch::nn::Linear(8, 64), torch::nn::Tanh(),
-                              torch::nn::Linear(64, 1));
+  torch::nn::Linear model(64, 64);
   const thinwire::config::Config config{
-      .optimizer = thinwire::optim::OnebitAdamOptions{.learning_rate = 0.01,
-                                                      .freeze_step = 100}};
+      .optimizer = thinwire::optim::OnebitAdamOptions{.freeze_step = 100}};
   thinwire::torch::Engine engine(*model, comm, config);
-
   torch::manual_seed(comm.rank());  // Every rank has data of its own.
   for (int step = 1; step <= 400; ++step) {
-    const auto inputs = torch::rand({32, 8});
-    const auto wanted = inputs.sum(1, /*keepdim=*/true).sin();
-    const auto loss = torch::mse_loss(model->forward(inputs), wanted);
+    const auto inputs = torch::rand({32, 64});
+    const auto loss = torch::mse_loss(model->forward(inputs), inputs.sin());
     engine.backward(loss);
     const auto report = engine.step();
-    if (comm.rank() == 0 && step % 50 == 0) {
-      std::cout << "step " << step << ": " << to_string(report.phase)
-                << ", loss " << loss.item<double>() << ", " << report.bytes_sent
-                << " bytes sent\n";
-    }
+    if (comm.rank() == 0 && step % 50 == 0) show(step, loss, report);
   }
 }
 

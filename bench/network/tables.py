@@ -216,21 +216,3 @@ def markdown(results):
     if results["runs"]:
         parts.append(loss_table(results))
     return "\n".join(parts)
-
-
-def short_table(results):
-    """For README: the time of a step at each rate, and of runs by their length."""
-    found = [one for one in sets(results, "steps") if one.ranks == 2]
-    head = ["2 ranks", "sent per step", *(f"ms at {rate(one.mbit)}" for one in found)]
-    rows = {one.mbit: {row.variant: row for row in one.rows} for one in found}
-    first = found[0].mbit
-    lines = []
-    for row in in_order(rows[first].values()):
-        times = []
-        for one in found:
-            own = rows[one.mbit][row.variant]
-            faster = "" if own.variant == PEER else f" ({digits(own.speedup, 2)}×)"
-            times.append(digits(own.seconds * 1e3) + faster)
-        lines.append([title(row.variant), size(row.bytes), *times])
-    runs = runs_table(results) if run_panels(results) else ""
-    return "\n".join(filter(None, (table(head, lines), runs)))

@@ -2,11 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks what the documents show and where they point.
 
-A C++ block of README.md is a whole file of examples/ without its license line;
-one of docs/ is an excerpt of such a file. A Python block of either is an excerpt
-of a file of examples/python/. tests/install compiles and runs the C++ examples
-against an installed tree, python/tests those in Python, so what the documents
-show is run as well. A link leads to a file or folder of this repository, and to a
+A C++ block of README.md and of docs/ is an excerpt of a file of examples/, a
+Python block one of a file of examples/python/. tests/install compiles and runs the
+C++ examples against an installed tree, python/tests those in Python, so what the
+documents show is run as well. README.md has at most 100 lines. A link leads to a file or folder of this repository, and to a
 heading that is there. Links to the web are not followed.
 
 usage: check_docs.py [ROOT]
@@ -23,6 +22,7 @@ PYTHON = ("python", "py")
 LICENSE = re.compile(r"\A(?://|#) SPDX-License-Identifier:[^\n]*\n")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 HEADING = re.compile(r"^#+ +(.*?)\s*$", re.MULTILINE)
+README_LINES = 100
 NOT_OURS = {".git", ".venv", "build", "out"}
 
 
@@ -50,15 +50,10 @@ def nearest(block, name, examples):
 def block_problems(name, text, examples, python_examples):
     """One text per block of a document that is no example."""
     found = []
-    for block in blocks(text, CPP):
-        if name == "README.md":
-            if block not in examples.values():
-                found.append(nearest(block, name, examples))
-        elif not is_excerpt(block, examples):
-            found.append(f"{name}: not an excerpt of an example:\n{block}")
-    for block in blocks(text, PYTHON):
-        if not is_excerpt(block, python_examples):
-            found.append(nearest(block, name, python_examples))
+    for languages, known in ((CPP, examples), (PYTHON, python_examples)):
+        for block in blocks(text, languages):
+            if not is_excerpt(block, known):
+                found.append(nearest(block, name, known))
     return found
 
 
@@ -107,8 +102,11 @@ def problems(root):
         if name == "README.md" or name.startswith("docs/"):
             found += block_problems(name, text, examples, python_examples)
         found += link_problems(root, name, text)
-    if not blocks((root / "README.md").read_text(), CPP):
+    readme = (root / "README.md").read_text()
+    if not blocks(readme, CPP):
         found.append("README.md has no C++ block")
+    if len(readme.splitlines()) > README_LINES:
+        found.append(f"README.md has more than {README_LINES} lines")
     return found
 
 

@@ -30,14 +30,16 @@ class CheckDocs(unittest.TestCase):
     def test_leaves_alone_what_is_right(self):
         self.assertEqual(self.run_on(), (0, ""))
 
-    def test_readme_shows_whole_examples(self):
-        self.expect("-int c;", readme=README.replace("int b;", "int c;"))
-        self.expect("+int b;", readme=README.replace("int b;\n", ""))
+    def test_readme_has_a_cpp_block_and_at_most_100_lines(self):
         self.expect("has no C++ block", readme="# Title\n")
+        longest = README + "\n" * (100 - len(README.splitlines()))
+        self.assertEqual(self.run_on(readme=longest), (0, ""))
+        self.expect("more than 100 lines", readme=longest + "\n")
 
-    def test_guides_show_excerpts_of_whole_lines(self):
-        self.expect("int c;", guide=GUIDE.replace("int b;", "int c;"))
-        self.expect("nt b;", guide=GUIDE.replace("int b;", "nt b;"))
+    def test_cpp_blocks_are_excerpts_of_whole_lines(self):
+        self.expect("-int c;", readme=README.replace("int b;", "int c;"))
+        self.expect("-int c;", guide=GUIDE.replace("int b;", "int c;"))
+        self.expect("-nt b;", guide=GUIDE.replace("int b;", "nt b;"))
 
     def test_python_blocks_are_excerpts_as_well(self):
         self.expect("-d = 3", guide=GUIDE.replace("d = 2", "d = 3"))
