@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Holds the prose of the documents to plain English.
+
+Outside code, generated text and the targets of links, a sentence has at most 25
+words and one parenthesis and does not open like a fragment, a list item is complete
+in itself, and no term stands that has a plainer one. Tables are held to the terms
+only, and so are headings.
+
+usage: check_prose.py [ROOT]
+"""
+
+import re
+import sys
+from pathlib import Path
+
+FILES = ("docs/guide/*.md",)
+# Documents, and texts that may stand in one: (file, text) as it is in the file.
+EXCEPT_FILES = ("docs/guide/other-devices.md",)
+EXCEPT_TEXTS = ()
+
+LONGEST = 25
+OPENERS = ("Of", "As", "What", "Where", "Those", "Else", "Likewise")
+TERMS = (
+    (r"but for", "except"),
+    (r"under way", "in flight, pending"),
+    (r"(go|goes|going|gone|went) on", "continue, resume"),
+    (r"(take|takes|taking|taken|took) up", "restore"),
+    (r"by host", "hierarchical; ranks on one host reduce locally first"),
+    (r"few bits", "low-bit (1 to 8 bits), or the number"),
+    (r"owe[sd]?|debts?|pays?|paid", "residual; restored residual"),
+    (r"(wake|come)s?( to life| up)|late elements?", "inactive element, is activated"),
+    (r"late gradients?", "deferred gradients"),
+    (r"heavy elements?", "outlier"),
+    (r"home", "relocation"),
+    (r"edits", "external writes"),
+    (r"marks", "checksums"),
+    (r"the (wing|room)", "the module"),
+    (r"likewise|of use|at the most|in so far", "leave it out, or say it in full"),
+)
+
+GENERATED = re.compile(r"<!-- (\S+): begin -->.*?<!-- \1: end -->", re.DOTALL)
+FENCE = re.compile(r"^ *```.*?^ *```[^\n]*$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"!?\[([^]]*)\]\([^()]*\)")
+CODE = re.compile(r"`[^`]*`")
+ITEM = re.compile(r" *([*-]|\d+\.) +")
+END = re.compile(r"(?<=[.!?])[*\")]*\s+")
+
+
+def blank(match):
+    """Keeps the lines of what is left out, so that others keep their numbers."""
+    return "\n" * match.group().count("\n")
+
+
+def blocks(text):
+    """Yields line, kind ("table", "heading", "item", "prose") and text of each block."""
+    begin, kind, lines = 0, "", []
+    for number, line in enumerate([*text.split("\n"), ""], 1):
+        item = ITEM.match(line)
+        alone = "table" if line.startswith("|") else "heading" * line.startswith("#")
+        if lines and (item or alone or not line.strip()):
+            yield begin, kind, " ".join(lines)
+            lines = []
+        if alone:
+            yield number, alone, line
+        elif line.strip():
+            if not lines:
+                begin, kind = number, "item" if item else "prose"
+            lines.append(line[item.end() :] if item else line.strip())
+
+
+def block_problems(kind, text):
+    for term, better in TERMS:
+        for found in re.finditer(rf"\b({term})\b", text, re.IGNORECASE):
+            yield f"'{found.group()}': {better}"
+    if kind in ("table", "heading"):
+        return
+    if kind == "item" and re.search(r"^(…|\.\.\.)|(…|\.\.\.|[,;])$", text):
+        yield "a list item is complete in itself"
+    for sentence in END.split(text):
+        words = re.findall(r"\w[^\s]*", sentence)
+        where = " ".join(words[:6])
+        if len(words) > LONGEST:
+            yield f"{len(words)} words in a sentence, at most {LONGEST}: {where}"
+        if sentence.count("(") > 1:
+            yield f"more than one parenthesis: {where}"
+        if words and words[0].strip(",:") in OPENERS:
+            yield f"begins like a fragment: {where}"
+
+
+def problems(root):
+    names = {file for pattern in FILES for file in root.glob(pattern)}
+    for file in sorted(names):
+        name = file.relative_to(root).as_posix()
+        text = file.read_text(encoding="utf-8")
+        if name in EXCEPT_FILES:
+            continue
+        for exempt in (words for path, words in EXCEPT_TEXTS if path == name):
+            text = text.replace(exempt, "")
+        text = FENCE.sub(blank, GENERATED.sub(blank, text))
+        for line, kind, block in blocks(text):
+            plain = CODE.sub("code", LINK.sub(r"\1", block)).replace("**", "")
+            for problem in block_problems(kind, plain):
+                yield f"{name}:{line}: {problem}"
+
+
+def main():
+    default = Path(__file__).resolve().parents[2]
+    found = list(problems(Path(sys.argv[1]) if len(sys.argv) > 1 else default))
+    for problem in found:
+        print(problem)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
