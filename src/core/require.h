@@ -9,7 +9,7 @@
 #include "thinwire/core/error.h"
 
 /// How the library says no. Messages name the argument, its range and the value
-/// given; docs/errors.md lists them.
+/// given; docs/errors.md lists the codes.
 namespace thinwire {
 
 /// An argument, option or text is wrong: throws Error(kInvalidArgument).

@@ -14,7 +14,7 @@ import re
 import sys
 from pathlib import Path
 
-FILES = ("docs/guide/*.md",)
+FILES = ("docs/errors.md", "docs/guide/*.md")
 # Documents, and texts that may stand in one: (file, text) as it is in the file.
 EXCEPT_FILES = ("docs/guide/other-devices.md",)
 EXCEPT_TEXTS = ()
