@@ -14,7 +14,10 @@ import re
 import sys
 from pathlib import Path
 
-FILES = ("docs/errors.md", "docs/guide/*.md")
+FILES = (
+    *("docs/README.md", "docs/algorithms.md", "docs/env.md", "docs/errors.md"),
+    *("docs/guide/*.md", "examples/README.md", "python/README.md"),
+)
 # Documents, and texts that may stand in one: (file, text) as it is in the file.
 EXCEPT_FILES = ("docs/guide/other-devices.md",)
 EXCEPT_TEXTS = ()
