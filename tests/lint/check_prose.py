@@ -42,7 +42,7 @@ TERMS = (
     (r"likewise|of use|at the most|in so far", "leave it out, or say it in full"),
 )
 
-GENERATED = re.compile(r"<!-- (\S+): begin -->.*?<!-- \1: end -->", re.DOTALL)
+GENERATED = re.compile(r"<!-- (\w+): \w+ -->.*?<!-- \1: end -->", re.DOTALL)
 FENCE = re.compile(r"^ *```.*?^ *```[^\n]*$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"!?\[([^]]*)\]\([^()]*\)")
 CODE = re.compile(r"`[^`]*`")

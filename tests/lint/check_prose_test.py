@@ -66,8 +66,9 @@ class CheckProse(unittest.TestCase):
         self.expect("A `by host` (see [it](a.md#by-host)).\n\n```\nby host\n```\n")
 
     def test_generated_text_is_left_out(self):
-        text = "<!-- x: begin -->\nby host\n<!-- x: end -->\n\nby host\n"
-        self.expect(text, (5, "'by host'"))
+        for begin in ("begin", "short"):
+            text = f"<!-- x: {begin} -->\nby host\n<!-- x: end -->\n\nby host\n"
+            self.expect(text, (5, "'by host'"))
 
 
 if __name__ == "__main__":
