@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 FILES = (
-    *("docs/README.md", "docs/algorithms.md", "docs/env.md", "docs/errors.md"),
-    *("docs/guide/*.md", "examples/README.md", "python/README.md"),
+    *("CONTRIBUTING.md", "docs/README.md", "docs/algorithms.md", "docs/env.md"),
+    *("docs/errors.md", "docs/guide/*.md", "examples/README.md", "python/README.md"),
 )
 # Documents, and texts that may stand in one: (file, text) as it is in the file.
 EXCEPT_FILES = ("docs/guide/other-devices.md",)
