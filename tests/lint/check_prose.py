@@ -15,7 +15,13 @@ import sys
 from pathlib import Path
 
 FILES = (
-    *("CONTRIBUTING.md", "docs/README.md", "docs/algorithms.md", "docs/env.md"),
+    *(
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/README.md",
+        "docs/algorithms.md",
+        "docs/env.md",
+    ),
     *("docs/errors.md", "docs/guide/*.md", "examples/README.md", "python/README.md"),
 )
 # File and text, as it stands there, that may break a rule; "": the whole file.
