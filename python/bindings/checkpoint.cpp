@@ -34,6 +34,7 @@ Training training(comm::Communicator& comm, const ParameterLayout& layout,
                .params = params,
                .optimizer = parts.optimizer()};
   all.zero_stage = parts.config.zero.stage;
+  all.semantics = std::string(to_string(parts.config.semantics));
   all.experts = parts.config.experts();
   if (others != nullptr) {
     all.others = others->tensors;

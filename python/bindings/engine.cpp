@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "client_rule.h"
 #include "communicator.h"
 #include "config.h"
 #include "state.h"
@@ -27,7 +28,7 @@ using Self = const EngineHandle;
 void construct(EngineHandle* self, const CommunicatorHandle& comm,
                const ParameterLayout& layout, const Settings& config,
                nb::handle params, nb::handle grads, nb::handle initial,
-               nb::handle experts) {
+               nb::handle experts, const nb::object& client) {
   config::Config settings = config.get();
   const std::shared_ptr<EngineParts> parts(
       new EngineParts{.comm = comm.get(),
@@ -35,12 +36,14 @@ void construct(EngineHandle* self, const CommunicatorHandle& comm,
                       .params = Array(params, "params"),
                       .grads = Array()});
   if (!grads.is_none()) parts->grads = Array(grads, "grads");
+  optim::MakeRule rule;
+  if (!client.is_none()) rule = make_client_rule(client);
   ConstArray masters;
   if (!initial.is_none()) masters = ConstArray(initial, "initial");
   {
     const WithoutGil released;
     parts->engine.emplace(*parts->comm, layout, settings, parts->params.view(),
-                          parts->grads.view(), masters.view());
+                          parts->grads.view(), masters.view(), rule);
     parts->engine->log_phases(false);  // Python's notices tell of them
     parts->engine->set_others([&others = parts->others] {
       return Engine::Others{.tensors = others.tensors,
@@ -246,7 +249,7 @@ void bind_engine(nb::module_& module) {
                                 nb::type_slots(collector_slots));
   kind.def("__init__", &construct, "comm"_a, "layout"_a, "config"_a, "params"_a,
            "grads"_a = nb::none(), "initial"_a = nb::none(),
-           "experts"_a = nb::list());
+           "experts"_a = nb::list(), "client"_a = nb::none());
   bind_windows(kind);
   bind_values(kind);
   bind_engine_checkpoints(kind);

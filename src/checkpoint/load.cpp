@@ -91,6 +91,17 @@ void require_fits(const Training& training, const Manifest& manifest) {
                     "with what = kWeights",
                     manifest.semantics, manifest.world, training.semantics,
                     training.comm.size()));
+  // Arrays are whole, whatever lies where in them.
+  const auto parameters = training.layout.parameters();
+  for (std::size_t i = 0;
+       i < std::min(parameters.size(), manifest.parameters.size()); ++i)
+    if (manifest.parameters[i].name != parameters[i].name)
+      throw Error(
+          ErrorCode::kCorruptCheckpoint,
+          fmt::format("with deepspeed semantics parameters must be in "
+                      "the order of the checkpoint: number {} is '{}' "
+                      "there, and '{}' here",
+                      i, manifest.parameters[i].name, parameters[i].name));
 }
 
 // Files of others are Adam's, or LAMB's, and have no learning rates.
@@ -123,6 +134,20 @@ void note_dropped_residuals(const Manifest& manifest,
         "run does not exchange gradients in few bits");
 }
 
+// Instead of rank 0's.
+void take_own_parameters(const Training& training, StateDict& state,
+                         Read& read) {
+  if (!state.has_array(kOwnParameters)) return;
+  everywhere(training.comm, [&] {
+    const ConstView values =
+        state.array(kOwnParameters, state.array(kOwnParameters).dtype(),
+                    training.layout.size());
+    optim::require_usable(kOwnParameters, values);
+    kernels::convert(values, read.parameters.view());
+    state.erase(kOwnParameters);
+  });
+}
+
 void read_state(const Training& training, const Found& found,
                 const optim::State& target, StateReader& reader,
                 const LoadOptions& options, Read& read) {
@@ -131,6 +156,7 @@ void read_state(const Training& training, const Found& found,
   note_dropped_residuals(manifest, target, read.report.notes);
   StateDict state = reader.state(target);
   reader.finish();
+  take_own_parameters(training, state, read);
   state.put_integer("allow_rounding", options.allow_rounding ? 1 : 0);
   if (found.is_foreign)
     complete_foreign(target, state);

@@ -121,9 +121,11 @@ void SavePlan::plan_dense_weights() {
                          : parameters.back().offset + parameters.back().size;
   const std::size_t size = size_of(training_.params.dtype());
   const std::size_t bytes = elements * size;
+  // Those of several ranks would not fit together where ranks differ.
+  const int most = state_.find(kOwnParameters) == nullptr ? world_ : 1;
   const std::size_t count =
       std::clamp((bytes + kWeightFileBytes - 1) / kWeightFileBytes,
-                 std::size_t{1}, static_cast<std::size_t>(world_));
+                 std::size_t{1}, static_cast<std::size_t>(most));
   std::size_t first = 0;
   for (std::size_t k = 0; k < count; ++k) {
     // Up to the parameter with which (k + 1) / count of all bytes are there.

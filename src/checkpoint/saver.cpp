@@ -33,17 +33,21 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-void require_savable(const Training& training, const optim::State& state) {
+void require_savable(const optim::State& state) {
   if (state.common.has_scalar("expert_groups") &&
       state.common.integer("expert_groups") > 0)
     refuse(
         "save: experts whose gradients or parameters travel in few bits cannot "
         "be saved: leave zero_bits_up and zero_bits_down out");
-  if (training.semantics == "deepspeed" &&
-      state.common.text("optimizer").ends_with("zero_one_adam"))
-    refuse(
-        "save: the reference's 0/1 Adam cannot be saved: after its freeze no "
-        "two ranks have the same parameters");
+}
+
+// After its freeze no two ranks of the reference's 0/1 Adam have the same ones.
+void add_own_parameters(const Training& training, optim::State& state) {
+  if (training.semantics != "deepspeed" || !state.common.has_scalar("frozen") ||
+      state.common.integer("frozen") == 0)
+    return;
+  state.add_free(kOwnParameters, training.params);
+  state.arrays.back().sharing = optim::Sharing::kOwn;
 }
 
 // What the library writes itself.
@@ -256,7 +260,8 @@ SaveReport Saver::save(const Training& training, const std::string& root,
   everywhere(impl_->own_comm(), [&] {
     require_attachable(options.attachments);
     state = training.optimizer.state();
-    require_savable(training, state);
+    require_savable(state);
+    add_own_parameters(training, state);
   });
   require_same_replicas(impl_->own_comm(), training, state, extra, options);
   if (options.residuals == Residuals::kMean)

@@ -196,6 +196,11 @@ optim::State Fp16Optimizer::state() const {
   return own_state(std::move(state));
 }
 
+void Fp16Optimizer::load_state_dict(const StateDict& state) {
+  require_owner(state);
+  adopt(copy_that_forgets(state))();
+}
+
 optim::Optimizer::Adoption Fp16Optimizer::adopt(StateDict state) {
   precision::LossScaler scaler = scaler_;
   scaler.load(state);

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "deepspeed/low_bit.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <memory>
 #include <string>
 #include <utility>
 
+#include "core/require.h"
 #include "deepspeed/own_state.h"
 #include "optim/checks.h"
 #include "optim/saved_state.h"
 #include "optim/verification.h"
 #include "thinwire/comm/agreement.h"
+#include "thinwire/core/checksum.h"
 
 namespace thinwire::deepspeed {
 
@@ -19,6 +23,15 @@ using optim::GroupRange;
 using optim::StepInput;
 using optim::StepMeter;
 using optim::StepReport;
+
+namespace {
+
+constexpr const char* kWorkerError = "worker_error";
+constexpr const char* kServerError = "server_error";
+// An integer of states that have residuals; missing until version 0.7.
+constexpr const char* kOrder = "residual_order";
+
+}  // namespace
 
 StepReport LowBitOptimizer::Impl::step(const StepInput& in, bool averaged) {
   StepReport report{.phase = phase(), .loss_scale = in.loss_scale};
@@ -96,11 +109,47 @@ optim::State LowBitOptimizer::Impl::state() const {
   state.add_free("exp_avg", adam.exp_avg().view().subview(0, model.size()));
   state.add_free("exp_avg_sq", adam.exp_avg_sq().view());
   if (exchange_) {
-    state.add_free("worker_error", exchange_->worker_error());
-    state.add_free("server_error", exchange_->server_error());
+    state.common.put_integer(kOrder, order_of_residuals());
+    state.add_free(kWorkerError, exchange_->worker_error());
+    state.add_free(kServerError, exchange_->server_error());
   }
   add_own(state);
   return own_state(std::move(state));
+}
+
+// It follows from the size of the buckets which residual is where.
+std::int64_t LowBitOptimizer::Impl::order_of_residuals() const {
+  const compress::BlockLayout layout(units, model.block_options);
+  std::vector<std::int64_t> places;
+  for (const compress::Block& block : layout.blocks())
+    for (const std::size_t at :
+         {block.values.offset, block.residual.offset, block.residual.size})
+      places.push_back(static_cast<std::int64_t>(at));
+  return static_cast<std::int64_t>(checksum(places));
+}
+
+// Until version 0.7 states did not say in which order residuals are: they are
+// dropped, as they were then.
+optim::Adoption LowBitOptimizer::Impl::adopt_residuals(StateDict& state,
+                                                       bool goes_on) {
+  const bool takes_them = goes_on && model.compresses() &&
+                          state.has_scalar(kOrder) &&
+                          state.has_array(kWorkerError);
+  if (!takes_them) return [this] { clear_residuals(); };
+  if (state.integer(kOrder) != order_of_residuals())
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                fmt::format("the state's residuals are of another bucket size "
+                            "than this optimizer's bucket_elements {}",
+                            model.settings.exchange.bucket_elements));
+  const auto take = [&](const char* name, ConstView own) {
+    return std::make_shared<Buffer>(
+        optim::take_floats(state, name, DType::kFloat32, own.size()));
+  };
+  const auto worker = take(kWorkerError, exchange().worker_error());
+  const auto server = take(kServerError, exchange().server_error());
+  return [this, worker, server] {
+    exchange().take_errors(std::move(*worker), std::move(*server));
+  };
 }
 
 // Everything is taken out of the state first: one that does not fit changes
@@ -110,7 +159,8 @@ optim::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
     std::int64_t steps = 0;
     std::vector<double> rates;
     Buffer m, v;
-    optim::Adoption own;
+    bool initialized = true;
+    optim::Adoption residuals, own;
   };
   const std::size_t n = model.size();
   optim::require_text(state, "optimizer", model.settings.name);
@@ -120,15 +170,18 @@ optim::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
   taken->m = optim::take_floats(state, "exp_avg", DType::kFloat32, n);
   taken->v = optim::take_floats(state, "exp_avg_sq", DType::kFloat32, n,
                                 optim::Sign::kNotNegative);
-  taken->own = adopt_own(state);
+  const bool goes_on = !state.has_scalar(kForgets) && is_in_stage_of(state);
+  taken->initialized = !goes_on || taken->steps > 0;
+  taken->residuals = adopt_residuals(state, goes_on);
+  taken->own = adopt_own(state, goes_on);
   return [this, taken] {
     for (std::size_t g = 0; g < taken->rates.size(); ++g)
       adam().set_learning_rate(g, taken->rates[g]);
     steps = taken->steps;
-    initialized = true;
+    initialized = taken->initialized;
     adam().exp_avg() = std::move(taken->m);
     adam().exp_avg_sq() = std::move(taken->v);
-    clear_residuals();
+    taken->residuals();
     taken->own();
   };
 }
@@ -199,6 +252,11 @@ optim::State LowBitOptimizer::state() const { return impl_->state(); }
 
 optim::Optimizer::Adoption LowBitOptimizer::adopt(StateDict state) {
   return impl_->adopt(std::move(state));
+}
+
+void LowBitOptimizer::load_state_dict(const StateDict& state) {
+  require_owner(state);
+  adopt(copy_that_forgets(state))();
 }
 
 StateDict LowBitOptimizer::owner() const {

@@ -36,7 +36,11 @@ struct LowBitOptimizer::Impl {
   [[nodiscard]] virtual std::vector<double> lamb_coeffs() const { return {}; }
   [[nodiscard]] virtual std::int64_t last_exact_step() const = 0;
   virtual void add_own(optim::State& state) const = 0;
-  [[nodiscard]] virtual optim::Adoption adopt_own(StateDict& state) = 0;
+  /// Whether the options ask for the stage that the state is in.
+  [[nodiscard]] virtual bool is_in_stage_of(const StateDict& state) const = 0;
+  /// `goes_on`: as if nothing had happened; else as the reference does.
+  [[nodiscard]] virtual optim::Adoption adopt_own(StateDict& state,
+                                                  bool goes_on) = 0;
 
   // ---- pieces of a step
   [[nodiscard]] optim::Adam& adam() { return model.adam; }
@@ -64,6 +68,8 @@ struct LowBitOptimizer::Impl {
 
  private:
   void verify(View params);
+  [[nodiscard]] std::int64_t order_of_residuals() const;
+  [[nodiscard]] optim::Adoption adopt_residuals(StateDict& state, bool goes_on);
 };
 
 /// What the reference knows of a run's length: nothing, so it has a default.

@@ -142,16 +142,24 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
     if (frozen_at > 0) state.add_free("denominator", denominator.view());
   }
 
+  [[nodiscard]] bool is_past(const StateDict& state) const {
+    return optim::saved_count(state, "step") >=
+           std::max<std::int64_t>(2, freeze_step);
+  }
+  [[nodiscard]] bool is_in_stage_of(const StateDict& state) const override {
+    return (optim::saved_count(state, "frozen_at") > 0) == is_past(state);
+  }
+
   // The reference goes by the loaded step: v is still there, whatever stage it
-  // was.
-  [[nodiscard]] optim::Adoption adopt_own(StateDict& state) override {
-    const bool is_past = optim::saved_count(state, "step") >=
-                         std::max<std::int64_t>(2, freeze_step);
+  // was, and denominators follow from it.
+  [[nodiscard]] optim::Adoption adopt_own(StateDict& state,
+                                          bool /*goes_on*/) override {
+    const bool is_frozen = is_past(state);
     const std::int64_t saved = optim::saved_count(state, "frozen_at");
     return [=, this] {
       denominator = Buffer();
       frozen_at = 0;
-      if (!is_past) return;
+      if (!is_frozen) return;
       freeze();
       if (saved > 0) frozen_at = saved;
     };

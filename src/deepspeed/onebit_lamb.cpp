@@ -232,23 +232,36 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
     state.add_parameters("scaling_coeff", momentum_scales);
   }
 
+  [[nodiscard]] bool is_past(const StateDict& state) const {
+    return optim::saved_count(state, "step") >=
+           std::max<std::int64_t>(2, freeze_step);
+  }
+  [[nodiscard]] bool is_in_stage_of(const StateDict& state) const override {
+    return (optim::saved_count(state, "frozen_at") > 0) == is_past(state);
+  }
+
   // The reference goes by the loaded step, and forgets what it learned of the
   // ratios in the warm-up stage.
-  [[nodiscard]] optim::Adoption adopt_own(StateDict& state) override {
-    const bool is_past = optim::saved_count(state, "step") >=
-                         std::max<std::int64_t>(2, freeze_step);
+  [[nodiscard]] optim::Adoption adopt_own(StateDict& state,
+                                          bool goes_on) override {
+    const bool is_frozen = is_past(state);
     const std::int64_t saved =
-        is_past ? optim::saved_count(state, "frozen_at") : 0;
+        is_frozen ? optim::saved_count(state, "frozen_at") : 0;
     const optim::LambCoefficients read = coefficients.read(state);
     std::vector<double> scales;
     auto d = std::make_shared<Buffer>();
     auto v = std::make_shared<Buffer>(Buffer::of<float>(model.size()));
+    auto flat = std::make_shared<Buffer>();
+    if (goes_on)
+      *flat = optim::take_floats(state, "exp_avg_flat", DType::kFloat32,
+                                 padded_size);
+    if (goes_on || saved > 0)
+      *v = optim::take_floats(state, "exp_avg_sq_fresh", DType::kFloat32,
+                              model.size(), optim::Sign::kNotNegative);
     if (saved > 0) {
       scales =
           optim::saved_values<double>(state, "scaling_coeff", read.last.size());
       *d = optim::take_denominators(state, model.layout, model.size());
-      *v = optim::take_floats(state, "exp_avg_sq_fresh", DType::kFloat32,
-                              model.size(), optim::Sign::kNotNegative);
     }
     return [=, this] {
       frozen_at = saved;
@@ -256,8 +269,12 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
       momentum_scales = scales;
       denominator = std::move(*d);
       fresh = std::move(*v);
+      if (goes_on) {
+        adam().exp_avg() = std::move(*flat);
+        return;
+      }
       pad_momentum();
-      if (is_past && saved == 0) freeze();
+      if (is_frozen && saved == 0) freeze();
       if (frozen_at > 0) return;
       std::fill(coefficients.averages.begin(), coefficients.averages.end(),
                 0.0);

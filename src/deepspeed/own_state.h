@@ -1,9 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "optim/saved_state.h"
 #include "thinwire/optim/state.h"
 
 namespace thinwire::deepspeed {
+
+/// In a state: a load makes residuals 0, and more, as the reference's does.
+inline constexpr const char* kForgets = "forgets_compression";
+
+/// A copy to adopt, with that mark.
+[[nodiscard]] inline StateDict copy_that_forgets(const StateDict& state) {
+  StateDict marked = optim::copy_to_adopt(state);
+  marked.put_integer(kForgets, 1);
+  return marked;
+}
 
 /// The same state, of use to the same rank of as many only: every array is that
 /// rank's own, as the reference's files have it.

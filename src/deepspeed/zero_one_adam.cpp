@@ -2,11 +2,14 @@
 // 0/1 Adam as the reference computes it, operation by operation.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <memory>
 #include <string>
 #include <utility>
 
 #include "deepspeed/low_bit.h"
 #include "deepspeed/validate.h"
+#include "optim/saved_state.h"
 #include "optim/zero_one_schedule.h"
 
 namespace thinwire::deepspeed {
@@ -186,9 +189,38 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
     state.add_free("momentum_accumulator", accumulator.view());
   }
 
+  // Never in the initialization step.
+  [[nodiscard]] bool is_in_stage_of(const StateDict& state) const override {
+    const bool is_past = optim::saved_count(state, "step") >
+                         std::max<std::int64_t>(1, var_freeze_step);
+    return (state.integer("frozen") != 0) == is_past;
+  }
+
+  [[nodiscard]] optim::Adoption adopt_own(StateDict& state,
+                                          bool goes_on) override {
+    if (!goes_on) return begin_anew(state);
+    struct Taken {
+      optim::ZeroOneSchedule schedule;
+      std::vector<double> lrs;
+      Buffer accumulator;
+    };
+    const auto taken = std::make_shared<Taken>(Taken{first_schedule, {}, {}});
+    taken->schedule.load(state);
+    taken->lrs = optim::saved_values<double>(state, "lrs", lrs.size(),
+                                             optim::Sign::kNotNegative);
+    taken->accumulator = optim::take_floats(state, "momentum_accumulator",
+                                            DType::kFloat32, model.size());
+    return [this, taken, is_frozen = state.integer("frozen") != 0] {
+      frozen = is_frozen;
+      schedule = taken->schedule;
+      lrs = std::move(taken->lrs);
+      accumulator = std::move(taken->accumulator);
+    };
+  }
+
   // The reference begins its schedule anew and forgets what was accumulated;
   // the stage is that of the loaded step.
-  [[nodiscard]] optim::Adoption adopt_own(StateDict& state) override {
+  [[nodiscard]] optim::Adoption begin_anew(const StateDict& state) {
     const bool is_past = state.integer("step") > var_freeze_step;
     return [=, this] {
       frozen = is_past;

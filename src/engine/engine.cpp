@@ -50,8 +50,8 @@ bool shards_masters(const Config& config) noexcept {
 }
 
 Engine::Engine(comm::Communicator& comm, const ParameterLayout& layout,
-               const Config& config, View params, View grads,
-               ConstView initial) {
+               const Config& config, View params, View grads, ConstView initial,
+               optim::MakeRule rule) {
   config.validate(comm.size());
   const auto check = [&](const char* name, ConstView view, DType dtype) {
     if (view.dtype() != dtype || view.size() != layout.size())
@@ -76,7 +76,8 @@ Engine::Engine(comm::Communicator& comm, const ParameterLayout& layout,
   optim::require_same_parameters(comm, layout, experts,
                                  "parameter layout and configuration",
                                  description(config));
-  impl_ = std::make_unique<Impl>(comm, layout, config, params, grads);
+  impl_ = std::make_unique<Impl>(comm, layout, config, params, grads,
+                                 std::move(rule));
   impl_->make_optimizer(initial);
   impl_->watch_the_freeze();
   impl_->rates.begin(optimizer());
@@ -90,7 +91,7 @@ Engine::Engine(comm::Communicator& comm, const ParameterLayout& layout,
 void Engine::Impl::make_optimizer(ConstView initial) {
   const ConstView own = initial.empty() ? ConstView(params) : initial;
   const auto make = [&](ConstView from) {
-    made = engine::make_optimizer(comm, layout, config, params, from);
+    made = engine::make_optimizer(comm, layout, config, params, from, own_rule);
   };
   if (shards_masters(config)) {
     make(own);

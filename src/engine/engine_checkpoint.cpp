@@ -58,10 +58,16 @@ std::vector<std::string> changed_settings(const std::string& saved,
   return lines;
 }
 
-// Groups are the program's, and no configuration file has them.
-std::string text_of(config::Config config) {
+// Groups are the program's, and no configuration file has them; nor is what a
+// rule of the caller's is set to.
+std::string text_of(config::Config config, bool has_own_rule) {
   std::visit([](auto& options) { options.groups.clear(); }, config.optimizer);
-  return config.to_json();
+  if (!has_own_rule) return config.to_json();
+  Json text = parse_json(config.to_json());
+  std::erase_if(text.members, [](const Json::Member& member) {
+    return member.first == "optimizer";
+  });
+  return write_json(text);
 }
 
 std::string rate_key(std::size_t group) {
@@ -88,7 +94,7 @@ checkpoint::Training Engine::Impl::training() {
       .scalars = {},
       .zero_stage = static_cast<int>(config.zero.stage),
       .semantics = std::string(to_string(config.semantics)),
-      .config = text_of(config),
+      .config = text_of(config, own_rule != nullptr),
       .experts = config.experts()};
   all.scalars.put_integer("engine_steps", steps);
   const auto& by_hand = rates.by_hand();
@@ -116,7 +122,8 @@ Engine::Impl::Continuation Engine::Impl::continuation(
     throw Error(ErrorCode::kCorruptCheckpoint,
                 fmt::format("'{}' must be {}, the step of the manifest, got {}",
                             kSteps, found.step, found.scalars.integer(kSteps)));
-  next.changed = changed_settings(found.config, text_of(config));
+  next.changed =
+      changed_settings(found.config, text_of(config, own_rule != nullptr));
   return next;
 }
 

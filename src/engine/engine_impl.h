@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "comm/host_name.h"
@@ -33,7 +34,7 @@ namespace thinwire::engine {
 /// on to ZeRO.
 struct Engine::Impl final : optim::GradientSink {
   Impl(comm::Communicator& c, const ParameterLayout& l,
-       const config::Config& settings, View p, View g)
+       const config::Config& settings, View p, View g, optim::MakeRule r)
       : given(c),
         grouped(by_host(c, settings)),
         comm(grouped == nullptr ? c : *grouped),
@@ -41,6 +42,7 @@ struct Engine::Impl final : optim::GradientSink {
         config(settings),
         params(p),
         grads(g),
+        own_rule(std::move(r)),
         accumulation_steps(settings.batch(c.size()).accumulation_steps),
         has_gradient_array(keeps_gradients(settings, c.size())),
         rates(settings.schedule),
@@ -58,6 +60,7 @@ struct Engine::Impl final : optim::GradientSink {
   const config::Config config;
   const View params;
   const View grads;
+  const optim::MakeRule own_rule;  // empty: the configuration's
   const std::int64_t accumulation_steps;
   const bool has_gradient_array;  // else they are handed over one by one
   LearningRates rates;

@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "core/require.h"
 #include "engine/zero_buckets.h"
 #include "optim/low_bit/options.h"
 #include "thinwire/core/log.h"
@@ -197,7 +198,11 @@ std::unique_ptr<optim::Optimizer> of_dense(comm::Communicator& comm,
 
 std::unique_ptr<optim::Optimizer> replicated(comm::Communicator& comm,
                                              const ParameterLayout& layout,
-                                             const Config& config) {
+                                             const Config& config,
+                                             const optim::MakeRule& rule) {
+  if (rule)
+    return std::make_unique<optim::DataParallel>(comm, rule(layout),
+                                                 config.exchange_options());
   const auto experts = config.experts();
   if (experts.empty()) return of_dense(comm, layout, config);
   if (make_rule(config) == nullptr && comm.rank() == 0)
@@ -232,15 +237,33 @@ std::unique_ptr<precision::LowPrecisionOptimizer> deepspeed_fp16(
 
 std::unique_ptr<precision::LowPrecisionOptimizer> mixed(
     comm::Communicator& comm, const ParameterLayout& layout,
-    const Config& config, ConstView initial) {
+    const Config& config, ConstView initial, const optim::MakeRule& rule) {
   if (follows_deepspeed(config))
     return deepspeed_fp16(comm, layout, config, initial);
   return std::make_unique<precision::MixedPrecision>(
-      comm, layout, replicated(comm, layout, config), initial,
+      comm, layout, replicated(comm, layout, config, rule), initial,
       precision::MixedPrecisionOptions{
           .dtype = config.precision.dtype,
           .master_dtype = config.precision.master_dtype,
           .loss_scale = config.precision.loss_scale});
+}
+
+void require_fit_for_own_rule(const Config& config) {
+  const auto refuse_unless = [](bool fits, const char* name, const char* range,
+                                const auto& value) {
+    require(fits, name, fmt::format("{} with a rule of the caller's", range),
+            value);
+  };
+  refuse_unless(config.zero.stage == 0, "zero.stage", "0", config.zero.stage);
+  refuse_unless(!follows_deepspeed(config), "semantics", "corrected",
+                to_string(config.semantics));
+  refuse_unless(std::holds_alternative<optim::AdamOptions>(config.optimizer),
+                "optimizer", "adam", config::name_of(config.optimizer));
+  refuse_unless(config.precision.master_dtype == DType::kFloat32,
+                "precision.master_dtype", "float32",
+                to_string(config.precision.master_dtype));
+  refuse_unless(config.experts().empty(), "optimizer.groups",
+                "without a communicator", config.experts().size());
 }
 
 }  // namespace
@@ -248,7 +271,8 @@ std::unique_ptr<precision::LowPrecisionOptimizer> mixed(
 OptimizerStack make_optimizer(comm::Communicator& comm,
                               const ParameterLayout& layout,
                               const Config& config, View params,
-                              ConstView initial) {
+                              ConstView initial, const optim::MakeRule& rule) {
+  if (rule) require_fit_for_own_rule(config);
   const MemoryScope scope(MemoryKind::kStates);
   if (config.zero.stage > 0) {
     auto zero = sharded(comm, layout, config, params);
@@ -261,8 +285,8 @@ OptimizerStack make_optimizer(comm::Communicator& comm,
     return {.optimizer = std::move(made), .lean = view};
   }
   if (config.precision.dtype == DType::kFloat32)
-    return {.optimizer = replicated(comm, layout, config)};
-  auto wrapped = mixed(comm, layout, config, initial);
+    return {.optimizer = replicated(comm, layout, config, rule)};
+  auto wrapped = mixed(comm, layout, config, initial, rule);
   precision::LowPrecisionOptimizer* const view = wrapped.get();
   return {.optimizer = std::move(wrapped), .mixed = view};
 }

@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <memory>
 #include <vector>
 
+#include "support/errors.h"
 #include "support/ranks.h"
+#include "support/same_bits.h"
 #include "support/values.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/deepspeed/fp16_optimizer.h"
@@ -22,10 +25,12 @@ using config::Config;
 
 /// What a Config gives, and the parameters it works on.
 struct Made {
-  Made(comm::Communicator& comm, const Config& config)
+  Made(comm::Communicator& comm, const Config& config,
+       const optim::MakeRule& rule = {})
       : params(layout.size(), config.precision.dtype) {
     kernels::convert(test::normal(layout.size(), 1), params.view());
-    stack = make_optimizer(comm, layout, config, params.view(), params.view());
+    stack = make_optimizer(comm, layout, config, params.view(), params.view(),
+                           rule);
   }
 
   // One step with gradients of 1/4, once unscaled: their sum fits fp16.
@@ -85,6 +90,61 @@ TEST(MakeOptimizer, ChoosesByPrecisionStageAndSemantics) {
                       1e-4);
         }
     }
+  });
+}
+
+// In place of the configuration's, whose options do not count.
+TEST(MakeOptimizer, TakesARuleOfTheCallers) {
+  const optim::LambOptions lamb{.learning_rate = 0.1};
+  const optim::MakeRule rule = [&](const ParameterLayout& layout) {
+    return std::make_unique<optim::Lamb>(layout, lamb);
+  };
+  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
+    for (const DType dtype :
+         {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+      Config config;
+      config.precision.dtype = dtype;
+      Made made(comm, config, rule);
+      config.optimizer = lamb;
+      Made usual(comm, config);
+      for (int t = 0; t < 3; ++t) {
+        EXPECT_TRUE(made.step().applied);
+        EXPECT_TRUE(usual.step().applied);
+        EXPECT_TRUE(test::same_bytes(made.params.view(), usual.params.view()));
+      }
+      EXPECT_EQ(made.stack.optimizer->state().common.text("optimizer"), "lamb");
+    }
+  });
+}
+
+TEST(MakeOptimizer, RefusesWhatARuleOfTheCallersDoesNotGoWith) {
+  const optim::MakeRule rule = [](const ParameterLayout& layout) {
+    return std::make_unique<optim::Adam>(layout, optim::AdamOptions{});
+  };
+  test::run_ranks("local", 1, [&](comm::Communicator& comm) {
+    const auto refused = [&](const Config& config, const char* name,
+                             const char* value) {
+      test::expect_error(ErrorCode::kInvalidArgument,
+                         {name, "with a rule of the caller's", value},
+                         [&] { Made(comm, config, rule); });
+    };
+    Config config;
+    config.zero.stage = 2;
+    refused(config, "zero.stage", "got 2");
+    config = {};
+    config.semantics = config::Semantics::kDeepSpeed;
+    refused(config, "semantics", "deepspeed");
+    config = {};
+    config.optimizer = optim::OnebitAdamOptions{.freeze_step = 3};
+    refused(config, "optimizer", "onebit_adam");
+    config = {};
+    config.precision.dtype = config.precision.master_dtype = DType::kBFloat16;
+    refused(config, "precision.master_dtype", "bfloat16");
+    config = {};
+    optim::AdamOptions experts;
+    experts.groups = {{.communicator = &comm}};
+    config.optimizer = experts;
+    refused(config, "optimizer.groups", "without a communicator");
   });
 }
 

@@ -122,6 +122,8 @@ class Fp16Optimizer final : public precision::LowPrecisionOptimizer {
   /// The optimizer's, with the array masters [n] and the loss scale's numbers.
   [[nodiscard]] optim::State state() const override;
   [[nodiscard]] Adoption adopt(StateDict state) override;
+  /// Its optimizer's: DeepSpeed's low-bit ones forget some of it.
+  void load_state_dict(const StateDict& state) override;
   [[nodiscard]] StateDict owner() const override { return optimizer_->owner(); }
   void require_owner(const StateDict& state) const override {
     optimizer_->require_owner(state);

@@ -70,7 +70,7 @@ class ExactOptimizer final : public Optimizer {
 
 /// What the low-bit ones have in common: one scale per parameter, whose padding
 /// counts and carries residuals; no guard against gradients that are not
-/// finite; residuals that loading a state forgets; and a first step() that
+/// finite; residuals that load_state_dict() forgets; and a first step() that
 /// counts but moves nothing. Of their options bias_correction,
 /// epsilon_inside_sqrt, denom_floor and max_grad_norm have no effect.
 class LowBitOptimizer : public Optimizer {
@@ -98,8 +98,12 @@ class LowBitOptimizer : public Optimizer {
   /// optimizer's own; scalars step and its own. Of use to the same rank of as
   /// many only.
   [[nodiscard]] optim::State state() const final;
-  /// Residuals are 0 afterwards, whatever the state has.
+  /// The run goes on bit-equal, unless its options ask for another stage than
+  /// the state's; then as load_state_dict().
   [[nodiscard]] Adoption adopt(StateDict state) final;
+  /// As the reference: residuals are 0 afterwards, whatever the state has, and
+  /// docs/algorithms/deepspeed.md says what else is forgotten.
+  void load_state_dict(const StateDict& state) final;
   [[nodiscard]] StateDict owner() const final;
   void require_owner(const StateDict& state) const final;
 

@@ -18,6 +18,7 @@
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/optim/optimizer.h"
+#include "thinwire/optim/update_rule.h"
 #include "thinwire/shard/sharded_optimizer.h"
 
 namespace thinwire::engine {
@@ -73,11 +74,13 @@ class Engine {
   /// must outlive this object, as must `comm`; unless keeps_gradients() `grads`
   /// is empty. Masters are made of `initial`,
   /// fp32 parameters before they were rounded, where it is given. Gradients
-  /// become 0. Throws Error(kInvalidArgument), Error(kUnavailable) as
-  /// Config::validate, and on all ranks if ranks pass different arguments.
+  /// become 0. `rule`: as make_optimizer(); of the config's Adam learning rates
+  /// and their schedule then count. Throws Error(kInvalidArgument),
+  /// Error(kUnavailable) as Config::validate, and on all ranks if ranks pass
+  /// different arguments.
   Engine(comm::Communicator& comm, const ParameterLayout& layout,
          const config::Config& config, View params, View grads,
-         ConstView initial = {});
+         ConstView initial = {}, optim::MakeRule rule = {});
   /// Waits for what backward has sent without a step(), at most as long as a
   /// collective may take; then the memory is the caller's again.
   ~Engine();

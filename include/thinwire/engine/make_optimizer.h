@@ -6,6 +6,7 @@
 #include "thinwire/comm/communicator.h"
 #include "thinwire/config/config.h"
 #include "thinwire/optim/optimizer.h"
+#include "thinwire/optim/update_rule.h"
 #include "thinwire/precision/low_precision_optimizer.h"
 #include "thinwire/shard/lean_onebit_adam.h"
 #include "thinwire/shard/sharded_optimizer.h"
@@ -27,11 +28,14 @@ struct OptimizerStack {
 /// config.precision.dtype, is the memory that ZeRO and lean 1-bit Adam
 /// update, and must outlive them, as must `comm`; other optimizers are handed
 /// parameters at every step. `initial` are the same parameters in any dtype, of
-/// which masters are made. Throws Error(kInvalidArgument) as the optimizer's
+/// which masters are made. `rule`, if not empty, makes what steps in place of
+/// the config's Adam: without ZeRO, experts and deepspeed semantics, on fp32
+/// parameters or masters. Throws Error(kInvalidArgument) as the optimizer's
 /// constructor.
 [[nodiscard]] OptimizerStack make_optimizer(comm::Communicator& comm,
                                             const ParameterLayout& layout,
                                             const config::Config& config,
-                                            View params, ConstView initial);
+                                            View params, ConstView initial,
+                                            const optim::MakeRule& rule = {});
 
 }  // namespace thinwire::engine

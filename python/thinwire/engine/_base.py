@@ -14,6 +14,7 @@ from .. import _core
 from .._writes import Marks
 from ..errors import FailedPrecondition
 from ._buffers import ModuleBuffers
+from ._client import Client
 from ._hooks import FOREIGN, Link
 from ._memory import EngineMemory
 from ._monitoring import Monitoring
@@ -57,6 +58,7 @@ class EngineBase(torch.nn.Module):
     _comm: _core.Communicator
     _config: _core.Config
     _native: _core.Engine
+    _client: Client | None
     _batch: tuple[int, int, int]
     _memory: EngineMemory
     _marks: Marks | None

@@ -18,6 +18,7 @@ from ..errors import InvalidArgument
 from ..optim._experts import Experts, in_order
 from ..optim._parameters import Place, warn_of_order
 from ._buffers import ModuleBuffers
+from ._client import Client
 from ._convert import take_over
 from ._data import require_shareable
 from ._groups import Groups, groups_of, left_out, tell_groups, trainable, warn_of
@@ -34,6 +35,8 @@ class Plan:
     left_out: list[str]
     monitors: list[Monitor]
     """Of rank 0; elsewhere none."""
+    client: Client | None
+    """What makes the steps, if it is not the C++ side."""
 
 
 @dataclass(frozen=True)
@@ -85,21 +88,23 @@ def _plan(
     if comm.rank == 0:
         log_notes(notes, SECTIONS)
     config = copy.copy(config)
+    client = None
     if optimizer is None:
         groups = groups_of(model, model_parameters)
     else:
         given = model.parameters() if model_parameters is None else model_parameters
-        groups = take_over(optimizer, given, config, comm.rank)
-        groups_of(model, groups)
+        taken, client = take_over(optimizer, given, config, comm.rank)
+        groups = groups_of(model, taken.param_groups)
     places = in_order(trainable(groups), groups)
-    tell_groups(config, groups, places)
+    if client is None:
+        tell_groups(config, groups, places)
     config.validate(comm.size)
     names = left_out(model, places)
     if comm.rank == 0:
         warn_of(names)
     # Last, because it makes directories.
     monitors = monitors_of(tree_of(source)) if comm.rank == 0 else []
-    return Plan(config, groups, places, names, monitors)
+    return Plan(config, groups, places, names, monitors, client)
 
 
 def _refuse_wrapped(model: torch.nn.Module) -> None:
@@ -135,8 +140,17 @@ def make_parts(
     if dtype != torch.float32:  # masters are made of what was not rounded yet
         initial = torch.cat([t.detach().reshape(-1).to(torch.float32) for t in tensors])
     grads = memory.grads if keeps else None
+    if plan.client is not None:
+        plan.client.begin(memory.parameters, layout.offsets)
     core = _core.Engine(
-        comm, layout, config, memory.params, grads, initial, experts.of_groups
+        comm,
+        layout,
+        config,
+        memory.params,
+        grads,
+        initial,
+        experts.of_groups,
+        plan.client,
     )
     buffers.send_frozen(model, tensors)
     if comm.rank == 0:

@@ -12,37 +12,49 @@ from .. import _core
 from .._log import logger
 from ..errors import FailedPrecondition, InvalidArgument
 from ..optim._base import _Optimizer
-from ._groups import Groups
+from ._client import Client
 
-_REFUSED = ("amsgrad", "maximize", "capturable", "differentiable")
+_OTHERWISE = ("amsgrad", "maximize", "capturable", "differentiable")
 _ADAMS = (torch.optim.Adam, torch.optim.AdamW)
 
 
 def take_over(
     optimizer: Any, parameters: Any, config: _core.Config, rank: int
-) -> Groups:
+) -> tuple[torch.optim.Optimizer, Client | None]:
     """Collective where `optimizer` makes one of Thinwire's: writes its settings into
-    `config`, and returns its groups, which stay its own: what changes them changes the
-    engine's. An optimizer of Thinwire's is closed.
+    `config`, and returns it; its groups stay its own: what changes them changes the
+    engine's. An optimizer of Thinwire's is closed. One that Thinwire has no equal of
+    makes its own steps, by the Client.
 
-    Raises InvalidArgument naming what is none of Thinwire's, or what cannot be converted,
-    and FailedPrecondition if it has made steps.
+    Raises InvalidArgument naming what is no optimizer, or what cannot be converted, and
+    FailedPrecondition if one that is converted has made steps.
     """
     if not isinstance(optimizer, torch.optim.Optimizer) and callable(optimizer):
         optimizer = optimizer(parameters)
     if isinstance(optimizer, _Optimizer):
         _of_ours(optimizer, config)
-    elif type(optimizer) in _ADAMS:
-        _of_torch(optimizer, config, rank)
-    else:
+    elif not isinstance(optimizer, torch.optim.Optimizer):
         kind = type(optimizer)
         raise InvalidArgument(
-            f"optimizer: {kind.__module__}.{kind.__qualname__} is none that Thinwire has; "
-            "give one of thinwire's, torch.optim.Adam or AdamW, or name one in the "
-            'configuration ("optimizer": {"type": "OneBitAdam"})'
+            f"optimizer: {kind.__module__}.{kind.__qualname__} is no optimizer; give one "
+            "of thinwire's or of torch's, or name one in the configuration "
+            '("optimizer": {"type": "OneBitAdam"})'
         )
-    groups: Groups = optimizer.param_groups
-    return groups
+    elif type(optimizer) in _ADAMS and not _has_more(optimizer):
+        _of_torch(optimizer, config, rank)
+    else:
+        client = Client(optimizer)
+        client.tell(config)
+        if rank == 0:
+            logger.info(
+                "optimizer: %s makes its own steps, of exact averages", client.name
+            )
+        return optimizer, client
+    return optimizer, None
+
+
+def _has_more(adam: torch.optim.Optimizer) -> bool:
+    return any(group.get(key) for group in adam.param_groups for key in _OTHERWISE)
 
 
 def _of_ours(optimizer: _Optimizer, config: _core.Config) -> None:
@@ -76,13 +88,6 @@ def _of_torch(
     options.epsilon = first["eps"]
     options.weight_decay = first["weight_decay"]
     decoupled = {_is_decoupled(optimizer, group) for group in optimizer.param_groups}
-    for number, group in enumerate(optimizer.param_groups):
-        for key in _REFUSED:
-            if group.get(key):
-                raise InvalidArgument(
-                    f"optimizer: param_groups[{number}]['{key}'] must be False, it is not "
-                    "supported"
-                )
     if len(decoupled) > 1:
         raise InvalidArgument(
             "optimizer: decoupled_weight_decay must be the same in all groups"

@@ -86,7 +86,8 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
             )
             self._config = plan.config
             self._monitoring = Monitoring(plan.monitors)
-            self.optimizer = EngineOptimizer(self, plan.groups)
+            self._client = plan.client
+            self.optimizer = EngineOptimizer(self, plan.groups, plan.client)
             agreed(comm, lambda: self._set_scheduler(lr_scheduler, optimizer))
             experts.join(comm, plan.groups)
             parts = make_parts(comm, model, plan, experts)
@@ -217,8 +218,8 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
 
         Raises FailedPrecondition without a backward since the last one, and where
         gradients or parameters were changed after it; NonFinite where the loss scale is
-        at its minimum; CommFailure where a rank was lost, after which only destroy() is
-        of use.
+        at its minimum; what a client optimizer's step() raises, and CommFailure where a
+        rank was lost, after which only destroy() is of use.
         """
         core = self._made
         _daemons.note_thread()
@@ -226,6 +227,8 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
             self._require_same_parameters(at_start=False)
         self.optimizer.tell_rates(core)
         native = core.step()
+        if self._client is not None:
+            self._client.raise_error(self._comm)
         self.report = EngineReport.of(native)
         self.micro_steps += 1
         if native.at_boundary:

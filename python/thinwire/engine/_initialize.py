@@ -38,8 +38,9 @@ def initialize(
     `training_data` and the scheduler; what there is not is None.
 
     args: may have deepspeed_config, a path, and local_rank.
-    optimizer: one of Thinwire's, torch.optim.Adam or AdamW, or a callable that makes one
-      of the parameters. It is taken over: the engine makes the steps.
+    optimizer: one of Thinwire's or torch's, or a callable that makes one of the
+      parameters. It is taken over: Thinwire's, torch.optim.Adam and AdamW become the
+      engine's. Any other of torch's makes its own steps, of exact averages, without ZeRO.
     model_parameters: parameters or groups of the model; others are not trained. A group
       with expert_group, a process group, is held and averaged by its ranks alone.
     training_data: shared out among the ranks in micro-batches.

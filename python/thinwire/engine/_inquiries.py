@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .. import _core
 from ..optim._run import RunTotals
 from ._base import EngineBase
@@ -31,9 +33,12 @@ class Inquiries(EngineBase):
         """Learning rates of the next step, one per group."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
-    def get_mom(self) -> list[tuple[float, float]]:
-        """Betas, one pair per group."""
-        return [tuple(group["betas"]) for group in self.optimizer.param_groups]
+    def get_mom(self) -> list[Any]:
+        """Betas, one pair per group; of an optimizer without them its momentum, or 0."""
+        return [
+            tuple(group["betas"]) if "betas" in group else group.get("momentum", 0.0)
+            for group in self.optimizer.param_groups
+        ]
 
     @property
     def totals(self) -> RunTotals:
@@ -95,5 +100,7 @@ class Inquiries(EngineBase):
         return self._config.steps_per_print
 
     def optimizer_name(self) -> str:
-        """As "adam" or "onebit_adam"."""
+        """As "adam" or "onebit_adam"; of a client optimizer the name of its class."""
+        if self._client is not None:
+            return type(self._client.optimizer).__name__
         return self._config.optimizer_name()

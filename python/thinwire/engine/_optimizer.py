@@ -15,6 +15,7 @@ from ..optim._experts import KEY as EXPERTS
 from ..optim._moments import ParameterState
 from ..optim._settings import Settings
 from ..optim._state import saved_number, tensors
+from ._client import Client
 from ._edits import may_be_behind
 from ._groups import Groups, defaults_of
 from ._wrapper import WrapperNames
@@ -31,21 +32,24 @@ class EngineOptimizer(WrapperNames):
     written there is that of the next step, and of all later ones. step() is the
     engine's."""
 
-    def __init__(self, engine: Engine, groups: Groups) -> None:
-        """Local: `groups` are shared with whoever made them."""
+    def __init__(self, engine: Engine, groups: Groups, client: Client | None) -> None:
+        """Local: `groups` are shared with whoever made them, and read by `client`."""
         self._engine = weakref.ref(engine)
         self._is_made = False
         config: _core.Config = engine._config
-        super().__init__(groups, defaults_of(config.optimizer))
+        of_ours = client is None
+        super().__init__(groups, defaults_of(config.optimizer) if of_ours else {})
         self._is_made = True
-        self._settings = Settings(self.param_groups)
+        self._settings = Settings(self.param_groups) if of_ours else None
         self._bases = [float(group["lr"]) for group in self.param_groups]
-        self._decays = [float(group["weight_decay"]) for group in self.param_groups]
+        self._decays = [float(g.get("weight_decay", 0)) for g in self.param_groups]
         self._by_hand: set[int] = set()
         self._seen = list(self._bases)
         step = torch.zeros(())
         parameters = [p for group in self.param_groups for p in group["params"]]
-        for number, parameter in enumerate(parameters):
+        if client is not None:
+            self.state = client.optimizer.state
+        for number, parameter in enumerate(parameters if of_ours else ()):
             self.state[parameter] = ParameterState(step, self, number)
         self._parameters = parameters
         self._step_tensor = step
@@ -152,6 +156,8 @@ class EngineOptimizer(WrapperNames):
         Raises FailedPrecondition naming a setting that cannot change.
         """
         for number, group in enumerate(self.param_groups):
+            if self._settings is None:
+                break  # the client optimizer reads what is there
             self._settings.require_fixed(number, group)
             if self._settings.has_other_mask(number, group):
                 raise FailedPrecondition(
@@ -186,12 +192,21 @@ class EngineOptimizer(WrapperNames):
     def loaded(self, core: _core.Engine, scalars: dict[str, Any]) -> None:
         """Local: a checkpoint was loaded, with these rates set by hand."""
         self._by_hand.clear()
-        if not self._made._own_scheduler:  # else its first rates are written there
+        if self._settings is None:
+            self._loaded_client(core)
+        elif not self._made._own_scheduler:  # else its first rates are written there
             self._seen = [float(group["lr"]) for group in self.param_groups]
         for number, group in enumerate(self.param_groups):
             if f"learning_rate/{number}" in scalars:
                 self._by_hand.add(number)
                 self._seen[number] = core.learning_rate(number)
+                _set_rate(group, self._seen[number])
+
+    def _loaded_client(self, core: _core.Engine) -> None:
+        # Its groups are those of the state; a schedule of the configuration goes on.
+        for number, group in enumerate(self.param_groups):
+            self._seen[number] = core.learning_rate(number)
+            if has_schedule(self._made._config):
                 _set_rate(group, self._seen[number])
 
     @property

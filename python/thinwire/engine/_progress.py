@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from .. import _core
@@ -32,7 +34,7 @@ class Progress:
         skipped: int,
         loss_scale: float,
         rates: list[float],
-        betas: list[tuple[float, float]],
+        betas: list[Any],
     ) -> None:
         """After a step at a boundary; `skipped` of all so far, `loss_scale` of the next."""
         self._notices.after_step(report, report.steps, self._core.freeze_step)

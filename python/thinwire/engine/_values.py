@@ -76,12 +76,15 @@ class Values(EngineBase):
 
     def full_state(self, parameter: torch.Tensor | str, key: str) -> torch.Tensor:
         """With ZeRO collective, otherwise local: a copy of a parameter's part of the
-        optimizer's array `key`, "exp_avg" or "exp_avg_sq", in fp32 and in its shape.
+        optimizer's array `key`, "exp_avg" or "exp_avg_sq", in fp32 and in its shape. An
+        optimizer of torch that makes its own steps has keys of its own.
 
         Raises InvalidArgument for a key that the optimizer's present stage lacks: after its
         freeze 1-bit Adam has no exp_avg_sq.
         """
         name, shape = self._named(parameter)
+        if self._client is not None:
+            return self._client.state_of(name, self._memory.names.index(name), key)
         return _tensor(self._made.full_state(name, key), shape)
 
     def set_full_state(

@@ -38,8 +38,8 @@ Each default is that of the C++ options; help(CLASS) shows them.
 
 state_dict() has torch's form; moments are in fp32 and stay so. load_state_dict() takes
   - its own, of the same rank and number of ranks: the run goes on bit-equal (but for
-    semantics="deepspeed", which forgets residuals, as DeepSpeed does); of AdamW and Lamb
-    of any rank;
+    semantics="deepspeed", which forgets residuals, as DeepSpeed does; thinwire.load does
+    not); of AdamW and Lamb of any rank;
   - that of torch.optim.Adam or AdamW, for the exact stage;
   - an empty one, before the first step.
 thinwire.save and thinwire.load carry states over any number of ranks.

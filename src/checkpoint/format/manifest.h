@@ -84,6 +84,10 @@ struct Manifest {
   std::int64_t steps_behind = 0;  ///< Of the weights, in local steps.
 };
 
+/// An array of the parameters that a rank has itself, where those of ranks
+/// differ for good and the weights are rank 0's.
+inline constexpr const char* kOwnParameters = "own_parameters";
+
 /// Whether each host wrote its ranks' files into a directory of its own.
 [[nodiscard]] bool is_in_parts(const Manifest& manifest) noexcept;
 

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers of torch that make their own steps, behind an Engine."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .. import _core
+from ..errors import CorruptCheckpoint, InvalidArgument
+from ._groups import Groups
+
+_UNSUPPORTED = ("capturable", "differentiable")
+_INSTEAD = (
+    "torch.optim.Adam or AdamW, which become Thinwire's unless they have amsgrad or "
+    "maximize, or an optimizer of Thinwire's"
+)
+
+
+class Client:
+    """What the C++ side calls of an optimizer of torch: it is handed the exact average of
+    the ranks' gradients, clipped and without the loss scale, and makes its own step() of
+    it, on the same bits on every rank.
+
+    Its parameters are fp32 while it works: the engine's own, or the masters of 16 bits.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        """Local. Raises InvalidArgument for an optimizer that needs a closure or sparse
+        gradients."""
+        kind = type(optimizer)
+        self.optimizer = optimizer
+        self.name = f"{kind.__module__}.{kind.__qualname__}"
+        self._groups = optimizer.param_groups
+        self._state = optimizer.state
+        self._parameters: list[torch.Tensor] = []
+        self._offsets: list[int] = []
+        self._error: BaseException | None = None
+        closure = inspect.signature(kind.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise InvalidArgument(
+                f"optimizer: step() of {self.name} needs a closure that computes the loss "
+                "several times, and an engine has the gradients of one backward per step; "
+                "use another optimizer"
+            )
+        if isinstance(optimizer, torch.optim.SparseAdam):
+            raise InvalidArgument(
+                f"optimizer: {self.name} needs sparse gradients, and an engine averages "
+                "dense ones; use torch.optim.Adam"
+            )
+        for number, group in enumerate(self._groups):
+            for key in _UNSUPPORTED:
+                if group.get(key):
+                    raise InvalidArgument(
+                        f"optimizer: param_groups[{number}]['{key}'] must be False, it is "
+                        "not supported"
+                    )
+            if "lr" not in group:
+                raise InvalidArgument(
+                    f"optimizer: param_groups[{number}] of {self.name} must have 'lr', "
+                    "which schedules and reports go by"
+                )
+
+    def tell(self, config: _core.Config) -> None:
+        """Local: what the C++ side has to know of it.
+
+        Raises InvalidArgument naming a setting that does not go with it.
+        """
+        allowed: list[tuple[str, Any, Any]] = [
+            ("zero_optimization.stage", config.zero.stage, 0),
+            ("thinwire.semantics", config.semantics, _core.Semantics.corrected),
+            (
+                "the type of masters",
+                config.precision.master_dtype,
+                _core.DType.float32,
+            ),
+        ]
+        for what, value, only in allowed:
+            if value != only:
+                raise InvalidArgument(
+                    f"optimizer: {self.name} makes its own steps, so {what} must be "
+                    f"{_text(only)}, got {_text(value)}; give {_INSTEAD}"
+                )
+        for number, group in enumerate(self._groups):
+            if group.get("expert_group") is not None:
+                raise InvalidArgument(
+                    f"optimizer: param_groups[{number}]['expert_group'] must be absent "
+                    f"with {self.name}, which makes its own steps; give {_INSTEAD}"
+                )
+        options = _core.AdamOptions()
+        options.learning_rate = self.learning_rates[0]
+        groups = []
+        for rate in self.learning_rates:
+            groups.append(_core.AdamGroup())
+            groups[-1].learning_rate = rate
+        options.groups = groups
+        config.optimizer = options
+
+    def begin(self, parameters: Sequence[torch.Tensor], offsets: Sequence[int]) -> None:
+        """Local: where the parameters lie in the arrays that step() gets."""
+        self._parameters, self._offsets = list(parameters), list(offsets)
+
+    # ---- the C++ side's, see python/bindings/client_rule.h
+
+    @property
+    def learning_rates(self) -> list[float]:
+        """Of the groups."""
+        return [float(group["lr"]) for group in self._groups]
+
+    @property
+    def description(self) -> str:
+        """Settings and state, for ranks to compare."""
+        lines = [
+            ", ".join(f"{k}={_text(v)}" for k, v in group.items() if k != "params")
+            for group in self._groups
+        ]
+        return "\n".join([*lines, f"state {hashlib.sha256(self.pack()).hexdigest()}"])
+
+    def step(self, params: memoryview, grads: memoryview) -> None:
+        """Local. What the optimizer raises is kept for raise_error()."""
+        try:
+            with self._working_on(_floats(params), _floats(grads)):
+                self.optimizer.step()
+        except BaseException as error:  # noqa: BLE001  other ranks are in this step
+            self._error = error
+
+    def pack(self) -> bytes:
+        """The optimizer's state_dict(), and the names of its parameters."""
+        file = io.BytesIO()
+        torch.save({"names": self._names, "state": self.optimizer.state_dict()}, file)
+        return file.getvalue()
+
+    def check(self, packed: bytes) -> tuple[dict[Any, Any], Groups]:
+        """Local: what load_state_dict() makes of it; nothing has changed.
+
+        Raises CorruptCheckpoint.
+        """
+        try:
+            saved = torch.load(io.BytesIO(packed), weights_only=True)
+            names, state = saved["names"], saved["state"]
+        except Exception as error:  # noqa: BLE001  a damaged pickle raises anything
+            raise CorruptCheckpoint(
+                f"the state of {self.name} cannot be read without running code: {error}"
+            ) from None
+        if names != self._names:
+            raise CorruptCheckpoint(
+                f"the state of {self.name} is of other parameters or groups, or of "
+                f"another order: it has {_text(names)}, the optimizer "
+                f"{_text(self._names)}; load the weights alone"
+            )
+        optimizer = self.optimizer
+        try:
+            with self._looking_fp32():  # states get the parameters' dtype
+                optimizer.load_state_dict(state)
+            loaded = dict(optimizer.state), optimizer.param_groups
+        except Exception as error:  # noqa: BLE001  whatever the optimizer raises
+            raise CorruptCheckpoint(
+                f"{self.name} does not take the state: {type(error).__name__}: {error}"
+            ) from None
+        finally:
+            optimizer.state, optimizer.param_groups = self._state, self._groups
+        self._require_finite(loaded[0])
+        return loaded
+
+    def take(self, loaded: tuple[dict[Any, Any], Groups]) -> None:
+        """Local: puts in place what check() gave. Groups and states stay the objects that
+        schedulers and engine.optimizer know."""
+        state, groups = loaded
+        self._state.clear()
+        self._state.update(state)
+        for group, saved in zip(self._groups, groups, strict=True):
+            kept = {key: group[key] for key in ("params", "param_names")}
+            group.clear()
+            group.update({**saved, **kept})
+
+    # ---- the engine's
+
+    def raise_error(self, comm: _core.Communicator) -> None:
+        """Local: raises what the last step() raised, if it did. The other ranks hear of
+        it in their next call."""
+        error, self._error = self._error, None
+        if error is not None:
+            comm.give_up(f"{self.name}.step(): {type(error).__name__}: {error}")
+            raise error
+
+    def state_of(self, name: str, number: int, key: str) -> torch.Tensor:
+        """Local: a copy of a tensor that the optimizer keeps for its parameter `number`.
+
+        Raises InvalidArgument naming those that there are.
+        """
+        entry = self._state.get(self._parameters[number], {})
+        value = entry.get(key)
+        if not isinstance(value, torch.Tensor):
+            raise InvalidArgument(
+                f"key must be one of {sorted(entry)}, which {self.name} keeps of "
+                f"'{name}', got {key!r}"
+            )
+        return value.detach().clone()
+
+    @property
+    def _names(self) -> list[list[str]]:
+        return [list(group["param_names"]) for group in self._groups]
+
+    def _require_finite(self, state: dict[Any, Any]) -> None:
+        for number, entry in enumerate(state.values()):
+            for key, value in entry.items() if isinstance(entry, dict) else ():
+                is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+                if is_float and not bool(value.isfinite().all()):
+                    raise CorruptCheckpoint(
+                        f"the state of {self.name} has values that are not finite: {key} "
+                        f"of parameter {number}"
+                    )
+
+    @contextmanager
+    def _working_on(self, params: torch.Tensor, grads: torch.Tensor) -> Iterator[None]:
+        with _kept(self._parameters):
+            for p, offset in zip(self._parameters, self._offsets, strict=True):
+                size, shape = p.numel(), p.shape
+                p.data = params.narrow(0, offset, size).view(shape)
+                p.grad = grads.narrow(0, offset, size).view(shape)
+            yield
+
+    @contextmanager
+    def _looking_fp32(self) -> Iterator[None]:
+        # Those that are not trained, too.
+        every = [p for group in self._groups for p in group["params"]]
+        with _kept(every):
+            for p in every:
+                if p.is_floating_point():
+                    p.data = torch.zeros(()).expand(p.shape)
+            yield
+
+
+@contextmanager
+def _kept(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Within it they have no gradients; afterwards values and gradients are as before."""
+    homes = [(p, p.data, p.grad) for p in parameters]
+    try:
+        for p in parameters:
+            p.grad = None
+        yield
+    finally:
+        for p, data, grad in homes:
+            p.grad = None  # of another dtype, maybe
+            p.data = data
+            p.grad = grad
+
+
+def _floats(memory: memoryview) -> torch.Tensor:
+    if len(memory) == 0:
+        return torch.empty(0)
+    return torch.frombuffer(memory, dtype=torch.float32)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        value = value.tolist()
+    return f"{getattr(value, 'name', value)!s:.200}"
