@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,38 @@ def test_a_tag_is_found_again_as_it_was_given(tag: str, tmp_path: Path) -> None:
         path, _ = engine.load_checkpoint(tmp_path)
         assert path is not None
         assert Path(path).parent == tmp_path / tag
+
+    run_local_ranks(2, run)
+
+
+@pytest.mark.parametrize("tags", [("a", "b"), ("a", None)])
+def test_ranks_that_load_other_tags_are_told(
+    tags: tuple[str | None, ...], tmp_path: Path
+) -> None:
+    def run(comm: Any) -> None:
+        engine = engine_of(comm)
+        for tag in ("a", "b"):
+            engine.save_checkpoint(tmp_path, tag)
+        before = flat(engine.module)
+        with pytest.raises(thinwire.InvalidArgument, match="load_checkpoint: tag"):
+            engine.load_checkpoint(tmp_path, tags[comm.rank])
+        assert same_bits(flat(engine.module), before)
+        assert engine.load_checkpoint(tmp_path, "a")[0] is not None
+
+    run_local_ranks(2, run)
+
+
+@pytest.mark.parametrize("folder", [None, "", 3])
+def test_what_is_no_folder_is_named(folder: Any) -> None:
+    def run(comm: Any) -> None:
+        engine = engine_of(comm)
+        for call, name in (
+            (engine.save_checkpoint, "save_dir"),
+            (engine.load_checkpoint, "load_dir"),
+        ):
+            text = re.escape(f"{name}: must be a path, got {folder!r}")
+            with pytest.raises(thinwire.InvalidArgument, match=text):
+                call(folder)
 
     run_local_ranks(2, run)
 

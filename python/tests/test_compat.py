@@ -202,6 +202,133 @@ def test_whole_values_are_read_and_set(stage: int) -> None:
     run_local_ranks(2, run)
 
 
+VALUES: dict[str, tuple[Any, str]] = {
+    "list": ([0.0] * 231, "value: must be a tensor, got list"),
+    "transposed": (
+        torch.zeros(7, 33),
+        r"value: must be of shape \(33, 7\), got \(7, 33\)",
+    ),
+    "flat": (torch.zeros(231), r"value: must be of shape \(33, 7\), got \(231,\)"),
+}
+
+
+@pytest.mark.parametrize("value,text", VALUES.values(), ids=VALUES)
+def test_whole_values_of_another_shape_are_refused(value: Any, text: str) -> None:
+    engine = alone(config_of(**zero(1)))
+    weight = engine.module.first.weight
+    before = weight.detach().clone()
+    engine.backward(loss_of(engine, 0, 0))
+    with pytest.raises(InvalidArgument, match=text):
+        compat.safe_set_full_grad(weight, value)
+    engine.step()
+    for write in (
+        lambda: compat.safe_set_full_fp32_param(weight, value),
+        lambda: compat.safe_set_full_optimizer_state(weight, value, "exp_avg"),
+    ):
+        after = weight.detach().clone()
+        with pytest.raises(InvalidArgument, match=text):
+            write()
+        assert torch.equal(weight, after) and not torch.equal(weight, before)
+
+
+def test_states_that_no_run_has_are_refused() -> None:
+    engine = alone(config_of(**zero(1)))
+    train(engine, range(1))
+    bias = engine.module.last.bias
+    kept = engine.full_state(bias, "exp_avg_sq")
+    for key, value, text in (
+        ("exp_avg", float("nan"), "exp_avg of 'last.bias' must be finite"),
+        ("exp_avg_sq", float("inf"), "exp_avg_sq of 'last.bias' must be finite"),
+        ("exp_avg_sq", -1.0, "exp_avg_sq of 'last.bias' must be >= 0, got -1"),
+        (None, 0.0, "key: must be text, as 'exp_avg', got None"),
+    ):
+        wrong: Any = key
+        with pytest.raises(InvalidArgument, match=text):
+            compat.safe_set_full_optimizer_state(bias, torch.full((1,), value), wrong)
+    assert torch.equal(engine.full_state(bias, "exp_avg_sq"), kept)
+    none: Any = None
+    with pytest.raises(InvalidArgument, match="key: must be text"):
+        compat.safe_get_full_optimizer_state(bias, none)
+    number: Any = 3
+    with pytest.raises(InvalidArgument, match="param: 3 is no parameter"):
+        compat.safe_get_full_fp32_param(number)
+
+
+RATES: dict[str, tuple[Any, str]] = {
+    "True": (True, "lr: must be a number, got True"),
+    "text": ("0.02", "lr: must be a number, got '0.02'"),
+    "None": (None, "lr: must be a number, got None"),
+    "list": ([0.1], r"lr: must be a number, got \[0.1\]"),
+    "nan": (float("nan"), "lr must be finite and >= 0, got nan"),
+    "negative": (-1, "lr must be finite and >= 0, got -1"),
+}
+
+
+@pytest.mark.parametrize("rate,text", RATES.values(), ids=RATES)
+def test_what_is_no_learning_rate_is_refused(rate: Any, text: str) -> None:
+    engine = alone(config_of())
+    before = engine.optimizer.get_lr()
+    with pytest.raises((InvalidArgument, TypeError), match=text):
+        engine.optimizer.set_lr(rate)
+    assert engine.optimizer.get_lr() == before
+    if not isinstance(rate, (int, float)) or rate is True:
+        engine.optimizer.param_groups[0]["lr"] = rate
+        engine.backward(loss_of(engine, 0, 0))
+        with pytest.raises(TypeError, match=r"param_groups\[0\]\['lr'\]: must be a"):
+            engine.step()
+        engine.optimizer.param_groups[0]["lr"] = before
+        engine.step()
+        assert engine.report is not None and engine.report.applied
+
+
+@pytest.mark.parametrize("scale", ["8", True, None])
+def test_what_is_no_loss_scale_is_refused(scale: Any) -> None:
+    engine = alone(config_of(**FP16))
+    before = engine.optimizer.loss_scale
+    with pytest.raises(TypeError, match="loss_scale: must be a number, got"):
+        engine.optimizer.loss_scale = scale
+    assert engine.optimizer.loss_scale == before
+
+
+def append(groups: list[dict[str, Any]]) -> None:
+    groups.append({**groups[0], "params": [torch.nn.Parameter(torch.ones(2))]})
+
+
+def append_parameter(groups: list[dict[str, Any]]) -> None:
+    groups[0]["params"].append(torch.nn.Parameter(torch.ones(2)))
+
+
+EDITS: dict[str, tuple[Any, str]] = {
+    "appended": (append, "there were 1 groups .* and there are 2 now; add_param_group"),
+    "removed": (list.clear, "there were 1 groups .* and there are 0 now"),
+    "parameter": (append_parameter, r"\[0\]\['params'\]: there were .* now"),
+    "lr": (lambda groups: groups[0].pop("lr"), r"\[0\]\['lr'\] was removed"),
+    "weight_decay": (
+        lambda groups: groups[0].pop("weight_decay"),
+        r"\[0\]\['weight_decay'\] was removed",
+    ),
+}
+
+
+@pytest.mark.parametrize("edit,text", EDITS.values(), ids=EDITS)
+def test_groups_that_were_edited_are_named(edit: Any, text: str) -> None:
+    engine = alone(config_of())
+    engine.backward(loss_of(engine, 0, 0))
+    edit(engine.optimizer.param_groups)
+    with pytest.raises(FailedPrecondition, match="param_groups.*" + text):
+        engine.step()
+    for given in (False, True):
+        net = cases.model()
+        params = list(net.parameters())
+        optimizer = cases.make("AdamW", params)
+        edit(optimizer.param_groups)
+        before = cases.bits(params)
+        grads = [torch.ones_like(p) for p in params] if given else None
+        with pytest.raises(FailedPrecondition, match="param_groups.*" + text):
+            optimizer.step(grads=grads)
+        assert cases.bits(params) == before
+
+
 def test_gradients_are_the_means_of_the_ranks_with_zero() -> None:
     def run(comm: Any) -> torch.Tensor:
         engine = make(comm, config_of(**zero(2)))

@@ -204,6 +204,27 @@ def test_what_is_no_group_is_refused_by_its_name() -> None:
     run_local_ranks(2, run)
 
 
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_rank_without_experts_takes_names_as_others_do(is_first: bool) -> None:
+    def run(comm: Any) -> torch.Tensor:
+        layer = torch.nn.Linear(4, 2)
+        torch.nn.init.ones_(layer.weight)
+        groups = [
+            {"params": list(layer.named_parameters())},
+            {"params": [], "expert_group": comm},
+        ]
+        if is_first:
+            groups.reverse()
+        optimizer = thinwire.AdamW(groups, process_group=comm)
+        layer(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        assert optimizer.report is not None and optimizer.report.applied
+        return layer.weight.detach()
+
+    first, second = run_local_ranks(2, run)
+    assert torch.equal(first, second) and bool((first < 1).all())
+
+
 class Grid:
     """Ranks 0 and 1 hold the two halves of a model, 2 and 3 the same once more."""
 

@@ -95,6 +95,46 @@ def test_none_stands_for_the_own_gradient_and_for_no_copy() -> None:
     assert torch.equal(output, params[0].detach())
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("order", [[1, 0, 2], [2, 0, 1], [1, 1, 1]])
+def test_own_gradients_may_be_given_in_another_order(order: list[int]) -> None:
+    def moved(is_copied: bool) -> list[torch.Tensor]:
+        params = [torch.nn.Parameter(torch.zeros(33)) for _ in order]
+        optimizer = cases.make("AdamW", params, eps=1.0)
+        optimizer.zero_grad()
+        for k, p in enumerate(params):
+            assert p.grad is not None
+            p.grad.fill_(1 + 2 * k)
+        given = [params[k].grad for k in order]
+        optimizer.step(grads=[g.clone() for g in given] if is_copied else given)  # type: ignore[union-attr]
+        return [p.detach() for p in params]
+
+    assert all(map(torch.equal, moved(False), moved(True)))
+
+
+@pytest.mark.quick
+def test_a_gradient_that_lies_across_others_is_taken_as_it_was() -> None:
+    params = [torch.nn.Parameter(torch.zeros(4)) for _ in range(2)]
+    optimizer = cases.make("AdamW", params, eps=1.0, weight_decay=0.0)
+    optimizer.zero_grad()
+    for k, p in enumerate(params):
+        assert p.grad is not None
+        p.grad.fill_(1 + 2 * k)
+    flat = optimizer._memory.grads
+    across = flat[2:6].clone()
+    optimizer.step(grads=[params[1].grad, flat[2:6]])
+    other = [torch.nn.Parameter(torch.zeros(4)) for _ in range(2)]
+    cases.make("AdamW", other, eps=1.0, weight_decay=0.0).step(
+        grads=[torch.full((4,), 3.0), across]
+    )
+    assert all(map(torch.equal, params, other))
+
+
+def made_in_inference_mode() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.zeros(3)
+
+
 def params_of(count: int, shape: tuple[int, ...] = (3,)) -> list[torch.Tensor]:
     return [torch.zeros(shape) for _ in range(count)]
 
@@ -114,6 +154,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "integers": (
         {"grads": [torch.zeros(3), torch.zeros(3, dtype=torch.int32)]},
         "must be floating-point on cpu, got torch.int32",
+    ),
+    "expanded": (
+        {"output_params": [torch.zeros(3), torch.zeros(1).expand(3)]},
+        "output_params of parameter 'param.1': must not be expanded",
+    ),
+    "inference": (
+        {"output_params": [torch.zeros(3), made_in_inference_mode()]},
+        "output_params of parameter 'param.1': must not be made in torch.inference_mode",
     ),
     "lists": (
         {"grads": [params_of(1), params_of(1)]},

@@ -82,6 +82,103 @@ def test_a_mask_that_ranks_disagree_about_is_refused_on_all(kind: str) -> None:
     assert all("rank 1" in text for text in on_ranks(2, body))
 
 
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mask_that_one_rank_refuses_is_refused_on_all(kind: str, steps: int) -> None:
+    """In an exact step and after the freeze; then all go on."""
+
+    def body(communicator: Any) -> tuple[str, torch.Tensor]:
+        optimizer, parameter = make(kind, communicator, None)
+        step(optimizer, parameter, steps)
+        before = parameter.detach().clone()
+        group = optimizer.param_groups[0]
+        group["exp_avg_mask"] = "x" if communicator.rank == 0 else LIVE.clone()
+        with pytest.raises(
+            (InvalidArgument, TypeError), match="exp_avg_mask"
+        ) as caught:
+            step(optimizer, parameter, 1)
+        assert torch.equal(parameter, before)
+        assert optimizer._made.optimizer.steps == steps
+        group["exp_avg_mask"] = LIVE.clone()
+        step(optimizer, parameter, 6)
+        assert optimizer.report.masked == 2
+        return str(caught.value), parameter.detach().clone()
+
+    (text, value), *others = on_ranks(3, body)
+    assert "must be tensors, got 'x'" in text
+    for text, other in others:
+        assert "must be the same on all ranks" in text and torch.equal(value, other)
+
+
+def write_data(mask: torch.Tensor) -> None:
+    mask.data[:2] = 0
+
+
+def write_numpy(mask: torch.Tensor) -> None:
+    mask.numpy()[:2] = 0
+
+
+def change_places(mask: torch.Tensor) -> None:
+    """The sum of its bits stays."""
+    mask.data.copy_(mask.flip(0))
+
+
+@pytest.mark.parametrize("write", [write_data, write_numpy, change_places])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_what_is_written_past_autograd_into_a_mask_counts(
+    write: Any, dtype: torch.dtype
+) -> None:
+    def body(communicator: Any) -> None:
+        mask = torch.tensor([1, 1, 0, 1]).to(dtype)
+        optimizer, parameter = make("OnebitAdam", communicator, mask)
+        step(optimizer, parameter, 4)
+        write(mask)
+        moved = step(optimizer, parameter, 1)
+        assert not moved[mask == 0].any()
+        step(optimizer, parameter, 1)  # what came back takes part from here on
+        assert optimizer.report.masked == int((mask == 0).sum())
+
+    on_ranks(2, body)
+
+
+def test_a_mask_of_inference_mode_is_followed() -> None:
+    with torch.inference_mode():
+        mask = LIVE.clone()
+    optimizer, parameter = make("OnebitAdam", None, mask)
+    step(optimizer, parameter, 4)
+    assert optimizer.report.masked == 2
+
+
+REFUSED: dict[str, tuple[torch.Tensor, str]] = {
+    "transposed": (
+        torch.ones(4, 3),
+        r"of parameter 'param.0': must be of shape \(3, 4\), got \(4, 3\)",
+    ),
+    "flat": (torch.ones(12), r"must be of shape \(3, 4\), got \(12,\)"),
+    "complex": (
+        torch.ones(3, 4, dtype=torch.complex64),
+        "must be dense, real and not on the device meta, got torch.complex64",
+    ),
+    "sparse": (torch.ones(3, 4).to_sparse(), "must be dense, .*torch.sparse_coo"),
+    "meta": (torch.ones(3, 4, device="meta"), "not on the device meta, .* on meta"),
+}
+
+
+@pytest.mark.parametrize("mask,text", REFUSED.values(), ids=REFUSED)
+def test_masks_that_do_not_fit_are_named(mask: torch.Tensor, text: str) -> None:
+    parameter = torch.nn.Parameter(torch.ones(3, 4))
+    group: dict[str, Any] = {"params": [parameter], "exp_avg_mask": mask}
+    named = rf"param_groups\[0\]\['exp_avg_mask'\].*{text}"
+    with pytest.raises(InvalidArgument, match=named):
+        thinwire.OnebitAdam([group], lr=0.1)
+    group["exp_avg_mask"] = None
+    optimizer = thinwire.OnebitAdam([group], lr=0.1)
+    optimizer.param_groups[0]["exp_avg_mask"] = [mask]
+    with pytest.raises(InvalidArgument, match=named):
+        optimizer.step()
+    assert torch.equal(parameter, torch.ones(3, 4))
+
+
 @pytest.mark.parametrize("through_files", [False, True])
 @pytest.mark.parametrize("first,then", [(None, LIVE), (LIVE, None)])
 @pytest.mark.parametrize("kind", KINDS)

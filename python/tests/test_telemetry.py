@@ -284,6 +284,7 @@ def test_a_file_of_steps_that_cannot_be_written_costs_one_warning(
     [
         ({"path": ""}, "telemetry.'path'.: must be a path, got ''"),
         (3, "telemetry.'path'.: must be a path, got 3"),
+        ("a\0b", "telemetry.'path'.: must be a path without NUL"),
         ({"path": "x", "every": 0}, "telemetry.'every'.: must be >= 1, got 0"),
         ({"path": "x", "evry": 1}, "must have the keys path, every, .* got 'evry'"),
         (

@@ -23,6 +23,14 @@ def require_dense(name: str, gradient: torch.Tensor) -> None:
         )
 
 
+def require_shape(what: str, given: torch.Size, wanted: torch.Size) -> None:
+    """Local. Raises InvalidArgument naming both shapes unless they are the same."""
+    if given != wanted:
+        raise InvalidArgument(
+            f"{what}: must be of shape {tuple(wanted)}, got {tuple(given)}"
+        )
+
+
 class FlatMemory:
     """One array of parameters, `params`, and one of gradients, `grads`.
 
@@ -114,6 +122,8 @@ class FlatMemory:
             flat = torch.zeros_like(self.grads, dtype=dtype)
             views = self.views(flat)
         with torch.no_grad():
+            if flat is self.grads:
+                found = list(map(self._apart, found, views))
             for gradient, view in zip(found, views, strict=True):
                 if gradient is None:
                     view.zero_()
@@ -133,6 +143,17 @@ class FlatMemory:
     def note_written(self) -> None:
         """Tells autograd that all parameters have new values."""
         torch.autograd.graph.increment_version(self.parameters)
+
+    def _apart(
+        self, gradient: torch.Tensor | None, view: torch.Tensor
+    ) -> torch.Tensor | None:
+        """A copy of what lies in `grads` at another place than `view`, which would change
+        as others are copied in; else the gradient itself."""
+        if gradient is None or _is_same_memory(gradient, view):
+            return gradient
+        start = self.grads.data_ptr()
+        is_inside = start <= gradient.data_ptr() < start + self.grads.nbytes
+        return gradient.clone() if is_inside else gradient
 
     def _is_home(self, k: int) -> bool:
         parameter, view = self.parameters[k], self._values[k]

@@ -15,6 +15,7 @@ import torch
 
 from . import _core, _log
 from ._agreement import agreed
+from ._paths import path_of, require_utf8
 from .errors import CorruptCheckpoint, InvalidArgument, Unavailable
 from .optim._base import _Optimizer
 from .optim._options import _member
@@ -340,25 +341,6 @@ def _storable(what: str, value: Any) -> int | float | str | torch.Tensor:
     raise InvalidArgument(
         f"{what}: must be an int, float, str or tensor, got {type(value).__name__}"
     )
-
-
-def require_utf8(what: str, text: str) -> None:
-    """Raises InvalidArgument for text that has no UTF-8, as with lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidArgument(
-            f"{what}: must be text that UTF-8 can encode, got {text!r:.60}"
-        ) from None
-
-
-def path_of(what: str, path: Path) -> str:
-    """Raises InvalidArgument for a path that has no UTF-8, or a NUL."""
-    text = os.fsdecode(path)
-    require_utf8(what, text)
-    if "\0" in text:
-        raise InvalidArgument(f"{what}: must be a path without NUL, got {text!r:.60}")
-    return text
 
 
 def _users(values: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ..config import has_schedule
 from ..errors import FailedPrecondition, InvalidArgument
 from ..optim._experts import KEY as EXPERTS
 from ..optim._moments import ParameterState
-from ..optim._settings import Settings
+from ..optim._settings import Settings, number_in, require_sizes, set_rate, sizes_of
 from ..optim._state import saved_number, tensors
 from ._client import Client
 from ._edits import may_be_behind
@@ -41,6 +41,7 @@ class EngineOptimizer(WrapperNames):
         super().__init__(groups, defaults_of(config.optimizer) if of_ours else {})
         self._is_made = True
         self._settings = Settings(self.param_groups) if of_ours else None
+        self._sizes = sizes_of(self.param_groups)
         self._bases = [float(group["lr"]) for group in self.param_groups]
         self._decays = [float(g.get("weight_decay", 0)) for g in self.param_groups]
         self._by_hand: set[int] = set()
@@ -140,7 +141,7 @@ class EngineOptimizer(WrapperNames):
             if by_hand is not None and not bool(by_hand[number].isnan()):
                 self._by_hand.add(number)
                 self._seen[number] = float(by_hand[number])
-            _set_rate(group, rates[number])
+            set_rate(group, rates[number])
 
     @property
     def overflow(self) -> bool:
@@ -153,8 +154,10 @@ class EngineOptimizer(WrapperNames):
     def tell_rates(self, core: _core.Engine) -> None:
         """Local, before a step: what was written since the last one.
 
-        Raises FailedPrecondition naming a setting that cannot change.
+        Raises FailedPrecondition naming a setting that cannot change, and TypeError for a
+        learning rate that is no number.
         """
+        require_sizes(self._sizes, self.param_groups)
         for number, group in enumerate(self.param_groups):
             if self._settings is None:
                 break  # the client optimizer reads what is there
@@ -165,14 +168,14 @@ class EngineOptimizer(WrapperNames):
                     "engine was made, which an engine cannot follow; thinwire.OnebitAdam "
                     "and the like can"
                 )
-            if float(group["weight_decay"]) != self._decays[number]:
+            if number_in(number, group, "weight_decay") != self._decays[number]:
                 raise FailedPrecondition(
                     f"param_groups[{number}]['weight_decay'] was {self._decays[number]} "
                     f"when the engine was made and is {group['weight_decay']} now, which "
                     "an engine cannot follow; thinwire.OnebitAdam and the like can"
                 )
-        for number, group in enumerate(self.param_groups):
-            rate = float(group["lr"])
+        rates = [number_in(k, group, "lr") for k, group in enumerate(self.param_groups)]
+        for number, rate in enumerate(rates):
             if rate != self._seen[number]:
                 core.set_learning_rate(rate, number)
                 self._seen[number] = rate
@@ -187,7 +190,7 @@ class EngineOptimizer(WrapperNames):
             if number not in self._by_hand and not is_written:
                 rate = config.schedule.rate(self._bases[number], steps)
                 self._seen[number] = rate
-                _set_rate(group, rate)
+                set_rate(group, rate)
 
     def loaded(self, core: _core.Engine, scalars: dict[str, Any]) -> None:
         """Local: a checkpoint was loaded, with these rates set by hand."""
@@ -200,14 +203,14 @@ class EngineOptimizer(WrapperNames):
             if f"learning_rate/{number}" in scalars:
                 self._by_hand.add(number)
                 self._seen[number] = core.learning_rate(number)
-                _set_rate(group, self._seen[number])
+                set_rate(group, self._seen[number])
 
     def _loaded_client(self, core: _core.Engine) -> None:
         # Its groups are those of the state; a schedule of the configuration goes on.
         for number, group in enumerate(self.param_groups):
             self._seen[number] = core.learning_rate(number)
             if has_schedule(self._made._config):
-                _set_rate(group, self._seen[number])
+                set_rate(group, self._seen[number])
 
     @property
     def _made(self) -> Engine:
@@ -217,10 +220,3 @@ class EngineOptimizer(WrapperNames):
                 "this optimizer's engine is no more: make a new one"
             )
         return engine
-
-
-def _set_rate(group: dict[str, Any], rate: float) -> None:
-    if isinstance(group["lr"], torch.Tensor):
-        group["lr"].fill_(rate)
-    else:
-        group["lr"] = rate

@@ -12,12 +12,12 @@ import torch
 
 from .. import _core, _log
 from .._agreement import agreed
+from .._paths import path_of
 from ..checkpoint import (
     LoadReport,
     extras_of,
     finish_load,
     load_options,
-    path_of,
     random_state_in,
     save_options,
 )
@@ -93,11 +93,14 @@ class Saving(ModuleParts):
           the number of applied steps and so the configuration's schedule begin anew.
         load_module_only: as that, and the engine's counters stay.
 
-        Raises as thinwire.load(), and Unavailable for `custom_load_fn`.
+        Raises as thinwire.load(), Unavailable for `custom_load_fn`, and InvalidArgument for
+        tags that differ from rank to rank.
         """
         if custom_load_fn is not None:
             raise Unavailable("custom_load_fn: must be None, it is not supported")
         directory = agreed(self._comm, lambda: path_of("load_dir", load_dir))
+        named = "none" if tag is None else f"'{tag}'"
+        self._comm.require_same("load_checkpoint: tag", named)
         if tag is None:
             tag = self._on_rank_0(lambda: read_latest(directory))
             if not tag:

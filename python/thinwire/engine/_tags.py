@@ -9,7 +9,7 @@ import os
 import tempfile
 
 from .. import _core
-from ..checkpoint import require_utf8
+from .._paths import require_utf8
 from ..errors import InvalidArgument, Unavailable
 
 LATEST = "latest"

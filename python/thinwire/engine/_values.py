@@ -10,7 +10,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from .. import _core
-from .._memory import with_tensors
+from .._memory import require_shape, with_tensors
 from ..errors import InvalidArgument
 from ._base import EngineBase
 
@@ -22,9 +22,14 @@ def engine_of(parameter: torch.Tensor) -> Values:
     """Local: the engine that trains `parameter`; InvalidArgument without one."""
     engine = _ENGINES.get(id(parameter))
     if engine is None:
+        is_tensor = isinstance(parameter, torch.Tensor)
+        what = (
+            f"a tensor of shape {tuple(parameter.shape)}"
+            if is_tensor
+            else f"{parameter!r:.60}"
+        )
         raise InvalidArgument(
-            f"param: a tensor of shape {tuple(parameter.shape)} is no parameter that an "
-            "engine of thinwire.initialize trains"
+            f"param: {what} is no parameter that an engine of thinwire.initialize trains"
         )
     return engine
 
@@ -50,11 +55,12 @@ class Values(EngineBase):
         master and, rounded to its dtype, the parameter. 0/1 Adam forgets its updates since
         the last exchange.
 
-        Raises InvalidArgument for a value of another size.
+        Raises InvalidArgument for a value that is no tensor of the parameter's shape.
         """
-        name, _ = self._named(parameter)
+        name, shape = self._named(parameter)
+        values = _floats(value, shape)
         self._memory.home()
-        self._made.set_full_parameter(name, _floats(value))
+        self._made.set_full_parameter(name, values)
         self._written(is_behind=False)
 
     def full_gradient(self, parameter: torch.Tensor | str) -> torch.Tensor:
@@ -71,8 +77,8 @@ class Values(EngineBase):
         self, parameter: torch.Tensor | str, value: torch.Tensor
     ) -> None:
         """As full_gradient(); all ranks give the same value, which the next step() takes."""
-        name, _ = self._named(parameter)
-        self._made.set_full_gradient(name, _floats(value))
+        name, shape = self._named(parameter)
+        self._made.set_full_gradient(name, _floats(value, shape))
 
     def full_state(self, parameter: torch.Tensor | str, key: str) -> torch.Tensor:
         """With ZeRO collective, otherwise local: a copy of a parameter's part of the
@@ -83,6 +89,7 @@ class Values(EngineBase):
         freeze 1-bit Adam has no exp_avg_sq.
         """
         name, shape = self._named(parameter)
+        _require_key(key)
         if self._client is not None:
             return self._client.state_of(name, self._memory.names.index(name), key)
         return _tensor(self._made.full_state(name, key), shape)
@@ -90,9 +97,21 @@ class Values(EngineBase):
     def set_full_state(
         self, parameter: torch.Tensor | str, key: str, value: torch.Tensor
     ) -> None:
-        """Collective, with ZeRO only; all ranks give the same value."""
-        name, _ = self._named(parameter)
-        self._made.set_full_state(name, key, _floats(value))
+        """Collective, with ZeRO only; all ranks give the same value.
+
+        Raises InvalidArgument as set_full_parameter(), and for a value that is not finite or
+        a negative exp_avg_sq.
+        """
+        name, shape = self._named(parameter)
+        _require_key(key)
+        values = _floats(value, shape)
+        if not bool(values.isfinite().all()):
+            raise InvalidArgument(f"value: {key} of '{name}' must be finite")
+        if key == "exp_avg_sq" and bool((values < 0).any()):
+            raise InvalidArgument(
+                f"value: {key} of '{name}' must be >= 0, got {float(values.min()):g}"
+            )
+        self._made.set_full_state(name, key, values)
 
     def get_lamb_coeffs(self) -> list[float]:
         """Local: the factors by which the last step multiplied the learning rate of each
@@ -122,5 +141,13 @@ def _tensor(values: Any, shape: torch.Size) -> torch.Tensor:
     return from_dlpack(values).view(shape)
 
 
-def _floats(value: torch.Tensor) -> torch.Tensor:
+def _require_key(key: str) -> None:
+    if not isinstance(key, str):
+        raise InvalidArgument(f"key: must be text, as 'exp_avg', got {key!r:.60}")
+
+
+def _floats(value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise InvalidArgument(f"value: must be a tensor, got {type(value).__name__}")
+    require_shape("value", value.shape, shape)
     return value.detach().reshape(-1).to("cpu", torch.float32).contiguous()

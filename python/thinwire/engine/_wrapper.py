@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import Unavailable
+from ..optim._options import number_of, rate_of
+from ..optim._settings import set_rate
 from ._unavailable import refusal
 
 if TYPE_CHECKING:
@@ -33,13 +35,13 @@ class WrapperNames(torch.optim.Optimizer):
         ranks set the same value, and a dynamic scale continues from it.
 
         Setting raises FailedPrecondition unless parameters are float16, InvalidArgument out
-        of the scale's limits.
+        of the scale's limits, and TypeError for what is no number.
         """
         return self._made.loss_scale()
 
     @loss_scale.setter
     def loss_scale(self, scale: float) -> None:
-        self._made._made.set_loss_scale(float(scale))
+        self._made._made.set_loss_scale(number_of("loss_scale", scale))
 
     cur_scale = loss_scale
 
@@ -50,12 +52,13 @@ class WrapperNames(torch.optim.Optimizer):
 
     def set_lr(self, lr: float) -> None:
         """Local: the learning rate of every group from the next step on, as if it were
-        written into param_groups; all ranks do the same."""
+        written into param_groups; all ranks do the same.
+
+        Raises TypeError for what is no number, and InvalidArgument unless finite, >= 0.
+        """
+        rate = rate_of("lr", lr)
         for group in self.param_groups:
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(lr)
-            else:
-                group["lr"] = lr
+            set_rate(group, rate)
 
     def get_lr(self) -> float:
         """The learning rate of group 0 in the next step."""

@@ -28,9 +28,16 @@ from ._moments import ParameterState
 from ._native import Native, Training, make_config, make_native
 from ._notices import Notices
 from ._options import OF_DEEPSPEED, CommonKeywords, check_keywords, default, names_of
-from ._parameters import Place, all_parameters, refuse_module, trainable, warn_of_order
+from ._parameters import (
+    Place,
+    all_parameters,
+    refuse_module,
+    trainable,
+    warn_of_order,
+    with_names,
+)
 from ._run import RunTotals
-from ._settings import Settings
+from ._settings import Settings, set_rate
 from ._telemetry import Telemetry
 
 
@@ -112,6 +119,7 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         """Local: makes torch's part of the optimizer."""
         check_keywords(type(self).__name__, self._given, names_of(self._keywords))
         refuse_module(params)
+        params = with_names(params)
         for name, value in given.items():
             given[name] = default(self._options(), name) if value is None else value
         super().__init__(params, given)
@@ -288,10 +296,14 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         self._require_same_parameters()
         self._edits.home()
         gradients = native.memory.take_in_gradients(given_grads)
-        self._settings.apply(self.param_groups, native)
-        self._edits.take_in(is_collective=True)
-        done = native.optimizer.step(native.memory.params, gradients, scale)
-        self.report = StepReport.of(done)
+
+        def exchange() -> Any:
+            self._edits.take_in(is_collective=True)
+            return native.optimizer.step(native.memory.params, gradients, scale)
+
+        is_alone = self._comm.size == 1
+        self._settings.apply(self.param_groups, native, None if is_alone else exchange)
+        self.report = StepReport.of(exchange())
         self._written()
         for place, output in zip(native.places, outputs, strict=False):
             if output is not None:
@@ -310,6 +322,7 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         native = self._made
 
         def take() -> list[list[torch.Tensor | None]]:
+            self._settings.require_same_groups(self.param_groups)
             if not isinstance(native.optimizer, _core.Optimizer):
                 raise Unavailable(
                     f"step: {names[0]} works for parameters on the CPU only"
@@ -494,8 +507,5 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         native = self._made.optimizer
         rates = [native.learning_rate(g) for g in range(len(self.param_groups))]
         for group, rate in zip(self.param_groups, rates, strict=True):
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+            set_rate(group, rate)
         self._settings.told(rates)

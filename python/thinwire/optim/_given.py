@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .._memory import require_dense
+from .._memory import require_dense, require_shape
 from ..errors import InvalidArgument
-from ._parameters import Place, all_parameters
+from ._parameters import Place, all_parameters, is_expanded
 
 Tensors: TypeAlias = Iterable[torch.Tensor | None]
 PerParameter: TypeAlias = Tensors | Sequence[Tensors]
@@ -40,6 +40,8 @@ def per_place(
     for place, tensor in zip(all_parameters(groups), flat, strict=True):
         if tensor is not None:
             _require_fits(name, place, tensor)
+            if name == "output_params":
+                _require_writable(f"{name} of parameter '{place.name}'", tensor)
         of.setdefault(id(place.tensor), tensor)
     return [of[id(place.tensor)] for place in places]
 
@@ -73,13 +75,21 @@ def _require_fits(name: str, place: Place, tensor: Any) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{what}: must be a tensor, got {type(tensor).__name__}")
     require_dense(place.name, tensor)
-    if tensor.shape != place.tensor.shape:
-        raise InvalidArgument(
-            f"{what}: must be of shape {tuple(place.tensor.shape)}, got "
-            f"{tuple(tensor.shape)}"
-        )
+    require_shape(what, tensor.shape, place.tensor.shape)
     if tensor.device.type != place.tensor.device.type or not tensor.is_floating_point():
         raise InvalidArgument(
             f"{what}: must be floating-point on {place.tensor.device.type}, got "
             f"{tensor.dtype} on {tensor.device.type}"
+        )
+
+
+def _require_writable(what: str, tensor: torch.Tensor) -> None:
+    if is_expanded(tensor):
+        raise InvalidArgument(
+            f"{what}: must not be expanded, its elements share memory"
+        )
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        raise InvalidArgument(
+            f"{what}: must not be made in torch.inference_mode(), torch does not write into "
+            "such a tensor outside of it"
         )

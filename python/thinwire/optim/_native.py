@@ -11,8 +11,8 @@ from typing import Any, Self
 import torch
 
 from .. import _core
-from .._memory import FlatMemory
-from ..errors import Error, InvalidArgument, Unavailable
+from .._memory import FlatMemory, require_shape
+from ..errors import InvalidArgument, Unavailable
 from ._experts import KEY as EXPERTS
 from ._experts import Experts
 from ._options import (
@@ -39,6 +39,12 @@ _WHOLE = {
 MASK = "exp_avg_mask"
 # An exchange through Python costs more, so fewer and larger ones.
 PYTHON_BUCKET = 1 << 23
+_WITH_MASKS = (
+    _core.OnebitAdamOptions,
+    _core.LeanOnebitAdamOptions,
+    _core.OnebitLambOptions,
+    _core.ZeroOneAdamOptions,
+)
 _CPP_BACKENDS = ("local", "mpi")
 
 Spec = tuple[str, tuple[int, ...], int]
@@ -86,6 +92,22 @@ class Native:
         self.optimizer.close()
         if self.group is not None:
             self.group.close()
+
+    @property
+    def compares_masks(self) -> bool:
+        """Whether ranks compare checksums of their masks in the next step, before anything
+        changes; local steps exchange nothing."""
+        return (
+            isinstance(self.optimizer, _core.Optimizer)
+            and isinstance(self.config.optimizer, _WITH_MASKS)
+            and self.config.semantics == _core.Semantics.corrected
+            and self.optimizer.phase != "local"
+        )
+
+    def no_mask(self, group: int) -> torch.Tensor:
+        """What is equal to no mask, as its values are neither 0 nor 1."""
+        size = sum(p.tensor.numel() for p in self.places if p.group == group)
+        return torch.full((size,), 2.0)
 
     def dense_views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Every parameter's part of an array of a state, which has no gaps."""
@@ -251,12 +273,25 @@ def _group(
     return target
 
 
+def masks_in(group: Mapping[str, Any]) -> list[Any]:
+    """What a group has as masks, whatever it is; empty: none."""
+    masks = group.get(MASK)
+    if masks is None:
+        return []
+    return list(masks) if isinstance(masks, (list, tuple)) else [masks]
+
+
+def is_dense(value: Any) -> bool:
+    """Whether it is a tensor whose values can be looked at."""
+    is_tensor = isinstance(value, torch.Tensor)
+    return is_tensor and value.layout == torch.strided and not value.is_meta
+
+
 def mask_of(index: int, group: Mapping[str, Any], places: list[Place]) -> torch.Tensor:
     """A group's masks in the layout's order; None counts as no values."""
-    masks, params = group.get(MASK), group["params"]
-    if masks is None:
+    masks, params = masks_in(group), group["params"]
+    if group.get(MASK) is None:
         return torch.zeros(0)
-    masks = list(masks) if isinstance(masks, (list, tuple)) else [masks]
     what = f"param_groups[{index}]['exp_avg_mask']"
     if len(masks) != len(params):
         raise InvalidArgument(
@@ -271,19 +306,17 @@ def mask_of(index: int, group: Mapping[str, Any], places: list[Place]) -> torch.
         mask = of[id(place.tensor)]
         if not isinstance(mask, torch.Tensor):
             raise TypeError(f"{what}: must be tensors, got {mask!r}")
-        if mask.numel() != place.tensor.numel():
+        if not is_dense(mask) or mask.is_complex() or mask.is_quantized:
             raise InvalidArgument(
-                f"{what}: of parameter '{place.name}' it must have "
-                f"{place.tensor.numel()} elements, got {mask.numel()}"
+                f"{what}: of parameter '{place.name}' it must be dense, real and not on the "
+                f"device meta, got {mask.dtype} of layout {mask.layout} on {mask.device}"
             )
+        require_shape(
+            f"{what} of parameter '{place.name}'", mask.shape, place.tensor.shape
+        )
         if not bool(((mask == 0) | (mask == 1)).all()):
             raise InvalidArgument(
                 f"{what}: of parameter '{place.name}' its elements must be 0 or 1"
             )
         parts.append(mask.detach().reshape(-1).to("cpu", torch.float32))
     return torch.cat(parts) if parts else torch.zeros(0)
-
-
-def as_error(error: Exception) -> bool:
-    """Whether it is a refusal, which other ranks are to hear of."""
-    return isinstance(error, (Error, TypeError, ValueError))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -334,6 +335,14 @@ def number_of(name: str, value: Any) -> float:
         except OverflowError:
             raise InvalidArgument(f"{name} must be finite, got more") from None
     raise TypeError(f"{name}: must be a number, got {value!r}")
+
+
+def rate_of(name: str, value: Any) -> float:
+    """A learning rate. Raises as number_of(), and InvalidArgument out of range."""
+    rate = number_of(name, value)
+    if not 0 <= rate < math.inf:
+        raise InvalidArgument(f"{name} must be finite and >= 0, got {rate:g}")
+    return rate
 
 
 def set_field(holder: Any, path: str, value: Any, name: str) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,21 @@ def refuse_module(params: Any) -> None:
         )
 
 
+def with_names(params: Any) -> Any:
+    """Groups without parameters, as of a rank that holds no expert, count as named beside
+    named ones: torch takes all groups with names, or all without."""
+    if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
+        return params
+    given = list(params)
+    groups = [group for group in given if isinstance(group, dict)]
+    lists = [group.get("params") for group in groups]
+    if any(isinstance(p, list) and p and isinstance(p[0], tuple) for p in lists):
+        for group, its_list in zip(groups, lists, strict=True):
+            if its_list == []:
+                group.setdefault("param_names", [])
+    return given
+
+
 def _require_supported(place: Place, first: Place | None) -> None:
     tensor = place.tensor
     what = _unsupported(tensor)
@@ -128,13 +143,18 @@ def _unsupported(tensor: torch.Tensor) -> str | None:
         return f"is sparse ({tensor.layout}): must be dense"
     if tensor.is_complex():
         return f"is complex ({tensor.dtype}): train torch.view_as_real of it"
-    if any(
-        n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)
-    ):
+    if is_expanded(tensor):
         return "is expanded, so that its elements share memory: clone() it"
     if tensor.dtype not in DTYPES:
         return f"is {tensor.dtype}: must be float32, float16 or bfloat16"
     return None
+
+
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether a step of 0 makes several elements of one place in memory."""
+    return any(
+        n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:

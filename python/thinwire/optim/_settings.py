@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-from ..errors import CorruptCheckpoint, FailedPrecondition
-from ._native import FIXED_KEYS, MASK, Native, mask_of
+from ..errors import CorruptCheckpoint, FailedPrecondition, InvalidArgument
+from ._native import FIXED_KEYS, MASK, Native, is_dense, mask_of, masks_in
 from ._options import REFUSED, names_of_python, number_of
 
 # Of a group: what checkpoints have elsewhere, or what is fixed at construction.
@@ -27,7 +28,8 @@ class Settings:
         ]
         self._rates = [float(group["lr"]) for group in groups]
         self._decays = [float(group["weight_decay"]) for group in groups]
-        self._masks = [_versions(group) for group in groups]
+        self._masks = [_kept(group) for group in groups]
+        self._sizes = sizes_of(groups)
 
     def fixed(self, index: int) -> Mapping[str, Any]:
         """What a group was made with and cannot change."""
@@ -37,31 +39,60 @@ class Settings:
         """The optimizer has these learning rates, from a state."""
         self._rates = rates
 
-    def apply(self, groups: list[dict[str, Any]], native: Native) -> None:
-        """Tells the optimizer what has changed.
+    def apply(
+        self,
+        groups: list[dict[str, Any]],
+        native: Native,
+        exchange: Callable[[], object] | None = None,
+    ) -> None:
+        """Tells the optimizer what has changed. `exchange`: the step that follows, for which
+        other ranks wait; where they compare masks they then refuse it, too.
 
-        Raises FailedPrecondition naming a key that cannot change.
+        Raises FailedPrecondition naming a key that cannot change, and InvalidArgument or
+        TypeError for a mask.
         """
+        self.require_same_groups(groups)
         for index, group in enumerate(groups):
             self.require_fixed(index, group)
         with names_of_python():
             self._tell(groups, native.optimizer)
             for index, group in enumerate(groups):
                 if self.has_other_mask(index, group):
-                    mask = mask_of(index, group, native.places)
-                    native.optimizer.set_exp_avg_mask(index, mask)
-                    self._masks[index] = _versions(group)
+                    self._tell_mask(index, group, native, exchange)
 
     def has_other_mask(self, index: int, group: Mapping[str, Any]) -> bool:
-        """Whether another tensor is there, or one was written to."""
-        before, now = self._masks[index], _versions(group)
-        return len(before) != len(now) or any(
-            a is not b or of != at for (a, of), (b, at) in zip(before, now, strict=True)
-        )
+        """Whether other values are there, by whatever way they were written."""
+        before, now = self._masks[index], masks_in(group)
+        return len(before) != len(now) or not all(map(_has_values, now, before))
+
+    def require_same_groups(self, groups: list[dict[str, Any]]) -> None:
+        """Raises FailedPrecondition naming what is there no more, or was not before."""
+        require_sizes(self._sizes, groups)
+
+    def _tell_mask(
+        self,
+        index: int,
+        group: Mapping[str, Any],
+        native: Native,
+        exchange: Callable[[], object] | None,
+    ) -> None:
+        try:
+            mask = mask_of(index, group, native.places)
+        except (InvalidArgument, TypeError):
+            self._masks[index] = [object()]  # the next step tells whatever it has
+            other = native.no_mask(index)
+            if exchange is not None and native.compares_masks and other.numel():
+                native.optimizer.set_exp_avg_mask(index, other)
+                with suppress(InvalidArgument):
+                    exchange()
+            raise
+        native.optimizer.set_exp_avg_mask(index, mask)
+        self._masks[index] = _kept(group)
 
     def _tell(self, groups: list[dict[str, Any]], optimizer: Any) -> None:
         for index, group in enumerate(groups):
-            rate, decay = _numbers(index, group)
+            rate = number_in(index, group, "lr")
+            decay = number_in(index, group, "weight_decay")
             if rate != self._rates[index]:
                 optimizer.set_learning_rate(index, rate)
                 self._rates[index] = rate
@@ -86,20 +117,62 @@ _CURES = {
 }
 
 
-def _versions(group: Mapping[str, Any]) -> list[tuple[Any, int]]:
-    """A group's masks, each with how often it was written to."""
-    masks = group.get(MASK)
-    if masks is None:
-        return []
-    masks = masks if isinstance(masks, (list, tuple)) else [masks]
-    return [(mask, getattr(mask, "_version", 0)) for mask in masks]
+def sizes_of(groups: list[dict[str, Any]]) -> list[int]:
+    """The number of parameters of each group."""
+    return [len(group["params"]) for group in groups]
 
 
-def _numbers(index: int, group: Mapping[str, Any]) -> tuple[float, float]:
-    """Learning rate and weight decay."""
-    what = f"param_groups[{index}]"
-    rate = number_of(f"{what}['lr']", group["lr"])
-    return rate, number_of(f"{what}['weight_decay']", group["weight_decay"])
+def require_sizes(sizes: list[int], groups: list[dict[str, Any]]) -> None:
+    """Raises FailedPrecondition unless there are as many groups as `sizes`, each with as
+    many parameters."""
+    if len(groups) != len(sizes):
+        raise FailedPrecondition(
+            f"param_groups: there were {len(sizes)} groups when the optimizer was made and "
+            f"there are {len(groups)} now; add_param_group() adds one before the first step"
+        )
+    for index, (group, size) in enumerate(zip(groups, sizes, strict=True)):
+        now = len(group.get("params", ()))
+        if now != size:
+            raise FailedPrecondition(
+                f"param_groups[{index}]['params']: there were {size} parameters when the "
+                f"optimizer was made and there are {now} now; make another optimizer"
+            )
+
+
+def _kept(group: Mapping[str, Any]) -> list[Any]:
+    """Copies of a group's masks."""
+    return [
+        mask.detach().to(torch.bool, copy=True) if is_dense(mask) else mask
+        for mask in masks_in(group)
+    ]
+
+
+def _has_values(mask: Any, kept: Any) -> bool:
+    if not is_dense(mask) or not is_dense(kept):
+        return mask is kept
+    is_alike = mask.shape == kept.shape and mask.device == kept.device
+    return is_alike and bool((mask == kept).all())
+
+
+def set_rate(group: dict[str, Any], rate: float) -> None:
+    """Writes a learning rate, into the tensor if it is one."""
+    if isinstance(group["lr"], torch.Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
+
+
+def number_in(index: int, group: Mapping[str, Any], key: str) -> float:
+    """A group's number, as its learning rate.
+
+    Raises FailedPrecondition if it is there no more, and TypeError if it is none.
+    """
+    what = f"param_groups[{index}]['{key}']"
+    if key not in group:
+        raise FailedPrecondition(
+            f"{what} was removed after the optimizer was made: put it back"
+        )
+    return number_of(what, group[key])
 
 
 def to_text(groups: list[dict[str, Any]]) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from .._log import logger
+from .._paths import path_of
 from ..errors import InvalidArgument
 from ..report import StepReport
 
@@ -31,8 +32,7 @@ class Telemetry:
                 )
         path, every = values.get("path"), values.get("every", 1)
         every_rank = values.get("every_rank", False)
-        if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-            raise InvalidArgument(f"telemetry['path']: must be a path, got {path!r}")
+        path = path_of("telemetry['path']", path)
         if type(every) is not int or every < 1:
             raise InvalidArgument(f"telemetry['every']: must be >= 1, got {every!r}")
         if not isinstance(every_rank, bool):
@@ -40,7 +40,7 @@ class Telemetry:
                 f"telemetry['every_rank']: must be bool, got {every_rank!r}"
             )
         self._every = every
-        self._path = f"{os.fspath(path)}.rank{rank}" if every_rank else os.fspath(path)
+        self._path = f"{path}.rank{rank}" if every_rank else path
         self._writes = every_rank or rank == 0
         self._has_warned = False
 
