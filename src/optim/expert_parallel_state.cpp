@@ -34,6 +34,8 @@ State ExpertParallel::state() const {
   State all = std::move(parts.front());
   std::string of_parameters;
   for (StateArray& array : all.arrays) {
+    // Those that 0/1 Adam keeps within local steps are the dense ones only.
+    array.is_parameters = false;
     if (array.axis != Axis::kParameter) continue;
     of_parameters += array.name + ' ';
     array.size = impl_->layout.parameters().size();
