@@ -34,7 +34,7 @@ State ExpertParallel::state() const {
   State all = std::move(parts.front());
   std::string of_parameters;
   for (StateArray& array : all.arrays) {
-    // Those that 0/1 Adam keeps within local steps are the dense ones only.
+    // Within local steps 0/1 Adam keeps parameters; they are not all of them.
     array.is_parameters = false;
     if (array.axis != Axis::kParameter) continue;
     of_parameters += array.name + ' ';

@@ -290,7 +290,7 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         gradients = native.memory.take_in_gradients(given_grads)
         self._settings.apply(self.param_groups, native)
         self._edits.take_in(is_collective=True)
-        done = native.optimizer.step(native.memory.params, gradients, scale)
+        done = native.optimizer.step(native.memory.handed_params, gradients, scale)
         self.report = StepReport.of(done)
         self._written()
         for place, output in zip(native.places, outputs, strict=False):
@@ -352,7 +352,7 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         native = self._made
         self._edits.home()
         self._edits.take_in(is_collective=True)
-        native.optimizer.synchronize(native.memory.params)
+        native.optimizer.synchronize(native.memory.handed_params)
         self._written()
 
     @contextmanager
@@ -384,7 +384,7 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         return Training(
             self._comm,
             native.layout,
-            native.memory.params,
+            native.memory.handed_params,
             native.optimizer,
             native.config,
         )
