@@ -41,6 +41,7 @@ ROWS = (
     DDP,
     Row("onebit_adam", "1-bit Adam", "--optimizer onebit_adam"),
     Row("zero_4_4", "ZeRO-2, AdamW, 4 bits", "--optimizer zero_4_4"),
+    Row("zero_8_8", "ZeRO-2, AdamW, 8 bits", "--optimizer zero_8_8"),
     Row("zero_one_adam", "0/1 Adam", "--optimizer zero_one_adam"),
     Row("adamw", "Thinwire AdamW (exact)", "--optimizer adamw"),
     Row("lean_onebit_adam", "Lean 1-bit Adam", "--optimizer lean_onebit_adam"),

@@ -35,6 +35,7 @@ from transformers import (
 
 MANY = 4  # a text with so many rare tokens counts as one of rare tokens
 SELDOM = 3  # a token that training shows at most so often is seldom
+ZERO = ("zero_4_4", "zero_8_8")
 
 
 def read_texts(folder):
@@ -181,7 +182,8 @@ def train_in_a_loop(model, items, collate, given):
 
 
 def train_with_zero(model, items, collate, given):
-    """Trains with ZeRO stage 2, whose gradients and parameters travel in 4 bits."""
+    """Trains with ZeRO stage 2, whose gradients and parameters travel in 4 or 8 bits."""
+    bits = int(given.optimizer[-1])
     engine, _, _, _ = thinwire.initialize(
         model=model,
         model_parameters=model.parameters(),
@@ -194,7 +196,7 @@ def train_with_zero(model, items, collate, given):
             },
             "gradient_clipping": given.clip,
             "zero_optimization": {"stage": 2},
-            "thinwire": {"zero_bits_up": 4, "zero_bits_down": 4},
+            "thinwire": {"zero_bits_up": bits, "zero_bits_down": bits},
         },
     )
     sent = BytesSent(engine, model)
@@ -278,7 +280,7 @@ def parse():
         required=True,
         choices=[
             *("ddp", "adamw", "onebit_adam", "lean_onebit_adam", "zero_one_adam"),
-            "zero_4_4",
+            *ZERO,
         ],
     )
     parser.add_argument("--trainer", action="store_true", help="by Hugging Face's")
@@ -293,7 +295,7 @@ def parse():
     parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    if given.trainer and given.optimizer == "zero_4_4":
+    if given.trainer and given.optimizer in ZERO:
         parser.error("--trainer: ZeRO needs thinwire.initialize, so a loop of its own")
     if given.exact_embeddings and given.optimizer != "onebit_adam":
         parser.error("--exact-embeddings: must come with --optimizer onebit_adam")
@@ -318,7 +320,7 @@ def main():
     seen = TokensSeen(model)
     begin = time.monotonic()
     train = train_with_trainer if given.trainer else train_in_a_loop
-    if given.optimizer == "zero_4_4":
+    if given.optimizer in ZERO:
         train = train_with_zero
     evaluation, bytes_sent = train(model.train(), training, collate, given)
     seconds = time.monotonic() - begin

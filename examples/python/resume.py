@@ -38,5 +38,7 @@ for step in range(begin + 1, given.steps + 1):
     if step % 100 == 0:
         extra = {"step": step, "scheduler": json.dumps(scheduler.state_dict())}
         thinwire.save(given.out, optimizer, extra=extra, module=model)
-if dist.get_rank() == 0:
+if dist.get_rank() == 0 and begin == given.steps:
+    print(f"all {begin} steps were done before")
+elif dist.get_rank() == 0:
     print(f"steps {begin + 1} to {given.steps}: loss {loss.item():.3f}")

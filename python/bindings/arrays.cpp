@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "thinwire/core/dtype.h"
 
@@ -65,6 +66,14 @@ DType import(nb::handle object, const char* name, Bools bools, bool written,
   return *dtype;
 }
 
+// The two of a tuple, or the object itself.
+std::vector<nb::handle> parts_of(nb::handle object) {
+  if (!nb::isinstance<nb::tuple>(object) || nb::len(object) != 2)
+    return {object};
+  const auto pair = nb::borrow<nb::tuple>(object);
+  return {pair[0], pair[1]};  // the caller has the tuple
+}
+
 // The values lie in `owner`'s object, which goes with the array.
 nb::object own(void* data, std::size_t size, DType dtype, nb::capsule owner) {
   return nb::cast(nb::ndarray<nb::array_api>(
@@ -74,13 +83,21 @@ nb::object own(void* data, std::size_t size, DType dtype, nb::capsule owner) {
 }  // namespace
 
 Array::Array(nb::handle object, const char* name, Bools bools) {
-  const DType dtype = import(object, name, bools, true, held_);
-  view_ = {held_.data(), held_.size(), dtype};
+  for (const nb::handle part : parts_of(object)) {
+    auto& held = held_.emplace_back();
+    const DType dtype = import(part, name, bools, true, held);
+    const View own(held.data(), held.size(), dtype);
+    view_ = held_.size() == 1 ? own : View::joined(view_, own);
+  }
 }
 
 ConstArray::ConstArray(nb::handle object, const char* name, Bools bools) {
-  const DType dtype = import(object, name, bools, false, held_);
-  view_ = {held_.data(), held_.size(), dtype};
+  for (const nb::handle part : parts_of(object)) {
+    auto& held = held_.emplace_back();
+    const DType dtype = import(part, name, bools, false, held);
+    const ConstView own(held.data(), held.size(), dtype);
+    view_ = held_.size() == 1 ? own : ConstView::joined(view_, own);
+  }
 }
 
 bool is_array(nb::handle object) {

@@ -14,9 +14,10 @@ namespace thinwire::python {
 /// Whether an array of bool counts as one of bytes.
 enum class Bools { kRefused, kAsBytes };
 
-/// A caller's array that is written: one-dimensional, contiguous, on the CPU.
-/// Keeps it alive; may die without the GIL. Throws TypeError naming the
-/// argument for anything else, and never copies.
+/// A caller's array that is written: one-dimensional, contiguous, on the CPU;
+/// or a tuple of two, which are joined (View::joined). Keeps it alive; may die
+/// without the GIL. Throws TypeError naming the argument for anything else, and
+/// never copies.
 class Array {
  public:
   Array() = default;
@@ -25,7 +26,7 @@ class Array {
   [[nodiscard]] View view() const noexcept { return view_; }
 
  private:
-  nb::ndarray<nb::device::cpu, nb::c_contig, nb::ndim<1>> held_;
+  std::vector<nb::ndarray<nb::device::cpu, nb::c_contig, nb::ndim<1>>> held_;
   View view_;
 };
 
@@ -39,7 +40,8 @@ class ConstArray {
   [[nodiscard]] ConstView view() const noexcept { return view_; }
 
  private:
-  nb::ndarray<nb::ro, nb::device::cpu, nb::c_contig, nb::ndim<1>> held_;
+  std::vector<nb::ndarray<nb::ro, nb::device::cpu, nb::c_contig, nb::ndim<1>>>
+      held_;
   ConstView view_;
 };
 

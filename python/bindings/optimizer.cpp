@@ -7,7 +7,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -18,6 +17,7 @@
 #include "engine/hierarchy.h"
 #include "state.h"
 #include "thinwire/comm/agreement.h"
+#include "thinwire/kernels/cast.h"
 #include "thinwire/optim/low_bit_optimizer.h"
 
 namespace thinwire::python {
@@ -83,9 +83,11 @@ void synchronize(Self& self, nb::handle params) {
   });
 }
 
+// Of two dtypes: in fp32.
 Buffer copy_of(ConstView values) {
-  Buffer copy(values.size(), values.dtype(), Fill::kNone);
-  if (!values.empty()) std::memcpy(copy.data(), values.data(), values.bytes());
+  const DType dtype = values.is_joined() ? DType::kFloat32 : values.dtype();
+  Buffer copy(values.size(), dtype, Fill::kNone);
+  kernels::convert(values, copy.view());
   return copy;
 }
 

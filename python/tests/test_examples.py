@@ -40,6 +40,8 @@ def test_resume(tmp_path: Path) -> None:
     assert first.startswith("steps 1 to 100: loss ")
     on = output_of(1, script, "--steps", 110, "--out", tmp_path)
     assert on.startswith("steps 101 to 110: loss ")
+    done = output_of(1, script, "--steps", 100, "--out", tmp_path)
+    assert done.strip() == "all 100 steps were done before"
 
 
 def test_mixture_of_experts(tmp_path: Path) -> None:

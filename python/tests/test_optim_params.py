@@ -183,10 +183,6 @@ def test_what_is_refused_at_construction() -> None:
     refused(torch.ones(2, dtype=torch.float64).requires_grad_(), "'x' is torch.float64")
     refused(torch.eye(3).to_sparse().requires_grad_(), "'x' is sparse")
     refused(torch.ones(2, device="meta").requires_grad_(), "'x' is on the device meta")
-    refused(
-        torch.ones(2, dtype=torch.bfloat16).requires_grad_(),
-        "'x' is torch.bfloat16, 'w' torch.float32",
-    )
     refused(torch.nn.Parameter(torch.ones(1).expand(5)), "'x' is expanded")
     whole = torch.ones(9)
     halves = [

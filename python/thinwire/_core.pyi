@@ -2,7 +2,8 @@
 """The native module: the C++ library, with no logic of its own.
 
 Arrays are one-dimensional, contiguous and on the CPU: anything with DLPack or the
-buffer protocol. Calls that can wait for other ranks release the GIL. Failures of the
+buffer protocol. A tuple of two arrays counts as one, the first of 16 bits and the second
+of fp32, where parameters and gradients are taken. Calls that can wait for other ranks release the GIL. Failures of the
 library are raised as the classes of thinwire.errors.
 """
 

@@ -31,12 +31,18 @@ def require_shape(what: str, given: torch.Size, wanted: torch.Size) -> None:
         )
 
 
+Handed = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+"""What the native side takes: an array, or two that follow each other."""
+
+
 class FlatMemory:
     """One array of parameters, `params`, and one of gradients, `grads`.
 
     Both have `size` elements of the parameters' dtype, on their device; parameter k
     begins at offsets[k]. Backward then writes where a step reads, and nothing is copied
-    in between. Elements between parameters are 0.
+    in between. Elements between parameters are 0. Parameters that are fp32 beside
+    others of 16 bits are the last ones, and have arrays of their own: `wide_params` and
+    `wide_grads`, whose elements count on from those of the others.
     """
 
     def __init__(
@@ -45,19 +51,67 @@ class FlatMemory:
         offsets: Sequence[int],
         size: int,
         names: Sequence[str] = (),
+        num_wide: int = 0,
     ) -> None:
         """Local: copies the parameters' values; the parameters stay where they are until
-        home(). At least one, all of one dtype and device."""
+        home(). At least one, all of one device, and of one dtype but for the last
+        `num_wide`, which are fp32."""
         self.parameters = list(parameters)
         self.names = list(names) or [f"param.{k}" for k in range(len(self.parameters))]
         first = self.parameters[0]
-        self.params = torch.zeros(size, dtype=first.dtype, device=first.device)
-        self.grads = torch.zeros_like(self.params)
         self._offsets = list(offsets)
-        self._values = self.views(self.params)
-        self._gradients = self.views(self.grads)
+        begin = self._cut(size, num_wide)
+        self.params = torch.zeros(begin, dtype=first.dtype, device=first.device)
+        self.grads = torch.zeros_like(self.params)
+        self._take_values(size)
+
+    def _cut(self, size: int, num_wide: int) -> int:
+        """Where the elements of the last `num_wide` parameters begin."""
+        self._num_wide = num_wide
+        return self._offsets[-num_wide] if num_wide > 0 else size
+
+    def _take_values(self, size: int, keeps_gradients: bool = True) -> None:
+        """`params` and `grads` are there."""
+        size -= self.params.numel()
+        device = self.params.device
+        self.wide_params = torch.zeros(size, device=device)
+        self.wide_grads = torch.zeros(size if keeps_gradients else 0, device=device)
+        self._values = self._own_views(self.params, self.wide_params)
+        self._gradients = (
+            self._own_views(self.grads, self.wide_grads) if keeps_gradients else []
+        )
         for parameter, view in zip(self.parameters, self._values, strict=True):
             view.copy_(parameter.detach())
+
+    @property
+    def handed_params(self) -> Handed:
+        """All parameters."""
+        return _handed(self.params, self.wide_params)
+
+    @property
+    def handed_grads(self) -> Handed:
+        """All gradients."""
+        return _handed(self.grads, self.wide_grads)
+
+    def values(self) -> torch.Tensor:
+        """A copy of all parameters in fp32, in one array."""
+        return torch.cat([self.params.to(torch.float32), self.wide_params])
+
+    def rounded(self, values: torch.Tensor) -> torch.Tensor:
+        """A copy of such an array, rounded as parameters are."""
+        narrow, wide = values.tensor_split([self.params.numel()])
+        return torch.cat([narrow.to(self.params.dtype).to(torch.float32), wide])
+
+    def _own_views(self, flat: torch.Tensor, wide: torch.Tensor) -> list[torch.Tensor]:
+        """Every parameter's part of the two arrays, in its shape."""
+        first_wide = len(self.parameters) - self._num_wide
+        views = []
+        for k, (p, offset) in enumerate(
+            zip(self.parameters, self._offsets, strict=True)
+        ):
+            of, begin = (wide, flat.numel()) if k >= first_wide else (flat, 0)
+            views.append(of.narrow(0, offset - begin, p.numel()).view(p.shape))
+        return views
 
     def views(
         self, flat: torch.Tensor, offsets: Sequence[int] | None = None
@@ -96,12 +150,11 @@ class FlatMemory:
         for parameter, view in zip(self.parameters, self._values, strict=True):
             parameter.data = _alone(view)
 
-    def take_in_gradients(
-        self, given: Sequence[torch.Tensor | None] = ()
-    ) -> torch.Tensor:
+    def take_in_gradients(self, given: Sequence[torch.Tensor | None] = ()) -> Handed:
         """This step's gradients as one array: those that are views are in place, missing
         ones count as 0, others are copied. Of another dtype than the parameters where
-        all are of that one, and fp32 where they differ. `given`: empty, or one for each
+        all are of that one, and fp32 where they differ; those of fp32 parameters beside
+        16 bits are fp32. `given`: empty, or one for each
         parameter, which takes the place of the parameter's own unless it is None.
 
         Raises InvalidArgument naming a parameter whose gradient is sparse.
@@ -114,26 +167,30 @@ class FlatMemory:
         for name, gradient in zip(self.names, found, strict=True):
             if gradient is not None:
                 require_dense(name, gradient)
-        dtypes = {g.dtype for g in found if g is not None and g.numel() > 0}
+        narrow = found[: len(found) - self._num_wide]
+        dtypes = {g.dtype for g in narrow if g is not None and g.numel() > 0}
         flat, views = self.grads, self._gradients
         if dtypes - {self.grads.dtype}:
             dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
             dtype = dtype if dtype in GRADIENT_TYPES else torch.float32
             flat = torch.zeros_like(self.grads, dtype=dtype)
-            views = self.views(flat)
+            views = self._own_views(flat, self.wide_grads)
         with torch.no_grad():
-            if flat is self.grads:
-                found = list(map(self._apart, found, views))
+            written = (flat, self.wide_grads)
+            found = [
+                _apart(g, view, written) for g, view in zip(found, views, strict=True)
+            ]
             for gradient, view in zip(found, views, strict=True):
                 if gradient is None:
                     view.zero_()
                 elif not _is_same_memory(gradient, view):
                     view.copy_(gradient)
-        return flat
+        return _handed(flat, self.wide_grads)
 
     def put_gradient_views(self) -> None:
         """Sets all gradients to 0, and each parameter's to its view."""
         self.grads.zero_()
+        self.wide_grads.zero_()
         for parameter, view in zip(self.parameters, self._gradients, strict=True):
             gradient = parameter.grad
             if gradient is None or not _is_same_memory(gradient, view):
@@ -143,17 +200,6 @@ class FlatMemory:
     def note_written(self) -> None:
         """Tells autograd that all parameters have new values."""
         torch.autograd.graph.increment_version(self.parameters)
-
-    def _apart(
-        self, gradient: torch.Tensor | None, view: torch.Tensor
-    ) -> torch.Tensor | None:
-        """A copy of what lies in `grads` at another place than `view`, which would change
-        as others are copied in; else the gradient itself."""
-        if gradient is None or _is_same_memory(gradient, view):
-            return gradient
-        start = self.grads.data_ptr()
-        is_inside = start <= gradient.data_ptr() < start + self.grads.nbytes
-        return gradient.clone() if is_inside else gradient
 
     def _is_home(self, k: int) -> bool:
         parameter, view = self.parameters[k], self._values[k]
@@ -179,14 +225,18 @@ class FlatMemory:
                 )
 
 
-def with_tensors(
-    use: dict[str, int], params: torch.Tensor, grads: torch.Tensor
-) -> dict[str, int]:
+def with_tensors(use: dict[str, int], memory: FlatMemory) -> dict[str, int]:
     """The library's memory, and torch's arrays of parameters and gradients."""
-    use["parameters"] += params.nbytes
-    use["gradients"] += grads.nbytes
-    use["peak"] += params.nbytes + grads.nbytes
+    params = memory.params.nbytes + memory.wide_params.nbytes
+    grads = memory.grads.nbytes + memory.wide_grads.nbytes
+    use["parameters"] += params
+    use["gradients"] += grads
+    use["peak"] += params + grads
     return use
+
+
+def _handed(flat: torch.Tensor, wide: torch.Tensor) -> Handed:
+    return (flat, wide) if wide.numel() > 0 else flat
 
 
 def _is_same_memory(tensor: torch.Tensor, view: torch.Tensor) -> bool:
@@ -197,3 +247,15 @@ def _alone(view: torch.Tensor) -> torch.Tensor:
     """The same memory as a storage of its own: who counts, compares or saves storages
     (torch.save, safetensors, Accelerate) then finds this parameter's bytes only."""
     return from_dlpack(view)
+
+
+def _apart(
+    gradient: torch.Tensor | None, view: torch.Tensor, written: Sequence[torch.Tensor]
+) -> torch.Tensor | None:
+    """A copy of what lies in the arrays `written` at another place than `view`, which would
+    change as others are copied in; else the gradient itself."""
+    if gradient is None or _is_same_memory(gradient, view):
+        return gradient
+    at = gradient.data_ptr()
+    is_inside = any(a.data_ptr() <= at < a.data_ptr() + a.nbytes for a in written)
+    return gradient.clone() if is_inside else gradient

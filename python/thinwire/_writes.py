@@ -15,11 +15,8 @@ class Marks:
     Values that are put back are no change, as after an evaluation with averaged ones.
     """
 
-    def __init__(self, flat: torch.Tensor) -> None:
-        self._flat = flat.view(torch.uint8)
-        words = self._flat.numel() // 8
-        self._words = self._flat[: words * 8].view(torch.int64)
-        self._whole = words // _CHUNK * _CHUNK
+    def __init__(self, *flat: torch.Tensor) -> None:
+        self._flat = [array.view(torch.uint8) for array in flat]
         self.remember()
 
     def remember(self) -> None:
@@ -31,6 +28,12 @@ class Marks:
         return not torch.equal(self._sums, self._sum())
 
     def _sum(self) -> torch.Tensor:
-        whole, rest = self._words[: self._whole], self._words[self._whole :]
-        tail = self._flat[self._words.numel() * 8 :].to(torch.int64)
-        return torch.cat([whole.view(-1, _CHUNK).sum(1), rest, tail])
+        return torch.cat([part for flat in self._flat for part in _sums_of(flat)])
+
+
+def _sums_of(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    words = flat.numel() // 8
+    whole = words // _CHUNK * _CHUNK
+    integers = flat[: words * 8].view(torch.int64)
+    tail = flat[words * 8 :].to(torch.int64)
+    return integers[:whole].view(-1, _CHUNK).sum(1), integers[whole:], tail

@@ -33,10 +33,15 @@ using Clock = std::chrono::steady_clock;
 // What has been read for one rank, and is not in place yet.
 struct Read {
   Buffer parameters;
+  Buffer wide;                 // after them, fp32 ones beside 16 bits
   Buffer masters;              // fp32, of weights alone in 16 bits
   std::vector<Buffer> others;  // of those that are there; else empty
   optim::Optimizer::Adoption adoption;
   LoadReport report;
+
+  [[nodiscard]] View all_parameters() {
+    return View::joined(parameters.view(), wide.view());
+  }
 };
 
 // Tensors of foreign weights that are no parameters of this model are not
@@ -212,7 +217,7 @@ void keep_new_parameters(const Training& training, const Matching& matching,
                     "its states begin at 0",
                     p.name));
     kernels::convert(training.params.subview(p.offset, p.size),
-                     read.parameters.view().subview(p.offset, p.size));
+                     read.all_parameters().subview(p.offset, p.size));
   }
 }
 
@@ -259,14 +264,20 @@ Read read_all(const Training& training, const Found& found,
   const DType dtype = training.params.dtype();
   optim::State target;
   if (with_states) target = training.optimizer.state();
-  read.parameters = reader.parameters(dtype, with_states ? &target : nullptr);
+  const std::size_t first = training.params.first_size();
+  const Range behind{first, training.params.size() - first};
+  read.parameters =
+      reader.parameters(dtype, {0, first}, with_states ? &target : nullptr);
+  read.wide = reader.parameters(DType::kFloat32, behind, nullptr);
   if (!with_states && dtype != DType::kFloat32)
-    read.masters = reader.parameters(DType::kFloat32, nullptr);
+    read.masters = reader.parameters(DType::kFloat32,
+                                     {0, training.params.size()}, nullptr);
   reader.finish();
   everywhere(training.comm, [&] {
-    for (const Buffer* values : {&read.parameters, &read.masters})
-      if (!values->empty())
-        require_usable_parameters(training, matching, values->view());
+    for (const ConstView values :
+         {ConstView(read.all_parameters()), ConstView(read.masters.view())})
+      if (!values.empty())
+        require_usable_parameters(training, matching, values);
   });
   if (with_states) read_state(training, found, target, reader, options, read);
   if (!found.is_foreign)
@@ -280,13 +291,13 @@ Read read_all(const Training& training, const Found& found,
 
 // Nothing can fail any more.
 void put_in_place(const Training& training, const Manifest& manifest,
-                  const Read& read) {
-  kernels::convert(read.parameters.view(), training.params);
+                  Read& read) {
+  kernels::convert(read.all_parameters(), training.params);
   put_in_place(read.others, training.others);
   if (!read.adoption) {
     training.optimizer.read_masters(read.masters.empty()
                                         ? ConstView(training.params)
-                                        : read.masters.view());
+                                        : ConstView(read.masters.view()));
     return;
   }
   read.adoption();

@@ -38,12 +38,20 @@ std::string lines_of(const char* what, const StateDict& state) {
   return text;
 }
 
+std::string dtypes_of(ConstView params) {
+  std::string text = to_string(params.dtype());
+  if (params.is_joined())
+    text += fmt::format(" and {} from {}", to_string(params.parts()[1].dtype()),
+                        params.first_size());
+  return text;
+}
+
 std::string description(const Training& training, const optim::State& state,
                         const Extra& extra, const SaveOptions& options) {
   std::string text = fmt::format(
       "step {}\ndtype {}\nasynchronous {}\ndurable {}\ncheck_replicas {}\n"
       "residuals {}\nstorage {}\nfrozen {}\n",
-      training.step, to_string(training.params.dtype()), options.asynchronous,
+      training.step, dtypes_of(training.params), options.asynchronous,
       options.durable, options.check_replicas,
       static_cast<int>(options.residuals), static_cast<int>(options.storage),
       options.frozen);

@@ -119,8 +119,7 @@ void SavePlan::plan_dense_weights() {
   const std::size_t elements =
       parameters.empty() ? 0
                          : parameters.back().offset + parameters.back().size;
-  const std::size_t size = size_of(training_.params.dtype());
-  const std::size_t bytes = elements * size;
+  const std::size_t bytes = training_.params.subview(0, elements).bytes();
   // Those of several ranks would not fit together where ranks differ.
   const int most = state_.find(kOwnParameters) == nullptr ? world_ : 1;
   const std::size_t count =
@@ -161,7 +160,8 @@ void SavePlan::add_weight_file(const WeightFile& file) {
   std::vector<Tensor> tensors;
   for (std::size_t i = file.first; i < file.end; ++i) {
     const Parameter& p = training_.layout.parameters()[*whole_.own[i]];
-    add_tensor(tensors, p.name, p.shape, {training_.params.dtype(), false},
+    add_tensor(tensors, p.name, p.shape,
+               {training_.params.dtype_at(p.offset), false},
                converted(weights_.subview(p.offset, p.size)));
   }
   if (file.first == 0 && rank_ == 0 && saves_others() &&
@@ -331,6 +331,13 @@ PlannedFile SavePlan::file_of(std::string name, std::vector<Tensor> tensors,
   return file;
 }
 
+// Of a parameter of the whole model. Experts, which other ranks may hold, have
+// one dtype with everything else.
+DType SavePlan::dtype_of_whole(const Parameter& parameter) const {
+  return training_.experts.empty() ? training_.params.dtype_at(parameter.offset)
+                                   : training_.params.dtype();
+}
+
 Manifest SavePlan::manifest() const {
   Manifest manifest;
   manifest.step = training_.step;
@@ -340,9 +347,9 @@ Manifest SavePlan::manifest() const {
   manifest.phase = std::string(to_string(training_.optimizer.phase()));
   manifest.precision = precision_name(training_.params.dtype());
   manifest.zero_stage = training_.zero_stage;
-  const TensorType type{training_.params.dtype(), false};
   for (const Parameter& p : whole_.layout.parameters())
-    manifest.parameters.push_back({p.name, p.shape, p.group, type});
+    manifest.parameters.push_back(
+        {p.name, p.shape, p.group, {dtype_of_whole(p), false}});
   if (saves_others())
     for (const OtherTensor& other : training_.others)
       manifest.others.push_back(
@@ -365,11 +372,12 @@ Manifest SavePlan::manifest() const {
 std::vector<Attachment> SavePlan::attachments() const {
   std::vector<Attachment> all = options_.attachments;
   if (weight_files_.size() == 1) return all;
+  std::size_t bytes = 0;
+  for (const Parameter& p : whole_.layout.parameters())
+    bytes += p.size * size_of(dtype_of_whole(p));
   Json index = Json::object();
   Json metadata = Json::object();
-  metadata.add("total_size",
-               Json::of(static_cast<std::int64_t>(
-                   whole_.layout.size() * size_of(training_.params.dtype()))));
+  metadata.add("total_size", Json::of(static_cast<std::int64_t>(bytes)));
   index.add("metadata", std::move(metadata));
   Json map = Json::object();
   for (const WeightFile& file : weight_files_)

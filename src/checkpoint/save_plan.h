@@ -67,6 +67,7 @@ class SavePlan {
   [[nodiscard]] PlannedFile file_of(std::string name,
                                     std::vector<Tensor> tensors,
                                     const std::string& part) const;
+  [[nodiscard]] DType dtype_of_whole(const Parameter& parameter) const;
   [[nodiscard]] bool is_written(const optim::StateArray& array) const;
   [[nodiscard]] bool saves_others() const;
 

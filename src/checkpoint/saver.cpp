@@ -2,6 +2,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <exception>
@@ -65,8 +66,11 @@ void require_attachable(const std::vector<Attachment>& attachments) {
 bool are_usable(comm::Communicator& comm, const Training& training) {
   const ConstView values = training.optimizer.exchanged_params(training.params);
   const Range own = share_of(values.size(), comm.rank(), comm.size());
+  const auto parts = values.subview(own.offset, own.size).parts();
   const bool is_own_usable =
-      !optim::first_unusable(values.subview(own.offset, own.size));
+      std::ranges::none_of(parts, [](const ConstView& part) {
+        return optim::first_unusable(part).has_value();
+      });
   return sum_over_ranks(comm, is_own_usable ? 0 : 1) == 0;
 }
 

@@ -177,15 +177,16 @@ StateReader::Read StateReader::masters(std::vector<Range> ranges, DType dtype) {
   };
 }
 
-Buffer StateReader::parameters(DType dtype, const optim::State* target) {
-  const std::vector<Range> all{{0, layout_.size()}};
+Buffer StateReader::parameters(DType dtype, Range elements,
+                               const optim::State* target) {
+  const std::vector<Range> all{elements};
   const bool leaves_replicas =
       manifest_.scalars.has_scalar(kBitsDown) &&
       (target == nullptr || !target->common.has_scalar(kBitsDown));
   const bool is_same =
       saved_masters() == nullptr ||
       (manifest_.precision == precision_name(dtype) && !leaves_replicas);
-  Buffer values = fill(layout_.size(), dtype, true,
+  Buffer values = fill(elements.size, dtype, true,
                        is_same ? weights(all) : masters(all, dtype));
   weights_.forget_chunk();
   return values;

@@ -33,11 +33,13 @@ class StateReader {
               const Manifest& manifest, SavedArrays& arrays, Weights& weights,
               const Matching& matching, bool share_reads);
 
-  /// Collective: parameters in `dtype`, zero where they are new. They are as
+  /// Collective: `elements` of the parameters in `dtype`, zero where they are
+  /// new; nothing is read where there are none. They are as
   /// they were saved, or the fp32 masters and rounded; low-bit replicas, which
   /// are behind their masters, are taken only by an optimizer that has some.
   /// `target` is its own state as it is now; null: weights alone are loaded.
-  [[nodiscard]] Buffer parameters(DType dtype, const optim::State* target);
+  [[nodiscard]] Buffer parameters(DType dtype, Range elements,
+                                  const optim::State* target);
   /// Collective: what an optimizer takes whose own state, as it is now, is
   /// `target`.
   [[nodiscard]] StateDict state(const optim::State& target);

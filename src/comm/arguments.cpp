@@ -13,6 +13,8 @@
 namespace thinwire::comm::arguments {
 void require_memory(std::string_view call, std::string_view argument,
                     ConstView view) {
+  if (view.is_joined())
+    reject(fmt::format("{}: {} must be of one dtype, got two", call, argument));
   if (view.data() == nullptr && !view.empty()) {
     reject(fmt::format(
         "{}: {} must not be null, got a null pointer to {} elements", call,

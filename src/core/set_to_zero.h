@@ -9,7 +9,8 @@ namespace thinwire {
 
 /// An empty view may have no memory, which memset() must not be given.
 inline void set_to_zero(View values) {
-  if (!values.empty()) std::memset(values.data(), 0, values.bytes());
+  for (const View& part : values.parts())
+    if (!part.empty()) std::memset(part.data(), 0, part.bytes());
 }
 
 }  // namespace thinwire

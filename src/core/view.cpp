@@ -14,6 +14,13 @@ void require_dtype(DType have, DType want) {
                             to_string(have), to_string(want)));
 }
 
+void require_one_dtype(bool is_joined) {
+  if (is_joined)
+    throw Error(ErrorCode::kInvalidArgument,
+                "view holds elements of two dtypes, but those of one were "
+                "asked for");
+}
+
 void require_range(std::size_t offset, std::size_t count, std::size_t size) {
   if (offset > size || count > size - offset)
     throw Error(ErrorCode::kInvalidArgument,

@@ -31,6 +31,13 @@ std::string description(const Config& config) {
                      common.to_json());
 }
 
+// Which parameters are fp32 beside those of 16 bits.
+std::string wide_of(ConstView params) {
+  return params.is_joined()
+             ? fmt::format("\nfloat32 from {}\n", params.first_size())
+             : "";
+}
+
 }  // namespace
 
 bool keeps_gradients(const Config& config, int world) {
@@ -63,6 +70,10 @@ Engine::Engine(comm::Communicator& comm, const ParameterLayout& layout,
   check("params", params, config.precision.dtype);
   if (keeps_gradients(config, comm.size())) {
     check("grads", grads, config.precision.dtype);
+    require(grads.first_size() == params.first_size(), "grads",
+            fmt::format("float32 from element {} on, as params",
+                        params.first_size()),
+            fmt::format("from {} on", grads.first_size()));
   } else if (!grads.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("grads must be empty with this configuration: "
@@ -75,7 +86,7 @@ Engine::Engine(comm::Communicator& comm, const ParameterLayout& layout,
   optim::require_experts(layout, experts);
   optim::require_same_parameters(comm, layout, experts,
                                  "parameter layout and configuration",
-                                 description(config));
+                                 description(config) + wide_of(params));
   impl_ = std::make_unique<Impl>(comm, layout, config, params, grads,
                                  std::move(rule));
   impl_->make_optimizer(initial);
@@ -109,7 +120,8 @@ void Engine::Impl::make_optimizer(ConstView initial) {
     if (!initial.empty()) kernels::convert(initial, params);
     broadcast(params);
   } else {
-    Buffer common(layout.size(), own.dtype());
+    Buffer common(layout.size(),
+                  own.is_joined() ? DType::kFloat32 : own.dtype());
     kernels::convert(own, common.view());
     broadcast(common.view());
     make(common.view());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -166,10 +167,21 @@ struct Engine::Impl final : optim::GradientSink {
   [[nodiscard]] View to_send(Range range) {
     if (!is_converted()) return window_gradients();
     const MemoryScope scope(MemoryKind::kBuckets);
-    if (travelling.empty()) travelling = Buffer(layout.size(), wire_dtype());
-    kernels::convert(window_gradients().subview(range.offset, range.size),
-                     travelling.view().subview(range.offset, range.size));
-    return travelling.view();
+    if (travelling.empty())
+      travelling = Buffer(params.first_size(), wire_dtype());
+    if (range.offset < travelling.size()) {
+      const std::size_t size =
+          std::min(range.size, travelling.size() - range.offset);
+      kernels::convert(window_gradients().subview(range.offset, size),
+                       travelling.view().subview(range.offset, size));
+    }
+    return all_travelling();
+  }
+  // Gradients of parameters that are fp32 beside 16 bits stay what they are.
+  [[nodiscard]] View all_travelling() {
+    const std::size_t first = travelling.size();
+    return View::joined(travelling.view(), window_gradients().subview(
+                                               first, layout.size() - first));
   }
   void store(const optim::GradientPart& part) override;
   bool send(std::size_t bucket) override;

@@ -269,7 +269,7 @@ EngineReport Engine::Impl::step() {
   rates.apply(optimizer(), steps);
   View sent;
   if (has_gradient_array)
-    sent = window->has_sent() && is_converted() ? travelling.view()
+    sent = window->has_sent() && is_converted() ? all_travelling()
                                                 : to_send({0, layout.size()});
   optim::StepInput input{.params = params, .grads = sent};
   if (model_parallel != nullptr)

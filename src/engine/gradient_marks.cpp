@@ -19,8 +19,9 @@ Bits bits_at(ConstView view, std::size_t element) {
 }
 
 std::uint32_t bits_of(ConstView view, std::size_t element) {
-  return size_of(view.dtype()) == 4 ? bits_at<std::uint32_t>(view, element)
-                                    : bits_at<std::uint16_t>(view, element);
+  const ConstView one = view.subview(element, 1);
+  return one.bytes() == 4 ? bits_at<std::uint32_t>(one, 0)
+                          : bits_at<std::uint16_t>(one, 0);
 }
 
 // The bits of infinity; what is below and not 0 is finite.
@@ -49,9 +50,11 @@ std::size_t first_finite(ConstView values, Range range) {
 
 // range.end(): there is none.
 std::size_t first_finite_of(ConstView values, Range range) {
-  return size_of(values.dtype()) == 4
-             ? first_finite<std::uint32_t>(values, range)
-             : first_finite<std::uint16_t>(values, range);
+  const ConstView part = values.subview(range.offset, range.size);
+  const Range all{0, range.size};
+  return range.offset + (size_of(part.dtype()) == 4
+                             ? first_finite<std::uint32_t>(part, all)
+                             : first_finite<std::uint16_t>(part, all));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "core/require.h"
 #include "engine/zero_buckets.h"
+#include "optim/checks.h"
 #include "optim/low_bit/options.h"
 #include "thinwire/core/log.h"
 #include "thinwire/core/memory.h"
@@ -196,26 +197,36 @@ std::unique_ptr<optim::Optimizer> of_dense(comm::Communicator& comm,
   return std::visit(OwnLowBit{comm, layout}, config.optimizer_options());
 }
 
+// How many elements are fp32 beside those of 16 bits.
+std::size_t num_wide(ConstView params) {
+  return params.size() - params.first_size();
+}
+
 std::unique_ptr<optim::Optimizer> replicated(comm::Communicator& comm,
                                              const ParameterLayout& layout,
                                              const Config& config,
+                                             std::size_t num_wide,
                                              const optim::MakeRule& rule) {
   if (rule)
     return std::make_unique<optim::DataParallel>(comm, rule(layout),
                                                  config.exchange_options());
   const auto experts = config.experts();
-  if (experts.empty()) return of_dense(comm, layout, config);
+  if (experts.empty() && num_wide == 0) return of_dense(comm, layout, config);
   if (make_rule(config) == nullptr && comm.rank() == 0)
     log(LogLevel::kInfo,
-        fmt::format("{}: groups with a communicator of their own (experts) are "
-                    "averaged exactly in every step",
-                    config::name_of(config.optimizer)));
+        fmt::format("{}: {} averaged exactly in every step",
+                    config::name_of(config.optimizer),
+                    num_wide == 0
+                        ? "groups with a communicator of their own (experts) "
+                          "are"
+                        : fmt::format("{} of {} elements are float32, and are",
+                                      num_wide, layout.size())));
   return std::make_unique<optim::ExpertParallel>(
       comm, layout, experts,
       [&](const ParameterLayout& dense) {
         return of_dense(comm, dense, config);
       },
-      rule_of_experts(config), config.exchange_options());
+      rule_of_experts(config), config.exchange_options(), num_wide);
 }
 
 // Its wrapper averages, clips and unscales.
@@ -237,18 +248,19 @@ std::unique_ptr<precision::LowPrecisionOptimizer> deepspeed_fp16(
 
 std::unique_ptr<precision::LowPrecisionOptimizer> mixed(
     comm::Communicator& comm, const ParameterLayout& layout,
-    const Config& config, ConstView initial, const optim::MakeRule& rule) {
+    const Config& config, std::size_t num_wide, ConstView initial,
+    const optim::MakeRule& rule) {
   if (follows_deepspeed(config))
     return deepspeed_fp16(comm, layout, config, initial);
   return std::make_unique<precision::MixedPrecision>(
-      comm, layout, replicated(comm, layout, config, rule), initial,
+      comm, layout, replicated(comm, layout, config, num_wide, rule), initial,
       precision::MixedPrecisionOptions{
           .dtype = config.precision.dtype,
           .master_dtype = config.precision.master_dtype,
           .loss_scale = config.precision.loss_scale});
 }
 
-void require_fit_for_own_rule(const Config& config) {
+void require_fit_for_own_rule(const Config& config, ConstView params) {
   const auto refuse_unless = [](bool fits, const char* name, const char* range,
                                 const auto& value) {
     require(fits, name, fmt::format("{} with a rule of the caller's", range),
@@ -264,6 +276,29 @@ void require_fit_for_own_rule(const Config& config) {
                 to_string(config.precision.master_dtype));
   refuse_unless(config.experts().empty(), "optimizer.groups",
                 "without a communicator", config.experts().size());
+  require(!params.is_joined(), "params",
+          "of one dtype with a rule of the caller's", "two");
+}
+
+// fp32 beside 16 bits, and nothing else.
+void require_dtypes(const Config& config, ConstView params) {
+  if (!params.is_joined()) return;
+  require(optim::is_16_bit(params.dtype()) &&
+              params.parts()[1].dtype() == DType::kFloat32,
+          "params", "of one dtype, or of 16 bits and then float32",
+          fmt::format("{} and then {}", to_string(params.dtype()),
+                      to_string(params.parts()[1].dtype())));
+  constexpr const char* kBeside = "with parameters of two dtypes";
+  require(!follows_deepspeed(config), "semantics",
+          fmt::format("corrected {}", kBeside), to_string(config.semantics));
+  require(!is_lean(config), "optimizer",
+          fmt::format("another one than lean_onebit_adam {}", kBeside),
+          config::name_of(config.optimizer));
+  require(config.precision.master_dtype == DType::kFloat32, "master_dtype",
+          fmt::format("float32 {}", kBeside),
+          to_string(config.precision.master_dtype));
+  require(config.experts().empty(), "experts", fmt::format("none {}", kBeside),
+          config.experts().size());
 }
 
 }  // namespace
@@ -272,8 +307,9 @@ OptimizerStack make_optimizer(comm::Communicator& comm,
                               const ParameterLayout& layout,
                               const Config& config, View params,
                               ConstView initial, const optim::MakeRule& rule) {
-  if (rule) require_fit_for_own_rule(config);
+  if (rule) require_fit_for_own_rule(config, params);
   const MemoryScope scope(MemoryKind::kStates);
+  require_dtypes(config, params);
   if (config.zero.stage > 0) {
     auto zero = sharded(comm, layout, config, params);
     shard::ShardedOptimizer* const view = zero.get();
@@ -285,8 +321,8 @@ OptimizerStack make_optimizer(comm::Communicator& comm,
     return {.optimizer = std::move(made), .lean = view};
   }
   if (config.precision.dtype == DType::kFloat32)
-    return {.optimizer = replicated(comm, layout, config, rule)};
-  auto wrapped = mixed(comm, layout, config, initial, rule);
+    return {.optimizer = replicated(comm, layout, config, 0, rule)};
+  auto wrapped = mixed(comm, layout, config, num_wide(params), initial, rule);
   precision::LowPrecisionOptimizer* const view = wrapped.get();
   return {.optimizer = std::move(wrapped), .mixed = view};
 }

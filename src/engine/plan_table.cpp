@@ -40,7 +40,7 @@ std::string bytes_text(double bytes) {
 
 std::string break_even_text(const Prediction& p) {
   if (p.way == Way::kExact) return "-";
-  if (p.break_even_gbps == 0) return "never faster";
+  if (p.break_even_gbps == 0) return "not faster";
   if (std::isinf(p.break_even_gbps)) return "always faster";
   return fmt::format("{:.3g} Gbit/s", p.break_even_gbps);
 }

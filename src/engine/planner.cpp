@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 
 #include "core/require.h"
@@ -16,7 +17,7 @@ bool has_hosts(const Network& network) {
   return network.ranks_per_host > 1 && network.hosts() > 1;
 }
 
-// Ten cards per factor of ten, and the one that is there, from the fastest on.
+// Ten cards per factor of ten, and the one that is there, from the slowest on.
 std::vector<double> cards_to_try(double gbps) {
   constexpr double kMost = 1e3;  // Gbit/s
   constexpr int kFactorsOfTen = 6, kPerFactor = 10;
@@ -24,12 +25,12 @@ std::vector<double> cards_to_try(double gbps) {
   for (int i = 0; i <= kFactorsOfTen * kPerFactor; ++i)
     cards.push_back(kMost *
                     std::pow(10.0, -static_cast<double>(i) / kPerFactor));
-  std::sort(cards.rbegin(), cards.rend());
+  std::ranges::sort(cards);
   return cards;
 }
 
-// The gain may rise and fall with the card: a scan finds the fastest card on
-// which there is one, and halving where it ends.
+// The gain may rise and fall with the card: a scan from the card that is there
+// finds the nearest one on which the gain ends, or begins, and halving where.
 double break_even(Way way, bool by_host, const Workload& work,
                   const Network& network, const Compute& compute) {
   if (way == Way::kExact || network.ranks == 1) return 0;
@@ -45,10 +46,18 @@ double break_even(Way way, bool by_host, const Workload& work,
       step(Way::kExact, transport_seconds(Way::kExact, by_host, work, network));
   const auto is_faster = [&](double gbps) { return own(gbps) < exact(gbps); };
   const std::vector<double> cards = cards_to_try(network.gbps);
-  const auto found = std::find_if(cards.begin(), cards.end(), is_faster);
-  if (found == cards.end()) return 0;
-  if (found == cards.begin()) return std::numeric_limits<double>::infinity();
-  double least = std::log(*found), most = std::log(*(found - 1));
+  const auto here = std::ranges::find(cards, network.gbps);
+  auto above = here;  // the first without a gain
+  if (is_faster(*here)) {
+    above = std::find_if_not(here, cards.end(), is_faster);
+    if (above == cards.end()) return std::numeric_limits<double>::infinity();
+  } else {
+    const auto below =
+        std::find_if(std::make_reverse_iterator(here), cards.rend(), is_faster);
+    if (below == cards.rend()) return 0;
+    above = below.base();
+  }
+  double least = std::log(*(above - 1)), most = std::log(*above);
   for (int halving = 0; halving < 50; ++halving) {
     const double middle = (least + most) / 2;
     (is_faster(std::exp(middle)) ? least : most) = middle;

@@ -17,6 +17,11 @@ void require_float(const std::string& name, DType dtype) {
   }
 }
 
+void require_float(const std::string& name, ConstView values) {
+  if (values.is_joined()) reject(name + ": must be of one dtype, got two");
+  require_float(name, values.dtype());
+}
+
 void require_size(const std::string& name, std::size_t want, std::size_t have) {
   if (have != want) {
     reject(name + ": must have " + std::to_string(want) + " elements, got " +
@@ -27,16 +32,16 @@ void require_size(const std::string& name, std::size_t want, std::size_t have) {
 }  // namespace
 
 void require_chunks(ConstView values, std::size_t sums) {
-  require_float("values", values.dtype());
+  require_float("values", values);
   require_size("sums", sum_chunks(values.size()), sums);
 }
 
 void require_floats(const char* name, ConstView values, std::size_t size) {
-  require_float(name, values.dtype());
+  require_float(name, values);
   require_size(name, size, values.size());
 }
 
-void require_grads(ConstView grads) { require_float("grads", grads.dtype()); }
+void require_grads(ConstView grads) { require_float("grads", grads); }
 
 void require_lamb_sums(ConstView grads, std::size_t first_chunk,
                        std::size_t sums) {

@@ -70,8 +70,25 @@ inline void require_part(Range part, const UpdateArrays& arrays,
                       arrays.low_precision.size()));
 }
 
+/// Arrays of a step are of one dtype each, or joined at element `cut`; 0: they
+/// are not joined.
+inline void require_cut(const StepInput& input, std::size_t cut) {
+  const auto check = [cut](std::string_view name, const View& array) {
+    require(!array.is_joined() || array.first_size() == cut, name,
+            cut == 0
+                ? "of one dtype for this optimizer"
+                : fmt::format("of another dtype from element {} on only", cut),
+            fmt::format("another one from element {} on", array.first_size()));
+  };
+  check("params", input.params);
+  check("grads", input.grads);
+  check("low_precision", input.low_precision);
+}
+
 /// What step() was given; but for its parameters' dtype.
-inline void require_step_input(const StepInput& input, std::size_t size) {
+inline void require_step_input(const StepInput& input, std::size_t size,
+                               std::size_t cut = 0) {
+  require_cut(input, cut);
   require_view("params", input.params, size, true, true);
   require_view("grads", input.grads, size, true, true);
   if (!input.low_precision.empty())

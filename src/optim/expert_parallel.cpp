@@ -45,6 +45,28 @@ void require_in_order(const ParameterLayout& layout,
             layout.parameters()[p].name));
 }
 
+// Takes the last elements away from the dense parameters.
+HeldParameters cut_wide(const ParameterLayout& layout,
+                        std::vector<HeldParameters>& held,
+                        std::size_t num_wide) {
+  require(held.size() == 1, "experts", "none beside parameters of two dtypes",
+          held.size() - 1);
+  require(num_wide <= layout.size(), "num_wide",
+          fmt::format("at most {}", layout.size()), num_wide);
+  const std::size_t begin = layout.size() - num_wide;
+  HeldParameters wide{held.front().comm, {}};
+  std::vector<std::size_t>& dense = held.front().parameters;
+  const auto first = std::ranges::find_if(dense, [&](std::size_t p) {
+    return layout.parameters()[p].offset >= begin;
+  });
+  wide.parameters.assign(first, dense.end());
+  dense.erase(first, dense.end());
+  require(!wide.parameters.empty() &&
+              layout.parameters()[wide.parameters.front()].offset == begin,
+          "num_wide", "the elements of whole parameters", num_wide);
+  return wide;
+}
+
 }  // namespace
 
 // Collective: of all experts' averaged gradients, each of which counts once,
@@ -64,7 +86,7 @@ ExpertParallel::Impl::Norm ExpertParallel::Impl::norm(const StepInput& in,
     report.messages += traffic.messages;
     report.exchange_seconds += traffic.exchange_seconds;
     if (section->comm.rank() != 0) continue;
-    const double by = divisor(*section, in.loss_scale, in.grads.dtype());
+    const double by = divisor(*section, in);
     own += sum_of_squares(pool, optim::part_of(in.grads, section->range)) /
            (by * by);
   }
@@ -85,7 +107,8 @@ ExpertParallel::ExpertParallel(comm::Communicator& comm,
                                const std::vector<ExpertGroup>& experts,
                                const MakeOptimizer& make_dense,
                                const MakeRule& make_rule,
-                               const ExchangeOptions& options)
+                               const ExchangeOptions& options,
+                               std::size_t num_wide)
     : impl_(std::make_unique<Impl>(comm, layout, options)) {
   std::vector<HeldParameters> held;
   comm::require_everywhere(comm, [&] {
@@ -93,9 +116,13 @@ ExpertParallel::ExpertParallel(comm::Communicator& comm,
     require_experts(layout, experts);
     held = held_parameters(comm, layout, experts);
     require_in_order(layout, held);
+    if (num_wide > 0) held.push_back(cut_wide(layout, held, num_wide));
   });
-  require_same_parameters(comm, layout, experts, "parameter layout",
-                          options.describe());
+  if (num_wide > 0) impl_->cut = layout.size() - num_wide;
+  require_same_parameters(
+      comm, layout, experts, "parameter layout",
+      options.describe() +
+          (num_wide > 0 ? fmt::format("float32 {}\n", num_wide) : ""));
   const ParameterLayout dense = part_of(layout, held.front().parameters);
   impl_->dense_size = dense.size();
   impl_->num_dense = dense.parameters().size();
@@ -116,7 +143,7 @@ ExpertParallel::ExpertParallel(comm::Communicator& comm,
 ExpertParallel::~ExpertParallel() = default;
 
 StepReport ExpertParallel::step(const StepInput& in) {
-  require_step_input(in, impl_->layout.size());
+  require_step_input(in, impl_->layout.size(), impl_->cut);
   StepReport of_experts;
   const Impl::Norm norm = impl_->norm(in, of_experts);
   StepInput dense = in;
@@ -141,11 +168,16 @@ StepReport ExpertParallel::step(const StepInput& in) {
   }
   const std::int64_t number = impl_->dense->steps();
   for (const auto& section : impl_->sections) {
-    const double by = impl_->divisor(*section, in.loss_scale, in.grads.dtype());
+    const double by = impl_->divisor(*section, in);
     const UpdateArrays whole =
         update_arrays(in, static_cast<float>(report.clip_factor / by));
-    section->rule->apply(number, optim::part_of(whole, section->range),
-                         impl_->pool);
+    UpdateArrays own = optim::part_of(whole, section->range);
+    // Nothing is rounded to fp32.
+    const View copy = own.low_precision.dtype() == DType::kFloat32
+                          ? std::exchange(own.low_precision, View())
+                          : View();
+    section->rule->apply(number, own, impl_->pool);
+    if (!copy.empty()) kernels::convert(own.params, copy);
     verify_rule(section->comm, impl_->pool, *section->rule, impl_->options,
                 {number, optim::part_of(in.params, section->range)});
   }

@@ -18,7 +18,8 @@
 
 namespace thinwire::optim {
 
-// The experts that the ranks of one communicator hold.
+// The experts that the ranks of one communicator hold, or fp32 parameters
+// beside those of 16 bits.
 struct Section {
   Section(comm::Communicator& c, ParameterLayout l, std::size_t offset,
           const MakeRule& make_rule, const ExchangeOptions& options,
@@ -51,6 +52,7 @@ struct ExpertParallel::Impl {
   std::unique_ptr<Optimizer> dense;
   std::size_t dense_size = 0;
   std::size_t num_dense = 0;  // parameters
+  std::size_t cut = 0;        // where arrays may be joined; 0: nowhere
   std::string prefix;         // of the names of experts' arrays
   std::vector<std::unique_ptr<Section>> sections;
   mutable Buffer exchanged;  // within local steps of the dense ones
@@ -61,9 +63,10 @@ struct ExpertParallel::Impl {
   };
 
   // What a section's gradients are to be divided by after their average.
-  [[nodiscard]] double divisor(const Section& section, double loss_scale,
-                               DType dtype) const {
-    return loss_scale * sum_divisor(section.comm, dtype) * comm.size() /
+  [[nodiscard]] double divisor(const Section& section,
+                               const StepInput& in) const {
+    const DType dtype = in.grads.dtype_at(section.range.offset);
+    return in.loss_scale * sum_divisor(section.comm, dtype) * comm.size() /
            section.comm.size();
   }
   [[nodiscard]] View dense_of(View array) const {

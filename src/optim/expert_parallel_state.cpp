@@ -34,6 +34,8 @@ State ExpertParallel::state() const {
   State all = std::move(parts.front());
   std::string of_parameters;
   for (StateArray& array : all.arrays) {
+    // Within local steps 0/1 Adam keeps parameters; they are not all of them.
+    array.is_parameters = false;
     if (array.axis != Axis::kParameter) continue;
     of_parameters += array.name + ' ';
     array.size = impl_->layout.parameters().size();

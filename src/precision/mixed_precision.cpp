@@ -74,6 +74,9 @@ MixedPrecision::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
       options(settings),
       scale(settings.dtype, settings.loss_scale) {
   require_wrapped(optimizer.get(), initial, layout.size());
+  require(has_masters() || !initial.is_joined(), "master_dtype",
+          "float32 with parameters of two dtypes",
+          to_string(options.master_dtype));
   if (!has_masters()) return;
   masters = Buffer::of<float>(layout.size());
   kernels::convert(initial, masters.view());
@@ -139,7 +142,9 @@ bool MixedPrecision::takes_gradients(DType dtype) const noexcept {
 }
 
 StepReport MixedPrecision::step(const StepInput& input) {
-  require_input(input, impl_->options.dtype, impl_->layout.size());
+  // What is wrapped knows where they may be joined.
+  require_input(input, impl_->options.dtype, impl_->layout.size(),
+                input.params.first_size());
   return impl_->step(input);
 }
 

@@ -17,9 +17,9 @@ inline void require_params(View params, DType dtype, std::size_t size) {
 }
 
 inline void require_input(const optim::StepInput& in, DType dtype,
-                          std::size_t size) {
+                          std::size_t size, std::size_t cut = 0) {
   require_params(in.params, dtype, size);
-  optim::require_step_input(in, size);
+  optim::require_step_input(in, size, cut);
   require(in.low_precision.empty(), "low_precision",
           "empty: params are of 16 bits themselves", in.low_precision.size());
 }

@@ -92,8 +92,10 @@ View GradientShard::own_part(std::size_t b) {
 
 View GradientShard::piece(std::size_t b) {
   if (in_shard_) return own_part(b);
-  const Range range = own(b);
-  return sums_.subview(range.offset, range.size);
+  // An empty piece has its bucket's dtype.
+  const Range range = bucket(b).range;
+  return sums_.subview(range.offset, range.size)
+      .subview(own(b).offset - range.offset, own(b).size);
 }
 
 void GradientShard::make_shard(DType dtype) {
@@ -187,17 +189,17 @@ void GradientShard::finish() {
 
 bool GradientShard::reduce(View sums, std::size_t b) {
   sums_ = sums;
-  wire_ = wire_of(sums.dtype());
+  const Range range = bucket(b).range;
+  View values = sums.subview(range.offset, range.size);
+  wire_ = wire_of(values.dtype());
   is_single_ = true;
   in_shard_ = false;
   if (copies_ != nullptr || (is_part_of_batch() && optim::is_16_bit(wire_)))
     make_shard(reduced_dtype(wire_));
 
-  const Range range = bucket(b).range;
   const Range mine = own(b);
   SlotPointer slot;
-  View values = sums.subview(range.offset, range.size);
-  if (wire_ != sums.dtype()) {
+  if (wire_ != values.dtype()) {
     slot = take_slot();
     const View travelling = slot->values.view().subview(0, range.size);
     kernels::convert(values, travelling);

@@ -16,11 +16,9 @@ namespace thinwire::shard {
 namespace {
 
 std::vector<bool> held(const ParameterLayout& layout,
-                       std::span<const std::size_t> groups) {
-  std::vector<bool> holds;
-  for (const Parameter& p : layout.parameters())
-    holds.push_back(groups.empty() || std::find(groups.begin(), groups.end(),
-                                                p.group) != groups.end());
+                       const ShardLayout& shards) {
+  std::vector<bool> holds(layout.parameters().size());
+  for (const std::size_t p : shards.order()) holds[p] = true;
   return holds;
 }
 
@@ -32,14 +30,16 @@ ShardGroup::ShardGroup(const ShardGroupParts& parts)
       make_rule_(parts.make_rule),
       params_(parts.params),
       copies_(parts.copies),
+      is_wide_(parts.is_wide),
       shards_(ShardLayout::of(
           layout_, comm_.size(),
           {.bucket_elements = parts.options.exchange.bucket_elements,
            .hosts = comm_.hosts(),
-           .groups = parts.groups})),
+           .groups = parts.groups,
+           .part = parts.part})),
       fragments_(shards_.fragments(comm_.rank())),
       shard_layout_(shards_.layout_of_shard(layout_, comm_.rank())),
-      holds_(held(layout_, parts.groups)),
+      holds_(held(layout_, shards_)),
       rule_(make_rule_(shard_layout_)) {
   if (rule_ == nullptr)
     throw Error(ErrorCode::kInvalidArgument,
@@ -117,7 +117,10 @@ std::size_t ShardGroup::position(std::size_t b) const {
 }
 
 View ShardGroup::own_params(std::size_t b) const {
-  return params_.subview(own(b).offset, own(b).size);
+  // An empty piece has its bucket's dtype.
+  const ShardBucket& bucket = shards_.buckets()[b];
+  return params_.subview(bucket.range.offset, bucket.range.size)
+      .subview(own(b).offset - bucket.range.offset, own(b).size);
 }
 
 void ShardGroup::require_states() const {
@@ -201,10 +204,10 @@ void ShardGroup::update(std::int64_t step, double grad_scale, ThreadPool& pool,
 }
 
 void ShardGroup::gather_parameters() {
-  if (!has_masters_) return;
+  if (!has_named_masters()) return;
   for (std::size_t b = 0; b < shards_.buckets().size(); ++b) {
     const ShardBucket& bucket = shards_.buckets()[b];
-    if (!has_own_replicas_)
+    if (has_masters_ && !has_own_replicas_)
       kernels::convert(masters_.view().subview(position(b), own(b).size),
                        own_params(b));
     comm_.all_gather(own_params(b),

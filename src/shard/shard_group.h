@@ -39,6 +39,10 @@ struct ShardGroupParts {
   const ZeroOptions& options;
   CopyEngine* copies = nullptr;  ///< Null: nothing is offloaded.
   std::vector<std::size_t> groups{};
+  Range part{};  ///< Of the flat array, of one dtype; of size 0: all of it.
+  /// fp32 parameters of a model of 16 bits: `options` are theirs, and states
+  /// call them masters, as those of the others.
+  bool is_wide = false;
   int batch_ranks = 1;
   const precision::LossScale& scale;
   ThreadPool& pool;
@@ -54,6 +58,8 @@ class ShardGroup {
   [[nodiscard]] GradientReduction& gradients() noexcept { return *gradients_; }
   [[nodiscard]] optim::UpdateRule& rule() const;
   [[nodiscard]] comm::Communicator& comm() const noexcept { return comm_; }
+  /// Whether gradients are fp32, whatever the others' are.
+  [[nodiscard]] bool is_wide() const noexcept { return is_wide_; }
   /// Whether this parameter is one of its own.
   [[nodiscard]] bool holds(std::size_t parameter) const {
     return holds_[parameter];
@@ -125,11 +131,18 @@ class ShardGroup {
   [[nodiscard]] std::vector<Range> units() const;
   [[nodiscard]] std::vector<Range> bucket_ranges() const;
   void add_wire(optim::State& state) const;
-  void read_replicas(Range range, View to) const;
+  optim::StateArray& add_own_params(optim::State& state,
+                                    const char* name) const;
+  void read_own_params(Range range, View to) const;
   [[nodiscard]] optim::Adoption adopt_masters(StateDict& state);
   [[nodiscard]] optim::Adoption adopt_as_parameters(StateDict& state);
+  [[nodiscard]] optim::Adoption adopt_as_params(StateDict& state,
+                                                const char* name);
   [[nodiscard]] optim::Adoption adopt_wire(StateDict& state);
   [[nodiscard]] NormPlan plan_norms() const;
+  [[nodiscard]] bool has_named_masters() const {
+    return has_masters_ || is_wide_;
+  }
   [[nodiscard]] Range own(std::size_t bucket) const;
   [[nodiscard]] std::size_t position(std::size_t bucket) const;
   [[nodiscard]] View own_params(std::size_t bucket) const;
@@ -146,6 +159,7 @@ class ShardGroup {
   const MakeRule make_rule_;
   const View params_;
   CopyEngine* const copies_;
+  const bool is_wide_;
   const ShardLayout shards_;
   const std::vector<Fragment> fragments_;  // this rank's
   const ParameterLayout shard_layout_;

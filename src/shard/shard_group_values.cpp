@@ -110,6 +110,8 @@ optim::State ShardGroup::state() const {
                       masters_.view())
         .is_parameters =
         replicas_ == nullptr || masters_.dtype() != params_.dtype();
+  else if (is_wide_)
+    add_own_params(state, "masters").is_parameters = true;
   add_wire(state);
   state.common.put_text("optimizer", std::string(rule().name()));
   return state;
@@ -127,6 +129,7 @@ optim::Adoption ShardGroup::adopt(StateDict& state) {
 }
 
 optim::Adoption ShardGroup::adopt_masters(StateDict& state) {
+  if (is_wide_ && !has_masters_) return adopt_as_params(state, "masters");
   if (!has_masters_) return adopt_as_parameters(state);
   // Parameters of this dtype were their own masters.
   if (replicas_ != nullptr && masters_.dtype() == params_.dtype() &&

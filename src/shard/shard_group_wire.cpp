@@ -33,14 +33,22 @@ void ShardGroup::add_wire(optim::State& state) const {
   }
   if (replicas_ == nullptr) return;
   state.common.put_integer("bits_down", replicas_->bits());
-  state
-      .add_elements("replicas", Sharing::kSharded, state.shard,
-                    ConstView(nullptr, shard_layout_.size(), params_.dtype()))
-      .read = [this](Range range, View to) { read_replicas(range, to); };
+  static_cast<void>(add_own_params(state, "replicas"));
+}
+
+// This rank's shard of the parameters.
+optim::StateArray& ShardGroup::add_own_params(optim::State& state,
+                                              const char* name) const {
+  const DType dtype = is_wide_ ? DType::kFloat32 : params_.dtype();
+  optim::StateArray& array =
+      state.add_elements(name, Sharing::kSharded, state.shard,
+                         ConstView(nullptr, shard_layout_.size(), dtype));
+  array.read = [this](Range range, View to) { read_own_params(range, to); };
+  return array;
 }
 
 // Elements `range` of this rank's shard.
-void ShardGroup::read_replicas(Range range, View to) const {
+void ShardGroup::read_own_params(Range range, View to) const {
   for (std::size_t b = 0; b < shards_.buckets().size(); ++b) {
     const std::size_t begin = std::max(range.offset, position(b));
     const std::size_t end = std::min(range.end(), position(b) + own(b).size);
@@ -88,12 +96,18 @@ optim::Adoption ShardGroup::adopt_as_parameters(StateDict& state) {
   if (comm_.size() > 1 || !state.has_scalar("bits_down") ||
       !state.has_array("masters"))
     return [] {};
-  const auto masters = std::make_shared<Buffer>(optim::take_floats(
-      state, "masters", params_.dtype(), shard_layout_.size()));
-  return [this, masters] {
+  return adopt_as_params(state, "masters");
+}
+
+optim::Adoption ShardGroup::adopt_as_params(StateDict& state,
+                                            const char* name) {
+  const auto values = std::make_shared<Buffer>(optim::take_floats(
+      state, name, is_wide_ ? DType::kFloat32 : params_.dtype(),
+      shard_layout_.size()));
+  return [this, values] {
     for (std::size_t b = 0; b < shards_.buckets().size(); ++b)
       kernels::convert(
-          std::as_const(*masters).view().subview(position(b), own(b).size),
+          std::as_const(*values).view().subview(position(b), own(b).size),
           own_params(b));
   };
 }

@@ -29,6 +29,12 @@ bool is_included(const ShardLayoutOptions& options, std::size_t group) {
          std::find(groups.begin(), groups.end(), group) != groups.end();
 }
 
+bool is_included(const ShardLayoutOptions& options, const Parameter& p) {
+  const Range& part = options.part;
+  const bool begins_in_part = p.offset >= part.offset && p.offset < part.end();
+  return is_included(options, p.group) && (part.size == 0 || begins_in_part);
+}
+
 // Flat: the ranks in their order.
 std::vector<int> owners_of(int ranks, const comm::Hosts& hosts) {
   if (hosts.is_flat()) return comm::ranks_by_place({.size = ranks});
@@ -88,15 +94,14 @@ void ShardLayout::cut_per_bucket(const ParameterLayout& layout,
       std::max(options.bucket_elements / kSumChunk * kSumChunk, kSumChunk);
   std::size_t turn = 0;
   for (std::size_t i = 0; i < parameters.size();) {
-    if (!is_included(options, parameters[i].group)) {
+    if (!is_included(options, parameters[i])) {
       ++i;
       continue;
     }
     const std::size_t first_parameter = i;
     const std::size_t first_bucket = buckets_.size();
     const std::size_t begin = parameters[i].offset;
-    for (; i < parameters.size() && is_included(options, parameters[i].group);
-         ++i)
+    for (; i < parameters.size() && is_included(options, parameters[i]); ++i)
       order_.push_back(i);
     const std::size_t end = parameters[i - 1].offset + parameters[i - 1].size;
     for (std::size_t at = begin; at < end;) {

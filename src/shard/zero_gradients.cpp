@@ -23,12 +23,15 @@ void ZeroOptimizer::Impl::begin_backward(Backward which, DType gradients) {
   if (options.stage == 2) {
     require_residuals(which);
     window.begin(which, sends_every_backward() || which.is_last);
-    for (const auto& group : groups) group->gradients().begin(which, gradients);
+    for (const auto& group : groups)
+      group->gradients().begin(which,
+                               group->is_wide() ? DType::kFloat32 : gradients);
     return;
   }
   window.begin(which, /*sends=*/which.is_last);
   if (which.is_first) {
-    const DType dtype = which.is_last ? gradients : options.accumulation_dtype;
+    DType dtype = which.is_last ? gradients : options.accumulation_dtype;
+    if (params.is_joined()) dtype = DType::kFloat32;
     const MemoryScope scope(MemoryKind::kGradients);
     if (sums.size() != layout.size() || sums.dtype() != dtype)
       sums = Buffer(layout.size(), dtype);
@@ -94,7 +97,10 @@ void ZeroOptimizer::Impl::require_same_array(View grads) const {
 
 // Index of the first parameter that is not finite, else -1.
 std::int64_t ZeroOptimizer::Impl::first_nonfinite_gradient() {
-  if (std::isfinite(optim::sum_of_squares(pool, whole))) return -1;
+  if (std::ranges::all_of(whole.parts(), [&](const View& part) {
+        return std::isfinite(optim::sum_of_squares(pool, part));
+      }))
+    return -1;
   const auto parameters = layout.parameters();
   const auto first = std::ranges::find_if(parameters, [&](const Parameter& p) {
     return !std::isfinite(

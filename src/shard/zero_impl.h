@@ -79,6 +79,11 @@ struct ZeroOptimizer::Impl final : optim::GradientSink {
                                         std::string_view what, View grads);
   void write(std::size_t parameter, std::string_view what,
              std::span<const float> values);
+  /// What experts keep goes on in the dense parameters' arrays, unless few bits
+  /// leave something over in each group. fp32 parameters have nothing of that.
+  [[nodiscard]] bool joins_states() const {
+    return options.wire.is_exact() || params.is_joined();
+  }
   /// A state for each group, of one for all.
   [[nodiscard]] std::vector<StateDict> cut(StateDict state) const;
 
@@ -86,6 +91,7 @@ struct ZeroOptimizer::Impl final : optim::GradientSink {
   const ParameterLayout layout;
   const View params;
   const ZeroOptions options;
+  const ZeroOptions wide_options;  // of fp32 parameters beside 16 bits
   precision::LossScale scale;
   ThreadPool pool;
   optim::StepCounts counts;

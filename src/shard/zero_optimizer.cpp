@@ -69,6 +69,29 @@ ZeroOptions with_buckets(ZeroOptions options, const ParameterLayout& layout,
   return options;
 }
 
+// They are their own masters, and nothing is rounded.
+ZeroOptions without_16_bits(ZeroOptions options) {
+  options.dtype = options.accumulation_dtype = DType::kFloat32;
+  options.communication_dtype.reset();
+  options.wire = {};
+  return options;
+}
+
+// fp32 beside 16 bits, and nothing else.
+void require_dtypes(const ZeroOptions& options, ConstView params) {
+  if (!params.is_joined()) return;
+  require(optim::is_16_bit(params.dtype()) &&
+              params.parts()[1].dtype() == DType::kFloat32,
+          "params", "of one dtype, or of 16 bits and then float32",
+          fmt::format("{} and then {}", to_string(params.dtype()),
+                      to_string(params.parts()[1].dtype())));
+  require(options.master_dtype == DType::kFloat32, "master_dtype",
+          "float32 with parameters of two dtypes",
+          to_string(options.master_dtype));
+  require(options.experts.empty(), "experts",
+          "none with parameters of two dtypes", options.experts.size());
+}
+
 }  // namespace
 
 ZeroOptimizer::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
@@ -78,6 +101,7 @@ ZeroOptimizer::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
       layout(l),
       params(p),
       options(with_buckets(settings, l, c)),
+      wide_options(without_16_bits(options)),
       scale(settings.dtype, settings.loss_scale),
       pool(settings.exchange.num_threads),
       copies(copy_engine(settings)),
@@ -90,24 +114,32 @@ std::vector<std::unique_ptr<ShardGroup>> ZeroOptimizer::Impl::make_groups(
     const MakeRule& make_rule, ConstView initial) {
   const MemoryScope scope(MemoryKind::kStates);
   std::vector<std::unique_ptr<ShardGroup>> made;
+  const std::size_t first = params.is_joined() ? params.first_size() : 0;
   const auto add = [&](comm::Communicator& of,
-                       std::vector<std::size_t> of_layout) {
+                       std::vector<std::size_t> of_layout, Range part = {},
+                       bool is_wide = false) {
     made.push_back(std::make_unique<ShardGroup>(
         ShardGroupParts{.comm = of,
                         .layout = layout,
                         .make_rule = make_rule,
                         .params = params,
                         .initial = initial,
-                        .options = options,
+                        .options = is_wide ? wide_options : options,
                         .copies = copies.get(),
                         .groups = std::move(of_layout),
+                        .part = part,
+                        .is_wide = is_wide,
                         .batch_ranks = comm.size(),
                         .scale = scale,
                         .pool = pool}));
   };
   // Without experts all groups, also where there is none.
-  add(comm, options.experts.empty() ? std::vector<std::size_t>{}
-                                    : dense_groups(layout, options));
+  add(comm,
+      options.experts.empty() ? std::vector<std::size_t>{}
+                              : dense_groups(layout, options),
+      {0, first});
+  if (first > 0)
+    add(comm, {}, {first, layout.size() - first}, /*is_wide=*/true);
   for (const ExpertGroup& experts : options.experts)
     add(*experts.comm, {experts.group});
   return made;
@@ -136,15 +168,16 @@ ZeroOptimizer::ZeroOptimizer(comm::Communicator& comm,
                          to_string(view.dtype()), view.size()));
   };
   check("params", params, options.dtype);
+  require_dtypes(options, params);
   if (!initial.empty()) check("initial", initial, DType::kFloat32);
   if (make_rule == nullptr)
     reject("make_rule must make an update rule, got none");
   const auto whole = make_rule(
       ParameterLayout::of({}, std::max<std::size_t>(1, layout.num_groups())));
   const std::string rule = whole == nullptr ? "none\n" : whole->describe();
-  optim::require_same_parameters(comm, layout, options.experts,
-                                 "parameter layout and options",
-                                 rule + options.describe());
+  optim::require_same_parameters(
+      comm, layout, options.experts, "parameter layout and options",
+      rule + options.describe() + fmt::format("{}\n", params.first_size()));
   impl_ = std::make_unique<Impl>(comm, layout, make_rule, params, options,
                                  initial.empty() ? ConstView(params) : initial);
 }

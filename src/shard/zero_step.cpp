@@ -87,6 +87,7 @@ double ZeroOptimizer::Impl::norm(double loss_scale, optim::StepMeter& meter) {
 
   const ShardGroup& dense = *groups.front();
   std::vector<std::span<const double>> of_dense;
+  std::vector<std::span<const double>> of_wide;
   std::vector<double> of_experts;
   std::size_t at = 0;
   for (int r = 0; r < comm.size(); ++r) {
@@ -95,12 +96,15 @@ double ZeroOptimizer::Impl::norm(double loss_scale, optim::StepMeter& meter) {
     const std::size_t in_dense = dense.num_squares(r);
     of_dense.push_back(squares.first(in_dense));
     const auto rest = squares.subspan(in_dense);
+    of_wide.push_back(rest);
     of_experts.insert(of_experts.end(), rest.begin(), rest.end());
     at += count;
   }
   const double divisor = groups.front()->gradients().divisor(loss_scale);
   const double of_all = std::sqrt(dense.sum_in_order(of_dense)) / divisor;
   if (groups.size() == 1) return of_all;
+  if (params.is_joined())
+    return std::hypot(of_all, std::sqrt(groups[1]->sum_in_order(of_wide)));
   double experts = 0;
   for (const double square : of_experts) experts += square;
   return std::hypot(of_all, std::sqrt(experts));

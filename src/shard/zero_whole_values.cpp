@@ -124,7 +124,7 @@ optim::State ZeroOptimizer::state() const {
   optim::State state = impl_->groups.front()->state();
   for (std::size_t g = 1; g < impl_->groups.size(); ++g) {
     optim::State own = impl_->groups[g]->state();
-    if (impl_->options.wire.is_exact()) {
+    if (impl_->joins_states()) {
       optim::join(state, std::move(own), "");
       continue;
     }
@@ -144,7 +144,7 @@ optim::State ZeroOptimizer::state() const {
 
 std::vector<StateDict> ZeroOptimizer::Impl::cut(StateDict state) const {
   std::vector<StateDict> of_groups(groups.size());
-  if (groups.size() > 1 && options.wire.is_exact()) {
+  if (groups.size() > 1 && joins_states()) {
     std::vector<optim::State> parts;
     for (const auto& group : groups) parts.push_back(group->state());
     return optim::cut(std::move(state), parts, "");

@@ -115,5 +115,63 @@ TEST(Subviews, RefuseElementsOutside) {
   }
 }
 
+// ---- two arrays
+
+TEST(JoinedViews, AreOneArrayOfTwoDtypes) {
+  std::vector<BFloat16> first(5);
+  std::vector<float> second(3);
+  const View view = View::joined(first, second);
+  EXPECT_TRUE(view.is_joined());
+  EXPECT_EQ(view.size(), 8u);
+  EXPECT_EQ(view.first_size(), 5u);
+  EXPECT_EQ(view.bytes(), 22u);
+  EXPECT_EQ(view.dtype(), DType::kBFloat16);
+  EXPECT_EQ(view.dtype_at(4), DType::kBFloat16);
+  EXPECT_EQ(view.dtype_at(5), DType::kFloat32);
+  EXPECT_EQ(view.parts()[0].data(), first.data());
+  EXPECT_EQ(view.parts()[1].data(), second.data());
+  EXPECT_EQ(view.parts()[1].size(), 3u);
+  const std::string text = "two dtypes";
+  expect_error(ErrorCode::kInvalidArgument, {text},
+               [&] { (void)view.as<BFloat16>(); });
+  expect_error(ErrorCode::kInvalidArgument, {text},
+               [&] { (void)View::joined(view, second); });
+}
+
+TEST(JoinedViews, OfNothingAreTheOther) {
+  std::vector<BFloat16> first(5);
+  std::vector<float> second(3);
+  const View empty;
+  EXPECT_EQ(View::joined(first, empty).as<BFloat16>().data(), first.data());
+  EXPECT_EQ(View::joined(empty, second).as<float>().data(), second.data());
+  EXPECT_FALSE(View::joined(empty, empty).is_joined());
+  const View plain = second;
+  EXPECT_EQ(plain.first_size(), 3u);
+  EXPECT_EQ(plain.dtype_at(2), DType::kFloat32);
+  EXPECT_TRUE(plain.parts()[1].empty());
+}
+
+TEST(JoinedViews, SubviewsAreOfOnePartOrOfBoth) {
+  std::vector<Half> first(5);
+  std::vector<float> second(3);
+  const ConstView view = View::joined(first, second);
+  for (std::size_t offset = 0; offset <= 8; ++offset)
+    for (std::size_t count = 0; offset + count <= 8; ++count) {
+      const ConstView part = view.subview(offset, count);
+      EXPECT_EQ(part.size(), count);
+      EXPECT_EQ(part.is_joined(), offset < 5 && offset + count > 5);
+      for (std::size_t i = 0; i < count; ++i) {
+        const ConstView one = part.subview(i, 1);
+        const std::size_t at = offset + i;
+        EXPECT_EQ(one.data(), at < 5
+                                  ? static_cast<const void*>(&first[at])
+                                  : static_cast<const void*>(&second[at - 5]));
+        EXPECT_EQ(one.dtype(), at < 5 ? DType::kFloat16 : DType::kFloat32);
+      }
+    }
+  expect_error(ErrorCode::kInvalidArgument, {"8 elements"},
+               [&] { (void)view.subview(4, 5); });
+}
+
 }  // namespace
 }  // namespace thinwire

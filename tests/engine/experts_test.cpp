@@ -280,8 +280,13 @@ TEST(Experts, OfLowBitOptimizersGoOnInOtherGroups) {
     Config lamb;
     lamb.optimizer =
         optim::OnebitLambOptions{.learning_rate = 1e-2, .freeze_step = 2};
+    Config zero_one;
+    zero_one.optimizer =
+        optim::ZeroOneAdamOptions{.learning_rate = 1e-2, .var_freeze_step = 2};
+    Config half = zero_one;
+    half.precision.dtype = DType::kBFloat16;
     int saves = 0;
-    for (const Config& config : {one_bit(), lamb})
+    for (const Config& config : {one_bit(), lamb, zero_one, half})
       for (const int steps : {1, 4}) {
         Trained run(comm, config, 2);
         for (int t = 0; t < steps; ++t) run.step(t);

@@ -217,6 +217,8 @@ TEST(Planner, BreakEvenAgreesWithTheStepsOnTheLinkThatIsGiven) {
       ASSERT_EQ(exact.is_by_host, p.is_by_host);
       if (p.step_seconds < exact.step_seconds) {
         EXPECT_GT(p.break_even_gbps, gbps) << to_string(p.way);
+      } else {
+        EXPECT_LE(p.break_even_gbps, gbps) << to_string(p.way);
       }
       if (p.break_even_gbps == 0 || std::isinf(p.break_even_gbps)) continue;
       const Network above = network_of(64, 8, p.break_even_gbps * 1.001);

@@ -62,5 +62,29 @@ TEST_P(Casts, EqualReferenceBitForBit) {
 
 INSTANTIATE_TEST_SUITE_P(All, Casts, test::kernel_cases(), test::case_name);
 
+// Whatever is cut where: as element by element.
+TEST(JoinedCasts, WorkPartByPart) {
+  const std::vector<float> values = test::normal(9, 1);
+  for (const std::size_t cut : {0u, 4u, 7u, 9u}) {
+    std::vector<BFloat16> first(cut);
+    std::vector<float> second(9 - cut);
+    const View to = View::joined(first, second);
+    convert(values, to);
+    for (std::size_t i = 0; i < 9; ++i) {
+      const float want = i < cut ? to_float(to_bfloat16(values[i])) : values[i];
+      std::vector<float> back(9);
+      convert(to, back);
+      EXPECT_EQ(back[i], want) << i;
+      std::vector<Half> narrow(5);
+      std::vector<float> wide(4);
+      convert(to, View::joined(narrow, wide));
+      EXPECT_EQ(i < 5 ? to_float(narrow[i]) : wide[i - 5],
+                i < 5 ? to_float(to_half(want)) : want);
+      accumulate(back, to);
+      EXPECT_EQ(back[i], 2 * want);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace thinwire::kernels

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <ranges>
 #include <span>
@@ -27,6 +28,8 @@ concept MutableElementRange = ElementRange<R> && !std::is_const_v<
 
 /// Throws Error(kInvalidArgument) if `have` is not `want`.
 void require_dtype(DType have, DType want);
+/// Throws Error(kInvalidArgument) if `is_joined`.
+void require_one_dtype(bool is_joined);
 /// Throws Error(kInvalidArgument) unless offset + count <= size.
 void require_range(std::size_t offset, std::size_t count, std::size_t size);
 
@@ -34,6 +37,11 @@ void require_range(std::size_t offset, std::size_t count, std::size_t size);
 
 /// Read-only flat array of any DType: pointer, number of elements, dtype.
 /// Owns nothing; the memory must outlive the view.
+///
+/// joined() makes one of two arrays of different dtypes: fp32 parameters of a
+/// model of 16 bits lie behind the others. Only subview(), parts() and
+/// dtype_at() look behind the first array; what reads elements takes a view of
+/// one dtype, and refuses others.
 class ConstView {
  public:
   ConstView() = default;
@@ -49,17 +57,49 @@ class ConstView {
       : ConstView(std::ranges::data(range), std::ranges::size(range),
                   dtype_of<detail::element_t<R>>) {}
 
+  /// The elements of `first`, then those of `second`: two views of one dtype
+  /// each. An empty one leaves the other.
+  [[nodiscard]] static ConstView joined(ConstView first, ConstView second) {
+    detail::require_one_dtype(first.is_joined() || second.is_joined());
+    if (second.empty()) return first;
+    if (first.empty()) return second;
+    ConstView both(first.data_, first.size_ + second.size_, first.dtype_);
+    both.second_ = second.data_;
+    both.second_size_ = second.size_;
+    both.second_dtype_ = second.dtype_;
+    return both;
+  }
+  [[nodiscard]] bool is_joined() const noexcept { return second_size_ != 0; }
+  /// Elements of the first array; size() unless is_joined().
+  [[nodiscard]] std::size_t first_size() const noexcept {
+    return size_ - second_size_;
+  }
+  /// The first array, and the second or an empty view.
+  [[nodiscard]] std::array<ConstView, 2> parts() const {
+    return {ConstView(data_, first_size(), dtype_),
+            ConstView(second_, second_size_, second_dtype_)};
+  }
+  /// Of element `index`.
+  [[nodiscard]] DType dtype_at(std::size_t index) const noexcept {
+    return is_joined() && index >= first_size() ? second_dtype_ : dtype_;
+  }
+
+  /// Of the first array, if there are two.
   [[nodiscard]] const void* data() const noexcept { return data_; }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+  /// Of the first array, if there are two.
   [[nodiscard]] DType dtype() const noexcept { return dtype_; }
   [[nodiscard]] std::size_t bytes() const noexcept {
-    return size_ * size_of(dtype_);
+    return first_size() * size_of(dtype_) +
+           second_size_ * size_of(second_dtype_);
   }
 
-  /// The elements; throws Error(kInvalidArgument) if T is not the dtype.
+  /// The elements; throws Error(kInvalidArgument) if T is not the dtype of all
+  /// of them.
   template <class T>
   [[nodiscard]] std::span<const T> as() const {
+    detail::require_one_dtype(is_joined());
     detail::require_dtype(dtype_, dtype_of<T>);
     return {static_cast<const T*>(data_), size_};
   }
@@ -68,6 +108,12 @@ class ConstView {
   /// are not all inside.
   [[nodiscard]] ConstView subview(std::size_t offset, std::size_t count) const {
     detail::require_range(offset, count, size_);
+    const std::size_t first = first_size();
+    if (is_joined() && offset >= first)
+      return parts()[1].subview(offset - first, count);
+    if (is_joined() && offset + count > first)
+      return joined(parts()[0].subview(offset, first - offset),
+                    parts()[1].subview(0, offset + count - first));
     return {static_cast<const std::byte*>(data_) + offset * size_of(dtype_),
             count, dtype_};
   }
@@ -76,6 +122,9 @@ class ConstView {
   const void* data_ = nullptr;
   std::size_t size_ = 0;
   DType dtype_ = DType::kFloat32;
+  DType second_dtype_ = DType::kFloat32;
+  const void* second_ = nullptr;
+  std::size_t second_size_ = 0;
 };
 
 /// The same, writable.
@@ -83,7 +132,7 @@ class View {
  public:
   View() = default;
   View(void* data, std::size_t size, DType dtype) noexcept
-      : data_(data), size_(size), dtype_(dtype) {}
+      : view_(data, size, dtype) {}
 
   template <detail::MutableElementRange R>
   requires(!std::is_same_v<std::remove_cvref_t<R>, View>)
@@ -94,32 +143,43 @@ class View {
              dtype_of<detail::element_t<R>>) {}
 
   // NOLINTNEXTLINE(google-explicit-constructor): as T* to const T*
-  operator ConstView() const noexcept { return {data_, size_, dtype_}; }
+  operator ConstView() const noexcept { return view_; }
 
-  [[nodiscard]] void* data() const noexcept { return data_; }
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
-  [[nodiscard]] DType dtype() const noexcept { return dtype_; }
-  [[nodiscard]] std::size_t bytes() const noexcept {
-    return size_ * size_of(dtype_);
+  [[nodiscard]] static View joined(View first, View second) {
+    return View(ConstView::joined(first.view_, second.view_));
   }
+  [[nodiscard]] bool is_joined() const noexcept { return view_.is_joined(); }
+  [[nodiscard]] std::size_t first_size() const noexcept {
+    return view_.first_size();
+  }
+  [[nodiscard]] std::array<View, 2> parts() const {
+    return {View(view_.parts()[0]), View(view_.parts()[1])};
+  }
+  [[nodiscard]] DType dtype_at(std::size_t index) const noexcept {
+    return view_.dtype_at(index);
+  }
+
+  [[nodiscard]] void* data() const noexcept {
+    return const_cast<void*>(view_.data());  // it was made of a void*
+  }
+  [[nodiscard]] std::size_t size() const noexcept { return view_.size(); }
+  [[nodiscard]] bool empty() const noexcept { return view_.empty(); }
+  [[nodiscard]] DType dtype() const noexcept { return view_.dtype(); }
+  [[nodiscard]] std::size_t bytes() const noexcept { return view_.bytes(); }
 
   template <class T>
   [[nodiscard]] std::span<T> as() const {
-    detail::require_dtype(dtype_, dtype_of<T>);
-    return {static_cast<T*>(data_), size_};
+    return {static_cast<T*>(data()), view_.as<T>().size()};
   }
 
   [[nodiscard]] View subview(std::size_t offset, std::size_t count) const {
-    detail::require_range(offset, count, size_);
-    return {static_cast<std::byte*>(data_) + offset * size_of(dtype_), count,
-            dtype_};
+    return View(view_.subview(offset, count));
   }
 
  private:
-  void* data_ = nullptr;
-  std::size_t size_ = 0;
-  DType dtype_ = DType::kFloat32;
+  explicit View(const ConstView& view) noexcept : view_(view) {}
+
+  ConstView view_;  // of memory that is not const
 };
 
 }  // namespace thinwire

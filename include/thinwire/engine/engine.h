@@ -72,7 +72,8 @@ class Engine {
   /// Collective: rank 0's parameters go to all ranks. `params` and `grads` are
   /// flat arrays of layout.size() elements of config.precision.dtype, which
   /// must outlive this object, as must `comm`; unless keeps_gradients() `grads`
-  /// is empty. Masters are made of `initial`,
+  /// is empty. Beside 16 bits the last parameters may be fp32: both arrays are
+  /// a View::joined() then. Masters are made of `initial`,
   /// fp32 parameters before they were rounded, where it is given. Gradients
   /// become 0. `rule`: as make_optimizer(); of the config's Adam learning rates
   /// and their schedule then count. Throws Error(kInvalidArgument),

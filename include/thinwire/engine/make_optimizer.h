@@ -25,7 +25,8 @@ struct OptimizerStack {
 
 /// Collective: makes the optimizer of a valid Config (Config::validate), for
 /// whoever drives one without an Engine. `params`, layout.size() elements of
-/// config.precision.dtype, is the memory that ZeRO and lean 1-bit Adam
+/// config.precision.dtype, or of 16 bits and behind them fp32
+/// (View::joined), is the memory that ZeRO and lean 1-bit Adam
 /// update, and must outlive them, as must `comm`; other optimizers are handed
 /// parameters at every step. `initial` are the same parameters in any dtype, of
 /// which masters are made. `rule`, if not empty, makes what steps in place of

@@ -209,10 +209,10 @@ struct Prediction {
   double step_seconds = 0;  ///< After the freeze, unless the workload says.
   Traffic traffic{};
   PlannedMemory memory{};
-  /// The card in Gbit/s from which on exact averages, exchanged likewise (flat
-  /// or by host), are at least as fast. Infinite: this way is faster on 1
-  /// Tbit/s as well, and on the card that was given; 0: it is faster on no card
-  /// from 1 Mbit/s to 1 Tbit/s, nor on that one. Of kExact 0.
+  /// The card in Gbit/s, nearest to the given one, from which on an exact step
+  /// with the same exchange, flat or hierarchical, is at least as fast.
+  /// Infinite if this way is faster from the given card up to 1 Tbit/s; 0 if it
+  /// is not faster from the given card down to 1 Mbit/s. Of kExact 0.
   double break_even_gbps = 0;
   /// Steps that share one compressed exchange: 0/1 Adam's steps_per_sync.
   double steps_per_exchange = 1;

@@ -12,7 +12,8 @@ namespace thinwire::kernels {
 /// their bits: rounded to nearest, ties to even. From fp16 to bf16 or back goes
 /// through float, which holds both, and so rounds once. The same dtype is a
 /// copy. The arrays must not overlap, except that both may be the same memory
-/// where the dtype is the same.
+/// where the dtype is the same. Of a View::joined(), here and below, each part
+/// by itself.
 void convert(ConstView from, View to);
 
 /// sum[i] = sum[i] + values[i], added in float and rounded once to the dtype of

@@ -22,6 +22,8 @@ using MakeOptimizer =
 
 /// Any optimizer for the parameters that all ranks hold, and an update rule for
 /// experts, which are always averaged exactly, over the ranks that hold them.
+/// In a model of 16 bits the rule also has the fp32 parameters, which are
+/// averaged exactly over all ranks, in fp32.
 /// Both take a step or neither does; they are clipped by one norm, in which
 /// every expert counts once. Gradients of experts are divided by the ranks of
 /// the dense parameters: they are means over the whole batch.
@@ -33,12 +35,15 @@ class ExpertParallel final : public Optimizer {
  public:
   /// Collective. In `layout` dense parameters come first, then the experts of
   /// one communicator after those of another. `comm` and the experts'
-  /// communicators must outlive this object. Throws Error(kInvalidArgument), on
-  /// all ranks if they give different arguments.
+  /// communicators must outlive this object. The last `num_wide` elements are
+  /// whole parameters that are fp32 beside others of 16 bits, and then there
+  /// are no experts: gradients may be a View::joined() there, and low_precision
+  /// is one. Throws Error(kInvalidArgument), on all ranks if they give
+  /// different arguments.
   ExpertParallel(comm::Communicator& comm, const ParameterLayout& layout,
                  const std::vector<ExpertGroup>& experts,
                  const MakeOptimizer& make_dense, const MakeRule& make_rule,
-                 const ExchangeOptions& options = {});
+                 const ExchangeOptions& options = {}, std::size_t num_wide = 0);
   ~ExpertParallel() override;
 
   using Optimizer::step;

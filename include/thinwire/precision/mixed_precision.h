@@ -41,6 +41,10 @@ struct MixedPrecisionOptions {
 /// nothing: the rank concerned leaves it out (ZeroOneAdam). Departures
 /// from DeepSpeed: docs/algorithms/mixed-precision.md.
 ///
+/// Some parameters may be fp32 (View::joined), the last ones of the layout:
+/// they are given the masters as they are, and their gradients stay fp32. The
+/// optimizer is an ExpertParallel that knows how many these are.
+///
 ///   auto params = ...;  // a View of fp16
 ///   MixedPrecision optimizer(comm, layout, std::move(adam), params, {});
 ///   ... gradients of loss * optimizer.loss_scale() ...
@@ -65,7 +69,8 @@ class MixedPrecision final : public LowPrecisionOptimizer {
   [[nodiscard]] bool takes_gradients(DType dtype) const noexcept override;
 
   using Optimizer::step;
-  /// `params` is of options.dtype, `grads` fp32 (accumulated) or of 16 bits,
+  /// `params` is of options.dtype, `grads` fp32 (accumulated) or of 16 bits
+  /// (and, as `params`, fp32 at the end, if there are such parameters),
   /// both layout.size() elements. Gradients arrive multiplied by loss_scale()
   /// and input.loss_scale; step() divides both out before clipping. Throws
   /// Error(kNonFinite) on all ranks, naming the first parameter that

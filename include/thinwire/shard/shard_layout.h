@@ -35,6 +35,8 @@ struct ShardLayoutOptions {
   comm::Hosts hosts{};
   /// The layout's groups that are sharded over these ranks; empty: all.
   std::vector<std::size_t> groups{};
+  /// kPerBucket: only parameters that begin in these elements; of size 0: all.
+  Range part{};
 };
 
 /// Neighbouring elements of one parameter with one owner.

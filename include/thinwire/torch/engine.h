@@ -38,7 +38,9 @@ struct EngineOptions {
 ///
 /// The module's trainable parameters become views of flat memory in the
 /// configuration's precision, as in ModuleMemory; where that is 16 bits,
-/// floating buffers become it too. Frozen parameters stay as they are. The
+/// floating buffers become it too. Where some parameters are of these 16 bits
+/// already, those that are float32 stay it, and so do buffers (not with the
+/// semantics of DeepSpeed). Frozen parameters stay as they are. The
 /// module must outlive the engine only in so far as it is used; its gradients
 /// are the engine's to zero. A later engine of the same module takes it over,
 /// whenever this one is destroyed.
@@ -140,7 +142,7 @@ class Engine {
   [[nodiscard]] const ParameterLayout& layout() const noexcept {
     return memory_.layout();
   }
-  [[nodiscard]] View params() noexcept { return memory_.params(); }
+  [[nodiscard]] View params() { return memory_.params(); }
 
  private:
   // What the hooks of tensors know; tensors may outlive the engine.
@@ -166,9 +168,11 @@ class Engine {
         parameter.mutable_grad().reset();
         const MemoryNote note(MemoryKind::kGradients, gradient.nbytes());
         engine->core->gradient_ready(
-            index, ConstView(gradient.const_data_ptr(),
-                             static_cast<std::size_t>(gradient.numel()),
-                             engine->dtype));
+            index,
+            ConstView(gradient.const_data_ptr(),
+                      static_cast<std::size_t>(gradient.numel()),
+                      gradient.scalar_type() == at::kFloat ? DType::kFloat32
+                                                           : engine->dtype));
       } else {
         engine->core->gradient_ready(index);
       }
@@ -183,6 +187,18 @@ class Engine {
          const config::Config& config, const GroupOf& group_of,
          const Values& before);
 
+  // The reference converts all parameters.
+  static bool keeps_float32(const config::Config& config) {
+    return config.semantics == config::Semantics::kCorrected;
+  }
+  // Those that are trained, in the order of the layout.
+  static std::vector<NamedParameter> in_order(const ::torch::nn::Module& module,
+                                              const config::Config& config) {
+    std::vector<NamedParameter> all = trainable_parameters(module);
+    if (!keeps_float32(config)) return all;
+    return in_memory_order(std::move(all),
+                           ModuleMemory::scalar_type(config.precision.dtype));
+  }
   static config::Config with(config::Config config,
                              const EngineOptions& options) {
     if (options.buffers) config.buffers = *options.buffers;
@@ -209,7 +225,7 @@ inline Engine::Values Engine::values_of(const ::torch::nn::Module& module,
   config.validate(comm.size());  // before the module changes
   Values values;
   if (config.precision.dtype != DType::kFloat32)
-    for (const NamedParameter& parameter : trainable_parameters(module))
+    for (const NamedParameter& parameter : in_order(module, config))
       values.push_back(parameter.tensor.detach().to(at::kFloat).contiguous());
   return values;
 }
@@ -240,7 +256,8 @@ inline Engine::Engine(const ::torch::nn::Module& module,
       memory_(module, group_of, config.precision.dtype,
               engine::keeps_gradients(config, comm.size())
                   ? Gradients::kInPlace
-                  : Gradients::kReleased),
+                  : Gradients::kReleased,
+              keeps_float32(config)),
       others_(module) {
   link_->releases = memory_.grads().empty();
   link_->dtype = config.precision.dtype;
@@ -259,7 +276,7 @@ inline Engine::Engine(const ::torch::nn::Module& module,
         held.comm->broadcast(values, 0);
         core().set_full_parameter(layout().parameters()[i].name, values);
       }
-  if (config.precision.dtype != DType::kFloat32)
+  if (config.precision.dtype != DType::kFloat32 && memory_.num_wide() == 0)
     buffers_.convert(ModuleMemory::scalar_type(config.precision.dtype));
   buffers_.make_equal(config.buffers);
   core().set_others([this] { return others_.describe(); });
@@ -284,7 +301,8 @@ inline void Engine::require_same_parameters() const {
                 "engine's, without its loss scale: call engine.backward(loss) "
                 "instead of loss.backward(), and make a new engine");
   memory_.check();
-  const std::vector<NamedParameter> now = trainable_parameters(module_);
+  const std::vector<NamedParameter> now =
+      in_order(module_, link_->core->config());
   const std::vector<at::Tensor>& then = memory_.tensors();
   const auto is_same = [](const NamedParameter& a, const at::Tensor& b) {
     return a.tensor.is_same(b);

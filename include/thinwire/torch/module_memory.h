@@ -4,6 +4,8 @@
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -46,6 +48,32 @@ inline std::vector<NamedParameter> trainable_parameters(
   return found;
 }
 
+/// How many of these stay fp32 beside others of `dtype`: none, unless it is one
+/// of 16 bits that some are of.
+inline std::size_t num_wide(const std::vector<NamedParameter>& parameters,
+                            at::ScalarType dtype) {
+  const auto count = [&](at::ScalarType type) {
+    return static_cast<std::size_t>(
+        std::count_if(parameters.begin(), parameters.end(),
+                      [type](const NamedParameter& parameter) {
+                        return parameter.tensor.scalar_type() == type;
+                      }));
+  };
+  const bool is_mixed = dtype != at::kFloat && count(dtype) > 0;
+  return is_mixed ? count(at::kFloat) : 0;
+}
+
+/// As they lie in flat memory: those that stay fp32 beside `dtype` are last.
+inline std::vector<NamedParameter> in_memory_order(
+    std::vector<NamedParameter> parameters, at::ScalarType dtype) {
+  if (num_wide(parameters, dtype) > 0)
+    std::stable_partition(parameters.begin(), parameters.end(),
+                          [](const NamedParameter& parameter) {
+                            return parameter.tensor.scalar_type() != at::kFloat;
+                          });
+  return parameters;
+}
+
 /// Where the gradients of a module are.
 enum class Gradients {
   kInPlace,   ///< In a flat array, from one step to the next.
@@ -65,18 +93,21 @@ enum class Gradients {
 ///   optimizer.step(memory.params(), memory.grads());
 ///
 /// Local. Dense parameters on the CPU, all float32, all float16 or all
-/// bfloat16, unless they are converted; their gradients are of the same type. A
-/// parameter that takes no part in a backward has gradient zero. Parameters
-/// that do not require a gradient are left where they are; one registered under
-/// two names counts once, under the first. The arrays live as long as this
-/// object or any of the tensors. A later ModuleMemory of the same module takes
-/// the tensors over, and this one is of no use any more.
+/// bfloat16, unless they are converted; their gradients are of the same type.
+/// Some may be float32 beside others of 16 bits, which they stay: they come
+/// last in the layout, and have arrays of their own behind the others'
+/// (View::joined). A parameter that takes no part in a backward has gradient
+/// zero. Parameters that do not require a gradient are left where they are; one
+/// registered under two names counts once, under the first. The arrays live as
+/// long as this object or any of the tensors. A later ModuleMemory of the same
+/// module takes the tensors over, and this one is of no use any more.
 class ModuleMemory {
  public:
   /// Keeps values, and gradients that are already there; with `dtype` both are
-  /// converted to it. Throws Error(kInvalidArgument) naming the parameter if
-  /// one is of another type than the others and not converted, not on the CPU
-  /// or not dense, and
+  /// converted to it, or where `keeps_float32` only if no parameter is of it
+  /// yet. Throws Error(kInvalidArgument) naming the parameter if one is of
+  /// another type of 16 bits than others and not converted, not on the CPU or
+  /// not dense, and
   /// Error(kFailedPrecondition) if there is none to train; nothing has changed
   /// then. From now on a backward that gives a parameter a sparse gradient
   /// throws Error(kInvalidArgument).
@@ -85,7 +116,8 @@ class ModuleMemory {
   explicit ModuleMemory(const ::torch::nn::Module& module,
                         const GroupOf& group_of = {},
                         std::optional<DType> dtype = std::nullopt,
-                        Gradients gradients = Gradients::kInPlace);
+                        Gradients gradients = Gradients::kInPlace,
+                        bool keeps_float32 = true);
 
   [[nodiscard]] const ParameterLayout& layout() const noexcept {
     return layout_;
@@ -94,14 +126,22 @@ class ModuleMemory {
   [[nodiscard]] const std::vector<at::Tensor>& tensors() const noexcept {
     return tensors_;
   }
-  /// The flat arrays, layout().size() elements of one type; grads() is empty
-  /// with kReleased.
-  [[nodiscard]] View params() noexcept { return params_->view(); }
-  [[nodiscard]] View grads() noexcept { return grads_->view(); }
+  /// The flat arrays, layout().size() elements; grads() is empty with
+  /// kReleased.
+  [[nodiscard]] View params() {
+    return View::joined(arrays_[0].params->view(), arrays_[1].params->view());
+  }
+  [[nodiscard]] View grads() {
+    return View::joined(arrays_[0].grads->view(), arrays_[1].grads->view());
+  }
+  /// Parameters that are float32 beside others of 16 bits.
+  [[nodiscard]] std::size_t num_wide() const noexcept { return num_wide_; }
 
   /// Sets every gradient to 0 and keeps it in place, which
   /// module.zero_grad() does not.
-  void zero_grad() { flat_grads_.zero_(); }
+  void zero_grad() {
+    for (Arrays& arrays : arrays_) arrays.flat_grads.zero_();
+  }
 
   /// Throws Error(kFailedPrecondition) naming the first parameter or gradient
   /// that is no longer a view of the flat arrays, and what is likely to have
@@ -111,14 +151,29 @@ class ModuleMemory {
   static at::ScalarType scalar_type(DType dtype);
 
  private:
-  void require_supported(const std::string& name, const at::Tensor& tensor,
-                         bool is_converted) const;
-  void re_home(const Parameter& place, at::Tensor& tensor) const;
-  void check_gradient(const Parameter& place, const at::Tensor& tensor) const;
+  // Of parameters of one type, whose elements begin there in the layout.
+  struct Arrays {
+    std::size_t begin = 0;
+    std::shared_ptr<Buffer> params{};
+    std::shared_ptr<Buffer> grads{};
+    at::Tensor flat_params{};
+    at::Tensor flat_grads{};
+  };
+
+  static void require_supported(const NamedParameter& parameter,
+                                std::optional<at::ScalarType> other);
+  void make_arrays(Arrays& arrays, std::size_t size, DType dtype) const;
+  // Of a parameter of this number.
+  [[nodiscard]] const Arrays& arrays_of(std::size_t number) const {
+    return arrays_[number < tensors_.size() - num_wide_ ? 0 : 1];
+  }
+  void re_home(std::size_t number, at::Tensor& tensor) const;
+  void check_gradient(std::size_t number, const at::Tensor& tensor) const;
   static bool is_view(const at::Tensor& tensor, const at::Tensor& flat,
-                      const Parameter& place);
+                      const Parameter& place, std::size_t begin);
   static at::Tensor wrap(const std::shared_ptr<Buffer>& buffer);
-  static at::Tensor view_of(const at::Tensor& flat, const Parameter& place);
+  static at::Tensor view_of(const at::Tensor& flat, const Parameter& place,
+                            std::size_t begin);
 
   // Those that were set on the tensors, which outlive this object.
   struct Hooks {
@@ -134,21 +189,33 @@ class ModuleMemory {
   Gradients gradients_;
   ParameterLayout layout_;
   std::vector<at::Tensor> tensors_;  // In layout order.
-  std::shared_ptr<Buffer> params_;
-  std::shared_ptr<Buffer> grads_;
-  at::Tensor flat_params_;
-  at::Tensor flat_grads_;
+  std::size_t num_wide_ = 0;
+  std::array<Arrays, 2> arrays_;
   std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
 };
 
 inline ModuleMemory::ModuleMemory(const ::torch::nn::Module& module,
                                   const GroupOf& group_of,
                                   std::optional<DType> dtype,
-                                  Gradients gradients)
+                                  Gradients gradients, bool keeps_float32)
     : gradients_(gradients) {
+  std::vector<NamedParameter> parameters = trainable_parameters(module);
+  std::optional<at::ScalarType> narrow;
+  for (const NamedParameter& parameter : parameters) {
+    require_supported(parameter, dtype ? std::nullopt : narrow);
+    if (!narrow && parameter.tensor.scalar_type() != at::kFloat)
+      narrow = parameter.tensor.scalar_type();
+  }
+  if (!dtype)
+    dtype = !narrow                ? DType::kFloat32
+            : *narrow == at::kHalf ? DType::kFloat16
+                                   : DType::kBFloat16;
+  if (keeps_float32) {
+    num_wide_ = torch::num_wide(parameters, scalar_type(*dtype));
+    parameters = in_memory_order(std::move(parameters), scalar_type(*dtype));
+  }
   std::vector<ParameterSpec> specs;
-  for (const auto& [name, tensor] : trainable_parameters(module)) {
-    require_supported(name, tensor, dtype.has_value());
+  for (const auto& [name, tensor] : parameters) {
     const auto sizes = tensor.sizes();
     specs.push_back({.name = name,
                      .shape = {sizes.begin(), sizes.end()},
@@ -161,43 +228,48 @@ inline ModuleMemory::ModuleMemory(const ::torch::nn::Module& module,
                 "to train");
   }
   layout_ = ParameterLayout::of(std::move(specs));
-  if (!dtype) {
-    dtype = DType::kFloat32;
-    for (const DType half : {DType::kFloat16, DType::kBFloat16})
-      if (tensors_.front().scalar_type() == scalar_type(half)) dtype = half;
-  }
+  arrays_[1].begin =
+      num_wide_ == 0 ? layout_.size()
+                     : layout_.parameters()[tensors_.size() - num_wide_].offset;
+  make_arrays(arrays_[0], arrays_[1].begin, *dtype);
+  make_arrays(arrays_[1], layout_.size() - arrays_[1].begin, DType::kFloat32);
+  for (std::size_t i = 0; i < tensors_.size(); ++i) re_home(i, tensors_[i]);
+}
+
+inline void ModuleMemory::make_arrays(Arrays& arrays, std::size_t size,
+                                      DType dtype) const {
   {
     const MemoryScope scope(MemoryKind::kParameters);
-    params_ = std::make_shared<Buffer>(layout_.size(), *dtype);
+    arrays.params = std::make_shared<Buffer>(size, dtype);
   }
   const MemoryScope scope(MemoryKind::kGradients);
-  grads_ = std::make_shared<Buffer>(
-      gradients == Gradients::kInPlace ? layout_.size() : 0, *dtype);
-  flat_params_ = wrap(params_);
-  flat_grads_ = wrap(grads_);
-  for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    re_home(layout_.parameters()[i], tensors_[i]);
-  }
+  arrays.grads = std::make_shared<Buffer>(
+      gradients_ == Gradients::kInPlace ? size : 0, dtype);
+  arrays.flat_params = wrap(arrays.params);
+  arrays.flat_grads = wrap(arrays.grads);
 }
 
 inline void ModuleMemory::check() const {
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     const Parameter& place = layout_.parameters()[i];
-    if (!is_view(tensors_[i], flat_params_, place)) {
+    const Arrays& arrays = arrays_of(i);
+    if (!is_view(tensors_[i], arrays.flat_params, place, arrays.begin)) {
       throw Error(ErrorCode::kFailedPrecondition,
                   "parameter '" + place.name +
                       "' was replaced after its engine or ModuleMemory was "
                       "made (torch::load, module.to() and set_data() do that): "
                       "load and convert the module first, then make a new one");
     }
-    check_gradient(place, tensors_[i]);
+    check_gradient(i, tensors_[i]);
   }
 }
 
-inline void ModuleMemory::require_supported(const std::string& name,
-                                            const at::Tensor& tensor,
-                                            bool is_converted) const {
-  const auto refuse = [&](const char* what, const std::string& value) {
+// `other`: a type of 16 bits that another parameter has, and keeps.
+inline void ModuleMemory::require_supported(
+    const NamedParameter& parameter, std::optional<at::ScalarType> other) {
+  const auto& [name, tensor] = parameter;
+  const auto refuse = [&name = name](const char* what,
+                                     const std::string& value) {
     throw Error(ErrorCode::kInvalidArgument,
                 "parameter '" + name + "': " + what + ", got " + value);
   };
@@ -208,9 +280,9 @@ inline void ModuleMemory::require_supported(const std::string& name,
   if (type != at::kFloat && type != at::kHalf && type != at::kBFloat16) {
     refuse("must be Float, Half or BFloat16", c10::toString(type));
   }
-  if (!is_converted && !tensors_.empty() &&
-      type != tensors_.front().scalar_type()) {
-    refuse("must be of the same type as all others", c10::toString(type));
+  if (other && type != *other && type != at::kFloat) {
+    refuse("must be of the same type as all others, or Float",
+           c10::toString(type));
   }
   if (tensor.layout() != at::kStrided) {
     refuse("must be dense", "a sparse tensor");
@@ -221,13 +293,15 @@ inline void ModuleMemory::require_supported(const std::string& name,
   }
 }
 
-inline void ModuleMemory::re_home(const Parameter& place,
+inline void ModuleMemory::re_home(std::size_t number,
                                   at::Tensor& tensor) const {
   const ::torch::NoGradGuard no_grad;
-  const at::Tensor param = view_of(flat_params_, place);
+  const Parameter& place = layout_.parameters()[number];
+  const Arrays& arrays = arrays_of(number);
+  const at::Tensor param = view_of(arrays.flat_params, place, arrays.begin);
   at::Tensor grad;
   if (gradients_ == Gradients::kInPlace) {
-    grad = view_of(flat_grads_, place);
+    grad = view_of(arrays.flat_grads, place, arrays.begin);
     if (tensor.grad().defined()) grad.copy_(tensor.grad());
   }
   param.copy_(tensor);
@@ -235,7 +309,7 @@ inline void ModuleMemory::re_home(const Parameter& place,
   tensor.set_data(param);
   tensor.mutable_grad() = grad;
   // Autograd would add a sparse gradient to a dense one without a word.
-  const unsigned number =
+  const unsigned hook =
       tensor.register_hook([name = place.name](const at::Tensor& gradient) {
         if (gradient.layout() == at::kStrided) return;
         throw Error(ErrorCode::kInvalidArgument,
@@ -243,11 +317,13 @@ inline void ModuleMemory::re_home(const Parameter& place,
                         "': its gradient must be dense, got a sparse one (make "
                         "the layer with sparse(false))");
       });
-  hooks_->all.emplace_back(tensor, number);
+  hooks_->all.emplace_back(tensor, hook);
 }
 
-inline void ModuleMemory::check_gradient(const Parameter& place,
+inline void ModuleMemory::check_gradient(std::size_t number,
                                          const at::Tensor& tensor) const {
+  const Parameter& place = layout_.parameters()[number];
+  const Arrays& arrays = arrays_of(number);
   const at::Tensor& grad = tensor.grad();
   if (gradients_ == Gradients::kReleased) {
     if (!grad.defined()) return;
@@ -265,7 +341,7 @@ inline void ModuleMemory::check_gradient(const Parameter& place,
                     "to 0: remove that call; without an engine "
                     "ModuleMemory::zero_grad() does it");
   }
-  if (!is_view(grad, flat_grads_, place)) {
+  if (!is_view(grad, arrays.flat_grads, place, arrays.begin)) {
     throw Error(ErrorCode::kFailedPrecondition,
                 "gradient of '" + place.name +
                     "' was replaced after its engine or ModuleMemory was made "
@@ -278,16 +354,17 @@ inline void ModuleMemory::check_gradient(const Parameter& place,
 
 inline bool ModuleMemory::is_view(const at::Tensor& tensor,
                                   const at::Tensor& flat,
-                                  const Parameter& place) {
+                                  const Parameter& place, std::size_t begin) {
   if (tensor.layout() != at::kStrided ||
       tensor.scalar_type() != flat.scalar_type() || !tensor.device().is_cpu() ||
       !tensor.is_contiguous() ||
       static_cast<std::size_t>(tensor.numel()) != place.size) {
     return false;
   }
-  const auto* begin = static_cast<const std::byte*>(flat.const_data_ptr());
+  const auto* data = static_cast<const std::byte*>(flat.const_data_ptr());
   return place.size == 0 ||
-         tensor.const_data_ptr() == begin + place.offset * flat.element_size();
+         tensor.const_data_ptr() ==
+             data + (place.offset - begin) * flat.element_size();
 }
 
 inline at::Tensor ModuleMemory::wrap(const std::shared_ptr<Buffer>& buffer) {
@@ -304,10 +381,11 @@ inline at::ScalarType ModuleMemory::scalar_type(DType dtype) {
 }
 
 inline at::Tensor ModuleMemory::view_of(const at::Tensor& flat,
-                                        const Parameter& place) {
+                                        const Parameter& place,
+                                        std::size_t begin) {
   const std::vector<std::int64_t> shape(place.shape.begin(), place.shape.end());
   return flat
-      .narrow(0, static_cast<std::int64_t>(place.offset),
+      .narrow(0, static_cast<std::int64_t>(place.offset - begin),
               static_cast<std::int64_t>(place.size))
       .view(shape);
 }

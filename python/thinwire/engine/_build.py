@@ -12,11 +12,12 @@ import torch
 
 from .. import _core
 from .._agreement import agreed
+from .._log import logger
 from .._monitors import SECTIONS, Monitor, monitors_of
 from ..config import Source, log_notes, read_config, tree_of
 from ..errors import InvalidArgument
 from ..optim._experts import Experts, in_order
-from ..optim._parameters import Place, warn_of_order
+from ..optim._parameters import Place, marked, warn_of_order
 from ._buffers import ModuleBuffers
 from ._client import Client
 from ._convert import take_over
@@ -95,7 +96,11 @@ def _plan(
         given = model.parameters() if model_parameters is None else model_parameters
         taken, client = take_over(optimizer, given, config, comm.rank)
         groups = groups_of(model, taken.param_groups)
-    places = in_order(trainable(groups), groups)
+    places = trainable(groups)
+    # The reference converts all, and an optimizer of torch steps on masters of all.
+    if config.semantics == _core.Semantics.corrected and client is None:
+        places = marked(places, _narrow(config))
+    places = in_order(places, groups)
     if client is None:
         tell_groups(config, groups, places)
     config.validate(comm.size)
@@ -135,18 +140,19 @@ def make_parts(
     buffers = ModuleBuffers(model, comm)
     tensors = [place.tensor for place in places]
     keeps = _core.keeps_gradients(config, comm.size)
-    memory = EngineMemory(tensors, layout, dtype, keeps)
+    num_wide = sum(place.is_wide for place in places)
+    memory = EngineMemory(tensors, layout, dtype, keeps, num_wide)
     initial = None
     if dtype != torch.float32:  # masters are made of what was not rounded yet
         initial = torch.cat([t.detach().reshape(-1).to(torch.float32) for t in tensors])
-    grads = memory.grads if keeps else None
+    grads = memory.handed_grads if keeps else None
     if plan.client is not None:
         plan.client.begin(memory.parameters, layout.offsets)
     core = _core.Engine(
         comm,
         layout,
         config,
-        memory.params,
+        memory.handed_params,
         grads,
         initial,
         experts.of_groups,
@@ -157,11 +163,32 @@ def make_parts(
         warn_of_order(places)
     memory.give_homes()
     memory.note_written()
-    if dtype != torch.float32:
+    if num_wide > 0:  # the program has said what is of which dtype
+        if comm.rank == 0:
+            _tell_of_wide(places)
+    elif dtype != torch.float32:
         _convert_frozen(model, tensors, dtype)
         buffers.convert(dtype)
     buffers.make_equal(config.buffers)
     return Parts(core, memory, layout, buffers)
+
+
+def _narrow(config: _core.Config) -> torch.dtype | None:
+    """The configuration's dtype of 16 bits."""
+    dtype = TYPES[config.precision.dtype]
+    return None if dtype == torch.float32 else dtype
+
+
+def _tell_of_wide(places: list[Place]) -> None:
+    wide = [place for place in places if place.is_wide]
+    logger.info(
+        "%d of %d parameters stay float32 ('%s'), %d of %d elements",
+        len(wide),
+        len(places),
+        wide[0].name,
+        sum(place.tensor.numel() for place in wide),
+        sum(place.tensor.numel() for place in places),
+    )
 
 
 def _convert_frozen(

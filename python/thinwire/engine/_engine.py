@@ -109,7 +109,9 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         self._close = closing(self, parts.core, *owned)
         self._batch = plan.config.batch(comm.size)
         memory = parts.memory
-        self._marks = Marks(memory.params) if undoes_edits(plan.config) else None
+        self._marks = None
+        if undoes_edits(plan.config):
+            self._marks = Marks(memory.params, memory.wide_params)
         self._is_behind = False
         self._link = Link(parts.core, memory.parameters, memory.names)
         self._link.releases = not memory.keeps_gradients

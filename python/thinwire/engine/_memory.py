@@ -27,19 +27,19 @@ class EngineMemory(FlatMemory):
         layout: _core.Layout,
         dtype: torch.dtype,
         keeps_gradients: bool,
+        num_wide: int = 0,
     ) -> None:
-        """Local: copies values, rounded to `dtype`; the parameters stay as they are until
-        give_homes(). Without `keeps_gradients` there is no array of them."""
+        """Local: copies values, rounded to `dtype`, but for the last `num_wide`
+        parameters, which stay fp32; the parameters stay as they are until give_homes().
+        Without `keeps_gradients` there is no array of them."""
         self.parameters = list(parameters)
         self.names = layout.names
         self._offsets = layout.offsets
         self.keeps_gradients = keeps_gradients
-        self.params = torch.zeros(layout.size, dtype=dtype)
-        self.grads = torch.zeros(layout.size if keeps_gradients else 0, dtype=dtype)
-        self._values = self.views(self.params)
-        self._gradients = self.views(self.grads) if keeps_gradients else []
-        for parameter, view in zip(self.parameters, self._values, strict=True):
-            view.copy_(parameter.detach())
+        begin = self._cut(layout.size, num_wide)
+        self.params = torch.zeros(begin, dtype=dtype)
+        self.grads = torch.zeros(begin if keeps_gradients else 0, dtype=dtype)
+        self._take_values(layout.size, keeps_gradients)
 
     def give_homes(self) -> None:
         """The first time: parameters and gradients become views of the arrays."""

@@ -124,7 +124,7 @@ class Values(EngineBase):
         """Local: bytes that this rank holds: parameters, gradients, states, buckets and
         other, and peak, the largest sum of them so far. Everything that this thread made
         counts, so another engine of the same thread does, too; activations do not."""
-        return with_tensors(_core.memory_use(), self._memory.params, self._memory.grads)
+        return with_tensors(_core.memory_use(), self._memory)
 
     def _named(self, parameter: torch.Tensor | str) -> tuple[str, torch.Size]:
         names, tensors = self._memory.names, self._memory.parameters

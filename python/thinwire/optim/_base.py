@@ -299,7 +299,7 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
 
         def exchange() -> Any:
             self._edits.take_in(is_collective=True)
-            return native.optimizer.step(native.memory.params, gradients, scale)
+            return native.optimizer.step(native.memory.handed_params, gradients, scale)
 
         is_alone = self._comm.size == 1
         self._settings.apply(self.param_groups, native, None if is_alone else exchange)
@@ -365,7 +365,7 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         native = self._made
         self._edits.home()
         self._edits.take_in(is_collective=True)
-        native.optimizer.synchronize(native.memory.params)
+        native.optimizer.synchronize(native.memory.handed_params)
         self._written()
 
     @contextmanager
@@ -397,7 +397,7 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         return Training(
             self._comm,
             native.layout,
-            native.memory.params,
+            native.memory.handed_params,
             native.optimizer,
             native.config,
         )

@@ -29,7 +29,10 @@ class Edits:
         has_copies = native.memory.params.dtype != torch.float32 or isinstance(
             native.config.optimizer, _core.ZeroOneAdamOptions
         )
-        self._marks = Marks(native.memory.params) if has_copies else None
+        memory = native.memory
+        self._marks = None
+        if has_copies:
+            self._marks = Marks(memory.params, memory.wide_params)
         self._moved = False
         self._is_lean = isinstance(native.config.optimizer, _core.LeanOnebitAdamOptions)
 
@@ -55,7 +58,7 @@ class Edits:
             return
         if self._is_lean:  # what it has beside parameters is no array of values
             if self._marks.have_changed():
-                self._native.optimizer.read_masters(self._native.memory.params)
+                self._native.optimizer.read_masters(self._native.memory.handed_params)
         elif (kept := self._kept()) is not None:
             self._take_in(*kept, is_collective)
         self.note()
@@ -63,9 +66,9 @@ class Edits:
     def _take_in(
         self, values: torch.Tensor, slack: torch.Tensor | float, is_collective: bool
     ) -> None:
-        params = self._native.memory.params
-        now = params.float()
-        differs = (values.to(params.dtype).float() - now).abs() > slack
+        memory = self._native.memory
+        now = memory.values()
+        differs = (memory.rounded(values) - now).abs() > slack
         differs |= values.isnan() != now.isnan()
         if not bool(differs.any()):
             return

@@ -104,13 +104,14 @@ class Experts:
 
 
 def in_order(places: list[Place], groups: list[dict[str, Any]]) -> list[Place]:
-    """Dense parameters first, then those of one process group after the other."""
+    """Dense parameters first, then those of one process group after the other; last
+    what is fp32 beside 16 bits."""
     first: dict[int, int] = {}
     keys = []
     for number, group in enumerate(groups):
         given = group.get(KEY)
         keys.append(0 if given is None else first.setdefault(id(given), number + 1))
-    return sorted(places, key=lambda place: keys[place.group])
+    return sorted(places, key=lambda place: (place.is_wide, keys[place.group]))
 
 
 def _require_groups(named: list[tuple[int, Any]], count: int) -> None:

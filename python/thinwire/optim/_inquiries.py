@@ -45,8 +45,7 @@ class Inquiries:
         """Local: bytes that this rank holds: parameters, gradients, states, buckets and
         other, and peak, the largest sum of them so far. Everything that this thread made
         counts, so another optimizer of the same thread does, too; activations do not."""
-        memory = self._made.memory
-        return with_tensors(_core.memory_use(), memory.params, memory.grads)
+        return with_tensors(_core.memory_use(), self._made.memory)
 
     def _moment(self, k: int, key: str) -> torch.Tensor | None:
         """Of parameter k, where every rank has all of it."""

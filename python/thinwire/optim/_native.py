@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 
 from .. import _core
-from .._memory import FlatMemory, require_shape
+from .._memory import FlatMemory, Handed, require_shape
 from ..errors import InvalidArgument, Unavailable
 from ._experts import KEY as EXPERTS
 from ._experts import Experts
@@ -106,7 +106,9 @@ class Native:
 
     def no_mask(self, group: int) -> torch.Tensor:
         """What is equal to no mask, as its values are neither 0 nor 1."""
-        size = sum(p.tensor.numel() for p in self.places if p.group == group)
+        size = sum(
+            p.tensor.numel() for p in self.places if p.group == group and not p.is_wide
+        )
         return torch.full((size,), 2.0)
 
     def dense_views(self, flat: torch.Tensor) -> list[torch.Tensor]:
@@ -120,7 +122,7 @@ class Training:
 
     comm: _core.Communicator
     layout: _core.Layout
-    params: torch.Tensor
+    params: Handed
     """Flat, as `layout` says."""
     native: Any
     config: _core.Config
@@ -194,20 +196,29 @@ def make_native(
     specs: list[Spec] = [(p.name, tuple(p.tensor.shape), p.group) for p in places]
     layout = _core.Layout(specs, num_groups)
     dtype = places[0].tensor.dtype
-    options = f"{dtype} broadcast={broadcast} hierarchy={config.comm.hierarchy.name} "
+    num_wide = sum(place.is_wide for place in places)
+    options = f"{dtype} float32={num_wide} broadcast={broadcast} hierarchy={config.comm.hierarchy.name} "
     options += f"ranks_per_host={config.comm.ranks_per_host}\n"
     experts.require_same(comm, places, layout.describe(), options)
     tensors, names = [p.tensor for p in places], [p.name for p in places]
     device = tensors[0].device
     if device.type == "cpu" and os.environ.get("THINWIRE_DEVICE_PATH") != "torch":
-        memory = FlatMemory(tensors, layout.offsets, layout.size, names)
-        if broadcast:
+        memory = FlatMemory(tensors, layout.offsets, layout.size, names, num_wide)
+        if broadcast and num_wide > 0:
+            for values in (memory.params, memory.wide_params):
+                broadcast_values(comm, values)
+        elif broadcast:
             experts.broadcast(comm, places, memory.params)
         with names_of_python():
             made: Any = _core.Optimizer(
-                comm, layout, config, memory.params, experts=experts.of_groups
+                comm, layout, config, memory.handed_params, experts=experts.of_groups
             )
         return Native(made, memory, layout, config, places)
+    if num_wide > 0:
+        raise Unavailable(
+            f"parameter '{names[-1]}' is {tensors[-1].dtype}, '{names[0]}' {dtype}: all "
+            f"must be of one dtype on {device.type}"
+        )
     if experts.of_groups:
         raise Unavailable(
             f"{EXPERTS}: must be None for parameters on {device.type}, where every rank "
@@ -288,7 +299,8 @@ def is_dense(value: Any) -> bool:
 
 
 def mask_of(index: int, group: Mapping[str, Any], places: list[Place]) -> torch.Tensor:
-    """A group's masks in the layout's order; None counts as no values."""
+    """A group's masks in the layout's order, without those of fp32 parameters beside 16
+    bits; None counts as no values."""
     masks, params = masks_in(group), group["params"]
     if group.get(MASK) is None:
         return torch.zeros(0)
@@ -318,5 +330,12 @@ def mask_of(index: int, group: Mapping[str, Any], places: list[Place]) -> torch.
             raise InvalidArgument(
                 f"{what}: of parameter '{place.name}' its elements must be 0 or 1"
             )
+        if place.is_wide:
+            if not bool(mask.all()):
+                raise InvalidArgument(
+                    f"{what}: of parameter '{place.name}' its elements must be 1: it is "
+                    "float32 in a model of 16 bits, and averaged exactly"
+                )
+            continue
         parts.append(mask.detach().reshape(-1).to("cpu", torch.float32))
     return torch.cat(parts) if parts else torch.zeros(0)

@@ -7,7 +7,7 @@ import itertools
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ class Place:
     name: str
     tensor: torch.Tensor
     group: int
+    is_wide: bool = False
+    """fp32 beside others of 16 bits."""
 
 
 def all_parameters(groups: list[dict[str, Any]]) -> Iterator[Place]:
@@ -48,14 +50,23 @@ def trainable(groups: list[dict[str, Any]]) -> list[Place]:
         if not place.tensor.requires_grad or id(place.tensor) in seen:
             continue
         seen.add(id(place.tensor))
-        _require_supported(place, places[0] if places else None)
+        others = [p for p in places if p.tensor.dtype != torch.float32] or places
+        _require_supported(place, others[0] if others else None)
         places.append(place)
     if not places:
         raise FailedPrecondition(
             "params: none of them requires a gradient, so there is nothing to train"
         )
     _require_apart(places)
-    return places
+    narrow = [p.tensor.dtype for p in places if p.tensor.dtype != torch.float32]
+    return marked(places, narrow[0] if narrow else None)
+
+
+def marked(places: list[Place], narrow: torch.dtype | None) -> list[Place]:
+    """`is_wide` for those that are fp32, where some are of the dtype `narrow`."""
+    if all(place.tensor.dtype != narrow for place in places):
+        return places
+    return [replace(p, is_wide=p.tensor.dtype == torch.float32) for p in places]
 
 
 def warn_of_order(places: list[Place]) -> None:
@@ -101,8 +112,8 @@ def _require_supported(place: Place, first: Place | None) -> None:
     if what is None and first is not None:
         if tensor.device != first.tensor.device:
             what = f"is on {tensor.device}, '{first.name}' on {first.tensor.device}: all must be on one device"
-        elif tensor.dtype != first.tensor.dtype:
-            what = f"is {tensor.dtype}, '{first.name}' {first.tensor.dtype}: all must be of one dtype"
+        elif len({tensor.dtype, first.tensor.dtype, torch.float32}) > 2:
+            what = f"is {tensor.dtype}, '{first.name}' {first.tensor.dtype}: all must be of one dtype, or float32 beside one of 16 bits"
     if what is not None:
         raise InvalidArgument(f"parameter '{place.name}' {what}")
 

@@ -105,7 +105,24 @@ namespace thinwire::kernels {
 HWY_EXPORT(run_convert);
 HWY_EXPORT(run_accumulate);
 
+namespace {
+
+// body(part of a, part of b) for the parts that are of one dtype in both.
+template <class Body>
+void for_parts(ConstView a, View b, const Body& body) {
+  const std::size_t cut = a.is_joined() ? a.first_size() : b.first_size();
+  body(a.subview(0, cut), b.subview(0, cut));
+  body(a.subview(cut, a.size() - cut), b.subview(cut, b.size() - cut));
+}
+
+bool is_joined(ConstView a, ConstView b) {
+  return a.size() == b.size() && (a.is_joined() || b.is_joined());
+}
+
+}  // namespace
+
 void convert(ConstView from, View to) {
+  if (is_joined(from, to)) return for_parts(from, to, convert);
   require_floats("from", from, from.size());
   require_floats("to", to, from.size());
   if (from.dtype() != to.dtype()) {
@@ -117,6 +134,9 @@ void convert(ConstView from, View to) {
 }
 
 void accumulate(View sum, ConstView values) {
+  if (is_joined(values, sum))
+    return for_parts(values, sum,
+                     [](ConstView v, View s) { accumulate(s, v); });
   require_floats("sum", sum, sum.size());
   require_floats("values", values, sum.size());
   HWY_DYNAMIC_DISPATCH(run_accumulate)(values, sum);

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fp32 parameters, such as those of norm layers, in a model of 16 bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optim_cases as cases
+import pytest
+import thinwire
+import torch
+from engines import BF16, ONEBIT, config_of, zero
+from thinwire.comm import run_local_ranks, seeded
+from thinwire.errors import InvalidArgument
+
+WIDE = ("norm.weight", "norm.bias", "scale")
+FOUR_BITS = {
+    "zero_optimization": {"stage": 2},
+    "thinwire": {"zero_bits_up": 4, "zero_bits_down": 4},
+}
+FP16 = {"fp16": {"enabled": True, "initial_scale_power": 8, "hysteresis": 1}}
+Values = dict[str, torch.Tensor]
+
+
+class Net(torch.nn.Module):
+    """Its norm and its scale are fp32."""
+
+    def __init__(self, dtype: torch.dtype, seed: int = 0) -> None:
+        super().__init__()
+        with seeded(seed):
+            self.first = torch.nn.Linear(7, 33, dtype=dtype)
+            self.norm = torch.nn.LayerNorm(33)
+            self.register_buffer("shift", torch.full((33,), 1 / 3))
+            self.last = torch.nn.Linear(33, 1, dtype=dtype)
+            self.scale = torch.nn.Parameter(torch.tensor([1.3]))
+            self.frozen = torch.nn.Parameter(torch.tensor([0.1]), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x.to(self.first.weight.dtype)).float()
+        h = torch.tanh(self.norm(h) + self.shift)
+        y = self.last(h.to(self.last.weight.dtype))
+        return y.float() * self.scale + self.frozen
+
+
+def loss_of(model: Any, rank: int, step: int) -> torch.Tensor:
+    x, y = cases.batch(rank, step)
+    return torch.nn.functional.mse_loss(model(x), y)
+
+
+def train(model: Net, optimizers: list[Any], rank: int, steps: range) -> None:
+    for step in steps:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss_of(model, rank, step).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def train_engine(engine: Any, steps: range) -> None:
+    for step in steps:
+        engine.backward(loss_of(engine, engine.global_rank, step))
+        engine.step()
+
+
+def values_of(model: torch.nn.Module) -> Values:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def require_dtypes(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    for name, p in model.named_parameters():
+        is_wide = name in WIDE or name == "frozen"
+        assert p.dtype == (torch.float32 if is_wide else dtype), name
+
+
+def require_same(a: Values, b: Values) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].dtype == b[name].dtype, name
+        assert torch.equal(a[name], b[name]), name
+
+
+def engine_of(comm: Any, dtype: torch.dtype, **changes: Any) -> Any:
+    precision = BF16 if dtype == torch.bfloat16 else FP16
+    config = config_of(**(precision | {"gradient_clipping": 0.0} | changes))
+    model = Net(dtype, seed=comm.rank)
+    engine, *_ = thinwire.initialize(model=model, config=config, process_group=comm)
+    return engine
+
+
+EXACT = {"AdamW": "AdamW", "Lamb": "Lamb", "OnebitAdam": "AdamW", "OnebitLamb": "Lamb"}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", list(EXACT))
+def test_each_part_is_trained_as_in_an_optimizer_of_its_own(
+    kind: str, dtype: torch.dtype
+) -> None:
+    def body(comm: Any) -> None:
+        both, apart = Net(dtype), Net(dtype)
+        one = cases.make(kind, both.named_parameters(), comm)
+        named = list(apart.named_parameters())
+        narrow = cases.make(kind, [p for n, p in named if n not in WIDE], comm)
+        wide = cases.make(EXACT[kind], [p for n, p in named if n in WIDE], comm)
+        train(both, [one], comm.rank, range(9))
+        train(apart, [narrow, wide], comm.rank, range(9))
+        require_same(values_of(both), values_of(apart))
+        require_dtypes(both, dtype)
+
+    for world in (1, 2, 3):
+        run_local_ranks(world, body)
+
+
+@pytest.mark.quick
+def test_parts_are_clipped_by_one_norm() -> None:
+    def body(comm: Any) -> None:
+        model = Net(torch.bfloat16)
+        optimizer = cases.make("AdamW", model.parameters(), comm, max_grad_norm=0.01)
+        train(model, [optimizer], comm.rank, range(1))
+        assert optimizer.report is not None
+        norms = []
+        for wanted in (True, False):
+            alone = Net(torch.bfloat16)
+            named = alone.named_parameters()
+            part = [p for n, p in named if (n in WIDE) == wanted]
+            one = cases.make("AdamW", part, comm)
+            train(alone, [one], comm.rank, range(1))
+            assert one.report is not None
+            norms.append(one.report.grad_norm)
+        assert optimizer.report.grad_norm == pytest.approx(math.hypot(*norms), 1e-9)
+        assert optimizer.report.clip_factor == pytest.approx(0.01 / math.hypot(*norms))
+
+    run_local_ranks(2, body)
+
+
+@pytest.mark.quick
+def test_what_is_written_into_either_part_counts() -> None:
+    def body(comm: Any) -> None:
+        model = Net(torch.bfloat16)
+        optimizer = cases.make("AdamW", model.parameters(), comm, lr=0.0)
+        train(model, [optimizer], comm.rank, range(1))
+        with torch.no_grad():
+            model.norm.weight.fill_(3.0)
+            model.first.bias.fill_(2.0)
+        train(model, [optimizer], comm.rank, range(1, 2))
+        assert model.norm.weight.unique().tolist() == [3.0]
+        assert model.first.bias.unique().tolist() == [2.0]
+
+    run_local_ranks(2, body)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "stage 0": {},
+    "stage 1": zero(1),
+    "stage 2": zero(2),
+    "offload": zero(2, offload=True),
+    "4 bits": FOUR_BITS,
+    "1-bit Adam": ONEBIT,
+}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_engines_train_as_the_plain_optimizer(dtype: torch.dtype) -> None:
+    def body(comm: Any) -> None:
+        model = Net(dtype)
+        optimizer = thinwire.AdamW(
+            model.parameters(), lr=0.01, weight_decay=0.1, process_group=comm
+        )
+        train(model, [optimizer], comm.rank, range(6))
+        want = values_of(model)
+        for name, changes in WAYS.items():
+            engine = engine_of(comm, dtype, **changes)
+            train_engine(engine, range(6))
+            require_dtypes(engine.module, dtype)
+            assert engine.module.shift.dtype == torch.float32
+            have = values_of(engine.module)
+            if changes not in (FOUR_BITS, ONEBIT) and dtype == torch.bfloat16:
+                require_same(have, want)
+            for wide in WIDE:
+                full = engine.full_parameter(wide)
+                assert torch.equal(full, have[wide].reshape(full.shape)), name
+            engine.destroy()
+
+    for world in (1, 2, 3):
+        run_local_ranks(world, body)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", list(WAYS))
+def test_an_overflow_in_either_part_skips_the_step_on_all_ranks(name: str) -> None:
+    def body(comm: Any) -> None:
+        for broken in ("scale", "first.bias"):
+            engine = engine_of(comm, torch.float16, **WAYS[name])
+            train_engine(engine, range(5))
+            before, scale = values_of(engine.module), engine.loss_scale()
+            parameter = dict(engine.module.named_parameters())[broken]
+            handle = None
+            if comm.rank == comm.size - 1:
+                handle = parameter.register_hook(lambda g: torch.full_like(g, math.inf))
+            train_engine(engine, range(5, 6))
+            if handle is not None:
+                handle.remove()
+            assert not engine.report.applied
+            assert engine.loss_scale() == scale / 2
+            require_same(values_of(engine.module), before)
+            train_engine(engine, range(6, 7))
+            assert engine.report.applied
+            engine.destroy()
+
+    run_local_ranks(2, body)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", list(WAYS))
+def test_checkpoints_load_on_other_numbers_of_ranks(name: str, tmp_path: Path) -> None:
+    dtype = torch.bfloat16
+
+    def save(comm: Any) -> Values:
+        engine = engine_of(comm, dtype, **WAYS[name])
+        train_engine(engine, range(5))
+        thinwire.save(tmp_path, engine)
+        return values_of(engine.module)
+
+    want = run_local_ranks(2, save)[0]
+
+    def load(changes: dict[str, Any]) -> Callable[[Any], None]:
+        def body(comm: Any) -> None:
+            engine = engine_of(comm, dtype, **changes)
+            thinwire.load(tmp_path, engine)
+            have = values_of(engine.module)
+            for wide in WIDE:
+                assert torch.equal(have[wide], want[wide]), wide
+            if "4 bits" != name:
+                require_same(have, want)
+            train_engine(engine, range(5, 7))
+            assert engine.report.applied
+
+        return body
+
+    for world in (1, 2, 3):
+        run_local_ranks(world, load(WAYS[name]))
+    if name != "1-bit Adam":
+        run_local_ranks(3, load(zero(1)))
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("kind", list(cases.KINDS))
+def test_plain_optimizers_are_saved_and_loaded(kind: str, tmp_path: Path) -> None:
+    def body(comm: Any) -> None:
+        model = Net(torch.float16)
+        optimizer = cases.make(kind, model.named_parameters(), comm)
+        train(model, [optimizer], comm.rank, range(7))
+        thinwire.save(tmp_path / str(comm.size), optimizer)
+        state, weights = optimizer.state_dict(), values_of(model)
+        train(model, [optimizer], comm.rank, range(7, 10))
+        want = values_of(model)
+        for way in ("file", "dict"):
+            other = Net(torch.float16, seed=5)
+            resumed = cases.make(kind, other.named_parameters(), comm)
+            if way == "file":
+                thinwire.load(tmp_path / str(comm.size), resumed)
+            else:
+                other.load_state_dict(weights, strict=False)
+                resumed.load_state_dict(state)
+            train(other, [resumed], comm.rank, range(7, 10))
+            have = values_of(other)
+            for name in want:
+                if name != "frozen":
+                    assert torch.equal(have[name], want[name]), (way, name)
+
+    for world in (1, 2):
+        run_local_ranks(world, body)
+
+
+@pytest.mark.quick
+def test_with_the_semantics_of_deepspeed_all_is_converted() -> None:
+    def body(comm: Any) -> None:
+        engine = engine_of(
+            comm, torch.float16, thinwire={"semantics": "deepspeed"}, **zero(2)
+        )
+        assert {p.dtype for p in engine.module.parameters()} == {torch.float16}
+
+    run_local_ranks(2, body)
+
+
+@pytest.mark.quick
+def test_a_model_of_fp32_alone_is_converted() -> None:
+    def body(comm: Any) -> None:
+        config = config_of(**BF16)
+        model = Net(torch.float32)
+        engine, *_ = thinwire.initialize(model=model, config=config, process_group=comm)
+        assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+        engine.destroy()
+
+    run_local_ranks(2, body)
+
+
+@pytest.mark.quick
+def test_what_is_refused() -> None:
+    model = Net(torch.bfloat16)
+    with pytest.raises(InvalidArgument, match="two dtypes"):
+        thinwire.LeanOnebitAdam(model.parameters(), freeze_step=2)
+    with pytest.raises(InvalidArgument, match="semantics must be corrected"):
+        thinwire.AdamW(Net(torch.float16).parameters(), semantics="deepspeed")
+    model.last.half()
+    with pytest.raises(InvalidArgument, match="or float32 beside one of 16 bits"):
+        thinwire.AdamW(model.parameters())
+    model = Net(torch.bfloat16)
+    masks = [torch.ones_like(p) for p in model.parameters()]
+    group = {"params": list(model.parameters()), "exp_avg_mask": masks}
+    thinwire.OnebitAdam([group], freeze_step=2).close()
+    names = [name for name, _ in model.named_parameters()]
+    masks[names.index("norm.weight")][0] = 0
+    with pytest.raises(InvalidArgument, match="float32 in a model of 16 bits"):
+        thinwire.OnebitAdam([group], freeze_step=2)
