@@ -283,22 +283,14 @@ void require_fit_for_own_rule(const Config& config, ConstView params) {
 // fp32 beside 16 bits, and nothing else.
 void require_dtypes(const Config& config, ConstView params) {
   if (!params.is_joined()) return;
-  require(optim::is_16_bit(params.dtype()) &&
-              params.parts()[1].dtype() == DType::kFloat32,
-          "params", "of one dtype, or of 16 bits and then float32",
-          fmt::format("{} and then {}", to_string(params.dtype()),
-                      to_string(params.parts()[1].dtype())));
   constexpr const char* kBeside = "with parameters of two dtypes";
   require(!follows_deepspeed(config), "semantics",
           fmt::format("corrected {}", kBeside), to_string(config.semantics));
   require(!is_lean(config), "optimizer",
           fmt::format("another one than lean_onebit_adam {}", kBeside),
           config::name_of(config.optimizer));
-  require(config.precision.master_dtype == DType::kFloat32, "master_dtype",
-          fmt::format("float32 {}", kBeside),
-          to_string(config.precision.master_dtype));
-  require(config.experts().empty(), "experts", fmt::format("none {}", kBeside),
-          config.experts().size());
+  optim::require_fit_for_two_dtypes(params, config.precision.master_dtype,
+                                    config.experts().size());
 }
 
 }  // namespace

@@ -38,6 +38,22 @@ inline void require_group(std::size_t group, std::size_t num_groups) {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
 }
 
+/// Throws Error(kInvalidArgument) unless `params` has one dtype, or float32
+/// behind 16 bits with float32 masters and no group of experts.
+inline void require_fit_for_two_dtypes(ConstView params, DType master_dtype,
+                                       std::size_t num_experts) {
+  if (!params.is_joined()) return;
+  const DType second = params.parts()[1].dtype();
+  require(is_16_bit(params.dtype()) && second == DType::kFloat32, "params",
+          "of one dtype, or of 16 bits and then float32",
+          fmt::format("{} and then {}", to_string(params.dtype()),
+                      to_string(second)));
+  require(master_dtype == DType::kFloat32, "master_dtype",
+          "float32 with parameters of two dtypes", to_string(master_dtype));
+  require(num_experts == 0, "experts", "none with parameters of two dtypes",
+          num_experts);
+}
+
 /// A flat array that is to be float32, or one of the 16-bit types too.
 inline void require_view(std::string_view name, View view, std::size_t size,
                          bool may_be_float32, bool may_be_16_bit) {

@@ -77,21 +77,6 @@ ZeroOptions without_16_bits(ZeroOptions options) {
   return options;
 }
 
-// fp32 beside 16 bits, and nothing else.
-void require_dtypes(const ZeroOptions& options, ConstView params) {
-  if (!params.is_joined()) return;
-  require(optim::is_16_bit(params.dtype()) &&
-              params.parts()[1].dtype() == DType::kFloat32,
-          "params", "of one dtype, or of 16 bits and then float32",
-          fmt::format("{} and then {}", to_string(params.dtype()),
-                      to_string(params.parts()[1].dtype())));
-  require(options.master_dtype == DType::kFloat32, "master_dtype",
-          "float32 with parameters of two dtypes",
-          to_string(options.master_dtype));
-  require(options.experts.empty(), "experts",
-          "none with parameters of two dtypes", options.experts.size());
-}
-
 }  // namespace
 
 ZeroOptimizer::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
@@ -168,7 +153,8 @@ ZeroOptimizer::ZeroOptimizer(comm::Communicator& comm,
                          to_string(view.dtype()), view.size()));
   };
   check("params", params, options.dtype);
-  require_dtypes(options, params);
+  optim::require_fit_for_two_dtypes(params, options.master_dtype,
+                                    options.experts.size());
   if (!initial.empty()) check("initial", initial, DType::kFloat32);
   if (make_rule == nullptr)
     reject("make_rule must make an update rule, got none");
