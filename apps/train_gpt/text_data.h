@@ -39,7 +39,8 @@ class TextData {
   /// read and Error(kInvalidArgument) if there is too little text for one
   /// training window and one validation window.
   static TextData load(const std::vector<std::string>& paths,
-                       std::size_t context, std::size_t validation_bytes);
+                       std::size_t context,
+                       std::size_t validation_bytes = 64 * 1024);
   /// The same of texts in memory.
   static TextData of(const std::vector<std::string>& texts, std::size_t context,
                      std::size_t validation_bytes = 64 * 1024);
