@@ -29,7 +29,7 @@ using bench::Printer;
 using bench::Result;
 using bench::Row;
 
-struct Flags {
+struct BenchFlags {
   bool json = false;
   bool by_prefetch = false;
   std::string filter;
@@ -73,8 +73,8 @@ std::vector<Row> pairs_of(const std::vector<const Row*>& rows) {
   return pairs;
 }
 
-[[noreturn]] void complain_nothing_chosen(const Flags& flags, bool other_kind,
-                                          const char* how) {
+[[noreturn]] void complain_nothing_chosen(const BenchFlags& flags,
+                                          bool other_kind, const char* how) {
   if (other_kind)
     throw std::runtime_error(fmt::format(
         "--filter '{}' names only rows that {}", flags.filter, how));
@@ -89,13 +89,13 @@ std::vector<Row> pairs_of(const std::vector<const Row*>& rows) {
       "--filter '{}' matches no row; there are {}", flags.filter, names));
 }
 
-std::vector<int> thread_counts(const Flags& flags) {
+std::vector<int> thread_counts(const BenchFlags& flags) {
   if (flags.threads > 0) return {flags.threads};
   if (std::thread::hardware_concurrency() < 2) return {1};
   return {1, 2};
 }
 
-void run_alone(const Flags& flags) {
+void run_alone(const BenchFlags& flags) {
   auto rows = chosen(bench::rows(), flags.filter);
   const auto pairs = flags.by_prefetch ? pairs_of(rows) : std::vector<Row>();
   if (flags.by_prefetch) rows = chosen<Row>(pairs, "");
@@ -128,7 +128,7 @@ void run_alone(const Flags& flags) {
   }
 }
 
-void run_in_job(const Flags& flags) {
+void run_in_job(const BenchFlags& flags) {
   if (flags.by_prefetch)
     throw std::runtime_error(
         "--by-prefetch compares the rows of one rank alone: start it without "
@@ -166,7 +166,7 @@ std::string check_regex(const std::string& text) {
 }  // namespace
 
 void add_bench(CLI::App& app) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<BenchFlags>();
   CLI::App* command = app.add_subcommand(
       "bench",
       "Kernels and whole steps against this machine's memory; under mpirun, "

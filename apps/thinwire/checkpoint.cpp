@@ -13,7 +13,7 @@ namespace {
 
 using namespace checkpoint_tool;
 
-struct Flags {
+struct CheckpointFlags {
   std::string path;
   std::string other;
   bool json = false;
@@ -22,7 +22,8 @@ struct Flags {
 
 // NAME PATH [--json]
 CLI::App* add(CLI::App& parent, const std::string& name,
-              const std::string& what, const std::shared_ptr<Flags>& flags,
+              const std::string& what,
+              const std::shared_ptr<CheckpointFlags>& flags,
               const std::string& argument) {
   CLI::App* const command = parent.add_subcommand(name, what);
   command
@@ -36,7 +37,8 @@ CLI::App* add(CLI::App& parent, const std::string& name,
   return command;
 }
 
-void add_export(CLI::App& parent, const std::shared_ptr<Flags>& flags) {
+void add_export(CLI::App& parent,
+                const std::shared_ptr<CheckpointFlags>& flags) {
   CLI::App* const command = add(
       parent, "export",
       "Write the weights as Hugging Face does, in any precision", flags, "DIR");
@@ -61,7 +63,7 @@ void add_checkpoint(CLI::App& app) {
   CLI::App* const group =
       app.add_subcommand("checkpoint", "Look at checkpoints and verify them");
   group->require_subcommand(1);
-  const auto flags = std::make_shared<Flags>();
+  const auto flags = std::make_shared<CheckpointFlags>();
   add(*group, "ls", "List the checkpoints in a directory", flags, "ROOT")
       ->callback([flags] { list(flags->path, flags->json); });
   add(*group, "show", "Say what a checkpoint holds", flags, "DIR")

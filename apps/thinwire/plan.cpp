@@ -25,7 +25,7 @@ namespace thinwire::apps {
 
 namespace {
 
-struct Flags {
+struct PlanFlags {
   double params = 0;
   double forward_ms = 0;
   double backward_ms = 0;
@@ -71,7 +71,7 @@ auto reading_config(Body&& body) {
   }
 }
 
-engine::Workload workload_of(const Flags& flags, int ranks,
+engine::Workload workload_of(const PlanFlags& flags, int ranks,
                              const engine::Processors& processors) {
   engine::Workload work{.parameters = flags.params,
                         .forward_seconds = flags.forward_ms * 1e-3,
@@ -92,13 +92,13 @@ engine::Workload workload_of(const Flags& flags, int ranks,
   return work;
 }
 
-void print(const Flags& flags, const engine::Workload& work,
+void print(const PlanFlags& flags, const engine::Workload& work,
            const engine::Network& network, const engine::Compute& compute) {
   const auto all = engine::plan(work, network, compute);
   std::cout << (flags.json ? engine::plan_json(all) : engine::plan_table(all));
 }
 
-engine::Network network_of(const Flags& flags) {
+engine::Network network_of(const PlanFlags& flags) {
   if (!flags.ranks || !flags.link_gbps)
     refuse_usage(
         "plan: one rank alone knows no network: start it with a launcher, as "
@@ -116,14 +116,14 @@ engine::Network network_of(const Flags& flags) {
   return network;
 }
 
-void say_what_is_not_given(const Flags& flags) {
+void say_what_is_not_given(const PlanFlags& flags) {
   if (flags.forward_ms == 0 && flags.backward_ms == 0 &&
       flags.compute_ms == 0 && !flags.json)
     std::cout << "without --forward-ms and --backward-ms (or --compute-ms) a "
                  "step is taken to be its exchange and update\n";
 }
 
-void require_run(const Flags& flags) {
+void require_run(const PlanFlags& flags) {
   if (!flags.freeze_step) return;
   if (!flags.steps)
     refuse_usage("--freeze-step: it needs --steps, the length of the run");
@@ -134,7 +134,7 @@ void require_run(const Flags& flags) {
         *flags.steps, *flags.freeze_step));
 }
 
-void run_alone(const Flags& flags) {
+void run_alone(const PlanFlags& flags) {
   const engine::Network network = network_of(flags);
   const engine::Processors processors = engine::processors_for(
       network.ranks_per_host, flags.threads.value_or(-1));
@@ -162,7 +162,7 @@ void run_alone(const Flags& flags) {
   print(flags, work, network, compute);
 }
 
-void run_in_job(const Flags& flags) {
+void run_in_job(const PlanFlags& flags) {
   if (flags.ranks || flags.link_gbps || flags.ranks_per_host ||
       flags.latency_us)
     refuse_usage(
@@ -192,7 +192,7 @@ void run_in_job(const Flags& flags) {
   print(flags, work, network, compute);
 }
 
-void run(Flags flags) {
+void run(PlanFlags flags) {
   require_run(flags);
   if (!flags.config.empty())
     flags.file = reading_config([&] {
@@ -221,7 +221,7 @@ CLI::Validator number(double least, double most) {
       range);
 }
 
-void add_run_options(CLI::App& command, Flags& flags) {
+void add_run_options(CLI::App& command, PlanFlags& flags) {
   command
       .add_option("--steps", flags.steps,
                   "of the run: predicts all of it, exact stages included, and "
@@ -234,7 +234,7 @@ void add_run_options(CLI::App& command, Flags& flags) {
       ->check(number(1, engine::RunStages::kMostSteps));
 }
 
-void add_network_options(CLI::App& command, Flags& flags) {
+void add_network_options(CLI::App& command, PlanFlags& flags) {
   command
       .add_option("--ranks", flags.ranks,
                   "alone: of the job that is to be planned")
@@ -256,7 +256,7 @@ void add_network_options(CLI::App& command, Flags& flags) {
 }  // namespace
 
 void add_plan(CLI::App& app) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<PlanFlags>();
   CLI::App* command = app.add_subcommand(
       "plan",
       "What a step would take, send and keep with each way to average; under "

@@ -20,7 +20,7 @@ using replay::CaseFolder;
 using replay::Outcome;
 using replay::Result;
 
-struct Flags {
+struct ReplayFlags {
   std::string semantics = "deepspeed";
   std::string comm = "local";
   std::string filter;
@@ -85,7 +85,7 @@ void print(const CaseFolder& folder, const Result& result) {
   }
 }
 
-void run(const Flags& flags) {
+void run(const ReplayFlags& flags) {
   const config::Semantics semantics = config::semantics_from(flags.semantics);
   const std::regex filter = filter_regex(flags.filter);
   std::unique_ptr<comm::Communicator> mpi;
@@ -114,7 +114,7 @@ void run(const Flags& flags) {
 }  // namespace
 
 void add_replay(CLI::App& app) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<ReplayFlags>();
   CLI::App* command = app.add_subcommand(
       "replay",
       "Run recorded trajectories through the library, compare bit for bit");

@@ -125,7 +125,7 @@ bool is_harmless(const KeyRule& rule, const Json& value) {
   return lower(brief_json(value)) == rule.harmless;
 }
 
-std::string harmless_text(const KeyRule& rule) {
+std::string accepted_value(const KeyRule& rule) {
   if (rule.harmless.empty()) return "";
   return fmt::format(" (only {} is accepted)", rule.harmless);
 }
@@ -190,7 +190,7 @@ class Checker {
     if (rule.status == KeyStatus::kRejected) {
       if (!is_harmless(rule, value))
         reject(fmt::format("{} = {} is rejected: {}{}", rule.path,
-                           brief_json(value), rule.text, harmless_text(rule)));
+                           brief_json(value), rule.text, accepted_value(rule)));
       note(rule.path, KeyNote::Kind::kIgnored, "what Thinwire does anyway");
       return false;
     }

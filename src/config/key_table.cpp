@@ -21,7 +21,7 @@ std::string_view status_text(const KeyRule& rule) {
   return "";
 }
 
-std::string harmless_text(const KeyRule& rule) {
+std::string exception_text(const KeyRule& rule) {
   if (rule.harmless.empty()) return "";
   if (rule.harmless == kDisabled) return ", unless not `enabled`";
   return fmt::format(", unless `{}`", rule.harmless);
@@ -33,7 +33,8 @@ std::string key_table() {
   std::string text = "| key | | what happens |\n|---|---|---|\n";
   for (const KeyRule& rule : key_rules())
     fmt::format_to(std::back_inserter(text), "| `{}` | {}{} | {}{} |\n",
-                   rule.path, status_text(rule), harmless_text(rule), rule.text,
+                   rule.path, status_text(rule), exception_text(rule),
+                   rule.text,
                    rule.only.empty() ? "" : fmt::format(" ({})", rule.only));
   return text;
 }

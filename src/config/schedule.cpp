@@ -8,14 +8,14 @@ namespace thinwire::config {
 namespace {
 
 // In lower case, as the reader compares; the index is LearningRateSchedule's.
-constexpr std::pair<std::string_view, std::size_t> kTypes[] = {
+constexpr std::pair<std::string_view, std::size_t> kShapeIndexes[] = {
     {"warmuplr", 1},
     {"warmupdecaylr", 2},
     {"warmupcosinelr", 3},
     {"onecycle", 4},
     {"lrrangetest", 5}};
 
-decltype(LearningRateSchedule::shape) make(std::size_t index) {
+decltype(LearningRateSchedule::shape) make_shape(std::size_t index) {
   switch (index) {
     case 1:
       return WarmupLr{};
@@ -56,8 +56,8 @@ void read_schedule(const Reader& file, Config& config) {
     file.section("thinwire")
         .reject("schedule", "left out where scheduler is given");
   std::size_t index = 0;
-  section.choice("type", index, Choices<std::size_t>(kTypes));
-  config.schedule.shape = make(index);
+  section.choice("type", index, Choices<std::size_t>(kShapeIndexes));
+  config.schedule.shape = make_shape(index);
   std::visit([&](auto& shape) { shape_fields(params, shape); },
              config.schedule.shape);
   if (std::holds_alternative<OneCycle>(config.schedule.shape))

@@ -10,7 +10,7 @@
 #include "support/errors.h"
 #include "support/ranks.h"
 
-namespace thinwire::checkpoint {
+namespace thinwire::checkpoint::await_files_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -131,4 +131,4 @@ TEST(RequireStillThere, SaysThatAFileHasGone) {
 }
 
 }  // namespace
-}  // namespace thinwire::checkpoint
+}  // namespace thinwire::checkpoint::await_files_test

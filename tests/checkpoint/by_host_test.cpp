@@ -18,7 +18,7 @@
 #include "thinwire/comm/local.h"
 #include "thinwire/optim/onebit_adam.h"
 
-namespace thinwire::checkpoint {
+namespace thinwire::checkpoint::by_host_test {
 namespace {
 
 using test::Folder;
@@ -176,4 +176,4 @@ TEST(SameHosts, GoOnBitEqualWithAnyBuckets) {
 }
 
 }  // namespace
-}  // namespace thinwire::checkpoint
+}  // namespace thinwire::checkpoint::by_host_test

@@ -9,7 +9,7 @@
 #include "support/errors.h"
 #include "support/ranks.h"
 
-namespace thinwire::checkpoint {
+namespace thinwire::checkpoint::everywhere_test {
 namespace {
 
 using test::expect_error;
@@ -68,4 +68,4 @@ TEST(RandomId, IsNew) {
 }
 
 }  // namespace
-}  // namespace thinwire::checkpoint
+}  // namespace thinwire::checkpoint::everywhere_test

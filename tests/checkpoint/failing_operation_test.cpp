@@ -15,7 +15,7 @@
 
 // Every single operation fails once, or from then on: all ranks throw the same
 // error, the checkpoint before loads, and the next save works.
-namespace thinwire::checkpoint {
+namespace thinwire::checkpoint::failing_operation_test {
 namespace {
 
 using test::FaultFileSystem;
@@ -128,4 +128,4 @@ TEST(FailingOperation, IsToldOnAllRanksAndChangesNothing) {
 }
 
 }  // namespace
-}  // namespace thinwire::checkpoint
+}  // namespace thinwire::checkpoint::failing_operation_test

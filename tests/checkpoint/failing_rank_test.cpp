@@ -7,7 +7,7 @@
 #include "support/errors.h"
 #include "support/ranks.h"
 
-namespace thinwire::checkpoint {
+namespace thinwire::checkpoint::failing_rank_test {
 namespace {
 
 using test::DummyContents;
@@ -102,4 +102,4 @@ TEST_F(FailingRank, ThatIsGoneInTheMiddleCommitsNothing) {
 }
 
 }  // namespace
-}  // namespace thinwire::checkpoint
+}  // namespace thinwire::checkpoint::failing_rank_test

@@ -28,10 +28,12 @@ using nlohmann::json;
 
 void write_files(const std::string& directory) {
   int number = 0;
-  const auto write = [&](const std::vector<test::Content>& contents) {
-    test::write_file(fmt::format("{}/{}.safetensors", directory, number++),
-                     test::safetensors_of(contents));
-  };
+  const auto write =
+      [&](const std::vector<checkpoint::test::Content>& contents) {
+        checkpoint::test::write_file(
+            fmt::format("{}/{}.safetensors", directory, number++),
+            checkpoint::test::safetensors_of(contents));
+      };
   write({});
   for (const std::size_t size : {0, 1, 7, 31, 32, 33, 1023, 1024, 1025, 4097})
     for (const std::string_view dtype :
@@ -43,7 +45,8 @@ void write_files(const std::string& directory) {
       write({{"x", type, {size}, bytes},
              {"\"\\ \xc3\xa4", type, {1, size}, bytes},
              {"odd", {DType::kUInt8}, {3}, "abc"},
-             test::Content::of("wide", {}, std::vector<double>{0.5})});
+             checkpoint::test::Content::of("wide", {},
+                                           std::vector<double>{0.5})});
     }
 }
 
@@ -79,16 +82,16 @@ json read(const std::string& path) {
 int main(int argc, char** argv) {
   const std::vector<std::string> words(argv + 1, argv + argc);
   if (words.size() >= 5 && words[0] == "tiny") {
-    test::write_tiny(words[1], {.world = std::stoi(words[2]),
-                                .step = std::stoi(words[3]),
-                                .offset = std::stod(words[4]),
-                                .has_masters = words.size() > 5});
+    checkpoint::test::write_tiny(words[1], {.world = std::stoi(words[2]),
+                                            .step = std::stoi(words[3]),
+                                            .offset = std::stod(words[4]),
+                                            .has_masters = words.size() > 5});
   } else if (words.size() >= 4 && words[0] == "full") {
-    test::write_full(words[1],
-                     {.world = std::stoi(words[2]),
-                      .seen = std::stoi(words[3]),
-                      .residuals = words.size() > 4 ? Residuals::kMean
-                                                    : Residuals::kPerRank});
+    checkpoint::test::write_full(
+        words[1], {.world = std::stoi(words[2]),
+                   .seen = std::stoi(words[3]),
+                   .residuals = words.size() > 4 ? Residuals::kMean
+                                                 : Residuals::kPerRank});
   } else if (words.size() == 2 && words[0] == "files") {
     write_files(words[1]);
   } else if (words.size() >= 2 && words[0] == "read") {

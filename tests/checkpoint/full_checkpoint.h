@@ -7,7 +7,10 @@
 #include "thinwire/checkpoint/options.h"
 
 /// A checkpoint as save() writes it, with all that there may be in one.
+// `test::` means these and what all modules share.
+namespace thinwire::test {}
 namespace thinwire::checkpoint::test {
+using namespace thinwire::test;  // NOLINT(google-build-using-namespace)
 
 struct Full {
   int world = 2;

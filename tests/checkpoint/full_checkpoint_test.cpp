@@ -15,7 +15,7 @@
 #include "thinwire/checkpoint/inspect.h"
 #include "thinwire/core/error.h"
 
-namespace thinwire::checkpoint {
+namespace thinwire::checkpoint::full_checkpoint_test {
 namespace {
 
 using test::Full;
@@ -114,4 +114,4 @@ TEST(FullCheckpoint, DamageToAnyTensorIsFoundAndNamed) {
 }
 
 }  // namespace
-}  // namespace thinwire::checkpoint
+}  // namespace thinwire::checkpoint::full_checkpoint_test

@@ -22,7 +22,7 @@
 extern "C" int safetensors_fuzz(const std::uint8_t* data, std::size_t size);
 extern "C" int manifest_fuzz(const std::uint8_t* data, std::size_t size);
 
-namespace thinwire::checkpoint {
+namespace thinwire::checkpoint::fuzz_test {
 namespace {
 
 using test::read_file;
@@ -148,4 +148,4 @@ TEST(Fuzz, DirectoriesWhoseHashesFitAreReadOrRefused) {
 }
 
 }  // namespace
-}  // namespace thinwire::checkpoint
+}  // namespace thinwire::checkpoint::fuzz_test

@@ -9,7 +9,7 @@
 #include "support/ranks.h"
 #include "thinwire/core/log.h"
 
-namespace thinwire::checkpoint {
+namespace thinwire::checkpoint::leftovers_test {
 namespace {
 
 using test::Dummy;
@@ -160,4 +160,4 @@ TEST(FindCheckpoints, AFileThatIsMissingOrOfAnotherSizeIsNamed) {
 }
 
 }  // namespace
-}  // namespace thinwire::checkpoint
+}  // namespace thinwire::checkpoint::leftovers_test

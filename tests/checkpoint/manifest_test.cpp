@@ -13,7 +13,7 @@
 #include "support/errors.h"
 #include "thinwire/core/checksum.h"
 
-namespace thinwire::checkpoint {
+namespace thinwire::checkpoint::manifest_test {
 namespace {
 
 using test::full_manifest;
@@ -232,4 +232,4 @@ TEST(Manifest, ManyFilesAndParametersAreReadAgain) {
 }
 
 }  // namespace
-}  // namespace thinwire::checkpoint
+}  // namespace thinwire::checkpoint::manifest_test

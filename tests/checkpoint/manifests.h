@@ -10,7 +10,10 @@
 #include "checkpoint/format/manifest_text.h"
 
 /// A manifest with something in every member.
+// `test::` means these and what all modules share.
+namespace thinwire::test {}
 namespace thinwire::checkpoint::test {
+using namespace thinwire::test;  // NOLINT(google-build-using-namespace)
 
 inline Manifest full_manifest() {
   Manifest m;

@@ -5,7 +5,7 @@
 
 #include "support/errors.h"
 
-namespace thinwire::checkpoint {
+namespace thinwire::checkpoint::matching_test {
 namespace {
 
 using test::expect_error;
@@ -98,4 +98,4 @@ TEST(Matching, StarsStandForAnything) {
 }
 
 }  // namespace
-}  // namespace thinwire::checkpoint
+}  // namespace thinwire::checkpoint::matching_test

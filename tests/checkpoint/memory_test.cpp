@@ -18,7 +18,7 @@
 #include "thinwire/optim/data_parallel.h"
 #include "thinwire/optim/onebit_adam.h"
 
-namespace thinwire::checkpoint {
+namespace thinwire::checkpoint::memory_test {
 namespace {
 
 using thinwire::test::fewer_if_sanitized;
@@ -170,4 +170,4 @@ TEST(CheckpointMemory, OfALoadIsWhatTheRankKeepsOnceMore) {
 }
 
 }  // namespace
-}  // namespace thinwire::checkpoint
+}  // namespace thinwire::checkpoint::memory_test

@@ -22,7 +22,7 @@
 #include "thinwire/optim/adam.h"
 #include "thinwire/optim/data_parallel.h"
 
-namespace thinwire::checkpoint {
+namespace thinwire::checkpoint::node_local_test {
 namespace {
 
 using test::Dummy;
@@ -336,4 +336,4 @@ TEST(NodeLocal, CopiedTogetherItLoadsAndBeforeThatItSaysWhatIsMissing) {
 }
 
 }  // namespace
-}  // namespace thinwire::checkpoint
+}  // namespace thinwire::checkpoint::node_local_test

@@ -18,7 +18,7 @@
 #include "support/errors.h"
 #include "support/folder.h"
 
-namespace thinwire::checkpoint {
+namespace thinwire::checkpoint::posix_file_system_test {
 namespace {
 
 using test::expect_error;
@@ -198,4 +198,4 @@ TEST(PosixFileSystem, LocksAFileForOneHolder) {
 }
 
 }  // namespace
-}  // namespace thinwire::checkpoint
+}  // namespace thinwire::checkpoint::posix_file_system_test

@@ -9,7 +9,7 @@
 // Power is cut after every single operation, and what was not synced is lost in
 // many ways: the newest checkpoint is the one before or the new one, and the
 // new one from the moment on that the call has returned.
-namespace thinwire::checkpoint {
+namespace thinwire::checkpoint::power_cut_test {
 namespace {
 
 using test::FaultDisk;
@@ -111,4 +111,4 @@ INSTANTIATE_TEST_SUITE_P(
                     test::Sync::kRoot, test::Sync::kParentsDirectory));
 
 }  // namespace
-}  // namespace thinwire::checkpoint
+}  // namespace thinwire::checkpoint::power_cut_test

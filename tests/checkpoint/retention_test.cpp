@@ -7,7 +7,7 @@
 #include "checkpoint/scenarios.h"
 #include "support/ranks.h"
 
-namespace thinwire::checkpoint {
+namespace thinwire::checkpoint::retention_test {
 namespace {
 
 using test::FaultFileSystem;
@@ -87,4 +87,4 @@ TEST(Retention, RemovesFromTheDisk) {
 }
 
 }  // namespace
-}  // namespace thinwire::checkpoint
+}  // namespace thinwire::checkpoint::retention_test

@@ -11,7 +11,7 @@
 #include "support/folder.h"
 #include "support/ranks.h"
 
-namespace thinwire::checkpoint {
+namespace thinwire::checkpoint::root_on_disk_test {
 namespace {
 
 using test::Dummy;
@@ -170,4 +170,4 @@ TEST(RootOnDisk, LargeFilesAreHashedPieceByPiece) {
 }
 
 }  // namespace
-}  // namespace thinwire::checkpoint
+}  // namespace thinwire::checkpoint::root_on_disk_test

@@ -11,7 +11,7 @@
 #include "support/errors.h"
 #include "support/ranks.h"
 
-namespace thinwire::checkpoint {
+namespace thinwire::checkpoint::root_test {
 namespace {
 
 using test::Dummy;
@@ -286,4 +286,4 @@ TEST(Root, SettingsAreChecked) {
 }
 
 }  // namespace
-}  // namespace thinwire::checkpoint
+}  // namespace thinwire::checkpoint::root_test

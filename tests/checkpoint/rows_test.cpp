@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace thinwire::checkpoint {
+namespace thinwire::checkpoint::rows_test {
 namespace {
 
 const std::vector<Range> kRanges{{10, 3}, {0, 0}, {2, 4}};
@@ -40,4 +40,4 @@ TEST(Rows, SharesCoverEverythingOnce) {
 }
 
 }  // namespace
-}  // namespace thinwire::checkpoint
+}  // namespace thinwire::checkpoint::rows_test

@@ -11,7 +11,7 @@
 
 #include "support/errors.h"
 
-namespace thinwire::checkpoint {
+namespace thinwire::checkpoint::safetensors_test {
 namespace {
 
 using test::expect_error;
@@ -230,4 +230,4 @@ TEST(Safetensors, FilesOfOthersMayHaveMoreAndBeInAnyOrder) {
 }
 
 }  // namespace
-}  // namespace thinwire::checkpoint
+}  // namespace thinwire::checkpoint::safetensors_test

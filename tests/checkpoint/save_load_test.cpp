@@ -18,7 +18,7 @@
 #include "thinwire/optim/data_parallel.h"
 #include "thinwire/optim/onebit_adam.h"
 
-namespace thinwire::checkpoint {
+namespace thinwire::checkpoint::save_load_test {
 namespace {
 
 using test::expect_error;
@@ -263,4 +263,4 @@ TEST(SaveAndLoad, SaverKeepsItsRunAndItsLock) {
 }
 
 }  // namespace
-}  // namespace thinwire::checkpoint
+}  // namespace thinwire::checkpoint::save_load_test

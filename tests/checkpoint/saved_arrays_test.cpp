@@ -11,7 +11,7 @@
 #include "support/errors.h"
 #include "support/folder.h"
 
-namespace thinwire::checkpoint {
+namespace thinwire::checkpoint::saved_arrays_test {
 namespace {
 
 using test::Content;
@@ -166,4 +166,4 @@ TEST(SavedArrays, FragmentsLieInsideOfParametersAndEachElementIsThereOnce) {
 }
 
 }  // namespace
-}  // namespace thinwire::checkpoint
+}  // namespace thinwire::checkpoint::saved_arrays_test

@@ -14,7 +14,10 @@
 
 /// Checkpoints as the format describes them, written plainly by one process:
 /// what readers are tested with.
+// `test::` means these and what all modules share.
+namespace thinwire::test {}
 namespace thinwire::checkpoint::test {
+using namespace thinwire::test;  // NOLINT(google-build-using-namespace)
 
 [[nodiscard]] std::string read_file(const std::string& path);
 void write_file(const std::string& path, std::string_view bytes);

@@ -18,7 +18,7 @@
 #include "support/long.h"
 #include "thinwire/checkpoint/inspect.h"
 
-namespace thinwire::checkpoint {
+namespace thinwire::checkpoint::verify_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -288,4 +288,4 @@ TEST(Inspect, TellsWhatTheManifestSays) {
 }
 
 }  // namespace
-}  // namespace thinwire::checkpoint
+}  // namespace thinwire::checkpoint::verify_test

@@ -11,7 +11,7 @@
 #include "support/errors.h"
 #include "support/folder.h"
 
-namespace thinwire::checkpoint {
+namespace thinwire::checkpoint::weights_test {
 namespace {
 
 using test::Content;
@@ -110,4 +110,4 @@ TEST(Weights, WhereThereAreNoneThatIsSaid) {
 }
 
 }  // namespace
-}  // namespace thinwire::checkpoint
+}  // namespace thinwire::checkpoint::weights_test

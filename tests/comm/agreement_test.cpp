@@ -10,7 +10,7 @@
 #include "support/errors.h"
 #include "support/ranks.h"
 
-namespace thinwire::comm {
+namespace thinwire::comm::agreement_test {
 namespace {
 
 using test::expect_error;
@@ -134,4 +134,4 @@ TEST_P(RequireEverywhereOfTwo, PassesTheCauseOfTheLowestRankOn) {
 }
 
 }  // namespace
-}  // namespace thinwire::comm
+}  // namespace thinwire::comm::agreement_test

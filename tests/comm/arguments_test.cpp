@@ -7,7 +7,7 @@
 #include "support/errors.h"
 #include "support/ranks.h"
 
-namespace thinwire::comm {
+namespace thinwire::comm::arguments_test {
 namespace {
 
 using test::expect_error;
@@ -181,4 +181,4 @@ TEST(Communicator, NeedsATransport) {
 }
 
 }  // namespace
-}  // namespace thinwire::comm
+}  // namespace thinwire::comm::arguments_test

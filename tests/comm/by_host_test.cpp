@@ -12,7 +12,7 @@
 #include "support/ranks.h"
 #include "thinwire/comm/hosts.h"
 
-namespace thinwire::comm {
+namespace thinwire::comm::by_host_test {
 namespace {
 
 using test::Placing;
@@ -287,4 +287,4 @@ INSTANTIATE_TEST_SUITE_P(All, ByHost, ::testing::ValuesIn(shapes()), name_of);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ByHost);
 
 }  // namespace
-}  // namespace thinwire::comm
+}  // namespace thinwire::comm::by_host_test

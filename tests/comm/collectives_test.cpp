@@ -12,7 +12,7 @@
 #include "comm/values.h"
 #include "support/ranks.h"
 
-namespace thinwire::comm {
+namespace thinwire::comm::collectives_test {
 namespace {
 
 using test::get;
@@ -376,4 +376,4 @@ INSTANTIATE_TEST_SUITE_P(All, LongCollectives,
                          ::testing::PrintToStringParamName());
 
 }  // namespace
-}  // namespace thinwire::comm
+}  // namespace thinwire::comm::collectives_test

@@ -14,7 +14,7 @@
 #include "support/ranks.h"
 #include "thinwire/core/log.h"
 
-namespace thinwire::comm {
+namespace thinwire::comm::hosts_test {
 namespace {
 
 using Names = std::vector<std::int64_t>;
@@ -309,4 +309,4 @@ INSTANTIATE_TEST_SUITE_P(All, FindHosts, ::testing::ValuesIn(test::groups()),
                          ::testing::PrintToStringParamName());
 
 }  // namespace
-}  // namespace thinwire::comm
+}  // namespace thinwire::comm::hosts_test

@@ -14,7 +14,7 @@
 #include "support/hosts.h"
 #include "thinwire/comm/local.h"
 
-namespace thinwire::comm {
+namespace thinwire::comm::local_failure_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -323,4 +323,4 @@ TEST(LocalFailure, InterruptEndsWhatIsUnderWayAndAllThatComes) {
 }
 
 }  // namespace
-}  // namespace thinwire::comm
+}  // namespace thinwire::comm::local_failure_test

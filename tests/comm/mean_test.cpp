@@ -8,7 +8,7 @@
 #include "support/ranks.h"
 #include "support/same_bits.h"
 
-namespace thinwire::comm {
+namespace thinwire::comm::mean_test {
 namespace {
 
 // (group): what ReduceOp::kMean is, from its definition.
@@ -116,4 +116,4 @@ TEST(MeanOfOneRank, IsTheIdentity) {
 }
 
 }  // namespace
-}  // namespace thinwire::comm
+}  // namespace thinwire::comm::mean_test

@@ -9,7 +9,7 @@
 
 #include "support/folder.h"
 
-namespace thinwire::comm {
+namespace thinwire::comm::mpi_failure_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -173,4 +173,4 @@ INSTANTIATE_TEST_SUITE_P(Messages, MpiFailure,
                          ::testing::Values("small", "large"), size_of_messages);
 
 }  // namespace
-}  // namespace thinwire::comm
+}  // namespace thinwire::comm::mpi_failure_test

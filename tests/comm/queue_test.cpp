@@ -8,7 +8,7 @@
 #include "support/errors.h"
 #include "support/ranks.h"
 
-namespace thinwire::comm {
+namespace thinwire::comm::queue_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -136,4 +136,4 @@ INSTANTIATE_TEST_SUITE_P(All, QueuedCollectivesOfTwo,
                          ::testing::PrintToStringParamName());
 
 }  // namespace
-}  // namespace thinwire::comm
+}  // namespace thinwire::comm::queue_test

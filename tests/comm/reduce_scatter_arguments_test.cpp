@@ -10,7 +10,7 @@
 #include "support/ranks.h"
 #include "thinwire/core/buffer.h"
 
-namespace thinwire::comm {
+namespace thinwire::comm::reduce_scatter_arguments_test {
 namespace {
 
 using test::expect_error;
@@ -169,4 +169,4 @@ INSTANTIATE_TEST_SUITE_P(All, ReduceScatterArguments,
                          ::testing::PrintToStringParamName());
 
 }  // namespace
-}  // namespace thinwire::comm
+}  // namespace thinwire::comm::reduce_scatter_arguments_test

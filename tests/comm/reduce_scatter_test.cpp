@@ -13,7 +13,7 @@
 #include "support/ranks.h"
 #include "thinwire/core/parameter_layout.h"
 
-namespace thinwire::comm {
+namespace thinwire::comm::reduce_scatter_test {
 namespace {
 
 using test::filled;
@@ -286,4 +286,4 @@ TEST(ReduceScatterOfOneRank, WidensExactly) {
 }
 
 }  // namespace
-}  // namespace thinwire::comm
+}  // namespace thinwire::comm::reduce_scatter_test

@@ -9,7 +9,7 @@
 
 #include "support/errors.h"
 
-namespace thinwire::comm {
+namespace thinwire::comm::registry_test {
 namespace {
 
 using test::expect_error;
@@ -79,4 +79,4 @@ TEST_F(FromEnvironment, RefusesToRunEveryRankOfALaunchAlone) {
 }
 
 }  // namespace
-}  // namespace thinwire::comm
+}  // namespace thinwire::comm::registry_test

@@ -25,7 +25,7 @@
 #include "thinwire/comm/agreement.h"
 #include "thinwire/comm/local.h"
 
-namespace thinwire::comm {
+namespace thinwire::comm::run_test {
 namespace {
 
 struct Ended {
@@ -274,4 +274,4 @@ TEST(Failure, KnowsWhomATextWaitedFor) {
 }
 
 }  // namespace
-}  // namespace thinwire::comm
+}  // namespace thinwire::comm::run_test

@@ -7,7 +7,7 @@
 #include "support/hosts.h"
 #include "support/ranks.h"
 
-namespace thinwire::comm {
+namespace thinwire::comm::small_gather_test {
 namespace {
 
 // What rank r gives: r elements more or less, some none.
@@ -105,4 +105,4 @@ TEST(SmallGather, ByHostSmallOnesGoStraight) {
 }
 
 }  // namespace
-}  // namespace thinwire::comm
+}  // namespace thinwire::comm::small_gather_test

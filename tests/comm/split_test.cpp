@@ -6,7 +6,7 @@
 
 #include "support/ranks.h"
 
-namespace thinwire::comm {
+namespace thinwire::comm::split_test {
 namespace {
 
 // (group)
@@ -109,4 +109,4 @@ INSTANTIATE_TEST_SUITE_P(All, Split, ::testing::ValuesIn(test::groups()),
                          ::testing::PrintToStringParamName());
 
 }  // namespace
-}  // namespace thinwire::comm
+}  // namespace thinwire::comm::split_test

@@ -8,7 +8,7 @@
 #include "support/errors.h"
 #include "thinwire/comm/local.h"
 
-namespace thinwire::compress {
+namespace thinwire::compress::added_error_test {
 namespace {
 
 using test::Exchange;
@@ -88,4 +88,4 @@ TEST(AddedErrorOfABlock, IsRefusedIfNotThereOrServedElsewhere) {
 }
 
 }  // namespace
-}  // namespace thinwire::compress
+}  // namespace thinwire::compress::added_error_test

@@ -11,7 +11,7 @@
 
 #include "support/errors.h"
 
-namespace thinwire::compress {
+namespace thinwire::compress::block_layout_test {
 namespace {
 
 std::vector<Range> units_of(const std::vector<std::size_t>& sizes) {
@@ -218,4 +218,4 @@ TEST(BlockLayout, RefusesOptionsOutOfRange) {
 }
 
 }  // namespace
-}  // namespace thinwire::compress
+}  // namespace thinwire::compress::block_layout_test

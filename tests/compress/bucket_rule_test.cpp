@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace thinwire::compress {
+namespace thinwire::compress::bucket_rule_test {
 namespace {
 
 constexpr std::size_t kMi = std::size_t{1} << 20;
@@ -44,4 +44,4 @@ TEST(BucketRule, IsTheSameByHost) {
 }
 
 }  // namespace
-}  // namespace thinwire::compress
+}  // namespace thinwire::compress::bucket_rule_test

@@ -12,7 +12,7 @@
 #include "support/hosts.h"
 #include "thinwire/comm/local.h"
 
-namespace thinwire::compress {
+namespace thinwire::compress::by_host_test {
 namespace {
 
 constexpr std::uint32_t kSteps = 3;
@@ -271,4 +271,4 @@ TEST(ByHostChecks, AResidualIsAddedToInThePieceOnly) {
 }
 
 }  // namespace
-}  // namespace thinwire::compress
+}  // namespace thinwire::compress::by_host_test

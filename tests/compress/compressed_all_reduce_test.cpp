@@ -12,7 +12,7 @@
 #include "support/errors.h"
 #include "thinwire/comm/local.h"
 
-namespace thinwire::compress {
+namespace thinwire::compress::compressed_all_reduce_test {
 namespace {
 
 using test::Exchange;
@@ -293,4 +293,4 @@ TEST(CompressedAllReduce, RefusesWhatDoesNotFitBeforeSending) {
 }
 
 }  // namespace
-}  // namespace thinwire::compress
+}  // namespace thinwire::compress::compressed_all_reduce_test

@@ -9,7 +9,7 @@
 #include "support/errors.h"
 #include "thinwire/comm/local.h"
 
-namespace thinwire::compress {
+namespace thinwire::compress::early_run_test {
 namespace {
 
 using kernels::Signs;
@@ -108,4 +108,4 @@ TEST(EarlyRun, IsThereOnlyWhereItWasAskedFor) {
 }
 
 }  // namespace
-}  // namespace thinwire::compress
+}  // namespace thinwire::compress::early_run_test

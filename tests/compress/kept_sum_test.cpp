@@ -14,7 +14,7 @@
 #include "thinwire/comm/local.h"
 #include "thinwire/core/buffer.h"
 
-namespace thinwire::compress {
+namespace thinwire::compress::kept_sum_test {
 namespace {
 
 using test::Exchange;
@@ -117,4 +117,4 @@ TEST_P(KeptSum, GoesWhenErrorsAreClearedOrLoaded) {
 }
 
 }  // namespace
-}  // namespace thinwire::compress
+}  // namespace thinwire::compress::kept_sum_test

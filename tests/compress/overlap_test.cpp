@@ -11,7 +11,7 @@
 
 #include "compress/support.h"
 
-namespace thinwire::compress {
+namespace thinwire::compress::overlap_test {
 namespace {
 
 constexpr std::size_t kBuckets = 6;
@@ -95,4 +95,4 @@ TEST(Overlap, TheNextBucketIsEncodedWhileThisOneTravels) {
 }
 
 }  // namespace
-}  // namespace thinwire::compress
+}  // namespace thinwire::compress::overlap_test

@@ -8,7 +8,7 @@
 #include "support/errors.h"
 #include "thinwire/comm/local.h"
 
-namespace thinwire::compress {
+namespace thinwire::compress::previous_mean_test {
 namespace {
 
 using kernels::Signs;
@@ -124,4 +124,4 @@ TEST(PreviousMean, IsRefusedWhereItIsNotKept) {
 }
 
 }  // namespace
-}  // namespace thinwire::compress
+}  // namespace thinwire::compress::previous_mean_test

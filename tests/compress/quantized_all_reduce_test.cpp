@@ -11,7 +11,7 @@
 #include "compress/support.h"
 #include "thinwire/comm/local.h"
 
-namespace thinwire::compress {
+namespace thinwire::compress::quantized_all_reduce_test {
 namespace {
 
 using test::QuantizedExchange;
@@ -149,4 +149,4 @@ TEST(QuantizedAllReduce, LeavesTheValuesOfAGroupOfOneAlone) {
 }
 
 }  // namespace
-}  // namespace thinwire::compress
+}  // namespace thinwire::compress::quantized_all_reduce_test

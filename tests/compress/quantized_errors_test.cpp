@@ -14,7 +14,7 @@
 #include "thinwire/comm/local.h"
 #include "thinwire/compress/quantized_all_reduce.h"
 
-namespace thinwire::compress {
+namespace thinwire::compress::quantized_errors_test {
 namespace {
 
 using test::floats_of;
@@ -209,4 +209,4 @@ TEST(QuantizedAllReduce, RefusesWhatDoesNotFitBeforeSending) {
 }
 
 }  // namespace
-}  // namespace thinwire::compress
+}  // namespace thinwire::compress::quantized_errors_test

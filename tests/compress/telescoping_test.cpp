@@ -9,7 +9,7 @@
 #include "compress/support.h"
 #include "thinwire/comm/local.h"
 
-namespace thinwire::compress {
+namespace thinwire::compress::telescoping_test {
 namespace {
 
 template <class E>
@@ -139,4 +139,4 @@ TEST(QuantizedAllReduce, LosesNothingOverAnyNumberOfSteps) {
 }
 
 }  // namespace
-}  // namespace thinwire::compress
+}  // namespace thinwire::compress::telescoping_test

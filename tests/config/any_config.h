@@ -13,7 +13,10 @@
 #include "thinwire/config/config.h"
 
 /// Valid settings of every kind, for properties.
+// `test::` means these and what all modules share.
+namespace thinwire::test {}
 namespace thinwire::config::test {
+using namespace thinwire::test;  // NOLINT(google-build-using-namespace)
 
 /// Whose objects any_config() has.
 inline const std::vector<std::string> kTaken{"a program", "another"};

@@ -8,7 +8,7 @@
 #include "support/errors.h"
 #include "thinwire/config/config.h"
 
-namespace thinwire::config {
+namespace thinwire::config::auto_test {
 namespace {
 
 // What transformers' documentation shows.
@@ -112,4 +112,4 @@ TEST(ConfigAuto, ElsewhereCountsAsAbsent) {
 }
 
 }  // namespace
-}  // namespace thinwire::config
+}  // namespace thinwire::config::auto_test

@@ -4,7 +4,7 @@
 #include "support/errors.h"
 #include "thinwire/config/config.h"
 
-namespace thinwire::config {
+namespace thinwire::config::batch_test {
 namespace {
 
 using Given = std::optional<std::int64_t>;
@@ -65,4 +65,4 @@ TEST(Batch, RefusesNumbersOutOfRange) {
 }
 
 }  // namespace
-}  // namespace thinwire::config
+}  // namespace thinwire::config::batch_test

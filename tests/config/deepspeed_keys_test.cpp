@@ -8,7 +8,7 @@
 #include "config/text.h"
 #include "thinwire/config/config.h"
 
-namespace thinwire::config {
+namespace thinwire::config::deepspeed_keys_test {
 namespace {
 
 using test::expect_rejected;
@@ -82,4 +82,4 @@ TEST(ConfigFile, Item15AMaximumNormOfZeroIsWhatHoldsAnyway) {
 }
 
 }  // namespace
-}  // namespace thinwire::config
+}  // namespace thinwire::config::deepspeed_keys_test

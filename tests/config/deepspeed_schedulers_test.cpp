@@ -9,7 +9,7 @@
 
 #include "thinwire/config/config.h"
 
-namespace thinwire::config {
+namespace thinwire::config::deepspeed_schedulers_test {
 namespace {
 
 // Steps applied before each recorded rate.
@@ -86,4 +86,4 @@ TEST(DeepSpeedSchedulers, GiveTheSameRates) {
 }
 
 }  // namespace
-}  // namespace thinwire::config
+}  // namespace thinwire::config::deepspeed_schedulers_test

@@ -8,7 +8,7 @@
 #include "support/errors.h"
 #include "thinwire/config/config.h"
 
-namespace thinwire::config {
+namespace thinwire::config::errors_test {
 namespace {
 
 struct Refusal {
@@ -192,4 +192,4 @@ TEST(ConfigErrors, StayShortForLongInput) {
 }
 
 }  // namespace
-}  // namespace thinwire::config
+}  // namespace thinwire::config::errors_test

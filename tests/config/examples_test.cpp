@@ -7,7 +7,7 @@
 
 #include "thinwire/config/config.h"
 
-namespace thinwire::config {
+namespace thinwire::config::examples_test {
 namespace {
 
 Config example(const std::string& name, std::vector<KeyNote>* notes = nullptr) {
@@ -114,4 +114,4 @@ TEST(ExampleConfigs, ZeroOneAdam) {
 }
 
 }  // namespace
-}  // namespace thinwire::config
+}  // namespace thinwire::config::examples_test

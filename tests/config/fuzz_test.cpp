@@ -16,7 +16,7 @@
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
                                       std::size_t size);
 
-namespace thinwire::config {
+namespace thinwire::config::fuzz_test {
 namespace {
 
 std::vector<std::string> corpus() {
@@ -56,4 +56,4 @@ TEST(ConfigFuzz, ReadsOrRejectsWhatIsCloseToIt) {
 }
 
 }  // namespace
-}  // namespace thinwire::config
+}  // namespace thinwire::config::fuzz_test

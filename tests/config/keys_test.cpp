@@ -13,7 +13,7 @@
 
 #include "support/errors.h"
 
-namespace thinwire::config {
+namespace thinwire::config::keys_test {
 namespace {
 
 using nlohmann::json;
@@ -342,4 +342,4 @@ TEST(ConfigKeys, StandInTheGuideAsTheyAreInTheCode) {
 }
 
 }  // namespace
-}  // namespace thinwire::config
+}  // namespace thinwire::config::keys_test

@@ -8,7 +8,7 @@
 
 #include "support/errors.h"
 
-namespace thinwire::config {
+namespace thinwire::config::learning_rate_test {
 namespace {
 
 template <class Shape>
@@ -188,4 +188,4 @@ TEST(LearningRate, RejectsWhatMakesNoSense) {
 }
 
 }  // namespace
-}  // namespace thinwire::config
+}  // namespace thinwire::config::learning_rate_test

@@ -9,7 +9,7 @@
 #include "support/errors.h"
 #include "thinwire/config/config.h"
 
-namespace thinwire::config {
+namespace thinwire::config::low_bit_wire_test {
 namespace {
 
 using test::read;
@@ -256,4 +256,4 @@ TEST(LowBitWireConfig, RefusesToExchangeBeforeTheNormIsKnown) {
 }
 
 }  // namespace
-}  // namespace thinwire::config
+}  // namespace thinwire::config::low_bit_wire_test

@@ -9,7 +9,7 @@
 #include "support/errors.h"
 #include "thinwire/config/config.h"
 
-namespace thinwire::config {
+namespace thinwire::config::precision_test {
 namespace {
 
 using test::expect_rejected;
@@ -108,4 +108,4 @@ TEST(ConfigFile, RefusesPrecisionsThatExcludeOneAnother) {
 }
 
 }  // namespace
-}  // namespace thinwire::config
+}  // namespace thinwire::config::precision_test

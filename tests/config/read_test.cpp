@@ -10,7 +10,7 @@
 #include "thinwire/config/config.h"
 #include "thinwire/core/log.h"
 
-namespace thinwire::config {
+namespace thinwire::config::read_test {
 namespace {
 
 using test::expect_rejected;
@@ -333,4 +333,4 @@ TEST(Config, DoesNotWriteGroups) {
 }
 
 }  // namespace
-}  // namespace thinwire::config
+}  // namespace thinwire::config::read_test

@@ -7,7 +7,7 @@
 #include "config/any_config.h"
 #include "config/keys.h"
 
-namespace thinwire::config {
+namespace thinwire::config::round_trip_test {
 namespace {
 
 RC_GTEST_PROP(AnyConfig, IsReadAsItWasWritten, ()) {
@@ -55,4 +55,4 @@ TEST(Config, WritesItsDefaults) {
 }
 
 }  // namespace
-}  // namespace thinwire::config
+}  // namespace thinwire::config::round_trip_test

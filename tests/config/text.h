@@ -9,7 +9,10 @@
 #include "support/errors.h"
 #include "thinwire/config/config.h"
 
+// `test::` means these and what all modules share.
+namespace thinwire::test {}
 namespace thinwire::config::test {
+using namespace thinwire::test;  // NOLINT(google-build-using-namespace)
 
 inline Config read(std::string_view text) { return Config::from_json(text); }
 

@@ -14,7 +14,7 @@
 
 #include "support/errors.h"
 
-namespace thinwire {
+namespace thinwire::buffer_test {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
@@ -129,4 +129,4 @@ TEST(Buffers, ViewTheirElements) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::buffer_test

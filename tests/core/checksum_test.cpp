@@ -14,7 +14,7 @@
 
 #include "core/xxh3.h"
 
-namespace thinwire {
+namespace thinwire::checksum_test {
 namespace {
 
 TEST(Checksum, IsXxh3OfTheBytes) {
@@ -75,4 +75,4 @@ TEST(Checksum, ChangesWithEveryBit) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::checksum_test

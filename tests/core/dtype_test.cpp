@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <limits>
 
-namespace thinwire {
+namespace thinwire::dtype_test {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -249,4 +249,4 @@ TEST(NaNs, StayNaNsWithTheirSign) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::dtype_test

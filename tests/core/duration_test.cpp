@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace thinwire {
+namespace thinwire::duration_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -26,4 +26,4 @@ TEST(Duration, OtherTextsAreNone) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::duration_test

@@ -12,7 +12,7 @@
 #include "support/environment.h"
 #include "support/errors.h"
 
-namespace thinwire::env {
+namespace thinwire::env::env_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -224,4 +224,4 @@ TEST(LaunchedRank, IsTheOneThatTheLauncherCounted) {
 }
 
 }  // namespace
-}  // namespace thinwire::env
+}  // namespace thinwire::env::env_test

@@ -5,7 +5,7 @@
 
 #include <stdexcept>
 
-namespace thinwire {
+namespace thinwire::error_test {
 namespace {
 
 TEST(ErrorCodes, HaveTheNamesOfTheirConstants) {
@@ -29,4 +29,4 @@ TEST(Errors, KeepCodeAndMessageAndAreRuntimeErrors) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::error_test

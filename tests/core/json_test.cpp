@@ -8,7 +8,7 @@
 
 #include "support/errors.h"
 
-namespace thinwire {
+namespace thinwire::json_test {
 namespace {
 
 using test::expect_error;
@@ -109,4 +109,4 @@ TEST(Json, OnlyObjectsHaveMembers) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::json_test

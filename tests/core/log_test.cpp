@@ -12,7 +12,7 @@
 
 #include "support/errors.h"
 
-namespace thinwire {
+namespace thinwire::log_test {
 namespace {
 
 using Lines = std::vector<std::pair<LogLevel, std::string>>;
@@ -140,4 +140,4 @@ TEST(Log, DropsWhatASinkLogsAndRefusesASinkFromASink) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::log_test

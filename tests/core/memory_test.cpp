@@ -15,7 +15,7 @@
 
 #include "thinwire/core/buffer.h"
 
-namespace thinwire {
+namespace thinwire::memory_test {
 namespace {
 
 static_assert(!std::is_copy_constructible_v<MemoryNote>);
@@ -195,4 +195,4 @@ TEST(MemoryNotes, CountAsLongAsTheyLive) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::memory_test

@@ -13,7 +13,7 @@
 #include "support/errors.h"
 #include "thinwire/core/checksum.h"
 
-namespace thinwire {
+namespace thinwire::parameter_layout_test {
 namespace {
 
 using test::expect_error;
@@ -155,4 +155,4 @@ TEST(ParameterLayouts, HashAlikeOnlyWhenAlike) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::parameter_layout_test

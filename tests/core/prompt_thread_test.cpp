@@ -8,7 +8,7 @@
 
 #include <thread>
 
-namespace thinwire {
+namespace thinwire::prompt_thread_test {
 namespace {
 
 // Not with a real-time policy, nor where a sandbox keeps it from us.
@@ -40,4 +40,4 @@ TEST(PromptThread, LeavesOtherThreadsAsTheyWere) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::prompt_thread_test

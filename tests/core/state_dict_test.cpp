@@ -10,7 +10,7 @@
 
 #include "support/errors.h"
 
-namespace thinwire {
+namespace thinwire::state_dict_test {
 namespace {
 
 using test::expect_error;
@@ -123,4 +123,4 @@ TEST(StateDicts, NameWhatAnArrayShouldBeAndWhatItIs) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::state_dict_test

@@ -17,7 +17,7 @@
 #include "support/environment.h"
 #include "support/errors.h"
 
-namespace thinwire {
+namespace thinwire::thread_pool_test {
 namespace {
 
 using test::expect_error;
@@ -194,4 +194,4 @@ TEST(ThreadPoolConstruction, RefusesAPrefetchVariableThatItsLoopsCannotFollow) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::thread_pool_test

@@ -13,7 +13,7 @@
 
 #include "support/errors.h"
 
-namespace thinwire {
+namespace thinwire::view_test {
 namespace {
 
 using test::expect_error;
@@ -174,4 +174,4 @@ TEST(JoinedViews, SubviewsAreOfOnePartOrOfBoth) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::view_test

@@ -14,7 +14,7 @@
 #include "thinwire/deepspeed/fp16_optimizer.h"
 #include "thinwire/kernels/norm.h"
 
-namespace thinwire::deepspeed {
+namespace thinwire::deepspeed::fp16_optimizer_test {
 namespace {
 
 using optim::StepReport;
@@ -247,4 +247,4 @@ TEST(Fp16Optimizer, RefusesWhatItDoesNotKnow) {
 }
 
 }  // namespace
-}  // namespace thinwire::deepspeed
+}  // namespace thinwire::deepspeed::fp16_optimizer_test

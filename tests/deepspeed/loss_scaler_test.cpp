@@ -10,7 +10,7 @@
 
 #include "support/errors.h"
 
-namespace thinwire::deepspeed {
+namespace thinwire::deepspeed::loss_scaler_test {
 namespace {
 
 using precision::LossScalerOptions;
@@ -66,4 +66,4 @@ TEST(DeepSpeedLossScaler, RefusesWhatNoScalerCanDo) {
 }
 
 }  // namespace
-}  // namespace thinwire::deepspeed
+}  // namespace thinwire::deepspeed::loss_scaler_test

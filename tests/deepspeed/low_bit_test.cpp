@@ -11,7 +11,7 @@
 #include "thinwire/comm/local.h"
 #include "thinwire/deepspeed/optimizers.h"
 
-namespace thinwire::deepspeed {
+namespace thinwire::deepspeed::low_bit_test {
 namespace {
 
 using optim::Phase;
@@ -220,4 +220,4 @@ TEST(DeepSpeedExactOptimizer, TakesGradientsThatAreAveraged) {
 }
 
 }  // namespace
-}  // namespace thinwire::deepspeed
+}  // namespace thinwire::deepspeed::low_bit_test

@@ -13,7 +13,7 @@
 #include "thinwire/deepspeed/zero_optimizer.h"
 #include "thinwire/kernels/cast.h"
 
-namespace thinwire::deepspeed {
+namespace thinwire::deepspeed::weight_decay_test {
 namespace {
 
 struct Made {
@@ -117,4 +117,4 @@ TEST(DeepSpeedZeroWeightDecay, ActsAsIfOptionsHadSaidIt) {
 }
 
 }  // namespace
-}  // namespace thinwire::deepspeed
+}  // namespace thinwire::deepspeed::weight_decay_test

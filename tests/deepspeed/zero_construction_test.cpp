@@ -8,7 +8,7 @@
 #include "thinwire/core/buffer.h"
 #include "thinwire/deepspeed/zero_optimizer.h"
 
-namespace thinwire::deepspeed {
+namespace thinwire::deepspeed::zero_construction_test {
 namespace {
 
 using test::expect_error;
@@ -93,4 +93,4 @@ TEST(DeepSpeedZeroConstruction, Item6FullParametersAreTheInitialOnes) {
 }
 
 }  // namespace
-}  // namespace thinwire::deepspeed
+}  // namespace thinwire::deepspeed::zero_construction_test

@@ -13,7 +13,7 @@
 #include "thinwire/core/buffer.h"
 #include "thinwire/kernels/cast.h"
 
-namespace thinwire::deepspeed {
+namespace thinwire::deepspeed::zero_model_test {
 namespace {
 
 using test::PlainZero;
@@ -160,4 +160,4 @@ TEST_P(DeepSpeedZeroModel, HasItsBits) {
 }
 
 }  // namespace
-}  // namespace thinwire::deepspeed
+}  // namespace thinwire::deepspeed::zero_model_test

@@ -19,7 +19,7 @@
 #include "thinwire/kernels/cast.h"
 #include "thinwire/optim/adam.h"
 
-namespace thinwire::deepspeed {
+namespace thinwire::deepspeed::zero_optimizer_test {
 namespace {
 
 using optim::AdamOptions;
@@ -479,4 +479,4 @@ TEST(DeepSpeedZeroErrors, SayWhatIsNotTheReferences) {
 }
 
 }  // namespace
-}  // namespace thinwire::deepspeed
+}  // namespace thinwire::deepspeed::zero_optimizer_test

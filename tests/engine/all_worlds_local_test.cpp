@@ -10,7 +10,7 @@
 #include "engine/all_worlds.h"
 #include "support/folder.h"
 
-namespace thinwire::engine::all_worlds {
+namespace thinwire::engine::all_worlds::all_worlds_local_test {
 
 namespace {
 
@@ -107,4 +107,4 @@ TEST(AllWorldsLocal, StepsOwedByAllAreTakenByAnyNumber) {
 
 }  // namespace
 
-}  // namespace thinwire::engine::all_worlds
+}  // namespace thinwire::engine::all_worlds::all_worlds_local_test

@@ -11,7 +11,7 @@
 #include "support/folder.h"
 #include "support/same_bits.h"
 
-namespace thinwire::engine::all_worlds {
+namespace thinwire::engine::all_worlds::all_worlds_test {
 
 namespace {
 
@@ -211,4 +211,4 @@ TEST_P(AllWorldsOwe, WhatTheyHaveLoadedUntilItIsDelivered) {
 
 }  // namespace
 
-}  // namespace thinwire::engine::all_worlds
+}  // namespace thinwire::engine::all_worlds::all_worlds_test

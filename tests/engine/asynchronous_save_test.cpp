@@ -20,7 +20,7 @@
 #include "support/ranks.h"
 #include "thinwire/core/memory.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::asynchronous_save_test {
 
 namespace {
 
@@ -165,4 +165,4 @@ TEST(AsynchronousSave, FailsOnceOnAllRanksAndTheNextOneWorks) {
 
 }  // namespace
 
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::asynchronous_save_test

@@ -17,7 +17,10 @@
 #include "thinwire/kernels/cast.h"
 #include "thinwire/precision/mixed_precision.h"
 
+// `test::` means these and what all modules share.
+namespace thinwire::test {}
 namespace thinwire::engine::test {
+using namespace thinwire::test;  // NOLINT(google-build-using-namespace)
 
 /// Three buckets of 16384, parameters within and across them, empty
 /// ones, two groups.

@@ -19,7 +19,7 @@
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/checksum.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::checkpoint_fixtures_test {
 
 namespace {
 
@@ -190,4 +190,4 @@ TEST(CheckpointFixtures, OfEveryVersionLoad) {
 
 }  // namespace
 
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::checkpoint_fixtures_test

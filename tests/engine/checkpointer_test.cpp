@@ -19,7 +19,7 @@
 #include "thinwire/checkpoint/inspect.h"
 #include "thinwire/core/log.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::checkpointer_test {
 
 namespace {
 
@@ -389,4 +389,4 @@ TEST(CheckpointerOptions, AreThoseOfAConfiguration) {
 
 }  // namespace
 
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::checkpointer_test

@@ -22,7 +22,7 @@
 #include "thinwire/core/checksum.h"
 #include "thinwire/core/log.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::crafted_checkpoint_test {
 
 namespace {
 
@@ -377,4 +377,4 @@ TEST(CraftedCheckpoint, AfterParametersHaveBecomeNaNTheLastGoodOneStays) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::crafted_checkpoint_test

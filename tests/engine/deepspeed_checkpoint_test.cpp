@@ -18,7 +18,7 @@
 #include "support/same_bits.h"
 #include "support/sanitizers.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::deepspeed_checkpoint_test {
 
 namespace {
 
@@ -205,4 +205,4 @@ TEST(DeepSpeedCheckpoints, RefusesWhatItsArraysDoNotFit) {
 
 }  // namespace
 
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::deepspeed_checkpoint_test

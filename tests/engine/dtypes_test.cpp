@@ -18,7 +18,7 @@
 #include "thinwire/engine/engine.h"
 #include "thinwire/kernels/cast.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::dtypes_test {
 namespace {
 
 using config::Config;
@@ -481,4 +481,4 @@ TEST(DtypesRefused, GradientsThatAreCutElsewhere) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::dtypes_test

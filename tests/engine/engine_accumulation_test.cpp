@@ -7,7 +7,7 @@
 #include "support/errors.h"
 #include "support/ranks.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::engine_accumulation_test {
 
 using config::Config;
 
@@ -248,4 +248,4 @@ TEST(EngineAccumulationErrors, WhatHasLeftCannotBeCancelled) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::engine_accumulation_test

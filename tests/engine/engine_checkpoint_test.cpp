@@ -17,7 +17,7 @@
 #include "support/sanitizers.h"
 #include "thinwire/checkpoint/inspect.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::engine_checkpoint_test {
 
 namespace {
 
@@ -446,4 +446,4 @@ TEST(EngineCheckpoint, HandsBackWhatTheApplicationAdded) {
 
 }  // namespace
 
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::engine_checkpoint_test

@@ -13,7 +13,7 @@
 #include "support/folder.h"
 #include "support/ranks.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::engine_conformance_test {
 
 namespace {
 
@@ -341,4 +341,4 @@ TEST(EngineCheckpoint, Item73FrozenWeightsAreLeftOutWhenAsked) {
 
 }  // namespace
 
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::engine_conformance_test

@@ -8,7 +8,7 @@
 #include "support/errors.h"
 #include "thinwire/comm/local.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::engine_during_backward_test {
 
 using config::Config;
 
@@ -122,4 +122,4 @@ TEST(EngineDuringBackward, AFailedBackwardEndsTheRunOnAllRanks) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::engine_during_backward_test

@@ -9,7 +9,7 @@
 #include "support/errors.h"
 #include "support/ranks.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::engine_errors_test {
 
 using config::Config;
 using config::WarmupAndDecay;
@@ -303,4 +303,4 @@ TEST(EngineErrors, EndsWhatIsUnderWayBeforeItIsGone) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::engine_errors_test

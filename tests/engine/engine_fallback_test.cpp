@@ -16,7 +16,7 @@
 #include "thinwire/core/log.h"
 #include "thinwire/optim/onebit_adam.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::engine_fallback_test {
 namespace {
 
 using config::Config;
@@ -183,4 +183,4 @@ TEST(EngineFallback, OffIsSilentWhereCompressedStepsDoNotPay) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::engine_fallback_test

@@ -11,7 +11,7 @@
 #include "support/folder.h"
 #include "support/ranks.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::engine_few_bits_elastic_test {
 
 using config::Config;
 
@@ -270,4 +270,4 @@ TEST(FewBitsByHost, GoOnFromACheckpoint) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::engine_few_bits_elastic_test

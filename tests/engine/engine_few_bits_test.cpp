@@ -15,7 +15,7 @@
 #include "thinwire/comm/hosts.h"
 #include "thinwire/engine/make_optimizer.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::engine_few_bits_test {
 
 using config::Config;
 
@@ -219,4 +219,4 @@ INSTANTIATE_TEST_SUITE_P(Each, EngineFewBits, ::testing::ValuesIn(cases()),
                          [](const auto& each) { return each.param.name; });
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::engine_few_bits_test

@@ -13,7 +13,7 @@
 #include "support/ranks.h"
 #include "thinwire/comm/hosts.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::engine_hosts_test {
 
 using config::Config;
 using config::Hierarchy;
@@ -139,4 +139,4 @@ TEST(EngineHosts, RanksMustBeToldTheSame) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::engine_hosts_test

@@ -12,7 +12,7 @@
 #include "support/folder.h"
 #include "support/ranks.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::engine_load_test {
 
 namespace {
 
@@ -213,4 +213,4 @@ TEST(EngineWeights, ComeAloneFromCheckpointsAndFromFiles) {
 
 }  // namespace
 
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::engine_load_test

@@ -11,7 +11,7 @@
 #include "thinwire/core/memory.h"
 #include "thinwire/engine/engine.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::engine_memory_test {
 
 using config::Config;
 using config::OffloadDevice;
@@ -123,4 +123,4 @@ TEST(EngineMemory, Item35OffloadOfOneBackwardHasNoAccumulator) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::engine_memory_test

@@ -17,7 +17,7 @@
 #include "support/ranks.h"
 #include "thinwire/comm/local.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::engine_misuse_test {
 
 using config::Config;
 
@@ -310,4 +310,4 @@ TEST(EngineUneven, MeansAreOfAsManySteps) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::engine_misuse_test

@@ -8,7 +8,7 @@
 #include "engine/by_hand.h"
 #include "support/ranks.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::engine_overlap_test {
 
 using config::Config;
 
@@ -254,4 +254,4 @@ TEST(EngineWire, MayBeWiderThanGradients) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::engine_overlap_test

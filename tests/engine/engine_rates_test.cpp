@@ -9,7 +9,7 @@
 #include "support/errors.h"
 #include "thinwire/comm/local.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::engine_rates_test {
 
 using config::Config;
 using config::WarmupAndDecay;
@@ -168,4 +168,4 @@ TEST(EngineRates, WhatWasSetByHandIsPartOfTheState) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::engine_rates_test

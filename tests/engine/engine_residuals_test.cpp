@@ -15,7 +15,7 @@
 #include "support/ranks.h"
 #include "thinwire/checkpoint/inspect.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::engine_residuals_test {
 
 namespace {
 
@@ -247,4 +247,4 @@ TEST(MeanOfRanks, IsRoundedOnce) {
 
 }  // namespace
 
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::engine_residuals_test

@@ -11,7 +11,7 @@
 #include "support/ranks.h"
 #include "support/sanitizers.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::engine_state_test {
 
 using config::Config;
 using config::Decay;
@@ -277,4 +277,4 @@ TEST(EngineEvaluation, LeavesAWindowAsItWas) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::engine_state_test

@@ -13,7 +13,7 @@
 #include "support/ranks.h"
 #include "support/sanitizers.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::engine_test {
 
 using config::Config;
 
@@ -241,4 +241,4 @@ TEST(Engine, KeepsNoMastersWhereItIsToldSo) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::engine_test

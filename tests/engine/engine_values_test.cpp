@@ -9,7 +9,7 @@
 #include "support/errors.h"
 #include "thinwire/comm/local.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::engine_values_test {
 namespace {
 
 using config::Config;
@@ -69,4 +69,4 @@ TEST(EngineValues, TheLossScaleContinuesFromWhatIsSet) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::engine_values_test

@@ -6,7 +6,7 @@
 #include "support/errors.h"
 #include "support/ranks.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::engine_zero_errors_test {
 
 using config::Config;
 
@@ -243,4 +243,4 @@ TEST(EngineZeroConfig, CombinationsThatAreRefused) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::engine_zero_errors_test

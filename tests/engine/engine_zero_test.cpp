@@ -9,7 +9,7 @@
 #include "support/ranks.h"
 #include "thinwire/deepspeed/zero_optimizer.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::engine_zero_test {
 
 using config::Config;
 using config::Decay;
@@ -320,4 +320,4 @@ TEST(EngineZeroDeepSpeed, IsTheOptimizersOwn) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::engine_zero_test

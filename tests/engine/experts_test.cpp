@@ -16,7 +16,7 @@
 #include "thinwire/engine/engine.h"
 #include "thinwire/kernels/cast.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::experts_test {
 namespace {
 
 using config::Config;
@@ -377,4 +377,4 @@ TEST(Experts, OfOneCommunicatorAreTheSameOnItsRanks) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::experts_test

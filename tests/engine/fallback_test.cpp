@@ -11,7 +11,7 @@
 #include "support/ranks.h"
 #include "thinwire/core/log.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::fallback_test {
 namespace {
 
 using config::Fallback;
@@ -169,4 +169,4 @@ TEST(Fallback, AnotherRunsStepsDoNotCount) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::fallback_test

@@ -18,7 +18,7 @@
 #include "thinwire/precision/mixed_precision.h"
 #include "thinwire/shard/zero_optimizer.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::make_optimizer_test {
 namespace {
 
 using config::Config;
@@ -149,4 +149,4 @@ TEST(MakeOptimizer, RefusesWhatARuleOfTheCallersDoesNotGoWith) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::make_optimizer_test

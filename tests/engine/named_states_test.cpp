@@ -15,7 +15,7 @@
 #include "support/folder.h"
 #include "thinwire/comm/local.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::named_states_test {
 
 namespace {
 
@@ -246,4 +246,4 @@ TEST(NamedStates, AreLeftWhereWeightsAreAskedFor) {
 
 }  // namespace
 
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::named_states_test

@@ -13,7 +13,7 @@
 #include "thinwire/engine/plan_table.h"
 #include "thinwire/engine/workload.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::planned_runs_test {
 namespace {
 
 // Kernels as an EPYC (Zen 4) of 2.6 GHz has them, 100 Mbit/s.
@@ -190,4 +190,4 @@ TEST(MeasuredText, WarnsOfFiguresThatDifferByMoreThanAFifth) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::planned_runs_test

@@ -21,7 +21,7 @@
 #include "thinwire/shard/lean_onebit_adam.h"
 #include "thinwire/shard/zero_optimizer.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::planned_traffic_test {
 namespace {
 
 using test::CountingGroup;
@@ -271,4 +271,4 @@ INSTANTIATE_TEST_SUITE_P(ManyRanks, PlannedTraffic,
                          name_of);
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::planned_traffic_test

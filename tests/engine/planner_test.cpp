@@ -17,7 +17,7 @@
 #include "thinwire/engine/plan_table.h"
 #include "thinwire/engine/workload.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::planner_test {
 namespace {
 
 constexpr double kMicro = 1e-6;
@@ -436,4 +436,4 @@ TEST(Planner, RefusesWhatIsOutOfRange) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::planner_test

@@ -11,7 +11,10 @@
 #include "checkpoint/read/weights.h"
 #include "thinwire/kernels/cast.h"
 
+// `test::` means these and what all modules share.
+namespace thinwire::test {}
 namespace thinwire::engine::test {
+using namespace thinwire::test;  // NOLINT(google-build-using-namespace)
 
 /// Of any number of ranks: values lie in the order of the parameters.
 class Saved {

@@ -7,7 +7,10 @@
 
 #include "engine/by_hand.h"
 
+// `test::` means these and what all modules share.
+namespace thinwire::test {}
 namespace thinwire::engine::test {
+using namespace thinwire::test;  // NOLINT(google-build-using-namespace)
 
 struct Sharding {
   int stage = 1;

@@ -11,7 +11,7 @@
 #include "support/kept_log.h"
 #include "support/ranks.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::step_notices_test {
 namespace {
 
 using config::CommBackend;
@@ -141,4 +141,4 @@ TEST(StepNotices, TellOfATransportThatIsNotTheNamedOne) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::step_notices_test

@@ -15,7 +15,7 @@
 #include "support/folder.h"
 #include "thinwire/core/log.h"
 
-namespace thinwire::engine {
+namespace thinwire::engine::telemetry_test {
 namespace {
 
 using Object = nlohmann::ordered_json;
@@ -203,4 +203,4 @@ TEST(Telemetry, WritesEveryFewStepsOnTheRanksThatWereAsked) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine
+}  // namespace thinwire::engine::telemetry_test

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-namespace thinwire::replay {
+namespace thinwire::replay::comparison_test {
 namespace {
 
 TEST(Comparison, NamesStepArrayTensorElementAndRank) {
@@ -38,4 +38,4 @@ TEST(Comparison, KeepsTheFirstDifference) {
 }
 
 }  // namespace
-}  // namespace thinwire::replay
+}  // namespace thinwire::replay::comparison_test

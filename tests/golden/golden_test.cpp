@@ -9,7 +9,7 @@
 #include "apps/thinwire/replay/replay.h"
 #include "support/errors.h"
 
-namespace thinwire::replay {
+namespace thinwire::replay::golden_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -211,4 +211,4 @@ TEST(Replay, SaysWhenAFolderHoldsNoCase) {
 }
 
 }  // namespace
-}  // namespace thinwire::replay
+}  // namespace thinwire::replay::golden_test

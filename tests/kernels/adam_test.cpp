@@ -8,7 +8,7 @@
 #include "support/kernel_cases.h"
 #include "support/values.h"
 
-namespace thinwire::kernels {
+namespace thinwire::kernels::adam_test {
 namespace {
 
 using test::Guarded;
@@ -106,4 +106,4 @@ INSTANTIATE_TEST_SUITE_P(All, AdamKernels, test::kernel_cases(),
                          test::case_name);
 
 }  // namespace
-}  // namespace thinwire::kernels
+}  // namespace thinwire::kernels::adam_test

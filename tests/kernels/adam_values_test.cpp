@@ -12,7 +12,7 @@
 #include "thinwire/core/error.h"
 #include "thinwire/kernels/adam.h"
 
-namespace thinwire::kernels {
+namespace thinwire::kernels::adam_values_test {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -263,4 +263,4 @@ INSTANTIATE_TEST_SUITE_P(All, AdamValues,
                          [](const auto& impl) { return impl.param.name; });
 
 }  // namespace
-}  // namespace thinwire::kernels
+}  // namespace thinwire::kernels::adam_values_test

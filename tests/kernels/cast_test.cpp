@@ -9,7 +9,7 @@
 #include "support/kernel_cases.h"
 #include "support/values.h"
 
-namespace thinwire::kernels {
+namespace thinwire::kernels::cast_test {
 namespace {
 
 using test::Guarded;
@@ -87,4 +87,4 @@ TEST(JoinedCasts, WorkPartByPart) {
 }
 
 }  // namespace
-}  // namespace thinwire::kernels
+}  // namespace thinwire::kernels::cast_test

@@ -18,7 +18,7 @@
 #include <immintrin.h>
 #endif
 
-namespace thinwire::kernels {
+namespace thinwire::kernels::cast_values_test {
 namespace {
 
 struct Impl {
@@ -228,4 +228,4 @@ INSTANTIATE_TEST_SUITE_P(All, CastValues,
                          [](const auto& impl) { return impl.param.name; });
 
 }  // namespace
-}  // namespace thinwire::kernels
+}  // namespace thinwire::kernels::cast_values_test

@@ -7,7 +7,7 @@
 
 #include "thinwire/core/error.h"
 
-namespace thinwire::kernels {
+namespace thinwire::kernels::cpu_target_test {
 namespace {
 
 TEST(CpuTarget, TheBestOneIsUsedUnlessForced) {
@@ -55,4 +55,4 @@ TEST(CpuTarget, AnUnknownOneIsRefusedAndTheSupportedOnesAreNamed) {
 }
 
 }  // namespace
-}  // namespace thinwire::kernels
+}  // namespace thinwire::kernels::cpu_target_test

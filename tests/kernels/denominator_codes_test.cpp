@@ -14,7 +14,7 @@
 #include "thinwire/kernels/denominator_codes.h"
 #include "thinwire/kernels/split_float.h"
 
-namespace thinwire::kernels {
+namespace thinwire::kernels::denominator_codes_test {
 namespace {
 
 using test::Guarded;
@@ -160,4 +160,4 @@ TEST(DenominatorCodesErrors, NameWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace thinwire::kernels
+}  // namespace thinwire::kernels::denominator_codes_test

@@ -9,7 +9,7 @@
 
 #include "thinwire/kernels/denominator_codes.h"
 
-namespace thinwire::kernels {
+namespace thinwire::kernels::denominator_codes_values_test {
 namespace {
 
 TEST(DenominatorCodesValues, TheLogarithmIsExactToItsLastPlaces) {
@@ -102,4 +102,4 @@ TEST(DenominatorCodesValues, OfFourBitsLieSixteenApart) {
 }
 
 }  // namespace
-}  // namespace thinwire::kernels
+}  // namespace thinwire::kernels::denominator_codes_values_test

@@ -14,7 +14,7 @@
 #include "support/values.h"
 #include "thinwire/kernels/norm.h"
 
-namespace thinwire::kernels {
+namespace thinwire::kernels::lamb_test {
 namespace {
 
 using test::Guarded;
@@ -161,4 +161,4 @@ INSTANTIATE_TEST_SUITE_P(All, LambFactor, test::few_kernel_cases(),
                          test::case_name);
 
 }  // namespace
-}  // namespace thinwire::kernels
+}  // namespace thinwire::kernels::lamb_test

@@ -14,7 +14,7 @@
 #include "thinwire/kernels/lamb.h"
 #include "thinwire/kernels/norm.h"
 
-namespace thinwire::kernels {
+namespace thinwire::kernels::lamb_values_test {
 namespace {
 
 struct Impl {
@@ -261,4 +261,4 @@ INSTANTIATE_TEST_SUITE_P(All, LambValues,
                          [](const auto& impl) { return impl.param.name; });
 
 }  // namespace
-}  // namespace thinwire::kernels
+}  // namespace thinwire::kernels::lamb_values_test

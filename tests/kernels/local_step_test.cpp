@@ -8,7 +8,7 @@
 #include "support/masks.h"
 #include "support/values.h"
 
-namespace thinwire::kernels {
+namespace thinwire::kernels::local_step_test {
 namespace {
 
 using test::Guarded;
@@ -187,4 +187,4 @@ INSTANTIATE_TEST_SUITE_P(All, SignForms, test::few_kernel_cases(),
                          test::case_name);
 
 }  // namespace
-}  // namespace thinwire::kernels
+}  // namespace thinwire::kernels::local_step_test

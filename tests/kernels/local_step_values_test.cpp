@@ -10,7 +10,7 @@
 #include "thinwire/core/error.h"
 #include "thinwire/kernels/local_step.h"
 
-namespace thinwire::kernels {
+namespace thinwire::kernels::local_step_values_test {
 namespace {
 
 struct Impl {
@@ -223,4 +223,4 @@ INSTANTIATE_TEST_SUITE_P(All, LocalStepValues,
                          [](const auto& impl) { return impl.param.name; });
 
 }  // namespace
-}  // namespace thinwire::kernels
+}  // namespace thinwire::kernels::local_step_values_test

@@ -17,7 +17,7 @@
 #include "support/kernel_cases.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace thinwire::kernels::HWY_NAMESPACE {
+namespace thinwire::kernels::HWY_NAMESPACE::loops_test {
 namespace {
 
 constexpr std::size_t kSizes[] = {0, 1, 7, 31, 32, 33, 1025, 4097};
@@ -134,5 +134,5 @@ TEST(Loops, NeedNoPrefetchOfABody) {
 }
 
 }  // namespace
-}  // namespace thinwire::kernels::HWY_NAMESPACE
+}  // namespace thinwire::kernels::HWY_NAMESPACE::loops_test
 HWY_AFTER_NAMESPACE();

@@ -13,7 +13,7 @@
 #include "support/values.h"
 #include "thinwire/core/error.h"
 
-namespace thinwire::kernels {
+namespace thinwire::kernels::norm_test {
 namespace {
 
 using test::Guarded;
@@ -222,4 +222,4 @@ TEST(NormArguments, WrongTypesAndNumbersOfSumsAreRefused) {
 }
 
 }  // namespace
-}  // namespace thinwire::kernels
+}  // namespace thinwire::kernels::norm_test

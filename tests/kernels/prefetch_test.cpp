@@ -10,7 +10,7 @@
 #include "thinwire/core/env.h"
 #include "thinwire/kernels/processor.h"
 
-namespace thinwire::kernels {
+namespace thinwire::kernels::prefetch_test {
 namespace {
 
 using env::Prefetch;
@@ -74,4 +74,4 @@ TEST(ProcessorName, HasNeitherBlanksAroundItNorOtherBytes) {
 }
 
 }  // namespace
-}  // namespace thinwire::kernels
+}  // namespace thinwire::kernels::prefetch_test

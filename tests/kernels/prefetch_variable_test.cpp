@@ -9,7 +9,7 @@
 #include "thinwire/kernels/processor.h"
 #include "thinwire/kernels/quantize.h"
 
-namespace thinwire::kernels {
+namespace thinwire::kernels::prefetch_variable_test {
 namespace {
 
 // One test, because what is decided first holds for the whole process.
@@ -44,4 +44,4 @@ TEST(PrefetchVariable, IsRefusedBeforeAnythingIsWrittenAndThenDecidesForGood) {
 }
 
 }  // namespace
-}  // namespace thinwire::kernels
+}  // namespace thinwire::kernels::prefetch_variable_test

@@ -14,7 +14,7 @@
 #include "thinwire/kernels/cast.h"
 #include "thinwire/kernels/quantize.h"
 
-namespace thinwire::kernels {
+namespace thinwire::kernels::quantize_sum_test {
 namespace {
 
 constexpr int kBits[] = {2, 4, 8};
@@ -164,4 +164,4 @@ TEST(QuantizeSumValues, RefusesOtherSizesAndTypes) {
 }
 
 }  // namespace
-}  // namespace thinwire::kernels
+}  // namespace thinwire::kernels::quantize_sum_test

@@ -10,7 +10,7 @@
 #include "support/masks.h"
 #include "support/values.h"
 
-namespace thinwire::kernels {
+namespace thinwire::kernels::quantize_test {
 namespace {
 
 using test::Guarded;
@@ -104,4 +104,4 @@ INSTANTIATE_TEST_SUITE_P(All, Quantize, test::few_kernel_cases(),
                          test::case_name);
 
 }  // namespace
-}  // namespace thinwire::kernels
+}  // namespace thinwire::kernels::quantize_test

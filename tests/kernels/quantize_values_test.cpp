@@ -13,7 +13,7 @@
 #include "thinwire/core/error.h"
 #include "thinwire/kernels/quantize.h"
 
-namespace thinwire::kernels {
+namespace thinwire::kernels::quantize_values_test {
 namespace {
 
 struct Impl {
@@ -208,4 +208,4 @@ INSTANTIATE_TEST_SUITE_P(All, QuantizeValues,
                          [](const auto& impl) { return impl.param.name; });
 
 }  // namespace
-}  // namespace thinwire::kernels
+}  // namespace thinwire::kernels::quantize_values_test

@@ -10,7 +10,7 @@
 #include "support/masks.h"
 #include "support/values.h"
 
-namespace thinwire::kernels {
+namespace thinwire::kernels::sign_compress_test {
 namespace {
 
 using test::Guarded;
@@ -230,4 +230,4 @@ INSTANTIATE_TEST_SUITE_P(All, SignKernels, test::kernel_cases(),
                          test::case_name);
 
 }  // namespace
-}  // namespace thinwire::kernels
+}  // namespace thinwire::kernels::sign_compress_test

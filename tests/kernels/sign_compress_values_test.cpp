@@ -13,7 +13,7 @@
 #include "thinwire/kernels/norm.h"
 #include "thinwire/kernels/sign_compress.h"
 
-namespace thinwire::kernels {
+namespace thinwire::kernels::sign_compress_values_test {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -245,4 +245,4 @@ INSTANTIATE_TEST_SUITE_P(All, SignValues,
                          [](const auto& impl) { return impl.param.name; });
 
 }  // namespace
-}  // namespace thinwire::kernels
+}  // namespace thinwire::kernels::sign_compress_values_test

@@ -15,7 +15,7 @@
 #include "support/values.h"
 #include "thinwire/kernels/sign_compress.h"
 
-namespace thinwire::kernels {
+namespace thinwire::kernels::sign_encode_test {
 namespace {
 
 using test::Guarded;
@@ -227,4 +227,4 @@ TEST(SignBlock, IsRefusedWithAnotherTypeOrTooManyRoundedElements) {
 }
 
 }  // namespace
-}  // namespace thinwire::kernels
+}  // namespace thinwire::kernels::sign_encode_test

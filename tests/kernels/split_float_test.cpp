@@ -12,7 +12,7 @@
 #include "support/values.h"
 #include "thinwire/kernels/split_float.h"
 
-namespace thinwire::kernels {
+namespace thinwire::kernels::split_float_test {
 namespace {
 
 using test::Guarded;
@@ -101,4 +101,4 @@ TEST(SplitFloatValues, TheHighHalfIsTheNearestAndOfTwoTheFurtherFromZero) {
 }
 
 }  // namespace
-}  // namespace thinwire::kernels
+}  // namespace thinwire::kernels::split_float_test

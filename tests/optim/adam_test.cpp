@@ -12,7 +12,7 @@
 #include "thinwire/kernels/adam.h"
 #include "thinwire/kernels/cast.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::adam_test {
 namespace {
 
 // Three steps in double from the formula; floats differ from it by a few
@@ -181,4 +181,4 @@ TEST(Adam, StateGoesOutAndIn) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::adam_test

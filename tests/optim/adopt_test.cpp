@@ -7,7 +7,7 @@
 #include "optim/support.h"
 #include "support/errors.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::adopt_test {
 namespace {
 
 using test::expect_error;
@@ -195,4 +195,4 @@ TEST(Adopting, ChangesNothingBeforeItIsCarriedOut) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::adopt_test

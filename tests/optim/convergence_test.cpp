@@ -7,7 +7,7 @@
 
 #include "optim/support.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::convergence_test {
 namespace {
 
 constexpr int kWorld = 4;
@@ -95,4 +95,4 @@ TEST(Convergence, OnebitAdamGetsAsFarAsAdam) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::convergence_test

@@ -6,7 +6,7 @@
 #include "support/errors.h"
 #include "thinwire/optim/onebit_adam.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::crossed_optimizers_test {
 namespace {
 
 class CrossedOptimizers : public ::testing::TestWithParam<std::int64_t> {};
@@ -41,4 +41,4 @@ TEST_P(CrossedOptimizers, AreNamedOnEveryRankAndNothingHasChanged) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::crossed_optimizers_test

@@ -9,7 +9,7 @@
 #include "optim/support.h"
 #include "support/errors.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::data_parallel_test {
 namespace {
 
 class DataParallelWorlds : public ::testing::TestWithParam<int> {};
@@ -157,4 +157,4 @@ TEST(DataParallel, RefusesViewsThatDoNotFit) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::data_parallel_test

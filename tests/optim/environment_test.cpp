@@ -10,7 +10,7 @@
 #include "support/errors.h"
 #include "thinwire/comm/local.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::environment_test {
 namespace {
 
 void refused_on_every_rank(const test::MakeOptimizer& make,
@@ -34,4 +34,4 @@ TEST(Environment, IsRefusedOnEveryRankWhenAnOptimizerIsMade) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::environment_test

@@ -6,7 +6,7 @@
 
 #include "optim/low_bit/cases.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::equal_gradients_test {
 namespace {
 
 using test::MakeOptimizer;
@@ -121,4 +121,4 @@ TEST(EqualGradientsOfDataParallel, AreReportedWhereNormsAreExchanged) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::equal_gradients_test

@@ -8,7 +8,7 @@
 
 #include "support/errors.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::gradient_agreement_test {
 namespace {
 
 TEST(ClipFactor, ShortensOnlyWhatIsTooLong) {
@@ -108,4 +108,4 @@ TEST(CalibratedNorm, FollowsTheNumberOfRanks) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::gradient_agreement_test

@@ -11,7 +11,7 @@
 
 #include "support/errors.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::gradient_window_test {
 namespace {
 
 using test::expect_error;
@@ -185,4 +185,4 @@ TEST(GradientWindow, WholeBucketsAreSentOnce) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::gradient_window_test

@@ -17,7 +17,7 @@
 #include "support/same_bits.h"
 #include "thinwire/kernels/norm.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::lamb_test {
 namespace {
 
 // The formula in double, one tensor.
@@ -403,4 +403,4 @@ TEST(Lamb, ResumesBitEqual) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::lamb_test

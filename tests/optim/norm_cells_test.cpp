@@ -5,7 +5,7 @@
 
 #include "thinwire/kernels/norm.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::norm_cells_test {
 namespace {
 
 constexpr std::size_t c = kernels::kSumChunk;
@@ -45,4 +45,4 @@ TEST(NormCells, SumsAreAddedInOrder) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::norm_cells_test

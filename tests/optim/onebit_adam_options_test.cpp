@@ -8,7 +8,7 @@
 #include "support/errors.h"
 #include "thinwire/optim/onebit_adam.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::onebit_adam_options_test {
 namespace {
 
 const ParameterLayout& layout() {
@@ -88,4 +88,4 @@ TEST(OnebitAdamOptions, TheLatestFreezeIsNotBeforeTheEarliest) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::onebit_adam_options_test

@@ -8,7 +8,7 @@
 #include "optim/naive/lamb.h"
 #include "optim/naive/onebit_adam.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::onebit_adam_plain_test {
 namespace {
 
 using test::Drive;
@@ -139,4 +139,4 @@ TEST_P(PlainLoops, EqualOnebitLamb) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::onebit_adam_plain_test

@@ -8,7 +8,7 @@
 #include "support/errors.h"
 #include "thinwire/optim/onebit_adam.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::onebit_adam_resume_test {
 namespace {
 
 OnebitAdamOptions with_groups() {
@@ -111,4 +111,4 @@ TEST(ResumeOnebitAdam, RefusesWhatDoesNotFitAndKeepsItsOwn) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::onebit_adam_resume_test

@@ -7,7 +7,7 @@
 #include "optim/support.h"
 #include "thinwire/optim/onebit_adam.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::onebit_adam_stages_test {
 namespace {
 
 // On one rank nothing is compressed, so the whole step has a formula: momentum
@@ -192,4 +192,4 @@ TEST(OnebitAdamStages, CompressedStepsClipByTheCalibratedNorm) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::onebit_adam_stages_test

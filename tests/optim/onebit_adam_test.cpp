@@ -9,7 +9,7 @@
 #include "optim/support.h"
 #include "support/errors.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::onebit_adam_test {
 namespace {
 
 class OnebitAdamWorlds : public ::testing::TestWithParam<int> {};
@@ -206,4 +206,4 @@ TEST(OnebitAdam, MayHaveNothingToCompress) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::onebit_adam_test

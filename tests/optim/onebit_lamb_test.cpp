@@ -8,7 +8,7 @@
 #include "optim/naive/drive.h"
 #include "optim/naive/lamb.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::onebit_lamb_test {
 namespace {
 
 using test::Drive;
@@ -202,4 +202,4 @@ TEST(OnebitLamb, ClampsWithTheLimitsOfTheGroup) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::onebit_lamb_test

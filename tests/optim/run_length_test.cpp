@@ -10,7 +10,7 @@
 #include "thinwire/optim/onebit_lamb.h"
 #include "thinwire/optim/zero_one_adam.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::run_length_test {
 namespace {
 
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
@@ -85,4 +85,4 @@ TEST(RunLength, DecidesTheStagesOfARunThatNamesNothingElse) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::run_length_test

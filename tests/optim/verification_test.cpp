@@ -5,7 +5,7 @@
 #include "optim/low_bit/cases.h"
 #include "support/errors.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::verification_test {
 namespace {
 
 using test::MakeOptimizer;
@@ -183,4 +183,4 @@ TEST(VerificationOfZeroOneAdam, FindsNoFaultInWhatALocalStepOverwrites) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::verification_test

@@ -8,7 +8,7 @@
 #include "optim/low_bit/cases.h"
 #include "support/errors.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::weight_decay_test {
 namespace {
 
 using test::MakeOptimizer;
@@ -167,4 +167,4 @@ TEST_P(WeightDecay, IsCheckedLikeTheOption) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::weight_decay_test

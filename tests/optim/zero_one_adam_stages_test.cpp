@@ -9,7 +9,7 @@
 #include "optim/low_bit/cases.h"
 #include "optim/naive/drive.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::zero_one_adam_stages_test {
 namespace {
 
 struct Seen {
@@ -176,4 +176,4 @@ TEST_P(WithoutCompression, IsAdamAndThenAdamWithAFrozenVariance) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::zero_one_adam_stages_test

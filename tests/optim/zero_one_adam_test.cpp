@@ -9,7 +9,7 @@
 #include "optim/naive/drive.h"
 #include "optim/naive/zero_one_adam.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::zero_one_adam_test {
 namespace {
 
 using test::Drive;
@@ -189,4 +189,4 @@ TEST_P(ZeroOneAdamVariants, EqualPlainLoops) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::zero_one_adam_test

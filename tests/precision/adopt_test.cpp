@@ -10,7 +10,7 @@
 #include "precision/support.h"
 #include "support/errors.h"
 
-namespace thinwire::precision {
+namespace thinwire::precision::adopt_test {
 namespace {
 
 using test::expect_error;
@@ -149,4 +149,4 @@ TEST(AdoptMasters, Of16BitsAreWidened) {
 }
 
 }  // namespace
-}  // namespace thinwire::precision
+}  // namespace thinwire::precision::adopt_test

@@ -10,7 +10,7 @@
 #include "precision/support.h"
 #include "support/errors.h"
 
-namespace thinwire::precision {
+namespace thinwire::precision::conformance_test {
 namespace {
 
 using optim::StepReport;
@@ -291,4 +291,4 @@ TEST(MixedPrecision, Item60OnebitAdamUsesItsFirstGradient) {
 }
 
 }  // namespace
-}  // namespace thinwire::precision
+}  // namespace thinwire::precision::conformance_test

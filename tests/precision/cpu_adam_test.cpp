@@ -12,7 +12,7 @@
 #include "thinwire/kernels/adam.h"
 #include "thinwire/optim/adam.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::cpu_adam_test {
 namespace {
 
 // ---- vectors of the list: p = 1, gradients 0.1, -0.2, 0.3
@@ -276,4 +276,4 @@ TEST(CpuAdam, Item80PowersEqualRunningProducts) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::cpu_adam_test

@@ -10,7 +10,7 @@
 #include "precision/support.h"
 #include "support/same_bits.h"
 
-namespace thinwire::precision {
+namespace thinwire::precision::exact_gradients_test {
 namespace {
 
 using optim::Phase;
@@ -129,4 +129,4 @@ TEST_P(RoundedMasters, Item38AreEqualOnAllRanksWhereRanksAreInStep) {
 }
 
 }  // namespace
-}  // namespace thinwire::precision
+}  // namespace thinwire::precision::exact_gradients_test

@@ -11,7 +11,7 @@
 
 #include "support/errors.h"
 
-namespace thinwire::precision {
+namespace thinwire::precision::loss_scaler_test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -130,4 +130,4 @@ TEST(LossScaler, ASavedScaleMustBePossible) {
 }
 
 }  // namespace
-}  // namespace thinwire::precision
+}  // namespace thinwire::precision::loss_scaler_test

@@ -10,7 +10,7 @@
 #include "precision/support.h"
 #include "support/errors.h"
 
-namespace thinwire::precision {
+namespace thinwire::precision::minimum_scale_test {
 namespace {
 
 using optim::Phase;
@@ -124,4 +124,4 @@ TEST(MinimumScale, SaysThatOnlyTheSumOverflowed) {
 }
 
 }  // namespace
-}  // namespace thinwire::precision
+}  // namespace thinwire::precision::minimum_scale_test

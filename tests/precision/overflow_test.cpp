@@ -9,7 +9,7 @@
 #include "optim/states.h"
 #include "precision/support.h"
 
-namespace thinwire::precision {
+namespace thinwire::precision::overflow_test {
 namespace {
 
 using optim::Phase;
@@ -127,4 +127,4 @@ TEST(MixedPrecision, Item57ABfloat16LocalStepIsLeftOutByOneRank) {
 }
 
 }  // namespace
-}  // namespace thinwire::precision
+}  // namespace thinwire::precision::overflow_test

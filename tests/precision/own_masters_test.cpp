@@ -10,7 +10,7 @@
 #include "support/errors.h"
 #include "thinwire/kernels/adam.h"
 
-namespace thinwire::precision {
+namespace thinwire::precision::own_masters_test {
 namespace {
 
 using optim::StepReport;
@@ -152,4 +152,4 @@ TEST(MixedPrecisionOptions, AreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace thinwire::precision
+}  // namespace thinwire::precision::own_masters_test

@@ -12,7 +12,7 @@
 #include "support/sanitizers.h"
 #include "thinwire/kernels/norm.h"
 
-namespace thinwire::precision {
+namespace thinwire::precision::reduce_early_test {
 namespace {
 
 using kernels::kSumChunk;
@@ -259,4 +259,4 @@ TEST(ReduceEarly, IsRefusedAtTheMinimumOfTheScale) {
 }
 
 }  // namespace
-}  // namespace thinwire::precision
+}  // namespace thinwire::precision::reduce_early_test

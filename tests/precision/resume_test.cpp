@@ -10,7 +10,7 @@
 #include "precision/support.h"
 #include "support/errors.h"
 
-namespace thinwire::precision {
+namespace thinwire::precision::resume_test {
 namespace {
 
 using test::LowBitCase;
@@ -174,4 +174,4 @@ TEST(Masters, AreSynchronizedToParametersThatFitOnly) {
 }
 
 }  // namespace
-}  // namespace thinwire::precision
+}  // namespace thinwire::precision::resume_test

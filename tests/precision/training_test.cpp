@@ -6,7 +6,7 @@
 
 #include "precision/support.h"
 
-namespace thinwire::precision {
+namespace thinwire::precision::training_test {
 namespace {
 
 using test::Training;
@@ -122,4 +122,4 @@ TEST_P(TrainsAsInFp32, OnANoisyQuadratic) {
 }
 
 }  // namespace
-}  // namespace thinwire::precision
+}  // namespace thinwire::precision::training_test

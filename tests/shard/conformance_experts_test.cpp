@@ -12,7 +12,7 @@
 #include "support/sanitizers.h"
 #include "thinwire/optim/data_parallel.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::conformance_experts_test {
 namespace {
 
 using test::all_ways;
@@ -223,4 +223,4 @@ TEST(Zero, StatesOfExpertsAreLoadedWholeOrNotAtAll) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::conformance_experts_test

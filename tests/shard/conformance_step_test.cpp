@@ -10,7 +10,7 @@
 #include "shard/support.h"
 #include "support/errors.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::conformance_step_test {
 namespace {
 
 using optim::StepReport;
@@ -261,4 +261,4 @@ TEST(Zero, Item39GroupsHaveTheirOwnRatesAndDecay) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::conformance_step_test

@@ -11,7 +11,7 @@
 #include "thinwire/optim/data_parallel.h"
 #include "thinwire/precision/mixed_precision.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::conformance_test {
 namespace {
 
 using test::all_ways;
@@ -249,4 +249,4 @@ TEST(Zero, Item15WholeFp32GradientsMayTravelInFp32) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::conformance_test

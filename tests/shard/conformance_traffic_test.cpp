@@ -8,7 +8,7 @@
 #include "shard/support.h"
 #include "support/sanitizers.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::conformance_traffic_test {
 namespace {
 
 using test::all_ways;
@@ -101,4 +101,4 @@ TEST(Zero, Item17AWindowIsReducedOnceAtStage1) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::conformance_traffic_test

@@ -8,7 +8,7 @@
 #include "shard/support.h"
 #include "support/errors.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::conformance_window_test {
 namespace {
 
 using test::all_ways;
@@ -217,4 +217,4 @@ TEST(Zero, Item26AfterTheLastBackwardThereIsNoOther) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::conformance_window_test

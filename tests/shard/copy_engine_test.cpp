@@ -14,7 +14,7 @@
 #include "thinwire/optim/adam.h"
 #include "thinwire/shard/zero_optimizer.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::copy_engine_test {
 namespace {
 
 class CountingCopies final : public CopyEngine {
@@ -73,4 +73,4 @@ TEST(CopyEngines, OfTheCallersDoAllCopies) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::copy_engine_test

@@ -16,7 +16,7 @@
 #include "support/sanitizers.h"
 #include "thinwire/core/memory.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::lean_hosts_test {
 namespace {
 
 using test::LeanGradients;
@@ -302,4 +302,4 @@ TEST(LeanHostsState, AStateInMemoryIsRefusedOnOtherHosts) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::lean_hosts_test

@@ -6,7 +6,7 @@
 
 #include "shard/lean_plain.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::lean_plain_test {
 namespace {
 
 using test::LeanGradients;
@@ -43,4 +43,4 @@ TEST_P(LeanPlainLoops, AreEqual) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::lean_plain_test

@@ -10,7 +10,7 @@
 #include "shard/lean_plain.h"
 #include "shard/lean_support.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::lean_stage_test {
 namespace {
 
 using test::LeanRanks;
@@ -151,4 +151,4 @@ TEST(LeanMasks, OfTheScriptHoldAtALoadAndInEveryStep) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::lean_stage_test

@@ -12,7 +12,7 @@
 #include "thinwire/optim/data_parallel.h"
 #include "thinwire/optim/onebit_adam.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::lean_state_test {
 namespace {
 
 using test::LeanRanks;
@@ -258,4 +258,4 @@ TEST(LeanState, SaysWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::lean_state_test

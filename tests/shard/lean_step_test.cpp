@@ -12,7 +12,7 @@
 #include "thinwire/core/memory.h"
 #include "thinwire/optim/onebit_adam.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::lean_step_test {
 namespace {
 
 using test::LeanRun;
@@ -257,4 +257,4 @@ TEST(LeanSteps, RefuseWhatTheyCannotTake) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::lean_step_test

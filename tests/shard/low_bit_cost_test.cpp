@@ -6,7 +6,7 @@
 #include "support/sanitizers.h"
 #include "thinwire/core/memory.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::low_bit_cost_test {
 namespace {
 
 using test::ZeroRun;
@@ -88,4 +88,4 @@ TEST(LowBitCost, MemoryIsThatOfTheTable) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::low_bit_cost_test

@@ -12,7 +12,7 @@
 #include "support/sanitizers.h"
 #include "thinwire/comm/hosts.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::low_bit_experts_test {
 namespace {
 
 using test::NaiveWire;
@@ -376,4 +376,4 @@ TEST_P(LowBitExperts, GoOnFromAState) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::low_bit_experts_test

@@ -9,7 +9,7 @@
 #include "support/sanitizers.h"
 #include "thinwire/comm/hosts.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::low_bit_hosts_test {
 namespace {
 
 using test::NaiveWire;
@@ -193,4 +193,4 @@ TEST(LowBitHostsCost, ACardIsCrossedOnce) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::low_bit_hosts_test

@@ -10,7 +10,7 @@
 #include "shard/support.h"
 #include "support/sanitizers.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::low_bit_state_test {
 namespace {
 
 using test::Saved;
@@ -220,4 +220,4 @@ TEST(LowBitState, SettingAndReadingMastersSetsReplicas) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::low_bit_state_test

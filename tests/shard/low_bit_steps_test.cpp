@@ -10,7 +10,7 @@
 #include "support/errors.h"
 #include "support/sanitizers.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::low_bit_steps_test {
 namespace {
 
 using test::two_groups;
@@ -228,4 +228,4 @@ TEST(LowBitSteps, RefusesWhatCannotBe) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::low_bit_steps_test

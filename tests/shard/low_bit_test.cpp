@@ -12,7 +12,7 @@
 #include "support/sanitizers.h"
 #include "thinwire/optim/lamb.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::low_bit_test {
 namespace {
 
 using test::NaiveWire;
@@ -297,4 +297,4 @@ TEST(LowBitWire, DownAloneLeavesMastersExact) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::low_bit_test

@@ -11,7 +11,7 @@
 #include "shard/support.h"
 #include "support/sanitizers.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::low_bit_ways_test {
 namespace {
 
 using test::two_groups;
@@ -203,4 +203,4 @@ TEST(LowBitWays, AWindowThatOverflowsAnywhereIsForgotten) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::low_bit_ways_test

@@ -12,7 +12,7 @@
 #include "support/hosts.h"
 #include "thinwire/kernels/norm.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::shard_layout_test {
 namespace {
 
 using kernels::kSumChunk;
@@ -373,4 +373,4 @@ TEST(ShardLayoutErrors, NameWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::shard_layout_test

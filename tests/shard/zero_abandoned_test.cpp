@@ -12,7 +12,7 @@
 #include "support/errors.h"
 #include "support/sanitizers.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::zero_abandoned_test {
 namespace {
 
 using test::all_ways;
@@ -156,4 +156,4 @@ TEST(ZeroAbandoned, NoOrderOfGradientsIsADeadlock) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::zero_abandoned_test

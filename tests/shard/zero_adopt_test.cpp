@@ -13,7 +13,7 @@
 #include "thinwire/optim/lamb.h"
 #include "thinwire/precision/mixed_precision.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::zero_adopt_test {
 namespace {
 
 using test::all_ways;
@@ -184,4 +184,4 @@ TEST(ZeroAdopt, SaysWhichElementsARankHas) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::zero_adopt_test

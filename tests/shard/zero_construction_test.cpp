@@ -10,7 +10,7 @@
 #include "support/errors.h"
 #include "thinwire/optim/lamb.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::zero_construction_test {
 namespace {
 
 using test::all_ways;
@@ -195,4 +195,4 @@ TEST(ZeroConstruction, TheMinimumScaleIsHeldWhereThatIsThePolicy) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::zero_construction_test

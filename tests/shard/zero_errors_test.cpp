@@ -10,7 +10,7 @@
 #include "shard/support.h"
 #include "support/errors.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::zero_errors_test {
 namespace {
 
 using test::all_ways;
@@ -289,4 +289,4 @@ TEST(ZeroErrors, NothingIsDoneWithStatesThatAreElsewhere) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::zero_errors_test

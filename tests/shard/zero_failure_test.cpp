@@ -10,7 +10,7 @@
 #include "shard/endings.h"
 #include "support/errors.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::zero_failure_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -185,4 +185,4 @@ TEST(ZeroFailure, ARankLostInAnUpdateLeavesNothingUnderWay) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::zero_failure_test

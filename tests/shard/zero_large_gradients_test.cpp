@@ -8,7 +8,7 @@
 #include "optim/support.h"
 #include "shard/support.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::zero_large_gradients_test {
 namespace {
 
 struct Case {
@@ -52,4 +52,4 @@ TEST_P(ZeroLargeGradients, LeaveParametersFinite) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::zero_large_gradients_test

@@ -18,7 +18,7 @@
 #include "thinwire/precision/mixed_precision.h"
 #include "thinwire/shard/zero_optimizer.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::zero_stages_test {
 namespace {
 
 using optim::AdamOptions;
@@ -269,4 +269,4 @@ TEST(StagesByHost, GiveTheBitsOfNone) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::zero_stages_test

@@ -11,7 +11,7 @@
 #include "support/sanitizers.h"
 #include "thinwire/optim/lamb.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::zero_state_test {
 namespace {
 
 using test::all_ways;
@@ -230,4 +230,4 @@ TEST(ZeroState, StatesComeBackAsTheyWere) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::zero_state_test

@@ -9,7 +9,7 @@
 #include "support/errors.h"
 #include "support/sanitizers.h"
 
-namespace thinwire::shard {
+namespace thinwire::shard::zero_whole_values_test {
 namespace {
 
 using test::all_ways;
@@ -180,4 +180,4 @@ TEST(ZeroWholeValues, MastersMayBeOf16Bits) {
 }
 
 }  // namespace
-}  // namespace thinwire::shard
+}  // namespace thinwire::shard::zero_whole_values_test

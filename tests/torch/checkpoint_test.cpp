@@ -13,7 +13,7 @@
 #include "thinwire/torch/random_state.h"
 #include "torch/net.h"
 
-namespace thinwire::torch {
+namespace thinwire::torch::checkpoint_test {
 namespace {
 
 // Net with what is not trained: ranks begin with other values.
@@ -134,4 +134,4 @@ TEST(RandomState, OfAnotherKindIsRefused) {
 }
 
 }  // namespace
-}  // namespace thinwire::torch
+}  // namespace thinwire::torch::checkpoint_test

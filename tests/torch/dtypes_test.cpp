@@ -12,7 +12,7 @@
 #include "support/ranks.h"
 #include "thinwire/torch/engine.h"
 
-namespace thinwire::torch {
+namespace thinwire::torch::dtypes_test {
 namespace {
 
 // The norm and "scale" are fp32, and so are a buffer and a frozen parameter.
@@ -137,4 +137,4 @@ TEST(TorchDtypes, TrainWithTheSameBitsAtEveryStageAndGoOn) {
 }
 
 }  // namespace
-}  // namespace thinwire::torch
+}  // namespace thinwire::torch::dtypes_test

@@ -7,7 +7,7 @@
 #include "support/errors.h"
 #include "torch/net.h"
 
-namespace thinwire::torch {
+namespace thinwire::torch::engine_test {
 namespace {
 
 using test::expect_error;
@@ -312,4 +312,4 @@ TEST(TorchEngine, TheModuleMayOutliveIt) {
 }
 
 }  // namespace
-}  // namespace thinwire::torch
+}  // namespace thinwire::torch::engine_test

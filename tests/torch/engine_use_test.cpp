@@ -12,7 +12,7 @@
 #include "support/errors.h"
 #include "torch/net.h"
 
-namespace thinwire::torch {
+namespace thinwire::torch::engine_use_test {
 namespace {
 
 using test::expect_error;
@@ -315,4 +315,4 @@ TEST(TorchEngineBuffers, ThatDifferInShapeAreRefusedOnAllRanks) {
 }
 
 }  // namespace
-}  // namespace thinwire::torch
+}  // namespace thinwire::torch::engine_use_test

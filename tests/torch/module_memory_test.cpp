@@ -15,7 +15,7 @@
 #include "thinwire/optim/adam.h"
 #include "thinwire/optim/data_parallel.h"
 
-namespace thinwire::torch {
+namespace thinwire::torch::module_memory_test {
 namespace {
 
 namespace nn = ::torch::nn;
@@ -250,4 +250,4 @@ TEST(ModuleMemory, RefusesSparseGradients) {
 }
 
 }  // namespace
-}  // namespace thinwire::torch
+}  // namespace thinwire::torch::module_memory_test

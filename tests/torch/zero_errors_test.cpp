@@ -7,7 +7,7 @@
 #include "support/errors.h"
 #include "torch/zero_net.h"
 
-namespace thinwire::torch {
+namespace thinwire::torch::zero_errors_test {
 namespace {
 
 using test::expect_error;
@@ -140,4 +140,4 @@ TEST(TorchZeroErrors, TheModuleMayOutliveABackward) {
 }
 
 }  // namespace
-}  // namespace thinwire::torch
+}  // namespace thinwire::torch::zero_errors_test

@@ -9,7 +9,7 @@
 #include "thinwire/core/memory.h"
 #include "torch/zero_net.h"
 
-namespace thinwire::torch {
+namespace thinwire::torch::zero_test {
 namespace {
 
 constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
@@ -325,4 +325,4 @@ TEST(TorchZeroValues, AnEvaluationHasEqualParametersAndNoGradients) {
 }
 
 }  // namespace
-}  // namespace thinwire::torch
+}  // namespace thinwire::torch::zero_test

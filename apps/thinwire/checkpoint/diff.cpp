@@ -26,14 +26,6 @@ using optim::Sharing;
 constexpr const char* kOnlyA = "only the first has it";
 constexpr const char* kOnlyB = "only the second has it";
 
-// With all its bits: two scalars are equal where their texts are.
-std::string text_of(const StateDict::Scalar& scalar) {
-  if (const double* const real = std::get_if<double>(&scalar))
-    return fmt::format("{}", *real);
-  return std::visit([](const auto& value) { return fmt::format("{}", value); },
-                    scalar);
-}
-
 Values in_memory(ConstView values) {
   return {values.dtype(), values.size(), [values](Range range, View to) {
             const ConstView part = values.subview(range.offset, range.size);

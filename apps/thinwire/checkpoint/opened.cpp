@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "apps/thinwire/checkpoint/opened.h"
 
+#include <fmt/format.h>
+
 #include <utility>
+#include <variant>
 
 #include "checkpoint/mean.h"
 #include "checkpoint/read/locate.h"
@@ -15,6 +18,11 @@ void for_pieces(std::size_t size, const std::function<void(Range)>& take) {
   constexpr std::size_t kPiece = std::size_t{1} << 20;
   for (std::size_t at = 0; at < size; at += kPiece)
     take({at, std::min(kPiece, size - at)});
+}
+
+std::string text_of(const StateDict::Scalar& scalar) {
+  return std::visit([](const auto& value) { return fmt::format("{}", value); },
+                    scalar);
 }
 
 std::size_t elements_of(const checkpoint::SavedParameter& parameter) {

@@ -68,6 +68,8 @@ class Opened {
 
 /// An element as a double.
 [[nodiscard]] double value_at(ConstView values, std::size_t i);
+/// With all its bits: two scalars are equal where their texts are.
+[[nodiscard]] std::string text_of(const StateDict::Scalar& scalar);
 [[nodiscard]] std::size_t elements_of(
     const checkpoint::SavedParameter& parameter);
 

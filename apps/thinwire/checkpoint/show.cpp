@@ -8,6 +8,7 @@
 
 #include "apps/thinwire/checkpoint/commands.h"
 #include "apps/thinwire/checkpoint/json_lines.h"
+#include "apps/thinwire/checkpoint/opened.h"
 #include "checkpoint/extra.h"
 #include "checkpoint/read/locate.h"
 #include "checkpoint/read/read_text.h"
@@ -19,11 +20,6 @@ namespace thinwire::apps::checkpoint_tool {
 namespace {
 
 using checkpoint::Manifest;
-
-std::string text_of(const StateDict::Scalar& scalar) {
-  return std::visit([](const auto& value) { return fmt::format("{}", value); },
-                    scalar);
-}
 
 void print_scalars(std::string_view title, const StateDict& state) {
   for (const auto& [name, value] : state.scalars())

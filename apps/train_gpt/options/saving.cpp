@@ -18,15 +18,15 @@
 namespace thinwire::train_gpt {
 namespace {
 
-constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+constexpr std::int64_t kMostSteps = std::numeric_limits<std::int32_t>::max();
 
 constexpr std::pair<std::string_view, int> kSignals[] = {
     {"USR1", SIGUSR1}, {"USR2", SIGUSR2}, {"TERM", SIGTERM}, {"INT", SIGINT}};
 
 void require_count(std::string_view flag, std::int64_t value) {
-  if (value < 0 || value > kMost)
+  if (value < 0 || value > kMostSteps)
     throw UsageError(
-        fmt::format("{} must be in 0 .. {}, got {}", flag, kMost, value));
+        fmt::format("{} must be in 0 .. {}, got {}", flag, kMostSteps, value));
 }
 
 int signal_from(const std::string& name) {
@@ -91,11 +91,11 @@ void SavingFlags::read_every(config::CheckpointConfig& files) const {
   if (const auto duration = duration_from(save_every_)) {
     files.every = *duration;
   } else if (!CLI::detail::lexical_cast(save_every_, files.every_steps) ||
-             files.every_steps < 1 || files.every_steps > kMost) {
+             files.every_steps < 1 || files.every_steps > kMostSteps) {
     throw UsageError(fmt::format(
         "--save-every must be steps in 1 .. {}, or a time such as 30s, 10min "
         "or 2h, got '{}'",
-        kMost, save_every_));
+        kMostSteps, save_every_));
   }
 }
 

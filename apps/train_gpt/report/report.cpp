@@ -17,12 +17,12 @@
 namespace thinwire::train_gpt {
 namespace {
 
-constexpr const char* kNone = "–";
+constexpr const char* kNoValue = "–";
 constexpr std::size_t kNameWidth = 16;
 
 // A run that was stopped early has no validation yet.
 std::string loss(double value) {
-  return std::isnan(value) ? kNone : fmt::format("{:.4f}", value);
+  return std::isnan(value) ? kNoValue : fmt::format("{:.4f}", value);
 }
 
 bool anything_sent(const std::vector<RunRecord>& runs) {
@@ -32,7 +32,7 @@ bool anything_sent(const std::vector<RunRecord>& runs) {
 }
 
 std::string bytes_or_none(std::optional<double> bytes) {
-  return bytes ? format_bytes(*bytes) : kNone;
+  return bytes ? format_bytes(*bytes) : kNoValue;
 }
 
 // How many times fewer bytes a compressed step sends than an exact one.
@@ -41,7 +41,7 @@ std::string saving(const RunRecord& run) {
   const double compressed = run.bytes_per_step("compressed").value_or(0);
   return compressed > 0 && exact > 0
              ? fmt::format("{:.1f}×", exact / compressed)
-             : kNone;
+             : kNoValue;
 }
 
 struct Column {
@@ -114,11 +114,11 @@ std::string setting(const RunRecord& run, const std::string& name) {
   for (const auto& [key, value] : run.settings) {
     if (key == name) return value;
   }
-  return kNone;
+  return kNoValue;
 }
 
 std::string loss_scales(const RunRecord& run) {
-  if (run.summary.precision != "fp16" || run.steps.empty()) return kNone;
+  if (run.summary.precision != "fp16" || run.steps.empty()) return kNoValue;
   return fmt::format("{:g}, {:g}", run.steps.front().loss_scale,
                      run.steps.back().loss_scale);
 }
@@ -140,7 +140,7 @@ std::string settings_html(const std::vector<RunRecord>& runs) {
     return fmt::to_string(run.summary.skipped_steps);
   });
   const auto known = [](auto count) {
-    return count == 0 ? std::string(kNone) : fmt::to_string(count);
+    return count == 0 ? std::string(kNoValue) : fmt::to_string(count);
   };
   add_row("ranks",
           [&](const RunRecord& run) { return known(run.summary.ranks); });

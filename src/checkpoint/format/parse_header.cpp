@@ -14,10 +14,8 @@ namespace thinwire::checkpoint {
 
 namespace {
 
-constexpr std::uint64_t kLengthBytes = 8;
-constexpr std::string_view kMetadataKey = "__metadata__";
 // Tensors may be as many as fit; what is known of one takes ten values or so.
-constexpr JsonLimits kLimits{kMostHeaderBytes, 16, std::size_t{1} << 20};
+constexpr JsonLimits kHeaderLimits{kMostHeaderBytes, 16, std::size_t{1} << 20};
 
 class HeaderReader {
  public:
@@ -163,7 +161,7 @@ SafetensorsHeader parse_header(std::string_view json, std::uint64_t file_bytes,
   HeaderReader reader(file, writer);
   try {
     parse_json_members(
-        json, kLimits,
+        json, kHeaderLimits,
         [&](const std::string& name, const Json& value, bool is_element) {
           if (!is_element) reader.take(name, value);
         });

@@ -20,7 +20,7 @@ namespace {
 
 // Members may be many in no object; a piece is at most a file's hashes, which
 // are enough for 16 TiB.
-constexpr JsonLimits kLimits{4096, 16, std::size_t{4} << 20};
+constexpr JsonLimits kManifestLimits{4096, 16, std::size_t{4} << 20};
 constexpr std::int64_t kMostRanks = std::int64_t{1} << 24;
 
 // Where a value is; says what is wrong with it.
@@ -346,7 +346,7 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
     act(manifest, at, value);
   };
   try {
-    parse_json_members(text, kLimits, take);
+    parse_json_members(text, kManifestLimits, take);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kCorruptCheckpoint) throw;
     corrupt(file, error.what());

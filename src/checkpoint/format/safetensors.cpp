@@ -21,9 +21,7 @@ static_assert(std::endian::native == std::endian::little,
 
 namespace {
 
-constexpr std::size_t kLengthBytes = 8;
 constexpr std::uint64_t kDataAlignment = 4096;
-constexpr std::string_view kMetadataKey = "__metadata__";
 
 struct NamedType {
   std::string_view name;

@@ -16,6 +16,11 @@
 /// a JSON header, the tensors without holes.
 namespace thinwire::checkpoint {
 
+/// Of the header's length, in front of it.
+inline constexpr std::size_t kLengthBytes = 8;
+/// What the header calls the text that is no tensor.
+inline constexpr std::string_view kMetadataKey = "__metadata__";
+
 /// What a tensor's elements are; kBool has no DType, its bytes are kUInt8.
 struct TensorType {
   DType dtype = DType::kFloat32;

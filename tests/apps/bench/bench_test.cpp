@@ -27,7 +27,7 @@
 #include "thinwire/comm/local.h"
 #include "thinwire/kernels/processor.h"
 
-namespace thinwire::apps::bench {
+namespace thinwire::apps::bench::bench_test {
 namespace {
 
 TEST(Interleave, BeginsEveryRoundWithAnotherVariant) {
@@ -318,4 +318,4 @@ TEST(Printer, AlignsATableUnderOneHeaderAndNamesTheMachineFirst) {
 }
 
 }  // namespace
-}  // namespace thinwire::apps::bench
+}  // namespace thinwire::apps::bench::bench_test

@@ -14,7 +14,7 @@
 #include "apps/thinwire/bench/scratch_folder.h"
 #include "support/folder.h"
 
-namespace thinwire::apps::bench {
+namespace thinwire::apps::bench::checkpoint_rows_test {
 namespace {
 
 void run(const Variant& variant) {
@@ -78,4 +78,4 @@ TEST(ScratchFolder, NoticesASignalWhenItIsAsked) {
 }
 
 }  // namespace
-}  // namespace thinwire::apps::bench
+}  // namespace thinwire::apps::bench::checkpoint_rows_test

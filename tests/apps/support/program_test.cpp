@@ -11,7 +11,7 @@
 #include "thinwire/core/error.h"
 #include "thinwire/core/log.h"
 
-namespace thinwire::apps {
+namespace thinwire::apps::program_test {
 
 namespace {
 
@@ -99,4 +99,4 @@ TEST(Program, KnowsHelpAndVersionEverywhere) {
 
 }  // namespace
 
-}  // namespace thinwire::apps
+}  // namespace thinwire::apps::program_test

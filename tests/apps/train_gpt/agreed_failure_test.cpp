@@ -7,7 +7,7 @@
 
 #include "thinwire/comm/local.h"
 
-namespace thinwire::train_gpt {
+namespace thinwire::train_gpt::agreed_failure_test {
 namespace {
 
 TEST(PrepareEverywhere, IsTrueOnAllRanksIfNothingFails) {
@@ -38,4 +38,4 @@ TEST(PrepareEverywhere, TheLowestRankThatFailsTellsWhy) {
 }
 
 }  // namespace
-}  // namespace thinwire::train_gpt
+}  // namespace thinwire::train_gpt::agreed_failure_test

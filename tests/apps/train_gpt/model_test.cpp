@@ -7,7 +7,7 @@
 #include <cmath>
 #include <thread>
 
-namespace thinwire::train_gpt {
+namespace thinwire::train_gpt::model_test {
 namespace {
 
 constexpr ModelShape kSmall{.layers = 2, .width = 24, .heads = 3, .context = 8};
@@ -159,4 +159,4 @@ TEST(Model, ThreadsGiveTheSameBits) {
 }
 
 }  // namespace
-}  // namespace thinwire::train_gpt
+}  // namespace thinwire::train_gpt::model_test

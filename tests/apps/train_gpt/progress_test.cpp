@@ -8,7 +8,7 @@
 
 #include "apps/train_gpt/report/units.h"
 
-namespace thinwire::train_gpt {
+namespace thinwire::train_gpt::progress_test {
 namespace {
 
 StepRow row(std::int64_t step) {
@@ -138,4 +138,4 @@ TEST(Units, CountsHaveThreeDigits) {
 }
 
 }  // namespace
-}  // namespace thinwire::train_gpt
+}  // namespace thinwire::train_gpt::progress_test

@@ -8,7 +8,7 @@
 
 #include "support/errors.h"
 
-namespace thinwire::train_gpt {
+namespace thinwire::train_gpt::resume_test {
 namespace {
 
 using test::expect_error;
@@ -85,4 +85,4 @@ TEST(Resumable, OnlyWithTheSameDataAndSeed) {
 }
 
 }  // namespace
-}  // namespace thinwire::train_gpt
+}  // namespace thinwire::train_gpt::resume_test

@@ -11,7 +11,7 @@
 
 #include "support/errors.h"
 
-namespace thinwire::train_gpt {
+namespace thinwire::train_gpt::text_data_test {
 namespace {
 
 using test::expect_error;
@@ -206,4 +206,4 @@ TEST(PieceOf, CoversEveryWindowOnceAndEvenly) {
 }
 
 }  // namespace
-}  // namespace thinwire::train_gpt
+}  // namespace thinwire::train_gpt::text_data_test

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-namespace thinwire::optim {
+namespace thinwire::optim::auto_freeze_test {
 namespace {
 
 // The step at which a sequence of norms fires, or 0.
@@ -80,4 +80,4 @@ TEST(AutoFreeze, ItsHistoryIsState) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::auto_freeze_test

@@ -16,7 +16,7 @@
 #include "optim/naive/zero_one_adam.h"
 #include "thinwire/kernels/cast.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::by_host_test {
 namespace {
 
 using namespace test::by_host;
@@ -238,4 +238,4 @@ TEST_P(ByHost, SendsBetweenHostsWhatTheFormulaSays) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::by_host_test

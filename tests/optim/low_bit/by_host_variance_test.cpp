@@ -8,7 +8,7 @@
 #include "optim/low_bit/by_host.h"
 #include "optim/naive/onebit_adam.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::by_host_variance_test {
 namespace {
 
 using namespace test::by_host;
@@ -79,4 +79,4 @@ TEST_P(VarianceByHost, TheAutomaticFreezeComesWhenTheVarianceHasSettled) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::by_host_variance_test

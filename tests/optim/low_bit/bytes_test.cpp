@@ -9,7 +9,7 @@
 #include "thinwire/optim/onebit_lamb.h"
 #include "thinwire/optim/zero_one_adam.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::bytes_test {
 namespace {
 
 constexpr std::size_t kBlocks = 48;  // in balance for 2, 3, 4 and 8 ranks
@@ -104,4 +104,4 @@ TEST_P(LowBitBytes, TheResidualIsMeasuredAgainstWhatWasSent) {
 INSTANTIATE_TEST_SUITE_P(All, LowBitBytes, ::testing::Values(2, 3, 4, 8));
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::bytes_test

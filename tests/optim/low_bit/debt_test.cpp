@@ -8,7 +8,7 @@
 #include "optim/low_bit/cases.h"
 #include "optim/states.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::debt_test {
 namespace {
 
 const ParameterLayout layout = test::grouped_layout();
@@ -72,8 +72,8 @@ struct Twins {
     EXPECT_TRUE(owes());
   }
   void step(std::int64_t t) {
-    optim::step(*with, params_with, t, 0);
-    optim::step(*without, params_without, t, 0);
+    debt_test::step(*with, params_with, t, 0);
+    debt_test::step(*without, params_without, t, 0);
   }
   [[nodiscard]] bool owes() const {
     const State state = with->state();
@@ -228,4 +228,4 @@ TEST(Debt, OfZeroOneAdamIsDeliveredByTheSyncOfEachGroup) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::debt_test

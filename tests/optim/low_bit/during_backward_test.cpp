@@ -20,7 +20,7 @@
 #include "thinwire/core/memory.h"
 #include "thinwire/kernels/cast.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::during_backward_test {
 namespace {
 
 using Gradient = std::vector<float> (*)(const ParameterLayout&, std::int64_t,
@@ -381,4 +381,4 @@ TEST(DuringBackward, TakesASecondSetOfResidualsAndRecords) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::during_backward_test

@@ -14,7 +14,7 @@
 #include "optim/naive/zero_one_adam.h"
 #include "support/errors.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::lagged_clipping_test {
 namespace {
 
 TEST(LaggedNorm, IsThatOfTheStepBeforeUnlessTheNormHasDoubled) {
@@ -197,4 +197,4 @@ TEST(LaggedClipping, MustBeTheSameOnAllRanks) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::lagged_clipping_test

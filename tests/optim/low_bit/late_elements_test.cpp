@@ -9,7 +9,7 @@
 #include "optim/states.h"
 #include "thinwire/kernels/cast.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::late_elements_test {
 namespace {
 
 using test::kFirstLate;
@@ -320,4 +320,4 @@ TEST(ZeroOneAdamLateElements, MoveSoonAndAlikeOnAllRanks) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::late_elements_test

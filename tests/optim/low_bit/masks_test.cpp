@@ -8,7 +8,7 @@
 #include "optim/support.h"
 #include "support/errors.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::masks_test {
 namespace {
 
 constexpr std::int64_t kFreeze = 3;
@@ -240,4 +240,4 @@ TEST(MaskArguments, AreChecked) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::masks_test

@@ -10,7 +10,7 @@
 #include "thinwire/comm/local.h"
 #include "thinwire/kernels/norm.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::measure_early_test {
 namespace {
 
 using kernels::kSumChunk;
@@ -125,4 +125,4 @@ TEST_P(MeasureEarly, RefusesWhatItCannotMeasure) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::measure_early_test

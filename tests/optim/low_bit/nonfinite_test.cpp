@@ -9,7 +9,7 @@
 #include "optim/low_bit/cases.h"
 #include "optim/states.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::nonfinite_test {
 namespace {
 
 using test::LowBitCase;
@@ -102,4 +102,4 @@ TEST_P(LeftOut, IsReportedByTheNextSyncAlone) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::nonfinite_test

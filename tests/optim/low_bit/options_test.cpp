@@ -7,7 +7,7 @@
 #include "optim/support.h"
 #include "support/errors.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::options_test {
 namespace {
 
 const ParameterLayout& layout() {
@@ -168,4 +168,4 @@ TEST(LowBitOptimizers, RanksThatDisagreeAllSayWhere) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::options_test

@@ -13,7 +13,7 @@
 #include "optim/states.h"
 #include "support/same_bits.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::other_ranks_test {
 namespace {
 
 using test::Saved;
@@ -265,4 +265,4 @@ TEST_P(OtherRanks, SeeWhatEveryArrayIs) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::other_ranks_test

@@ -10,7 +10,7 @@
 
 #include "optim/low_bit/heavy_cases.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::outliers_test {
 namespace {
 
 constexpr std::size_t kElements = 1024;
@@ -216,4 +216,4 @@ TEST_P(LargeGradients, LeaveParametersFiniteAndStepsShort) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::outliers_test

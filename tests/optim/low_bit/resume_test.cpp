@@ -10,7 +10,7 @@
 #include "optim/states.h"
 #include "support/errors.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::resume_test {
 namespace {
 
 using test::LowBitCase;
@@ -295,4 +295,4 @@ TEST(LowBitResiduals, OfEarlierVersionsNeedTheirBuckets) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::resume_test

@@ -8,7 +8,7 @@
 
 #include "optim/low_bit/cases.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::stage_after_load_test {
 namespace {
 
 constexpr std::int64_t kSteps = 6;  // of the run that is saved
@@ -256,4 +256,4 @@ TEST(StageAfterLoadOfZeroOneAdam, IntervalsThatAreNotNamedAreTheStates) {
 }
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::stage_after_load_test

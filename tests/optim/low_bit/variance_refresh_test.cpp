@@ -11,7 +11,7 @@
 #include "thinwire/compress/block_layout.h"
 #include "thinwire/optim/onebit_adam.h"
 
-namespace thinwire::optim {
+namespace thinwire::optim::variance_refresh_test {
 namespace {
 
 constexpr std::int64_t kFreeze = 3;
@@ -179,4 +179,4 @@ INSTANTIATE_TEST_SUITE_P(All, VarianceRefreshWorlds,
                          ::testing::Values(1, 2, 4, 8));
 
 }  // namespace
-}  // namespace thinwire::optim
+}  // namespace thinwire::optim::variance_refresh_test

@@ -6,7 +6,7 @@
 #include "apps/train_gpt/options/parsing.h"
 #include "thinwire/optim/onebit_adam.h"
 
-namespace thinwire::train_gpt {
+namespace thinwire::train_gpt::command_line_test {
 namespace {
 
 TEST(CommandLine, DefaultsAreTheDemos) {
@@ -254,4 +254,4 @@ TEST(SettingsOf, HasWhatDecidesTheResult) {
 }
 
 }  // namespace
-}  // namespace thinwire::train_gpt
+}  // namespace thinwire::train_gpt::command_line_test

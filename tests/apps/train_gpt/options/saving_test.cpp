@@ -8,7 +8,7 @@
 #include "apps/train_gpt/options/parsing.h"
 #include "support/environment.h"
 
-namespace thinwire::train_gpt {
+namespace thinwire::train_gpt::saving_test {
 namespace {
 
 using Signals = std::vector<int>;
@@ -125,4 +125,4 @@ TEST_F(ConfigFile, SaysWhatNoFlagDoes) {
 }
 
 }  // namespace
-}  // namespace thinwire::train_gpt
+}  // namespace thinwire::train_gpt::saving_test

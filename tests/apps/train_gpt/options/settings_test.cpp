@@ -8,7 +8,7 @@
 #include "support/folder.h"
 #include "thinwire/optim/onebit_adam.h"
 
-namespace thinwire::train_gpt {
+namespace thinwire::train_gpt::settings_test {
 namespace {
 
 using config::Config;
@@ -135,4 +135,4 @@ TEST(Settings, StandInTheReport) {
 }
 
 }  // namespace
-}  // namespace thinwire::train_gpt
+}  // namespace thinwire::train_gpt::settings_test

@@ -8,7 +8,7 @@
 #include "support/errors.h"
 #include "thinwire/optim/onebit_adam.h"
 
-namespace thinwire::train_gpt {
+namespace thinwire::train_gpt::training_config_test {
 namespace {
 
 TEST_F(ConfigFile, GivesWhatFlagsDoNot) {
@@ -202,4 +202,4 @@ TEST(Nearest, CountsEdits) {
 }
 
 }  // namespace
-}  // namespace thinwire::train_gpt
+}  // namespace thinwire::train_gpt::training_config_test

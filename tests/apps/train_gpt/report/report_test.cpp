@@ -11,7 +11,7 @@
 #include "apps/train_gpt/report/step_time.h"
 #include "apps/train_gpt/report/units.h"
 
-namespace thinwire::train_gpt {
+namespace thinwire::train_gpt::report_test {
 namespace {
 
 RunRecord make_run(const std::string& optimizer, std::int64_t steps) {
@@ -250,4 +250,4 @@ TEST(Report, MarksRunsThatDidNotReachTheirEnd) {
 }
 
 }  // namespace
-}  // namespace thinwire::train_gpt
+}  // namespace thinwire::train_gpt::report_test

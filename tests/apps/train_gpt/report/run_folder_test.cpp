@@ -13,7 +13,7 @@
 #include "apps/train_gpt/report/run_folder.h"
 #include "support/errors.h"
 
-namespace thinwire::train_gpt {
+namespace thinwire::train_gpt::run_folder_test {
 namespace {
 
 using test::expect_error;
@@ -234,4 +234,4 @@ TEST_F(RunFolder, AFolderThatCannotBeMadeIsNamed) {
 }
 
 }  // namespace
-}  // namespace thinwire::train_gpt
+}  // namespace thinwire::train_gpt::run_folder_test

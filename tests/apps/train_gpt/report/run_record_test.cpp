@@ -9,7 +9,7 @@
 
 #include "apps/train_gpt/report/run_folder.h"
 
-namespace thinwire::train_gpt {
+namespace thinwire::train_gpt::run_record_test {
 namespace {
 
 TEST_F(RunFolder, KeepsSettingsThatAreLists) {
@@ -148,4 +148,4 @@ TEST_F(RunFolder, ForgetsTheResultsOfAnEarlierRun) {
 }
 
 }  // namespace
-}  // namespace thinwire::train_gpt
+}  // namespace thinwire::train_gpt::run_record_test
