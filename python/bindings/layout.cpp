@@ -21,7 +21,7 @@ namespace {
 // name, shape, group
 using Spec = std::tuple<std::string, std::vector<std::size_t>, std::size_t>;
 
-void construct(ParameterLayout* self, std::vector<Spec> parameters,
+void construct_layout(ParameterLayout* self, std::vector<Spec> parameters,
                std::size_t num_groups) {
   std::vector<ParameterSpec> specs;
   specs.reserve(parameters.size());
@@ -45,7 +45,7 @@ auto each(const ParameterLayout& layout) {
 
 void bind_layout(nb::module_& module) {
   nb::class_<ParameterLayout>(module, "Layout")
-      .def("__init__", &construct, "parameters"_a, "num_groups"_a = 0)
+      .def("__init__", &construct_layout, "parameters"_a, "num_groups"_a = 0)
       .def_prop_ro("size", &ParameterLayout::size)
       .def_prop_ro("num_groups", &ParameterLayout::num_groups)
       .def_prop_ro("offsets", &each<&Parameter::offset>)

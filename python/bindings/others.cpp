@@ -21,7 +21,7 @@ namespace {
 using Tensor =
     std::tuple<std::string, std::vector<std::size_t>, nb::object, bool>;
 
-void construct(Others* self, const std::vector<Tensor>& tensors,
+void construct_others(Others* self, const std::vector<Tensor>& tensors,
                std::vector<std::pair<std::string, std::string>> aliases) {
   Others others{.held = {}, .tensors = {}, .aliases = std::move(aliases)};
   for (const auto& [name, shape, values, is_bool] : tensors) {
@@ -71,7 +71,7 @@ Others ask(nb::handle callable, comm::Communicator& comm) {
 
 void bind_others(nb::module_& module) {
   nb::class_<Others>(module, "Others")
-      .def("__init__", &construct, "tensors"_a = nb::tuple(),
+      .def("__init__", &construct_others, "tensors"_a = nb::tuple(),
            "aliases"_a = nb::tuple());
 }
 

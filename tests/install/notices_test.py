@@ -14,7 +14,8 @@ from pathlib import Path
 
 BUILD = Path(sys.argv[1]).absolute()
 ROOT = Path(__file__).resolve().parents[2]
-TREE = tuple(f"{ROOT / part}/" for part in ("src", "include", "apps"))
+# Our own: this tree, and the sources that CMake joins in the build directory.
+OURS = tuple(f"{part}/" for part in (ROOT / "src", ROOT / "include", ROOT / "apps", BUILD))
 # Headers of others, and whose they are; "": of nobody whose code is passed on.
 OWNERS = {
     r"/hwy/": "Highway",
@@ -43,7 +44,7 @@ def headers():
         target, *paths = block.split("\n")
         if re.match(r"(src|apps)/", target):
             found |= {os.path.normpath(BUILD / path.strip()) for path in paths if path}
-    return {path for path in found if not path.startswith(TREE)}
+    return {path for path in found if not path.startswith(OURS)}
 
 
 def owner(path):
