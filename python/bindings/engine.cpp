@@ -26,9 +26,9 @@ using engine::Engine;
 using Self = const EngineHandle;
 
 void construct_engine(EngineHandle* self, const CommunicatorHandle& comm,
-               const ParameterLayout& layout, const Settings& config,
-               nb::handle params, nb::handle grads, nb::handle initial,
-               nb::handle experts, const nb::object& client) {
+                      const ParameterLayout& layout, const Settings& config,
+                      nb::handle params, nb::handle grads, nb::handle initial,
+                      nb::handle experts, const nb::object& client) {
   config::Config settings = config.get();
   const std::shared_ptr<EngineParts> parts(
       new EngineParts{.comm = comm.get(),
@@ -247,8 +247,8 @@ void bind_values(nb::class_<EngineHandle>& kind) {
 void bind_engine(nb::module_& module) {
   nb::class_<EngineHandle> kind(module, "Engine", nb::is_weak_referenceable(),
                                 nb::type_slots(collector_slots));
-  kind.def("__init__", &construct_engine, "comm"_a, "layout"_a, "config"_a, "params"_a,
-           "grads"_a = nb::none(), "initial"_a = nb::none(),
+  kind.def("__init__", &construct_engine, "comm"_a, "layout"_a, "config"_a,
+           "params"_a, "grads"_a = nb::none(), "initial"_a = nb::none(),
            "experts"_a = nb::list(), "client"_a = nb::none());
   bind_windows(kind);
   bind_values(kind);

@@ -22,7 +22,7 @@ namespace {
 using Spec = std::tuple<std::string, std::vector<std::size_t>, std::size_t>;
 
 void construct_layout(ParameterLayout* self, std::vector<Spec> parameters,
-               std::size_t num_groups) {
+                      std::size_t num_groups) {
   std::vector<ParameterSpec> specs;
   specs.reserve(parameters.size());
   for (auto& [name, shape, group] : parameters)

@@ -36,8 +36,9 @@ void require(const char* name, ConstView view, DType dtype, std::size_t size) {
 
 // One rank's mistake must not leave the others waiting for it.
 void construct_optimizer(OptimizerHandle* self, const CommunicatorHandle& comm,
-               const ParameterLayout& layout, const Settings& config,
-               nb::handle params, nb::handle initial, nb::handle experts) {
+                         const ParameterLayout& layout, const Settings& config,
+                         nb::handle params, nb::handle initial,
+                         nb::handle experts) {
   const std::shared_ptr<OptimizerParts> parts(
       new OptimizerParts{.comm = comm.get(),
                          .layout = layout,
@@ -230,8 +231,8 @@ std::string phase(Self& self) {
 void bind_optimizer(nb::module_& module) {
   using optim::Optimizer;
   nb::class_<OptimizerHandle>(module, "Optimizer", nb::is_weak_referenceable())
-      .def("__init__", &construct_optimizer, "comm"_a, "layout"_a, "config"_a, "params"_a,
-           "initial"_a = nb::none(), "experts"_a = nb::list())
+      .def("__init__", &construct_optimizer, "comm"_a, "layout"_a, "config"_a,
+           "params"_a, "initial"_a = nb::none(), "experts"_a = nb::list())
       .def("step", &step, "params"_a, "grads"_a, "loss_scale"_a = 1.0)
       .def("synchronize", &synchronize, "params"_a)
       .def_prop_ro("steps", &number<&Optimizer::steps>)

@@ -21,8 +21,9 @@ namespace {
 using Tensor =
     std::tuple<std::string, std::vector<std::size_t>, nb::object, bool>;
 
-void construct_others(Others* self, const std::vector<Tensor>& tensors,
-               std::vector<std::pair<std::string, std::string>> aliases) {
+void construct_others(
+    Others* self, const std::vector<Tensor>& tensors,
+    std::vector<std::pair<std::string, std::string>> aliases) {
   Others others{.held = {}, .tensors = {}, .aliases = std::move(aliases)};
   for (const auto& [name, shape, values, is_bool] : tensors) {
     const std::string argument = "tensors: '" + name + "'";

@@ -15,7 +15,9 @@ from pathlib import Path
 BUILD = Path(sys.argv[1]).absolute()
 ROOT = Path(__file__).resolve().parents[2]
 # Our own: this tree, and the sources that CMake joins in the build directory.
-OURS = tuple(f"{part}/" for part in (ROOT / "src", ROOT / "include", ROOT / "apps", BUILD))
+OURS = tuple(
+    f"{part}/" for part in (ROOT / "src", ROOT / "include", ROOT / "apps", BUILD)
+)
 # Headers of others, and whose they are; "": of nobody whose code is passed on.
 OWNERS = {
     r"/hwy/": "Highway",
