@@ -61,7 +61,7 @@ def require_same_run(
     return on_ranks(world, run)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [1, 2, 3, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_bits_of_200_steps(kind: str, world: int) -> None:
     config = config_of(options_of(kind), gradient_clipping=10.0)
