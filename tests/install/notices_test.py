@@ -14,10 +14,9 @@ from pathlib import Path
 
 BUILD = Path(sys.argv[1]).absolute()
 ROOT = Path(__file__).resolve().parents[2]
-# Our own: this tree, and the sources that CMake joins in the build directory.
-OURS = tuple(
-    f"{part}/" for part in (ROOT / "src", ROOT / "include", ROOT / "apps", BUILD)
-)
+TREE = tuple(f"{ROOT / part}/" for part in ("src", "include", "apps"))
+# Our sources as CMake joins them, in the build directory.
+JOINED = re.compile(re.escape(f"{BUILD}/") + r".*/Unity/unity_\d+_cxx\.cxx$")
 # Headers of others, and whose they are; "": of nobody whose code is passed on.
 OWNERS = {
     r"/hwy/": "Highway",
@@ -46,7 +45,9 @@ def headers():
         target, *paths = block.split("\n")
         if re.match(r"(src|apps)/", target):
             found |= {os.path.normpath(BUILD / path.strip()) for path in paths if path}
-    return {path for path in found if not path.startswith(OURS)}
+    return {
+        path for path in found if not path.startswith(TREE) and not JOINED.match(path)
+    }
 
 
 def owner(path):
