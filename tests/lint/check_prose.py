@@ -26,6 +26,7 @@ FILES = (
     *("docs/algorithms/co*.md", "docs/algorithms/deepspeed.md"),
     *("docs/algorithms/exact.md", "docs/algorithms/late-and-heavy.md"),
     *("docs/algorithms/mixed-precision.md", "docs/algorithms/onebit-lamb.md"),
+    *("docs/algorithms/lean-onebit-adam.md", "docs/algorithms/zero.md"),
 )
 # File and text, as it stands there, that may break a rule; "": the whole file.
 EXCEPTIONS = (("docs/guide/other-devices.md", ""),)
