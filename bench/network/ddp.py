@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "bench" / "peers"), str(ROOT / "python" / "demo")]
+sys.path[:0] = [str(ROOT / "python" / "demo")]
 
 import mpirun_rank  # noqa: F401 - before torch
 import thinwire

@@ -4,7 +4,14 @@
 #include <nanobind/nanobind.h>
 
 /// The native module of Thinwire for Python: the C++ library, with no logic of
-/// its own. What each item does is said in _core.pyi.
+/// its own. Each item does what the C++ item of its name does. The build writes
+/// the types of all into the package's _core.pyi, by nanobind.stubgen.
+///
+/// Arrays are one-dimensional, contiguous and on the CPU: anything with DLPack
+/// or the buffer protocol. A tuple of two arrays counts as one, the first of 16
+/// bits and the second of fp32, where parameters and gradients are taken. Calls
+/// that can wait for other ranks release the GIL. Failures of the library are
+/// raised as the classes of thinwire.errors.
 namespace thinwire::python {
 
 namespace nb = nanobind;

@@ -95,8 +95,8 @@ LoadFound load(const CommunicatorHandle& comm, const ParameterLayout& layout,
   }));
 }
 
-nb::dict to_dict(const checkpoint::Description& found) {
-  nb::dict all;
+State to_dict(const checkpoint::Description& found) {
+  State all;
   all["path"] = found.path;
   all["complete"] = found.complete;
   all["problem"] = found.problem;
@@ -118,18 +118,18 @@ nb::dict to_dict(const checkpoint::Description& found) {
   return all;
 }
 
-nb::list inspect(const std::string& path) {
+nb::typed<nb::list, State> inspect(const std::string& path) {
   std::vector<checkpoint::Description> found;
   {
     const WithoutGil released;
     found = checkpoint::inspect(path);
   }
-  nb::list all;
+  nb::typed<nb::list, State> all;
   for (const auto& description : found) all.append(to_dict(description));
   return all;
 }
 
-nb::dict verify(const std::string& path) {
+State verify(const std::string& path) {
   checkpoint::Verdict verdict;
   {
     const WithoutGil released;
@@ -144,7 +144,7 @@ nb::dict verify(const std::string& path) {
     one["what"] = damage.what;
     damages.append(one);
   }
-  nb::dict all;
+  State all;
   all["good"] = verdict.good();
   all["damages"] = damages;
   all["bytes"] = verdict.bytes;

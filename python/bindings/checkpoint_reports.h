@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "bindings.h"
+#include "state.h"
 #include "thinwire/checkpoint/options.h"
 
 namespace thinwire::python {
@@ -15,10 +16,10 @@ struct LoadFound {
   LoadFound(const LoadFound&) = delete;
 
   checkpoint::LoadReport report;  // its arrays have been moved on
-  nb::dict scalars;
-  nb::dict common;
-  nb::dict own;
-  nb::list own_of_ranks;
+  State scalars;
+  State common;
+  State own;
+  nb::typed<nb::list, State> own_of_ranks;
 };
 
 /// `options`, or the default ones if there are none. If `callable` is not None,

@@ -149,7 +149,9 @@ void bind_communicator(nb::module_& module) {
       .def("all_to_all", &all_to_all, "values"_a, "output"_a)
       .def("require_same", &require_same, "what"_a, "text"_a)
       .def("gather_texts", &gather_texts, "text"_a)
-      .def("split", &split, "color"_a, "key"_a = 0)
+      .def("split", &split, "color"_a, "key"_a = 0,
+           nb::sig("def split(self, color: int, key: int = 0) -> "
+                   "Communicator | None"))
       .def("give_up", &give_up, "reason"_a)
       .def("close", &CommunicatorHandle::close);
   module.def("over", &over, "transport"_a, "timeout"_a = 600.0);

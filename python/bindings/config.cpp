@@ -264,14 +264,14 @@ Settings::Settings(const Config& config)
       optimizer_(to_object(config.optimizer)),
       schedule_(to_object(config.schedule.shape)) {}
 
-void Settings::choose_optimizer(nb::object options) {
+void Settings::choose_optimizer(OptimizerObject options) {
   optimizer_ = checked<config::OptimizerConfig>(
       std::move(options), "optimizer",
       "AdamOptions, LambOptions, OnebitAdamOptions, OnebitLambOptions, "
       "ZeroOneAdamOptions and LeanOnebitAdamOptions");
 }
 
-void Settings::choose_schedule(nb::object shape) {
+void Settings::choose_schedule(ScheduleObject shape) {
   schedule_ = checked<Shape>(
       std::move(shape), "schedule",
       "WarmupAndDecay, WarmupLr, WarmupDecayLr, WarmupCosineLr, OneCycle and "

@@ -6,6 +6,11 @@
 
 namespace thinwire::python {
 
+/// Objects of one of the types that a variant may hold.
+using OptimizerObject = nb::typed<nb::object, config::OptimizerConfig>;
+using ScheduleObject =
+    nb::typed<nb::object, decltype(config::LearningRateSchedule::shape)>;
+
 /// _core.Config. The two members that may be of several types are Python
 /// objects, so that a reference to one stays good when another one takes its
 /// place; those of the base class are not used.
@@ -14,15 +19,13 @@ class Settings : public config::Config {
   Settings() : Settings(config::Config()) {}
   explicit Settings(const config::Config& config);
 
-  [[nodiscard]] const nb::object& chosen_optimizer() const noexcept {
-    return optimizer_;
+  [[nodiscard]] OptimizerObject chosen_optimizer() const {
+    return {optimizer_};
   }
-  [[nodiscard]] const nb::object& chosen_schedule() const noexcept {
-    return schedule_;
-  }
+  [[nodiscard]] ScheduleObject chosen_schedule() const { return {schedule_}; }
   /// Throw TypeError naming the types there are.
-  void choose_optimizer(nb::object options);
-  void choose_schedule(nb::object shape);
+  void choose_optimizer(OptimizerObject options);
+  void choose_schedule(ScheduleObject shape);
 
   /// All of it as the library takes it.
   [[nodiscard]] config::Config get() const;

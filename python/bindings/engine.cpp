@@ -170,7 +170,7 @@ void set_full_state(Self& self, const std::string& name, const std::string& key,
   });
 }
 
-nb::dict state_dict(Self& self) {
+State state_dict(Self& self) {
   return to_python(forward<&Engine::state_dict>(self));
 }
 

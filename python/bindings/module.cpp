@@ -7,7 +7,7 @@ namespace py = thinwire::python;
 NB_MODULE(_core, module) {
   // Threads that outlive __main__ keep objects alive, which is no mistake.
   nanobind::set_leak_warnings(false);
-  module.attr("__version__") = THINWIRE_VERSION;
+  module.attr("version") = THINWIRE_VERSION;
   py::watch_exit();
   py::bind_errors(module);
   py::bind_log(module);

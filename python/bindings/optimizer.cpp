@@ -128,7 +128,7 @@ nb::object exchanged_params(Self& self, nb::handle params) {
   }));
 }
 
-nb::dict state_dict(Self& self) {
+State state_dict(Self& self) {
   return to_python(call(self, "state_dict", [](OptimizerParts& parts) {
     return parts.optimizer().state_dict();
   }));

@@ -32,8 +32,8 @@ void put(StateDict& state, const std::string& key, nb::handle value,
 
 }  // namespace
 
-nb::dict to_python(StateDict&& state) {
-  nb::dict all;
+State to_python(StateDict&& state) {
+  State all;
   std::vector<std::string> names;
   for (const auto& [name, values] : state.arrays()) names.push_back(name);
   for (const std::string& name : names)

@@ -6,8 +6,10 @@
 
 namespace thinwire::python {
 
+using State = nb::typed<nb::dict, nb::str, nb::any>;
+
 /// {name: array, int, float or str}; arrays are moved, not copied.
-[[nodiscard]] nb::dict to_python(StateDict&& state);
+[[nodiscard]] State to_python(StateDict&& state);
 
 /// The same the other way; arrays are copied. `name` is the argument's. Throws
 /// TypeError for other values.

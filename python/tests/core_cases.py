@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from thinwire import _core
+from thinwire.optim._options import Options
 
 DTYPES = {
     torch.float32: _core.DType.float32,
@@ -22,7 +23,7 @@ def layout() -> _core.Layout:
 
 
 def config(
-    options: _core.Options | None = None,
+    options: Options | None = None,
     dtype: torch.dtype = torch.float32,
     bucket_elements: int | None = None,
     zero_stage: int = 0,
@@ -37,7 +38,7 @@ def config(
     return made
 
 
-def all_options() -> dict[str, _core.Options]:
+def all_options() -> dict[str, Options]:
     """Of each optimizer; low-bit ones compress from the third step on."""
     onebit_adam = _core.OnebitAdamOptions()
     onebit_adam.freeze_step = 2

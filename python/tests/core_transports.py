@@ -30,7 +30,7 @@ class Mailboxes:
 
 @dataclass
 class ThreadTransport:
-    """_core.Transport over queues."""
+    """thinwire.comm.transport.Transport over queues."""
 
     boxes: Mailboxes
     rank: int

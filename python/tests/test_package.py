@@ -39,7 +39,6 @@ def test_versions_agree() -> None:
     declared = re.search(r"VERSION ([\d.]+)\n", (ROOT / "CMakeLists.txt").read_text())
     assert declared
     assert thinwire.__version__ == declared[1]
-    assert _core.__version__ == declared[1]
     assert importlib.metadata.version("thinwire") == declared[1]
 
 

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ._core import __version__
+from ._core import version as __version__
 from .errors import (
     CommFailure,
     CorruptCheckpoint,

@@ -18,6 +18,7 @@ FILES = (
     *(
         "README.md",
         "CONTRIBUTING.md",
+        "bench/README.md",
         "docs/README.md",
         "docs/algorithms.md",
         "docs/env.md",
@@ -29,7 +30,13 @@ FILES = (
     *("docs/algorithms/lean-onebit-adam.md", "docs/algorithms/zero.md"),
 )
 # File and text, as it stands there, that may break a rule; "": the whole file.
-EXCEPTIONS = (("docs/guide/other-devices.md", ""),)
+EXCEPTIONS = (
+    ("docs/guide/other-devices.md", ""),
+    # Programs print "by host" into tables, and other pages link to the headings.
+    ("bench/README.md", "by host"),
+    ("bench/README.md", "ZeRO over few bits"),
+    ("bench/README.md", "Late elements and outliers"),
+)
 
 LONGEST = 25
 OPENERS = ("Of", "As", "What", "Where", "Those", "Else", "Likewise")

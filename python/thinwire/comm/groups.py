@@ -29,7 +29,7 @@ def communicator_for(
     """The communicator of an optimizer or an engine. Collective over the group.
 
     process_group: a ProcessGroup of torch.distributed; an object with the members of
-    _core.Transport; a _core.Communicator, which is returned as it is and stays the caller's
+    Transport in comm/transport.py; a _core.Communicator, which is returned as it is and stays the caller's
     to close; None for what THINWIRE_COMM names (torch, mpi4py, mpi, local), else the world of
     torch.distributed, else this process alone.
     backend: DeepSpeed's comm_backend_name, used where neither process_group nor THINWIRE_COMM

@@ -45,8 +45,30 @@ class Channel(Protocol):
         """Ends every move() of this process. Does not block."""
 
 
+class Transport(Protocol):
+    """Moves bytes for _core.over(). One thread at a time calls exchange(), and the memory
+    views are valid during the call."""
+
+    name: str
+    rank: int
+    size: int
+
+    def exchange(
+        self,
+        sends: list[tuple[int, memoryview]],
+        receives: list[tuple[int, memoryview]],
+        operation: str,
+        sequence: int,
+        seconds: float,
+    ) -> None: ...
+    def split(
+        self, color: int, key: int, operation: str, sequence: int, seconds: float
+    ) -> Transport | None: ...
+    def give_up(self, reason: str) -> None: ...
+
+
 class ChannelTransport:
-    """A _core.Transport over a channel. split() makes parts that see the same channel
+    """A Transport over a channel. split() makes parts that see the same channel
     through a list of members, and have tags of their own."""
 
     def __init__(self, name: str, channel: Channel, rank: int, size: int) -> None:

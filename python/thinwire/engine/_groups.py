@@ -12,6 +12,7 @@ from .. import _core
 from .._log import logger
 from ..errors import FailedPrecondition, InvalidArgument
 from ..optim import _native, _parameters
+from ..optim._options import Options
 from ..optim._parameters import Place
 
 Groups = list[dict[str, Any]]
@@ -98,7 +99,7 @@ def left_out(model: torch.nn.Module, places: list[Place]) -> list[str]:
     ]
 
 
-def defaults_of(options: _core.Options) -> dict[str, Any]:
+def defaults_of(options: Options) -> dict[str, Any]:
     """What groups have that say nothing else."""
     return {
         "lr": options.learning_rate,

@@ -18,6 +18,7 @@ from ._experts import Experts
 from ._options import (
     DTYPES,
     FIELDS,
+    Options,
     names_of_python,
     number_of,
     set_field,
@@ -129,7 +130,7 @@ class Training:
 
 
 def make_config(
-    options: _core.Options,
+    options: Options,
     group_kind: type[Any],
     keywords: Mapping[str, Any],
     groups: list[dict[str, Any]],

@@ -20,6 +20,15 @@ from .. import _core
 from ..errors import Error, InvalidArgument
 from ._telemetry import Given
 
+Options = (
+    _core.AdamOptions
+    | _core.LambOptions
+    | _core.OnebitAdamOptions
+    | _core.OnebitLambOptions
+    | _core.ZeroOneAdamOptions
+    | _core.LeanOnebitAdamOptions
+)
+
 DTYPES = {
     torch.float32: _core.DType.float32,
     torch.float16: _core.DType.float16,
@@ -200,7 +209,7 @@ def names_of(keywords: Any) -> list[str]:
     return [name for name in keywords.__annotations__ if name not in REFUSED]
 
 
-def default(options: _core.Options, name: str) -> Any:
+def default(options: Options, name: str) -> Any:
     """What C++ has for a keyword, in Python's terms."""
     if name in ("process_group", "bucket_elements", "telemetry", *OF_DEEPSPEED):
         return None
@@ -219,7 +228,7 @@ def default(options: _core.Options, name: str) -> Any:
     return value
 
 
-def signature(options: _core.Options, keywords: Any) -> inspect.Signature:
+def signature(options: Options, keywords: Any) -> inspect.Signature:
     """Of an optimizer, with its defaults: what help() shows."""
     both, only = (
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -262,9 +271,7 @@ def names_of_python() -> Iterator[None]:
         raise type(error)(text) from None
 
 
-def set_keyword(
-    config: _core.Config, options: _core.Options, name: str, value: Any
-) -> None:
+def set_keyword(config: _core.Config, options: Options, name: str, value: Any) -> None:
     """Writes one keyword where C++ has it. None leaves the default."""
     if value is None or name in REFUSED:
         return

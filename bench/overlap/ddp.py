@@ -1,24 +1,22 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""peers.py ddp|deepspeed [--zero STAGE] [LAYERS WIDTH BATCH ROUNDS]
+"""ddp.py [--zero STAGE] [LAYERS WIDTH BATCH ROUNDS]
 
-What a step of step_parts' model takes with torch's DistributedDataParallel, or
-with DeepSpeed's ZeRO, on CPUs over gloo. Under mpirun, which `bench/overlap/run
---peers` calls; rank 0 prints the slowest rank's time, of the middle round and the fastest.
-Both clip, and update with torch's Adam, in fp32 and in one thread per rank.
+What a step of step_parts' model takes with torch's DistributedDataParallel, on CPUs over
+gloo. `bench/overlap/run --ddp` starts it under mpirun. Rank 0 prints the slowest rank's
+time, of the middle round and of the fastest.
+It clips, and updates with torch's Adam, in fp32 and in one thread per rank. --zero, an
+argument of step_parts, means nothing here.
 """
 
 import argparse
-import os
 import statistics
 import sys
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "bench" / "peers"), str(ROOT / "python" / "demo")]
-
-os.environ["DS_ACCELERATOR"] = "cpu"
+sys.path[:0] = [str(ROOT / "bench" / "network"), str(ROOT / "python" / "demo")]
 
 import mpirun_rank  # noqa: F401 - before torch
 import torch
@@ -34,7 +32,7 @@ def batch_of(sequences):
     return inputs_of(data)
 
 
-def ddp(model, _stage):
+def ddp(model):
     model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE, fused=True)
 
@@ -44,37 +42,11 @@ def ddp(model, _stage):
         optimizer.step()
         optimizer.zero_grad()
 
-    return "torch DDP", step
-
-
-def deepspeed(model, stage):
-    import deepspeed
-
-    deepspeed.utils.logger.setLevel("ERROR")
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "optimizer": {"type": "Adam", "params": {"lr": RATE, "torch_adam": True}},
-        "gradient_clipping": 1.0,
-        "zero_optimization": {
-            "stage": stage,
-            "overlap_comm": True,
-            "reduce_bucket_size": 1 << 20,
-        },
-    }
-    engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=model.parameters(), config=config
-    )
-
-    def step(batch):
-        engine.backward(engine(*batch))
-        engine.step()
-
-    return f"DeepSpeed ZeRO-{stage}", step
+    return step
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("peer", choices=["ddp", "deepspeed"])
     parser.add_argument("--zero", type=int, default=2)
     parser.add_argument("sizes", type=int, nargs="*")
     args = parser.parse_intermixed_args()
@@ -84,8 +56,7 @@ def main():
     torch.set_num_threads(1)
     torch.manual_seed(1)
     dist.init_process_group("gloo")
-    make = {"ddp": ddp, "deepspeed": deepspeed}[args.peer]
-    name, step = make(Gpt(layers, width, CONTEXT), args.zero)
+    step = ddp(Gpt(layers, width, CONTEXT))
     batch, seconds = batch_of(sequences), []
     for round_ in range(rounds + 2):
         dist.barrier()
@@ -97,7 +68,7 @@ def main():
             seconds.append(slowest.item())
     if dist.get_rank() == 0:
         middle, least = statistics.median(seconds) * 1e3, min(seconds) * 1e3
-        print(f"{name:<44} {middle:8.1f} ms, least {least:8.1f} ms", flush=True)
+        print(f"{'torch DDP':<44} {middle:8.1f} ms, least {least:8.1f} ms", flush=True)
     dist.destroy_process_group()
 
 
