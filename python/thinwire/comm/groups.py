@@ -29,9 +29,9 @@ def communicator_for(
     """The communicator of an optimizer or an engine. Collective over the group.
 
     process_group: a ProcessGroup of torch.distributed; an object with the members of
-    Transport in comm/transport.py; a _core.Communicator, which is returned as it is and stays the caller's
-    to close; None for what THINWIRE_COMM names (torch, mpi4py, mpi, local), else the world of
-    torch.distributed, else this process alone.
+    Transport in comm/transport.py; a _core.Communicator, which is returned as it is and stays
+    the caller's to close; None for what THINWIRE_COMM names (torch, mpi4py, mpi, local), else
+    the world of torch.distributed, else this process alone.
     backend: DeepSpeed's comm_backend_name, used where neither process_group nor THINWIRE_COMM
     says anything: "mpi" is mpi4py, all else is as None.
     timeout: seconds that one collective may take; None: THINWIRE_TIMEOUT, else the group's.
