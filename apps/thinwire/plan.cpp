@@ -17,9 +17,9 @@
 #include "thinwire/config/config.h"
 #include "thinwire/core/env.h"
 #include "thinwire/core/error.h"
-#include "thinwire/engine/measure.h"
-#include "thinwire/engine/plan_table.h"
-#include "thinwire/engine/workload.h"
+#include "thinwire/plan/measure.h"
+#include "thinwire/plan/plan_table.h"
+#include "thinwire/plan/workload.h"
 
 namespace thinwire::apps {
 
@@ -71,34 +71,34 @@ auto reading_config(Body&& body) {
   }
 }
 
-engine::Workload workload_of(const PlanFlags& flags, int ranks,
-                             const engine::Processors& processors) {
-  engine::Workload work{.parameters = flags.params,
-                        .forward_seconds = flags.forward_ms * 1e-3,
-                        .backward_seconds = flags.backward_ms * 1e-3};
+plan::Workload workload_of(const PlanFlags& flags, int ranks,
+                           const plan::Processors& processors) {
+  plan::Workload work{.parameters = flags.params,
+                      .forward_seconds = flags.forward_ms * 1e-3,
+                      .backward_seconds = flags.backward_ms * 1e-3};
   if (flags.compute_ms > 0) {
     work.backward_seconds = flags.compute_ms * kBackwardPart * 1e-3;
     work.forward_seconds = flags.compute_ms * 1e-3 - work.backward_seconds;
   }
   if (flags.file)
     work = reading_config(
-        [&] { return engine::workload_of(*flags.file, ranks, work); });
+        [&] { return plan::workload_of(*flags.file, ranks, work); });
   if (flags.steps)
-    work = engine::workload_of_run(work, *flags.steps, flags.freeze_step,
-                                   flags.file ? &*flags.file : nullptr);
+    work = plan::workload_of_run(work, *flags.steps, flags.freeze_step,
+                                 flags.file ? &*flags.file : nullptr);
   work.steps_per_variance_step = flags.steps_per_variance_step;
   work.has_spare_core = processors.has_spare_core();
   if (!flags.dtype.empty()) work.dtype = dtype_of(flags.dtype);
   return work;
 }
 
-void print(const PlanFlags& flags, const engine::Workload& work,
-           const engine::Network& network, const engine::Compute& compute) {
-  const auto all = engine::plan(work, network, compute);
-  std::cout << (flags.json ? engine::plan_json(all) : engine::plan_table(all));
+void print(const PlanFlags& flags, const plan::Workload& work,
+           const plan::Network& network, const plan::Compute& compute) {
+  const auto all = plan::plan(work, network, compute);
+  std::cout << (flags.json ? plan::plan_json(all) : plan::plan_table(all));
 }
 
-engine::Network network_of(const PlanFlags& flags) {
+plan::Network network_of(const PlanFlags& flags) {
   if (!flags.ranks || !flags.link_gbps)
     refuse_usage(
         "plan: one rank alone knows no network: start it with a launcher, as "
@@ -109,9 +109,9 @@ engine::Network network_of(const PlanFlags& flags) {
     refuse_usage(
         fmt::format("--ranks-per-host must be a divisor of --ranks {}, got {}",
                     *flags.ranks, on_host));
-  engine::Network network{.ranks = *flags.ranks,
-                          .ranks_per_host = on_host,
-                          .gbps = *flags.link_gbps};
+  plan::Network network{.ranks = *flags.ranks,
+                        .ranks_per_host = on_host,
+                        .gbps = *flags.link_gbps};
   if (flags.latency_us) network.latency_seconds = *flags.latency_us * 1e-6;
   return network;
 }
@@ -135,25 +135,25 @@ void require_run(const PlanFlags& flags) {
 }
 
 void run_alone(const PlanFlags& flags) {
-  const engine::Network network = network_of(flags);
-  const engine::Processors processors = engine::processors_for(
-      network.ranks_per_host, flags.threads.value_or(-1));
-  const engine::Workload work = workload_of(flags, network.ranks, processors);
+  const plan::Network network = network_of(flags);
+  const plan::Processors processors =
+      plan::processors_for(network.ranks_per_host, flags.threads.value_or(-1));
+  const plan::Workload work = workload_of(flags, network.ranks, processors);
   say_what_is_not_given(flags);
-  engine::MeasuredCompute compute;
+  plan::MeasuredCompute compute;
   comm::run_local_ranks(1, [&](comm::Communicator& alone) {
-    compute = engine::measure_compute(alone);
+    compute = plan::measure_compute(alone);
   });
   // One rank serves nobody and adds nothing up: from memory traffic, as shares
   // of what it has measured.
   compute.sum = compute.norm;
   compute.spread.sum = compute.spread.norm;
   if (flags.json) {
-    std::cerr << engine::unstable(compute);
+    std::cerr << plan::unstable(compute);
   } else {
-    std::cout << "as described: " << engine::describe(network)
-              << engine::describe(compute)
-              << "on machines like this one: " << engine::describe(processors);
+    std::cout << "as described: " << plan::describe(network)
+              << plan::describe(compute)
+              << "on machines like this one: " << plan::describe(processors);
     std::cout << "not known to one rank alone: the cost of a message, what "
                  "communication takes of a processor, what ranks inside a host "
                  "exchange, and how far ranks that share a machine slow each "
@@ -170,20 +170,20 @@ void run_in_job(const PlanFlags& flags) {
         "--ranks-per-host, --link-gbps and --latency-us out, or start it "
         "without one");
   const auto comm = comm::from_environment();
-  const engine::Processors processors =
-      engine::measure_processors(*comm, flags.threads.value_or(-1));
-  const engine::Workload work = workload_of(flags, comm->size(), processors);
+  const plan::Processors processors =
+      plan::measure_processors(*comm, flags.threads.value_or(-1));
+  const plan::Workload work = workload_of(flags, comm->size(), processors);
   if (comm->rank() == 0) say_what_is_not_given(flags);
   comm::WhyFlat why;
   const comm::Hosts hosts = comm::find_hosts(*comm, {}, &why);
-  const engine::MeasuredNetwork network = engine::measure_network(*comm, hosts);
-  const engine::MeasuredCompute compute = engine::measure_compute(*comm);
+  const plan::MeasuredNetwork network = plan::measure_network(*comm, hosts);
+  const plan::MeasuredCompute compute = plan::measure_compute(*comm);
   if (comm->rank() != 0) return;
   if (flags.json) {
-    std::cerr << engine::unstable(network) << engine::unstable(compute);
+    std::cerr << plan::unstable(network) << plan::unstable(compute);
   } else {
-    std::cout << "measured: " << engine::describe(network)
-              << engine::describe(compute) << engine::describe(processors);
+    std::cout << "measured: " << plan::describe(network)
+              << plan::describe(compute) << plan::describe(processors);
     if (!why.text.empty()) std::cout << "flat: " << why.text << '\n';
     if (hosts.size == 1)
       std::cout << "all ranks share one host: between hosts nothing was "
@@ -226,12 +226,12 @@ void add_run_options(CLI::App& command, PlanFlags& flags) {
       .add_option("--steps", flags.steps,
                   "of the run: predicts all of it, exact stages included, and "
                   "ranks by it")
-      ->check(number(1, engine::RunStages::kMostSteps));
+      ->check(number(1, plan::RunStages::kMostSteps));
   command
       .add_option("--freeze-step", flags.freeze_step,
                   "exact steps of 1-bit Adam and lean 1-bit Adam (default: of "
                   "--config, otherwise a fifth of --steps, at most 1000)")
-      ->check(number(1, engine::RunStages::kMostSteps));
+      ->check(number(1, plan::RunStages::kMostSteps));
 }
 
 void add_network_options(CLI::App& command, PlanFlags& flags) {

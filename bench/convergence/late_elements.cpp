@@ -20,9 +20,9 @@
 #include "thinwire/core/error.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/engine/engine.h"
+#include "thinwire/lean/lean_onebit_adam.h"
 #include "thinwire/optim/onebit_adam.h"
 #include "thinwire/optim/onebit_lamb.h"
-#include "thinwire/shard/lean_onebit_adam.h"
 
 namespace {
 
@@ -161,8 +161,8 @@ config::OptimizerConfig optimizer_of(const std::string& name) {
     return OnebitLambOptions{.learning_rate = kLearningRate,
                              .freeze_step = kFreeze};
   if (name == "lean_onebit_adam")
-    return shard::LeanOnebitAdamOptions{.learning_rate = kLearningRate,
-                                        .freeze_step = kFreeze};
+    return lean::LeanOnebitAdamOptions{.learning_rate = kLearningRate,
+                                       .freeze_step = kFreeze};
   throw Error(ErrorCode::kInvalidArgument, "no optimizer '" + name + "'");
 }
 

@@ -17,7 +17,7 @@
 #include "apps/train_gpt/model.h"
 #include "thinwire/comm/run.h"
 #include "thinwire/optim/adam.h"
-#include "thinwire/shard/zero_optimizer.h"
+#include "thinwire/zero/zero_optimizer.h"
 
 namespace {
 
@@ -208,7 +208,7 @@ void Bench::measure_replicated() {
 void Bench::measure_sharded() {
   const auto overlapped = training_model(comm_, true);
   const auto one_by_one = training_model(comm_, false);
-  const shard::ShardLayout& shards = overlapped->engine().zero().shards();
+  const zero::ShardLayout& shards = overlapped->engine().zero().shards();
   const auto rank = static_cast<std::size_t>(comm_.rank());
   std::vector<float> all(plain_.layout().size(), 1e-3f);
   std::vector<float> own(shards.shard_size(comm_.rank()), 1e-3f);
@@ -218,16 +218,16 @@ void Bench::measure_sharded() {
   const config::Config config = config_of(sizes_, true);
   const ParameterLayout own_layout =
       shards.layout_of_shard(plain_.layout(), comm_.rank());
-  shard::ZeroOptimizer update(*alone_, own_layout,
-                              [](const ParameterLayout& layout) {
-                                return std::make_unique<optim::Adam>(
-                                    layout, optim::AdamOptions());
-                              },
-                              params, {.exchange = config.exchange_options()});
+  zero::ZeroOptimizer update(*alone_, own_layout,
+                             [](const ParameterLayout& layout) {
+                               return std::make_unique<optim::Adam>(
+                                   layout, optim::AdamOptions());
+                             },
+                             params, {.exchange = config.exchange_options()});
 
   const auto for_buckets = [&](auto&& queue) {
     std::vector<comm::Work> queued;
-    for (const shard::ShardBucket& bucket : shards.buckets())
+    for (const zero::ShardBucket& bucket : shards.buckets())
       queued.push_back(queue(
           bucket,
           std::span(all).subspan(bucket.range.offset, bucket.range.size)));
@@ -239,7 +239,7 @@ void Bench::measure_sharded() {
       {"gradient exchange",
        [&] {
          for_buckets(
-             [&](const shard::ShardBucket& bucket, std::span<float> values) {
+             [&](const zero::ShardBucket& bucket, std::span<float> values) {
                return comm_.queue_reduce_scatter(
                    values,
                    std::span(own).subspan(bucket.positions[rank],
@@ -251,7 +251,7 @@ void Bench::measure_sharded() {
       {"parameter gather",
        [&] {
          for_buckets(
-             [&](const shard::ShardBucket& bucket, std::span<float> values) {
+             [&](const zero::ShardBucket& bucket, std::span<float> values) {
                const Range& piece = bucket.pieces[rank];
                return comm_.queue_all_gather(
                    std::span(all).subspan(piece.offset, piece.size), values,

@@ -9,17 +9,17 @@
 #include <utility>
 #include <vector>
 
-#include "thinwire/compress/bucket_rule.h"
-#include "thinwire/engine/planner.h"
+#include "thinwire/exchange/bucket_rule.h"
+#include "thinwire/plan/planner.h"
 
 namespace {
 
 using namespace thinwire;
-using engine::Compute;
-using engine::LowBitExchange;
-using engine::Network;
-using engine::Way;
-using engine::Workload;
+using plan::Compute;
+using plan::LowBitExchange;
+using plan::Network;
+using plan::Way;
+using plan::Workload;
 using Row = std::vector<std::string>;
 
 constexpr double kModel = 340e6;  // parameters
@@ -50,7 +50,7 @@ std::string times(double a, double b, int digits = 1) {
 
 double rule(double elements, int ranks, int bits = 1) {
   return static_cast<double>(
-      compress::bucket_rule(static_cast<std::size_t>(elements), ranks, bits));
+      exchange::bucket_rule(static_cast<std::size_t>(elements), ranks, bits));
 }
 
 LowBitExchange exchange(double bucket, int bits = 1) {
@@ -61,12 +61,12 @@ LowBitExchange exchange(double bucket, int bits = 1) {
 }
 
 double flat(const Network& network, int bits) {
-  return engine::two_phase_seconds(
+  return plan::two_phase_seconds(
       network, exchange(rule(kModel, network.ranks, bits), bits));
 }
 
 double by_host(const Network& network, int bits) {
-  return engine::two_phase_by_host_seconds(
+  return plan::two_phase_by_host_seconds(
       network, exchange(rule(kModel, network.ranks, bits), bits));
 }
 
@@ -82,8 +82,8 @@ void print_buckets() {
          {std::pair(kMi, "fixed"), std::pair(4 * kMi, ""),
           std::pair(rule(kModel, ranks), "rule"), std::pair(128 * kMi, "")}) {
       const Workload work{.parameters = kModel, .bucket_elements = bucket};
-      const engine::Traffic traffic =
-          engine::traffic_of(Way::kOnebitAdam, false, work, {.ranks = ranks});
+      const plan::Traffic traffic =
+          plan::traffic_of(Way::kOnebitAdam, false, work, {.ranks = ranks});
       const double buckets = std::ceil(kModel / bucket);
       Row row{std::to_string(ranks),
               fmt::format("{:.1f} Mi {}", bucket / kMi, name),
@@ -91,8 +91,8 @@ void print_buckets() {
               fmt::format("{:.0f}", buckets),
               fmt::format("{:.0f}", traffic.messages)};
       for (const double gbps : {1., 10., 25., 100.})
-        row.push_back(ms(engine::two_phase_seconds(
-            {.ranks = ranks, .gbps = gbps}, exchange(bucket))));
+        row.push_back(ms(plan::two_phase_seconds({.ranks = ranks, .gbps = gbps},
+                                                 exchange(bucket))));
       rows.push_back(std::move(row));
     }
   print("1 bit, 340 M parameters, one rank per host: ms of the exchange alone",
@@ -106,12 +106,12 @@ void print_one_rank_per_host() {
   for (const int ranks : {8, 64, 256, 1024})
     for (const double gbps : {1., 10., 25., 100.}) {
       const Network network{.ranks = ranks, .gbps = gbps};
-      const double ring = engine::ring_seconds(network, kHalf * kModel);
+      const double ring = plan::ring_seconds(network, kHalf * kModel);
       const double four = flat(network, 4), one = flat(network, 1);
       rows.push_back({std::to_string(ranks), fmt::format("{:g}", gbps),
                       ms(ring),
-                      ms(engine::direct_seconds(network, kHalf * kModel,
-                                                direct_bucket(network))),
+                      ms(plan::direct_seconds(network, kHalf * kModel,
+                                              direct_bucket(network))),
                       ms(four), ms(one), times(ring, four), times(ring, one)});
     }
   print("One rank per host, 16 bits: ms",
@@ -125,14 +125,14 @@ void print_eight_ranks_per_host() {
   for (const int ranks : {16, 64, 256, 1024})
     for (const double gbps : {10., 25., 100.}) {
       const Network network{.ranks = ranks, .ranks_per_host = 8, .gbps = gbps};
-      const double ring = engine::ring_seconds(network, kHalf * kModel);
+      const double ring = plan::ring_seconds(network, kHalf * kModel);
       const double one = flat(network, 1), hosts = by_host(network, 1);
       rows.push_back({fmt::format("{} = {} x 8", ranks, network.hosts()),
                       fmt::format("{:g}", gbps), ms(ring),
-                      ms(engine::direct_seconds(network, kHalf * kModel,
-                                                direct_bucket(network))),
-                      ms(engine::direct_by_host_seconds(network, kHalf * kModel,
-                                                        16 * kMi, 4 / kHalf)),
+                      ms(plan::direct_seconds(network, kHalf * kModel,
+                                              direct_bucket(network))),
+                      ms(plan::direct_by_host_seconds(network, kHalf * kModel,
+                                                      16 * kMi, 4 / kHalf)),
                       ms(flat(network, 4)), ms(by_host(network, 4)), ms(one),
                       ms(hosts), times(ring, one), times(ring, hosts)});
     }
@@ -189,12 +189,12 @@ void print_steps() {
       const auto seconds = [&](bool during) {
         Workload work = step.work;
         work.compressed_during_backward = during;
-        return engine::step_seconds(Way::kOnebitAdam, false, work, network,
-                                    compute);
+        return plan::step_seconds(Way::kOnebitAdam, false, work, network,
+                                  compute);
       };
-      const double exact = engine::overlapped_step_seconds(
+      const double exact = plan::overlapped_step_seconds(
           step.work, compute,
-          engine::ring_seconds(network, step.width * step.work.parameters));
+          plan::ring_seconds(network, step.width * step.work.parameters));
       const double after = seconds(false), during = seconds(true);
       rows.push_back({step.name, std::to_string(step.ranks),
                       fmt::format("{:g}", gbps), ms(exact), ms(after),

@@ -120,8 +120,8 @@ void bind_zero(nb::module_& module) {
 }
 
 void bind_wire(nb::module_& module) {
-  using shard::AfterSkip;
-  using shard::WireOptions;
+  using zero::AfterSkip;
+  using zero::WireOptions;
   nb::enum_<AfterSkip>(module, "AfterSkip")
       .value("auto", AfterSkip::kAuto)
       .value("keep", AfterSkip::kKeep)

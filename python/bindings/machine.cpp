@@ -10,11 +10,11 @@
 
 #include "bindings.h"
 #include "core/duration.h"
-#include "thinwire/compress/bucket_rule.h"
 #include "thinwire/core/dtype.h"
 #include "thinwire/core/env.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/memory.h"
+#include "thinwire/exchange/bucket_rule.h"
 #include "thinwire/kernels/cpu_target.h"
 #include "thinwire/kernels/processor.h"
 
@@ -50,7 +50,7 @@ void bind_machine(nb::module_& module) {
   module.def(
       "bucket_elements",
       [](std::size_t chosen, std::size_t elements, int ranks, int bits) {
-        return compress::bucket_elements(chosen, elements, {.size = ranks},
+        return exchange::bucket_elements(chosen, elements, {.size = ranks},
                                          bits);
       },
       "chosen"_a, "elements"_a, "ranks"_a, "bits"_a);

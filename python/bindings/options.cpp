@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "arrays.h"
+#include "thinwire/lean/lean_onebit_adam.h"
 #include "thinwire/optim/lamb.h"
 #include "thinwire/optim/onebit_adam.h"
 #include "thinwire/optim/onebit_lamb.h"
 #include "thinwire/optim/zero_one_adam.h"
-#include "thinwire/shard/lean_onebit_adam.h"
 
 namespace thinwire::python {
 namespace {
@@ -136,9 +136,9 @@ void bind_options(nb::module_& module) {
   using optim::OnebitAdamOptions;
   using optim::OnebitLambOptions;
   module.attr("AUTO_FREEZE") = optim::kAutoFreeze;
-  nb::enum_<compress::Scale>(module, "Scale")
-      .value("rms", compress::Scale::kRms)
-      .value("l1", compress::Scale::kL1);
+  nb::enum_<exchange::Scale>(module, "Scale")
+      .value("rms", exchange::Scale::kRms)
+      .value("l1", exchange::Scale::kL1);
   bind_groups(module);
   bind_adam<optim::AdamOptions>(module, "AdamOptions")
       .def_rw("decoupled_decay", &optim::AdamOptions::decoupled_decay)
@@ -160,7 +160,7 @@ void bind_options(nb::module_& module) {
       .def_rw("factor_min", &OnebitLambOptions::factor_min)
       .def_rw("factor_threshold", &OnebitLambOptions::factor_threshold);
   bind_zero_one_adam(module);
-  using shard::LeanOnebitAdamOptions;
+  using lean::LeanOnebitAdamOptions;
   auto lean =
       bind_low_bit<LeanOnebitAdamOptions>(module, "LeanOnebitAdamOptions");
   bind_freeze(lean);

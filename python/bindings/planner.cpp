@@ -13,19 +13,19 @@
 #include "config.h"
 #include "gil.h"
 #include "thinwire/comm/hosts.h"
-#include "thinwire/engine/measure.h"
-#include "thinwire/engine/plan_table.h"
-#include "thinwire/engine/workload.h"
+#include "thinwire/plan/measure.h"
+#include "thinwire/plan/plan_table.h"
+#include "thinwire/plan/workload.h"
 
 namespace thinwire::python {
 namespace {
 
-using engine::Compute;
-using engine::MeasuredCompute;
-using engine::MeasuredNetwork;
-using engine::Network;
-using engine::Processors;
-using engine::Workload;
+using plan::Compute;
+using plan::MeasuredCompute;
+using plan::MeasuredNetwork;
+using plan::Network;
+using plan::Processors;
+using plan::Workload;
 
 void bind_structs(nb::module_& module) {
   nb::class_<Network>(module, "Network")
@@ -70,25 +70,25 @@ std::tuple<MeasuredNetwork, std::string> measure_network(
   return without_gil(comm.get(), [](auto& group) {
     comm::WhyFlat why;
     const comm::Hosts hosts = comm::find_hosts(group, {}, &why);
-    return std::tuple(engine::measure_network(group, hosts), why.text);
+    return std::tuple(plan::measure_network(group, hosts), why.text);
   });
 }
 
 Processors measure_processors(const CommunicatorHandle& comm, int threads) {
   return without_gil(comm.get(), [threads](auto& group) {
-    return engine::measure_processors(group, threads);
+    return plan::measure_processors(group, threads);
   });
 }
 
 MeasuredCompute measure_compute(const CommunicatorHandle& comm) {
-  return without_gil(
-      comm.get(), [](auto& group) { return engine::measure_compute(group); });
+  return without_gil(comm.get(),
+                     [](auto& group) { return plan::measure_compute(group); });
 }
 
 std::string plan(const Workload& work, const Network& network,
                  const Compute& compute, bool json) {
-  const auto all = engine::plan(work, network, compute);
-  return json ? engine::plan_json(all) : engine::plan_table(all);
+  const auto all = plan::plan(work, network, compute);
+  return json ? plan::plan_json(all) : plan::plan_table(all);
 }
 
 }  // namespace
@@ -98,7 +98,7 @@ void bind_planner(nb::module_& module) {
   module.def(
       "workload_of",
       [](const Settings& config, int ranks, const Workload& work) {
-        return engine::workload_of(config.get(), ranks, work);
+        return plan::workload_of(config.get(), ranks, work);
       },
       "config"_a, "ranks"_a, "work"_a);
   module.def(
@@ -107,15 +107,15 @@ void bind_planner(nb::module_& module) {
          std::optional<std::int64_t> freeze_step, const Settings* config) {
         std::optional<config::Config> named;
         if (config != nullptr) named = config->get();
-        return engine::workload_of_run(work, total_steps, freeze_step,
-                                       named ? &*named : nullptr);
+        return plan::workload_of_run(work, total_steps, freeze_step,
+                                     named ? &*named : nullptr);
       },
       "work"_a, "total_steps"_a, "freeze_step"_a.none(), "config"_a.none());
   module.def("measure_network", &measure_network, "comm"_a);
   module.def("measure_compute", &measure_compute, "comm"_a);
   module.def("measure_processors", &measure_processors, "comm"_a,
              "threads"_a = -1);
-  module.def("processors_for", &engine::processors_for, "ranks"_a,
+  module.def("processors_for", &plan::processors_for, "ranks"_a,
              "threads"_a = -1);
   module.def("plan", &plan, "work"_a, "network"_a, "compute"_a,
              "json"_a = false);

@@ -24,8 +24,8 @@ STRUCTS = {
     "optim/onebit_adam.h": ["OnebitAdamGroup", "OnebitAdamOptions"],
     "optim/onebit_lamb.h": ["OnebitLambGroup", "OnebitLambOptions"],
     "optim/zero_one_adam.h": ["ZeroOneAdamOptions"],
-    "shard/lean_onebit_adam.h": ["LeanOnebitAdamOptions"],
-    "shard/wire_options.h": ["WireOptions"],
+    "lean/lean_onebit_adam.h": ["LeanOnebitAdamOptions"],
+    "zero/wire_options.h": ["WireOptions"],
     "precision/loss_scaler.h": ["LossScalerOptions"],
     "config/config.h": [
         "PrecisionConfig",

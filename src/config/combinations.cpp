@@ -40,7 +40,7 @@ std::string_view instead_of_zero(const Config& config) {
     return "a sharded update would send parameters instead of single bits; use "
            "OneBitAdam with thinwire.lean, or Lamb with thinwire.zero_bits_up "
            "and thinwire.zero_bits_down";
-  if (uses<shard::LeanOnebitAdamOptions>(config))
+  if (uses<lean::LeanOnebitAdamOptions>(config))
     return "it shards by itself; leave zero_optimization out";
   return "use thinwire.lean, which shards by itself, or Adam with "
          "thinwire.zero_bits_up and thinwire.zero_bits_down";
@@ -53,7 +53,7 @@ void check_optimizer_and_zero(const Config& config) {
             fmt::format("0 with {}: {}", name_of(config.optimizer),
                         instead_of_zero(config)),
             zero.stage);
-    require(zero.wire == shard::WireOptions{}, "zero.wire",
+    require(zero.wire == zero::WireOptions{}, "zero.wire",
             fmt::format("left as it is with {}", name_of(config.optimizer)),
             "other settings");
   }
@@ -97,7 +97,7 @@ void check_wire_and_rest(const Config& config, int world) {
 }
 
 void check_lean(const Config& config) {
-  if (!uses<shard::LeanOnebitAdamOptions>(config)) return;
+  if (!uses<lean::LeanOnebitAdamOptions>(config)) return;
   require(config.precision.dtype != DType::kFloat16, "precision.dtype",
           "float32 or bfloat16 with lean_onebit_adam: fp16 cannot be split off "
           "an fp32; use bf16",
@@ -149,7 +149,7 @@ void check_experts(const Config& config) {
   if (config.experts().empty()) return;
   constexpr std::string_view kWith = "groups with a communicator of their own";
   require_corrected(config, kWith);
-  require(!uses<shard::LeanOnebitAdamOptions>(config), "optimizer",
+  require(!uses<lean::LeanOnebitAdamOptions>(config), "optimizer",
           fmt::format("another one than lean_onebit_adam with {}: use "
                       "onebit_adam",
                       kWith),

@@ -42,8 +42,8 @@ BatchSizes Config::batch(int world) const {
                        world);
 }
 
-shard::WireOptions Config::wire_options(int world) const {
-  shard::WireOptions wire = zero.wire;
+zero::WireOptions Config::wire_options(int world) const {
+  zero::WireOptions wire = zero.wire;
   if (!wire.residual_dtype && residuals_add_up(*this, world))
     wire.residual_dtype = DType::kFloat32;
   return wire;

@@ -27,8 +27,8 @@ inline constexpr Choice<Decay> kDecays[] = {
     {"inverse_sqrt", Decay::kInverseSqrt}};
 inline constexpr Choice<Semantics> kSemantics[] = {
     {"corrected", Semantics::kCorrected}, {"deepspeed", Semantics::kDeepSpeed}};
-inline constexpr Choice<compress::Scale> kScales[] = {
-    {"rms", compress::Scale::kRms}, {"l1", compress::Scale::kL1}};
+inline constexpr Choice<exchange::Scale> kScales[] = {
+    {"rms", exchange::Scale::kRms}, {"l1", exchange::Scale::kL1}};
 inline constexpr Choice<DType> kResidualDtypes[] = {{"fp32", DType::kFloat32},
                                                     {"bf16", DType::kBFloat16}};
 inline constexpr Choice<Hierarchy> kHierarchies[] = {
@@ -43,10 +43,10 @@ inline constexpr Choice<CommBackend> kCommBackends[] = {
 inline constexpr Choice<Fallback> kFallbacks[] = {{"off", Fallback::kOff},
                                                   {"warn", Fallback::kWarn},
                                                   {"hold", Fallback::kHold}};
-inline constexpr Choice<shard::AfterSkip> kAfterSkip[] = {
-    {"auto", shard::AfterSkip::kAuto},
-    {"keep", shard::AfterSkip::kKeep},
-    {"clear", shard::AfterSkip::kClear}};
+inline constexpr Choice<zero::AfterSkip> kAfterSkip[] = {
+    {"auto", zero::AfterSkip::kAuto},
+    {"keep", zero::AfterSkip::kKeep},
+    {"clear", zero::AfterSkip::kClear}};
 inline constexpr Choice<optim::Exchanged> kExchanged[] = {
     {"momentum", optim::Exchanged::kMomentum},
     {"gradient", optim::Exchanged::kGradient}};
@@ -80,7 +80,7 @@ void trust_fields(const Archive& params, Options& o) {
 template <class Archive, class Options>
 void low_bit_fields(const Archive& own, Options& o) {
   own.field("denom_floor", o.denom_floor, kNotNegative);
-  own.choice("scale", o.scale, Choices<compress::Scale>(kScales));
+  own.choice("scale", o.scale, Choices<exchange::Scale>(kScales));
   own.choice("residual_dtype", o.residual_dtype,
              Choices<DType>(kResidualDtypes));
 }
@@ -91,7 +91,7 @@ void wire_fields(const Archive& own, Wire& w) {
   own.field("zero_bits_up", w.bits_up, kNotNegative);
   own.field("zero_bits_down", w.bits_down, kNotNegative);
   own.choice("zero_after_skip", w.after_skip,
-             Choices<shard::AfterSkip>(kAfterSkip));
+             Choices<zero::AfterSkip>(kAfterSkip));
   own.choice("residual_dtype", w.residual_dtype,
              Choices<DType>(kResidualDtypes));
 }

@@ -29,7 +29,7 @@ OptimizerConfig make(std::size_t index) {
     case 4:
       return optim::ZeroOneAdamOptions{};
     case kLeanIndex:
-      return shard::LeanOnebitAdamOptions{};
+      return lean::LeanOnebitAdamOptions{};
     default:
       return optim::AdamOptions{};
   }

@@ -35,7 +35,7 @@ void check_optimizer(Options options, Semantics semantics) {
     options.validate(1);
   } else {
     const auto layout = ParameterLayout::of({{"p", {1}}});
-    if constexpr (std::is_same_v<Options, shard::LeanOnebitAdamOptions>) {
+    if constexpr (std::is_same_v<Options, lean::LeanOnebitAdamOptions>) {
       require(semantics == Semantics::kCorrected, "semantics",
               "corrected with lean_onebit_adam", "deepspeed");
       options.validate(layout);
@@ -99,7 +99,7 @@ void check_bits(std::string_view name, int bits) {
           "0, 4 or 8 (for fewer bits use OneBitAdam with thinwire.lean)", bits);
 }
 
-void check_wire(const shard::WireOptions& wire) {
+void check_wire(const zero::WireOptions& wire) {
   check_bits("zero.wire.bits_up (thinwire.zero_bits_up)", wire.bits_up);
   check_bits("zero.wire.bits_down (thinwire.zero_bits_down)", wire.bits_down);
   require_dtype(wire.residuals() == DType::kFloat32 ||

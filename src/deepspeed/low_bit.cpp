@@ -18,7 +18,7 @@
 
 namespace thinwire::deepspeed {
 
-using compress::CompressedAllReduce;
+using exchange::CompressedAllReduce;
 using optim::GroupRange;
 using optim::StepInput;
 using optim::StepMeter;
@@ -76,7 +76,7 @@ CompressedAllReduce& LowBitOptimizer::Impl::exchange() {
   if (!exchange_) {
     exchange_ = std::make_unique<CompressedAllReduce>(
         model.comm, model.pool, units,
-        compress::CompressedAllReduceOptions{.blocks = model.block_options,
+        exchange::CompressedAllReduceOptions{.blocks = model.block_options,
                                              .scale = model.settings.scale,
                                              .checks_finite = false});
     exchange_->set_observer(model.observer);
@@ -119,9 +119,9 @@ optim::State LowBitOptimizer::Impl::state() const {
 
 // It follows from the size of the buckets which residual is where.
 std::int64_t LowBitOptimizer::Impl::order_of_residuals() const {
-  const compress::BlockLayout layout(units, model.block_options);
+  const exchange::BlockLayout layout(units, model.block_options);
   std::vector<std::int64_t> places;
-  for (const compress::Block& block : layout.blocks())
+  for (const exchange::Block& block : layout.blocks())
     for (const std::size_t at :
          {block.values.offset, block.residual.offset, block.residual.size})
       places.push_back(static_cast<std::int64_t>(at));
@@ -267,7 +267,7 @@ void LowBitOptimizer::require_owner(const StateDict& state) const {
   optim::require_layout(state, impl_->adam().layout());
 }
 
-void LowBitOptimizer::set_observer(compress::WireObserver* observer) noexcept {
+void LowBitOptimizer::set_observer(exchange::WireObserver* observer) noexcept {
   impl_->model.observer = observer;
   if (impl_->exchange_) impl_->exchange_->set_observer(observer);
 }

@@ -23,7 +23,7 @@ struct LowBitOptimizer::Impl {
 
   optim::LowBitModel model;
   std::vector<Range> units;  // what gets a scale of its own
-  std::unique_ptr<compress::CompressedAllReduce> exchange_;  // see exchange()
+  std::unique_ptr<exchange::CompressedAllReduce> exchange_;  // see exchange()
   std::int64_t steps = 0;
   bool initialized = false;        // the first step() has been
   std::vector<std::string> notes;  // of the last adoption
@@ -53,7 +53,7 @@ struct LowBitOptimizer::Impl {
   void sum(View values, std::span<const optim::GroupRange> which,
            optim::StepMeter& step);
   /// Made when it is first needed.
-  [[nodiscard]] compress::CompressedAllReduce& exchange();
+  [[nodiscard]] exchange::CompressedAllReduce& exchange();
   /// values[i] *= mask[i], values being the whole flat array.
   void multiply_by_mask(std::span<float> values, Range range) const;
   /// d = sqrt(v) + eps.

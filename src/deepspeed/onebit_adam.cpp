@@ -8,8 +8,8 @@
 
 #include "deepspeed/low_bit.h"
 #include "deepspeed/validate.h"
-#include "optim/low_bit/block_denominators.h"
-#include "optim/low_bit/exact_groups.h"
+#include "optim/low_bit/denominator/block_denominators.h"
+#include "optim/low_bit/gradients/exact_groups.h"
 #include "optim/saved_state.h"
 
 namespace thinwire::deepspeed {

@@ -14,7 +14,7 @@
 #include "deepspeed/validate.h"
 #include "optim/lamb_coefficients.h"
 #include "optim/lamb_step.h"
-#include "optim/low_bit/block_denominators.h"
+#include "optim/low_bit/denominator/block_denominators.h"
 #include "optim/saved_state.h"
 
 namespace thinwire::deepspeed {

@@ -4,24 +4,24 @@
 #include <string_view>
 #include <vector>
 
+#include "exchange/gradient_window.h"
 #include "optim/exact_exchange.h"
-#include "optim/gradient_window.h"
 #include "precision/loss_scale.h"
-#include "shard/checks.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/deepspeed/zero_optimizer.h"
+#include "zero/checks.h"
 
 namespace thinwire::deepspeed {
 
-struct ZeroOptimizer::Impl final : optim::GradientSink {
+struct ZeroOptimizer::Impl final : exchange::GradientSink {
   Impl(comm::Communicator& c, const ParameterLayout& l,
        const optim::AdamOptions& rule, View p, const ZeroOptions& settings);
 
   // ---- gradients
   [[nodiscard]] DType sum_dtype() const noexcept;
   void begin_backward(Backward which);
-  void store(const optim::GradientPart& part) override;
+  void store(const exchange::GradientPart& part) override;
   // Nothing leaves before all of it is there.
   bool send(std::size_t /*bucket*/) override { return false; }
   // Collective.
@@ -53,9 +53,9 @@ struct ZeroOptimizer::Impl final : optim::GradientSink {
   const ZeroOptions options;
   precision::LossScale scale;
   ThreadPool pool;
-  const shard::ShardLayout shards;
+  const zero::ShardLayout shards;
   const std::size_t rank;
-  const std::vector<shard::Fragment> fragments;  // this rank's
+  const std::vector<zero::Fragment> fragments;  // this rank's
   optim::Adam adam;
   // Of this rank's slices, as are Adam's states. Padding is 0 for ever, so it
   // is not kept.
@@ -66,7 +66,7 @@ struct ZeroOptimizer::Impl final : optim::GradientSink {
   Buffer sums;
   std::vector<std::size_t> places;  // of parameters in flat order
   bool has_averaged = false;
-  optim::GradientWindow window;
+  exchange::GradientWindow window;
   optim::StepCounts counts;
 };
 

@@ -16,7 +16,7 @@ namespace thinwire::deepspeed {
 
 using optim::StepInput;
 using optim::StepReport;
-using shard::ShardLayout;
+using zero::ShardLayout;
 
 namespace {
 
@@ -53,7 +53,7 @@ ZeroOptimizer::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
       scale(settings.dtype, scaler_of(settings)),
       pool(settings.exchange.num_threads),
       shards(ShardLayout::of(l, c.size(),
-                             {.placement = shard::Placement::kContiguous,
+                             {.placement = zero::Placement::kContiguous,
                               .round_robin = settings.round_robin})),
       rank(static_cast<std::size_t>(c.rank())),
       fragments(shards.fragments(c.rank())),
@@ -98,8 +98,8 @@ void ZeroOptimizer::begin_backward(Backward which) {
 
 void ZeroOptimizer::collect(std::size_t index, ConstView gradient) {
   impl_->window.require_open(index);
-  shard::require_gradient(impl_->layout.parameters()[index],
-                          impl_->options.dtype, gradient);
+  zero::require_gradient(impl_->layout.parameters()[index],
+                         impl_->options.dtype, gradient);
   impl_->window.collect(index, gradient);
 }
 
@@ -116,7 +116,7 @@ void ZeroOptimizer::cancel_backward() {
 
 StepReport ZeroOptimizer::step(const StepInput& input) {
   Impl& in = *impl_;
-  shard::require_step(input, in.window, in.params);
+  zero::require_step(input, in.window, in.params);
   require(input.loss_scale == 1, "loss_scale", "1 with deepspeed semantics",
           input.loss_scale);
   StepReport report;

@@ -14,8 +14,8 @@
 namespace thinwire::deepspeed {
 
 using optim::StepReport;
-using shard::Fragment;
-using shard::ShardBucket;
+using zero::Fragment;
+using zero::ShardBucket;
 
 namespace {
 
@@ -52,7 +52,7 @@ void ZeroOptimizer::Impl::begin_backward(Backward which) {
 }
 
 // Sums begin as zeros: a parameter that does not come needs nothing.
-void ZeroOptimizer::Impl::store(const optim::GradientPart& part) {
+void ZeroOptimizer::Impl::store(const exchange::GradientPart& part) {
   if (part.values.empty()) return;
   const Buffer rounded = converted(part.values, options.dtype);
   const View sum = sums.view().subview(places[part.parameter], part.range.size);

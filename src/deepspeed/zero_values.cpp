@@ -10,15 +10,15 @@
 #include "deepspeed/zero_impl.h"
 #include "optim/checks.h"
 #include "optim/saved_state.h"
-#include "shard/checks.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/error.h"
 #include "thinwire/kernels/cast.h"
+#include "zero/checks.h"
 
 namespace thinwire::deepspeed {
 
-using shard::Fragment;
-using shard::index_of;
+using zero::Fragment;
+using zero::index_of;
 
 View ZeroOptimizer::Impl::array(std::string_view what) {
   if (what == "param") return masters.view();
@@ -52,7 +52,7 @@ std::vector<float> ZeroOptimizer::Impl::read(std::string_view name,
 void ZeroOptimizer::Impl::write(std::string_view name, std::string_view what,
                                 std::span<const float> values) {
   const std::size_t parameter = index_of(layout, name);
-  shard::require_size(layout, parameter, values);
+  zero::require_size(layout, parameter, values);
   const View to = array(what);
   std::vector<float> scaled(values.begin(), values.end());
   if (what == "grad") {
@@ -83,7 +83,7 @@ std::vector<float> ZeroOptimizer::full_gradient(std::string_view name,
 
 std::vector<float> ZeroOptimizer::full_state(std::string_view name,
                                              std::string_view key) {
-  shard::require_key(key);
+  zero::require_key(key);
   return impl_->read(name, key);
 }
 
@@ -94,7 +94,7 @@ void ZeroOptimizer::set_full_parameter(std::string_view name,
 
 void ZeroOptimizer::set_full_gradient(std::string_view name,
                                       std::span<const float> values) {
-  shard::require_size(impl_->layout, index_of(impl_->layout, name), values);
+  zero::require_size(impl_->layout, index_of(impl_->layout, name), values);
   if (!impl_->window.awaits_step())
     refuse("set_full_gradient: only between the last backward and step()");
   impl_->window.close();
@@ -103,7 +103,7 @@ void ZeroOptimizer::set_full_gradient(std::string_view name,
 
 void ZeroOptimizer::set_full_state(std::string_view name, std::string_view key,
                                    std::span<const float> values) {
-  shard::require_key(key);
+  zero::require_key(key);
   impl_->write(name, key, values);
 }
 
@@ -173,11 +173,11 @@ void ZeroOptimizer::load_state_dict(const StateDict& state) {
 }
 
 StateDict ZeroOptimizer::owner() const {
-  return shard::shard_owner(impl_->layout, impl_->comm.rank());
+  return zero::shard_owner(impl_->layout, impl_->comm.rank());
 }
 
 void ZeroOptimizer::require_owner(const StateDict& state) const {
-  shard::require_shard_owner(state, impl_->layout, impl_->comm.rank());
+  zero::require_shard_owner(state, impl_->layout, impl_->comm.rank());
 }
 
 }  // namespace thinwire::deepspeed

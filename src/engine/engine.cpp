@@ -9,9 +9,9 @@
 #include "engine/engine_impl.h"
 #include "optim/saved_state.h"
 #include "thinwire/comm/agreement.h"
-#include "thinwire/compress/bucket_rule.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/error.h"
+#include "thinwire/exchange/bucket_rule.h"
 #include "thinwire/kernels/cast.h"
 
 namespace thinwire::engine {
@@ -53,7 +53,7 @@ bool keeps_gradients(const Config& config, int world) {
 
 bool shards_masters(const Config& config) noexcept {
   return config.zero.stage > 0 ||
-         std::holds_alternative<shard::LeanOnebitAdamOptions>(config.optimizer);
+         std::holds_alternative<lean::LeanOnebitAdamOptions>(config.optimizer);
 }
 
 Engine::Engine(comm::Communicator& comm, const ParameterLayout& layout,
@@ -170,9 +170,9 @@ void Engine::Impl::make_window() {
   if (has_gradient_array) {
     buckets = optimizer().buckets();
     if (buckets.empty())  // any will do
-      buckets = optim::equal_buckets(
+      buckets = exchange::equal_buckets(
           layout.size(),
-          compress::bucket_elements(config.comm.bucket_elements, layout.size(),
+          exchange::bucket_elements(config.comm.bucket_elements, layout.size(),
                                     comm.hosts(), 32));
   }
   window.emplace(layout, std::move(buckets), *this);
@@ -278,7 +278,7 @@ void Engine::read_masters() {
   impl_->optimizer().read_masters(impl_->params);
 }
 
-shard::ShardedOptimizer& Engine::zero() {
+zero::ShardedOptimizer& Engine::zero() {
   if (impl_->made.zero == nullptr) only_with_zero("zero");
   impl_->marks.forget();  // what its setters change is meant
   return *impl_->made.zero;

@@ -18,7 +18,7 @@
 #include "engine/hierarchy.h"
 #include "engine/learning_rates.h"
 #include "engine/step_notices.h"
-#include "optim/gradient_window.h"
+#include "exchange/gradient_window.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/error.h"
@@ -33,7 +33,7 @@ namespace thinwire::engine {
 /// Where gradients go: the framework leaves them in the array of all gradients,
 /// whose buckets are sent as they fill; without such an array they are handed
 /// on to ZeRO.
-struct Engine::Impl final : optim::GradientSink {
+struct Engine::Impl final : exchange::GradientSink {
   Impl(comm::Communicator& c, const ParameterLayout& l,
        const config::Config& settings, View p, View g, optim::MakeRule r)
       : given(c),
@@ -72,7 +72,7 @@ struct Engine::Impl final : optim::GradientSink {
 
   // ---- since the last step
   // Made with the optimizer, whose buckets it has.
-  std::optional<optim::GradientWindow> window;
+  std::optional<exchange::GradientWindow> window;
   double waited = 0;    // seconds, for what has been sent, in backward
   GradientMarks marks;  // of what is the caller's to leave alone until step()
   Buffer sums;          // fp32, of 16-bit gradients; made when needed
@@ -183,7 +183,7 @@ struct Engine::Impl final : optim::GradientSink {
     return View::joined(travelling.view(), window_gradients().subview(
                                                first, layout.size() - first));
   }
-  void store(const optim::GradientPart& part) override;
+  void store(const exchange::GradientPart& part) override;
   bool send(std::size_t bucket) override;
 
   // Runs what exchanges with other ranks. One that makes fewer calls, or

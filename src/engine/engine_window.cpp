@@ -13,7 +13,7 @@
 #include "core/set_to_zero.h"
 #include "engine/engine_impl.h"
 #include "optim/exact_exchange.h"
-#include "shard/checks.h"
+#include "zero/checks.h"
 
 namespace thinwire::engine {
 
@@ -37,7 +37,7 @@ void Engine::Impl::begin_backward() {
         "begin_backward: the window of {} backward(s) is complete; call step() "
         "first, or set gradient_accumulation_steps or the boundary",
         backwards));
-  const optim::Backward which{
+  const exchange::Backward which{
       .is_first = backwards == 0,
       .is_last = boundary.value_or(is_managed() &&
                                    backwards + 1 >= accumulation_steps)};
@@ -76,11 +76,11 @@ void Engine::Impl::gradient_ready(std::size_t index, ConstView gradient) {
                            : "is missing: there is no array of all "
                              "gradients with this configuration"));
   if (!has_gradient_array)
-    shard::require_gradient(p, config.precision.dtype, gradient);
+    zero::require_gradient(p, config.precision.dtype, gradient);
   window->collect(index, gradient);
 }
 
-void Engine::Impl::store(const optim::GradientPart& part) {
+void Engine::Impl::store(const exchange::GradientPart& part) {
   const Range& range = part.range;
   if (!has_gradient_array) {
     if (!part.values.empty()) made.zero->collect(part.parameter, part.values);
@@ -103,7 +103,7 @@ bool Engine::Impl::send(std::size_t bucket) {
 void Engine::Impl::end_backward() {
   if (!has_gradient_array) made.zero->end_backward();
   window->end();
-  optim::LateGradients late = window->late();
+  exchange::LateGradients late = window->late();
   if (optimizer().measures_early()) late = {};  // nothing was to be sent
   if (!has_gradient_array && comm.size() > 1) late = made.zero->late();
   report.late_elements = late.elements;

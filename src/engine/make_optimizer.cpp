@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "core/require.h"
-#include "engine/zero_buckets.h"
 #include "optim/checks.h"
 #include "optim/low_bit/options.h"
+#include "plan/zero_buckets.h"
 #include "thinwire/core/log.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/deepspeed/fp16_optimizer.h"
@@ -17,7 +17,7 @@
 #include "thinwire/deepspeed/zero_optimizer.h"
 #include "thinwire/optim/expert_parallel.h"
 #include "thinwire/precision/mixed_precision.h"
-#include "thinwire/shard/zero_optimizer.h"
+#include "thinwire/zero/zero_optimizer.h"
 
 namespace thinwire::engine {
 
@@ -45,11 +45,11 @@ deepspeed::Fp16Options fp16_options(const Config& config) {
           .predivide = config.gradient_predivide_factor};
 }
 
-shard::ZeroOptions zero_options(const Config& config,
-                                const ParameterLayout& layout,
-                                const comm::Communicator& comm) {
+zero::ZeroOptions zero_options(const Config& config,
+                               const ParameterLayout& layout,
+                               const comm::Communicator& comm) {
   const ZeroConfig& zero = config.zero;
-  shard::ZeroOptions options{
+  zero::ZeroOptions options{
       .stage = zero.stage,
       .dtype = config.precision.dtype,
       .master_dtype = config.precision.master_dtype,
@@ -61,14 +61,14 @@ shard::ZeroOptions zero_options(const Config& config,
       .overlap = config.comm.overlap,
       .offload = zero.offload_optimizer == OffloadDevice::kCpu,
       .experts = config.experts()};
-  options.exchange.bucket_elements =
-      zero_bucket_elements(config.comm.bucket_elements, zero_bucket_bound(zero),
-                           optim::dense_size(layout, options.experts),
-                           comm.hosts(), shard::bucket_bits(zero.wire));
+  options.exchange.bucket_elements = plan::zero_bucket_elements(
+      config.comm.bucket_elements, plan::zero_bucket_bound(zero),
+      optim::dense_size(layout, options.experts), comm.hosts(),
+      zero::bucket_bits(zero.wire));
   return options;
 }
 
-std::unique_ptr<shard::ShardedOptimizer> deepspeed_zero(
+std::unique_ptr<zero::ShardedOptimizer> deepspeed_zero(
     comm::Communicator& comm, const ParameterLayout& layout,
     const Config& config, View params) {
   return std::make_unique<deepspeed::ZeroOptimizer>(
@@ -86,7 +86,7 @@ std::unique_ptr<shard::ShardedOptimizer> deepspeed_zero(
 }
 
 // Makes the rule of an exact optimizer; null for one that has its own exchange.
-shard::MakeRule make_rule(const Config& config) {
+zero::MakeRule make_rule(const Config& config) {
   if (const auto* lamb = std::get_if<optim::LambOptions>(&config.optimizer))
     return [options = *lamb](const ParameterLayout& layout) {
       return std::make_unique<optim::Lamb>(layout, options);
@@ -100,32 +100,32 @@ shard::MakeRule make_rule(const Config& config) {
   };
 }
 
-std::unique_ptr<shard::ShardedOptimizer> sharded(comm::Communicator& comm,
-                                                 const ParameterLayout& layout,
-                                                 const Config& config,
-                                                 View params) {
+std::unique_ptr<zero::ShardedOptimizer> sharded(comm::Communicator& comm,
+                                                const ParameterLayout& layout,
+                                                const Config& config,
+                                                View params) {
   if (follows_deepspeed(config))
     return deepspeed_zero(comm, layout, config, params);
-  return std::make_unique<shard::ZeroOptimizer>(
+  return std::make_unique<zero::ZeroOptimizer>(
       comm, layout, make_rule(config), params,
       zero_options(config, layout, comm));
 }
 
 bool is_lean(const Config& config) {
-  return std::holds_alternative<shard::LeanOnebitAdamOptions>(config.optimizer);
+  return std::holds_alternative<lean::LeanOnebitAdamOptions>(config.optimizer);
 }
 
-std::unique_ptr<shard::LeanOnebitAdam> lean(comm::Communicator& comm,
-                                            const ParameterLayout& layout,
-                                            const Config& config, View params,
-                                            ConstView initial) {
-  auto options = std::get<shard::LeanOnebitAdamOptions>(config.optimizer);
+std::unique_ptr<lean::LeanOnebitAdam> lean(comm::Communicator& comm,
+                                           const ParameterLayout& layout,
+                                           const Config& config, View params,
+                                           ConstView initial) {
+  auto options = std::get<lean::LeanOnebitAdamOptions>(config.optimizer);
   options.exchange = config.exchange_options();
   // What parameters of fp32 begin as is in them.
   const bool adds =
       params.dtype() != DType::kFloat32 && initial.dtype() == DType::kFloat32;
-  return std::make_unique<shard::LeanOnebitAdam>(comm, layout, params, options,
-                                                 adds ? initial : ConstView());
+  return std::make_unique<lean::LeanOnebitAdam>(comm, layout, params, options,
+                                                adds ? initial : ConstView());
 }
 
 // A low-bit optimizer: Thinwire's own, or DeepSpeed's. Null for exact ones.
@@ -137,7 +137,7 @@ struct LowBitMaker {
   using Made = std::unique_ptr<Base>;
   Made operator()(const optim::AdamOptions&) const { return nullptr; }
   Made operator()(const optim::LambOptions&) const { return nullptr; }
-  Made operator()(const shard::LeanOnebitAdamOptions&) const { return nullptr; }
+  Made operator()(const lean::LeanOnebitAdamOptions&) const { return nullptr; }
   Made operator()(const optim::OnebitAdamOptions& options) const {
     return std::make_unique<OnebitAdam>(comm, layout, options);
   }
@@ -170,7 +170,7 @@ optim::LambOptions exact_options(const optim::OnebitLambOptions& options) {
 }
 
 // The rule of experts, which low-bit optimizers keep exact.
-shard::MakeRule rule_of_experts(const Config& config) {
+zero::MakeRule rule_of_experts(const Config& config) {
   Config exact = config;
   std::visit(
       [&exact]<class Options>(const Options& options) {
@@ -188,7 +188,7 @@ shard::MakeRule rule_of_experts(const Config& config) {
 std::unique_ptr<optim::Optimizer> of_dense(comm::Communicator& comm,
                                            const ParameterLayout& layout,
                                            const Config& config) {
-  if (const shard::MakeRule rule = make_rule(config))
+  if (const zero::MakeRule rule = make_rule(config))
     return std::make_unique<optim::DataParallel>(comm, rule(layout),
                                                  config.exchange_options());
   if (follows_deepspeed(config))
@@ -236,7 +236,7 @@ std::unique_ptr<precision::LowPrecisionOptimizer> deepspeed_fp16(
   const deepspeed::Fp16Options options = fp16_options(config);
   const auto wrapped = deepspeed::wrapped_layout(layout, options.wrapper);
   std::unique_ptr<deepspeed::Optimizer> optimizer;
-  if (const shard::MakeRule rule = make_rule(config))
+  if (const zero::MakeRule rule = make_rule(config))
     optimizer = std::make_unique<deepspeed::ExactOptimizer>(
         comm, rule(wrapped), config.exchange_options());
   else
@@ -304,12 +304,12 @@ OptimizerStack make_optimizer(comm::Communicator& comm,
   require_dtypes(config, params);
   if (config.zero.stage > 0) {
     auto zero = sharded(comm, layout, config, params);
-    shard::ShardedOptimizer* const view = zero.get();
+    zero::ShardedOptimizer* const view = zero.get();
     return {.optimizer = std::move(zero), .zero = view};
   }
   if (is_lean(config)) {
     auto made = lean(comm, layout, config, params, initial);
-    shard::LeanOnebitAdam* const view = made.get();
+    lean::LeanOnebitAdam* const view = made.get();
     return {.optimizer = std::move(made), .lean = view};
   }
   if (config.precision.dtype == DType::kFloat32)

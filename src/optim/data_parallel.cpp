@@ -14,8 +14,8 @@
 #include "optim/saved_state.h"
 #include "optim/verification.h"
 #include "thinwire/comm/agreement.h"
-#include "thinwire/compress/bucket_rule.h"
 #include "thinwire/core/error.h"
+#include "thinwire/exchange/bucket_rule.h"
 
 namespace thinwire::optim {
 
@@ -58,7 +58,7 @@ struct DataParallel::Impl {
         pool(o.num_threads),
         average(
             c, pool, rule->layout(),
-            compress::bucket_elements(o.bucket_elements, rule->layout().size(),
+            exchange::bucket_elements(o.bucket_elements, rule->layout().size(),
                                       c.hosts(), kExactBits)),
         number(optimizer_number(c)) {}
 

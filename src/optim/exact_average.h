@@ -10,7 +10,7 @@
 namespace thinwire::optim {
 
 /// What a gradient's element takes in an exact exchange, for
-/// compress::bucket_elements().
+/// exchange::bucket_elements().
 inline constexpr int kExactBits = 32;
 
 /// The exact average of one step's gradients after the other, parts of which

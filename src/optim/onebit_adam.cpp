@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "core/require.h"
-#include "optim/low_bit/early_momentum.h"
-#include "optim/low_bit/exact_groups.h"
-#include "optim/low_bit/freeze.h"
+#include "optim/low_bit/freeze/freeze.h"
+#include "optim/low_bit/gradients/exact_groups.h"
 #include "optim/low_bit/impl.h"
+#include "optim/low_bit/momentum/early_momentum.h"
 #include "optim/low_bit/variance_refresh.h"
 
 namespace thinwire::optim {

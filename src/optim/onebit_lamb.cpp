@@ -14,7 +14,7 @@
 #include "core/require.h"
 #include "optim/lamb_coefficients.h"
 #include "optim/lamb_step.h"
-#include "optim/low_bit/freeze.h"
+#include "optim/low_bit/freeze/freeze.h"
 #include "optim/low_bit/impl.h"
 #include "optim/saved_state.h"
 

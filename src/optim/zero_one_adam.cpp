@@ -10,7 +10,7 @@
 
 #include "core/require.h"
 #include "optim/low_bit/impl.h"
-#include "optim/low_bit/local_updates.h"
+#include "optim/low_bit/momentum/local_updates.h"
 #include "optim/saved_state.h"
 #include "optim/zero_one_schedule.h"
 #include "thinwire/kernels/cast.h"

@@ -92,7 +92,7 @@ Options any_options() {
   }
   if constexpr (requires { o.denom_floor; }) {
     o.denom_floor = any_real(0, 2);
-    o.scale = any_bool() ? compress::Scale::kRms : compress::Scale::kL1;
+    o.scale = any_bool() ? exchange::Scale::kRms : exchange::Scale::kL1;
     o.residual_dtype = any_bool() ? DType::kFloat32 : DType::kBFloat16;
   }
   return o;
@@ -109,7 +109,7 @@ inline OptimizerConfig any_optimizer() {
     case 3:
       return any_options<optim::OnebitLambOptions>();
     case 4:
-      return any_options<shard::LeanOnebitAdamOptions>();
+      return any_options<lean::LeanOnebitAdamOptions>();
     default:
       return any_options<optim::ZeroOneAdamOptions>();
   }
@@ -191,14 +191,14 @@ inline PrecisionConfig any_precision() {
   return p;
 }
 
-inline shard::WireOptions any_wire() {
+inline zero::WireOptions any_wire() {
   return {.bits_up = *rc::gen::element(0, 4, 8),
           .bits_down = *rc::gen::element(0, 4, 8),
           .residual_dtype = *rc::gen::element<std::optional<DType>>(
               std::nullopt, DType::kFloat32, DType::kBFloat16),
-          .after_skip = *rc::gen::element(shard::AfterSkip::kAuto,
-                                          shard::AfterSkip::kKeep,
-                                          shard::AfterSkip::kClear)};
+          .after_skip =
+              *rc::gen::element(zero::AfterSkip::kAuto, zero::AfterSkip::kKeep,
+                                zero::AfterSkip::kClear)};
 }
 
 inline ZeroConfig any_zero() {

@@ -19,13 +19,13 @@ TEST(LowBitWireConfig, ReadsZeroWithFewBits) {
       "bf16": {"enabled": true},
       "thinwire": {"zero_bits_up": 4, "zero_bits_down": 8,
                    "zero_after_skip": "keep", "residual_dtype": "fp32"}})");
-  const shard::WireOptions expected{.bits_up = 4,
-                                    .bits_down = 8,
-                                    .residual_dtype = DType::kFloat32,
-                                    .after_skip = shard::AfterSkip::kKeep};
+  const zero::WireOptions expected{.bits_up = 4,
+                                   .bits_down = 8,
+                                   .residual_dtype = DType::kFloat32,
+                                   .after_skip = zero::AfterSkip::kKeep};
   EXPECT_EQ(config.zero.wire, expected);
   EXPECT_NO_THROW(config.validate(2));
-  EXPECT_EQ(read("{}").zero.wire, shard::WireOptions{});
+  EXPECT_EQ(read("{}").zero.wire, zero::WireOptions{});
 }
 
 TEST(LowBitWireConfig, ReadsLeanOnebitAdam) {
@@ -36,7 +36,7 @@ TEST(LowBitWireConfig, ReadsLeanOnebitAdam) {
       "bf16": {"enabled": true},
       "thinwire": {"lean": true, "denominator_bits": 4, "denom_floor": 0.1,
         "scale": "l1"}})");
-  const shard::LeanOnebitAdamOptions expected{
+  const lean::LeanOnebitAdamOptions expected{
       .learning_rate = 0.01,
       .beta1 = 0.8,
       .beta2 = 0.99,
@@ -45,9 +45,9 @@ TEST(LowBitWireConfig, ReadsLeanOnebitAdam) {
       .freeze_step = 40,
       .denom_floor = 0.1,
       .denominator_bits = 4,
-      .scale = compress::Scale::kL1,
+      .scale = exchange::Scale::kL1,
       .residual_dtype = DType::kBFloat16};
-  EXPECT_EQ(std::get<shard::LeanOnebitAdamOptions>(config.optimizer), expected);
+  EXPECT_EQ(std::get<lean::LeanOnebitAdamOptions>(config.optimizer), expected);
   EXPECT_EQ(name_of(config.optimizer), "lean_onebit_adam");
   EXPECT_NO_THROW(config.validate(2));
   const Config plain = read(R"({"optimizer": {"type": "OneBitAdam"},
@@ -158,12 +158,12 @@ TEST(LowBitWireConfig, SaysWhatToUseInsteadOfZeroWithLowBitOptimizers) {
   instead(optim::ZeroOneAdamOptions{},
           "local steps keep whole states on every rank; use OneBitAdam with "
           "thinwire.lean");
-  instead(shard::LeanOnebitAdamOptions{}, "it shards by itself");
+  instead(lean::LeanOnebitAdamOptions{}, "it shards by itself");
 }
 
 TEST(LowBitWireConfig, RefusesWhatLeanCannotGoWith) {
   Config base;
-  base.optimizer = shard::LeanOnebitAdamOptions{};
+  base.optimizer = lean::LeanOnebitAdamOptions{};
   base.precision.dtype = DType::kBFloat16;
   const std::vector<Refusal> refusals = {
       {[](Config& c) { c.precision.dtype = DType::kFloat16; }, kArgument,

@@ -145,7 +145,7 @@ TEST(ConfigFile, ReadsEverySettingOfAnOptimizer) {
                                           .max_freeze_step = 30,
                                           .freeze_ratio = 0.8,
                                           .denom_floor = 0.1,
-                                          .scale = compress::Scale::kL1,
+                                          .scale = exchange::Scale::kL1,
                                           .residual_dtype = DType::kBFloat16};
   EXPECT_EQ(options, expected);
 }

@@ -100,7 +100,7 @@ struct MakeByHand {
     return low_bit<optim::ZeroOneAdam>(o);
   }
   // Of memory that is there before it: engine_lean_test.cpp.
-  Made operator()(const shard::LeanOnebitAdamOptions&) const { return nullptr; }
+  Made operator()(const lean::LeanOnebitAdamOptions&) const { return nullptr; }
 };
 
 /// Parameters, gradients and sums as one would write them around step().

@@ -143,8 +143,8 @@ std::vector<Case> cases() {
       DType::kFloat32, 2);
   add("zero_one_adam_bf16", test::optimizer_case("zero_one_adam"),
       DType::kBFloat16, 4);
-  const shard::LeanOnebitAdamOptions lean{.learning_rate = 0.01,
-                                          .freeze_step = 3};
+  const lean::LeanOnebitAdamOptions lean{.learning_rate = 0.01,
+                                         .freeze_step = 3};
   add("lean", lean);
   add("lean_warmup", lean, DType::kBFloat16, 2);
   for (const int bits : {0, 4}) {

@@ -443,7 +443,7 @@ TEST(DtypesRefused, ByNameBeforeAnythingHasChanged) {
     reference.semantics = config::Semantics::kDeepSpeed;
     refused(reference, {"semantics must be corrected", "two dtypes"});
     Config lean = of(DType::kBFloat16, 0);
-    lean.optimizer = shard::LeanOnebitAdamOptions{};
+    lean.optimizer = lean::LeanOnebitAdamOptions{};
     refused(lean, {"optimizer must be another one than lean_onebit_adam"});
     for (const int stage : {0, 1}) {
       Config own = of(DType::kBFloat16, stage);

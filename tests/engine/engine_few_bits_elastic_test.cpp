@@ -45,7 +45,7 @@ Config zero(const Ranks& ranks, DType dtype) {
 
 // Frozen after its second step.
 Config lean(const Ranks& ranks, DType dtype) {
-  Config config{.optimizer = shard::LeanOnebitAdamOptions{
+  Config config{.optimizer = lean::LeanOnebitAdamOptions{
                     .learning_rate = 0.01,
                     .freeze_step = 2,
                     .residual_dtype = DType::kFloat32}};

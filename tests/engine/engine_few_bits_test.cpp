@@ -42,9 +42,9 @@ Config zero(int stage, int up, int down, DType dtype) {
 
 Config lean(DType dtype, int bits) {
   Config config{
-      .optimizer = shard::LeanOnebitAdamOptions{.learning_rate = 0.01,
-                                                .freeze_step = kFreeze,
-                                                .denominator_bits = bits},
+      .optimizer = lean::LeanOnebitAdamOptions{.learning_rate = 0.01,
+                                               .freeze_step = kFreeze,
+                                               .denominator_bits = bits},
       .gradient_clipping = 20};
   config.precision.dtype = dtype;
   config.comm.bucket_elements = 16384;

@@ -356,7 +356,7 @@ TEST(Experts, AreRefusedWhereNobodyKnowsThem) {
     config.semantics = config::Semantics::kDeepSpeed;
     refused(config, layout, "semantics");
     config.semantics = config::Semantics::kCorrected;
-    config.optimizer = shard::LeanOnebitAdamOptions{};
+    config.optimizer = lean::LeanOnebitAdamOptions{};
     refused(config, layout, "lean_onebit_adam");
   });
 }

@@ -16,7 +16,7 @@
 #include "thinwire/deepspeed/zero_optimizer.h"
 #include "thinwire/kernels/cast.h"
 #include "thinwire/precision/mixed_precision.h"
-#include "thinwire/shard/zero_optimizer.h"
+#include "thinwire/zero/zero_optimizer.h"
 
 namespace thinwire::engine::make_optimizer_test {
 namespace {
@@ -76,7 +76,7 @@ TEST(MakeOptimizer, ChoosesByPrecisionStageAndSemantics) {
           EXPECT_EQ(mixed != nullptr, stage == 0 && dtype == DType::kFloat16);
           if (zero != nullptr) {
             EXPECT_EQ(is_a<deepspeed::ZeroOptimizer>(zero), is_deepspeed);
-            EXPECT_EQ(is_a<shard::ZeroOptimizer>(zero), !is_deepspeed);
+            EXPECT_EQ(is_a<zero::ZeroOptimizer>(zero), !is_deepspeed);
           }
           if (mixed != nullptr) {
             EXPECT_EQ(is_a<deepspeed::Fp16Optimizer>(mixed), is_deepspeed);

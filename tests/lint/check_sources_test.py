@@ -27,9 +27,9 @@ class CheckSources(unittest.TestCase):
 
     def test_refuses_an_include_to_the_left(self):
         code = '#include "thinwire/optim/adam.h"\n'
-        because = "compress may not include optim"
-        self.refuses("src/compress/a.cpp", code, because)
-        self.refuses("include/thinwire/compress/a.h", code, because)
+        because = "exchange may not include optim"
+        self.refuses("src/exchange/a.cpp", code, because)
+        self.refuses("include/thinwire/exchange/a.h", code, because)
 
     def test_refuses_a_private_include_to_the_left(self):
         code = '#include "comm/mpi/mpi.h"\n'

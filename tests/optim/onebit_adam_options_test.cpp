@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "optim/low_bit/freeze.h"
+#include "optim/low_bit/freeze/freeze.h"
 #include "optim/support.h"
 #include "support/errors.h"
 #include "thinwire/optim/onebit_adam.h"

@@ -51,7 +51,7 @@ std::vector<Variant> variants() {
       {"no_floor", with([](auto& o) { o.denom_floor = 0; })},
       {"high_floor", with([](auto& o) { o.denom_floor = 1.5; })},
       {"short_memory", with([](auto& o) { o.beta2 = 0.5; })},
-      {"l1", with([](auto& o) { o.scale = compress::Scale::kL1; })},
+      {"l1", with([](auto& o) { o.scale = exchange::Scale::kL1; })},
       {"bf16", with([](auto& o) { o.residual_dtype = DType::kBFloat16; })},
       {"small_buckets", with([](auto& o) { o.exchange.bucket_elements = 40; })},
       {"threads", with([](auto& o) { o.exchange.num_threads = 3; })}};

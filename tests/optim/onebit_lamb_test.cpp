@@ -122,7 +122,7 @@ std::vector<Variant> variants() {
        })},
       {"no_floor", with([](auto& o) { o.denom_floor = 0; })},
       {"high_floor", with([](auto& o) { o.denom_floor = 1.5; })},
-      {"l1", with([](auto& o) { o.scale = compress::Scale::kL1; })},
+      {"l1", with([](auto& o) { o.scale = exchange::Scale::kL1; })},
       {"bf16", with([](auto& o) { o.residual_dtype = DType::kBFloat16; })},
       {"limits", with([](auto& o) {
          o.min_coeff = 1.2;

@@ -148,7 +148,7 @@ std::vector<Variant> variants() {
          o.epsilon = 1e-3;
        })},
       {"no_floor", with([](auto& o) { o.denom_floor = 0; })},
-      {"l1", with([](auto& o) { o.scale = compress::Scale::kL1; })},
+      {"l1", with([](auto& o) { o.scale = exchange::Scale::kL1; })},
       {"bf16", with([](auto& o) { o.residual_dtype = DType::kBFloat16; })},
       {"small_buckets", with([](auto& o) { o.exchange.bucket_elements = 40; })},
       {"always_syncs", with([](auto& o) { o.local_step_clipper = 1; })},

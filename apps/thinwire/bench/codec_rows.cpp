@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of the 1-bit codec alone, over blocks with a scale each, as
-// compress::CompressedAllReduce drives them.
+// exchange::CompressedAllReduce drives them.
 #include <algorithm>
 #include <array>
 #include <cstdint>

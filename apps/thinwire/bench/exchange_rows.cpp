@@ -8,7 +8,7 @@
 #include "apps/thinwire/bench/interleave.h"
 #include "apps/thinwire/bench/rows.h"
 #include "optim/exact_exchange.h"
-#include "thinwire/compress/compressed_all_reduce.h"
+#include "thinwire/exchange/compressed_all_reduce.h"
 #include "thinwire/kernels/processor.h"
 
 namespace thinwire::apps::bench {
@@ -41,7 +41,7 @@ struct CompressedWork {
             random_values(elements, static_cast<std::uint32_t>(comm.rank()))) {}
 
   Range unit;
-  compress::CompressedAllReduce exchange;
+  exchange::CompressedAllReduce exchange;
   Buffer values;
 };
 

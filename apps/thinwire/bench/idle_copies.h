@@ -3,12 +3,12 @@
 
 #include <cstring>
 
-#include "thinwire/shard/copy_engine.h"
+#include "thinwire/zero/copy_engine.h"
 
 namespace thinwire::apps::bench {
 
 /// Copies at once, or not at all: a bus that takes none of the host's time.
-class IdleCopies final : public shard::CopyEngine {
+class IdleCopies final : public zero::CopyEngine {
  public:
   Ticket queue(ConstView from, View to) override {
     if (copies && !from.empty())

@@ -12,7 +12,7 @@
 #include "thinwire/core/buffer.h"
 #include "thinwire/kernels/cast.h"
 #include "thinwire/optim/adam.h"
-#include "thinwire/shard/zero_optimizer.h"
+#include "thinwire/zero/zero_optimizer.h"
 
 namespace thinwire::apps::bench {
 
@@ -22,7 +22,7 @@ constexpr double kLossScale = 1024;
 
 struct ZeroWork {
   ZeroWork(std::size_t elements, int backwards_per_step,
-           const shard::ZeroOptions& options)
+           const zero::ZeroOptions& options)
       : backwards(backwards_per_step),
         comm(std::make_unique<EchoTransport>(1)),
         params(elements, options.dtype),
@@ -33,7 +33,7 @@ struct ZeroWork {
     // A parameter of one element can be read without reading all.
     const auto layout =
         ParameterLayout::of({{"all", {elements - 1}}, {"one", {1}}});
-    optimizer = std::make_unique<shard::ZeroOptimizer>(
+    optimizer = std::make_unique<zero::ZeroOptimizer>(
         comm, layout,
         [](const ParameterLayout& shard) {
           return std::make_unique<optim::Adam>(
@@ -64,11 +64,11 @@ struct ZeroWork {
   Buffer params;
   Buffer grads;
   Buffer cold;
-  std::unique_ptr<shard::ZeroOptimizer> optimizer;
+  std::unique_ptr<zero::ZeroOptimizer> optimizer;
 };
 
 Variant prepare(std::size_t elements, ThreadPool& pool, int backwards,
-                shard::ZeroOptions options) {
+                zero::ZeroOptions options) {
   options.stage = 2;
   options.loss_scale = {.initial_scale = kLossScale, .dynamic = false};
   options.exchange.max_grad_norm = 1;

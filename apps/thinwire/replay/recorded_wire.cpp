@@ -31,12 +31,12 @@ void append_bits(std::vector<std::uint8_t>& bytes, const std::uint32_t* words,
 }  // namespace
 
 WireRecorder::WireRecorder(std::vector<Range> tensors,
-                           const compress::BlockLayout& layout)
+                           const exchange::BlockLayout& layout)
     : tensors_(std::move(tensors)), layout_(layout), seen_(tensors_.size()) {
   // Blocks of one server lie in the tensors' order; a block that is padding
   // alone points behind its tensor, so the order, not the place, tells whose
   // it is.
-  for (const compress::Bucket& bucket : layout.buckets()) {
+  for (const exchange::Bucket& bucket : layout.buckets()) {
     const std::size_t units = layout.block_stride(bucket);
     for (std::size_t b = bucket.first_block(); b < bucket.end_block(); ++b)
       block_tensor_.push_back(

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "apps/thinwire/replay/comparison.h"
-#include "thinwire/compress/compressed_all_reduce.h"
+#include "thinwire/exchange/compressed_all_reduce.h"
 
 namespace thinwire::replay {
 
@@ -22,11 +22,11 @@ struct WireMessage {
 /// Watches compressed all-reduces with a scale per unit and puts what it saw
 /// into the order of the recordings: four messages per compressed tensor, one
 /// per exactly reduced one, tensor by tensor.
-class WireRecorder final : public compress::WireObserver {
+class WireRecorder final : public exchange::WireObserver {
  public:
   /// `tensors`: every tensor's range of the flat array. `layout`: that of the
   /// compressed ones, all in one bucket.
-  WireRecorder(std::vector<Range> tensors, const compress::BlockLayout& layout);
+  WireRecorder(std::vector<Range> tensors, const exchange::BlockLayout& layout);
 
   void worker_record(std::size_t block, kernels::Signs signs) override;
   void server_record(std::size_t block, kernels::Signs signs) override;
@@ -47,7 +47,7 @@ class WireRecorder final : public compress::WireObserver {
   [[nodiscard]] std::size_t tensor_of(std::size_t block) const;
 
   std::vector<Range> tensors_;
-  const compress::BlockLayout& layout_;
+  const exchange::BlockLayout& layout_;
   std::vector<std::size_t> block_tensor_;
   std::vector<Seen> seen_;
   std::vector<std::uint8_t> flags_;

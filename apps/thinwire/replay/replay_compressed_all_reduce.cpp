@@ -15,7 +15,7 @@ void replay_compressed_all_reduce(const RecordedCase& recorded,
 
   ThreadPool pool(1);
   const std::vector<Range> units = {{0, n}};
-  compress::CompressedAllReduce all(
+  exchange::CompressedAllReduce all(
       comm, pool, units,
       {.blocks = {.world_size = comm.size(), .scale_per_unit = is_reference},
        .checks_finite = !is_reference,

@@ -11,7 +11,7 @@
 #include "thinwire/deepspeed/zero_optimizer.h"
 #include "thinwire/kernels/cast.h"
 #include "thinwire/optim/adam.h"
-#include "thinwire/shard/zero_optimizer.h"
+#include "thinwire/zero/zero_optimizer.h"
 
 namespace thinwire::replay {
 
@@ -85,17 +85,17 @@ Options options_of(const json& meta) {
   return options;
 }
 
-std::unique_ptr<shard::ShardedOptimizer> make_optimizer(
+std::unique_ptr<zero::ShardedOptimizer> make_optimizer(
     const json& meta, comm::Communicator& comm, const ParameterLayout& layout,
     View params, bool follows_deepspeed) {
   const optim::AdamOptions rule = rule_of(meta);
   if (!follows_deepspeed)
-    return std::make_unique<shard::ZeroOptimizer>(
+    return std::make_unique<zero::ZeroOptimizer>(
         comm, layout,
         [rule](const ParameterLayout& own) {
           return std::make_unique<optim::Adam>(own, rule);
         },
-        params, options_of<shard::ZeroOptions>(meta));
+        params, options_of<zero::ZeroOptions>(meta));
   auto options = options_of<deepspeed::ZeroOptions>(meta);
   options.round_robin = meta.at("round_robin").get<bool>();
   options.reduce_scatter = meta.at("reduce_scatter").get<bool>();
@@ -117,9 +117,9 @@ class ZeroRun {
         steps_(meta_.at("steps").get<std::size_t>()),
         is_sliced_(semantics == config::Semantics::kDeepSpeed),
         layout_(layout_of(meta_)),
-        slices_(shard::ShardLayout::of(
+        slices_(zero::ShardLayout::of(
             layout_, comm.size(),
-            {.placement = shard::Placement::kContiguous,
+            {.placement = zero::Placement::kContiguous,
              .round_robin = meta_.at("round_robin").get<bool>()})),
         params_(layout_.size(), dtype_of(meta_, "dtype")) {
     kernels::convert(recorded.array("init.bin").floats({}), params_.view());
@@ -237,7 +237,7 @@ class ZeroRun {
 
   // What the case says as a whole. Corrected semantics has no slices.
   void compare_totals() {
-    const shard::ShardLayout& shards = optimizer_->shards();
+    const zero::ShardLayout& shards = optimizer_->shards();
     json sizes = json::array();
     json flat_sizes = json::array();
     json final_steps = json::array();
@@ -292,9 +292,9 @@ class ZeroRun {
   std::size_t steps_;
   bool is_sliced_;
   ParameterLayout layout_;
-  shard::ShardLayout slices_;  // the reference's
+  zero::ShardLayout slices_;  // the reference's
   Buffer params_;
-  std::unique_ptr<shard::ShardedOptimizer> optimizer_;
+  std::unique_ptr<zero::ShardedOptimizer> optimizer_;
   bool are_equal_ = true;
 };
 

@@ -9,7 +9,7 @@
 
 #include "apps/thinwire/replay/driven_optimizer.h"
 #include "apps/thinwire/replay/recorded_wire.h"
-#include "thinwire/compress/bucket_rule.h"
+#include "thinwire/exchange/bucket_rule.h"
 #include "thinwire/optim/data_parallel.h"
 
 namespace thinwire::replay {
@@ -37,11 +37,11 @@ class Run {
     std::vector<Range> compressed;
     for (const Range& unit : tensors_)
       if (!stays_exact(unit)) compressed.push_back(unit);
-    blocks_ = compress::BlockLayout(
+    blocks_ = exchange::BlockLayout(
         compressed,
         {.world_size = comm.size(),
          .bucket_elements =
-             compress::bucket_elements(optim::ExchangeOptions().bucket_elements,
+             exchange::bucket_elements(optim::ExchangeOptions().bucket_elements,
                                        layout_.size(), comm.hosts(), 1),
          .scale_per_unit = semantics == config::Semantics::kDeepSpeed});
     recorder_ = std::make_unique<WireRecorder>(tensors_, blocks_);
@@ -240,7 +240,7 @@ class Run {
   DrivenOptimizer driven_;
   const ParameterLayout& layout_;
   std::vector<Range> tensors_;
-  compress::BlockLayout blocks_;
+  exchange::BlockLayout blocks_;
   std::unique_ptr<WireRecorder> recorder_;
 };
 

@@ -10,7 +10,7 @@
 
 #include "apps/train_gpt/options/usage_error.h"
 #include "thinwire/core/error.h"
-#include "thinwire/shard/lean_onebit_adam.h"
+#include "thinwire/lean/lean_onebit_adam.h"
 
 namespace thinwire::train_gpt {
 namespace {
@@ -47,8 +47,7 @@ config::Config with_settings(const config::Config& config,
   try {
     json file = json::parse(config.to_json());
     for (const std::string& setting : settings) put(file, setting);
-    if (std::holds_alternative<shard::LeanOnebitAdamOptions>(
-            config.optimizer) &&
+    if (std::holds_alternative<lean::LeanOnebitAdamOptions>(config.optimizer) &&
         file["thinwire"]["lean"] == false)
       throw UsageError(
           "--set: thinwire.lean must be true with lean_onebit_adam, got false; "

@@ -43,8 +43,7 @@ constexpr std::array kOptimizers = {
     Entry{"lamb", kLambLr, with_betas<optim::LambOptions>},
     Entry{"onebit_lamb", kLambLr, with_betas<optim::OnebitLambOptions>},
     Entry{"zero_one_adam", kAdamLr, with_betas<optim::ZeroOneAdamOptions>},
-    Entry{"lean_onebit_adam", kAdamLr,
-          with_betas<shard::LeanOnebitAdamOptions>},
+    Entry{"lean_onebit_adam", kAdamLr, with_betas<lean::LeanOnebitAdamOptions>},
 };
 
 const Entry* find(std::string_view name) {

@@ -14,6 +14,7 @@
 #include "thinwire/config/learning_rate.h"
 #include "thinwire/config/semantics.h"
 #include "thinwire/core/dtype.h"
+#include "thinwire/lean/lean_onebit_adam.h"
 #include "thinwire/optim/adam.h"
 #include "thinwire/optim/data_parallel.h"
 #include "thinwire/optim/experts.h"
@@ -22,8 +23,7 @@
 #include "thinwire/optim/onebit_lamb.h"
 #include "thinwire/optim/zero_one_adam.h"
 #include "thinwire/precision/loss_scaler.h"
-#include "thinwire/shard/lean_onebit_adam.h"
-#include "thinwire/shard/wire_options.h"
+#include "thinwire/zero/wire_options.h"
 
 namespace thinwire::config {
 
@@ -32,7 +32,7 @@ namespace thinwire::config {
 using OptimizerConfig =
     std::variant<optim::AdamOptions, optim::LambOptions,
                  optim::OnebitAdamOptions, optim::OnebitLambOptions,
-                 optim::ZeroOneAdamOptions, shard::LeanOnebitAdamOptions>;
+                 optim::ZeroOneAdamOptions, lean::LeanOnebitAdamOptions>;
 
 /// What numbers are kept in.
 struct PrecisionConfig {
@@ -73,7 +73,7 @@ struct ZeroConfig {
   /// kCpu: masters and states are in host memory and updated there.
   OffloadDevice offload_optimizer = OffloadDevice::kNone;
   /// Few bits each way; only with an exact optimizer and stage 1 or 2.
-  shard::WireOptions wire{};
+  zero::WireOptions wire{};
 
   bool operator==(const ZeroConfig&) const = default;
 };
@@ -249,7 +249,7 @@ struct Config {
   [[nodiscard]] optim::ExchangeOptions exchange_options() const;
   /// zero.wire, with residuals of kFloat32 where they are not given and have to
   /// add several backwards up. `world` and errors as of batch().
-  [[nodiscard]] shard::WireOptions wire_options(int world) const;
+  [[nodiscard]] zero::WireOptions wire_options(int world) const;
   /// `optimizer` with this Config's exchange_options().
   [[nodiscard]] OptimizerConfig optimizer_options() const;
   /// The groups of `optimizer` that name a communicator of their own.

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "thinwire/comm/communicator.h"
-#include "thinwire/compress/compressed_all_reduce.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/deepspeed/optimizers.h"
+#include "thinwire/exchange/compressed_all_reduce.h"
 #include "thinwire/precision/loss_scaler.h"
 #include "thinwire/precision/low_precision_optimizer.h"
 
@@ -131,7 +131,7 @@ class Fp16Optimizer final : public precision::LowPrecisionOptimizer {
 
   /// Sees the overflow flags that ranks exchange from now on; null: nobody.
   /// Must outlive its use.
-  void set_observer(compress::WireObserver* observer) noexcept {
+  void set_observer(exchange::WireObserver* observer) noexcept {
     observer_ = observer;
   }
 
@@ -151,7 +151,7 @@ class Fp16Optimizer final : public precision::LowPrecisionOptimizer {
   std::int64_t skipped_ = 0;  // without the optimizer's knowledge
   Buffer masters_;
   std::vector<float> grads_;
-  compress::WireObserver* observer_ = nullptr;
+  exchange::WireObserver* observer_ = nullptr;
 };
 
 }  // namespace thinwire::deepspeed

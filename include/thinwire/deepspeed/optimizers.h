@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "thinwire/comm/communicator.h"
-#include "thinwire/compress/compressed_all_reduce.h"
+#include "thinwire/exchange/compressed_all_reduce.h"
 #include "thinwire/optim/onebit_adam.h"
 #include "thinwire/optim/onebit_lamb.h"
 #include "thinwire/optim/optimizer.h"
@@ -109,7 +109,7 @@ class LowBitOptimizer : public Optimizer {
 
   /// Sees every message content from the next step on; null: nobody. Must
   /// outlive its use.
-  void set_observer(compress::WireObserver* observer) noexcept;
+  void set_observer(exchange::WireObserver* observer) noexcept;
 
   struct Impl;
 

@@ -15,7 +15,7 @@
 #include "thinwire/optim/adam.h"
 #include "thinwire/optim/data_parallel.h"
 #include "thinwire/precision/loss_scaler.h"
-#include "thinwire/shard/sharded_optimizer.h"
+#include "thinwire/zero/sharded_optimizer.h"
 
 namespace thinwire::deepspeed {
 
@@ -54,7 +54,7 @@ struct ZeroOptions {
 /// parameters. Written to be compared with, not to be fast or small: every rank
 /// keeps an array of all gradients in stage 2 too, and nothing overlaps.
 /// docs/algorithms/zero.md has the formulas.
-class ZeroOptimizer final : public shard::ShardedOptimizer {
+class ZeroOptimizer final : public zero::ShardedOptimizer {
  public:
   /// Collective. `params`, layout.size() elements of options.dtype and the same
   /// on all ranks, are the caller's memory, which steps update and which must
@@ -70,7 +70,7 @@ class ZeroOptimizer final : public shard::ShardedOptimizer {
   [[nodiscard]] double loss_scale() const noexcept override;
   void set_loss_scale(double scale) override;
   /// One bucket per group; a rank's piece of it is its slice.
-  [[nodiscard]] const shard::ShardLayout& shards() const noexcept override;
+  [[nodiscard]] const zero::ShardLayout& shards() const noexcept override;
   /// One: nothing leaves before all of it is there.
   [[nodiscard]] std::vector<Range> buckets() const override;
 
@@ -122,7 +122,7 @@ class ZeroOptimizer final : public shard::ShardedOptimizer {
   [[nodiscard]] Adoption adopt(StateDict state) override;
   [[nodiscard]] StateDict owner() const override;
   void require_owner(const StateDict& state) const override;
-  /// As shard::ZeroOptimizer's.
+  /// As zero::ZeroOptimizer's.
   void load_state_dict(const StateDict& state) override;
 
   struct Impl;

@@ -19,7 +19,7 @@
 #include "thinwire/core/state_dict.h"
 #include "thinwire/optim/optimizer.h"
 #include "thinwire/optim/update_rule.h"
-#include "thinwire/shard/sharded_optimizer.h"
+#include "thinwire/zero/sharded_optimizer.h"
 
 namespace thinwire::engine {
 
@@ -183,7 +183,7 @@ class Engine {
   /// Error(kFailedPrecondition) inside of a window and in an evaluation.
   void read_masters();
   /// Setters, and what moves states. Error(kFailedPrecondition) without ZeRO.
-  [[nodiscard]] shard::ShardedOptimizer& zero();
+  [[nodiscard]] zero::ShardedOptimizer& zero();
 
   /// Collective: between the two calls parameters are equal on all ranks, and
   /// there is no backward or step.

@@ -5,11 +5,11 @@
 
 #include "thinwire/comm/communicator.h"
 #include "thinwire/config/config.h"
+#include "thinwire/lean/lean_onebit_adam.h"
 #include "thinwire/optim/optimizer.h"
 #include "thinwire/optim/update_rule.h"
 #include "thinwire/precision/low_precision_optimizer.h"
-#include "thinwire/shard/lean_onebit_adam.h"
-#include "thinwire/shard/sharded_optimizer.h"
+#include "thinwire/zero/sharded_optimizer.h"
 
 namespace thinwire::engine {
 
@@ -19,8 +19,8 @@ struct OptimizerStack {
   std::unique_ptr<optim::Optimizer> optimizer;
   /// Parameters of 16 bits without ZeRO.
   precision::LowPrecisionOptimizer* mixed = nullptr;
-  shard::ShardedOptimizer* zero = nullptr;  ///< ZeRO.
-  shard::LeanOnebitAdam* lean = nullptr;    ///< It has masters of its own.
+  zero::ShardedOptimizer* zero = nullptr;  ///< ZeRO.
+  lean::LeanOnebitAdam* lean = nullptr;    ///< It has masters of its own.
 };
 
 /// Collective: makes the optimizer of a valid Config (Config::validate), for

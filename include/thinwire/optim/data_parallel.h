@@ -26,7 +26,7 @@ struct ExchangeOptions {
   /// 1-bit Adam: encode and exchange buckets while backward goes on. Needs
   /// lagged_clipping where gradients are clipped; changes no bit.
   bool during_backward = false;
-  /// Elements that travel together; 0: by compress::bucket_elements(). Results
+  /// Elements that travel together; 0: by exchange::bucket_elements(). Results
   /// do not depend on it.
   std::size_t bucket_elements = 0;
   /// Every so many steps ranks compare checksums of their parameters, schedule

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "thinwire/compress/compressed_all_reduce.h"
+#include "thinwire/exchange/compressed_all_reduce.h"
 #include "thinwire/optim/adam.h"
 #include "thinwire/optim/optimizer.h"
 
@@ -75,7 +75,7 @@ class LowBitOptimizer : public Optimizer {
   [[nodiscard]] double residual_ratio() const final;
   /// Sees every message content from the next step on; null: nobody. Must
   /// outlive its use.
-  void set_observer(compress::WireObserver* observer) noexcept;
+  void set_observer(exchange::WireObserver* observer) noexcept;
 
   struct Impl;
 

@@ -62,7 +62,7 @@ struct OnebitLambOptions {
   /// From the freeze on no denominator is below this fraction of its block's
   /// RMS; finite, >= 0; 0: no floor.
   double denom_floor = 0.3;
-  compress::Scale scale = compress::Scale::kRms;
+  exchange::Scale scale = exchange::Scale::kRms;
   DType residual_dtype = DType::kFloat32;  ///< kFloat32 or kBFloat16.
   ExchangeOptions exchange{};
 

@@ -90,7 +90,7 @@ struct StepReport {
   std::uint64_t messages = 0;     ///< Sent by this rank in this step.
   /// Of bytes_sent, what went to other hosts.
   std::uint64_t bytes_between_hosts = 0;
-  /// A skipped step has made residuals 0, see shard::AfterSkip.
+  /// A skipped step has made residuals 0, see zero::AfterSkip.
   bool residuals_cleared = false;
   double seconds = 0;           ///< Of the whole step.
   double exchange_seconds = 0;  ///< Of it, spent waiting for other ranks.

@@ -51,7 +51,7 @@ struct ZeroOneAdamOptions {
   /// No denominator is below this fraction of its block's RMS; finite, >= 0;
   /// 0: no floor.
   double denom_floor = 0.3;
-  compress::Scale scale = compress::Scale::kRms;
+  exchange::Scale scale = exchange::Scale::kRms;
   DType residual_dtype = DType::kFloat32;  ///< kFloat32 or kBFloat16.
   /// verify_every compares at the first sync after so many steps.
   ExchangeOptions exchange{};

@@ -7,10 +7,10 @@
 #include <string_view>
 #include <vector>
 
-#include "optim/low_bit/denominator.h"
-#include "optim/low_bit/local_gradients.h"
+#include "optim/low_bit/denominator/denominator.h"
+#include "optim/low_bit/gradients/local_gradients.h"
 #include "optim/low_bit/model.h"
-#include "optim/low_bit/momentum.h"
+#include "optim/low_bit/momentum/momentum.h"
 #include "thinwire/optim/low_bit_optimizer.h"
 #include "thinwire/optim/state.h"
 

@@ -7,7 +7,7 @@ namespace thinwire::optim {
 
 LowBitLayout::LowBitLayout(const ParameterLayout& layout,
                            std::span<const LowBitGroup> groups,
-                           const compress::BlockOptions& block_options)
+                           const exchange::BlockOptions& block_options)
     : all(group_ranges(layout)) {
   const auto stays_exact = [&](std::size_t group) {
     return !groups.empty() && groups[group].stays_exact;
@@ -16,12 +16,12 @@ LowBitLayout::LowBitLayout(const ParameterLayout& layout,
     (stays_exact(r.group) ? exact : compressed).push_back(r);
   for (const Parameter& p : layout.parameters())
     if (!stays_exact(p.group)) units.push_back({p.offset, p.size});
-  blocks = compress::BlockLayout(units, block_options);
+  blocks = exchange::BlockLayout(units, block_options);
   place_blocks(layout);
 }
 
 LowBitLayout::LowBitLayout(const ParameterLayout& layout,
-                           compress::BlockLayout given)
+                           exchange::BlockLayout given)
     : all(group_ranges(layout)),
       compressed(all),
       units(parameter_units(layout)),
@@ -37,7 +37,7 @@ std::vector<Range> parameter_units(const ParameterLayout& layout) {
 }
 
 void LowBitLayout::place_blocks(const ParameterLayout& layout) {
-  for (const compress::Block& block : blocks.blocks()) {
+  for (const exchange::Block& block : blocks.blocks()) {
     // Of padding alone nothing is applied.
     const Parameter* const parameter =
         block.values.size == 0 ? nullptr

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "optim/exact_exchange.h"
-#include "thinwire/compress/block_layout.h"
 #include "thinwire/core/parameter_layout.h"
+#include "thinwire/exchange/block_layout.h"
 
 namespace thinwire::optim {
 
@@ -21,16 +21,16 @@ struct LowBitGroup {
 struct LowBitLayout {
   LowBitLayout(const ParameterLayout& layout,
                std::span<const LowBitGroup> groups,
-               const compress::BlockOptions& block_options);
+               const exchange::BlockOptions& block_options);
   /// Of blocks that are given; no group stays exact.
-  LowBitLayout(const ParameterLayout& layout, compress::BlockLayout given);
+  LowBitLayout(const ParameterLayout& layout, exchange::BlockLayout given);
 
   std::vector<GroupRange> all;         ///< The whole layout.
   std::vector<GroupRange> compressed;  ///< Groups that get compressed.
   std::vector<GroupRange> exact;       ///< The others: non_freeze.
   /// The compressed parameters, one by one: no scale covers two of them.
   std::vector<Range> units;
-  compress::BlockLayout blocks;
+  exchange::BlockLayout blocks;
   std::vector<std::size_t> block_group;      ///< Per block.
   std::vector<std::size_t> block_parameter;  ///< Per block, its number.
 

@@ -205,7 +205,7 @@ void LowBitOptimizer::read_masters(ConstView params) {
   impl_->read_masters(params);
 }
 
-void LowBitOptimizer::set_observer(compress::WireObserver* observer) noexcept {
+void LowBitOptimizer::set_observer(exchange::WireObserver* observer) noexcept {
   impl_->model.observer = observer;
   impl_->momentum.follow_observer();
 }

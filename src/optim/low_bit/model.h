@@ -8,15 +8,15 @@
 #include <utility>
 #include <vector>
 
-#include "compress/places.h"
-#include "optim/low_bit/host_gradients.h"
+#include "exchange/places.h"
+#include "optim/low_bit/gradients/host_gradients.h"
 #include "optim/low_bit/masks.h"
 #include "optim/low_bit/options.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/comm/hosts.h"
-#include "thinwire/compress/bucket_rule.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/core/thread_pool.h"
+#include "thinwire/exchange/bucket_rule.h"
 
 namespace thinwire::optim {
 
@@ -30,7 +30,7 @@ template <class Options>
                                    const comm::Communicator& comm,
                                    const ParameterLayout& layout) {
   std::size_t& chosen = options.exchange.bucket_elements;
-  chosen = compress::bucket_elements(chosen, layout.size(), comm.hosts(), 1);
+  chosen = exchange::bucket_elements(chosen, layout.size(), comm.hosts(), 1);
   return options;
 }
 
@@ -58,7 +58,7 @@ struct LowBitModel {
   }
   /// Of blocks that are given, without moments.
   LowBitModel(comm::Communicator& c, const ParameterLayout& parameters,
-              LowBitSettings s, compress::BlockLayout given)
+              LowBitSettings s, exchange::BlockLayout given)
       : comm(c),
         groups(groups_of(c, false)),
         places(c, groups.get()),
@@ -78,11 +78,11 @@ struct LowBitModel {
   comm::Communicator& comm;
   /// By host, where comm.hosts() are not flat; null else.
   const std::unique_ptr<const comm::HostGroups> groups;
-  const compress::Places places;
+  const exchange::Places places;
   const LowBitSettings settings;
   Adam adam;  // moments, groups and learning rates
   ThreadPool pool;
-  const compress::BlockOptions block_options;
+  const exchange::BlockOptions block_options;
   const LowBitLayout layout;
   Masks masks;
   /// By host: what ranks of one host average first. Null: flat.
@@ -90,7 +90,7 @@ struct LowBitModel {
   const bool has_given_blocks = false;  // not cut by block_options
 
   /// Sees every message content; null: nobody.
-  compress::WireObserver* observer = nullptr;
+  exchange::WireObserver* observer = nullptr;
 
   /// A group of one rank has nobody to compress for.
   [[nodiscard]] bool compresses() const { return comm.size() > 1; }
@@ -121,7 +121,7 @@ struct LowBitModel {
     const auto blocks = layout.blocks.blocks();
     return static_cast<std::size_t>(
         std::ranges::partition_point(blocks,
-                                     [&](const compress::Block& b) {
+                                     [&](const exchange::Block& b) {
                                        return b.values.end() <= element;
                                      }) -
         blocks.begin());

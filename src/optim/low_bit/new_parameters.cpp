@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "optim/low_bit/block_denominators.h"
+#include "optim/low_bit/denominator/block_denominators.h"
 #include "optim/saved_state.h"
 #include "thinwire/optim/state.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "optim/low_bit/layout.h"
-#include "thinwire/compress/compressed_all_reduce.h"
+#include "thinwire/exchange/compressed_all_reduce.h"
 #include "thinwire/optim/adam.h"
 #include "thinwire/optim/data_parallel.h"
 
@@ -20,7 +20,7 @@ struct LowBitSettings {
   std::string own_options;  ///< One line of what only this optimizer has.
   AdamOptions adam;
   std::vector<LowBitGroup> groups;
-  compress::Scale scale = compress::Scale::kRms;
+  exchange::Scale scale = exchange::Scale::kRms;
   DType residual_dtype = DType::kFloat32;
   double denom_floor = 0;
   /// A block is searched for outliers if its gradient's norm is above so many

@@ -47,7 +47,7 @@ void VarianceRefresh::run(const StepInput& in, const Coefficients& c,
     });
     return;
   }
-  compress::CompressedAllReduce& residuals = momentum_.exchange();
+  exchange::CompressedAllReduce& residuals = momentum_.exchange();
   step.compressed(exchange(), [&](auto& all) {
     all.run(
         [&](std::size_t b, float* g) { own_gradient(b, in, of_group(b), g); },
@@ -63,11 +63,11 @@ void VarianceRefresh::run(const StepInput& in, const Coefficients& c,
   });
 }
 
-compress::QuantizedAllReduce& VarianceRefresh::exchange() {
+exchange::QuantizedAllReduce& VarianceRefresh::exchange() {
   if (!exchange_)
-    exchange_ = std::make_unique<compress::QuantizedAllReduce>(
+    exchange_ = std::make_unique<exchange::QuantizedAllReduce>(
         model_.comm, model_.pool, model_.layout.units,
-        compress::QuantizedAllReduceOptions{
+        exchange::QuantizedAllReduceOptions{
             .blocks = {.world_size = model_.comm.size(),
                        .bucket_elements =
                            model_.settings.exchange.bucket_elements,

@@ -5,8 +5,8 @@
 #include <memory>
 #include <span>
 
-#include "optim/low_bit/denominator.h"
-#include "thinwire/compress/quantized_all_reduce.h"
+#include "optim/low_bit/denominator/denominator.h"
+#include "thinwire/exchange/quantized_all_reduce.h"
 
 namespace thinwire::optim {
 
@@ -40,7 +40,7 @@ class VarianceRefresh {
   void restore(FirstDenominators&& first) { first_ = std::move(first); }
 
  private:
-  [[nodiscard]] compress::QuantizedAllReduce& exchange();
+  [[nodiscard]] exchange::QuantizedAllReduce& exchange();
   void own_gradient(std::size_t b, const StepInput& in,
                     const kernels::AdamCoefficients& c, float* g) const;
   void apply(std::size_t b, const float* g, const StepInput& in,
@@ -53,7 +53,7 @@ class VarianceRefresh {
   CompressedMomentum& momentum_;
   Denominator& denominator_;
   std::int64_t every_;
-  std::unique_ptr<compress::QuantizedAllReduce> exchange_;  // made when needed
+  std::unique_ptr<exchange::QuantizedAllReduce> exchange_;  // made when needed
   FirstDenominators first_;  // of elements that were late
 };
 

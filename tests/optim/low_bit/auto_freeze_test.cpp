@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "optim/low_bit/auto_freeze.h"
+#include "optim/low_bit/freeze/auto_freeze.h"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 #include <map>
 
 #include "optim/support.h"
-#include "thinwire/compress/block_layout.h"
+#include "thinwire/exchange/block_layout.h"
 #include "thinwire/optim/onebit_lamb.h"
 #include "thinwire/optim/zero_one_adam.h"
 
@@ -29,7 +29,7 @@ Bytes formula(int world) {
   const std::uint64_t n = kBlocks * 1024;
   return {
       scalar + 2 * (w - 1) * (n / w) * 4,
-      scalar + 2 * (w - 1) * (kBlocks / w) * compress::record_bytes(1024, 1)};
+      scalar + 2 * (w - 1) * (kBlocks / w) * exchange::record_bytes(1024, 1)};
 }
 
 class LowBitBytes : public ::testing::TestWithParam<int> {};

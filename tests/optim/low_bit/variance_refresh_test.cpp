@@ -8,7 +8,7 @@
 #include "optim/naive/drive.h"
 #include "optim/naive/onebit_adam.h"
 #include "optim/support.h"
-#include "thinwire/compress/block_layout.h"
+#include "thinwire/exchange/block_layout.h"
 #include "thinwire/optim/onebit_adam.h"
 
 namespace thinwire::optim::variance_refresh_test {
@@ -138,7 +138,7 @@ TEST_P(VarianceRefreshWorlds, ARefreshSendsFourBitsPerElement) {
   const int world = GetParam();
   const ParameterLayout layout = ParameterLayout::of({{"p", {64, 1024}}});
   const auto bytes_at = [&](int bits) {  // blocks are in balance
-    const std::size_t records = 64 * compress::record_bytes(1024, bits);
+    const std::size_t records = 64 * exchange::record_bytes(1024, bits);
     return 2 * records * static_cast<std::size_t>(world - 1) /
                static_cast<std::size_t>(world) +
            16 * static_cast<std::size_t>(world - 1);

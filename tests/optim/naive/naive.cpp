@@ -133,7 +133,7 @@ float OneBit::stored(float residual) const {
 
 float OneBit::split(float* c, Range block, const Flags& active,
                     Floats& signed_scale) {
-  const bool rms = setup_.scale == compress::Scale::kRms;
+  const bool rms = setup_.scale == exchange::Scale::kRms;
   std::vector<double> terms(block.size);
   std::size_t count = 0;
   for (std::size_t i = 0; i < block.size; ++i) {

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "thinwire/compress/compressed_all_reduce.h"
 #include "thinwire/core/parameter_layout.h"
+#include "thinwire/exchange/compressed_all_reduce.h"
 #include "thinwire/optim/adam.h"
 
 namespace thinwire::test::naive {
@@ -42,7 +42,7 @@ struct Setup {
   double max_grad_norm = 0;
   bool calibrated_clipping = true;
   bool lagged_clipping = false;
-  compress::Scale scale = compress::Scale::kRms;
+  exchange::Scale scale = exchange::Scale::kRms;
   bool bf16_residuals = false;
 };
 

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "thinwire/core/parameter_layout.h"
+
+namespace thinwire::exchange {
+
+/// One server's share of one scale's elements: the smallest piece that travels.
+struct Block {
+  Range values;    ///< Elements of the caller's flat array; may be empty.
+  Range residual;  ///< Elements of the residual; longer where padded.
+  std::size_t record = 0;  ///< Byte offset of its record, see record_bytes().
+  int server = 0;          ///< The server that averages it: a rank, where flat.
+};
+
+/// Blocks that travel together: one all-to-all and one all-gather.
+struct Bucket {
+  std::size_t first_scale = 0;  ///< Scales [first_scale, end_scale) ...
+  std::size_t end_scale = 0;
+  /// ... and blocks [server_begin[r], server_begin[r + 1]) go to server r.
+  std::vector<std::size_t> server_begin;
+
+  [[nodiscard]] std::size_t first_block() const { return server_begin.front(); }
+  [[nodiscard]] std::size_t end_block() const { return server_begin.back(); }
+};
+
+struct BlockOptions {
+  int world_size = 1;                                  ///< >= 1.
+  std::size_t bucket_elements = std::size_t{1} << 20;  ///< >= 1.
+  /// Elements per scale at most, >= 1, rounded up to a multiple of 32.
+  std::size_t block_elements = 1024;
+  /// The reference's layout instead: one scale per unit, the unit padded to a
+  /// multiple of W lcm(8, W) and cut into W blocks; block_elements is not used.
+  bool scale_per_unit = false;
+  /// Bits per element on the wire: 1, 2, 4 or 8; with scale_per_unit 1 only.
+  int bits = 1;
+};
+
+/// How flat ranges ("units": parameters) are cut into blocks, servers' chunks
+/// and buckets. No block crosses a unit. Blocks depend on the units alone, so
+/// results depend neither on the bucket size nor on who serves what; chunks are
+/// balanced to a block and may be empty.
+///
+/// Each block has a record of record_bytes() bytes: a float scale and the bits
+/// of its elements in 32-bit words. Records lie in bucket order, in it by
+/// server, so what one rank sends another is one piece of memory. Their lengths
+/// are all that `bits` decides: blocks, buckets and servers are the same.
+class BlockLayout {
+ public:
+  BlockLayout() = default;
+  /// Throws Error(kInvalidArgument) naming an option out of range.
+  BlockLayout(std::span<const Range> units, const BlockOptions& options);
+  /// Buckets and servers' chunks that are given: pieces[k][s], ranges of the
+  /// flat array, neighbours in the order of s, is what server s has of bucket
+  /// k, and as many servers everywhere. A block is what a piece has of one unit
+  /// in one cell of the grid of sums (kernels::kSumChunk). Pieces begin and end
+  /// on that grid, or with the array. Throws Error(kInvalidArgument) for
+  /// `bits`.
+  [[nodiscard]] static BlockLayout of_pieces(
+      std::span<const Range> units, std::span<const std::vector<Range>> pieces,
+      int bits);
+
+  [[nodiscard]] std::span<const Block> blocks() const noexcept {
+    return blocks_;
+  }
+  [[nodiscard]] std::span<const Bucket> buckets() const noexcept {
+    return buckets_;
+  }
+  /// The blocks that share scale `scale` of `bucket`: their first index, and
+  /// the distance to the next; blocks_per_scale() of them.
+  [[nodiscard]] std::size_t first_block_of(const Bucket& bucket,
+                                           std::size_t scale) const noexcept;
+  [[nodiscard]] std::size_t block_stride(const Bucket& bucket) const noexcept;
+  [[nodiscard]] std::size_t blocks_per_scale() const noexcept {
+    return blocks_per_scale_;
+  }
+
+  /// Elements of a residual that covers every block.
+  [[nodiscard]] std::size_t residual_size() const noexcept {
+    return residual_size_;
+  }
+  /// Bytes of all records.
+  [[nodiscard]] std::size_t records_size() const noexcept {
+    return records_size_;
+  }
+  [[nodiscard]] int world_size() const noexcept { return world_size_; }
+
+  /// Byte offset where the records of block `block` begin; block may be the
+  /// number of blocks.
+  [[nodiscard]] std::size_t record_begin(std::size_t block) const noexcept;
+
+ private:
+  void cut_into_blocks(std::span<const Range> units,
+                       const BlockOptions& options);
+  void cut_per_unit(std::span<const Range> units, const BlockOptions& options);
+  void add_cells(std::span<const Range> units, Range piece, int server);
+  void place_records(int bits);
+
+  std::vector<Block> blocks_;
+  std::vector<Bucket> buckets_;
+  std::size_t blocks_per_scale_ = 1;
+  std::size_t residual_size_ = 0;
+  std::size_t records_size_ = 0;
+  int world_size_ = 1;
+};
+
+/// Bytes of a block's record: 4 for the scale, then the words of its bits.
+[[nodiscard]] constexpr std::size_t record_bytes(std::size_t elements,
+                                                 int bits) noexcept {
+  return 4 + (elements * static_cast<std::size_t>(bits) + 31) / 32 * 4;
+}
+
+}  // namespace thinwire::exchange

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/exchange/block_layout.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/require.h"
+#include "thinwire/kernels/norm.h"
+
+namespace thinwire::exchange {
+
+namespace {
+
+constexpr std::size_t kMostElements = 1024;
+
+void require_bits(int bits) {
+  require(bits == 1 || bits == 2 || bits == 4 || bits == 8, "BlockOptions.bits",
+          "1, 2, 4 or 8", bits);
+}
+
+void require_bits(const BlockOptions& options) {
+  require_bits(options.bits);
+  require(options.bits == 1 || !options.scale_per_unit, "BlockOptions.bits",
+          "1 with scale_per_unit", options.bits);
+}
+
+std::size_t round_up(std::size_t value, std::size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace
+
+BlockLayout::BlockLayout(std::span<const Range> units,
+                         const BlockOptions& options)
+    : world_size_(options.world_size) {
+  require(options.world_size >= 1, "BlockOptions.world_size", ">= 1",
+          options.world_size);
+  require(options.bucket_elements >= 1, "BlockOptions.bucket_elements", ">= 1",
+          options.bucket_elements);
+  require(
+      options.block_elements >= 1 && options.block_elements <= kMostElements,
+      "BlockOptions.block_elements", "in [1, 1024]", options.block_elements);
+  require_bits(options);
+  if (options.scale_per_unit)
+    cut_per_unit(units, options);
+  else
+    cut_into_blocks(units, options);
+  place_records(options.bits);
+}
+
+BlockLayout BlockLayout::of_pieces(std::span<const Range> units,
+                                   std::span<const std::vector<Range>> pieces,
+                                   int bits) {
+  require_bits(bits);
+  BlockLayout layout;
+  if (!pieces.empty())
+    layout.world_size_ = static_cast<int>(pieces.front().size());
+  auto unit = units.begin();
+  for (const std::vector<Range>& servers : pieces) {
+    const std::size_t first = layout.blocks_.size();
+    Bucket bucket{first, first, {first}};
+    for (const Range& piece : servers) {
+      layout.add_cells({unit, units.end()}, piece,
+                       static_cast<int>(bucket.server_begin.size()) - 1);
+      while (unit != units.end() && unit->end() <= piece.end()) ++unit;
+      bucket.server_begin.push_back(layout.blocks_.size());
+    }
+    bucket.end_scale = layout.blocks_.size();
+    layout.buckets_.push_back(std::move(bucket));
+  }
+  layout.place_records(bits);
+  return layout;
+}
+
+// The cells of `units`, of which the first may have begun before the piece.
+void BlockLayout::add_cells(std::span<const Range> units, Range piece,
+                            int server) {
+  for (const Range& unit : units) {
+    if (unit.offset >= piece.end()) break;
+    const std::size_t stop = std::min(unit.end(), piece.end());
+    for (std::size_t begin = std::max(unit.offset, piece.offset);
+         begin < stop;) {
+      const std::size_t grid =
+          (begin / kernels::kSumChunk + 1) * kernels::kSumChunk;
+      const std::size_t size = std::min(stop, grid) - begin;
+      blocks_.push_back({{begin, size}, {residual_size_, size}, 0, server});
+      residual_size_ += size;
+      begin += size;
+    }
+  }
+}
+
+void BlockLayout::cut_into_blocks(std::span<const Range> units,
+                                  const BlockOptions& options) {
+  const std::size_t most = round_up(options.block_elements, 32);
+  for (const Range& unit : units)
+    for (std::size_t begin = 0; begin < unit.size; begin += most) {
+      const std::size_t size = std::min(most, unit.size - begin);
+      blocks_.push_back(
+          {{unit.offset + begin, size}, {residual_size_, size}, 0, 0});
+      residual_size_ += size;
+    }
+
+  const auto world = static_cast<std::size_t>(world_size_);
+  for (std::size_t first = 0; first < blocks_.size();) {
+    // As many blocks as fit, one at least.
+    std::size_t end = first;
+    std::size_t elements = 0;
+    while (end < blocks_.size() &&
+           (end == first ||
+            elements + blocks_[end].values.size <= options.bucket_elements))
+      elements += blocks_[end++].values.size;
+
+    Bucket bucket{first, end, {first}};
+    std::size_t before = 0;
+    for (std::size_t b = first; b < end; before += blocks_[b++].values.size) {
+      // Server r's chunk begins with the first block from r/W of the way on.
+      while (bucket.server_begin.size() < world &&
+             before * world >= elements * bucket.server_begin.size())
+        bucket.server_begin.push_back(b);
+      blocks_[b].server = static_cast<int>(bucket.server_begin.size()) - 1;
+    }
+    bucket.server_begin.resize(world + 1, end);
+    buckets_.push_back(std::move(bucket));
+    first = end;
+  }
+}
+
+void BlockLayout::cut_per_unit(std::span<const Range> units,
+                               const BlockOptions& options) {
+  const auto world = static_cast<std::size_t>(world_size_);
+  const std::size_t multiple = world * std::lcm(std::size_t{8}, world);
+  blocks_per_scale_ = world;
+
+  std::vector<Range> filled;
+  for (const Range& unit : units)
+    if (unit.size != 0) filled.push_back(unit);
+
+  for (std::size_t first = 0; first < filled.size();) {
+    std::size_t end = first;
+    std::size_t elements = 0;
+    while (end < filled.size() &&
+           (end == first ||
+            elements + filled[end].size <= options.bucket_elements))
+      elements += filled[end++].size;
+
+    Bucket bucket{first, end, {}};
+    for (std::size_t server = 0; server < world; ++server) {
+      bucket.server_begin.push_back(blocks_.size());
+      std::size_t padded_before = residual_size_;
+      for (std::size_t u = first; u < end; ++u) {
+        const Range& unit = filled[u];
+        const std::size_t padded = round_up(unit.size, multiple);
+        const std::size_t chunk = padded / world;
+        const std::size_t begin = std::min(unit.size, server * chunk);
+        const std::size_t stop = std::min(unit.size, (server + 1) * chunk);
+        blocks_.push_back({{unit.offset + begin, stop - begin},
+                           {padded_before + server * chunk, chunk},
+                           0,
+                           static_cast<int>(server)});
+        padded_before += padded;
+      }
+      if (server + 1 == world) residual_size_ = padded_before;
+    }
+    bucket.server_begin.push_back(blocks_.size());
+    buckets_.push_back(std::move(bucket));
+    first = end;
+  }
+}
+
+void BlockLayout::place_records(int bits) {
+  for (Block& block : blocks_) {
+    block.record = records_size_;
+    records_size_ += record_bytes(block.residual.size, bits);
+  }
+}
+
+std::size_t BlockLayout::first_block_of(const Bucket& bucket,
+                                        std::size_t scale) const noexcept {
+  return bucket.first_block() + (scale - bucket.first_scale);
+}
+
+std::size_t BlockLayout::block_stride(const Bucket& bucket) const noexcept {
+  return bucket.end_scale - bucket.first_scale;
+}
+
+std::size_t BlockLayout::record_begin(std::size_t block) const noexcept {
+  return block == blocks_.size() ? records_size_ : blocks_[block].record;
+}
+
+}  // namespace thinwire::exchange

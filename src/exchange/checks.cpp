@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/checks.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <vector>
+
+#include "thinwire/core/error.h"
+#include "thinwire/core/view.h"
+#include "thinwire/kernels/norm.h"
+
+namespace thinwire::exchange {
+
+void require_options(const comm::Communicator& comm,
+                     const BlockOptions& options, DType residual_dtype) {
+  if (options.world_size != comm.size())
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("BlockOptions.world_size must be the "
+                            "communicator's {}, got {}",
+                            comm.size(), options.world_size));
+  const bool bf16 = residual_dtype == DType::kBFloat16;
+  if (!bf16 && residual_dtype != DType::kFloat32)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("residual_dtype must be float32 or bfloat16, got "
+                            "{}",
+                            to_string(residual_dtype)));
+  if (bf16 && options.scale_per_unit)
+    throw Error(ErrorCode::kInvalidArgument,
+                "residual_dtype must be float32 with a scale per unit, got "
+                "bfloat16");
+}
+
+void require_groups(const comm::Communicator& comm, const BlockOptions& options,
+                    const comm::HostGroups* groups) {
+  if (groups == nullptr) return;
+  const int inside = groups->inside->size();
+  const int between = groups->between->size();
+  if (inside * between != comm.size())
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("groups must split the communicator's {} ranks, "
+                            "got {} hosts of {}",
+                            comm.size(), between, inside));
+  if (options.scale_per_unit)
+    throw Error(ErrorCode::kInvalidArgument,
+                "BlockOptions.scale_per_unit must be false by host, got true");
+}
+
+void require_inside(const BlockLayout& layout, std::size_t size) {
+  for (const Block& block : layout.blocks())
+    detail::require_range(block.values.offset, block.values.size, size);
+}
+
+int find_nonfinite(comm::Communicator& comm, const BlockLayout& layout,
+                   const Places& places, std::span<const float> values) {
+  double sum = 0;
+  for (const Block& block : layout.blocks())
+    if (places.has(block))
+      sum += kernels::sum_of_squares(
+          values.subspan(block.values.offset, block.values.size));
+  std::vector<double> sums(static_cast<std::size_t>(comm.size()));
+  comm.all_gather(std::span(&sum, 1), sums);
+  for (std::size_t r = 0; r < sums.size(); ++r)
+    if (!std::isfinite(sums[r])) return static_cast<int>(r);
+  return -1;
+}
+
+}  // namespace thinwire::exchange

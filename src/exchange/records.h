@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "thinwire/core/buffer.h"
+#include "thinwire/exchange/block_layout.h"
+#include "thinwire/kernels/sign_compress.h"
+
+namespace thinwire::exchange {
+
+/// One record per block, as they travel: a float, then the words of its codes.
+/// The layout must outlive it.
+class Records {
+ public:
+  Records() = default;
+  explicit Records(const BlockLayout& layout)
+      : layout_(&layout),
+        bytes_(Buffer::of<std::uint8_t>(layout.records_size())) {}
+
+  [[nodiscard]] std::uint8_t* at(std::size_t block) {
+    return bytes_.as<std::uint8_t>().data() + layout_->blocks()[block].record;
+  }
+  [[nodiscard]] const std::uint8_t* at(std::size_t block) const {
+    return bytes_.as<std::uint8_t>().data() + layout_->blocks()[block].record;
+  }
+
+  /// A bucket's records that servers [begin, end) average.
+  [[nodiscard]] View chunks(const Bucket& bucket, std::size_t begin,
+                            std::size_t end);
+
+ private:
+  const BlockLayout* layout_ = nullptr;
+  Buffer bytes_;
+};
+
+[[nodiscard]] std::size_t chunk_bytes(const BlockLayout& layout,
+                                      const Bucket& bucket, std::size_t server);
+/// Of servers [begin, end).
+[[nodiscard]] std::vector<std::size_t> chunk_sizes(const BlockLayout& layout,
+                                                   const Bucket& bucket,
+                                                   std::size_t begin,
+                                                   std::size_t end);
+
+[[nodiscard]] inline float scale_of(const std::uint8_t* record) {
+  float scale = 0;
+  std::memcpy(&scale, record, sizeof scale);
+  return scale;
+}
+
+inline void set_scale(std::uint8_t* record, float scale) {
+  std::memcpy(record, &scale, sizeof scale);
+}
+
+[[nodiscard]] inline const std::uint32_t* words_of(const std::uint8_t* record) {
+  return reinterpret_cast<const std::uint32_t*>(record + sizeof(float));
+}
+
+[[nodiscard]] inline std::uint32_t* words_of(std::uint8_t* record) {
+  return reinterpret_cast<std::uint32_t*>(record + sizeof(float));
+}
+
+/// A record of one bit per element.
+[[nodiscard]] inline kernels::Signs signs_in(const std::uint8_t* record) {
+  return {words_of(record), scale_of(record)};
+}
+
+}  // namespace thinwire::exchange

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/two_phase_exchange.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace thinwire::exchange {
+
+using comm::Work;
+
+namespace {
+
+constexpr std::size_t kBlocksPerGrain = 16;
+
+std::size_t grains_in(std::size_t size) {
+  return (size + kBlocksPerGrain - 1) / kBlocksPerGrain;
+}
+
+// Part i of `parts` about equal ones, which begin at whole grains.
+Range part_of(Range range, std::size_t i, std::size_t parts) {
+  const std::size_t grains = grains_in(range.size);
+  const std::size_t begin = grains * i / parts * kBlocksPerGrain;
+  const std::size_t end =
+      std::min(range.size, grains * (i + 1) / parts * kBlocksPerGrain);
+  return {range.offset + begin, end - begin};
+}
+
+Range blocks_of(const Bucket& bucket) {
+  return {bucket.first_block(), bucket.end_block() - bucket.first_block()};
+}
+
+}  // namespace
+
+TwoPhaseExchange::TwoPhaseExchange(comm::Communicator& comm,
+                                   const comm::HostGroups* groups,
+                                   ThreadPool& pool, const BlockLayout& layout,
+                                   bool keeps_previous)
+    : between_(groups == nullptr ? comm : *groups->between),
+      inside_(groups == nullptr ? nullptr : groups->inside.get()),
+      pool_(pool),
+      layout_(layout),
+      places_(comm, groups),
+      records_(layout),
+      keeps_previous_(keeps_previous),
+      encoded_end_(layout.blocks().size()) {
+  if (keeps_previous) previous_ = Records(layout);
+  std::size_t most_received = 0;
+  for (const Bucket& bucket : layout.buckets())
+    most_received =
+        std::max(most_received,
+                 places_.workers * chunk_bytes(layout, bucket, places_.own));
+  for (Buffer& slot : received_) slot = Buffer::of<std::uint8_t>(most_received);
+}
+
+// In turn k, bucket k is encoded, bucket k - 2 averaged and bucket k - 4
+// delivered, all in one go of the pool's threads, while buckets k - 1 and k - 3
+// travel. The order in which collectives are queued is the same on all ranks:
+// to servers k, then from servers k - 2. By host, results take one turn more:
+// bucket k - 4 goes round inside the host while bucket k - 5 is delivered.
+void TwoPhaseExchange::run(const RecordSteps& steps) {
+  if (keeps_previous_) std::swap(records_, previous_);
+  encoded_end_ = 0;
+  const auto buckets = layout_.buckets();
+  // Null before the first and after the last; k may have wrapped below 0.
+  const auto bucket = [&](std::size_t k) {
+    return k < buckets.size() ? &buckets[k] : nullptr;
+  };
+  std::vector<Work> to_servers(buckets.size());
+  std::vector<Work> from_servers(buckets.size());
+  Work from_inside;
+  const std::size_t legs = inside_ == nullptr ? 4 : 5;
+  for (std::size_t k = 0; k < buckets.size() + legs; ++k) {
+    const Turn turn{bucket(k), bucket(k - 2), bucket(k - legs)};
+    Buffer& slot = received_[k % 2];
+    if (turn.averaged != nullptr) wait(to_servers[k - 2]);
+    if (inside_ != nullptr && turn.delivered != nullptr) wait(from_inside);
+    if (const Bucket* const back = bucket(k - 4); back != nullptr) {
+      wait(from_servers[k - 4]);
+      if (inside_ != nullptr) from_inside = queue_inside(*back);
+    }
+    compute(turn, slot, steps);
+    if (turn.encoded != nullptr) {
+      encoded_end_ = turn.encoded->end_block();
+      if (steps.encoded) steps.encoded(places_.piece_of(*turn.encoded));
+      to_servers[k] = queue_to_servers(*turn.encoded, slot);
+    }
+    if (turn.averaged != nullptr) {
+      if (steps.averaged) steps.averaged(places_.served_of(*turn.averaged));
+      from_servers[k - 2] = queue_from_servers(*turn.averaged);
+    }
+  }
+}
+
+void TwoPhaseExchange::share(const std::function<void(Range)>& average) {
+  if (keeps_previous_) std::swap(records_, previous_);
+  encoded_end_ = layout_.blocks().size();
+  std::vector<Work> last;
+  for (const Bucket& bucket : layout_.buckets()) {
+    const Range served = places_.served_of(bucket);
+    pool_.for_each(grains_in(served.size), [&](std::size_t i) {
+      average(part_of(served, i, grains_in(served.size)));
+    });
+    last.push_back(queue_from_servers(bucket));
+  }
+  if (inside_ != nullptr)
+    for (std::size_t k = 0; k < last.size(); ++k) {
+      wait(last[k]);
+      last[k] = queue_inside(layout_.buckets()[k]);
+    }
+  for (const Work& work : last) wait(work);
+}
+
+void TwoPhaseExchange::compute(const Turn& turn, const Buffer& slot,
+                               const RecordSteps& steps) {
+  const Range scales =
+      turn.encoded != nullptr ? encoded_of(*turn.encoded) : Range();
+  const Range served =
+      turn.averaged != nullptr ? places_.served_of(*turn.averaged) : Range();
+  const Range results =
+      turn.delivered != nullptr ? blocks_of(*turn.delivered) : Range();
+  const std::size_t parts =
+      std::min(static_cast<std::size_t>(pool_.num_threads()),
+               grains_in(std::max({scales.size, served.size, results.size})));
+  pool_.for_each(parts, [&](std::size_t i) {
+    if (const Range part = part_of(scales, i, parts); part.size != 0)
+      steps.encode(*turn.encoded, part);
+    if (const Range part = part_of(served, i, parts); part.size != 0)
+      steps.average(Received(layout_, *turn.averaged, places_.own,
+                             slot.as<std::uint8_t>().data()),
+                    part);
+    if (const Range part = part_of(results, i, parts); part.size != 0)
+      steps.deliver(part);
+  });
+}
+
+// Scales. By host each block has its own, and a bucket's scales are numbered as
+// its blocks are.
+Range TwoPhaseExchange::encoded_of(const Bucket& bucket) const {
+  if (inside_ != nullptr) return places_.piece_of(bucket);
+  return {bucket.first_scale, bucket.end_scale - bucket.first_scale};
+}
+
+View TwoPhaseExchange::piece(const Bucket& bucket) {
+  return records_.chunks(bucket, places_.first, places_.end());
+}
+
+Work TwoPhaseExchange::queue_to_servers(const Bucket& bucket, Buffer& slot) {
+  const std::vector<std::size_t> send =
+      chunk_sizes(layout_, bucket, places_.first, places_.end());
+  const std::size_t own = send[places_.own - places_.first];
+  const std::vector<std::size_t> receive(send.size(), own);
+  return between_.queue_all_to_all(
+      piece(bucket), send, slot.view().subview(0, send.size() * own), receive);
+}
+
+Work TwoPhaseExchange::queue_from_servers(const Bucket& bucket) {
+  return between_.queue_all_gather(
+      records_.chunks(bucket, places_.own, places_.own + 1), piece(bucket),
+      chunk_sizes(layout_, bucket, places_.first, places_.end()));
+}
+
+Work TwoPhaseExchange::queue_inside(const Bucket& bucket) {
+  const std::size_t places = bucket.server_begin.size() - 1;
+  std::vector<std::size_t> sizes;
+  for (std::size_t p = 0; p < places; p += places_.workers)
+    sizes.push_back(records_.chunks(bucket, p, p + places_.workers).size());
+  return inside_->queue_all_gather(piece(bucket),
+                                   records_.chunks(bucket, 0, places), sizes);
+}
+
+void TwoPhaseExchange::wait(const Work& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work.wait();
+  waited_ +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
+          .count();
+}
+
+}  // namespace thinwire::exchange

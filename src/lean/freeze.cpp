@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// The end of lean 1-bit Adam's exact stage.
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "lean/impl.h"
+#include "optim/saved_state.h"
+#include "thinwire/core/memory.h"
+#include "thinwire/kernels/adam.h"
+#include "thinwire/kernels/norm.h"
+
+namespace thinwire::lean {
+
+using optim::StepMeter;
+
+void LeanOnebitAdam::Impl::for_own_blocks(
+    const std::function<void(std::size_t, Range)>& body) {
+  const auto rank = static_cast<std::size_t>(comm.rank());
+  struct Own {
+    std::size_t block;
+    Range at;
+  };
+  std::vector<Own> own;
+  for (std::size_t k = 0; k < shards.buckets().size(); ++k) {
+    const exchange::Bucket& bucket = model.layout.blocks.buckets()[k];
+    const zero::ShardBucket& of = shards.buckets()[k];
+    const Range served = model.places.served_of(bucket);
+    for (std::size_t b = served.offset; b < served.end(); ++b) {
+      const Range& values = model.block(b);
+      own.push_back(
+          {b,
+           {of.positions[rank] + values.offset - of.pieces[rank].offset,
+            values.size}});
+    }
+  }
+  model.pool.for_each(own.size(),
+                      [&](std::size_t i) { body(own[i].block, own[i].at); });
+}
+
+Buffer LeanOnebitAdam::Impl::of_shard(const char* name) const {
+  const optim::State state = exact->state();
+  const optim::StateArray& array = *state.find(name);
+  Buffer values(array.size, array.dtype, Fill::kNone);
+  array.read({0, array.size}, values.view());
+  return values;
+}
+
+bool LeanOnebitAdam::Impl::freeze_ends(StepMeter& step) {
+  const bool due = freeze_is_due(step);  // which keeps a record of every step
+  if (!model.compresses()) return due;
+  return hold.lets_end(due, steps, momentum);
+}
+
+// The variance's bias-corrected L1 norm: cell by cell, added in flat order, so
+// that it does not depend on who has which.
+bool LeanOnebitAdam::Impl::freeze_is_due(StepMeter& step) {
+  if (plan.step() != optim::kAutoFreeze) return steps >= plan.step();
+  const optim::State state = exact->state();
+  const optim::StateArray& v = *state.find("exp_avg_sq");
+  std::vector<double> sums(model.num_blocks());
+  for_own_blocks([&](std::size_t b, Range at) {
+    std::array<float, kernels::kSumChunk> values;
+    const View own(values.data(), at.size, DType::kFloat32);
+    v.read(at, own);
+    kernels::chunk_sums_of_abs(own, {&sums[b], 1});
+    const std::size_t group = model.layout.block_group[b];
+    sums[b] /= 1 - std::pow(model.adam.group_options(group).beta2,
+                            static_cast<double>(steps));
+  });
+  // Others' are 0, so that adding is exact.
+  step.waiting([&] {
+    comm.all_reduce(View(sums.data(), sums.size(), DType::kFloat64),
+                    comm::ReduceOp::kSum);
+  });
+  double total = 0;
+  for (const double sum : sums) total += sum;
+  return automatic.observe(total);
+}
+
+void LeanOnebitAdam::Impl::freeze(StepMeter& step) {
+  const MemoryScope scope(MemoryKind::kStates);
+  Buffer factors;
+  // d, in codes
+  encode_denominators(factors);
+  denominators.gather(step);
+  momentum.set_participation(denominators.participation());
+  // m <- server's signs of m
+  keep_momentum(factors.view());
+  // p, and what it is rounded from
+  gather_parameters(step);
+  exact.reset();
+  frozen_at = steps;
+}
+
+void LeanOnebitAdam::Impl::encode_denominators(Buffer& factors) {
+  Buffer d = of_shard("exp_avg_sq");
+  factors = Buffer::of<float>(d.size());
+  denominators.begin();
+  for_own_blocks([&](std::size_t b, Range at) {
+    const auto own = d.as<float>().subspan(at.offset, at.size);
+    const std::size_t flat = model.block(b).offset;
+    std::array<std::uint8_t, kernels::kSumChunk> elements;
+    for (std::size_t i = 0; i < at.size; ++i)
+      elements[i] = model.masks.leaves_out(flat + i) ? optim::kOut
+                    : own[i] == 0                    ? optim::kLate
+                                                     : optim::kTakesPart;
+    kernels::denominator(
+        own.data(), own.data(), own.size(),
+        model.adam.coefficients(model.layout.block_group[b], steps, 1));
+    const auto of_block =
+        denominators.encode(b, own, std::span(elements).first(at.size));
+    std::ranges::copy(of_block, factors.as<float>().begin() +
+                                    static_cast<std::ptrdiff_t>(at.offset));
+  });
+}
+
+// What takes no part, or has no finite denominator, has no momentum.
+void LeanOnebitAdam::Impl::keep_momentum(ConstView factors) {
+  Buffer m = of_shard("exp_avg");
+  std::vector<const float*> of_block(model.num_blocks());
+  for_own_blocks([&](std::size_t b, Range at) {
+    const auto own = m.as<float>().subspan(at.offset, at.size);
+    const auto by = factors.as<float>().subspan(at.offset, at.size);
+    for (std::size_t i = 0; i < at.size; ++i) {
+      const bool takes_part = momentum.takes_part(model.block(b).offset + i);
+      own[i] = takes_part && by[i] != 0 ? own[i] * by[i] : 0;
+    }
+    of_block[b] = own.data();
+  });
+  if (!model.compresses()) {  // its shard is all of it
+    model.adam.exp_avg() = std::move(m);
+    momentum.now_values();
+    return;
+  }
+  momentum.begin_as_signs(
+      [&](std::size_t b) { return kernels::SignInput{.values = of_block[b]}; });
+}
+
+// Bucket by bucket, as masters are freed together; parameters of fp32 are
+// whole already.
+void LeanOnebitAdam::Impl::gather_parameters(StepMeter& step) {
+  full.begin();
+  if (!full.are_split()) return;
+  const optim::State state = exact->state();
+  const optim::StateArray& masters = *state.find("masters");
+  const auto rank = static_cast<std::size_t>(comm.rank());
+  for (const zero::ShardBucket& bucket : shards.buckets()) {
+    Buffer values(bucket.range.size, DType::kFloat32, Fill::kNone);
+    const Range& piece = bucket.within[rank];
+    const View own = values.view().subview(piece.offset, piece.size);
+    masters.read({bucket.positions[rank], piece.size}, own);
+    step.waiting([&] { comm.all_gather(own, values.view(), bucket.within); });
+    full.write(bucket.range, values.as<float>());
+  }
+}
+
+}  // namespace thinwire::lean

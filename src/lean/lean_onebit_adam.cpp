@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+// arXiv:2102.02888, Algorithm 1, over codes;
+// docs/algorithms/lean-onebit-adam.md has the same lines. What the freeze does
+// is in lean_freeze.cpp.
+#include "thinwire/lean/lean_onebit_adam.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <utility>
+
+#include "lean/impl.h"
+#include "optim/checks.h"
+#include "optim/low_bit/freeze/freeze.h"
+#include "optim/verification.h"
+#include "thinwire/comm/agreement.h"
+#include "thinwire/core/checksum.h"
+#include "zero/checks.h"
+
+namespace thinwire::lean {
+
+using optim::Phase;
+using optim::StepInput;
+using optim::StepMeter;
+using optim::StepReport;
+
+namespace {
+
+optim::LowBitSettings settings_of(const LeanOnebitAdamOptions& options) {
+  return optim::low_bit_settings(
+      "lean_onebit_adam",
+      fmt::format("{} denominator_bits={}", optim::describe_freeze(options),
+                  options.denominator_bits),
+      options);
+}
+
+// What a rank owns of a bucket is what it serves: pieces by place.
+exchange::BlockLayout cells(const ParameterLayout& layout,
+                            const zero::ShardLayout& shards) {
+  std::vector<std::vector<Range>> pieces;
+  for (const zero::ShardBucket& bucket : shards.buckets()) {
+    std::vector<Range>& by_place = pieces.emplace_back();
+    for (const int rank : shards.owners())
+      by_place.push_back(bucket.pieces[static_cast<std::size_t>(rank)]);
+  }
+  return exchange::BlockLayout::of_pieces(optim::parameter_units(layout),
+                                          pieces, 1);
+}
+
+}  // namespace
+
+LeanOnebitAdam::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
+                           View params, const LeanOnebitAdamOptions& o,
+                           ConstView initial)
+    : comm(c),
+      layout(l),
+      options(optim::with_buckets(o, c, l)),  // the same in both stages
+      shards(zero::ShardLayout::of(
+          l, c.size(),
+          {.bucket_elements = options.exchange.bucket_elements,
+           .hosts = c.hosts()})),
+      model(c, l, settings_of(options), cells(l, shards)),
+      gradients(model),
+      momentum(model, {}),
+      denominators(model, o.denominator_bits),
+      full(params),
+      exact(make_exact(initial)),
+      plan(o.freeze_step, optim::freeze_step_of(o)),
+      automatic(optim::freeze_options(o).automatic) {}
+
+std::unique_ptr<zero::ZeroOptimizer> LeanOnebitAdam::Impl::make_exact(
+    ConstView initial) const {
+  const optim::AdamOptions rule = model.settings.adam;
+  return std::make_unique<zero::ZeroOptimizer>(
+      comm, layout,
+      [rule](const ParameterLayout& shard) {
+        return std::make_unique<optim::Adam>(shard, rule);
+      },
+      full.params(),
+      zero::ZeroOptions{.stage = 1,
+                        .dtype = full.params().dtype(),
+                        .exchange = options.exchange},
+      initial);
+}
+
+// ---- the step
+
+void LeanOnebitAdam::Impl::take_step(const StepInput& in, StepMeter& step) {
+  if (is_frozen())
+    compressed_step(in, step);
+  else
+    warm_up(in, step);
+}
+
+// Warm-up stage: Adam on the averaged gradient, each rank its shard.
+void LeanOnebitAdam::Impl::warm_up(const StepInput& in, StepMeter& step) {
+  // a = sqrt(mean_i ||g_i||^2); nothing: not finite, skipped on all ranks.
+  const auto rms_norm = gradients.agree_on_norm(in, false, step);
+  if (!rms_norm && !has_sent_early) return;
+  follow_masks();
+  // g = clip * mean_i g_i,  m, v and p as in Adam
+  const StepReport report = exact->step(in);
+  has_sent_early = false;
+  step.report().exchange_seconds += report.exchange_seconds;
+  step.report().applied = report.applied;
+  step.report().grad_norm = report.grad_norm;
+  step.report().clip_factor = report.clip_factor;
+  if (!report.applied) return;
+  steps = exact->steps();
+  gradients.remember(rms_norm.value(), report.grad_norm);
+  // d = max(sqrt(v / (1 - beta2^T)) + eps, floor), 1/d and p in few bits
+  if (freeze_ends(step)) freeze(step);
+}
+
+// Compression stage: d stays what it is, m_i travels as signs.
+void LeanOnebitAdam::Impl::compressed_step(const StepInput& in,
+                                           StepMeter& step) {
+  // By host, g_i is the mean of host i's, where this rank encodes it.
+  if (model.host) model.host->average(in.grads, step);
+  // g_i = clip * g_i, the norm of their mean being estimated.
+  const auto scale =
+      gradients.clip_by_estimate(in, momentum.has_late(in.grads), step);
+  if (!scale) return;
+  const optim::Coefficients c = model.coefficients(++steps, *scale);
+  if (gradients.any_late()) {
+    const auto admitted = momentum.admit_late(step);
+    denominators.admit(admitted);
+    step.report().revived = admitted.size();
+  }
+  denominators.guard(in.grads, *scale, gradients.chunk_squares());
+  if (model.masks.are_waiting()) follow_masks();
+  // m_i = beta1 m + (1 - beta1) g_i
+  // m = server(mean_i worker(m_i)), each with error feedback, in 1 bit
+  const auto apply = [&](std::size_t b, const kernels::MomentumForm& m) {
+    // p = p - lr (m / (1 - beta1^t) * R + wd p)
+    kernels::CodedUpdateArrays arrays = denominators.arrays(b);
+    full.point(model.block(b), arrays);
+    kernels::sign_update_coded(m, arrays, c[model.layout.block_group[b]]);
+  };
+  momentum.average(in, c, apply, step);
+  verify();
+}
+
+// Before the freeze they wait for it.
+optim::MaskChange LeanOnebitAdam::Impl::follow_masks() {
+  model.masks.follow();
+  if (!is_frozen()) return {};
+  optim::MaskChange change = momentum.follow_masks();
+  denominators.leave_out(change.excluded);
+  return change;
+}
+
+// Exact steps are ZeroOptimizer's to verify.
+void LeanOnebitAdam::Impl::verify() {
+  const std::int64_t every = options.exchange.verify_every;
+  if (every == 0 || steps % every != 0) return;
+  const ConstView low = full.low_buffer().view();
+  optim::verify_same(
+      comm, model.pool, layout, full.params(),
+      fmt::format("step {} frozen_at {}\nmasks {:08x} lower bits {:016x} "
+                  "{}{}{}",
+                  steps, frozen_at, model.masks.fingerprint(), checksum(low),
+                  denominators.checksums(), model.settings.describe(),
+                  model.adam.describe()));
+}
+
+StepReport LeanOnebitAdam::Impl::step(const StepInput& in) {
+  require_step(in);
+  StepReport report{.phase = phase(), .loss_scale = in.loss_scale};
+  if (model.host) model.host->begin_step();
+  {
+    StepMeter meter(comm, report);
+    set_stage(meter);
+    take_step(in, meter);
+  }
+  if (!report.applied) ++skipped;
+  report.masked = momentum.num_left_out();
+  report.heavy = denominators.heavy().size();
+  return report;
+}
+
+void LeanOnebitAdam::Impl::require_step(const StepInput& in) const {
+  zero::require_same_memory(in, full.params());
+  optim::require_view("grads", in.grads, layout.size(), true, true);
+}
+
+// ---- the class
+
+LeanOnebitAdam::LeanOnebitAdam(comm::Communicator& comm,
+                               const ParameterLayout& layout, View params,
+                               const LeanOnebitAdamOptions& options,
+                               ConstView initial) {
+  options.validate(layout);
+  require(
+      params.dtype() == DType::kFloat32 || params.dtype() == DType::kBFloat16,
+      "params", "float32 or bfloat16", to_string(params.dtype()));
+  require(params.size() == layout.size(), "params",
+          fmt::format("{} elements", layout.size()), params.size());
+  comm::require_same(comm, "parameter layout and options",
+                     layout.describe() + settings_of(options).describe());
+  impl_ = std::make_unique<Impl>(comm, layout, params, options, initial);
+}
+
+LeanOnebitAdam::~LeanOnebitAdam() = default;
+
+StepReport LeanOnebitAdam::step(const StepInput& input) {
+  return impl_->step(input);
+}
+
+void LeanOnebitAdam::reduce_early(View grads, Range range) {
+  if (!reduces_early()) return Optimizer::reduce_early(grads, range);
+  optim::require_view("grads", grads, impl_->layout.size(), true, true);
+  impl_->set_stage();
+  if (impl_->is_frozen()) {
+    impl_->model.host->begin_early(grads, range);
+    return;
+  }
+  // Before the average replaces what is this rank's own.
+  impl_->gradients.measure_early(grads, range);
+  impl_->exact->reduce_early(grads, range);
+  impl_->has_sent_early = true;
+}
+
+bool LeanOnebitAdam::reduces_early() const noexcept {
+  return !impl_->will_be_frozen() || impl_->model.host != nullptr;
+}
+
+void LeanOnebitAdam::measure_early(ConstView grads, Range range) {
+  if (!measures_early()) return Optimizer::measure_early(grads, range);
+  impl_->gradients.measure_early(grads, range);
+}
+
+bool LeanOnebitAdam::measures_early() const noexcept {
+  return !reduces_early();
+}
+
+void LeanOnebitAdam::finish_early() {
+  if (impl_->model.host) impl_->model.host->finish_early();
+}
+
+void LeanOnebitAdam::forget_early() noexcept {
+  impl_->gradients.forget_early();
+}
+
+void LeanOnebitAdam::set_freeze_gate(optim::FreezeGate gate) {
+  impl_->hold.set_gate(std::move(gate));
+}
+
+std::vector<Range> LeanOnebitAdam::buckets() const {
+  std::vector<Range> ranges;
+  for (const zero::ShardBucket& bucket : impl_->shards.buckets())
+    ranges.push_back(bucket.range);
+  return ranges;
+}
+
+std::int64_t LeanOnebitAdam::steps() const noexcept { return impl_->steps; }
+
+std::int64_t LeanOnebitAdam::skipped_steps() const noexcept {
+  return impl_->skipped;
+}
+
+Phase LeanOnebitAdam::phase() const noexcept { return impl_->phase(); }
+
+std::int64_t LeanOnebitAdam::frozen_at() const noexcept {
+  return impl_->frozen_at;
+}
+
+std::optional<std::int64_t> LeanOnebitAdam::freeze_step() const {
+  return impl_->plan.step();
+}
+
+void LeanOnebitAdam::set_learning_rate(std::size_t group,
+                                       double learning_rate) {
+  impl_->model.adam.set_learning_rate(group, learning_rate);
+  if (impl_->exact) impl_->exact->set_learning_rate(group, learning_rate);
+}
+
+double LeanOnebitAdam::learning_rate(std::size_t group) const {
+  return impl_->model.adam.learning_rate(group);
+}
+
+void LeanOnebitAdam::set_weight_decay(std::size_t group, double weight_decay) {
+  impl_->model.adam.set_weight_decay(group, weight_decay);
+  if (impl_->exact) impl_->exact->set_weight_decay(group, weight_decay);
+}
+
+double LeanOnebitAdam::weight_decay(std::size_t group) const {
+  return impl_->model.adam.weight_decay(group);
+}
+
+void LeanOnebitAdam::set_exp_avg_mask(std::size_t group,
+                                      std::span<const float> mask) {
+  impl_->model.masks.set(impl_->layout, group, mask);
+}
+
+std::vector<std::string> LeanOnebitAdam::take_notes() {
+  return std::exchange(impl_->notes, {});
+}
+
+std::size_t LeanOnebitAdam::num_groups() const noexcept {
+  return impl_->model.adam.num_groups();
+}
+
+std::vector<float> LeanOnebitAdam::full_parameter(std::string_view name) {
+  if (impl_->exact) return impl_->exact->full_parameter(name);
+  const Parameter& p = impl_->layout.parameter(name);
+  std::vector<float> values(p.size);
+  impl_->full.read({p.offset, p.size}, values);
+  return values;
+}
+
+void LeanOnebitAdam::set_full_parameter(std::string_view name,
+                                        std::span<const float> values) {
+  if (impl_->exact) return impl_->exact->set_full_parameter(name, values);
+  const std::size_t index = zero::index_of(impl_->layout, name);
+  zero::require_size(impl_->layout, index, values);
+  const Parameter& p = impl_->layout.parameters()[index];
+  impl_->full.write({p.offset, p.size}, values);
+}
+
+double LeanOnebitAdam::residual_ratio() const {
+  return impl_->momentum.residual_ratio();
+}
+
+}  // namespace thinwire::lean

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+// What lean 1-bit Adam keeps, saved and loaded: in the exact stage a shard,
+// then the same on all ranks but for residuals.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "lean/impl.h"
+#include "optim/saved_state.h"
+#include "thinwire/comm/agreement.h"
+#include "thinwire/core/error.h"
+#include "thinwire/core/memory.h"
+#include "thinwire/kernels/cast.h"
+#include "zero/checks.h"
+
+namespace thinwire::lean {
+
+using optim::Adoption;
+using optim::Axis;
+using optim::Sharing;
+using optim::State;
+
+namespace {
+
+constexpr const char* kUpper = "low_bits_upper";
+constexpr const char* kLower = "low_bits_lower";
+// Not exp_avg, of which optimizers in their exact stage want a shard.
+constexpr const char* kMomentum = "momentum";
+
+// One byte of each element's 16 bits, which no array of a state can be of.
+void add_byte(State& state, const char* name, const FullParameters& full,
+              int shift) {
+  const std::size_t size = full.params().size();
+  state.arrays.push_back({.name = name,
+                          .dtype = DType::kUInt8,
+                          .axis = Axis::kElement,
+                          .sharing = Sharing::kSame,
+                          .size = size,
+                          .ranges = {{0, size}},
+                          .read = [&full, shift](Range range, View to) {
+                            const auto low = full.low_bits();
+                            const auto bytes = to.as<std::uint8_t>();
+                            for (std::size_t i = 0; i < range.size; ++i)
+                              bytes[i] = static_cast<std::uint8_t>(
+                                  low[range.offset + i] >> shift);
+                          }});
+}
+
+Buffer saved_low_bits(const StateDict& state, std::size_t size) {
+  const auto upper = optim::saved_values<std::uint8_t>(state, kUpper, size);
+  const auto lower = optim::saved_values<std::uint8_t>(state, kLower, size);
+  Buffer low = FullParameters::make_low_bits(size);
+  const auto bits = FullParameters::bits_of(low);
+  for (std::size_t i = 0; i < size; ++i)
+    bits[i] = static_cast<std::uint16_t>(upper[i] << 8 | lower[i]);
+  return low;
+}
+
+[[noreturn]] void corrupt(const std::string& text) {
+  throw Error(ErrorCode::kCorruptCheckpoint, text);
+}
+
+}  // namespace
+
+// ---- describing
+
+State LeanOnebitAdam::Impl::state() const {
+  State state;
+  if (exact) {
+    state = exact->state();
+    state.encoded = momentum.encoded();
+  } else {
+    state.add_groups("learning_rates", model.adam.learning_rates());
+    momentum.add_to(state, Sharing::kSame);
+    for (optim::StateArray& array : state.arrays)
+      if (array.name == "exp_avg") array.name = kMomentum;
+    denominators.add_to(state);
+    state.common.put_integer("denominator_bits", options.denominator_bits);
+    if (full.are_split()) {
+      add_byte(state, kUpper, full, 8);
+      add_byte(state, kLower, full, 0);
+    }
+  }
+  state.common.put_text("optimizer", model.settings.name);
+  state.common.put_integer("frozen_at", frozen_at);
+  plan.save(state.common, kFreezeStep);
+  hold.save(state.common);
+  optim::StepCounts{.steps = steps, .skipped = skipped}.save(state.common);
+  optim::add_hosts(state, comm.hosts());
+  gradients.memory.add_to(state, options.exchange.lagged_clipping);
+  automatic.add_to(state);
+  return state;
+}
+
+// ---- taking up
+
+struct LeanOnebitAdam::Impl::Common {
+  optim::StepCounts counts;
+  std::vector<double> rates;
+  optim::LocalGradients::Memory memory;
+  optim::AutoFreeze automatic;
+  std::int64_t held_until = 0;
+  optim::StagePlan plan;
+  bool is_own = false;
+};
+
+LeanOnebitAdam::Impl::Common LeanOnebitAdam::Impl::read_common(
+    StateDict& state) const {
+  Common common{.counts = optim::StepCounts::load(state),
+                .rates = model.adam.learning_rates_in(state),
+                .memory = gradients.saved_memory(state),
+                .automatic = automatic,
+                .held_until = optim::FreezeHold::load(state),
+                .plan = plan.after(state, kFreezeStep),
+                .is_own = state.text("optimizer") == model.settings.name};
+  common.automatic.load(state);
+  return common;
+}
+
+void LeanOnebitAdam::Impl::restore(const Common& common) {
+  steps = common.counts.steps;
+  skipped = common.counts.skipped;
+  for (std::size_t g = 0; g < common.rates.size(); ++g)
+    model.adam.set_learning_rate(g, common.rates[g]);
+  gradients.memory = common.memory;
+  automatic = common.automatic;
+  hold.hold_until(common.held_until);
+  plan = common.plan;
+  is_of_own_state = common.is_own;
+  notes.clear();
+  model.masks.follow();
+  has_sent_early = false;
+}
+
+Adoption LeanOnebitAdam::Impl::adopt(StateDict state) {
+  const std::string saved = state.text("optimizer");
+  if (saved == model.settings.name)
+    return optim::saved_count(state, "frozen_at") > 0
+               ? adopt_frozen(std::move(state))
+               : adopt_exact(std::move(state));
+  // Adam's, or 1-bit Adam's before its freeze: what they lack begins now.
+  if (saved != "adam" && saved != "onebit_adam")
+    optim::refuse_optimizer(saved, model.settings.name);
+  if (saved == "adam") {
+    State begun;
+    optim::LocalGradients::Memory().add_to(begun, /*lags=*/false);
+    state.put_all("", optim::copy_of(begun));
+    state.put("exp_avg_sq_norms", std::vector<double>());
+  }
+  optim::require_rule(state, "adam");
+  return adopt_exact(std::move(state));
+}
+
+Adoption LeanOnebitAdam::Impl::adopt_exact(StateDict state) {
+  const auto common = std::make_shared<Common>(read_common(state));
+  const auto rest = std::make_shared<StateDict>(std::move(state));
+  rest->put_text("optimizer", "adam");
+  Adoption of_exact;
+  if (exact) {
+    of_exact = exact->adopt(std::move(*rest));
+  } else {  // what it would refuse
+    const std::size_t size = shards.shard_size(comm.rank());
+    const auto require_array = [&](const char* name, optim::Sign sign) {
+      if (size > 0)
+        optim::require_usable(name, rest->array(name, DType::kFloat32, size),
+                              sign);
+    };
+    require_array("exp_avg", optim::Sign::kAny);
+    require_array("exp_avg_sq", optim::Sign::kNotNegative);
+    if (full.are_split()) require_array("masters", optim::Sign::kAny);
+  }
+  return [this, common, rest, of_exact] {
+    if (!exact) {
+      denominators.clear();
+      full.end();
+      momentum.clear_residuals();
+      momentum.set_participation({});
+      momentum.now_values();
+      model.adam.exp_avg() = Buffer();
+      exact = make_exact({});
+      frozen_at = 0;
+      exact->adopt(std::move(*rest))();
+    } else {
+      of_exact();
+    }
+    restore(*common);
+    note_stage();
+  };
+}
+
+Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
+  struct Taken {
+    Common common;
+    std::int64_t frozen_at = 0;
+    std::vector<std::uint8_t> elements;
+    optim::LateElements late;
+    CodedDenominators::Saved denominators;
+    optim::CompressedMomentum::Residuals residuals;
+    Buffer m, low;
+  };
+  if (state.has_array(optim::ranges_key(optim::kNewParameters)))
+    corrupt(
+        "lean 1-bit Adam takes up no parameters that are new after its freeze: "
+        "load with what = kWeights");
+  const std::int64_t bits = state.integer("denominator_bits");
+  if (bits != options.denominator_bits)
+    corrupt(
+        fmt::format("the state's denominator_bits is {}, this optimizer's "
+                    "{}",
+                    bits, options.denominator_bits));
+  if (!full.are_split() && state.has_array(kUpper))
+    corrupt(
+        "the state is of bfloat16 parameters, this optimizer's are float32: "
+        "load with what = kWeights");
+  if (full.are_split() && layout.size() > 0 && !state.has_array(kUpper) &&
+      !state.has_array(kLower))
+    corrupt(
+        "the state is of float32 parameters, this optimizer's are bfloat16: "
+        "load with what = kWeights");
+  const auto taken = std::make_shared<Taken>();
+  taken->common = read_common(state);
+  optim::note_other_hosts(state, model);
+  taken->frozen_at = optim::saved_count(state, "frozen_at");
+  taken->elements = optim::saved_participation(state, layout.size());
+  taken->late = momentum.saved_late(state, taken->elements);
+  taken->denominators = denominators.read(state);
+  taken->residuals = momentum.take_residuals(state);
+  taken->m =
+      optim::take_floats(state, kMomentum, DType::kFloat32, layout.size());
+  if (full.are_split() && layout.size() > 0)
+    taken->low = saved_low_bits(state, layout.size());
+  return [this, taken] {
+    exact.reset();
+    restore(taken->common);
+    frozen_at = taken->frozen_at;
+    model.adam.exp_avg() = std::move(taken->m);
+    momentum.now_values();
+    momentum.restore(std::move(taken->residuals));
+    momentum.set_participation(std::move(taken->elements));
+    momentum.set_late(std::move(taken->late));
+    denominators.restore(std::move(taken->denominators));
+    full.low_buffer() = std::move(taken->low);
+    note_stage();
+    optim::note_change(follow_masks(), notes);
+  };
+}
+
+// ---- the class
+
+State LeanOnebitAdam::state() const { return impl_->state(); }
+
+Adoption LeanOnebitAdam::adopt(StateDict state) {
+  return impl_->adopt(std::move(state));
+}
+
+StateDict LeanOnebitAdam::owner() const {
+  if (impl_->exact) return impl_->exact->owner();
+  StateDict owner = optim::layout_owner(impl_->layout);
+  impl_->momentum.add_owner(owner);
+  return owner;
+}
+
+void LeanOnebitAdam::require_owner(const StateDict& state) const {
+  optim::require_layout(state, impl_->layout);
+  impl_->momentum.require_owner(state);
+  if (!state.has_scalar("shards")) return;
+  zero::require_shard_owner(state, impl_->layout, impl_->comm.rank());
+  optim::require_text(state, "shards", impl_->shards.describe());
+}
+
+void LeanOnebitAdam::load_state_dict(const StateDict& state) {
+  Adoption adopted;
+  comm::require_everywhere(impl_->comm, [&] {
+    require_owner(state);
+    adopted = adopt(optim::copy_to_adopt(state));
+  });
+  adopted();
+  if (!impl_->exact || !impl_->full.are_split()) return;
+  for (const Parameter& p : impl_->layout.parameters())
+    kernels::convert(impl_->exact->full_parameter(p.name),
+                     impl_->full.params().subview(p.offset, p.size));
+}
+
+void LeanOnebitAdam::read_masters(ConstView params) {
+  const ParameterLayout& layout = impl_->layout;
+  require(params.size() == layout.size(), "params",
+          fmt::format("{} elements", layout.size()), params.size());
+  if (impl_->exact) return impl_->exact->read_masters(params);
+  for (const Parameter& p : layout.parameters()) {
+    std::vector<float> values(p.size);
+    kernels::convert(params.subview(p.offset, p.size), values);
+    impl_->full.write({p.offset, p.size}, values);
+  }
+}
+
+}  // namespace thinwire::lean

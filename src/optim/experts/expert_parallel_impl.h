@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "optim/exact_average.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/core/error.h"
+#include "thinwire/core/thread_pool.h"
+#include "thinwire/exchange/bucket_rule.h"
+#include "thinwire/optim/expert_parallel.h"
+
+namespace thinwire::optim {
+
+// The experts that the ranks of one communicator hold, or fp32 parameters
+// beside those of 16 bits.
+struct Section {
+  Section(comm::Communicator& c, ParameterLayout l, std::size_t offset,
+          const MakeRule& make_rule, const ExchangeOptions& options,
+          ThreadPool& pool)
+      : comm(c),
+        layout(std::move(l)),
+        range{offset, layout.size()},
+        rule(make_rule(layout)),
+        average(
+            c, pool, layout,
+            exchange::bucket_elements(options.bucket_elements, layout.size(),
+                                      c.hosts(), kExactBits)) {}
+
+  comm::Communicator& comm;
+  ParameterLayout layout;
+  Range range;  // of the whole flat array
+  std::unique_ptr<UpdateRule> rule;
+  ExactAverage average;
+};
+
+struct ExpertParallel::Impl {
+  Impl(comm::Communicator& c, const ParameterLayout& l,
+       const ExchangeOptions& o)
+      : comm(c), layout(l), options(o), pool(o.num_threads) {}
+
+  comm::Communicator& comm;
+  const ParameterLayout layout;
+  const ExchangeOptions options;
+  ThreadPool pool;
+  std::unique_ptr<Optimizer> dense;
+  std::size_t dense_size = 0;
+  std::size_t num_dense = 0;  // parameters
+  std::size_t cut = 0;        // where arrays may be joined; 0: nowhere
+  std::string prefix;         // of the names of experts' arrays
+  std::vector<std::unique_ptr<Section>> sections;
+  mutable Buffer exchanged;  // within local steps of the dense ones
+
+  struct Norm {
+    double value = 0;
+    int nonfinite_rank = -1;
+  };
+
+  // What a section's gradients are to be divided by after their average.
+  [[nodiscard]] double divisor(const Section& section,
+                               const StepInput& in) const {
+    const DType dtype = in.grads.dtype_at(section.range.offset);
+    return in.loss_scale * sum_divisor(section.comm, dtype) * comm.size() /
+           section.comm.size();
+  }
+  [[nodiscard]] View dense_of(View array) const {
+    return array.empty() ? array : array.subview(0, dense_size);
+  }
+  [[nodiscard]] Section& section_of(Range range) {
+    for (const auto& section : sections)
+      if (range.offset >= section->range.offset &&
+          range.end() <= section->range.end())
+        return *section;
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("range must be of dense parameters, or of experts "
+                            "of one communicator, got {} of size {}",
+                            range.offset, range.size));
+  }
+  [[nodiscard]] Norm norm(const StepInput& in, StepReport& report);
+  [[nodiscard]] std::vector<State> states() const;
+};
+
+}  // namespace thinwire::optim

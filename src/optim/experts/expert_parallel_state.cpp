@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdint>
+#include <cstring>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include "optim/experts/expert_parallel_impl.h"
+#include "optim/experts/joined_state.h"
+#include "optim/saved_state.h"
+
+// What experts and the dense optimizer beside them keep, as one state.
+namespace thinwire::optim {
+
+namespace {
+
+// A text of a state: names of arrays with a value for each parameter. Those
+// that there are now say nothing of a state's: it may be of another stage.
+constexpr const char* kOfParameters = "experts.parameter_arrays";
+
+}  // namespace
+
+std::vector<State> ExpertParallel::Impl::states() const {
+  std::vector<State> all;
+  all.push_back(dense->state());
+  for (const auto& section : sections)
+    section->rule->add_to(all.emplace_back(), Sharing::kSame, {section->range});
+  return all;
+}
+
+// Parameters' own numbers are 0 for experts: only low-bit optimizers have some.
+State ExpertParallel::state() const {
+  std::vector<State> parts = impl_->states();
+  State all = std::move(parts.front());
+  std::string of_parameters;
+  for (StateArray& array : all.arrays) {
+    // Within local steps 0/1 Adam keeps parameters; they are not all of them.
+    array.is_parameters = false;
+    if (array.axis != Axis::kParameter) continue;
+    of_parameters += array.name + ' ';
+    array.size = impl_->layout.parameters().size();
+    array.read = [read = std::move(array.read), dense = impl_->num_dense](
+                     Range range, View to) {
+      if (to.bytes() != 0) std::memset(to.data(), 0, to.bytes());
+      if (range.offset >= dense) return;
+      const std::size_t size = std::min(range.size, dense - range.offset);
+      read({range.offset, size}, to.subview(0, size));
+    };
+  }
+  if (!of_parameters.empty()) all.common.put_text(kOfParameters, of_parameters);
+  for (std::size_t p = 1; p < parts.size(); ++p)
+    join(all, std::move(parts[p]), impl_->prefix);
+  return all;
+}
+
+Optimizer::Adoption ExpertParallel::adopt(StateDict state) {
+  const std::vector<State> parts = impl_->states();
+  std::istringstream names(
+      state.has_scalar(kOfParameters) ? state.text(kOfParameters) : "");
+  for (std::string name; names >> name;) {
+    const Buffer values = state.take(name);
+    if (values.size() >= impl_->num_dense)
+      state.put(name, values.view().subview(0, impl_->num_dense));
+  }
+  if (state.has_array(ranges_key(kNewParameters))) {
+    std::vector<std::int64_t> of_dense;
+    for (const Range& range :
+         saved_ranges(state, kNewParameters, impl_->layout.size()))
+      if (range.end() <= impl_->dense_size)
+        for (const std::size_t value : {range.offset, range.size})
+          of_dense.push_back(static_cast<std::int64_t>(value));
+    state.put(ranges_key(kNewParameters), of_dense);
+  }
+  std::vector<StateDict> cut_state =
+      cut(std::move(state), parts, impl_->prefix);
+  std::vector<Adoption> adoptions;
+  for (std::size_t s = 0; s < impl_->sections.size(); ++s)
+    adoptions.push_back(impl_->sections[s]->rule->adopt(cut_state[s + 1]));
+  adoptions.push_back(impl_->dense->adopt(std::move(cut_state.front())));
+  return [adoptions = std::move(adoptions)] {
+    for (const Adoption& adopt : adoptions) adopt();
+  };
+}
+
+StateDict ExpertParallel::owner() const {
+  StateDict owner = impl_->dense->owner();
+  std::string experts;
+  for (const auto& section : impl_->sections)
+    experts += section->layout.describe();
+  owner.put_text("experts", experts);
+  return owner;
+}
+
+void ExpertParallel::require_owner(const StateDict& state) const {
+  impl_->dense->require_owner(state);
+  require_text(state, "experts", owner().text("experts"));
+}
+
+}  // namespace thinwire::optim

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/low_bit/denominator/denominator.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "core/visit_floats.h"
+#include "thinwire/kernels/norm.h"
+
+namespace thinwire::optim {
+
+namespace {
+
+// The first of `own` is element `offset`.
+void scale_heavy_of(View own, std::span<const HeavyElement> heavy,
+                    std::size_t offset) {
+  visit_floats(own, [&](auto* g) {
+    for (const HeavyElement& element : heavy) {
+      auto* const at = g + (element.index - offset);
+      store_rounded(to_float(*at) * element.factor, at);
+    }
+  });
+}
+
+// |g| <= bound * d.
+void bound_block(View grads, std::span<const float> d, double bound) {
+  visit_floats(grads, [&](auto* g) {
+    for (std::size_t i = 0; i < d.size(); ++i) {
+      const auto most = static_cast<float>(bound * d[i]);
+      const float value = to_float(g[i]);
+      if (std::abs(value) > most)
+        store_rounded(std::copysign(most, value), g + i);
+    }
+  });
+}
+
+// In denominators: 1 / sqrt(1 - beta2), what one gradient alone is in Adam,
+// whose own variance bounds what it can do. A frozen one does not.
+double outlier_bound(const LowBitModel& model, std::size_t b) {
+  const AdamOptions& all = model.settings.adam;
+  const std::size_t group = model.layout.block_group[b];
+  const double beta2 = group < all.groups.size()
+                           ? all.groups[group].beta2.value_or(all.beta2)
+                           : all.beta2;
+  return 1 / std::sqrt(1 - beta2);
+}
+
+double outlier_limit(const LowBitModel& model, const BlockDenominators& blocks,
+                     std::size_t b) {
+  return outlier_bound(model, b) * model.settings.outlier_gate *
+         blocks.median(b);
+}
+
+// Of pieces each block's sum of squares is known; else the norm's chunks that
+// cover a block bound it.
+double most_squares(const LowBitModel& model, std::size_t b,
+                    std::span<const double> chunk_squares) {
+  if (model.has_pieces_only()) return model.host->squares(b);
+  const Range& at = model.block(b);
+  double most = 0;
+  for (std::size_t c = at.offset / kernels::kSumChunk;
+       c <= (at.end() - 1) / kernels::kSumChunk; ++c)
+    most += chunk_squares[c];
+  return most;
+}
+
+bool may_hold_outlier(const LowBitModel& model, const BlockDenominators& blocks,
+                      std::size_t b, double grad_scale,
+                      std::span<const double> chunk_squares) {
+  const double limit = outlier_limit(model, blocks, b);
+  return most_squares(model, b, chunk_squares) * (grad_scale * grad_scale) >
+         limit * limit;
+}
+
+void bound_outliers_of(const LowBitModel& model,
+                       const BlockDenominators& blocks, std::size_t b, View own,
+                       std::span<const float> d, double grad_scale) {
+  const double limit = outlier_limit(model, blocks, b);
+  const double squares =
+      kernels::sum_of_squares(own) * (grad_scale * grad_scale);
+  if (std::isfinite(squares) && squares > limit * limit)
+    bound_block(own, d, outlier_bound(model, b) / grad_scale);
+}
+
+}  // namespace
+
+void Denominator::fit(std::vector<std::uint8_t> elements) {
+  const auto d = values.as<float>();
+  const auto m = model_.adam.exp_avg().as<float>();
+  for (const std::size_t i :
+       leave_out_nonfinite(d, model_.layout.compressed, elements))
+    m[i] = 0;
+  blocks.fit(d, elements, model_.layout, model_.settings.denom_floor,
+             model_.pool);
+  for (const HeavyElement& element : heavy())
+    m[element.index] *= element.factor;
+  momentum_.set_participation(std::move(elements));
+}
+
+void Denominator::refit(std::size_t b) {
+  const Range& range = model_.block(b);
+  blocks.refit(b, {at(range.offset), range.size},
+               participations_of(momentum_.participation(), range),
+               model_.settings.denom_floor);
+}
+
+void Denominator::forget() {
+  values = Buffer();
+  blocks = BlockDenominators();
+  momentum_.set_participation({});
+  momentum_.clear_residuals();
+  momentum_.set_units({});
+}
+
+MaskChange Denominator::follow_masks() {
+  MaskChange change = momentum_.follow_masks();
+  for (const std::size_t i : change.included)
+    *at(i) = blocks.of_late(model_.block_of(i));
+  blocks.forget_heavy(change.excluded);
+  return change;
+}
+
+void Denominator::guard(View grads, double grad_scale,
+                        std::span<const double> chunk_squares) const {
+  if (blocks.empty()) return;
+  scale_heavy(model_, grads, heavy());
+  const auto of_block = [this](std::size_t b, auto&) {
+    const Range& at = model_.block(b);
+    return values.as<float>().subspan(at.offset, at.size);
+  };
+  bound_outliers(model_, blocks, of_block, grads, grad_scale, chunk_squares);
+}
+
+void scale_heavy(const LowBitModel& model, View grads,
+                 std::span<const HeavyElement> heavy) {
+  for (const HeavyElement& element : heavy) {
+    const std::size_t b = model.block_of(element.index);
+    if (model.has_gradient(b))
+      scale_heavy_of(model.gradient(b, grads), {&element, 1},
+                     model.block(b).offset);
+  }
+}
+
+// Only blocks that may hold an outlier are looked at.
+void bound_outliers(LowBitModel& model, const BlockDenominators& blocks,
+                    const BlockValues& d, View grads, double grad_scale,
+                    std::span<const double> chunk_squares) {
+  model.for_blocks([&](std::size_t b) {
+    if (!model.has_gradient(b) ||
+        !may_hold_outlier(model, blocks, b, grad_scale, chunk_squares))
+      return;
+    std::array<float, 1024> scratch;
+    bound_outliers_of(model, blocks, b, model.gradient(b, grads), d(b, scratch),
+                      grad_scale);
+  });
+}
+
+ConstView Denominator::guarded(std::size_t b, ConstView own, double grad_scale,
+                               std::span<const double> chunk_squares,
+                               GuardedBlock& copy) const {
+  if (blocks.empty()) return own;
+  const Range& at = model_.block(b);
+  const auto before = [](const HeavyElement& element, std::size_t index) {
+    return element.index < index;
+  };
+  const auto all = heavy();
+  const auto first =
+      std::lower_bound(all.begin(), all.end(), at.offset, before);
+  const bool has_heavy = first != all.end() && first->index < at.end();
+  const bool bounds =
+      may_hold_outlier(model_, blocks, b, grad_scale, chunk_squares);
+  if (!has_heavy && !bounds) return own;
+  std::memcpy(copy.data(), own.data(), own.bytes());
+  const View mine(copy.data(), own.size(), own.dtype());
+  scale_heavy_of(mine,
+                 {first, std::lower_bound(first, all.end(), at.end(), before)},
+                 at.offset);
+  if (bounds)
+    bound_outliers_of(model_, blocks, b, mine,
+                      values.as<float>().subspan(at.offset, at.size),
+                      grad_scale);
+  return mine;
+}
+
+}  // namespace thinwire::optim

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/low_bit/freeze/freeze.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <utility>
+
+#include "core/require.h"
+#include "optim/saved_state.h"
+
+namespace thinwire::optim {
+
+namespace {
+
+constexpr const char* kFreezeStep = "freeze_step";
+constexpr const char* kBegins = "first_stage_begins";  // in no saved state
+
+}  // namespace
+
+void validate_freeze(std::optional<std::int64_t> freeze_step,
+                     std::optional<std::int64_t> lr_warmup_steps,
+                     std::optional<std::int64_t> total_steps,
+                     std::int64_t min_freeze_step,
+                     std::optional<std::int64_t> max_freeze_step,
+                     double freeze_ratio) {
+  const std::int64_t named = freeze_step.value_or(1);
+  require(named >= 1 || named == kAutoFreeze, "freeze_step",
+          ">= 1 or kAutoFreeze (-1)", named);
+  require(lr_warmup_steps.value_or(0) >= 0, "lr_warmup_steps", ">= 0",
+          lr_warmup_steps.value_or(0));
+  require(total_steps.value_or(1) >= 1, "total_steps", ">= 1",
+          total_steps.value_or(1));
+  require(min_freeze_step >= 1, "min_freeze_step", ">= 1", min_freeze_step);
+  require(max_freeze_step.value_or(1) >= 1, "max_freeze_step", ">= 1",
+          max_freeze_step.value_or(1));
+  require(freeze_ratio > 0 && freeze_ratio <= 1, "freeze_ratio", "in (0, 1]",
+          freeze_ratio);
+}
+
+bool Freeze::is_due(std::int64_t step) {
+  if (plan_.step() != kAutoFreeze) return step >= plan_.step();
+  Adam& adam = model_.adam;
+  double total = 0;
+  for (const GroupRange& r : model_.layout.compressed) {
+    const double beta2 = adam.group_options(r.group).beta2;
+    const ConstView v =
+        adam.exp_avg_sq().view().subview(r.range.offset, r.range.size);
+    total += sum_of_abs(model_.pool, v) /
+             (1 - std::pow(beta2, static_cast<double>(step)));
+  }
+  return automatic_.observe(total);
+}
+
+bool Freeze::ends_at(std::int64_t step, const CompressedMomentum& momentum) {
+  const bool due = is_due(step);  // which keeps a record of every step
+  if (!model_.compresses()) return due;
+  return hold_.lets_end(due, step, momentum);
+}
+
+void Freeze::freeze(std::int64_t step, bool keeps_variance,
+                    Denominator& denominator) {
+  Adam& adam = model_.adam;
+  Buffer& v = adam.exp_avg_sq();
+  std::vector<std::uint8_t> elements = participations(
+      v.as<float>(), model_.layout.compressed, model_.masks.values());
+  Buffer d = keeps_variance ? Buffer::of<float>(v.size()) : Buffer();
+  float* const from = v.as<float>().data();
+  float* const to = keeps_variance ? d.as<float>().data() : from;
+  for_group_ranges(model_.pool, model_.layout.compressed,
+                   [&](Range range, std::size_t group) {
+                     kernels::denominator(from + range.offset,
+                                          to + range.offset, range.size,
+                                          adam.coefficients(group, step, 1));
+                   });
+  denominator.values = keeps_variance ? std::move(d) : std::move(v);
+  denominator.fit(std::move(elements));
+  frozen_at_ = step;
+  if (!keeps_variance) return;
+
+  const auto kept = v.as<float>();
+  for (const HeavyElement& element : denominator.heavy())
+    kept[element.index] =
+        element.factor * (element.factor * kept[element.index]);
+  for (const GroupRange& r : model_.layout.compressed)
+    for (std::size_t i = r.range.offset; i < r.range.end(); ++i)
+      if (!std::isfinite(kept[i])) kept[i] = 0;
+}
+
+std::string Freeze::describe() const {
+  return fmt::format("frozen_at {}", frozen_at_);
+}
+
+void Freeze::add_to(State& state, const Denominator& denominator) const {
+  state.common.put_integer("frozen_at", frozen_at_);
+  plan_.save(state.common, kFreezeStep);
+  hold_.save(state.common);
+  automatic_.add_to(state);
+  if (is_frozen())
+    state.add_elements("denominator", Sharing::kSame, {{0, model_.size()}},
+                       denominator.values.view());
+}
+
+void Freeze::begin_in(StateDict& state) {
+  state.put_integer("frozen_at", 0);
+  state.put("exp_avg_sq_norms", std::vector<double>());
+  state.put_integer(kBegins, 1);
+}
+
+Freeze::Saved Freeze::read(StateDict& state) const {
+  Saved saved{.frozen_at = saved_count(state, "frozen_at"),
+              .held_until = FreezeHold::load(state),
+              .plan = plan_.after(state, kFreezeStep),
+              .begins = state.has_scalar(kBegins),
+              .automatic = automatic_,
+              .denominator = {}};
+  saved.automatic.load(state);
+  if (saved.frozen_at > 0) {
+    saved.denominator = take_denominators(state, model_.layout, model_.size());
+    if (model_.num_blocks() > 0) (void)state.array("denominator_medians");
+  } else {
+    require_variance(state, model_.size());
+  }
+  return saved;
+}
+
+void Freeze::restore(Saved&& saved, Denominator& denominator) {
+  frozen_at_ = saved.frozen_at;
+  hold_.hold_until(saved.held_until);
+  plan_ = saved.plan;
+  begins_ = saved.begins;
+  automatic_ = std::move(saved.automatic);
+  denominator.values = std::move(saved.denominator);
+}
+
+// What freeze() did to v and m, backwards. What has never had a gradient, or is
+// unfit, has no variance.
+std::string Freeze::return_to_exact(
+    std::int64_t steps, Denominator& denominator,
+    const std::function<float(std::size_t)>& kept_scale) {
+  Adam& adam = model_.adam;
+  const bool has_kept = kept_scale != nullptr && !adam.exp_avg_sq().empty();
+  if (!has_kept) adam.exp_avg_sq() = Buffer::of<float>(model_.size());
+  const auto v = adam.exp_avg_sq().as<float>();
+  const auto m = adam.exp_avg().as<float>();
+  const Participations elements = denominator.participation();
+  std::vector<float> factors(model_.size(), 1.0f);
+  for (const HeavyElement& heavy : denominator.heavy())
+    factors[heavy.index] = heavy.factor;
+  for (const GroupRange& r : model_.layout.compressed) {
+    const kernels::AdamCoefficients c = adam.coefficients(r.group, steps, 1);
+    const float scale = has_kept ? kept_scale(r.group) : 1;
+    for (std::size_t i = r.range.offset; i < r.range.end(); ++i) {
+      const bool has_variance =
+          elements.empty() || elements[i] == kTakesPart || elements[i] == kOut;
+      const float unbiased =
+          has_kept ? v[i] / factors[i] / factors[i] * scale
+                   : variance_under(*denominator.at(i) / factors[i], c);
+      v[i] = has_variance ? unbiased / c.exp_avg_sq_scale : 0;
+      m[i] /= factors[i];
+    }
+  }
+  denominator.forget();
+  frozen_at_ = 0;
+  hold_.hold_until(0);
+  return note_of_return(kFreezeStep, plan_.step(), steps, !has_kept);
+}
+
+}  // namespace thinwire::optim

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "optim/low_bit/denominator/denominator.h"
+#include "optim/low_bit/freeze/auto_freeze.h"
+#include "optim/low_bit/freeze/freeze_hold.h"
+#include "optim/low_bit/freeze/stage_plan.h"
+#include "optim/low_bit/model.h"
+#include "optim/low_bit/momentum/momentum.h"
+#include "optim/low_bit/options.h"
+#include "thinwire/optim/low_bit_optimizer.h"
+#include "thinwire/optim/run_length.h"
+
+namespace thinwire::optim {
+
+/// When the warm-up stage ends.
+struct FreezeOptions {
+  StagePlan plan;
+  AutoFreeze::Options automatic;
+};
+
+/// From options whose fields on the freeze have common names.
+template <class Options>
+[[nodiscard]] FreezeOptions freeze_options(const Options& o) {
+  const auto part_of_total = [&](std::int64_t nth, std::int64_t otherwise) {
+    return o.total_steps ? (*o.total_steps + nth - 1) / nth : otherwise;
+  };
+  const std::int64_t fifth = part_of_total(5, 100'000);
+  const std::int64_t earliest =
+      std::max({o.lr_warmup_steps.value_or(0), part_of_total(10, 0),
+                std::min(o.min_freeze_step, fifth)});
+  return {.plan = {o.freeze_step, freeze_step_of(o)},
+          .automatic = {
+              .earliest = earliest,
+              .latest = std::max(o.max_freeze_step.value_or(fifth), earliest),
+              .ratio = o.freeze_ratio}};
+}
+
+/// Throws Error(kInvalidArgument) naming the field, its range and its value.
+void validate_freeze(std::optional<std::int64_t> freeze_step,
+                     std::optional<std::int64_t> lr_warmup_steps,
+                     std::optional<std::int64_t> total_steps,
+                     std::int64_t min_freeze_step,
+                     std::optional<std::int64_t> max_freeze_step,
+                     double freeze_ratio);
+
+template <class Options>
+void validate_freeze(const Options& o) {
+  validate_freeze(o.freeze_step, o.lr_warmup_steps, o.total_steps,
+                  o.min_freeze_step, o.max_freeze_step, o.freeze_ratio);
+}
+
+/// The fields in one line.
+template <class Options>
+[[nodiscard]] std::string describe_freeze(const Options& o) {
+  return "freeze_step=" + text_of(o.freeze_step) +
+         " lr_warmup_steps=" + text_of(o.lr_warmup_steps) +
+         " total_steps=" + text_of(o.total_steps) +
+         " min_freeze_step=" + std::to_string(o.min_freeze_step) +
+         " max_freeze_step=" + text_of(o.max_freeze_step) +
+         " freeze_ratio=" + std::to_string(o.freeze_ratio);
+}
+
+/// The end of the warm-up stage, when the variance is frozen and becomes the
+/// denominator of all compressed steps that follow.
+class Freeze {
+ public:
+  Freeze(LowBitModel& model, const FreezeOptions& options)
+      : model_(model), plan_(options.plan), automatic_(options.automatic) {}
+
+  [[nodiscard]] bool is_frozen() const { return frozen_at_ > 0; }
+  /// The last exact step that is planned, or kAutoFreeze.
+  [[nodiscard]] std::int64_t planned() const { return plan_.step(); }
+  /// The last step of the warm-up stage, 0 before it ended.
+  [[nodiscard]] std::int64_t at() const { return frozen_at_; }
+  [[nodiscard]] Phase phase() const {
+    return is_frozen() ? Phase::kCompressed : Phase::kExact;
+  }
+
+  /// After every exact step: whether it was the last one. Collective where the
+  /// gate is asked.
+  [[nodiscard]] bool ends_at(std::int64_t step,
+                             const CompressedMomentum& momentum);
+  /// See Optimizer::set_freeze_gate().
+  void set_gate(FreezeGate gate) { hold_.set_gate(std::move(gate)); }
+  /// d = max(sqrt(v / (1 - beta2^step)) + eps, floor). The variance goes, or
+  /// stays beside it where somebody still needs it.
+  void freeze(std::int64_t step, bool keeps_variance, Denominator& denominator);
+
+  [[nodiscard]] std::string describe() const;
+  void add_to(State& state, const Denominator& denominator) const;
+  /// Adds to the state of an exact rule what it lacks: the history of the
+  /// variance, which begins now.
+  static void begin_in(StateDict& state);
+  /// What it was in a saved state; throws Error(kCorruptCheckpoint).
+  struct Saved {
+    std::int64_t frozen_at = 0;
+    std::int64_t held_until = 0;
+    StagePlan plan;
+    bool begins = false;  // of an exact rule, which has no stages
+    AutoFreeze automatic;
+    Buffer denominator;
+  };
+  [[nodiscard]] Saved read(StateDict& state) const;
+  void restore(Saved&& saved, Denominator& denominator);
+
+  // ---- after restore(): does the caller want another stage than the state's?
+  [[nodiscard]] bool must_return(std::int64_t steps) const {
+    return is_frozen() && plan_.names_later(steps);
+  }
+  /// Where a gate has put the freeze off, it stays put off; after a state of an
+  /// exact rule, one exact step comes first.
+  [[nodiscard]] bool must_end(std::int64_t steps) const {
+    return !is_frozen() && !begins_ && hold_.until() == 0 &&
+           plan_.names_passed(steps);
+  }
+  [[nodiscard]] std::string note_of_end(std::int64_t steps) const {
+    return optim::note_of_end("freeze_step", plan_.step(), steps);
+  }
+  /// Back to exact steps after step `steps`. Variance, momentum and who takes
+  /// part become what exact steps know; the variance is that of the
+  /// denominators unless it was kept, times `kept_scale` of its group to be
+  /// free of bias. Returns the note of it.
+  [[nodiscard]] std::string return_to_exact(
+      std::int64_t steps, Denominator& denominator,
+      const std::function<float(std::size_t group)>& kept_scale = {});
+
+ private:
+  [[nodiscard]] bool is_due(std::int64_t step);
+
+  LowBitModel& model_;
+  StagePlan plan_;
+  bool begins_ = false;  // with a state of an exact rule
+  AutoFreeze automatic_;
+  std::int64_t frozen_at_ = 0;
+  FreezeHold hold_;
+};
+
+}  // namespace thinwire::optim

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "optim/low_bit/momentum/momentum.h"
+#include "thinwire/core/state_dict.h"
+#include "thinwire/optim/optimizer.h"
+
+namespace thinwire::optim {
+
+/// Whether a freeze that is due takes place: Optimizer::set_freeze_gate().
+class FreezeHold {
+ public:
+  void set_gate(FreezeGate gate) { gate_ = std::move(gate); }
+
+  /// Collective, of several ranks, after an exact step: whether an exact stage
+  /// that is `due` to end does. `momentum` is what will be exchanged.
+  [[nodiscard]] bool lets_end(bool due, std::int64_t step,
+                              const CompressedMomentum& momentum);
+
+  // ---- state: the step before which nobody is asked again
+  [[nodiscard]] std::int64_t until() const { return until_; }
+  void hold_until(std::int64_t step) { until_ = step; }
+  void save(StateDict& state) const;
+  [[nodiscard]] static std::int64_t load(const StateDict& state);
+
+ private:
+  FreezeGate gate_;
+  std::int64_t until_ = 0;
+};
+
+}  // namespace thinwire::optim

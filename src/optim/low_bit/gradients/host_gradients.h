@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "exchange/places.h"
+#include "optim/exact_exchange.h"
+#include "optim/low_bit/layout.h"
+#include "thinwire/comm/hosts.h"
+#include "thinwire/core/buffer.h"
+
+namespace thinwire::optim {
+
+/// By host, the gradients of one compressed step: the mean over the ranks of
+/// this host, of the blocks that this rank encodes. fp32 takes its place in the
+/// caller's array, 16 bits are averaged into fp32 here, unrounded: 4 / G bytes
+/// per parameter. Parameters that stay exact are left as they are, and their
+/// means, which the norm needs, kept here.
+class HostGradients {
+ public:
+  /// All must outlive it.
+  HostGradients(const comm::HostGroups& groups, ThreadPool& pool,
+                const LowBitLayout& layout, const exchange::Places& places);
+  /// Waits for what is under way.
+  ~HostGradients();
+  HostGradients(const HostGradients&) = delete;
+  HostGradients& operator=(const HostGradients&) = delete;
+
+  /// Collective, queued: begins with what lies within the ranges given since
+  /// the last average().
+  void begin_early(View grads, Range range);
+  /// Local: returns when nothing is under way.
+  void finish_early();
+  /// Collective: the mean of the pieces, and their squares.
+  void average(View grads, StepMeter& step);
+  /// Collective: the mean of all elements instead, in place, rounded once.
+  void average_all(View grads, StepMeter& step);
+
+  /// Local: a step begins, with all elements of this rank's own gradients.
+  void begin_step() noexcept { pieces_only_ = false; }
+
+  // ---- after these
+  /// Whether only the blocks that this rank encodes have been averaged.
+  [[nodiscard]] bool has_pieces_only() const noexcept { return pieces_only_; }
+  /// Gradients of a block, of which average() has made the mean; `grads` as it
+  /// was given.
+  [[nodiscard]] View of(std::size_t block, View grads);
+  /// Of a block; 0 where another rank encodes it.
+  [[nodiscard]] double squares(std::size_t block) const {
+    return squares_[block];
+  }
+  /// Sum of squares of all that this rank has averaged: blocks first, each in
+  /// their order.
+  [[nodiscard]] double sum_of_squares() const;
+
+ private:
+  // Neighbouring elements that are reduced together.
+  struct Run {
+    Range range;
+    std::vector<std::size_t> counts;  // per rank of the host
+    bool stays_exact = false;
+    Range own{};               // of the flat array
+    std::size_t in_means = 0;  // where its own mean lies in means_, if it does
+    bool has_begun = false;
+  };
+
+  void add_bucket(const exchange::Bucket& bucket);
+  void place();
+  void begin(View grads, Run& run);
+  [[nodiscard]] bool is_ready(Range range) const;
+
+  comm::Communicator& inside_;
+  ThreadPool& pool_;
+  const LowBitLayout& layout_;
+  const exchange::Places places_;
+  std::vector<Run> runs_;
+  std::size_t exact_size_ = 0;  // own elements of runs that stay exact
+  std::size_t own_size_ = 0;    // own elements of all runs
+  Buffer means_;                // exact ones, then, if 16 bits came, the others
+  std::vector<std::size_t> block_in_means_;
+  std::vector<double> squares_;        // per block
+  std::vector<double> exact_squares_;  // per run that stays exact
+  std::vector<Range> ready_;           // ascending, apart
+  std::vector<comm::Work> works_;
+  bool pieces_only_ = false;
+};
+
+}  // namespace thinwire::optim

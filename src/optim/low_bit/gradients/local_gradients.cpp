@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/low_bit/gradients/local_gradients.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "optim/saved_state.h"
+#include "thinwire/core/error.h"
+
+namespace thinwire::optim {
+
+LocalGradients::LocalGradients(LowBitModel& model)
+    : model_(model),
+      exact_(model.comm, model.pool, model.adam.layout(),
+             model.settings.exchange.bucket_elements),
+      number_(optimizer_number(model.comm)) {}
+
+bool LocalGradients::skips(const StepInput& in) const {
+  return model_.settings.exchange.skip_nonfinite ||
+         in.skip_if_any_rank_nonfinite;
+}
+
+// The one scalar exchange of a step: are all gradients finite, how long are
+// they? Returns the RMS of the ranks' norms, or nothing if the step is skipped.
+std::optional<double> LocalGradients::agree_on_norm(const StepInput& in,
+                                                    bool has_late,
+                                                    StepMeter& step,
+                                                    bool is_unlike_early) {
+  StepReport& report = step.report();
+  const GradientSummary own{.squares = model_.has_pieces_only()
+                                           ? model_.host->sum_of_squares()
+                                           : exact_.local_squares(in.grads),
+                            .optimizer = number_,
+                            .left_out = memory.left_out_a_step,
+                            .late = has_late,
+                            .unlike_early = is_unlike_early,
+                            .masks = model_.masks.fingerprint() & Masks::kBits};
+  Agreement agreement;
+  try {
+    agreement = agree(model_.comm, own, step);
+    if (model_.has_pieces_only()) agreement = among_hosts(agreement);
+  } catch (const Error& error) {
+    // Another optimizer's, or with other masks: training may go on.
+    if (error.code() != ErrorCode::kCommFailure) exact_.abandon(step);
+    throw;
+  }
+  any_late_ = agreement.any_late;
+  any_unlike_early_ = agreement.any_unlike_early;
+  first_agreements_.report(agreement, report);
+  if (agreement.nonfinite_rank >= 0 && skips(in)) {
+    report.applied = false;
+    report.nonfinite_rank = agreement.nonfinite_rank;
+    tell_of_nonfinite(in);
+    exact_.abandon(step);
+    return std::nullopt;
+  }
+  report.nonfinite_rank = agreement.left_out_rank;
+  memory.left_out_a_step = false;
+  return agreement.rms_norm / in.loss_scale;
+}
+
+// Of pieces of the hosts' means: they are a host's together, and which of its
+// ranks had a gradient that was not finite is no longer known.
+Agreement LocalGradients::among_hosts(Agreement agreement) const {
+  agreement.rms_norm = std::sqrt(agreement.squares / model_.workers());
+  agreement.equal_norms = false;
+  if (agreement.nonfinite_rank < 0) return agreement;
+  const std::vector<int>& ranks = model_.comm.hosts().ranks;
+  const auto place = std::ranges::find(ranks, agreement.nonfinite_rank);
+  const auto on_host =
+      (place - ranks.begin()) % model_.comm.hosts().ranks_per_host;
+  agreement.nonfinite_rank = *(place - on_host);
+  return agreement;
+}
+
+// What the norms of the hosts' means would be, where only the ranks' own are
+// known, and that of the mean of all: if ranks' noise is independent, squares
+// of a mean of G lie between them as 1 / G lies between 1 and 1 / W.
+double LocalGradients::rms_of_workers(double rms_norm, double mean_norm) const {
+  if (!model_.host) return rms_norm;
+  const double noise =
+      std::max(0.0, rms_norm * rms_norm - mean_norm * mean_norm);
+  const double part = (model_.workers() - 1.0) / (model_.comm.size() - 1.0);
+  return std::sqrt(mean_norm * mean_norm + noise * part);
+}
+
+void LocalGradients::remember(double rms_norm, double mean_norm) {
+  const double rms = rms_of_workers(rms_norm, mean_norm);
+  memory.norm.measure(mean_norm, rms);
+  memory.lagged.begin(rms);
+}
+
+std::optional<float> LocalGradients::average(const StepInput& in,
+                                             StepMeter& step) {
+  StepReport& report = step.report();
+  const auto rms_norm = agree_on_norm(in, false, step);
+  if (!rms_norm) return std::nullopt;
+  exact_.complete(in.grads, step);
+  const double divisor =
+      in.loss_scale * sum_divisor(model_.comm, in.grads.dtype());
+  const double own = std::sqrt(sum_of_squares(model_.pool, in.grads)) / divisor;
+  report.grad_norm = whole_norm(in, own);
+  if (skips(in) && !std::isfinite(report.grad_norm)) {
+    report.applied = false;  // finite everywhere, but their sum overflows
+    return std::nullopt;
+  }
+  remember(*rms_norm, own);
+  report.clip_factor =
+      clip_factor(report.grad_norm, model_.settings.exchange.max_grad_norm);
+  return static_cast<float>(report.clip_factor / divisor);
+}
+
+std::optional<double> LocalGradients::clip_by_estimate(const StepInput& in,
+                                                       bool has_late,
+                                                       StepMeter& step,
+                                                       bool is_unlike_early) {
+  const auto rms_norm = agree_on_norm(in, has_late, step, is_unlike_early);
+  if (!rms_norm) return std::nullopt;
+  const auto whole = norm_of_whole(in, *rms_norm);
+  if (whole && skips(in) && !std::isfinite(*whole)) {
+    step.report().applied = false;
+    exact_.abandon(step);
+    return std::nullopt;
+  }
+  const double by = model_.settings.exchange.lagged_clipping
+                        ? memory.lagged.take(*rms_norm)
+                        : *rms_norm;
+  return clip(*rms_norm, by, whole, step.report()) / in.loss_scale;
+}
+
+std::optional<double> LocalGradients::clip_locally(const StepInput& in,
+                                                   StepMeter& step) {
+  StepReport& report = step.report();
+  const double own = exact_.local_squares(in.grads);
+  const double norm = std::sqrt(own) / in.loss_scale;
+  const auto whole = norm_of_whole(in, norm);
+  const bool is_finite = std::isfinite(whole.value_or(own));
+  report.grad_norm_is_estimate = true;
+  if (skips(in)) {
+    if (in.skip_if_any_rank_nonfinite) {
+      report.nonfinite_rank = first_rank(!is_finite, step);
+      report.applied = report.nonfinite_rank < 0;
+      if (!report.applied) return std::nullopt;
+    }
+    if (!is_finite) {
+      memory.left_out_a_step = true;
+      return std::nullopt;
+    }
+  }
+  return clip(norm, norm, whole, report) / in.loss_scale;
+}
+
+// Nobody has the averaged gradient: its norm is estimated.
+double LocalGradients::estimate(double rms_norm) const {
+  return model_.settings.exchange.calibrated_clipping
+             ? memory.norm.estimate(rms_norm)
+             : rms_norm;
+}
+
+double LocalGradients::scale_by_lag(double loss_scale) const {
+  return clip_factor(estimate(memory.lagged.reference()),
+                     model_.settings.exchange.max_grad_norm) /
+         loss_scale;
+}
+
+std::optional<double> LocalGradients::norm_of_whole(const StepInput& in,
+                                                    double rms_norm) const {
+  if (!in.whole_norm) return std::nullopt;
+  return in.whole_norm(estimate(rms_norm));
+}
+
+double LocalGradients::clip(double rms_norm, double by,
+                            const std::optional<double>& whole,
+                            StepReport& report) const {
+  report.grad_norm = whole.value_or(estimate(rms_norm));
+  report.grad_norm_is_estimate = true;
+  report.clip_factor = clip_factor(whole.value_or(estimate(by)),
+                                   model_.settings.exchange.max_grad_norm);
+  return report.clip_factor;
+}
+
+// The lowest rank that says so; -1: none.
+int LocalGradients::first_rank(bool own, StepMeter& step) {
+  const std::uint8_t flag = own ? 1 : 0;
+  std::vector<std::uint8_t> flags(static_cast<std::size_t>(model_.comm.size()));
+  step.waiting([&] { model_.comm.all_gather(std::span(&flag, 1), flags); });
+  const auto first = std::find(flags.begin(), flags.end(), 1);
+  return first == flags.end() ? -1 : static_cast<int>(first - flags.begin());
+}
+
+void LocalGradients::Memory::add_to(State& state, bool lags) const {
+  norm.save(state.common);
+  if (lags) lagged.save(state.common);
+  state.own.put_integer("left_out_a_step", left_out_a_step ? 1 : 0);
+}
+
+LocalGradients::Memory LocalGradients::saved_memory(
+    const StateDict& state) const {
+  Memory saved;
+  saved.norm.load(state);
+  saved.lagged.load(state);
+  saved.left_out_a_step = state.has_scalar("left_out_a_step") &&
+                          state.integer("left_out_a_step") != 0;
+  if (!state.has_scalar(kSavedWorld)) return saved;
+  const CalibratedNorm before = saved.norm;
+  saved.norm.rescale(
+      saved_count(state, kSavedWorld) / saved_ranks_per_host(state),
+      model_.workers());
+  saved.lagged.rescale(before, saved.norm);
+  return saved;
+}
+
+}  // namespace thinwire::optim

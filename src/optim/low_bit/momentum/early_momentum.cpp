@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/low_bit/momentum/early_momentum.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/require.h"
+#include "thinwire/kernels/norm.h"
+
+namespace thinwire::optim {
+
+using kernels::kSumChunk;
+
+// Blocks are guarded by the norm's chunks that cover them, the first of which
+// begins before the bucket.
+std::size_t EarlyMomentum::need_of(std::size_t k) const {
+  const exchange::BlockLayout& blocks = model_.layout.blocks;
+  return model_.block(blocks.buckets()[k].first_block()).offset / kSumChunk *
+         kSumChunk;
+}
+
+std::vector<Range> EarlyMomentum::buckets() const {
+  std::vector<Range> ranges;
+  std::size_t begin = 0;
+  for (std::size_t k = 1; k <= model_.layout.blocks.buckets().size(); ++k) {
+    const std::size_t end =
+        k < model_.layout.blocks.buckets().size() ? need_of(k) : model_.size();
+    if (end == begin) continue;  // several buckets end in one chunk
+    ranges.push_back({begin, end - begin});
+    begin = end;
+  }
+  return ranges;
+}
+
+bool EarlyMomentum::has_begun() const {
+  const auto* const exchange = momentum_.exchange_if_made();
+  return exchange != nullptr && exchange->has_early();
+}
+
+void EarlyMomentum::begin(View grads, std::int64_t number) {
+  grads_ = grads;
+  grad_scale_ = gradients_.scale_by_lag(loss_scale_);
+  coefficients_ = model_.coefficients(number, grad_scale_);
+  missing_ = {{0, model_.size()}};
+  momentum_.exchange().begin_early([this](std::size_t b) { return input(b); });
+}
+
+void EarlyMomentum::add(View grads, Range range, std::int64_t number) {
+  const auto within =
+      std::find_if(missing_.begin(), missing_.end(), [&](const Range& missing) {
+        return missing.offset <= range.offset && range.end() <= missing.end();
+      });
+  require(!has_begun() || within != missing_.end(), "range",
+          "apart from what is under way",
+          fmt::format("{} of size {}", range.offset, range.size));
+  gradients_.measure_early(grads, range);  // throws where it does not fit
+  if (!has_begun()) begin(grads, number);
+  std::vector<Range> rest;
+  for (const Range& missing : missing_) {
+    if (range.end() <= missing.offset || missing.end() <= range.offset) {
+      rest.push_back(missing);
+      continue;
+    }
+    if (missing.offset < range.offset)
+      rest.push_back({missing.offset, range.offset - missing.offset});
+    if (range.end() < missing.end())
+      rest.push_back({range.end(), missing.end() - range.end()});
+  }
+  missing_ = std::move(rest);
+  add_complete();
+}
+
+void EarlyMomentum::add_complete() {
+  exchange::CompressedAllReduce& exchange = momentum_.exchange();
+  const std::size_t there_from = missing_.empty() ? 0 : missing_.back().end();
+  while (exchange.left_early() > 0 &&
+         need_of(exchange.left_early() - 1) >= there_from)
+    exchange.add_early();
+}
+
+bool EarlyMomentum::complete(const StepInput& in) {
+  require(
+      in.grads.data() == grads_.data() && in.grads.dtype() == grads_.dtype(),
+      "StepInput.grads", "what reduce_early() was given since the last step",
+      "other memory");
+  for (const Range& missing : missing_)
+    gradients_.measure_early(grads_, missing);
+  missing_.clear();
+  add_complete();
+  return in.loss_scale == loss_scale_;
+}
+
+void EarlyMomentum::drop() noexcept {
+  if (has_begun()) momentum_.exchange().drop_early();
+}
+
+// Gradients stay as they are: they may have to be encoded again.
+kernels::SignInput EarlyMomentum::input(std::size_t b) const {
+  thread_local GuardedBlock copy;
+  kernels::SignInput input =
+      momentum_.input(b, grads_, coefficients_[model_.layout.block_group[b]]);
+  input.grads = denominator_.guarded(b, input.grads, grad_scale_,
+                                     gradients_.chunk_squares(), copy);
+  return input;
+}
+
+}  // namespace thinwire::optim

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "optim/exact_exchange.h"
+#include "optim/low_bit/denominator/block_denominators.h"
+#include "thinwire/comm/communicator.h"
+#include "thinwire/core/state_dict.h"
+#include "thinwire/core/thread_pool.h"
+#include "thinwire/core/view.h"
+#include "thinwire/exchange/block_layout.h"
+#include "thinwire/optim/state.h"
+
+namespace thinwire::optim {
+
+/// Which late elements there are, and which of them have a gradient now: an
+/// embedding's row whose token occurs for the first time, a layer that was
+/// silent. They are the same on all ranks; gradients are not.
+class LateElements {
+ public:
+  LateElements() = default;
+  LateElements(const exchange::BlockLayout& blocks,
+               Participations participation);
+
+  /// Looks at the gradients of late elements: true if one is not 0 here, or was
+  /// in a step that is remembered. `gradients` gives those of a block, empty
+  /// where another rank looks at them.
+  [[nodiscard]] bool look_at(
+      const std::function<ConstView(std::size_t block)>& gradients,
+      ThreadPool& pool);
+  /// What look_at() last saw counts until the next revive(): for steps in which
+  /// ranks exchange nothing.
+  void remember();
+
+  /// Late elements of one block, in bits.
+  struct Arrivals {
+    std::size_t block = 0;
+    std::vector<std::uint32_t> words;
+  };
+  /// Collective, after look_at(): those that have a gradient on some rank, by
+  /// block. They are late no more.
+  [[nodiscard]] std::vector<Arrivals> revive(comm::Communicator& comm,
+                                             StepMeter& meter);
+
+  /// This rank's memory of its local steps.
+  void add_to(State& state) const;
+  /// Of a state saved when these were the late elements.
+  void load_memory(const StateDict& state, std::size_t num_elements);
+
+ private:
+  struct Waiting {
+    std::size_t block = 0;
+    Range values;
+    std::size_t first_word = 0;
+  };
+
+  void add(std::size_t block, Range values, std::span<const std::uint32_t> late,
+           std::span<const std::uint32_t> remembered);
+  [[nodiscard]] std::size_t num_words(const Waiting& waiting) const;
+  [[nodiscard]] std::uint32_t arrived(std::size_t word) const {
+    return seen_[word] | remembered_[word];
+  }
+
+  std::vector<Waiting> waiting_;     // blocks that hold some, ascending
+  std::vector<std::uint32_t> late_;  // of each of them one after the other
+  std::vector<std::uint32_t> seen_;  // by the last look_at()
+  std::vector<std::uint32_t> remembered_;  // of steps before
+};
+
+}  // namespace thinwire::optim

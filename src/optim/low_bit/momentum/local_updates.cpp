@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/low_bit/momentum/local_updates.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "thinwire/kernels/cast.h"
+#include "thinwire/kernels/local_step.h"
+
+namespace thinwire::optim {
+
+using kernels::Signs;
+
+LocalUpdates::LocalUpdates(LowBitModel& model, CompressedMomentum& momentum,
+                           Denominator& denominator)
+    : model_(model),
+      momentum_(momentum),
+      denominator_(denominator),
+      interval_{.lrs = std::vector<double>(model.adam.num_groups()),
+                .decay = std::vector<double>(model.adam.num_groups(), 1),
+                .decay_taken = {}} {}
+
+void LocalUpdates::begin(ConstView params) {
+  origin_ = copy_of(params);
+  accumulator_ = Buffer::of<float>(params.size());
+}
+
+void LocalUpdates::begin_anew(ConstView params) {
+  if (origin_.empty()) return;
+  kernels::convert(params, origin_.view());
+  begin_interval();
+}
+
+void LocalUpdates::end() {
+  origin_ = Buffer();
+  accumulator_ = Buffer();
+  begin_interval();
+}
+
+void LocalUpdates::count(const Coefficients& c) {
+  for (std::size_t g = 0; g < c.size(); ++g) {
+    const double lr = model_.adam.learning_rate(g);
+    interval_.lrs[g] += lr * c[g].exp_avg_scale;
+    interval_.decay[g] *= 1 - lr * c[g].decoupled_decay;
+  }
+  ++interval_.steps;
+}
+
+// ---- a local step
+void LocalUpdates::step(const StepInput& in, const Coefficients& c) {
+  Buffer& exp_avg = model_.adam.exp_avg();
+  if (exp_avg.empty()) exp_avg = Buffer::of<float>(model_.size());
+  model_.for_blocks([&](std::size_t b) {
+    const Range& at = model_.block(b);
+    const std::size_t group = model_.layout.block_group[b];
+    kernels::LocalStepArrays arrays{
+        .params = in.params.as<float>().data() + at.offset,
+        .origin = origin_.as<float>().data() + at.offset,
+        .exp_avg = exp_avg.as<float>().data() + at.offset,
+        .accumulated = accumulator_.as<float>().data() + at.offset,
+        .from_zero = !interval_.accumulated,
+        .denominator = denominator_.at(at.offset),
+        .grads = in.grads.subview(at.offset, at.size),
+        .active = momentum_.active(b),
+        .low_precision = part_of(in.low_precision, at)};
+    if (momentum_.is_signs()) arrays.mean = momentum_.mean(b);
+    kernels::local_step(arrays, static_cast<float>(interval_.decay[group]),
+                        c[group]);
+  });
+  momentum_.now_values();
+  interval_.accumulated = true;
+  interval_.momenta_differ = true;
+  ++interval_.taken;
+  interval_.decay_taken = interval_.decay;
+}
+
+// u says that the interval has begun, as on the ranks that took the step:
+// whether there is something to sync must be the same on all of them.
+void LocalUpdates::leave_out() {
+  const auto u = accumulator_.as<float>();
+  if (!interval_.accumulated) std::fill(u.begin(), u.end(), 0.0f);
+  interval_.accumulated = true;
+  interval_.momenta_differ = true;
+}
+
+void LocalUpdates::leave_out(std::span<const std::size_t> elements) {
+  if (!interval_.accumulated) return;
+  for (const std::size_t i : elements) accumulator_.as<float>()[i] = 0;
+}
+
+// ---- the sync
+void LocalUpdates::sync(const StepInput& in, const Coefficients& c,
+                        StepMeter& step) {
+  keep_momentum_of_resting_groups(in.grads, c);
+  step.compressed(momentum_.exchange(), [&](auto&) {
+    exchange(in.params, in.low_precision,
+             [&](std::size_t b) { return own_input(b, in.grads, c); });
+  });
+}
+
+// u d, with this step's update formed on the way.
+kernels::SignInput LocalUpdates::own_input(std::size_t b, View grads,
+                                           const Coefficients& c) const {
+  kernels::SignInput input =
+      momentum_.input(b, grads, c[model_.layout.block_group[b]]);
+  const std::size_t at = model_.block(b).offset;
+  input.denominator = denominator_.at(at);
+  if (interval_.accumulated)
+    input.accumulated = accumulator_.as<float>().data() + at;
+  return input;
+}
+
+void LocalUpdates::exchange(View params, View low_precision,
+                            const Input& input) {
+  momentum_.exchange().run(input, [&](std::size_t b, Signs mean) {
+    apply_mean(b, mean, params, low_precision);
+  });
+  std::vector<float> units;  // u d = -lrs m, so m = u d / -lrs
+  for (const std::size_t group : model_.layout.block_group)
+    units.push_back(-static_cast<float>(interval_.lrs[group]));
+  momentum_.set_units(std::move(units));
+  if (some_group_rests()) {
+    merge_momenta();
+  } else {
+    momentum_.keep_as_signs();
+    interval_.momenta_differ = false;
+  }
+  begin_interval();
+}
+
+void LocalUpdates::apply_mean(std::size_t b, Signs mean, View params,
+                              View low_precision) {
+  const Range& at = model_.block(b);
+  const std::size_t group = model_.layout.block_group[b];
+  if (interval_.lrs[group] == 0) {  // stays where it is
+    if (!low_precision.empty())
+      kernels::convert(params.subview(at.offset, at.size),
+                       part_of(low_precision, at));
+    return;
+  }
+  kernels::sync_update(mean, momentum_.active(b),
+                       {.params = params.as<float>().data() + at.offset,
+                        .origin = origin_.as<float>().data() + at.offset,
+                        .denominator = denominator_.at(at.offset),
+                        .size = at.size,
+                        .low_precision = part_of(low_precision, at)},
+                       static_cast<float>(interval_.decay[group]));
+}
+
+void LocalUpdates::begin_interval() {
+  interval_.accumulated = false;
+  interval_.steps = 0;
+  interval_.taken = 0;
+  interval_.lrs.assign(interval_.lrs.size(), 0);
+  interval_.decay.assign(interval_.decay.size(), 1);
+}
+
+bool LocalUpdates::some_group_rests() const {
+  return std::any_of(interval_.lrs.begin(), interval_.lrs.end(),
+                     [](double sum) { return sum == 0; });
+}
+
+bool LocalUpdates::some_group_moved() const {
+  return std::any_of(interval_.lrs.begin(), interval_.lrs.end(),
+                     [](double sum) { return sum > 0; });
+}
+
+// A group whose learning rate was 0 all the time has no u to take m from.
+void LocalUpdates::keep_momentum_of_resting_groups(ConstView grads,
+                                                   const Coefficients& c) {
+  if (!some_group_rests()) return;
+  interval_.momenta_differ = true;
+  momentum_.keep_as_values();
+  for (const GroupRange& r : model_.layout.compressed)
+    if (interval_.lrs[r.group] == 0)
+      kernels::momentum(
+          model_.adam.exp_avg().as<float>().data() + r.range.offset,
+          grads.subview(r.range.offset, r.range.size), c[r.group]);
+}
+
+// Such a group does not move either: what residuals gave for it goes back, by
+// host to one rank of each.
+void LocalUpdates::merge_momenta() {
+  float* const m = model_.adam.exp_avg().as<float>().data();
+  exchange::CompressedAllReduce& all = momentum_.exchange();
+  std::vector<float> returned;
+  for (std::size_t b = 0; b < model_.num_blocks(); ++b) {
+    const Range& at = model_.block(b);
+    if (interval_.lrs[model_.layout.block_group[b]] > 0) {
+      kernels::sign_decode(momentum_.mean(b), momentum_.active(b),
+                           m + at.offset, at.size);
+      continue;
+    }
+    if (!all.encodes(b)) continue;
+    returned.resize(at.size);
+    kernels::sign_decode(all.mean(b), momentum_.active(b), returned.data(),
+                         at.size);
+    all.add_to_worker_error(b, returned.data(), 1);
+  }
+  momentum_.now_values();
+}
+
+// A group of one: what would travel is what it has, and what it owes.
+void LocalUpdates::sync_alone(View params, View low_precision) {
+  model_.for_blocks([&](std::size_t b) {
+    const Range& at = model_.block(b);
+    const auto sum =
+        static_cast<float>(interval_.lrs[model_.layout.block_group[b]]);
+    const auto of = [&](Buffer& values) {
+      return values.as<float>().subspan(at.offset, at.size);
+    };
+    const auto p = params.as<float>().subspan(at.offset, at.size);
+    const auto d = of(denominator_.values);
+    std::vector<float> owed;
+    if (momentum_.has_debt() && sum != 0) {
+      owed = momentum_.pay_debt(b);
+      for (std::size_t i = 0; i < at.size; ++i) p[i] += owed[i] / d[i];
+      if (!low_precision.empty())
+        kernels::convert(p, part_of(low_precision, at));
+    }
+    std::copy(p.begin(), p.end(), of(origin_).begin());
+    if (sum == 0) return;
+    for (std::size_t i = 0; i < at.size; ++i) {
+      const float ud = of(accumulator_)[i] * d[i];
+      of(model_.adam.exp_avg())[i] = -(owed.empty() ? ud : ud + owed[i]) / sum;
+    }
+  });
+  if (!some_group_rests()) momentum_.forget_debt();
+  begin_interval();
+}
+
+void LocalUpdates::synchronize(View params) {
+  if (ranks_are_equal()) return;
+  if (!model_.compresses()) {
+    sync_alone(params, {});
+    return;
+  }
+  Buffer ud = copy_of(accumulator_.view());
+  const auto d = std::as_const(denominator_.values).as<float>();
+  for (std::size_t i = 0; i < ud.size(); ++i) ud.as<float>()[i] *= d[i];
+  if (some_group_rests()) momentum_.keep_as_values();
+  exchange(params, {}, [&](std::size_t b) {
+    return kernels::SignInput{.values = ud.as<float>().data() +
+                                        model_.block(b).offset};
+  });
+}
+
+}  // namespace thinwire::optim

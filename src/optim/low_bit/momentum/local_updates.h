@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "optim/low_bit/denominator/denominator.h"
+#include "thinwire/optim/state.h"
+
+namespace thinwire::optim {
+
+/// What 0/1 Adam does after its variance is frozen (arXiv:2202.06009): each
+/// rank takes steps of its own and adds up its updates u since the last sync;
+/// a sync averages u over the ranks, times the denominator, as a momentum would
+/// be: u d = -(sum of learning rates) m, so it gives the new momentum too.
+class LocalUpdates {
+ public:
+  LocalUpdates(LowBitModel& model, CompressedMomentum& momentum,
+               Denominator& denominator);
+
+  /// At the freeze: theta = p, u = 0.
+  void begin(ConstView params);
+  /// After that: the same with other parameters; the momentum stays.
+  void begin_anew(ConstView params);
+  /// Ranks are equal, and the variance may change again.
+  void end();
+  /// Every step, taken or left out: its learning rates and its decay count.
+  void count(const Coefficients& c);
+  /// m = beta1 m + (1 - beta1) g_i,  u = u - lr (m^ / d),  p = decay theta + u.
+  void step(const StepInput& in, const Coefficients& c);
+  /// This rank leaves the step out.
+  void leave_out();
+  /// Masks take these elements out: they go back to theta.
+  void leave_out(std::span<const std::size_t> elements);
+  /// Collective: this step, of which the others' is part, and the sync after
+  /// it:  theta = decay theta + mean_i u_i,  p = theta,  u = 0.
+  void sync(const StepInput& in, const Coefficients& c, StepMeter& step);
+  /// The sync of a group of one, whose step has been taken.
+  void sync_alone(View params, View low_precision);
+  /// Collective: a sync between steps, where ranks differ.
+  void synchronize(View params);
+
+  [[nodiscard]] bool some_group_moved() const;
+  [[nodiscard]] bool ranks_are_equal() const {
+    return !interval_.accumulated || !some_group_moved();
+  }
+
+  // ---- between syncs
+  /// theta, fp32, from begin() on.
+  [[nodiscard]] ConstView origin() const { return origin_.view(); }
+  /// Steps since the last sync, where parameters may differ from theta.
+  [[nodiscard]] std::int64_t steps_behind() const {
+    return ranks_are_equal() ? 0 : interval_.steps;
+  }
+  /// exp_avg may differ from rank to rank.
+  [[nodiscard]] bool momenta_differ() const { return interval_.momenta_differ; }
+  /// From theta, `params` become what step() last made of them.
+  void repeat(View params) const;
+
+  // ---- state
+  void add_to(State& state, bool is_frozen) const;
+  /// What has happened since the last sync.
+  struct Interval {
+    bool accumulated = false;  // false: u is 0 everywhere, whatever it holds
+    bool momenta_differ = false;
+    std::int64_t steps = 0;   // by all ranks
+    std::int64_t taken = 0;   // of them, those that this rank has not left out
+    std::vector<double> lrs;  // per group, learning rates
+    std::vector<double> decay;        // per group
+    std::vector<double> decay_taken;  // the same at the last one taken
+  };
+  struct Saved {
+    Buffer origin;
+    Buffer accumulator;
+    Interval interval;
+  };
+  /// Takes it out of the state; throws Error(kCorruptCheckpoint).
+  [[nodiscard]] Saved read(StateDict& state, bool is_frozen) const;
+  void restore(Saved&& saved);
+
+ private:
+  using Input = exchange::CompressedAllReduce::Source;
+  void exchange(View params, View low_precision, const Input& input);
+  [[nodiscard]] kernels::SignInput own_input(std::size_t b, View grads,
+                                             const Coefficients& c) const;
+  void apply_mean(std::size_t b, kernels::Signs mean, View params,
+                  View low_precision);
+  [[nodiscard]] bool some_group_rests() const;
+  void keep_momentum_of_resting_groups(ConstView grads, const Coefficients& c);
+  void merge_momenta();
+  void begin_interval();
+
+  LowBitModel& model_;
+  CompressedMomentum& momentum_;
+  Denominator& denominator_;
+  Buffer origin_;       // theta: parameters at the last sync
+  Buffer accumulator_;  // u: this rank's updates since
+  Interval interval_;
+};
+
+}  // namespace thinwire::optim

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a rank keeps, from the "Memory" sections of docs/algorithms.
+#include "plan/parts.h"
+#include "thinwire/plan/planner.h"
+
+namespace thinwire::plan {
+
+namespace {
+
+constexpr double kFloat = 4;
+// Scales that worker's and server's records went out with; a block's median and
+// floor.
+constexpr double kOfBlock = 16.0 / kBlock;
+constexpr double kCodes = 1 + 8.0 / kBlock;  // of 8 bits, and a cell's range
+
+}  // namespace
+
+PlannedMemory memory_of(Way way, bool by_host, const Workload& work,
+                        const Network& network) {
+  const double n = work.parameters;
+  const auto dtype = static_cast<double>(size_of(work.dtype));
+  const auto residual = static_cast<double>(size_of(work.residual_dtype));
+  const double ranks = network.ranks;
+  const double local = by_host ? network.ranks_per_host : 1;
+  const bool compresses = network.ranks > 1;
+  const double masters = dtype < kFloat ? kFloat : 0;
+  const double bits = record_bytes_per_element(wire_bits(way));
+  const double residuals = compresses ? residual / local + residual / ranks : 0;
+  const double bucket = bucket_elements_of(way, by_host, work, network);
+  // Two slots for what others send: as many records as a bucket has.
+  const double slots = compresses ? 2 * bucket / local * bits : 0;
+
+  // Of a host, in fp32 beside gradients of 16 bits.
+  const double means = by_host && dtype < kFloat ? kFloat / local * n : 0;
+
+  PlannedMemory memory{.parameters = dtype * n, .gradients = dtype * n};
+  switch (way) {
+    case Way::kExact:
+      memory.states = (masters + 2 * kFloat) * n;  // m, v
+      break;
+    case Way::kOnebitAdam:  // d, m as records
+      memory.gradients += means;
+      memory.states = (masters + kFloat +
+                       (compresses ? bits + kOfBlock : kFloat) + residuals) *
+                      n;
+      memory.buckets = slots;
+      break;
+    case Way::kZeroOneAdam:  // m, d, theta, u
+      memory.states =
+          (masters + (compresses ? 4 * kFloat + bits + kOfBlock : 3 * kFloat) +
+           residuals) *
+          n;
+      memory.buckets = slots;
+      break;
+    case Way::kZero:  // a shard; two buckets go round
+      memory.gradients = dtype * n / ranks;
+      memory.states = (masters + 2 * kFloat) * n / ranks;
+      memory.buckets = compresses ? 2 * bucket * dtype : 0;
+      break;
+    case Way::kZero8:
+    case Way::kZero4: {  // bf16 residuals; the mean of the shard's gradients
+      const double own = compresses ? 2 / local : 0;
+      memory.gradients = kFloat * n / ranks;
+      memory.states = own * n + 3 * kFloat * n / ranks;
+      memory.buckets = (compresses ? 2 * bucket * dtype : 0) + slots;
+      break;
+    }
+    case Way::kLean: {  // 16 low bits of parameters, codes, m as records
+      const double of_parameters = dtype < kFloat ? 2 : 0;
+      const double m = compresses ? bits + kOfBlock / 2 : kFloat;
+      const double own = compresses ? 2 / local + 2 / ranks : 0;
+      memory.gradients += means;
+      memory.states = (of_parameters + kCodes + m + own) * n;
+      memory.buckets = slots;
+      break;
+    }
+  }
+  return memory;
+}
+
+}  // namespace thinwire::plan

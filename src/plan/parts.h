@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+
+#include "thinwire/exchange/block_layout.h"
+#include "thinwire/kernels/norm.h"
+#include "thinwire/plan/planner.h"
+
+/// What the planner's formulas share.
+namespace thinwire::plan {
+
+/// Elements of a full block, of a cell.
+inline constexpr std::size_t kBlock = kernels::kSumChunk;
+
+/// What a rank tells all others before a low-bit step: the square of its
+/// gradient's norm, and flags. And of each of its cells, in ZeRO's.
+inline constexpr double kScalarBytes = 16;
+inline constexpr double kNormBytes = 8;
+
+/// The ranks of one host; and one rank of each host, which has its part of the
+/// card.
+[[nodiscard]] Network inside_of(const Network& network);
+[[nodiscard]] Network between_of(const Network& network);
+
+/// Of full blocks.
+[[nodiscard]] double record_bytes_per_element(int bits);
+
+/// Stages of ZeRO; and in how many bits they send an element, 0: exactly.
+[[nodiscard]] bool is_zero(Way way) noexcept;
+[[nodiscard]] int zero_bits(Way way) noexcept;
+/// Bits of an element on the wire between hosts; exact averages count as fp32.
+[[nodiscard]] int wire_bits(Way way) noexcept;
+/// How often a step sends gradients to other hosts: ZeRO-2 in full precision
+/// with every backward; all others once.
+[[nodiscard]] double ups_per_step(Way way, const Workload& work) noexcept;
+/// Elements that travel together, of the whole model: the workload's, or the
+/// rule's.
+[[nodiscard]] double bucket_elements_of(Way way, bool by_host,
+                                        const Workload& work,
+                                        const Network& network);
+
+/// What a step's communication takes of a processor; no card changes it.
+[[nodiscard]] double transport_seconds(Way way, bool by_host,
+                                       const Workload& work,
+                                       const Network& network);
+/// The planner's, with it.
+[[nodiscard]] double step_seconds(Way way, bool by_host, const Workload& work,
+                                  const Network& network,
+                                  const Compute& compute, double transport);
+
+}  // namespace thinwire::plan

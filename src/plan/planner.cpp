@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/plan/planner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <limits>
+
+#include "core/require.h"
+#include "plan/parts.h"
+
+namespace thinwire::plan {
+
+namespace {
+
+bool has_hosts(const Network& network) {
+  return network.ranks_per_host > 1 && network.hosts() > 1;
+}
+
+// Ten cards per factor of ten, and the one that is there, from the slowest on.
+std::vector<double> cards_to_try(double gbps) {
+  constexpr double kMost = 1e3;  // Gbit/s
+  constexpr int kFactorsOfTen = 6, kPerFactor = 10;
+  std::vector<double> cards{gbps};
+  for (int i = 0; i <= kFactorsOfTen * kPerFactor; ++i)
+    cards.push_back(kMost *
+                    std::pow(10.0, -static_cast<double>(i) / kPerFactor));
+  std::ranges::sort(cards);
+  return cards;
+}
+
+// The gain may rise and fall with the card: a scan from the card that is there
+// finds the nearest one on which the gain ends, or begins, and halving where.
+double break_even(Way way, bool by_host, const Workload& work,
+                  const Network& network, const Compute& compute) {
+  if (way == Way::kExact || network.ranks == 1) return 0;
+  const auto step = [&](Way which, double transport) {
+    return [&, which, transport](double gbps) {
+      Network other = network;
+      other.gbps = gbps;
+      return step_seconds(which, by_host, work, other, compute, transport);
+    };
+  };
+  const auto own = step(way, transport_seconds(way, by_host, work, network));
+  const auto exact =
+      step(Way::kExact, transport_seconds(Way::kExact, by_host, work, network));
+  const auto is_faster = [&](double gbps) { return own(gbps) < exact(gbps); };
+  const std::vector<double> cards = cards_to_try(network.gbps);
+  const auto here = std::ranges::find(cards, network.gbps);
+  auto above = here;  // the first without a gain
+  if (is_faster(*here)) {
+    above = std::find_if_not(here, cards.end(), is_faster);
+    if (above == cards.end()) return std::numeric_limits<double>::infinity();
+  } else {
+    const auto below =
+        std::find_if(std::make_reverse_iterator(here), cards.rend(), is_faster);
+    if (below == cards.rend()) return 0;
+    above = below.base();
+  }
+  double least = std::log(*(above - 1)), most = std::log(*above);
+  for (int halving = 0; halving < 50; ++halving) {
+    const double middle = (least + most) / 2;
+    (is_faster(std::exp(middle)) ? least : most) = middle;
+  }
+  return std::exp(most);
+}
+
+}  // namespace
+
+std::string_view to_string(Way way) noexcept {
+  switch (way) {
+    case Way::kExact:
+      return "exact";
+    case Way::kOnebitAdam:
+      return "onebit_adam";
+    case Way::kZeroOneAdam:
+      return "zero_one_adam";
+    case Way::kZero:
+      return "zero";
+    case Way::kZero8:
+      return "zero 8/8";
+    case Way::kZero4:
+      return "zero 4/4";
+    case Way::kLean:
+      return "lean";
+  }
+  return "unknown";
+}
+
+void Network::validate() const {
+  require(ranks >= 1, "ranks", ">= 1", ranks);
+  require(ranks_per_host >= 1 && ranks % ranks_per_host == 0, "ranks_per_host",
+          fmt::format("a divisor of {} ranks", ranks), ranks_per_host);
+  const auto positive = [](double value, const char* name) {
+    require(std::isfinite(value) && value > 0, name, "finite and above 0",
+            value);
+  };
+  const auto not_negative = [](double value, const char* name) {
+    require(std::isfinite(value) && value >= 0, name, "finite and >= 0", value);
+  };
+  positive(gbps, "gbps");
+  positive(inner_bytes_per_second, "inner_bytes_per_second");
+  not_negative(latency_seconds, "latency_seconds");
+  not_negative(message_seconds, "message_seconds");
+  not_negative(inner_latency_seconds, "inner_latency_seconds");
+  not_negative(inner_message_seconds, "inner_message_seconds");
+  not_negative(processor_seconds_per_byte, "processor_seconds_per_byte");
+  not_negative(inner_processor_seconds_per_byte,
+               "inner_processor_seconds_per_byte");
+}
+
+void Workload::validate() const {
+  const auto not_negative = [](double value, const char* name) {
+    require(std::isfinite(value) && value >= 0, name, "finite and >= 0", value);
+  };
+  require(std::isfinite(parameters) && parameters >= 1, "parameters", ">= 1",
+          parameters);
+  require(dtype == DType::kFloat32 || dtype == DType::kFloat16 ||
+              dtype == DType::kBFloat16,
+          "dtype", "fp32, fp16 or bf16", to_string(dtype));
+  not_negative(forward_seconds, "forward_seconds");
+  not_negative(backward_seconds, "backward_seconds");
+  require(std::isfinite(backwards) && backwards >= 1, "backwards",
+          "finite and >= 1", backwards);
+  not_negative(bucket_elements, "bucket_elements");
+  not_negative(zero_bucket_bound, "zero_bucket_bound");
+  require(std::isfinite(steps_per_sync) && steps_per_sync >= 1,
+          "steps_per_sync", "finite and >= 1", steps_per_sync);
+  require(
+      steps_per_variance_step == 0 || (std::isfinite(steps_per_variance_step) &&
+                                       steps_per_variance_step >= 1),
+      "steps_per_variance_step", "0, or finite and >= 1",
+      steps_per_variance_step);
+  if (!run) return;
+  require(run->steps >= 1 && run->steps <= RunStages::kMostSteps, "run.steps",
+          fmt::format("in [1, {}]", RunStages::kMostSteps), run->steps);
+  require(run->freeze_step >= 1, "run.freeze_step", ">= 1", run->freeze_step);
+}
+
+Prediction predict(Way way, bool by_host, const Workload& work,
+                   const Network& network, const Compute& compute) {
+  network.validate();
+  work.validate();
+  require(!by_host || has_hosts(network), "by_host",
+          "false without several hosts of several ranks each", by_host);
+  return {
+      .way = way,
+      .is_by_host = by_host,
+      .run = work.run ? std::optional(
+                            planned_run(way, by_host, work, network, compute))
+                      : std::nullopt,
+      .step_seconds = step_seconds(way, by_host, work, network, compute),
+      .traffic = traffic_of(way, by_host, work, network),
+      .memory = memory_of(way, by_host, work, network),
+      .break_even_gbps = break_even(way, by_host, work, network, compute),
+      .steps_per_exchange = way == Way::kZeroOneAdam ? work.steps_per_sync : 1,
+      .steps_per_variance_step =
+          way == Way::kZeroOneAdam ? work.steps_per_variance_step : 0,
+      .has_spare_core = work.has_spare_core};
+}
+
+std::vector<Prediction> plan(const Workload& work, const Network& network,
+                             const Compute& compute) {
+  std::vector<Prediction> all;
+  for (int i = 0; i < kNumWays; ++i) {
+    const Way way = static_cast<Way>(i);
+    all.push_back(predict(way, false, work, network, compute));
+    if (has_hosts(network))
+      all.push_back(predict(way, true, work, network, compute));
+  }
+  return all;
+}
+
+}  // namespace thinwire::plan

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "core/require.h"
+#include "thinwire/comm/agreement.h"
+#include "thinwire/comm/hosts.h"
+#include "thinwire/core/env.h"
+#include "thinwire/plan/measure.h"
+
+namespace thinwire::plan {
+
+namespace {
+
+// A bit for each core that this process may run on.
+using Mask = std::array<std::uint64_t, 16>;
+
+Mask own_mask() {
+  Mask mask{};
+  const auto add = [&](std::size_t core) {
+    mask[core / 64] |= std::uint64_t{1} << (core % 64);
+  };
+  constexpr std::size_t kMost = 64 * std::tuple_size_v<Mask>;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) == 0) {
+    for (std::size_t core = 0; core < std::min<std::size_t>(kMost, CPU_SETSIZE);
+         ++core)
+      if (CPU_ISSET(core, &set)) add(core);
+    return mask;
+  }
+  // The system's own mask is longer: there are more than 1024 cores.
+  const std::size_t cores = std::thread::hardware_concurrency();
+  for (std::size_t core = 0; core < std::clamp<std::size_t>(cores, 1, kMost);
+       ++core)
+    add(core);
+  return mask;
+}
+
+int count(const Mask& mask) {
+  int cores = 0;
+  for (const std::uint64_t word : mask) cores += std::popcount(word);
+  return cores;
+}
+
+int threads_of(int threads) {
+  require(threads <= 1024, "threads", "<= 1024", threads);
+  return threads >= 0 ? threads : std::max(env::num_threads(), 1);
+}
+
+// What a rank tells all others.
+struct OnMachine {
+  std::int64_t machine = 0;
+  std::int64_t threads = 0;
+  Mask mask{};
+};
+
+int to_spare(const Processors& machine) {
+  return machine.cores - machine.ranks * (machine.threads + 1);
+}
+
+}  // namespace
+
+Processors processors_for(int ranks, int threads) {
+  return {.cores = count(own_mask()),
+          .ranks = ranks,
+          .threads = threads_of(threads)};
+}
+
+Processors measure_processors(comm::Communicator& comm, int threads) {
+  OnMachine own;
+  comm::require_everywhere(comm, [&] {
+    own = {comm::machine_id(), threads_of(threads), own_mask()};
+  });
+  std::vector<OnMachine> all(static_cast<std::size_t>(comm.size()));
+  comm.all_gather(
+      ConstView(&own, sizeof own, DType::kUInt8),
+      View(all.data(), all.size() * sizeof(OnMachine), DType::kUInt8));
+  Processors least;
+  for (std::size_t first = 0; first < all.size(); ++first) {
+    Processors machine{.ranks = 0, .threads = 0};
+    Mask mask{};
+    for (const OnMachine& rank : all) {
+      if (rank.machine != all[first].machine) continue;
+      ++machine.ranks;
+      machine.threads =
+          std::max(machine.threads, static_cast<int>(rank.threads));
+      for (std::size_t word = 0; word < mask.size(); ++word)
+        mask[word] |= rank.mask[word];
+    }
+    machine.cores = count(mask);
+    if (first == 0 || to_spare(machine) < to_spare(least)) least = machine;
+  }
+  return least;
+}
+
+std::string describe(const Processors& processors) {
+  if (processors.threads == 0)
+    return "an accelerator computes: what travels beside backward does not "
+           "slow it down\n";
+  const auto counted = [](int number, const char* what) {
+    return fmt::format("{} {}{}", number, what, number == 1 ? "" : "s");
+  };
+  return fmt::format(
+      "{} of {} on {}: {}\n", counted(processors.ranks, "rank"),
+      counted(processors.threads, "thread"), counted(processors.cores, "core"),
+      processors.has_spare_core()
+          ? "cores to spare, on which communication runs beside backward"
+          : "none to spare, so what travels beside backward slows it down");
+}
+
+}  // namespace thinwire::plan

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Adds up a whole run from the steps of its stages.
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "optim/zero_one_schedule.h"
+#include "thinwire/plan/planner.h"
+
+namespace thinwire::plan {
+
+namespace {
+
+/// Steps that are predicted alike.
+struct Stage {
+  Way way;
+  Workload work;
+  std::int64_t steps;
+};
+
+/// Counts of 0/1 Adam's steps.
+struct ZeroOneSteps {
+  std::int64_t variance = 0;  // exact ones, before the freeze
+  std::int64_t momentum = 0;  // compressed ones, before the freeze
+  std::int64_t syncs = 0;     // after it
+  std::map<std::int64_t, std::int64_t> after{};  // by interval between syncs
+};
+
+ZeroOneSteps zero_one_steps(const RunStages& run) {
+  const optim::ZeroOneStages& stages = run.zero_one;
+  optim::ZeroOneSchedule schedule(
+      {.var_freeze_step = stages.var_freeze_step,
+       .var_update_scaler = stages.var_update_scaler,
+       .local_step_scaler = stages.local_step_scaler,
+       .local_step_clipper = stages.local_step_clipper});
+  ZeroOneSteps count;
+  for (std::int64_t step = 1; step <= run.steps; ++step) {
+    if (step > run.zero_one.var_freeze_step) {
+      ++count.after[schedule.local_interval()];
+      if (schedule.syncs(step)) ++count.syncs;
+      schedule.local_step_taken();
+    } else if (schedule.updates_variance(step)) {
+      ++count.variance;
+      schedule.variance_updated();
+    } else {
+      ++count.momentum;
+    }
+  }
+  return count;
+}
+
+std::vector<Stage> zero_one_stages(const ZeroOneSteps& count,
+                                   const Workload& work) {
+  Workload variance = work, momentum = work;
+  variance.steps_per_variance_step = 1;
+  momentum.compressed_during_backward = false;
+  std::vector<Stage> stages{{Way::kZeroOneAdam, variance, count.variance},
+                            {Way::kOnebitAdam, momentum, count.momentum}};
+  for (const auto& [interval, steps] : count.after) {
+    Workload after = work;
+    after.steps_per_variance_step = 0;
+    after.steps_per_sync = static_cast<double>(interval);
+    stages.push_back({Way::kZeroOneAdam, after, steps});
+  }
+  return stages;
+}
+
+// ZeRO stage 1 adds the backwards of a window up before it sends.
+Workload of_one_exchange(Workload work) {
+  work.forward_seconds +=
+      (work.backwards - 1) * (work.forward_seconds + work.backward_seconds);
+  work.backwards = 1;
+  return work;
+}
+
+}  // namespace
+
+PlannedRun planned_run(Way way, bool by_host, const Workload& work,
+                       const Network& network, const Compute& compute) {
+  const RunStages& run = work.run.value();
+  PlannedRun planned;
+  std::vector<Stage> stages;
+  if (way == Way::kZeroOneAdam) {
+    const ZeroOneSteps count = zero_one_steps(run);
+    planned.exact_steps = count.variance;
+    planned.compressed_steps = count.momentum + count.syncs;
+    stages = zero_one_stages(count, work);
+  } else if (way == Way::kOnebitAdam || way == Way::kLean) {
+    planned.exact_steps = std::min(run.freeze_step, run.steps);
+    planned.compressed_steps = run.steps - planned.exact_steps;
+    const bool is_lean = way == Way::kLean;
+    stages = {{is_lean ? Way::kZero : Way::kExact,
+               is_lean ? of_one_exchange(work) : work, planned.exact_steps},
+              {way, work, planned.compressed_steps}};
+  } else {
+    planned.exact_steps = run.steps;
+    stages = {{way, work, run.steps}};
+  }
+  planned.local_steps =
+      run.steps - planned.exact_steps - planned.compressed_steps;
+  for (const Stage& stage : stages) {
+    const auto steps = static_cast<double>(stage.steps);
+    planned.seconds +=
+        steps * step_seconds(stage.way, by_host, stage.work, network, compute);
+    planned.bytes +=
+        steps * traffic_of(stage.way, by_host, stage.work, network).bytes;
+  }
+  return planned;
+}
+
+}  // namespace thinwire::plan

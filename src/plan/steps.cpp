@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+// How long a step takes: what of it runs beside what. docs/guide/plan.md says
+// what is in it and what is not.
+#include <algorithm>
+#include <cmath>
+
+#include "plan/parts.h"
+#include "thinwire/plan/planner.h"
+
+namespace thinwire::plan {
+
+namespace {
+
+// What is left to average when backward ends: the last of eight buckets.
+constexpr double kLastPart = 1.0 / 8;
+
+/// One way's step, of which `transport` is what communication takes of a
+/// processor.
+struct Step {
+  Way way;
+  bool by_host;
+  const Workload& work;
+  const Network& network;
+  const Compute& compute;
+  double transport;
+
+  [[nodiscard]] double elements() const { return work.parameters; }
+  [[nodiscard]] double element_bytes() const {
+    return static_cast<double>(size_of(work.dtype));
+  }
+  [[nodiscard]] double local() const {
+    return by_host ? network.ranks_per_host : 1;
+  }
+  /// All before the last backward.
+  [[nodiscard]] double before() const {
+    return work.backwards * work.forward_seconds +
+           (work.backwards - 1) * work.backward_seconds;
+  }
+  [[nodiscard]] double buckets() const {
+    return std::ceil(elements() /
+                     bucket_elements_of(way, by_host, work, network));
+  }
+  /// As many, all alike: the last one may be shorter, and the formulas of
+  /// exchanges take it to be full. A little more, or they would count one more.
+  [[nodiscard]] double bucket_elements() const {
+    return elements() / buckets() * (1 + 1e-12);
+  }
+  [[nodiscard]] double bucket_bytes() const {
+    return bucket_elements() * element_bytes();
+  }
+};
+
+// From backward's begin until what travels beside it has come: `wire` alone, of
+// which `busy` takes a processor. On a core of its own it does not slow
+// backward down.
+double beside_backward(const Workload& work, double backward, double wire,
+                       double busy) {
+  const double shared = work.has_spare_core ? backward : backward + busy;
+  return std::max(shared, std::max(wire, busy) + backward * kLastPart);
+}
+
+double exact_seconds(const Step& step) {
+  const Network& network = step.network;
+  const double n = step.elements();
+  double exchange = 0, busy = 0;
+  if (network.ranks > 1) {
+    const double size = step.element_bytes();
+    const double sums = n * step.compute.sum;
+    exchange =
+        sums + (step.by_host
+                    ? direct_by_host_seconds(network, n * size,
+                                             step.bucket_bytes(), 4 / size)
+                    : direct_seconds(network, n * size, step.bucket_bytes()));
+    busy = sums + step.transport;
+  }
+  return step.before() +
+         beside_backward(step.work, step.work.backward_seconds, exchange,
+                         busy) +
+         n * (step.compute.norm + step.compute.exact_update);
+}
+
+// Before a low-bit step: all tell all others their gradient's norm.
+double agreement_seconds(const Network& network) {
+  return collective_seconds(network, kScalarBytes * network.ranks);
+}
+
+LowBitExchange exchange_of(const Step& step) {
+  const int bits = wire_bits(step.way);
+  return {.elements = step.elements(),
+          .bucket_elements = step.bucket_elements(),
+          .bits_up = bits,
+          .bits_down = bits,
+          .inner_bytes = step.element_bytes()};
+}
+
+// An exchange of its own: where threads and communication share a core, neither
+// hides behind the other.
+double two_phases(const Step& step, const LowBitExchange& exchange,
+                  const Compute& compute, double transport) {
+  const double pipelined =
+      step.by_host ? two_phase_by_host_seconds(step.network, exchange, compute)
+                   : two_phase_seconds(step.network, exchange, compute);
+  if (step.work.has_spare_core) return std::max(pipelined, transport);
+  const double computing =
+      step.elements() *
+      ((compute.encode + compute.serve) / step.local() + compute.update);
+  return std::max(pipelined, computing + transport);
+}
+
+// Beside backward: encoded and served while it goes on, applied after it.
+double during_backward(const Step& step) {
+  const Workload& work = step.work;
+  const Compute& compute = step.compute;
+  const double n = step.elements();
+  Compute beside = compute;
+  beside.update = 0;
+  if (!work.has_spare_core) beside = Compute{.turn = compute.turn};
+  const double end = two_phase_seconds(step.network, exchange_of(step), beside,
+                                       [&](std::size_t k, std::size_t count) {
+                                         return work.backward_seconds *
+                                                static_cast<double>(k + 1) /
+                                                static_cast<double>(count);
+                                       });
+  const double slower =
+      work.has_spare_core
+          ? 0
+          : n * (compute.norm + compute.encode + compute.serve) +
+                step.transport;
+  return step.before() + std::max(end, work.backward_seconds) + slower +
+         agreement_seconds(step.network) + n * compute.update;
+}
+
+double onebit_seconds(const Step& step) {
+  const Workload& work = step.work;
+  const Compute& compute = step.compute;
+  const double n = step.elements();
+  if (step.network.ranks == 1)
+    return step.before() + work.backward_seconds + n * compute.exact_update;
+  if (work.compressed_during_backward && !step.by_host &&
+      step.way == Way::kOnebitAdam)
+    return during_backward(step);
+  return step.before() + work.backward_seconds + n * compute.norm +
+         agreement_seconds(step.network) +
+         two_phases(step, exchange_of(step), compute, step.transport);
+}
+
+// A cycle of one sync and the local steps before it: the sync takes no local
+// step, its encoding does. The first local step after it gets memory for m. By
+// host, gradients are averaged inside in every step.
+double cycle_seconds(const Step& step) {
+  const Network& network = step.network;
+  const Compute& compute = step.compute;
+  const double n = step.elements(), steps = step.work.steps_per_sync;
+  const double every =
+      step.before() + step.work.backward_seconds + n * compute.norm;
+  if (network.ranks == 1) return every + n * compute.local_step;
+  LowBitExchange exchange = exchange_of(step);
+  double inside = 0, inside_busy = 0;
+  if (step.by_host) {
+    const double bytes = n * exchange.inner_bytes;
+    inside = direct_seconds(inside_of(network), bytes, bytes);
+    inside_busy = 2 * (step.local() - 1) / step.local() * bytes *
+                  network.inner_processor_seconds_per_byte;
+    exchange.inner_bytes = 0;  // hosts' ranks are equal: nothing goes up
+  }
+  Compute syncing = compute;
+  syncing.encode = compute.sync_encode;
+  syncing.update = compute.sync_update;
+  const double sync = agreement_seconds(network) +
+                      two_phases(step, exchange, syncing,
+                                 (step.transport - inside_busy) * steps);
+  const double first = steps > 1 ? n * compute.fresh : 0;
+  return every + std::max(inside, inside_busy) +
+         ((steps - 1) * n * compute.local_step + first + sync) / steps;
+}
+
+// Before the freeze: exact steps, and momentum in between.
+double variance_stage_seconds(const Step& step) {
+  const double share = 1 / step.work.steps_per_variance_step;
+  const auto transport = [&](Way way) {
+    return transport_seconds(way, step.by_host, step.work, step.network);
+  };
+  Step exact = step, onebit = step;
+  exact.way = Way::kExact;
+  exact.transport = transport(Way::kExact);
+  onebit.transport = transport(Way::kOnebitAdam);
+  return share * exact_seconds(exact) + (1 - share) * onebit_seconds(onebit);
+}
+
+// What ZeRO's way up and its way down take on the link; each is half of an
+// average or of an exchange.
+double half_way(const Step& step) {
+  const Network& network = step.network;
+  const double size = step.element_bytes();
+  if (zero_bits(step.way) != 0) {
+    const LowBitExchange exchange = exchange_of(step);
+    const Compute none{.turn = 0};
+    return (step.by_host ? two_phase_by_host_seconds(network, exchange, none)
+                         : two_phase_seconds(network, exchange, none)) /
+           2;
+  }
+  const double bytes = step.elements() * size;
+  return (step.by_host ? direct_by_host_seconds(network, bytes,
+                                                step.bucket_bytes(), 4 / size)
+                       : direct_seconds(network, bytes, step.bucket_bytes())) /
+         2;
+}
+
+// Processor time of the exchange inside the host, of one backward, if every
+// backward exchanges there but only the last one between hosts.
+double inside_busy(const Step& step) {
+  if (!step.by_host || zero_bits(step.way) == 0) return 0;
+  return (step.local() - 1) / step.local() * step.elements() *
+         step.element_bytes() * step.network.inner_processor_seconds_per_byte;
+}
+
+// A backward before the last one of a window, which takes `last` until its
+// gradients are averaged: in full precision it sends what the last one does.
+double earlier_backward(const Step& step, double last) {
+  if (zero_bits(step.way) == 0) return last;
+  const double backward = step.work.backward_seconds;
+  if (!step.by_host) return backward;
+  return beside_backward(step.work,
+                         backward + step.elements() * step.compute.store,
+                         direct_seconds(inside_of(step.network),
+                                        step.elements() * step.element_bytes(),
+                                        step.bucket_bytes()) /
+                             2,
+                         inside_busy(step));
+}
+
+// Up beside backward: gradients are copied into buckets' memory, and in few
+// bits encoded and averaged, by the threads that compute. Then norms. Down
+// beside the owners' updates, of which the first has nothing beside it.
+double zero_seconds(const Step& step) {
+  const Workload& work = step.work;
+  const Compute& compute = step.compute;
+  const double n = step.elements();
+  const double own = n / step.network.ranks;
+  double update = own * (compute.norm + compute.exact_update);
+  if (step.network.ranks == 1)
+    return step.before() + work.backward_seconds + n * compute.store + update;
+  double backward = work.backward_seconds + n * compute.store;
+  const double busy_down =
+      (step.transport - (work.backwards - 1) * inside_busy(step)) /
+      (ups_per_step(step.way, work) + 1);
+  double up = half_way(step), busy = busy_down;
+  const double down = up;
+  if (zero_bits(step.way) != 0) {
+    backward += n * (compute.quantize + compute.quantized_mean) / step.local();
+    update += n * (compute.difference + compute.dequantize);
+  } else {
+    up += n * compute.sum;
+    busy += n * compute.sum;
+  }
+  const double after_up = beside_backward(work, backward, up, busy);
+  const double shared = work.has_spare_core ? update : update + busy_down;
+  return work.backwards * work.forward_seconds +
+         (work.backwards - 1) * earlier_backward(step, after_up) + after_up +
+         collective_seconds(
+             step.network,
+             std::ceil(n / static_cast<double>(kBlock)) * kNormBytes) +
+         std::max(shared, std::max(down, busy_down) + update / step.buckets());
+}
+
+}  // namespace
+
+double transport_seconds(Way way, bool by_host, const Workload& work,
+                         const Network& network) {
+  const double outside = network.processor_seconds_per_byte;
+  const double inside = network.inner_processor_seconds_per_byte;
+  if (outside == 0 && inside == 0) return 0;
+  const Traffic traffic = traffic_of(way, by_host, work, network);
+  return traffic.bytes_between_hosts * outside +
+         (traffic.bytes - traffic.bytes_between_hosts) * inside;
+}
+
+double step_seconds(Way way, bool by_host, const Workload& work,
+                    const Network& network, const Compute& compute) {
+  return step_seconds(way, by_host, work, network, compute,
+                      transport_seconds(way, by_host, work, network));
+}
+
+double step_seconds(Way way, bool by_host, const Workload& work,
+                    const Network& network, const Compute& compute,
+                    double transport) {
+  const Step step{way, by_host, work, network, compute, transport};
+  if (way == Way::kExact) return exact_seconds(step);
+  if (is_zero(way)) return zero_seconds(step);
+  if (way != Way::kZeroOneAdam) return onebit_seconds(step);
+  if (work.steps_per_variance_step > 0 && network.ranks > 1)
+    return variance_stage_seconds(step);
+  return cycle_seconds(step);
+}
+
+double overlapped_step_seconds(const Workload& work, const Compute& compute,
+                               double exchange_seconds) {
+  const Network alone;
+  const Step step{Way::kExact, false, work, alone, compute, 0};
+  return step.before() +
+         beside_backward(work, work.backward_seconds, exchange_seconds, 0) +
+         work.parameters * compute.exact_update;
+}
+
+}  // namespace thinwire::plan

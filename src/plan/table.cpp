@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/plan/plan_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "core/json.h"
+
+namespace thinwire::plan {
+
+namespace {
+
+std::string_view exchange_of(const Prediction& p) {
+  return p.is_by_host ? "by_host" : "flat";
+}
+
+std::string milliseconds(double seconds) {
+  const double ms = seconds * 1e3;
+  return fmt::format("{:.{}f}", ms, ms < 10 ? 2 : ms < 1000 ? 1 : 0);
+}
+
+std::string time_text(double seconds) {
+  constexpr std::pair<double, const char*> kUnits[] = {
+      {86400, "d"}, {3600, "h"}, {60, "min"}};
+  for (const auto& [unit, name] : kUnits)
+    if (seconds >= 2 * unit)
+      return fmt::format("{:.1f} {}", seconds / unit, name);
+  return fmt::format("{:.1f} s", seconds);
+}
+
+std::string bytes_text(double bytes) {
+  constexpr const char* kUnits[] = {"B", "kB", "MB", "GB", "TB"};
+  std::size_t unit = 0;
+  for (; bytes >= 1000 && unit + 1 < std::size(kUnits); ++unit) bytes /= 1000;
+  return fmt::format("{:.{}f} {}", bytes, unit == 0 ? 0 : 2, kUnits[unit]);
+}
+
+std::string break_even_text(const Prediction& p) {
+  if (p.way == Way::kExact) return "-";
+  if (p.break_even_gbps == 0) return "not faster";
+  if (std::isinf(p.break_even_gbps)) return "always faster";
+  return fmt::format("{:.3g} Gbit/s", p.break_even_gbps);
+}
+
+// What the columns leave open.
+std::string notes_on(std::span<const Prediction> all) {
+  std::string text =
+      "break-even: against exact averages with the same exchange; always "
+      "faster: at 1 Tbit/s too; never faster: on no card from 1 Mbit/s to 1 "
+      "Tbit/s\n";
+  for (const Prediction& p : all) {
+    if (p.way != Way::kZeroOneAdam || p.is_by_host) continue;
+    text += fmt::format("{}: means over its steps, counted ", to_string(p.way));
+    text += p.steps_per_variance_step > 0
+                ? fmt::format(
+                      "before its freeze, at one variance step in "
+                      "{:.4g} steps\n",
+                      p.steps_per_variance_step)
+                : fmt::format("after its freeze, at one sync in {:.4g} steps\n",
+                              p.steps_per_exchange);
+  }
+  return text;
+}
+
+// Says how many steps of each kind a run has.
+std::string notes_on_runs(std::span<const Prediction> all) {
+  std::string text;
+  for (const Prediction& p : all) {
+    const PlannedRun& run = *p.run;
+    if (p.is_by_host || run.compressed_steps == 0) continue;
+    text +=
+        fmt::format("{}: {} steps of the run are exact, {} compressed",
+                    to_string(p.way), run.exact_steps, run.compressed_steps);
+    if (run.local_steps > 0) text += fmt::format(", {} local", run.local_steps);
+    text += '\n';
+  }
+  return text;
+}
+
+constexpr const char* kOfRun = "{:>11}{:>12}";
+constexpr const char* kLine = "{:>10}{:>12}{:>9}{:>12}  {}\n";
+
+std::string head_of(bool has_run) {
+  return fmt::format("{:<14}{:<9}", "way", "exchange") +
+         (has_run ? fmt::format(kOfRun, "whole run", "sent/run") : "") +
+         fmt::format(kLine, "ms/step", "sent/rank", "rounds", "memory",
+                     "break-even");
+}
+
+std::string line_of(const Prediction& p) {
+  std::string text =
+      fmt::format("{:<14}{:<9}", to_string(p.way), exchange_of(p));
+  if (p.run)
+    text += fmt::format(kOfRun, time_text(p.run->seconds),
+                        bytes_text(p.run->bytes));
+  return text + fmt::format(kLine, milliseconds(p.step_seconds),
+                            bytes_text(p.traffic.bytes),
+                            fmt::format("{:.4g}", p.traffic.rounds),
+                            bytes_text(p.memory.total()), break_even_text(p));
+}
+
+void add_run(const PlannedRun& run, Json& line) {
+  line.add("run_seconds", Json::of(run.seconds));
+  line.add("run_bytes_sent", Json::of(run.bytes));
+  Json steps = Json::object();
+  steps.add("exact", Json::of(run.exact_steps));
+  steps.add("compressed", Json::of(run.compressed_steps));
+  steps.add("local", Json::of(run.local_steps));
+  line.add("run_steps", std::move(steps));
+}
+
+bool is_faster(const Prediction& a, const Prediction& b) {
+  if (a.run && b.run) return a.run->seconds < b.run->seconds;
+  return a.step_seconds < b.step_seconds;
+}
+
+// Sorts by the time of the run, if there is one.
+std::vector<Prediction> ranked(std::span<const Prediction> all) {
+  std::vector<Prediction> sorted(all.begin(), all.end());
+  if (all.front().run)
+    std::stable_sort(sorted.begin(), sorted.end(), is_faster);
+  return sorted;
+}
+
+std::int64_t steps_of(const PlannedRun& run) {
+  return run.exact_steps + run.compressed_steps + run.local_steps;
+}
+
+}  // namespace
+
+const Prediction& fastest(std::span<const Prediction> all) {
+  return *std::min_element(all.begin(), all.end(), is_faster);
+}
+
+std::string plan_table(std::span<const Prediction> all) {
+  const Prediction& best = fastest(all);
+  std::string text = head_of(best.run.has_value());
+  for (const Prediction& p : ranked(all)) text += line_of(p);
+  text += notes_on(all);
+  if (best.run) text += notes_on_runs(all);
+  text +=
+      fmt::format("fastest: {}, {}, ", to_string(best.way), exchange_of(best));
+  return text + (best.run ? fmt::format("{} for {} steps\n",
+                                        time_text(best.run->seconds),
+                                        steps_of(*best.run))
+                          : fmt::format("{} ms per step\n",
+                                        milliseconds(best.step_seconds)));
+}
+
+std::string plan_json(std::span<const Prediction> all) {
+  std::string text;
+  for (const Prediction& p : ranked(all)) {
+    Json line = Json::object();
+    line.add("way", Json::of(to_string(p.way)));
+    line.add("exchange", Json::of(exchange_of(p)));
+    line.add("ms_per_step", Json::of(p.step_seconds * 1e3));
+    line.add("bytes_sent", Json::of(p.traffic.bytes));
+    line.add("bytes_between_hosts", Json::of(p.traffic.bytes_between_hosts));
+    line.add("messages", Json::of(p.traffic.messages));
+    line.add("rounds", Json::of(p.traffic.rounds));
+    line.add("memory_bytes", Json::of(p.memory.total()));
+    line.add("break_even_gbps", std::isinf(p.break_even_gbps)
+                                    ? Json{}
+                                    : Json::of(p.break_even_gbps));
+    if (p.run) add_run(*p.run, line);
+    text += compact_json(line) + '\n';
+  }
+  const Prediction& best = fastest(all);
+  Json last = Json::object();
+  last.add("fastest", Json::of(to_string(best.way)));
+  last.add("exchange", Json::of(exchange_of(best)));
+  last.add("has_spare_core", Json::of(best.has_spare_core));
+  return text + compact_json(last) + '\n';
+}
+
+}  // namespace thinwire::plan

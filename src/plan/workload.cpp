@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/plan/workload.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "plan/zero_buckets.h"
+
+namespace thinwire::plan {
+
+namespace {
+
+// Takes the stages that a configuration's options name.
+void take_named_stages(const config::OptimizerConfig& optimizer,
+                       RunStages& run) {
+  std::visit(
+      [&](auto options) {
+        using Options = std::decay_t<decltype(options)>;
+        if constexpr (requires { options.total_steps; })
+          options.total_steps = run.steps;
+        if constexpr (std::is_same_v<Options, optim::ZeroOneAdamOptions>)
+          run.zero_one = optim::zero_one_stages_of(options);
+        else if constexpr (requires { options.freeze_step; })
+          if (options.freeze_step != optim::kAutoFreeze)
+            run.freeze_step = optim::freeze_step_of(options);
+      },
+      optimizer);
+}
+
+}  // namespace
+
+Workload workload_of(const config::Config& config, int ranks, Workload work) {
+  config.validate(ranks);
+  work.dtype = config.precision.dtype;
+  work.backwards = static_cast<double>(config.batch(ranks).accumulation_steps);
+  work.bucket_elements = static_cast<double>(config.comm.bucket_elements);
+  work.zero_bucket_bound = static_cast<double>(zero_bucket_bound(config.zero));
+  work.compressed_during_backward = config.comm.compressed_during_backward;
+  if (const auto* zero_one =
+          std::get_if<optim::ZeroOneAdamOptions>(&config.optimizer)) {
+    work.steps_per_sync = static_cast<double>(
+        optim::zero_one_stages_of(*zero_one).local_step_clipper);
+    work.residual_dtype = zero_one->residual_dtype;
+  }
+  if (const auto* onebit =
+          std::get_if<optim::OnebitAdamOptions>(&config.optimizer))
+    work.residual_dtype = onebit->residual_dtype;
+  return work;
+}
+
+Workload workload_of_run(Workload work, std::int64_t total_steps,
+                         std::optional<std::int64_t> freeze_step,
+                         const config::Config* config) {
+  // Workload::validate() refuses what is out of range.
+  const std::int64_t steps = std::max<std::int64_t>(total_steps, 1);
+  RunStages run{.steps = total_steps,
+                .freeze_step = optim::freeze_step_of_run(steps),
+                .zero_one = optim::zero_one_stages_of_run(steps)};
+  if (config != nullptr) take_named_stages(config->optimizer, run);
+  if (freeze_step) run.freeze_step = *freeze_step;
+  work.steps_per_sync = static_cast<double>(run.zero_one.local_step_clipper);
+  work.run = run;
+  return work;
+}
+
+}  // namespace thinwire::plan

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "thinwire/config/config.h"
+#include "thinwire/exchange/bucket_rule.h"
+
+namespace thinwire::plan {
+
+/// The most elements of a bucket. Gradients go up and parameters come down in
+/// the same ones.
+[[nodiscard]] inline std::size_t zero_bucket_bound(
+    const config::ZeroConfig& zero) noexcept {
+  return static_cast<std::size_t>(
+      std::min(zero.reduce_bucket_size, zero.allgather_bucket_size));
+}
+
+/// Elements of ZeRO's buckets: `chosen`, or, where that is 0, so few that an
+/// engine has eight buckets or more: small ones let the first ones leave while
+/// backward goes on, and take less memory; tiny ones are all latency. At least
+/// one, else at most `bound`, zero_bucket_bound().
+[[nodiscard]] inline std::size_t zero_bucket_elements(std::size_t chosen,
+                                                      std::size_t bound,
+                                                      std::size_t elements,
+                                                      const comm::Hosts& hosts,
+                                                      int bits) noexcept {
+  constexpr std::size_t kBuckets = 8;
+  constexpr std::size_t kSmallest = std::size_t{1} << 16;
+  const std::size_t size =
+      chosen != 0
+          ? chosen
+          : std::min(std::max(elements / kBuckets, kSmallest),
+                     exchange::bucket_elements(0, elements, hosts, bits));
+  return std::max<std::size_t>(std::min(size, bound), 1);
+}
+
+}  // namespace thinwire::plan

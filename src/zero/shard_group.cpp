@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "zero/shard_group.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "comm/wait_ignoring_errors.h"
+#include "core/require.h"
+#include "thinwire/kernels/cast.h"
+#include "zero/gradient_shard.h"
+
+namespace thinwire::zero {
+
+namespace {
+
+std::vector<bool> held(const ParameterLayout& layout,
+                       const ShardLayout& shards) {
+  std::vector<bool> holds(layout.parameters().size());
+  for (const std::size_t p : shards.order()) holds[p] = true;
+  return holds;
+}
+
+}  // namespace
+
+ShardGroup::ShardGroup(const ShardGroupParts& parts)
+    : comm_(parts.comm),
+      layout_(parts.layout),
+      make_rule_(parts.make_rule),
+      params_(parts.params),
+      copies_(parts.copies),
+      is_wide_(parts.is_wide),
+      shards_(ShardLayout::of(
+          layout_, comm_.size(),
+          {.bucket_elements = parts.options.exchange.bucket_elements,
+           .hosts = comm_.hosts(),
+           .groups = parts.groups,
+           .part = parts.part})),
+      fragments_(shards_.fragments(comm_.rank())),
+      shard_layout_(shards_.layout_of_shard(layout_, comm_.rank())),
+      holds_(held(layout_, shards_)),
+      rule_(make_rule_(shard_layout_)) {
+  if (rule_ == nullptr)
+    throw Error(ErrorCode::kInvalidArgument,
+                "make_rule must return an update rule, got null");
+  make_reduction(parts);
+  make_masters(parts.options);
+  fill_masters(parts.initial);
+  if (rule_->needs_norms()) norm_plan_ = plan_norms();
+}
+
+// A group of one sends nothing, and so keeps nothing back.
+void ShardGroup::make_reduction(const ShardGroupParts& parts) {
+  const ZeroOptions& options = parts.options;
+  const WireOptions& wire = options.wire;
+  bits_up_ = wire.bits_up;
+  if (comm_.size() > 1 && wire.bits_down != 0)
+    replicas_ = std::make_unique<LowBitReplicas>(comm_, shards_, units(),
+                                                 wire.bits_down, params_);
+  if (comm_.size() == 1 || wire.bits_up == 0) {
+    gradients_ = std::make_unique<GradientShard>(
+        comm_, shards_,
+        ReductionSettings{
+            .dtype = options.dtype,
+            .wire = options.communication_dtype.value_or(options.dtype),
+            .accumulation = options.accumulation_dtype,
+            .average = options.average,
+            .overlap = options.overlap,
+            .batch_ranks = parts.batch_ranks},
+        copies_);
+    return;
+  }
+  const bool waits = agrees_first(options);
+  auto made = std::make_unique<LowBitGradients>(
+      comm_, shards_, units(),
+      LowBitReduction{.bits = wire.bits_up,
+                      .residual_dtype = wire.residuals(),
+                      .keeps = wire.keeps_residuals(options.dtype) && !waits,
+                      .agrees_first = waits,
+                      .average = options.average,
+                      .overlap = options.overlap,
+                      .batch_ranks = parts.batch_ranks},
+      parts.scale, parts.pool);
+  low_bit_ = made.get();
+  gradients_ = std::move(made);
+}
+
+void ShardGroup::make_masters(const ZeroOptions& options) {
+  const DType masters = options.master_dtype;
+  if (!rule_->takes(masters))
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("master_dtype: {} with these options takes no {}",
+                            rule_->name(), to_string(masters)));
+  has_masters_ =
+      masters != options.dtype || copies_ != nullptr || replicas_ != nullptr;
+  has_mirror_ = masters != options.dtype && copies_ != nullptr;
+  if (has_masters_) masters_ = Buffer(shard_layout_.size(), masters);
+  if (has_mirror_) mirror_ = Buffer(shard_layout_.size(), options.dtype);
+}
+
+std::vector<Range> ShardGroup::units() const {
+  std::vector<Range> held;
+  for (std::size_t p = 0; p < holds_.size(); ++p)
+    if (holds_[p])
+      held.push_back(
+          {layout_.parameters()[p].offset, layout_.parameters()[p].size});
+  return held;
+}
+
+Range ShardGroup::own(std::size_t b) const {
+  return shards_.buckets()[b].pieces[static_cast<std::size_t>(comm_.rank())];
+}
+
+std::size_t ShardGroup::position(std::size_t b) const {
+  return shards_.buckets()[b].positions[static_cast<std::size_t>(comm_.rank())];
+}
+
+View ShardGroup::own_params(std::size_t b) const {
+  // An empty piece has its bucket's dtype.
+  const ShardBucket& bucket = shards_.buckets()[b];
+  return params_.subview(bucket.range.offset, bucket.range.size)
+      .subview(own(b).offset - bucket.range.offset, own(b).size);
+}
+
+void ShardGroup::require_states() const {
+  if (rule_ == nullptr)
+    throw Error(ErrorCode::kFailedPrecondition,
+                "states are offloaded: call reload_states() first");
+}
+
+optim::UpdateRule& ShardGroup::rule() const {
+  require_states();
+  return *rule_;
+}
+
+// ---- updates
+
+optim::UpdateArrays ShardGroup::arrays(std::size_t b, Range part,
+                                       float grad_scale) {
+  const std::size_t at = position(b) + part.offset;
+  const View replica = own_params(b).subview(part.offset, part.size);
+  optim::UpdateArrays arrays{
+      .params = replica,
+      .grads = gradients_->piece(b).subview(part.offset, part.size),
+      .grad_scale = grad_scale};
+  if (!has_masters_) return arrays;
+  arrays.params = masters_.view().subview(at, part.size);
+  if (has_mirror_)
+    arrays.low_precision = mirror_.view().subview(at, part.size);
+  else if (copies_ == nullptr && replicas_ == nullptr)
+    arrays.low_precision = replica;
+  return arrays;
+}
+
+void ShardGroup::update(std::int64_t step, double grad_scale, ThreadPool& pool,
+                        optim::StepMeter& meter) {
+  const auto scale = static_cast<float>(grad_scale);
+  if (rule().needs_norms()) measure(step, scale, pool, meter);
+  const std::size_t count = shards_.buckets().size();
+  std::vector<CopyEngine::Ticket> copied(count);
+  // Not even an exception leaves anything under way: parameters may go then.
+  struct UnderWay {
+    CopyEngine* engine;
+    CopyEngine::Ticket last_copy = 0;
+    std::vector<comm::Work> gathers{};
+    ~UnderWay() {
+      if (engine != nullptr) engine->wait(last_copy);
+      for (const comm::Work& work : gathers) comm::wait_ignoring_errors(work);
+    }
+  } under_way{copies_};
+  const auto gather = [&](std::size_t b) {
+    if (copies_ != nullptr) copies_->wait(copied[b]);
+    const ShardBucket& bucket = shards_.buckets()[b];
+    under_way.gathers.push_back(comm_.queue_all_gather(
+        own_params(b), params_.subview(bucket.range.offset, bucket.range.size),
+        bucket.within));
+  };
+  // What is copied back leaves while the next bucket is updated.
+  for (std::size_t b = 0; b < count; ++b) {
+    const Range whole{0, own(b).size};
+    rule_->apply_part(step, {position(b), whole.size}, arrays(b, whole, scale),
+                      pool);
+    if (replicas_ != nullptr) {
+      replicas_->send(b, masters_.view().subview(position(b), whole.size), pool,
+                      meter);
+      continue;
+    }
+    if (copies_ == nullptr) {
+      gather(b);
+      continue;
+    }
+    const Buffer& updated = has_mirror_ ? mirror_ : masters_;
+    copied[b] = copies_->queue(updated.view().subview(position(b), whole.size),
+                               own_params(b));
+    under_way.last_copy = copied[b];
+    if (b > 0) gather(b - 1);
+  }
+  if (replicas_ != nullptr) replicas_->finish(pool, meter);
+  if (copies_ != nullptr && count > 0) gather(count - 1);
+  meter.waiting([&] {
+    for (const comm::Work& work : under_way.gathers) work.wait();
+  });
+}
+
+void ShardGroup::gather_parameters() {
+  if (!has_named_masters()) return;
+  for (std::size_t b = 0; b < shards_.buckets().size(); ++b) {
+    const ShardBucket& bucket = shards_.buckets()[b];
+    if (has_masters_ && !has_own_replicas_)
+      kernels::convert(masters_.view().subview(position(b), own(b).size),
+                       own_params(b));
+    comm_.all_gather(own_params(b),
+                     params_.subview(bucket.range.offset, bucket.range.size),
+                     bucket.within);
+  }
+}
+
+}  // namespace thinwire::zero

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "optim/saved_state.h"
+#include "thinwire/core/error.h"
+#include "thinwire/core/memory.h"
+#include "thinwire/kernels/cast.h"
+#include "zero/shard_group.h"
+
+// What is read, set, moved and saved: whole values, and this rank's shard.
+namespace thinwire::zero {
+
+View ShardGroup::array(const Fragment& fragment, std::string_view what) {
+  const std::size_t flat =
+      layout_.parameters()[fragment.parameter].offset + fragment.range.offset;
+  if (what == "grad") {
+    std::size_t b = 0;
+    while (shards_.buckets()[b].range.end() <= flat) ++b;
+    return gradients_->piece(b).subview(flat - own(b).offset,
+                                        fragment.range.size);
+  }
+  if (what != "param")
+    return rule().state(what).subview(fragment.position, fragment.range.size);
+  return has_masters_
+             ? masters_.view().subview(fragment.position, fragment.range.size)
+             : params_.subview(flat, fragment.range.size);
+}
+
+// On all ranks, whether they own elements of the parameter or not.
+void ShardGroup::require_array(std::string_view what) const {
+  if (what == "grad") return;
+  require_states();
+  if (what != "param") static_cast<void>(rule_->state(what));
+}
+
+std::vector<float> ShardGroup::read(std::size_t parameter,
+                                    std::string_view what) {
+  require_array(what);
+  const auto fragments = shards_.fragments_of(parameter);
+  std::vector<std::size_t> counts(static_cast<std::size_t>(comm_.size()));
+  std::vector<float> own;
+  for (const Fragment& fragment : fragments) {
+    counts[static_cast<std::size_t>(fragment.owner)] += fragment.range.size;
+    if (fragment.owner != comm_.rank()) continue;
+    own.resize(own.size() + fragment.range.size);
+    kernels::convert(array(fragment, what),
+                     std::span(own).last(fragment.range.size));
+  }
+  const std::size_t size = layout_.parameters()[parameter].size;
+  std::vector<float> gathered(size);
+  comm_.all_gather(own, gathered, counts);
+  std::vector<std::size_t> next(counts.size());
+  for (std::size_t r = 1; r < next.size(); ++r)
+    next[r] = next[r - 1] + counts[r - 1];
+  std::vector<float> whole(size);
+  for (const Fragment& fragment : fragments) {
+    auto& from = next[static_cast<std::size_t>(fragment.owner)];
+    std::copy_n(&gathered[from], fragment.range.size,
+                &whole[fragment.range.offset]);
+    from += fragment.range.size;
+  }
+  return whole;
+}
+
+void ShardGroup::write(std::size_t parameter, std::string_view what,
+                       std::span<const float> values) {
+  require_array(what);
+  const Parameter& p = layout_.parameters()[parameter];
+  for (const Fragment& fragment : shards_.fragments_of(parameter))
+    if (fragment.owner == comm_.rank())
+      kernels::convert(
+          values.subspan(fragment.range.offset, fragment.range.size),
+          array(fragment, what));
+  if (what == "param")
+    kernels::convert(values, params_.subview(p.offset, p.size));
+}
+
+void ShardGroup::fill_masters(ConstView params) {
+  if (!has_masters_) return;
+  for (std::size_t b = 0; b < shards_.buckets().size(); ++b)
+    kernels::convert(params.subview(own(b).offset, own(b).size),
+                     masters_.view().subview(position(b), own(b).size));
+}
+
+// With low-bit replicas these are what masters are rounded to, on all ranks.
+void ShardGroup::read_masters(ConstView params) {
+  if (has_masters_) require_states();
+  fill_masters(params);
+  if (replicas_ == nullptr || params.data() == params_.data()) return;
+  for (const ShardBucket& bucket : shards_.buckets())
+    kernels::convert(params.subview(bucket.range.offset, bucket.range.size),
+                     params_.subview(bucket.range.offset, bucket.range.size));
+}
+
+// ---- this rank's shard, saved
+
+optim::State ShardGroup::state() const {
+  optim::State state;
+  for (std::size_t b = 0; b < shards_.buckets().size(); ++b)
+    if (own(b).size != 0) state.shard.push_back(own(b));
+  rule().add_to(state, optim::Sharing::kSharded, state.shard);
+  if (has_masters_)
+    // Low-bit replicas are behind masters of their own dtype too.
+    state
+        .add_elements("masters", optim::Sharing::kSharded, state.shard,
+                      masters_.view())
+        .is_parameters =
+        replicas_ == nullptr || masters_.dtype() != params_.dtype();
+  else if (is_wide_)
+    add_own_params(state, "masters").is_parameters = true;
+  add_wire(state);
+  state.common.put_text("optimizer", std::string(rule().name()));
+  return state;
+}
+
+optim::Adoption ShardGroup::adopt(StateDict& state) {
+  require_states();
+  optim::require_rule(state, rule().name());
+  return [of_masters = adopt_masters(state), of_wire = adopt_wire(state),
+          of_rule = rule_->adopt(state)] {
+    of_rule();
+    of_masters();
+    of_wire();
+  };
+}
+
+optim::Adoption ShardGroup::adopt_masters(StateDict& state) {
+  if (is_wide_ && !has_masters_) return adopt_as_params(state, "masters");
+  if (!has_masters_) return adopt_as_parameters(state);
+  // Parameters of this dtype were their own masters.
+  if (replicas_ != nullptr && masters_.dtype() == params_.dtype() &&
+      !state.has_array("masters"))
+    return [this] { fill_masters(params_); };
+  const auto masters = std::make_shared<Buffer>(
+      optim::take_floats(state, "masters", masters_.dtype(), masters_.size()));
+  return [this, masters] { masters_ = std::move(*masters); };
+}
+
+void ShardGroup::offload_states() {
+  if (rule_ == nullptr) return;
+  parked_ = optim::copy_of(state());
+  for (const char* stays : {optim::kWorkerError, "replicas"})
+    if (parked_.has_array(stays)) parked_.erase(stays);
+  for (std::size_t g = 0; g < rule_->num_groups(); ++g)
+    parked_decays_.push_back(rule_->weight_decay(g));
+  rule_.reset();
+  masters_ = Buffer(0, masters_.dtype());
+}
+
+void ShardGroup::reload_states() {
+  if (rule_ != nullptr) return;
+  const MemoryScope scope(MemoryKind::kStates);
+  auto rule = make_rule_(shard_layout_);
+  // One by one: their memory is of another kind now.
+  for (const auto& [name, values] : parked_.arrays())
+    parked_.put(name, values.view());
+  if (has_masters_) masters_ = parked_.take("masters");
+  rule->adopt(parked_)();
+  for (std::size_t g = 0; g < parked_decays_.size(); ++g)
+    rule->set_weight_decay(g, parked_decays_[g]);
+  parked_decays_.clear();
+  rule_ = std::move(rule);
+  parked_ = {};
+}
+
+}  // namespace thinwire::zero

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a shard keeps because its gradients or parameters travel in few bits.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "optim/saved_state.h"
+#include "thinwire/kernels/cast.h"
+#include "zero/shard_group.h"
+
+namespace thinwire::zero {
+
+using optim::Sharing;
+
+std::vector<Range> ShardGroup::bucket_ranges() const {
+  std::vector<Range> ranges;
+  for (const ShardBucket& bucket : shards_.buckets())
+    ranges.push_back(bucket.range);
+  return ranges;
+}
+
+void ShardGroup::add_wire(optim::State& state) const {
+  if (bits_up_ != 0)
+    state.encoded = low_bit_ != nullptr ? low_bit_->parts() : bucket_ranges();
+  if (low_bit_ != nullptr || !debt_.empty()) {
+    state.common.put_integer("bits_up", bits_up_);
+    state.add_elements(
+        optim::kWorkerError, Sharing::kMean, *state.encoded,
+        low_bit_ != nullptr ? low_bit_->residuals() : debt_.view());
+    optim::add_hosts(state, comm_.hosts());
+  }
+  if (replicas_ == nullptr) return;
+  state.common.put_integer("bits_down", replicas_->bits());
+  static_cast<void>(add_own_params(state, "replicas"));
+}
+
+// This rank's shard of the parameters.
+optim::StateArray& ShardGroup::add_own_params(optim::State& state,
+                                              const char* name) const {
+  const DType dtype = is_wide_ ? DType::kFloat32 : params_.dtype();
+  optim::StateArray& array =
+      state.add_elements(name, Sharing::kSharded, state.shard,
+                         ConstView(nullptr, shard_layout_.size(), dtype));
+  array.read = [this](Range range, View to) { read_own_params(range, to); };
+  return array;
+}
+
+// Elements `range` of this rank's shard.
+void ShardGroup::read_own_params(Range range, View to) const {
+  for (std::size_t b = 0; b < shards_.buckets().size(); ++b) {
+    const std::size_t begin = std::max(range.offset, position(b));
+    const std::size_t end = std::min(range.end(), position(b) + own(b).size);
+    if (begin >= end) continue;
+    kernels::convert(own_params(b).subview(begin - position(b), end - begin),
+                     to.subview(begin - range.offset, end - begin));
+  }
+}
+
+// Residuals of momenta, which are in other units, have no bits_up. Replicas of
+// another dtype are those that the parameters were loaded as.
+optim::Adoption ShardGroup::adopt_wire(StateDict& state) {
+  const auto residuals = std::make_shared<Buffer>();
+  if (bits_up_ != 0 && state.has_scalar("bits_up") &&
+      state.has_array(optim::kWorkerError))
+    *residuals =
+        low_bit_ != nullptr
+            ? optim::take_floats(state, optim::kWorkerError,
+                                 low_bit_->residuals().dtype(),
+                                 low_bit_->residuals().size())
+            : optim::take_floats(state, optim::kWorkerError, DType::kFloat32,
+                                 shard_layout_.size());
+  const auto replicas = std::make_shared<Buffer>();
+  if (replicas_ != nullptr && state.has_array("replicas") &&
+      state.array("replicas").dtype() == params_.dtype())
+    *replicas = optim::take_floats(state, "replicas", params_.dtype(),
+                                   shard_layout_.size());
+  return [this, residuals, replicas] {
+    if (low_bit_ != nullptr)
+      low_bit_->set_residuals(std::move(*residuals));
+    else
+      debt_ = std::move(*residuals);
+    has_own_replicas_ = !replicas->empty();
+    if (!has_own_replicas_) return;
+    for (std::size_t b = 0; b < shards_.buckets().size(); ++b)
+      kernels::convert(
+          std::as_const(*replicas).view().subview(position(b), own(b).size),
+          own_params(b));
+  };
+}
+
+// A group of one has nobody whose replicas could be behind: its parameters are
+// what larger groups kept as masters.
+optim::Adoption ShardGroup::adopt_as_parameters(StateDict& state) {
+  if (comm_.size() > 1 || !state.has_scalar("bits_down") ||
+      !state.has_array("masters"))
+    return [] {};
+  return adopt_as_params(state, "masters");
+}
+
+optim::Adoption ShardGroup::adopt_as_params(StateDict& state,
+                                            const char* name) {
+  const auto values = std::make_shared<Buffer>(optim::take_floats(
+      state, name, is_wide_ ? DType::kFloat32 : params_.dtype(),
+      shard_layout_.size()));
+  return [this, values] {
+    for (std::size_t b = 0; b < shards_.buckets().size(); ++b)
+      kernels::convert(
+          std::as_const(*values).view().subview(position(b), own(b).size),
+          own_params(b));
+  };
+}
+
+void ShardGroup::pay_debt(double loss_scale) {
+  if (debt_.empty() || has_paid_) return;
+  has_paid_ = true;
+  // Also of experts, whose gradients are divided by more ranks than hold them.
+  const auto factor = static_cast<float>(loss_scale);
+  constexpr std::size_t kPart = 1024;
+  std::array<float, kPart> owed{};
+  for (std::size_t b = 0; b < shards_.buckets().size(); ++b)
+    for (std::size_t at = 0; at < own(b).size; at += kPart) {
+      const std::size_t size = std::min(kPart, own(b).size - at);
+      const auto part = debt_.as<float>().subspan(position(b) + at, size);
+      for (std::size_t i = 0; i < size; ++i) owed[i] = part[i] * factor;
+      kernels::accumulate(gradients_->piece(b).subview(at, size),
+                          std::span(owed).first(size));
+    }
+}
+
+bool ShardGroup::settle(bool is_applied) {
+  if (std::exchange(has_paid_, false) && is_applied) debt_ = Buffer();
+  return gradients_->settle(is_applied);
+}
+
+}  // namespace thinwire::zero

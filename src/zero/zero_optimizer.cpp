@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/zero/zero_optimizer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "optim/checks.h"
+#include "thinwire/comm/agreement.h"
+#include "thinwire/core/error.h"
+#include "thinwire/core/memory.h"
+#include "thinwire/exchange/bucket_rule.h"
+#include "zero/zero_impl.h"
+
+namespace thinwire::zero {
+
+using optim::StepInput;
+using optim::StepReport;
+
+namespace {
+
+// Groups that are in none of the expert groups.
+std::vector<std::size_t> dense_groups(const ParameterLayout& layout,
+                                      const ZeroOptions& options) {
+  std::vector<std::size_t> groups;
+  for (std::size_t g = 0; g < layout.num_groups(); ++g)
+    if (std::none_of(options.experts.begin(), options.experts.end(),
+                     [&](const ExpertGroup& e) { return e.group == g; }))
+      groups.push_back(g);
+  return groups;
+}
+
+std::shared_ptr<CopyEngine> copy_engine(const ZeroOptions& options) {
+  if (!options.offload) return nullptr;
+  return options.copy_engine ? options.copy_engine
+                             : std::shared_ptr(make_host_copy_engine());
+}
+
+// Of all groups, in flat order.
+std::vector<BucketOfGroup> all_buckets(
+    const std::vector<std::unique_ptr<ShardGroup>>& groups) {
+  std::vector<BucketOfGroup> all;
+  for (const auto& group : groups)
+    for (const ShardBucket& bucket : group->shards().buckets())
+      all.push_back(
+          {group.get(),
+           static_cast<std::size_t>(&bucket - group->shards().buckets().data()),
+           bucket.range});
+  std::sort(all.begin(), all.end(),
+            [](const BucketOfGroup& a, const BucketOfGroup& b) {
+              return a.range.offset < b.range.offset;
+            });
+  return all;
+}
+
+std::vector<Range> ranges_of(const std::vector<BucketOfGroup>& buckets) {
+  std::vector<Range> ranges;
+  for (const BucketOfGroup& bucket : buckets) ranges.push_back(bucket.range);
+  return ranges;
+}
+
+ZeroOptions with_buckets(ZeroOptions options, const ParameterLayout& layout,
+                         const comm::Communicator& comm) {
+  std::size_t& chosen = options.exchange.bucket_elements;
+  chosen = exchange::bucket_elements(chosen,
+                                     optim::dense_size(layout, options.experts),
+                                     comm.hosts(), bucket_bits(options.wire));
+  return options;
+}
+
+// They are their own masters, and nothing is rounded.
+ZeroOptions without_16_bits(ZeroOptions options) {
+  options.dtype = options.accumulation_dtype = DType::kFloat32;
+  options.communication_dtype.reset();
+  options.wire = {};
+  return options;
+}
+
+}  // namespace
+
+ZeroOptimizer::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
+                          const MakeRule& make_rule, View p,
+                          const ZeroOptions& settings, ConstView initial)
+    : comm(c),
+      layout(l),
+      params(p),
+      options(with_buckets(settings, l, c)),
+      wide_options(without_16_bits(options)),
+      scale(settings.dtype, settings.loss_scale),
+      pool(settings.exchange.num_threads),
+      copies(copy_engine(settings)),
+      groups(make_groups(make_rule, initial)),
+      num_squares(count_squares()),
+      buckets(all_buckets(groups)),
+      window(layout, ranges_of(buckets), *this) {}
+
+std::vector<std::unique_ptr<ShardGroup>> ZeroOptimizer::Impl::make_groups(
+    const MakeRule& make_rule, ConstView initial) {
+  const MemoryScope scope(MemoryKind::kStates);
+  std::vector<std::unique_ptr<ShardGroup>> made;
+  const std::size_t first = params.is_joined() ? params.first_size() : 0;
+  const auto add = [&](comm::Communicator& of,
+                       std::vector<std::size_t> of_layout, Range part = {},
+                       bool is_wide = false) {
+    made.push_back(std::make_unique<ShardGroup>(
+        ShardGroupParts{.comm = of,
+                        .layout = layout,
+                        .make_rule = make_rule,
+                        .params = params,
+                        .initial = initial,
+                        .options = is_wide ? wide_options : options,
+                        .copies = copies.get(),
+                        .groups = std::move(of_layout),
+                        .part = part,
+                        .is_wide = is_wide,
+                        .batch_ranks = comm.size(),
+                        .scale = scale,
+                        .pool = pool}));
+  };
+  // Without experts all groups, also where there is none.
+  add(comm,
+      options.experts.empty() ? std::vector<std::size_t>{}
+                              : dense_groups(layout, options),
+      {0, first});
+  if (first > 0)
+    add(comm, {}, {first, layout.size() - first}, /*is_wide=*/true);
+  for (const ExpertGroup& experts : options.experts)
+    add(*experts.comm, {experts.group});
+  return made;
+}
+
+std::vector<std::size_t> ZeroOptimizer::Impl::count_squares() const {
+  std::size_t own = 0;
+  for (const auto& group : groups)
+    own += group->num_squares(group->comm().rank());
+  const auto own_integer = static_cast<std::int64_t>(own);
+  std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
+  comm.all_gather(std::span(&own_integer, 1), all);
+  return {all.begin(), all.end()};
+}
+
+ZeroOptimizer::ZeroOptimizer(comm::Communicator& comm,
+                             const ParameterLayout& layout,
+                             const MakeRule& make_rule, View params,
+                             const ZeroOptions& options, ConstView initial) {
+  options.validate();
+  optim::require_experts(layout, options.experts);
+  const auto check = [&](std::string_view name, ConstView view, DType dtype) {
+    if (view.dtype() != dtype || view.size() != layout.size())
+      reject(fmt::format("{} must be {} of {} elements, got {} of {}", name,
+                         to_string(dtype), layout.size(),
+                         to_string(view.dtype()), view.size()));
+  };
+  check("params", params, options.dtype);
+  optim::require_fit_for_two_dtypes(params, options.master_dtype,
+                                    options.experts.size());
+  if (!initial.empty()) check("initial", initial, DType::kFloat32);
+  if (make_rule == nullptr)
+    reject("make_rule must make an update rule, got none");
+  const auto whole = make_rule(
+      ParameterLayout::of({}, std::max<std::size_t>(1, layout.num_groups())));
+  const std::string rule = whole == nullptr ? "none\n" : whole->describe();
+  optim::require_same_parameters(
+      comm, layout, options.experts, "parameter layout and options",
+      rule + options.describe() + fmt::format("{}\n", params.first_size()));
+  impl_ = std::make_unique<Impl>(comm, layout, make_rule, params, options,
+                                 initial.empty() ? ConstView(params) : initial);
+}
+
+ZeroOptimizer::~ZeroOptimizer() = default;
+
+double ZeroOptimizer::loss_scale() const noexcept {
+  return impl_->scale.value();
+}
+
+void ZeroOptimizer::set_loss_scale(double scale) { impl_->scale.set(scale); }
+
+const ZeroOptions& ZeroOptimizer::options() const noexcept {
+  return impl_->options;
+}
+
+const ShardLayout& ZeroOptimizer::shards() const noexcept {
+  return impl_->groups.front()->shards();
+}
+
+std::vector<Range> ZeroOptimizer::buckets() const {
+  return impl_->window.buckets();
+}
+
+// ---- gradients one by one
+
+void ZeroOptimizer::begin_backward(Backward which) {
+  if (impl_->window.backwards() == 0 && !impl_->whole.empty())
+    refuse("begin_backward: gradients have come whole; call step() first");
+  impl_->begin_backward(which);
+}
+
+void ZeroOptimizer::collect(std::size_t index, ConstView gradient) {
+  impl_->window.require_open(index);
+  require_gradient(impl_->layout.parameters()[index], impl_->options.dtype,
+                   gradient);
+  impl_->window.collect(index, gradient);
+}
+
+void ZeroOptimizer::end_backward() { impl_->window.end(); }
+
+void ZeroOptimizer::cancel_backward() {
+  if (impl_->window.in_backward()) impl_->cancel_backward();
+}
+
+ZeroOptimizer::Late ZeroOptimizer::late() const noexcept {
+  return impl_->window.late();
+}
+
+// ---- steps
+
+StepReport ZeroOptimizer::step(const StepInput& input) {
+  if (!impl_->has_states)
+    refuse("step: states are offloaded; call reload_states() first");
+  require_step(input, impl_->window, impl_->params);
+  impl_->require_same_array(input.grads);
+  require(impl_->options.wire.bits_up == 0 || input.loss_scale == 1,
+          "loss_scale", "1 with wire.bits_up", input.loss_scale);
+  return impl_->step(input);
+}
+
+StepReport ZeroOptimizer::step() {
+  return step({.params = impl_->params, .grads = {}});
+}
+
+void ZeroOptimizer::reduce_early(View grads, Range range) {
+  optim::require_view("grads", grads, impl_->layout.size(), true, true);
+  if (!reduces_early())
+    refuse(
+        "reduce_early: gradients of this optimizer are handed over one by one, "
+        "or all at once to step()");
+  if (impl_->window.backwards() > 0)
+    refuse("reduce_early: gradients are handed over one by one in this window");
+  impl_->require_same_array(grads);
+  impl_->window.require_unsent(range);
+  impl_->whole = grads;
+  impl_->window.send(range);
+}
+
+bool ZeroOptimizer::reduces_early() const noexcept {
+  return impl_->options.stage == 1;
+}
+
+// ---- the rest
+
+std::vector<double> ZeroOptimizer::lamb_coeffs() const {
+  if (!impl_->groups.front()->rule().needs_norms()) return {};
+  std::vector<double> coeffs(impl_->layout.parameters().size());
+  for (const auto& group : impl_->groups) group->put_lamb_coeffs(coeffs);
+  return coeffs;
+}
+
+std::int64_t ZeroOptimizer::steps() const noexcept {
+  return impl_->counts.steps;
+}
+
+std::int64_t ZeroOptimizer::skipped_steps() const noexcept {
+  return impl_->counts.skipped;
+}
+
+void ZeroOptimizer::set_learning_rate(std::size_t group, double learning_rate) {
+  for (const auto& of : impl_->groups)
+    of->rule().set_learning_rate(group, learning_rate);
+}
+
+double ZeroOptimizer::learning_rate(std::size_t group) const {
+  return impl_->groups.front()->rule().learning_rate(group);
+}
+
+void ZeroOptimizer::set_weight_decay(std::size_t group, double weight_decay) {
+  for (const auto& of : impl_->groups)
+    of->rule().set_weight_decay(group, weight_decay);
+}
+
+double ZeroOptimizer::weight_decay(std::size_t group) const {
+  return impl_->groups.front()->rule().weight_decay(group);
+}
+
+std::size_t ZeroOptimizer::num_groups() const noexcept {
+  return impl_->layout.num_groups();
+}
+
+}  // namespace thinwire::zero

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/exchange/block_layout.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "support/errors.h"
+
+namespace thinwire::exchange::block_layout_test {
+namespace {
+
+std::vector<Range> units_of(const std::vector<std::size_t>& sizes) {
+  std::vector<Range> units;
+  std::size_t offset = 0;
+  for (const std::size_t size : sizes) {
+    units.push_back({offset, size});
+    offset += size;
+  }
+  return units;
+}
+
+struct Drawn {
+  std::vector<Range> units;
+  BlockOptions options;
+};
+
+Drawn draw(bool scale_per_unit) {
+  const auto sizes = *rc::gen::container<std::vector<std::size_t>>(
+      rc::gen::inRange<std::size_t>(0, 3000));
+  return {units_of(sizes),
+          {.world_size = *rc::gen::inRange(1, 9),
+           .bucket_elements = *rc::gen::inRange<std::size_t>(1, 5000),
+           .scale_per_unit = scale_per_unit,
+           .bits = scale_per_unit ? 1 : *rc::gen::element(1, 2, 4, 8)}};
+}
+
+// Every element of every unit is in exactly one block, and no block reaches
+// over a unit's end.
+void expect_partition(const Drawn& drawn, const BlockLayout& layout) {
+  std::vector<int> covered(drawn.units.empty() ? 0 : drawn.units.back().end());
+  for (const Block& block : layout.blocks()) {
+    RC_ASSERT(block.values.size <= block.residual.size);
+    for (std::size_t i = block.values.offset; i < block.values.end(); ++i)
+      ++covered[i];
+    const bool inside = std::any_of(
+        drawn.units.begin(), drawn.units.end(), [&](const Range& unit) {
+          return block.values.offset >= unit.offset &&
+                 block.values.end() <= unit.end();
+        });
+    RC_ASSERT(inside);
+  }
+  RC_ASSERT(std::all_of(covered.begin(), covered.end(),
+                        [](int times) { return times == 1; }));
+}
+
+// Residuals and records lie without gap or overlap; servers' chunks are
+// neighbours in rank order.
+void expect_places(const Drawn& drawn, const BlockLayout& layout) {
+  std::vector<Range> residuals;
+  std::size_t record = 0;
+  for (std::size_t b = 0; b < layout.blocks().size(); ++b) {
+    const Block& block = layout.blocks()[b];
+    residuals.push_back(block.residual);
+    RC_ASSERT(block.record == record);
+    RC_ASSERT(block.record % 4 == 0u);
+    record += record_bytes(block.residual.size, drawn.options.bits);
+  }
+  RC_ASSERT(layout.records_size() == record);
+  std::sort(residuals.begin(), residuals.end(),
+            [](const Range& a, const Range& b) { return a.offset < b.offset; });
+  std::size_t end = 0;
+  for (const Range& residual : residuals) {
+    RC_ASSERT(residual.offset == end);
+    end = residual.end();
+  }
+  RC_ASSERT(layout.residual_size() == end);
+
+  std::size_t next = 0;
+  for (const Bucket& bucket : layout.buckets()) {
+    RC_ASSERT(bucket.first_block() == next);
+    next = bucket.end_block();
+    RC_ASSERT(
+        std::is_sorted(bucket.server_begin.begin(), bucket.server_begin.end()));
+    for (std::size_t r = 0; r + 1 < bucket.server_begin.size(); ++r)
+      for (std::size_t b = bucket.server_begin[r];
+           b < bucket.server_begin[r + 1]; ++b)
+        RC_ASSERT(layout.blocks()[b].server == static_cast<int>(r));
+  }
+  RC_ASSERT(next == layout.blocks().size());
+}
+
+TEST(BlockLayout, CutsAnyUnitsIntoBlocksThatNeverCrossOne) {
+  EXPECT_TRUE(rc::check([] {
+    const Drawn drawn = draw(false);
+    const BlockLayout layout(drawn.units, drawn.options);
+    expect_partition(drawn, layout);
+    expect_places(drawn, layout);
+    for (const Block& block : layout.blocks()) {
+      RC_ASSERT(block.values.size >= 1u);
+      RC_ASSERT(block.values.size <= 1024u);
+      RC_ASSERT(block.values.size == block.residual.size);
+    }
+  }));
+}
+
+TEST(BlockLayout, BalancesServersToABlock) {
+  EXPECT_TRUE(rc::check([] {
+    const Drawn drawn = draw(false);
+    const BlockLayout layout(drawn.units, drawn.options);
+    for (const Bucket& bucket : layout.buckets()) {
+      std::size_t total = 0;
+      for (std::size_t b = bucket.first_block(); b < bucket.end_block(); ++b)
+        total += layout.blocks()[b].values.size;
+      const auto world = static_cast<std::size_t>(layout.world_size());
+      for (std::size_t r = 0; r < world; ++r) {
+        std::size_t chunk = 0;
+        for (std::size_t b = bucket.server_begin[r];
+             b < bucket.server_begin[r + 1]; ++b)
+          chunk += layout.blocks()[b].values.size;
+        RC_ASSERT(chunk <= total / world + 1 + 1024);
+      }
+    }
+  }));
+}
+
+TEST(BlockLayout, CutsTheSameBlocksWhateverTheBucketsAndRanks) {
+  EXPECT_TRUE(rc::check([] {
+    Drawn drawn = draw(false);
+    const BlockLayout one(drawn.units, drawn.options);
+    drawn.options.bucket_elements = *rc::gen::inRange<std::size_t>(1, 9000);
+    drawn.options.world_size = *rc::gen::inRange(1, 9);
+    const BlockLayout other(drawn.units, drawn.options);
+    RC_ASSERT(one.blocks().size() == other.blocks().size());
+    for (std::size_t b = 0; b < one.blocks().size(); ++b) {
+      RC_ASSERT(one.blocks()[b].values == other.blocks()[b].values);
+      RC_ASSERT(one.blocks()[b].record == other.blocks()[b].record);
+    }
+  }));
+}
+
+TEST(BlockLayout, BitsDecideTheLengthOfRecordsAlone) {
+  EXPECT_TRUE(rc::check([] {
+    Drawn drawn = draw(false);
+    const BlockLayout many(drawn.units, drawn.options);
+    drawn.options.bits = 1;
+    const BlockLayout one(drawn.units, drawn.options);
+    RC_ASSERT(many.residual_size() == one.residual_size());
+    RC_ASSERT(many.blocks().size() == one.blocks().size());
+    for (std::size_t b = 0; b < one.blocks().size(); ++b) {
+      RC_ASSERT(many.blocks()[b].values == one.blocks()[b].values);
+      RC_ASSERT(many.blocks()[b].server == one.blocks()[b].server);
+    }
+    RC_ASSERT(many.buckets().size() == one.buckets().size());
+    for (std::size_t k = 0; k < one.buckets().size(); ++k)
+      RC_ASSERT(many.buckets()[k].server_begin ==
+                one.buckets()[k].server_begin);
+  }));
+}
+
+TEST(BlockLayout, PadsEachUnitAsTheReferenceDoes) {
+  EXPECT_TRUE(rc::check([] {
+    const Drawn drawn = draw(true);
+    const BlockLayout layout(drawn.units, drawn.options);
+    expect_partition(drawn, layout);
+    expect_places(drawn, layout);
+    const auto world = static_cast<std::size_t>(drawn.options.world_size);
+    std::size_t padded = 0;
+    for (const Range& unit : drawn.units) {
+      const std::size_t multiple = world * std::lcm(std::size_t{8}, world);
+      padded += (unit.size + multiple - 1) / multiple * multiple;
+    }
+    RC_ASSERT(layout.residual_size() == padded);
+    for (const Bucket& bucket : layout.buckets())
+      for (std::size_t s = bucket.first_scale; s < bucket.end_scale; ++s)
+        for (std::size_t i = 1; i < world; ++i) {
+          // The blocks of one scale follow one another in its residual.
+          const std::size_t stride = layout.block_stride(bucket);
+          const std::size_t b = layout.first_block_of(bucket, s) + i * stride;
+          RC_ASSERT(layout.blocks()[b].residual.offset ==
+                    layout.blocks()[b - stride].residual.end());
+        }
+  }));
+}
+
+TEST(BlockLayout, HasNothingForNoElements) {
+  const std::vector<Range> units = {{0, 0}, {0, 0}};
+  for (const bool per_unit : {false, true}) {
+    const BlockLayout layout(units,
+                             {.world_size = 3, .scale_per_unit = per_unit});
+    EXPECT_TRUE(layout.blocks().empty());
+    EXPECT_TRUE(layout.buckets().empty());
+    EXPECT_EQ(layout.records_size(), 0u);
+  }
+}
+
+TEST(BlockLayout, RefusesOptionsOutOfRange) {
+  const std::vector<Range> units = {{0, 10}};
+  const auto refused = [&](BlockOptions options, const char* name) {
+    test::expect_error(ErrorCode::kInvalidArgument, {name, "got 0"},
+                       [&] { BlockLayout(units, options); });
+  };
+  refused({.world_size = 0}, "world_size");
+  refused({.bucket_elements = 0}, "bucket_elements");
+  refused({.block_elements = 0}, "block_elements");
+  refused({.bits = 0}, "bits");
+  for (const int bits : {3, 16, -1})
+    test::expect_error(ErrorCode::kInvalidArgument,
+                       {"bits must be 1, 2, 4 or 8", std::to_string(bits)},
+                       [&] { BlockLayout(units, {.bits = bits}); });
+  test::expect_error(
+      ErrorCode::kInvalidArgument, {"bits", "scale_per_unit", "got 4"},
+      [&] { BlockLayout(units, {.scale_per_unit = true, .bits = 4}); });
+}
+
+}  // namespace
+}  // namespace thinwire::exchange::block_layout_test

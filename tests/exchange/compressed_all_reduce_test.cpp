@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/exchange/compressed_all_reduce.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "exchange/support.h"
+#include "support/errors.h"
+#include "thinwire/comm/local.h"
+
+namespace thinwire::exchange::compressed_all_reduce_test {
+namespace {
+
+using test::Exchange;
+
+class Worlds : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(All, Worlds, ::testing::Values(2, 3, 4, 8));
+
+std::size_t total(const std::vector<Range>& units) {
+  return units.back().end();
+}
+
+std::vector<std::vector<float>> run(int world, const std::vector<Range>& units,
+                                    CompressedAllReduceOptions options = {},
+                                    int threads = 1) {
+  return test::all_reduced<Exchange>(world, units, options, threads);
+}
+
+TEST_P(Worlds, EveryRankGetsTheSameBits) {
+  const auto results = run(GetParam(), test::awkward_units());
+  for (const auto& result : results) EXPECT_EQ(result, results[0]);
+}
+
+TEST_P(Worlds, BitsDoNotDependOnBucketsOrThreads) {
+  const std::vector<Range> units = test::awkward_units();
+  const auto want = run(GetParam(), units);
+  for (const std::size_t bucket : {1, 1000, 1024, 5000})
+    EXPECT_EQ(run(GetParam(), units, {.blocks = {.bucket_elements = bucket}}),
+              want)
+        << bucket;
+  EXPECT_EQ(run(GetParam(), units, {}, /*threads=*/3), want);
+}
+
+// The transport's own count against the formula of docs/algorithms.md: all
+// other ranks' chunks out, then the own chunk to every other rank.
+TEST_P(Worlds, SendsWhatTheFormulaSays) {
+  const std::vector<Range> units = {{0, 100'000}, {100'000, 333}};
+  const auto world = static_cast<std::size_t>(GetParam());
+  comm::run_local_ranks(GetParam(), [&](comm::Communicator& comm) {
+    Exchange exchange(
+        comm, units,
+        {.blocks = {.bucket_elements = 30'000}, .checks_finite = false});
+    std::vector<float> values(total(units), 1.0f);
+    const comm::Counters before = comm.counters();
+    exchange.all.all_reduce(values);
+    const comm::Counters after = comm.counters();
+
+    std::uint64_t want = 0;
+    const BlockLayout& layout = exchange.all.layout();
+    for (const Block& block : layout.blocks()) {
+      const std::size_t record = 4 + 4 * ((block.values.size + 31) / 32);
+      want += block.server == comm.rank() ? record * (world - 1) : record;
+    }
+    EXPECT_EQ(after.bytes_sent - before.bytes_sent, want);
+    EXPECT_EQ(after.collectives - before.collectives,
+              2 * layout.buckets().size());
+    // ... which is within 1 % of 2 (W-1)/W (n/8 + 4 per block), up to one block
+    // per bucket of imbalance.
+    const auto share = static_cast<double>(world - 1) / GetParam();
+    const double closed = 2 * share *
+                          (static_cast<double>(total(units)) / 8 +
+                           4.0 * static_cast<double>(layout.blocks().size()));
+    const double block = 132.0 * static_cast<double>(world - 1) *
+                         static_cast<double>(layout.buckets().size());
+    EXPECT_NEAR(static_cast<double>(want), closed, 0.01 * closed + block);
+  });
+}
+
+TEST_P(Worlds, ABlockOfZerosComesBackAsZeros) {
+  const std::vector<Range> units = {{0, 2048}};
+  comm::run_local_ranks(GetParam(), [&](comm::Communicator& comm) {
+    Exchange exchange(comm, units);
+    for (int step = 0; step < 3; ++step) {
+      std::vector<float> values = test::layered_values(2048, 1);
+      std::fill_n(values.begin(), 1024, 0.0f);
+      exchange.all.all_reduce(values);
+      for (std::size_t i = 0; i < 1024; ++i) ASSERT_EQ(values[i], 0.0f) << i;
+      EXPECT_NE(values[1024], 0.0f);
+    }
+  });
+}
+
+TEST_P(Worlds, EqualInputsOfOneSizeComeBackExactly) {
+  const std::vector<Range> units = {{0, 1500}};
+  comm::run_local_ranks(GetParam(), [&](comm::Communicator& comm) {
+    Exchange exchange(comm, units);
+    std::vector<float> values(1500);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = i % 3 == 0 ? -0.5f : 0.5f;
+    const std::vector<float> want = values;
+    exchange.all.all_reduce(values);
+    // Every |x| is 0.5, so rms = 0.5 and nothing is rounded away; the mean adds
+    // W times 0.5 * float(1/W), off by at most (W + 1) ulp.
+    for (std::size_t i = 0; i < values.size(); ++i)
+      ASSERT_NEAR(values[i], want[i], std::ldexp(comm.size() + 1, -24)) << i;
+  });
+}
+
+class NotFinite : public ::testing::TestWithParam<float> {};
+INSTANTIATE_TEST_SUITE_P(
+    All, NotFinite,
+    ::testing::Values(std::numeric_limits<float>::quiet_NaN(),
+                      std::numeric_limits<float>::infinity(),
+                      -std::numeric_limits<float>::infinity()));
+
+TEST_P(NotFinite, IsReportedEverywhereAndChangesNothing) {
+  const std::vector<Range> units = test::awkward_units();
+  comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+    Exchange exchange(comm, units, {.blocks = {.bucket_elements = 1500}});
+    std::vector<float> values = test::layered_values(total(units), 5);
+    exchange.all.all_reduce(values);
+    const auto worker = exchange.all.worker_error().as<float>();
+    const auto server = exchange.all.server_error().as<float>();
+    const std::vector<float> e(worker.begin(), worker.end());
+    const std::vector<float> d(server.begin(), server.end());
+
+    std::vector<float> bad = test::layered_values(total(units), 6);
+    if (comm.rank() == 1) bad.back() = GetParam();
+    const std::vector<float> before = bad;
+    EXPECT_EQ(exchange.all.all_reduce(bad), 1);
+    for (std::size_t i = 0; i + 1 < bad.size(); ++i)
+      ASSERT_EQ(bad[i], before[i]);
+    EXPECT_EQ(std::vector<float>(worker.begin(), worker.end()), e);
+    EXPECT_EQ(std::vector<float>(server.begin(), server.end()), d);
+    // And it goes on.
+    EXPECT_EQ(exchange.all.all_reduce(values), -1);
+  });
+}
+
+TEST(CompressedAllReduce, LeavesTheValuesOfAGroupOfOneAlone) {
+  comm::run_local_ranks(1, [&](comm::Communicator& comm) {
+    Exchange exchange(comm, test::awkward_units());
+    std::vector<float> values =
+        test::layered_values(total(test::awkward_units()), 1);
+    const std::vector<float> want = values;
+    EXPECT_EQ(exchange.all.all_reduce(values), -1);
+    EXPECT_EQ(values, want);
+    EXPECT_EQ(comm.counters().bytes_sent, 0u);
+  });
+}
+
+TEST(CompressedAllReduce, MaskedElementsStayOutOfEverything) {
+  const std::vector<Range> units = {{0, 1024}, {1024, 100}};
+  const auto masked = [](std::size_t i) { return i % 5 == 0 || i >= 1024; };
+  comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+    Exchange with(comm, units);
+    Exchange without(comm, units);
+    with.all.set_active(ActiveMask(with.all.layout(),
+                                   [&](std::size_t i) { return !masked(i); }));
+    for (std::uint32_t step = 0; step < 3; ++step) {
+      const auto seed = step * 10 + static_cast<std::uint32_t>(comm.rank());
+      std::vector<float> values = test::layered_values(1124, seed);
+      // Garbage where masked must not matter.
+      std::vector<float> garbage = values;
+      for (std::size_t i = 0; i < values.size(); ++i)
+        if (masked(i)) {
+          values[i] = 0;
+          garbage[i] = 1e6f;
+        }
+      with.all.all_reduce(garbage);
+      for (std::size_t i = 0; i < garbage.size(); ++i)
+        ASSERT_EQ(garbage[i] == 0, masked(i)) << i;
+      const auto e = with.all.worker_error().as<float>();
+      for (std::size_t i = 0; i < e.size(); ++i)
+        ASSERT_TRUE(!masked(i) || e[i] == 0.0f) << i;
+      // The scale is the RMS of the active elements alone.
+      if (step == 0) {
+        double sum = 0;
+        std::vector<float> x = test::layered_values(1124, seed);
+        std::size_t count = 0;
+        for (std::size_t i = 0; i < 1024; ++i)
+          if (!masked(i)) {
+            sum += double{x[i]} * x[i];
+            ++count;
+          }
+        const double rms = std::sqrt(sum / static_cast<double>(count));
+        // e = c - s q of element 1, which is active: s = |c - e|.
+        EXPECT_NEAR(std::abs(double{x[1]} - e[1]), rms, rms * 1e-6);
+      }
+    }
+    EXPECT_EQ(with.all.active().count(with.all.layout(), 1), 0u);
+  });
+}
+
+TEST(CompressedAllReduce, HalfResidualsStayCloseAndTheSameOnAllRanks) {
+  const std::vector<Range> units = test::awkward_units();
+  const auto full = run(4, units);
+  const auto half = run(4, units, {.residual_dtype = DType::kBFloat16});
+  for (const auto& result : half) EXPECT_EQ(result, half[0]);
+  // The first call has no residual yet, so it does not see the difference.
+  for (std::size_t i = 0; i < total(units); ++i)
+    ASSERT_EQ(half[0][i], full[0][i]) << i;
+}
+
+TEST(CompressedAllReduce, L1ScaleIsTheMeanMagnitude) {
+  const std::vector<Range> units = {{0, 4}};
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Exchange exchange(comm, units, {.scale = Scale::kL1});
+    std::vector<float> values = {1, -2, 3, -6};
+    exchange.all.all_reduce(values);
+    // |x| adds up to 12, so the scale is 3 both ways.
+    EXPECT_EQ(values, (std::vector<float>{3, -3, 3, -3}));
+  });
+}
+
+TEST(CompressedAllReduce, WorksWithFewerElementsThanRanksAndNone) {
+  for (const std::size_t n : {0, 1, 3}) {
+    comm::run_local_ranks(8, [&](comm::Communicator& comm) {
+      const std::vector<Range> units = {{0, n}};
+      Exchange exchange(comm, units);
+      std::vector<float> values(n, 2.0f);
+      EXPECT_EQ(exchange.all.all_reduce(values), -1);
+      for (const float value : values) EXPECT_FLOAT_EQ(value, 2.0f);
+    });
+  }
+}
+
+TEST(CompressedAllReduce, LoadedErrorsContinueBitEqual) {
+  const std::vector<Range> units = test::awkward_units();
+  comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+    Exchange one(comm, units);
+    const auto seed = static_cast<std::uint32_t>(comm.rank());
+    std::vector<float> values = test::layered_values(total(units), seed);
+    one.all.all_reduce(values);
+    Exchange two(comm, units);
+    two.all.load_errors(one.all.worker_error(), one.all.server_error());
+    std::vector<float> next = test::layered_values(total(units), seed + 50);
+    std::vector<float> same = next;
+    std::vector<float> taken = next;
+    const auto copy = [](ConstView errors) {
+      Buffer copied(errors.size(), errors.dtype());
+      std::ranges::copy(errors.as<float>(), copied.as<float>().begin());
+      return copied;
+    };
+    Exchange three(comm, units);
+    three.all.take_errors(copy(one.all.worker_error()),
+                          copy(one.all.server_error()));
+    one.all.all_reduce(next);
+    two.all.all_reduce(same);
+    three.all.all_reduce(taken);
+    EXPECT_EQ(next, same);
+    EXPECT_EQ(next, taken);
+    test::expect_error(ErrorCode::kCorruptCheckpoint, {"worker_error"}, [&] {
+      two.all.load_errors(std::vector<float>(3), two.all.server_error());
+    });
+    test::expect_error(ErrorCode::kCorruptCheckpoint, {"server_error"}, [&] {
+      two.all.take_errors(copy(two.all.worker_error()),
+                          Buffer::of<float>(total(units) + 1));
+    });
+  });
+}
+
+TEST(CompressedAllReduce, RefusesWhatDoesNotFitBeforeSending) {
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    ThreadPool pool(1);
+    const std::vector<Range> units = {{0, 10}};
+    test::expect_error(
+        ErrorCode::kInvalidArgument, {"world_size", "got 3"}, [&] {
+          CompressedAllReduce(comm, pool, units, {.blocks = {.world_size = 3}});
+        });
+    test::expect_error(
+        ErrorCode::kInvalidArgument, {"bits must be 1", "got 4"}, [&] {
+          CompressedAllReduce(comm, pool, units,
+                              {.blocks = {.world_size = 2, .bits = 4}});
+        });
+    test::expect_error(ErrorCode::kInvalidArgument, {"residual_dtype"}, [&] {
+      CompressedAllReduce(
+          comm, pool, units,
+          {.blocks = {.world_size = 2}, .residual_dtype = DType::kFloat16});
+    });
+    Exchange exchange(comm, units);
+    std::vector<float> short_values(9);
+    test::expect_error(ErrorCode::kInvalidArgument, {"10", "9"},
+                       [&] { exchange.all.all_reduce(short_values); });
+    std::vector<double> doubles(10);
+    test::expect_error(ErrorCode::kInvalidArgument, {"float64", "float32"},
+                       [&] { exchange.all.all_reduce(doubles); });
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::exchange::compressed_all_reduce_test

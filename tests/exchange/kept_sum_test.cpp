@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Between two calls memory holds sums and scales instead of residuals. Nobody
+// can tell: an exchange whose residuals are looked at after every call, which
+// makes memory hold them, and one that is left alone stay bit-equal.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "exchange/support.h"
+#include "support/same_bits.h"
+#include "thinwire/comm/local.h"
+#include "thinwire/core/buffer.h"
+
+namespace thinwire::exchange::kept_sum_test {
+namespace {
+
+using test::Exchange;
+
+struct Form {
+  Scale scale = Scale::kRms;
+  DType dtype = DType::kFloat32;
+  bool scale_per_unit = false;
+};
+
+class KeptSum : public ::testing::TestWithParam<Form> {
+ protected:
+  [[nodiscard]] static CompressedAllReduceOptions options() {
+    return {.blocks = {.bucket_elements = 2500,
+                       .scale_per_unit = GetParam().scale_per_unit},
+            .scale = GetParam().scale,
+            .residual_dtype = GetParam().dtype};
+  }
+
+  using Meanwhile = std::function<void(CompressedAllReduce& all,
+                                       std::uint32_t step, int rank)>;
+
+  /// Six calls on three ranks; `meanwhile` after each.
+  static void compare(const Meanwhile& meanwhile) {
+    const std::vector<Range> units = test::awkward_units();
+    comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+      Exchange looked_at(comm, units, options());
+      Exchange alone(comm, units, options());
+      for (std::uint32_t step = 0; step < 6; ++step) {
+        const auto seed = step * 10 + static_cast<std::uint32_t>(comm.rank());
+        std::vector<float> want =
+            test::layered_values(units.back().end(), seed);
+        std::vector<float> got = want;
+        looked_at.all.all_reduce(want);
+        alone.all.all_reduce(got);
+        ASSERT_TRUE(test::same_bytes(got, want)) << step;
+        (void)looked_at.all.worker_error();
+        (void)looked_at.all.server_error();
+        meanwhile(looked_at.all, step, comm.rank());
+        meanwhile(alone.all, step, comm.rank());
+        (void)looked_at.all.worker_error();
+        (void)looked_at.all.server_error();
+      }
+      EXPECT_TRUE(test::same_bytes(alone.all.worker_error(),
+                                   looked_at.all.worker_error()));
+      EXPECT_TRUE(test::same_bytes(alone.all.server_error(),
+                                   looked_at.all.server_error()));
+    });
+  }
+};
+INSTANTIATE_TEST_SUITE_P(All, KeptSum,
+                         ::testing::Values(Form{}, Form{.scale = Scale::kL1},
+                                           Form{.dtype = DType::kBFloat16},
+                                           Form{.scale_per_unit = true}));
+
+TEST_P(KeptSum, IsAsGoodAsTheResidual) {
+  compare([](CompressedAllReduce&, std::uint32_t, int) {});
+}
+
+TEST_P(KeptSum, HoldsUnderTheMaskThatItWasMadeWith) {
+  compare([](CompressedAllReduce& all, std::uint32_t step, int) {
+    if (step == 4) return all.set_active({});
+    if (step % 2 == 0)
+      all.set_active(ActiveMask(all.layout(), [&](std::size_t i) {
+        return i % 7 != step && (i < 2000 || i > 2100);
+      }));
+  });
+}
+
+TEST_P(KeptSum, BecomesTheResidualWhereSomethingIsAdded) {
+  compare([](CompressedAllReduce& all, std::uint32_t step, int) {
+    const std::vector<float> added = test::layered_values(1024, 99);
+    if (step % 2 == 0) all.add_to_worker_error(3, added.data(), 0.5f);
+  });
+}
+
+Buffer stored(const std::vector<float>& values, DType dtype) {
+  Buffer buffer(values.size(), dtype);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    if (dtype == DType::kFloat32)
+      buffer.as<float>()[i] = values[i];
+    else
+      buffer.as<BFloat16>()[i] = to_bfloat16(values[i]);
+  return buffer;
+}
+
+TEST_P(KeptSum, GoesWhenErrorsAreClearedOrLoaded) {
+  std::array<std::size_t, 3> served{};
+  compare([&](CompressedAllReduce& all, std::uint32_t step, int rank) {
+    std::size_t& size = served[static_cast<std::size_t>(rank)];
+    if (step == 0) size = all.server_error().size();
+    if (step == 1) all.clear_errors();
+    if (step != 3) return;
+    const DType dtype = GetParam().dtype;
+    const std::vector<float> worker =
+        test::layered_values(all.layout().residual_size(), 7);
+    all.load_errors(stored(worker, dtype).view(),
+                    stored(std::vector<float>(size, 0.25f), dtype).view());
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::exchange::kept_sum_test

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+// What rounding takes, who keeps it, and what is refused.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <limits>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "exchange/support.h"
+#include "support/errors.h"
+#include "thinwire/comm/local.h"
+#include "thinwire/exchange/quantized_all_reduce.h"
+
+namespace thinwire::exchange::quantized_errors_test {
+namespace {
+
+using test::floats_of;
+using test::QuantizedExchange;
+
+std::size_t total(const std::vector<Range>& units) {
+  return units.back().end();
+}
+
+QuantizedAllReduceOptions with_bits(int bits) {
+  return {.blocks = {.bucket_elements = 1500, .bits = bits}};
+}
+
+// (ranks, bits)
+class QuantizedErrors : public ::testing::TestWithParam<std::tuple<int, int>> {
+ protected:
+  const int world = std::get<0>(GetParam());
+  const int bits = std::get<1>(GetParam());
+};
+INSTANTIATE_TEST_SUITE_P(All, QuantizedErrors,
+                         ::testing::Combine(::testing::Values(2, 3, 4, 8),
+                                            ::testing::Values(2, 4, 8)));
+
+TEST_P(QuantizedErrors, MaskedElementsStayOutOfEverything) {
+  const std::vector<Range> units = {{0, 1024}, {1024, 100}};
+  const auto masked = [](std::size_t i) { return i % 5 == 0 || i >= 1024; };
+  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+    QuantizedExchange with(comm, units, with_bits(bits));
+    QuantizedExchange without(comm, units, with_bits(bits));
+    // A mask that was made for one bit serves here too.
+    const BlockLayout one_bit(
+        units, {.world_size = comm.size(), .bucket_elements = 1500});
+    with.all.set_active(
+        ActiveMask(one_bit, [&](std::size_t i) { return !masked(i); }));
+    for (std::uint32_t step = 0; step < 3; ++step) {
+      std::vector<float> values = test::layered_values(
+          1124, step * 10 + static_cast<std::uint32_t>(comm.rank()));
+      std::vector<float> garbage = values;
+      for (std::size_t i = 0; i < values.size(); ++i)
+        if (masked(i)) {
+          values[i] = 0;
+          garbage[i] = 1e6f;
+        }
+      with.all.all_reduce(garbage);
+      without.all.all_reduce(values);
+      EXPECT_EQ(garbage, values);
+      for (const ConstView view :
+           {with.all.worker_error(), without.all.worker_error()}) {
+        const auto e = view.as<float>();
+        for (std::size_t i = 0; i < e.size(); ++i)
+          ASSERT_TRUE(!masked(i) || e[i] == 0.0f) << i;
+      }
+    }
+  });
+}
+
+// run() without residuals is the first all_reduce(), which has none yet; what
+// it tells the caller is what all_reduce() keeps.
+TEST_P(QuantizedErrors, FeedbackGivesWhatRoundingTook) {
+  const std::vector<Range> units = test::awkward_units();
+  const std::size_t n = total(units);
+  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+    QuantizedExchange own(comm, units, with_bits(bits));
+    auto options = with_bits(bits);
+    options.keeps_errors = false;
+    QuantizedExchange bare(comm, units, options, /*threads=*/2);
+    EXPECT_TRUE(bare.all.worker_error().empty());
+    const auto blocks = bare.all.layout().blocks();
+    std::vector<float> e(n);
+    std::vector<float> d(n);
+    const std::vector<float> x =
+        test::layered_values(n, static_cast<std::uint32_t>(comm.rank()));
+    std::vector<float> want = x;
+    own.all.all_reduce(want);
+    std::vector<float> got(n);
+    const auto copy_to = [&](std::vector<float>& to) {
+      return [&](std::size_t b, const float* from) {
+        std::copy_n(from, blocks[b].values.size, &to[blocks[b].values.offset]);
+      };
+    };
+    bare.all.run(
+        [&](std::size_t b, float* to) {
+          std::copy_n(&x[blocks[b].values.offset], blocks[b].values.size, to);
+        },
+        copy_to(e), copy_to(d), copy_to(got));
+    EXPECT_EQ(got, want);
+    EXPECT_EQ(e, floats_of(own.all.worker_error()));
+    std::vector<float> served;
+    for (const Block& block : blocks)
+      if (block.server == comm.rank())
+        served.insert(served.end(), &d[block.values.offset],
+                      &d[block.values.offset] + block.values.size);
+    EXPECT_EQ(served, floats_of(own.all.server_error()));
+  });
+}
+
+class QuantizedNotFinite : public ::testing::TestWithParam<float> {};
+INSTANTIATE_TEST_SUITE_P(
+    All, QuantizedNotFinite,
+    ::testing::Values(std::numeric_limits<float>::quiet_NaN(),
+                      std::numeric_limits<float>::infinity(),
+                      -std::numeric_limits<float>::infinity()));
+
+TEST_P(QuantizedNotFinite, IsReportedEverywhereAndChangesNothing) {
+  const std::vector<Range> units = test::awkward_units();
+  comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+    QuantizedExchange exchange(comm, units, with_bits(4));
+    std::vector<float> values = test::layered_values(total(units), 5);
+    exchange.all.all_reduce(values);
+    const std::vector<float> e = floats_of(exchange.all.worker_error());
+    const std::vector<float> d = floats_of(exchange.all.server_error());
+    std::vector<float> bad = test::layered_values(total(units), 6);
+    const std::vector<float> before = bad;
+    if (comm.rank() == 1) bad.back() = GetParam();
+    EXPECT_EQ(exchange.all.all_reduce(bad), 1);
+    for (std::size_t i = 0; i + 1 < bad.size(); ++i)
+      ASSERT_EQ(bad[i], before[i]);
+    EXPECT_EQ(floats_of(exchange.all.worker_error()), e);
+    EXPECT_EQ(floats_of(exchange.all.server_error()), d);
+    EXPECT_EQ(exchange.all.all_reduce(values), -1);
+  });
+}
+
+TEST(QuantizedAllReduce, HalfResidualsStayCloseAndTheSameOnAllRanks) {
+  const std::vector<Range> units = test::awkward_units();
+  auto options = with_bits(4);
+  const auto full = test::all_reduced<QuantizedExchange>(4, units, options);
+  options.residual_dtype = DType::kBFloat16;
+  const auto half = test::all_reduced<QuantizedExchange>(4, units, options);
+  for (const auto& result : half) EXPECT_EQ(result, half[0]);
+  // The first call has no residual yet, so it does not see the difference.
+  for (std::size_t i = 0; i < total(units); ++i)
+    ASSERT_EQ(half[0][i], full[0][i]) << i;
+}
+
+TEST(QuantizedAllReduce, LoadedErrorsContinueBitEqualAndClearedOnesAfresh) {
+  const std::vector<Range> units = test::awkward_units();
+  comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+    const auto seed = static_cast<std::uint32_t>(comm.rank());
+    const std::vector<float> first = test::layered_values(total(units), seed);
+    const std::vector<float> second =
+        test::layered_values(total(units), seed + 50);
+    const auto reduced = [](QuantizedExchange& by, std::vector<float> x) {
+      EXPECT_EQ(by.all.all_reduce(x), -1);
+      return x;
+    };
+    QuantizedExchange one(comm, units);
+    const std::vector<float> fresh = reduced(one, first);
+    QuantizedExchange two(comm, units);
+    two.all.load_errors(one.all.worker_error(), one.all.server_error());
+    EXPECT_EQ(reduced(two, second), reduced(one, second));
+    one.all.clear_errors();
+    EXPECT_EQ(reduced(one, first), fresh);
+    test::expect_error(ErrorCode::kCorruptCheckpoint, {"worker_error"}, [&] {
+      two.all.load_errors(std::vector<float>(3), two.all.server_error());
+    });
+  });
+}
+
+TEST(QuantizedAllReduce, RefusesWhatDoesNotFitBeforeSending) {
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    ThreadPool pool(1);
+    const std::vector<Range> units = {{0, 10}};
+    const auto refused = [&](QuantizedAllReduceOptions options,
+                             std::initializer_list<std::string_view> words) {
+      test::expect_error(ErrorCode::kInvalidArgument, words, [&] {
+        QuantizedAllReduce(comm, pool, units, options);
+      });
+    };
+    refused({.blocks = {.world_size = 3, .bits = 4}}, {"world_size", "got 3"});
+    refused({.blocks = {.world_size = 2}}, {"bits", "2, 4 or 8", "got 1"});
+    refused({.blocks = {.world_size = 2, .bits = 3}}, {"bits", "got 3"});
+    refused({.blocks = {.world_size = 2, .scale_per_unit = true, .bits = 4}},
+            {"bits", "scale_per_unit"});
+    refused({.blocks = {.world_size = 2, .bits = 4},
+             .residual_dtype = DType::kFloat16},
+            {"residual_dtype"});
+
+    QuantizedExchange exchange(comm, units);
+    std::vector<float> short_values(9);
+    test::expect_error(ErrorCode::kInvalidArgument, {"10", "9"},
+                       [&] { exchange.all.all_reduce(short_values); });
+    QuantizedExchange bare(comm, units, {.keeps_errors = false});
+    std::vector<float> values(10);
+    test::expect_error(ErrorCode::kFailedPrecondition,
+                       {"all_reduce()", "keeps_errors"},
+                       [&] { bare.all.all_reduce(values); });
+    test::expect_error(ErrorCode::kFailedPrecondition,
+                       {"load_errors()", "keeps_errors"},
+                       [&] { bare.all.load_errors(values, values); });
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::exchange::quantized_errors_test

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lean 1-bit Adam by host: a host is one worker that has the mean of its ranks'
+// gradients.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+#include "lean/lean_plain.h"
+#include "lean/lean_support.h"
+#include "optim/low_bit/late_cases.h"
+#include "support/errors.h"
+#include "support/sanitizers.h"
+#include "thinwire/core/memory.h"
+
+namespace thinwire::lean::lean_hosts_test {
+namespace {
+
+using test::LeanGradients;
+using test::LeanRanks;
+using test::LeanRun;
+using test::LeanVariant;
+using test::Placing;
+using test::run_lean_ranks;
+using Options = LeanOnebitAdamOptions;
+
+constexpr DType kB16 = DType::kBFloat16;
+
+std::vector<LeanRanks> all_ranks() {
+  return test::fewer_if_sanitized<LeanRanks>({{4, 2},
+                                              {8, 2},
+                                              {8, 4},
+                                              {4, 2, Placing::kRoundRobin},
+                                              {6, 3, Placing::kRoundRobin}},
+                                             2);
+}
+
+std::string ranks_name(const ::testing::TestParamInfo<LeanRanks>& tested) {
+  return tested.param.name();
+}
+
+// ---- against plain loops
+
+// Some of those that flat runs have, the first ones with three buckets.
+std::vector<LeanVariant> variants() {
+  const auto all = test::lean_variants();
+  std::vector<LeanVariant> chosen;
+  for (const LeanVariant& of : all)
+    for (const std::string_view name :
+         {"plain", "bf16_four_bits", "fp32_residuals", "masks", "clipped",
+          "lagged", "verified", "small_buckets", "threads"})
+      if (of.name == name) chosen.push_back(of);
+  // ZeRO-1 averages what calibrates the norm in 16 bits.
+  LeanVariant narrow{.name = "bf16_gradients",
+                     .dtype = kB16,
+                     .options = chosen[0].options,
+                     .gradients = kB16};
+  narrow.options.exchange.max_grad_norm = 0.5;
+  narrow.options.exchange.calibrated_clipping = false;
+  chosen.insert(chosen.begin(), narrow);
+  for (std::size_t v = 0; v < 3; ++v)
+    chosen[v].options.exchange.bucket_elements = 2048;
+  return chosen;
+}
+
+class LeanHostsPlainLoops
+    : public ::testing::TestWithParam<
+          std::tuple<LeanRanks, LeanGradients, LeanVariant>> {};
+std::string case_name(
+    const ::testing::TestParamInfo<LeanHostsPlainLoops::ParamType>& tested) {
+  const auto& [ranks, gradients, variant] = tested.param;
+  return fmt::format("{}_{}_{}", variant.name, gradients.name, ranks.name());
+}
+INSTANTIATE_TEST_SUITE_P(
+    All, LeanHostsPlainLoops,
+    ::testing::Combine(::testing::Values(all_ranks()[0]),
+                       ::testing::ValuesIn(test::lean_gradients()),
+                       ::testing::ValuesIn(variants())),
+    case_name);
+INSTANTIATE_TEST_SUITE_P(
+    More, LeanHostsPlainLoops,
+    ::testing::Combine(
+        ::testing::ValuesIn(all_ranks()),
+        ::testing::Values(test::lean_gradients()[1], test::lean_gradients()[3]),
+        ::testing::Values(variants()[0], variants()[1], variants()[2])),
+    case_name);
+
+TEST_P(LeanHostsPlainLoops, AreEqual) {
+  const auto& [ranks, gradients, variant] = GetParam();
+  test::expect_plain_loops(ranks, gradients, variant);
+}
+
+// ---- steps
+
+std::vector<float> grads(const LeanRun& run, std::int64_t t, int rank) {
+  return test::late_gradient(run.layout, t, rank);
+}
+
+Options options() {
+  Options o{.learning_rate = 0.02,
+            .weight_decay = 0.1,
+            .freeze_step = test::kLateFreeze};
+  o.exchange.max_grad_norm = 1;
+  o.exchange.bucket_elements = 2048;
+  return o;
+}
+
+class LeanHosts : public ::testing::TestWithParam<LeanRanks> {};
+INSTANTIATE_TEST_SUITE_P(All, LeanHosts, ::testing::ValuesIn(all_ranks()),
+                         ranks_name);
+
+TEST_P(LeanHosts, AGradientThatIsNotFiniteOnOneRankChangesNothing) {
+  for (const DType dtype : {DType::kFloat32, kB16})
+    run_lean_ranks(GetParam(), [&](comm::Communicator& comm) {
+      LeanRun run(comm, test::late_layout(), dtype, options());
+      LeanRun without(comm, test::late_layout(), dtype, options());
+      for (std::int64_t t = 1; t <= 6; ++t) {
+        const auto own = grads(run, t, comm.rank());
+        auto bad = own;
+        if (comm.rank() == comm.size() - 1)
+          bad[static_cast<std::size_t>(t) * 731] =
+              t % 2 == 0 ? std::numeric_limits<float>::infinity()
+                         : std::numeric_limits<float>::quiet_NaN();
+        const StateDict before = run.optimizer->state_dict();
+        const auto report = run.step(bad);
+        EXPECT_FALSE(report.applied);
+        const auto per_host =
+            static_cast<std::size_t>(comm.hosts().ranks_per_host);
+        const auto& ranks = comm.hosts().ranks;
+        const int last = comm.size() - 1;
+        EXPECT_EQ(report.nonfinite_rank, t <= test::kLateFreeze
+                                             ? last
+                                             : ranks[ranks.size() - per_host]);
+        const StateDict after = run.optimizer->state_dict();
+        for (const optim::StateArray& array : run.optimizer->state().arrays)
+          EXPECT_TRUE(test::same_bytes(before.array(array.name),
+                                       after.array(array.name)))
+              << array.name;
+        run.step(own);
+        without.step(own);
+        EXPECT_TRUE(test::same_bits<float>(run.full(), without.full())) << t;
+      }
+    });
+}
+
+TEST_P(LeanHosts, WhatIsReducedEarlyChangesNothing) {
+  for (const DType gradients : {DType::kFloat32, kB16})
+    run_lean_ranks(GetParam(), [&](comm::Communicator& comm) {
+      LeanRun run(comm, test::late_layout(), kB16, options());
+      LeanRun early(comm, test::late_layout(), kB16, options());
+      for (std::int64_t t = 1; t <= 6; ++t) {
+        const auto own = grads(run, t, comm.rank());
+        Buffer whole = test::rounded(own, gradients);
+        Buffer begun = test::rounded(own, gradients);
+        run.optimizer->step(run.params.view(), whole.view());
+        const auto buckets = early.optimizer->buckets();
+        ASSERT_GT(buckets.size(), 2u);
+        EXPECT_TRUE(early.optimizer->reduces_early());
+        EXPECT_FALSE(early.optimizer->measures_early());
+        for (std::size_t b = buckets.size(); b-- > 1;)
+          early.optimizer->reduce_early(begun.view(), buckets[b]);
+        early.optimizer->finish_early();
+        early.optimizer->step(early.params.view(), begun.view());
+        EXPECT_TRUE(test::same_bits<float>(early.full(), run.full())) << t;
+        test::expect_error(
+            ErrorCode::kFailedPrecondition, {"measure_early"}, [&] {
+              early.optimizer->measure_early(ConstView(own), buckets[0]);
+            });
+      }
+    });
+}
+
+// Means of equal values are those values, on 2^k ranks.
+TEST(LeanHostsFreeze, TheAutomaticOneAndItsGateAreThoseOfOneRank) {
+  const Options o{.freeze_step = optim::kAutoFreeze,
+                  .min_freeze_step = 5,
+                  .max_freeze_step = 150,
+                  .freeze_ratio = 0.5};
+  const auto frozen_at = [&](const LeanRanks& ranks, bool is_gated) {
+    std::atomic<std::int64_t> found = 0;
+    run_lean_ranks(ranks, [&](comm::Communicator& comm) {
+      LeanRun run(comm, test::small_layout(), DType::kFloat32, o);
+      std::int64_t first = 0;
+      if (is_gated)
+        run.optimizer->set_freeze_gate([&](const optim::FreezeRequest& asked) {
+          EXPECT_GE(asked.time_exchange(), 0);
+          if (first == 0) first = asked.step;
+          return asked.step > first;
+        });
+      for (std::int64_t t = 1; t <= 160 && run.optimizer->frozen_at() == 0; ++t)
+        run.step(test::gradient(run.layout.size(), t, 0));  // on all ranks
+      if (comm.rank() == 0) found = run.optimizer->frozen_at();
+    });
+    return found.load();
+  };
+  const std::int64_t alone = frozen_at({.world = 1}, false);
+  EXPECT_GT(alone, 5);
+  for (const LeanRanks& ranks : {LeanRanks{4, 2}, LeanRanks{8, 4}}) {
+    EXPECT_EQ(frozen_at(ranks, false), alone);
+    EXPECT_GT(frozen_at(ranks, true), alone);
+  }
+}
+
+// ---- traffic and memory
+
+// 256 cells: a bucket of codes is more than the gathers that go straight.
+ParameterLayout whole_cells() {
+  return ParameterLayout::of(
+      {{"first", {1024}, 0}, {"second", {253, 1024}, 0}, {"last", {2048}, 0}});
+}
+
+TEST(LeanHostsCost, ACardIsCrossedOnce) {
+  constexpr double kCells = 256;
+  for (const LeanRanks& ranks : {LeanRanks{4, 2}, LeanRanks{8, 4}}) {
+    std::array<std::atomic<std::uint64_t>, 5> sent{};
+    run_lean_ranks(ranks, [&](comm::Communicator& comm) {
+      Options o{.freeze_step = 2};
+      o.exchange.bucket_elements = 1 << 17;
+      LeanRun run(comm, whole_cells(), kB16, o);
+      for (std::size_t t = 1; t < sent.size(); ++t) {
+        const auto step = static_cast<std::int64_t>(t);
+        sent[t] +=
+            run.step(test::gradient(run.layout.size(), step, comm.rank()))
+                .bytes_between_hosts;
+      }
+    });
+    const double w = ranks.world;
+    const double others = w - ranks.per_host;  // ranks on other hosts
+    const double hosts = ranks.workers() - 1.0;
+    const auto expect_near = [&](double got, double want, const char* what) {
+      EXPECT_NEAR(got, want, 0.01 * want) << ranks.name() << ' ' << what;
+    };
+    const double compressed = w * others * 16 + 2 * hosts * kCells * 132;
+    expect_near(static_cast<double>(sent[3]), compressed, "compressed");
+    expect_near(static_cast<double>(sent[4]), compressed, "compressed");
+    // Masters, codes and records once; straight what goes with cells, and how
+    // many exceptions a rank has.
+    const double freeze = hosts * kCells * (1024 * (4 + 1) + 132) +
+                          others * (kCells * 16 + w * 8);
+    expect_near(static_cast<double>(sent[2] - sent[1]), freeze, "freeze");
+  }
+}
+
+TEST(LeanHostsCost, ResidualsAndMeansAreSharedByAHost) {
+  const auto layout = ParameterLayout::of({{"all", {512, 1024}, 0}});
+  const auto n = static_cast<double>(layout.size());
+  for (const LeanRanks& ranks : {LeanRanks{4, 2}, LeanRanks{8, 4}})
+    for (const DType gradients : {DType::kFloat32, kB16})
+      run_lean_ranks(ranks, [&](comm::Communicator& comm) {
+        Options o{.freeze_step = 1};
+        o.exchange.bucket_elements = 8192;
+        o.exchange.num_threads = 1;
+        const auto before = static_cast<double>(memory_use().total());
+        LeanRun run(comm, layout, kB16, o);
+        for (std::int64_t t = 1; t <= 4; ++t) {
+          const std::vector<float> values(layout.size(),
+                                          1.0f / static_cast<float>(t));
+          Buffer own =
+              test::rounded(values, t == 1 ? DType::kFloat32 : gradients);
+          run.optimizer->step(run.params.view(), own.view());
+        }
+        const auto frozen = static_cast<double>(memory_use().total());
+        const double g = ranks.per_host;
+        const double means = gradients == kB16 ? 4 / g : 0;
+        const double want =
+            4 + 0.13 + 0.01 + 1 + 2 / g + 2.0 / ranks.world + means;
+        EXPECT_NEAR((frozen - before) / n / want, 1, 0.01)
+            << ranks.name() << ' ' << to_string(gradients);
+      });
+}
+
+// ---- states
+
+// Their ranks have other pieces; checkpoints take them there.
+TEST(LeanHostsState, AStateInMemoryIsRefusedOnOtherHosts) {
+  test::run_ranks("local", 4, [&](comm::Communicator& flat) {
+    const auto by_host =
+        flat.by_host(test::hosts_of(4, 2, Placing::kBlocks, flat.rank()));
+    const auto otherwise =
+        flat.by_host(test::hosts_of(4, 2, Placing::kRoundRobin, flat.rank()));
+    LeanRun run(*by_host, test::late_layout(), kB16, options());
+    for (std::int64_t t = 1; t <= 4; ++t) {
+      run.step(grads(run, t, flat.rank()));
+      if (t == test::kLateFreeze) continue;
+      const bool is_frozen = t > test::kLateFreeze;
+      const StateDict state = run.optimizer->state_dict();
+      for (comm::Communicator* const comm : {&flat, otherwise.get()}) {
+        LeanRun other(*comm, test::late_layout(), kB16, options());
+        const std::string_view text =
+            !is_frozen      ? "shards"
+            : comm == &flat ? "residuals of 2 ranks per host do not fit 1"
+                            : "of other hosts";
+        test::expect_error(ErrorCode::kCorruptCheckpoint, {text},
+                           [&] { other.optimizer->load_state_dict(state); });
+        EXPECT_EQ(other.optimizer->steps(), 0);
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::lean::lean_hosts_test

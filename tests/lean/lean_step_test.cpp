@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps of lean 1-bit Adam: what they skip, send, keep and refuse.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+#include "lean/lean_support.h"
+#include "optim/low_bit/late_cases.h"
+#include "support/errors.h"
+#include "thinwire/core/memory.h"
+#include "thinwire/optim/onebit_adam.h"
+
+namespace thinwire::lean::lean_step_test {
+namespace {
+
+using test::LeanRun;
+using Options = LeanOnebitAdamOptions;
+
+constexpr DType kB16 = DType::kBFloat16;
+
+std::vector<float> grads(const LeanRun& run, std::int64_t t, int rank) {
+  return test::gradient(run.layout.size(), t, rank);
+}
+
+TEST(LeanSteps, AGradientThatIsNotFiniteOnOneRankSkipsTheStepEverywhere) {
+  for (const DType dtype : {DType::kFloat32, kB16})
+    test::run_ranks("local", 3, [&](comm::Communicator& comm) {
+      const Options o{.learning_rate = 0.01, .freeze_step = 2};
+      LeanRun run(comm, test::small_layout(), dtype, o);
+      LeanRun without(comm, test::small_layout(), dtype, o);
+      for (std::int64_t t = 1; t <= 5; ++t) {
+        const auto own = grads(run, t, comm.rank());
+        auto bad = own;
+        if (comm.rank() == 1)
+          bad[7] = t % 2 == 0 ? std::numeric_limits<float>::infinity()
+                              : std::numeric_limits<float>::quiet_NaN();
+        const auto before = run.full();
+        const bool early = t % 2 == 0 && run.optimizer->reduces_early();
+        optim::StepReport report;
+        if (early) {
+          run.optimizer->reduce_early(bad, run.optimizer->buckets()[0]);
+          report = run.optimizer->step(run.params.view(), bad);
+        } else {
+          report = run.step(bad);
+        }
+        EXPECT_FALSE(report.applied);
+        EXPECT_EQ(report.nonfinite_rank, 1);
+        EXPECT_EQ(run.optimizer->skipped_steps(), t);
+        EXPECT_TRUE(test::same_bits<float>(run.full(), before));
+        run.step(own);
+        without.step(own);
+        EXPECT_EQ(run.optimizer->steps(), t);
+        EXPECT_TRUE(test::same_bits<float>(run.full(), without.full())) << t;
+      }
+    });
+}
+
+TEST(LeanSteps, BucketsSentOrMeasuredEarlyChangeNothing) {
+  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
+    const Options o{.freeze_step = 2,
+                    .exchange = {.max_grad_norm = 1, .bucket_elements = 1024}};
+    LeanRun run(comm, test::small_layout(), kB16, o);
+    LeanRun early(comm, test::small_layout(), kB16, o);
+    for (std::int64_t t = 1; t <= 5; ++t) {
+      run.step(grads(run, t, comm.rank()));
+      auto own = grads(run, t, comm.rank());
+      const auto buckets = early.optimizer->buckets();
+      ASSERT_GT(buckets.size(), 2u);
+      EXPECT_NE(early.optimizer->reduces_early(),
+                early.optimizer->measures_early());
+      for (std::size_t b = buckets.size(); b-- > 1;)
+        if (early.optimizer->reduces_early())
+          early.optimizer->reduce_early(own, buckets[b]);
+        else
+          early.optimizer->measure_early(ConstView(own), buckets[b]);
+      early.optimizer->step(early.params.view(), own);
+      EXPECT_TRUE(test::same_bits<float>(early.full(), run.full())) << t;
+    }
+  });
+}
+
+// Parameters that fill cells, so that both optimizers have the same blocks.
+ParameterLayout whole_cells(std::size_t cells) {
+  return ParameterLayout::of({{"first", {1024}, 0},
+                              {"second", {cells - 3, 1024}, 0},
+                              {"last", {2048}, 0}});
+}
+
+TEST(LeanSteps, SendWhatThoseOfOnebitAdamSend) {
+  for (const int world : {2, 3, 4, 8}) {
+    std::atomic<std::uint64_t> of_lean = 0, of_onebit = 0;
+    test::run_ranks("local", world, [&](comm::Communicator& comm) {
+      const ParameterLayout layout = whole_cells(29);
+      // In fp32 both have the same late elements: none.
+      LeanRun run(comm, layout, DType::kFloat32, {.freeze_step = 1});
+      optim::OnebitAdam onebit(comm, layout, {.freeze_step = 1});
+      std::vector<float> params = run.start;
+      for (std::int64_t t = 1; t <= 3; ++t) {
+        auto own = grads(run, t, comm.rank());
+        const auto report = run.step(own);
+        const auto other = onebit.step(params, own);
+        if (t == 1) continue;
+        EXPECT_EQ(report.phase, optim::Phase::kCompressed);
+        EXPECT_EQ(report.collectives, other.collectives);
+        of_lean += report.bytes_sent;
+        of_onebit += other.bytes_sent;
+      }
+    });
+    EXPECT_EQ(of_lean, of_onebit) << world;
+  }
+}
+
+// The freeze: masters, codes and what goes with cells, records; per element of
+// others 4 + 1 + 0.13.
+TEST(LeanSteps, TheFreezeSendsEverythingOnce) {
+  std::atomic<std::uint64_t> sent = 0;
+  const ParameterLayout layout = whole_cells(32);
+  const int world = 4;
+  test::run_ranks("local", world, [&](comm::Communicator& comm) {
+    LeanRun run(comm, layout, kB16, {.freeze_step = 2});
+    const auto exact = run.step(grads(run, 1, comm.rank()));
+    const auto last = run.step(grads(run, 2, comm.rank()));
+    sent += last.bytes_sent - exact.bytes_sent;
+    EXPECT_EQ(last.phase, optim::Phase::kExact);
+    EXPECT_EQ(run.optimizer->phase(), optim::Phase::kCompressed);
+  });
+  const std::uint64_t cell = 1024 * (4 + 1) + 16 + 132;
+  EXPECT_EQ(sent, (world - 1) * 32 * cell + world * (world - 1) * 8u);
+}
+
+TEST(LeanSteps, TakeTheMemoryThatIsPromised) {
+  const ParameterLayout layout = whole_cells(512);
+  const auto n = static_cast<double>(layout.size());
+  for (const int world : {2, 4})
+    for (const int bits : {8, 4})
+      test::run_ranks("local", world, [&](comm::Communicator& comm) {
+        Options o{.freeze_step = 2, .denominator_bits = bits};
+        o.exchange.bucket_elements = 16384;
+        o.exchange.num_threads = 1;
+        const auto before = static_cast<double>(memory_use().total());
+        LeanRun run(comm, layout, kB16, o);
+        run.step(grads(run, 1, comm.rank()));
+        const auto exact = static_cast<double>(memory_use().total());
+        // bf16 parameters, masters and two moments of a shard; some buckets
+        EXPECT_NEAR((exact - before) / n, 2 + 12.0 / world, 0.2);
+        for (std::int64_t t = 2; t <= 4; ++t)
+          run.step(grads(run, t, comm.rank()));
+        const auto frozen = static_cast<double>(memory_use().total());
+        const double want = 4 + 0.13 + 0.01 + bits / 8.0 + 2 + 2.0 / world;
+        EXPECT_NEAR((frozen - before) / n / want, 1, 0.01)
+            << world << " ranks, " << bits << " bits";
+      });
+}
+
+TEST(LeanSteps, TheAutomaticFreezeDependsOnNobody) {
+  std::vector<std::int64_t> found;
+  for (const int world : {1, 2, 4})
+    for (const std::size_t bucket : {1024, 1 << 20})
+      test::run_ranks("local", world, [&](comm::Communicator& comm) {
+        Options o{.freeze_step = optim::kAutoFreeze,
+                  .min_freeze_step = 5,
+                  .max_freeze_step = 150,
+                  .freeze_ratio = 0.5};
+        o.exchange.bucket_elements = bucket;
+        // In fp32 means of equal values are those values, on 2^k ranks.
+        LeanRun run(comm, test::small_layout(), DType::kFloat32, o);
+        for (std::int64_t t = 1; t <= 160 && run.optimizer->frozen_at() == 0;
+             ++t)
+          run.step(grads(run, t, 0));  // the same on all ranks
+        if (comm.rank() == 0) found.push_back(run.optimizer->frozen_at());
+      });
+  EXPECT_GT(found[0], 5);
+  EXPECT_EQ(found, std::vector<std::int64_t>(found.size(), found[0]));
+}
+
+TEST(LeanSteps, AGatePutsTheFreezeOff) {
+  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
+    LeanRun run(comm, test::small_layout(), kB16, {.freeze_step = 2});
+    std::vector<std::int64_t> asked;
+    run.optimizer->set_freeze_gate([&](const optim::FreezeRequest& request) {
+      asked.push_back(request.step);
+      EXPECT_GE(request.time_exchange(), 0);
+      return request.step >= 4;
+    });
+    for (std::int64_t t = 1; t <= 5; ++t) run.step(grads(run, t, comm.rank()));
+    EXPECT_EQ(asked, (std::vector<std::int64_t>{2, 3, 4}));
+    EXPECT_EQ(run.optimizer->frozen_at(), 4);
+  });
+}
+
+TEST(LeanSteps, VerificationSeesLowerBits) {
+  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
+    Options o{.learning_rate = 0, .freeze_step = 1};
+    o.exchange.verify_every = 3;
+    LeanRun run(comm, test::small_layout(), kB16, o);
+    for (std::int64_t t = 1; t <= 2; ++t) run.step(grads(run, t, comm.rank()));
+    std::vector<float> values = run.optimizer->full_parameter("three");
+    const auto params = run.values();
+    if (comm.rank() == 1) values[1] = std::nextafter(values[1], 0.0f);
+    run.optimizer->set_full_parameter("three", values);
+    EXPECT_TRUE(test::same_bits<float>(run.values(), params));
+    EXPECT_EQ(run.optimizer->full_parameter("three"), values);
+    test::expect_error(ErrorCode::kCommFailure, {"verification failed"},
+                       [&] { run.step(grads(run, 3, comm.rank())); });
+  });
+}
+
+TEST(LeanSteps, FullValuesAreSetAndReadInBothStages) {
+  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
+    LeanRun run(comm, test::small_layout(), kB16, {.freeze_step = 2});
+    const std::vector<float> values = {1.2345678f, -0x1.8p-130f, 3e38f};
+    for (std::int64_t t = 1; t <= 3; ++t) {
+      run.optimizer->set_full_parameter("three", values);
+      EXPECT_EQ(run.optimizer->full_parameter("three"), values);
+      run.step(grads(run, t, comm.rank()));
+    }
+    const auto all = test::normal(run.layout.size(), 9);
+    run.optimizer->read_masters(ConstView(all));
+    EXPECT_TRUE(test::same_bits<float>(run.full(), all));
+    test::expect_error(ErrorCode::kInvalidArgument, {"no parameter 'tree'"},
+                       [&] { (void)run.optimizer->full_parameter("tree"); });
+    test::expect_error(ErrorCode::kInvalidArgument, {"values"}, [&] {
+      run.optimizer->set_full_parameter("three", std::vector<float>(2));
+    });
+  });
+}
+
+TEST(LeanSteps, RefuseWhatTheyCannotTake) {
+  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
+    const ParameterLayout layout = test::small_layout();
+    const auto refused = [&](std::string_view text, DType dtype, Options o) {
+      test::expect_error(ErrorCode::kInvalidArgument, {text},
+                         [&] { LeanRun(comm, layout, dtype, o); });
+    };
+    refused("float32 or bfloat16, got float16", DType::kFloat16, {});
+    refused("denominator_bits must be 8 or 4", kB16, {.denominator_bits = 2});
+    refused("freeze_step", kB16, {.freeze_step = 0});
+    refused("during_backward must be false", kB16,
+            {.exchange = {.during_backward = true}});
+    refused("denominator_bits", kB16,
+            {.denominator_bits = comm.rank() == 0 ? 4 : 8});
+    LeanRun run(comm, layout, kB16, {.freeze_step = 1});
+    for (int stage = 0; stage < 2; ++stage) {
+      auto own = grads(run, 1, comm.rank());
+      Buffer other(layout.size(), kB16);
+      test::expect_error(ErrorCode::kInvalidArgument,
+                         {"the memory given at construction"},
+                         [&] { run.optimizer->step(other.view(), own); });
+      own.pop_back();
+      test::expect_error(ErrorCode::kInvalidArgument, {"grads"},
+                         [&] { run.optimizer->step(run.params.view(), own); });
+      run.step(grads(run, 1, comm.rank()));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::lean::lean_step_test

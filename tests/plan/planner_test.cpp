@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: Apache-2.0
+// The times of exchanges are those of another program that was written from the
+// same description, in Python: the numbers are its results, printed in full.
+// Where it is told of computing inside a host, it has time for `update` alone:
+// of `encode` and `serve` it forms 1/G twice.
+#include "thinwire/plan/planner.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <tuple>
+
+#include "support/errors.h"
+#include "thinwire/plan/plan_table.h"
+#include "thinwire/plan/workload.h"
+
+namespace thinwire::plan::planner_test {
+namespace {
+
+constexpr double kMicro = 1e-6;
+
+Network network_of(int ranks, int ranks_per_host, double gbps,
+                   bool is_framed = true) {
+  return {.ranks = ranks,
+          .ranks_per_host = ranks_per_host,
+          .gbps = gbps,
+          .is_framed = is_framed};
+}
+
+void expect_same(double got, double want) {
+  EXPECT_NEAR(got, want, std::abs(want) * 1e-12);
+}
+
+struct OfBytes {
+  Network network;
+  double bytes, bucket_bytes, seconds;
+};
+
+TEST(Planner, RingsLastAsLongAsInTheOtherProgram) {
+  Network slow = network_of(2, 1, 0.956, false);
+  slow.latency_seconds = 100 * kMicro;
+  const OfBytes cases[] = {
+      {slow, 1e8, 25e6, 0.8376200836820084},
+      {network_of(8, 1, 10), 6.8e8, 25e6, 1.027971270718232},
+      {network_of(64, 8, 10), 6.8e8, 25e6, 1.1543676795580111},
+      {network_of(8, 8, 100), 1e6, 25e6, 0.000245},
+      {network_of(1024, 8, 25), 6.8e8, 25e6, 0.5009983080110497}};
+  for (const OfBytes& c : cases)
+    expect_same(ring_seconds(c.network, c.bytes, c.bucket_bytes), c.seconds);
+}
+
+TEST(Planner, DirectAveragesLastAsLongAsInTheOtherProgram) {
+  const OfBytes cases[] = {
+      {network_of(2, 1, 1), 1e8, 4194304, 0.85780224},
+      {network_of(8, 1, 10), 6.8e8, 2097152, 1.04650208},
+      {network_of(256, 8, 10), 6.8e8, 16777216, 9.0787064896},
+      {network_of(3, 1, 0.1, false), 1e3, 4194304, 0.00020666666666666668}};
+  for (const OfBytes& c : cases)
+    expect_same(direct_seconds(c.network, c.bytes, c.bucket_bytes), c.seconds);
+  const OfBytes by_host[] = {
+      {network_of(16, 8, 10), 6.8e8, 16777216, 0.591607088},
+      {network_of(64, 8, 100), 6.8e8, 16777216, 0.12373253759999998},
+      {network_of(4, 2, 0.1), 26.4e6, 4194304, 2.4962071904}};
+  for (const OfBytes& c : by_host)
+    expect_same(direct_by_host_seconds(c.network, c.bytes, c.bucket_bytes),
+                c.seconds);
+}
+
+TEST(Planner, CompressedExchangesLastAsLongAsInTheOtherProgram) {
+  Network measured = network_of(2, 1, 0.956, false);
+  measured.latency_seconds = 100 * kMicro;
+  Network quick = network_of(5, 1, 1);
+  quick.latency_seconds = 20 * kMicro;
+  quick.message_seconds = 2 * kMicro;
+  const Compute cpu{.encode = .80e-9, .serve = .17e-9, .update = .73e-9};
+  const Compute first{.encode = 1.2e-9, .serve = .17e-9, .update = .73e-9};
+  const struct {
+    Network network;
+    LowBitExchange exchange;
+    Compute compute;
+    double backward, seconds;
+  } cases[] = {
+      {measured, {25165824, 1048576}, first, 0, 0.05404562497071132},
+      {network_of(8, 1, 10), {340e6, 1048576}, {}, 0, 0.09803549119999865},
+      {network_of(256, 1, 10), {340e6, 33554432}, {}, 0, 0.07724792},
+      {network_of(64, 1, 25),
+       {340e6, 10625000, 4, 4},
+       {},
+       0,
+       0.1179937030700001},
+      {network_of(2, 1, 0.1), {25.2e6, 1048576}, cpu, 1, 1.01369384816},
+      {quick, {777777, 100000, 8, 4}, cpu, .01, 0.01183997086}};
+  for (const auto& c : cases) {
+    const Ready during = [&](std::size_t k, std::size_t count) {
+      return c.backward * static_cast<double>(k + 1) /
+             static_cast<double>(count);
+    };
+    expect_same(two_phase_seconds(c.network, c.exchange, c.compute,
+                                  c.backward > 0 ? during : nullptr),
+                c.seconds);
+  }
+}
+
+TEST(Planner, CompressedExchangesByHostLastAsLongAsInTheOtherProgram) {
+  const struct {
+    Network network;
+    LowBitExchange exchange;
+    double update, seconds;
+  } cases[] = {
+      {network_of(16, 8, 10),
+       {340e6, 10625000, 1, 1, 2},
+       0,
+       0.06564417846679688},
+      {network_of(1024, 8, 100), {340e6, 33554432, 4, 4, 2}, 0, 0.0883380096},
+      {network_of(4, 2, 0.1),
+       {6.6e6, 1048576, 1, 1, 4},
+       .73e-9,
+       0.07373053071999999}};
+  for (const auto& c : cases)
+    expect_same(
+        two_phase_by_host_seconds(c.network, c.exchange, {.update = c.update}),
+        c.seconds);
+}
+
+// Computing that takes all the time there is: each rank encodes and serves its
+// piece, and updates everything.
+TEST(Planner, AHostsRanksShareWhatTheyEncodeAndServe) {
+  Network network = network_of(4, 2, 1e6);
+  network.latency_seconds = network.message_seconds = 0;
+  network.inner_latency_seconds = network.inner_message_seconds = 0;
+  network.inner_bytes_per_second = 1e18;
+  const double n = 64e6;
+  const LowBitExchange exchange{.elements = n, .bucket_elements = 1e6};
+  const auto seconds = [&](const Compute& compute) {
+    return two_phase_by_host_seconds(network, exchange, compute);
+  };
+  EXPECT_NEAR(seconds({.encode = 1e-6, .turn = 0}), n / 2 * 1e-6, 1e-3);
+  EXPECT_NEAR(seconds({.serve = 1e-6, .turn = 0}), n / 2 * 1e-6, 1e-3);
+  EXPECT_NEAR(seconds({.update = 1e-6, .turn = 0}), n * 1e-6, 1e-3);
+}
+
+TEST(Planner, OneRankSendsNothing) {
+  const Workload work{.parameters = 1e6, .backward_seconds = 1};
+  for (int way = 0; way < kNumWays; ++way) {
+    const Prediction one =
+        predict(static_cast<Way>(way), false, work, Network{}, Compute{});
+    EXPECT_EQ(one.traffic, Traffic{});
+    EXPECT_EQ(one.step_seconds, 1);
+    EXPECT_EQ(one.break_even_gbps, 0);
+  }
+}
+
+// On 340 M parameters in 16 bits, 16 GPUs: backward hides an exact average from
+// some link on, and few bits pay below it.
+TEST(Planner, TheBreakEvenLinkIsWhereBothStepsTakeAsLong) {
+  const Workload work{.parameters = 340e6,
+                      .dtype = DType::kBFloat16,
+                      .forward_seconds = .036,
+                      .backward_seconds = .061};
+  const Compute compute{.encode = 13e-12,
+                        .serve = 3e-12,
+                        .update = 13e-12,
+                        .norm = 4e-12,
+                        .exact_update = 30e-12,
+                        .local_step = 34e-12,
+                        .sync_encode = 20e-12,
+                        .sync_update = 16e-12};
+  Network network = network_of(16, 1, 10);
+  for (const Way way : {Way::kOnebitAdam, Way::kZeroOneAdam, Way::kLean}) {
+    const Prediction planned = predict(way, false, work, network, compute);
+    ASSERT_TRUE(std::isfinite(planned.break_even_gbps));
+    ASSERT_GT(planned.break_even_gbps, 10);
+    const auto gain = [&](double gbps) {
+      network.gbps = gbps;
+      return step_seconds(Way::kExact, false, work, network, compute) -
+             step_seconds(way, false, work, network, compute);
+    };
+    EXPECT_GT(gain(planned.break_even_gbps * 0.99), 0);
+    EXPECT_LE(gain(planned.break_even_gbps * 1.01), 0);
+  }
+}
+
+// Nothing to hide behind, and computing that costs nothing: never.
+TEST(Planner, WithoutABackwardExactAveragesNeverCatchUp) {
+  const Workload work{.parameters = 100e6};
+  EXPECT_EQ(
+      predict(Way::kOnebitAdam, false, work, network_of(2, 1, 1), {.turn = 0})
+          .break_even_gbps,
+      std::numeric_limits<double>::infinity());
+  EXPECT_EQ(
+      predict(Way::kOnebitAdam, false, work, network_of(2, 1, 1), {.encode = 1})
+          .break_even_gbps,
+      0);
+}
+
+// Flat ways against the flat average, those by host against the one by host.
+TEST(Planner, BreakEvenAgreesWithTheStepsOnTheLinkThatIsGiven) {
+  const Workload work{
+      .parameters = 340e6, .forward_seconds = .032, .backward_seconds = .065};
+  const Compute compute{.encode = .8e-9,
+                        .serve = .17e-9,
+                        .update = .73e-9,
+                        .norm = .3e-9,
+                        .exact_update = .9e-9,
+                        .sum = .3e-9,
+                        .local_step = 1e-9,
+                        .sync_encode = 1.1e-9,
+                        .sync_update = .9e-9};
+  for (const double gbps : {.0005, .1, 1., 10., 25., 100., 400., 5000.}) {
+    const auto all = plan(work, network_of(64, 8, gbps), compute);
+    for (const Prediction& p : all) {
+      if (p.way == Way::kExact) continue;
+      const Prediction& exact = all[p.is_by_host ? 1 : 0];
+      ASSERT_EQ(exact.is_by_host, p.is_by_host);
+      if (p.step_seconds < exact.step_seconds) {
+        EXPECT_GT(p.break_even_gbps, gbps) << to_string(p.way);
+      } else {
+        EXPECT_LE(p.break_even_gbps, gbps) << to_string(p.way);
+      }
+      if (p.break_even_gbps == 0 || std::isinf(p.break_even_gbps)) continue;
+      const Network above = network_of(64, 8, p.break_even_gbps * 1.001);
+      EXPECT_GE(step_seconds(p.way, p.is_by_host, work, above, compute),
+                step_seconds(Way::kExact, p.is_by_host, work, above, compute))
+          << to_string(p.way);
+    }
+  }
+}
+
+TEST(Planner, TheTableSaysHowOftenZeroOneAdamSyncs) {
+  Workload work{.parameters = 1e6};
+  const auto table = [&] {
+    return plan_table(plan(work, network_of(4, 2, 1), {}));
+  };
+  EXPECT_NE(table().find("at one sync in 16 steps"), std::string::npos);
+  work.steps_per_sync = 4;
+  EXPECT_NE(table().find("at one sync in 4 steps"), std::string::npos);
+}
+
+// On links that cost nothing: what is left is computing and processors' time.
+constexpr double kElements = 1e6;
+Network free_network(double processor_seconds_per_byte) {
+  return {.ranks = 2,
+          .gbps = 1e9,
+          .latency_seconds = 0,
+          .message_seconds = 0,
+          .processor_seconds_per_byte = processor_seconds_per_byte,
+          .is_framed = false};
+}
+
+// Each of two ranks sends 4 n bytes of fp32.
+TEST(Planner, WhatCommunicationTakesOfAProcessorSlowsBackwardDown) {
+  Workload work{.parameters = kElements, .backward_seconds = 1};
+  const double busy = 4 * kElements * 1e-7;
+  const auto exact = [&] {
+    return step_seconds(Way::kExact, false, work, free_network(1e-7), {});
+  };
+  EXPECT_NEAR(exact(), 1, 1e-6);  // on a core of its own, beside backward
+  work.has_spare_core = false;
+  EXPECT_NEAR(exact(), 1 + busy, 1e-6);
+  work.backward_seconds = 0;
+  EXPECT_NEAR(exact(), busy, 1e-6);
+  work.has_spare_core = true;
+  EXPECT_NEAR(exact(), busy, 1e-6);  // no link hides that
+}
+
+// A cycle of s steps has s - 1 local ones and a sync, which takes the place of
+// the last.
+TEST(Planner, AStepOfZeroOneAdamIsTheMeanOfACycle) {
+  const Compute compute{.norm = 1e-9,
+                        .local_step = 1e-6,
+                        .sync_encode = 3e-6,
+                        .sync_update = 4e-6,
+                        .fresh = 5e-7};
+  const auto step = [&](double steps_per_sync) {
+    return step_seconds(Way::kZeroOneAdam, false,
+                        {.parameters = kElements,
+                         .forward_seconds = 2,
+                         .backward_seconds = 3,
+                         .steps_per_sync = steps_per_sync},
+                        free_network(0), compute);
+  };
+  EXPECT_NEAR(step(1), 5 + 0.001 + 7, 1e-3);
+  EXPECT_NEAR(step(4), 5 + 0.001 + (3 * 1 + 7 + 0.5) / 4, 1e-3);
+}
+
+TEST(Planner, VarianceStepsOfZeroOneAdamAreExactOnes) {
+  const Compute compute{.encode = 1e-9,
+                        .serve = 1e-9,
+                        .update = 1e-9,
+                        .norm = 1e-9,
+                        .exact_update = 2e-9};
+  const Network network = network_of(2, 1, 1);
+  Workload work{.parameters = 10e6, .backward_seconds = .1};
+  const auto step = [&](Way way) {
+    return step_seconds(way, false, work, network, compute);
+  };
+  const double exact = step(Way::kExact), onebit = step(Way::kOnebitAdam);
+  work.steps_per_variance_step = 1;
+  EXPECT_NEAR(step(Way::kZeroOneAdam), exact, 1e-12);
+  work.steps_per_variance_step = 4;
+  EXPECT_NEAR(step(Way::kZeroOneAdam), exact / 4 + onebit * 3 / 4, 1e-12);
+  const std::string table = plan_table(plan(work, network, compute));
+  EXPECT_NE(table.find("before its freeze, at one variance step in 4 steps"),
+            std::string::npos);
+}
+
+// A slow link: gradients go up beside backward, parameters down after it.
+TEST(Planner, ZeroSendsUpBesideBackwardAndDownWithTheUpdate) {
+  Workload work{.parameters = 10e6, .backward_seconds = .08};
+  const Compute compute{.exact_update = 1e-9};
+  const auto step = [&](Way way, double gbps) {
+    return step_seconds(way, false, work, network_of(2, 1, gbps, false),
+                        compute);
+  };
+  // 40 MB of fp32 and 5 MB of 4 bits in all, half of them each way; scales of
+  // records and norms of cells on top.
+  EXPECT_NEAR(step(Way::kZero, 0.1), .01 + 1.6 + 1.6, 0.02);
+  EXPECT_NEAR(step(Way::kZero4, 0.1), .01 + .2 + .2, 0.02);
+  EXPECT_NEAR(step(Way::kZero8, 0.1), .01 + .4 + .4, 0.02);
+  // A quick one: backward and the owners' updates alone.
+  EXPECT_NEAR(step(Way::kZero, 1e4), .08 + .005, 0.002);
+  EXPECT_NEAR(step(Way::kZero4, 1e4), .08 + .005, 0.002);
+}
+
+// Two thirds of what is sent goes up, where two backwards send it, the second
+// one beside its half of the computing.
+TEST(Planner, EachBackwardOfExactZeroSendsItsGradients) {
+  Workload work{.parameters = 10e6, .backward_seconds = .08};
+  const auto step = [&](Way way, double backwards) {
+    work.backwards = backwards;
+    return step_seconds(way, false, work, network_of(2, 1, 0.1, false), {});
+  };
+  EXPECT_NEAR(step(Way::kZero, 2) - step(Way::kZero, 1), .01 + 1.6, 0.02);
+  EXPECT_NEAR(step(Way::kZero4, 2) - step(Way::kZero4, 1), .08, 1e-9);
+  EXPECT_NEAR(step(Way::kExact, 2) - step(Way::kExact, 1), .08, 1e-9);
+}
+
+TEST(Planner, ReduceBucketSizeBoundsZerosBucketsAlone) {
+  const auto of = [](std::int64_t bucket_elements, std::int64_t bound) {
+    config::Config config;
+    config.comm.bucket_elements = static_cast<std::size_t>(bucket_elements);
+    config.zero = {.stage = 2, .reduce_bucket_size = bound};
+    return workload_of(config, 4, {.parameters = 1e6});
+  };
+  const auto traffic = [](Way way, const Workload& work) {
+    return traffic_of(way, false, work, network_of(4, 1, 1));
+  };
+  for (const Way way : {Way::kZero, Way::kZero8, Way::kZero4}) {
+    const Traffic small = traffic(way, of(50'000, 500'000));
+    EXPECT_EQ(traffic(way, of(0, 50'000)), small);
+    EXPECT_EQ(traffic(way, of(100'000, 50'000)), small);
+    EXPECT_NE(traffic(way, of(0, 500'000)), small);
+  }
+  EXPECT_EQ(traffic(Way::kExact, of(0, 50'000)),
+            traffic(Way::kExact, of(0, 500'000)));
+}
+
+TEST(Planner, PlansEveryWayAndByHostWhereThereAreHosts) {
+  const Workload work{.parameters = 1e6};
+  EXPECT_EQ(plan(work, network_of(4, 1, 1), {}).size(), 7u);
+  EXPECT_EQ(plan(work, network_of(4, 4, 1), {}).size(), 7u);
+  const auto all = plan(work, network_of(4, 2, 1), {});
+  ASSERT_EQ(all.size(), 14u);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    EXPECT_EQ(static_cast<std::size_t>(all[i].way), i / 2);
+    EXPECT_EQ(all[i].is_by_host, i % 2 == 1);
+  }
+}
+
+// Bytes per element as the pages of the algorithms say.
+TEST(Planner, MemoryIsThatOfTheTables) {
+  const double n = 340e6;
+  Workload work{.parameters = n, .dtype = DType::kBFloat16};
+  const Network network = network_of(8, 4, 10);
+  const auto states = [&](Way way, bool by_host) {
+    return memory_of(way, by_host, work, network).states / n;
+  };
+  EXPECT_NEAR(states(Way::kExact, false), 12, 0.01);
+  EXPECT_NEAR(states(Way::kOnebitAdam, false), 12.13 + 4. / 8, 0.02);
+  EXPECT_NEAR(states(Way::kOnebitAdam, true), 8.13 + 4. / 4 + 4. / 8, 0.02);
+  EXPECT_NEAR(states(Way::kZeroOneAdam, false), 24.13 + 4. / 8, 0.02);
+  EXPECT_NEAR(states(Way::kZero, false), 12. / 8, 0.01);
+  EXPECT_NEAR(states(Way::kZero4, false), 2 + 12. / 8, 0.01);
+  EXPECT_NEAR(states(Way::kZero8, false), 2 + 12. / 8, 0.01);
+  EXPECT_NEAR(states(Way::kLean, false), 2 + .13 + 1.01 + 2 + 2. / 8, 0.02);
+  EXPECT_NEAR(states(Way::kLean, true), 2 + .13 + 1.01 + 2. / 4 + 2. / 8, 0.02);
+  for (const Way way : {Way::kOnebitAdam, Way::kLean}) {  // means of a host
+    const auto gradients = [&](bool by_host) {
+      return memory_of(way, by_host, work, network).gradients / n;
+    };
+    EXPECT_NEAR(gradients(false), 2, 0.01);
+    EXPECT_NEAR(gradients(true), 2 + 4. / 4, 0.01);
+  }
+  EXPECT_NEAR(memory_of(Way::kZero, false, work, network).gradients / n, 2. / 8,
+              0.01);
+  const PlannedMemory zero = memory_of(Way::kZero4, false, work, network);
+  EXPECT_NEAR(zero.gradients / n, 4. / 8, 0.01);
+  EXPECT_NEAR(zero.parameters / n, 2, 0.01);
+  work.dtype = DType::kFloat32;
+  EXPECT_NEAR(states(Way::kExact, false), 8, 0.01);
+  EXPECT_NEAR(states(Way::kZero, false), 8. / 8, 0.01);
+  EXPECT_NEAR(states(Way::kOnebitAdam, false), 8.13 + 4. / 8, 0.02);
+  EXPECT_NEAR(states(Way::kLean, false), .13 + 1.01 + 2 + 2. / 8, 0.02);
+}
+
+TEST(Planner, RefusesWhatIsOutOfRange) {
+  const Workload work{.parameters = 1e6};
+  test::expect_error(
+      ErrorCode::kInvalidArgument, {"ranks_per_host must be a divisor of 4"},
+      [&] { (void)plan(work, {.ranks = 4, .ranks_per_host = 3}, {}); });
+  test::expect_error(ErrorCode::kInvalidArgument, {"gbps must be finite and"},
+                     [&] { (void)plan(work, {.gbps = 0}, {}); });
+  test::expect_error(ErrorCode::kInvalidArgument, {"parameters must be >= 1"},
+                     [&] { (void)plan({}, {}, {}); });
+  for (const auto& [sync, variance, what] :
+       {std::tuple(0.5, 0., "steps_per_sync must be finite and >= 1, got 0.5"),
+        std::tuple(4., 0.5, "steps_per_variance_step must be 0, or finite")})
+    test::expect_error(ErrorCode::kInvalidArgument, {what}, [&] {
+      (void)plan({.parameters = 1e6,
+                  .steps_per_sync = sync,
+                  .steps_per_variance_step = variance},
+                 {}, {});
+    });
+  test::expect_error(
+      ErrorCode::kInvalidArgument, {"backwards must be finite and >= 1"},
+      [&] { (void)plan({.parameters = 1e6, .backwards = 0}, {}, {}); });
+  test::expect_error(
+      ErrorCode::kInvalidArgument, {"processor_seconds_per_byte must be"},
+      [&] { (void)plan(work, {.processor_seconds_per_byte = -1}, {}); });
+  test::expect_error(
+      ErrorCode::kInvalidArgument, {"by_host must be false without"},
+      [&] { (void)predict(Way::kExact, true, work, network_of(4, 4, 1), {}); });
+}
+
+}  // namespace
+}  // namespace thinwire::plan::planner_test

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// Items of docs/conformance.md about one step of sharded training: overflows,
+// norms, parameters without gradients, what is gathered.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "optim/states.h"
+#include "support/errors.h"
+#include "zero/support.h"
+
+namespace thinwire::zero::conformance_step_test {
+namespace {
+
+using optim::StepReport;
+using test::all_ways;
+using test::unscaled;
+using test::Way;
+using test::ZeroRun;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+std::vector<float> all(const ParameterLayout& layout, double value) {
+  return std::vector<float>(layout.size(), static_cast<float>(value));
+}
+
+TEST(Zero, Item27AnOverflowOnOneRankSkipsTheStepOnAll) {
+  const ParameterLayout layout = test::two_groups();
+  constexpr int kWorld = 3;
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16})
+    test::run_ranks("local", kWorld, [&](comm::Communicator& comm) {
+      for (const Way& way : all_ways()) {
+        ZeroOptions options = unscaled(way, dtype);
+        options.loss_scale = {
+            .initial_scale = 1024, .hysteresis = 1, .min_scale = 0x1p-20};
+        const bool scales = dtype == DType::kFloat16;
+        ZeroRun run(comm, layout, test::adam_rule(), options);
+        run.step(all(layout, 0.5));
+        double scale = scales ? 1024 : 1;
+        int skipped = 0;
+        for (int guilty = 0; guilty < kWorld; ++guilty)
+          for (const float bad : {kInfinity, kNaN})
+            for (const std::size_t where :
+                 {std::size_t{0}, layout.size() / 2, layout.size() - 1}) {
+              const StateDict state = run.optimizer->state_dict();
+              const auto before = run.values();
+              auto grads = all(layout, 0.5);
+              if (comm.rank() == guilty) grads[where] = bad;
+              const StepReport report = run.step(grads);
+              EXPECT_FALSE(report.applied);
+              EXPECT_FALSE(std::isfinite(report.grad_norm));
+              EXPECT_EQ(report.loss_scale, scale);
+              EXPECT_EQ(run.values(), before);
+              EXPECT_TRUE(test::same_state(
+                  run.optimizer->state_dict(), state,
+                  {"skipped_steps", "loss_scale", "loss_scale_steps",
+                   "loss_scale_overflows_left", "loss_scale_last_overflow"}));
+              EXPECT_EQ(run.optimizer->steps(), 1);
+              EXPECT_EQ(run.optimizer->skipped_steps(), ++skipped);
+              if (scales) scale /= 2;
+              EXPECT_EQ(run.optimizer->loss_scale(), scale);
+            }
+        EXPECT_TRUE(run.step(all(layout, 0.5)).applied);
+      }
+    });
+}
+
+TEST(Zero, Item31SkippingInBfloat16IsAChoice) {
+  const ParameterLayout layout = test::two_groups();
+  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
+    for (const Way& way : all_ways())
+      for (const bool skips : {true, false}) {
+        ZeroOptions options = unscaled(way, DType::kBFloat16);
+        options.exchange.skip_nonfinite = skips;
+        ZeroRun run(comm, layout, test::adam_rule(), options);
+        for (int t = 1; t <= 8; ++t) {
+          const StepReport report =
+              run.step(all(layout, comm.rank() == 1 ? kInfinity : 1));
+          EXPECT_EQ(report.applied, !skips);
+          EXPECT_FALSE(std::isfinite(report.grad_norm));
+        }
+        EXPECT_EQ(run.optimizer->skipped_steps(), skips ? 8 : 0);
+        EXPECT_EQ(run.optimizer->steps(), skips ? 0 : 8);
+        for (const float value : run.values())
+          ASSERT_EQ(std::isfinite(value), skips) << way;
+      }
+  });
+}
+
+TEST(Zero, Item31InFp16StepsAreSkippedWhateverIsChosen) {
+  const ParameterLayout layout = test::two_groups();
+  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
+    for (const Way& way : all_ways()) {
+      ZeroOptions options = unscaled(way);
+      options.exchange.skip_nonfinite = false;
+      ZeroRun run(comm, layout, test::adam_rule(), options);
+      EXPECT_FALSE(run.step(all(layout, kInfinity)).applied);
+      EXPECT_EQ(
+          run.values(),
+          test::floats_of(test::rounded(run.start, DType::kFloat16).view()));
+    }
+  });
+}
+
+// Adam's bias correction shows which step it took for which.
+TEST(Zero, Item32StepsAreThoseThatWereTaken) {
+  const ParameterLayout layout = test::two_groups();
+  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
+    for (const Way& way : all_ways()) {
+      ZeroRun run(comm, layout, test::adam_rule(), unscaled(way));
+      ZeroRun clean(comm, layout, test::adam_rule(), unscaled(way));
+      for (int t = 0; t < 6; ++t) {
+        const bool overflows = t % 2 == 0;
+        EXPECT_EQ(run.step(all(layout, overflows ? kNaN : 0.25)).applied,
+                  !overflows);
+        if (!overflows) clean.step(all(layout, 0.25));
+      }
+      EXPECT_EQ(run.optimizer->steps(), 3);
+      EXPECT_EQ(run.optimizer->skipped_steps(), 3);
+      EXPECT_EQ(run.masters(), clean.masters());
+    }
+  });
+}
+
+TEST(Zero, Item33AParameterWithoutGradientStillDecays) {
+  const ParameterLayout layout = test::two_groups();
+  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
+    for (const Way& way : all_ways())
+      for (const int backwards : {1, 2}) {
+        ZeroRun run(comm, layout,
+                    test::adam_rule({.learning_rate = 0.5, .weight_decay = 1}),
+                    unscaled(way));
+        for (int k = 0; k < backwards; ++k)
+          run.backward(all(layout, 1),
+                       {.is_first = k == 0, .is_last = k + 1 == backwards},
+                       {"second"});
+        EXPECT_TRUE(run.optimizer->step().applied);
+        const Parameter& p = layout.parameter("second");
+        const auto values = run.optimizer->full_parameter("second");
+        for (std::size_t i = 0; i < p.size; ++i)
+          ASSERT_EQ(values[i], run.start[p.offset + i] / 2) << way;
+        EXPECT_EQ(run.optimizer->full_state("second", "exp_avg"),
+                  std::vector<float>(p.size));
+      }
+  });
+}
+
+// The reference's offload keeps the last gradient of a parameter that is not
+// used, and applies it again; after an overflow that is a NaN.
+TEST(Zero, Item34AnUnusedParameterAfterAnOverflowStaysAsItIs) {
+  const ParameterLayout layout = test::two_groups();
+  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
+    for (const Way& way : all_ways())
+      for (const int backwards : {1, 2}) {
+        ZeroRun run(comm, layout, test::seeing_gradients(), unscaled(way));
+        const auto start = run.values();
+        const Parameter& p = layout.parameter("second");
+        for (const float bad : {kInfinity, kNaN, 3.0f}) {
+          const auto before = run.optimizer->full_parameter("second");
+          auto grads = all(layout, 1);
+          std::fill_n(grads.begin() + static_cast<std::ptrdiff_t>(p.offset),
+                      p.size, bad);
+          const bool applied = std::isfinite(bad);
+          EXPECT_EQ(run.window({grads, grads}).applied, applied);
+          const auto between = run.optimizer->full_parameter("second");
+          EXPECT_EQ(between == before, !applied);
+          for (int k = 0; k < backwards; ++k)
+            run.backward(all(layout, 1),
+                         {.is_first = k == 0, .is_last = k + 1 == backwards},
+                         {"second"});
+          EXPECT_TRUE(run.optimizer->step().applied);
+          EXPECT_EQ(run.optimizer->full_parameter("second"), between) << way;
+          EXPECT_EQ(run.optimizer->full_state("second", "exp_avg"),
+                    std::vector<float>(p.size));
+        }
+      }
+  });
+}
+
+TEST(Zero, Item36TheNormIsThatOfTheSummedGradient) {
+  const ParameterLayout layout = test::two_groups();
+  const double root = std::sqrt(static_cast<double>(layout.size()));
+  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
+    for (const Way& way : all_ways())
+      for (const int backwards : {1, 2, 4}) {
+        ZeroRun run(comm, layout, test::adam_rule(), unscaled(way));
+        const StepReport report = run.window(std::vector<std::vector<float>>(
+            static_cast<std::size_t>(backwards),
+            all(layout, comm.rank() == 0 ? 1 : 2)));
+        EXPECT_DOUBLE_EQ(report.grad_norm, backwards * 1.5 * root) << way;
+      }
+  });
+}
+
+// Everywhere, so there is nothing that an option could forbid.
+TEST(Zero, Item37UnusedParametersCountAsZeroWithAndWithoutOffload) {
+  const ParameterLayout layout = test::two_groups();
+  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
+    for (const Way& way : all_ways()) {
+      ZeroRun run(comm, layout, test::seeing_gradients(), unscaled(way));
+      const StepReport none =
+          run.step({all(layout, 1)}, {"first", "second", "one", "last"});
+      EXPECT_TRUE(none.applied);
+      EXPECT_EQ(none.grad_norm, 0);
+      EXPECT_EQ(run.masters(), run.start);
+    }
+  });
+}
+
+TEST(Zero, Item38ParametersAreTheRoundedMastersOnAllRanks) {
+  const ParameterLayout layout = test::two_groups();
+  for (const int world : {1, 2, 3, 4})
+    for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
+      test::run_ranks("local", world, [&](comm::Communicator& comm) {
+        for (const Way& way : all_ways()) {
+          ZeroRun run(comm, layout, test::adam_rule(), unscaled(way, dtype));
+          for (unsigned t = 0; t < 3; ++t) {
+            auto grads = test::normal(
+                layout.size(), 10 * t + static_cast<unsigned>(comm.rank()));
+            if (t == 1) grads[7] = kNaN;
+            EXPECT_EQ(run.step(grads).applied, t != 1);
+            EXPECT_TRUE(test::same_bytes(
+                run.params.view(), test::rounded(run.masters(), dtype).view()));
+            EXPECT_TRUE(test::are_same_on_all_ranks(comm, run.params.view()));
+          }
+        }
+      });
+}
+
+TEST(Zero, Item39GroupsHaveTheirOwnRatesAndDecay) {
+  const ParameterLayout layout = test::two_groups();
+  const auto rule = test::adam_rule(
+      {.learning_rate = 0.5,
+       .groups = {{}, {.learning_rate = 0.25, .weight_decay = 2}}});
+  test::run_ranks("local", 3, [&](comm::Communicator& comm) {
+    for (const Way& way : all_ways()) {
+      ZeroRun run(comm, layout, rule, unscaled(way));
+      EXPECT_EQ(run.optimizer->num_groups(), 2u);
+      EXPECT_EQ(run.optimizer->learning_rate(0), 0.5);
+      EXPECT_EQ(run.optimizer->learning_rate(1), 0.25);
+      run.step(all(layout, 0));
+      const auto decayed = run.masters();
+      for (const Parameter& p : layout.parameters())
+        for (std::size_t i = p.offset; i < p.offset + p.size; ++i)
+          ASSERT_EQ(decayed[i], run.start[i] / (p.group == 1 ? 2 : 1));
+      EXPECT_EQ(run.optimizer->weight_decay(1), 2);
+      run.optimizer->set_weight_decay(1, 0);
+      run.step(all(layout, 0));
+      EXPECT_EQ(run.masters(), decayed);
+      run.optimizer->set_learning_rate(0, 0.125);
+      run.optimizer->set_learning_rate(1, 0);
+      run.step(all(layout, 1));
+      const auto moved = run.masters();
+      for (const Parameter& p : layout.parameters())
+        for (std::size_t i = p.offset; i < p.offset + p.size; ++i)
+          ASSERT_EQ(moved[i] != decayed[i], p.group == 0);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::zero::conformance_step_test

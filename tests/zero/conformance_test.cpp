@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// Items of docs/conformance.md about who owns what and how gradients are
+// reduced.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "support/errors.h"
+#include "thinwire/optim/data_parallel.h"
+#include "thinwire/precision/mixed_precision.h"
+#include "zero/support.h"
+
+namespace thinwire::zero::conformance_test {
+namespace {
+
+using test::all_ways;
+using test::unscaled;
+using test::Way;
+using test::ZeroRun;
+
+const optim::AdamOptions kDecaying{.learning_rate = 0.01, .weight_decay = 0.1};
+
+// Three steps of fp32, and the same without shards.
+void expect_training_as_without_shards(comm::Communicator& comm,
+                                       const ParameterLayout& layout) {
+  std::vector<float> want = test::normal(layout.size(), 3);
+  optim::DataParallel reference(
+      comm, std::make_unique<optim::Adam>(layout, kDecaying));
+  std::vector<ZeroRun> runs;
+  for (const Way& way : all_ways())
+    runs.emplace_back(comm, layout, test::adam_rule(kDecaying),
+                      unscaled(way, DType::kFloat32));
+  for (std::uint32_t t = 1; t <= 3; ++t) {
+    auto grads = test::normal(layout.size(),
+                              10 * t + static_cast<std::uint32_t>(comm.rank()));
+    for (ZeroRun& run : runs) EXPECT_TRUE(run.step(grads).applied);
+    reference.step(want, grads);
+    for (ZeroRun& run : runs) {
+      EXPECT_EQ(run.values(), want);
+      EXPECT_EQ(run.optimizer->steps(), t);
+    }
+  }
+}
+
+TEST(Zero, Item2RanksThatOwnNothingTrain) {
+  for (const int world : {1, 2, 3, 8})
+    test::run_ranks("local", world, [](comm::Communicator& comm) {
+      expect_training_as_without_shards(
+          comm, ParameterLayout::of({{"a", {1}}, {"b", {1}}}));
+      expect_training_as_without_shards(comm, ParameterLayout::of({}));
+    });
+}
+
+TEST(Zero, Item6FullParametersAreTheInitialOnes) {
+  const ParameterLayout layout = test::two_groups();
+  for (const int world : {1, 2, 3, 4})
+    for (const DType dtype :
+         {DType::kFloat32, DType::kFloat16, DType::kBFloat16})
+      test::run_ranks("local", world, [&](comm::Communicator& comm) {
+        for (const Way& way : all_ways()) {
+          const ZeroRun run(comm, layout, test::adam_rule(),
+                            unscaled(way, dtype));
+          EXPECT_EQ(run.masters(), run.start);
+        }
+      });
+}
+
+TEST(Zero, Item7ParametersOfSizeZeroTrain) {
+  for (const int world : {1, 2, 4})
+    test::run_ranks("local", world, [](comm::Communicator& comm) {
+      expect_training_as_without_shards(
+          comm, ParameterLayout::of({{"a", {8}}, {"b", {0}}, {"c", {24}}}));
+      expect_training_as_without_shards(
+          comm, ParameterLayout::of({{"a", {0}}, {"b", {3000}}, {"c", {0}}}));
+      expect_training_as_without_shards(comm,
+                                        ParameterLayout::of({{"a", {0}}}));
+    });
+}
+
+TEST(Zero, Item7ParametersOfSizeZeroAreSavedAndLoaded) {
+  const ParameterLayout layout =
+      ParameterLayout::of({{"a", {8}}, {"b", {0}}, {"c", {24}}});
+  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
+    const std::vector<float> grads(layout.size(), 0.5f);
+    ZeroRun run(comm, layout, test::adam_rule(), unscaled({.stage = 2}));
+    run.step(grads);
+    ZeroRun other(comm, layout, test::adam_rule(), unscaled({.stage = 2}));
+    other.optimizer->load_state_dict(run.optimizer->state_dict());
+    run.step(grads);
+    other.step(grads);
+    EXPECT_EQ(other.values(), run.values());
+    EXPECT_TRUE(other.optimizer->full_parameter("b").empty());
+  });
+}
+
+TEST(Zero, Item8AGroupWithoutParametersTrains) {
+  const ParameterLayout layout = ParameterLayout::of(
+      {{"a", {40}, 0}, {"frozen", {0}, 1}, {"b", {2000}, 2}}, 4);
+  for (const int world : {1, 3})
+    test::run_ranks("local", world, [&](comm::Communicator& comm) {
+      expect_training_as_without_shards(comm, layout);
+    });
+}
+
+TEST(Zero, Item11TheMeanOfOneAndThreeIsTwoTheSumFour) {
+  const ParameterLayout layout = test::two_groups();
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16})
+    test::run_ranks("local", 2, [&](comm::Communicator& comm) {
+      for (const Way& way : all_ways())
+        for (const bool average : {true, false}) {
+          ZeroOptions options = unscaled(way, dtype);
+          options.average = average;
+          ZeroRun run(comm, layout, test::seeing_gradients(), options);
+          const float own = comm.rank() == 0 ? 1.0f : 3.0f;
+          const float want = average ? 2.0f : 4.0f;
+          const auto report = run.step(std::vector<float>(layout.size(), own));
+          EXPECT_DOUBLE_EQ(
+              report.grad_norm,
+              want * std::sqrt(static_cast<double>(layout.size())));
+          EXPECT_EQ(run.state("exp_avg"),
+                    std::vector<float>(layout.size(), want));
+        }
+    });
+}
+
+TEST(Zero, Item13DividingBeforeAddingIsNoOption) {
+  // Four times the largest number is none, the mean of it is.
+  const ParameterLayout layout = test::two_groups();
+  test::run_ranks("local", 4, [&](comm::Communicator& comm) {
+    for (const Way& way : all_ways()) {
+      ZeroRun run(comm, layout, test::seeing_gradients(), unscaled(way));
+      EXPECT_TRUE(
+          run.step(std::vector<float>(layout.size(), 65504.0f)).applied);
+      EXPECT_EQ(run.state("exp_avg"),
+                std::vector<float>(layout.size(), 65504.0f));
+    }
+  });
+}
+
+// One rank after the other in fp32, times 1/P, rounded once.
+std::vector<float> plain_mean(const std::vector<std::vector<float>>& of_ranks,
+                              DType dtype) {
+  std::vector<float> mean = of_ranks[0];
+  const float share = 1.0f / static_cast<float>(of_ranks.size());
+  for (std::size_t i = 0; i < mean.size(); ++i) {
+    for (std::size_t r = 1; r < of_ranks.size(); ++r) mean[i] += of_ranks[r][i];
+    mean[i] *= share;
+  }
+  return test::floats_of(test::rounded(mean, dtype).view());
+}
+
+std::vector<std::vector<float>> rounded_gradients(std::size_t size, int world,
+                                                  DType dtype) {
+  std::vector<std::vector<float>> of_ranks;
+  for (int r = 0; r < world; ++r)
+    of_ranks.push_back(test::floats_of(
+        test::rounded(test::normal(size, 50u + static_cast<unsigned>(r)), dtype)
+            .view()));
+  return of_ranks;
+}
+
+TEST(Zero, Item14AnOwnedSliceIsTheRoundedMeanOfAnFp32Sum) {
+  const ParameterLayout layout = test::two_groups();
+  for (const int world : {2, 3, 5})
+    for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+      const auto grads = rounded_gradients(layout.size(), world, dtype);
+      const auto want = plain_mean(grads, dtype);
+      test::run_ranks("local", world, [&](comm::Communicator& comm) {
+        for (const Way& way : all_ways()) {
+          ZeroRun run(comm, layout, test::seeing_gradients(),
+                      unscaled(way, dtype));
+          run.backward(grads[static_cast<std::size_t>(comm.rank())]);
+          EXPECT_EQ(run.gradient(), want) << way;
+        }
+      });
+    }
+}
+
+TEST(Zero, Item15AddingInFp32RoundsOnce) {
+  const ParameterLayout layout = test::two_groups();
+  constexpr int kWorld = 3;
+  const auto grads = rounded_gradients(layout.size(), kWorld, DType::kFloat16);
+  const auto want = plain_mean(grads, DType::kFloat16);
+  test::run_ranks("local", kWorld, [&](comm::Communicator& comm) {
+    for (const Way& way : all_ways()) {
+      ZeroOptions options = unscaled(way);
+      options.communication_dtype = DType::kFloat32;
+      ZeroRun run(comm, layout, test::seeing_gradients(), options);
+      run.backward(grads[static_cast<std::size_t>(comm.rank())]);
+      EXPECT_EQ(run.gradient(), want) << way;
+    }
+  });
+}
+
+// fp32 gradients that travel in 16 bits are rounded before, and once after.
+TEST(Zero, Item15Fp32GradientsMayTravelIn16Bits) {
+  const ParameterLayout layout = test::two_groups();
+  constexpr int kWorld = 3;
+  std::vector<std::vector<float>> grads;
+  for (unsigned r = 0; r < kWorld; ++r)
+    grads.push_back(test::normal(layout.size(), 70 + r));
+  auto halves = grads;
+  for (auto& of_rank : halves)
+    of_rank = test::floats_of(test::rounded(of_rank, DType::kFloat16).view());
+  const auto want = plain_mean(halves, DType::kFloat16);
+  test::run_ranks("local", kWorld, [&](comm::Communicator& comm) {
+    for (const Way& way : all_ways()) {
+      ZeroOptions options = unscaled(way, DType::kFloat32);
+      options.communication_dtype = DType::kFloat16;
+      ZeroRun run(comm, layout, test::seeing_gradients(), options);
+      run.backward(grads[static_cast<std::size_t>(comm.rank())]);
+      EXPECT_EQ(run.gradient(), want) << way;
+    }
+  });
+}
+
+// Of parameters of 16 bits too, if that is what is asked for: all stages give
+// what mixed precision without shards gives.
+TEST(Zero, Item15WholeFp32GradientsMayTravelInFp32) {
+  const ParameterLayout layout = test::two_groups();
+  for (const int world : {1, 2, 3})
+    for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
+      test::run_ranks("local", world, [&](comm::Communicator& comm) {
+        const auto grads = test::normal(
+            layout.size(), 80u + static_cast<unsigned>(comm.rank()));
+        const auto step = [&](optim::Optimizer& optimizer, View params) {
+          auto own = grads;
+          EXPECT_TRUE(optimizer.step(params, own).applied);
+          return test::floats_of(params);
+        };
+        const auto start = test::normal(layout.size(), 3);
+        Buffer params = test::rounded(start, dtype);
+        precision::MixedPrecision mixed(
+            comm, layout,
+            std::make_unique<optim::DataParallel>(
+                comm, std::make_unique<optim::Adam>(layout, kDecaying)),
+            start,
+            {.dtype = dtype,
+             .loss_scale = {.initial_scale = 1, .dynamic = false}});
+        const auto want = step(mixed, params.view());
+        for (const Way& way : all_ways()) {
+          ZeroOptions options = unscaled(way, dtype);
+          options.communication_dtype = DType::kFloat32;
+          ZeroRun run(comm, layout, test::adam_rule(kDecaying), options);
+          EXPECT_EQ(step(*run.optimizer, run.params.view()), want) << way;
+        }
+      });
+}
+
+}  // namespace
+}  // namespace thinwire::zero::conformance_test

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// Few bits during backward: in which order gradients come, and when buckets
+// are waited for, changes neither a bit nor what is sent.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <random>
+
+#include "support/sanitizers.h"
+#include "zero/support.h"
+
+namespace thinwire::zero::low_bit_ways_test {
+namespace {
+
+using test::two_groups;
+using test::ZeroRun;
+using Floats = std::vector<float>;
+
+constexpr unsigned kSteps = 3;
+constexpr auto kFloat32 = DType::kFloat32;
+
+enum class Order { kForwards, kBackwards, kShuffled };
+
+struct Way {
+  Order order = Order::kBackwards;
+  bool overlap = true;
+  bool is_known = true;  // the last backward, when it begins
+};
+
+std::vector<Way> all_ways_of(unsigned backwards) {
+  std::vector<Way> all;
+  for (const Order order :
+       {Order::kForwards, Order::kBackwards, Order::kShuffled})
+    for (const bool overlap : {true, false})
+      for (const bool is_known : {true, false})
+        if (is_known || backwards > 1)
+          all.push_back({order, overlap, is_known});
+  return all;
+}
+
+std::vector<std::size_t> in_order(Order order, std::size_t n, unsigned seed) {
+  std::vector<std::size_t> indices(n);
+  std::iota(indices.begin(), indices.end(), 0);
+  if (order == Order::kBackwards) std::ranges::reverse(indices);
+  if (order == Order::kShuffled)
+    std::shuffle(indices.begin(), indices.end(), std::mt19937(seed));
+  return indices;
+}
+
+// Every rank in an order of its own, in every backward another.
+void backward(ZeroRun& run, const Floats& grads, const Way& way,
+              ZeroOptimizer::Backward which, unsigned seed) {
+  const Buffer own = run.scaled(grads, run.optimizer->options().dtype);
+  run.optimizer->begin_backward(which);
+  const auto parameters = run.layout.parameters();
+  for (const std::size_t i : in_order(way.order, parameters.size(), seed))
+    run.optimizer->collect(
+        i, own.view().subview(parameters[i].offset, parameters[i].size));
+  run.optimizer->end_backward();
+}
+
+struct Case {
+  int stage = 1;
+  unsigned backwards = 1;
+  DType dtype = kFloat32;
+  WireOptions wire{.bits_up = 4, .bits_down = 8, .residual_dtype = kFloat32};
+};
+
+struct Outcome {
+  std::vector<Floats> params;  // after each step
+  comm::Counters sent;         // in all of them
+  std::uint64_t early = 0;     // bytes of these, queued before step()
+};
+
+Floats gradient(const Case& c, unsigned step, unsigned k, int rank) {
+  auto values = test::normal(two_groups().size(),
+                             100 * step + 10 * k + static_cast<unsigned>(rank));
+  return test::floats_of(test::rounded(values, c.dtype).view());
+}
+
+Outcome train(comm::Communicator& comm, const Case& c, const Way& way) {
+  ZeroRun run(comm, two_groups(), test::adam_rule(),
+              {.stage = c.stage,
+               .dtype = c.dtype,
+               .loss_scale = {.initial_scale = 8, .dynamic = false},
+               .exchange = {.max_grad_norm = 20, .bucket_elements = 2048},
+               .wire = c.wire,
+               .overlap = way.overlap});
+  const comm::Counters before = comm.counters();
+  Outcome outcome;
+  for (unsigned t = 0; t < kSteps; ++t) {
+    const std::uint64_t begun = comm.counters().bytes_sent;
+    for (unsigned k = 0; k < c.backwards; ++k)
+      backward(
+          run, gradient(c, t, k, comm.rank()), way,
+          {.is_first = k == 0, .is_last = way.is_known && k + 1 == c.backwards},
+          7 * t + 3 * k + static_cast<unsigned>(comm.rank()));
+    outcome.early += comm.counters().bytes_sent - begun;
+    EXPECT_TRUE(run.optimizer->step().applied);
+    outcome.params.push_back(run.values());
+  }
+  outcome.sent = comm.counters() - before;
+  return outcome;
+}
+
+// What ranks tell each other at stage 1 before anything leaves.
+comm::Counters cost_of_agreements(comm::Communicator& comm) {
+  const comm::Counters before = comm.counters();
+  for (unsigned t = 0; t < kSteps; ++t) {
+    std::int64_t none = 0;
+    comm.all_reduce(std::span(&none, 1), comm::ReduceOp::kMax);
+  }
+  return comm.counters() - before;
+}
+
+void expect_same(const Outcome& got, const Outcome& want,
+                 const comm::Counters& more) {
+  EXPECT_EQ(got.params, want.params);
+  EXPECT_EQ(got.sent.bytes_sent, want.sent.bytes_sent + more.bytes_sent);
+  EXPECT_EQ(got.sent.messages, want.sent.messages + more.messages);
+  EXPECT_EQ(got.sent.collectives, want.sent.collectives + more.collectives);
+}
+
+TEST(LowBitWays, HaveTheSameBitsAndTraffic) {
+  for (const DType dtype : test::fewer_if_sanitized<DType>(
+           {kFloat32, DType::kFloat16, DType::kBFloat16}, 1))
+    test::run_ranks("local", 3, [&](comm::Communicator& comm) {
+      const comm::Counters agreements = cost_of_agreements(comm);
+      const Outcome single = train(comm, {.dtype = dtype}, {});
+      // Of all ranks n/2 bytes each, less the third that stays, and scales.
+      auto up = static_cast<std::int64_t>(single.early);
+      comm.all_reduce(std::span(&up, 1));
+      const auto codes = static_cast<double>(kSteps * two_groups().size());
+      EXPECT_NEAR(static_cast<double>(up), codes, 0.03 * codes);
+      for (const int stage : {1, 2})
+        for (const unsigned backwards : {1u, 2u, 3u}) {
+          const Case c{.stage = stage, .backwards = backwards, .dtype = dtype};
+          const Outcome want = train(comm, c, {});
+          // A window sends what one backward does; one backward has the same
+          // bits at both stages.
+          EXPECT_EQ(want.sent.bytes_sent, single.sent.bytes_sent);
+          EXPECT_EQ(want.sent.messages, single.sent.messages);
+          EXPECT_EQ(want.params == single.params, backwards == 1);
+          for (const Way& way : all_ways_of(backwards)) {
+            SCOPED_TRACE(testing::Message()
+                         << to_string(dtype) << " stage " << stage << ", "
+                         << backwards << " backwards, order "
+                         << static_cast<int>(way.order) << ", overlap "
+                         << way.overlap << ", known " << way.is_known);
+            const bool agrees = stage == 1 && !way.overlap;
+            const Outcome got = train(comm, c, way);
+            expect_same(got, want, agrees ? agreements : comm::Counters{});
+            EXPECT_EQ(got.early, agrees || !way.is_known ? 0 : single.early);
+          }
+        }
+    });
+}
+
+// One rank overflows in one bucket of one backward: its first element or its
+// last. With kKeep the run goes on as if that window had not been.
+TEST(LowBitWays, AWindowThatOverflowsAnywhereIsForgotten) {
+  const Case c{.stage = 2,
+               .backwards = 2,
+               .wire = {.bits_up = 4,
+                        .bits_down = 4,
+                        .residual_dtype = kFloat32,
+                        .after_skip = AfterSkip::kKeep}};
+  for (const int stage : {1, 2})
+    for (const bool overlap : {true, false})
+      test::run_ranks("local", 3, [&](comm::Communicator& comm) {
+        const ZeroOptions options{.stage = stage,
+                                  .exchange = {.bucket_elements = 2048},
+                                  .wire = c.wire,
+                                  .overlap = overlap};
+        ZeroRun run(comm, two_groups(), test::adam_rule(), options);
+        ZeroRun calm(comm, two_groups(), test::adam_rule(), options);
+        const auto window = [&](unsigned t) {
+          return std::vector<Floats>{gradient(c, t, 0, comm.rank()),
+                                     gradient(c, t, 1, comm.rank())};
+        };
+        unsigned t = 0;
+        int guilty = 0;
+        const auto buckets = run.optimizer->buckets();
+        EXPECT_GE(buckets.size(), 3u);
+        for (const Range& bucket : buckets)
+          for (const std::size_t at : {bucket.offset, bucket.end() - 1})
+            for (const std::size_t k : {0u, 1u}) {
+              auto bad = window(++t);
+              guilty = (guilty + 1) % 3;
+              if (comm.rank() == guilty)
+                bad[k][at] = std::numeric_limits<float>::infinity();
+              EXPECT_FALSE(run.window(bad).applied);
+              const auto good = window(++t);
+              EXPECT_TRUE(run.window(good).applied);
+              EXPECT_TRUE(calm.window(good).applied);
+              EXPECT_EQ(run.values(), calm.values())
+                  << "bucket " << bucket.offset << ", element " << at
+                  << ", backward " << k << ", stage " << stage;
+            }
+      });
+}
+
+}  // namespace
+}  // namespace thinwire::zero::low_bit_ways_test

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a caller of ZeroOptimizer holds, one rank of it.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "support/ranks.h"
+#include "support/same_bits.h"
+#include "support/values.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/kernels/cast.h"
+#include "thinwire/optim/adam.h"
+#include "thinwire/zero/zero_optimizer.h"
+
+namespace thinwire::test {
+
+using zero::MakeRule;
+using zero::ZeroOptimizer;
+using zero::ZeroOptions;
+using Backward = ZeroOptimizer::Backward;
+
+inline MakeRule adam_rule(optim::AdamOptions options = {}) {
+  return [options](const ParameterLayout& shard) {
+    return std::make_unique<optim::Adam>(shard, options);
+  };
+}
+
+/// A rule whose exp_avg is what the gradient was after it had been averaged,
+/// unscaled and clipped.
+inline MakeRule seeing_gradients() {
+  return adam_rule({.beta1 = 0, .beta2 = 0, .bias_correction = false});
+}
+
+inline std::vector<float> floats_of(ConstView values) {
+  std::vector<float> wide(values.size());
+  kernels::convert(values, wide);
+  return wide;
+}
+
+inline Buffer rounded(ConstView values, DType dtype) {
+  Buffer result(values.size(), dtype);
+  kernels::convert(values, result.view());
+  return result;
+}
+
+/// Collective: all ranks have the same bytes there.
+inline bool are_same_on_all_ranks(comm::Communicator& comm, ConstView values) {
+  Buffer first(values.size(), values.dtype());
+  kernels::convert(values, first.view());
+  comm.broadcast(first.view(), 0);
+  return static_cast<bool>(same_bytes(values, first.view()));
+}
+
+struct ZeroRun {
+  /// Parameters from the start that all ranks share.
+  ZeroRun(comm::Communicator& comm, const ParameterLayout& of,
+          const MakeRule& make_rule, const ZeroOptions& options)
+      : layout(of),
+        start(normal(of.size(), 3)),
+        params(rounded(start, options.dtype)),
+        optimizer(std::make_unique<ZeroOptimizer>(
+            comm, layout, make_rule, params.view(), options, start)) {}
+
+  [[nodiscard]] Buffer scaled(std::vector<float> grads, DType dtype) const {
+    const auto scale = static_cast<float>(optimizer->loss_scale());
+    for (float& g : grads) g *= scale;
+    return rounded(grads, dtype);
+  }
+  /// `grads` are those of the loss itself, flat; parameters come last one
+  /// first, as backward has them.
+  void backward(const std::vector<float>& grads, Backward which = {},
+                const std::set<std::string>& left_out = {}) {
+    const Buffer own = scaled(grads, optimizer->options().dtype);
+    optimizer->begin_backward(which);
+    for (std::size_t i = layout.parameters().size(); i-- > 0;) {
+      const Parameter& p = layout.parameters()[i];
+      if (left_out.count(p.name) == 0)
+        optimizer->collect(i, own.view().subview(p.offset, p.size));
+    }
+    optimizer->end_backward();
+  }
+  optim::StepReport step(const std::vector<float>& grads,
+                         const std::set<std::string>& left_out = {}) {
+    backward(grads, {}, left_out);
+    return optimizer->step();
+  }
+  /// The window's gradients, one backward each.
+  optim::StepReport window(const std::vector<std::vector<float>>& backwards) {
+    for (std::size_t k = 0; k < backwards.size(); ++k)
+      backward(backwards[k],
+               {.is_first = k == 0, .is_last = k + 1 == backwards.size()});
+    return optimizer->step();
+  }
+  /// All parameters' values one after the other: collective.
+  [[nodiscard]] std::vector<float> masters() const {
+    std::vector<float> all;
+    for (const Parameter& p : layout.parameters()) {
+      const auto values = optimizer->full_parameter(p.name);
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    return all;
+  }
+  [[nodiscard]] std::vector<float> state(std::string_view key) const {
+    std::vector<float> all;
+    for (const Parameter& p : layout.parameters()) {
+      const auto values = optimizer->full_state(p.name, key);
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    return all;
+  }
+  [[nodiscard]] std::vector<float> gradient() const {
+    std::vector<float> all;
+    for (const Parameter& p : layout.parameters()) {
+      const auto values = optimizer->full_gradient(p.name);
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    return all;
+  }
+  [[nodiscard]] std::vector<float> values() const {
+    return floats_of(params.view());
+  }
+
+  ParameterLayout layout;
+  std::vector<float> start;
+  Buffer params;
+  std::unique_ptr<ZeroOptimizer> optimizer;
+};
+
+/// More than one bucket of 2048, cut within parameters; two groups; an empty
+/// parameter and one of a single element.
+inline ParameterLayout two_groups() {
+  return ParameterLayout::of({{"first", {1500}, 0},
+                              {"empty", {0}, 1},
+                              {"second", {5, 700}, 1},
+                              {"one", {}, 0},
+                              {"last", {2100}, 0}});
+}
+
+/// Where nothing is to depend on it.
+struct Way {
+  int stage = 1;
+  bool offload = false;
+};
+inline const std::vector<Way>& all_ways() {
+  static const std::vector<Way> ways = {
+      {1, false}, {1, true}, {2, false}, {2, true}};
+  return ways;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const Way& way) {
+  return out << "stage " << way.stage << (way.offload ? ", offload" : "");
+}
+
+/// fp16 whose loss scale is 1, so that what is seen is what was given.
+inline ZeroOptions unscaled(const Way& way, DType dtype = DType::kFloat16) {
+  return {.stage = way.stage,
+          .dtype = dtype,
+          .loss_scale = {.initial_scale = 1, .dynamic = false},
+          .exchange = {.bucket_elements = 2048},
+          .offload = way.offload};
+}
+
+}  // namespace thinwire::test

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is refused while training, and that nothing has changed then.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "optim/states.h"
+#include "support/errors.h"
+#include "zero/support.h"
+
+namespace thinwire::zero::zero_errors_test {
+namespace {
+
+using test::all_ways;
+using test::expect_error;
+using test::two_groups;
+using test::unscaled;
+using test::Way;
+using test::ZeroRun;
+
+constexpr auto kArgument = ErrorCode::kInvalidArgument;
+constexpr auto kPrecondition = ErrorCode::kFailedPrecondition;
+
+// Two runs, of which one is asked for what it refuses.
+struct Pair {
+  Pair(comm::Communicator& c, const ZeroOptions& options)
+      : comm(c),
+        run(c, two_groups(), test::adam_rule(), options),
+        clean(c, two_groups(), test::adam_rule(), options) {}
+
+  [[nodiscard]] std::vector<float> gradient(unsigned step) const {
+    return test::normal(run.layout.size(),
+                        10 * step + static_cast<unsigned>(comm.rank()));
+  }
+  void expect_same() {
+    EXPECT_TRUE(test::same_bytes(run.params.view(), clean.params.view()));
+    EXPECT_TRUE(test::same_state(run.optimizer->state_dict(),
+                                 clean.optimizer->state_dict()));
+  }
+  ~Pair() {
+    run.step(gradient(90));
+    clean.step(gradient(90));
+    expect_same();
+  }
+
+  comm::Communicator& comm;
+  ZeroRun run;
+  ZeroRun clean;
+};
+
+void with_pairs(const std::function<void(ZeroRun&, Pair&)>& body) {
+  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
+    for (const Way& way : all_ways()) {
+      SCOPED_TRACE(way);
+      Pair pair(comm, unscaled(way));
+      pair.run.step(pair.gradient(1));
+      pair.clean.step(pair.gradient(1));
+      body(pair.run, pair);
+    }
+  });
+}
+
+TEST(ZeroErrors, BackwardsHaveAnOrder) {
+  with_pairs([](ZeroRun& run, Pair& pair) {
+    ZeroOptimizer& zero = *run.optimizer;
+    expect_error(kPrecondition, {"first backward", "missing"},
+                 [&] { zero.begin_backward({.is_first = false}); });
+    expect_error(kPrecondition, {"end_backward"}, [&] { zero.end_backward(); });
+    zero.cancel_backward();  // there is none
+    expect_error(kPrecondition, {"no backward"}, [&] { zero.step(); });
+    zero.begin_backward({.is_last = false});
+    expect_error(kPrecondition, {"inside another"},
+                 [&] { zero.begin_backward({.is_first = false}); });
+    expect_error(kPrecondition, {"step: inside"}, [&] { zero.step(); });
+    expect_error(kPrecondition, {"full_gradient"},
+                 [&] { static_cast<void>(zero.full_gradient("one")); });
+    expect_error(kPrecondition, {"set_full_gradient"},
+                 [&] { zero.set_full_gradient("one", {{1.0f}}); });
+    zero.end_backward();
+    expect_error(kPrecondition, {"there was a first backward"},
+                 [&] { zero.begin_backward({.is_first = true}); });
+    run.backward(pair.gradient(2), {.is_first = false});
+    expect_error(kPrecondition, {"last backward"},
+                 [&] { zero.begin_backward({.is_first = false}); });
+    zero.step();
+    pair.clean.window(
+        {std::vector<float>(run.layout.size()), pair.gradient(2)});
+  });
+}
+
+TEST(ZeroErrors, GradientsFitTheirParameters) {
+  with_pairs([](ZeroRun& run, Pair& pair) {
+    ZeroOptimizer& zero = *run.optimizer;
+    const auto number = [&](const char* name) {
+      return static_cast<std::size_t>(&run.layout.parameter(name) -
+                                      run.layout.parameters().data());
+    };
+    std::vector<float> wide(1500);
+    expect_error(kPrecondition, {"outside of a backward"},
+                 [&] { zero.collect(0, wide); });
+    zero.begin_backward({});
+    expect_error(kArgument, {"index", "below 5", "got 5"},
+                 [&] { zero.collect(5, wide); });
+    expect_error(kArgument, {"'first'", "1500", "got float32 of 1499"},
+                 [&] { zero.collect(0, ConstView(wide).subview(0, 1499)); });
+    const Buffer other = test::rounded(wide, DType::kBFloat16);
+    expect_error(kArgument, {"'first'", "float32 or float16", "bfloat16"},
+                 [&] { zero.collect(0, other.view()); });
+    expect_error(kArgument, {"'one'", "got float32 of 0"},
+                 [&] { zero.collect(number("one"), {}); });
+    zero.collect(0, wide);
+    expect_error(kPrecondition, {"'first' has come"},
+                 [&] { zero.collect(0, wide); });
+    zero.collect(number("empty"), {});
+    expect_error(kPrecondition, {"'empty' has come"},
+                 [&] { zero.collect(number("empty"), {}); });
+    zero.end_backward();
+    zero.step();
+    pair.clean.step(std::vector<float>(run.layout.size()));
+  });
+}
+
+TEST(ZeroErrors, AStepTakesWhatBelongsToIt) {
+  with_pairs([](ZeroRun& run, Pair& pair) {
+    ZeroOptimizer& zero = *run.optimizer;
+    const std::size_t n = run.layout.size();
+    Buffer grads = run.scaled(pair.gradient(2), DType::kFloat16);
+    Buffer other(n, DType::kFloat16);
+    const auto refused = [&](std::initializer_list<std::string_view> parts,
+                             const optim::StepInput& input) {
+      expect_error(kArgument, parts, [&] { zero.step(input); });
+    };
+    const View params = run.params.view();
+    refused({"params", "other memory"},
+            {.params = other.view(), .grads = grads.view()});
+    refused({"params"}, {.params = View(params.data(), n, DType::kBFloat16),
+                         .grads = grads.view()});
+    refused({"params"},
+            {.params = params.subview(0, n - 1), .grads = grads.view()});
+    refused({"grads", std::to_string(n - 1)},
+            {.params = params, .grads = grads.view().subview(1, n - 1)});
+    refused({"grads", "int64"},
+            {.params = params, .grads = View(grads.data(), n, DType::kInt64)});
+    for (const double scale : {0.0, -1.0, double{INFINITY}, double{NAN}})
+      refused({"loss_scale", "> 0"},
+              {.params = params, .grads = grads.view(), .loss_scale = scale});
+    refused({"low_precision"}, {.params = params,
+                                .grads = grads.view(),
+                                .low_precision = other.view()});
+    run.backward(pair.gradient(2));
+    expect_error(kPrecondition, {"one by one", "give no others"},
+                 [&] { zero.step(params, grads.view()); });
+    zero.step();
+    pair.clean.step(pair.gradient(2));
+  });
+}
+
+TEST(ZeroErrors, EarlyRangesAreBucketsOfOneArray) {
+  with_pairs([](ZeroRun& run, Pair& pair) {
+    ZeroOptimizer& zero = *run.optimizer;
+    Buffer grads = run.scaled(pair.gradient(2), DType::kFloat16);
+    Buffer other(run.layout.size(), DType::kFloat16);
+    const auto buckets = zero.buckets();
+    if (!zero.reduces_early()) {
+      expect_error(kPrecondition, {"reduce_early"},
+                   [&] { zero.reduce_early(grads.view(), buckets[0]); });
+      zero.step(run.params.view(), grads.view());
+      pair.clean.step(pair.gradient(2));
+      return;
+    }
+    const std::size_t huge = std::numeric_limits<std::size_t>::max();
+    for (const Range& range : std::vector<Range>{{0, 1},
+                                                 {0, 2047},
+                                                 {0, 2049},
+                                                 {1, 2048},
+                                                 {2048, run.layout.size()},
+                                                 {run.layout.size(), 2048},
+                                                 {0, huge},
+                                                 {huge, 2048},
+                                                 {2048, huge - 2047}})
+      expect_error(kArgument, {"range", "one of buckets()"},
+                   [&] { zero.reduce_early(grads.view(), range); });
+    expect_error(kArgument, {"grads"},
+                 [&] { zero.reduce_early(View{}, buckets[0]); });
+    zero.reduce_early(grads.view(), {2048, 4096});  // two neighbours
+    for (const Range& range : {buckets[1], buckets[2], Range{0, 6144}})
+      expect_error(kArgument, {"range", "has not left"},
+                   [&] { zero.reduce_early(grads.view(), range); });
+    expect_error(kArgument, {"grads", "reduced in part"},
+                 [&] { zero.reduce_early(other.view(), buckets[0]); });
+    expect_error(kArgument, {"grads", "reduced in part"}, [&] {
+      static_cast<void>(zero.full_gradient("one", other.view()));
+    });
+    expect_error(kArgument, {"grads", "reduced in part"},
+                 [&] { zero.step(run.params.view(), other.view()); });
+    expect_error(kPrecondition, {"come whole"},
+                 [&] { zero.begin_backward({}); });
+    expect_error(kPrecondition, {"no backward"}, [&] { zero.step(); });
+    static_cast<void>(zero.full_gradient("one", grads.view()));
+    expect_error(kArgument, {"range", "has not left"},
+                 [&] { zero.reduce_early(grads.view(), buckets[0]); });
+    zero.step(run.params.view(), grads.view());
+    pair.clean.step(pair.gradient(2));
+    run.backward(pair.gradient(3));
+    expect_error(kPrecondition, {"one by one"},
+                 [&] { zero.reduce_early(grads.view(), buckets[0]); });
+    zero.step();
+    pair.clean.step(pair.gradient(3));
+  });
+}
+
+TEST(ZeroErrors, WholeValuesAreOfWhatThereIs) {
+  with_pairs([](ZeroRun& run, Pair& pair) {
+    ZeroOptimizer& zero = *run.optimizer;
+    const std::vector<float> values(1500), few(1499);
+    const auto refused = [](std::initializer_list<std::string_view> parts,
+                            const std::function<void()>& call) {
+      expect_error(kArgument, parts, call);
+    };
+    const auto drop = [](const std::vector<float>&) {};
+    refused({"'firts'", "'first'"},
+            [&] { drop(zero.full_parameter("firts")); });
+    refused({"'firts'"}, [&] { drop(zero.full_gradient("firts")); });
+    refused({"'firts'"}, [&] { drop(zero.full_state("firts", "exp_avg")); });
+    refused({"'firts'"}, [&] { zero.set_full_parameter("firts", values); });
+    refused({"'firts'"}, [&] { zero.set_full_gradient("firts", values); });
+    refused({"'firts'"},
+            [&] { zero.set_full_state("firts", "exp_avg", values); });
+    for (const char* key : {"param", "grad"}) {
+      refused({"key", key}, [&] { drop(zero.full_state("first", key)); });
+      refused({"key", key}, [&] { zero.set_full_state("first", key, values); });
+    }
+    // Also on ranks that own nothing of the parameter.
+    refused({"momentum", "exp_avg"},
+            [&] { drop(zero.full_state("one", "momentum")); });
+    refused({"momentum", "exp_avg"},
+            [&] { zero.set_full_state("one", "momentum", {{1.0f}}); });
+    refused({"values", "1500", "1499"},
+            [&] { zero.set_full_parameter("first", few); });
+    refused({"values", "1500", "1499"},
+            [&] { zero.set_full_gradient("first", few); });
+    refused({"values", "1500", "1499"},
+            [&] { zero.set_full_state("first", "exp_avg", few); });
+    refused({"params"}, [&] { zero.read_masters(few); });
+    expect_error(kPrecondition, {"full_gradient"},
+                 [&] { drop(zero.full_gradient("first")); });
+    if (!zero.reduces_early()) {
+      Buffer grads(run.layout.size(), DType::kFloat16);
+      expect_error(kPrecondition, {"full_gradient"},
+                   [&] { drop(zero.full_gradient("first", grads.view())); });
+    }
+    expect_error(kPrecondition, {"set_full_gradient"},
+                 [&] { zero.set_full_gradient("first", values); });
+    refused({"group", "below 2"}, [&] { zero.set_learning_rate(2, 0.1); });
+    refused({"group", "below 2"},
+            [&] { static_cast<void>(zero.learning_rate(2)); });
+    refused({"learning_rate"}, [&] { zero.set_learning_rate(0, -1); });
+    refused({"learning_rate"}, [&] { zero.set_learning_rate(1, NAN); });
+    refused({"group", "below 2"}, [&] { zero.set_weight_decay(2, 0.1); });
+    refused({"weight_decay", "-1"}, [&] { zero.set_weight_decay(1, -1); });
+    pair.expect_same();
+  });
+}
+
+TEST(ZeroErrors, NothingIsDoneWithStatesThatAreElsewhere) {
+  with_pairs([](ZeroRun& run, Pair& pair) {
+    ZeroOptimizer& zero = *run.optimizer;
+    const StateDict state = zero.state_dict();
+    run.backward(pair.gradient(2));
+    zero.offload_states();
+    const std::vector<float> values(1500);
+    for (const auto& call : std::vector<std::function<void()>>{
+             [&] { zero.step(); },
+             [&] { static_cast<void>(zero.state_dict()); },
+             [&] { zero.load_state_dict(state); },
+             [&] { static_cast<void>(zero.full_parameter("first")); },
+             [&] { static_cast<void>(zero.full_state("one", "exp_avg")); },
+             [&] { zero.set_full_parameter("first", values); },
+             [&] { zero.set_full_state("first", "exp_avg", values); },
+             [&] { zero.read_masters(run.params.view()); }})
+      expect_error(kPrecondition, {"offloaded", "reload_states()"}, call);
+    zero.reload_states();
+    zero.step();
+    pair.clean.step(pair.gradient(2));
+    pair.expect_same();
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::zero::zero_errors_test

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every stage gives the bits of data parallelism without shards.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "optim/support.h"
+#include "support/hosts.h"
+#include "support/ranks.h"
+#include "support/sanitizers.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/kernels/cast.h"
+#include "thinwire/optim/adam.h"
+#include "thinwire/optim/lamb.h"
+#include "thinwire/precision/mixed_precision.h"
+#include "thinwire/zero/zero_optimizer.h"
+
+namespace thinwire::zero::zero_stages_test {
+namespace {
+
+using optim::AdamOptions;
+using optim::LambOptions;
+using optim::StepReport;
+
+constexpr int kSteps = 4;
+constexpr double kScale = 1024;
+
+struct Case {
+  int world = 1;
+  DType dtype = DType::kFloat32;
+  bool is_lamb = false;
+
+  friend std::ostream& operator<<(std::ostream& out, const Case& c) {
+    return out << (c.is_lamb ? "lamb_" : "adam_") << to_string(c.dtype) << "_w"
+               << c.world;
+  }
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const int world : {2, 3, 1, 4, 8})
+    for (const DType dtype :
+         {DType::kFloat32, DType::kFloat16, DType::kBFloat16})
+      for (const bool is_lamb : {false, true})
+        all.push_back({world, dtype, is_lamb});
+  return test::fewer_if_sanitized(all, 12);
+}
+
+// More than a bucket and than a cell, in two groups, with empty ones.
+ParameterLayout layout() {
+  return ParameterLayout::of({{"empty", {0}, 0},
+                              {"one", {1}, 0},
+                              {"seven", {7}, 1},
+                              {"wide", {3, 1366}, 1},
+                              {"none", {4, 0}, 0},
+                              {"large", {9000}, 0},
+                              {"w33", {33}, 1},
+                              {"last", {31}, 0}});
+}
+
+MakeRule make_rule(bool is_lamb) {
+  return [is_lamb](
+             const ParameterLayout& of) -> std::unique_ptr<optim::UpdateRule> {
+    if (is_lamb) {
+      LambOptions lamb{.learning_rate = 0.01, .weight_decay = 0.1};
+      lamb.groups.resize(2);
+      lamb.groups[0].max_coeff = 0.3;  // below the ratios of most parameters
+      lamb.groups[1].weight_decay = 0;
+      return std::make_unique<optim::Lamb>(of, lamb);
+    }
+    return std::make_unique<optim::Adam>(
+        of, AdamOptions{.learning_rate = 0.01,
+                        .weight_decay = 0.1,
+                        .groups = {{}, {.learning_rate = 0.02}}});
+  };
+}
+
+optim::ExchangeOptions exchange(std::size_t bucket, int threads) {
+  return {.max_grad_norm = 0.5,
+          .bucket_elements = bucket,
+          .verify_every = 2,
+          .num_threads = threads};
+}
+
+precision::LossScalerOptions scaler() {
+  return {.initial_scale = kScale, .window = 2, .hysteresis = 1};
+}
+
+Buffer initial(const Case& c) {
+  Buffer params(layout().size(), c.dtype);
+  kernels::convert(test::normal(params.size(), 5), params.view());
+  return params;
+}
+
+std::vector<float> floats(ConstView values) {
+  std::vector<float> wide(values.size());
+  kernels::convert(values, wide);
+  return wide;
+}
+
+// This rank's gradient, `scale` times too long; in step 2 it overflows.
+Buffer gradient(const Case& c, int step, int rank, double scale) {
+  std::vector<float> values = test::gradient(layout().size(), step, rank);
+  for (float& value : values) value *= static_cast<float>(scale);
+  if (step == 2 && rank == c.world - 1 && c.dtype == DType::kFloat16)
+    values[4000] = std::numeric_limits<float>::infinity();
+  Buffer grads(values.size(), c.dtype);
+  kernels::convert(values, grads.view());
+  return grads;
+}
+
+struct Trace {
+  std::vector<float> params;
+  std::vector<double> norms;
+  std::vector<bool> applied;
+
+  void add(const StepReport& report, ConstView now) {
+    norms.push_back(report.grad_norm);
+    applied.push_back(report.applied);
+    const auto values = floats(now);
+    params.insert(params.end(), values.begin(), values.end());
+  }
+  bool operator==(const Trace&) const = default;
+};
+
+Trace unsharded(const Case& c, comm::Communicator& comm) {
+  Buffer params = initial(c);
+  std::unique_ptr<optim::Optimizer> optimizer =
+      std::make_unique<optim::DataParallel>(
+          comm, make_rule(c.is_lamb)(layout()), exchange(1000, 1));
+  precision::MixedPrecision* mixed = nullptr;
+  if (c.dtype != DType::kFloat32) {
+    auto made = std::make_unique<precision::MixedPrecision>(
+        comm, layout(), std::move(optimizer), params.view(),
+        precision::MixedPrecisionOptions{.dtype = c.dtype,
+                                         .loss_scale = scaler()});
+    mixed = made.get();
+    optimizer = std::move(made);
+  }
+  Trace trace;
+  for (int t = 0; t < kSteps; ++t) {
+    Buffer grads =
+        gradient(c, t, comm.rank(), mixed == nullptr ? 1 : mixed->loss_scale());
+    const auto report = optimizer->step(params.view(), grads.view());
+    trace.add(report, params.view());
+  }
+  return trace;
+}
+
+enum class Handed { kWhole, kEarly, kForwards, kBackwards };
+
+struct Way {
+  int stage = 1;
+  bool offload = false;
+  Handed handed = Handed::kWhole;
+  std::size_t bucket = 3000;
+  int threads = 1;
+  bool overlap = true;
+};
+
+Trace sharded(const Case& c, const Way& way, comm::Communicator& comm) {
+  Buffer params = initial(c);
+  ZeroOptimizer optimizer(comm, layout(), make_rule(c.is_lamb), params.view(),
+                          {.stage = way.stage,
+                           .dtype = c.dtype,
+                           .loss_scale = scaler(),
+                           .exchange = exchange(way.bucket, way.threads),
+                           .overlap = way.overlap,
+                           .offload = way.offload});
+  Trace trace;
+  for (int t = 0; t < kSteps; ++t) {
+    Buffer grads = gradient(c, t, comm.rank(), optimizer.loss_scale());
+    StepReport report;
+    if (way.handed == Handed::kWhole || way.handed == Handed::kEarly) {
+      const auto buckets = optimizer.buckets();
+      if (way.handed == Handed::kEarly)
+        for (std::size_t b = buckets.size(); b-- > buckets.size() / 2;)
+          optimizer.reduce_early(grads.view(), buckets[b]);
+      report = optimizer.step({.params = params.view(), .grads = grads.view()});
+    } else {
+      optimizer.begin_backward({});
+      const ParameterLayout all = layout();
+      const std::size_t n = all.parameters().size();
+      for (std::size_t k = 0; k < n; ++k) {
+        const std::size_t i = way.handed == Handed::kForwards ? k : n - 1 - k;
+        const Parameter& p = all.parameters()[i];
+        optimizer.collect(i, grads.view().subview(p.offset, p.size));
+      }
+      optimizer.end_backward();
+      report = optimizer.step();
+    }
+    trace.add(report, params.view());
+  }
+  return trace;
+}
+
+class Stages : public ::testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(All, Stages, ::testing::ValuesIn(cases()),
+                         ::testing::PrintToStringParamName());
+
+TEST_P(Stages, GiveTheBitsOfNone) {
+  const Case c = GetParam();
+  const std::vector<Way> ways = {
+      {.stage = 1},
+      {.stage = 1, .handed = Handed::kEarly, .bucket = 1},
+      {.stage = 1, .handed = Handed::kBackwards, .threads = 2},
+      {.stage = 1, .offload = true, .bucket = 1 << 20},
+      {.stage = 2},
+      {.stage = 2, .handed = Handed::kBackwards, .bucket = 1},
+      {.stage = 2, .handed = Handed::kForwards, .bucket = 1, .threads = 2},
+      {.stage = 2, .handed = Handed::kBackwards, .bucket = 1 << 20},
+      {.stage = 2, .handed = Handed::kForwards, .overlap = false},
+      {.stage = 2, .offload = true, .handed = Handed::kBackwards},
+  };
+  test::run_ranks("local", c.world, [&](comm::Communicator& comm) {
+    const Trace want = unsharded(c, comm);
+    if (c.dtype == DType::kFloat16) {
+      EXPECT_FALSE(want.applied[2]);
+    }
+    for (std::size_t w = 0; w < ways.size(); ++w) {
+      const Trace got = sharded(c, ways[w], comm);
+      EXPECT_EQ(got.norms, want.norms) << "way " << w;
+      EXPECT_EQ(got.applied, want.applied) << "way " << w;
+      EXPECT_EQ(got.params, want.params) << "way " << w;
+    }
+  });
+}
+
+// Sums are formed per host first, in all stages alike, so they are others than
+// those over all ranks in their order.
+TEST(StagesByHost, GiveTheBitsOfNone) {
+  const std::vector<Way> ways = {
+      {.stage = 1},
+      {.stage = 1, .handed = Handed::kEarly, .bucket = 1},
+      {.stage = 1, .offload = true, .bucket = 1 << 20},
+      {.stage = 2, .handed = Handed::kBackwards, .threads = 2},
+      {.stage = 2, .handed = Handed::kForwards, .bucket = 0},
+  };
+  constexpr int kWorld = 4;
+  const auto run = [&](const Case& c, test::Placing placing) {
+    test::run_ranks("local", kWorld, [&](comm::Communicator& comm) {
+      const auto grouped =
+          comm.by_host(test::hosts_of(kWorld, 2, placing, comm.rank()));
+      const Trace want = unsharded(c, *grouped);
+      // In 16 bits the one rounding hides the order of additions.
+      if (c.dtype == DType::kFloat32) {
+        EXPECT_FALSE(want.params == unsharded(c, comm).params);
+      }
+      for (std::size_t w = 0; w < ways.size(); ++w) {
+        const Trace got = sharded(c, ways[w], *grouped);
+        EXPECT_EQ(got.norms, want.norms) << "way " << w;
+        EXPECT_EQ(got.applied, want.applied) << "way " << w;
+        EXPECT_EQ(got.params, want.params) << "way " << w;
+      }
+    });
+  };
+  for (const auto placing :
+       {test::Placing::kBlocks, test::Placing::kRoundRobin}) {
+    for (const bool is_lamb : {false, true}) {
+      SCOPED_TRACE(is_lamb);
+      run({kWorld, DType::kFloat32, is_lamb}, placing);
+      run({kWorld, DType::kBFloat16, is_lamb}, placing);
+    }
+    run({kWorld, DType::kFloat16, false}, placing);
+  }
+}
+
+}  // namespace
+}  // namespace thinwire::zero::zero_stages_test

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// States saved and loaded, moved away and back, read and set in full.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "optim/states.h"
+#include "support/errors.h"
+#include "support/sanitizers.h"
+#include "thinwire/optim/lamb.h"
+#include "zero/support.h"
+
+namespace thinwire::zero::zero_state_test {
+namespace {
+
+using test::all_ways;
+using test::expect_error;
+using test::two_groups;
+using test::unscaled;
+using test::Way;
+using test::ZeroRun;
+
+constexpr auto kCorrupt = ErrorCode::kCorruptCheckpoint;
+
+ZeroOptions scaling(const Way& way, DType dtype) {
+  ZeroOptions options = unscaled(way, dtype);
+  options.loss_scale = {.initial_scale = 64, .window = 2, .hysteresis = 2};
+  options.exchange.max_grad_norm = 0.5;
+  return options;
+}
+
+// Every third one overflows.
+void train(comm::Communicator& comm, ZeroRun& run, unsigned from, unsigned to) {
+  for (unsigned t = from; t < to; ++t) {
+    const auto make = [&](unsigned k) {
+      auto grads =
+          test::normal(run.layout.size(),
+                       100 * t + 10 * k + static_cast<unsigned>(comm.rank()));
+      if (t % 3 == 2 && comm.rank() == comm.size() - 1)
+        grads[3] = std::numeric_limits<float>::quiet_NaN();
+      return grads;
+    };
+    EXPECT_EQ(run.window({make(0), make(1)}).applied, t % 3 != 2);
+  }
+}
+
+TEST(ZeroState, AContinuedRunHasTheSameBits) {
+  for (const int world : test::fewer_if_sanitized<int>({1, 2, 3}, 2))
+    for (const DType dtype :
+         {DType::kFloat32, DType::kFloat16, DType::kBFloat16})
+      test::run_ranks("local", world, [&](comm::Communicator& comm) {
+        const auto rule = test::adam_rule({.weight_decay = 0.1});
+        for (const Way& way : all_ways()) {
+          ZeroRun run(comm, two_groups(), rule, scaling(way, dtype));
+          train(comm, run, 0, 4);
+          run.optimizer->set_learning_rate(1, 0.5);
+          const StateDict state = run.optimizer->state_dict();
+          ZeroRun other(comm, two_groups(), rule, scaling(way, dtype));
+          train(comm, other, 7, 8);  // what is loaded replaces all of it
+          if (dtype == DType::kFloat32)
+            kernels::convert(run.params.view(), other.params.view());
+          other.optimizer->load_state_dict(state);
+          EXPECT_TRUE(test::same_bytes(other.params.view(), run.params.view()));
+          EXPECT_EQ(other.optimizer->steps(), run.optimizer->steps());
+          EXPECT_EQ(other.optimizer->skipped_steps(), 1);
+          EXPECT_EQ(other.optimizer->loss_scale(), run.optimizer->loss_scale());
+          EXPECT_EQ(other.optimizer->learning_rate(1), 0.5);
+          train(comm, run, 4, 9);
+          train(comm, other, 4, 9);
+          EXPECT_TRUE(test::same_bytes(other.params.view(), run.params.view()));
+          EXPECT_TRUE(test::same_state(other.optimizer->state_dict(),
+                                       run.optimizer->state_dict()))
+              << way;
+        }
+      });
+}
+
+// A state says who owns what, not how gradients came there.
+TEST(ZeroState, OneStageLoadsWhatAnotherHasSaved) {
+  test::run_ranks("local", 2, [](comm::Communicator& comm) {
+    const DType dtype = DType::kFloat16;
+    ZeroRun run(comm, two_groups(), test::adam_rule(), scaling({}, dtype));
+    train(comm, run, 0, 2);
+    const StateDict state = run.optimizer->state_dict();
+    const auto grads = test::normal(run.layout.size(), 77);
+    run.step(grads);
+    for (const Way& way : all_ways()) {
+      ZeroRun other(comm, two_groups(), test::adam_rule(), scaling(way, dtype));
+      other.optimizer->load_state_dict(state);
+      other.step(grads);
+      EXPECT_EQ(other.values(), run.values()) << way;
+    }
+  });
+}
+
+TEST(ZeroState, WhatDoesNotFitIsRefusedBeforeAnythingChanges) {
+  test::run_ranks("local", 2, [](comm::Communicator& comm) {
+    for (const Way& way : all_ways()) {
+      const ZeroOptions options = scaling(way, DType::kFloat16);
+      ZeroRun donor(comm, two_groups(), test::adam_rule(), options);
+      train(comm, donor, 0, 2);
+      const StateDict good = donor.optimizer->state_dict();
+      ZeroRun run(comm, two_groups(), test::adam_rule(), options);
+      train(comm, run, 3, 5);
+      const StateDict before = run.optimizer->state_dict();
+      const auto values = run.values();
+      const auto refused = [&](std::initializer_list<std::string_view> parts,
+                               const StateDict& state) {
+        expect_error(kCorrupt, parts,
+                     [&] { run.optimizer->load_state_dict(state); });
+        EXPECT_TRUE(test::same_state(run.optimizer->state_dict(), before));
+        EXPECT_EQ(run.values(), values);
+      };
+      for (const auto& [name, value] : good.arrays()) {
+        refused({name}, test::without(good, name));
+        StateDict shorter = test::without(good, name);
+        shorter.put(name, ConstView(value.view()).subview(1, value.size() - 1));
+        refused({name}, shorter);
+        StateDict other_type = test::without(good, name);
+        other_type.put(name, Buffer(value.size(), DType::kUInt8).view());
+        refused({name}, other_type);
+      }
+      for (const auto& [name, value] : good.scalars())
+        refused({name}, test::without(good, name));
+      StateDict other = test::without(good, "");
+      other.put_integer("rank", 1 - comm.rank());
+      refused({"rank"}, other);
+      other.put_integer("rank", comm.rank());
+      other.put_text("optimizer", "lamb");
+      refused({"optimizer", "lamb", "adam"}, other);
+      run.optimizer->load_state_dict(good);
+    }
+  });
+}
+
+// Each of the states fits on the other rank alone, or on none.
+TEST(ZeroState, WhatDoesNotFitOnOneRankIsRefusedOnAll) {
+  test::run_ranks("local", 3, [](comm::Communicator& comm) {
+    for (const Way& way : all_ways()) {
+      const ZeroOptions options = scaling(way, DType::kFloat16);
+      ZeroRun run(comm, two_groups(), test::adam_rule(), options);
+      train(comm, run, 0, 2);
+      const StateDict good = run.optimizer->state_dict();
+      train(comm, run, 3, 5);
+      const StateDict before = run.optimizer->state_dict();
+      const auto values = run.values();
+      const auto refused_on_one = [&](const StateDict& bad,
+                                      std::string_view own) {
+        const bool is_bad = comm.rank() == 1;
+        const std::string_view part = is_bad ? own : "rank 1 gave up: ";
+        expect_error(kCorrupt, {part, own}, [&] {
+          run.optimizer->load_state_dict(is_bad ? bad : good);
+        });
+        EXPECT_TRUE(test::same_state(run.optimizer->state_dict(), before));
+        EXPECT_EQ(run.values(), values);
+      };
+      StateDict of_rank_0 = test::without(good, "");
+      of_rank_0.put_integer("rank", 0);
+      refused_on_one(of_rank_0, "the state is of rank 0, this is rank 1");
+      for (const auto& [name, value] : good.arrays())
+        refused_on_one(test::without(good, name), name);
+      run.optimizer->load_state_dict(good);
+      EXPECT_TRUE(test::same_state(run.optimizer->state_dict(), good));
+    }
+  });
+}
+
+TEST(ZeroState, StatesOfOtherShardsAreRefused) {
+  const ZeroOptions options = scaling({.stage = 2}, DType::kBFloat16);
+  StateDict alone, of_two;
+  const auto save = [&](int world, StateDict& state) {
+    test::run_ranks("local", world, [&](comm::Communicator& comm) {
+      const ZeroRun run(comm, two_groups(), test::adam_rule(), options);
+      if (comm.rank() == 0) state = run.optimizer->state_dict();
+    });
+  };
+  save(1, alone);
+  save(2, of_two);
+  test::run_ranks("local", 1, [&](comm::Communicator& comm) {
+    const auto refused = [&](const ParameterLayout& layout,
+                             const ZeroOptions& other, const StateDict& state,
+                             std::string_view part) {
+      ZeroRun run(comm, layout, test::adam_rule(), other);
+      const auto before = run.masters();
+      expect_error(kCorrupt, {part},
+                   [&] { run.optimizer->load_state_dict(state); });
+      EXPECT_EQ(run.masters(), before);
+    };
+    refused(two_groups(), options, of_two, "shards");
+    ZeroOptions other_buckets = options;
+    other_buckets.exchange.bucket_elements = 4096;
+    refused(two_groups(), other_buckets, alone, "shards");
+    refused(ParameterLayout::of({{"a", {7101}}}), options, alone, "layout");
+    ZeroOptions scales = options;
+    scales.dtype = DType::kFloat16;
+    refused(two_groups(), scales, alone, "loss_scale");
+  });
+}
+
+TEST(ZeroState, StatesComeBackAsTheyWere) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16})
+    test::run_ranks("local", 3, [&](comm::Communicator& comm) {
+      for (const Way& way : all_ways()) {
+        const auto rule = test::adam_rule({.weight_decay = 0.1});
+        ZeroRun run(comm, two_groups(), rule, scaling(way, dtype));
+        ZeroRun stayed(comm, two_groups(), rule, scaling(way, dtype));
+        run.optimizer->reload_states();  // they are here
+        for (unsigned t = 0; t < 4; ++t) {
+          train(comm, run, t, t + 1);
+          train(comm, stayed, t, t + 1);
+          run.optimizer->set_learning_rate(0, 0.01 * t);
+          stayed.optimizer->set_learning_rate(0, 0.01 * t);
+          run.optimizer->set_weight_decay(1, 0.2 * t);
+          stayed.optimizer->set_weight_decay(1, 0.2 * t);
+          const auto before = run.values();
+          run.optimizer->offload_states();
+          run.optimizer->offload_states();
+          EXPECT_EQ(run.values(), before);
+          run.optimizer->reload_states();
+          EXPECT_EQ(run.optimizer->weight_decay(0), 0.1);
+          EXPECT_EQ(run.optimizer->weight_decay(1), 0.2 * t);
+          EXPECT_TRUE(test::same_state(run.optimizer->state_dict(),
+                                       stayed.optimizer->state_dict()))
+              << way;
+        }
+        EXPECT_EQ(run.values(), stayed.values());
+      }
+    });
+}
+
+}  // namespace
+}  // namespace thinwire::zero::zero_state_test

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parameters, states and gradients read and set in full, whoever owns them.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "optim/states.h"
+#include "support/errors.h"
+#include "support/sanitizers.h"
+#include "zero/support.h"
+
+namespace thinwire::zero::zero_whole_values_test {
+namespace {
+
+using test::all_ways;
+using test::two_groups;
+using test::unscaled;
+using test::Way;
+using test::ZeroRun;
+
+void for_all(
+    const std::function<void(comm::Communicator&, const Way&, DType)>& body) {
+  for (const int world : test::fewer_if_sanitized<int>({2, 1, 3}, 1))
+    for (const DType dtype :
+         {DType::kFloat32, DType::kFloat16, DType::kBFloat16})
+      test::run_ranks("local", world, [&](comm::Communicator& comm) {
+        for (const Way& way : all_ways()) {
+          SCOPED_TRACE(way);
+          body(comm, way, dtype);
+        }
+      });
+}
+
+TEST(ZeroWholeValues, ParametersAreSetWithTheirMasters) {
+  for_all([](comm::Communicator& comm, const Way& way, DType dtype) {
+    ZeroRun run(comm, two_groups(), test::adam_rule(), unscaled(way, dtype));
+    std::vector<float> want = run.start;
+    unsigned seed = 40;
+    for (const Parameter& p : run.layout.parameters()) {
+      const auto values = test::normal(p.size, ++seed);
+      run.optimizer->set_full_parameter(p.name, values);
+      EXPECT_EQ(run.optimizer->full_parameter(p.name), values);
+      std::copy(values.begin(), values.end(),
+                want.begin() + static_cast<std::ptrdiff_t>(p.offset));
+      EXPECT_EQ(run.masters(), want);
+    }
+    EXPECT_TRUE(
+        test::same_bytes(run.params.view(), test::rounded(want, dtype).view()));
+    // A step begins there.
+    run.step(std::vector<float>(run.layout.size()));
+    EXPECT_EQ(run.masters(), want);
+  });
+}
+
+TEST(ZeroWholeValues, StatesAreSetByName) {
+  for_all([](comm::Communicator& comm, const Way& way, DType dtype) {
+    ZeroRun run(comm, two_groups(),
+                test::adam_rule({.beta1 = 0.5, .beta2 = 0.5}),
+                unscaled(way, dtype));
+    unsigned seed = 40;
+    for (const Parameter& p : run.layout.parameters())
+      for (const char* key : {"exp_avg", "exp_avg_sq"}) {
+        const auto values = test::positive(p.size, ++seed);
+        run.optimizer->set_full_state(p.name, key, values);
+        EXPECT_EQ(run.optimizer->full_state(p.name, key), values);
+      }
+    auto exp_avg = run.state("exp_avg");
+    auto exp_avg_sq = run.state("exp_avg_sq");
+    run.step(std::vector<float>(run.layout.size()));
+    for (float& value : exp_avg) value /= 2;
+    for (float& value : exp_avg_sq) value /= 2;
+    EXPECT_EQ(run.state("exp_avg"), exp_avg);
+    EXPECT_EQ(run.state("exp_avg_sq"), exp_avg_sq);
+  });
+}
+
+TEST(ZeroWholeValues, GradientsAreThoseOfTheNextStep) {
+  for_all([](comm::Communicator& comm, const Way& way, DType dtype) {
+    ZeroOptions options = unscaled(way, dtype);
+    options.loss_scale.initial_scale = 512;
+    ZeroRun run(comm, two_groups(), test::seeing_gradients(), options);
+    ZeroRun unread(comm, two_groups(), test::seeing_gradients(), options);
+    for (const std::size_t backwards : {1u, 3u}) {
+      const std::vector<float> ones(
+          run.layout.size(), static_cast<float>(comm.rank() == 0 ? 1 : 3));
+      const double mean = (1 + 3.0 * (comm.size() - 1)) / comm.size();
+      run.window({ones});  // another one before
+      for (std::size_t k = 0; k < backwards; ++k)
+        run.backward(ones, {.is_first = k == 0, .is_last = k + 1 == backwards});
+      const auto seen = run.gradient();
+      for (const float value : seen)
+        ASSERT_NEAR(value, static_cast<double>(backwards) * mean,
+                    dtype == DType::kFloat32 ? 1e-6 : 0.03);
+      EXPECT_EQ(run.gradient(), seen);  // reading changes nothing
+      run.optimizer->step();
+      const auto used = run.state("exp_avg");
+      // The rule multiplies by 1 / (scale * ranks), rounded to a float.
+      for (std::size_t i = 0; i < seen.size(); ++i)
+        ASSERT_FLOAT_EQ(used[i], seen[i]);
+      unread.window({ones});
+      unread.window(std::vector<std::vector<float>>(backwards, ones));
+      EXPECT_EQ(unread.values(), run.values());
+    }
+  });
+}
+
+TEST(ZeroWholeValues, WholeGradientsAreReadWhereTheyAre) {
+  for_all([](comm::Communicator& comm, const Way& way, DType dtype) {
+    if (way.stage == 2) return;  // it keeps no whole ones
+    ZeroRun run(comm, two_groups(), test::seeing_gradients(),
+                unscaled(way, dtype));
+    ZeroRun one_by_one(comm, two_groups(), test::seeing_gradients(),
+                       unscaled(way, dtype));
+    for (unsigned t = 0; t < 2; ++t) {
+      const auto values = test::normal(
+          run.layout.size(), 10 * t + static_cast<unsigned>(comm.rank()));
+      Buffer grads = run.scaled(values, dtype);
+      run.optimizer->reduce_early(grads.view(), run.optimizer->buckets()[1]);
+      one_by_one.backward(values);
+      for (const Parameter& p : run.layout.parameters())
+        EXPECT_EQ(run.optimizer->full_gradient(p.name, grads.view()),
+                  one_by_one.optimizer->full_gradient(p.name));
+      run.optimizer->step(run.params.view(), grads.view());
+      one_by_one.optimizer->step();
+      EXPECT_EQ(run.values(), one_by_one.values());
+    }
+  });
+}
+
+TEST(ZeroWholeValues, GradientsAreSetBeforeTheStep) {
+  for_all([](comm::Communicator& comm, const Way& way, DType dtype) {
+    ZeroOptions options = unscaled(way, dtype);
+    options.loss_scale.initial_scale = 256;
+    ZeroRun run(comm, two_groups(), test::seeing_gradients(), options);
+    const std::vector<float> nothing(run.layout.size());
+    for (const std::size_t backwards : {1u, 2u}) {
+      for (std::size_t k = 0; k < backwards; ++k)
+        run.backward(nothing,
+                     {.is_first = k == 0, .is_last = k + 1 == backwards});
+      for (const Parameter& p : run.layout.parameters())
+        run.optimizer->set_full_gradient(
+            p.name, std::vector<float>(p.size, p.group == 0 ? 0.5f : 2.0f));
+      const auto report = run.optimizer->step();
+      EXPECT_TRUE(report.applied);
+      for (const Parameter& p : run.layout.parameters())
+        for (const float value : run.optimizer->full_state(p.name, "exp_avg"))
+          ASSERT_FLOAT_EQ(value, p.group == 0 ? 0.5f : 2.0f);
+    }
+  });
+}
+
+TEST(ZeroWholeValues, MastersAreReadAnew) {
+  for_all([](comm::Communicator& comm, const Way& way, DType dtype) {
+    ZeroRun run(comm, two_groups(), test::adam_rule(), unscaled(way, dtype));
+    const auto loaded = test::normal(run.layout.size(), 60);
+    kernels::convert(loaded, run.params.view());
+    const bool is_its_own = dtype == DType::kFloat32 && !way.offload;
+    EXPECT_EQ(run.masters(), is_its_own ? loaded : run.start);
+    run.optimizer->read_masters(run.params.view());
+    EXPECT_EQ(run.masters(), run.values());
+    run.optimizer->read_masters(loaded);
+    EXPECT_EQ(run.masters(), loaded);
+  });
+}
+
+// A parameter of its own masters: rounded at every step.
+TEST(ZeroWholeValues, MastersMayBeOf16Bits) {
+  for_all([](comm::Communicator& comm, const Way& way, DType dtype) {
+    if (dtype == DType::kFloat32) return;
+    ZeroOptions options = unscaled(way, dtype);
+    options.master_dtype = dtype;
+    ZeroRun run(comm, two_groups(), test::adam_rule(), options);
+    for (unsigned t = 0; t < 2; ++t)
+      EXPECT_TRUE(run.step(test::normal(run.layout.size(), t)).applied);
+    EXPECT_EQ(run.masters(), run.values());
+    EXPECT_NE(run.values(),
+              test::floats_of(test::rounded(run.start, dtype).view()));
+    EXPECT_TRUE(test::are_same_on_all_ranks(comm, run.params.view()));
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::zero::zero_whole_values_test
