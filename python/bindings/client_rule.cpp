@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "errors.h"
-#include "gil.h"
 #include "optim/checks.h"
 #include "optim/saved_state.h"
+#include "support/errors.h"
+#include "support/gil.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/error.h"
 #include "thinwire/kernels/cast.h"

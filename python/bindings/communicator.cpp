@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "arrays.h"
+#include "support/arrays.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/comm/local.h"
 #include "thinwire/comm/registry.h"

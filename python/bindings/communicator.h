@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "handle.h"
+#include "support/handle.h"
 #include "thinwire/comm/communicator.h"
 
 namespace thinwire::python {

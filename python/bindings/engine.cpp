@@ -15,7 +15,7 @@
 #include "client_rule.h"
 #include "communicator.h"
 #include "config.h"
-#include "state.h"
+#include "support/state.h"
 #include "thinwire/core/error.h"
 #include "thinwire/kernels/cast.h"
 

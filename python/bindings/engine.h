@@ -5,10 +5,10 @@
 #include <optional>
 #include <utility>
 
-#include "arrays.h"
-#include "call.h"
 #include "experts.h"
-#include "others.h"
+#include "saving/others.h"
+#include "support/arrays.h"
+#include "support/call.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/engine/engine.h"
 

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "arrays.h"
 #include "bindings.h"
-#include "gil.h"
+#include "support/arrays.h"
+#include "support/gil.h"
 #include "thinwire/core/checksum.h"
 #include "thinwire/core/parameter_layout.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings.h"
-#include "gil.h"
+#include "support/gil.h"
 
 namespace py = thinwire::python;
 

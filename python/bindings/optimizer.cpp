@@ -15,7 +15,7 @@
 #include "communicator.h"
 #include "config.h"
 #include "engine/hierarchy.h"
-#include "state.h"
+#include "support/state.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/kernels/cast.h"
 #include "thinwire/optim/low_bit_optimizer.h"

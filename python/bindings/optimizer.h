@@ -4,9 +4,9 @@
 #include <memory>
 #include <utility>
 
-#include "arrays.h"
-#include "call.h"
 #include "experts.h"
+#include "support/arrays.h"
+#include "support/call.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/config/config.h"
 #include "thinwire/core/parameter_layout.h"

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "arrays.h"
+#include "support/arrays.h"
 #include "thinwire/lean/lean_onebit_adam.h"
 #include "thinwire/optim/lamb.h"
 #include "thinwire/optim/onebit_adam.h"

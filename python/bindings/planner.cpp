@@ -11,7 +11,7 @@
 #include "bindings.h"
 #include "communicator.h"
 #include "config.h"
-#include "gil.h"
+#include "support/gil.h"
 #include "thinwire/comm/hosts.h"
 #include "thinwire/plan/measure.h"
 #include "thinwire/plan/plan_table.h"

@@ -9,8 +9,8 @@
 #include <string>
 #include <utility>
 
-#include "errors.h"
-#include "gil.h"
+#include "support/errors.h"
+#include "support/gil.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::python {

@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/commit/root.h"
+#include "checkpoint/commit/scenarios.h"
 #include "checkpoint/dummy.h"
-#include "checkpoint/scenarios.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 

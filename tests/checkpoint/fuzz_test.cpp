@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "checkpoint/dummy.h"
-#include "checkpoint/manifests.h"
+#include "checkpoint/format/manifests.h"
 #include "checkpoint/read/read_text.h"
 #include "checkpoint/read/saved_arrays.h"
 #include "checkpoint/read/weights.h"

@@ -12,8 +12,8 @@
 #include <mutex>
 #include <set>
 
+#include "checkpoint/commit/scenarios.h"
 #include "checkpoint/read/read_text.h"
-#include "checkpoint/scenarios.h"
 #include "support/environment.h"
 #include "support/errors.h"
 #include "support/folder.h"

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <filesystem>
 
-#include "engine/saved.h"
+#include "engine/checkpoint/saved.h"
 #include "engine/sharded.h"
 #include "optim/states.h"
 #include "support/folder.h"

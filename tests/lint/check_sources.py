@@ -66,6 +66,8 @@ IN_LIBRARY = (
 )
 
 SOURCES = ("*.h", "*.cpp", "*.cu", "*.cuh")
+# A folder that holds more is crowded, and its files belong in folders.
+MOST_FILES = 30
 FOLDERS = ("include", "src", "apps", "python", "examples", "tests", "bench", "fuzz")
 INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^>"]+)[>"]')
 LITERAL_OR_COMMENT = re.compile(
@@ -146,9 +148,21 @@ def file_problems(path, text):
                 yield number, problem
 
 
+def crowded_folders(root):
+    """All folders under `root` that hold too many files."""
+    for top in (*FOLDERS, "docs", "scripts", "cmake"):
+        for folder in sorted((root / top, *(root / top).rglob("*/"))):
+            name = folder.relative_to(root)
+            if any(part.startswith((".", "__")) for part in name.parts):
+                continue
+            count = sum(path.is_file() for path in folder.glob("*"))
+            if count > MOST_FILES:
+                yield f"{name}: {count} files; a folder holds at most {MOST_FILES}"
+
+
 def problems(root):
     """All problems under `root`, and how many files were read."""
-    found, count = [], 0
+    found, count = list(crowded_folders(root)), 0
     for folder in FOLDERS:
         for pattern in SOURCES:
             for file in sorted((root / folder).rglob(pattern)):

@@ -103,6 +103,14 @@ class CheckSources(unittest.TestCase):
         self.assertEqual(status, 1)
         self.assertIn("SPDX", output)
 
+    def test_refuses_a_crowded_folder(self):
+        files = {f"src/core/a{k}.cpp": LICENSE for k in range(31)}
+        status, output = run_on(files)
+        self.assertEqual(status, 1, output)
+        self.assertIn("src/core: 31 files", output)
+        files.pop("src/core/a30.cpp")
+        self.assertEqual(run_on(files), (0, ""))
+
     def test_refuses_an_empty_tree(self):
         self.assertEqual(run_on({})[0], 1)
 

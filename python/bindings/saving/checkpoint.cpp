@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/checkpoint/checkpoint.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "communicator.h"
+#include "optimizer.h"
+#include "saving/checkpoint_options.h"
+#include "saving/checkpoint_reports.h"
+#include "saving/others.h"
+#include "thinwire/checkpoint/inspect.h"
+
+namespace thinwire::python {
+namespace {
+
+using checkpoint::LoadOptions;
+using checkpoint::LoadReport;
+using checkpoint::SaveReport;
+using checkpoint::Training;
+
+// What save and load have in common.
+Training training(comm::Communicator& comm, const ParameterLayout& layout,
+                  View params, OptimizerParts& parts, const Others* others) {
+  Training all{.comm = comm,
+               .layout = layout,
+               .params = params,
+               .optimizer = parts.optimizer()};
+  all.zero_stage = parts.config.zero.stage;
+  all.semantics = std::string(to_string(parts.config.semantics));
+  all.experts = parts.config.experts();
+  if (others != nullptr) {
+    all.others = others->tensors;
+    all.aliases = others->aliases;
+  }
+  return all;
+}
+
+// NOLINTNEXTLINE(readability-function-size): the arguments of _core.save
+SaveReport save(const CommunicatorHandle& comm, const ParameterLayout& layout,
+                nb::handle params, const OptimizerHandle& optimizer,
+                const std::string& root, std::int64_t step,
+                const std::string& semantics, const std::string& config,
+                const Others* others, const Additions* extra,
+                const SaveSettings* options) {
+  const Array array(params, "params");
+  const auto group = comm.get();
+  const checkpoint::SaveOptions chosen = SaveSettings::get(options);
+  return call(optimizer, "save", [&](OptimizerParts& parts) {
+    Training all = training(*group, layout, array.view(), parts, others);
+    all.step = step;
+    all.semantics = semantics;
+    all.config = config;
+    return checkpoint::save(all, root, Additions::get(extra), chosen);
+  });
+}
+
+// NOLINTNEXTLINE(readability-function-size): the arguments of _core.resume
+std::optional<LoadFound> resume(const CommunicatorHandle& comm,
+                                const ParameterLayout& layout,
+                                nb::handle params,
+                                const OptimizerHandle& optimizer,
+                                const std::string& path, const Others* others,
+                                const LoadOptions* options,
+                                const nb::object& accept) {
+  const Array array(params, "params");
+  const auto group = comm.get();
+  const LoadOptions chosen = to_load_options(options, accept);
+  auto report = call(optimizer, "load", [&](OptimizerParts& parts) {
+    return checkpoint::resume(
+        training(*group, layout, array.view(), parts, others), path, chosen);
+  });
+  if (!report) return std::nullopt;
+  return LoadFound(std::move(*report));
+}
+
+// NOLINTNEXTLINE(readability-function-size): the arguments of _core.load
+LoadFound load(const CommunicatorHandle& comm, const ParameterLayout& layout,
+               nb::handle params, const OptimizerHandle& optimizer,
+               const std::string& path, const Others* others,
+               const LoadOptions* options, const nb::object& accept) {
+  const Array array(params, "params");
+  const auto group = comm.get();
+  const LoadOptions chosen = to_load_options(options, accept);
+  return LoadFound(call(optimizer, "load", [&](OptimizerParts& parts) {
+    return checkpoint::load(
+        training(*group, layout, array.view(), parts, others), path, chosen);
+  }));
+}
+
+State to_dict(const checkpoint::Description& found) {
+  State all;
+  all["path"] = found.path;
+  all["complete"] = found.complete;
+  all["problem"] = found.problem;
+  all["id"] = found.id;
+  all["run"] = found.run;
+  all["written"] = found.written;
+  all["library"] = found.library;
+  all["optimizer"] = found.optimizer;
+  all["semantics"] = found.semantics;
+  all["phase"] = found.phase;
+  all["precision"] = found.precision;
+  all["save_index"] = found.save_index;
+  all["step"] = found.step;
+  all["world"] = found.world;
+  all["zero_stage"] = found.zero_stage;
+  all["steps_behind"] = found.steps_behind;
+  all["parameters"] = found.parameters;
+  all["bytes"] = found.bytes;
+  return all;
+}
+
+nb::typed<nb::list, State> inspect(const std::string& path) {
+  std::vector<checkpoint::Description> found;
+  {
+    const WithoutGil released;
+    found = checkpoint::inspect(path);
+  }
+  nb::typed<nb::list, State> all;
+  for (const auto& description : found) all.append(to_dict(description));
+  return all;
+}
+
+State verify(const std::string& path) {
+  checkpoint::Verdict verdict;
+  {
+    const WithoutGil released;
+    verdict = checkpoint::verify(path);
+  }
+  nb::list damages;
+  for (const checkpoint::Damage& damage : verdict.damages) {
+    nb::dict one;
+    one["file"] = damage.file;
+    one["begin"] = damage.begin;
+    one["end"] = damage.end;
+    one["what"] = damage.what;
+    damages.append(one);
+  }
+  State all;
+  all["good"] = verdict.good();
+  all["damages"] = damages;
+  all["bytes"] = verdict.bytes;
+  all["nonfinite"] = verdict.nonfinite;
+  return all;
+}
+
+template <class Load>
+void bind_load(nb::module_& module, const char* name, Load load) {
+  module.def(name, load, "comm"_a, "layout"_a, "params"_a, "optimizer"_a,
+             "path"_a, nb::kw_only(), "others"_a.none() = nb::none(),
+             "options"_a.none() = nb::none(), "accept"_a.none() = nb::none());
+}
+
+}  // namespace
+
+void bind_checkpoint(nb::module_& module) {
+  bind_others(module);
+  module.def("save", &save, "comm"_a, "layout"_a, "params"_a, "optimizer"_a,
+             "root"_a, "step"_a, nb::kw_only(), "semantics"_a = "corrected",
+             "config"_a = "", "others"_a.none() = nb::none(),
+             "extra"_a.none() = nb::none(), "options"_a.none() = nb::none());
+  bind_load(module, "load", &load);
+  bind_load(module, "resume", &resume);
+  module.def("inspect", &inspect, "path"_a);
+  module.def("verify", &verify, "path"_a);
+}
+
+}  // namespace thinwire::python

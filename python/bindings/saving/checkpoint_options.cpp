@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "saving/checkpoint_options.h"
+
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "support/gil.h"
+#include "support/state.h"
+
+namespace thinwire::python {
+namespace {
+
+using checkpoint::Attachment;
+using checkpoint::LoadOptions;
+using checkpoint::SaveOptions;
+using checkpoint::What;
+
+// Called by the thread that writes. What it raises is nobody's there.
+checkpoint::Progress to_progress(const nb::object& callback) {
+  if (callback.is_none()) return {};
+  const auto held = std::make_shared<Reference>(callback);
+  return [held](std::uint64_t bytes, std::uint64_t total) {
+    const Gil gil;
+    if (!gil) return;
+    try {
+      static_cast<void>(call_python(held->get(), nb::make_tuple(bytes, total)));
+    } catch (nb::python_error& error) {
+      error.discard_as_unraisable("SaveOptions.progress");
+    }
+  };
+}
+
+using Named = std::pair<std::string, nb::bytes>;
+
+std::vector<Named> attachments(const SaveSettings& self) {
+  std::vector<Named> all;
+  for (const Attachment& attachment : self.attachments)
+    all.emplace_back(attachment.name, nb::bytes(attachment.bytes.data(),
+                                                attachment.bytes.size()));
+  return all;
+}
+
+void attach(SaveSettings& self, const std::vector<Named>& all) {
+  self.attachments.clear();
+  for (const auto& [name, bytes] : all)
+    self.attachments.push_back(
+        {.name = name, .bytes = std::string(bytes.c_str(), bytes.size())});
+}
+
+void bind_enums(nb::module_& module) {
+  using checkpoint::LocalSteps;
+  using checkpoint::Residuals;
+  using checkpoint::Storage;
+  nb::enum_<LocalSteps>(module, "LocalSteps")
+      .value("as_is", LocalSteps::kAsIs)
+      .value("next_sync", LocalSteps::kNextSync)
+      .value("synchronize", LocalSteps::kSynchronize);
+  nb::enum_<Residuals>(module, "Residuals")
+      .value("per_rank", Residuals::kPerRank)
+      .value("mean", Residuals::kMean);
+  nb::enum_<Storage>(module, "Storage")
+      .value("shared", Storage::kShared)
+      .value("node_local", Storage::kNodeLocal);
+}
+
+void bind_load_options(nb::module_& module) {
+  nb::class_<LoadOptions>(module, "LoadOptions")
+      .def(nb::init<>())
+      .def_prop_rw(
+          "weights_only",
+          [](const LoadOptions& self) { return self.what == What::kWeights; },
+          [](LoadOptions& self, bool weights_only) {
+            self.what = weights_only ? What::kWeights : What::kAll;
+          })
+      .def_rw("fall_back", &LoadOptions::fall_back)
+      .def_rw("allow_rounding", &LoadOptions::allow_rounding)
+      .def_rw("share_reads", &LoadOptions::share_reads)
+      .def_rw("rename", &LoadOptions::rename)
+      .def_rw("allow_missing", &LoadOptions::allow_missing)
+      .def_rw("ignore", &LoadOptions::ignore);
+}
+
+void construct_extra(Additions* self, nb::handle common, nb::handle own) {
+  checkpoint::Extra extra;
+  if (!common.is_none()) extra.common = to_state(common, "common");
+  if (!own.is_none()) extra.own = to_state(own, "own");
+  new (self) Additions();
+  static_cast<checkpoint::Extra&>(*self) = std::move(extra);
+}
+
+}  // namespace
+
+void SaveSettings::call_back(nb::object callback) {
+  if (!callback.is_none() && PyCallable_Check(callback.ptr()) == 0)
+    throw nb::type_error("progress must be callable or None");
+  callback_ = std::move(callback);
+}
+
+SaveOptions SaveSettings::get(const SaveSettings* self) {
+  if (self == nullptr) return {};
+  SaveOptions options = *self;
+  options.progress = to_progress(self->callback_);
+  return options;
+}
+
+const checkpoint::Extra& Additions::get(const Additions* self) {
+  static const checkpoint::Extra none;
+  return self == nullptr ? none : *self;
+}
+
+void bind_checkpoint_options(nb::module_& module) {
+  bind_enums(module);
+  nb::class_<SaveSettings>(module, "SaveOptions")
+      .def(nb::init<>())
+      .def_rw("asynchronous", &SaveSettings::asynchronous)
+      .def_rw("durable", &SaveSettings::durable)
+      .def_rw("check_replicas", &SaveSettings::check_replicas)
+      .def_rw("local_steps", &SaveSettings::local_steps)
+      .def_rw("residuals", &SaveSettings::residuals)
+      .def_rw("storage", &SaveSettings::storage)
+      .def_rw("frozen", &SaveSettings::frozen)
+      .def_prop_rw("attachments", &attachments, &attach)
+      .def_prop_rw("progress", &SaveSettings::callback,
+                   &SaveSettings::call_back, nb::arg().none());
+  bind_load_options(module);
+  nb::class_<Additions>(module, "Extra")
+      .def("__init__", &construct_extra, "common"_a = nb::none(),
+           "own"_a = nb::none());
+}
+
+}  // namespace thinwire::python

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/arrays.h"
+
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "thinwire/core/dtype.h"
+
+namespace thinwire::python {
+namespace {
+
+using nb::dlpack::dtype_code;
+
+constexpr std::array kDTypes = {
+    DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64,
+    DType::kInt32,   DType::kInt64,   DType::kUInt8};
+
+nb::dlpack::dtype to_dlpack(DType dtype) {
+  dtype_code code = dtype_code::Float;
+  if (dtype == DType::kBFloat16) code = dtype_code::Bfloat;
+  if (dtype == DType::kInt32 || dtype == DType::kInt64) code = dtype_code::Int;
+  if (dtype == DType::kUInt8) code = dtype_code::UInt;
+  return {static_cast<std::uint8_t>(code),
+          static_cast<std::uint8_t>(8 * size_of(dtype)), 1};
+}
+
+std::optional<DType> from_dlpack(nb::dlpack::dtype dtype, Bools bools) {
+  for (const DType known : kDTypes)
+    if (to_dlpack(known) == dtype) return known;
+  if (bools == Bools::kAsBytes && dtype == nb::dtype<bool>())
+    return DType::kUInt8;
+  return std::nullopt;
+}
+
+// What an object says of itself: "torch.Tensor, shape (2, 3), dtype ...".
+std::string describe(nb::handle object) {
+  std::string text = nb::inst_name(object).c_str();
+  for (const char* name : {"shape", "dtype", "device"}) {
+    const nb::object value = nb::getattr(object, name, nb::none());
+    if (!value.is_none())
+      text += std::string(", ") + name + " " + nb::str(value).c_str();
+  }
+  return text;
+}
+
+[[noreturn]] void refuse(nb::handle object, const char* name, bool written) {
+  const std::string text =
+      std::string(name) + " must be " + (written ? "a writable" : "an") +
+      " array on the CPU, one-dimensional and contiguous, of float32, float16, "
+      "bfloat16, float64, int32, int64 or uint8, got " +
+      describe(object);
+  throw nb::type_error(text.c_str());
+}
+
+template <class Held>
+DType import(nb::handle object, const char* name, Bools bools, bool written,
+             Held& held) {
+  std::optional<DType> dtype;
+  if (nb::try_cast(object, held, false))
+    dtype = from_dlpack(held.dtype(), bools);
+  if (!dtype) refuse(object, name, written);
+  return *dtype;
+}
+
+// The two of a tuple, or the object itself.
+std::vector<nb::handle> parts_of(nb::handle object) {
+  if (!nb::isinstance<nb::tuple>(object) || nb::len(object) != 2)
+    return {object};
+  const auto pair = nb::borrow<nb::tuple>(object);
+  return {pair[0], pair[1]};  // the caller has the tuple
+}
+
+// The values lie in `owner`'s object, which goes with the array.
+nb::object own(void* data, std::size_t size, DType dtype, nb::capsule owner) {
+  return nb::cast(nb::ndarray<nb::array_api>(
+      data, {size}, owner, {}, to_dlpack(dtype), nb::device::cpu::value));
+}
+
+}  // namespace
+
+Array::Array(nb::handle object, const char* name, Bools bools) {
+  for (const nb::handle part : parts_of(object)) {
+    auto& held = held_.emplace_back();
+    const DType dtype = import(part, name, bools, true, held);
+    const View own(held.data(), held.size(), dtype);
+    view_ = held_.size() == 1 ? own : View::joined(view_, own);
+  }
+}
+
+ConstArray::ConstArray(nb::handle object, const char* name, Bools bools) {
+  for (const nb::handle part : parts_of(object)) {
+    auto& held = held_.emplace_back();
+    const DType dtype = import(part, name, bools, false, held);
+    const ConstView own(held.data(), held.size(), dtype);
+    view_ = held_.size() == 1 ? own : ConstView::joined(view_, own);
+  }
+}
+
+bool is_array(nb::handle object) {
+  return PyObject_CheckBuffer(object.ptr()) != 0 ||
+         nb::hasattr(object, "__dlpack__");
+}
+
+nb::object to_python(Buffer&& values) {
+  auto* const held = new Buffer(std::move(values));
+  nb::capsule owner(
+      held, [](void* buffer) noexcept { delete static_cast<Buffer*>(buffer); });
+  return own(held->data(), held->size(), held->dtype(), std::move(owner));
+}
+
+nb::object to_python(std::vector<float>&& values) {
+  auto* const held = new std::vector<float>(std::move(values));
+  nb::capsule owner(held, [](void* vector) noexcept {
+    delete static_cast<std::vector<float>*>(vector);
+  });
+  return own(held->data(), held->size(), DType::kFloat32, std::move(owner));
+}
+
+}  // namespace thinwire::python

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <string>
+
+#include "support/handle.h"
+
+namespace thinwire::python {
+
+/// Refuses a second thread, or a call from within a call: the library's objects
+/// are used by one thread, and without the GIL nothing else sees to that.
+class OneCaller {
+ public:
+  /// Of one call, as long as it runs. Throws Error(kFailedPrecondition) where
+  /// there is another one. `name` is the call's, for the message.
+  class Call {
+   public:
+    Call(OneCaller& caller, const char* name) : caller_(caller) {
+      if (caller.is_busy_.exchange(true))
+        throw Error(ErrorCode::kFailedPrecondition,
+                    std::string(name) +
+                        ": another call of this object has not returned yet");
+    }
+    ~Call() { caller_.is_busy_ = false; }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+   private:
+    OneCaller& caller_;
+  };
+
+ private:
+  std::atomic<bool> is_busy_ = false;
+};
+
+/// body(parts) without the GIL, as the only call of the object.
+template <class Parts, class Body>
+auto call(const Handle<Parts>& self, const char* name, Body&& body) {
+  return without_gil(self.get(), [&](Parts& parts) {
+    const OneCaller::Call only(parts.caller, name);
+    return body(parts);
+  });
+}
+
+}  // namespace thinwire::python

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/state.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/arrays.h"
+
+namespace thinwire::python {
+namespace {
+
+void put(StateDict& state, const std::string& key, nb::handle value,
+         const std::string& name) {
+  if (nb::isinstance<nb::str>(value))
+    state.put_text(key, nb::cast<std::string>(value));
+  else if (nb::isinstance<nb::int_>(value))
+    state.put_integer(key, nb::cast<std::int64_t>(value));
+  else if (nb::isinstance<nb::float_>(value))
+    state.put_real(key, nb::cast<double>(value));
+  else if (is_array(value))
+    state.put(key, ConstArray(value, name.c_str()).view());
+  else
+    throw nb::type_error((name + " must be an array, int, float or str, got " +
+                          nb::inst_name(value).c_str())
+                             .c_str());
+}
+
+}  // namespace
+
+State to_python(StateDict&& state) {
+  State all;
+  std::vector<std::string> names;
+  for (const auto& [name, values] : state.arrays()) names.push_back(name);
+  for (const std::string& name : names)
+    all[name.c_str()] = to_python(state.take(name));
+  for (const auto& [name, value] : state.scalars())
+    all[name.c_str()] = nb::cast(value);
+  return all;
+}
+
+StateDict to_state(nb::handle mapping, const char* name) {
+  if (!PyMapping_Check(mapping.ptr()))
+    throw nb::type_error((std::string(name) + " must be a mapping, got " +
+                          nb::inst_name(mapping).c_str())
+                             .c_str());
+  StateDict state;
+  const auto items = nb::steal<nb::object>(PyMapping_Items(mapping.ptr()));
+  if (!items.is_valid()) nb::raise_python_error();
+  for (const nb::handle item : items) {
+    const auto key = nb::cast<std::string>(item[0]);
+    put(state, key, item[1], std::string(name) + "['" + key + "']");
+  }
+  return state;
+}
+
+}  // namespace thinwire::python

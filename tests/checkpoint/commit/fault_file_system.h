@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "checkpoint/commit/fault_disk.h"
+#include "checkpoint/disk/file_system.h"
+
+namespace thinwire::test {
+
+/// The fsyncs of the protocol.
+enum class Sync {
+  kData,             ///< Of a rank's file.
+  kRanksDirectory,   ///< Of the partial directory, by each rank.
+  kManifest,         ///< Of manifest.json.tmp.
+  kManifestsName,    ///< Of the partial directory, once it has a manifest.
+  kLatest,           ///< Of latest.tmp.
+  kRoot,             ///< Of ROOT.
+  kParentsDirectory  ///< Of what ROOT was made in.
+};
+
+/// A file system in memory for ranks that are threads. It counts operations
+/// from 1 on and can let one fail, forget syncs, and keep the disk as it was
+/// after every change.
+class FaultFileSystem {
+ public:
+  explicit FaultFileSystem(int ranks, FaultDisk disk = {});
+  ~FaultFileSystem();
+
+  [[nodiscard]] checkpoint::FileSystem& of_rank(int rank);
+
+  struct Fault {
+    std::size_t operation = 0;  ///< Which one fails; 0: none.
+    int number = 0;             ///< errno
+    bool writes_half = false;   ///< If it is a write.
+    bool lasts = false;         ///< All later ones too.
+  };
+  void set_fault(const Fault& fault);
+  [[nodiscard]] bool has_failed() const;
+
+  void ignore(Sync kind);
+  void set_free_bytes(std::uint64_t bytes);
+  /// `exists` does not see names that end like this, for so many calls of a
+  /// rank.
+  void hide(int rank, const std::string& ending, int calls);
+
+  /// Called when a rank waits, which takes no time here.
+  void set_waiting(std::function<void(int rank)> waiting);
+  /// Of all ranks together.
+  [[nodiscard]] std::chrono::milliseconds waited() const;
+
+  [[nodiscard]] std::vector<std::string> log() const;
+  [[nodiscard]] FaultDisk disk() const;
+  /// From now on keep the disk as it is after every change.
+  void keep_moments();
+  [[nodiscard]] std::vector<FaultDisk> take_moments();
+
+ private:
+  class OfRank;
+  class OpenFile;
+  class HeldLock;
+  class Operation;
+
+  mutable std::mutex mutex_;
+  FaultDisk disk_;
+  std::vector<std::unique_ptr<OfRank>> ranks_;
+  std::vector<std::string> log_;
+  std::vector<FaultDisk> moments_;
+  Fault fault_{};
+  bool has_failed_ = false;
+  bool keeps_moments_ = false;
+  std::set<Sync> ignored_;
+  std::map<std::string, std::string> locks_;  // by path; owners
+  std::uint64_t free_bytes_ = std::uint64_t{1} << 40;
+  std::function<void(int rank)> waiting_;
+  std::chrono::milliseconds waited_{0};
+  struct Hidden {
+    int rank = 0;
+    std::string ending{};
+    int calls = 0;
+  } hidden_{};
+};
+
+}  // namespace thinwire::test

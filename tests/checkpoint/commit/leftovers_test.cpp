@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "checkpoint/commit/root_directory.h"
+#include "checkpoint/commit/scenarios.h"
+#include "checkpoint/dummy.h"
+#include "support/ranks.h"
+#include "thinwire/core/log.h"
+
+namespace thinwire::checkpoint::leftovers_test {
+namespace {
+
+using test::Dummy;
+using test::FaultFileSystem;
+using test::kRun;
+using Names = std::vector<std::string>;
+
+const std::string kRoot = test::kScenarioRoot;
+const std::string kOurs = std::string(8, 'a') + "01234567";
+const std::string kOthers = std::string(8, 'b') + "01234567";
+
+Names names(FaultFileSystem& disk) {
+  Names all = disk.of_rank(0).list(kRoot);
+  std::erase(all, ".lock");
+  std::erase(all, "latest");
+  return all;
+}
+
+void start(FaultFileSystem& disk, const std::string& run = kRun) {
+  test::run_ranks("local", 1, [&](comm::Communicator& comm) {
+    const Root root(disk.of_rank(0), comm, kRoot, run, test::quick_options());
+  });
+}
+
+void save(FaultFileSystem& disk, const Dummy& dummy,
+          const std::string& run = kRun) {
+  test::run_ranks("local", 1, [&](comm::Communicator& comm) {
+    test::save_dummy(disk.of_rank(0), comm, kRoot, dummy, run);
+  });
+}
+
+TEST(Names, TellWhatADirectoryIs) {
+  EXPECT_EQ(step_name(7), "step-0000000007");
+  EXPECT_EQ(step_name(98765432101), "step-98765432101");
+  const std::string step = step_name(7);
+  EXPECT_EQ(kind_of(step), NameKind::kFinal);
+  EXPECT_EQ(kind_of(step_name(98765432101)), NameKind::kFinal);
+  EXPECT_EQ(kind_of(step + ".partial-" + kOurs), NameKind::kPartial);
+  EXPECT_EQ(kind_of(step + ".replaced-" + kOurs), NameKind::kReplaced);
+  EXPECT_EQ(kind_of(".deleting-" + kOurs), NameKind::kDeleting);
+  for (const std::string& name :
+       Names{"", "step-7", "step-000000000x", "backup", "step-" + kOurs,
+             step + ".partial-" + kOurs.substr(1), step + ".partial-xyz",
+             step + ".deleting-" + kOurs, "x.partial-" + kOurs}) {
+    EXPECT_EQ(kind_of(name), NameKind::kForeign) << name;
+  }
+  EXPECT_TRUE(is_of_run(step + ".partial-" + kOurs, kRun));
+  EXPECT_FALSE(is_of_run(step + ".partial-" + kOthers, kRun));
+}
+
+TEST(Leftovers, OfThisRunAreRemovedThoseOfOthersAreLoggedAndStay) {
+  FaultFileSystem disk(1);
+  FileSystem& files = disk.of_rank(0);
+  save(disk, {1, 1});
+  const std::string partial = "step-0000000002.partial-";
+  for (const std::string& name :
+       {partial + kOurs, partial + kOthers, ".deleting-" + kOurs,
+        ".deleting-" + kOthers}) {
+    files.make_directory(kRoot + "/" + name);
+    files.create(kRoot + "/" + name + "/model.safetensors")->close();
+  }
+  Names lines;
+  set_log_sink(
+      [&](LogLevel, std::string_view line) { lines.emplace_back(line); });
+  start(disk);
+  set_log_sink({});
+  EXPECT_EQ(names(disk), (Names{".deleting-" + kOthers, "step-0000000001",
+                                partial + kOthers}));
+  for (const std::string& name : {partial + kOthers, ".deleting-" + kOthers}) {
+    EXPECT_EQ(std::count_if(lines.begin(), lines.end(),
+                            [&](const std::string& line) {
+                              return line.find(name) != line.npos;
+                            }),
+              1)
+        << name;
+  }
+}
+
+TEST(Leftovers, ThatAreCompleteGetTheirName) {
+  for (const std::string& nonce : {kOurs, kOthers}) {
+    FaultFileSystem disk(1);
+    FileSystem& files = disk.of_rank(0);
+    save(disk, {1, 1});
+    save(disk, {2, 2});
+    files.rename(kRoot + "/step-0000000002",
+                 kRoot + "/step-0000000002.partial-" + nonce);
+    files.remove_file(kRoot + "/latest");
+    start(disk);
+    EXPECT_EQ(names(disk), (Names{"step-0000000001", "step-0000000002"}));
+    EXPECT_TRUE(files.exists(kRoot + "/latest"));
+    EXPECT_EQ(test::load_dummy(files, kRoot).tag, 2);
+  }
+}
+
+// A complete one stays under the name it has, whoever starts next.
+TEST(Leftovers, DoNotReplaceAnotherRunsCheckpoint) {
+  FaultFileSystem disk(1);
+  save(disk, {1, 1});
+  save(disk, {1, 2}, test::kOtherRun);
+  for (const std::string& run : {kRun, test::kOtherRun, kRun}) {
+    start(disk, run);
+    const Names all = names(disk);
+    ASSERT_EQ(all.size(), 2U);
+    EXPECT_EQ(all[0], "step-0000000001");
+    EXPECT_EQ(all[1].find("step-0000000001.replaced-bbbbbbbb"), 0U);
+    EXPECT_EQ(test::load_dummy(disk.of_rank(0), kRoot).tag, 2);
+    EXPECT_EQ(find_checkpoints(disk.of_rank(0), kRoot)[1].manifest.run, kRun);
+  }
+}
+
+TEST(FindCheckpoints, NamesDecideNothing) {
+  FaultFileSystem disk(1);
+  FileSystem& files = disk.of_rank(0);
+  save(disk, {1, 1});
+  save(disk, {2, 2});
+  files.rename(kRoot + "/step-0000000001", kRoot + "/best");
+  files.make_directory(kRoot + "/logs");
+  files.make_directory(kRoot + "/step-0000000009");
+  const auto found = find_checkpoints(files, kRoot);
+  ASSERT_EQ(found.size(), 3U);
+  EXPECT_EQ(found[0].name, "step-0000000002");
+  EXPECT_EQ(found[1].name, "best");
+  EXPECT_TRUE(found[1].complete);
+  EXPECT_EQ(found[2].name, "step-0000000009");
+  EXPECT_FALSE(found[2].complete);
+  EXPECT_NE(found[2].problem.find("manifest.json: it is missing"),
+            std::string::npos);
+}
+
+TEST(FindCheckpoints, AFileThatIsMissingOrOfAnotherSizeIsNamed) {
+  FaultFileSystem disk(1);
+  FileSystem& files = disk.of_rank(0);
+  save(disk, {1, 1});
+  const std::string model = kRoot + "/step-0000000001/model.safetensors";
+  files.remove_file(model);
+  EXPECT_NE(
+      find_checkpoints(files, kRoot)[0].problem.find(model + ": it is missing"),
+      std::string::npos);
+  files.make_directory(model);
+  EXPECT_NE(find_checkpoints(files, kRoot)[0].problem.find(
+                "it is not a regular file"),
+            std::string::npos);
+  files.remove_directory(model);
+  files.create(model)->allocate(10);
+  EXPECT_NE(find_checkpoints(files, kRoot)[0].problem.find(
+                "it has 10 bytes, the manifest says "),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace thinwire::checkpoint::leftovers_test

@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/commit/root.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "checkpoint/commit/scenarios.h"
+#include "checkpoint/dummy.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace thinwire::checkpoint::root_test {
+namespace {
+
+using test::Dummy;
+using test::DummyContents;
+using test::expect_error;
+using test::FaultFileSystem;
+using test::kRun;
+using test::write_dummy;
+using Names = std::vector<std::string>;
+
+const std::string kRoot = test::kScenarioRoot;
+
+std::int64_t newest(FaultFileSystem& disk) {
+  const test::LoadedDummy loaded = test::load_dummy(disk.of_rank(0), kRoot);
+  EXPECT_EQ(loaded.problem, "");
+  return loaded.tag.value_or(-1);
+}
+
+Names names(FaultFileSystem& disk) { return disk.of_rank(0).list(kRoot); }
+
+std::string text_of(FileSystem& files, const std::string& path) {
+  const auto file = files.open(path, false);
+  std::string text(static_cast<std::size_t>(file->size()), '\0');
+  EXPECT_EQ(file->read_at(0, std::as_writable_bytes(std::span(text))),
+            text.size());
+  return text;
+}
+
+void on_ranks(int world, const std::function<void(comm::Communicator&)>& body) {
+  test::run_ranks("local", world, body);
+}
+
+TEST(Root, WhatAllRanksWriteIsThereWithItsHashes) {
+  for (const int world : {1, 2, 3, 4}) {
+    FaultFileSystem disk(world);
+    on_ranks(world, [&](comm::Communicator& comm) {
+      FileSystem& files = disk.of_rank(comm.rank());
+      const Root::Committed done =
+          test::save_dummy(files, comm, kRoot + "/", {.step = 7, .tag = 3});
+      EXPECT_EQ(done.path, "/runs/a/step-0000000007");
+      EXPECT_EQ(done.save_index, 1);
+      EXPECT_GT(done.bytes, 4096U * static_cast<unsigned>(world));
+    });
+    EXPECT_EQ(newest(disk), 3);
+    EXPECT_EQ(names(disk), (Names{".lock", "latest", "step-0000000007"}));
+    EXPECT_EQ(text_of(disk.of_rank(0), kRoot + "/latest"), "step-0000000007\n");
+  }
+}
+
+TEST(Root, FillsInWhoWroteItAndWhen) {
+  FaultFileSystem disk(1);
+  on_ranks(1, [&](comm::Communicator& comm) {
+    Root::Options options = test::quick_options();
+    options.clock = [] {
+      return std::chrono::system_clock::from_time_t(1'700'000'000);
+    };
+    options.durable = false;
+    Root root(disk.of_rank(0), comm, kRoot, kRun, options);
+    write_dummy(root, comm, {.step = 1, .tag = 1});
+  });
+  const auto found = find_checkpoints(disk.of_rank(0), kRoot);
+  ASSERT_EQ(found.size(), 1U);
+  const Manifest& manifest = found[0].manifest;
+  EXPECT_EQ(manifest.written, "2023-11-14T22:13:20Z");
+  EXPECT_EQ(manifest.run, kRun);
+  EXPECT_EQ(manifest.id.size(), 32U);
+  EXPECT_FALSE(manifest.durable);
+  EXPECT_FALSE(manifest.library.empty());
+  const Names log = disk.log();
+  EXPECT_TRUE(std::none_of(log.begin(), log.end(), [](const auto& line) {
+    return line.find("sync") == 0;
+  }));
+}
+
+TEST(Root, OrdersCheckpointsByTheirIndexWhateverTheClockSays) {
+  FaultFileSystem disk(2);
+  on_ranks(2, [&](comm::Communicator& comm) {
+    std::time_t now = 2'000'000'000;
+    Root::Options options = test::quick_options();
+    options.clock = [&] {
+      return std::chrono::system_clock::from_time_t(now -= 1'000'000);
+    };
+    Root root(disk.of_rank(comm.rank()), comm, kRoot, kRun, options);
+    for (const Dummy& one : {Dummy{20, 1}, Dummy{30, 2}, Dummy{10, 3}})
+      write_dummy(root, comm, one);
+  });
+  EXPECT_EQ(newest(disk), 3);
+  disk.of_rank(0).remove_file(kRoot + "/latest");
+  const auto found = find_checkpoints(disk.of_rank(0), kRoot);
+  ASSERT_EQ(found.size(), 3U);
+  EXPECT_EQ(found[0].name, "step-0000000010");
+  EXPECT_EQ(found[1].name, "step-0000000030");
+  EXPECT_EQ(found[2].name, "step-0000000020");
+}
+
+// After a restart too, and after one of another run.
+TEST(Root, ANewBranchIsNewest) {
+  FaultFileSystem disk(1);
+  on_ranks(1, [&](comm::Communicator& comm) {
+    FileSystem& files = disk.of_rank(0);
+    test::save_dummy(files, comm, kRoot, {50, 1});
+    test::save_dummy(files, comm, kRoot, {60, 2});
+    const auto done =
+        test::save_dummy(files, comm, kRoot, {40, 3}, test::kOtherRun);
+    EXPECT_EQ(done.save_index, 3);
+  });
+  EXPECT_EQ(newest(disk), 3);
+}
+
+TEST(Root, AStepSavedTwiceIsReplaced) {
+  FaultFileSystem disk(2);
+  on_ranks(2, [&](comm::Communicator& comm) {
+    Root root = test::open_root(disk, comm);
+    write_dummy(root, comm, {1, 1});
+    write_dummy(root, comm, {1, 2});
+  });
+  EXPECT_EQ(newest(disk), 2);
+  EXPECT_EQ(names(disk), (Names{".lock", "latest", "step-0000000001"}));
+}
+
+// A directory and a file that happen to have the name, and another run's.
+TEST(Root, WhatIsInTheWayAndNotOursMakesWayAndStays) {
+  FaultFileSystem disk(1);
+  FileSystem& files = disk.of_rank(0);
+  on_ranks(1, [&](comm::Communicator& comm) {
+    test::save_dummy(files, comm, kRoot, {1, 1}, test::kOtherRun);
+    files.make_directory(kRoot + "/step-0000000002");
+    files.create(kRoot + "/step-0000000003")->close();
+    Root root = test::open_root(disk, comm);
+    for (const std::int64_t step : {1, 2, 3})
+      write_dummy(root, comm, {step, 10 + step});
+  });
+  on_ranks(1, [&](comm::Communicator& comm) {
+    const Root root = test::open_root(disk, comm);
+  });
+  const Names all = names(disk);
+  EXPECT_EQ(all.size(), 2U + 6U);
+  EXPECT_EQ(std::count_if(all.begin(), all.end(),
+                          [](const auto& name) {
+                            return name.find(".replaced-aaaaaaaa") !=
+                                   std::string::npos;
+                          }),
+            3);
+  EXPECT_EQ(newest(disk), 13);
+}
+
+TEST(Root, ASecondWriterIsToldWhoIsThere) {
+  FaultFileSystem disk(2);
+  on_ranks(2, [&](comm::Communicator& comm) {
+    Root root = test::open_root(disk, comm);
+    expect_error(ErrorCode::kFailedPrecondition,
+                 {"rank 0: /runs/a/.lock: ", " pid ", "writes checkpoints"},
+                 [&] { const Root second = test::open_root(disk, comm); });
+    write_dummy(root, comm, {1, 1});
+  });
+  EXPECT_EQ(newest(disk), 1);
+}
+
+TEST(Root, ARankThatSeesTheDirectoryLateWaits) {
+  FaultFileSystem disk(3);
+  disk.hide(2, "probe", 3);
+  on_ranks(3, [&](comm::Communicator& comm) {
+    test::save_dummy(disk.of_rank(comm.rank()), comm, kRoot, {1, 1});
+  });
+  EXPECT_EQ(newest(disk), 1);
+}
+
+TEST(Root, ADirectoryThatIsNotSharedIsNamedWithBothHosts) {
+  FaultFileSystem disk(3);
+  FaultFileSystem elsewhere(3);
+  on_ranks(3, [&](comm::Communicator& comm) {
+    FaultFileSystem& files = comm.rank() == 2 ? elsewhere : disk;
+    Root root(files.of_rank(comm.rank()), comm, kRoot, kRun,
+              test::quick_options());
+    expect_error(ErrorCode::kUnavailable,
+                 {"rank 2: /runs/a is not shared: rank 2 on host ",
+                  "does not see what rank 0 on host ", " wrote"},
+                 [&] {
+                   write_dummy(root, comm, {1, 1});
+                 });
+  });
+  EXPECT_EQ(names(disk), (Names{".lock"}));
+}
+
+TEST(Root, ADiskWithoutRoomIsToldBeforeAnythingIsWritten) {
+  FaultFileSystem disk(2);
+  disk.set_free_bytes(16 << 20);
+  on_ranks(2, [&](comm::Communicator& comm) {
+    Root root = test::open_root(disk, comm);
+    expect_error(ErrorCode::kUnavailable,
+                 {"rank 0: /runs/a: a checkpoint needs ",
+                  "(2 % and 16 MiB), 16777216 are free", "room for k + 1"},
+                 [&] {
+                   write_dummy(root, comm, {1, 1});
+                 });
+    comm.barrier();
+    disk.set_free_bytes(17 << 20);
+    comm.barrier();
+    write_dummy(root, comm, {1, 2});
+  });
+  EXPECT_EQ(newest(disk), 2);
+}
+
+TEST(Root, AttachmentsHaveNamesOfTheirOwn) {
+  FaultFileSystem disk(2);
+  on_ranks(2, [&](comm::Communicator& comm) {
+    Root root = test::open_root(disk, comm);
+    const DummyContents dummy(comm.rank(), comm.size(), {1, 1});
+    const auto refused = [&](std::vector<Attachment> attachments,
+                             std::string_view what) {
+      Root::Contents contents = dummy.contents();
+      if (comm.rank() == 0) contents.attachments = attachments;
+      expect_error(ErrorCode::kInvalidArgument,
+                   {"rank 0: attachments[].", what},
+                   [&] { root.write(std::move(contents)); });
+    };
+    refused({{"../x"}}, "got ../x");
+    refused({{""}}, "letters");
+    refused({{".x"}}, "got .x");
+    refused({{std::string(129, 'x')}}, "at most 128");
+    refused({{"manifest.json"}}, "no other file");
+    refused({{"model.safetensors"}}, "no other file");
+    refused({{"x"}, {"x"}}, "no other file");
+    refused({{"x", std::string((16 << 20) + 1, 'x')}}, "at most 16 MiB");
+    write_dummy(root, comm, {1, 1});
+  });
+  EXPECT_EQ(newest(disk), 1);
+}
+
+TEST(Root, TellsProgressOnRankZero) {
+  FaultFileSystem disk(3);
+  on_ranks(3, [&](comm::Communicator& comm) {
+    Root root = test::open_root(disk, comm);
+    const DummyContents dummy(comm.rank(), comm.size(), {1, 1});
+    Root::Contents contents = dummy.contents();
+    std::vector<std::uint64_t> told;
+    std::uint64_t all = 0;
+    contents.progress = [&](std::uint64_t bytes, std::uint64_t total) {
+      told.push_back(bytes);
+      all = total;
+    };
+    const Root::Committed done = root.write(std::move(contents));
+    if (comm.rank() != 0) {
+      EXPECT_TRUE(told.empty());
+      return;
+    }
+    EXPECT_TRUE(std::is_sorted(told.begin(), told.end()));
+    EXPECT_EQ(told.size(), 4U);
+    EXPECT_EQ(told.back(), done.bytes);
+    EXPECT_EQ(all, done.bytes);
+  });
+}
+
+TEST(Root, SettingsAreChecked) {
+  FaultFileSystem disk(1);
+  on_ranks(1, [&](comm::Communicator& comm) {
+    expect_error(ErrorCode::kInvalidArgument, {"run must be 32 hex", "xyz"},
+                 [&] {
+                   const Root root(disk.of_rank(0), comm, kRoot, "xyz",
+                                   test::quick_options());
+                 });
+    Root root = test::open_root(disk, comm);
+    expect_error(ErrorCode::kInvalidArgument, {"step must be >= 0, got -1"},
+                 [&] {
+                   write_dummy(root, comm, {-1, 1});
+                 });
+    expect_error(ErrorCode::kInvalidArgument, {"keep_last", "got -1"},
+                 [&] { root.retain({.keep_last = -1}, ""); });
+    expect_error(ErrorCode::kInvalidArgument, {"keep_every", "got -2"},
+                 [&] { root.retain({.keep_every = -2}, ""); });
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::checkpoint::root_test

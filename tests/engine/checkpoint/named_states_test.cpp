@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights and states that others wrote, a tensor for each parameter: what an
+// Engine goes on from as from a checkpoint of Adam.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+
+#include "checkpoint/format/safetensors.h"
+#include "engine/checkpoint/saved.h"
+#include "engine/sharded.h"
+#include "support/errors.h"
+#include "support/folder.h"
+#include "thinwire/comm/local.h"
+
+namespace thinwire::engine::named_states_test {
+
+namespace {
+
+using checkpoint::TensorEntry;
+using config::Config;
+using test::Saved;
+using test::Sharded;
+using thinwire::test::expect_error;
+using thinwire::test::Folder;
+using Floats = std::vector<float>;
+
+const checkpoint::SaveOptions kQuick{.durable = false};
+constexpr std::int64_t kSteps = 3;
+
+Config config_of(const std::string& optimizer, int stage = 0,
+                 DType dtype = DType::kFloat32) {
+  Config config{.optimizer = test::optimizer_case(optimizer)};
+  config.precision.dtype = dtype;
+  config.comm.bucket_elements = 16384;
+  if (stage > 0) {
+    config.zero.stage = stage;
+    config.zero.reduce_bucket_size = 5000;
+  }
+  return config;
+}
+
+// A file as others write it: its tensors one after the other.
+struct File {
+  struct Tensor {
+    std::string name;
+    std::vector<std::size_t> shape{};
+    DType dtype = DType::kFloat32;
+    std::string bytes{};
+  };
+  std::vector<Tensor> tensors{};
+
+  // PREFIX and the name of each parameter, of one flat array.
+  void add(const std::string& prefix, const Floats& values) {
+    const ParameterLayout layout = test::model_layout();
+    for (const Parameter& p : layout.parameters())
+      tensors.push_back(
+          {prefix + p.name,
+           p.shape,
+           DType::kFloat32,
+           {reinterpret_cast<const char*>(values.data() + p.offset),
+            p.size * sizeof(float)}});
+  }
+  void add_step(std::int64_t step) {
+    tensors.push_back({"step",
+                       {},
+                       DType::kInt64,
+                       {reinterpret_cast<const char*>(&step), sizeof(step)}});
+  }
+  Tensor& find(const std::string& name) {
+    for (Tensor& tensor : tensors)
+      if (tensor.name == name) return tensor;
+    throw std::invalid_argument(name);
+  }
+  void write(const std::string& path) const {
+    std::vector<TensorEntry> entries;
+    for (const Tensor& tensor : tensors)
+      entries.push_back(
+          {.name = tensor.name, .type = {tensor.dtype}, .shape = tensor.shape});
+    const auto header = checkpoint::place_tensors(entries, {});
+    std::string text = checkpoint::write_header(header);
+    text.resize(header.file_bytes);
+    for (const Tensor& tensor : tensors)
+      text.replace(header.find(tensor.name)->begin, tensor.bytes.size(),
+                   tensor.bytes);
+    std::ofstream(path, std::ios::binary) << text;
+  }
+};
+
+// What two ranks have after kSteps of Adam, as files of others.
+struct Foreign {
+  Foreign() {
+    std::string path;
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Sharded run(comm, config_of("adam"));
+      for (std::int64_t t = 1; t <= kSteps; ++t) step(run, t);
+      const auto report = run.engine.save(folder.in("run"), {}, kQuick);
+      if (comm.rank() == 0) path = report.path;
+    });
+    Saved saved(path);
+    params = saved.params();
+    m = saved.array("exp_avg");
+    v = saved.array("exp_avg_sq");
+    File weights;
+    weights.add("", params);
+    std::filesystem::create_directory(here());
+    weights.write(here() + "/model.safetensors");
+    write([](File&) {});
+  }
+  static void step(Sharded& run, std::int64_t t) {
+    run.backward({t});
+    run.engine.step();
+  }
+  void write(const std::function<void(File&)>& change) const {
+    File states;
+    states.add("exp_avg/", m);
+    states.add("exp_avg_sq/", v);
+    states.add_step(kSteps);
+    change(states);
+    states.write(here() + "/optimizer.safetensors");
+  }
+  [[nodiscard]] std::string here() const { return folder.in("others"); }
+
+  const Folder folder{};
+  Floats params, m, v;
+};
+
+TEST(NamedStates, AreTakenByAnyNumberOfRanksAndAnyStage) {
+  const Foreign foreign;
+  for (const int stage : {0, 1, 2})
+    for (const int world : {1, 2, 3}) {
+      SCOPED_TRACE(fmt::format("stage {}, {} ranks", stage, world));
+      const std::string root =
+          foreign.folder.in(fmt::format("{}-{}", stage, world));
+      comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+        Sharded run(comm, config_of("adam", stage));
+        const auto loaded = run.engine.load(foreign.here());
+        EXPECT_EQ(loaded.step, kSteps);
+        EXPECT_EQ(run.engine.optimizer().steps(), kSteps);
+        EXPECT_EQ(run.engine.optimizer().learning_rate(1), 0.03);
+        static_cast<void>(run.engine.save(root, {}, kQuick));
+      });
+      Saved saved(root + fmt::format("/step-{:010}", kSteps));
+      EXPECT_EQ(saved.params(), foreign.params);
+      EXPECT_EQ(saved.array("exp_avg"), foreign.m);
+      EXPECT_EQ(saved.array("exp_avg_sq"), foreign.v);
+    }
+}
+
+TEST(NamedStates, GoOnWithTheSameBits) {
+  const Foreign foreign;
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Sharded whole(comm, config_of("adam"));
+    for (std::int64_t t = 1; t <= kSteps; ++t) Foreign::step(whole, t);
+    Sharded run(comm, config_of("adam"));
+    static_cast<void>(run.engine.load(foreign.here()));
+    for (std::int64_t t = kSteps + 1; t <= kSteps + 3; ++t) {
+      Foreign::step(whole, t);
+      Foreign::step(run, t);
+    }
+    EXPECT_EQ(test::floats(run.params.view()),
+              test::floats(whole.params.view()));
+  });
+}
+
+TEST(NamedStates, HaveMastersOrMakeThemOfTheWeights) {
+  const Foreign foreign;
+  Floats masters = foreign.params;
+  for (const bool has_masters : {false, true}) {
+    if (has_masters) {
+      for (float& value : masters) value += 1e-4f;
+      foreign.write([&](File& states) { states.add("masters/", masters); });
+    }
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Sharded run(comm, config_of("adam", 0, DType::kBFloat16));
+      static_cast<void>(run.engine.load(foreign.here()));
+      EXPECT_EQ(test::floats(run.engine.masters()), masters);
+    });
+  }
+}
+
+TEST(NamedStates, AreAdamsOrLambs) {
+  const Foreign foreign;
+  for (const char* optimizer : {"onebit_adam", "lamb", "onebit_lamb"})
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Sharded run(comm, config_of(optimizer));
+      static_cast<void>(run.engine.load(foreign.here()));
+      EXPECT_EQ(run.engine.optimizer().steps(), kSteps);
+      EXPECT_EQ(test::floats(run.params.view()), foreign.params);
+      for (std::int64_t t = kSteps + 1; t <= kSteps + 3; ++t) {
+        Foreign::step(run, t);
+        EXPECT_EQ(run.engine.optimizer().steps(), t) << optimizer;
+      }
+    });
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Sharded run(comm, config_of("zero_one_adam"));
+    expect_error(ErrorCode::kCorruptCheckpoint,
+                 {"adam", "zero_one_adam", "kWeights"},
+                 [&] { static_cast<void>(run.engine.load(foreign.here())); });
+  });
+}
+
+TEST(NamedStates, ThatDoNotFitAreRefusedByName) {
+  const Foreign foreign;
+  const auto refused = [&](const char* what,
+                           const std::function<void(File&)>& change) {
+    foreign.write(change);
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Sharded run(comm, config_of("adam"));
+      const Floats before = test::floats(run.params.view());
+      expect_error(ErrorCode::kCorruptCheckpoint, {what},
+                   [&] { static_cast<void>(run.engine.load(foreign.here())); });
+      EXPECT_EQ(test::floats(run.params.view()), before);
+      EXPECT_EQ(run.engine.optimizer().steps(), 0);
+    });
+  };
+  refused("'step' must be one int64",
+          [](File& states) { states.find("step").name = "steps"; });
+  refused("'step' must be one int64", [](File& states) {
+    states.find("step").bytes = std::string(8, '\xff');
+  });
+  refused("'exp_avg_sq/block' must be float32 of the shape", [](File& states) {
+    states.find("exp_avg_sq/block").shape = {5, 205};
+  });
+  refused("'exp_avg/block' must be float32 of the shape", [](File& states) {
+    states.find("exp_avg/block").dtype = DType::kInt32;
+  });
+  refused("of 'block' are in no file of exp_avg", [](File& states) {
+    states.find("exp_avg/block").name = "exp_avg/blocks";
+  });
+}
+
+// Weights alone, as before.
+TEST(NamedStates, AreLeftWhereWeightsAreAskedFor) {
+  const Foreign foreign;
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Sharded run(comm, config_of("adam"));
+    static_cast<void>(
+        run.engine.load(foreign.here(), {.what = checkpoint::What::kWeights}));
+    EXPECT_EQ(run.engine.optimizer().steps(), 0);
+    EXPECT_EQ(test::floats(run.params.view()), foreign.params);
+  });
+}
+
+}  // namespace
+
+}  // namespace thinwire::engine::named_states_test
