@@ -85,18 +85,19 @@ Buffer expected(const Shape& shape, DType dtype, DType out, ReduceOp op,
   // Flat: one sum over all ranks, in their order.
   const int in_one =
       shape.ranks_per_host == 1 ? shape.group.world_size : shape.ranks_per_host;
+  std::vector<Buffer> inputs;
+  for (const int rank : hosts.ranks)
+    inputs.push_back(test::filled(
+        dtype, n, [&](std::size_t i) { return value(dtype, rank, i); }));
+  const bool is_wide = dtype == DType::kFloat64 || !is_float(dtype);
+  std::vector<double> wide(inputs.size());
+  std::vector<float> narrow(inputs.size());
   return test::filled(out, n, [&](std::size_t i) -> double {
-    std::vector<double> wide;
-    std::vector<float> narrow;
-    for (const int rank : hosts.ranks) {
-      Buffer one = test::filled(
-          dtype, 1, [&](std::size_t) { return value(dtype, rank, i); });
-      wide.push_back(test::get(one.view(), 0));
-      narrow.push_back(static_cast<float>(wide.back()));
+    for (std::size_t r = 0; r < inputs.size(); ++r) {
+      wide[r] = test::get(inputs[r].view(), i);
+      narrow[r] = static_cast<float>(wide[r]);
     }
-    if (dtype == DType::kFloat64 || !is_float(dtype))
-      return reduced(wide, in_one, op);
-    return reduced(narrow, in_one, op);
+    return is_wide ? reduced(wide, in_one, op) : reduced(narrow, in_one, op);
   });
 }
 
