@@ -28,7 +28,8 @@ from .errors import (
 if TYPE_CHECKING:
     from . import checkpoint, comm, compat, errors, integrations, optim
     from .amp import GradScaler
-    from .checkpoint import LoadReport, load, resume, save
+    from ._checkpoints import LoadReport
+    from .checkpoint import load, resume, save
     from .comm import (
         Mpi4pyTransport,
         ProcessGroupTransport,
@@ -58,7 +59,7 @@ _MODULE_OF = {
     "GradScaler": "amp",
     "Lamb": "optim",
     "LeanOnebitAdam": "optim",
-    "LoadReport": "checkpoint",
+    "LoadReport": "_checkpoints",
     "Mpi4pyTransport": "comm",
     "OnebitAdam": "optim",
     "OnebitLamb": "optim",

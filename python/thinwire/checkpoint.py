@@ -4,21 +4,28 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import _core, _log
 from ._agreement import agreed
-from ._paths import path_of, require_utf8
+from ._checkpoints import (
+    OWN_NAMES,
+    LoadReport,
+    Values,
+    extras_of,
+    finish_load,
+    load_options,
+    random_state_in,
+    save_options,
+)
+from ._paths import path_of
 from .errors import CorruptCheckpoint, InvalidArgument, Unavailable
 from .optim._base import _Optimizer
-from .optim._options import _member
 from .optim._run import SAVED_AS, saved_in
 from .optim._settings import from_text, parse, to_text
 from .optim._state import tensors
@@ -29,58 +36,8 @@ if TYPE_CHECKING:
     from .optim._native import Training
 
 Path = str | os.PathLike[str]
-Values = Mapping[str, Any]
 
-OWN_NAMES = "thinwire/"
-"""Names that begin so are this package's."""
-RANDOM = OWN_NAMES + "random_state"
 GROUPS = OWN_NAMES + "param_groups"
-
-_SAVE = (
-    "asynchronous",
-    "durable",
-    "check_replicas",
-    "local_steps",
-    "residuals",
-    "frozen",
-    "attachments",
-)
-_LOAD = (
-    "weights_only",
-    "fall_back",
-    "allow_rounding",
-    "share_reads",
-    "rename",
-    "allow_missing",
-    "ignore",
-)
-
-
-@dataclass(frozen=True)
-class LoadReport:
-    """What a load found."""
-
-    path: str
-    step: int
-    run: str
-    """The same for all checkpoints of a run."""
-    world: int
-    """Ranks that saved it."""
-    optimizer: str
-    precision: str
-    config: str
-    """The configuration of the run that saved it, as JSON."""
-    extra: dict[str, Any]
-    """What save() was given as `extra`."""
-    own: dict[str, Any]
-    """What this rank gave as `own`; empty on ranks that were not there."""
-    own_of_ranks: list[dict[str, Any]]
-    """All that were saved."""
-    notes: list[str]
-    """What is not as it was, a line each."""
-    seconds: float
-    bytes: int
-    """Read by all ranks."""
 
 
 def save(
@@ -226,24 +183,6 @@ def resume(
     return finish_load(native, sets_random_state=not chosen.weights_only)
 
 
-# ---- shared with Engine
-
-
-def save_options(given: Mapping[str, Any]) -> _core.SaveOptions:
-    """Raises TypeError for a name that there is not, with the nearest one, and
-    InvalidArgument for a value."""
-    chosen = _core.SaveOptions()
-    for name, value in _checked(given, _SAVE, "save"):
-        if name == "local_steps":
-            value = _member(_core.LocalSteps, name, value)
-        elif name == "residuals":
-            value = _member(_core.Residuals, name, value)
-        elif name == "attachments":
-            value = list(dict(value).items())
-        _set(chosen, name, value)
-    return chosen
-
-
 def _save_options(
     given: Mapping[str, Any],
     trained: Engine | _Optimizer,
@@ -260,109 +199,6 @@ def _save_options(
     elif given.get("asynchronous"):
         raise InvalidArgument("asynchronous: must be False with an optimizer, got True")
     return save_options(given)
-
-
-def load_options(given: Mapping[str, Any]) -> _core.LoadOptions:
-    """As save_options()."""
-    chosen = _core.LoadOptions()
-    for name, value in _checked(given, _LOAD, "load"):
-        if name == "rename":
-            value = list(dict(value).items())
-        elif name in ("allow_missing", "ignore"):
-            value = [value] if isinstance(value, str) else list(value)
-        _set(chosen, name, value)
-    return chosen
-
-
-def random_state_in(found: _core.LoadReport) -> torch.Tensor | None:
-    """Local: the saved state of torch's CPU generator, if there is one. Raises
-    CorruptCheckpoint if this torch cannot take it."""
-    saved = found.own.get(RANDOM)
-    if saved is None:
-        return None
-    try:
-        state: torch.Tensor = tensors({RANDOM: saved})[RANDOM].clone()
-        torch.Generator().set_state(state)
-    except (RuntimeError, TypeError, AttributeError) as error:
-        raise CorruptCheckpoint(
-            f"the random state is none of this torch's: {error}"
-        ) from None
-    return state
-
-
-def finish_load(native: _core.LoadReport, *, sets_random_state: bool) -> LoadReport:
-    """Local: takes out of a native report what is this package's, and sets torch's CPU
-    generator."""
-    own = tensors(native.own)
-    state = random_state_in(native) if sets_random_state else None
-    if state is not None:
-        torch.set_rng_state(state)
-    names = ("path", "step", "run", "world", "optimizer", "precision", "config")
-    return LoadReport(
-        **{name: getattr(native, name) for name in names},
-        extra=_users(tensors(native.common)),
-        own=_users(own),
-        own_of_ranks=[_users(tensors(state)) for state in native.own_of_ranks],
-        notes=list(native.notes),
-        seconds=native.seconds,
-        bytes=native.bytes,
-    )
-
-
-def extras_of(
-    extra: Values | None, own: Values | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    both = dict(extra or {}), dict(own or {})
-    for what, values in zip(("extra", "own"), both, strict=True):
-        for name, value in values.items():
-            if not isinstance(name, str) or name.startswith(OWN_NAMES):
-                raise InvalidArgument(
-                    f"{what}: names must be text that does not begin with "
-                    f"'{OWN_NAMES}', got {name!r}"
-                )
-            require_utf8(what, name)
-            values[name] = _storable(f"{what}[{name!r}]", value)
-    both[1][RANDOM] = torch.get_rng_state()
-    return both
-
-
-def _storable(what: str, value: Any) -> int | float | str | torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu().contiguous().view(-1)
-    if isinstance(value, int):
-        if not -(2**63) <= value < 2**63:
-            raise InvalidArgument(f"{what}: must be in -2^63 .. 2^63 - 1, got {value}")
-        return int(value)
-    if isinstance(value, str):
-        require_utf8(what, value)
-        return value
-    if isinstance(value, float):
-        return value
-    raise InvalidArgument(
-        f"{what}: must be an int, float, str or tensor, got {type(value).__name__}"
-    )
-
-
-def _users(values: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in values.items() if not k.startswith(OWN_NAMES)}
-
-
-def _checked(
-    given: Mapping[str, Any], known: tuple[str, ...], what: str
-) -> list[tuple[str, Any]]:
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1, 0.5)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise TypeError(f"{what}() got an unexpected option '{name}'{hint}")
-    return list(given.items())
-
-
-def _set(options: Any, name: str, value: Any) -> None:
-    try:
-        setattr(options, name, value)
-    except TypeError:
-        raise TypeError(f"{name}: got {value!r} of {type(value).__name__}") from None
 
 
 def _require_ours(what: str, trained: object) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import _core
-from ..checkpoint import OWN_NAMES
+from .._checkpoints import OWN_NAMES
 from ..errors import CorruptCheckpoint, InvalidArgument
 
 CLIENT_STATE = OWN_NAMES + "client_state"

@@ -11,7 +11,7 @@ import torch
 import torch.utils.dlpack
 
 from .. import _core
-from ..checkpoint import OWN_NAMES
+from .._checkpoints import OWN_NAMES
 from ..errors import CorruptCheckpoint
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ import torch
 
 from .. import _core, _log
 from .._agreement import agreed
-from .._paths import path_of
-from ..checkpoint import (
+from .._checkpoints import (
     LoadReport,
     extras_of,
     finish_load,
@@ -21,6 +20,7 @@ from ..checkpoint import (
     random_state_in,
     save_options,
 )
+from .._paths import path_of
 from ..errors import Error, Unavailable
 from ..optim._run import SAVED_AS, saved_in
 from ._client_state import CLIENT_STATE, from_text, to_text

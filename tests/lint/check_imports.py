@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Holds the Python package to one direction of imports.
+
+usage: check_imports.py [ROOT]
+
+Folders of python/thinwire import only those to their left in FOLDERS, and no modules
+import each other in a circle. Imports inside functions count; those under
+`if TYPE_CHECKING` do not, because they never run. Prints one line per violation and
+exits with 1 if there was one.
+"""
+
+import ast
+import sys
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+PACKAGE = "thinwire"
+FOLDERS = ("comm", "optim", "engine", "integrations")
+
+
+def running_imports(tree):
+    """All import statements of a module that can run."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node
+        elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)):
+            yield from running_imports(node)
+
+
+def imported(module, is_package, node):
+    """Dotted names that one import statement may mean."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    base = node.module.split(".") if node.module else []
+    if node.level:
+        above = module.split(".")
+        base = above[: len(above) - node.level + is_package] + base
+    return [".".join((*base, alias.name)) for alias in node.names] + [".".join(base)]
+
+
+def imports_of(root):
+    """The modules of the package that each of them imports."""
+    files = {}
+    for file in sorted((root / "python" / PACKAGE).rglob("*.py")):
+        parts = file.relative_to(root / "python").with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        files[".".join(parts[:-1] if is_package else parts)] = file
+    graph = {}
+    for module, file in files.items():
+        is_package = file.name == "__init__.py"
+        names = {
+            name
+            for node in running_imports(ast.parse(file.read_text(encoding="utf-8")))
+            for name in imported(module, is_package, node)
+        }
+        # `from . import x` names the package above, which does not import x's users.
+        graph[module] = {
+            n for n in names if n in files and not f"{module}.".startswith(f"{n}.")
+        }
+    return graph
+
+
+def folder_of(module):
+    """The folder's place in FOLDERS; None for modules beside them."""
+    parts = module.split(".")
+    if len(parts) > 1 and parts[1] in FOLDERS:
+        return FOLDERS.index(parts[1])
+    return None
+
+
+def problems(graph):
+    for module, others in graph.items():
+        for other in sorted(others):
+            here, there = folder_of(module), folder_of(other)
+            if here is not None and there is not None and there > here:
+                yield f"{module} may not import {other}"
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        yield "import circle: " + " <- ".join(error.args[1])
+
+
+def main():
+    default = Path(__file__).resolve().parents[2]
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else default
+    graph = imports_of(root)
+    found = list(problems(graph))
+    for line in found:
+        print(line)
+    if not graph:
+        print(f"{root}: there are no modules here")
+    return 1 if found or not graph else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
