@@ -27,8 +27,8 @@ from .errors import (
 
 if TYPE_CHECKING:
     from . import checkpoint, comm, compat, errors, integrations, optim
-    from .amp import GradScaler
     from ._checkpoints import LoadReport
+    from .amp import GradScaler
     from .checkpoint import load, resume, save
     from .comm import (
         Mpi4pyTransport,
