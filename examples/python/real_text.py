@@ -162,6 +162,7 @@ def main():
             "bytes_per_step": {p: sum(c) / len(c) for p, c in by_phase.items()},
         }
         print(json.dumps(result), flush=True)
+    trainer.accelerator.end_training()
 
 
 if __name__ == "__main__":

@@ -57,3 +57,4 @@ trainer.train(resume_from_checkpoint=get_last_checkpoint(given.out))
 if trainer.is_world_process_zero():
     report = trainer.optimizer.optimizer.report
     print(f"last step: {report.phase}, {report.bytes_sent} bytes sent")
+trainer.accelerator.end_training()

@@ -298,12 +298,12 @@ void MpiTransport::give_up(std::string_view reason) noexcept {
   }
 }
 
+// A second caller waits until the first has sent the notices: run() abandons
+// MPI next, after which none could leave.
 void MpiTransport::announce(Notice kind, std::string_view reason) {
-  {
-    const std::lock_guard lock(announce_mutex_);
-    if (std::exchange(announced_, true)) return;
-    reason_ = reason.substr(0, kNoticeBytes);
-  }
+  const std::lock_guard announcing(announce_mutex_);
+  if (std::exchange(announced_, true)) return;
+  reason_ = reason.substr(0, kNoticeBytes);
   if (kind == Notice::kGaveUp) {
     gave_up_ = true;
     process_.note_failure();
