@@ -163,6 +163,11 @@ def behaviour() -> dict[str, Any]:
         current().synchronize()
         side.synchronize()
 
+    source = torch.ones(4, pin_memory=True)
+    torch.empty(4, device=device).copy_(source, non_blocking=True)
+    source.fill_(5.0)
+    found["host writes unwaited"] = refused(torch.accelerator.synchronize)
+
     found["freed"], found["recorded"] = (
         refused(lambda: free(False)),
         refused(lambda: free(True)),
@@ -192,6 +197,7 @@ def test_it_is_late_and_names_who_does_not_wait() -> None:
     (found,) = devices.run(1, __file__, "behaviour")
     for case in ("read unwaited", "write unwaited", "freed"):
         assert UNWAITED in found.pop(case), case
+    assert "had yet to read" in found.pop("host writes unwaited")
     assert found == {
         "signal of a host read": 11,
         "unwaited copy": True,

@@ -38,6 +38,14 @@ void touch(Queue& queue, const Tensor& t, bool writes) {
   TORCH_CHECK(wrong.empty(), wrong);
 }
 thread_local bool copies_results = false;
+/// Within it copies are those of an operator: nobody but these files waits.
+struct OnHost {
+  bool before = std::exchange(copies_results, true);
+  OnHost() = default;
+  OnHost(const OnHost&) = delete;
+  OnHost& operator=(const OnHost&) = delete;
+  ~OnHost() { copies_results = before; }
+};
 
 Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
   const Lock lock(mutex);
@@ -60,8 +68,18 @@ Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
   touch(queue, from, false);
   touch(queue, to, true);
   if (is_async && !is_on(to) && to.is_floating_point()) to.fill_(NAN);
-  put(queue, [from = seen(from), to = seen(to)] {
+  const auto bytes_of = [](const Tensor& t) {
+    return std::hash<std::string_view>()(
+        {static_cast<const char*>(t.const_data_ptr()), t.nbytes()});
+  };
+  const bool is_read_late = is_async && !is_on(from) && from.is_contiguous() &&
+                            is_pinned(from.const_data_ptr());
+  const size_t bytes = is_read_late ? bytes_of(from) : 0;
+  put(queue, [=, from = seen(from), to = seen(to)] {
     const at::AutoDispatchBelowADInplaceOrView inner;
+    if (is_read_late && bytes_of(from) != bytes) {
+      fault = "fence: the host has written memory that a copy had yet to read";
+    }
     to.copy_(from);
   });
   wait(target, event_of(queue));
@@ -119,14 +137,8 @@ void on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
   // Arguments in the order of the stream; results when somebody waits.
   run_all(current(current_device));
-  const bool before = std::exchange(copies_results, true);
-  try {
-    at::native::cpu_fallback(op, stack, /*error_on_views=*/true);
-  } catch (...) {
-    copies_results = before;
-    throw;
-  }
-  copies_results = before;
+  const OnHost results;
+  at::native::cpu_fallback(op, stack, /*error_on_views=*/true);
 }
 
 Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
@@ -155,6 +167,7 @@ Tensor convolution(const Tensor& x, const Tensor& w,
                    const std::optional<Tensor>& b, at::IntArrayRef stride,
                    at::IntArrayRef padding, at::IntArrayRef dilation,
                    bool transposed, at::IntArrayRef out, int64_t groups) {
+  const OnHost copies;
   const auto bias = b && b->defined() ? std::optional(b->cpu()) : std::nullopt;
   return at::convolution(x.cpu(), w.cpu(), bias, stride, padding, dilation,
                          transposed, out, groups)
@@ -164,6 +177,7 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
     const Tensor& g, const Tensor& x, const Tensor& w, at::IntArrayRef stride,
     at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
     at::IntArrayRef out, int64_t groups, std::array<bool, 3> mask) {
+  const OnHost copies;
   const int64_t bias[] = {transposed ? w.size(1) * groups : w.size(0)};
   auto [gx, gw, gb] = at::convolution_backward(
       g.cpu(), x.cpu(), w.cpu(), at::IntArrayRef(bias), stride, padding,
