@@ -118,7 +118,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 def send_others(model: Net, comm: Any) -> None:
     """Buffers and frozen parameters, which optimizers know nothing of."""
     for tensor in [*model.buffers(), model.frozen]:
-        values = tensor.detach().reshape(-1).to(torch.float64)
+        values = tensor.detach().to("cpu", torch.float64).reshape(-1)
         comm.broadcast(values, 0)
         tensor.copy_(values.view(tensor.shape))
 

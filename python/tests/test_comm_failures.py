@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
+from typing import Any
 
 import native
 import pytest
@@ -187,6 +189,29 @@ def test_ranks_that_do_not_fit_together() -> None:
     assert zero["no group on rank 1"] == [
         "CommFailure: timed out waiting for rank 1 to make the group"
     ]
+
+
+def give_up_inside_an_exchange() -> list[Any]:
+    """Rank 2 is late, so that 0 and 1 are in a barrier when another thread of 1 gives up."""
+    comm.init_distributed("gloo")
+    group = comm.communicator_for(timeout=LONG)
+    group.barrier()
+    began = time.monotonic()
+    if group.rank == 1:
+        threading.Timer(0.5, lambda: group.give_up("no more data")).start()
+    if group.rank == 2:
+        time.sleep(1.5)
+        began = time.monotonic()
+    text = native.failure_of(group.barrier)
+    return [text, time.monotonic() - began]
+
+
+def test_give_up_ends_the_own_exchange_and_those_of_peers_within_a_second() -> None:
+    got = ranks.call(3, __file__, "give_up_inside_an_exchange", seconds=SECONDS)
+    texts, seconds = zip(*(rank.value for rank in ranks.succeed(got)), strict=True)
+    assert max(seconds[:2]) < 1.5 and seconds[2] < 1, seconds
+    assert ": rank 1 gave up: no more data" in texts[0] + texts[2], texts
+    assert all("no more data" in text for text in texts), texts
 
 
 def mpi_cases() -> dict[str, list[str]]:

@@ -78,8 +78,6 @@ def test_ranks_that_have_not_been_joined(
     monkeypatch.setenv("THINWIRE_COMM", "local")
     with pytest.raises(Unavailable, match="a launcher started 4 ranks"):
         comm.communicator_for()
-    with pytest.raises(FailedPrecondition, match="4 ranks.*init_process_group"):
-        comm.group_for_device(None, torch.device("cpu"))
 
 
 @pytest.mark.quick
@@ -178,8 +176,6 @@ def join() -> None:
         for take in (comm.communicator_for, comm.ProcessGroupTransport):
             with pytest.raises(InvalidArgument, match="member"):
                 take(subset)
-        with pytest.raises(InvalidArgument, match="not a member"):
-            comm.group_for_device(subset, torch.device("cpu"))
     else:
         # Ranks have made different numbers of groups when the second one is made.
         if dist.get_rank() == 0:
@@ -190,18 +186,10 @@ def join() -> None:
             group.all_reduce(values)
             assert (group.size, values.item()) == (2, 2.0)
             group.close()
-    made = comm.group_for_device(None, torch.device("cpu"))
-    assert made is not dist.group.WORLD and dist.get_backend(made) == "gloo"
-    values = torch.ones(2)
-    dist.all_reduce(values, group=made)
-    assert values.tolist() == [3.0, 3.0]
-    comm.close_group(made)
-    comm.close_group(made)
     dist.destroy_process_group()
-    comm.close_group(made)
 
 
-def test_groups_of_some_ranks_and_groups_for_devices() -> None:
+def test_groups_of_some_ranks() -> None:
     ranks.succeed(ranks.call(3, __file__, "join"))
 
 

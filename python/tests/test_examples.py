@@ -10,11 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import devices
 import pytest
 import ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES, DEMO = ROOT / "examples" / "python", ROOT / "python" / "demo"
+ON_DEVICE = Path(__file__).parent / "scripts" / "on_device.py"
 NOVELS = ROOT / "out" / "data"
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
@@ -32,6 +34,18 @@ def test_ten_lines() -> None:
     sent = [int(line.split()[4]) for line in lines]
     assert len(sent) == 3
     assert sent[0] > 10 * sent[1]
+
+
+@pytest.mark.parametrize("arguments", [(), ("--zero", 2)])
+def test_on_a_device(arguments: tuple[object, ...]) -> None:
+    devices.require()
+    script = EXAMPLES / "on_a_device.py"
+    outputs = []
+    for start in ([script], [ON_DEVICE, script]):
+        lines = output_of(2, *start, *arguments).splitlines()
+        assert [line.split()[1] for line in lines] == ["100", "200", "300"]
+        outputs.append([line.replace(f"{devices.NAME}:0", "cpu") for line in lines])
+    assert outputs[0] == outputs[1] or not devices.IS_FENCE
 
 
 def test_resume(tmp_path: Path) -> None:

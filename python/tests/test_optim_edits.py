@@ -75,12 +75,7 @@ def test_a_step_goes_on_from_what_was_written(
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "ZeroOneAdam"])
-@pytest.mark.parametrize("path", ["cpp", "torch"])
-def test_what_was_written_is_evaluated_and_saved(
-    kind: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("THINWIRE_DEVICE_PATH", "torch" if path == "torch" else "")
-
+def test_what_was_written_is_evaluated_and_saved(kind: str, tmp_path: Path) -> None:
     def run(comm: Any) -> None:
         net = cases.model(dtype=torch.bfloat16)
         optimizer = cases.make(kind, net.parameters(), comm)
@@ -93,8 +88,6 @@ def test_what_was_written_is_evaluated_and_saved(
             of_the_data(net)
         entries = optimizer.state_dict()["state"].values()
         assert all(bool((e["masters"].bfloat16() == HALF).all()) for e in entries)
-        if path == "torch":
-            return
         cases.train(net, optimizer, range(17, 18), comm.rank)
         of_the_data(net)
         thinwire.save(tmp_path, optimizer, durable=False)

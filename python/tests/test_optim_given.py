@@ -9,7 +9,7 @@ from typing import Any
 import optim_cases as cases
 import pytest
 import torch
-from thinwire import Error, Unavailable
+from thinwire import Error
 
 STEPS = 8
 Forms = Callable[[list[list[torch.Tensor]]], Any]
@@ -193,17 +193,3 @@ def test_one_list_does_not_say_which_of_several_groups_it_is_of() -> None:
     optimizer = cases.make("AdamW", groups_of(net, 2))
     with pytest.raises(Error, match="a list of tensors for each of 2 groups, got one"):
         optimizer.step(grads=[torch.zeros_like(p) for p in net.parameters()])
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("name", ["grads", "output_params"])
-def test_the_path_in_torch_operations_refuses_them_by_name(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("THINWIRE_DEVICE_PATH", "torch")
-    net = cases.model()
-    optimizer = cases.make("AdamW", net.parameters())
-    with pytest.raises(
-        Unavailable, match=f"step: {name} works for parameters on the CPU"
-    ):
-        optimizer.step(**{name: [torch.zeros_like(p) for p in net.parameters()]})

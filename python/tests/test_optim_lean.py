@@ -127,19 +127,3 @@ def test_what_it_cannot_do_is_named(
             make(net, comm, **keywords)
 
     run_local_ranks(2, body)
-
-
-@pytest.mark.quick
-def test_the_device_path_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("THINWIRE_DEVICE_PATH", "torch")
-
-    def body(comm: Any) -> None:
-        with pytest.raises(thinwire.Unavailable, match="lean 1-bit Adam works for"):
-            make(cases.model(), comm)
-        for keywords in ({"hierarchy": "by_host"}, {"ranks_per_host": 2}):
-            with pytest.raises(thinwire.Unavailable, match="on the CPU only"):
-                thinwire.OnebitAdam(
-                    cases.model().parameters(), process_group=comm, **keywords
-                )
-
-    run_local_ranks(2, body)

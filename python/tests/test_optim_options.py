@@ -216,11 +216,7 @@ def test_wrong_values_are_named_and_nothing_moves(
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("path", ["cpp", "torch"])
-def test_a_rate_that_a_group_gets_later_is_refused_by_its_key(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("THINWIRE_DEVICE_PATH", path)
+def test_a_rate_that_a_group_gets_later_is_refused_by_its_key() -> None:
     optimizer = cases.make("AdamW", one())
     optimizer.param_groups[0]["lr"] = -1.0
     with pytest.raises(InvalidArgument, match="^lr must be finite and >= 0, got -1"):

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from . import __version__, _core
+from . import __version__, _core, _devices
 
 Line = tuple[str, str]
 
@@ -68,6 +68,7 @@ def _about_packages(why_no_torch: str) -> Iterator[Line]:
 
         yield "torch", f"yes: {torch.__version__}"
         yield "groups", _process_groups()
+        yield "devices", f"{_accelerators()}; {_devices.in_short()}"
     for name in ("mpi4py", "transformers", "accelerate", "lightning"):
         found = _version(name)
         yield name, f"yes: {found}" if found else f"no: pip install {name}"
@@ -91,6 +92,16 @@ def _process_groups() -> str:
     return " ".join(
         name for name in names if getattr(dist, f"is_{name}_available", lambda: False)()
     )
+
+
+def _accelerators() -> str:
+    """Devices that this torch finds beside the CPU."""
+    import torch
+
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None:
+        return "none beside the CPU"
+    return f"{torch.accelerator.device_count()} of kind {found.type}"
 
 
 def _version(package: str) -> str:

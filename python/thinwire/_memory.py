@@ -9,6 +9,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from ._log import logger
+from ._writes import Marks
 from .errors import FailedPrecondition, InvalidArgument
 
 GRADIENT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -38,8 +39,7 @@ Handed = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 class FlatMemory:
     """One array of parameters, `params`, and one of gradients, `grads`.
 
-    Both have `size` elements of the parameters' dtype, on their device; parameter k
-    begins at offsets[k]. Backward then writes where a step reads, and nothing is copied
+    Both have `size` elements of the parameters' dtype; parameter k begins at offsets[k]. Backward then writes where a step reads, and nothing is copied
     in between. Elements between parameters are 0. Parameters that are fp32 beside
     others of 16 bits are the last ones, and have arrays of their own: `wide_params` and
     `wide_grads`, whose elements count on from those of the others.
@@ -58,12 +58,24 @@ class FlatMemory:
         `num_wide`, which are fp32."""
         self.parameters = list(parameters)
         self.names = list(names) or [f"param.{k}" for k in range(len(self.parameters))]
-        first = self.parameters[0]
+        dtype = self.parameters[0].dtype
         self._offsets = list(offsets)
         begin = self._cut(size, num_wide)
-        self.params = torch.zeros(begin, dtype=first.dtype, device=first.device)
-        self.grads = torch.zeros_like(self.params)
+        self.params = self.zeros(begin, dtype)
+        self.grads = self.zeros(begin, dtype)
         self._take_values(size)
+
+    def zeros(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """An array on the host."""
+        return torch.zeros(size, dtype=dtype)
+
+    def bytes_of(self, *arrays: torch.Tensor) -> int:
+        """What such arrays take."""
+        return sum(array.nbytes for array in arrays)
+
+    def marks(self) -> Marks:
+        """What finds out whether the program has written into parameters."""
+        return Marks(self.params, self.wide_params)
 
     def _cut(self, size: int, num_wide: int) -> int:
         """Where the elements of the last `num_wide` parameters begin."""
@@ -73,9 +85,8 @@ class FlatMemory:
     def _take_values(self, size: int, keeps_gradients: bool = True) -> None:
         """`params` and `grads` are there."""
         size -= self.params.numel()
-        device = self.params.device
-        self.wide_params = torch.zeros(size, device=device)
-        self.wide_grads = torch.zeros(size if keeps_gradients else 0, device=device)
+        self.wide_params = self.zeros(size, torch.float32)
+        self.wide_grads = self.zeros(size if keeps_gradients else 0, torch.float32)
         self._values = self._own_views(self.params, self.wide_params)
         self._gradients = (
             self._own_views(self.grads, self.wide_grads) if keeps_gradients else []
@@ -145,6 +156,14 @@ class FlatMemory:
             logger.debug("%d parameters were moved: taken in again", len(moved))
         return bool(moved)
 
+    def look(self) -> bool:
+        """home(), where the arrays are not written next."""
+        return self.home()
+
+    def take_in_written(self) -> None:
+        """Local: the arrays hold what the program has written into parameters. On the CPU
+        they do so by themselves."""
+
     def give_homes(self) -> None:
         """The first time: parameters become views of the values that `params` has now."""
         for parameter, view in zip(self.parameters, self._values, strict=True):
@@ -173,19 +192,25 @@ class FlatMemory:
         if dtypes - {self.grads.dtype}:
             dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
             dtype = dtype if dtype in GRADIENT_TYPES else torch.float32
-            flat = torch.zeros_like(self.grads, dtype=dtype)
+            flat = self.zeros(self.grads.numel(), dtype)
             views = self._own_views(flat, self.wide_grads)
         with torch.no_grad():
-            written = (flat, self.wide_grads)
-            found = [
-                _apart(g, view, written) for g, view in zip(found, views, strict=True)
-            ]
-            for gradient, view in zip(found, views, strict=True):
-                if gradient is None:
-                    view.zero_()
-                elif not _is_same_memory(gradient, view):
-                    view.copy_(gradient)
+            self._fill(found, views, (flat, self.wide_grads))
         return _handed(flat, self.wide_grads)
+
+    def _fill(
+        self,
+        found: Sequence[torch.Tensor | None],
+        views: Sequence[torch.Tensor],
+        written: Sequence[torch.Tensor],
+    ) -> None:
+        """Copies gradients into `views`, which lie in the arrays `written`."""
+        found = [_apart(g, view, written) for g, view in zip(found, views, strict=True)]
+        for gradient, view in zip(found, views, strict=True):
+            if gradient is None:
+                view.zero_()
+            elif not _is_same_memory(gradient, view):
+                view.copy_(gradient)
 
     def put_gradient_views(self) -> None:
         """Sets all gradients to 0, and each parameter's to its view."""
@@ -210,13 +235,21 @@ class FlatMemory:
             and parameter.is_contiguous()
         )
 
-    def _require_same_kind(self, k: int) -> None:
+    def _is_same_kind(self, k: int) -> bool:
+        return all(now == was for _, now, was in self._kinds(k))
+
+    def _kinds(self, k: int) -> list[tuple[str, object, object]]:
+        """What parameter k is now, and what it was."""
         parameter, view = self.parameters[k], self._values[k]
-        for what, now, was in (
+        now, was = self._devices(k)
+        return [
             ("dtype", parameter.dtype, view.dtype),
             ("shape", tuple(parameter.shape), tuple(view.shape)),
-            ("device", parameter.device.type, view.device.type),
-        ):
+            ("device", now, was),
+        ]
+
+    def _require_same_kind(self, k: int) -> None:
+        for what, now, was in self._kinds(k):
             if now != was:
                 raise FailedPrecondition(
                     f"parameter '{self.names[k]}': its {what} was {was} when the "
@@ -224,11 +257,15 @@ class FlatMemory:
                     "first, then make the optimizer"
                 )
 
+    def _devices(self, k: int) -> tuple[str, str]:
+        """Where parameter k is, and where it was."""
+        return self.parameters[k].device.type, "cpu"
+
 
 def with_tensors(use: dict[str, int], memory: FlatMemory) -> dict[str, int]:
     """The library's memory, and torch's arrays of parameters and gradients."""
-    params = memory.params.nbytes + memory.wide_params.nbytes
-    grads = memory.grads.nbytes + memory.wide_grads.nbytes
+    params = memory.bytes_of(memory.params, memory.wide_params)
+    grads = memory.bytes_of(memory.grads, memory.wide_grads)
     use["parameters"] += params
     use["gradients"] += grads
     use["peak"] += params + grads

@@ -19,14 +19,15 @@ class GradScaler(torch.amp.GradScaler):
     fp32, by the optimizer; unscale_() of fp16 gradients is refused, as torch does. Other
     optimizers are treated as torch's scaler treats them. Collective: unscale_(), step().
 
-    Arguments are torch's, but for `device`: None is "cuda" where there is one, else "cpu"
-    (torch's scaler for "cuda" turns itself off where there is none).
+    Arguments are torch's, but for `device`: None is the machine's accelerator, as "cuda", and
+    "cpu" without one (torch's scaler for "cuda" turns itself off where there is none).
     """
 
     def __init__(self, device: str | None = None, *args: Any, **keywords: Any) -> None:
         """Local."""
         if device is None:
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+            found = torch.accelerator.current_accelerator(check_available=True)
+            device = "cpu" if found is None else found.type
         super().__init__(device, *args, **keywords)
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
@@ -40,7 +41,7 @@ class GradScaler(torch.amp.GradScaler):
         for part in found.values():
             total += part.cpu()
         optimizer._agree(total)
-        device = optimizer._memory.params.device
+        device = optimizer._memory.parameters[0].device
         found.clear()
         found[device] = total.to(device)
 
@@ -82,7 +83,7 @@ class GradScaler(torch.amp.GradScaler):
             del optimizer.grad_scale
         report = optimizer.report
         assert report is not None
-        device = optimizer._memory.params.device
+        device = optimizer._memory.parameters[0].device
         overflow = torch.tensor(float(not report.applied), device=device)
         state["found_inf_per_device"] = {device: overflow}
         state["stage"] = OptState.STEPPED

@@ -143,7 +143,7 @@ def resume(
         if module is not None:
             raise InvalidArgument("load: an engine's module is its own, got one")
         return trained._resume(found_at, chosen)
-    training = agreed(trained._comm, lambda: _training(trained))
+    training = agreed(trained._comm, trained._training)
     beside = _beside(module, trained, training.comm.rank)
 
     def accept(found: _core.LoadReport) -> None:
@@ -211,20 +211,10 @@ def _require_ours(what: str, trained: object) -> None:
         )
 
 
-def _training(optimizer: _Optimizer) -> Training:
-    training = optimizer._training()
-    if not isinstance(training.native, _core.Optimizer):
-        raise Unavailable(
-            "checkpoints of tensors on other devices than the CPU: use "
-            "optimizer.state_dict() on every rank"
-        )
-    return training
-
-
 def _to_save(optimizer: _Optimizer) -> Training:
     """What is written has the rates that param_groups have now: a scheduler has set
     them since the last step."""
-    training = _training(optimizer)
+    training = optimizer._training()
     optimizer._settings.apply(optimizer.param_groups, optimizer._made)
     return training
 

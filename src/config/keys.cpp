@@ -264,7 +264,7 @@ constexpr KeyRule kRules[] = {
      "`cpu`: masters and states are in host memory and updated there; `none`"},
     {"zero_optimization.offload_optimizer.pin_memory",
      kIgnored,
-     "copies to and from a device, of which this version has none",
+     "copies to and from a device use pinned memory in any case",
      {},
      {},
      KeyValue::kBoolean},

@@ -7,7 +7,6 @@ import datetime
 import os
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from .. import _core
@@ -129,43 +128,3 @@ def launched_ranks() -> int:
     names = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
     values = [os.environ.get(name, "") for name in names]
     return max([int(value) for value in values if value.isdecimal()], default=1)
-
-
-def group_for_device(
-    process_group: dist.ProcessGroup | None, device: torch.device
-) -> dist.ProcessGroup | None:
-    """A group of its own of the same ranks, of the backend that the given one (None: the world)
-    has for tensors on `device`, else torch's default. Collective over the group.
-
-    None where torch.distributed is not initialized, which is one rank alone. End it with
-    close_group(). Ranks of a group that is not the world must have made the same number of
-    groups before: torch.distributed names theirs by that.
-    """
-    if process_group is None and not dist.is_initialized():
-        if launched_ranks() > 1:
-            raise FailedPrecondition(
-                f"{launched_ranks()} ranks were started, but torch.distributed has not been "
-                "initialized: call torch.distributed.init_process_group() first"
-            )
-        return None
-    group = member_group(process_group)
-    config = dist.BackendConfig(dist.Backend(dist.get_backend_config(group)))
-    backends = config.get_device_backend_map()
-    backend = backends.get(device.type) or dist.get_default_backend_for_device(device)
-    ranks = dist.get_process_group_ranks(group)
-    made: dist.ProcessGroup = dist.new_group(
-        ranks,
-        timeout=datetime.timedelta(seconds=timeout_of(None, group)),
-        backend=backend,
-        use_local_synchronization=len(ranks) < dist.get_world_size(),
-    )
-    return made
-
-
-def close_group(group: dist.ProcessGroup | None) -> None:
-    """Ends what group_for_device() made; nothing where destroy_process_group() has done so."""
-    if group is not None and dist.is_initialized():
-        try:
-            dist.destroy_process_group(group)
-        except ValueError:
-            pass  # torch does not know it any more

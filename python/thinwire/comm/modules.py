@@ -19,8 +19,8 @@ from .groups import communicator_for
 def broadcast_buffers(module: torch.nn.Module, process_group: Any = None) -> None:
     """Rank 0's buffers (BatchNorm's means, ...) to all ranks, bit for bit. Collective.
 
-    process_group: as of the optimizers. Their transport is for CPU memory, so that buffers on a
-    device go over the given group of torch.distributed itself, on the caller's thread.
+    process_group: as of the optimizers. Buffers on a device of which the given group of
+    torch.distributed has no backend go through host memory.
     Raises InvalidArgument on all ranks where buffers differ in name, shape or dtype.
     """
     buffers = list(module.named_buffers())
@@ -33,9 +33,12 @@ def broadcast_buffers(module: torch.nn.Module, process_group: Any = None) -> Non
     for _, buffer in buffers:
         by_device.setdefault(buffer.device, []).append(buffer)
     if isinstance(process_group, dist.ProcessGroup):
-        _require_same(text, process_group, next(iter(by_device), torch.device("cpu")))
+        first = next(iter(by_device), torch.device("cpu"))
+        _require_same(text, process_group, _reached_by(process_group, first))
         for tensors in by_device.values():
-            values = _bytes_of(tensors)
+            values = _bytes_of(tensors).to(
+                _reached_by(process_group, tensors[0].device)
+            )
             dist.broadcast(
                 values, dist.get_global_rank(process_group, 0), process_group
             )
@@ -88,6 +91,13 @@ def _require_same(text: str, group: dist.ProcessGroup, device: torch.device) -> 
             f"module: rank {other[0]} has other buffers than rank 0; names, shapes and dtypes "
             "must be the same on all ranks"
         )
+
+
+def _reached_by(group: dist.ProcessGroup, device: torch.device) -> torch.device:
+    """`device`, or the CPU where the group has a backend for that alone."""
+    config = dist.BackendConfig(dist.Backend(dist.get_backend_config(group)))
+    known = config.get_device_backend_map()
+    return device if device.type in known or "cpu" not in known else torch.device("cpu")
 
 
 def _bytes_of(tensors: list[torch.Tensor]) -> torch.Tensor:

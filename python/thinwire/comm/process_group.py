@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -23,6 +25,13 @@ T = TypeVar("T")
 _STORE_SECONDS = 1.0
 """The longest that a look into the store may take once a rank has failed: the host of the
 store may be the one that has died."""
+_LOOK_SECONDS = 0.25
+"""From one look to the next whether a rank has given up."""
+_FIRST = "gave_up"
+_NEVER_SENT = 1 << 30
+"""A tag that no message has."""
+_is_ending = threading.Event()
+_watchers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class ProcessGroupTransport(ChannelTransport):
@@ -72,13 +81,20 @@ class _GlooChannel:
         self.given_up: str | None = None
         self._group, self._store, self._rank = group, store, rank
         self._broken: list[object] = []
+        self._first_to_give_up: int | None = None
+        self._begun: dict[int, float] = {}
+        """When the exchanges under way began, by thread."""
+        _watch(weakref.ref(self))
 
     def move(
         self, receives: Messages, sends: Messages, salt: int, seconds: float
     ) -> None:
-        end = time.monotonic() + seconds
+        begin = time.monotonic()
+        end = begin + seconds
         works: list[tuple[int, Work, torch.Tensor]] = []
         peer = -1
+        thread = threading.get_ident()
+        self._begun[thread] = begin
         try:
             for post, messages in (
                 (self._group.recv, receives),
@@ -97,9 +113,13 @@ class _GlooChannel:
             # gloo ends the process when an operation dies that is under way: they live on
             # here, and do nothing any more once give_up() has closed the connections.
             self._broken.append(works)
+            if self._first_to_give_up is not None:
+                raise Broken([self._first_to_give_up], _short(error)) from None
             if time.monotonic() < end - 0.002:
                 raise Broken([peer], _short(error)) from None
             raise Broken(_unfinished(works) or [peer], None) from None
+        finally:
+            del self._begun[thread]
 
     def reason_of(self, peer: int) -> str | None:
         def read() -> str | None:
@@ -109,8 +129,64 @@ class _GlooChannel:
         return _briefly(read)
 
     def give_up(self, reason: str) -> None:
-        _briefly(lambda: self._store.set(_gave_up(self._rank), reason[:500]))
-        self._group.abort()
+        def tell() -> None:
+            self._store.set(_gave_up(self._rank), reason[:500])
+            self._store.compare_set(_FIRST, "", str(self._rank))
+
+        _briefly(tell)
+        self._close_connections()
+
+    def look(self) -> bool:
+        """Ends the exchanges that take long, if a rank has given up; whether there can be
+        anything new at another time."""
+        now = time.monotonic()
+        if all(now - begin < _LOOK_SECONDS for begin in list(self._begun.values())):
+            return True
+        try:
+            if not self._store.check([_FIRST]):
+                return True
+            self._first_to_give_up = int(self._store.get(_FIRST))
+        except RuntimeError:
+            return False  # the store has gone with its host
+        self._close_connections()
+        return False
+
+    def _close_connections(self) -> None:
+        """gloo's abort() does nothing, but a wait that times out closes all connections of
+        the group, which ends every exchange under way."""
+        never = torch.empty(1, dtype=torch.uint8)
+        for peer in range(self._group.size()):
+            if peer == self._rank:
+                continue
+            try:
+                work = self._group.recv([never], peer, _NEVER_SENT)
+                self._broken.append((work, never))
+                work.wait(datetime.timedelta(milliseconds=1))
+            except RuntimeError:
+                pass  # this one is closed already, or all of them are now
+
+
+def _watch(channel: weakref.ref[_GlooChannel]) -> None:
+    """A connection that closes wakes those only that wait for its rank; for the others a
+    thread looks into the store."""
+
+    def run() -> None:
+        while not _is_ending.wait(_LOOK_SECONDS):
+            found = channel()
+            if found is None or not found.look():
+                return
+            del found
+
+    _watchers.add(thread := threading.Thread(target=run, daemon=True))
+    thread.start()
+
+
+@atexit.register
+def _end_watchers() -> None:
+    # One that came back from the store after the interpreter has ended would end the process.
+    _is_ending.set()
+    for thread in list(_watchers):
+        thread.join(_STORE_SECONDS)
 
 
 def member_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:

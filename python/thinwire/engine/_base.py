@@ -89,7 +89,7 @@ class EngineBase(torch.nn.Module):
     def _require_same_parameters(self, at_start: bool) -> None:
         if self._link.has_foreign_gradients:
             raise FailedPrecondition(FOREIGN)
-        self._memory.home()
+        self._memory.look()
         self._memory.require_gradients(at_start)
         if at_start:
             self._require_same_objects()

@@ -9,7 +9,7 @@ from .. import _core
 
 
 class ModuleBuffers:
-    """Dense buffers on the CPU; of those that several names share the first one counts."""
+    """Dense buffers; of those that several names share the first one counts."""
 
     def __init__(self, module: torch.nn.Module, comm: _core.Communicator) -> None:
         """Collective. Raises InvalidArgument on all ranks if they have buffers of other
@@ -73,7 +73,7 @@ class ModuleBuffers:
     def _broadcast(self, buffers: list[torch.Tensor]) -> None:
         if not buffers:
             return
-        parts = [b.contiguous().view(-1).view(torch.uint8) for b in buffers]
+        parts = [b.cpu().contiguous().view(-1).view(torch.uint8) for b in buffers]
         everything = torch.cat(parts)
         self._comm.broadcast(everything, 0)
         at = 0
@@ -85,7 +85,8 @@ class ModuleBuffers:
     def _average(self, buffers: list[torch.Tensor]) -> None:
         if not buffers:
             return
-        everything = torch.cat([b.reshape(-1).to(torch.float64) for b in buffers])
+        on_host = [b.to("cpu", torch.float64) for b in buffers]
+        everything = torch.cat([b.reshape(-1) for b in on_host])
         self._comm.all_reduce(everything, mean=True)
         at = 0
         for buffer in buffers:
@@ -94,4 +95,4 @@ class ModuleBuffers:
 
 
 def _is_dense(buffer: torch.Tensor) -> bool:
-    return buffer.device.type == "cpu" and buffer.layout == torch.strided
+    return not buffer.is_meta and buffer.layout == torch.strided

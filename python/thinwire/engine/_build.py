@@ -23,7 +23,9 @@ from ._client import Client
 from ._convert import take_over
 from ._data import require_shareable
 from ._groups import Groups, groups_of, left_out, tell_groups, trainable, warn_of
+from ._hooks import Link
 from ._memory import TYPES, EngineMemory
+from ._staging import StagedEngineMemory, StagedLink
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,9 @@ def _plan(
         taken, client = take_over(optimizer, given, config, comm.rank)
         groups = groups_of(model, taken.param_groups)
     places = trainable(groups)
+    if places[0].tensor.device.type != "cpu":
+        # States live on the host in any case, and are updated there.
+        config.zero.offload_optimizer = _core.OffloadDevice.none
     # The reference converts all, and an optimizer of torch steps on masters of all.
     if config.semantics == _core.Semantics.corrected and client is None:
         places = marked(places, _narrow(config))
@@ -141,10 +146,12 @@ def make_parts(
     tensors = [place.tensor for place in places]
     keeps = _core.keeps_gradients(config, comm.size)
     num_wide = sum(place.is_wide for place in places)
-    memory = EngineMemory(tensors, layout, dtype, keeps, num_wide)
+    kind = EngineMemory if tensors[0].device.type == "cpu" else StagedEngineMemory
+    memory = kind(tensors, layout, dtype, keeps, num_wide)
     initial = None
     if dtype != torch.float32:  # masters are made of what was not rounded yet
-        initial = torch.cat([t.detach().reshape(-1).to(torch.float32) for t in tensors])
+        on_host = [t.detach().to("cpu", torch.float32) for t in tensors]
+        initial = torch.cat([t.reshape(-1) for t in on_host])
     grads = memory.handed_grads if keeps else None
     if plan.client is not None:
         plan.client.begin(memory.parameters, layout.offsets)
@@ -159,7 +166,7 @@ def make_parts(
         plan.client,
     )
     buffers.send_frozen(model, tensors)
-    if comm.rank == 0:
+    if comm.rank == 0 and kind is EngineMemory:
         warn_of_order(places)
     memory.give_homes()
     memory.note_written()
@@ -171,6 +178,13 @@ def make_parts(
         buffers.convert(dtype)
     buffers.make_equal(config.buffers)
     return Parts(core, memory, layout, buffers)
+
+
+def link_for(core: _core.Engine, memory: EngineMemory, config: _core.Config) -> Link:
+    """Local: the hooks of the memory's parameters."""
+    if isinstance(memory, StagedEngineMemory):
+        return StagedLink(core, memory, config)
+    return Link(core, memory)
 
 
 def _narrow(config: _core.Config) -> torch.dtype | None:

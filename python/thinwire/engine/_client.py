@@ -40,6 +40,8 @@ class Client:
         self._groups = optimizer.param_groups
         self._state = optimizer.state
         self._parameters: list[torch.Tensor] = []
+        self._stand_ins: dict[int, torch.Tensor] = {}
+        """By id() of parameters on a device: what it works on instead."""
         self._offsets: list[int] = []
         self._error: BaseException | None = None
         closure = inspect.signature(kind.step).parameters.get("closure")
@@ -104,7 +106,15 @@ class Client:
 
     def begin(self, parameters: Sequence[torch.Tensor], offsets: Sequence[int]) -> None:
         """Local: where the parameters lie in the arrays that step() gets."""
-        self._parameters, self._offsets = list(parameters), list(offsets)
+        self._offsets = list(offsets)
+        every = [p for group in self._groups for p in group["params"]]
+        for p in every:
+            if p.device.type != "cpu":
+                on_host = torch.nn.Parameter(p.detach().cpu(), p.requires_grad)
+                self._stand_ins[id(p)] = on_host
+                if p in self._state:
+                    self._state[on_host] = _on_host(self._state.pop(p))
+        self._parameters = [self._stand_ins.get(id(p), p) for p in parameters]
 
     # ---- the C++ side's, see python/bindings/client_rule.h
 
@@ -133,7 +143,9 @@ class Client:
     def pack(self) -> bytes:
         """The optimizer's state_dict(), and the names of its parameters."""
         file = io.BytesIO()
-        torch.save({"names": self._names, "state": self.optimizer.state_dict()}, file)
+        with self._on_host():
+            state = self.optimizer.state_dict()
+        torch.save({"names": self._names, "state": state}, file)
         return file.getvalue()
 
     def check(self, packed: bytes) -> tuple[dict[Any, Any], Groups]:
@@ -156,7 +168,8 @@ class Client:
             )
         optimizer = self.optimizer
         try:
-            with self._looking_fp32():  # states get the parameters' dtype
+            # States get the parameters' dtype.
+            with self._on_host(), self._looking_fp32():
                 optimizer.load_state_dict(state)
             loaded = dict(optimizer.state), optimizer.param_groups
         except Exception as error:  # noqa: BLE001  whatever the optimizer raises
@@ -219,12 +232,24 @@ class Client:
 
     @contextmanager
     def _working_on(self, params: torch.Tensor, grads: torch.Tensor) -> Iterator[None]:
-        with _kept(self._parameters):
+        with self._on_host(), _kept(self._parameters):
             for p, offset in zip(self._parameters, self._offsets, strict=True):
                 size, shape = p.numel(), p.shape
                 p.data = params.narrow(0, offset, size).view(shape)
                 p.grad = grads.narrow(0, offset, size).view(shape)
             yield
+
+    @contextmanager
+    def _on_host(self) -> Iterator[None]:
+        """Within it the groups have the stand-ins."""
+        own = [group["params"] for group in self._groups]
+        for group in self._groups:
+            group["params"] = [self._stand_ins.get(id(p), p) for p in group["params"]]
+        try:
+            yield
+        finally:
+            for group, params in zip(self._groups, own, strict=True):
+                group["params"] = params
 
     @contextmanager
     def _looking_fp32(self) -> Iterator[None]:
@@ -250,6 +275,13 @@ def _kept(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
             p.grad = None  # of another dtype, maybe
             p.data = data
             p.grad = grad
+
+
+def _on_host(state: Any) -> Any:
+    """A parameter's state, whose tensors are on the CPU."""
+    if not isinstance(state, dict):
+        return state
+    return {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in state.items()}
 
 
 def _floats(memory: memoryview) -> torch.Tensor:

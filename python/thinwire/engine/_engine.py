@@ -13,16 +13,14 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from .. import _core, _daemons, _log
 from .._agreement import agreed
-from .._writes import Marks
 from ..comm import communicator_for
 from ..config import Source, has_schedule, named_backend
 from ..errors import CommFailure, FailedPrecondition, InvalidArgument
 from ..optim._experts import Experts
 from ..optim._lifetime import closing
-from ._build import make_parts, make_plan
+from ._build import link_for, make_parts, make_plan
 from ._data import make_loader
 from ._edits import undoes_edits
-from ._hooks import Link
 from ._inquiries import Inquiries
 from ._modules import ModuleParts
 from ._monitoring import Monitoring
@@ -111,10 +109,9 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         memory = parts.memory
         self._marks = None
         if undoes_edits(plan.config):
-            self._marks = Marks(memory.params, memory.wide_params)
+            self._marks = memory.marks()
         self._is_behind = False
-        self._link = Link(parts.core, memory.parameters, memory.names)
-        self._link.releases = not memory.keeps_gradients
+        self._link = link_for(parts.core, memory, plan.config)
         self._others = ModuleOthers(model, memory.parameters, memory.names, comm.rank)
         parts.core.set_others(self._others.describe)
         self._register_parameters()
@@ -135,7 +132,7 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         from_launcher = os.environ.get("LOCAL_RANK", str(self.global_rank))
         given = -1 if local_rank is None else local_rank
         self.local_rank = given if given >= 0 else int(from_launcher)
-        self.device = torch.device("cpu")
+        self.device = self._memory.parameters[0].device
         self.report = None
         self._progress = Progress(self._comm, self._config, self._native)
         self._backwards = 0  # since the last boundary
@@ -199,14 +196,14 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         core, link = self._made, self._link
         factor = core.loss_factor if scale_wrt_gas else core.loss_scale
         core.begin_backward()
-        link.in_backward = True
+        link.begin()
         try:
             torch.autograd.backward(loss * factor, retain_graph=retain_graph)
+            link.finish()
         except BaseException as error:
-            link.in_backward = False
+            link.cancel()
             self._cancel_backward(error)
             raise
-        link.in_backward = False
         self._backwards += 1
         core.end_backward()
         self._monitoring.backward(loss)

@@ -76,11 +76,8 @@ def trainable(groups: Groups) -> list[Place]:
             continue
         seen.add(id(place.tensor))
         _parameters._require_supported(place, None)
-        if place.tensor.device.type != "cpu":
-            raise InvalidArgument(
-                f"parameter '{place.name}' is on {place.tensor.device}: an engine trains "
-                "on the CPU; for other devices use thinwire.OnebitAdam and the like"
-            )
+        if places:
+            _parameters.require_same_device(place, places[0])
         places.append(place)
     if not places:
         raise FailedPrecondition(

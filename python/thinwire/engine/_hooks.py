@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .. import _core
 from .._memory import require_dense
+from ._memory import EngineMemory
 
 FOREIGN = (
     "gradients were computed by a backward() that is not the engine's, without its loss "
@@ -23,27 +24,37 @@ FOREIGN = (
 class Link:
     """What the hooks of tensors know; tensors may outlive the engine."""
 
-    def __init__(
-        self, core: _core.Engine, tensors: Sequence[torch.Tensor], names: Sequence[str]
-    ) -> None:
-        self.core = core
-        self.releases = False
-        """Gradients are handed over and dropped, instead of staying in place."""
+    def __init__(self, core: _core.Engine, memory: EngineMemory) -> None:
+        self.core, self.memory = core, memory
+        self.use: dict[str, int] = {}
+        """Bytes that hooks have made the C++ side hold, on another thread."""
         self.in_backward = False
         self.has_foreign_gradients = False
         self._handles: list[Any] = []
         own = weakref.ref(self)
-        for index, tensor in enumerate(tensors):
+        for index, tensor in enumerate(memory.parameters):
             self._handles += [
                 tensor.register_post_accumulate_grad_hook(_hand_over(own, index)),
-                tensor.register_hook(_require_dense(own, names[index])),
+                tensor.register_hook(_require_dense(own, memory.names[index])),
             ]
+
+    def begin(self) -> None:
+        """A backward of the engine's begins, of which the core knows."""
+        self.in_backward = True
+
+    def finish(self) -> None:
+        """Autograd is done with it."""
+        self.in_backward = False
+
+    def cancel(self) -> None:
+        """It has failed."""
+        self.in_backward = False
 
     def take(self, index: int, parameter: torch.Tensor) -> None:
         """The gradient of a parameter is complete for this backward."""
         if not self.in_backward:
             self.has_foreign_gradients = True
-        elif self.releases:
+        elif not self.memory.keeps_gradients:
             gradient = parameter.grad
             parameter.grad = None
             if gradient is not None and gradient.numel() > 0:

@@ -37,8 +37,8 @@ class EngineMemory(FlatMemory):
         self._offsets = layout.offsets
         self.keeps_gradients = keeps_gradients
         begin = self._cut(layout.size, num_wide)
-        self.params = torch.zeros(begin, dtype=dtype)
-        self.grads = torch.zeros(begin if keeps_gradients else 0, dtype=dtype)
+        self.params = self.zeros(begin, dtype)
+        self.grads = self.zeros(begin if keeps_gradients else 0, dtype)
         self._take_values(layout.size, keeps_gradients)
 
     def give_homes(self) -> None:

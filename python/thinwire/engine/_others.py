@@ -23,8 +23,8 @@ _TYPES = {
 
 
 class ModuleOthers:
-    """Parameters that are not trained and persistent buffers that are dense, on the CPU and of a
-    type that files know, and the further names of tensors that have several. The first
+    """Parameters that are not trained and persistent buffers that are dense and of a type
+    that files know, and the further names of tensors that have several. The first
     name in the order of registration is the one that they are saved under, parameters
     before buffers."""
 
@@ -47,7 +47,7 @@ class ModuleOthers:
 
     def describe(self) -> _core.Others:
         """Local: views of the tensors as they are now, or, where a tensor is not
-        contiguous, of a copy that lives until the next call."""
+        contiguous or not on the CPU, of a copy that lives until the next call."""
         self._copies.clear()
         names: dict[int, str] = {}
         tensors: list[tuple[str, list[int], torch.Tensor, bool]] = []
@@ -85,8 +85,8 @@ class ModuleOthers:
 
     def _flat(self, tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
         values = tensor.detach()
-        if not values.is_contiguous():
-            values = values.clone(memory_format=torch.contiguous_format)
+        if not values.is_contiguous() or values.device.type != "cpu":
+            values = values.to("cpu").clone(memory_format=torch.contiguous_format)
             self._copies.append((tensor.detach(), values))
         flat = values.view(-1)
         if tensor.dtype == torch.bool:
@@ -96,15 +96,12 @@ class ModuleOthers:
     def _log(self, name: str) -> None:
         if self._logs:
             logger.warning(
-                "'%s' is no dense tensor on the CPU of a type that checkpoints know: not "
-                "saved",
+                "'%s' is no dense tensor of a type that checkpoints know: not saved",
                 name,
             )
 
 
 def _is_known(tensor: torch.Tensor) -> bool:
     return (
-        tensor.device.type == "cpu"
-        and tensor.layout == torch.strided
-        and tensor.dtype in _TYPES
+        not tensor.is_meta and tensor.layout == torch.strided and tensor.dtype in _TYPES
     )

@@ -46,7 +46,7 @@ class Values(EngineBase):
         parameter itself if it has none; a copy in its shape. `parameter` is the tensor or
         its name; InvalidArgument if the engine does not train it."""
         name, shape = self._named(parameter)
-        return _tensor(self._made.full_parameter(name), shape)
+        return self._tensor(self._made.full_parameter(name), shape)
 
     def set_full_parameter(
         self, parameter: torch.Tensor | str, value: torch.Tensor
@@ -71,7 +71,7 @@ class Values(EngineBase):
         Raises FailedPrecondition at other times and without ZeRO.
         """
         name, shape = self._named(parameter)
-        return _tensor(self._made.full_gradient(name), shape)
+        return self._tensor(self._made.full_gradient(name), shape)
 
     def set_full_gradient(
         self, parameter: torch.Tensor | str, value: torch.Tensor
@@ -92,7 +92,7 @@ class Values(EngineBase):
         _require_key(key)
         if self._client is not None:
             return self._client.state_of(name, self._memory.names.index(name), key)
-        return _tensor(self._made.full_state(name, key), shape)
+        return self._tensor(self._made.full_state(name, key), shape)
 
     def set_full_state(
         self, parameter: torch.Tensor | str, key: str, value: torch.Tensor
@@ -124,7 +124,13 @@ class Values(EngineBase):
         """Local: bytes that this rank holds: parameters, gradients, states, buckets and
         other, and peak, the largest sum of them so far. Everything that this thread made
         counts, so another engine of the same thread does, too; activations do not."""
-        return with_tensors(_core.memory_use(), self._memory)
+        use = with_tensors(_core.memory_use(), self._memory)
+        for kind, size in self._link.use.items():
+            use[kind] += size
+        return use
+
+    def _tensor(self, values: Any, shape: torch.Size) -> torch.Tensor:
+        return from_dlpack(values).view(shape).to(self.device)
 
     def _named(self, parameter: torch.Tensor | str) -> tuple[str, torch.Size]:
         names, tensors = self._memory.names, self._memory.parameters
@@ -135,10 +141,6 @@ class Values(EngineBase):
                 return name, tensor.shape
         what = repr(parameter) if isinstance(parameter, str) else "this tensor"
         raise InvalidArgument(f"parameter: the engine does not train {what}")
-
-
-def _tensor(values: Any, shape: torch.Size) -> torch.Tensor:
-    return from_dlpack(values).view(shape)
 
 
 def _require_key(key: str) -> None:

@@ -16,7 +16,7 @@ from torch.optim.optimizer import ParamsT
 from .. import _core, _daemons, _log
 from .._agreement import agreed
 from .._memory import FlatMemory
-from ..errors import FailedPrecondition, InvalidArgument, Unavailable
+from ..errors import FailedPrecondition, InvalidArgument
 from ..report import StepReport
 from . import _state
 from ._edits import Edits
@@ -145,7 +145,6 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         self._experts.join(self._comm, self.param_groups)
         made = make_native(
             self._comm,
-            self._given.get("process_group"),
             config,
             places,
             len(self.param_groups),
@@ -153,7 +152,7 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
             self._experts,
         )
         earlier = self._native
-        if self._comm.rank == 0:
+        if self._comm.rank == 0 and places[0].tensor.device.type == "cpu":
             warn_of_order(places)
         made.memory.give_homes()
         made.memory.note_written()
@@ -294,7 +293,7 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
             self._tell_of_skip(self.report)
             return loss
         self._require_same_parameters()
-        self._edits.home()
+        self._edits.look()
         gradients = native.memory.take_in_gradients(given_grads)
 
         def exchange() -> Any:
@@ -316,17 +315,12 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
     ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
         """Collective if anything is given: both in the order of the places."""
         given = {"grads": grads, "output_params": outputs}
-        names = [name for name, value in given.items() if value is not None]
-        if not names:
+        if grads is None and outputs is None:
             return [], []
         native = self._made
 
         def take() -> list[list[torch.Tensor | None]]:
             self._settings.require_same_groups(self.param_groups)
-            if not isinstance(native.optimizer, _core.Optimizer):
-                raise Unavailable(
-                    f"step: {names[0]} works for parameters on the CPU only"
-                )
             return [
                 []
                 if value is None

@@ -10,7 +10,6 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from .. import _core
-from .._writes import Marks
 from ..errors import FailedPrecondition
 from ._native import Native
 from ._state import tensors
@@ -32,13 +31,17 @@ class Edits:
         memory = native.memory
         self._marks = None
         if has_copies:
-            self._marks = Marks(memory.params, memory.wide_params)
+            self._marks = memory.marks()
         self._moved = False
         self._is_lean = isinstance(native.config.optimizer, _core.LeanOnebitAdamOptions)
 
     def home(self) -> None:
         """Local: FlatMemory.home(), remembering whether take_in() has to look."""
         self._moved |= self._native.memory.home()
+
+    def look(self) -> None:
+        """Local: as home(), before a step, which reads gradients first."""
+        self._moved |= self._native.memory.look()
 
     def note(self) -> None:
         """Parameters hold what the optimizer knows."""
@@ -54,6 +57,7 @@ class Edits:
         Raises FailedPrecondition where ranks differ (0/1 Adam between exchanges) and would
         go on differing.
         """
+        self._native.memory.take_in_written()
         if self._marks is None or not (self._moved or self._marks.have_changed()):
             return
         if self._is_lean:  # what it has beside parameters is no array of values

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.dlpack import from_dlpack
 
 from .. import _core
 from .._memory import with_tensors
-from ..errors import Unavailable
 
 if TYPE_CHECKING:
     from ._native import Native
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
 class Inquiries:
     """Getters of all optimizers."""
-
-    _options: ClassVar[type[Any]]
 
     if TYPE_CHECKING:
 
@@ -30,16 +27,8 @@ class Inquiries:
         """Local: the factors by which the last step multiplied the learning rate of each
         parameter, in the order of the parameters that are trained: LAMB's trust ratios, and
         in compressed steps 1-bit LAMB's scaling coefficients. 0 before the first step; empty
-        unless the optimizer is LAMB or 1-bit LAMB.
-
-        Raises Unavailable for exact LAMB on another device than the CPU.
-        """
-        native = self._made.optimizer
-        if not hasattr(native, "lamb_coeffs"):
-            if self._options is _core.LambOptions:
-                raise Unavailable("get_lamb_coeffs: of Lamb on the CPU only")
-            return []
-        return list(native.lamb_coeffs())
+        unless the optimizer is LAMB or 1-bit LAMB."""
+        return list(self._made.optimizer.lamb_coeffs())
 
     def memory_use(self) -> dict[str, int]:
         """Local: bytes that this rank holds: parameters, gradients, states, buckets and
@@ -50,8 +39,6 @@ class Inquiries:
     def _moment(self, k: int, key: str) -> torch.Tensor | None:
         """Of parameter k, where every rank has all of it."""
         native = self._made
-        if not isinstance(native.optimizer, _core.Optimizer):
-            return None
         tensor = native.places[k].tensor
         offset = native.layout.offsets[k]
         values = native.optimizer.state_elements(key, offset, tensor.numel())

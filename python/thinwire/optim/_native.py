@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from .. import _core
 from .._memory import FlatMemory, Handed, require_shape
-from ..errors import InvalidArgument, Unavailable
+from .._staging import StagedMemory
+from ..errors import InvalidArgument
 from ._experts import KEY as EXPERTS
 from ._experts import Experts
 from ._options import (
@@ -52,55 +52,25 @@ Spec = tuple[str, tuple[int, ...], int]
 
 
 @dataclass(frozen=True)
-class DeviceGroup:
-    """Ranks that exchange tensors of a device."""
-
-    rank: int
-    size: int
-    process_group: Any
-
-    @classmethod
-    def of(
-        cls, comm: _core.Communicator, process_group: Any, device: torch.device
-    ) -> Self:
-        """Collective: an own group of the device's backend."""
-        from ..comm import group_for_device
-
-        return cls(comm.rank, comm.size, group_for_device(process_group, device))
-
-    def close(self) -> None:
-        """Idempotent."""
-        from ..comm import close_group
-
-        close_group(self.process_group)
-
-
-@dataclass(frozen=True)
 class Native:
     """What steps, and the arrays that it steps on."""
 
-    optimizer: Any
-    """_core.Optimizer, or the device path's object with the same methods."""
+    optimizer: _core.Optimizer
     memory: FlatMemory
     layout: _core.Layout
     config: _core.Config
     places: list[Place]
-    group: DeviceGroup | None = None
-    """Of the device path, which closes none."""
 
     def close(self) -> None:
         """Idempotent."""
         self.optimizer.close()
-        if self.group is not None:
-            self.group.close()
 
     @property
     def compares_masks(self) -> bool:
         """Whether ranks compare checksums of their masks in the next step, before anything
         changes; local steps exchange nothing."""
         return (
-            isinstance(self.optimizer, _core.Optimizer)
-            and isinstance(self.config.optimizer, _WITH_MASKS)
+            isinstance(self.config.optimizer, _WITH_MASKS)
             and self.config.semantics == _core.Semantics.corrected
             and self.optimizer.phase != "local"
         )
@@ -181,7 +151,6 @@ def require_own_keys(
 
 def make_native(
     comm: _core.Communicator,
-    process_group: Any,
     config: _core.Config,
     places: list[Place],
     num_groups: int,
@@ -191,8 +160,7 @@ def make_native(
     """Collective: the optimizer and its arrays, with rank 0's values if `broadcast`. The
     parameters themselves stay as they are.
 
-    Raises InvalidArgument on all ranks where they differ in parameters or options, and
-    Unavailable for experts on another device than the CPU.
+    Raises InvalidArgument on all ranks where they differ in parameters or options.
     """
     specs: list[Spec] = [(p.name, tuple(p.tensor.shape), p.group) for p in places]
     layout = _core.Layout(specs, num_groups)
@@ -202,52 +170,24 @@ def make_native(
     options += f"ranks_per_host={config.comm.ranks_per_host}\n"
     experts.require_same(comm, places, layout.describe(), options)
     tensors, names = [p.tensor for p in places], [p.name for p in places]
-    device = tensors[0].device
-    if device.type == "cpu" and os.environ.get("THINWIRE_DEVICE_PATH") != "torch":
-        memory = FlatMemory(tensors, layout.offsets, layout.size, names, num_wide)
-        if broadcast and num_wide > 0:
-            for values in (memory.params, memory.wide_params):
-                broadcast_values(comm, values)
-        elif broadcast:
-            experts.broadcast(comm, places, memory.params)
-        with names_of_python():
-            made: Any = _core.Optimizer(
-                comm, layout, config, memory.handed_params, experts=experts.of_groups
-            )
-        return Native(made, memory, layout, config, places)
-    if num_wide > 0:
-        raise Unavailable(
-            f"parameter '{names[-1]}' is {tensors[-1].dtype}, '{names[0]}' {dtype}: all "
-            f"must be of one dtype on {device.type}"
-        )
-    if experts.of_groups:
-        raise Unavailable(
-            f"{EXPERTS}: must be None for parameters on {device.type}, where every rank "
-            "holds all of them"
-        )
-    from .. import device as device_path
-
-    # A communicator moves the bytes of CPU tensors, of whatever group it is.
-    group = (
-        None if device.type == "cpu" else DeviceGroup.of(comm, process_group, device)
-    )
+    kind = FlatMemory if tensors[0].device.type == "cpu" else StagedMemory
+    memory = kind(tensors, layout.offsets, layout.size, names, num_wide)
+    if broadcast and num_wide > 0:
+        for values in (memory.params, memory.wide_params):
+            broadcast_values(comm, values)
+    elif broadcast:
+        experts.broadcast(comm, places, memory.params)
     with names_of_python():
-        made = device_path.make_optimizer(group or comm, specs, config, device)
-    memory = FlatMemory(tensors, made.offsets, made.size, names)
-    if broadcast:
-        broadcast_values(comm, memory.params)
-    made.read_masters(memory.params)
-    return Native(made, memory, layout, config, places, group)
+        made = _core.Optimizer(
+            comm, layout, config, memory.handed_params, experts=experts.of_groups
+        )
+    return Native(made, memory, layout, config, places)
 
 
 def broadcast_values(comm: _core.Communicator, values: torch.Tensor) -> None:
     """Collective: rank 0's bytes go to all ranks."""
-    if comm.size == 1:
-        return
-    on_cpu = values.cpu()
-    comm.broadcast(on_cpu.view(torch.uint8), 0)
-    if on_cpu is not values:
-        values.copy_(on_cpu)
+    if comm.size > 1:
+        comm.broadcast(values.view(torch.uint8), 0)
 
 
 def _set_numbers(target: Any, group: Mapping[str, Any]) -> None:

@@ -110,12 +110,20 @@ def _require_supported(place: Place, first: Place | None) -> None:
     tensor = place.tensor
     what = _unsupported(tensor)
     if what is None and first is not None:
-        if tensor.device != first.tensor.device:
-            what = f"is on {tensor.device}, '{first.name}' on {first.tensor.device}: all must be on one device"
-        elif len({tensor.dtype, first.tensor.dtype, torch.float32}) > 2:
+        require_same_device(place, first)
+        if len({tensor.dtype, first.tensor.dtype, torch.float32}) > 2:
             what = f"is {tensor.dtype}, '{first.name}' {first.tensor.dtype}: all must be of one dtype, or float32 beside one of 16 bits"
     if what is not None:
         raise InvalidArgument(f"parameter '{place.name}' {what}")
+
+
+def require_same_device(place: Place, first: Place) -> None:
+    """Raises InvalidArgument naming both."""
+    if place.tensor.device != first.tensor.device:
+        raise InvalidArgument(
+            f"parameter '{place.name}' is on {place.tensor.device}, '{first.name}' on "
+            f"{first.tensor.device}: all must be on one device"
+        )
 
 
 def _require_apart(places: list[Place]) -> None:

@@ -90,6 +90,7 @@ def load(optimizer: _Optimizer, state_dict: Mapping[str, Any]) -> None:
     groups = deepcopy(saved_state["param_groups"])
     _check_groups(optimizer, groups)
     native = optimizer._made
+    native.memory.take_in_written()
     if not native.optimizer.steps_behind:  # else the state has all that counts
         optimizer._edits.take_in(is_collective=False)
     state = saved_state.get("state", {})
@@ -254,7 +255,7 @@ def _own(
         added |= {"rank", "world_size"}
     state = {key: value for key, value in record.items() if key not in added}
     native = optimizer._made
-    size, device = native.layout.size, native.memory.params.device
+    size = native.layout.size
     views: dict[str, list[torch.Tensor]] = {}
     names = sorted({name for entry in entries.values() for name in entry} - {"step"})
     for k, place in enumerate(native.places):
@@ -273,11 +274,11 @@ def _own(
                     f"in the state, the parameter has {place.tensor.numel()}"
                 )
             if name not in state:
-                state[name] = torch.zeros(size, dtype=value.dtype, device=device)
+                state[name] = torch.zeros(size, dtype=value.dtype)
                 views[name] = native.dense_views(state[name])
             views[name][k].copy_(value.reshape(place.tensor.shape))
     return {
-        key: value.detach().to(device).contiguous()
+        key: value.detach().cpu().contiguous()
         if isinstance(value, torch.Tensor)
         else value
         for key, value in state.items()

@@ -36,8 +36,8 @@ def of_torch(
     refuse_deepspeed(entries)
     rule = _rule(optimizer._options)
     native = optimizer._made
-    size, device = native.layout.size, native.memory.params.device
-    state: dict[str, Any] = {name: torch.zeros(size, device=device) for name in MOMENTS}
+    size = native.layout.size
+    state: dict[str, Any] = {name: torch.zeros(size) for name in MOMENTS}
     views = {name: native.dense_views(state[name]) for name in MOMENTS}
     steps: dict[int, str] = {}
     for k, place in enumerate(native.places):
@@ -71,8 +71,8 @@ def of_torch(
     state |= {"optimizer": rule, "step": next(iter(steps), 0), "skipped_steps": 0}
     state["learning_rates"] = torch.tensor(rates, dtype=torch.float64)
     if native.memory.params.dtype != torch.float32:
-        flat = [p.tensor.detach().reshape(-1) for p in native.places]
-        state["masters"] = torch.cat(flat).to(torch.float32)
+        on_host = [p.tensor.detach().to("cpu", torch.float32) for p in native.places]
+        state["masters"] = torch.cat([values.reshape(-1) for values in on_host])
     return state
 
 

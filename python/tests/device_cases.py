@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs on the CPU and on a device that must end with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import devices
+import engines
+import optim_cases as cases
+import thinwire
+import torch
+from thinwire import _core, optim
+from thinwire.comm import communicator_for, init_distributed
+
+STEPS = 50
+
+
+class Elementwise(engines.Net):
+    """Gradients have the same bits on every device, because no sum is in them."""
+
+    def loss(self, rank: int, step: int) -> torch.Tensor:
+        total = torch.zeros((), device=self.first.weight.device)
+        generator = torch.Generator().manual_seed(1000 * step + rank)
+        for parameter in self.parameters():
+            factors = torch.randn(parameter.shape, generator=generator)
+            if parameter is self.sometimes and rank % 2 and step % 3 == 0:
+                continue
+            times = parameter * factors.to(parameter.device, parameter.dtype)
+            total = total + times.float().sum() + 0.5 * parameter.square().float().sum()
+        return total
+
+
+Model = engines.Net if devices.IS_FENCE else Elementwise
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "AdamW": {},
+    "Lamb": {},
+    "OneBitAdam": {"freeze_step": 8},
+    "OneBitLamb": {"freeze_step": 8},
+    "ZeroOneAdam": {
+        "var_freeze_step": 16,
+        "var_update_scaler": 2,
+        "local_step_scaler": 8,
+        "local_step_clipper": 4,
+    },
+}
+PRECISIONS = {
+    "fp32": {},
+    "bf16": engines.BF16,
+    "fp16": engines.FP16,
+}
+LEAN = {
+    "optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 8}},
+    "thinwire": {"lean": True},
+}
+FEW_BITS = {"thinwire": {"zero_bits_up": 4, "zero_bits_down": 4}}
+
+
+def engine_cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Configurations by name."""
+    for kind, options in OPTIMIZERS.items():
+        of_kind = {"optimizer": {"type": kind, "params": {"lr": 0.01, **options}}}
+        for precision, section in PRECISIONS.items():
+            yield f"{kind} {precision}", of_kind | section
+            accumulation = {"gradient_accumulation_steps": 2}
+            if kind in ("AdamW", "OneBitAdam"):
+                yield (
+                    f"{kind} {precision} accumulation",
+                    of_kind | section | accumulation,
+                )
+            if kind == "Lamb":
+                yield f"Lamb {precision} ZeRO-2", of_kind | section | engines.zero(2)
+            if kind != "AdamW":
+                continue
+            for stage in (1, 2):
+                zero = engines.zero(stage)
+                yield f"{kind} {precision} ZeRO-{stage}", of_kind | section | zero
+            yield (
+                f"{kind} {precision} ZeRO-2 accumulation",
+                of_kind | section | engines.zero(2) | accumulation,
+            )
+            yield (
+                f"{kind} {precision} offload",
+                of_kind | section | engines.zero(2, offload=True),
+            )
+    for precision in ("fp32", "bf16"):
+        section = PRECISIONS[precision]
+        yield f"lean {precision}", LEAN | section
+        few = {**FEW_BITS, **engines.zero(2), **section}
+        yield f"ZeRO-2 over 4 bits {precision}", few
+
+
+def train_engine(
+    comm: Any, config: dict[str, Any], device: torch.device | str, steps: int = STEPS
+) -> tuple[list[float], torch.Tensor]:
+    """Losses of this rank, and its parameters and buffers at the end."""
+    model = Model(seed=comm.rank).to(device)
+    engine = engines.make(comm, engines.config_of(**config), model=model)
+    dtype = next(model.parameters()).dtype
+    losses = []
+    for step in range(steps * engine.gradient_accumulation_steps()):
+        loss = loss_of(engine, comm.rank, step, dtype)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss)
+    engine.destroy()
+    return [loss.item() for loss in losses], values_of(model)
+
+
+def loss_of(model: Any, rank: int, step: int, dtype: torch.dtype) -> torch.Tensor:
+    """As engines.loss_of(), on the model's device."""
+    if isinstance(getattr(model, "module", model), Elementwise):
+        return getattr(model, "module", model).loss(rank, step)
+    where = next(model.parameters()).device
+    x, y = (part.to(where) for part in engines.batch(rank, step, dtype))
+    uses_all = rank % 2 == 0 or step % 3 != 0
+    return torch.nn.functional.mse_loss(model(x, uses_all), y)
+
+
+def values_of(model: torch.nn.Module) -> torch.Tensor:
+    """All parameters and buffers, on the CPU."""
+    found = [*model.parameters(), *model.buffers()]
+    return torch.cat([t.detach().to("cpu", torch.float32).reshape(-1) for t in found])
+
+
+def differences(run: Callable[[str | torch.device], Any], device: torch.device) -> str:
+    """What is not as on the CPU; empty: nothing."""
+    (losses, values), (its_losses, its_values) = run("cpu"), run(device)
+    if losses != its_losses and devices.IS_FENCE:
+        at = next(
+            k for k, pair in enumerate(zip(losses, its_losses)) if pair[0] != pair[1]
+        )
+        return f"loss {at}: {losses[at]} on the CPU, {its_losses[at]} on {device}"
+    if not engines.same_bits(values, its_values):
+        return f"parameters differ by {(values - its_values).abs().max().item()}"
+    return ""
+
+
+@contextmanager
+def joined() -> Iterator[tuple[_core.Communicator, torch.device]]:
+    """The ranks of devices.run(), over gloo."""
+    init_distributed("gloo", verbose=False)
+    comm = communicator_for(None)
+    try:
+        yield comm, devices.device(comm.rank)
+    finally:
+        comm.close()
+
+
+def engine_differences(wanted: str = "") -> dict[str, str]:
+    """Of all cases whose names contain `wanted`."""
+    with joined() as (comm, device):
+        return {
+            name: differences(partial(train_engine, comm, config), device)
+            for name, config in engine_cases()
+            if wanted in name
+        }
+
+
+PLAIN: dict[str, tuple[type[Any], dict[str, Any]]] = {
+    **cases.KINDS,
+    "LeanOnebitAdam": (optim.LeanOnebitAdam, {"freeze_step": 4}),
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def plain_cases() -> Iterator[str]:
+    """Optimizers and dtypes, and ways to use them."""
+    for kind in PLAIN:
+        for precision in DTYPES:
+            if (kind, precision) != ("LeanOnebitAdam", "fp16"):
+                yield f"{kind} {precision}"
+    yield "AdamW fp32 scaled"
+    yield "OnebitAdam fp16 scaled"
+    yield "OnebitAdam fp32 clipped"
+    yield "OnebitAdam bf16 edited"
+    yield "AdamW bf16 given"
+
+
+def train_optimizer(
+    comm: Any, name: str, device: torch.device | str, steps: int = STEPS
+) -> tuple[list[float], torch.Tensor]:
+    """As train_engine(), with an optimizer in a plain loop."""
+    kind, precision, *ways = name.split()
+    made, options = PLAIN[kind]
+    model = Model(seed=comm.rank).to(device, DTYPES[precision])
+    clips = {"max_grad_norm": 0.5} if "clipped" in ways else {}
+    optimizer = made(
+        model.named_parameters(), lr=0.01, process_group=comm, **options, **clips
+    )
+    engines.send_others(model, comm)
+    where = torch.device(device).type
+    scaler = thinwire.GradScaler(where, enabled="scaled" in ways, init_scale=2.0**12)
+    losses = []
+    for step in range(steps):
+        loss = loss_of(model, comm.rank, step, DTYPES[precision])
+        if step == 5 and "scaled" in ways:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        if "scaled" in ways and precision == "fp32":
+            scaler.unscale_(optimizer)
+        if "given" in ways:
+            own = optimizer.param_groups[0]["params"]
+            given = [None if p.grad is None else 2 * p.grad for p in own]
+            copies = [torch.empty_like(p) for p in own]
+            optimizer.step(grads=given, output_params=copies)
+            assert all(
+                torch.equal(c, p) for c, p in zip(copies, own) if p.requires_grad
+            )
+        else:
+            scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        if "edited" in ways and step % 7 == 6:
+            with torch.no_grad():
+                model.first.weight.clamp_(-0.3, 0.3)
+        losses.append(loss)
+    optimizer.synchronize()
+    optimizer.close()
+    return [loss.item() for loss in losses], values_of(model)
+
+
+def optimizer_differences(wanted: str = "") -> dict[str, str]:
+    """As engine_differences()."""
+    with joined() as (comm, device):
+        return {
+            name: differences(partial(train_optimizer, comm, name), device)
+            for name in plain_cases()
+            if wanted in name
+        }

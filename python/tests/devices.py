@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device that tests of devices run on, in processes of its own.
+
+THINWIRE_TEST_DEVICE names it: "fence", which CI has, or "cuda", "npu", "xpu" and the like on
+a machine that has one. Counters and checks for races are fence's alone.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import ranks
+import torch
+
+NAME = os.environ.get("THINWIRE_TEST_DEVICE", "fence")
+IS_FENCE = NAME == "fence"
+_FENCE = Path(__file__).resolve().parents[2] / "build/release/tests/fence_device.so"
+
+
+def require() -> None:
+    """Skips the test where the device is not there; THINWIRE_REQUIRE=device fails it."""
+    if IS_FENCE:
+        there, why = (
+            _FENCE.exists() or "THINWIRE_FENCE" in os.environ,
+            "build the target fence",
+        )
+    else:
+        there, why = torch.accelerator.is_available(), f"torch finds no {NAME}"
+    ranks.require("device", there, why)
+
+
+def run(
+    n: int, file: str, name: str, *arguments: object, seconds: float = 110, **env: str
+) -> list[Any]:
+    """The results of the function `name` of `file` on n ranks, each a process."""
+    require()
+    got = ranks.call(n, file, name, *arguments, seconds=seconds, env=env)
+    return [rank.value for rank in ranks.succeed(got)]
+
+
+def device(rank: int = 0) -> torch.device:
+    """In a process of run(): the one of this rank."""
+    if IS_FENCE:
+        import fence  # noqa: F401  it registers itself
+    return torch.device(NAME, rank % torch.accelerator.device_count())
+
+
+def backends() -> str:
+    """Of a process group for tensors of the CPU and of the device."""
+    own = {"fence": "fence_ccl"}.get(NAME)
+    return f"cpu:gloo,{NAME}:{own or torch.distributed.get_default_backend_for_device(NAME)}"
+
+
+def counts() -> dict[str, int]:
+    """fence.counts(); of other devices nothing."""
+    if not IS_FENCE:
+        return {}
+    import fence
+
+    return fence.counts()
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two nested lists of numbers are equal, or on other devices than fence, whose sums
+    are not the CPU's, nearly so."""
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(alike, a, b))
+    return a == b or (not IS_FENCE and math.isclose(a, b, rel_tol=1e-2, abs_tol=1e-2))

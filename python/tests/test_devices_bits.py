@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is trained on a device has the bits of the CPU: every optimizer in every precision,
+alone, in an engine, with ZeRO, offload, accumulation and few bits."""
+
+from __future__ import annotations
+
+import device_cases
+import devices
+import pytest
+
+SAME: dict[str, str] = {}
+
+
+def require_same(n: int, function: str, wanted: str) -> None:
+    for found in devices.run(n, device_cases.__file__, function, wanted):
+        assert found and {k: v for k, v in found.items() if v} == SAME, found
+
+
+@pytest.mark.parametrize("kind", [*device_cases.OPTIMIZERS, "lean", "4 bits"])
+def test_an_engine_on_two_ranks(kind: str) -> None:
+    require_same(2, "engine_differences", kind)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_an_optimizer_in_a_plain_loop_on_two_ranks(precision: str) -> None:
+    require_same(2, "optimizer_differences", precision)
+
+
+def test_alone() -> None:
+    require_same(1, "engine_differences", "AdamW")
+    require_same(1, "optimizer_differences", "OnebitAdam")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("function", ["engine_differences", "optimizer_differences"])
+def test_four_ranks(function: str) -> None:
+    require_same(4, function, "")

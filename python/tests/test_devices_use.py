@@ -1,0 +1,494 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models on a device in all the ways that programs use them: the CPU's values, or a refusal
+that names what is wrong."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import devices
+import pytest
+import torch
+from torch import nn
+
+ADAM = {
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+    "gradient_clipping": 1.0,
+}
+ONEBIT = {"optimizer": {"type": "OneBitAdam", "params": {"lr": 0.01, "freeze_step": 3}}}
+ZERO_ONE = {
+    "optimizer": {
+        "type": "ZeroOneAdam",
+        "params": {"lr": 0.01, "var_freeze_step": 3, "local_step_scaler": 2},
+    }
+}
+BF16 = {"bf16": {"enabled": True}}
+Case = Callable[[torch.device], Any]
+
+
+def engine_of(model: nn.Module, config: dict[str, Any] = ADAM, **arguments: Any) -> Any:
+    import thinwire
+    from thinwire import _core
+
+    comm = _core.local_group(1)[0]
+    engine, *_ = thinwire.initialize(
+        model=model, config=copy.deepcopy(config), process_group=comm, **arguments
+    )
+    return engine
+
+
+def seeded(make: Callable[[], nn.Module], device: torch.device) -> nn.Module:
+    torch.manual_seed(0)
+    return make().to(device)
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+
+
+def x_of(step: int, device: torch.device, *shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(shape or (4, 8), generator=generator).to(device)
+
+
+def step_with(engine: Any, loss: torch.Tensor) -> float:
+    engine.backward(loss)
+    engine.step()
+    return loss.item()
+
+
+def values(model: nn.Module) -> list[list[float]]:
+    return [p.detach().cpu().float().flatten().tolist() for p in model.parameters()]
+
+
+# ---- cases: each returns what must be equal on both
+
+
+def channels_last(device: torch.device) -> Any:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3))
+    model = model.to(device, memory_format=torch.channels_last)
+    engine = engine_of(model, ONEBIT)
+    losses = []
+    for step in range(6):
+        x = x_of(step, device, 2, 3, 8, 8).to(memory_format=torch.channels_last)
+        losses.append(step_with(engine, engine(x).square().mean()))
+    if device.type != "cpu":
+        assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    return losses, values(model)
+
+
+def input_with_gradient(device: torch.device) -> Any:
+    model = seeded(perceptron, device)
+    engine = engine_of(model)
+    x = x_of(0, device).requires_grad_()
+    losses = [step_with(engine, engine(x).square().sum()) for _ in range(3)]
+    return losses, x.grad.cpu().tolist()  # type: ignore[union-attr]
+
+
+def checkpointing(device: torch.device) -> Any:
+    from torch.utils.checkpoint import checkpoint
+
+    model = seeded(perceptron, device)
+    engine = engine_of(model)
+    losses = []
+    for step in range(4):
+        y = checkpoint(model, x_of(step, device), use_reentrant=False)
+        y = checkpoint(model, y, use_reentrant=False)
+        losses.append(step_with(engine, y.square().mean()))
+    return losses
+
+
+def used_twice(device: torch.device) -> Any:
+    model = seeded(lambda: nn.Linear(8, 8), device)
+    engine = engine_of(model, ONEBIT)
+    return [
+        step_with(engine, model(model(x_of(k, device))).square().mean())
+        for k in range(6)
+    ]
+
+
+def infinite_gradient(device: torch.device) -> Any:
+    model = seeded(perceptron, device)
+    engine = engine_of(model)
+    before = values(model)
+    engine.backward((engine(x_of(0, device)) * float("inf")).sum())
+    engine.step()
+    assert values(model) == before and not engine.was_step_applied()
+    return step_with(engine, engine(x_of(1, device)).square().sum()), values(model)
+
+
+def autocast(device: torch.device) -> Any:
+    model = seeded(perceptron, device)
+    engine = engine_of(model)
+    losses = []
+    for step in range(4):
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            y = engine(x_of(step, device))
+        losses.append(step_with(engine, y.float().square().mean()))
+    return losses
+
+
+def side_stream(device: torch.device) -> Any:
+    def train(model: nn.Module) -> list[torch.Tensor]:
+        engine = engine_of(model)
+        losses = []
+        for step in range(4):
+            loss = engine(x_of(step, device)).square().mean()
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss)
+        return losses
+
+    model = seeded(perceptron, device)
+    if device.type == "cpu":
+        return [loss.item() for loss in train(model)]
+    stream = torch.Stream(device)
+    current = torch.accelerator.current_stream(device)
+    stream.wait_event(current.record_event())
+    with stream:
+        losses = train(model)
+    current.wait_event(stream.record_event())
+    return [loss.item() for loss in losses]
+
+
+def compiled(device: torch.device) -> Any:
+    model = seeded(perceptron, device)
+    engine = engine_of(model)
+    fast = torch.compile(model, backend="aot_eager")
+    return [step_with(engine, fast(x_of(k, device)).square().mean()) for k in range(4)]
+
+
+def edited(device: torch.device) -> Any:
+    """Masters take in what is written between windows; swaps that are undone change nothing."""
+    model = seeded(perceptron, device)
+    engine = engine_of(model, ADAM | BF16)
+    losses = []
+    for step in range(8):
+        x = x_of(step, device).bfloat16()
+        losses.append(step_with(engine, engine(x).float().square().mean()))
+        if step % 3 == 1:
+            with torch.no_grad():
+                model[0].weight.clamp_(-0.2, 0.2)
+        if step % 3 == 2:
+            kept = copy.deepcopy(model.state_dict())
+            model.load_state_dict({k: v * 0.5 for k, v in kept.items()})
+            with torch.no_grad():
+                losses.append(model(x).float().sum().item())
+            model.load_state_dict(kept)
+    engine.load_module_state_dict({k: v * 0.5 for k, v in model.state_dict().items()})
+    losses.append(step_with(engine, engine(x_of(9, device).bfloat16()).float().sum()))
+    return losses, engine.full_parameter("0.weight").cpu().tolist()
+
+
+def local_steps(device: torch.device) -> Any:
+    model = seeded(perceptron, device)
+    engine = engine_of(model, ZERO_ONE)
+    losses = []
+    for step in range(12):
+        losses.append(step_with(engine, engine(x_of(step, device)).square().mean()))
+        if step % 4 == 3:
+            with engine.evaluation():
+                losses.append(engine(x_of(0, device)).sum().item())
+    with engine.evaluation():
+        return losses, values(model)
+
+
+def whole_values(device: torch.device) -> Any:
+    model = seeded(perceptron, device)
+    config = ADAM | BF16 | {"zero_optimization": {"stage": 2}}
+    engine = engine_of(model, config)
+    engine.backward(engine(x_of(0, device).bfloat16()).float().sum())
+    gradient = engine.full_gradient("0.bias")
+    engine.set_full_gradient("0.bias", 2 * gradient)
+    engine.step()
+    engine.set_full_parameter(model[2].bias, torch.full((8,), 0.25, device=device))
+    engine.set_full_state("0.bias", "exp_avg", torch.ones(16, device=device))
+    losses = [step_with(engine, engine(x_of(1, device).bfloat16()).float().sum())]
+    use = engine.memory_use()
+    assert use["gradients"] > 0 and use["peak"] >= use["states"]
+    return losses, gradient.cpu().tolist(), values(model)
+
+
+def other_optimizers(device: torch.device) -> Any:
+    """Those of torch make their own steps, with fp32 masters too."""
+    found = []
+    for kind, options, section in (
+        (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}, {}),
+        (torch.optim.Adagrad, {"lr": 0.05}, BF16),
+    ):
+        model = seeded(perceptron, device)
+        optimizer = kind(model.parameters(), **options)
+        engine = engine_of(model, dict(section), optimizer=optimizer)
+        dtype = model[0].weight.dtype
+        for step in range(5):
+            y = engine(x_of(step, device).to(dtype))
+            found.append(step_with(engine, y.float().square().mean()))
+        assert optimizer.param_groups[0]["params"][0] is model[0].weight
+    return found
+
+
+def broken_backward(device: torch.device) -> Any:
+    class Breaks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            raise ValueError("breaks")
+
+    model = seeded(perceptron, device)
+    engine = engine_of(model, ADAM | {"gradient_accumulation_steps": 2})
+    engine.backward(engine(x_of(0, device)).sum())
+    engine.step()
+    with pytest.raises(ValueError, match="breaks"):
+        engine.backward(model[2](Breaks.apply(model[0](x_of(1, device)))).sum())
+    for micro in range(2):
+        loss = step_with(engine, model[2](x_of(micro, device, 4, 16)).square().mean())
+    return loss, values(model)
+
+
+SAME: dict[str, Case] = {
+    case.__name__: case
+    for case in (
+        channels_last,
+        input_with_gradient,
+        checkpointing,
+        used_twice,
+        infinite_gradient,
+        autocast,
+        side_stream,
+        compiled,
+        edited,
+        local_steps,
+        whole_values,
+        other_optimizers,
+        broken_backward,
+    )
+}
+
+
+def all_cases() -> dict[str, str]:
+    """Which of them differ, and how."""
+    device, found = devices.device(), {}
+    for name, case in SAME.items():
+        try:
+            on_cpu, on_device = case(torch.device("cpu")), case(device)
+            torch.accelerator.synchronize()
+            if not devices.alike(on_cpu, on_device):
+                found[name] = f"{on_cpu!r:.300} on the CPU, {on_device!r:.300}"
+        except Exception as error:  # noqa: BLE001  all cases are to be told
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def test_programs_get_the_values_of_the_cpu() -> None:
+    assert devices.run(1, __file__, "all_cases") == [{}]
+
+
+# ---- refusals
+
+
+def refusals() -> dict[str, str]:
+    import thinwire
+
+    device, found = devices.device(), {}
+
+    def refused(name: str, action: Callable[[], Any]) -> None:
+        try:
+            action()
+            found[name] = ""
+        except thinwire.errors.Error as error:
+            found[name] = str(error)
+
+    model = seeded(perceptron, device)
+    engine = engine_of(model)
+    engine(x_of(0, device)).sum().backward()
+    refused("foreign", lambda: engine.backward(engine(x_of(0, device)).sum()))
+
+    model = seeded(perceptron, device)
+    engine = engine_of(model, ADAM | BF16 | {"gradient_accumulation_steps": 2})
+    x = x_of(0, device).bfloat16()
+    engine.backward(engine(x).float().sum())
+    model.zero_grad()
+    refused(
+        "gradient", lambda: engine.backward(engine(x).float().sum()) or engine.step()
+    )
+
+    model = seeded(perceptron, device)
+    engine = engine_of(model, ADAM | {"gradient_accumulation_steps": 2})
+    engine.backward(engine(x_of(0, device)).sum())
+    model.zero_grad()
+    refused("added up", lambda: engine.backward(engine(x_of(0, device)).sum()))
+
+    model = seeded(perceptron, device)
+    engine = engine_of(model, ADAM | BF16)
+    engine.backward(engine(x).float().sum())
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    refused("inside", engine.step)
+
+    model = seeded(perceptron, device)
+    engine = engine_of(model)
+    model.to("cpu")
+    refused(
+        "moved", lambda: engine.backward(engine(x_of(0, torch.device("cpu"))).sum())
+    )
+
+    model = seeded(perceptron, device)
+    model[2].to("cpu")
+    refused("two devices", lambda: engine_of(model))
+    refused("two devices alone", lambda: thinwire.AdamW(model.parameters()))
+    return found
+
+
+def test_what_cannot_be_followed_is_refused_by_name() -> None:
+    (found,) = devices.run(1, __file__, "refusals")
+    assert "not the engine's" in found["foreign"]
+    assert found["gradient"] == ""  # every backward's are handed over
+    assert "'0.weight' is gone" in found["added up"]
+    assert "inside a window of accumulation" in found["inside"]
+    assert "its device was" in found["moved"] and "is cpu now" in found["moved"]
+    for name in ("two devices", "two devices alone"):
+        assert "all must be on one device" in found[name]
+
+
+# ---- checkpoints
+
+
+def checkpoints(folder: str, first: str, second: str, plain: bool) -> list[Any]:
+    """Trains on one kind of device, saves, and goes on on another; what follows must be
+    what follows on the CPU alone."""
+    import device_cases as cases
+    import engines
+    import thinwire
+
+    with cases.joined() as (comm, device):
+        places = {"cpu": torch.device("cpu"), "device": device}
+
+        def made(where: str) -> tuple[nn.Module, Any]:
+            model = engines.Net(seed=comm.rank).to(places[where])
+            if plain:
+                model = model.bfloat16()
+                named = model.named_parameters()
+                return model, thinwire.OnebitAdam(
+                    named, lr=0.01, freeze_step=3, process_group=comm
+                )
+            config = engines.config_of(**ONEBIT, **BF16)
+            return model, engines.make(comm, config, model=model)
+
+        def train(model: nn.Module, trained: Any, steps: range) -> None:
+            for step in steps:
+                loss = cases.loss_of(model, comm.rank, step, torch.bfloat16)
+                if plain:
+                    loss.backward()
+                    trained.step()
+                    trained.zero_grad()
+                else:
+                    trained.backward(loss)
+                    trained.step()
+
+        beside: dict[str, Any] = {}
+        model, trained = made(first)
+        train(model, trained, range(6))
+        if plain:
+            thinwire.broadcast_buffers(model, comm)
+            beside["module"] = model
+        thinwire.save(folder, trained, durable=False, **beside)
+        model, trained = made(second)
+        if plain:
+            beside["module"] = model
+        thinwire.load(folder, trained, **beside)
+        train(model, trained, range(6, 10))
+        return cases.values_of(model).tolist()
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["engine", "optimizer"])
+def test_a_run_goes_on_on_another_kind_of_device(plain: bool, tmp_path: Path) -> None:
+    def run(first: str, second: str) -> list[Any]:
+        folder = tmp_path / f"{first}-{second}"
+        return devices.run(
+            2, __file__, "checkpoints", str(folder), first, second, plain
+        )
+
+    expected = run("cpu", "cpu")
+    assert devices.alike(run("device", "cpu"), expected)
+    assert devices.alike(run("cpu", "device"), expected)
+
+
+def other_ranks(folder: str, where: str) -> list[float]:
+    import device_cases as cases
+    import engines
+
+    with cases.joined() as (comm, device):
+        model = engines.Net(seed=comm.rank).to(device if where == "device" else "cpu")
+        config = engines.config_of(**ADAM, **engines.zero(2), **BF16)
+        config["optimizer"] = ADAM["optimizer"]
+        engine = engines.make(comm, config, model=model)
+        engine.load_checkpoint(folder) if comm.size == 1 else None
+        for step in range(4):
+            loss = cases.loss_of(model, comm.rank, step, torch.bfloat16)
+            engine.backward(loss)
+            engine.step()
+        if comm.size > 1:
+            engine.save_checkpoint(folder)
+        return cases.values_of(model).tolist()
+
+
+def test_a_checkpoint_of_two_ranks_on_a_device_is_loaded_by_one_on_any(
+    tmp_path: Path,
+) -> None:
+    devices.run(2, __file__, "other_ranks", str(tmp_path), "device")
+    (on_device,) = devices.run(1, __file__, "other_ranks", str(tmp_path), "device")
+    (on_cpu,) = devices.run(1, __file__, "other_ranks", str(tmp_path), "cpu")
+    assert devices.alike(on_device, on_cpu)
+
+
+def states() -> list[Any]:
+    """state_dict() and load_state_dict() between devices, and torch's own states."""
+    import thinwire
+
+    device = devices.device()
+    found = []
+    for (first, second), (kind, dtype) in itertools.product(
+        ((device, "cpu"), ("cpu", device)),
+        ((thinwire.OnebitAdam, torch.bfloat16), (thinwire.AdamW, torch.float32)),
+    ):
+        options = {"freeze_step": 3} if kind is thinwire.OnebitAdam else {}
+        ends = []
+        for places in (("cpu", "cpu"), (first, second)):
+            torch.manual_seed(0)
+            net = perceptron().to(places[0], dtype)
+            optimizer = kind(net.parameters(), lr=0.01, **options)
+            for step in range(5):
+                x = x_of(step, torch.device(places[0])).to(dtype)
+                net(x).float().square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            state, weights = optimizer.state_dict(), net.state_dict()
+            net = perceptron().to(places[1], dtype)
+            optimizer = kind(net.parameters(), lr=0.01, **options)
+            net.load_state_dict(weights)
+            optimizer.load_state_dict(state)
+            x = x_of(9, torch.device(places[1])).to(dtype)
+            net(x).float().square().mean().backward()
+            optimizer.step()
+            ends.append(values(net))
+        found.append(devices.alike(*ends))
+    own = perceptron().to(device, torch.bfloat16)
+    moments = torch.optim.AdamW(own.parameters())
+    own(x_of(0, device).bfloat16()).float().sum().backward()
+    moments.step()
+    adopted = thinwire.AdamW(own.parameters())
+    adopted.load_state_dict(moments.state_dict())
+    found.append(adopted.state[own[0].weight]["exp_avg"].shape == (16, 8))
+    return found
+
+
+def test_state_dicts_go_between_devices() -> None:
+    assert devices.run(1, __file__, "states") == [[True] * 5]

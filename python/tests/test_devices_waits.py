@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When the host waits for the device, and that each wait, event and record_stream() is needed:
+without it the test device gives other bits or names the race."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import devices
+import pytest
+import torch
+from torch import nn
+
+WINDOWS = 4
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "AdamW": {},
+    "accumulation": {"gradient_accumulation_steps": 3},
+    "ZeRO-2": {"zero_optimization": {"stage": 2}},
+    "bf16": {"bf16": {"enabled": True}},
+}
+QUIET = {"host_waits": True, "unpinned_async": 0, "bytes": 0}
+
+
+class Pictures(nn.Module):
+    """Gradients of convolutions in channels_last are not contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).relu()).float().square().mean()
+
+
+def pictures(device: torch.device) -> nn.Module:
+    torch.manual_seed(0)
+    return Pictures().to(device, memory_format=torch.channels_last)
+
+
+def inputs(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    torch.manual_seed(1)
+    x = torch.randn(2, 3, 8, 8).to(device, dtype, memory_format=torch.channels_last)
+    torch.accelerator.synchronize()
+    return x
+
+
+def used(window: Any) -> dict[str, Any]:
+    """Per window after the first two: at most one wait, copies that were not asynchronous,
+    and bytes on the device more than before."""
+    for _ in range(2):
+        window()
+    torch.accelerator.synchronize()
+    bytes_before, before = torch.accelerator.memory_allocated(), devices.counts()
+    for _ in range(WINDOWS):
+        window()
+    now, bytes_now = devices.counts(), torch.accelerator.memory_allocated()
+    waits = now["host_waits"] - before["host_waits"]
+    return {
+        "host_waits": waits / WINDOWS,
+        "unpinned_async": now["unpinned_async"] - before["unpinned_async"],
+        "bytes": bytes_now - bytes_before,
+    }
+
+
+def counters() -> dict[str, Any]:
+    import thinwire
+    from thinwire import _core
+
+    device, found = devices.device(), {}
+    for name, section in CONFIGURATIONS.items():
+        model = pictures(device)
+        config = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, **section}
+        engine, *_ = thinwire.initialize(
+            model=model, config=config, process_group=_core.local_group(1)[0]
+        )
+        x = inputs(device, next(model.parameters()).dtype)
+
+        def window(engine: Any = engine, x: torch.Tensor = x) -> None:
+            for _ in range(engine.gradient_accumulation_steps()):
+                engine.backward(engine(x))
+                engine.step()
+
+        found[name] = used(window)
+    model = pictures(device)
+    optimizer = thinwire.OnebitAdam(model.parameters(), lr=1e-3, freeze_step=3)
+    x = inputs(device, torch.float32)
+
+    def step() -> None:
+        model(x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found["a plain loop"] = used(step)
+    return found
+
+
+@pytest.mark.skipif(not devices.IS_FENCE, reason="counters are the test device's")
+def test_one_wait_for_a_window_and_every_copy_beside_the_host() -> None:
+    (found,) = devices.run(1, __file__, "counters")
+    assert found == dict.fromkeys([*CONFIGURATIONS, "a plain loop"], QUIET)
+
+
+# ---- mutants
+
+STAGING, LINK = "thinwire/_staging.py", "thinwire/engine/_staging.py"
+MUTANTS = {
+    "the copy does not wait for the gradient": (
+        STAGING,
+        "        self._stream.wait_event(self._current().record_event())\n",
+        "",
+    ),
+    "the gradient is freed too early": (
+        STAGING,
+        "        tensor.record_stream(self._stream)\n",
+        "",
+    ),
+    "parameters are overwritten while they are read": (
+        STAGING,
+        "        self._stream.wait_event(current.record_event())\n",
+        "",
+    ),
+    "the forward does not wait for parameters": (
+        STAGING,
+        "        current.wait_event(self._stream.record_event())\n",
+        "",
+    ),
+    "a plain step does not wait for gradients": (
+        STAGING,
+        "        self.staging.wait()\n        for gradient, view in zip",
+        "        for gradient, view in zip",
+    ),
+    "arrays are written while they are sent": (
+        STAGING,
+        "        changed = self.look()\n        self.staging.wait()\n",
+        "        changed = self.look()\n",
+    ),
+    "a window ends before gradients have arrived": (
+        LINK,
+        "            self.memory.staging.wait()\n        self._hand_over(",
+        "            pass\n        self._hand_over(",
+    ),
+    "a gradient is handed over before it has arrived": (
+        LINK,
+        "event is None or event.query()",
+        "True",
+    ),
+    "a cancelled backward writes later": (
+        LINK,
+        "        self.memory.staging.wait()\n        self._pending.clear()\n",
+        "        self._pending.clear()\n",
+    ),
+    "two gradients in one backward": (
+        LINK,
+        "        if index in self._taken:\n",
+        "        if False:\n",
+    ),
+}
+
+
+def mutate(file: str, old: str, new: str) -> None:
+    """Before thinwire is imported: `file` of it has other text."""
+    kind = importlib.machinery.SourceFileLoader
+    get_code = kind.get_code
+
+    def mutated(self: Any, name: str) -> Any:
+        path = self.get_filename(name)
+        if not path.endswith(file):
+            return get_code(self, name)
+        text = Path(path).read_text()
+        assert text.count(old) == 1, f"{file} has {old!r} {text.count(old)} times"
+        return compile(text.replace(old, new), path, "exec")
+
+    kind.get_code = mutated  # type: ignore[method-assign]
+
+
+def everything(device: torch.device) -> list[float]:
+    """What engines and a plain loop make of it, in all the ways that wait."""
+    import thinwire
+
+    class Breaks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            raise ValueError("breaks")
+
+    losses = []
+    torch.manual_seed(0)
+    batches = torch.randn(12, 8, 64).to(device)
+    for section in (
+        {
+            "optimizer": {
+                "type": "ZeroOneAdam",
+                "params": {"lr": 0.01, "var_freeze_step": 2},
+            }
+        },
+        {"optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 2}},
+    ):
+        losses += engine_losses(section, batches, Breaks)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)).to(device)
+    optimizer = thinwire.OnebitAdam(model.parameters(), lr=0.01, freeze_step=3)
+    for x in batches:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss)
+    return [loss.item() for loss in losses]
+
+
+def engine_losses(
+    config: dict[str, Any], batches: torch.Tensor, breaks: Any
+) -> list[torch.Tensor]:
+    import thinwire
+    from thinwire import _core
+
+    losses = []
+    model = nn.ModuleList([nn.Linear(64, 64) for _ in range(4)]).to(batches.device)
+    engine, *_ = thinwire.initialize(
+        model=model, config=config, process_group=_core.local_group(1)[0]
+    )
+    for k, x in enumerate(batches):
+        used = model if k % 2 == 0 else model[:3]
+        for layer in used:
+            x = layer(x).tanh()
+        if k == 5:
+            broken = model[3](breaks.apply(model[0](batches[0])))
+            with pytest.raises(ValueError, match="breaks"):
+                engine.backward(broken.sum())
+            for layer in used:  # that of before is gone
+                x = layer(x).tanh()
+        loss = x.square().mean()
+        engine.backward(loss)
+        beside = model[0](batches[k]).sum()  # queued before parameters change
+        engine.step()
+        if k % 3 == 1:
+            engine.set_full_parameter("2.bias", torch.full((64,), 0.01 * k))
+            with engine.evaluation():
+                beside = beside + model[1](batches[0]).sum()
+        losses += [loss, beside.detach()]
+    return losses
+
+
+def one_mutant(name: str) -> str:
+    """What shows that a wait is missing; empty: nothing does."""
+    if name:
+        mutate(*MUTANTS[name])
+    device = devices.device()
+    try:
+        if not devices.alike(everything(torch.device("cpu")), everything(device)):
+            return "other values"
+        torch.accelerator.synchronize()
+        found = reentrant()
+    except RuntimeError as error:
+        return str(error)
+    return "" if "there were two in one backward" in found else f"not refused: {found}"
+
+
+def reentrant() -> str:
+    """Checkpointing that gives two gradients of one parameter."""
+    import thinwire
+    from torch.utils.checkpoint import checkpoint
+
+    device = devices.device()
+    model = nn.Linear(4, 4).to(device)
+    config = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
+    engine, *_ = thinwire.initialize(model=model, config=config)
+    x = torch.ones(2, 4, device=device, requires_grad=True)
+    y = checkpoint(model, checkpoint(model, x, use_reentrant=True), use_reentrant=True)
+    try:
+        engine.backward(y.sum())
+    except thinwire.errors.Error as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.skipif(not devices.IS_FENCE, reason="races are seen by the test device")
+@pytest.mark.parametrize("name", ["", *MUTANTS])
+def test_every_wait_is_needed(name: str) -> None:
+    (found,) = devices.run(1, __file__, "one_mutant", name)
+    assert (found != "") == (name != ""), found
+
+
+# ---- without pinned memory
+
+
+def without_pinned_memory() -> dict[str, Any]:
+    import thinwire
+
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("thinwire").addHandler(handler)
+    device = devices.device()
+    same = everything(torch.device("cpu")) == everything(device)
+    said = [line for line in lines if "synchronous" in line]
+    assert thinwire._core is not None and "fence" in sys.modules
+    return {"same": same, "said": said}
+
+
+@pytest.mark.skipif(not devices.IS_FENCE, reason="it takes the memory away")
+def test_without_pinned_memory_copies_are_waited_for_and_that_is_said_once() -> None:
+    (found,) = devices.run(
+        1, __file__, "without_pinned_memory", FENCE_WITHOUT_PINNED="1"
+    )
+    assert found["same"]
+    (line,) = found["said"]
+    assert line.startswith(
+        "copies from and to fence:0 are synchronous, and so slower: "
+    )
+    assert "no pinned memory" in line

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which features were tested on which devices, for `doctor` and docs/guide/devices.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of the tests of devices with THINWIRE_TEST_DEVICE on a machine that has one."""
+
+    device: str
+    """The name that the driver gives it, as "NVIDIA A100-SXM4-80GB"."""
+    date: str
+    """Year, month and day, as 2026-11-25."""
+    commit: str
+    """The commit that was tested, 40 hexadecimal digits."""
+    files: tuple[str, ...]
+    """The files of python/tests that passed."""
+
+
+RUNS: tuple[Run, ...] = ()
+
+FEATURES = (
+    ("every optimizer in a plain loop, in fp32, bf16 and fp16", "test_devices_bits.py"),
+    ("`initialize`: ZeRO 1 and 2, offload, accumulation, low-bit ZeRO, lean", "test_devices_bits.py"),
+    ("one wait of the host per step, asynchronous copies", "test_devices_waits.py"),
+    ("checkpointing, autocast, `torch.compile`, channels_last, external writes", "test_devices_use.py"),
+    ("checkpoints between devices and CPUs", "test_devices_use.py"),
+    ("Hugging Face Trainer", "test_devices_trainer.py"),
+)  # fmt: skip
+
+
+def label(file: str, runs: tuple[Run, ...] = RUNS) -> str:
+    """Returns where the tests of `file` have passed."""
+    ran = [r for r in runs if file in r.files]
+    return "; ".join(
+        ["test device", *(f"ran on {r.device}, {r.date}, {r.commit[:10]}" for r in ran)]
+    )
+
+
+def table() -> str:
+    """Returns the table of docs/guide/devices.md."""
+    rows = [f"| {feature} | {label(file)} |" for feature, file in FEATURES]
+    return "\n".join(["| feature | tested on |", "|---|---|", *rows])
+
+
+def in_short(runs: tuple[Run, ...] = RUNS) -> str:
+    """Returns one line for `doctor` and README."""
+    if not runs:
+        return "tested on a test device of our own; never run on a GPU, NPU or XPU"
+    named = ", ".join(sorted({run.device for run in runs}))
+    return f"tested on a test device of our own, and run on {named}"

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters on a device, their values and gradients in flat arrays on the host.
+
+Only what torch has for every device is used: streams, events, pinned memory and copies.
+Arithmetic, exchange and states are on the host, so results have the bits of the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+
+from ._log import logger
+from ._memory import FlatMemory
+from ._writes import Marks
+from .errors import FailedPrecondition
+
+_NOWHERE = (0, -1)
+"""Of a parameter that is not where it was: no tensor has this version."""
+_told: set[str] = set()
+
+
+class Staging:
+    """Copies between tensors of a device and arrays on the host, on a stream of their own.
+
+    Without pinned memory or streams every copy is waited for, which is said once.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Local."""
+        self.device = device
+        self._is_quiet = True
+        self._stream: torch.Stream | None = None
+        try:
+            self._stream = torch.Stream(device)
+            self.zeros(1, torch.float32)
+        except (RuntimeError, NotImplementedError) as error:
+            self._do_without(f"it has no streams ({_first_line(error)})")
+
+    def zeros(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Of memory that the device can copy to and from while the host computes."""
+        if self._stream is not None:
+            try:
+                made = torch.zeros(size, dtype=dtype, pin_memory=True)
+                if size == 0 or (made.device.type == "cpu" and made.is_pinned()):
+                    return made
+                why = "torch pins no memory for it"
+            except (RuntimeError, NotImplementedError) as error:
+                rounded = pinned_bytes(size * dtype.itemsize)
+                why = f"{rounded} bytes of pinned memory were refused ({_first_line(error)})"
+            self._do_without(why)
+        return torch.zeros(size, dtype=dtype, device="cpu")
+
+    def to_host(self, tensor: torch.Tensor, view: torch.Tensor) -> torch.Event | None:
+        """What `view`, an array that zeros() made, holds once the event has happened; None:
+        it does so now. The tensor may be dropped at once."""
+        if self._stream is None:
+            view.copy_(tensor)
+            return None
+        # To the host only copies between contiguous tensors of one dtype are asynchronous.
+        tensor = tensor.to(view.dtype).contiguous()
+        # Asked here and now: a hook runs on the stream of the parameter's first use.
+        self._stream.wait_event(self._current().record_event())
+        with self._stream:
+            view.copy_(tensor, non_blocking=True)
+        tensor.record_stream(self._stream)
+        self._is_quiet = False
+        return self._stream.record_event()
+
+    def to_device(
+        self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+    ) -> None:
+        """Queues copies: what the device does later sees the new values, and what was asked
+        of it before sees the old ones."""
+        if self._stream is None:
+            for view, tensor in zip(views, tensors, strict=True):
+                tensor.copy_(view)
+            return
+        current = self._current()
+        self._stream.wait_event(current.record_event())
+        with self._stream:
+            for view, tensor in zip(views, tensors, strict=True):
+                tensor.copy_(view, non_blocking=True)
+        current.wait_event(self._stream.record_event())
+        self._is_quiet = False
+
+    def wait(self) -> None:
+        """Until all copies so far are done: then the arrays are the host's."""
+        if self._stream is not None and not self._is_quiet:
+            self._stream.synchronize()
+        self._is_quiet = True
+
+    def _current(self) -> torch.Stream:
+        return torch.accelerator.current_stream(self.device)
+
+    def _do_without(self, why: str) -> None:
+        self._stream = None
+        if self.device.type not in _told:
+            _told.add(self.device.type)
+            logger.warning(
+                "copies from and to %s are synchronous, and so slower: %s",
+                self.device,
+                why,
+            )
+
+
+class StagedMemory(FlatMemory):
+    """FlatMemory whose parameters stay on their device.
+
+    What the program writes into a parameter there is seen by its version, which every
+    operation in place counts up, but for those on `parameter.data`.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        offsets: Sequence[int],
+        size: int,
+        names: Sequence[str] = (),
+        num_wide: int = 0,
+    ) -> None:
+        """As FlatMemory."""
+        self.staging = Staging(parameters[0].device)
+        super().__init__(parameters, offsets, size, names, num_wide)
+
+    def zeros(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        return self.staging.zeros(size, dtype)
+
+    def bytes_of(self, *arrays: torch.Tensor) -> int:
+        return sum(pinned_bytes(array.nbytes) for array in arrays)
+
+    def marks(self) -> Marks:
+        return StagedMarks(self)
+
+    def look(self) -> bool:
+        """Local: takes in what was written into parameters on the device since they were
+        sent; returns whether there was anything.
+
+        Raises FailedPrecondition as home().
+        """
+        written = [
+            k
+            for k, parameter in enumerate(self.parameters)
+            if (parameter.data_ptr(), parameter._version) != self._sent[k]
+        ]
+        for k in written:
+            self._require_same_kind(k)
+        changed = [k for k in written if self._take(k)]
+        self.was_edited |= bool(changed)
+        return bool(changed)
+
+    def take_in_written(self) -> None:
+        # The next step says what is not there any more.
+        with suppress(FailedPrecondition):
+            self.look()
+
+    def home(self) -> bool:
+        """look(), after which the arrays may be written."""
+        changed = self.look()
+        self.staging.wait()
+        return changed
+
+    def give_homes(self) -> None:
+        """The first time: nothing, as they have theirs."""
+
+    @torch.no_grad()
+    def note_written(self) -> None:
+        """Sends all parameters to the device. One that was moved stays as it is, and look()
+        refuses it."""
+        here = [k for k in range(len(self.parameters)) if self._is_same_kind(k)]
+        self.staging.to_device(
+            [self._values[k] for k in here], [self.parameters[k] for k in here]
+        )
+        self._sent = [_NOWHERE] * len(self.parameters)
+        for k in here:
+            self._sent[k] = self.parameters[k].data_ptr(), self.parameters[k]._version
+        self.was_edited = False
+
+    def put_gradient_views(self) -> None:
+        """Drops all gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def _take_values(self, size: int, keeps_gradients: bool = True) -> None:
+        super()._take_values(size, keeps_gradients)
+        self.was_edited = False
+        self._sent = [(p.data_ptr(), p._version) for p in self.parameters]
+
+    def _fill(
+        self,
+        found: Sequence[torch.Tensor | None],
+        views: Sequence[torch.Tensor],
+        written: Sequence[torch.Tensor],
+    ) -> None:
+        for gradient, view in zip(found, views, strict=True):
+            if gradient is not None:
+                self.staging.to_host(gradient.detach(), view)
+        self.staging.wait()
+        for gradient, view in zip(found, views, strict=True):
+            if gradient is None:
+                view.zero_()
+
+    @torch.no_grad()
+    def _take(self, k: int) -> bool:
+        """Whether parameter k has other bits than its view, which gets them."""
+        parameter, view = self.parameters[k], self._values[k]
+        now = parameter.detach().to("cpu", view.dtype)
+        self._sent[k] = parameter.data_ptr(), parameter._version
+        bits = torch.int32 if view.dtype == torch.float32 else torch.int16
+        if torch.equal(now.contiguous().view(bits), view.view(bits)):
+            return False
+        view.copy_(now)
+        return True
+
+    def _devices(self, k: int) -> tuple[str, str]:
+        return str(self.parameters[k].device), str(self.staging.device)
+
+
+class StagedMarks(Marks):
+    """Marks of a StagedMemory, which knows itself what it has taken in."""
+
+    def __init__(self, memory: StagedMemory) -> None:
+        self._memory = memory
+
+    def remember(self) -> None:
+        self._memory.was_edited = False
+
+    def have_changed(self) -> bool:
+        return self._memory.was_edited
+
+
+def pinned_bytes(size: int) -> int:
+    """What torch's allocator of pinned memory takes for `size` bytes: a power of two."""
+    return 1 << (size - 1).bit_length() if size > 0 else 0
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:200]

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine's parameters on a device, and their gradients on the way to the host."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+
+import torch
+
+from .. import _core
+from .._staging import StagedMemory, Staging
+from ..errors import FailedPrecondition
+from ._hooks import Link
+from ._memory import EngineMemory
+
+_RING_BYTES = 64 << 20
+"""Pinned memory for gradients that are handed over and dropped, unless one is larger."""
+_ALIGNMENT = 64
+
+
+class StagedEngineMemory(StagedMemory, EngineMemory):
+    """EngineMemory whose parameters stay on their device. Gradients there are dropped as
+    soon as they are on their way; where they add up there, at the end of the window."""
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        layout: _core.Layout,
+        dtype: torch.dtype,
+        keeps_gradients: bool,
+        num_wide: int = 0,
+    ) -> None:
+        """As EngineMemory."""
+        self.staging = Staging(parameters[0].device)
+        EngineMemory.__init__(
+            self, parameters, layout, dtype, keeps_gradients, num_wide
+        )
+        self._added_up: list[int | None] = [None] * len(self.parameters)
+
+    @torch.no_grad()
+    def give_homes(self) -> None:
+        """The first time: parameters get the dtypes of the arrays."""
+        for parameter, view in zip(self.parameters, self._values, strict=True):
+            parameter.grad = None
+            if parameter.dtype != view.dtype:
+                parameter.data = parameter.detach().to(view.dtype)
+
+    def require_gradients(self, at_start: bool) -> None:
+        """There are those alone that add up on the device in this window.
+
+        Raises FailedPrecondition naming one that is gone or was replaced or set.
+        """
+        if not self.keeps_gradients:
+            self._require_none()
+        elif at_start:
+            self.put_gradient_views()
+            self.note_gradients()
+        else:
+            for k, before in enumerate(self._added_up):
+                if _address(self.parameters[k].grad) != before:
+                    self._refuse(k, self.parameters[k].grad is None)
+
+    def note_gradients(self) -> None:
+        """The gradients that are there now are this window's."""
+        self._added_up = [_address(p.grad) for p in self.parameters]
+
+    def gradient_view(self, k: int) -> torch.Tensor:
+        """Where gradient k arrives, if the array of gradients is there."""
+        return self._gradients[k]
+
+
+class StagedLink(Link):
+    """Copies gradients to the host as backward makes them, and hands over what has arrived,
+    in that order, while it makes others."""
+
+    memory: StagedEngineMemory
+
+    def __init__(
+        self, core: _core.Engine, memory: StagedEngineMemory, config: _core.Config
+    ) -> None:
+        super().__init__(core, memory)
+        self._is_boundary = True
+        narrow = memory.params.dtype
+        # Where the C++ side would add up in the parameters' dtype, the device can do so
+        # with the same bits. In fp32 beside 16 bits every backward's are handed over.
+        self._adds_up = memory.keeps_gradients and (
+            narrow == torch.float32 or config.accumulation_dtype != _core.DType.float32
+        )
+        self._taken: set[int] = set()
+        self._pending: collections.deque[
+            tuple[int, torch.Tensor, torch.Event | None]
+        ] = collections.deque()
+        self._ring = None if memory.keeps_gradients else Ring(memory)
+
+    def begin(self) -> None:
+        self._is_boundary = self.core.is_boundary
+        self._taken.clear()
+        super().begin()
+
+    def take(self, index: int, parameter: torch.Tensor) -> None:
+        if not self.in_backward:
+            self.has_foreign_gradients = True
+            return
+        if index in self._taken:
+            raise FailedPrecondition(
+                f"gradient of '{self.memory.names[index]}': there were two in one backward, "
+                "as with checkpoint(..., use_reentrant=True) of a module that is used twice; "
+                "give use_reentrant=False"
+            )
+        self._taken.add(index)
+        gradient = parameter.grad
+        if self._adds_up and not self._is_boundary:
+            self.core.gradient_ready(index)
+        elif gradient is not None and gradient.numel() > 0:
+            parameter.grad = None
+            self._copy(index, gradient.detach())
+            self._hand_over()
+        # Of the thread of autograd that calls hooks: what it has made counts as well.
+        self.use = _core.memory_use()
+
+    def finish(self) -> None:
+        super().finish()
+        if self._adds_up and self._is_boundary:
+            for k, parameter in enumerate(self.memory.parameters):
+                # Of earlier backwards alone: nobody waits for it.
+                gradient, parameter.grad = parameter.grad, None
+                if gradient is not None and gradient.numel() > 0:
+                    self.memory.staging.to_host(
+                        gradient.detach(), self.memory.gradient_view(k)
+                    )
+        if self._is_boundary or self._pending:
+            self.memory.staging.wait()
+        self._hand_over(all_have_arrived=True)
+        self.memory.note_gradients()
+
+    def cancel(self) -> None:
+        super().cancel()
+        self.memory.staging.wait()
+        self._pending.clear()
+        if self._ring is not None:
+            self._ring.clear()
+        self.memory.put_gradient_views()
+        self.memory.note_gradients()
+
+    def _copy(self, index: int, gradient: torch.Tensor) -> None:
+        view = self._place(index, gradient)
+        event = self.memory.staging.to_host(gradient, view)
+        self._pending.append((index, view, event))
+
+    def _place(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        if self._ring is None:
+            return self.memory.gradient_view(index)
+        while (view := self._ring.place(gradient)) is None:
+            self._pending[0][2].synchronize()
+            self._hand_over()
+        return view
+
+    def _hand_over(self, all_have_arrived: bool = False) -> None:
+        while self._pending:
+            index, view, event = self._pending[0]
+            if not (all_have_arrived or event is None or event.query()):
+                return
+            self._pending.popleft()
+            if self._ring is None:
+                self.core.gradient_ready(index)
+            else:
+                self.core.gradient_ready(index, view.view(-1))
+                self._ring.free()
+
+
+class Ring:
+    """Pinned memory that is given out and taken back in one order."""
+
+    def __init__(self, memory: StagedEngineMemory) -> None:
+        """Has room for the largest parameter."""
+        values = [v.numel() * v.element_size() for v in memory._values]
+        sizes = [_rounded(size) for size in values]
+        size = max(*sizes, min(sum(sizes), _RING_BYTES)) if sizes else 0
+        self.bytes = memory.staging.zeros(size, torch.uint8)
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing is given out."""
+        self._begin = self._end = 0
+        self._ends: collections.deque[int] = collections.deque()
+
+    def place(self, like: torch.Tensor) -> torch.Tensor | None:
+        """An array for such a tensor; None until free() has made room."""
+        if not self._ends:
+            self._begin = self._end = 0
+        size, whole = _rounded(like.numel() * like.element_size()), self.bytes.numel()
+        begin = self._end
+        if begin % whole + size > whole:
+            begin += whole - begin % whole
+        if begin + size > self._begin + whole:
+            return None
+        self._end = begin + size
+        self._ends.append(self._end)
+        at = self.bytes.narrow(0, begin % whole, like.numel() * like.element_size())
+        return at.view(like.dtype).view(like.shape)
+
+    def free(self) -> None:
+        """Takes back what was given out first."""
+        self._begin = self._ends.popleft()
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
