@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from thinwire.comm import run_local_ranks
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples/python/mixture_of_experts.py"
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples/python/mixture_of_experts.py"
 WORLD, STEPS = 4, 6
 Values = dict[str, list[float]]
 

@@ -16,7 +16,7 @@ from thinwire import _core, errors
 
 pytestmark = pytest.mark.quick
 
-HEADERS = Path(__file__).resolve().parents[2] / "include/thinwire"
+HEADERS = Path(__file__).resolve().parents[3] / "include/thinwire"
 STRUCTS = {
     "optim/adam.h": ["AdamGroup", "AdamOptions"],
     "optim/lamb.h": ["LambGroup", "LambOptions"],

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import ranks
 
-SCRIPTS = Path(__file__).resolve().parent / "scripts"
-CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+CONFIGS = Path(__file__).resolve().parents[3] / "examples" / "configs"
 
 # Of DeepSpeed's CIFAR-10 tutorial, with a smaller batch.
 CIFAR = {

@@ -17,7 +17,7 @@ from thinwire.comm import run_local_ranks
 from thinwire.errors import CorruptCheckpoint, InvalidArgument
 
 pytestmark = pytest.mark.quick
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "python"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "python"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 TORCH, DEEPSPEED = "states_from_torch.py", "states_from_deepspeed.py"
 TIED = "first.weight"

@@ -11,7 +11,7 @@ from thinwire import _devices
 from thinwire._devices import FEATURES, RUNS, Run
 
 pytestmark = pytest.mark.quick
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 OTHER = Run("Some GPU", "2026-11-25", "a" * 40, ("test_devices_use.py",))
 
 

@@ -44,7 +44,7 @@ def test_the_interpreter_ends(last: str) -> None:
         capture_output=True,
         text=True,
         timeout=60,
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).resolve().parents[1],
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr

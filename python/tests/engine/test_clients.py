@@ -10,7 +10,7 @@ import pytest
 import ranks
 import torch
 
-RUNS = Path(__file__).with_name("client_runs.py")
+RUNS = Path(__file__).resolve().parents[1] / "client_runs.py"
 SECONDS = 110
 
 
