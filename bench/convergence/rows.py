@@ -93,11 +93,6 @@ def adam_rows(lr):
         row(
             "zero_one_adam_rms", "0/1 Adam, clip by rms", f"{zero_one} --clip-norm rms"
         ),
-        row(
-            "onebit_adam_refresh",
-            "1-bit Adam, refresh 16",
-            f"{onebit} --variance-refresh 16",
-        ),
     ]
 
 

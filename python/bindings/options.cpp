@@ -149,7 +149,6 @@ void bind_options(nb::module_& module) {
   auto onebit_adam =
       bind_low_bit<OnebitAdamOptions>(module, "OnebitAdamOptions");
   bind_freeze(onebit_adam);
-  onebit_adam.def_rw("variance_refresh", &OnebitAdamOptions::variance_refresh);
   auto onebit_lamb =
       bind_low_bit<OnebitLambOptions>(module, "OnebitLambOptions");
   bind_freeze(onebit_lamb);

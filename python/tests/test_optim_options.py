@@ -47,7 +47,6 @@ OTHER: dict[str, Any] = {
     "min_freeze_step": 60,
     "max_freeze_step": 900,
     "freeze_ratio": 0.5,
-    "variance_refresh": 8,
     "denom_floor": 0.1,
     "scale": "l1",
     "residual_dtype": torch.bfloat16,
@@ -150,6 +149,18 @@ def test_unknown_keywords_are_named_with_the_nearest(kind: Any) -> None:
         kind(one(), weight_decy=0.1)
     with pytest.raises(TypeError, match="unexpected keyword argument 'zzz'$"):
         kind(one(), zzz=1)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "name,instead",
+    [("variance_refresh", "later freeze_step")],
+)
+def test_keywords_of_earlier_versions_say_what_to_write(
+    name: str, instead: str
+) -> None:
+    with pytest.raises(TypeError, match=f"no keyword '{name}' any more: .*{instead}"):
+        cases.make("OnebitAdam", one(), **{name: None})
 
 
 @pytest.mark.quick

@@ -135,8 +135,6 @@ void optimizer_fields(const Archive& params, const Archive& own, Options& o) {
   if constexpr (requires { o.freeze_ratio; }) auto_freeze_fields(own, o);
   if constexpr (requires { o.denominator_bits; })
     own.field("denominator_bits", o.denominator_bits, kAtLeastOne);
-  if constexpr (requires { o.variance_refresh; })
-    own.field("variance_refresh", o.variance_refresh, kNotNegative);
   if constexpr (requires { o.exchanged; })
     own.choice("exchanged", o.exchanged, Choices<optim::Exchanged>(kExchanged));
 }

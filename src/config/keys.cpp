@@ -529,8 +529,11 @@ constexpr KeyRule kRules[] = {
      "with `lean`: what a denominator is kept in, 8 or 4", "OneBitAdam"},
     {"thinwire.exchanged", kSupported,
      "before the freeze: `momentum` or `gradient`", kZeroOne},
-    {"thinwire.variance_refresh", kSupported,
-     "compressed steps between 4-bit gradients; 0: none", "OneBitAdam"},
+    {"thinwire.variance_refresh", kRejected,
+     "the variance stays as it was at the freeze; for a long run choose a "
+     "later "
+     "`freeze_step`",
+     "OneBitAdam", "0"},
     {"thinwire.auto_freeze", kSupported,
      "`true`: freeze when the variance has settled, instead of `freeze_step`",
      kFreezing},

@@ -338,10 +338,4 @@ void CompressedAllReduce::add_to_worker_error(std::size_t block,
   impl_->residuals.add_to_worker(block, values, weight, impl_->active);
 }
 
-void CompressedAllReduce::add_to_server_error(std::size_t block,
-                                              const float* values,
-                                              float weight) {
-  impl_->residuals.add_to_server(block, values, weight, impl_->active);
-}
-
 }  // namespace thinwire::exchange

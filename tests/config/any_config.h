@@ -79,8 +79,6 @@ Options any_options() {
   }
   if constexpr (requires { o.denominator_bits; })
     o.denominator_bits = any_bool() ? 8 : 4;
-  if constexpr (requires { o.variance_refresh; })
-    o.variance_refresh = any_count(0);
   if constexpr (requires { o.exchanged; }) {
     o.total_steps = maybe<std::int64_t>([] { return any_count(); });
     o.var_freeze_step = maybe<std::int64_t>([] { return any_count(); });

@@ -129,7 +129,6 @@ const std::map<std::string_view, json> kSamples = {
     {"thinwire.scale", "l1"},
     {"thinwire.residual_dtype", "fp32"},
     {"thinwire.exchanged", "gradient"},
-    {"thinwire.variance_refresh", 8},
     {"thinwire.auto_freeze", true},
     {"thinwire.lr_warmup_steps", 8},
     {"thinwire.total_steps", 8},

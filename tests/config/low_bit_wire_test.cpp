@@ -51,7 +51,7 @@ TEST(LowBitWireConfig, ReadsLeanOnebitAdam) {
   EXPECT_EQ(name_of(config.optimizer), "lean_onebit_adam");
   EXPECT_NO_THROW(config.validate(2));
   const Config plain = read(R"({"optimizer": {"type": "OneBitAdam"},
-      "thinwire": {"lean": false, "variance_refresh": 7}})");
+      "thinwire": {"lean": false}})");
   EXPECT_EQ(name_of(plain.optimizer), "onebit_adam");
   EXPECT_EQ(std::get<optim::OnebitAdamOptions>(plain.optimizer).residual_dtype,
             DType::kFloat32);

@@ -24,7 +24,6 @@ std::vector<std::pair<std::string, std::string>> settings_of(
       {"optimizer", options.optimizer},
       {"semantics", std::string(to_string(options.semantics))},
       {"freeze_step", freeze},
-      {"variance_refresh", fmt::to_string(options.variance_refresh)},
       {"var_freeze_step", fmt::to_string(options.var_freeze_step)},
       {"local_steps", fmt::to_string(options.local_steps)},
       {"precision", std::string(precision_name(options.precision))},

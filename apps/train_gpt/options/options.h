@@ -44,7 +44,6 @@ struct Options {
   std::optional<std::int64_t> validate_every{};
   std::int64_t validate_bytes = 64 * 1024;  ///< Predicted by one validation.
   std::int64_t freeze_step = 100;           ///< Or optim::kAutoFreeze.
-  std::int64_t variance_refresh = 0;        ///< 0: never.
   std::int64_t var_freeze_step = 250;       ///< Of 0/1 Adam.
   std::int64_t local_steps = 4;  ///< At most, from one sync to the next.
   config::Semantics semantics = config::Semantics::kCorrected;

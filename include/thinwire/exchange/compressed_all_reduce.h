@@ -176,15 +176,11 @@ class CompressedAllReduce {
   void load_errors(ConstView worker, ConstView server);
   /// The same without a copy.
   void take_errors(Buffer&& worker, Buffer&& server);
-  /// Local: error += weight * values, for the elements of a block (of its
-  /// `values` range) that are not masked; the worker's is of a block that this
-  /// rank encodes, the server's of one that it serves. Several threads may do
-  /// this for different blocks, outside of run() or inside of another
-  /// exchange's. Throws Error(kInvalidArgument) for a block that is not there,
-  /// or is another rank's.
+  /// Local: worker_error() += weight * values, for the elements of a block (of
+  /// its `values` range) that are not masked. Several threads may do this for
+  /// different blocks, outside of run(). Throws Error(kInvalidArgument) for a
+  /// block that is not there, or that another rank encodes.
   void add_to_worker_error(std::size_t block, const float* values,
-                           float weight);
-  void add_to_server_error(std::size_t block, const float* values,
                            float weight);
 
  private:

@@ -121,8 +121,7 @@ class OnebitAdam(_Optimizer):
 
     freeze_step is a number of steps, or "auto": when the variance has settled within
     freeze_ratio, after lr_warmup_steps, and within min_freeze_step and max_freeze_step,
-    which total_steps bounds; None: it follows from total_steps. variance_refresh: the
-    variance goes on following 4-bit gradients in every so many compressed steps.
+    which total_steps bounds; None: it follows from total_steps.
     Memory: 8 bytes per parameter, then 8.13 and 4 / ranks.
     """
 

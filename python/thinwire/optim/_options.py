@@ -74,6 +74,10 @@ REFUSED = {
     "capturable": "a step communicates and cannot be captured in a graph",
     "differentiable": "autograd does not see a step",
 }
+# Keywords of earlier versions, and what to write instead.
+GONE = {
+    "variance_refresh": "leave it out; for a long run choose a later freeze_step",
+}
 # Of DeepSpeed's optimizers: accepted, and told of in one line of the log.
 OF_DEEPSPEED = ("comm_backend_name", "cuda_aware", "deepspeed")
 BACKENDS = ("nccl", "hccl", "mpi", "gloo")
@@ -174,8 +178,6 @@ class FreezeKeywords(LowBitKeywords, total=False):
 class OnebitAdamKeywords(FreezeKeywords, total=False):
     """Keywords of OnebitAdam."""
 
-    variance_refresh: int
-
 
 class LeanOnebitAdamKeywords(FreezeKeywords, total=False):
     """Keywords of LeanOnebitAdam."""
@@ -247,12 +249,14 @@ def signature(options: Options, keywords: Any) -> inspect.Signature:
 
 
 def check_keywords(kind: str, given: Mapping[str, Any], known: list[str]) -> None:
-    """Raises TypeError for a keyword that there is not, with the nearest name, and
-    InvalidArgument for a switch of torch's that Thinwire cannot follow."""
+    """Raises TypeError for a keyword that there is not, with the nearest name or what
+    to write instead, and InvalidArgument for a switch of torch's that Thinwire cannot follow."""
     for name, value in given.items():
         if name in REFUSED:
             if value:
                 raise InvalidArgument(f"{name}: must be False or None, {REFUSED[name]}")
+        elif name in GONE:
+            raise TypeError(f"{kind}() has no keyword '{name}' any more: {GONE[name]}")
         elif name not in known:
             near = difflib.get_close_matches(name, [*known, *GROUP_KEYS], 1, 0.5)
             hint = f"; did you mean '{near[0]}'?" if near else ""

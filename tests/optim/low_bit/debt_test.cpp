@@ -117,26 +117,6 @@ TEST(Debt, OfOnebitAdamIsDeliveredOnce) {
   });
 }
 
-// A refresh averages gradients, of which nothing is owed.
-TEST(Debt, WaitsForAnExchangeOfTheMomentum) {
-  const auto make = test::onebit_adam(
-      {.learning_rate = 0.01, .freeze_step = 2, .variance_refresh = 3});
-  const Indebted saved = indebted(make, 4);
-  comm::run_local_ranks(1, [&](comm::Communicator& comm) {
-    Twins twins(comm, make, saved);
-    twins.step(5);
-    EXPECT_TRUE(twins.owes());
-    // It is saved on the way, and goes on as if it had not been.
-    const StateDict state = twins.with->state_dict();
-    twins.with = make(comm, layout);
-    twins.with->load_state_dict(state);
-    EXPECT_TRUE(test::same_state(twins.with->state_dict(), state));
-    twins.step(6);
-    expect_near(twins.delivered(), saved.owed);
-    EXPECT_FALSE(twins.owes());
-  });
-}
-
 TEST(Debt, OfOnebitLambIsInTheCommonSizeOfMomenta) {
   const auto make =
       test::onebit_lamb({.learning_rate = 0.01, .freeze_step = 2});

@@ -26,8 +26,7 @@ struct Kind {
 };
 
 OnebitAdamOptions short_onebit_adam() {
-  OnebitAdamOptions o{
-      .learning_rate = 0.01, .freeze_step = 3, .variance_refresh = 3};
+  OnebitAdamOptions o{.learning_rate = 0.01, .freeze_step = 3};
   o.groups.resize(2);
   o.groups[1].weight_decay = 0.1;
   o.exchange.max_grad_norm = 1;
@@ -48,7 +47,6 @@ Kind kind(std::string name, test::MakeOptimizer (*make)(Options),
 
 std::vector<Kind> kinds() {
   OnebitAdamOptions mixed = short_onebit_adam();
-  mixed.variance_refresh = 0;
   mixed.groups[1].non_freeze = true;
   OnebitLambOptions lamb_bf16 = test::short_onebit_lamb();
   lamb_bf16.residual_dtype = DType::kBFloat16;

@@ -148,11 +148,6 @@ std::vector<AnyOptimizer> any_optimizers() {
         {"onebit_adam" + end,
          test::onebit_adam(
              {.learning_rate = lr, .freeze_step = 8, .exchange = exchange})});
-    all.push_back({"onebit_adam_refresh" + end,
-                   test::onebit_adam({.learning_rate = lr,
-                                      .freeze_step = 8,
-                                      .variance_refresh = 3,
-                                      .exchange = exchange})});
     all.push_back(
         {"onebit_lamb" + end,
          test::onebit_lamb(

@@ -107,9 +107,6 @@ class OneBit {
 
   /// `x` of every rank; a rank alone gets its own back, 0 where masked.
   Floats mean(const std::vector<Floats>& x, const Flags& active);
-  /// Gradients in 4 bits each way (variance_refresh): what rounding takes joins
-  /// the residuals, as much of it as reaches a momentum.
-  Floats mean_in_4_bits(const std::vector<Floats>& x, const Flags& active);
   /// The servers' half alone: what they make of x, which they all know.
   Floats share(const Floats& x, const Flags& active);
   void clear();

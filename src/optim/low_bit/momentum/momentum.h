@@ -102,9 +102,6 @@ class CompressedMomentum {
   [[nodiscard]] const std::uint32_t* active(std::size_t b) const {
     return active_.words(model_.layout.blocks, b);
   }
-  [[nodiscard]] const exchange::ActiveMask& active_mask() const {
-    return active_;
-  }
   [[nodiscard]] std::size_t num_left_out() const { return num_left_out_; }
   /// Whether a late element has its first gradient here.
   [[nodiscard]] bool has_late(View grads) {

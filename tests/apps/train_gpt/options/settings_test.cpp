@@ -84,9 +84,7 @@ TEST(Settings, AndTheFlagOfTheSameAgree) {
       {"--set", "semantics=deepspeed", "--set", "calibrated_clipping=false"});
   EXPECT_EQ(options.semantics, config::Semantics::kDeepSpeed);
   EXPECT_FALSE(options.calibrated_clipping);
-  options = parse(
-      {"--set", "variance_refresh=16", "--set", "checkpoint.keep_last=7"});
-  EXPECT_EQ(options.variance_refresh, 16);
+  options = parse({"--set", "checkpoint.keep_last=7"});
   EXPECT_EQ(options.file.checkpoint.keep_last, 7);
 }
 
