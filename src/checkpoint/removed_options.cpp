@@ -20,7 +20,10 @@ struct RemovedOption {
   std::string_view name;
   std::string_view kept;
 };
-constexpr RemovedOption kRemoved[] = {{"variance_refresh", "0"}};
+constexpr RemovedOption kRemoved[] = {{"variance_refresh", "0"},
+                                      {"exchanged", "\"momentum\""},
+                                      {"scale", "\"rms\""},
+                                      {"calibrated_clipping", "true"}};
 
 std::optional<Json> parsed(const std::string& config) {
   try {

@@ -175,10 +175,6 @@ void OnebitAdamImpl::set_stage() {
 void OnebitAdamOptions::validate(const ParameterLayout& layout) const {
   settings_of(*this).validate(layout);
   validate_freeze(*this);
-  if (amsgrad)
-    throw Error(ErrorCode::kInvalidArgument,
-                "1-bit Adam does not support AMSGrad: amsgrad must be false, "
-                "got true");
 }
 
 OnebitAdam::OnebitAdam(comm::Communicator& comm, const ParameterLayout& layout,

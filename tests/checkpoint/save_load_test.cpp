@@ -127,7 +127,14 @@ TEST(SaveAndLoad, AnOptionThatDoesNotExistAnyMoreIsRefusedByName) {
   for (const auto& [config, named] :
        {Case{R"({"thinwire": {"variance_refresh": 16}})",
              "variance_refresh = 16"},
-        Case{R"({"thinwire": {"variance_refresh": 0}})", nullptr},
+        Case{R"({"thinwire": {"exchanged": "gradient"}})",
+             "exchanged = \"gradient\""},
+        Case{R"({"thinwire": {"scale": "l1"}})", "scale = \"l1\""},
+        Case{R"({"thinwire": {"calibrated_clipping": false}})",
+             "calibrated_clipping = false"},
+        Case{R"({"thinwire": {"variance_refresh": 0, "exchanged": "momentum",
+                              "scale": "rms", "calibrated_clipping": true}})",
+             nullptr},
         Case{"not a configuration", nullptr}}) {
     const Folder folder;
     comm::run_local_ranks(2, [&, &text = config, &name = named](auto& comm) {

@@ -150,9 +150,6 @@ void CommandLine::add_training_flags() {
   app_.add_option("--clip", options.clip,
                   "Largest norm of the gradient, 0: any (with deepspeed "
                   "semantics only fp16 follows it)");
-  app_.add_option("--clip-norm", clip_norm_,
-                  "The norm in steps that do not know the averaged gradient: "
-                  "calibrated by those that do, or rms: of the ranks' norms");
   app_.add_option("--seed", options.seed,
                   "Decides the initial parameters and the order of the text");
   app_.add_option("--validate-every", options.validate_every,
@@ -366,9 +363,6 @@ void CommandLine::resolve() {
   resolve_names();
   resolve_defaults();
   if (is_given("--freeze-step")) resolve_freeze_step();
-  options.calibrated_clipping = clip_norm_ == "calibrated";
-  require(options.calibrated_clipping || clip_norm_ == "rms", "--clip-norm",
-          "calibrated or rms", fmt::format("'{}'", clip_norm_));
   if (comm_ == "local") options.comm = CommChoice::kLocal;
   if (comm_ == "mpi") options.comm = CommChoice::kMpi;
   if (options.comm == CommChoice::kEnvironment && !comm_.empty()) {

@@ -36,8 +36,7 @@ struct Options {
   double lr = 1.5e-3;  ///< The optimizer's own, where no flag says otherwise.
   std::int64_t warmup_steps = 50;
   double weight_decay = 0;
-  double clip = 1.0;                ///< 0: never.
-  bool calibrated_clipping = true;  ///< ExchangeOptions::calibrated_clipping.
+  double clip = 1.0;  ///< 0: never.
   std::uint64_t seed = 1;
   /// Steps from one validation to the next, 0: only after the last step; not
   /// given: ten times in the run.

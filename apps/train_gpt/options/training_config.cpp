@@ -178,7 +178,6 @@ void take_from_settings(Options& options) {
   const Config config = training_config(options);
   options.optimizer = config::name_of(config.optimizer);
   options.semantics = config.semantics;
-  options.calibrated_clipping = config.calibrated_clipping;
   std::visit(
       [&](const auto& from) {
         if constexpr (requires { from.freeze_step; })
@@ -195,7 +194,6 @@ Config training_config(const Options& options) {
     config.optimizer = entry.options();
   std::visit(SetFlags{options}, config.optimizer);
   config.gradient_clipping = options.clip;
-  config.calibrated_clipping = options.calibrated_clipping;
   config.semantics = options.semantics;
   config.precision.dtype = options.precision;
   config.zero.stage = static_cast<int>(options.zero);

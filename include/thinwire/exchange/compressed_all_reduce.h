@@ -19,15 +19,8 @@
 
 namespace thinwire::exchange {
 
-/// What stands for the size of a block's elements.
-enum class Scale {
-  kRms,  ///< ||c||_2 / sqrt(count).
-  kL1,   ///< ||c||_1 / count: 0.03-0.055 nats worse in language models.
-};
-
 struct CompressedAllReduceOptions {
   BlockOptions blocks{};
-  Scale scale = Scale::kRms;
   /// What residuals are kept in: kFloat32, or kBFloat16 (its rounding becomes
   /// part of what the residual corrects; not with blocks.scale_per_unit).
   DType residual_dtype = DType::kFloat32;

@@ -44,7 +44,6 @@ FIELDS = {
 # What belongs to the run and not to the optimizer: the way through _core.Config.
 OF_CONFIG = {
     "max_grad_norm": "gradient_clipping",
-    "calibrated_clipping": "calibrated_clipping",
     "lagged_clipping": "lagged_clipping",
     "semantics": "semantics",
     "threads": "comm.num_threads",
@@ -77,6 +76,10 @@ REFUSED = {
 # Keywords of earlier versions, and what to write instead.
 GONE = {
     "variance_refresh": "leave it out; for a long run choose a later freeze_step",
+    "calibrated_clipping": "leave it out; compressed steps are clipped by an estimate "
+    "that exact steps calibrate",
+    "scale": "leave it out; a block's scale is the RMS of its elements",
+    "exchanged": "leave it out; before the freeze the momentum is exchanged",
 }
 # Of DeepSpeed's optimizers: accepted, and told of in one line of the log.
 OF_DEEPSPEED = ("comm_backend_name", "cuda_aware", "deepspeed")
@@ -86,8 +89,7 @@ GROUP_KEYS = ("lr", "betas", "eps", "weight_decay")
 
 COMMON = """Common keywords:
     max_grad_norm: gradients are clipped to this global L2 norm; 0: never. In compressed
-      steps by an estimate of the averaged gradient's norm that exact steps calibrate,
-      unless calibrated_clipping is False: then by the RMS of the ranks' norms.
+      steps by an estimate of the averaged gradient's norm that exact steps calibrate.
     bias_correction, eps_inside_sqrt: as in Adam's paper; sqrt(v + eps), not sqrt(v) + eps.
     semantics: "corrected", or "deepspeed": low-bit optimizers and 16-bit parameters follow
       DeepSpeed 0.19.6 bit for bit; AdamW and Lamb in fp32 compute the same bits with both.
@@ -111,7 +113,6 @@ LOW_BIT = """Keywords of compression:
       effect. `optimizer.freeze_step` says what holds.
     denom_floor: from the freeze on no denominator is below this fraction of its block's
       RMS; 0: no floor.
-    scale: of a block of at most 1024 elements, "rms" or "l1".
     residual_dtype: torch.float32 or torch.bfloat16.
     lagged_clipping: compressed steps are clipped by the norms of the steps before,
       unless it has doubled.
@@ -124,7 +125,6 @@ class CommonKeywords(TypedDict, total=False):
     """Keywords of all optimizers."""
 
     max_grad_norm: float
-    calibrated_clipping: bool
     bias_correction: bool
     eps_inside_sqrt: bool
     semantics: Literal["corrected", "deepspeed"]
@@ -156,7 +156,6 @@ class LowBitKeywords(CommonKeywords, total=False):
     """Keywords of optimizers that exchange few bits per element."""
 
     denom_floor: float
-    scale: Literal["rms", "l1"]
     residual_dtype: torch.dtype
     lagged_clipping: bool
     comm_backend_name: Literal["nccl", "hccl", "mpi", "gloo"] | None
@@ -203,7 +202,6 @@ class ZeroOneAdamKeywords(LowBitKeywords, total=False):
     var_update_scaler: int | None
     local_step_scaler: int | None
     local_step_clipper: int | None
-    exchanged: Literal["momentum", "gradient"]
 
 
 def names_of(keywords: Any) -> list[str]:
@@ -225,7 +223,7 @@ def default(options: Options, name: str) -> Any:
         value = _get(options, FIELDS.get(name, name))
     if isinstance(value, _core.DType):
         return next(t for t, native in DTYPES.items() if native == value)
-    if name in ("scale", "semantics", "exchanged", "hierarchy"):
+    if name in ("semantics", "hierarchy"):
         return value.name
     return value
 
@@ -297,9 +295,7 @@ def set_keyword(config: _core.Config, options: Options, name: str, value: Any) -
             value = _core.CommBackend[value]
         set_field(config, OF_CONFIG[name], value, name)
         return
-    if name in ("scale", "exchanged"):
-        value = _member(getattr(_core, name.capitalize()), name, value)
-    elif name == "residual_dtype":
+    if name == "residual_dtype":
         if not isinstance(value, torch.dtype) or value not in DTYPES:
             raise InvalidArgument(
                 f"residual_dtype: must be torch.float32 or torch.bfloat16, got {value}"

@@ -115,21 +115,18 @@ float OneBit::stored(float residual) const {
 
 float OneBit::split(float* c, Range block, const Flags& active,
                     Floats& signed_scale) {
-  const bool rms = setup_.scale == exchange::Scale::kRms;
   std::vector<double> terms(block.size);
   std::size_t count = 0;
   for (std::size_t i = 0; i < block.size; ++i) {
     if (active[block.offset + i] == 0) c[i] = 0;
     count += active[block.offset + i] != 0 ? 1 : 0;
-    terms[i] = rms ? double{c[i]} * c[i] : std::abs(double{c[i]});
+    terms[i] = double{c[i]} * c[i];
   }
   const double total = sum(terms);
   const auto n = static_cast<double>(count);
   float s = 0;
   if (count != 0)
-    s = rms ? static_cast<float>(std::sqrt(total)) /
-                  static_cast<float>(std::sqrt(n))
-            : static_cast<float>(total) / static_cast<float>(n);
+    s = static_cast<float>(std::sqrt(total)) / static_cast<float>(std::sqrt(n));
   for (std::size_t i = 0; i < block.size; ++i) {
     const float q = c[i] < 0 ? -s : s;
     signed_scale[block.offset + i] = active[block.offset + i] != 0 ? q : 0;

@@ -24,7 +24,6 @@ TEST(CommandLine, DefaultsAreTheDemos) {
   EXPECT_EQ(options.clip, 1.0);
   EXPECT_EQ(options.weight_decay, 0);
   EXPECT_EQ(options.freeze_step, 100);
-  EXPECT_TRUE(options.calibrated_clipping);
   EXPECT_EQ(options.semantics, config::Semantics::kCorrected);
 }
 
@@ -95,8 +94,6 @@ TEST(CommandLine, ReadsEveryFlag) {
                                  "12",
                                  "--local-steps",
                                  "8",
-                                 "--clip-norm",
-                                 "rms",
                                  "--out",
                                  "o",
                                  "--quiet",
@@ -120,7 +117,6 @@ TEST(CommandLine, ReadsEveryFlag) {
   EXPECT_EQ(options.freeze_step, optim::kAutoFreeze);
   EXPECT_EQ(options.var_freeze_step, 12);
   EXPECT_EQ(options.local_steps, 8);
-  EXPECT_FALSE(options.calibrated_clipping);
   EXPECT_EQ(options.out, "o");
   EXPECT_TRUE(options.quiet);
   EXPECT_EQ(options.comm, CommChoice::kLocal);
@@ -149,9 +145,6 @@ TEST(CommandLine, NamesFlagRangeAndValue) {
   }
   expect_usage_error({"--warmup-steps", "0 .. ", "-1"}, [] {
     return parse({"--warmup-steps", "-1"});
-  });
-  expect_usage_error({"--clip-norm", "calibrated or rms", "'exact'"}, [] {
-    return parse({"--clip-norm", "exact"});
   });
   for (const char* flag : {"--lr", "--weight-decay", "--clip"}) {
     expect_usage_error({flag, "at least 0", "-1"}, [&] {

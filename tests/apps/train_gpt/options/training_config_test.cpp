@@ -15,7 +15,7 @@ TEST_F(ConfigFile, GivesWhatFlagsDoNot) {
   write(R"({"train_gpt": {"data": ["x", "y"], "steps": 30, "lr": 0.002,
             "warmup_steps": 5, "weight-decay": 0, "freeze_step": "auto",
             "var_freeze_step": 7, "local_steps": 2,
-            "clip": 3, "clip_norm": "rms", "quiet": true, "seed": 12}})");
+            "clip": 3, "quiet": true, "seed": 12}})");
   const Options options =
       parse_all({"--config", path.c_str(), "--seed", "3"}).options;
   EXPECT_EQ(options.data, (std::vector<std::string>{"x", "y"}));
@@ -26,7 +26,6 @@ TEST_F(ConfigFile, GivesWhatFlagsDoNot) {
   EXPECT_EQ(options.var_freeze_step, 7);
   EXPECT_EQ(options.local_steps, 2);
   EXPECT_EQ(options.clip, 3);
-  EXPECT_FALSE(options.calibrated_clipping);
   EXPECT_TRUE(options.quiet);
   EXPECT_EQ(options.seed, 3u);  // flags win
 }
