@@ -3,8 +3,6 @@
 // lines. The compressed momentum is in low_bit/momentum.cpp.
 #include "thinwire/optim/onebit_adam.h"
 
-#include <fmt/format.h>
-
 #include <memory>
 #include <optional>
 #include <utility>
@@ -15,22 +13,24 @@
 #include "optim/low_bit/gradients/exact_groups.h"
 #include "optim/low_bit/impl.h"
 #include "optim/low_bit/momentum/early_momentum.h"
-#include "optim/low_bit/variance_refresh.h"
 
 namespace thinwire::optim {
 
 namespace {
 
 LowBitSettings settings_of(const OnebitAdamOptions& options) {
-  return low_bit_settings(
-      "onebit_adam",
-      fmt::format("{} variance_refresh={}", describe_freeze(options),
-                  options.variance_refresh),
-      options);
+  return low_bit_settings("onebit_adam", describe_freeze(options), options);
 }
 
-// Whether a variance that is kept beside denominators is free of bias.
-constexpr const char* kIsUnbiased = "variance_is_unbiased";
+// A state of an earlier version whose variance went on moving after the freeze.
+void require_no_refresh(const StateDict& state) {
+  constexpr const char* kIsUnbiased = "variance_is_unbiased";
+  if (state.has_scalar(kIsUnbiased) && state.integer(kIsUnbiased) != 0)
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                "the state was saved with variance_refresh, which is no option "
+                "any more; load its weights alone (what = kWeights; Python: "
+                "weights_only=True)");
+}
 
 struct OnebitAdamImpl final : LowBitOptimizer::Impl {
   OnebitAdamImpl(comm::Communicator& comm, const ParameterLayout& layout,
@@ -38,12 +38,10 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
       : Impl(comm, layout, settings_of(options)),
         freeze(model, freeze_options(options)),
         exact_groups(model),
-        refresh(model, momentum, denominator, options.variance_refresh),
         early(model, gradients, momentum, denominator) {}
 
   Freeze freeze;
   ExactGroups exact_groups;
-  VarianceRefresh refresh;
   EarlyMomentum early;
 
   void take_step(const StepInput& in, StepMeter& step) override;
@@ -65,13 +63,13 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
   [[nodiscard]] std::string_view exact_rule() const override { return "adam"; }
   void begin_in(StateDict& state) const override { Freeze::begin_in(state); }
 
-  void set_stage(bool variance_is_unbiased);
+  void set_stage();
   void warm_up(const StepInput& in, StepMeter& step);
   void compressed_step(const StepInput& in, StepMeter& step);
   [[nodiscard]] std::optional<double> clip(const StepInput& in,
                                            StepMeter& step);
   [[nodiscard]] bool keeps_variance() const {
-    return refresh.is_on() || !model.layout.exact.empty();
+    return !model.layout.exact.empty();
   }
 };
 
@@ -94,10 +92,8 @@ void OnebitAdamImpl::warm_up(const StepInput& in, StepMeter& step) {
   // p = p - lr (m^ / (sqrt(v^) + eps) + wd p)
   adam().apply(++steps, update_arrays(in, *scale), model.pool);
   // d = max(sqrt(v / (1 - beta2^T)) + eps, floor) from the last such step on.
-  if (freeze.ends_at(steps, momentum)) {
+  if (freeze.ends_at(steps, momentum))
     freeze.freeze(steps, keeps_variance(), denominator);
-    refresh.begin(steps);
-  }
 }
 
 // Compression stage: v stays what it is, m_i travels as signs.
@@ -107,15 +103,13 @@ void OnebitAdamImpl::compressed_step(const StepInput& in, StepMeter& step) {
   if (!scale) return;
   const Coefficients c = model.coefficients(++steps, *scale);
   const bool is_early = early.has_begun();  // guessed rightly, during backward
-  if (!is_early) refresh.admit(prepare_gradients(in, *scale, step));
+  if (!is_early) (void)prepare_gradients(in, *scale, step);
   exact_groups.begin(in.grads);
   // m_i = beta1 m + (1 - beta1) g_i
   // m = server(mean_i worker(m_i)), each with error feedback, in 1 bit
   // p = p - lr (m / (1 - beta1^t) / d + wd p)
   if (is_early)
     momentum.accept_early(in, c, denominator.values, step);
-  else if (refresh.is_due(steps - freeze.at()))
-    refresh.run(in, c, step);  // g_i travels instead, in 4 bits
   else
     momentum.all_reduce(in, c, denominator.values, step);
   exact_groups.finish(steps, in, *scale, step);
@@ -138,8 +132,7 @@ std::optional<double> OnebitAdamImpl::clip(const StepInput& in,
 }
 
 bool OnebitAdamImpl::reduces_early() const {
-  if (!freeze.is_frozen() || begins_inside()) return true;
-  return early.is_on() && !refresh.is_due(steps + 1 - freeze.at());
+  return !freeze.is_frozen() || begins_inside() || early.is_on();
 }
 
 void OnebitAdamImpl::reduce_early(View grads, Range range) {
@@ -150,45 +143,30 @@ void OnebitAdamImpl::reduce_early(View grads, Range range) {
 
 void OnebitAdamImpl::add_own(State& state) const {
   freeze.add_to(state, denominator);
-  refresh.add_to(state);
-  if (freeze.is_frozen() && keeps_variance())
-    state.common.put_integer(kIsUnbiased, refresh.is_on() ? 1 : 0);
 }
 
 Adoption OnebitAdamImpl::adopt_own(StateDict& state) {
+  require_no_refresh(state);
   auto saved = std::make_shared<Freeze::Saved>(freeze.read(state));
-  const bool returns = saved->plan.names_later(state.integer("step"));
-  if (saved->frozen_at > 0 &&
-      (returns ? !model.layout.exact.empty() : keeps_variance()))
+  if (saved->frozen_at > 0 && keeps_variance())
     require_variance(state, model.size());
-  const bool is_unbiased = state.has_scalar(kIsUnbiased)
-                               ? state.integer(kIsUnbiased) != 0
-                               : refresh.is_on();
-  auto first =
-      std::make_shared<VarianceRefresh::FirstDenominators>(refresh.read(state));
   return [=, this] {
     freeze.restore(std::move(*saved), denominator);
-    refresh.restore(std::move(*first));
-    set_stage(is_unbiased);
+    set_stage();
   };
 }
 
 // What options name, after a load.
-void OnebitAdamImpl::set_stage(bool variance_is_unbiased) {
+void OnebitAdamImpl::set_stage() {
   if (freeze.must_return(steps)) {
     const std::int64_t frozen_at = freeze.at();
     notes.push_back(
         freeze.return_to_exact(steps, denominator, [&](std::size_t group) {
-          return variance_is_unbiased ? 1
-                                      : adam()
-                                            .coefficients(group, frozen_at, 1)
-                                            .exp_avg_sq_scale;
+          return adam().coefficients(group, frozen_at, 1).exp_avg_sq_scale;
         }));
-    refresh.restore({});
   } else if (freeze.must_end(steps)) {
     notes.push_back(freeze.note_of_end(steps));
     freeze.freeze(steps, keeps_variance(), denominator);
-    refresh.begin(steps);
   }
 }
 
@@ -197,11 +175,6 @@ void OnebitAdamImpl::set_stage(bool variance_is_unbiased) {
 void OnebitAdamOptions::validate(const ParameterLayout& layout) const {
   settings_of(*this).validate(layout);
   validate_freeze(*this);
-  require(variance_refresh >= 0, "variance_refresh", ">= 0", variance_refresh);
-  if (amsgrad)
-    throw Error(ErrorCode::kInvalidArgument,
-                "1-bit Adam does not support AMSGrad: amsgrad must be false, "
-                "got true");
 }
 
 OnebitAdam::OnebitAdam(comm::Communicator& comm, const ParameterLayout& layout,

@@ -24,33 +24,28 @@ namespace {
 LowBitSettings settings_of(const ZeroOneAdamOptions& o) {
   return low_bit_settings(
       "zero_one_adam",
-      fmt::format(
-          "total_steps={} var_freeze_step={} var_update_scaler={} "
-          "local_step_scaler={} local_step_clipper={} exchanged={}",
-          text_of(o.total_steps), text_of(o.var_freeze_step),
-          text_of(o.var_update_scaler), text_of(o.local_step_scaler),
-          text_of(o.local_step_clipper),
-          o.exchanged == Exchanged::kMomentum ? "momentum" : "gradient"),
+      fmt::format("total_steps={} var_freeze_step={} var_update_scaler={} "
+                  "local_step_scaler={} local_step_clipper={}",
+                  text_of(o.total_steps), text_of(o.var_freeze_step),
+                  text_of(o.var_update_scaler), text_of(o.local_step_scaler),
+                  text_of(o.local_step_clipper)),
       o);
 }
 
 constexpr const char* kVarFreezeStep = "var_freeze_step";
 
 struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
-  // Every step knows by its own scalar exchange that gradients are finite.
   ZeroOneAdamImpl(comm::Communicator& comm, const ParameterLayout& layout,
                   const ZeroOneAdamOptions& options)
-      : Impl(comm, layout, settings_of(options), {.checks_finite = false}),
+      : Impl(comm, layout, settings_of(options)),
         plan(options.var_freeze_step,
              zero_one_stages_of(options).var_freeze_step),
-        exchanged(options.exchanged),
         schedule(options),
         updates(model, momentum, denominator) {
     denominator.values = Buffer::of<float>(layout.size());
   }
 
   StagePlan plan;  // V
-  Exchanged exchanged;
   ZeroOneSchedule schedule;
   LocalUpdates updates;  // from the freeze on
   std::int64_t var_updates = 0;
@@ -104,8 +99,6 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
   void set_stage(View params);
   void return_to_variance();
   void update_variance(const StepInput& in, const Coefficients& c);
-  void exchange_gradient(const StepInput& in, double grad_scale,
-                         StepMeter& step);
   void admit(std::span<const std::size_t> elements);
 };
 
@@ -179,11 +172,8 @@ void ZeroOneAdamImpl::one_bit_step(const StepInput& in, StepMeter& step) {
   ++steps;
   admit(prepare_gradients(in, *scale, step));
   // m = 1-bit mean of beta1 m + (1 - beta1) g_i,  p = p - lr (m^ / d + wd p)
-  if (exchanged == Exchanged::kMomentum)
-    momentum.all_reduce(in, model.coefficients(steps, *scale),
-                        denominator.values, step);
-  else
-    exchange_gradient(in, *scale, step);
+  momentum.all_reduce(in, model.coefficients(steps, *scale), denominator.values,
+                      step);
 }
 
 // The residuals measured momentum until now, lr times momentum from now on.
@@ -259,27 +249,6 @@ void ZeroOneAdamImpl::frozen_step(const StepInput& in, StepMeter& step) {
   schedule.local_step_taken();
 }
 
-void ZeroOneAdamImpl::exchange_gradient(const StepInput& in, double grad_scale,
-                                        StepMeter& step) {
-  Buffer values = Buffer::of<float>(in.grads.size());
-  model.for_blocks([&](std::size_t b) {
-    const Range& at = model.block(b);
-    if (model.has_gradient(b))
-      kernels::convert(model.gradient(b, in.grads),
-                       values.view().subview(at.offset, at.size));
-  });
-  if (grad_scale != 1)
-    for (float& g : values.as<float>()) g *= static_cast<float>(grad_scale);
-  if (model.compresses())
-    step.compressed(momentum.exchange(),
-                    [&](auto& all) { (void)all.all_reduce(values.view()); });
-  momentum.deliver_debt(values.as<float>());
-  StepInput averaged = in;
-  averaged.grads = values.view();
-  momentum.apply_own(averaged, model.coefficients(steps, 1),
-                     denominator.values);
-}
-
 // The next update of v finds the variance that the element's d would have.
 void ZeroOneAdamImpl::admit(std::span<const std::size_t> elements) {
   for (const std::size_t i : elements) {
@@ -348,9 +317,6 @@ Adoption ZeroOneAdamImpl::adopt_own(StateDict& state) {
 
 void ZeroOneAdamOptions::validate(const ParameterLayout& layout) const {
   settings_of(*this).validate(layout);
-  require(!amsgrad, "amsgrad",
-          "false (0/1 Adam does not support it: its variance is frozen)",
-          amsgrad);
   require(total_steps.value_or(1) >= 1, "total_steps", ">= 1",
           total_steps.value_or(1));
   const ZeroOneStages stages = zero_one_stages_of(*this);

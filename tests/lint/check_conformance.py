@@ -90,7 +90,7 @@ def tests_in_sources(root):
     found = set()
     for file in (root / "tests").rglob("*.cpp"):
         found |= {f"{suite}.{name}" for suite, name in GTEST.findall(file.read_text())}
-    for file in (root / "python" / "tests").glob("test_*.py"):
+    for file in (root / "python" / "tests").rglob("test_*.py"):
         found |= set(PYTEST.findall(file.read_text()))
     for file in (root / "tests").rglob("CMakeLists.txt"):
         found |= set(CTEST.findall(file.read_text()))
