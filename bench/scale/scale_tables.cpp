@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How one step's exchange grows with ranks, link and bucket size: the tables of
-// docs/scale.md, by the formulas of engine/planner.h.
+// How one step's exchange grows with ranks, link and bucket size: tables of
+// clusters that are described, by the formulas of plan/planner.h.
 #include <fmt/format.h>
 
 #include <cmath>
