@@ -6,7 +6,7 @@
 #include <iostream>
 #include <string>
 
-#include "commands/run_app.h"
+#include "commands/commands.h"
 #include "thinwire/core/log.h"
 
 namespace thinwire::apps {

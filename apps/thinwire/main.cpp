@@ -35,6 +35,8 @@ int main(int argc, char** argv) {
   thinwire::apps::add_bench(app);
   thinwire::apps::add_checkpoint(app);
   const thinwire::commands::Front front = this_program();
-  thinwire::commands::add_commands(app, front);
+  thinwire::commands::add_plan(app, front);
+  thinwire::commands::add_doctor(app, front);
+  thinwire::commands::add_config(app, front);
   return thinwire::apps::run_program(app, argc, argv);
 }

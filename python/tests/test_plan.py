@@ -38,18 +38,11 @@ def test_a_described_network_is_planned() -> None:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--steps", "0"), "--steps: must be in [1, 100000000], got 0"),
-        (("--steps", "2.5"), "--steps: must be in [1, 100000000], got 2.5"),
-        (("--freeze-step", "5"), "--freeze-step: it needs --steps"),
-    ],
-)
-def test_wrong_usage_is_refused(flags: tuple[str, ...], said: str) -> None:
-    refused = plan(*DESCRIBED, *flags, code=2)
-    assert refused.startswith("python -m thinwire: ")
-    assert said in refused
+def test_wrong_usage_is_refused() -> None:
+    said = plan(*DESCRIBED, "--steps", "2.5", code=2)
+    assert said.startswith(
+        "python -m thinwire: --steps: must be in [1, 100000000], got 2.5"
+    )
 
 
 def plan_of_a_rank() -> tuple[str, str]:

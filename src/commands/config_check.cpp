@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "commands/config_check.h"
-
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <memory>
@@ -11,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "commands/commands.h"
 #include "core/json.h"
 #include "thinwire/config/config.h"
 #include "thinwire/core/error.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "commands/doctor.h"
-
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include "comm/host_name.h"
+#include "commands/commands.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/comm/registry.h"
 #include "thinwire/core/buffer.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "commands/plan.h"
-
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <cstdint>
 #include <cstdlib>
@@ -11,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "commands/commands.h"
 #include "thinwire/comm/hosts.h"
 #include "thinwire/comm/local.h"
 #include "thinwire/config/config.h"
