@@ -13,7 +13,7 @@ pkg_check_modules(xxhash REQUIRED libxxhash)
 add_library(thinwire_xxhash INTERFACE IMPORTED)
 target_include_directories(thinwire_xxhash INTERFACE ${xxhash_INCLUDE_DIRS})
 
-if(THINWIRE_BUILD_APPS)
+if(THINWIRE_BUILD_APPS OR THINWIRE_BUILD_PYTHON)
   find_package(CLI11 REQUIRED)
 endif()
 if(THINWIRE_BUILD_TESTS)

@@ -16,11 +16,15 @@ RUN git clone --depth 1 --branch 9.1.0 https://github.com/fmtlib/fmt /fmt && \
 RUN git clone --depth 1 --branch v3.11.2 https://github.com/nlohmann/json /json && \
     cmake -S /json -B /json/build -D JSON_BuildTests=OFF && \
     cmake --build /json/build --target install
+RUN git clone --depth 1 --branch v2.1.2 https://github.com/CLIUtils/CLI11 /cli11 && \
+    cmake -S /cli11 -B /cli11/build -D CLI11_BUILD_TESTS=OFF -D CLI11_BUILD_EXAMPLES=OFF && \
+    cmake --build /cli11/build --target install
 COPY . /thinwire
 WORKDIR /thinwire
 # What was built above has left no licence where cmake/notices.cmake looks.
 ENV CMAKE_ARGS="-DTHINWIRE_NOTICE_HIGHWAY=/highway/LICENSE -DTHINWIRE_NOTICE_FMT=/fmt/LICENSE.rst \
-  -DTHINWIRE_NOTICE_NLOHMANN_JSON=/json/LICENSE.MIT -DTHINWIRE_NOTICE_XXHASH=/usr/share/licenses/xxhash-libs/LICENSE"
+  -DTHINWIRE_NOTICE_NLOHMANN_JSON=/json/LICENSE.MIT -DTHINWIRE_NOTICE_CLI11=/cli11/LICENSE \
+  -DTHINWIRE_NOTICE_XXHASH=/usr/share/licenses/xxhash-libs/LICENSE"
 RUN python -m build --no-isolation && auditwheel repair --wheel-dir wheels dist/*.whl && \
     /opt/python/cp311-cp311/bin/pip wheel --no-deps --wheel-dir wheels-311 . && \
     auditwheel repair --wheel-dir wheels wheels-311/thinwire-*.whl

@@ -13,11 +13,7 @@ namespace thinwire::apps {
 void log_to_stderr(const std::string& program,
                    LogLevel least = LogLevel::kInfo);
 
-/// log_to_stderr(); then parses the command line and runs the callbacks that it
-/// calls for. Adds
-/// --version to `app` and its subcommands. Returns the exit code of every
-/// program of ours: 0 it is done, 1 a callback threw (its message is one line
-/// on stderr), 2 wrong usage (the same).
+/// Calls log_to_stderr() and commands::run_app() with stdout and stderr.
 [[nodiscard]] int run_program(CLI::App& app, int argc, const char* const* argv);
 
 }  // namespace thinwire::apps

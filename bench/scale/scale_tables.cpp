@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How one step's exchange grows with ranks, link and bucket size: the tables of
-// docs/scale.md, by the formulas of engine/planner.h.
+// How one step's exchange grows with ranks, link and bucket size: tables of
+// clusters that are described, by the formulas of plan/planner.h.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -143,66 +143,36 @@ void print_eight_ranks_per_host() {
         rows);
 }
 
-struct Step {
-  std::string name;
-  Workload work;
-  double width;  // bytes of an exact value
-  int ranks;
-  std::vector<double> gbps;
-};
-
-std::vector<Step> steps() {
-  const Workload core{.parameters = 25.2e6,
-                      .forward_seconds = .5,
-                      .backward_seconds = 1,
-                      .has_spare_core = false};
-  Workload spare = core;
-  spare.has_spare_core = true;
-  const Workload gpu{
-      .parameters = kModel, .forward_seconds = .036, .backward_seconds = .061};
-  Workload four = gpu;
-  four.forward_seconds = .252;
-  const std::vector<double> slow{.1, 1, 10}, fast{1, 5, 10, 25, 100};
-  return {{"25 M on one core, no core to spare", core, 4, 2, slow},
-          {"the same with a core to spare", spare, 4, 2, slow},
-          {"340 M on a GPU, 16 samples", gpu, kHalf, 16, fast},
-          {"340 M on a GPU, 16 samples x 4 backwards", four, kHalf, 16, fast}};
-}
-
-// Adam moves 28 bytes where an update from records moves 12.125.
-Compute compute_of(const Step& step) {
-  Compute compute{
-      .encode = 13e-12, .serve = 3e-12, .update = 13e-12, .norm = 4e-12};
-  if (step.width == 4)
-    compute = {
-        .encode = .80e-9, .serve = .17e-9, .update = .73e-9, .norm = .40e-9};
-  compute.exact_update = compute.update * 28 / 12.125;
-  return compute;
-}
+// On GPUs, whose kernels are assumed. Adam moves 28 bytes where an update from
+// records moves 12.125.
+constexpr Compute kGpu{.encode = 13e-12,
+                       .serve = 3e-12,
+                       .update = 13e-12,
+                       .norm = 4e-12,
+                       .exact_update = 13e-12 * 28 / 12.125};
 
 void print_steps() {
   std::vector<Row> rows;
-  for (const Step& step : steps())
-    for (const double gbps : step.gbps) {
-      const Network network{.ranks = step.ranks, .gbps = gbps};
-      const Compute compute = compute_of(step);
-      const auto seconds = [&](bool during) {
-        Workload work = step.work;
-        work.compressed_during_backward = during;
-        return plan::step_seconds(Way::kOnebitAdam, false, work, network,
-                                  compute);
-      };
+  for (const int backwards : {1, 4})
+    for (const double gbps : {1., 5., 10., 25., 100.}) {
+      const Network network{.ranks = 16, .gbps = gbps};
+      // All but the last backward are counted as forward.
+      Workload work{.parameters = kModel,
+                    .forward_seconds = backwards == 1 ? .036 : .252,
+                    .backward_seconds = .061};
       const double exact = plan::overlapped_step_seconds(
-          step.work, compute,
-          plan::ring_seconds(network, step.width * step.work.parameters));
+          work, kGpu, plan::ring_seconds(network, kHalf * kModel));
+      const auto seconds = [&](bool during) {
+        work.compressed_during_backward = during;
+        return plan::step_seconds(Way::kOnebitAdam, false, work, network, kGpu);
+      };
       const double after = seconds(false), during = seconds(true);
-      rows.push_back({step.name, std::to_string(step.ranks),
-                      fmt::format("{:g}", gbps), ms(exact), ms(after),
-                      ms(during), times(exact, after, 2),
+      rows.push_back({std::to_string(backwards), fmt::format("{:g}", gbps),
+                      ms(exact), ms(after), ms(during), times(exact, after, 2),
                       times(after, during, 2)});
     }
-  print("Whole steps, ms (latest backward; exact averages overlap it)",
-        {"case", "W", "Gbit/s", "exact", "1 bit after backward", "during",
+  print("Whole steps of 16 GPUs, 16 samples each: ms",
+        {"backwards", "Gbit/s", "exact", "1 bit after backward", "during",
          "exact / after", "after / during"},
         rows);
 }

@@ -2,7 +2,6 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -11,7 +10,6 @@
 #include "bindings.h"
 #include "core/duration.h"
 #include "thinwire/core/dtype.h"
-#include "thinwire/core/env.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/exchange/bucket_rule.h"
@@ -46,7 +44,6 @@ std::map<std::string, std::uint64_t> memory_in_use() {
 void bind_machine(nb::module_& module) {
   module.def("cpu_target", &kernels::cpu_target);
   module.def("processor", &kernels::processor_name);
-  module.def("num_threads", [] { return std::max(1, env::num_threads()); });
   module.def(
       "bucket_elements",
       [](std::size_t chosen, std::size_t elements, int ranks, int bits) {

@@ -12,18 +12,17 @@ NB_MODULE(_core, module) {
   py::bind_errors(module);
   py::bind_log(module);
   py::bind_machine(module);
-  py::bind_build(module);
   py::bind_communicator(module);
   py::bind_layout(module);
   py::bind_options(module);
   py::bind_precision(module);
   py::bind_schedules(module);
   py::bind_config(module);
-  py::bind_planner(module);
   py::bind_reports(module);
   py::bind_optimizer(module);
   py::bind_checkpoint_options(module);
   py::bind_checkpoint_reports(module);
   py::bind_engine(module);
   py::bind_checkpoint(module);
+  py::bind_commands(module);
 }

@@ -88,7 +88,11 @@ def test_the_wheel_holds_the_notice_of_every_library_inside() -> None:
         or b"HWY_" in MODULE.read_bytes()
     ):
         inside.add("Highway")
-    for text_inside, name in ((b"nanobind", "nanobind"), (b"[json.", "nlohmann-json")):
+    for text_inside, name in (
+        (b"nanobind", "nanobind"),
+        (b"[json.", "nlohmann-json"),
+        (b"N3CLI10ParseErrorE", "CLI11"),
+    ):
         assert text_inside in MODULE.read_bytes(), name
         inside.add(name)
     assert set(notices) == inside
@@ -139,7 +143,8 @@ def test_doctor_says_what_there_is() -> None:
     assert lines["threads"] == "3 per rank (THINWIRE_NUM_THREADS)"
     assert lines["torch"] == f"yes: {torch.__version__}"
     assert "gloo" in lines["groups"].split()
-    assert done.stdout.splitlines()[-1].startswith("ready: all")
+    # Not "ready: all" where the kernel gives no huge pages.
+    assert re.match("ready: (all|works)", done.stdout.splitlines()[-1])
 
 
 def test_doctor_fails_where_torch_is_missing(tmp_path: Path) -> None:
@@ -147,6 +152,7 @@ def test_doctor_fails_where_torch_is_missing(tmp_path: Path) -> None:
     done = run(sys.executable, "-m", "thinwire", "doctor", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert "ready: no: torch cannot be imported (none here)" in done.stdout
+    assert "torch cannot be imported (none here)" in done.stderr
 
 
 def test_a_torch_that_is_too_old_is_refused(tmp_path: Path) -> None:
@@ -196,6 +202,6 @@ def test_exit_codes_of_the_program() -> None:
     assert run(*program, "--help").returncode == 0
     shown = run(*program, "--version")
     assert (shown.returncode, shown.stdout) == (0, f"thinwire {thinwire.__version__}\n")
-    for wrong in ((), ("nurse",), ("doctor", "--all")):
+    for wrong in ((), ("nurse",), ("doctor", "--all"), ("config",)):
         done = run(*program, *wrong)
         assert (done.returncode, done.stdout) == (2, ""), wrong

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m thinwire plan` on one process, of a network that is described."""
+"""`python -m thinwire plan` and `config check`: the commands of the program `thinwire`, whose
+tests are in tests/apps."""
 
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import ranks
 
-DESCRIBED = ("--params", "300001", "--ranks", "2", "--link-gbps", "0.1")
-
-pytestmark = pytest.mark.quick
+DESCRIBED = ("--ranks", "2", "--link-gbps", "0.1")
 
 
-def plan(*flags: str, code: int = 0) -> str:
+def run(*arguments: str, code: int = 0) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "thinwire", "plan", *DESCRIBED, *flags],
+        [sys.executable, "-m", "thinwire", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -23,36 +24,45 @@ def plan(*flags: str, code: int = 0) -> str:
     return done.stderr if code else done.stdout
 
 
-def test_a_run_is_predicted_whole_and_ways_are_in_its_order() -> None:
-    *ways, last = map(json.loads, plan("--steps", "500", "--json").splitlines())
-    seconds = [way["run_seconds"] for way in ways]
-    assert seconds == sorted(seconds)
+def plan(*flags: str, code: int = 0) -> str:
+    return run("plan", "--params", "300001", *flags, code=code)
+
+
+@pytest.mark.quick
+def test_a_described_network_is_planned() -> None:
+    words = (*DESCRIBED, "--steps", "500", "--json")
+    *ways, last = map(json.loads, plan(*words).splitlines())
     assert last["fastest"] == ways[0]["way"]
     steps = {way["way"]: way["run_steps"] for way in ways}
     assert steps["onebit_adam"] == {"exact": 100, "compressed": 400, "local": 0}
-    assert steps["exact"] == {"exact": 500, "compressed": 0, "local": 0}
-    text = plan("--steps", "500", "--freeze-step", "60")
-    assert "onebit_adam: 60 steps of the run are exact, 440 compressed" in text
-    assert text.splitlines()[-1].endswith(" for 500 steps")
 
 
-def test_each_measured_figure_has_its_spread() -> None:
-    (line,) = (x for x in plan().splitlines() if x.startswith("ns per element: "))
-    figures = line.removeprefix("ns per element: ").split(", ")
-    assert all(figure.endswith(" %)") for figure in figures), line
+@pytest.mark.quick
+def test_wrong_usage_is_refused() -> None:
+    said = plan(*DESCRIBED, "--steps", "2.5", code=2)
+    assert said.startswith(
+        "python -m thinwire: --steps: must be in [1, 100000000], got 2.5"
+    )
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--steps", "0"), "--steps: must be in [1, 100000000], got 0"),
-        (("--steps", "2.5"), "--steps: must be in [1, 100000000], got 2.5"),
-        (("--freeze-step", "5"), "--freeze-step: it needs --steps"),
-        (
-            ("--steps", "300", "--freeze-step", "301"),
-            "--freeze-step: must be at most --steps 300",
-        ),
-    ],
-)
-def test_runs_out_of_range_are_refused(flags: tuple[str, ...], said: str) -> None:
-    assert said in plan(*flags, code=2)
+def plan_of_a_rank() -> tuple[str, str]:
+    return plan(), plan(*DESCRIBED, code=2)
+
+
+def test_ranks_of_a_process_group_measure_their_network() -> None:
+    first, second = ranks.succeed(ranks.call(2, __file__, "plan_of_a_rank"))
+    printed, refused = first.value
+    assert printed.startswith("without --forward-ms")
+    assert "measured: 2 ranks; link of each" in printed
+    assert printed.splitlines()[-1].startswith("fastest: ")
+    assert second.value[0] == ""
+    assert "under a launcher the network is measured" in refused
+
+
+@pytest.mark.quick
+def test_a_configuration_is_checked(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"steps_per_print": 10}')
+    assert "supported  steps_per_print = 10\n" in run("config", "check", str(file))
+    file.write_text('{"steps_per_print": 0}')
+    assert "1 rejected" in run("config", "check", str(file), code=1)

@@ -1,38 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m thinwire doctor | plan | telemetry tensorboard FILE... DIR."""
+"""python -m thinwire doctor | plan | config check FILE | telemetry tensorboard FILE... DIR."""
 
 import argparse
+import contextlib
 import sys
 
-from . import Error, __version__
-from ._plan import add_arguments, run_plan
+from . import Error, __version__, _core
+
+_PROGRAM = "python -m thinwire"
+# The library parses and runs these, as the program `thinwire` does.
+_SHARED = {
+    "doctor": "what this machine and installation have",
+    "plan": "what a step would take with each way to average",
+    "config": "what becomes of each key of a configuration file",
+}
 
 
 def main() -> int:
     """Exits with 0: done; 1: it failed, with a line on stderr; 2: wrong usage."""
+    if sys.argv[1:] and sys.argv[1] in _SHARED:
+        return _run_shared(sys.argv[1:])
     parser = argparse.ArgumentParser(
-        prog="python -m thinwire",
+        prog=_PROGRAM,
         description="Checks an installation of Thinwire, and shows what runs wrote",
     )
     parser.add_argument(
         "--version", action="version", version=f"thinwire {__version__}"
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser(
-        "doctor",
-        help="what this machine and installation have",
-        description="Says what this machine and installation have; under torchrun or "
-        "mpirun once for all ranks, which exchange messages on the way. Ends with 1 if "
-        "Thinwire cannot train here.",
-    )
-    add_arguments(
-        commands.add_parser(
-            "plan",
-            help="what a step would take with each way to average",
-            description="What a step would take, send and keep with each way to "
-            "average; under torchrun on the network and processors that it measures.",
-        )
-    )
+    for name, purpose in _SHARED.items():
+        commands.add_parser(name, help=purpose)
     telemetry = commands.add_parser(
         "telemetry", help="turn a file of steps into charts"
     )
@@ -46,28 +43,57 @@ def main() -> int:
     tensorboard.add_argument("files", metavar="FILE", nargs="+")
     tensorboard.add_argument("directory", metavar="DIR")
     arguments = parser.parse_args()
+    from ._telemetry import to_tensorboard
+
     try:
-        return _run(arguments)
+        lines = to_tensorboard(arguments.files, arguments.directory)
     except Error as error:
         print(f"thinwire {arguments.command}: {error}", file=sys.stderr)
         return 1
+    print(
+        f"{lines} lines of {', '.join(arguments.files)}: tensorboard --logdir "
+        f"{arguments.directory} shows them (pip install tensorboard)"
+    )
+    return 0
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    if arguments.command == "telemetry":
-        from ._telemetry import to_tensorboard
+def _run_shared(arguments: list[str]) -> int:
+    """Collective under a launcher, except for `config`."""
+    from ._doctor import lines, why_no_torch
 
-        lines = to_tensorboard(arguments.files, arguments.directory)
-        print(
-            f"{lines} lines of {', '.join(arguments.files)}: tensorboard --logdir "
-            f"{arguments.directory} shows them (pip install tensorboard)"
+    is_doctor = arguments[0] == "doctor"
+    not_ready = why_no_torch() if is_doctor else ""
+    with contextlib.ExitStack() as joined:
+
+        def join() -> _core.Communicator:
+            import torch.distributed as dist
+
+            from .comm import communicator_for, init_distributed
+
+            init_distributed("gloo", verbose=False)
+            joined.callback(dist.destroy_process_group)
+            communicator = communicator_for()
+            joined.callback(communicator.close)
+            return communicator
+
+        code, out, err = _core.run_command(
+            _PROGRAM,
+            arguments,
+            join if not not_ready and _is_launched(arguments[0]) else None,
+            list(lines(not_ready)) if is_doctor else [],
+            not_ready,
         )
-        return 0
-    if arguments.command == "plan":
-        return run_plan(arguments)
-    from ._doctor import run_doctor
+    sys.stdout.write(out)
+    sys.stderr.write(err)
+    return code
 
-    return run_doctor()
+
+def _is_launched(command: str) -> bool:
+    if command == "config":
+        return False
+    from .comm.groups import launched_ranks
+
+    return launched_ranks() > 1
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ std::string_view name_of(const OptimizerConfig& optimizer) noexcept {
 
 std::string describe(const KeyNote& note) {
   constexpr std::string_view kWhat[] = {"supported", "ignored (no effect)",
-                                        "absent"};
+                                        "absent", "rejected"};
   std::string text = fmt::format("{}: {}", note.path,
                                  kWhat[static_cast<std::size_t>(note.kind)]);
   const bool supported = note.kind == KeyNote::Kind::kSupported;

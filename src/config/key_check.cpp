@@ -94,18 +94,24 @@ std::string lower(std::string_view text) {
   return result;
 }
 
-// The canonical name of a section's "type"; empty where there is none.
+// A section's "type": its canonical name, or what is wrong with it. Both are
+// empty if there is none.
+struct SectionType {
+  std::string_view name;
+  std::string error;
+};
+
 template <std::size_t N>
-std::string_view type_in(const Json& file, std::string_view section,
-                         const std::string_view (&types)[N]) {
+SectionType type_in(const Json& file, std::string_view section,
+                    const std::string_view (&types)[N]) {
   const Json* object = file.find(section);
   const Json* type = object == nullptr ? nullptr : object->find("type");
   if (type == nullptr || !type->is(Json::Kind::kText) || type->text == "auto")
     return {};
   for (const std::string_view known : types)
-    if (lower(known) == lower(type->text)) return known;
-  reject(fmt::format("{}.type must be one of {}, got {}", section,
-                     fmt::join(types, ", "), brief_json(*type)));
+    if (lower(known) == lower(type->text)) return {known, ""};
+  return {"", fmt::format("{}.type must be one of {}, got {}", section,
+                          fmt::join(types, ", "), brief_json(*type))};
 }
 
 bool is_disabled(const Json& value) {
@@ -133,43 +139,59 @@ std::string accepted_value(const KeyRule& rule) {
 class Checker {
  public:
   Checker(const Json& file, const std::vector<std::string>& taken,
-          std::vector<KeyNote>& notes)
+          bool notes_rejected, std::vector<KeyNote>& notes)
       : optimizer_(type_in(file, "optimizer", kOptimizerTypes)),
         scheduler_(type_in(file, "scheduler", kSchedulerTypes)),
         taken_(taken),
+        notes_rejected_(notes_rejected),
         notes_(notes) {
-    if (optimizer_.empty()) optimizer_ = kAdamW;
+    if (optimizer_.name.empty()) optimizer_.name = kAdamW;
   }
 
   Json check(const std::string& section, const Json& object) {
     Json kept = Json::object();
     for (const auto& [name, value] : object.members) {
-      const std::string path = joined(section, name);
-      const bool others = section.empty() && is_taken(name);
-      const bool nested = is_section(path);
-      const KeyRule* rule = find_rule(path);
-      if (rule == nullptr && !nested && !others)
-        reject_unknown(section, name, taken_);
-      if (is_absent(value)) {
-        note(path, KeyNote::Kind::kIgnored, "as if absent");
-      } else if (nested && value.is(Json::Kind::kObject)) {
-        kept.add(name, check(path, value));
-      } else if (others && value.is(Json::Kind::kObject)) {
-        note(path, KeyNote::Kind::kSupported, "");
-        kept.add(name, value);
-      } else if (rule == nullptr) {
-        reject(fmt::format("{} must be an object, got {}", path,
-                           brief_json(value)));
-      } else if (keeps(*rule, value)) {
-        kept.add(name, value);
-      } else {
-        require_value(*rule, Reader(&object, section), name);
+      try {
+        check_member(section, object, name, value, kept);
+      } catch (const Error& error) {
+        if (!notes_rejected_) throw;
+        const std::string path = joined(section, name);
+        if (!notes_.empty() && notes_.back().path == path) notes_.pop_back();
+        note(path, KeyNote::Kind::kRejected, error.what(), value);
       }
     }
     return kept;
   }
 
  private:
+  void check_member(const std::string& section, const Json& object,
+                    const std::string& name, const Json& value, Json& kept) {
+    const std::string path = joined(section, name);
+    for (const SectionType* type : {&optimizer_, &scheduler_})
+      if (!type->error.empty() && type->error.starts_with(path + " "))
+        reject(type->error);
+    const bool others = section.empty() && is_taken(name);
+    const bool nested = is_section(path);
+    const KeyRule* rule = find_rule(path);
+    if (rule == nullptr && !nested && !others)
+      reject_unknown(section, name, taken_);
+    if (is_absent(value)) {
+      note(path, KeyNote::Kind::kIgnored, "as if absent", value);
+    } else if (nested && value.is(Json::Kind::kObject)) {
+      kept.add(name, check(path, value));
+    } else if (others && value.is(Json::Kind::kObject)) {
+      note(path, KeyNote::Kind::kSupported, "", value);
+      kept.add(name, value);
+    } else if (rule == nullptr) {
+      reject(
+          fmt::format("{} must be an object, got {}", path, brief_json(value)));
+    } else if (keeps(*rule, value)) {
+      kept.add(name, value);
+    } else {
+      require_value(*rule, Reader(&object, section), name);
+    }
+  }
+
   [[nodiscard]] bool is_taken(std::string_view name) const {
     return std::find(taken_.begin(), taken_.end(), name) != taken_.end();
   }
@@ -191,20 +213,21 @@ class Checker {
       if (!is_harmless(rule, value))
         reject(fmt::format("{} = {} is rejected: {}{}", rule.path,
                            brief_json(value), rule.text, accepted_value(rule)));
-      note(rule.path, KeyNote::Kind::kIgnored, "what Thinwire does anyway");
+      note(rule.path, KeyNote::Kind::kIgnored, "what Thinwire does anyway",
+           value);
       return false;
     }
     const bool supported = rule.status == KeyStatus::kSupported;
     note(rule.path,
          supported ? KeyNote::Kind::kSupported : KeyNote::Kind::kIgnored,
-         supported ? "" : rule.text);
+         supported ? "" : rule.text, value);
     return supported;
   }
 
   void require_type(const KeyRule& rule) const {
-    const std::string_view type =
+    const auto& [type, error] =
         rule.path.starts_with("scheduler.") ? scheduler_ : optimizer_;
-    if (rule.only.empty()) return;
+    if (rule.only.empty() || !error.empty()) return;
     std::string_view rest = rule.only;
     while (!rest.empty()) {
       const std::size_t end = rest.find(", ");
@@ -216,13 +239,16 @@ class Checker {
                        type.empty() ? "no scheduler type" : type));
   }
 
-  void note(std::string_view path, KeyNote::Kind kind, std::string_view text) {
-    notes_.push_back({std::string(path), kind, std::string(text)});
+  void note(std::string_view path, KeyNote::Kind kind, std::string_view text,
+            const Json& value) {
+    notes_.push_back(
+        {std::string(path), kind, std::string(text), compact_json(value)});
   }
 
-  std::string_view optimizer_;
-  std::string_view scheduler_;
+  SectionType optimizer_;
+  SectionType scheduler_;
   const std::vector<std::string>& taken_;
+  bool notes_rejected_;
   std::vector<KeyNote>& notes_;
 };
 
@@ -245,7 +271,7 @@ bool is_known_key(std::string_view path) {
 
 Json check_keys(const Json& file, const AutoValues& autos,
                 const std::vector<std::string>& taken,
-                std::vector<KeyNote>& notes) {
+                std::vector<KeyNote>& notes, bool notes_rejected) {
   for (const std::string& name : taken)
     require(!is_known_key(name), "taken", "names that are no keys",
             fmt::format("'{}'", name));
@@ -253,11 +279,15 @@ Json check_keys(const Json& file, const AutoValues& autos,
     reject(fmt::format("a configuration must be a JSON object, got {}",
                        brief_json(file)));
   const auto [resolved, paths] = with_auto_values(with_new_names(file), autos);
-  Json kept = Checker(resolved, taken, notes).check("", resolved);
-  for (KeyNote& note : notes)
-    if (note.kind == KeyNote::Kind::kSupported &&
-        std::find(paths.begin(), paths.end(), note.path) != paths.end())
-      note.note = "auto: from the program";
+  Json kept =
+      Checker(resolved, taken, notes_rejected, notes).check("", resolved);
+  for (KeyNote& note : notes) {
+    if (note.kind != KeyNote::Kind::kSupported ||
+        std::find(paths.begin(), paths.end(), note.path) == paths.end())
+      continue;
+    note.note = "auto: from the program";
+    note.value = "\"auto\"";
+  }
   return kept;
 }
 

@@ -50,10 +50,12 @@ inline constexpr std::string_view kDisabled = "disabled";
 /// place of "auto", without keys that are null or for which there is no value,
 /// which count as absent, and without rejected ones that have their harmless
 /// value; throws Error(kInvalidArgument) for the others and for unknown ones,
-/// but for objects at the top that the caller takes.
+/// but for objects at the top that the caller takes. If `notes_rejected`, notes
+/// what a key is rejected for, leaves the key out and continues.
 [[nodiscard]] Json check_keys(const Json& file, const AutoValues& autos,
                               const std::vector<std::string>& taken,
-                              std::vector<KeyNote>& notes);
+                              std::vector<KeyNote>& notes,
+                              bool notes_rejected = false);
 
 /// A file with the program's values in place of "auto" where there are some,
 /// and their paths.

@@ -102,19 +102,10 @@ void log_notes(const std::vector<KeyNote>& notes) {
       log(LogLevel::kInfo, "configuration: " + describe(note));
 }
 
-}  // namespace
-
-Config Config::from_json(std::string_view text, std::vector<KeyNote>* notes,
-                         const AutoValues& autos,
-                         const std::vector<std::string>& taken) {
-  if (text.size() > kMostBytes)
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("a configuration must be at most {} bytes, got {}",
-                            kMostBytes, text.size()));
-  std::vector<KeyNote> met;
-  const Json tree = check_keys(parse_json(text), autos, taken, met);
+// Reads what check_keys() has kept of a file.
+Config read(const Json& tree, const std::vector<std::string>& taken,
+            std::vector<KeyNote>& notes) {
   const Reader file(&tree, "");
-
   Config config;
   read_general(file, config);
   const Reader own = file.section("thinwire");
@@ -122,28 +113,33 @@ Config Config::from_json(std::string_view text, std::vector<KeyNote>* notes,
   checkpoint_fields(own.section("checkpoint"), config.checkpoint);
   telemetry_fields(own.section("telemetry"), config.telemetry);
   read_optimizer(file, config);
-  read_precision(file, config, met);
+  read_precision(file, config, notes);
   read_schedule(file, config);
   read_zero(tree, file, config.zero);
   read_overlap(file, own, config);
-  note_divisions(met, config);
+  note_divisions(notes, config);
   if (config.zero.stage == 0)
-    note_unused(met, "zero_optimization.", "at stage 0 there is no ZeRO");
+    note_unused(notes, "zero_optimization.", "at stage 0 there is no ZeRO");
   for (const std::string& name : taken)
     if (const Json* object = tree.find(name))
       config.other_objects[name] = write_json(*object);
   check_without_ranks(config);
-  note_absent(tree, met);
-  if (notes != nullptr)
-    notes->insert(notes->end(), met.begin(), met.end());
-  else
-    log_notes(met);
+  note_absent(tree, notes);
   return config;
 }
 
-Config Config::from_file(const std::string& path, std::vector<KeyNote>* notes,
-                         const AutoValues& autos,
-                         const std::vector<std::string>& taken) {
+// Turns the note of the key that an error begins with into a rejection.
+void note_rejected(std::vector<KeyNote>& notes, const std::string& error) {
+  for (KeyNote& note : notes)
+    if (error.starts_with(note.path + " ")) {
+      note.kind = KeyNote::Kind::kRejected;
+      note.note = error;
+      return;
+    }
+  notes.push_back({"", KeyNote::Kind::kRejected, error});
+}
+
+std::string text_of_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   // One byte more than from_json() takes: a device may have no end.
   std::string text(kMostBytes + 1, '\0');
@@ -157,11 +153,64 @@ Config Config::from_file(const std::string& path, std::vector<KeyNote>* notes,
                 fmt::format("{}: a configuration must be at most {} bytes, got "
                             "more",
                             path, kMostBytes));
+  return text;
+}
+
+// Returns body(text of the file), whose errors then name the file.
+template <class Body>
+auto with_file(const std::string& path, Body&& body) {
+  const std::string text = text_of_file(path);
   try {
-    return from_json(text, notes, autos, taken);
+    return body(text);
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("{}: {}", path, error.what()));
   }
+}
+
+}  // namespace
+
+Config Config::from_json(std::string_view text, std::vector<KeyNote>* notes,
+                         const AutoValues& autos,
+                         const std::vector<std::string>& taken) {
+  if (text.size() > kMostBytes)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("a configuration must be at most {} bytes, got {}",
+                            kMostBytes, text.size()));
+  std::vector<KeyNote> met;
+  const Json tree = check_keys(parse_json(text), autos, taken, met);
+  Config config = read(tree, taken, met);
+  if (notes != nullptr)
+    notes->insert(notes->end(), met.begin(), met.end());
+  else
+    log_notes(met);
+  return config;
+}
+
+Config Config::from_file(const std::string& path, std::vector<KeyNote>* notes,
+                         const AutoValues& autos,
+                         const std::vector<std::string>& taken) {
+  return with_file(path, [&](const std::string& text) {
+    return from_json(text, notes, autos, taken);
+  });
+}
+
+std::vector<KeyNote> check_file(const std::string& path,
+                                std::optional<int> ranks,
+                                const std::vector<std::string>& taken) {
+  // Any that a program could have.
+  constexpr AutoValues kAutos{
+      .total_num_steps = 1000, .warmup_num_steps = 1, .learning_rate = 1e-3};
+  return with_file(path, [&](const std::string& text) {
+    std::vector<KeyNote> notes;
+    const Json tree = check_keys(parse_json(text), kAutos, taken, notes, true);
+    try {
+      const Config config = read(tree, taken, notes);
+      if (ranks) config.validate(*ranks);
+    } catch (const Error& error) {
+      note_rejected(notes, error.what());
+    }
+    return notes;
+  });
 }
 
 }  // namespace thinwire::config

@@ -245,6 +245,7 @@ class Plan(unittest.TestCase):
             (["--threads", "1025"], "--threads: must be in [0, 1024], got 1025"),
             (["--variance-every", "0"], "--variance-every: must be in [1, "),
             (["--steps", "0"], "--steps: must be in [1, 100000000], got 0"),
+            (["--steps", "2.5"], "--steps: must be in [1, 100000000], got 2.5"),
             (["--steps", "nan"], "--steps: must be in [1, 100000000], got nan"),
             (["--freeze-step", "0"], "--freeze-step: must be in [1, 100000000], got 0"),
         ):

@@ -27,6 +27,7 @@ LEVELS = (
     ("plan",),
     ("engine",),
     ("torch",),
+    ("commands",),
     ("apps", "python"),
 )
 LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules}
@@ -42,7 +43,7 @@ VENDORS = (
         r"(torch|ATen|c10)/.*",
         ("include/thinwire/torch/", "apps/train_gpt/", "examples/"),
     ),
-    (r"CLI/.*", ("apps/",)),
+    (r"CLI/.*", ("apps/", "src/commands/")),
 )
 
 ENVIRONMENT_READER = "src/core/env.cpp"
@@ -51,7 +52,7 @@ ENVIRONMENT_READER = "src/core/env.cpp"
 PRINTER = "src/comm/run.cpp"
 IN_LIBRARY = (
     (
-        r"\b(std::)?(exit|_exit|abort|quick_exit|terminate)\s*\(",
+        r"(?<![.>])\b(std::)?(exit|_exit|abort|quick_exit|terminate)\s*\(",
         None,
         "library code never ends the process; throw thinwire::Error",
     ),

@@ -163,13 +163,15 @@ struct BatchSizes {
 struct KeyNote {
   enum class Kind {
     kSupported,
-    kIgnored,  ///< Accepted, but it has no effect: `note` says why.
-    kAbsent,   ///< Not in the file: `note` says what holds instead.
+    kIgnored,   ///< Accepted, but it has no effect: `note` says why.
+    kAbsent,    ///< Not in the file: `note` says what holds instead.
+    kRejected,  ///< `note` says why; only from check_file().
   };
   std::string path;  ///< "fp16.loss_scale".
   Kind kind = Kind::kSupported;
   /// Of a supported key: empty, or "auto: from the program" (AutoValues).
   std::string note;
+  std::string value{};  ///< What the file says, as JSON; of kAbsent empty.
 };
 
 /// "fp16.enabled: supported", "dump_state: ignored (no effect): WHY",
@@ -278,6 +280,15 @@ struct Config {
 
   bool operator==(const Config&) const = default;
 };
+
+/// Returns what becomes of each key of a file, in its order. A rejected key
+/// does not end it: the others are then read without that key. "auto" counts as
+/// known to the program, and `taken` is as for from_json(). If `ranks` is set,
+/// also rejects what validate() refuses on so many ranks. Throws
+/// Error(kInvalidArgument) for a file that cannot be read or is no JSON object.
+[[nodiscard]] std::vector<KeyNote> check_file(
+    const std::string& path, std::optional<int> ranks = std::nullopt,
+    const std::vector<std::string>& taken = {});
 
 /// "adam", "lamb", "onebit_adam", "onebit_lamb", "zero_one_adam",
 /// "lean_onebit_adam".

@@ -13,7 +13,7 @@
 
 /// What a way to average costs, before a run has paid for it: time, bytes,
 /// messages and memory, by formulas. Local; nothing is measured here.
-/// docs/scale.md derives and compares them.
+/// docs/guide/plan.md describes the model.
 namespace thinwire::plan {
 
 /// What ranks are connected by. All hosts hold equally many.

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/thinwire/doctor.h"
-
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <fstream>
-#include <iostream>
 #include <map>
 #include <memory>
+#include <ostream>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include "comm/host_name.h"
+#include "commands/commands.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/comm/registry.h"
 #include "thinwire/core/buffer.h"
@@ -27,7 +27,7 @@
 #include "thinwire/kernels/cpu_target.h"
 #include "thinwire/kernels/processor.h"
 
-namespace thinwire::apps {
+namespace thinwire::commands {
 
 namespace {
 
@@ -52,11 +52,13 @@ std::vector<std::string> lines_of(const std::string& text) {
 class Report {
  public:
   void say(std::string_view name, std::string_view text) {
-    lines_ += fmt::format("{:<12}{}\n", name, text);
+    lines_ += fmt::format("{:<14}{}\n", name, text);
   }
   void advise(std::string advice) { advice_.push_back(std::move(advice)); }
   [[nodiscard]] const std::string& lines() const { return lines_; }
-  [[nodiscard]] std::string conclusion() const {
+  [[nodiscard]] std::string conclusion(const Front& front) const {
+    if (!front.not_ready.empty())
+      return fmt::format("ready: no: {}\n", front.not_ready);
     if (advice_.empty())
       return "ready: all that this version can use is here\n";
     return fmt::format("ready: works as it is; better with: {}\n",
@@ -80,27 +82,20 @@ void say_threads(Report& report) {
                  : "1 per rank (THINWIRE_NUM_THREADS is not set)");
 }
 
-void say_backends(Report& report) {
+void say_backends(const Front& front, Report& report) {
   for (const comm::Backend& backend : comm::backends()) {
     const std::string why_not = backend.why_unavailable();
-    report.say(backend.name, why_not.empty()
-                                 ? fmt::format("yes: {}", backend.version())
-                                 : fmt::format("no: {}", why_not));
-    if (backend.name == "mpi" && !why_not.empty())
-      report.advise("MPI, for several machines (scripts/bootstrap)");
+    if (why_not.empty()) {
+      report.say(backend.name, fmt::format("yes: {}", backend.version()));
+    } else if (!front.has_transports) {
+      report.say(backend.name, fmt::format("no: {}", why_not));
+      if (backend.name == "mpi")
+        report.advise("MPI, for several machines (scripts/bootstrap)");
+    }
   }
+  if (front.has_transports) return;
   for (const char* name : {"nccl", "hccl", "cuda"})
     report.say(name, "no: not part of this version");
-}
-
-void say_torch(Report& report) {
-  constexpr std::string_view kVersion = THINWIRE_BUILD_TORCH;
-  if (!kVersion.empty()) {
-    report.say("torch", fmt::format("yes: LibTorch {}", kVersion));
-    return;
-  }
-  report.say("torch", "no: " THINWIRE_BUILD_WHY_NOT_TORCH);
-  report.advise("LibTorch, for train_gpt (scripts/bootstrap)");
 }
 
 void say_huge_pages(Report& report) {
@@ -159,7 +154,7 @@ void say_bandwidth(Report& report) {
   report.say("bandwidth", text + " (a += b, 256 MiB in all)");
 }
 
-Report what_is_here() {
+Report what_is_here(const Front& front) {
   Report report;
   report.say("version", THINWIRE_VERSION);
   report.say("compiler", THINWIRE_BUILD_COMPILER ", " THINWIRE_BUILD_TYPE);
@@ -171,8 +166,9 @@ Report what_is_here() {
              fmt::format("{}: {}", kernels::prefetches() ? "on" : "off",
                          kernels::prefetch_reason()));
   say_threads(report);
-  say_backends(report);
-  say_torch(report);
+  say_backends(front, report);
+  for (const auto& [name, text] : front.lines) report.say(name, text);
+  for (const std::string& advice : front.advice) report.advise(advice);
   say_huge_pages(report);
   return report;
 }
@@ -215,39 +211,54 @@ std::string differences(const std::vector<std::string>& reports,
 }
 
 // In one write, so that blocks of several processes do not mix.
-void print(const std::string& text) { std::cout << text << std::flush; }
+void print(const Front& front, const std::string& text) {
+  front.out << text << std::flush;
+}
 
-/// Rank 0 prints for all; it alone measures, while the others wait.
-void run_in_job() {
-  Report report = what_is_here();
-  std::unique_ptr<comm::Communicator> comm;
+std::shared_ptr<comm::Communicator> join_ranks(const Front& front,
+                                               const Report& report) {
   try {
-    comm = comm::from_environment();
+    return front.join();
   } catch (const Error&) {
-    print(fmt::format("{} on {}\n{}",
-                      env::launched_rank()
-                          ? fmt::format("rank {}", *env::launched_rank())
-                          : "a rank",
-                      comm::host_name(), report.lines()));
+    print(front, fmt::format("{} on {}\n{}",
+                             env::launched_rank()
+                                 ? fmt::format("rank {}", *env::launched_rank())
+                                 : "a rank",
+                             comm::host_name(), report.lines()));
     throw;
   }
-  const auto reports = comm::gather_texts(*comm, report.lines());
-  const auto host_of = comm::gather_texts(*comm, comm::host_name());
-  if (comm->rank() == 0) {
-    report.say("ranks", say_hosts(host_of));
+}
+
+// Rank 0 prints for all; it alone measures, while the others wait.
+void run_doctor(const Front& front) {
+  Report report = what_is_here(front);
+  if (!front.join) {
     say_bandwidth(report);
-    print(report.lines() + differences(reports, host_of) + report.conclusion());
+    print(front, report.lines() + report.conclusion(front));
+  } else {
+    const auto comm = join_ranks(front, report);
+    const auto reports = comm::gather_texts(*comm, report.lines());
+    const auto host_of = comm::gather_texts(*comm, comm::host_name());
+    if (comm->rank() == 0) {
+      report.say("ranks", say_hosts(host_of));
+      say_bandwidth(report);
+      print(front, report.lines() + differences(reports, host_of) +
+                       report.conclusion(front));
+    }
+    comm->barrier();
   }
-  comm->barrier();
+  if (!front.not_ready.empty())
+    throw Error(ErrorCode::kUnavailable, front.not_ready);
 }
 
 }  // namespace
 
-void run_doctor() {
-  if (env::launched_ranks() > 1) return run_in_job();
-  Report report = what_is_here();
-  say_bandwidth(report);
-  print(report.lines() + report.conclusion());
+void add_doctor(CLI::App& app, const Front& front) {
+  app.add_subcommand("doctor",
+                     "Says what this machine and build have, and what would "
+                     "make them better; under a launcher once for all ranks, "
+                     "which exchange messages")
+      ->callback([&front] { run_doctor(front); });
 }
 
-}  // namespace thinwire::apps
+}  // namespace thinwire::commands

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "checkpoint/state_reader.h"
+#include "checkpoint/read/state_reader.h"
 
 #include <fmt/format.h>
 

@@ -1,27 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/thinwire/plan.h"
-
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <cstdint>
 #include <cstdlib>
-#include <iostream>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <vector>
 
+#include "commands/commands.h"
 #include "thinwire/comm/hosts.h"
 #include "thinwire/comm/local.h"
-#include "thinwire/comm/registry.h"
 #include "thinwire/config/config.h"
-#include "thinwire/core/env.h"
 #include "thinwire/core/error.h"
 #include "thinwire/plan/measure.h"
 #include "thinwire/plan/plan_table.h"
 #include "thinwire/plan/workload.h"
 
-namespace thinwire::apps {
+namespace thinwire::commands {
 
 namespace {
 
@@ -92,18 +90,19 @@ plan::Workload workload_of(const PlanFlags& flags, int ranks,
   return work;
 }
 
-void print(const PlanFlags& flags, const plan::Workload& work,
-           const plan::Network& network, const plan::Compute& compute) {
+void print(const Front& front, const PlanFlags& flags,
+           const plan::Workload& work, const plan::Network& network,
+           const plan::Compute& compute) {
   const auto all = plan::plan(work, network, compute);
-  std::cout << (flags.json ? plan::plan_json(all) : plan::plan_table(all));
+  front.out << (flags.json ? plan::plan_json(all) : plan::plan_table(all));
 }
 
 plan::Network network_of(const PlanFlags& flags) {
   if (!flags.ranks || !flags.link_gbps)
     refuse_usage(
-        "plan: one rank alone knows no network: start it with a launcher, as "
-        "in mpirun -np 2 thinwire plan, which measures one, or describe it by "
-        "--ranks, --link-gbps and --latency-us");
+        "plan: one rank alone knows no network: start it with a launcher "
+        "(mpirun, torchrun), which measures one, or describe it by --ranks, "
+        "--link-gbps and --latency-us");
   const int on_host = flags.ranks_per_host.value_or(1);
   if (*flags.ranks % on_host != 0)
     refuse_usage(
@@ -116,10 +115,10 @@ plan::Network network_of(const PlanFlags& flags) {
   return network;
 }
 
-void say_what_is_not_given(const PlanFlags& flags) {
+void say_what_is_not_given(const Front& front, const PlanFlags& flags) {
   if (flags.forward_ms == 0 && flags.backward_ms == 0 &&
       flags.compute_ms == 0 && !flags.json)
-    std::cout << "without --forward-ms and --backward-ms (or --compute-ms) a "
+    front.out << "without --forward-ms and --backward-ms (or --compute-ms) a "
                  "step is taken to be its exchange and update\n";
 }
 
@@ -134,12 +133,12 @@ void require_run(const PlanFlags& flags) {
         *flags.steps, *flags.freeze_step));
 }
 
-void run_alone(const PlanFlags& flags) {
+void run_alone(const Front& front, const PlanFlags& flags) {
   const plan::Network network = network_of(flags);
   const plan::Processors processors =
       plan::processors_for(network.ranks_per_host, flags.threads.value_or(-1));
   const plan::Workload work = workload_of(flags, network.ranks, processors);
-  say_what_is_not_given(flags);
+  say_what_is_not_given(front, flags);
   plan::MeasuredCompute compute;
   comm::run_local_ranks(1, [&](comm::Communicator& alone) {
     compute = plan::measure_compute(alone);
@@ -149,50 +148,52 @@ void run_alone(const PlanFlags& flags) {
   compute.sum = compute.norm;
   compute.spread.sum = compute.spread.norm;
   if (flags.json) {
-    std::cerr << plan::unstable(compute);
+    front.err << plan::unstable(compute);
   } else {
-    std::cout << "as described: " << plan::describe(network)
+    front.out << "as described: " << plan::describe(network)
               << plan::describe(compute)
               << "on machines like this one: " << plan::describe(processors);
-    std::cout << "not known to one rank alone: the cost of a message, what "
+    front.out << "not known to one rank alone: the cost of a message, what "
                  "communication takes of a processor, what ranks inside a host "
                  "exchange, and how far ranks that share a machine slow each "
                  "other down\n";
   }
-  print(flags, work, network, compute);
+  print(front, flags, work, network, compute);
 }
 
-void run_in_job(const PlanFlags& flags) {
+void run_in_job(const Front& front, const PlanFlags& flags) {
   if (flags.ranks || flags.link_gbps || flags.ranks_per_host ||
       flags.latency_us)
     refuse_usage(
         "plan: under a launcher the network is measured: leave --ranks, "
         "--ranks-per-host, --link-gbps and --latency-us out, or start it "
         "without one");
-  const auto comm = comm::from_environment();
+  const auto comm = front.join();
   const plan::Processors processors =
       plan::measure_processors(*comm, flags.threads.value_or(-1));
   const plan::Workload work = workload_of(flags, comm->size(), processors);
-  if (comm->rank() == 0) say_what_is_not_given(flags);
+  if (comm->rank() == 0) say_what_is_not_given(front, flags);
   comm::WhyFlat why;
   const comm::Hosts hosts = comm::find_hosts(*comm, {}, &why);
   const plan::MeasuredNetwork network = plan::measure_network(*comm, hosts);
   const plan::MeasuredCompute compute = plan::measure_compute(*comm);
-  if (comm->rank() != 0) return;
-  if (flags.json) {
-    std::cerr << plan::unstable(network) << plan::unstable(compute);
-  } else {
-    std::cout << "measured: " << plan::describe(network)
-              << plan::describe(compute) << plan::describe(processors);
-    if (!why.text.empty()) std::cout << "flat: " << why.text << '\n';
-    if (hosts.size == 1)
-      std::cout << "all ranks share one host: between hosts nothing was "
-                   "measured\n";
+  if (comm->rank() == 0) {
+    if (flags.json) {
+      front.err << plan::unstable(network) << plan::unstable(compute);
+    } else {
+      front.out << "measured: " << plan::describe(network)
+                << plan::describe(compute) << plan::describe(processors);
+      if (!why.text.empty()) front.out << "flat: " << why.text << '\n';
+      if (hosts.size == 1)
+        front.out << "all ranks share one host: between hosts nothing was "
+                     "measured\n";
+    }
+    print(front, flags, work, network, compute);
   }
-  print(flags, work, network, compute);
+  comm->barrier();
 }
 
-void run(PlanFlags flags) {
+void run_plan(const Front& front, PlanFlags flags) {
   require_run(flags);
   if (!flags.config.empty())
     flags.file = reading_config([&] {
@@ -200,20 +201,22 @@ void run(PlanFlags flags) {
       std::vector<config::KeyNote> notes;
       return config::Config::from_file(flags.config, &notes);
     });
-  if (env::launched_ranks() > 1)
-    run_in_job(flags);
+  if (front.join)
+    run_in_job(front, flags);
   else
-    run_alone(flags);
+    run_alone(front, flags);
 }
 
-// nan is in no range; CLI::Range lets it pass.
-CLI::Validator number(double least, double most) {
+// nan is in no range; CLI::Range lets it pass. `digits`: a whole number.
+CLI::Validator number(double least, double most, bool digits = false) {
   const std::string range = fmt::format("in [{:.16g}, {:.16g}]", least, most);
   return CLI::Validator(
       [=](std::string& text) {
         char* end = nullptr;
         const double value = std::strtod(text.c_str(), &end);
-        const bool is_number = !text.empty() && *end == '\0';
+        const bool is_number =
+            !text.empty() && *end == '\0' &&
+            !(digits && text.find_first_not_of("0123456789") != text.npos);
         return is_number && value >= least && value <= most
                    ? std::string()
                    : fmt::format("must be {}, got {}", range, text);
@@ -226,23 +229,23 @@ void add_run_options(CLI::App& command, PlanFlags& flags) {
       .add_option("--steps", flags.steps,
                   "of the run: predicts all of it, exact stages included, and "
                   "ranks by it")
-      ->check(number(1, plan::RunStages::kMostSteps));
+      ->check(number(1, plan::RunStages::kMostSteps, true));
   command
       .add_option("--freeze-step", flags.freeze_step,
                   "exact steps of 1-bit Adam and lean 1-bit Adam (default: of "
                   "--config, otherwise a fifth of --steps, at most 1000)")
-      ->check(number(1, plan::RunStages::kMostSteps));
+      ->check(number(1, plan::RunStages::kMostSteps, true));
 }
 
 void add_network_options(CLI::App& command, PlanFlags& flags) {
   command
       .add_option("--ranks", flags.ranks,
                   "alone: of the job that is to be planned")
-      ->check(number(2, kMostRanks));
+      ->check(number(2, kMostRanks, true));
   command
       .add_option("--ranks-per-host", flags.ranks_per_host,
                   "alone: ranks that share a network card (default 1)")
-      ->check(number(1, 1024));
+      ->check(number(1, 1024, true));
   command
       .add_option("--link-gbps", flags.link_gbps,
                   "alone: a host's network card, Gbit/s each way")
@@ -255,12 +258,12 @@ void add_network_options(CLI::App& command, PlanFlags& flags) {
 
 }  // namespace
 
-void add_plan(CLI::App& app) {
+void add_plan(CLI::App& app, const Front& front) {
   auto flags = std::make_shared<PlanFlags>();
   CLI::App* command = app.add_subcommand(
       "plan",
       "What a step would take, send and keep with each way to average; under "
-      "mpirun on the network and processors that it measures");
+      "a launcher on the network and processors that it measures");
   command->add_option("--params", flags->params, "parameters of the model")
       ->required()
       ->check(number(1, 1e15));
@@ -289,7 +292,7 @@ void add_plan(CLI::App& app) {
       ->add_option("--threads", flags->threads,
                    "of a rank that compute backward (default "
                    "THINWIRE_NUM_THREADS, else 1); 0: an accelerator does")
-      ->check(number(0, 1024));
+      ->check(number(0, 1024, true));
   command
       ->add_option("--variance-every", flags->steps_per_variance_step,
                    "0/1 Adam before its freeze, with one exact step in so many "
@@ -298,7 +301,7 @@ void add_plan(CLI::App& app) {
   command->add_flag("--json", flags->json, "one JSON object per line");
   add_run_options(*command, *flags);
   add_network_options(*command, *flags);
-  command->callback([flags] { run(*flags); });
+  command->callback([&front, flags] { run_plan(front, *flags); });
 }
 
-}  // namespace thinwire::apps
+}  // namespace thinwire::commands

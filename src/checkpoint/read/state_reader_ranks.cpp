@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "checkpoint/mean.h"
-#include "checkpoint/state_reader.h"
+#include "checkpoint/read/state_reader.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::checkpoint {

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <iosfwd>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "thinwire/comm/communicator.h"
+
+namespace CLI {
+class App;
+}
+
+/// The commands that the program `thinwire` and `python -m thinwire` share.
+namespace thinwire::commands {
+
+/// What differs between the two programs.
+struct Front {
+  std::ostream& out;  ///< For results.
+  std::ostream& err;  ///< For warnings and errors.
+  /// Collective: joins the ranks that a launcher has started. Empty if this
+  /// process runs alone.
+  std::function<std::shared_ptr<comm::Communicator>()> join{};
+
+  /// Lines of doctor about what the library does not know: a name and a text.
+  std::vector<std::pair<std::string, std::string>> lines{};
+  std::vector<std::string> advice{};  ///< What would make the machine better.
+  /// Why this program cannot train here; if it is empty, it can.
+  std::string not_ready{};
+  /// It has transports that replace those which this build lacks.
+  bool has_transports = false;
+};
+
+/// Adds plan: what a step would take, send and keep with each way to average.
+/// Like all commands, it keeps a reference to `front`.
+void add_plan(CLI::App& app, const Front& front);
+
+/// Adds doctor: what this machine and build have. In a job of several ranks it
+/// is collective: rank 0 prints its own report, who is on which host, and one
+/// line for each difference. If the ranks cannot reach each other, each prints
+/// its report and fails.
+void add_doctor(CLI::App& app, const Front& front);
+
+/// Adds config check: what becomes of each key of a configuration file.
+void add_config(CLI::App& app, const Front& front);
+
+/// Parses the command line and runs the callbacks that it calls for. Adds
+/// --version to `app` and its subcommands. Returns the exit code of every
+/// program of ours: 0 it is done, 1 a callback threw (its message is one line
+/// on `err`), 2 wrong usage (the same).
+[[nodiscard]] int run_app(CLI::App& app, int argc, const char* const* argv,
+                          std::ostream& out, std::ostream& err);
+
+/// Calls run_app() for a program that has the commands above. `arguments` begin
+/// after its name.
+[[nodiscard]] int run_commands(const std::string& program,
+                               const std::vector<std::string>& arguments,
+                               const Front& front);
+
+/// Returns a message of several lines as one.
+[[nodiscard]] std::string one_line(const std::string& text);
+
+}  // namespace thinwire::commands

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "commands/commands.h"
+#include "core/json.h"
+#include "thinwire/config/config.h"
+#include "thinwire/core/error.h"
+
+namespace thinwire::commands {
+
+namespace {
+
+using config::KeyNote;
+
+struct CheckFlags {
+  std::string file;
+  std::optional<int> ranks;
+  bool json = false;
+};
+
+constexpr std::string_view kStatuses[] = {"supported", "ignored", "absent",
+                                          "rejected"};
+
+std::string_view status_of(const KeyNote& note) {
+  return kStatuses[static_cast<std::size_t>(note.kind)];
+}
+
+std::string line_of(const KeyNote& note) {
+  std::string text = fmt::format("{:<11}", status_of(note));
+  // The sentence of a rejection names the key and its value.
+  if (note.kind == KeyNote::Kind::kRejected) return text + note.note + '\n';
+  text += note.path;
+  if (!note.value.empty()) text += " = " + brief_json(parse_json(note.value));
+  if (!note.note.empty()) text += ": " + note.note;
+  return text + '\n';
+}
+
+std::string json_line_of(const KeyNote& note) {
+  Json line = Json::object();
+  line.add("key", note.path.empty() ? Json{} : Json::of(note.path));
+  line.add("status", Json::of(status_of(note)));
+  if (!note.value.empty()) line.add("value", parse_json(note.value));
+  line.add("note", Json::of(note.note));
+  return compact_json(line) + '\n';
+}
+
+void check(const Front& front, const CheckFlags& flags) {
+  // train_gpt reads an object of its own.
+  const std::vector<KeyNote> notes =
+      config::check_file(flags.file, flags.ranks, {"train_gpt"});
+  for (const KeyNote& note : notes)
+    front.out << (flags.json ? json_line_of(note) : line_of(note));
+  const auto rejected =
+      std::count_if(notes.begin(), notes.end(), [](const KeyNote& note) {
+        return note.kind == KeyNote::Kind::kRejected;
+      });
+  if (rejected > 0)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: {} rejected", flags.file, rejected));
+}
+
+}  // namespace
+
+void add_config(CLI::App& app, const Front& front) {
+  CLI::App* const group =
+      app.add_subcommand("config", "Look at configuration files");
+  group->require_subcommand(1);
+  const auto flags = std::make_shared<CheckFlags>();
+  CLI::App* const command =
+      group->add_subcommand("check",
+                            "Say for each key of a file whether it is "
+                            "supported, ignored or rejected, "
+                            "and why; exit code 1 if one is rejected");
+  command
+      ->add_option("FILE", flags->file,
+                   "a configuration of DeepSpeed's or ours")
+      ->required();
+  command
+      ->add_option("--ranks", flags->ranks,
+                   "also check what depends on the number of ranks")
+      ->check(CLI::Range(1, 1'000'000));
+  command->add_flag("--json", flags->json, "one JSON object per key");
+  command->callback([&front, flags] { check(front, *flags); });
+}
+
+}  // namespace thinwire::commands

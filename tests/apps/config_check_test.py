@@ -1,0 +1,65 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs `thinwire config check` as users do.
+
+usage: config_check_test.py THINWIRE [TEST...]
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+THINWIRE = sys.argv[1]
+GOOD = '{"optimizer": {"type": "OneBitAdam"}, "dump_state": true}'
+BAD = '{"steps_per_print": 10, "train_batchsize": 8, "gradient_clipping": 1.0}'
+
+
+class ConfigCheck(unittest.TestCase):
+    def check(self, text, *words, code=0):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "config.json"
+            path.write_text(text)
+            done = subprocess.run(
+                [THINWIRE, "config", "check", path, *words],
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        self.assertEqual(done.stderr.count("\n"), 0 if code == 0 else 1)
+        return done
+
+    def test_a_line_per_key(self):
+        lines = self.check(GOOD).stdout.splitlines()
+        self.assertEqual(lines[0], 'supported  optimizer.type = "OneBitAdam"')
+        self.assertRegex(lines[1], "^ignored    dump_state = true: .")
+        self.assertRegex(lines[2], "^absent     gradient_clipping: .")
+        self.assertEqual(len(lines), 3)
+
+    def test_a_rejected_key_has_its_sentence_and_ends_it_with_1(self):
+        done = self.check(BAD, code=1)
+        sentence = "unknown key 'train_batchsize'; did you mean 'train_batch_size'?"
+        self.assertIn(f"\nrejected   {sentence}\n", done.stdout)
+        self.assertIn("supported  gradient_clipping = 1.0\n", done.stdout)
+        self.assertRegex(done.stderr, "config.json: 1 rejected\n$")
+
+    def test_objects_for_programs(self):
+        lines = self.check(BAD, "--json", code=1).stdout.splitlines()
+        first, second, _ = map(json.loads, lines)
+        said = {"key": "steps_per_print", "status": "supported", "value": 10}
+        self.assertEqual(first, {**said, "note": ""})
+        self.assertEqual(second["status"], "rejected")
+        self.assertIn("did you mean", second["note"])
+
+    def test_what_cannot_be_read_ends_it_with_1_and_wrong_usage_with_2(self):
+        self.assertIn("not JSON", self.check("{", code=1).stderr)
+        self.check(GOOD, "--ranks", "2")
+        self.check(GOOD, "--ranks", "0", code=2)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])

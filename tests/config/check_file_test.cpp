@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// What becomes of each key of a file, past those that are rejected.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "support/errors.h"
+#include "thinwire/config/config.h"
+
+namespace thinwire::config::check_file_test {
+namespace {
+
+using Kind = KeyNote::Kind;
+
+std::vector<KeyNote> checked(std::string_view text,
+                             std::optional<int> ranks = std::nullopt) {
+  const std::string path = testing::TempDir() + "check_file.json";
+  std::ofstream(path) << text;
+  return check_file(path, ranks, {"mine"});
+}
+
+// The only note about a key; "" for what no single key is rejected for.
+KeyNote note_of(const std::vector<KeyNote>& notes, std::string_view path) {
+  std::optional<KeyNote> found;
+  for (const KeyNote& note : notes) {
+    if (note.path != path) continue;
+    EXPECT_FALSE(found) << "two notes about " << path;
+    found = note;
+  }
+  EXPECT_TRUE(found) << path;
+  return found.value_or(KeyNote{});
+}
+
+void expect_rejected(const std::vector<KeyNote>& notes, std::string_view path,
+                     std::string_view part) {
+  const KeyNote note = note_of(notes, path);
+  EXPECT_EQ(note.kind, Kind::kRejected) << path;
+  EXPECT_NE(note.note.find(part), std::string::npos) << note.note;
+}
+
+TEST(CheckFile, SaysTheValueAndTheStatusOfEachKey) {
+  const auto notes = checked(R"({
+    "optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 7}},
+    "bfloat16": {"enabled": true}, "dump_state": true, "mine": {"a": [1]},
+    "gradient_accumulation_steps": "auto"})");
+  const KeyNote step = note_of(notes, "optimizer.params.freeze_step");
+  EXPECT_EQ(step.kind, Kind::kSupported);
+  EXPECT_EQ(step.value, "7");
+  EXPECT_EQ(note_of(notes, "optimizer.type").value, "\"OneBitAdam\"");
+  EXPECT_EQ(note_of(notes, "bf16.enabled").value, "true");
+  EXPECT_EQ(note_of(notes, "mine").value, R"({"a": [1]})");
+  const KeyNote dump = note_of(notes, "dump_state");
+  EXPECT_EQ(dump.kind, Kind::kIgnored);
+  EXPECT_NE(dump.note, "");
+  EXPECT_EQ(note_of(notes, "gradient_accumulation_steps").note, "as if absent");
+  EXPECT_EQ(note_of(notes, "gradient_clipping").kind, Kind::kAbsent);
+}
+
+TEST(CheckFile, ContinuesAfterRejectedKeys) {
+  const auto notes = checked(R"({
+    "optimizer": {"type": "Adam", "params": {"freeze_step": 7, "lr": 0.5}},
+    "zero_optimization": {"stage": 3, "contiguous_gradients": 3},
+    "train_batchsize": 8, "steps_per_print": 10})");
+  expect_rejected(notes, "optimizer.params.freeze_step",
+                  "is of OneBitAdam, OneBitLamb, not of Adam");
+  expect_rejected(notes, "train_batchsize", "did you mean 'train_batch_size'?");
+  expect_rejected(notes, "zero_optimization.contiguous_gradients",
+                  "must be true or false");
+  expect_rejected(notes, "zero_optimization.stage", "");
+  EXPECT_EQ(note_of(notes, "optimizer.params.lr").kind, Kind::kSupported);
+  EXPECT_EQ(note_of(notes, "steps_per_print").kind, Kind::kSupported);
+}
+
+TEST(CheckFile, RejectsATypeOnceAndNotTheKeysOfOtherTypes) {
+  const auto notes = checked(R"({"optimizer": {"type": "Lion", "params":
+    {"freeze_step": 7}}, "scheduler": {"type": "Cosine"}})");
+  expect_rejected(notes, "optimizer.type", "must be one of Adam, ");
+  expect_rejected(notes, "scheduler.type", "must be one of WarmupLR, ");
+  EXPECT_EQ(note_of(notes, "optimizer.params.freeze_step").kind,
+            Kind::kSupported);
+}
+
+TEST(CheckFile, KnowsWhatAProgramPutsInPlaceOfAuto) {
+  const auto notes = checked(R"({"scheduler": {"type": "WarmupDecayLR",
+    "params": {"total_num_steps": "auto", "warmup_num_steps": "auto"}}})");
+  const KeyNote total = note_of(notes, "scheduler.params.total_num_steps");
+  EXPECT_EQ(total.kind, Kind::kSupported);
+  EXPECT_EQ(total.value, "\"auto\"");
+  EXPECT_EQ(total.note, "auto: from the program");
+}
+
+TEST(CheckFile, ChecksWhatDependsOnRanksIfThatIsAsked) {
+  constexpr std::string_view kOdd = R"({"train_batch_size": 3})";
+  EXPECT_EQ(note_of(checked(kOdd), "train_batch_size").kind, Kind::kSupported);
+  expect_rejected(checked(kOdd, 2), "train_batch_size", "3");
+}
+
+TEST(CheckFile, ThrowsForWhatIsNoConfiguration) {
+  test::expect_error(ErrorCode::kInvalidArgument, {"/nowhere/at/all.json"}, [] {
+    static_cast<void>(check_file("/nowhere/at/all.json"));
+  });
+  for (const char* text : {"{", "[]"})
+    test::expect_error(ErrorCode::kInvalidArgument, {"check_file.json: "},
+                       [&] { static_cast<void>(checked(text)); });
+}
+
+}  // namespace
+}  // namespace thinwire::config::check_file_test
