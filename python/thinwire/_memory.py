@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from . import _core
 from ._log import logger
 from .errors import FailedPrecondition, InvalidArgument
 
@@ -82,6 +83,13 @@ class FlatMemory:
         )
         for parameter, view in zip(self.parameters, self._values, strict=True):
             view.copy_(parameter.detach())
+        self._notes = [
+            _core.MemoryNote(kind, flat.nbytes + wide.nbytes)
+            for kind, flat, wide in (
+                (_core.MemoryKind.parameters, self.params, self.wide_params),
+                (_core.MemoryKind.gradients, self.grads, self.wide_grads),
+            )
+        ]
 
     @property
     def handed_params(self) -> Handed:
@@ -223,16 +231,6 @@ class FlatMemory:
                     f"optimizer was made and is {now} now; convert and move the model "
                     "first, then make the optimizer"
                 )
-
-
-def with_tensors(use: dict[str, int], memory: FlatMemory) -> dict[str, int]:
-    """The library's memory, and torch's arrays of parameters and gradients."""
-    params = memory.params.nbytes + memory.wide_params.nbytes
-    grads = memory.grads.nbytes + memory.wide_grads.nbytes
-    use["parameters"] += params
-    use["gradients"] += grads
-    use["peak"] += params + grads
-    return use
 
 
 def _handed(flat: torch.Tensor, wide: torch.Tensor) -> Handed:
