@@ -52,6 +52,11 @@ void bind_machine(nb::module_& module) {
       },
       "chosen"_a, "elements"_a, "ranks"_a, "bits"_a);
   module.def("memory_use", &memory_in_use);
+  nb::enum_<MemoryKind>(module, "MemoryKind")
+      .value("parameters", MemoryKind::kParameters)
+      .value("gradients", MemoryKind::kGradients);
+  nb::class_<MemoryNote>(module, "MemoryNote")
+      .def(nb::init<MemoryKind, std::size_t>(), "kind"_a, "bytes"_a);
   module.def("parse_duration", &parse_duration, "text"_a);
   nb::enum_<DType>(module, "DType")
       .value("float32", DType::kFloat32)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from . import _core
 from ._log import logger
 from ._writes import Marks
 from .errors import FailedPrecondition, InvalidArgument
@@ -93,6 +94,13 @@ class FlatMemory:
         )
         for parameter, view in zip(self.parameters, self._values, strict=True):
             view.copy_(parameter.detach())
+        self._notes = [
+            _core.MemoryNote(kind, self.bytes_of(flat, wide))
+            for kind, flat, wide in (
+                (_core.MemoryKind.parameters, self.params, self.wide_params),
+                (_core.MemoryKind.gradients, self.grads, self.wide_grads),
+            )
+        ]
 
     @property
     def handed_params(self) -> Handed:
@@ -260,16 +268,6 @@ class FlatMemory:
     def _devices(self, k: int) -> tuple[str, str]:
         """Where parameter k is, and where it was."""
         return self.parameters[k].device.type, "cpu"
-
-
-def with_tensors(use: dict[str, int], memory: FlatMemory) -> dict[str, int]:
-    """The library's memory, and torch's arrays of parameters and gradients."""
-    params = memory.bytes_of(memory.params, memory.wide_params)
-    grads = memory.bytes_of(memory.grads, memory.wide_grads)
-    use["parameters"] += params
-    use["gradients"] += grads
-    use["peak"] += params + grads
-    return use
 
 
 def _handed(flat: torch.Tensor, wide: torch.Tensor) -> Handed:

@@ -294,6 +294,7 @@ double Engine::loss_scale() const noexcept { return impl_->loss_scale(); }
 
 void Engine::set_loss_scale(double scale) {
   impl_->require_between_windows("set_loss_scale");
+  comm::require_same(impl_->comm, "loss_scale", fmt::format("{}", scale));
   if (impl_->made.zero != nullptr)
     return impl_->made.zero->set_loss_scale(scale);
   if (impl_->made.mixed != nullptr)

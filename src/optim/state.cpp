@@ -96,18 +96,40 @@ void State::add_free(std::string name, ConstView values) {
       in_memory(std::move(name), Axis::kFree, Sharing::kSame, {}, values));
 }
 
+namespace {
+
+// Where the values of elements `range` begin in an array of `ranges`, if one of
+// these holds them all.
+std::optional<std::size_t> place_in(const std::vector<Range>& ranges,
+                                    Range range) {
+  std::size_t before = 0;
+  for (const Range& held : ranges) {
+    if (range.offset >= held.offset && range.end() <= held.end())
+      return before + range.offset - held.offset;
+    before += held.size;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 std::optional<std::vector<float>> elements_of(const State& state,
                                               std::string_view array,
                                               Range range) {
-  const StateArray* const found = state.find(array);
-  if (found == nullptr || found->axis != Axis::kElement ||
-      found->sharing != Sharing::kSame || range.end() > found->size)
-    return std::nullopt;
-  Buffer values(range.size, found->dtype);
-  found->read(range, values.view());
-  std::vector<float> wide(range.size);
-  kernels::convert(values.view(), wide);
-  return wide;
+  const std::string of_experts = kOfExperts + std::string(array);
+  for (const StateArray& found : state.arrays) {
+    if (found.axis != Axis::kElement || found.sharing != Sharing::kSame ||
+        (found.name != array && found.name != of_experts))
+      continue;
+    const auto begin = place_in(found.ranges, range);
+    if (!begin) continue;
+    Buffer values(range.size, found.dtype);
+    found.read({*begin, range.size}, values.view());
+    std::vector<float> wide(range.size);
+    kernels::convert(values.view(), wide);
+    return wide;
+  }
+  return std::nullopt;
 }
 
 const StateArray* State::find(std::string_view name) const noexcept {

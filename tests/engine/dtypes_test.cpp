@@ -311,11 +311,6 @@ TEST_P(Dtypes, AreClippedByOneNorm) {
       if (is_compressed) continue;
       for (Trained* part : {&apart.narrow, &apart.wide})
         for (const Parameter& p : part->layout.parameters()) {
-          // Beside a low-bit optimizer the exact part's have other names.
-          const bool is_experts = config.zero.stage == 0 &&
-                                  config.optimizer.index() > 1 &&
-                                  part == &apart.wide;
-          if (is_experts) continue;
           const auto half = both.engine->full_state(p.name, "exp_avg");
           const auto full = part->engine->full_state(p.name, "exp_avg");
           for (std::size_t i = 0; i < half.size(); ++i)

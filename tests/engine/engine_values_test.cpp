@@ -62,6 +62,9 @@ TEST(EngineValues, TheLossScaleContinuesFromWhatIsSet) {
       for (const double wrong : {0.0, -1.0, 1e30})
         expect_error(ErrorCode::kInvalidArgument, {"loss_scale", "in ["},
                      [&] { sharded.engine.set_loss_scale(wrong); });
+      expect_error(ErrorCode::kInvalidArgument, {"loss_scale", "16", "17"},
+                   [&] { sharded.engine.set_loss_scale(16 + comm.rank()); });
+      EXPECT_EQ(sharded.engine.loss_scale(), 32);
       Sharded bf16(comm, zero_config({stage, false}, DType::kBFloat16));
       expect_error(ErrorCode::kFailedPrecondition, {"set_loss_scale", "fp16"},
                    [&] { bf16.engine.set_loss_scale(2); });

@@ -231,10 +231,17 @@ TEST(Experts, StayExactInLowBitOptimizers) {
     }
     const auto want = of_all.values();
     for (const auto& [name, values] : run.values()) {
-      if (name.starts_with("expert"))
+      if (name.starts_with("expert")) {
         EXPECT_EQ(values, want.at(name)) << name;
-      else
+        for (const char* key : {"exp_avg", "exp_avg_sq"})
+          EXPECT_EQ(run.engine->full_state(name, key),
+                    of_all.engine->full_state(name, key))
+              << name << ", " << key;
+      } else {
         EXPECT_NE(values, want.at(name)) << name;
+        EXPECT_EQ(run.engine->full_state(name, "exp_avg").size(),
+                  values.size());
+      }
     }
   });
 }

@@ -110,9 +110,9 @@ class Engine {
   /// shards_masters().
   [[nodiscard]] ConstView masters() const noexcept;
   [[nodiscard]] double loss_scale() const noexcept;
-  /// Local, at the beginning of a window; all ranks give the same value. A
-  /// dynamic scale continues from it. Throws Error(kInvalidArgument) unless it
-  /// is finite, > 0 and within the limits of a dynamic scale, and
+  /// Collective, at the beginning of a window. A dynamic scale continues from
+  /// it. Throws Error(kInvalidArgument) on all ranks unless all give the same
+  /// value, which is finite, > 0 and within the limits of a dynamic scale, and
   /// Error(kFailedPrecondition) inside a window and unless parameters are fp16.
   void set_loss_scale(double scale);
   /// What the loss is to be multiplied by, in fp32: the loss scale over

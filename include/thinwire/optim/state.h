@@ -91,8 +91,13 @@ class State {
   [[nodiscard]] const StateArray* find(std::string_view name) const noexcept;
 };
 
-/// The values of elements `range` of an array of elements, in fp32, if every
-/// rank has all of it; otherwise, and without such an array, nothing.
+/// Before the names of experts' arrays where the other parameters are those of
+/// a low-bit optimizer. Parameters of a second dtype are kept as experts are.
+inline constexpr const char* kOfExperts = "experts.";
+
+/// The values of elements `range` of an array of elements, or of the array of
+/// this name that experts have, in fp32, if every rank has all of it;
+/// otherwise, and without such an array, nothing.
 [[nodiscard]] std::optional<std::vector<float>> elements_of(
     const State& state, std::string_view array, Range range);
 

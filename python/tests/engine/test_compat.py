@@ -4,6 +4,7 @@ backends."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import optim_cases as cases
@@ -40,6 +41,8 @@ def test_the_loss_scale_can_be_set() -> None:
         assert engine.report is not None
         with pytest.raises(InvalidArgument, match=r"loss_scale must be in \["):
             engine.optimizer.loss_scale = 0
+        with pytest.raises(InvalidArgument, match="loss_scale.*rank 1"):
+            engine.optimizer.loss_scale = 16 + comm.rank
         plain = make(comm, config_of(**BF16))
         with pytest.raises(FailedPrecondition, match="unless parameters are fp16"):
             plain.optimizer.loss_scale = 2
@@ -154,16 +157,22 @@ def test_memory_is_told_by_kind() -> None:
 def test_breakdowns_are_logged(caplog: Any) -> None:
     caplog.set_level("INFO", "thinwire")
 
-    def run(comm: Any) -> None:
+    def run(comm: Any) -> float:
         config = config_of(
             wall_clock_breakdown=True, memory_breakdown=True, steps_per_print=2
         )
-        train(make(comm, config), range(4))
+        engine = make(comm, config)
+        train(engine, range(4))
+        return sum(4e-6 * p.numel() for p in engine.parameters() if p.requires_grad)
 
-    run_local_ranks(2, run)
+    megabytes, _ = run_local_ranks(2, run)
     assert caplog.text.count("time per step, mean of 2 steps up to") == 2
     assert caplog.text.count("memory of this rank at the start: ") == 1
     assert caplog.text.count("memory of this rank after the first step: ") == 1
+    for kind in ("parameters", "gradients"):
+        told = re.findall(rf"{kind} ([0-9.e-]+) MB", caplog.text)
+        assert len(told) == 2
+        assert all(float(value) >= 0.99 * megabytes for value in told), told
 
 
 # ---- whole values
@@ -272,9 +281,14 @@ def test_what_is_no_learning_rate_is_refused(rate: Any, text: str) -> None:
         engine.optimizer.set_lr(rate)
     assert engine.optimizer.get_lr() == before
     if not isinstance(rate, (int, float)) or rate is True:
+        no_number = r"param_groups\[0\]\['lr'\]: must be a"
         engine.optimizer.param_groups[0]["lr"] = rate
+        with pytest.raises(TypeError, match=no_number):
+            engine.backward(loss_of(engine, 0, 0))
+        engine.optimizer.param_groups[0]["lr"] = before
         engine.backward(loss_of(engine, 0, 0))
-        with pytest.raises(TypeError, match=r"param_groups\[0\]\['lr'\]: must be a"):
+        engine.optimizer.param_groups[0]["lr"] = rate
+        with pytest.raises(TypeError, match=no_number):
             engine.step()
         engine.optimizer.param_groups[0]["lr"] = before
         engine.step()

@@ -174,10 +174,16 @@ def test_settings_that_cannot_change() -> None:
     def run(comm: Any) -> None:
         for key, value in (("betas", (0.5, 0.5)), ("weight_decay", 0.3)):
             engine = make(comm, config_of())
-            engine.optimizer.param_groups[0][key] = value
             engine.backward(loss_of(engine, 0, 0))
+            before = engine.optimizer.param_groups[0][key]
+            engine.optimizer.param_groups[0][key] = value
             with pytest.raises(thinwire.FailedPrecondition, match=key):
                 engine.step()
+            engine.optimizer.param_groups[0][key] = before
+            engine.step()
+            engine.optimizer.param_groups[0][key] = value
+            with pytest.raises(thinwire.FailedPrecondition, match=key):
+                engine.backward(loss_of(engine, 1, 0))
 
     alone(run)
 

@@ -187,13 +187,16 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         16 bits is widened, with a note once: its own rounding is in it already.
 
         Raises InvalidArgument for what is no such loss; FailedPrecondition naming a
-        parameter or gradient that was replaced, or after a backward of the loss itself.
+        parameter or gradient that was replaced, or after a backward of the loss itself;
+        before the first exchange of a window also what set_lr() raises for a rate.
         What a hook or function raises comes out as it is; where gradients have been sent
         by then, as the cause of a CommFailure, and the other ranks hear of it.
         """
         loss = self._widened(loss)
         self._require_same_parameters(at_start=self._backwards == 0)
         core, link = self._made, self._link
+        if self._backwards == 0:  # before anything is exchanged
+            self.optimizer.tell_rates(core)
         factor = core.loss_factor if scale_wrt_gas else core.loss_scale
         core.begin_backward()
         link.begin()

@@ -10,7 +10,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from .. import _core
-from .._memory import require_shape, with_tensors
+from .._memory import require_shape
 from ..errors import InvalidArgument
 from ._base import EngineBase
 
@@ -124,7 +124,7 @@ class Values(EngineBase):
         """Local: bytes that this rank holds: parameters, gradients, states, buckets and
         other, and peak, the largest sum of them so far. Everything that this thread made
         counts, so another engine of the same thread does, too; activations do not."""
-        use = with_tensors(_core.memory_use(), self._memory)
+        use = _core.memory_use()
         for kind, size in self._link.use.items():
             use[kind] += size
         return use

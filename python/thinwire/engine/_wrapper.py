@@ -31,11 +31,12 @@ class WrapperNames(torch.optim.Optimizer):
 
     @property
     def loss_scale(self) -> float:
-        """What the next loss is multiplied by. Setting it is local, between two windows; all
-        ranks set the same value, and a dynamic scale continues from it.
+        """What the next loss is multiplied by. Setting it is collective, between two
+        windows; a dynamic scale continues from it.
 
         Setting raises FailedPrecondition unless parameters are float16, InvalidArgument out
-        of the scale's limits, and TypeError for what is no number.
+        of the scale's limits and where ranks set different values, and TypeError for what
+        is no number.
         """
         return self._made.loss_scale()
 

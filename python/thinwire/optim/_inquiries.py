@@ -9,7 +9,6 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from .. import _core
-from .._memory import with_tensors
 
 if TYPE_CHECKING:
     from ._native import Native
@@ -34,7 +33,7 @@ class Inquiries:
         """Local: bytes that this rank holds: parameters, gradients, states, buckets and
         other, and peak, the largest sum of them so far. Everything that this thread made
         counts, so another optimizer of the same thread does, too; activations do not."""
-        return with_tensors(_core.memory_use(), self._made.memory)
+        return _core.memory_use()
 
     def _moment(self, k: int, key: str) -> torch.Tensor | None:
         """Of parameter k, where every rank has all of it."""

@@ -137,7 +137,7 @@ ExpertParallel::ExpertParallel(comm::Communicator& comm,
   }
   impl_->dense = make_dense(dense);
   if (dynamic_cast<DataParallel*>(impl_->dense.get()) == nullptr)
-    impl_->prefix = "experts.";
+    impl_->prefix = kOfExperts;
 }
 
 ExpertParallel::~ExpertParallel() = default;

@@ -283,6 +283,36 @@ TEST(CraftedCheckpoint, CountsThatCouldWrapAroundAreRefusedByName) {
   EXPECT_EQ(tried.size(), 10u);  // but for clip_reference
 }
 
+// So that a new count is not forgotten.
+TEST(CraftedCheckpoint, EveryIntegerIsRefusedUnlessItIsNoCount) {
+  const std::set<std::string> flags = {"accumulated", "clip_ratio_measured",
+                                       "frozen", "momenta_differ",
+                                       "verification_is_due"};
+  const std::set<std::string> settings_of_the_script = {
+      "bits_down",          "bits_up",           "freeze_step",
+      "local_step_clipper", "local_step_scaler", "var_freeze_step",
+      "var_update_scaler"};
+  const std::set<std::string> clamped = {"loss_scale_overflows_left"};
+  for (const Case& tested : cases())
+    on_two_ranks(tested, [&](const std::string& path, const auto& refused) {
+      Crafted crafted(path);
+      const auto scalars = crafted.manifest.scalars.scalars();
+      for (const auto& [name, scalar] : scalars) {
+        if (!std::holds_alternative<std::int64_t>(scalar) ||
+            flags.contains(name) || settings_of_the_script.contains(name) ||
+            clamped.contains(name))
+          continue;
+        for (const std::int64_t value :
+             {std::int64_t{1} << 60, std::int64_t{-5}}) {
+          crafted.manifest.scalars.put_integer(name, value);
+          crafted.write();
+          refused("");
+          crafted.restore();
+        }
+      }
+    });
+}
+
 // What the engine itself keeps is checked before the optimizer has changed.
 TEST(CraftedCheckpoint, WhatIsTheEnginesIsCheckedBeforeAnythingChanges) {
   const Case tested{"adam", {.optimizer = test::optimizer_case("adam")}};
