@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m thinwire doctor | plan | telemetry tensorboard FILE... DIR."""
+"""python -m thinwire doctor | plan | device-report | telemetry tensorboard FILE... DIR."""
 
 import argparse
 import sys
@@ -33,6 +33,18 @@ def main() -> int:
             "average; under torchrun on the network and processors that it measures.",
         )
     )
+    report = commands.add_parser(
+        "device-report",
+        help="compare the device of this machine with the CPU",
+        description="Trains small models on the device that torch finds and on the CPU, with "
+        "two ranks, compares results bit by bit and measures copies and a step. Writes a "
+        "file that can be sent in an issue; it names the device and versions, and nothing "
+        "else of the machine. Takes some minutes.",
+    )
+    report.add_argument("--file", default="thinwire-device-report.txt")
+    report.add_argument(
+        "--params", type=int, default=25_000_000, help="of the model that is measured"
+    )
     telemetry = commands.add_parser(
         "telemetry", help="turn a file of steps into charts"
     )
@@ -63,6 +75,10 @@ def _run(arguments: argparse.Namespace) -> int:
             f"{arguments.directory} shows them (pip install tensorboard)"
         )
         return 0
+    if arguments.command == "device-report":
+        from ._device_report import run_device_report
+
+        return run_device_report(arguments.file, arguments.params)
     if arguments.command == "plan":
         return run_plan(arguments)
     from ._doctor import run_doctor

@@ -181,7 +181,7 @@ def make_parts(
 
 
 def link_for(core: _core.Engine, memory: EngineMemory, config: _core.Config) -> Link:
-    """Local: the hooks of the memory's parameters."""
+    """Returns the hooks of the memory's parameters. Local."""
     if isinstance(memory, StagedEngineMemory):
         return StagedLink(core, memory, config)
     return Link(core, memory)
