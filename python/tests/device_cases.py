@@ -42,7 +42,7 @@ LEAN = {
 FEW_BITS = {"thinwire": {"zero_bits_up": 4, "zero_bits_down": 4}}
 
 
-def engine_cases() -> Iterator[tuple[str, dict[str, Any]]]:
+def engine_cases(world: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Configurations by name."""
     for kind, options in OPTIMIZERS.items():
         of_kind = {"optimizer": {"type": kind, "params": {"lr": 0.01, **options}}}
@@ -74,6 +74,10 @@ def engine_cases() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"lean {precision}", LEAN | section
         few = {**FEW_BITS, **engines.zero(2), **section}
         yield f"ZeRO-2 over 4 bits {precision}", few
+    if world == 4:
+        hosts = {"thinwire": {"hierarchy": "by_host", "ranks_per_host": 2}}
+        onebit = {"type": "OneBitAdam", "params": {"lr": 0.01, "freeze_step": 8}}
+        yield "OneBitAdam on two hosts", {"optimizer": onebit, **hosts}
 
 
 def train_engine(
@@ -141,7 +145,7 @@ def engine_differences(wanted: str = "") -> dict[str, str]:
     with joined() as (comm, device):
         return {
             name: differences(partial(train_engine, comm, config), device)
-            for name, config in engine_cases()
+            for name, config in engine_cases(comm.size)
             if wanted in name
         }
 
@@ -164,6 +168,9 @@ def plain_cases() -> Iterator[str]:
     yield "OnebitAdam fp32 clipped"
     yield "OnebitAdam bf16 edited"
     yield "AdamW bf16 given"
+    yield "OnebitAdam bf16 mixed"
+    yield "OnebitAdam fp32 masked"
+    yield "AdamW fp32 experts"
 
 
 def train_optimizer(
@@ -174,9 +181,22 @@ def train_optimizer(
     made, options = PLAIN[kind]
     model = engines.Net(seed=comm.rank).to(device, DTYPES[precision])
     clips = {"max_grad_norm": 0.5} if "clipped" in ways else {}
-    optimizer = made(
-        model.named_parameters(), lr=0.01, process_group=comm, **options, **clips
-    )
+    if "mixed" in ways:
+        model.norm.float()
+    params: Any = model.named_parameters()
+    if "experts" in ways:  # each rank has a last layer of its own
+        experts = [("last", p) for p in model.last.parameters()]
+        named = [(f"{n}.{k}", p) for k, (n, p) in enumerate(experts)]
+        dense = [(n, p) for n, p in params if not n.startswith("last")]
+        alone = comm.split(comm.rank)
+        params = [{"params": dense}, {"params": named, "expert_group": alone}]
+    optimizer = made(params, lr=0.01, process_group=comm, **options, **clips)
+    if "masked" in ways:
+        of_group = optimizer.param_groups[0]["params"]
+        masks = [
+            (torch.arange(p.numel()).view(p.shape) % 3 > 0).to(p) for p in of_group
+        ]
+        optimizer.param_groups[0]["exp_avg_mask"] = masks
     engines.send_others(model, comm)
     where = torch.device(device).type
     scaler = thinwire.GradScaler(where, enabled="scaled" in ways, init_scale=2.0**12)

@@ -490,5 +490,35 @@ def states() -> list[Any]:
     return found
 
 
+def ranks_of_a_group_of_the_device() -> list[float]:
+    """The only group has no backend for the CPU."""
+    import os
+
+    import thinwire
+
+    device = devices.device(int(os.environ["RANK"]))
+    torch.accelerator.set_device_index(device.index)
+    backend = devices.backends().rpartition(":")[2]
+    torch.distributed.init_process_group(backend)
+    model = seeded(perceptron, device)
+    optimizer = thinwire.OnebitAdam(
+        model.parameters(),
+        lr=0.01,
+        freeze_step=3,
+        process_group=torch.distributed.group.WORLD,
+        comm_backend_name=backend if backend != "fence_ccl" else "nccl",
+    )
+    for step in range(5):
+        model(x_of(10 * optimizer._comm.rank + step, device)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return values(model)[0]
+
+
+def test_a_group_of_the_device_alone_names_the_ranks() -> None:
+    first, second = devices.run(2, __file__, "ranks_of_a_group_of_the_device")
+    assert first == second
+
+
 def test_state_dicts_go_between_devices() -> None:
     assert devices.run(1, __file__, "states") == [[True] * 5]
