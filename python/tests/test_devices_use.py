@@ -233,24 +233,33 @@ def other_optimizers(device: torch.device) -> Any:
 
 
 def broken_backward(device: torch.device) -> Any:
-    class Breaks(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            raise ValueError("breaks")
+    import engines
 
     model = seeded(perceptron, device)
     engine = engine_of(model, ADAM | {"gradient_accumulation_steps": 2})
     engine.backward(engine(x_of(0, device)).sum())
     engine.step()
     with pytest.raises(ValueError, match="breaks"):
-        engine.backward(model[2](Breaks.apply(model[0](x_of(1, device)))).sum())
+        engine.backward(model[2](engines.Breaks.apply(model[0](x_of(1, device)))).sum())
     for micro in range(2):
         loss = step_with(engine, model[2](x_of(micro, device, 4, 16)).square().mean())
     return loss, values(model)
+
+
+def small_ring(device: torch.device) -> Any:
+    """Pinned memory that is full has room again when what came first has arrived."""
+    from thinwire.engine import _staging
+
+    before, _staging._RING_BYTES = _staging._RING_BYTES, 64
+    model = seeded(lambda: nn.Sequential(perceptron(), perceptron()), device)
+    engine = engine_of(model, ADAM | {"zero_optimization": {"stage": 2}})
+    _staging._RING_BYTES = before
+    if device.type != "cpu":
+        assert engine._link._ring.bytes.numel() == 16 * 8 * 4
+    losses = [
+        step_with(engine, engine(x_of(k, device)).square().mean()) for k in range(5)
+    ]
+    return losses, values(model)
 
 
 SAME: dict[str, Case] = {
@@ -269,6 +278,7 @@ SAME: dict[str, Case] = {
         whole_values,
         other_optimizers,
         broken_backward,
+        small_ring,
     )
 }
 

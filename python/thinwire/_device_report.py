@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from . import __version__, _core
+from . import __version__
 
 STEPS = 20
 RANKS = 2
@@ -147,7 +147,8 @@ def _lines(rank: int, folder: str, params: int) -> Iterator[str]:
     known = [f"{what} {version}" for what, version in versions.items() if version]
     named = ", ".join([f"thinwire {__version__}", f"torch {torch.__version__}", *known])
     yield f"versions | {named}"
-    yield f"python | {platform.python_version()}, {_core.num_threads()} threads per rank"
+    threads = os.environ.get("THINWIRE_NUM_THREADS", "1")
+    yield f"python | {platform.python_version()}, {threads} threads per rank"
     for case, config in _configurations():
         yield f"{case} | {_verdict(partial(_engine, config, rank), device)}"
     for kind in ("AdamW", "OnebitAdam", "ZeroOneAdam"):
