@@ -170,7 +170,11 @@ class StagedMemory(FlatMemory):
     def note_written(self) -> None:
         """Sends all parameters to the device, except those that were moved, which look()
         refuses."""
-        here = [k for k in range(len(self.parameters)) if self._is_same_kind(k)]
+        here = [
+            k
+            for k, parameter in enumerate(self.parameters)
+            if parameter.data_ptr() == self._sent[k][0] or self._is_same_kind(k)
+        ]
         self.staging.to_device(
             [self._values[k] for k in here], [self.parameters[k] for k in here]
         )

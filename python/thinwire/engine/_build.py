@@ -166,7 +166,7 @@ def make_parts(
         plan.client,
     )
     buffers.send_frozen(model, tensors)
-    if comm.rank == 0 and kind is EngineMemory:
+    if comm.rank == 0:
         warn_of_order(places)
     memory.give_homes()
     memory.note_written()
