@@ -114,6 +114,11 @@ class StagedMemory(FlatMemory):
     in-place operations count it up, except those on `parameter.data`.
     """
 
+    was_edited: bool
+    """The program has written into parameters since note_written()."""
+    _sent: list[tuple[int, int]]
+    """Address and version of each parameter when it was sent."""
+
     def __init__(
         self,
         parameters: Sequence[torch.Tensor],
