@@ -246,6 +246,27 @@ def broken_backward(device: torch.device) -> Any:
     return loss, values(model)
 
 
+def offload(device: torch.device) -> Any:
+    """Beside what cannot be offloaded on the CPU, the key says what a device does anyway."""
+    cpu = device.type == "cpu"
+    key = {} if cpu else {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
+    losses = []
+    for config in (
+        ADAM
+        | {"zero_optimization": {"stage": 2, **key}}
+        | {"thinwire": {"zero_bits_up": 4, "zero_bits_down": 4}},
+        ONEBIT | {"zero_optimization": key} | {"thinwire": {"lean": True}},
+        ONEBIT | {"zero_optimization": key},
+    ):
+        model = seeded(perceptron, device)
+        engine = engine_of(model, config)
+        assert engine.zero_cpu_offload() != cpu
+        for step in range(6):
+            x = x_of(step, device)
+            losses.append(step_with(engine, engine(x).square().mean()))
+    return losses
+
+
 def small_ring(device: torch.device) -> Any:
     """Pinned memory that is full has room again when what came first has arrived."""
     from thinwire.engine import _staging
@@ -279,6 +300,7 @@ SAME: dict[str, Case] = {
         other_optimizers,
         broken_backward,
         small_ring,
+        offload,
     )
 }
 
