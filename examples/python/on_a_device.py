@@ -24,11 +24,10 @@ if torch.accelerator.is_available():
     torch.accelerator.set_device_index(number)
 
 torch.manual_seed(0)
+model = torch.nn.Linear(64, 64).to(device)
 if given.zero is None:
-    model = torch.nn.Linear(64, 64).to(device)
     optimizer = thinwire.OnebitAdam(model.parameters(), lr=1e-3, freeze_step=100)
 else:
-    model = torch.nn.Linear(64, 64).to(device)
     # Four bits per element on the wire, and states shared out among the ranks.
     config = {
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},

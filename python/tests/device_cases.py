@@ -14,27 +14,10 @@ import optim_cases as cases
 import thinwire
 import torch
 from thinwire import _core, optim
+from thinwire._device_report import exact_loss
 from thinwire.comm import communicator_for, init_distributed
 
 STEPS = 50
-
-
-class Elementwise(engines.Net):
-    """Gradients have the same bits on every device, because no sum is in them."""
-
-    def loss(self, rank: int, step: int) -> torch.Tensor:
-        total = torch.zeros((), device=self.first.weight.device)
-        generator = torch.Generator().manual_seed(1000 * step + rank)
-        for parameter in self.parameters():
-            factors = torch.randn(parameter.shape, generator=generator)
-            if parameter is self.sometimes and rank % 2 and step % 3 == 0:
-                continue
-            times = parameter * factors.to(parameter.device, parameter.dtype)
-            total = total + times.float().sum() + 0.5 * parameter.square().float().sum()
-        return total
-
-
-Model = engines.Net if devices.IS_FENCE else Elementwise
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "AdamW": {},
     "Lamb": {},
@@ -59,7 +42,7 @@ LEAN = {
 FEW_BITS = {"thinwire": {"zero_bits_up": 4, "zero_bits_down": 4}}
 
 
-def engine_cases() -> Iterator[tuple[str, dict[str, Any]]]:
+def engine_cases(world: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Configurations by name."""
     for kind, options in OPTIMIZERS.items():
         of_kind = {"optimizer": {"type": kind, "params": {"lr": 0.01, **options}}}
@@ -91,13 +74,17 @@ def engine_cases() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"lean {precision}", LEAN | section
         few = {**FEW_BITS, **engines.zero(2), **section}
         yield f"ZeRO-2 over 4 bits {precision}", few
+    if world == 4:
+        hosts = {"thinwire": {"hierarchy": "by_host", "ranks_per_host": 2}}
+        onebit = {"type": "OneBitAdam", "params": {"lr": 0.01, "freeze_step": 8}}
+        yield "OneBitAdam on two hosts", {"optimizer": onebit, **hosts}
 
 
 def train_engine(
     comm: Any, config: dict[str, Any], device: torch.device | str, steps: int = STEPS
 ) -> tuple[list[float], torch.Tensor]:
     """Losses of this rank, and its parameters and buffers at the end."""
-    model = Model(seed=comm.rank).to(device)
+    model = engines.Net(seed=comm.rank).to(device)
     engine = engines.make(comm, engines.config_of(**config), model=model)
     dtype = next(model.parameters()).dtype
     losses = []
@@ -111,12 +98,15 @@ def train_engine(
 
 
 def loss_of(model: Any, rank: int, step: int, dtype: torch.dtype) -> torch.Tensor:
-    """As engines.loss_of(), on the model's device."""
-    if isinstance(getattr(model, "module", model), Elementwise):
-        return getattr(model, "module", model).loss(rank, step)
+    """As engines.loss_of(), on the model's device; a loss without sums unless that is fence,
+    which has the CPU's."""
     where = next(model.parameters()).device
-    x, y = (part.to(where) for part in engines.batch(rank, step, dtype))
     uses_all = rank % 2 == 0 or step % 3 != 0
+    if not devices.IS_FENCE:
+        named = getattr(model, "module", model).named_parameters()
+        used = [p for name, p in named if uses_all or name != "sometimes"]
+        return exact_loss(used, rank, step)
+    x, y = (part.to(where) for part in engines.batch(rank, step, dtype))
     return torch.nn.functional.mse_loss(model(x, uses_all), y)
 
 
@@ -155,7 +145,7 @@ def engine_differences(wanted: str = "") -> dict[str, str]:
     with joined() as (comm, device):
         return {
             name: differences(partial(train_engine, comm, config), device)
-            for name, config in engine_cases()
+            for name, config in engine_cases(comm.size)
             if wanted in name
         }
 
@@ -178,6 +168,9 @@ def plain_cases() -> Iterator[str]:
     yield "OnebitAdam fp32 clipped"
     yield "OnebitAdam bf16 edited"
     yield "AdamW bf16 given"
+    yield "OnebitAdam bf16 mixed"
+    yield "OnebitAdam fp32 masked"
+    yield "AdamW fp32 experts"
 
 
 def train_optimizer(
@@ -186,11 +179,24 @@ def train_optimizer(
     """As train_engine(), with an optimizer in a plain loop."""
     kind, precision, *ways = name.split()
     made, options = PLAIN[kind]
-    model = Model(seed=comm.rank).to(device, DTYPES[precision])
+    model = engines.Net(seed=comm.rank).to(device, DTYPES[precision])
     clips = {"max_grad_norm": 0.5} if "clipped" in ways else {}
-    optimizer = made(
-        model.named_parameters(), lr=0.01, process_group=comm, **options, **clips
-    )
+    if "mixed" in ways:
+        model.norm.float()
+    params: Any = model.named_parameters()
+    if "experts" in ways:  # each rank has a last layer of its own
+        experts = [("last", p) for p in model.last.parameters()]
+        named = [(f"{n}.{k}", p) for k, (n, p) in enumerate(experts)]
+        dense = [(n, p) for n, p in params if not n.startswith("last")]
+        alone = comm.split(comm.rank)
+        params = [{"params": dense}, {"params": named, "expert_group": alone}]
+    optimizer = made(params, lr=0.01, process_group=comm, **options, **clips)
+    if "masked" in ways:
+        of_group = optimizer.param_groups[0]["params"]
+        masks = [
+            (torch.arange(p.numel()).view(p.shape) % 3 > 0).to(p) for p in of_group
+        ]
+        optimizer.param_groups[0]["exp_avg_mask"] = masks
     engines.send_others(model, comm)
     where = torch.device(device).type
     scaler = thinwire.GradScaler(where, enabled="scaled" in ways, init_scale=2.0**12)

@@ -42,6 +42,18 @@ class Net(torch.nn.Module):
         return y + self.sometimes.float().mean() if uses_all else y
 
 
+class Breaks(torch.autograd.Function):
+    """Fails in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        raise ValueError("breaks")
+
+
 def batch(
     rank: int, step: int, dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, ...]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m thinwire doctor | plan | config check FILE | telemetry tensorboard FILE... DIR."""
+"""python -m thinwire doctor | plan | config check FILE | device-report | telemetry …"""
 
 import argparse
 import contextlib
@@ -30,6 +30,18 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, purpose in _SHARED.items():
         commands.add_parser(name, help=purpose)
+    report = commands.add_parser(
+        "device-report",
+        help="compare the device of this machine with the CPU",
+        description="Trains small models on the device that torch finds and on the CPU, with "
+        "two ranks, compares results bit by bit and measures copies and a step. Writes a "
+        "file that can be sent in an issue; it names the device and versions, and nothing "
+        "else of the machine. Takes some minutes.",
+    )
+    report.add_argument("--file", default="thinwire-device-report.txt")
+    report.add_argument(
+        "--params", type=int, default=25_000_000, help="of the model that is measured"
+    )
     telemetry = commands.add_parser(
         "telemetry", help="turn a file of steps into charts"
     )
@@ -46,6 +58,12 @@ def main() -> int:
     from ._telemetry import to_tensorboard
 
     try:
+        if arguments.command == "device-report":
+            from ._device_report import run_device_report
+
+            return run_device_report(arguments.file, arguments.params)
+        from ._telemetry import to_tensorboard
+
         lines = to_tensorboard(arguments.files, arguments.directory)
     except Error as error:
         print(f"thinwire {arguments.command}: {error}", file=sys.stderr)

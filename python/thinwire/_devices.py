@@ -28,7 +28,7 @@ FEATURES = (
     ("one wait of the host per step, asynchronous copies", "test_devices_waits.py"),
     ("checkpointing, autocast, `torch.compile`, channels_last, external writes", "test_devices_use.py"),
     ("checkpoints between devices and CPUs", "test_devices_use.py"),
-    ("Hugging Face Trainer", "test_devices_trainer.py"),
+    ("Hugging Face Trainer, Accelerate", "test_devices_trainer.py"),
 )  # fmt: skip
 
 

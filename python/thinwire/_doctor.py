@@ -48,7 +48,7 @@ def _process_groups() -> str:
 
 
 def _accelerators() -> str:
-    """Devices that this torch finds beside the CPU."""
+    """Returns which devices this torch finds beside the CPU."""
     import torch
 
     found = torch.accelerator.current_accelerator(check_available=True)

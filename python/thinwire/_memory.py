@@ -67,15 +67,15 @@ class FlatMemory:
         self._take_values(size)
 
     def zeros(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """An array on the host."""
+        """Returns an array on the host."""
         return torch.zeros(size, dtype=dtype)
 
     def bytes_of(self, *arrays: torch.Tensor) -> int:
-        """What such arrays take."""
+        """Returns how much memory these arrays take."""
         return sum(array.nbytes for array in arrays)
 
     def marks(self) -> Marks:
-        """What finds out whether the program has written into parameters."""
+        """Returns the object that sees whether the program has written into parameters."""
         return Marks(self.params, self.wide_params)
 
     def _cut(self, size: int, num_wide: int) -> int:
@@ -165,12 +165,12 @@ class FlatMemory:
         return bool(moved)
 
     def look(self) -> bool:
-        """home(), where the arrays are not written next."""
+        """Does the same as home(), before a call that does not write the arrays."""
         return self.home()
 
     def take_in_written(self) -> None:
-        """Local: the arrays hold what the program has written into parameters. On the CPU
-        they do so by themselves."""
+        """Makes the arrays hold what the program has written into parameters. On the CPU
+        they do. Local."""
 
     def give_homes(self) -> None:
         """The first time: parameters become views of the values that `params` has now."""
@@ -247,7 +247,7 @@ class FlatMemory:
         return all(now == was for _, now, was in self._kinds(k))
 
     def _kinds(self, k: int) -> list[tuple[str, object, object]]:
-        """What parameter k is now, and what it was."""
+        """Returns what parameter k is now, and what it was."""
         parameter, view = self.parameters[k], self._values[k]
         now, was = self._devices(k)
         return [
@@ -266,7 +266,7 @@ class FlatMemory:
                 )
 
     def _devices(self, k: int) -> tuple[str, str]:
-        """Where parameter k is, and where it was."""
+        """Returns where parameter k is, and where it was."""
         return self.parameters[k].device.type, "cpu"
 
 

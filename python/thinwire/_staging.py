@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters on a device, their values and gradients in flat arrays on the host.
+"""Parameters on a device, with their values and gradients in flat arrays on the host.
 
-Only what torch has for every device is used: streams, events, pinned memory and copies.
+This uses only what torch has for every device: streams, events, pinned memory and copies.
 Arithmetic, exchange and states are on the host, so results have the bits of the CPU.
 """
 
@@ -23,13 +23,14 @@ _told: set[str] = set()
 
 
 class Staging:
-    """Copies between tensors of a device and arrays on the host, on a stream of their own.
+    """Copies between tensors of a device and arrays on the host, on a stream of its own.
 
-    Without pinned memory or streams every copy is waited for, which is said once.
+    If the device has no streams or no pinned memory, it waits for every copy, and logs a
+    warning once.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Local."""
+        """Makes the stream. Local."""
         self.device = device
         self._is_quiet = True
         self._stream: torch.Stream | None = None
@@ -40,7 +41,7 @@ class Staging:
             self._do_without(f"it has no streams ({_first_line(error)})")
 
     def zeros(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """Of memory that the device can copy to and from while the host computes."""
+        """Returns an array that the device can copy to and from while the host computes."""
         if self._stream is not None:
             try:
                 made = torch.zeros(size, dtype=dtype, pin_memory=True)
@@ -54,14 +55,14 @@ class Staging:
         return torch.zeros(size, dtype=dtype, device="cpu")
 
     def to_host(self, tensor: torch.Tensor, view: torch.Tensor) -> torch.Event | None:
-        """What `view`, an array that zeros() made, holds once the event has happened; None:
-        it does so now. The tensor may be dropped at once."""
+        """Copies `tensor` to `view`, a part of an array from zeros(). Returns the event after
+        which it is there, or None if it is there now. The tensor may be released at once."""
         if self._stream is None:
             view.copy_(tensor)
             return None
-        # To the host only copies between contiguous tensors of one dtype are asynchronous.
+        # Copies to the host are asynchronous only between contiguous tensors of one dtype.
         tensor = tensor.to(view.dtype).contiguous()
-        # Asked here and now: a hook runs on the stream of the parameter's first use.
+        # Looked up in every call, because a hook runs on the stream of its gradient.
         self._stream.wait_event(self._current().record_event())
         with self._stream:
             view.copy_(tensor, non_blocking=True)
@@ -72,8 +73,8 @@ class Staging:
     def to_device(
         self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
     ) -> None:
-        """Queues copies: what the device does later sees the new values, and what was asked
-        of it before sees the old ones."""
+        """Queues copies. Operations that are queued later see the new values, and those that
+        were queued before see the old ones."""
         if self._stream is None:
             for view, tensor in zip(views, tensors, strict=True):
                 tensor.copy_(view)
@@ -87,7 +88,7 @@ class Staging:
         self._is_quiet = False
 
     def wait(self) -> None:
-        """Until all copies so far are done: then the arrays are the host's."""
+        """Blocks until all copies are done. The host may then read and write the arrays."""
         if self._stream is not None and not self._is_quiet:
             self._stream.synchronize()
         self._is_quiet = True
@@ -109,9 +110,14 @@ class Staging:
 class StagedMemory(FlatMemory):
     """FlatMemory whose parameters stay on their device.
 
-    What the program writes into a parameter there is seen by its version, which every
-    operation in place counts up, but for those on `parameter.data`.
+    It sees that the program has written into a parameter by the parameter's version. All
+    in-place operations count it up, except those on `parameter.data`.
     """
+
+    was_edited: bool
+    """The program has written into parameters since note_written()."""
+    _sent: list[tuple[int, int]]
+    """Address and version of each parameter when it was sent."""
 
     def __init__(
         self,
@@ -121,7 +127,7 @@ class StagedMemory(FlatMemory):
         names: Sequence[str] = (),
         num_wide: int = 0,
     ) -> None:
-        """As FlatMemory."""
+        """Copies the parameters' values, as FlatMemory."""
         self.staging = Staging(parameters[0].device)
         super().__init__(parameters, offsets, size, names, num_wide)
 
@@ -135,8 +141,8 @@ class StagedMemory(FlatMemory):
         return StagedMarks(self)
 
     def look(self) -> bool:
-        """Local: takes in what was written into parameters on the device since they were
-        sent; returns whether there was anything.
+        """Copies to the arrays what the program has written into parameters since
+        note_written(), and returns whether it has. Local.
 
         Raises FailedPrecondition as home().
         """
@@ -152,24 +158,28 @@ class StagedMemory(FlatMemory):
         return bool(changed)
 
     def take_in_written(self) -> None:
-        # The next step says what is not there any more.
+        # The next step refuses a parameter that was moved.
         with suppress(FailedPrecondition):
             self.look()
 
     def home(self) -> bool:
-        """look(), after which the arrays may be written."""
+        """Does the same as look(), and waits until the arrays may be written."""
         changed = self.look()
         self.staging.wait()
         return changed
 
     def give_homes(self) -> None:
-        """The first time: nothing, as they have theirs."""
+        """Does nothing: parameters stay where they are."""
 
     @torch.no_grad()
     def note_written(self) -> None:
-        """Sends all parameters to the device. One that was moved stays as it is, and look()
-        refuses it."""
-        here = [k for k in range(len(self.parameters)) if self._is_same_kind(k)]
+        """Sends all parameters to the device, except those that were moved, which look()
+        refuses."""
+        here = [
+            k
+            for k, parameter in enumerate(self.parameters)
+            if parameter.data_ptr() == self._sent[k][0] or self._is_same_kind(k)
+        ]
         self.staging.to_device(
             [self._values[k] for k in here], [self.parameters[k] for k in here]
         )
@@ -179,7 +189,7 @@ class StagedMemory(FlatMemory):
         self.was_edited = False
 
     def put_gradient_views(self) -> None:
-        """Drops all gradients."""
+        """Releases all gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -204,7 +214,7 @@ class StagedMemory(FlatMemory):
 
     @torch.no_grad()
     def _take(self, k: int) -> bool:
-        """Whether parameter k has other bits than its view, which gets them."""
+        """Copies parameter k to its view, and returns whether that had other bits."""
         parameter, view = self.parameters[k], self._values[k]
         now = parameter.detach().to("cpu", view.dtype)
         self._sent[k] = parameter.data_ptr(), parameter._version
@@ -219,7 +229,7 @@ class StagedMemory(FlatMemory):
 
 
 class StagedMarks(Marks):
-    """Marks of a StagedMemory, which knows itself what it has taken in."""
+    """Marks of a StagedMemory, which sees itself what was written."""
 
     def __init__(self, memory: StagedMemory) -> None:
         self._memory = memory
@@ -232,7 +242,8 @@ class StagedMarks(Marks):
 
 
 def pinned_bytes(size: int) -> int:
-    """What torch's allocator of pinned memory takes for `size` bytes: a power of two."""
+    """Returns what torch's allocator of pinned memory takes for `size` bytes, a power of
+    two."""
     return 1 << (size - 1).bit_length() if size > 0 else 0
 
 

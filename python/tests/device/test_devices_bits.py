@@ -11,8 +11,10 @@ import pytest
 SAME: dict[str, str] = {}
 
 
-def require_same(n: int, function: str, wanted: str) -> None:
-    for found in devices.run(n, device_cases.__file__, function, wanted):
+def require_same(n: int, function: str, wanted: str, seconds: float = 110) -> None:
+    for found in devices.run(
+        n, device_cases.__file__, function, wanted, seconds=seconds
+    ):
         assert found and {k: v for k, v in found.items() if v} == SAME, found
 
 
@@ -31,7 +33,12 @@ def test_alone() -> None:
     require_same(1, "optimizer_differences", "OnebitAdam")
 
 
+def test_two_ranks_on_each_of_two_hosts() -> None:
+    require_same(4, "engine_differences", "on two hosts")
+
+
 @pytest.mark.long
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("function", ["engine_differences", "optimizer_differences"])
 def test_four_ranks(function: str) -> None:
-    require_same(4, function, "")
+    require_same(4, function, "", seconds=570)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,15 @@ def test_the_guide_has_the_table() -> None:
         r"<!-- devices: begin -->\n(.*)\n<!-- devices: end -->", guide, re.DOTALL
     )
     assert found and found[1] == _devices.table(), _devices.table()
+
+
+def test_the_guide_has_the_computed_times() -> None:
+    table = runpy.run_path(str(ROOT / "bench/devices/table.py"))["table"]()
+    guide = (ROOT / "docs/guide/devices.md").read_text()
+    found = re.search(
+        r"<!-- costs: begin -->\n(.*)\n<!-- costs: end -->", guide, re.DOTALL
+    )
+    assert found and found[1] == table, table
 
 
 def test_the_readme_has_the_line() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Trainer of Hugging Face transformers with a model on a device."""
+"""The Trainer of Hugging Face transformers, and Accelerate, with a model on a device."""
 
 from __future__ import annotations
 
@@ -62,3 +62,45 @@ def test_it_trains_saves_and_resumes_as_on_the_cpu(tmp_path: Path) -> None:
     assert len(expected[0]) == LAST
     assert devices.alike(run("device"), expected)
     assert devices.alike(run("device", resume="yes"), expected)
+
+
+def accelerate(folder: str, where: str) -> list[list[float]]:
+    """The losses of steps that are repeated from a saved state, and the parameters."""
+    import client_runs
+    import thinwire
+    from accelerate import Accelerator
+
+    place = torch.device("cpu") if where == "cpu" else devices.device()
+    backends = "gloo" if where == "cpu" else devices.backends()
+    thinwire.init_distributed(backends, verbose=False)
+    accelerator = Accelerator(cpu=True, device_placement=where == "cpu")
+    thinwire.integrations.accelerate.attach(accelerator)
+    torch.manual_seed(0)
+    model = client_runs.small().to(place)
+    optimizer = thinwire.OnebitAdam(model.parameters(), lr=1e-2, freeze_step=3)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    losses = []
+    for begin in (0, SAVED):
+        for step in range(begin, begin + SAVED):
+            x, y = (part.to(place) for part in next(client_runs.batches(step)))
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        if begin == 0:
+            accelerator.save_state(folder)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.zero_()
+            accelerator.load_state(folder)
+    return [losses, *(p.detach().cpu().flatten().tolist() for p in model.parameters())]
+
+
+def test_accelerate_trains_saves_and_resumes_as_on_the_cpu(tmp_path: Path) -> None:
+    on_cpu, on_device = (
+        devices.run(1, __file__, "accelerate", str(tmp_path / where), where)[0]
+        for where in ("cpu", "device")
+    )
+    assert len(on_cpu[0]) == 2 * SAVED
+    assert devices.alike(on_device, on_cpu)

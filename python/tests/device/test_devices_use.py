@@ -233,24 +233,54 @@ def other_optimizers(device: torch.device) -> Any:
 
 
 def broken_backward(device: torch.device) -> Any:
-    class Breaks(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            raise ValueError("breaks")
+    import engines
 
     model = seeded(perceptron, device)
     engine = engine_of(model, ADAM | {"gradient_accumulation_steps": 2})
     engine.backward(engine(x_of(0, device)).sum())
     engine.step()
     with pytest.raises(ValueError, match="breaks"):
-        engine.backward(model[2](Breaks.apply(model[0](x_of(1, device)))).sum())
+        engine.backward(model[2](engines.Breaks.apply(model[0](x_of(1, device)))).sum())
     for micro in range(2):
         loss = step_with(engine, model[2](x_of(micro, device, 4, 16)).square().mean())
     return loss, values(model)
+
+
+def offload(device: torch.device) -> Any:
+    """Beside what cannot be offloaded on the CPU, the key says what a device does anyway."""
+    cpu = device.type == "cpu"
+    key = {} if cpu else {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
+    losses = []
+    for config in (
+        ADAM
+        | {"zero_optimization": {"stage": 2, **key}}
+        | {"thinwire": {"zero_bits_up": 4, "zero_bits_down": 4}},
+        ONEBIT | {"zero_optimization": key} | {"thinwire": {"lean": True}},
+        ONEBIT | {"zero_optimization": key},
+    ):
+        model = seeded(perceptron, device)
+        engine = engine_of(model, config)
+        assert engine.zero_cpu_offload() != cpu
+        for step in range(6):
+            x = x_of(step, device)
+            losses.append(step_with(engine, engine(x).square().mean()))
+    return losses
+
+
+def small_ring(device: torch.device) -> Any:
+    """Pinned memory that is full has room again when what came first has arrived."""
+    from thinwire.engine import _staging
+
+    before, _staging._RING_BYTES = _staging._RING_BYTES, 64
+    model = seeded(lambda: nn.Sequential(perceptron(), perceptron()), device)
+    engine = engine_of(model, ADAM | {"zero_optimization": {"stage": 2}})
+    _staging._RING_BYTES = before
+    if device.type != "cpu":
+        assert engine._link._ring.bytes.numel() == 16 * 8 * 4
+    losses = [
+        step_with(engine, engine(x_of(k, device)).square().mean()) for k in range(5)
+    ]
+    return losses, values(model)
 
 
 SAME: dict[str, Case] = {
@@ -269,6 +299,8 @@ SAME: dict[str, Case] = {
         whole_values,
         other_optimizers,
         broken_backward,
+        small_ring,
+        offload,
     )
 }
 
@@ -488,6 +520,36 @@ def states() -> list[Any]:
     adopted.load_state_dict(moments.state_dict())
     found.append(adopted.state[own[0].weight]["exp_avg"].shape == (16, 8))
     return found
+
+
+def ranks_of_a_group_of_the_device() -> list[float]:
+    """The only group has no backend for the CPU."""
+    import os
+
+    import thinwire
+
+    device = devices.device(int(os.environ["RANK"]))
+    torch.accelerator.set_device_index(device.index)
+    backend = devices.backends().rpartition(":")[2]
+    torch.distributed.init_process_group(backend)
+    model = seeded(perceptron, device)
+    optimizer = thinwire.OnebitAdam(
+        model.parameters(),
+        lr=0.01,
+        freeze_step=3,
+        process_group=torch.distributed.group.WORLD,
+        comm_backend_name=backend if backend != "fence_ccl" else "nccl",
+    )
+    for step in range(5):
+        model(x_of(10 * optimizer._comm.rank + step, device)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return values(model)[0]
+
+
+def test_a_group_of_the_device_alone_names_the_ranks() -> None:
+    first, second = devices.run(2, __file__, "ranks_of_a_group_of_the_device")
+    assert first == second
 
 
 def test_state_dicts_go_between_devices() -> None:

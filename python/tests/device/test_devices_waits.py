@@ -181,15 +181,6 @@ def everything(device: torch.device) -> list[float]:
     """What engines and a plain loop make of it, in all the ways that wait."""
     import thinwire
 
-    class Breaks(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            raise ValueError("breaks")
-
     losses = []
     torch.manual_seed(0)
     batches = torch.randn(12, 8, 64).to(device)
@@ -202,7 +193,7 @@ def everything(device: torch.device) -> list[float]:
         },
         {"optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 2}},
     ):
-        losses += engine_losses(section, batches, Breaks)
+        losses += engine_losses(section, batches)
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)).to(device)
     optimizer = thinwire.OnebitAdam(model.parameters(), lr=0.01, freeze_step=3)
     for x in batches:
@@ -214,9 +205,8 @@ def everything(device: torch.device) -> list[float]:
     return [loss.item() for loss in losses]
 
 
-def engine_losses(
-    config: dict[str, Any], batches: torch.Tensor, breaks: Any
-) -> list[torch.Tensor]:
+def engine_losses(config: dict[str, Any], batches: torch.Tensor) -> list[torch.Tensor]:
+    import engines
     import thinwire
     from thinwire import _core
 
@@ -230,7 +220,7 @@ def engine_losses(
         for layer in used:
             x = layer(x).tanh()
         if k == 5:
-            broken = model[3](breaks.apply(model[0](batches[0])))
+            broken = model[3](engines.Breaks.apply(model[0](batches[0])))
             with pytest.raises(ValueError, match="breaks"):
                 engine.backward(broken.sum())
             for layer in used:  # that of before is gone

@@ -26,7 +26,7 @@ _STORE_SECONDS = 1.0
 """The longest that a look into the store may take once a rank has failed: the host of the
 store may be the one that has died."""
 _LOOK_SECONDS = 0.25
-"""From one look to the next whether a rank has given up."""
+"""The time between two looks whether a rank has given up."""
 _FIRST = "gave_up"
 _NEVER_SENT = 1 << 30
 """A tag that no message has."""
@@ -83,7 +83,7 @@ class _GlooChannel:
         self._broken: list[object] = []
         self._first_to_give_up: int | None = None
         self._begun: dict[int, float] = {}
-        """When the exchanges under way began, by thread."""
+        """When each exchange in flight began, by thread."""
         _watch(weakref.ref(self))
 
     def move(
@@ -137,8 +137,7 @@ class _GlooChannel:
         self._close_connections()
 
     def look(self) -> bool:
-        """Ends the exchanges that take long, if a rank has given up; whether there can be
-        anything new at another time."""
+        """Ends exchanges in flight if a rank has given up. Returns whether to look again."""
         now = time.monotonic()
         if all(now - begin < _LOOK_SECONDS for begin in list(self._begun.values())):
             return True
@@ -152,8 +151,8 @@ class _GlooChannel:
         return False
 
     def _close_connections(self) -> None:
-        """gloo's abort() does nothing, but a wait that times out closes all connections of
-        the group, which ends every exchange under way."""
+        """Ends every exchange in flight. gloo's abort() does nothing, but a wait that times
+        out closes all connections of the group."""
         never = torch.empty(1, dtype=torch.uint8)
         for peer in range(self._group.size()):
             if peer == self._rank:
@@ -167,8 +166,8 @@ class _GlooChannel:
 
 
 def _watch(channel: weakref.ref[_GlooChannel]) -> None:
-    """A connection that closes wakes those only that wait for its rank; for the others a
-    thread looks into the store."""
+    """Starts the thread that looks into the store. A closed connection wakes only those ranks
+    that wait for its rank; the thread wakes the others."""
 
     def run() -> None:
         while not _is_ending.wait(_LOOK_SECONDS):

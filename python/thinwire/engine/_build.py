@@ -166,7 +166,7 @@ def make_parts(
         plan.client,
     )
     buffers.send_frozen(model, tensors)
-    if comm.rank == 0 and kind is EngineMemory:
+    if comm.rank == 0:
         warn_of_order(places)
     memory.give_homes()
     memory.note_written()
@@ -181,7 +181,7 @@ def make_parts(
 
 
 def link_for(core: _core.Engine, memory: EngineMemory, config: _core.Config) -> Link:
-    """Local: the hooks of the memory's parameters."""
+    """Returns the hooks of the memory's parameters. Local."""
     if isinstance(memory, StagedEngineMemory):
         return StagedLink(core, memory, config)
     return Link(core, memory)

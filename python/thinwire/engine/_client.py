@@ -41,7 +41,7 @@ class Client:
         self._state = optimizer.state
         self._parameters: list[torch.Tensor] = []
         self._stand_ins: dict[int, torch.Tensor] = {}
-        """By id() of parameters on a device: what it works on instead."""
+        """CPU parameters that it works on instead, by id() of those on a device."""
         self._offsets: list[int] = []
         self._error: BaseException | None = None
         closure = inspect.signature(kind.step).parameters.get("closure")
@@ -241,7 +241,7 @@ class Client:
 
     @contextmanager
     def _on_host(self) -> Iterator[None]:
-        """Within it the groups have the stand-ins."""
+        """Puts the stand-ins into the groups, within the context."""
         own = [group["params"] for group in self._groups]
         for group in self._groups:
             group["params"] = [self._stand_ins.get(id(p), p) for p in group["params"]]
@@ -278,7 +278,7 @@ def _kept(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 def _on_host(state: Any) -> Any:
-    """A parameter's state, whose tensors are on the CPU."""
+    """Returns a parameter's state with its tensors on the CPU."""
     if not isinstance(state, dict):
         return state
     return {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in state.items()}

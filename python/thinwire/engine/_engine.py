@@ -43,7 +43,8 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
 
     Gradients are averaged while backward computes others. The module's trainable
     parameters become views of flat memory in the configuration's precision; where that
-    is 16 bits, other floating parameters and buffers become it too. Gradients are the
+    is 16 bits, other floating parameters and buffers become it too. Parameters on another
+    device stay there, and flat memory on the host has copies. Gradients are the
     engine's to zero. What the engine does not have itself is looked up in `module`.
 
     Collective: the constructor, backward(), step() at boundaries, mean(), evaluation(),

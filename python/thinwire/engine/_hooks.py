@@ -27,7 +27,7 @@ class Link:
     def __init__(self, core: _core.Engine, memory: EngineMemory) -> None:
         self.core, self.memory = core, memory
         self.use: dict[str, int] = {}
-        """Bytes that hooks have made the C++ side hold, on another thread."""
+        """Bytes that the C++ side holds for calls of hooks on another thread."""
         self.in_backward = False
         self.has_foreign_gradients = False
         self._handles: list[Any] = []
@@ -39,15 +39,15 @@ class Link:
             ]
 
     def begin(self) -> None:
-        """A backward of the engine's begins, of which the core knows."""
+        """Begins a backward, after core.begin_backward()."""
         self.in_backward = True
 
     def finish(self) -> None:
-        """Autograd is done with it."""
+        """Ends it, before core.end_backward()."""
         self.in_backward = False
 
     def cancel(self) -> None:
-        """It has failed."""
+        """Ends one that has failed."""
         self.in_backward = False
 
     def take(self, index: int, parameter: torch.Tensor) -> None:

@@ -77,7 +77,8 @@ class Inquiries(EngineBase):
 
     def zero_cpu_offload(self) -> bool:
         """Masters and states are updated in host memory."""
-        return self._config.zero.offload_optimizer != _core.OffloadDevice.none
+        asked = self._config.zero.offload_optimizer != _core.OffloadDevice.none
+        return asked or self.device.type != "cpu"
 
     def fp16_enabled(self) -> bool:
         """Parameters are float16."""

@@ -15,13 +15,13 @@ from ._hooks import Link
 from ._memory import EngineMemory
 
 _RING_BYTES = 64 << 20
-"""Pinned memory for gradients that are handed over and dropped, unless one is larger."""
+"""Pinned memory for gradients that the C++ side does not keep, unless one is larger."""
 _ALIGNMENT = 64
 
 
 class StagedEngineMemory(StagedMemory, EngineMemory):
-    """EngineMemory whose parameters stay on their device. Gradients there are dropped as
-    soon as they are on their way; where they add up there, at the end of the window."""
+    """EngineMemory whose parameters stay on their device. A gradient there is released as
+    soon as its copy is queued; if gradients add up there, at the end of the window."""
 
     def __init__(
         self,
@@ -40,14 +40,15 @@ class StagedEngineMemory(StagedMemory, EngineMemory):
 
     @torch.no_grad()
     def give_homes(self) -> None:
-        """The first time: parameters get the dtypes of the arrays."""
+        """Gives parameters the dtypes of the arrays, the first time."""
         for parameter, view in zip(self.parameters, self._values, strict=True):
             parameter.grad = None
             if parameter.dtype != view.dtype:
                 parameter.data = parameter.detach().to(view.dtype)
 
     def require_gradients(self, at_start: bool) -> None:
-        """There are those alone that add up on the device in this window.
+        """Checks that the only gradients on the device are those that add up there in this
+        window; at its start none.
 
         Raises FailedPrecondition naming one that is gone or was replaced or set.
         """
@@ -62,17 +63,17 @@ class StagedEngineMemory(StagedMemory, EngineMemory):
                     self._refuse(k, self.parameters[k].grad is None)
 
     def note_gradients(self) -> None:
-        """The gradients that are there now are this window's."""
+        """Remembers the present gradients as those of this window."""
         self._added_up = [_address(p.grad) for p in self.parameters]
 
     def gradient_view(self, k: int) -> torch.Tensor:
-        """Where gradient k arrives, if the array of gradients is there."""
+        """Returns where gradient k arrives. Only with an array of gradients."""
         return self._gradients[k]
 
 
 class StagedLink(Link):
-    """Copies gradients to the host as backward makes them, and hands over what has arrived,
-    in that order, while it makes others."""
+    """Copies each gradient to the host when backward has made it, and passes those that have
+    arrived to the C++ side, in that order, while backward makes others."""
 
     memory: StagedEngineMemory
 
@@ -82,8 +83,8 @@ class StagedLink(Link):
         super().__init__(core, memory)
         self._is_boundary = True
         narrow = memory.params.dtype
-        # Where the C++ side would add up in the parameters' dtype, the device can do so
-        # with the same bits. In fp32 beside 16 bits every backward's are handed over.
+        # If the C++ side would add up in the parameters' dtype, the device does so with the
+        # same bits. Gradients of 16 bits that add up in fp32 are passed after each backward.
         self._adds_up = memory.keeps_gradients and (
             narrow == torch.float32 or config.accumulation_dtype != _core.DType.float32
         )
@@ -116,14 +117,14 @@ class StagedLink(Link):
             parameter.grad = None
             self._copy(index, gradient.detach())
             self._hand_over()
-        # Of the thread of autograd that calls hooks: what it has made counts as well.
+        # The thread of autograd that calls hooks counts its own memory.
         self.use = _core.memory_use()
 
     def finish(self) -> None:
         super().finish()
         if self._adds_up and self._is_boundary:
             for k, parameter in enumerate(self.memory.parameters):
-                # Of earlier backwards alone: nobody waits for it.
+                # From earlier backwards of the window: the last one had none.
                 gradient, parameter.grad = parameter.grad, None
                 if gradient is not None and gradient.numel() > 0:
                     self.memory.staging.to_host(
@@ -152,7 +153,9 @@ class StagedLink(Link):
         if self._ring is None:
             return self.memory.gradient_view(index)
         while (view := self._ring.place(gradient)) is None:
-            self._pending[0][2].synchronize()
+            event = self._pending[0][2]
+            assert event is not None  # otherwise it was handed over at once
+            event.synchronize()
             self._hand_over()
         return view
 
@@ -170,10 +173,10 @@ class StagedLink(Link):
 
 
 class Ring:
-    """Pinned memory that is given out and taken back in one order."""
+    """Pinned memory whose parts are given out and taken back in one order."""
 
     def __init__(self, memory: StagedEngineMemory) -> None:
-        """Has room for the largest parameter."""
+        """Makes room for the largest parameter."""
         values = [v.numel() * v.element_size() for v in memory._values]
         sizes = [_rounded(size) for size in values]
         size = max(*sizes, min(sum(sizes), _RING_BYTES)) if sizes else 0
@@ -181,12 +184,12 @@ class Ring:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing is given out."""
+        """Takes all parts back."""
         self._begin = self._end = 0
         self._ends: collections.deque[int] = collections.deque()
 
     def place(self, like: torch.Tensor) -> torch.Tensor | None:
-        """An array for such a tensor; None until free() has made room."""
+        """Returns an array for such a tensor, or None until free() has made room."""
         if not self._ends:
             self._begin = self._end = 0
         size, whole = _rounded(like.numel() * like.element_size()), self.bytes.numel()
@@ -201,7 +204,7 @@ class Ring:
         return at.view(like.dtype).view(like.shape)
 
     def free(self) -> None:
-        """Takes back what was given out first."""
+        """Takes back the part that was given out first."""
         self._begin = self._ends.popleft()
 
 

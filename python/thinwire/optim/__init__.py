@@ -11,7 +11,8 @@ semantics. Of these lr, weight_decay and exp_avg_mask may change later: they are
 every step, on all ranks the same ones, and the script's masks hold after a load, too.
 of one dtype: float32, float16 or bfloat16; those of 16 bits get masters in fp32. Each
 becomes a part of one flat array, its gradient of another; saved by itself or with its
-model it takes what it took before.
+model it takes what it took before. Parameters on another device than the CPU stay there,
+and the arrays on the host have copies: docs/guide/devices.md.
 
 Arguments of all:
   max_grad_norm        gradients are clipped to this global norm; 0: never

@@ -152,7 +152,7 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
             self._experts,
         )
         earlier = self._native
-        if self._comm.rank == 0 and places[0].tensor.device.type == "cpu":
+        if self._comm.rank == 0:
             warn_of_order(places)
         made.memory.give_homes()
         made.memory.note_written()

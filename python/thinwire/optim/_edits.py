@@ -40,7 +40,7 @@ class Edits:
         self._moved |= self._native.memory.home()
 
     def look(self) -> None:
-        """Local: as home(), before a step, which reads gradients first."""
+        """Does the same as home(), before a step, which reads gradients first. Local."""
         self._moved |= self._native.memory.look()
 
     def note(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .._log import logger
 from ..errors import FailedPrecondition, InvalidArgument
 from ._options import DTYPES
 
@@ -70,7 +71,16 @@ def marked(places: list[Place], narrow: torch.dtype | None) -> list[Place]:
 
 
 def warn_of_order(places: list[Place]) -> None:
-    """Local: a warning if parameters are not in the order of their indices."""
+    """Warns if parameters are not in the order of their indices, and says where the arrays
+    are if parameters are on a device. Local."""
+    device = places[0].tensor.device
+    if device.type != "cpu":
+        logger.info(
+            "parameters stay on %s; averages, updates and states are in host memory, as with "
+            "offload_optimizer",
+            device,
+        )
+        return
     found = [place.name for place in places if not place.tensor.is_contiguous()]
     if found:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m thinwire device-report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import devices
+import ranks
+import torch
+from thinwire._device_report import run_device_report
+
+
+def report(file: str) -> int:
+    if (
+        devices.IS_FENCE
+    ):  # the ranks of the report are forked, and others cannot be shared
+        devices.device()
+    return run_device_report(file, params=1_100_000)
+
+
+def test_it_compares_with_the_cpu_and_measures(tmp_path: Path) -> None:
+    file = tmp_path / "report.txt"
+    assert devices.run(1, __file__, "report", str(file)) == [0]
+    lines = dict(line.split(" | ", 1) for line in file.read_text().splitlines())
+    assert lines["verdict"] == "all results are those of the CPU"
+    assert devices.NAME in lines["device"] and torch.__version__ in lines["versions"]
+    assert sum(text == "same bits" for text in lines.values()) == 27
+    assert lines["pinned copies"].endswith("GB/s to the host")
+    assert " ms a step" in lines["1-bit Adam, bf16, 1048576 elements"]
+
+
+def without_a_device(file: str) -> int:
+    return run_device_report(file)
+
+
+def test_without_a_device_it_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "report.txt"
+    (rank,) = ranks.succeed(ranks.call(1, __file__, "without_a_device", str(file)))
+    if not torch.accelerator.is_available():
+        assert rank.value == 1
+        assert "torch finds no device beside the CPU" in file.read_text()
