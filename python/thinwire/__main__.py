@@ -55,8 +55,6 @@ def main() -> int:
     tensorboard.add_argument("files", metavar="FILE", nargs="+")
     tensorboard.add_argument("directory", metavar="DIR")
     arguments = parser.parse_args()
-    from ._telemetry import to_tensorboard
-
     try:
         if arguments.command == "device-report":
             from ._device_report import run_device_report
