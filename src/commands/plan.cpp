@@ -69,8 +69,7 @@ auto reading_config(Body&& body) {
   }
 }
 
-plan::Workload workload_of(const PlanFlags& flags, int ranks,
-                           const plan::Processors& processors) {
+plan::Workload workload_of(const PlanFlags& flags, int ranks) {
   plan::Workload work{.parameters = flags.params,
                       .forward_seconds = flags.forward_ms * 1e-3,
                       .backward_seconds = flags.backward_ms * 1e-3};
@@ -85,7 +84,6 @@ plan::Workload workload_of(const PlanFlags& flags, int ranks,
     work = plan::workload_of_run(work, *flags.steps, flags.freeze_step,
                                  flags.file ? &*flags.file : nullptr);
   work.steps_per_variance_step = flags.steps_per_variance_step;
-  work.has_spare_core = processors.has_spare_core();
   if (!flags.dtype.empty()) work.dtype = dtype_of(flags.dtype);
   return work;
 }
@@ -137,7 +135,8 @@ void run_alone(const Front& front, const PlanFlags& flags) {
   const plan::Network network = network_of(flags);
   const plan::Processors processors =
       plan::processors_for(network.ranks_per_host, flags.threads.value_or(-1));
-  const plan::Workload work = workload_of(flags, network.ranks, processors);
+  plan::Workload work = workload_of(flags, network.ranks);
+  work.has_spare_core = processors.has_spare_core();
   say_what_is_not_given(front, flags);
   plan::MeasuredCompute compute;
   comm::run_local_ranks(1, [&](comm::Communicator& alone) {
@@ -169,9 +168,11 @@ void run_in_job(const Front& front, const PlanFlags& flags) {
         "--ranks-per-host, --link-gbps and --latency-us out, or start it "
         "without one");
   const auto comm = front.join();
+  // Before any exchange, so that every rank refuses for itself.
+  plan::Workload work = workload_of(flags, comm->size());
   const plan::Processors processors =
       plan::measure_processors(*comm, flags.threads.value_or(-1));
-  const plan::Workload work = workload_of(flags, comm->size(), processors);
+  work.has_spare_core = processors.has_spare_core();
   if (comm->rank() == 0) say_what_is_not_given(front, flags);
   comm::WhyFlat why;
   const comm::Hosts hosts = comm::find_hosts(*comm, {}, &why);

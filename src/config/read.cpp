@@ -139,7 +139,9 @@ void note_rejected(std::vector<KeyNote>& notes, const std::string& error) {
   notes.push_back({"", KeyNote::Kind::kRejected, error});
 }
 
-std::string text_of_file(const std::string& path) {
+// Returns body(text of the file), whose errors then name the file.
+template <class Body>
+auto with_file(const std::string& path, Body&& body) {
   std::ifstream file(path, std::ios::binary);
   // One byte more than from_json() takes: a device may have no end.
   std::string text(kMostBytes + 1, '\0');
@@ -148,19 +150,9 @@ std::string text_of_file(const std::string& path) {
   if (!file.is_open() || file.bad() || text.empty())
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("cannot read the configuration '{}'", path));
-  if (text.size() > kMostBytes)
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: a configuration must be at most {} bytes, got "
-                            "more",
-                            path, kMostBytes));
-  return text;
-}
-
-// Returns body(text of the file), whose errors then name the file.
-template <class Body>
-auto with_file(const std::string& path, Body&& body) {
-  const std::string text = text_of_file(path);
   try {
+    require(text.size() <= kMostBytes, "a configuration",
+            fmt::format("at most {} bytes", kMostBytes), "more");
     return body(text);
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("{}: {}", path, error.what()));
