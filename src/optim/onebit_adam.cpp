@@ -7,6 +7,8 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -32,6 +34,20 @@ LowBitSettings settings_of(const OnebitAdamOptions& options) {
 // Whether a variance that is kept beside denominators is free of bias.
 constexpr const char* kIsUnbiased = "variance_is_unbiased";
 
+struct OnebitAdamImpl;
+
+// In compressed steps the exchange of the momentum may begin, too.
+class EarlyOnebitAdam final : public EarlyLowBit {
+ public:
+  explicit EarlyOnebitAdam(OnebitAdamImpl& impl);
+  [[nodiscard]] bool reduces() const noexcept override;
+  void reduce(View grads, Range range) override;
+  [[nodiscard]] std::vector<Range> buckets() const override;
+
+ private:
+  OnebitAdamImpl& own_;
+};
+
 struct OnebitAdamImpl final : LowBitOptimizer::Impl {
   OnebitAdamImpl(comm::Communicator& comm, const ParameterLayout& layout,
                  const OnebitAdamOptions& options)
@@ -39,33 +55,32 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
         freeze(model, freeze_options(options)),
         exact_groups(model),
         refresh(model, momentum, denominator, options.variance_refresh),
-        early(model, gradients, momentum, denominator) {}
+        early(model, gradients, momentum, denominator),
+        early_part(*this) {
+    early_gradients = &early_part;
+    freeze_stage = &freeze;
+  }
 
   Freeze freeze;
   ExactGroups exact_groups;
   VarianceRefresh refresh;
   EarlyMomentum early;
+  EarlyOnebitAdam early_part;
 
   void take_step(const StepInput& in, StepMeter& step) override;
-  [[nodiscard]] Phase phase() const override { return freeze.phase(); }
-  [[nodiscard]] std::optional<std::int64_t> freeze_step() const override {
-    return freeze.planned();
-  }
-  void set_freeze_gate(FreezeGate gate) override {
-    freeze.set_gate(std::move(gate));
+  [[nodiscard]] Progress progress() const override {
+    return {.phase = freeze.phase(), .freeze_step = freeze.planned()};
   }
   void add_own(State& state) const override;
-  [[nodiscard]] Adoption adopt_own(StateDict& state) override;
-  [[nodiscard]] bool reduces_early() const override;
-  void reduce_early(View grads, Range range) override;
-  [[nodiscard]] std::vector<Range> buckets() const override {
-    return early.is_on() ? early.buckets() : std::vector<Range>();
+  [[nodiscard]] Optimizer::Adoption adopt_own(StateDict& state) override;
+  [[nodiscard]] bool begins_in(StateDict& state,
+                               std::string_view rule) const override {
+    if (rule != "adam") return false;
+    Freeze::begin_in(state);
+    return true;
   }
-  [[nodiscard]] bool is_under_way() const override { return early.has_begun(); }
-  [[nodiscard]] std::string_view exact_rule() const override { return "adam"; }
-  void begin_in(StateDict& state) const override { Freeze::begin_in(state); }
 
-  void set_stage(bool variance_is_unbiased);
+  [[nodiscard]] Notes set_stage(bool variance_is_unbiased);
   void warm_up(const StepInput& in, StepMeter& step);
   void compressed_step(const StepInput& in, StepMeter& step);
   [[nodiscard]] std::optional<double> clip(const StepInput& in,
@@ -114,7 +129,7 @@ void OnebitAdamImpl::compressed_step(const StepInput& in, StepMeter& step) {
   // p = p - lr (m / (1 - beta1^t) / d + wd p)
   if (is_early)
     momentum.accept_early(in, c, denominator.values, step);
-  else if (refresh.is_due(steps - freeze.at()))
+  else if (refresh.is_due(steps - freeze.frozen_at()))
     refresh.run(in, c, step);  // g_i travels instead, in 4 bits
   else
     momentum.all_reduce(in, c, denominator.values, step);
@@ -137,15 +152,24 @@ std::optional<double> OnebitAdamImpl::clip(const StepInput& in,
   }
 }
 
-bool OnebitAdamImpl::reduces_early() const {
-  if (!freeze.is_frozen() || begins_inside()) return true;
-  return early.is_on() && !refresh.is_due(steps + 1 - freeze.at());
+EarlyOnebitAdam::EarlyOnebitAdam(OnebitAdamImpl& impl)
+    : EarlyLowBit(impl), own_(impl) {}
+
+bool EarlyOnebitAdam::reduces() const noexcept {
+  if (EarlyLowBit::reduces()) return true;
+  return own_.early.is_on() &&
+         !own_.refresh.is_due(own_.steps + 1 - own_.freeze.frozen_at());
 }
 
-void OnebitAdamImpl::reduce_early(View grads, Range range) {
-  if (!early.is_on() || !freeze.is_frozen())
-    return Impl::reduce_early(grads, range);
-  early.add(grads, range, steps + 1);
+void EarlyOnebitAdam::reduce(View grads, Range range) {
+  if (!own_.early.is_on() || !own_.freeze.is_frozen())
+    return EarlyLowBit::reduce(grads, range);
+  require_reduces();
+  own_.early.add(grads, range, own_.steps + 1);
+}
+
+std::vector<Range> EarlyOnebitAdam::buckets() const {
+  return own_.early.is_on() ? own_.early.buckets() : std::vector<Range>();
 }
 
 void OnebitAdamImpl::add_own(State& state) const {
@@ -155,7 +179,7 @@ void OnebitAdamImpl::add_own(State& state) const {
     state.common.put_integer(kIsUnbiased, refresh.is_on() ? 1 : 0);
 }
 
-Adoption OnebitAdamImpl::adopt_own(StateDict& state) {
+Optimizer::Adoption OnebitAdamImpl::adopt_own(StateDict& state) {
   auto saved = std::make_shared<Freeze::Saved>(freeze.read(state));
   const bool returns = saved->plan.names_later(state.integer("step"));
   if (saved->frozen_at > 0 &&
@@ -169,27 +193,29 @@ Adoption OnebitAdamImpl::adopt_own(StateDict& state) {
   return [=, this] {
     freeze.restore(std::move(*saved), denominator);
     refresh.restore(std::move(*first));
-    set_stage(is_unbiased);
+    return set_stage(is_unbiased);
   };
 }
 
 // What options name, after a load.
-void OnebitAdamImpl::set_stage(bool variance_is_unbiased) {
+Notes OnebitAdamImpl::set_stage(bool variance_is_unbiased) {
   if (freeze.must_return(steps)) {
-    const std::int64_t frozen_at = freeze.at();
-    notes.push_back(
+    const std::int64_t frozen_at = freeze.frozen_at();
+    const std::string note =
         freeze.return_to_exact(steps, denominator, [&](std::size_t group) {
           return variance_is_unbiased ? 1
                                       : adam()
                                             .coefficients(group, frozen_at, 1)
                                             .exp_avg_sq_scale;
-        }));
+        });
     refresh.restore({});
-  } else if (freeze.must_end(steps)) {
-    notes.push_back(freeze.note_of_end(steps));
-    freeze.freeze(steps, keeps_variance(), denominator);
-    refresh.begin(steps);
+    return {note};
   }
+  if (!freeze.must_end(steps)) return {};
+  const std::string note = freeze.note_of_end(steps);
+  freeze.freeze(steps, keeps_variance(), denominator);
+  refresh.begin(steps);
+  return {note};
 }
 
 }  // namespace
@@ -215,9 +241,5 @@ OnebitAdam::OnebitAdam(comm::Communicator& comm, const ParameterLayout& layout,
       }()) {}
 
 OnebitAdam::~OnebitAdam() = default;
-
-std::int64_t OnebitAdam::frozen_at() const noexcept {
-  return static_cast<const OnebitAdamImpl&>(*impl_).freeze.at();
-}
 
 }  // namespace thinwire::optim

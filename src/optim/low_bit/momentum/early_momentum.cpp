@@ -32,11 +32,6 @@ std::vector<Range> EarlyMomentum::buckets() const {
   return ranges;
 }
 
-bool EarlyMomentum::has_begun() const {
-  const auto* const exchange = momentum_.exchange_if_made();
-  return exchange != nullptr && exchange->has_early();
-}
-
 void EarlyMomentum::begin(View grads, std::int64_t number) {
   grads_ = grads;
   grad_scale_ = gradients_.scale_by_lag(loss_scale_);
