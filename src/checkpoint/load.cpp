@@ -295,7 +295,7 @@ void put_in_place(const Training& training, const Manifest& manifest,
   kernels::convert(read.all_parameters(), training.params);
   put_in_place(read.others, training.others);
   if (!read.adoption) {
-    training.optimizer.read_masters(read.masters.empty()
+    training.optimizer.set_masters(read.masters.empty()
                                         ? ConstView(training.params)
                                         : ConstView(read.masters.view()));
     return;

@@ -75,7 +75,7 @@ Fp16Optimizer::Fp16Optimizer(comm::Communicator& comm,
   (void)optimizer_->step_averaged({.params = masters_.view(), .grads = grads_});
 }
 
-void Fp16Optimizer::read_masters(ConstView params) {
+void Fp16Optimizer::set_masters(ConstView params) {
   require(params.size() == layout_.size(), "params",
           fmt::format("{} elements", layout_.size()), params.size());
   kernels::convert(params, masters_.view());

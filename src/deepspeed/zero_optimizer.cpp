@@ -85,7 +85,7 @@ ZeroOptimizer::ZeroOptimizer(comm::Communicator& comm,
   comm::require_same(comm, "parameter layout and options",
                      layout.describe() + whole.describe() + options.describe());
   impl_ = std::make_unique<Impl>(comm, layout, adam, params, options);
-  read_masters(initial.empty() ? ConstView(params) : initial);
+  set_masters(initial.empty() ? ConstView(params) : initial);
 }
 
 ZeroOptimizer::~ZeroOptimizer() = default;

@@ -107,7 +107,7 @@ void ZeroOptimizer::set_full_state(std::string_view name, std::string_view key,
   impl_->write(name, key, values);
 }
 
-void ZeroOptimizer::read_masters(ConstView from) {
+void ZeroOptimizer::set_masters(ConstView from) {
   require(from.size() == impl_->layout.size(), "params",
           fmt::format("{} elements", impl_->layout.size()), from.size());
   for (const Fragment& f : impl_->fragments)

@@ -160,7 +160,7 @@ void Engine::Impl::set_full_parameter(std::string_view name,
                      whole.view());
     kernels::convert(values, whole.view().subview(p.offset, p.size));
     kernels::convert(whole.view(), params);
-    optimizer().read_masters(whole.view());
+    optimizer().set_masters(whole.view());
   }
 }
 
@@ -275,7 +275,7 @@ std::vector<float> Engine::full_state(std::string_view name,
 void Engine::read_masters() {
   impl_->require_between_windows("read_masters");
   impl_->marks.forget();
-  impl_->optimizer().read_masters(impl_->params);
+  impl_->optimizer().set_masters(impl_->params);
 }
 
 zero::ShardedOptimizer& Engine::zero() {

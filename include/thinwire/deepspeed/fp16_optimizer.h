@@ -69,7 +69,7 @@ class Fp16Optimizer final : public precision::LowPrecisionOptimizer {
   [[nodiscard]] ConstView masters() const noexcept override {
     return masters_.view();
   }
-  void read_masters(ConstView params) override;
+  void set_masters(ConstView params) override;
   void write_params(View params) const override;
   /// fp16 alone.
   [[nodiscard]] bool takes_gradients(DType dtype) const noexcept override {

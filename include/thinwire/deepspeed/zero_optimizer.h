@@ -98,7 +98,7 @@ class ZeroOptimizer final : public zero::ShardedOptimizer {
                          std::span<const float> values) override;
   void set_full_state(std::string_view name, std::string_view key,
                       std::span<const float> values) override;
-  void read_masters(ConstView params) override;
+  void set_masters(ConstView params) override;
   /// Throws Error(kUnavailable).
   void offload_states() override;
   /// Throws Error(kFailedPrecondition).
