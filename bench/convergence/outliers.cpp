@@ -118,7 +118,8 @@ Outcome train(const Case& c) {
       optimizer->step(params, grads);
       most = std::max(most, longest(before, params));
     }
-    optimizer->synchronize(params);
+    if (auto* const local = optimizer->local_steps())
+      local->synchronize(params);
     if (comm.rank() == 0) outcome = outcome_of(params, most);
   });
   return outcome;

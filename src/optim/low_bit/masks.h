@@ -48,7 +48,7 @@ class Masks {
 };
 
 /// Groups of an optimizer that has such masks.
-class MaskedGroups final : public JoinedGroups {
+class MaskedGroups : public JoinedGroups {
  public:
   /// `layout` and `masks` must outlive it.
   MaskedGroups(const ParameterLayout& layout, Masks& masks, Parts parts)
