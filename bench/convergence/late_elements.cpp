@@ -145,8 +145,6 @@ config::OptimizerConfig optimizer_of(const std::string& name) {
   if (name == "adam" || name == "zero_4_4")
     return AdamOptions{.learning_rate = kLearningRate};
   if (name == "onebit_adam") return onebit_adam({.freeze_step = kFreeze});
-  if (name == "onebit_adam_refresh")
-    return onebit_adam({.freeze_step = kFreeze, .variance_refresh = 50});
   if (name == "onebit_adam_auto")
     return onebit_adam({.freeze_step = kAutoFreeze,
                         .lr_warmup_steps = 10,

@@ -14,7 +14,6 @@ from bounds import Row, arguments, exit_code, print_table, run_all
 TITLES = {
     "adam": "Adam",
     "onebit_adam": "1-bit Adam",
-    "onebit_adam_refresh": "1-bit Adam, refresh 50",
     "onebit_adam_auto": "1-bit Adam, freeze auto",
     "zero_one_adam": "0/1 Adam",
     "lamb": "LAMB",
@@ -31,7 +30,6 @@ TOKENS = {"late": "late tokens", "all": "all tokens", "rare100": "rare tokens"}
 # Of late tokens: how many times the exact optimizer's loss.
 TIMES_EXACT = {
     "onebit_adam": ("adam", 1.6),
-    "onebit_adam_refresh": ("adam", 1.4),
     "onebit_adam_auto": ("adam", 1.4),
     "zero_one_adam": ("adam", 2.0),
     "onebit_lamb": ("lamb", 1.3),

@@ -89,15 +89,6 @@ def adam_rows(lr):
             "1-bit Adam, freeze auto",
             f"{onebit} --freeze-step auto",
         ),
-        row("onebit_adam_rms", "1-bit Adam, clip by rms", f"{onebit} --clip-norm rms"),
-        row(
-            "zero_one_adam_rms", "0/1 Adam, clip by rms", f"{zero_one} --clip-norm rms"
-        ),
-        row(
-            "onebit_adam_refresh",
-            "1-bit Adam, refresh 16",
-            f"{onebit} --variance-refresh 16",
-        ),
     ]
 
 

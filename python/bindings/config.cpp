@@ -200,7 +200,6 @@ void bind_fields(nb::class_<Settings>& kind) {
                    &Settings::choose_optimizer)
       .def_rw("precision", &Settings::precision)
       .def_rw("gradient_clipping", &Settings::gradient_clipping)
-      .def_rw("calibrated_clipping", &Settings::calibrated_clipping)
       .def_rw("lagged_clipping", &Settings::lagged_clipping)
       .def_rw("train_batch_size", &Settings::train_batch_size)
       .def_rw("train_micro_batch_size_per_gpu",

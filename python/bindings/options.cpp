@@ -88,10 +88,7 @@ nb::class_<T> bind_adam(nb::module_& module, const char* name) {
 template <class T>
 nb::class_<T> bind_low_bit(nb::module_& module, const char* name) {
   nb::class_<T> kind = bind_adam<T>(module, name);
-  if constexpr (requires(T options) { options.amsgrad; })
-    kind.def_rw("amsgrad", &T::amsgrad);
   kind.def_rw("denom_floor", &T::denom_floor)
-      .def_rw("scale", &T::scale)
       .def_rw("residual_dtype", &T::residual_dtype);
   return kind;
 }
@@ -109,9 +106,6 @@ void bind_freeze(nb::class_<T>& kind) {
 
 void bind_zero_one_adam(nb::module_& module) {
   using T = optim::ZeroOneAdamOptions;
-  nb::enum_<optim::Exchanged>(module, "Exchanged")
-      .value("momentum", optim::Exchanged::kMomentum)
-      .value("gradient", optim::Exchanged::kGradient);
   using Stages = optim::ZeroOneStages;
   nb::class_<Stages>(module, "ZeroOneStages")
       .def_ro("var_freeze_step", &Stages::var_freeze_step)
@@ -124,8 +118,7 @@ void bind_zero_one_adam(nb::module_& module) {
       .def_rw("var_freeze_step", &T::var_freeze_step)
       .def_rw("var_update_scaler", &T::var_update_scaler)
       .def_rw("local_step_scaler", &T::local_step_scaler)
-      .def_rw("local_step_clipper", &T::local_step_clipper)
-      .def_rw("exchanged", &T::exchanged);
+      .def_rw("local_step_clipper", &T::local_step_clipper);
 }
 
 }  // namespace
@@ -136,9 +129,6 @@ void bind_options(nb::module_& module) {
   using optim::OnebitAdamOptions;
   using optim::OnebitLambOptions;
   module.attr("AUTO_FREEZE") = optim::kAutoFreeze;
-  nb::enum_<exchange::Scale>(module, "Scale")
-      .value("rms", exchange::Scale::kRms)
-      .value("l1", exchange::Scale::kL1);
   bind_groups(module);
   bind_adam<optim::AdamOptions>(module, "AdamOptions")
       .def_rw("decoupled_decay", &optim::AdamOptions::decoupled_decay)
@@ -149,7 +139,6 @@ void bind_options(nb::module_& module) {
   auto onebit_adam =
       bind_low_bit<OnebitAdamOptions>(module, "OnebitAdamOptions");
   bind_freeze(onebit_adam);
-  onebit_adam.def_rw("variance_refresh", &OnebitAdamOptions::variance_refresh);
   auto onebit_lamb =
       bind_low_bit<OnebitLambOptions>(module, "OnebitLambOptions");
   bind_freeze(onebit_lamb);

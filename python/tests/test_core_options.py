@@ -121,7 +121,6 @@ def other_value(value: Any) -> Any:
 
 SKIPPED = {
     "groups",  # no file can say them
-    "amsgrad",  # refused if set
     "state_dtype",  # Config.precision has it
     "lr_warmup_steps",  # optional ones: below
     "total_steps",

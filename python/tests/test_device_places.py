@@ -97,11 +97,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [*((kind, False) for kind in KINDS), ("OnebitLamb", True)],
 )
 def test_no_operation_mixes_devices(kind: str, ordered: bool, place: None) -> None:
-    options = (
-        options_of(kind, variance_refresh=3)
-        if kind == "OnebitAdam"
-        else options_of(kind)
-    )
+    options = options_of(kind)
     if kind == "ZeroOneAdam":
         options.var_freeze_step, options.local_step_scaler = 4, 3
     elif kind.startswith("Onebit"):

@@ -19,11 +19,7 @@ STEPS = (6, 14, 41)  # exact; compressed; after late elements, within local step
 
 
 def config_for(kind: str, dtype: _core.DType) -> _core.Config:
-    options = (
-        options_of(kind, variance_refresh=5)
-        if kind == "OnebitAdam"
-        else options_of(kind)
-    )
+    options = options_of(kind)
     config = config_of(options, gradient_clipping=10.0)
     config.comm.bucket_elements = 2048
     config.precision.dtype = dtype

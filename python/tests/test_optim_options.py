@@ -15,7 +15,7 @@ from thinwire.errors import FailedPrecondition, InvalidArgument
 
 KINDS = [*(kind for kind, _ in cases.KINDS.values()), optim.LeanOnebitAdam]
 # Of no use from Python, or set from something else.
-INTERNAL = {"groups", "amsgrad", "decoupled_decay", "state_dtype", "exchange"}
+INTERNAL = {"groups", "decoupled_decay", "state_dtype", "exchange"}
 OURS = {
     "learning_rate": "lr",
     "epsilon": "eps",
@@ -30,7 +30,6 @@ OTHER: dict[str, Any] = {
     "eps": 1e-3,
     "weight_decay": 0.25,
     "max_grad_norm": 2.0,
-    "calibrated_clipping": False,
     "bias_correction": False,
     "eps_inside_sqrt": True,
     "verify_every": 3,
@@ -47,15 +46,12 @@ OTHER: dict[str, Any] = {
     "min_freeze_step": 60,
     "max_freeze_step": 900,
     "freeze_ratio": 0.5,
-    "variance_refresh": 8,
     "denom_floor": 0.1,
-    "scale": "l1",
     "residual_dtype": torch.bfloat16,
     "var_freeze_step": 9,
     "var_update_scaler": 3,
     "local_step_scaler": 5,
     "local_step_clipper": 6,
-    "exchanged": "gradient",
     "denominator_bits": 4,
     "hierarchy": "flat",
     "ranks_per_host": 1,
@@ -98,8 +94,6 @@ def test_every_field_of_cpp_has_a_keyword_with_its_default(kind: Any) -> None:
             ours = ours[int(field[-1]) - 1]
         if isinstance(value, _core.DType):
             value = getattr(torch, value.name)
-        elif field in ("scale", "exchanged"):
-            value = value.name
         assert ours == value, field
     config = _core.Config()
     assert parameters["max_grad_norm"].default == config.gradient_clipping
@@ -154,6 +148,23 @@ def test_unknown_keywords_are_named_with_the_nearest(kind: Any) -> None:
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
+    "name,instead",
+    [
+        ("variance_refresh", "later freeze_step"),
+        ("calibrated_clipping", "leave it out"),
+        ("scale", "leave it out"),
+        ("exchanged", "leave it out"),
+    ],
+)
+def test_keywords_of_earlier_versions_say_what_to_write(
+    name: str, instead: str
+) -> None:
+    with pytest.raises(TypeError, match=f"no keyword '{name}' any more: .*{instead}"):
+        cases.make("OnebitAdam", one(), **{name: None})
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
     "name", ["amsgrad", "maximize", "foreach", "fused", "capturable", "differentiable"]
 )
 def test_switches_of_torch(name: str) -> None:
@@ -180,7 +191,11 @@ def test_switches_of_torch(name: str) -> None:
         ({"threads": True}, TypeError, "threads: must be int, got True of bool"),
         ({"total_steps": "x"}, TypeError, "total_steps: must be a number or None"),
         ({"broadcast": "no"}, TypeError, "broadcast: must be bool, got 'no'"),
-        ({"scale": "l2"}, InvalidArgument, "scale: must be 'rms' or 'l1', got 'l2'"),
+        (
+            {"hierarchy": "ring"},
+            InvalidArgument,
+            "hierarchy: must be 'auto' or 'flat' or 'by_host', got 'ring'",
+        ),
         (
             {"semantics": "x"},
             InvalidArgument,
@@ -230,14 +245,14 @@ def test_a_rate_that_a_group_gets_later_is_refused_by_its_key(
 @pytest.mark.quick
 def test_a_refusal_on_one_rank_reaches_all() -> None:
     def body(communicator: Any) -> str:
-        keywords = {"scale": "l2"} if communicator.rank == 1 else {}
+        keywords = {"hierarchy": "ring"} if communicator.rank == 1 else {}
         with pytest.raises(InvalidArgument) as caught:
             cases.make("OnebitAdam", one(), communicator, **keywords)
         return str(caught.value)
 
     texts = run_local_ranks(3, body)
-    assert texts[1].startswith("scale: must be")
-    assert all("rank 1 refused" in texts[r] and "scale" in texts[r] for r in (0, 2))
+    assert texts[1].startswith("hierarchy: must be")
+    assert all("rank 1 refused" in texts[r] and "hierarchy" in texts[r] for r in (0, 2))
 
 
 @pytest.mark.quick

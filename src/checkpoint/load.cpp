@@ -13,6 +13,7 @@
 #include "checkpoint/found.h"
 #include "checkpoint/matching.h"
 #include "checkpoint/others.h"
+#include "checkpoint/removed_options.h"
 #include "checkpoint/save_plan.h"
 #include "checkpoint/state_reader.h"
 #include "checkpoint/whole_model.h"
@@ -84,6 +85,7 @@ void fit_everywhere(comm::Communicator& comm,
 }
 
 void require_fits(const Training& training, const Manifest& manifest) {
+  require_no_removed_option(manifest.config);
   const bool is_reference =
       manifest.semantics == "deepspeed" || training.semantics == "deepspeed";
   if (!is_reference) return;

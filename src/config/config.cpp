@@ -51,7 +51,6 @@ zero::WireOptions Config::wire_options(int world) const {
 
 optim::ExchangeOptions Config::exchange_options() const {
   return {.max_grad_norm = gradient_clipping,
-          .calibrated_clipping = calibrated_clipping,
           .lagged_clipping = lagged_clipping,
           .during_backward = comm.compressed_during_backward,
           .bucket_elements = comm.bucket_elements,

@@ -27,8 +27,6 @@ inline constexpr Choice<Decay> kDecays[] = {
     {"inverse_sqrt", Decay::kInverseSqrt}};
 inline constexpr Choice<Semantics> kSemantics[] = {
     {"corrected", Semantics::kCorrected}, {"deepspeed", Semantics::kDeepSpeed}};
-inline constexpr Choice<exchange::Scale> kScales[] = {
-    {"rms", exchange::Scale::kRms}, {"l1", exchange::Scale::kL1}};
 inline constexpr Choice<DType> kResidualDtypes[] = {{"fp32", DType::kFloat32},
                                                     {"bf16", DType::kBFloat16}};
 inline constexpr Choice<Hierarchy> kHierarchies[] = {
@@ -47,9 +45,6 @@ inline constexpr Choice<zero::AfterSkip> kAfterSkip[] = {
     {"auto", zero::AfterSkip::kAuto},
     {"keep", zero::AfterSkip::kKeep},
     {"clear", zero::AfterSkip::kClear}};
-inline constexpr Choice<optim::Exchanged> kExchanged[] = {
-    {"momentum", optim::Exchanged::kMomentum},
-    {"gradient", optim::Exchanged::kGradient}};
 inline constexpr Choice<precision::AtMinimum> kAtMinimum[] = {
     {"stop", precision::AtMinimum::kStop},
     {"hold", precision::AtMinimum::kHold}};
@@ -80,7 +75,6 @@ void trust_fields(const Archive& params, Options& o) {
 template <class Archive, class Options>
 void low_bit_fields(const Archive& own, Options& o) {
   own.field("denom_floor", o.denom_floor, kNotNegative);
-  own.choice("scale", o.scale, Choices<exchange::Scale>(kScales));
   own.choice("residual_dtype", o.residual_dtype,
              Choices<DType>(kResidualDtypes));
 }
@@ -135,10 +129,6 @@ void optimizer_fields(const Archive& params, const Archive& own, Options& o) {
   if constexpr (requires { o.freeze_ratio; }) auto_freeze_fields(own, o);
   if constexpr (requires { o.denominator_bits; })
     own.field("denominator_bits", o.denominator_bits, kAtLeastOne);
-  if constexpr (requires { o.variance_refresh; })
-    own.field("variance_refresh", o.variance_refresh, kNotNegative);
-  if constexpr (requires { o.exchanged; })
-    own.choice("exchanged", o.exchanged, Choices<optim::Exchanged>(kExchanged));
 }
 
 /// scheduler.params.
@@ -210,7 +200,6 @@ void own_fields(const Archive& own, AnyConfig& c) {
   own.field("verify_every", c.comm.verify_every, kNotNegative);
   own.field("overlap", c.comm.overlap);
   own.field("compressed_during_backward", c.comm.compressed_during_backward);
-  own.field("calibrated_clipping", c.calibrated_clipping);
   own.field("lagged_clipping", c.lagged_clipping);
   own.choice("fallback", c.fallback, Choices<Fallback>(kFallbacks));
   own.choice("buffers", c.buffers, Choices<Buffers>(kBuffers));

@@ -468,8 +468,12 @@ constexpr KeyRule kRules[] = {
     {"thinwire.compressed_during_backward", kSupported,
      "OneBitAdam: exchange momentum in few bits while backward goes on; with "
      "clipping it needs `lagged_clipping`; default false"},
-    {"thinwire.calibrated_clipping", kSupported,
-     "clip compressed steps by an estimate that exact ones calibrate"},
+    {"thinwire.calibrated_clipping",
+     kRejected,
+     "compressed steps are always clipped by an estimate that exact ones "
+     "calibrate; leave it out",
+     {},
+     "true"},
     {"thinwire.lagged_clipping", kSupported,
      "clip compressed steps by the norm of those before, unless it has "
      "doubled; "
@@ -509,7 +513,9 @@ constexpr KeyRule kRules[] = {
      "an overflow at the smallest scale: `stop` or `hold`"},
     {"thinwire.denom_floor", kSupported,
      "smallest denominator, as a fraction of its block's RMS", kLowBit},
-    {"thinwire.scale", kSupported, "of a block: `rms` or `l1`", kLowBit},
+    {"thinwire.scale", kRejected,
+     "a block's scale is the RMS of its elements; leave it out", kLowBit,
+     "\"rms\""},
     {"thinwire.residual_dtype", kSupported,
      "`fp32` or `bf16`; absent: fp32, with `lean` and `zero_bits_up` bf16, "
      "with "
@@ -527,10 +533,14 @@ constexpr KeyRule kRules[] = {
      "`true`: 7.1 bytes per bf16 parameter; it shards by itself", "OneBitAdam"},
     {"thinwire.denominator_bits", kSupported,
      "with `lean`: what a denominator is kept in, 8 or 4", "OneBitAdam"},
-    {"thinwire.exchanged", kSupported,
-     "before the freeze: `momentum` or `gradient`", kZeroOne},
-    {"thinwire.variance_refresh", kSupported,
-     "compressed steps between 4-bit gradients; 0: none", "OneBitAdam"},
+    {"thinwire.exchanged", kRejected,
+     "before the freeze the momentum is exchanged; leave it out", kZeroOne,
+     "\"momentum\""},
+    {"thinwire.variance_refresh", kRejected,
+     "the variance stays as it was at the freeze; for a long run choose a "
+     "later "
+     "`freeze_step`",
+     "OneBitAdam", "0"},
     {"thinwire.auto_freeze", kSupported,
      "`true`: freeze when the variance has settled, instead of `freeze_step`",
      kFreezing},

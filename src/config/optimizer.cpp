@@ -41,10 +41,6 @@ bool is_lean(const Reader& own) {
   own.field("lean", lean);
   if (!lean && own.has("denominator_bits"))
     own.reject("denominator_bits", "left out unless thinwire.lean is true");
-  std::int64_t refresh = 0;
-  own.field("variance_refresh", refresh, kNotNegative);
-  if (lean && refresh > 0)
-    own.reject("variance_refresh", "0 with thinwire.lean: no variance is kept");
   return lean;
 }
 

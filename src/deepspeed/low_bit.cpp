@@ -78,7 +78,6 @@ CompressedAllReduce& LowBitOptimizer::Impl::exchange() {
     exchange_ = std::make_unique<CompressedAllReduce>(
         model.comm, model.pool, units,
         exchange::CompressedAllReduceOptions{.blocks = model.block_options,
-                                             .scale = model.settings.scale,
                                              .checks_finite = false});
     exchange_->set_observer(model.observer);
   }

@@ -170,8 +170,6 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
 void validate(const optim::OnebitAdamOptions& options,
               const ParameterLayout& layout) {
   require_no_automatic_freeze(options);
-  require(options.variance_refresh == 0, "variance_refresh",
-          "0 with deepspeed semantics", options.variance_refresh);
   validate_rest(options, &optim::OnebitAdamOptions::freeze_step, "freeze_step",
                 layout);
 }

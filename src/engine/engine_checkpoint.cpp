@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "checkpoint/removed_options.h"
 #include "core/json.h"
 #include "engine/engine_impl.h"
 #include "optim/saved_state.h"
@@ -52,7 +53,7 @@ std::vector<std::string> changed_settings(const std::string& saved,
                       old == before.end() ? "not set" : old->second));
   }
   for (const auto& [name, value] : before)
-    if (now.count(name) == 0)
+    if (now.count(name) == 0 && !checkpoint::is_removed_option(name))
       lines.push_back(
           fmt::format("{} is not set now, and was {}", name, value));
   return lines;

@@ -14,8 +14,8 @@ namespace {
 constexpr std::size_t kMostElements = 1024;
 
 void require_bits(int bits) {
-  require(bits == 1 || bits == 2 || bits == 4 || bits == 8, "BlockOptions.bits",
-          "1, 2, 4 or 8", bits);
+  require(bits == 1 || bits == 4 || bits == 8, "BlockOptions.bits", "1, 4 or 8",
+          bits);
 }
 
 void require_bits(const BlockOptions& options) {

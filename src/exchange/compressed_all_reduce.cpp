@@ -31,7 +31,7 @@ struct CompressedAllReduce::Impl {
         threads(pool) {
     if (o.runs_early)
       early = std::make_unique<EarlyRun>(
-          c, EarlyRun::Present{layout, active, residuals, observer, norm()}, o);
+          c, EarlyRun::Present{layout, active, residuals, observer}, o);
   }
 
   comm::Communicator& comm;
@@ -43,11 +43,6 @@ struct CompressedAllReduce::Impl {
   TwoPhaseExchange exchange;
   ThreadPool& threads;
   std::unique_ptr<EarlyRun> early;  // last: its thread uses the rest
-
-  [[nodiscard]] kernels::SignNorm norm() const {
-    return options.scale == Scale::kRms ? kernels::SignNorm::kSquares
-                                        : kernels::SignNorm::kAbs;
-  }
 
   // With a scale per unit a block's scale is known only once all blocks of the
   // unit have been summed up, and its padding has residuals: e is kept.
@@ -62,11 +57,12 @@ struct CompressedAllReduce::Impl {
     const std::size_t padding = block.residual.size - block.values.size;
     double sum = 0;
     if (block.values.size != 0)
-      sum += kernels::sign_accumulate(source(b), error, mask, norm(),
+      sum += kernels::sign_accumulate(source(b), error, mask,
+                                      kernels::SignNorm::kSquares,
                                       block.values.size);
     if (padding != 0)
       sum += kernels::sign_accumulate({}, error + block.values.size, nullptr,
-                                      norm(), padding);
+                                      kernels::SignNorm::kSquares, padding);
     return sum;
   }
 
@@ -94,7 +90,9 @@ struct CompressedAllReduce::Impl {
   // A block with a scale of its own.
   void encode_block(std::size_t b, const Source& source) {
     const KeptResidual kept = residuals.kept_worker(b);
-    sent(b, kept, kernels::sign_encode(source(b), sign_block(b, kept), norm()));
+    sent(b, kept,
+         kernels::sign_encode(source(b), sign_block(b, kept),
+                              kernels::SignNorm::kSquares));
   }
 
   // All blocks of one scale: their common sum first, then their bits.
@@ -107,7 +105,8 @@ struct CompressedAllReduce::Impl {
       sum += accumulate(b, source, residuals.worker(b).floats());
       count += active.count(layout, b);
     }
-    const float scale = kernels::sign_scale(sum, count, norm());
+    const float scale =
+        kernels::sign_scale(sum, count, kernels::SignNorm::kSquares);
     for (std::size_t i = 0; i < layout.blocks_per_scale(); ++i) {
       const std::size_t b = first + i * stride;
       split(b, residuals.worker(b).floats(), scale);
@@ -140,14 +139,17 @@ struct CompressedAllReduce::Impl {
       const KeptResidual kept = residuals.kept_server(b);
       sent(b, kept,
            kernels::sign_encode_average(signs, inverse_count,
-                                        sign_block(b, kept), norm()));
+                                        sign_block(b, kept),
+                                        kernels::SignNorm::kSquares));
       return;
     }
     float* const error = residuals.server(b).floats();
-    const double sum = kernels::sign_average(signs, inverse_count, error,
-                                             active.words(layout, b), norm(),
-                                             layout.blocks()[b].residual.size);
-    split(b, error, kernels::sign_scale(sum, active.count(layout, b), norm()));
+    const double sum = kernels::sign_average(
+        signs, inverse_count, error, active.words(layout, b),
+        kernels::SignNorm::kSquares, layout.blocks()[b].residual.size);
+    split(b, error,
+          kernels::sign_scale(sum, active.count(layout, b),
+                              kernels::SignNorm::kSquares));
   }
 
   void run(const Source& source, const Sink& sink) {
@@ -179,7 +181,8 @@ struct CompressedAllReduce::Impl {
       for (std::size_t b = blocks.offset; b < blocks.end(); ++b) {
         const KeptResidual kept = residuals.kept_server(b);
         sent(b, kept,
-             kernels::sign_encode(source(b), sign_block(b, kept), norm()));
+             kernels::sign_encode(source(b), sign_block(b, kept),
+                                  kernels::SignNorm::kSquares));
       }
     });
   }
@@ -336,12 +339,6 @@ void CompressedAllReduce::add_to_worker_error(std::size_t block,
                                               const float* values,
                                               float weight) {
   impl_->residuals.add_to_worker(block, values, weight, impl_->active);
-}
-
-void CompressedAllReduce::add_to_server_error(std::size_t block,
-                                              const float* values,
-                                              float weight) {
-  impl_->residuals.add_to_server(block, values, weight, impl_->active);
 }
 
 }  // namespace thinwire::exchange

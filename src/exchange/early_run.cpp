@@ -62,7 +62,8 @@ void EarlyRun::encode(Range blocks, const CompressedAllReduce::Source& source) {
     residuals_.copy_worker(b, now_.residuals);
     const KeptResidual kept = residuals_.kept_worker(b);
     sent(b, kept,
-         kernels::sign_encode(source(b), sign_block(b, kept), now_.norm));
+         kernels::sign_encode(source(b), sign_block(b, kept),
+                              kernels::SignNorm::kSquares));
   }
 }
 
@@ -77,7 +78,7 @@ void EarlyRun::average(const Received& from, Range blocks) {
     const KeptResidual kept = residuals_.kept_server(b);
     sent(b, kept,
          kernels::sign_encode_average(signs, inverse_count, sign_block(b, kept),
-                                      now_.norm));
+                                      kernels::SignNorm::kSquares));
   }
 }
 

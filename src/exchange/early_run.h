@@ -21,7 +21,6 @@ class EarlyRun {
     const ActiveMask& active;
     const Residuals& residuals;
     WireObserver* const& observer;
-    kernels::SignNorm norm;
   };
 
   EarlyRun(comm::Communicator& comm, const Present& present,

@@ -171,7 +171,7 @@ QuantizedAllReduce::QuantizedAllReduce(comm::Communicator& comm,
   require_groups(comm, options.blocks, groups);
   if (options.blocks.bits == 1)
     throw Error(ErrorCode::kInvalidArgument,
-                "BlockOptions.bits must be 2, 4 or 8 for a "
+                "BlockOptions.bits must be 4 or 8 for a "
                 "QuantizedAllReduce, got 1");
   impl_ = std::make_unique<Impl>(comm, pool, units, options, groups);
 }

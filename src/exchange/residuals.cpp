@@ -118,21 +118,6 @@ void Residuals::add_to_worker(std::size_t block, const float* values,
   add(error, values, weight, words, layout_->blocks()[block].values.size);
 }
 
-void Residuals::add_to_server(std::size_t block, const float* values,
-                              float weight, const ActiveMask& active) {
-  require_block(*layout_, block);
-  const Block& b = layout_->blocks()[block];
-  if (!serves(block))
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("block must be one that rank {} serves, got {} of "
-                            "rank {}",
-                            places_.own, block, b.server));
-  const std::uint32_t* const words = active.words(*layout_, block);
-  form_error(kept_server(block), words);
-  Residual error = server(block);
-  add(error, values, weight, words, b.values.size);
-}
-
 void Residuals::copy(Side& to, const Side& from, std::size_t block,
                      Range range) {
   const ConstView values = from.values.view().subview(range.offset, range.size);

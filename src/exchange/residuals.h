@@ -89,11 +89,9 @@ class Residuals {
   void form_errors_between(const ActiveMask& before, const ActiveMask& after);
 
   /// residual += weight * values, for the block's elements that take part.
-  /// Throws Error(kInvalidArgument) if there is no such block, or if it is
-  /// another rank's to encode or to serve.
+  /// Throws Error(kInvalidArgument) if there is no such block, or if another
+  /// rank encodes it.
   void add_to_worker(std::size_t block, const float* values, float weight,
-                     const ActiveMask& active);
-  void add_to_server(std::size_t block, const float* values, float weight,
                      const ActiveMask& active);
 
   /// They are kept as `from` keeps them, of which nothing else is copied.

@@ -68,8 +68,8 @@ void require_low_precision(const View& low_precision, std::size_t size) {
 }
 
 void require_bits(int bits) {
-  if (bits != 2 && bits != 4 && bits != 8) {
-    reject("bits: must be 2, 4 or 8, got " + std::to_string(bits));
+  if (bits != 4 && bits != 8) {
+    reject("bits: must be 4 or 8, got " + std::to_string(bits));
   }
 }
 
@@ -101,15 +101,9 @@ void require_scaled(ConstView sum, ConstView values) {
   require_floats("values", values, sum.size());
 }
 
-void require_code_bits(int bits) {
-  if (bits != 4 && bits != 8) {
-    reject("bits: must be 4 or 8, got " + std::to_string(bits));
-  }
-}
-
 void require_coded_update(const MomentumForm& m,
                           const CodedUpdateArrays& arrays) {
-  require_code_bits(arrays.bits);
+  require_bits(arrays.bits);
   require_momentum("m", m, arrays.size);
   const bool split = arrays.high != nullptr && arrays.low != nullptr;
   if (arrays.size != 0 && arrays.params == nullptr && !split) {

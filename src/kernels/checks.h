@@ -40,7 +40,6 @@ void require_quantized_sum(const QuantizedSum& sum);
 void require_scaled(ConstView sum, ConstView values);
 
 /// `bits` is a width that denominator_codes.h has codes of.
-void require_code_bits(int bits);
 
 /// The update has a momentum, such codes, and one form of the parameters.
 void require_coded_update(const MomentumForm& m,

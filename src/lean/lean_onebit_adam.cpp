@@ -66,7 +66,7 @@ LeanOnebitAdam::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
                return all;
              }),
       gradients(model),
-      momentum(model, {}),
+      momentum(model, /*keeps_previous=*/false),
       denominators(model, o.denominator_bits),
       full(params),
       exact(make_exact(initial)),

@@ -33,11 +33,11 @@ void ExchangeOptions::validate() const {
 
 std::string ExchangeOptions::describe() const {
   return fmt::format(
-      "max_grad_norm={} calibrated_clipping={} lagged_clipping={} "
+      "max_grad_norm={} lagged_clipping={} "
       "during_backward={} bucket_elements={} verify_every={} "
       "skip_nonfinite={}\n",
-      max_grad_norm, calibrated_clipping, lagged_clipping, during_backward,
-      bucket_elements, verify_every, skip_nonfinite);
+      max_grad_norm, lagged_clipping, during_backward, bucket_elements,
+      verify_every, skip_nonfinite);
 }
 
 struct DataParallel::Impl final : EarlyGradients {

@@ -3,8 +3,6 @@
 // lines. The compressed momentum is in low_bit/momentum.cpp.
 #include "thinwire/optim/onebit_adam.h"
 
-#include <fmt/format.h>
-
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,22 +15,24 @@
 #include "optim/low_bit/gradients/exact_groups.h"
 #include "optim/low_bit/impl.h"
 #include "optim/low_bit/momentum/early_momentum.h"
-#include "optim/low_bit/variance_refresh.h"
 
 namespace thinwire::optim {
 
 namespace {
 
 LowBitSettings settings_of(const OnebitAdamOptions& options) {
-  return low_bit_settings(
-      "onebit_adam",
-      fmt::format("{} variance_refresh={}", describe_freeze(options),
-                  options.variance_refresh),
-      options);
+  return low_bit_settings("onebit_adam", describe_freeze(options), options);
 }
 
-// Whether a variance that is kept beside denominators is free of bias.
-constexpr const char* kIsUnbiased = "variance_is_unbiased";
+// A state of an earlier version whose variance went on moving after the freeze.
+void require_no_refresh(const StateDict& state) {
+  constexpr const char* kIsUnbiased = "variance_is_unbiased";
+  if (state.has_scalar(kIsUnbiased) && state.integer(kIsUnbiased) != 0)
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                "the state was saved with variance_refresh, which is no option "
+                "any more; load its weights alone (what = kWeights; Python: "
+                "weights_only=True)");
+}
 
 struct OnebitAdamImpl;
 
@@ -54,7 +54,6 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
       : Impl(comm, layout, settings_of(options)),
         freeze(model, freeze_options(options)),
         exact_groups(model),
-        refresh(model, momentum, denominator, options.variance_refresh),
         early(model, gradients, momentum, denominator),
         early_part(*this) {
     early_gradients = &early_part;
@@ -63,7 +62,6 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
 
   Freeze freeze;
   ExactGroups exact_groups;
-  VarianceRefresh refresh;
   EarlyMomentum early;
   EarlyOnebitAdam early_part;
 
@@ -80,13 +78,13 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
     return true;
   }
 
-  [[nodiscard]] Notes set_stage(bool variance_is_unbiased);
+  [[nodiscard]] Notes set_stage();
   void warm_up(const StepInput& in, StepMeter& step);
   void compressed_step(const StepInput& in, StepMeter& step);
   [[nodiscard]] std::optional<double> clip(const StepInput& in,
                                            StepMeter& step);
   [[nodiscard]] bool keeps_variance() const {
-    return refresh.is_on() || !model.layout.exact.empty();
+    return !model.layout.exact.empty();
   }
 };
 
@@ -109,10 +107,8 @@ void OnebitAdamImpl::warm_up(const StepInput& in, StepMeter& step) {
   // p = p - lr (m^ / (sqrt(v^) + eps) + wd p)
   adam().apply(++steps, update_arrays(in, *scale), model.pool);
   // d = max(sqrt(v / (1 - beta2^T)) + eps, floor) from the last such step on.
-  if (freeze.ends_at(steps, momentum)) {
+  if (freeze.ends_at(steps, momentum))
     freeze.freeze(steps, keeps_variance(), denominator);
-    refresh.begin(steps);
-  }
 }
 
 // Compression stage: v stays what it is, m_i travels as signs.
@@ -122,15 +118,13 @@ void OnebitAdamImpl::compressed_step(const StepInput& in, StepMeter& step) {
   if (!scale) return;
   const Coefficients c = model.coefficients(++steps, *scale);
   const bool is_early = early.has_begun();  // guessed rightly, during backward
-  if (!is_early) refresh.admit(prepare_gradients(in, *scale, step));
+  if (!is_early) (void)prepare_gradients(in, *scale, step);
   exact_groups.begin(in.grads);
   // m_i = beta1 m + (1 - beta1) g_i
   // m = server(mean_i worker(m_i)), each with error feedback, in 1 bit
   // p = p - lr (m / (1 - beta1^t) / d + wd p)
   if (is_early)
     momentum.accept_early(in, c, denominator.values, step);
-  else if (refresh.is_due(steps - freeze.frozen_at()))
-    refresh.run(in, c, step);  // g_i travels instead, in 4 bits
   else
     momentum.all_reduce(in, c, denominator.values, step);
   exact_groups.finish(steps, in, *scale, step);
@@ -156,9 +150,7 @@ EarlyOnebitAdam::EarlyOnebitAdam(OnebitAdamImpl& impl)
     : EarlyLowBit(impl), own_(impl) {}
 
 bool EarlyOnebitAdam::reduces() const noexcept {
-  if (EarlyLowBit::reduces()) return true;
-  return own_.early.is_on() &&
-         !own_.refresh.is_due(own_.steps + 1 - own_.freeze.frozen_at());
+  return EarlyLowBit::reduces() || own_.early.is_on();
 }
 
 void EarlyOnebitAdam::reduce(View grads, Range range) {
@@ -174,48 +166,30 @@ std::vector<Range> EarlyOnebitAdam::buckets() const {
 
 void OnebitAdamImpl::add_own(State& state) const {
   freeze.add_to(state, denominator);
-  refresh.add_to(state);
-  if (freeze.is_frozen() && keeps_variance())
-    state.common.put_integer(kIsUnbiased, refresh.is_on() ? 1 : 0);
 }
 
 Optimizer::Adoption OnebitAdamImpl::adopt_own(StateDict& state) {
+  require_no_refresh(state);
   auto saved = std::make_shared<Freeze::Saved>(freeze.read(state));
-  const bool returns = saved->plan.names_later(state.integer("step"));
-  if (saved->frozen_at > 0 &&
-      (returns ? !model.layout.exact.empty() : keeps_variance()))
+  if (saved->frozen_at > 0 && keeps_variance())
     require_variance(state, model.size());
-  const bool is_unbiased = state.has_scalar(kIsUnbiased)
-                               ? state.integer(kIsUnbiased) != 0
-                               : refresh.is_on();
-  auto first =
-      std::make_shared<VarianceRefresh::FirstDenominators>(refresh.read(state));
   return [=, this] {
     freeze.restore(std::move(*saved), denominator);
-    refresh.restore(std::move(*first));
-    return set_stage(is_unbiased);
+    return set_stage();
   };
 }
 
 // What options name, after a load.
-Notes OnebitAdamImpl::set_stage(bool variance_is_unbiased) {
+Notes OnebitAdamImpl::set_stage() {
   if (freeze.must_return(steps)) {
     const std::int64_t frozen_at = freeze.frozen_at();
-    const std::string note =
-        freeze.return_to_exact(steps, denominator, [&](std::size_t group) {
-          return variance_is_unbiased ? 1
-                                      : adam()
-                                            .coefficients(group, frozen_at, 1)
-                                            .exp_avg_sq_scale;
-        });
-    refresh.restore({});
-    return {note};
+    return {freeze.return_to_exact(steps, denominator, [&](std::size_t group) {
+      return adam().coefficients(group, frozen_at, 1).exp_avg_sq_scale;
+    })};
   }
   if (!freeze.must_end(steps)) return {};
-  const std::string note = freeze.note_of_end(steps);
   freeze.freeze(steps, keeps_variance(), denominator);
-  refresh.begin(steps);
-  return {note};
+  return {freeze.note_of_end(steps)};
 }
 
 }  // namespace
@@ -223,11 +197,6 @@ Notes OnebitAdamImpl::set_stage(bool variance_is_unbiased) {
 void OnebitAdamOptions::validate(const ParameterLayout& layout) const {
   settings_of(*this).validate(layout);
   validate_freeze(*this);
-  require(variance_refresh >= 0, "variance_refresh", ">= 0", variance_refresh);
-  if (amsgrad)
-    throw Error(ErrorCode::kInvalidArgument,
-                "1-bit Adam does not support AMSGrad: amsgrad must be false, "
-                "got true");
 }
 
 OnebitAdam::OnebitAdam(comm::Communicator& comm, const ParameterLayout& layout,

@@ -47,7 +47,8 @@ LowBitSettings settings_of(const OnebitLambOptions& o) {
 struct OnebitLambImpl final : LowBitOptimizer::Impl {
   OnebitLambImpl(comm::Communicator& comm, const ParameterLayout& layout,
                  const OnebitLambOptions& options)
-      : Impl(comm, layout, settings_of(options), {.keeps_previous = true}),
+      : Impl(comm, layout, settings_of(options),
+             /*keeps_previous=*/true),
         freeze(model, freeze_options(options)),
         limits(trust_limits(options, layout.num_groups())),
         first_coefficients(options, layout.parameters().size()),
@@ -325,9 +326,6 @@ Notes OnebitLambImpl::set_stage() {
 void OnebitLambOptions::validate(const ParameterLayout& layout) const {
   settings_of(*this).validate(layout);
   validate_freeze(*this);
-  require(!amsgrad, "amsgrad",
-          "false (1-bit LAMB does not support it: its variance is frozen)",
-          amsgrad);
   require_trust_limits(*this);
   require(coeff_beta >= 0 && coeff_beta < 1, "coeff_beta", "in [0, 1)",
           coeff_beta);

@@ -24,13 +24,11 @@ namespace {
 LowBitSettings settings_of(const ZeroOneAdamOptions& o) {
   return low_bit_settings(
       "zero_one_adam",
-      fmt::format(
-          "total_steps={} var_freeze_step={} var_update_scaler={} "
-          "local_step_scaler={} local_step_clipper={} exchanged={}",
-          text_of(o.total_steps), text_of(o.var_freeze_step),
-          text_of(o.var_update_scaler), text_of(o.local_step_scaler),
-          text_of(o.local_step_clipper),
-          o.exchanged == Exchanged::kMomentum ? "momentum" : "gradient"),
+      fmt::format("total_steps={} var_freeze_step={} var_update_scaler={} "
+                  "local_step_scaler={} local_step_clipper={}",
+                  text_of(o.total_steps), text_of(o.var_freeze_step),
+                  text_of(o.var_update_scaler), text_of(o.local_step_scaler),
+                  text_of(o.local_step_clipper)),
       o);
 }
 
@@ -44,13 +42,11 @@ class EarlyZeroOneAdam final : public EarlyLowBit {
 };
 
 struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
-  // Every step knows by its own scalar exchange that gradients are finite.
   ZeroOneAdamImpl(comm::Communicator& comm, const ParameterLayout& layout,
                   const ZeroOneAdamOptions& options)
-      : Impl(comm, layout, settings_of(options), {.checks_finite = false}),
+      : Impl(comm, layout, settings_of(options)),
         plan(options.var_freeze_step,
              zero_one_stages_of(options).var_freeze_step),
-        exchanged(options.exchanged),
         schedule(options),
         updates(model, momentum, denominator),
         early(*this) {
@@ -60,7 +56,6 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
   }
 
   StagePlan plan;  // V
-  Exchanged exchanged;
   ZeroOneSchedule schedule;
   LocalUpdates updates;  // from the freeze on
   EarlyZeroOneAdam early;
@@ -93,8 +88,6 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
   void set_stage(View params);
   void return_to_variance();
   void update_variance(const StepInput& in, const Coefficients& c);
-  void exchange_gradient(const StepInput& in, double grad_scale,
-                         StepMeter& step);
   void admit(std::span<const std::size_t> elements);
 };
 
@@ -168,11 +161,8 @@ void ZeroOneAdamImpl::one_bit_step(const StepInput& in, StepMeter& step) {
   ++steps;
   admit(prepare_gradients(in, *scale, step));
   // m = 1-bit mean of beta1 m + (1 - beta1) g_i,  p = p - lr (m^ / d + wd p)
-  if (exchanged == Exchanged::kMomentum)
-    momentum.all_reduce(in, model.coefficients(steps, *scale),
-                        denominator.values, step);
-  else
-    exchange_gradient(in, *scale, step);
+  momentum.all_reduce(in, model.coefficients(steps, *scale), denominator.values,
+                      step);
 }
 
 // The residuals measured momentum until now, lr times momentum from now on.
@@ -246,27 +236,6 @@ void ZeroOneAdamImpl::frozen_step(const StepInput& in, StepMeter& step) {
     if (moves) updates.sync_alone(in.params, in.low_precision);
   }
   schedule.local_step_taken();
-}
-
-void ZeroOneAdamImpl::exchange_gradient(const StepInput& in, double grad_scale,
-                                        StepMeter& step) {
-  Buffer values = Buffer::of<float>(in.grads.size());
-  model.for_blocks([&](std::size_t b) {
-    const Range& at = model.block(b);
-    if (model.has_gradient(b))
-      kernels::convert(model.gradient(b, in.grads),
-                       values.view().subview(at.offset, at.size));
-  });
-  if (grad_scale != 1)
-    for (float& g : values.as<float>()) g *= static_cast<float>(grad_scale);
-  if (model.compresses())
-    step.compressed(momentum.exchange(),
-                    [&](auto& all) { (void)all.all_reduce(values.view()); });
-  momentum.deliver_debt(values.as<float>());
-  StepInput averaged = in;
-  averaged.grads = values.view();
-  momentum.apply_own(averaged, model.coefficients(steps, 1),
-                     denominator.values);
 }
 
 // The next update of v finds the variance that the element's d would have.
@@ -343,9 +312,6 @@ Optimizer::Adoption ZeroOneAdamImpl::adopt_own(StateDict& state) {
 
 void ZeroOneAdamOptions::validate(const ParameterLayout& layout) const {
   settings_of(*this).validate(layout);
-  require(!amsgrad, "amsgrad",
-          "false (0/1 Adam does not support it: its variance is frozen)",
-          amsgrad);
   require(total_steps.value_or(1) >= 1, "total_steps", ">= 1",
           total_steps.value_or(1));
   const ZeroOneStages stages = zero_one_stages_of(*this);

@@ -118,6 +118,46 @@ TEST(SaveAndLoad, AwkwardSizesOnAnyNumbersOfRanks) {
       }
 }
 
+// Of a run that used one, or had it with its default.
+TEST(SaveAndLoad, AnOptionThatDoesNotExistAnyMoreIsRefusedByName) {
+  struct Case {
+    const char* config;
+    const char* named;  // nullptr: it loads
+  };
+  for (const auto& [config, named] :
+       {Case{R"({"thinwire": {"variance_refresh": 16}})",
+             "variance_refresh = 16"},
+        Case{R"({"thinwire": {"exchanged": "gradient"}})",
+             "exchanged = \"gradient\""},
+        Case{R"({"thinwire": {"scale": "l1"}})", "scale = \"l1\""},
+        Case{R"({"thinwire": {"calibrated_clipping": false}})",
+             "calibrated_clipping = false"},
+        Case{R"({"thinwire": {"variance_refresh": 0, "exchanged": "momentum",
+                              "scale": "rms", "calibrated_clipping": true}})",
+             nullptr},
+        Case{"not a configuration", nullptr}}) {
+    const Folder folder;
+    comm::run_local_ranks(2, [&, &text = config, &name = named](auto& comm) {
+      Trained run(comm, awkward_specs(), Kind::kOnebitAdam);
+      run.training->config = text;
+      run.steps(4);
+      static_cast<void>(save(*run.training, folder.path(), {}, kQuick));
+      Trained next(comm, awkward_specs(), Kind::kOnebitAdam);
+      if (name == nullptr) {
+        EXPECT_EQ(load(*next.training, folder.path()).step, 4);
+        return;
+      }
+      expect_error(ErrorCode::kCorruptCheckpoint,
+                   {name, "what = kWeights", "weights_only=True"},
+                   [&] { load(*next.training, folder.path()); });
+      EXPECT_EQ(next.optimizer->steps(), 0);
+      static_cast<void>(
+          load(*next.training, folder.path(), {.what = What::kWeights}));
+      EXPECT_EQ(next.params, run.params);
+    });
+  }
+}
+
 TEST(SaveAndLoad, SharesThatAreReadOnceAreTheSame) {
   const Folder folder;
   comm::run_local_ranks(3, [&](comm::Communicator& comm) {

@@ -79,20 +79,15 @@ Options any_options() {
   }
   if constexpr (requires { o.denominator_bits; })
     o.denominator_bits = any_bool() ? 8 : 4;
-  if constexpr (requires { o.variance_refresh; })
-    o.variance_refresh = any_count(0);
-  if constexpr (requires { o.exchanged; }) {
+  if constexpr (requires { o.var_freeze_step; }) {
     o.total_steps = maybe<std::int64_t>([] { return any_count(); });
     o.var_freeze_step = maybe<std::int64_t>([] { return any_count(); });
     o.var_update_scaler = maybe<std::int64_t>([] { return any_count(); });
     o.local_step_scaler = maybe<std::int64_t>([] { return any_count(); });
     o.local_step_clipper = maybe<std::int64_t>([] { return any_count(); });
-    o.exchanged =
-        any_bool() ? optim::Exchanged::kMomentum : optim::Exchanged::kGradient;
   }
   if constexpr (requires { o.denom_floor; }) {
     o.denom_floor = any_real(0, 2);
-    o.scale = any_bool() ? exchange::Scale::kRms : exchange::Scale::kL1;
     o.residual_dtype = any_bool() ? DType::kFloat32 : DType::kBFloat16;
   }
   return o;
@@ -235,7 +230,6 @@ inline Config any_config() {
   c.optimizer = any_optimizer();
   c.precision = any_precision();
   c.gradient_clipping = any_real(0, 5);
-  c.calibrated_clipping = any_bool();
   c.lagged_clipping = any_bool();
   c.fallback =
       *rc::gen::element(Fallback::kOff, Fallback::kWarn, Fallback::kHold);

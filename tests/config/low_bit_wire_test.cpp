@@ -34,8 +34,7 @@ TEST(LowBitWireConfig, ReadsLeanOnebitAdam) {
         "params": {"lr": 0.01, "betas": [0.8, 0.99], "eps": 1e-6,
           "weight_decay": 0.1, "freeze_step": 40}},
       "bf16": {"enabled": true},
-      "thinwire": {"lean": true, "denominator_bits": 4, "denom_floor": 0.1,
-        "scale": "l1"}})");
+      "thinwire": {"lean": true, "denominator_bits": 4, "denom_floor": 0.1}})");
   const lean::LeanOnebitAdamOptions expected{
       .learning_rate = 0.01,
       .beta1 = 0.8,
@@ -45,13 +44,12 @@ TEST(LowBitWireConfig, ReadsLeanOnebitAdam) {
       .freeze_step = 40,
       .denom_floor = 0.1,
       .denominator_bits = 4,
-      .scale = exchange::Scale::kL1,
       .residual_dtype = DType::kBFloat16};
   EXPECT_EQ(std::get<lean::LeanOnebitAdamOptions>(config.optimizer), expected);
   EXPECT_EQ(name_of(config.optimizer), "lean_onebit_adam");
   EXPECT_NO_THROW(config.validate(2));
   const Config plain = read(R"({"optimizer": {"type": "OneBitAdam"},
-      "thinwire": {"lean": false, "variance_refresh": 7}})");
+      "thinwire": {"lean": false}})");
   EXPECT_EQ(name_of(plain.optimizer), "onebit_adam");
   EXPECT_EQ(std::get<optim::OnebitAdamOptions>(plain.optimizer).residual_dtype,
             DType::kFloat32);

@@ -122,7 +122,7 @@ TEST(ConfigFile, ReadsEverySettingOfAnOptimizer) {
         "bias_correction": false, "eps_inside_sqrt": true, "max_coeff": 5,
         "min_coeff": 0.1, "coeff_beta": 0.7, "factor_max": 3,
         "factor_min": 0.25, "factor_threshold": 0.2, "amsgrad": false}},
-      "thinwire": {"denom_floor": 0.1, "scale": "l1", "residual_dtype": "bf16",
+      "thinwire": {"denom_floor": 0.1, "residual_dtype": "bf16",
         "auto_freeze": true, "lr_warmup_steps": 5, "total_steps": 50,
         "min_freeze_step": 6, "max_freeze_step": 30, "freeze_ratio": 0.8}})");
   const optim::OnebitLambOptions expected{.learning_rate = 0.01,
@@ -145,7 +145,6 @@ TEST(ConfigFile, ReadsEverySettingOfAnOptimizer) {
                                           .max_freeze_step = 30,
                                           .freeze_ratio = 0.8,
                                           .denom_floor = 0.1,
-                                          .scale = exchange::Scale::kL1,
                                           .residual_dtype = DType::kBFloat16};
   EXPECT_EQ(options, expected);
 }
@@ -155,13 +154,12 @@ TEST(ConfigFile, HandsTheOptimizerWhatTheConfigSays) {
       "optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 0}},
       "gradient_clipping": 2,
       "thinwire": {"semantics": "deepspeed", "bucket_elements": 4096,
-        "threads": 3, "verify_every": 7, "calibrated_clipping": false}})");
+        "threads": 3, "verify_every": 7}})");
   config.validate(2);
   const auto options =
       std::get<optim::OnebitAdamOptions>(config.optimizer_options());
   EXPECT_EQ(config.semantics, Semantics::kDeepSpeed);
   const optim::ExchangeOptions exchange{.max_grad_norm = 2,
-                                        .calibrated_clipping = false,
                                         .bucket_elements = 4096,
                                         .verify_every = 7,
                                         .num_threads = 3};

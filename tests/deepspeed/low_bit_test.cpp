@@ -30,8 +30,6 @@ TEST(DeepSpeedOptions, WhatTheReferenceHasNotIsRefusedByName) {
           "semantics", "deepspeed");
   refused(optim::OnebitLambOptions{.freeze_step = optim::kAutoFreeze},
           "semantics", "deepspeed");
-  refused(optim::OnebitAdamOptions{.variance_refresh = 5}, "variance_refresh",
-          "got 5");
   refused(optim::OnebitAdamOptions{.residual_dtype = DType::kBFloat16},
           "residual_dtype", "bfloat16");
   refused(optim::OnebitLambOptions{.residual_dtype = DType::kBFloat16},

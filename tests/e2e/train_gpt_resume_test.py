@@ -58,8 +58,7 @@ class TrainGpt(SavedRuns):
         self.check_killed_in(["exact"], "--optimizer adam --zero 2 --precision bf16")
 
     def test_killed_onebit_adam(self):
-        extra = "--optimizer onebit_adam --variance-refresh 5"
-        self.check_killed_in(["exact", "compressed"], extra)
+        self.check_killed_in(["exact", "compressed"], "--optimizer onebit_adam")
 
     def test_killed_onebit_adam_in_fp16(self):
         extra = "--optimizer onebit_adam --precision fp16 --accumulate 2"

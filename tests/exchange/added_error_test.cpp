@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Residuals that other sources of error are added to.
+// The residual that other sources of error are added to.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -37,19 +37,14 @@ TEST_P(AddedError, IsAddedWithItsWeightWhereNotMasked) {
 
     const std::vector<float> added = test::layered_values(values.size(), 2);
     std::vector<float> worker = test::floats_of(all.worker_error());
-    std::vector<float> server = test::floats_of(all.server_error());
-    std::size_t served = 0;
+    const std::vector<float> server = test::floats_of(all.server_error());
     for (const Block& block : all.layout().blocks()) {
       for (std::size_t i = 0; i < block.values.size; ++i) {
         const std::size_t element = block.values.offset + i;
         if (masked(element)) continue;
         float& e = worker[block.residual.offset + i];
         e = stored(e + kWeight * added[element]);
-        if (block.server != comm.rank()) continue;
-        float& d = server[served + i];
-        d = stored(d + kWeight * added[element]);
       }
-      if (block.server == comm.rank()) served += block.residual.size;
     }
 
     ThreadPool pool(3);
@@ -57,15 +52,13 @@ TEST_P(AddedError, IsAddedWithItsWeightWhereNotMasked) {
       const Block& block = all.layout().blocks()[b];
       const float* from = added.data() + block.values.offset;
       all.add_to_worker_error(b, from, kWeight);
-      if (block.server == comm.rank())
-        all.add_to_server_error(b, from, kWeight);
     });
     EXPECT_EQ(test::floats_of(all.worker_error()), worker);
     EXPECT_EQ(test::floats_of(all.server_error()), server);
   });
 }
 
-TEST(AddedErrorOfABlock, IsRefusedIfNotThereOrServedElsewhere) {
+TEST(AddedErrorOfABlock, IsRefusedIfNotThere) {
   const std::vector<Range> units = {{0, 4096}};
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Exchange exchange(comm, units);
@@ -73,17 +66,8 @@ TEST(AddedErrorOfABlock, IsRefusedIfNotThereOrServedElsewhere) {
     test::expect_error(ErrorCode::kInvalidArgument, {"[0, 4)", "got 4"}, [&] {
       exchange.all.add_to_worker_error(4, values.data(), 1);
     });
-    test::expect_error(ErrorCode::kInvalidArgument, {"[0, 4)", "got 4"}, [&] {
-      exchange.all.add_to_server_error(4, values.data(), 1);
-    });
-    const std::size_t others = comm.rank() == 0 ? 3 : 0;
-    test::expect_error(ErrorCode::kInvalidArgument, {"serves"}, [&] {
-      exchange.all.add_to_server_error(others, values.data(), 1);
-    });
     EXPECT_EQ(test::floats_of(exchange.all.worker_error()),
               std::vector<float>(4096));
-    EXPECT_EQ(test::floats_of(exchange.all.server_error()),
-              std::vector<float>(2048));
   });
 }
 

@@ -36,7 +36,7 @@ Drawn draw(bool scale_per_unit) {
           {.world_size = *rc::gen::inRange(1, 9),
            .bucket_elements = *rc::gen::inRange<std::size_t>(1, 5000),
            .scale_per_unit = scale_per_unit,
-           .bits = scale_per_unit ? 1 : *rc::gen::element(1, 2, 4, 8)}};
+           .bits = scale_per_unit ? 1 : *rc::gen::element(1, 4, 8)}};
 }
 
 // Every element of every unit is in exactly one block, and no block reaches
@@ -210,7 +210,7 @@ TEST(BlockLayout, RefusesOptionsOutOfRange) {
   refused({.bits = 0}, "bits");
   for (const int bits : {3, 16, -1})
     test::expect_error(ErrorCode::kInvalidArgument,
-                       {"bits must be 1, 2, 4 or 8", std::to_string(bits)},
+                       {"bits must be 1, 4 or 8", std::to_string(bits)},
                        [&] { BlockLayout(units, {.bits = bits}); });
   test::expect_error(
       ErrorCode::kInvalidArgument, {"bits", "scale_per_unit", "got 4"},

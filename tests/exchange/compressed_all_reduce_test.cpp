@@ -206,17 +206,6 @@ TEST(CompressedAllReduce, HalfResidualsStayCloseAndTheSameOnAllRanks) {
     ASSERT_EQ(half[0][i], full[0][i]) << i;
 }
 
-TEST(CompressedAllReduce, L1ScaleIsTheMeanMagnitude) {
-  const std::vector<Range> units = {{0, 4}};
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Exchange exchange(comm, units, {.scale = Scale::kL1});
-    std::vector<float> values = {1, -2, 3, -6};
-    exchange.all.all_reduce(values);
-    // |x| adds up to 12, so the scale is 3 both ways.
-    EXPECT_EQ(values, (std::vector<float>{3, -3, 3, -3}));
-  });
-}
-
 TEST(CompressedAllReduce, WorksWithFewerElementsThanRanksAndNone) {
   for (const std::size_t n : {0, 1, 3}) {
     comm::run_local_ranks(8, [&](comm::Communicator& comm) {

@@ -20,7 +20,6 @@ namespace {
 using test::Exchange;
 
 struct Form {
-  Scale scale = Scale::kRms;
   DType dtype = DType::kFloat32;
   bool scale_per_unit = false;
 };
@@ -30,7 +29,6 @@ class KeptSum : public ::testing::TestWithParam<Form> {
   [[nodiscard]] static CompressedAllReduceOptions options() {
     return {.blocks = {.bucket_elements = 2500,
                        .scale_per_unit = GetParam().scale_per_unit},
-            .scale = GetParam().scale,
             .residual_dtype = GetParam().dtype};
   }
 
@@ -66,7 +64,7 @@ class KeptSum : public ::testing::TestWithParam<Form> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(All, KeptSum,
-                         ::testing::Values(Form{}, Form{.scale = Scale::kL1},
+                         ::testing::Values(Form{},
                                            Form{.dtype = DType::kBFloat16},
                                            Form{.scale_per_unit = true}));
 

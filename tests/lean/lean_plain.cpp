@@ -92,7 +92,6 @@ std::vector<LeanVariant> lean_variants() {
        })},
       {"no_floor", kF32, with([](auto& o) { o.denom_floor = 0; })},
       {"high_floor", kF32, with([](auto& o) { o.denom_floor = 1.5; })},
-      {"l1", kF32, with([](auto& o) { o.scale = exchange::Scale::kL1; })},
       {"verified", kB16, with([](auto& o) { o.exchange.verify_every = 1; })},
       {"small_buckets", kB16,
        with([](auto& o) { o.exchange.bucket_elements = 1; })},

@@ -33,7 +33,6 @@ TEST(OnebitAdamOptions, OutOfRangeIsRefusedByName) {
   refused({.learning_rate = NAN}, "learning_rate", "nan");
   refused({.beta1 = 1}, "beta1", "got 1");
   refused({.epsilon = 0}, "epsilon", "got 0");
-  refused({.amsgrad = true}, "does not support AMSGrad", "true");
   refused({.groups = {{}}}, "groups", "1 entries");
   refused({.freeze_step = 0}, "freeze_step", "got 0");
   refused({.freeze_step = -2}, "freeze_step", "-2");

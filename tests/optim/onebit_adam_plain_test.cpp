@@ -51,7 +51,6 @@ std::vector<Variant> variants() {
       {"no_floor", with([](auto& o) { o.denom_floor = 0; })},
       {"high_floor", with([](auto& o) { o.denom_floor = 1.5; })},
       {"short_memory", with([](auto& o) { o.beta2 = 0.5; })},
-      {"l1", with([](auto& o) { o.scale = exchange::Scale::kL1; })},
       {"bf16", with([](auto& o) { o.residual_dtype = DType::kBFloat16; })},
       {"small_buckets", with([](auto& o) { o.exchange.bucket_elements = 40; })},
       {"threads", with([](auto& o) { o.exchange.num_threads = 3; })}};
@@ -120,7 +119,6 @@ OnebitLambOptions lamb_options(const OnebitAdamOptions& from) {
                       .epsilon_inside_sqrt = from.epsilon_inside_sqrt,
                       .freeze_step = test::kLateFreeze,
                       .denom_floor = from.denom_floor,
-                      .scale = from.scale,
                       .residual_dtype = from.residual_dtype,
                       .exchange = from.exchange};
   o.beta2 = from.beta2;

@@ -111,10 +111,6 @@ std::vector<Variant> variants() {
       {"groups", with_groups()},
       {"masks", with_masks()},
       {"clipped", with([](auto& o) { o.exchange.max_grad_norm = 0.5; })},
-      {"clipped_by_rms", with([](auto& o) {
-         o.exchange.max_grad_norm = 0.5;
-         o.exchange.calibrated_clipping = false;
-       })},
       {"no_correction", with([](auto& o) { o.bias_correction = false; })},
       {"eps_inside", with([](auto& o) {
          o.epsilon_inside_sqrt = true;
@@ -122,7 +118,6 @@ std::vector<Variant> variants() {
        })},
       {"no_floor", with([](auto& o) { o.denom_floor = 0; })},
       {"high_floor", with([](auto& o) { o.denom_floor = 1.5; })},
-      {"l1", with([](auto& o) { o.scale = exchange::Scale::kL1; })},
       {"bf16", with([](auto& o) { o.residual_dtype = DType::kBFloat16; })},
       {"limits", with([](auto& o) {
          o.min_coeff = 1.2;

@@ -129,26 +129,19 @@ std::vector<Variant> variants() {
       {"decay", with([](auto& o) { o.weight_decay = 0.1; })},
       {"groups", with_groups()},
       {"masks", with_masks()},
-      {"gradients", with([](auto& o) { o.exchanged = Exchanged::kGradient; })},
-      {"gradients_masks_clipped",
+      {"masks_clipped",
        [] {
          ZeroOneAdamOptions o = with_masks();
-         o.exchanged = Exchanged::kGradient;
          o.exchange.max_grad_norm = 0.5;
          return o;
        }()},
       {"clipped", with([](auto& o) { o.exchange.max_grad_norm = 0.5; })},
-      {"clipped_by_rms", with([](auto& o) {
-         o.exchange.max_grad_norm = 0.5;
-         o.exchange.calibrated_clipping = false;
-       })},
       {"no_correction", with([](auto& o) { o.bias_correction = false; })},
       {"eps_inside", with([](auto& o) {
          o.epsilon_inside_sqrt = true;
          o.epsilon = 1e-3;
        })},
       {"no_floor", with([](auto& o) { o.denom_floor = 0; })},
-      {"l1", with([](auto& o) { o.scale = exchange::Scale::kL1; })},
       {"bf16", with([](auto& o) { o.residual_dtype = DType::kBFloat16; })},
       {"small_buckets", with([](auto& o) { o.exchange.bucket_elements = 40; })},
       {"always_syncs", with([](auto& o) { o.local_step_clipper = 1; })},

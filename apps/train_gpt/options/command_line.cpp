@@ -60,15 +60,11 @@ void validate(const Options& options, bool zero_given) {
   require_amount("--clip", options.clip);
   require_count("--validate-every", options.validate_every.value_or(0), 0);
   require_count("--validate-bytes", options.validate_bytes, 1);
-  require_count("--variance-refresh", options.variance_refresh, 0);
   require_count("--var-freeze-step", options.var_freeze_step, 1);
   require_count("--local-steps", options.local_steps, 1);
-  if (options.semantics != config::Semantics::kCorrected) {
+  if (options.semantics != config::Semantics::kCorrected)
     require(options.freeze_step != optim::kAutoFreeze, "--semantics",
             "corrected with --freeze-step auto", to_string(options.semantics));
-    require(options.variance_refresh == 0, "--semantics",
-            "corrected with --variance-refresh", to_string(options.semantics));
-  }
   require(options.zero >= 0 && options.zero <= 2, "--zero", "0, 1 or 2",
           options.zero);
   if (options.offload && options.zero == 0)
@@ -154,9 +150,6 @@ void CommandLine::add_training_flags() {
   app_.add_option("--clip", options.clip,
                   "Largest norm of the gradient, 0: any (with deepspeed "
                   "semantics only fp16 follows it)");
-  app_.add_option("--clip-norm", clip_norm_,
-                  "The norm in steps that do not know the averaged gradient: "
-                  "calibrated by those that do, or rms: of the ranks' norms");
   app_.add_option("--seed", options.seed,
                   "Decides the initial parameters and the order of the text");
   app_.add_option("--validate-every", options.validate_every,
@@ -172,9 +165,6 @@ void CommandLine::add_training_flags() {
                   "onebit_lamb, or auto")
       ->type_name("N|auto")
       ->default_str("steps/5, not before the warm-up ends");
-  app_.add_option("--variance-refresh", options.variance_refresh,
-                  "onebit_adam: in every so many compressed steps the gradient "
-                  "travels in 4 bits and renews the variance, 0: never");
   app_.add_option("--var-freeze-step", options.var_freeze_step,
                   "zero_one_adam: last step in which the variance changes")
       ->default_str("steps/2");
@@ -373,9 +363,6 @@ void CommandLine::resolve() {
   resolve_names();
   resolve_defaults();
   if (is_given("--freeze-step")) resolve_freeze_step();
-  options.calibrated_clipping = clip_norm_ == "calibrated";
-  require(options.calibrated_clipping || clip_norm_ == "rms", "--clip-norm",
-          "calibrated or rms", fmt::format("'{}'", clip_norm_));
   if (comm_ == "local") options.comm = CommChoice::kLocal;
   if (comm_ == "mpi") options.comm = CommChoice::kMpi;
   if (options.comm == CommChoice::kEnvironment && !comm_.empty()) {

@@ -51,7 +51,6 @@ class CommandLine {
   Invocation invocation_;
   // Text until all flags are there: "auto" is not a number.
   std::string freeze_step_;
-  std::string clip_norm_ = "calibrated";
   std::string semantics_ = "corrected";
   std::string precision_ = "fp32";
   std::string comm_;

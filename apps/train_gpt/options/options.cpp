@@ -24,7 +24,6 @@ std::vector<std::pair<std::string, std::string>> settings_of(
       {"optimizer", options.optimizer},
       {"semantics", std::string(to_string(options.semantics))},
       {"freeze_step", freeze},
-      {"variance_refresh", fmt::to_string(options.variance_refresh)},
       {"var_freeze_step", fmt::to_string(options.var_freeze_step)},
       {"local_steps", fmt::to_string(options.local_steps)},
       {"precision", std::string(precision_name(options.precision))},
@@ -38,7 +37,6 @@ std::vector<std::pair<std::string, std::string>> settings_of(
       {"lr", fmt::to_string(options.lr)},
       {"weight_decay", fmt::to_string(options.weight_decay)},
       {"clip", fmt::to_string(options.clip)},
-      {"clip_norm", options.calibrated_clipping ? "calibrated" : "rms"},
       {"seed", fmt::to_string(options.seed)}};
   // What decides which loss is reported, if it is not the default.
   if (options.validate_every)

@@ -36,15 +36,13 @@ struct Options {
   double lr = 1.5e-3;  ///< The optimizer's own, where no flag says otherwise.
   std::int64_t warmup_steps = 50;
   double weight_decay = 0;
-  double clip = 1.0;                ///< 0: never.
-  bool calibrated_clipping = true;  ///< ExchangeOptions::calibrated_clipping.
+  double clip = 1.0;  ///< 0: never.
   std::uint64_t seed = 1;
   /// Steps from one validation to the next, 0: only after the last step; not
   /// given: ten times in the run.
   std::optional<std::int64_t> validate_every{};
   std::int64_t validate_bytes = 64 * 1024;  ///< Predicted by one validation.
   std::int64_t freeze_step = 100;           ///< Or optim::kAutoFreeze.
-  std::int64_t variance_refresh = 0;        ///< 0: never.
   std::int64_t var_freeze_step = 250;       ///< Of 0/1 Adam.
   std::int64_t local_steps = 4;  ///< At most, from one sync to the next.
   config::Semantics semantics = config::Semantics::kCorrected;

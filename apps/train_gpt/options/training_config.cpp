@@ -66,8 +66,6 @@ struct SetFlags {
       to.lr_warmup_steps = from.warmup_steps;
       to.total_steps = from.steps;
     }
-    if constexpr (requires { to.variance_refresh; })
-      to.variance_refresh = from.variance_refresh;
     if constexpr (requires { to.var_freeze_step; }) {
       to.var_freeze_step = from.var_freeze_step;
       to.local_step_clipper = from.local_steps;
@@ -111,7 +109,6 @@ std::vector<const char*> idle_flags(std::string_view optimizer) {
   std::visit(
       [&]<class Of>(const Of&) {
         unless(requires(Of o) { o.freeze_step; }, {"--freeze-step"});
-        unless(requires(Of o) { o.variance_refresh; }, {"--variance-refresh"});
         unless(requires(Of o) { o.var_freeze_step; },
                {"--var-freeze-step", "--local-steps"});
       },
@@ -164,9 +161,6 @@ void take_from_file(const std::function<bool(const char* flag)>& is_given,
                optim::freeze_step_of(from));
           options.names_freeze_step |= from.freeze_step.has_value();
         }
-        if constexpr (requires { from.variance_refresh; })
-          take("--variance-refresh", options.variance_refresh,
-               from.variance_refresh);
         if constexpr (requires { from.var_freeze_step; }) {
           const optim::ZeroOneStages stages = optim::zero_one_stages_of(from);
           take("--var-freeze-step", options.var_freeze_step,
@@ -184,13 +178,10 @@ void take_from_settings(Options& options) {
   const Config config = training_config(options);
   options.optimizer = config::name_of(config.optimizer);
   options.semantics = config.semantics;
-  options.calibrated_clipping = config.calibrated_clipping;
   std::visit(
       [&](const auto& from) {
         if constexpr (requires { from.freeze_step; })
           options.freeze_step = optim::freeze_step_of(from);
-        if constexpr (requires { from.variance_refresh; })
-          options.variance_refresh = from.variance_refresh;
       },
       config.optimizer);
   options.file.checkpoint = config.checkpoint;
@@ -203,7 +194,6 @@ Config training_config(const Options& options) {
     config.optimizer = entry.options();
   std::visit(SetFlags{options}, config.optimizer);
   config.gradient_clipping = options.clip;
-  config.calibrated_clipping = options.calibrated_clipping;
   config.semantics = options.semantics;
   config.precision.dtype = options.precision;
   config.zero.stage = static_cast<int>(options.zero);

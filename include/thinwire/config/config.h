@@ -193,9 +193,7 @@ struct Config {
   PrecisionConfig precision{};
   /// Gradients are clipped to this global L2 norm; 0: never. Finite, >= 0.
   double gradient_clipping = 0;
-  /// See ExchangeOptions.
-  bool calibrated_clipping = true;
-  bool lagged_clipping = false;
+  bool lagged_clipping = false;  ///< See ExchangeOptions.
 
   /// Samples per step of all ranks; each >= 1. Any two of these three, or one
   /// of the first two, determine the rest.

@@ -95,8 +95,8 @@ class LowBitOptimizer : public Optimizer {
 
 /// Throw Error(kInvalidArgument) naming the field, its range and its value.
 /// freeze_step and var_freeze_step may be 0: their initialization step counts,
-/// so there are freeze_step - 1 exact updates. There is no automatic freeze, no
-/// variance refresh, and residuals are fp32.
+/// so there are freeze_step - 1 exact updates. There is no automatic freeze,
+/// and residuals are fp32.
 void validate(const optim::OnebitAdamOptions& options,
               const ParameterLayout& layout);
 void validate(const optim::OnebitLambOptions& options,

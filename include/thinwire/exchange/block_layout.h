@@ -36,7 +36,7 @@ struct BlockOptions {
   /// The reference's layout instead: one scale per unit, the unit padded to a
   /// multiple of W lcm(8, W) and cut into W blocks; block_elements is not used.
   bool scale_per_unit = false;
-  /// Bits per element on the wire: 1, 2, 4 or 8; with scale_per_unit 1 only.
+  /// Bits per element on the wire: 1, 4 or 8; with scale_per_unit 1 only.
   int bits = 1;
 };
 

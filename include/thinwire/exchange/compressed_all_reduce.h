@@ -19,15 +19,8 @@
 
 namespace thinwire::exchange {
 
-/// What stands for the size of a block's elements.
-enum class Scale {
-  kRms,  ///< ||c||_2 / sqrt(count).
-  kL1,   ///< ||c||_1 / count: 0.03-0.055 nats worse in language models.
-};
-
 struct CompressedAllReduceOptions {
   BlockOptions blocks{};
-  Scale scale = Scale::kRms;
   /// What residuals are kept in: kFloat32, or kBFloat16 (its rounding becomes
   /// part of what the residual corrects; not with blocks.scale_per_unit).
   DType residual_dtype = DType::kFloat32;
@@ -176,15 +169,11 @@ class CompressedAllReduce {
   void load_errors(ConstView worker, ConstView server);
   /// The same without a copy.
   void take_errors(Buffer&& worker, Buffer&& server);
-  /// Local: error += weight * values, for the elements of a block (of its
-  /// `values` range) that are not masked; the worker's is of a block that this
-  /// rank encodes, the server's of one that it serves. Several threads may do
-  /// this for different blocks, outside of run() or inside of another
-  /// exchange's. Throws Error(kInvalidArgument) for a block that is not there,
-  /// or is another rank's.
+  /// Local: worker_error() += weight * values, for the elements of a block (of
+  /// its `values` range) that are not masked. Several threads may do this for
+  /// different blocks, outside of run(). Throws Error(kInvalidArgument) for a
+  /// block that is not there, or that another rank encodes.
   void add_to_worker_error(std::size_t block, const float* values,
-                           float weight);
-  void add_to_server_error(std::size_t block, const float* values,
                            float weight);
 
  private:

@@ -18,7 +18,7 @@
 namespace thinwire::exchange {
 
 struct QuantizedAllReduceOptions {
-  BlockOptions blocks{.bits = 4};  ///< bits 2, 4 or 8; no scale per unit.
+  BlockOptions blocks{.bits = 4};  ///< bits 4 or 8; no scale per unit.
   /// What residuals are kept in: kFloat32, or kBFloat16 (rounded to nearest,
   /// which loses what falls below it).
   DType residual_dtype = DType::kFloat32;
@@ -28,7 +28,7 @@ struct QuantizedAllReduceOptions {
   bool keeps_errors = true;
 };
 
-/// All-reduce with 2, 4 or 8 bits per element each way, one step per block:
+/// All-reduce with 4 or 8 bits per element each way, one step per block:
 ///
 ///   worker   c = x;  (q, s) = quantize(c) per block;  error c - s q
 ///            all-to-all: every block's (q, s) to its server

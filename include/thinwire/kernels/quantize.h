@@ -7,7 +7,7 @@
 
 #include "thinwire/core/view.h"
 
-/// One block of the error-compensated compression to 2, 4 or 8 bits per
+/// One block of the error-compensated compression to 4 or 8 bits per
 /// element: symmetric, mid-tread (0 stays 0), with one step per block.
 ///
 /// With L = 2^(bits-1) - 1, an element c is sent as the integer q from -L to L

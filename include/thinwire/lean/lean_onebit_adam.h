@@ -42,7 +42,6 @@ struct LeanOnebitAdamOptions {
   /// RMS; finite, >= 0; 0: no floor.
   double denom_floor = 0.3;
   int denominator_bits = 8;  ///< What a denominator is kept in: 8 or 4.
-  exchange::Scale scale = exchange::Scale::kRms;
   DType residual_dtype = DType::kBFloat16;  ///< kFloat32 or kBFloat16.
   optim::ExchangeOptions exchange{};
 

@@ -13,12 +13,10 @@ namespace thinwire::optim {
 
 /// How an optimizer uses its ranks and cores; the same for all of them.
 struct ExchangeOptions {
-  /// Gradients are clipped to this global L2 norm; 0: never. Finite, >= 0.
+  /// Gradients are clipped to this global L2 norm; 0: never. Finite, >= 0. In
+  /// compressed steps, whose averaged gradient nobody has, by an estimate of
+  /// its norm that exact steps calibrate.
   double max_grad_norm = 0;
-  /// In compressed steps, whose averaged gradient nobody has: clip by an
-  /// estimate of its norm that exact steps calibrate. Otherwise by the root
-  /// mean square of the ranks' norms, which is up to sqrt(W) times as long.
-  bool calibrated_clipping = true;
   /// In compressed steps, clip by what the gradients' norm was before this
   /// step, unless it has doubled: then a step's exchange need not wait for the
   /// end of its backward. docs/algorithms/onebit-adam.md.

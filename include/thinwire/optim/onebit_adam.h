@@ -31,8 +31,6 @@ struct OnebitAdamOptions {
   double weight_decay = 0;      ///< Decoupled (AdamW), per step, finite, >= 0.
   bool bias_correction = true;
   bool epsilon_inside_sqrt = false;  ///< sqrt(v + eps), not sqrt(v) + eps.
-  /// Refused if set: the variance is frozen, a running maximum means nothing.
-  bool amsgrad = false;
   /// One entry per group of the layout, or empty: all alike.
   std::vector<OnebitAdamGroup> groups{};
 
@@ -54,15 +52,9 @@ struct OnebitAdamOptions {
   /// ago, at least 50, are within this ratio; in (0, 1].
   double freeze_ratio = 0.85;
 
-  /// For long runs: in every so many compressed steps the gradient travels in 4
-  /// bits, and the variance follows it; >= 0, 0: never. Keeps the variance, 4
-  /// bytes per parameter more.
-  std::int64_t variance_refresh = 0;
-
   /// From the freeze on no denominator is below this fraction of its block's
   /// RMS; finite, >= 0; 0: no floor.
   double denom_floor = 0.3;
-  exchange::Scale scale = exchange::Scale::kRms;
   DType residual_dtype = DType::kFloat32;  ///< kFloat32 or kBFloat16.
   ExchangeOptions exchange{};
 
@@ -89,8 +81,8 @@ class OnebitAdam final : public LowBitOptimizer {
   /// Collective: all ranks give the same layout and options, else
   /// Error(kInvalidArgument) on all of them shows the first difference. Holds 8
   /// bytes per parameter in exact steps, in compressed ones 8.13 and 4/W for
-  /// the chunk it serves (16.13 with a non_freeze group, 12.63 with
-  /// variance_refresh). `comm` must outlive this object.
+  /// the chunk it serves (16.13 with a non_freeze group). `comm` must outlive
+  /// this object.
   ///
   /// State: those of LowBitOptimizer; arrays exp_avg_sq [n] (until the freeze,
   /// and where the variance is kept) and denominator [n]; scalars frozen_at and

@@ -31,8 +31,6 @@ struct OnebitLambOptions {
   double weight_decay = 0;      ///< Decoupled (AdamW), finite, >= 0.
   bool bias_correction = true;
   bool epsilon_inside_sqrt = false;  ///< sqrt(v + eps), not sqrt(v) + eps.
-  /// Refused if set: the variance is frozen, a running maximum means nothing.
-  bool amsgrad = false;
   /// One entry per group of the layout, or empty: all alike.
   std::vector<OnebitLambGroup> groups{};
 
@@ -62,7 +60,6 @@ struct OnebitLambOptions {
   /// From the freeze on no denominator is below this fraction of its block's
   /// RMS; finite, >= 0; 0: no floor.
   double denom_floor = 0.3;
-  exchange::Scale scale = exchange::Scale::kRms;
   DType residual_dtype = DType::kFloat32;  ///< kFloat32 or kBFloat16.
   ExchangeOptions exchange{};
 

@@ -12,12 +12,6 @@
 
 namespace thinwire::optim {
 
-/// What ranks average with one bit per element before the variance is frozen.
-enum class Exchanged {
-  kMomentum,  ///< As in the paper.
-  kGradient,  ///< As the reference does it: 0.15-0.35 nats worse on text.
-};
-
 /// Settings of ZeroOneAdam; for a run of T steps:
 ///   ZeroOneAdam opt(comm, layout, {.learning_rate = 1e-3, .total_steps = T});
 struct ZeroOneAdamOptions {
@@ -28,8 +22,6 @@ struct ZeroOneAdamOptions {
   double weight_decay = 0;      ///< Decoupled (AdamW), finite, >= 0.
   bool bias_correction = true;
   bool epsilon_inside_sqrt = false;  ///< sqrt(v + eps), not sqrt(v) + eps.
-  /// Refused if set: the variance is frozen, a running maximum means nothing.
-  bool amsgrad = false;
   /// One entry per group of the layout, or empty: all alike.
   std::vector<MaskedGroup> groups{};
 
@@ -46,12 +38,10 @@ struct ZeroOneAdamOptions {
   std::optional<std::int64_t> local_step_scaler{};
   /// The longest interval between syncs, >= 1.
   std::optional<std::int64_t> local_step_clipper{};
-  Exchanged exchanged = Exchanged::kMomentum;
 
   /// No denominator is below this fraction of its block's RMS; finite, >= 0;
   /// 0: no floor.
   double denom_floor = 0.3;
-  exchange::Scale scale = exchange::Scale::kRms;
   DType residual_dtype = DType::kFloat32;  ///< kFloat32 or kBFloat16.
   /// verify_every compares at the first sync after so many steps.
   ExchangeOptions exchange{};

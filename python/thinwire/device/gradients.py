@@ -151,8 +151,7 @@ class Gradients:
         return self._clip(norm, norm, step.report) / step.loss_scale
 
     def _estimate(self, rms_norm: float) -> float:
-        calibrated = self._model.settings.calibrated_clipping
-        return self.norm.ratio * rms_norm if calibrated else rms_norm
+        return self.norm.ratio * rms_norm
 
     def _clip(self, rms_norm: float, by: float, report: Report) -> float:
         """`by`: the RMS norm to clip by."""

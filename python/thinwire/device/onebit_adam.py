@@ -36,7 +36,7 @@ class OnebitAdam(TwoStageOptimizer):
         super().__init__(model)
         self.exact_rows = slice(model.rows.compressed, model.rows.count)
         self.has_exact_groups = any(model.rows.is_exact)
-        self.refresh_every = int(model.settings.own.variance_refresh)
+        self.refresh_every = 0
         device = model.rows.device
         self.first = (
             torch.zeros(0, dtype=torch.int64, device=device),

@@ -45,7 +45,6 @@ class Settings:
     groups: list[Group]
     dtype: torch.dtype
     max_grad_norm: float
-    calibrated_clipping: bool
     lagged_clipping: bool
     bucket_elements: int
     verify_every: int
@@ -64,7 +63,6 @@ class Settings:
         values = [(n, getattr(self.own, n)) for n in names]
         line = " ".join(f"{n}={v}" for n, v in values if not callable(v))
         text = f"{self.name} {line} max_grad_norm={self.max_grad_norm} "
-        text += f"calibrated_clipping={self.calibrated_clipping} "
         text += f"lagged_clipping={self.lagged_clipping} "
         text += (
             f"bucket_elements={self.bucket_elements} verify_every={self.verify_every} "
@@ -108,7 +106,6 @@ def settings_of(config: Any, specs: list[Spec]) -> Settings:
         groups=groups,
         dtype=DTYPES[config.precision.dtype.name],
         max_grad_norm=config.gradient_clipping,
-        calibrated_clipping=config.calibrated_clipping,
         lagged_clipping=config.lagged_clipping,
         bucket_elements=config.comm.bucket_elements,
         loss_scale=config.precision.loss_scale,
@@ -118,7 +115,6 @@ def settings_of(config: Any, specs: list[Spec]) -> Settings:
     if name == "adam":
         settings.decoupled_decay = own.decoupled_decay
     elif name != "lamb":
-        settings.l1_scale = own.scale.name == "l1"
         settings.residual_dtype = DTYPES[own.residual_dtype.name]
         settings.exact_groups = frozenset(
             g for g, o in enumerate(groups) if o.non_freeze

@@ -31,7 +31,7 @@ class ZeroOneAdam(LowBitOptimizer):
         self.var_updates = 0
         self.updates = LocalUpdates(model, self.momentum, self.who, self.denominators)
         self._freeze_step = int(stages.var_freeze_step)
-        self._sends_momentum = model.settings.own.exchanged.name == "momentum"
+        self._sends_momentum = True
 
     @property
     def is_frozen(self) -> bool:

@@ -64,7 +64,6 @@ def _of_ours(optimizer: _Optimizer, config: _core.Config) -> None:
     options.groups = []
     config.optimizer = options
     config.semantics = own.semantics
-    config.calibrated_clipping = own.calibrated_clipping
     config.lagged_clipping = own.lagged_clipping
     if own.gradient_clipping > 0:
         config.gradient_clipping = own.gradient_clipping

@@ -15,7 +15,6 @@ model it takes what it took before.
 
 Arguments of all:
   max_grad_norm        gradients are clipped to this global norm; 0: never
-  calibrated_clipping  in compressed steps by an estimate that exact steps calibrate
   bias_correction, eps_inside_sqrt
   semantics            "corrected", or "deepspeed": the arithmetic of DeepSpeed; AdamW and
                        Lamb in fp32 compute the same bits with both
@@ -31,7 +30,7 @@ Arguments of all:
   skip_nonfinite       a gradient that is not finite skips the step on all ranks
   telemetry            a file that gets a line per step; docs/guide/telemetry.md
 Of OnebitAdam, LeanOnebitAdam, OnebitLamb and ZeroOneAdam:
-  denom_floor, scale ("rms" or "l1"), residual_dtype (torch.float32 or bfloat16),
+  denom_floor, residual_dtype (torch.float32 or bfloat16),
   lagged_clipping, total_steps; of DeepSpeed's scripts comm_backend_name ("mpi" and "gloo"
   choose the transport), cuda_aware and deepspeed
 Each default is that of the C++ options; help(CLASS) shows them.
@@ -121,8 +120,7 @@ class OnebitAdam(_Optimizer):
 
     freeze_step is a number of steps, or "auto": when the variance has settled within
     freeze_ratio, after lr_warmup_steps, and within min_freeze_step and max_freeze_step,
-    which total_steps bounds; None: it follows from total_steps. variance_refresh: the
-    variance goes on following 4-bit gradients in every so many compressed steps.
+    which total_steps bounds; None: it follows from total_steps.
     Memory: 8 bytes per parameter, then 8.13 and 4 / ranks.
     """
 

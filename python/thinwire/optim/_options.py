@@ -44,7 +44,6 @@ FIELDS = {
 # What belongs to the run and not to the optimizer: the way through _core.Config.
 OF_CONFIG = {
     "max_grad_norm": "gradient_clipping",
-    "calibrated_clipping": "calibrated_clipping",
     "lagged_clipping": "lagged_clipping",
     "semantics": "semantics",
     "threads": "comm.num_threads",
@@ -74,6 +73,14 @@ REFUSED = {
     "capturable": "a step communicates and cannot be captured in a graph",
     "differentiable": "autograd does not see a step",
 }
+# Keywords of earlier versions, and what to write instead.
+GONE = {
+    "variance_refresh": "leave it out; for a long run choose a later freeze_step",
+    "calibrated_clipping": "leave it out; compressed steps are clipped by an estimate "
+    "that exact steps calibrate",
+    "scale": "leave it out; a block's scale is the RMS of its elements",
+    "exchanged": "leave it out; before the freeze the momentum is exchanged",
+}
 # Of DeepSpeed's optimizers: accepted, and told of in one line of the log.
 OF_DEEPSPEED = ("comm_backend_name", "cuda_aware", "deepspeed")
 BACKENDS = ("nccl", "hccl", "mpi", "gloo")
@@ -82,8 +89,7 @@ GROUP_KEYS = ("lr", "betas", "eps", "weight_decay")
 
 COMMON = """Common keywords:
     max_grad_norm: gradients are clipped to this global L2 norm; 0: never. In compressed
-      steps by an estimate of the averaged gradient's norm that exact steps calibrate,
-      unless calibrated_clipping is False: then by the RMS of the ranks' norms.
+      steps by an estimate of the averaged gradient's norm that exact steps calibrate.
     bias_correction, eps_inside_sqrt: as in Adam's paper; sqrt(v + eps), not sqrt(v) + eps.
     semantics: "corrected", or "deepspeed": low-bit optimizers and 16-bit parameters follow
       DeepSpeed 0.19.6 bit for bit; AdamW and Lamb in fp32 compute the same bits with both.
@@ -107,7 +113,6 @@ LOW_BIT = """Keywords of compression:
       effect. `optimizer.freeze_step` says what holds.
     denom_floor: from the freeze on no denominator is below this fraction of its block's
       RMS; 0: no floor.
-    scale: of a block of at most 1024 elements, "rms" or "l1".
     residual_dtype: torch.float32 or torch.bfloat16.
     lagged_clipping: compressed steps are clipped by the norms of the steps before,
       unless it has doubled.
@@ -120,7 +125,6 @@ class CommonKeywords(TypedDict, total=False):
     """Keywords of all optimizers."""
 
     max_grad_norm: float
-    calibrated_clipping: bool
     bias_correction: bool
     eps_inside_sqrt: bool
     semantics: Literal["corrected", "deepspeed"]
@@ -152,7 +156,6 @@ class LowBitKeywords(CommonKeywords, total=False):
     """Keywords of optimizers that exchange few bits per element."""
 
     denom_floor: float
-    scale: Literal["rms", "l1"]
     residual_dtype: torch.dtype
     lagged_clipping: bool
     comm_backend_name: Literal["nccl", "hccl", "mpi", "gloo"] | None
@@ -173,8 +176,6 @@ class FreezeKeywords(LowBitKeywords, total=False):
 
 class OnebitAdamKeywords(FreezeKeywords, total=False):
     """Keywords of OnebitAdam."""
-
-    variance_refresh: int
 
 
 class LeanOnebitAdamKeywords(FreezeKeywords, total=False):
@@ -201,7 +202,6 @@ class ZeroOneAdamKeywords(LowBitKeywords, total=False):
     var_update_scaler: int | None
     local_step_scaler: int | None
     local_step_clipper: int | None
-    exchanged: Literal["momentum", "gradient"]
 
 
 def names_of(keywords: Any) -> list[str]:
@@ -223,7 +223,7 @@ def default(options: Options, name: str) -> Any:
         value = _get(options, FIELDS.get(name, name))
     if isinstance(value, _core.DType):
         return next(t for t, native in DTYPES.items() if native == value)
-    if name in ("scale", "semantics", "exchanged", "hierarchy"):
+    if name in ("semantics", "hierarchy"):
         return value.name
     return value
 
@@ -247,12 +247,14 @@ def signature(options: Options, keywords: Any) -> inspect.Signature:
 
 
 def check_keywords(kind: str, given: Mapping[str, Any], known: list[str]) -> None:
-    """Raises TypeError for a keyword that there is not, with the nearest name, and
-    InvalidArgument for a switch of torch's that Thinwire cannot follow."""
+    """Raises TypeError for a keyword that there is not, with the nearest name or what
+    to write instead, and InvalidArgument for a switch of torch's that Thinwire cannot follow."""
     for name, value in given.items():
         if name in REFUSED:
             if value:
                 raise InvalidArgument(f"{name}: must be False or None, {REFUSED[name]}")
+        elif name in GONE:
+            raise TypeError(f"{kind}() has no keyword '{name}' any more: {GONE[name]}")
         elif name not in known:
             near = difflib.get_close_matches(name, [*known, *GROUP_KEYS], 1, 0.5)
             hint = f"; did you mean '{near[0]}'?" if near else ""
@@ -293,9 +295,7 @@ def set_keyword(config: _core.Config, options: Options, name: str, value: Any) -
             value = _core.CommBackend[value]
         set_field(config, OF_CONFIG[name], value, name)
         return
-    if name in ("scale", "exchanged"):
-        value = _member(getattr(_core, name.capitalize()), name, value)
-    elif name == "residual_dtype":
+    if name == "residual_dtype":
         if not isinstance(value, torch.dtype) or value not in DTYPES:
             raise InvalidArgument(
                 f"residual_dtype: must be torch.float32 or torch.bfloat16, got {value}"

@@ -23,12 +23,10 @@ namespace thinwire::kernels::HWY_NAMESPACE {
 /// L, the distance of the largest code from the code of 0.
 constexpr int half_range(int bits) { return (1 << (bits - 1)) - 1; }
 
-/// At most so many lanes that the codes of 2 or 4 bits that a vector takes are
-/// in one word.
+/// At most so many lanes that the codes of 4 bits that a vector takes are in
+/// one word.
 using EightFloats = hn::CappedTag<float, 8>;
 
-alignas(32) inline constexpr std::uint32_t kShiftsBy2[8] = {0, 2,  4,  6,
-                                                            8, 10, 12, 14};
 alignas(32) inline constexpr std::uint32_t kShiftsBy4[8] = {0,  4,  8,  12,
                                                             16, 20, 24, 28};
 
@@ -55,7 +53,7 @@ struct CodeReader {
     }
     const hn::RebindToUnsigned<DI> du;
     const std::uint32_t word = words[i * bits / 32] >> (i * bits % 32);
-    const auto shifts = hn::LoadU(du, bits == 2 ? kShiftsBy2 : kShiftsBy4);
+    const auto shifts = hn::LoadU(du, kShiftsBy4);
     const auto mask = hn::Set(du, (1u << bits) - 1);
     const auto code = hn::And(hn::Shr(hn::Set(du, word), shifts), mask);
     return hn::BitCast(di, code);
@@ -72,16 +70,11 @@ HWY_INLINE void store_together(std::uint64_t x, int bits, std::uint8_t* p) {
   static_assert(std::endian::native == std::endian::little);
   if (bits == 8) {
     std::memcpy(p, &x, 8);
-  } else if (bits == 4) {
+  } else {
     x = (x | x >> 4) & 0x00ff'00ff'00ff'00ffu;
     x = (x | x >> 8) & 0x0000'ffff'0000'ffffu;
     const auto packed = static_cast<std::uint32_t>(x | x >> 16);
     std::memcpy(p, &packed, 4);
-  } else {
-    x = (x | x >> 6) & 0x000f'000f'000f'000fu;
-    x = (x | x >> 12) & 0x0000'00ff'0000'00ffu;
-    const auto packed = static_cast<std::uint16_t>(x | x >> 24);
-    std::memcpy(p, &packed, 2);
   }
 }
 

@@ -106,7 +106,7 @@ CodeRange range_of(const float* d, const std::uint32_t* active,
 
 CodeRange encode_denominators(const float* d, const std::uint32_t* active,
                               std::size_t size, int bits, std::uint8_t* codes) {
-  require_code_bits(bits);
+  require_bits(bits);
   std::fill_n(codes, code_bytes(size, bits), std::uint8_t{0});
   const CodeRange range = range_of(d, active, size, bits);
   HWY_DYNAMIC_DISPATCH(run_encode)(d, active, size, range, bits, codes);

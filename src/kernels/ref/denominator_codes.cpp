@@ -11,7 +11,7 @@ namespace thinwire::kernels::ref {
 
 CodeRange encode_denominators(const float* d, const std::uint32_t* active,
                               std::size_t size, int bits, std::uint8_t* codes) {
-  require_code_bits(bits);
+  require_bits(bits);
   std::fill_n(codes, code_bytes(size, bits), std::uint8_t{0});
   float least = 0;
   float most = 0;

@@ -20,12 +20,12 @@ namespace thinwire::optim {
 /// in its paper's order; parts do not call back.
 struct LowBitOptimizer::Impl {
   Impl(comm::Communicator& comm, const ParameterLayout& layout,
-       LowBitSettings settings, const CompressedMomentum::Options& options = {})
+       LowBitSettings settings, bool keeps_previous = false)
       : model(comm, layout, std::move(settings)),
         groups(model.adam.layout(), model.masks,
                [this] { return std::vector<ParameterGroups*>{&model.adam}; }),
         gradients(model),
-        momentum(model, options),
+        momentum(model, keeps_previous),
         denominator(model, momentum) {}
   virtual ~Impl() = default;
   Impl(const Impl&) = delete;

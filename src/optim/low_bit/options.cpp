@@ -34,10 +34,9 @@ void LowBitSettings::validate(const ParameterLayout& layout) const {
 }
 
 std::string LowBitSettings::describe() const {
-  std::string text =
-      fmt::format("{} denom_floor={} scale={} residual_dtype={} {}\n{}", name,
-                  denom_floor, scale == exchange::Scale::kRms ? "rms" : "l1",
-                  to_string(residual_dtype), own_options, exchange.describe());
+  std::string text = fmt::format("{} denom_floor={} residual_dtype={} {}\n{}",
+                                 name, denom_floor, to_string(residual_dtype),
+                                 own_options, exchange.describe());
   for (std::size_t g = 0; g < groups.size(); ++g)
     fmt::format_to(std::back_inserter(text),
                    "group {} stays_exact={} exp_avg_mask={:016x}\n", g,

@@ -20,7 +20,6 @@ struct LowBitSettings {
   std::string own_options;  ///< One line of what only this optimizer has.
   AdamOptions adam;
   std::vector<LowBitGroup> groups;
-  exchange::Scale scale = exchange::Scale::kRms;
   DType residual_dtype = DType::kFloat32;
   double denom_floor = 0;
   /// A block is searched for outliers if its gradient's norm is above so many
@@ -62,7 +61,6 @@ template <class Options>
                           .own_options = std::move(own_options),
                           .adam = adam_options(options),
                           .groups = {},
-                          .scale = options.scale,
                           .residual_dtype = options.residual_dtype,
                           .denom_floor = options.denom_floor,
                           .exchange = options.exchange};

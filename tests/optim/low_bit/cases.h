@@ -53,14 +53,13 @@ inline std::vector<LowBitCase> low_bit_cases() {
   automatic.total_steps = 20;  // freezes at a fifth of them
   optim::OnebitLambOptions lamb_bf16 = short_onebit_lamb();
   lamb_bf16.residual_dtype = DType::kBFloat16;
-  optim::ZeroOneAdamOptions gradients = short_zero_one_adam();
-  gradients.exchanged = optim::Exchanged::kGradient;
-  gradients.residual_dtype = DType::kBFloat16;
+  optim::ZeroOneAdamOptions zero_one_bf16 = short_zero_one_adam();
+  zero_one_bf16.residual_dtype = DType::kBFloat16;
   return {{"onebit_lamb", onebit_lamb(short_onebit_lamb()), 7},
           {"onebit_lamb_auto", onebit_lamb(automatic), 9},
           {"onebit_lamb_bf16", onebit_lamb(lamb_bf16), 6},
           {"zero_one_adam", zero_one_adam(short_zero_one_adam()), 21},
-          {"zero_one_adam_gradient", zero_one_adam(gradients), 13}};
+          {"zero_one_adam_bf16", zero_one_adam(zero_one_bf16), 13}};
 }
 
 }  // namespace thinwire::test

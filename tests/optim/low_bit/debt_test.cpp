@@ -117,26 +117,6 @@ TEST(Debt, OfOnebitAdamIsDeliveredOnce) {
   });
 }
 
-// A refresh averages gradients, of which nothing is owed.
-TEST(Debt, WaitsForAnExchangeOfTheMomentum) {
-  const auto make = test::onebit_adam(
-      {.learning_rate = 0.01, .freeze_step = 2, .variance_refresh = 3});
-  const Indebted saved = indebted(make, 4);
-  comm::run_local_ranks(1, [&](comm::Communicator& comm) {
-    Twins twins(comm, make, saved);
-    twins.step(5);
-    EXPECT_TRUE(twins.owes());
-    // It is saved on the way, and goes on as if it had not been.
-    const StateDict state = twins.with->state_dict();
-    twins.with = make(comm, layout);
-    twins.with->load_state_dict(state);
-    EXPECT_TRUE(test::same_state(twins.with->state_dict(), state));
-    twins.step(6);
-    expect_near(twins.delivered(), saved.owed);
-    EXPECT_FALSE(twins.owes());
-  });
-}
-
 TEST(Debt, OfOnebitLambIsInTheCommonSizeOfMomenta) {
   const auto make =
       test::onebit_lamb({.learning_rate = 0.01, .freeze_step = 2});
@@ -156,26 +136,17 @@ TEST(Debt, OfOnebitLambIsInTheCommonSizeOfMomenta) {
   });
 }
 
-// Before its freeze it exchanges momentum or gradients.
-TEST(Debt, OfZeroOneAdamBeforeItsFreezeIsOfWhatItExchanges) {
-  for (const Exchanged exchanged :
-       {Exchanged::kMomentum, Exchanged::kGradient}) {
-    const auto make = test::zero_one_adam({.learning_rate = 0.01,
-                                           .var_freeze_step = 100,
-                                           .var_update_scaler = 2,
-                                           .exchanged = exchanged});
-    const Indebted saved = indebted(make, 4);
-    std::vector<double> owed = saved.owed;
-    if (exchanged == Exchanged::kGradient)
-      for (double& value : owed) value *= 0.1;  // 1 - beta1
-    comm::run_local_ranks(1, [&](comm::Communicator& comm) {
-      Twins twins(comm, make, saved);
-      EXPECT_EQ(twins.with->phase(), Phase::kCompressed);
-      twins.step(5);
-      expect_near(twins.delivered(), owed);
-      EXPECT_FALSE(twins.owes());
-    });
-  }
+TEST(Debt, OfZeroOneAdamBeforeItsFreezeIsOfMomentum) {
+  const auto make = test::zero_one_adam(
+      {.learning_rate = 0.01, .var_freeze_step = 100, .var_update_scaler = 2});
+  const Indebted saved = indebted(make, 4);
+  comm::run_local_ranks(1, [&](comm::Communicator& comm) {
+    Twins twins(comm, make, saved);
+    EXPECT_EQ(twins.with->phase(), Phase::kCompressed);
+    twins.step(5);
+    expect_near(twins.delivered(), saved.owed);
+    EXPECT_FALSE(twins.owes());
+  });
 }
 
 // A sync exchanges u d, and gives both theta and m; a group that rests is paid

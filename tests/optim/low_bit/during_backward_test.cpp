@@ -125,8 +125,6 @@ std::vector<Case> cases() {
   bf16.residual_dtype = DType::kBFloat16;
   OnebitAdamOptions groups = test::with_second_group(clipped);
   groups.groups[1].non_freeze = true;
-  OnebitAdamOptions refresh = clipped;
-  refresh.variance_refresh = 3;
   OnebitAdamOptions threads = clipped;
   threads.exchange.num_threads = 3;
   OnebitAdamOptions tiny = clipped;
@@ -139,7 +137,6 @@ std::vector<Case> cases() {
           {"clipped", clipped, eventful},
           {"bf16", bf16, eventful},
           {"groups", groups, eventful},
-          {"refresh", refresh, eventful},
           {"threads", threads, eventful},
           {"tiny_buckets", tiny, eventful},
           {"one_bucket", whole, eventful},

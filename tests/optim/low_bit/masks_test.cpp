@@ -49,13 +49,6 @@ std::vector<Kind> kinds() {
              OnebitAdamOptions{.learning_rate = kRate, .freeze_step = kFreeze},
              mask));
        }},
-      {"onebit_adam_refresh",
-       [](const Mask& mask) {
-         return test::onebit_adam(with(OnebitAdamOptions{.learning_rate = kRate,
-                                                         .freeze_step = kFreeze,
-                                                         .variance_refresh = 3},
-                                       mask));
-       }},
       {"onebit_lamb",
        [](const Mask& mask) {
          return test::onebit_lamb(with(

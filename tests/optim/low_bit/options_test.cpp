@@ -58,7 +58,6 @@ TYPED_TEST_SUITE(LowBitOptions, AllLowBitOptions);
 
 TYPED_TEST(LowBitOptions, OutOfRangeAreRefusedByName) {
   using Options = TypeParam;
-  refused(Options{.amsgrad = true}, "amsgrad", "true");
   refused(Options{.denom_floor = -0.1}, "denom_floor", "-0.1");
   refused(Options{.denom_floor = NAN}, "denom_floor", "nan");
   refused(Options{.residual_dtype = DType::kFloat16}, "residual_dtype",

@@ -26,8 +26,7 @@ struct Kind {
 };
 
 OnebitAdamOptions short_onebit_adam() {
-  OnebitAdamOptions o{
-      .learning_rate = 0.01, .freeze_step = 3, .variance_refresh = 3};
+  OnebitAdamOptions o{.learning_rate = 0.01, .freeze_step = 3};
   o.groups.resize(2);
   o.groups[1].weight_decay = 0.1;
   o.exchange.max_grad_norm = 1;
@@ -48,19 +47,15 @@ Kind kind(std::string name, test::MakeOptimizer (*make)(Options),
 
 std::vector<Kind> kinds() {
   OnebitAdamOptions mixed = short_onebit_adam();
-  mixed.variance_refresh = 0;
   mixed.groups[1].non_freeze = true;
   OnebitLambOptions lamb_bf16 = test::short_onebit_lamb();
   lamb_bf16.residual_dtype = DType::kBFloat16;
-  ZeroOneAdamOptions gradient = test::short_zero_one_adam();
-  gradient.exchanged = Exchanged::kGradient;
   return {kind("onebit_adam", test::onebit_adam, short_onebit_adam(), 9),
           kind("onebit_adam_mixed", test::onebit_adam, mixed, 6),
           kind("onebit_lamb", test::onebit_lamb, test::short_onebit_lamb(), 7),
           kind("onebit_lamb_bf16", test::onebit_lamb, lamb_bf16, 6),
           kind("zero_one_adam", test::zero_one_adam,
-               test::short_zero_one_adam(), 21),
-          kind("zero_one_adam_gradient", test::zero_one_adam, gradient, 11)};
+               test::short_zero_one_adam(), 21)};
 }
 
 class OtherRanks : public ::testing::TestWithParam<Kind> {};

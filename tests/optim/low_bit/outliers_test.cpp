@@ -138,8 +138,6 @@ std::vector<AnyOptimizer> any_optimizers() {
                                       .local_step_scaler = 4,
                                       .local_step_clipper = 4,
                                       .exchange = exchange};
-    ZeroOneAdamOptions gradients = zero_one;
-    gradients.exchanged = Exchanged::kGradient;
     all.push_back(
         {"adam" + end, test::exact_adam({.learning_rate = lr}, exchange)});
     all.push_back({"lamb" + end,
@@ -148,19 +146,12 @@ std::vector<AnyOptimizer> any_optimizers() {
         {"onebit_adam" + end,
          test::onebit_adam(
              {.learning_rate = lr, .freeze_step = 8, .exchange = exchange})});
-    all.push_back({"onebit_adam_refresh" + end,
-                   test::onebit_adam({.learning_rate = lr,
-                                      .freeze_step = 8,
-                                      .variance_refresh = 3,
-                                      .exchange = exchange})});
     all.push_back(
         {"onebit_lamb" + end,
          test::onebit_lamb(
              {.learning_rate = lr, .freeze_step = 8, .exchange = exchange}),
          false});
     all.push_back({"zero_one_adam" + end, test::zero_one_adam(zero_one)});
-    all.push_back(
-        {"zero_one_adam_gradient" + end, test::zero_one_adam(gradients)});
   }
   return all;
 }

@@ -37,7 +37,6 @@ Frozen::Frozen(const Setup& setup, std::int64_t t, Floats& m, Floats& v,
       blocks_(blocks(setup.layout)),
       sleeping_(v.size()),
       heard_(v.size()),
-      least_(v.size()),
       ratio_(v.size(), 1.0f),
       gate_(gate) {
   for (const Parameter& p : setup_.layout.parameters()) {
@@ -119,22 +118,9 @@ std::vector<std::size_t> Frozen::revive(const std::vector<Floats>& grads) {
     if (!wakes) continue;
     sleeping_[i] = 0;
     active[i] = 1;
-    least_[i] = denominator[i];
     revived.push_back(i);
   }
   return revived;
-}
-
-void Frozen::follow(const Floats& v) {
-  for (const Parameter& p : setup_.layout.parameters()) {
-    Numbers k = numbers(setup_.groups[p.group], 1, 1);
-    k.v_scale = 1;
-    for (std::size_t i = p.offset; i < p.offset + p.size; ++i)
-      denominator[i] = k.denominator(v[i]);
-  }
-  raise_to_floors();
-  for (std::size_t i = 0; i < v.size(); ++i)
-    denominator[i] = std::max(denominator[i], least_[i]);
 }
 
 void Frozen::remember(const Floats& grads) {

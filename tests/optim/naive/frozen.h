@@ -30,9 +30,6 @@ class Frozen {
   /// Those that were out for want of a gradient and now have one on some rank:
   /// from now on they take part. Returns them.
   std::vector<std::size_t> revive(const std::vector<Floats>& grads);
-  /// After a variance refresh: the denominators of v, which has no bias. Those
-  /// that revive() has returned do not fall below what they were then.
-  void follow(const Floats& v);
   /// A rank's gradients of a step in which nothing is exchanged: the next
   /// revive() counts them.
   void remember(const Floats& grads);
@@ -59,7 +56,6 @@ class Frozen {
   std::vector<std::size_t> group_;  // of each block
   Flags sleeping_;                  // out until their first gradient
   Flags heard_;                     // had a gradient in a local step
-  Floats least_;                    // of elements that were late
   Floats ratio_;                    // r_j of heavy elements, else 1
   double gate_;
 };

@@ -23,24 +23,6 @@ std::vector<double> sums_of_1024(const std::vector<double>& terms) {
   return sums;
 }
 
-struct FourBits {
-  Floats q;  // integers from -7 to 7
-  float step = 0;
-};
-
-// c becomes what q * step lacks.
-FourBits to_4_bits(Floats& c) {
-  FourBits sent{.q = Floats(c.size())};
-  for (const float value : c) sent.step = std::max(sent.step, std::abs(value));
-  sent.step = sent.step / 7.0f;
-  for (std::size_t i = 0; i < c.size(); ++i) {
-    if (sent.step != 0)
-      sent.q[i] = std::clamp(std::nearbyint(c[i] / sent.step), -7.0f, 7.0f);
-    c[i] = c[i] - sent.q[i] * sent.step;
-  }
-  return sent;
-}
-
 double sum_of_chunks(const std::vector<double>& chunks) {
   double total = 0;
   for (const double group : sums_of_1024(chunks)) total += group;
@@ -133,21 +115,18 @@ float OneBit::stored(float residual) const {
 
 float OneBit::split(float* c, Range block, const Flags& active,
                     Floats& signed_scale) {
-  const bool rms = setup_.scale == exchange::Scale::kRms;
   std::vector<double> terms(block.size);
   std::size_t count = 0;
   for (std::size_t i = 0; i < block.size; ++i) {
     if (active[block.offset + i] == 0) c[i] = 0;
     count += active[block.offset + i] != 0 ? 1 : 0;
-    terms[i] = rms ? double{c[i]} * c[i] : std::abs(double{c[i]});
+    terms[i] = double{c[i]} * c[i];
   }
   const double total = sum(terms);
   const auto n = static_cast<double>(count);
   float s = 0;
   if (count != 0)
-    s = rms ? static_cast<float>(std::sqrt(total)) /
-                  static_cast<float>(std::sqrt(n))
-            : static_cast<float>(total) / static_cast<float>(n);
+    s = static_cast<float>(std::sqrt(total)) / static_cast<float>(std::sqrt(n));
   for (std::size_t i = 0; i < block.size; ++i) {
     const float q = c[i] < 0 ? -s : s;
     signed_scale[block.offset + i] = active[block.offset + i] != 0 ? q : 0;
@@ -180,38 +159,6 @@ Floats OneBit::mean(const std::vector<Floats>& x, const Flags& active) {
       c[i] = average + c[i];
     }
     split(c, block, active, result);
-  }
-  return result;
-}
-
-Floats OneBit::mean_in_4_bits(const std::vector<Floats>& x,
-                              const Flags& active) {
-  Floats result(setup_.layout.size());
-  const auto inverse = static_cast<float>(1.0 / setup_.world);
-  const auto keep = [&](Floats& residual, Range block, const Floats& lost) {
-    const std::size_t group = setup_.layout.parameter_at(block.offset).group;
-    const auto weight = static_cast<float>(1 - setup_.groups[group].beta1);
-    for (std::size_t i = 0; i < block.size; ++i) {
-      float& e = residual[block.offset + i];
-      if (active[block.offset + i] != 0) e = stored(e + weight * lost[i]);
-    }
-  };
-  for (const Range& block : blocks(setup_.layout)) {
-    Floats average(block.size);
-    for (std::size_t r = 0; r < x.size(); ++r) {
-      Floats c(block.size);
-      for (std::size_t i = 0; i < block.size; ++i)
-        if (active[block.offset + i] != 0) c[i] = x[r][block.offset + i];
-      const FourBits sent = to_4_bits(c);
-      keep(worker_error[r], block, c);
-      const float step = sent.step * inverse;
-      for (std::size_t i = 0; i < block.size; ++i)
-        average[i] += sent.q[i] * step;
-    }
-    const FourBits sent = to_4_bits(average);
-    keep(server_error, block, average);
-    for (std::size_t i = 0; i < block.size; ++i)
-      result[block.offset + i] = sent.q[i] * sent.step;
   }
   return result;
 }

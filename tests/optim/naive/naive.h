@@ -40,9 +40,7 @@ struct Setup {
   Floats mask;                             ///< Flat; empty: 1 everywhere.
   double denom_floor = 0;
   double max_grad_norm = 0;
-  bool calibrated_clipping = true;
   bool lagged_clipping = false;
-  exchange::Scale scale = exchange::Scale::kRms;
   bool bf16_residuals = false;
 };
 
@@ -54,9 +52,7 @@ Setup setup_of(int world, const ParameterLayout& layout, const Options& o) {
               .mask = {},
               .denom_floor = o.denom_floor,
               .max_grad_norm = o.exchange.max_grad_norm,
-              .calibrated_clipping = o.exchange.calibrated_clipping,
               .lagged_clipping = o.exchange.lagged_clipping,
-              .scale = o.scale,
               .bf16_residuals = o.residual_dtype == DType::kBFloat16};
   std::vector<Floats> masks(layout.num_groups());
   for (std::size_t g = 0; g < layout.num_groups(); ++g) {
@@ -107,9 +103,6 @@ class OneBit {
 
   /// `x` of every rank; a rank alone gets its own back, 0 where masked.
   Floats mean(const std::vector<Floats>& x, const Flags& active);
-  /// Gradients in 4 bits each way (variance_refresh): what rounding takes joins
-  /// the residuals, as much of it as reaches a momentum.
-  Floats mean_in_4_bits(const std::vector<Floats>& x, const Flags& active);
   /// The servers' half alone: what they make of x, which they all know.
   Floats share(const Floats& x, const Flags& active);
   void clear();
@@ -159,9 +152,7 @@ class Gradients {
 
  private:
   [[nodiscard]] double clip(double norm) const;
-  [[nodiscard]] double calibrated(double norm) const {
-    return setup_.calibrated_clipping ? ratio_ * norm : norm;
-  }
+  [[nodiscard]] double calibrated(double norm) const { return ratio_ * norm; }
   [[nodiscard]] std::optional<double> rms_norm(
       const std::vector<Floats>& grads) const;
 

@@ -18,7 +18,6 @@ class OnebitAdam {
   OnebitAdam(int world, const ParameterLayout& layout,
              const optim::OnebitAdamOptions& o, Floats start)
       : freeze_step_(optim::freeze_step_of(o)),
-        refresh_every_(o.variance_refresh),
         setup_(setup_of(world, layout, o)),
         gradients_(setup_),
         bits_(setup_),
@@ -37,7 +36,7 @@ class OnebitAdam {
     const auto average = gradients_.exact(grads);
     if (!average) return false;
     exact_step(average->sum, average->scale);
-    if (t_ == freeze_step_) freeze();
+    if (t_ == freeze_step_) frozen_.emplace(setup_, t_, m_, v_, 10);
     return true;
   }
 
@@ -63,28 +62,13 @@ class OnebitAdam {
     }
   }
 
-  // Its bias goes out of the variance once, here.
-  void freeze() {
-    frozen_.emplace(setup_, t_, m_, v_, 10);
-    for (const Parameter& param : setup_.layout.parameters()) {
-      const Numbers k = numbers(setup_.groups[param.group], t_, t_);
-      for (std::size_t i = param.offset; i < param.offset + param.size; ++i)
-        v_[i] = v_[i] * k.v_scale;
-    }
-  }
-
   void compressed_step(const std::vector<Floats>& grads, double clip) {
     ++t_;
     const std::vector<std::size_t> revived = frozen_->revive(grads);
-    for (const std::size_t i : revived) {
-      m_[i] = 0;
-      v_[i] = frozen_->denominator[i] * frozen_->denominator[i];
-    }
+    for (const std::size_t i : revived) m_[i] = 0;
     counts = frozen_->counts();
     counts.revived = revived.size();
     std::vector<Floats> x = frozen_->inputs(grads, clip);
-    if (refresh_every_ > 0 && (t_ - freeze_step_) % refresh_every_ == 0)
-      return refresh(x);
     for (const Parameter& param : setup_.layout.parameters()) {
       const Numbers k = numbers(setup_.groups[param.group], t_, t_);
       for (Floats& of_rank : x)
@@ -99,43 +83,12 @@ class OnebitAdam {
     }
   }
 
-  // The gradient is exchanged; the variance has stood still since the last
-  // time, and moves where there is a gradient.
-  void refresh(const std::vector<Floats>& x) {
-    Floats g = x[0];
-    if (setup_.world > 1) g = bits_.mean_in_4_bits(x, frozen_->active);
-    const auto numbers_of = [this](const Parameter& param) {
-      const optim::AdamOptions& group = setup_.groups[param.group];
-      Numbers k = numbers(group, t_, t_);
-      const double beta2 =
-          std::pow(group.beta2, static_cast<double>(refresh_every_));
-      k.beta2 = static_cast<float>(beta2);
-      k.one_minus_beta2 = static_cast<float>(1 - beta2);
-      return k;
-    };
-    for (const Parameter& param : setup_.layout.parameters()) {
-      const Numbers k = numbers_of(param);
-      for (std::size_t i = param.offset; i < param.offset + param.size; ++i) {
-        if (frozen_->active[i] == 0) g[i] = m_[i] = 0;
-        m_[i] = k.momentum(m_[i], g[i]);
-        if (g[i] != 0) v_[i] = k.variance(v_[i], g[i]);
-      }
-    }
-    frozen_->follow(v_);
-    for (const Parameter& param : setup_.layout.parameters()) {
-      const Numbers k = numbers_of(param);
-      for (std::size_t i = param.offset; i < param.offset + param.size; ++i)
-        move(i, k, frozen_->denominator[i]);
-    }
-  }
-
   void move(std::size_t i, const Numbers& k, float d) {
     const auto step = static_cast<float>(-k.learning_rate);
     p_[i] = p_[i] + step * k.update(m_[i], d, p_[i]);
   }
 
   std::int64_t freeze_step_;
-  std::int64_t refresh_every_;
   Setup setup_;
   Gradients gradients_;
   OneBit bits_;

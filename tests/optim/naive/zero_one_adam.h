@@ -104,21 +104,16 @@ class ZeroOneAdam {
     phase = optim::Phase::kCompressed;
     ++t_;
     const std::vector<Numbers> all = all_numbers();
-    const bool momentum = o_.exchanged == optim::Exchanged::kMomentum;
     for (const std::size_t i : revive(grads))
       v_[i] = d()[i] * d()[i] / all[group_of_[i]].v_scale;
     std::vector<Floats> x = frozen_->inputs(grads, clip);
-    if (momentum)
-      for (std::size_t r = 0; r < x.size(); ++r)
-        for (std::size_t i = 0; i < x[r].size(); ++i)
-          x[r][i] = all[group_of_[i]].momentum(ranks_[r].m[i], x[r][i]);
+    for (std::size_t r = 0; r < x.size(); ++r)
+      for (std::size_t i = 0; i < x[r].size(); ++i)
+        x[r][i] = all[group_of_[i]].momentum(ranks_[r].m[i], x[r][i]);
     const Floats y = bits_.mean(x, frozen_->active);
     for (Rank& rank : ranks_)
-      for (std::size_t i = 0; i < y.size(); ++i) {
-        const Numbers& k = all[group_of_[i]];
-        rank.m[i] = momentum ? y[i] : k.momentum(rank.m[i], y[i]);
-        if (frozen_->active[i] == 0) rank.m[i] = 0;
-      }
+      for (std::size_t i = 0; i < y.size(); ++i)
+        rank.m[i] = frozen_->active[i] == 0 ? 0 : y[i];
     move(all);
   }
 

@@ -88,7 +88,7 @@ void BlockDenominators::fit(std::span<float> d, Participations participation,
     const auto own = d.subspan(at.offset, at.size);
     const auto takes_part = participations_of(participation, at);
     const auto heavy = cut_heavy(b, at, own, takes_part);
-    refit(b, own, takes_part, fraction);
+    raise_to_floor(b, own, takes_part, fraction);
     const std::lock_guard lock(heavy_mutex);
     heavy_.insert(heavy_.end(), heavy.begin(), heavy.end());
   });
@@ -117,12 +117,13 @@ std::optional<std::vector<HeavyElement>> BlockDenominators::fit_block(
   if (!median) return std::nullopt;
   medians_[b] = *median;
   auto heavy = cut_heavy(b, at, d, participation);
-  refit(b, d, participation, fraction);
+  raise_to_floor(b, d, participation, fraction);
   return heavy;
 }
 
-void BlockDenominators::refit(std::size_t b, std::span<float> d,
-                              Participations participation, double fraction) {
+void BlockDenominators::raise_to_floor(std::size_t b, std::span<float> d,
+                                       Participations participation,
+                                       double fraction) {
   const double rms =
       capped_rms(d, participation, cap(b)).value_or(double{medians_[b]});
   const auto floor = static_cast<float>(fraction * rms);

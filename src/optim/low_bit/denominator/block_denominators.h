@@ -81,10 +81,6 @@ class BlockDenominators {
   [[nodiscard]] float of_late(std::size_t block) const {
     return std::max(medians_[block], floors_[block]);
   }
-  /// `d` of a block after its variance has moved: no cap, and the median that
-  /// it has.
-  void refit(std::size_t block, std::span<float> d,
-             Participations participation, double fraction);
 
   [[nodiscard]] float median(std::size_t block) const {
     return medians_[block];
@@ -113,6 +109,9 @@ class BlockDenominators {
   [[nodiscard]] std::vector<HeavyElement> cut_heavy(
       std::size_t block, Range at, std::span<float> d,
       Participations participation) const;
+  // Forms the floor of a block that has its median, and raises `d` to it.
+  void raise_to_floor(std::size_t block, std::span<float> d,
+                      Participations participation, double fraction);
   void find_medians(std::span<const float> d, Participations participation,
                     const LowBitLayout& parts, ThreadPool& pool);
 

@@ -99,13 +99,6 @@ void Denominator::fit(std::vector<std::uint8_t> elements) {
   momentum_.set_participation(std::move(elements));
 }
 
-void Denominator::refit(std::size_t b) {
-  const Range& range = model_.block(b);
-  blocks.refit(b, {at(range.offset), range.size},
-               participations_of(momentum_.participation(), range),
-               model_.settings.denom_floor);
-}
-
 void Denominator::forget() {
   values = Buffer();
   blocks = BlockDenominators();

@@ -48,8 +48,6 @@ class Denominator {
   /// `values` holds sqrt(v) + eps: floors and caps it, and scales the momentum
   /// of heavy elements. `elements` says who takes part by mask and variance.
   void fit(std::vector<std::uint8_t> elements);
-  /// Floors block `b`, whose variance has moved.
-  void refit(std::size_t b);
   /// After fit(): CompressedMomentum::follow_masks().
   MaskChange follow_masks();
 

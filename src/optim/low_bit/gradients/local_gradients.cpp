@@ -153,9 +153,7 @@ std::optional<double> LocalGradients::clip_locally(const StepInput& in,
 
 // Nobody has the averaged gradient: its norm is estimated.
 double LocalGradients::estimate(double rms_norm) const {
-  return model_.settings.exchange.calibrated_clipping
-             ? memory.norm.estimate(rms_norm)
-             : rms_norm;
+  return memory.norm.estimate(rms_norm);
 }
 
 double LocalGradients::scale_by_lag(double loss_scale) const {

@@ -70,23 +70,6 @@ void CompressedMomentum::begin_as_signs(
   keep_as_signs();
 }
 
-void CompressedMomentum::apply_own(const StepInput& in, const Coefficients& c,
-                                   const Buffer& d) {
-  update(in.grads, c);
-  apply_values(in, c, d);
-}
-
-void CompressedMomentum::apply_values(const StepInput& in,
-                                      const Coefficients& c, const Buffer& d) {
-  const float* const m = model_.adam.exp_avg().as<float>().data();
-  for_group_ranges(model_.pool, model_.layout.compressed,
-                   [&](Range range, std::size_t group) {
-                     kernels::FrozenUpdateArrays at = arrays(range, in, d);
-                     at.exp_avg = m + range.offset;
-                     kernels::frozen_update(at, c[group]);
-                   });
-}
-
 kernels::SignInput CompressedMomentum::input(std::size_t b, View grads,
                                              const AdamCoefficients& c) const {
   kernels::SignInput input{.grads = model_.gradient(b, grads),
@@ -163,10 +146,8 @@ std::unique_ptr<exchange::CompressedAllReduce>
 CompressedMomentum::make_exchange() const {
   const exchange::CompressedAllReduceOptions options{
       .blocks = model_.block_options,
-      .scale = model_.settings.scale,
       .residual_dtype = model_.settings.residual_dtype,
-      .checks_finite = options_.checks_finite,
-      .keeps_previous = options_.keeps_previous,
+      .keeps_previous = keeps_previous_,
       .runs_early = model_.settings.exchange.during_backward && !model_.groups,
       .early_threads = model_.settings.exchange.num_threads};
   using exchange::CompressedAllReduce;

@@ -21,12 +21,9 @@ namespace thinwire::optim {
 /// exchange, signs: the exchange's own result, 1/32 of the memory.
 class CompressedMomentum {
  public:
-  struct Options {
-    bool keeps_previous = false;  ///< For previous().
-    bool checks_finite = true;
-  };
-  CompressedMomentum(LowBitModel& model, const Options& options)
-      : model_(model), options_(options) {}
+  /// `keeps_previous`: for previous().
+  CompressedMomentum(LowBitModel& model, bool keeps_previous)
+      : model_(model), keeps_previous_(keeps_previous) {}
 
   // ---- the step of the papers
   /// Collective:  m <- 1-bit mean over the ranks of beta1 m + (1 - beta1) g_i,
@@ -47,8 +44,6 @@ class CompressedMomentum {
   /// Collective: the values, of which a rank has those that it serves, become
   /// signs; what that loses is the servers' residual. Not in a group of one.
   void begin_as_signs(const exchange::CompressedAllReduce::Source& values);
-  /// The same without an exchange, of this rank's own gradients.
-  void apply_own(const StepInput& in, const Coefficients& c, const Buffer& d);
 
   // ---- its pieces
   /// What block `b` of this rank's new momentum is made of, on the fly.
@@ -102,9 +97,6 @@ class CompressedMomentum {
   [[nodiscard]] const std::uint32_t* active(std::size_t b) const {
     return active_.words(model_.layout.blocks, b);
   }
-  [[nodiscard]] const exchange::ActiveMask& active_mask() const {
-    return active_;
-  }
   [[nodiscard]] std::size_t num_left_out() const { return num_left_out_; }
   /// Whether a late element has its first gradient here.
   [[nodiscard]] bool has_late(View grads) {
@@ -146,7 +138,7 @@ class CompressedMomentum {
 
   // ---- what a group of one owes: it compresses nothing, so the residuals of a
   // state from more ranks are delivered by its first exchange, y = x + e + d
-  /// Adds what is owed to `x`, momentum or gradient of all elements.
+  /// Adds what is owed to `x`, the momentum of all elements.
   void deliver_debt(std::span<float> x);
   [[nodiscard]] bool has_debt() const { return !debt_.worker.empty(); }
   /// What is owed of block `b`, in units of what is exchanged; 0 where an
@@ -188,11 +180,9 @@ class CompressedMomentum {
   [[nodiscard]] bool has_residuals() const {
     return exchange_ != nullptr || has_debt();
   }
-  void apply_values(const StepInput& in, const Coefficients& c,
-                    const Buffer& d);
 
   LowBitModel& model_;
-  Options options_;
+  bool keeps_previous_;
   std::unique_ptr<exchange::CompressedAllReduce> exchange_;
   std::vector<std::uint8_t> participation_;  // empty: every element takes part
   exchange::ActiveMask active_;              // the same in bits

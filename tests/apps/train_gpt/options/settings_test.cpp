@@ -80,13 +80,9 @@ TEST(Settings, AndTheFlagOfTheSameAgree) {
     Options lean = parse({"--optimizer", "lean_onebit_adam"});
     return training_config(lean);
   }());
-  options = parse(
-      {"--set", "semantics=deepspeed", "--set", "calibrated_clipping=false"});
+  options = parse({"--set", "semantics=deepspeed"});
   EXPECT_EQ(options.semantics, config::Semantics::kDeepSpeed);
-  EXPECT_FALSE(options.calibrated_clipping);
-  options = parse(
-      {"--set", "variance_refresh=16", "--set", "checkpoint.keep_last=7"});
-  EXPECT_EQ(options.variance_refresh, 16);
+  options = parse({"--set", "checkpoint.keep_last=7"});
   EXPECT_EQ(options.file.checkpoint.keep_last, 7);
 }
 

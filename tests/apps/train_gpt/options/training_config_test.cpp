@@ -14,8 +14,8 @@ namespace {
 TEST_F(ConfigFile, GivesWhatFlagsDoNot) {
   write(R"({"train_gpt": {"data": ["x", "y"], "steps": 30, "lr": 0.002,
             "warmup_steps": 5, "weight-decay": 0, "freeze_step": "auto",
-            "var_freeze_step": 7, "local_steps": 2, "variance_refresh": 4,
-            "clip": 3, "clip_norm": "rms", "quiet": true, "seed": 12}})");
+            "var_freeze_step": 7, "local_steps": 2,
+            "clip": 3, "quiet": true, "seed": 12}})");
   const Options options =
       parse_all({"--config", path.c_str(), "--seed", "3"}).options;
   EXPECT_EQ(options.data, (std::vector<std::string>{"x", "y"}));
@@ -25,9 +25,7 @@ TEST_F(ConfigFile, GivesWhatFlagsDoNot) {
   EXPECT_EQ(options.freeze_step, optim::kAutoFreeze);
   EXPECT_EQ(options.var_freeze_step, 7);
   EXPECT_EQ(options.local_steps, 2);
-  EXPECT_EQ(options.variance_refresh, 4);
   EXPECT_EQ(options.clip, 3);
-  EXPECT_FALSE(options.calibrated_clipping);
   EXPECT_TRUE(options.quiet);
   EXPECT_EQ(options.seed, 3u);  // flags win
 }
@@ -72,16 +70,15 @@ TEST_F(ConfigFile, OfDeepSpeedDecidesWhatNoFlagGives) {
 
 TEST(IdleFlags, AreThoseThatTheOptimizerDoesNotFollow) {
   const auto of = [](std::vector<const char*> arguments) {
-    arguments.insert(arguments.end(), {"--freeze-step", "3", "--local-steps",
-                                       "2", "--variance-refresh", "5"});
+    arguments.insert(arguments.end(),
+                     {"--freeze-step", "3", "--local-steps", "2"});
     return parse(arguments).idle_flags;
   };
   using Flags = std::vector<std::string>;
   EXPECT_EQ(of({"--optimizer", "adam"}),
-            (Flags{"--freeze-step", "--variance-refresh", "--local-steps"}));
+            (Flags{"--freeze-step", "--local-steps"}));
   EXPECT_EQ(of({"--optimizer", "onebit_adam"}), Flags{"--local-steps"});
-  EXPECT_EQ(of({"--optimizer", "lean_onebit_adam"}),
-            (Flags{"--variance-refresh", "--local-steps"}));
+  EXPECT_EQ(of({"--optimizer", "lean_onebit_adam"}), Flags{"--local-steps"});
   EXPECT_EQ(parse({"--optimizer", "adam"}).idle_flags, Flags{});
 }
 
