@@ -115,7 +115,7 @@ void train(comm::Communicator& comm) {
       optimizer->load_state_dict(state);
     }
     if (step % 50 == 0) {
-      optimizer->local_steps()->synchronize(model.params);
+      synchronize(*optimizer, model.params);
       const double loss = evaluate(comm, model);
       if (comm.rank() == 0)
         std::cout << "step " << step << ": " << to_string(report.phase)

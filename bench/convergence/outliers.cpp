@@ -118,8 +118,7 @@ Outcome train(const Case& c) {
       optimizer->step(params, grads);
       most = std::max(most, longest(before, params));
     }
-    if (auto* const local = optimizer->local_steps())
-      local->synchronize(params);
+    synchronize(*optimizer, params);
     if (comm.rank() == 0) outcome = outcome_of(params, most);
   });
   return outcome;

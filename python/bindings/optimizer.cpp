@@ -80,8 +80,7 @@ optim::StepReport step(Self& self, nb::handle params, nb::handle grads,
 void synchronize(Self& self, nb::handle params) {
   const Array array(params, "params");
   call(self, "synchronize", [&](OptimizerParts& parts) {
-    if (auto* const local = parts.optimizer().local_steps())
-      local->synchronize(array.view());
+    optim::synchronize(parts.optimizer(), array.view());
   });
 }
 

@@ -259,9 +259,8 @@ SaveReport Saver::save(const Training& training, const std::string& root,
   SaveReport report;
   report.step = training.step;
   report.waited_seconds = seconds_since(start);
-  optim::LocalSteps* const local = training.optimizer.local_steps();
-  if (local != nullptr && options.local_steps == LocalSteps::kSynchronize)
-    local->synchronize(training.params);
+  if (options.local_steps == LocalSteps::kSynchronize)
+    optim::synchronize(training.optimizer, training.params);
   optim::State state;
   everywhere(impl_->own_comm(), [&] {
     require_attachable(options.attachments);

@@ -350,8 +350,8 @@ void Engine::begin_evaluation() {
   if (impl_->in_evaluation) refuse("begin_evaluation: inside another one");
   const bool untouched =
       !impl_->marks.change(impl_->params, impl_->own_gradients());
-  if (auto* const local = impl_->optimizer().local_steps())
-    impl_->exchange([&] { local->synchronize(impl_->params); });
+  impl_->exchange(
+      [this] { optim::synchronize(impl_->optimizer(), impl_->params); });
   if (untouched && impl_->window->backwards() > 0)
     impl_->marks.remember(impl_->params, impl_->own_gradients());
   impl_->in_evaluation = true;

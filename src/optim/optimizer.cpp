@@ -48,6 +48,11 @@ ConstView exchanged_params(const Optimizer& optimizer, ConstView params) {
   return local == nullptr ? params : local->exchanged_params(params);
 }
 
+void synchronize(Optimizer& optimizer, View params) {
+  if (LocalSteps* const local = optimizer.local_steps())
+    local->synchronize(params);
+}
+
 std::int64_t steps_behind(const Optimizer& optimizer) noexcept {
   const LocalSteps* const local = optimizer.local_steps();
   return local == nullptr ? 0 : local->steps_behind();

@@ -277,6 +277,8 @@ class Optimizer {
 /// LocalSteps::exchanged_params(), or `params` if all steps exchange.
 [[nodiscard]] ConstView exchanged_params(const Optimizer& optimizer,
                                          ConstView params);
+/// Collective: calls LocalSteps::synchronize(), if there are local steps.
+void synchronize(Optimizer& optimizer, View params);
 /// Returns LocalSteps::steps_behind(), or 0.
 [[nodiscard]] std::int64_t steps_behind(const Optimizer& optimizer) noexcept;
 

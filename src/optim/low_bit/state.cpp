@@ -57,7 +57,7 @@ State LowBitOptimizer::Impl::state() const {
 void LowBitOptimizer::Impl::require_between_steps(const char* call) const {
   if (momentum.has_begun_early())
     refuse(
-        fmt::format("{}: between early()->reduce() and step(), with "
+        fmt::format("{}: between reduce() and step(), with "
                     "exchange.during_backward; call step() first",
                     call));
 }

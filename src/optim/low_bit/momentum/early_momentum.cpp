@@ -76,7 +76,7 @@ void EarlyMomentum::add_complete() {
 bool EarlyMomentum::complete(const StepInput& in) {
   require(
       in.grads.data() == grads_.data() && in.grads.dtype() == grads_.dtype(),
-      "StepInput.grads", "what reduce_early() was given since the last step",
+      "StepInput.grads", "what reduce() was given since the last step",
       "other memory");
   for (const Range& missing : missing_)
     gradients_.measure_early(grads_, missing);
