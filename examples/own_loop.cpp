@@ -103,19 +103,19 @@ void train(comm::Communicator& comm) {
       for (int i = 0; i < 8; ++i)
         add_gradient(model, draw(random), 1.0f / (8 * kMicroBatches));
 
-    optimizer->set_learning_rate(learning_rate_of(step));
+    optimizer->groups().set_learning_rate(learning_rate_of(step));
     const auto report = optimizer->step(model.params, model.grads);
     if (!report.applied && comm.rank() == 0)
       std::cout << "step " << step << " skipped: the gradient of rank "
                 << report.nonfinite_rank << " is not finite\n";
 
     if (step == kSteps / 2) {  // As a run that ends here and goes on later.
-      const thinwire::StateDict state = optimizer->state_dict();
+      const thinwire::StateDict state = copy_of(optimizer->state());
       optimizer = std::make_unique<optim::ZeroOneAdam>(comm, layout, options);
       optimizer->load_state_dict(state);
     }
     if (step % 50 == 0) {
-      optimizer->synchronize(model.params);
+      synchronize(*optimizer, model.params);
       const double loss = evaluate(comm, model);
       if (comm.rank() == 0)
         std::cout << "step " << step << ": " << to_string(report.phase)

@@ -31,7 +31,7 @@ void Trainer::summarize() {
   summary_.optimizer = options_.optimizer;
   summary_.semantics = std::string(to_string(options_.semantics));
   summary_.precision = std::string(precision_name(options_.precision));
-  summary_.skipped_steps = model_.engine().optimizer().skipped_steps();
+  summary_.skipped_steps = model_.engine().optimizer().progress().skipped;
   summary_.ranks = comm_.size();
   summary_.steps = options_.steps;
   summary_.params = model_.params().size();

@@ -181,11 +181,8 @@ config::Config config_of(std::string name) {
 
 // The step after which it sent few bits; 0: never.
 std::int64_t frozen_at(const optim::Optimizer& optimizer) {
-  if (const auto* adam = dynamic_cast<const optim::OnebitAdam*>(&optimizer))
-    return adam->frozen_at();
-  if (const auto* lamb = dynamic_cast<const optim::OnebitLamb*>(&optimizer))
-    return lamb->frozen_at();
-  return 0;
+  const optim::FreezeStage* const freeze = optimizer.freeze();
+  return freeze == nullptr ? 0 : freeze->frozen_at();
 }
 
 struct Run {

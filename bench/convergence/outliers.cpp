@@ -118,7 +118,7 @@ Outcome train(const Case& c) {
       optimizer->step(params, grads);
       most = std::max(most, longest(before, params));
     }
-    optimizer->synchronize(params);
+    synchronize(*optimizer, params);
     if (comm.rank() == 0) outcome = outcome_of(params, most);
   });
   return outcome;

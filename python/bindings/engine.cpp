@@ -90,7 +90,7 @@ void set_learning_rate(Self& self, double learning_rate,
 }
 
 double learning_rate(Self& self, std::size_t group) {
-  return self.look().engine->optimizer().learning_rate(group);
+  return self.look().engine->optimizer().groups().learning_rate(group);
 }
 
 void set_model_parallel(Self& self, const CommunicatorHandle& comm) {
@@ -102,23 +102,23 @@ void set_model_parallel(Self& self, const CommunicatorHandle& comm) {
 }
 
 std::string phase(Self& self) {
-  return std::string(to_string(self.look().engine->optimizer().phase()));
+  return std::string(to_string(self.look().engine->optimizer().progress().phase));
 }
 
 std::optional<std::int64_t> freeze_step(Self& self) {
-  return self.look().engine->optimizer().freeze_step();
+  return self.look().engine->optimizer().progress().freeze_step;
 }
 
 std::int64_t steps(Self& self) {
-  return self.look().engine->optimizer().steps();
+  return self.look().engine->optimizer().progress().steps;
 }
 
 std::int64_t skipped_steps(Self& self) {
-  return self.look().engine->optimizer().skipped_steps();
+  return self.look().engine->optimizer().progress().skipped;
 }
 
 std::vector<double> lamb_coeffs(Self& self) {
-  return self.look().engine->optimizer().lamb_coeffs();
+  return self.look().engine->optimizer().progress().lamb_coeffs;
 }
 
 nb::object masters(Self& self) {

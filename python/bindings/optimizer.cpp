@@ -80,7 +80,7 @@ optim::StepReport step(Self& self, nb::handle params, nb::handle grads,
 void synchronize(Self& self, nb::handle params) {
   const Array array(params, "params");
   call(self, "synchronize", [&](OptimizerParts& parts) {
-    parts.optimizer().synchronize(array.view());
+    optim::synchronize(parts.optimizer(), array.view());
   });
 }
 
@@ -107,7 +107,7 @@ nb::object masters(Self& self) {
 void read_masters(Self& self, nb::handle params) {
   const ConstArray array(params, "params");
   call(self, "read_masters", [&](OptimizerParts& parts) {
-    parts.optimizer().read_masters(array.view());
+    parts.optimizer().set_masters(array.view());
   });
 }
 
@@ -124,13 +124,13 @@ nb::object exchanged_params(Self& self, nb::handle params) {
   return to_python(call(self, "exchanged_params", [&](OptimizerParts& parts) {
     require("params", array.view(), parts.config.precision.dtype,
             parts.layout.size());
-    return copy_of(parts.optimizer().exchanged_params(array.view()));
+    return copy_of(optim::exchanged_params(parts.optimizer(), array.view()));
   }));
 }
 
 State state_dict(Self& self) {
   return to_python(call(self, "state_dict", [](OptimizerParts& parts) {
-    return parts.optimizer().state_dict();
+    return optim::copy_of(parts.optimizer().state());
   }));
 }
 
@@ -144,14 +144,15 @@ nb::object state_elements(Self& self, const std::string& array,
 
 void load_state_dict(Self& self, nb::handle state) {
   const StateDict copy = to_state(state, "state");
-  call(self, "load_state_dict",
-       [&](OptimizerParts& parts) { parts.optimizer().load_state_dict(copy); });
+  call(self, "load_state_dict", [&](OptimizerParts& parts) {
+    parts.notes = parts.optimizer().load_state_dict(copy);
+  });
 }
 
 void adopt(Self& self, nb::handle state) {
   StateDict copy = to_state(state, "state");
   call(self, "adopt", [&](OptimizerParts& parts) {
-    parts.optimizer().adopt(std::move(copy))();
+    parts.notes = parts.optimizer().adopt(std::move(copy))();
   });
 }
 
@@ -188,61 +189,66 @@ std::optional<double> residual_ratio(Self& self) {
 
 void set_learning_rate(Self& self, std::size_t group, double learning_rate) {
   call(self, "set_learning_rate", [&](OptimizerParts& parts) {
-    parts.optimizer().set_learning_rate(group, learning_rate);
+    parts.optimizer().groups().set_learning_rate(group, learning_rate);
   });
 }
 
 void set_weight_decay(Self& self, std::size_t group, double weight_decay) {
   call(self, "set_weight_decay", [&](OptimizerParts& parts) {
-    parts.optimizer().set_weight_decay(group, weight_decay);
+    parts.optimizer().groups().set_weight_decay(group, weight_decay);
   });
 }
 
 void set_exp_avg_mask(Self& self, std::size_t group, nb::handle mask) {
   const ConstArray values(mask, "exp_avg_mask");
   call(self, "set_exp_avg_mask", [&](OptimizerParts& parts) {
-    parts.optimizer().set_exp_avg_mask(group, values.view().as<float>());
+    parts.optimizer().groups().set_exp_avg_mask(group,
+                                                values.view().as<float>());
   });
 }
 
 std::vector<std::string> take_notes(Self& self) {
   return call(self, "take_notes", [](OptimizerParts& parts) {
-    return parts.optimizer().take_notes();
+    return std::exchange(parts.notes, {});
   });
 }
 
 double learning_rate(Self& self, std::size_t group) {
   return call(self, "learning_rate", [&](OptimizerParts& parts) {
-    return parts.optimizer().learning_rate(group);
+    return parts.optimizer().groups().learning_rate(group);
   });
 }
 
-template <auto kMember>
-auto number(Self& self) {
-  return (self.look().optimizer().*kMember)();
+template <auto kField>
+auto progress(Self& self) {
+  return self.look().optimizer().progress().*kField;
 }
 
 std::string phase(Self& self) {
-  return std::string(to_string(self.look().optimizer().phase()));
+  return std::string(to_string(progress<&optim::Progress::phase>(self)));
+}
+
+std::int64_t steps_behind(Self& self) {
+  return optim::steps_behind(self.look().optimizer());
 }
 
 }  // namespace
 
 void bind_optimizer(nb::module_& module) {
-  using optim::Optimizer;
+  using optim::Progress;
   nb::class_<OptimizerHandle>(module, "Optimizer", nb::is_weak_referenceable())
       .def("__init__", &construct_optimizer, "comm"_a, "layout"_a, "config"_a,
            "params"_a, "initial"_a = nb::none(), "experts"_a = nb::list())
       .def("step", &step, "params"_a, "grads"_a, "loss_scale"_a = 1.0)
       .def("synchronize", &synchronize, "params"_a)
-      .def_prop_ro("steps", &number<&Optimizer::steps>)
-      .def_prop_ro("skipped_steps", &number<&Optimizer::skipped_steps>)
+      .def_prop_ro("steps", &progress<&Progress::steps>)
+      .def_prop_ro("skipped_steps", &progress<&Progress::skipped>)
       .def_prop_ro("phase", &phase)
-      .def_prop_ro("freeze_step", &number<&Optimizer::freeze_step>)
+      .def_prop_ro("freeze_step", &progress<&Progress::freeze_step>)
       .def_prop_ro("loss_scale", &loss_scale)
       .def_prop_ro("residual_ratio", &residual_ratio)
-      .def("lamb_coeffs", &number<&Optimizer::lamb_coeffs>)
-      .def_prop_ro("steps_behind", &number<&Optimizer::steps_behind>)
+      .def("lamb_coeffs", &progress<&Progress::lamb_coeffs>)
+      .def_prop_ro("steps_behind", &steps_behind)
       .def("set_learning_rate", &set_learning_rate, "group"_a,
            "learning_rate"_a)
       .def("learning_rate", &learning_rate, "group"_a)

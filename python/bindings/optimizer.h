@@ -23,6 +23,7 @@ struct OptimizerParts {
   config::Config config;
   Array params;  // the memory of ZeRO and lean 1-bit Adam
   engine::OptimizerStack stack{};
+  optim::Notes notes{};  // of the last adoption
   OneCaller caller{};
 
   [[nodiscard]] optim::Optimizer& optimizer() const { return *stack.optimizer; }

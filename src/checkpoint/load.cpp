@@ -297,14 +297,16 @@ void put_in_place(const Training& training, const Manifest& manifest,
   kernels::convert(read.all_parameters(), training.params);
   put_in_place(read.others, training.others);
   if (!read.adoption) {
-    training.optimizer.read_masters(read.masters.empty()
+    training.optimizer.set_masters(read.masters.empty()
                                         ? ConstView(training.params)
                                         : ConstView(read.masters.view()));
     return;
   }
-  read.adoption();
-  if (manifest.steps_behind > 0)
-    training.optimizer.repeat_local_steps(training.params);
+  for (std::string& note : read.adoption())
+    read.report.notes.push_back(std::move(note));
+  optim::LocalSteps* const local = training.optimizer.local_steps();
+  if (local != nullptr && manifest.steps_behind > 0)
+    local->repeat(training.params);
 }
 
 LoadReport load_from(const Training& training, const Found& found,
@@ -324,8 +326,6 @@ LoadReport load_from(const Training& training, const Found& found,
     if (options.accept) options.accept(report);
   });
   put_in_place(training, manifest, read);
-  for (std::string& note : training.optimizer.take_notes())
-    report.notes.push_back(std::move(note));
   return std::move(report);
 }
 

@@ -114,7 +114,7 @@ std::string checksums(const ParameterLayout& layout, const StateArray& array,
 void require_same_values(const Training& training, const optim::State& state,
                          const optim::HeldParameters& held, bool is_dense) {
   const ConstView weights =
-      training.optimizer.exchanged_params(training.params);
+      optim::exchanged_params(training.optimizer, training.params);
   std::vector<bool> is_held(training.layout.parameters().size());
   std::string values;
   const bool are_own = state.find(kOwnParameters) != nullptr;

@@ -94,7 +94,7 @@ SavePlan::SavePlan(const Training& training, const WholeModel& whole,
       options_(options),
       rank_(training.comm.rank()),
       world_(training.comm.size()),
-      weights_(training.optimizer.exchanged_params(training.params)) {
+      weights_(optim::exchanged_params(training.optimizer, training.params)) {
   plan_weights();
   plan_state();
 }
@@ -344,7 +344,7 @@ Manifest SavePlan::manifest() const {
   manifest.world = world_;
   manifest.optimizer = state_.common.text("optimizer");
   manifest.semantics = training_.semantics;
-  manifest.phase = std::string(to_string(training_.optimizer.phase()));
+  manifest.phase = std::string(to_string(training_.optimizer.progress().phase));
   manifest.precision = precision_name(training_.params.dtype());
   manifest.zero_stage = training_.zero_stage;
   for (const Parameter& p : whole_.layout.parameters())
@@ -365,7 +365,7 @@ Manifest SavePlan::manifest() const {
   manifest.config = training_.config;
   for (const WeightFile& file : weight_files_)
     manifest.weight_files.push_back(file.name);
-  manifest.steps_behind = training_.optimizer.steps_behind();
+  manifest.steps_behind = optim::steps_behind(training_.optimizer);
   return manifest;
 }
 

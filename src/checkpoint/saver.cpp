@@ -64,7 +64,8 @@ void require_attachable(const std::vector<Attachment>& attachments) {
 
 // Collective: all ranks have the same values, and each looks at a share.
 bool are_usable(comm::Communicator& comm, const Training& training) {
-  const ConstView values = training.optimizer.exchanged_params(training.params);
+  const ConstView values =
+      optim::exchanged_params(training.optimizer, training.params);
   const Range own = share_of(values.size(), comm.rank(), comm.size());
   const auto parts = values.subview(own.offset, own.size).parts();
   const bool is_own_usable =
@@ -259,7 +260,7 @@ SaveReport Saver::save(const Training& training, const std::string& root,
   report.step = training.step;
   report.waited_seconds = seconds_since(start);
   if (options.local_steps == LocalSteps::kSynchronize)
-    training.optimizer.synchronize(training.params);
+    optim::synchronize(training.optimizer, training.params);
   optim::State state;
   everywhere(impl_->own_comm(), [&] {
     require_attachable(options.attachments);

@@ -72,36 +72,12 @@ StepReport ExactOptimizer::step_averaged(const StepInput& in) {
   return impl_->step(in, true);
 }
 
-std::vector<double> ExactOptimizer::lamb_coeffs() const {
-  return impl_->rule->lamb_coeffs();
-}
+optim::ParameterGroups& ExactOptimizer::groups() { return *impl_->rule; }
 
-std::int64_t ExactOptimizer::steps() const noexcept {
-  return impl_->counts.steps;
-}
-
-std::int64_t ExactOptimizer::skipped_steps() const noexcept {
-  return impl_->counts.skipped;
-}
-
-void ExactOptimizer::set_learning_rate(std::size_t group, double rate) {
-  impl_->rule->set_learning_rate(group, rate);
-}
-
-double ExactOptimizer::learning_rate(std::size_t group) const {
-  return impl_->rule->learning_rate(group);
-}
-
-void ExactOptimizer::set_weight_decay(std::size_t group, double weight_decay) {
-  impl_->rule->set_weight_decay(group, weight_decay);
-}
-
-double ExactOptimizer::weight_decay(std::size_t group) const {
-  return impl_->rule->weight_decay(group);
-}
-
-std::size_t ExactOptimizer::num_groups() const noexcept {
-  return impl_->rule->num_groups();
+optim::Progress ExactOptimizer::progress() const {
+  return {.steps = impl_->counts.steps,
+          .skipped = impl_->counts.skipped,
+          .lamb_coeffs = impl_->rule->lamb_coeffs()};
 }
 
 optim::State ExactOptimizer::state() const {
@@ -110,10 +86,6 @@ optim::State ExactOptimizer::state() const {
 
 optim::Optimizer::Adoption ExactOptimizer::adopt(StateDict state) {
   return optim::adopt_rule_state(*impl_->rule, impl_->counts, std::move(state));
-}
-
-StateDict ExactOptimizer::owner() const {
-  return optim::layout_owner(impl_->rule->layout());
 }
 
 void ExactOptimizer::require_owner(const StateDict& state) const {

@@ -75,7 +75,7 @@ Fp16Optimizer::Fp16Optimizer(comm::Communicator& comm,
   (void)optimizer_->step_averaged({.params = masters_.view(), .grads = grads_});
 }
 
-void Fp16Optimizer::read_masters(ConstView params) {
+void Fp16Optimizer::set_masters(ConstView params) {
   require(params.size() == layout_.size(), "params",
           fmt::format("{} elements", layout_.size()), params.size());
   kernels::convert(params, masters_.view());
@@ -86,10 +86,10 @@ void Fp16Optimizer::write_params(View params) const {
   kernels::convert(masters_.view(), params);
 }
 
-void Fp16Optimizer::synchronize(View params) {
-  precision::require_params(params, DType::kFloat16, layout_.size());
-  optimizer_->synchronize(masters_.view());
-  write_params(params);
+optim::Progress Fp16Optimizer::progress() const {
+  optim::Progress progress = optimizer_->progress();
+  progress.skipped += skipped_;
+  return progress;
 }
 
 // ---- the step
@@ -98,7 +98,7 @@ StepReport Fp16Optimizer::step(const StepInput& in) {
   precision::require_input(in, DType::kFloat16, layout_.size());
   require(in.loss_scale == 1, "loss_scale", "1 with deepspeed semantics",
           in.loss_scale);
-  const bool is_averaged = optimizer_->phase() == optim::Phase::kExact;
+  const bool is_averaged = optimizer_->progress().phase == optim::Phase::kExact;
   const auto halves = in.grads.as<Half>();
   if (is_averaged && comm_.size() > 1) average(halves);
   kernels::convert(in.grads, std::span(grads_));
@@ -107,7 +107,7 @@ StepReport Fp16Optimizer::step(const StepInput& in) {
   if (overflow) {
     ++skipped_;
     return {.applied = false,
-            .phase = optimizer_->phase(),
+            .phase = optimizer_->progress().phase,
             .loss_scale = scaler_.scale()};
   }
 
@@ -190,15 +190,15 @@ double Fp16Optimizer::combined_scale(double total) const {
 
 optim::State Fp16Optimizer::state() const {
   optim::State state = optimizer_->state();
-  state.common.put_integer("skipped_steps", skipped_steps());
+  state.common.put_integer("skipped_steps", progress().skipped);
   state.add_free("masters", masters_.view());
   scaler_.save(state.common);
   return own_state(std::move(state));
 }
 
-void Fp16Optimizer::load_state_dict(const StateDict& state) {
+optim::Notes Fp16Optimizer::load_state_dict(const StateDict& state) {
   require_owner(state);
-  adopt(copy_that_forgets(state))();
+  return adopt(copy_that_forgets(state))();
 }
 
 optim::Optimizer::Adoption Fp16Optimizer::adopt(StateDict state) {
@@ -209,10 +209,12 @@ optim::Optimizer::Adoption Fp16Optimizer::adopt(StateDict state) {
       optim::take_floats(state, "masters", DType::kFloat32, layout_.size()));
   return [this, scaler, skipped, masters,
           of_optimizer = optimizer_->adopt(std::move(state))] {
-    of_optimizer();
+    optim::Notes notes = of_optimizer();
     scaler_ = scaler;
-    skipped_ = skipped - optimizer_->skipped_steps();  // some has taken over
+    // Some has taken over.
+    skipped_ = skipped - optimizer_->progress().skipped;
     masters_ = std::move(*masters);
+    return notes;
   };
 }
 

@@ -38,7 +38,8 @@ comm::Communicator& LowBitOptimizer::Impl::flat(comm::Communicator& comm) {
 }
 
 StepReport LowBitOptimizer::Impl::step(const StepInput& in, bool averaged) {
-  StepReport report{.phase = phase(), .loss_scale = in.loss_scale};
+  StepReport report{.phase = progress().phase,
+                    .loss_scale = in.loss_scale};
   {
     StepMeter meter(model.comm, report);
     ++steps;
@@ -114,6 +115,7 @@ optim::State LowBitOptimizer::Impl::state() const {
     state.add_free(kServerError, exchange_->server_error());
   }
   add_own(state);
+  state.owner = optim::layout_owner(adam.layout());
   return own_state(std::move(state));
 }
 
@@ -138,7 +140,7 @@ optim::Adoption LowBitOptimizer::Impl::adopt_residuals(StateDict& state,
 
 // Everything is taken out of the state first: one that does not fit changes
 // nothing.
-optim::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
+optim::Optimizer::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
   struct Taken {
     std::int64_t steps = 0;
     std::vector<double> rates;
@@ -167,6 +169,7 @@ optim::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
     adam().exp_avg_sq() = std::move(taken->v);
     taken->residuals();
     taken->own();
+    return optim::Notes();
   };
 }
 
@@ -190,46 +193,12 @@ StepReport LowBitOptimizer::step_averaged(const StepInput& input) {
   return impl_->step(input, true);
 }
 
-std::vector<double> LowBitOptimizer::lamb_coeffs() const {
-  return impl_->lamb_coeffs();
-}
+optim::ParameterGroups& LowBitOptimizer::groups() { return impl_->groups; }
 
-std::int64_t LowBitOptimizer::steps() const noexcept { return impl_->steps; }
-
-optim::Phase LowBitOptimizer::phase() const noexcept { return impl_->phase(); }
-
-std::optional<std::int64_t> LowBitOptimizer::freeze_step() const {
-  return impl_->last_exact_step();
-}
-
-void LowBitOptimizer::set_learning_rate(std::size_t group, double rate) {
-  impl_->adam().set_learning_rate(group, rate);
-}
-
-double LowBitOptimizer::learning_rate(std::size_t group) const {
-  return impl_->adam().learning_rate(group);
-}
-
-void LowBitOptimizer::set_weight_decay(std::size_t group, double weight_decay) {
-  impl_->adam().set_weight_decay(group, weight_decay);
-}
-
-double LowBitOptimizer::weight_decay(std::size_t group) const {
-  return impl_->adam().weight_decay(group);
-}
-
-void LowBitOptimizer::set_exp_avg_mask(std::size_t group,
-                                       std::span<const float> mask) {
-  impl_->model.masks.set(impl_->adam().layout(), group, mask);
-  impl_->model.masks.follow();
-}
-
-std::vector<std::string> LowBitOptimizer::take_notes() {
-  return std::exchange(impl_->notes, {});
-}
-
-std::size_t LowBitOptimizer::num_groups() const noexcept {
-  return impl_->adam().num_groups();
+optim::Progress LowBitOptimizer::progress() const {
+  optim::Progress progress = impl_->progress();
+  progress.steps = impl_->steps;
+  return progress;
 }
 
 optim::State LowBitOptimizer::state() const { return impl_->state(); }
@@ -238,13 +207,9 @@ optim::Optimizer::Adoption LowBitOptimizer::adopt(StateDict state) {
   return impl_->adopt(std::move(state));
 }
 
-void LowBitOptimizer::load_state_dict(const StateDict& state) {
+optim::Notes LowBitOptimizer::load_state_dict(const StateDict& state) {
   require_owner(state);
-  adopt(copy_that_forgets(state))();
-}
-
-StateDict LowBitOptimizer::owner() const {
-  return optim::layout_owner(impl_->adam().layout());
+  return adopt(copy_that_forgets(state))();
 }
 
 void LowBitOptimizer::require_owner(const StateDict& state) const {

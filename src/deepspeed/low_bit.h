@@ -12,12 +12,33 @@
 
 namespace thinwire::deepspeed {
 
+/// Groups whose masks act at once: the reference's ranks agree on nothing.
+class Groups final : public optim::MaskedGroups {
+ public:
+  explicit Groups(optim::LowBitModel& model)
+      : MaskedGroups(model.adam.layout(), model.masks,
+                     [&model] {
+                       return std::vector<optim::ParameterGroups*>{&model.adam};
+                     }),
+        masks_(model.masks) {}
+
+  void set_exp_avg_mask(std::size_t group,
+                        std::span<const float> mask) override {
+    MaskedGroups::set_exp_avg_mask(group, mask);
+    masks_.follow();
+  }
+
+ private:
+  optim::Masks& masks_;
+};
+
 /// What the reference's low-bit optimizers share.
 struct LowBitOptimizer::Impl {
   Impl(comm::Communicator& comm, const ParameterLayout& layout,
        optim::LowBitSettings settings)
       : model(flat(comm), layout, std::move(settings)),
-        units(model.layout.units) {}
+        units(model.layout.units),
+        groups(model) {}
   virtual ~Impl() = default;
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -25,17 +46,16 @@ struct LowBitOptimizer::Impl {
   optim::LowBitModel model;
   std::vector<Range> units;  // what gets a scale of its own
   std::unique_ptr<CompressedAllReduce> exchange_;  // see exchange()
+  Groups groups;
   std::int64_t steps = 0;
-  bool initialized = false;        // the first step() has been
-  std::vector<std::string> notes;  // of the last adoption
+  bool initialized = false;  // the first step() has been
 
   // ---- what each optimizer adds
   /// `averaged`: the gradients are, by a wrapper.
   virtual void take_step(const optim::StepInput& in, bool averaged,
                          optim::StepMeter& step) = 0;
-  [[nodiscard]] virtual optim::Phase phase() const = 0;
-  [[nodiscard]] virtual std::vector<double> lamb_coeffs() const { return {}; }
-  [[nodiscard]] virtual std::int64_t last_exact_step() const = 0;
+  /// All of it but the steps.
+  [[nodiscard]] virtual optim::Progress progress() const = 0;
   virtual void add_own(optim::State& state) const = 0;
   /// Whether the options ask for the stage that the state is in.
   [[nodiscard]] virtual bool is_in_stage_of(const StateDict& state) const = 0;
@@ -65,7 +85,7 @@ struct LowBitOptimizer::Impl {
   }
 
   [[nodiscard]] optim::State state() const;
-  [[nodiscard]] optim::Adoption adopt(StateDict state);
+  [[nodiscard]] Adoption adopt(StateDict state);
 
  private:
   /// Throws Error(kInvalidArgument) if ranks would exchange by host.

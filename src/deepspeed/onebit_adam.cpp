@@ -109,11 +109,10 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
         c);
   }
 
-  [[nodiscard]] std::int64_t last_exact_step() const override {
-    return freeze_step;
-  }
-  [[nodiscard]] optim::Phase phase() const override {
-    return frozen_at == 0 ? optim::Phase::kExact : optim::Phase::kCompressed;
+  [[nodiscard]] optim::Progress progress() const override {
+    return {.phase = frozen_at == 0 ? optim::Phase::kExact
+                                    : optim::Phase::kCompressed,
+            .freeze_step = freeze_step};
   }
 
   void add_own(optim::State& state) const override {

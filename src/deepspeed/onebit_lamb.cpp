@@ -209,15 +209,11 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
              coefficients.factor(i, drift, decayed, has_decay));
   }
 
-  [[nodiscard]] std::int64_t last_exact_step() const override {
-    return freeze_step;
-  }
-  [[nodiscard]] optim::Phase phase() const override {
-    return frozen_at == 0 ? optim::Phase::kExact : optim::Phase::kCompressed;
-  }
-
-  [[nodiscard]] std::vector<double> lamb_coeffs() const override {
-    return coefficients.last;
+  [[nodiscard]] optim::Progress progress() const override {
+    return {.phase = frozen_at == 0 ? optim::Phase::kExact
+                                    : optim::Phase::kCompressed,
+            .freeze_step = freeze_step,
+            .lamb_coeffs = coefficients.last};
   }
   void add_own(optim::State& state) const override {
     state.common.put_integer("frozen_at", frozen_at);

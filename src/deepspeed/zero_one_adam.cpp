@@ -172,10 +172,10 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
     return values.as<float>().data() + r.range.offset;
   }
 
-  [[nodiscard]] std::int64_t last_exact_step() const override {
-    return var_freeze_step;
+  [[nodiscard]] optim::Progress progress() const override {
+    return {.phase = phase(), .freeze_step = var_freeze_step};
   }
-  [[nodiscard]] Phase phase() const override {
+  [[nodiscard]] Phase phase() const {
     if (!initialized) return Phase::kExact;
     if (frozen)
       return schedule.syncs(steps + 1) ? Phase::kCompressed : Phase::kLocal;

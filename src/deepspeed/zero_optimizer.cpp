@@ -85,7 +85,7 @@ ZeroOptimizer::ZeroOptimizer(comm::Communicator& comm,
   comm::require_same(comm, "parameter layout and options",
                      layout.describe() + whole.describe() + options.describe());
   impl_ = std::make_unique<Impl>(comm, layout, adam, params, options);
-  read_masters(initial.empty() ? ConstView(params) : initial);
+  set_masters(initial.empty() ? ConstView(params) : initial);
 }
 
 ZeroOptimizer::~ZeroOptimizer() = default;
@@ -154,32 +154,10 @@ std::vector<Range> ZeroOptimizer::buckets() const {
   return impl_->window.buckets();
 }
 
-std::int64_t ZeroOptimizer::steps() const noexcept {
-  return impl_->counts.steps;
-}
+optim::ParameterGroups& ZeroOptimizer::groups() { return impl_->adam; }
 
-std::int64_t ZeroOptimizer::skipped_steps() const noexcept {
-  return impl_->counts.skipped;
-}
-
-void ZeroOptimizer::set_learning_rate(std::size_t group, double learning_rate) {
-  impl_->adam.set_learning_rate(group, learning_rate);
-}
-
-double ZeroOptimizer::learning_rate(std::size_t group) const {
-  return impl_->adam.learning_rate(group);
-}
-
-void ZeroOptimizer::set_weight_decay(std::size_t group, double weight_decay) {
-  impl_->adam.set_weight_decay(group, weight_decay);
-}
-
-double ZeroOptimizer::weight_decay(std::size_t group) const {
-  return impl_->adam.weight_decay(group);
-}
-
-std::size_t ZeroOptimizer::num_groups() const noexcept {
-  return impl_->layout.num_groups();
+optim::Progress ZeroOptimizer::progress() const {
+  return {.steps = impl_->counts.steps, .skipped = impl_->counts.skipped};
 }
 
 }  // namespace thinwire::deepspeed

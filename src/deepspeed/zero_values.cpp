@@ -107,7 +107,7 @@ void ZeroOptimizer::set_full_state(std::string_view name, std::string_view key,
   impl_->write(name, key, values);
 }
 
-void ZeroOptimizer::read_masters(ConstView from) {
+void ZeroOptimizer::set_masters(ConstView from) {
   require(from.size() == impl_->layout.size(), "params",
           fmt::format("{} elements", impl_->layout.size()), from.size());
   for (const Fragment& f : impl_->fragments)
@@ -142,6 +142,7 @@ optim::State ZeroOptimizer::state() const {
   state.common.put_text("optimizer", kName);
   impl_->counts.save(state.common);
   if (impl_->scale.is_used()) impl_->scale.save(state.common);
+  state.owner = zero::shard_owner(impl_->layout, impl_->comm.rank());
   return own_state(std::move(state));
 }
 
@@ -159,21 +160,19 @@ optim::Optimizer::Adoption ZeroOptimizer::adopt(StateDict state) {
     impl_->has_averaged = false;
     impl_->scale = scale;
     impl_->counts = counts;
+    return optim::Notes();
   };
 }
 
-void ZeroOptimizer::load_state_dict(const StateDict& state) {
+optim::Notes ZeroOptimizer::load_state_dict(const StateDict& state) {
   Adoption adopted;
   comm::require_everywhere(impl_->comm, [&] {
     require_owner(state);
     adopted = adopt(optim::copy_to_adopt(state));
   });
-  adopted();
+  optim::Notes notes = adopted();
   if (optim::is_16_bit(impl_->options.dtype)) impl_->gather_params();
-}
-
-StateDict ZeroOptimizer::owner() const {
-  return zero::shard_owner(impl_->layout, impl_->comm.rank());
+  return notes;
 }
 
 void ZeroOptimizer::require_owner(const StateDict& state) const {

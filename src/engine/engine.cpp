@@ -91,7 +91,7 @@ Engine::Engine(comm::Communicator& comm, const ParameterLayout& layout,
                                  std::move(rule));
   impl_->make_optimizer(initial);
   impl_->watch_the_freeze();
-  impl_->rates.begin(optimizer());
+  impl_->rates.begin(optimizer().groups());
   impl_->make_window();
   impl_->begin_window();
   if (comm.rank() == 0) impl_->notices.at_start(comm);
@@ -160,7 +160,7 @@ void Engine::Impl::set_full_parameter(std::string_view name,
                      whole.view());
     kernels::convert(values, whole.view().subview(p.offset, p.size));
     kernels::convert(whole.view(), params);
-    optimizer().read_masters(whole.view());
+    optimizer().set_masters(whole.view());
   }
 }
 
@@ -168,7 +168,12 @@ void Engine::Impl::make_window() {
   // Without an array there is nothing to cut: each gradient is handed on.
   std::vector<Range> buckets{{0, layout.size()}};
   if (has_gradient_array) {
-    buckets = optimizer().buckets();
+    if (made.zero != nullptr)
+      buckets = made.zero->buckets();
+    else if (const auto* const early = optimizer().early())
+      buckets = early->buckets();
+    else
+      buckets.clear();
     if (buckets.empty())  // any will do
       buckets = exchange::equal_buckets(
           layout.size(),
@@ -196,11 +201,11 @@ comm::Communicator& Engine::communicator() const noexcept {
 }
 
 void Engine::set_learning_rate(std::size_t group, double learning_rate) {
-  impl_->rates.set(impl_->optimizer(), group, learning_rate);
+  impl_->rates.set(impl_->optimizer().groups(), group, learning_rate);
 }
 
 void Engine::set_learning_rate(double learning_rate) {
-  for (std::size_t g = 0; g < optimizer().num_groups(); ++g)
+  for (std::size_t g = 0; g < optimizer().groups().num_groups(); ++g)
     set_learning_rate(g, learning_rate);
 }
 
@@ -275,7 +280,7 @@ std::vector<float> Engine::full_state(std::string_view name,
 void Engine::read_masters() {
   impl_->require_between_windows("read_masters");
   impl_->marks.forget();
-  impl_->optimizer().read_masters(impl_->params);
+  impl_->optimizer().set_masters(impl_->params);
 }
 
 zero::ShardedOptimizer& Engine::zero() {
@@ -346,7 +351,8 @@ void Engine::begin_evaluation() {
   if (impl_->in_evaluation) refuse("begin_evaluation: inside another one");
   const bool untouched =
       !impl_->marks.change(impl_->params, impl_->own_gradients());
-  impl_->exchange([this] { impl_->optimizer().synchronize(impl_->params); });
+  impl_->exchange(
+      [this] { optim::synchronize(impl_->optimizer(), impl_->params); });
   if (untouched && impl_->window->backwards() > 0)
     impl_->marks.remember(impl_->params, impl_->own_gradients());
   impl_->in_evaluation = true;
@@ -360,7 +366,7 @@ void Engine::end_evaluation() {
 StateDict Engine::state_dict() const {
   if (impl_->window->backwards() > 0)
     refuse("state_dict: inside a window of accumulation; call step() first");
-  StateDict state = impl_->optimizer().state_dict();
+  StateDict state = copy_of(impl_->optimizer().state());
   state.put_integer("engine_steps", impl_->steps);
   impl_->rates.save(state);
   return state;
@@ -372,7 +378,7 @@ void Engine::load_state_dict(const StateDict& state) {
   const std::int64_t steps = optim::saved_count(state, "engine_steps");
   impl_->rates.require_loadable(state);
   impl_->optimizer().load_state_dict(state);
-  impl_->rates.load(state, impl_->optimizer());
+  impl_->rates.load(state, impl_->optimizer().groups());
   impl_->steps = steps;
   impl_->watch_anew();
   if (impl_->made.mixed != nullptr)

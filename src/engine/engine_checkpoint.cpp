@@ -112,7 +112,7 @@ checkpoint::Training Engine::Impl::training() {
 Engine::Impl::Continuation Engine::Impl::continuation(
     const checkpoint::LoadReport& found) const {
   Continuation next{.steps = found.step};
-  next.by_hand.resize(optimizer().num_groups());
+  next.by_hand.resize(optimizer().groups().num_groups());
   for (std::size_t g = 0; g < next.by_hand.size(); ++g)
     if (const std::string key = rate_key(g); found.scalars.has_scalar(key))
       next.by_hand[g] =
@@ -160,7 +160,7 @@ void Engine::Impl::take_up(checkpoint::LoadReport& loaded,
                            checkpoint::What what, Continuation&& next) {
   marks.forget();
   if (what != checkpoint::What::kAll) return;
-  rates.restore(optimizer(), std::move(next.by_hand));
+  rates.restore(optimizer().groups(), std::move(next.by_hand));
   steps = next.steps;
   watch_anew();
   saver.set_loaded_from(loaded);

@@ -160,7 +160,7 @@ struct Engine::Impl final : exchange::GradientSink {
     if (wire_dtype() == dtype || dtype != DType::kFloat32) return false;
     if (made.zero != nullptr) return false;  // converts bucket by bucket
     const bool travels =
-        comm.size() > 1 && optimizer().phase() == optim::Phase::kExact;
+        comm.size() > 1 && optimizer().progress().phase == optim::Phase::kExact;
     return travels ||
            (made.mixed != nullptr && !made.mixed->takes_gradients(dtype));
   }

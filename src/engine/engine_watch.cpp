@@ -10,7 +10,9 @@ namespace thinwire::engine {
 
 void Engine::Impl::watch_the_freeze() {
   if (config.fallback == config::Fallback::kOff) return;
-  optimizer().set_freeze_gate([this](const optim::FreezeRequest& request) {
+  optim::FreezeStage* const freeze = optimizer().freeze();
+  if (freeze == nullptr) return;
+  freeze->set_gate([this](const optim::FreezeRequest& request) {
     const comm::Counters before = comm.counters();
     const bool ends = fallback.ends_exact_stage(comm, request);
     // A run that was interrupted has the same traffic as one that was not,
@@ -44,7 +46,7 @@ void Engine::Impl::watch(const EngineReport& done, double waited_in_backward) {
   if (comm.rank() == 0) notices.after_step(done, optimizer(), loss_scale());
   if (!telemetry.wants_line(done.steps)) return;
   TelemetryExtra extra{.memory = memory_use(),
-                       .lamb_coeffs = optimizer().lamb_coeffs()};
+                       .lamb_coeffs = optimizer().progress().lamb_coeffs};
   if (telemetry.wants_residual_ratio(done.steps)) {
     const double ratio = optimizer().residual_ratio();
     if (ratio > 0) extra.residual_ratio = ratio;

@@ -22,7 +22,7 @@ using Clock = std::chrono::steady_clock;
 void Engine::Impl::begin_window() {
   set_to_zero(grads);
   window->restart();
-  optimizer().forget_early();
+  if (auto* const early = optimizer().early()) early->forget();
   waited = 0;
   marks.forget();
   accumulates_in_fp32 = false;
@@ -41,10 +41,11 @@ void Engine::Impl::begin_backward() {
       .is_first = backwards == 0,
       .is_last = boundary.value_or(is_managed() &&
                                    backwards + 1 >= accumulation_steps)};
-  const bool sends =
-      has_gradient_array && which.is_last && config.comm.overlap &&
-      comm.size() > 1 &&
-      (optimizer().reduces_early() || optimizer().measures_early());
+  const auto* const early = optimizer().early();
+  const bool sends = has_gradient_array && which.is_last &&
+                     config.comm.overlap && comm.size() > 1 &&
+                     early != nullptr &&
+                     (early->reduces() || early->measures());
   window->begin(which, sends);
   // From the second backward on, 16-bit gradients are added up in fp32.
   if (has_gradient_array && backwards == 1 &&
@@ -92,11 +93,12 @@ void Engine::Impl::store(const exchange::GradientPart& part) {
 
 bool Engine::Impl::send(std::size_t bucket) {
   const Range& range = window->buckets()[bucket];
-  if (optimizer().measures_early()) {  // the step needs its norm first
-    optimizer().measure_early(window_gradients(), range);
+  optim::EarlyGradients& early = *optimizer().early();
+  if (early.measures()) {  // the step needs its norm first
+    early.measure(window_gradients(), range);
     return false;
   }
-  optimizer().reduce_early(to_send(range), range);
+  early.reduce(to_send(range), range);
   return true;
 }
 
@@ -104,7 +106,8 @@ void Engine::Impl::end_backward() {
   if (!has_gradient_array) made.zero->end_backward();
   window->end();
   exchange::LateGradients late = window->late();
-  if (optimizer().measures_early()) late = {};  // nothing was to be sent
+  const auto* const early = optimizer().early();
+  if (early != nullptr && early->measures()) late = {};  // nothing is sent
   if (!has_gradient_array && comm.size() > 1) late = made.zero->late();
   report.late_elements = late.elements;
   if (late.parameter >= 0)
@@ -120,7 +123,7 @@ void Engine::Impl::end_backward() {
 // them by mistake: nothing may be under way in them. step() would be next.
 void Engine::Impl::finish_sent() {
   const auto began = Clock::now();
-  optimizer().finish_early();
+  optimizer().early()->finish();
   comm.finish_queued();
   for (const optim::ExpertGroup& group : config.experts())
     group.comm->finish_queued();
@@ -259,14 +262,14 @@ EngineReport Engine::Impl::step() {
     EngineReport between;
     between.applied = false;
     between.at_boundary = false;
-    between.phase = optimizer().phase();
+    between.phase = optimizer().progress().phase;
     between.steps = steps;
     between.loss_scale = loss_scale();
     return between;
   }
   require_untouched();
   require_all_used();
-  rates.apply(optimizer(), steps);
+  rates.apply(optimizer().groups(), steps);
   View sent;
   if (has_gradient_array)
     sent = window->has_sent() && is_converted() ? all_travelling()
@@ -288,8 +291,8 @@ EngineReport Engine::Impl::step() {
   optim::report_traffic(done, comm.counters() - counters);
   if (done.applied) ++steps;
   done.steps = steps;
-  done.learning_rate =
-      optimizer().num_groups() == 0 ? 0 : optimizer().learning_rate(0);
+  const optim::ParameterGroups& groups = optimizer().groups();
+  done.learning_rate = groups.num_groups() == 0 ? 0 : groups.learning_rate(0);
   const double waited_in_backward = waited;
   begin_window();
   watch(done, waited_in_backward);

@@ -18,19 +18,19 @@ bool is_rate(double value) { return std::isfinite(value) && value >= 0; }
 
 }  // namespace
 
-void LearningRates::begin(const optim::Optimizer& optimizer) {
-  for (std::size_t g = 0; g < optimizer.num_groups(); ++g)
-    base_.push_back(optimizer.learning_rate(g));
+void LearningRates::begin(const optim::ParameterGroups& groups) {
+  for (std::size_t g = 0; g < groups.num_groups(); ++g)
+    base_.push_back(groups.learning_rate(g));
   applied_ = base_;
   by_hand_.resize(base_.size());
 }
 
-void LearningRates::apply(optim::Optimizer& optimizer,
+void LearningRates::apply(optim::ParameterGroups& groups,
                           std::int64_t applied_steps) {
   for (std::size_t g = 0; g < base_.size(); ++g) {
     // By somebody who has the optimizer itself (Engine::zero()).
-    if (optimizer.learning_rate(g) != applied_[g])
-      by_hand_[g] = optimizer.learning_rate(g);
+    if (groups.learning_rate(g) != applied_[g])
+      by_hand_[g] = groups.learning_rate(g);
   }
   std::vector<double> rates;
   for (std::size_t g = 0; g < base_.size(); ++g) {
@@ -42,13 +42,13 @@ void LearningRates::apply(optim::Optimizer& optimizer,
             rates[g]);
   }
   for (std::size_t g = 0; g < base_.size(); ++g)
-    optimizer.set_learning_rate(g, rates[g]);
+    groups.set_learning_rate(g, rates[g]);
   applied_ = rates;
 }
 
-void LearningRates::set(optim::Optimizer& optimizer, std::size_t group,
+void LearningRates::set(optim::ParameterGroups& groups, std::size_t group,
                         double rate) {
-  optimizer.set_learning_rate(group, rate);
+  groups.set_learning_rate(group, rate);
   by_hand_[group] = applied_[group] = rate;
 }
 
@@ -69,10 +69,10 @@ void LearningRates::save(StateDict& state) const {
 }
 
 void LearningRates::load(const StateDict& state,
-                         const optim::Optimizer& optimizer) {
+                         const optim::ParameterGroups& groups) {
   by_hand_.assign(base_.size(), std::nullopt);
   for (std::size_t g = 0; g < base_.size(); ++g)
-    applied_[g] = optimizer.learning_rate(g);
+    applied_[g] = groups.learning_rate(g);
   if (!state.has_array(kKey)) return;
   const auto rates =
       state.array(kKey, DType::kFloat64, base_.size()).as<double>();
@@ -80,13 +80,13 @@ void LearningRates::load(const StateDict& state,
     if (!std::isnan(rates[g])) by_hand_[g] = rates[g];
 }
 
-void LearningRates::restore(optim::Optimizer& optimizer,
+void LearningRates::restore(optim::ParameterGroups& groups,
                             std::vector<std::optional<double>> by_hand) {
   by_hand_ = std::move(by_hand);
   for (std::size_t g = 0; g < base_.size(); ++g)
-    optimizer.set_learning_rate(g, by_hand_[g].value_or(base_[g]));
+    groups.set_learning_rate(g, by_hand_[g].value_or(base_[g]));
   for (std::size_t g = 0; g < base_.size(); ++g)
-    applied_[g] = optimizer.learning_rate(g);
+    applied_[g] = groups.learning_rate(g);
 }
 
 void LearningRates::require_loadable(const StateDict& state) const {

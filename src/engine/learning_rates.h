@@ -8,7 +8,7 @@
 
 #include "thinwire/config/learning_rate.h"
 #include "thinwire/core/state_dict.h"
-#include "thinwire/optim/optimizer.h"
+#include "thinwire/optim/parameter_groups.h"
 
 namespace thinwire::engine {
 
@@ -19,14 +19,14 @@ class LearningRates {
   explicit LearningRates(config::LearningRateSchedule schedule)
       : schedule_(std::move(schedule)) {}
 
-  /// Takes the rates that `optimizer` has for those of its options.
-  void begin(const optim::Optimizer& optimizer);
+  /// Takes the rates that `groups` have for those of their options.
+  void begin(const optim::ParameterGroups& groups);
   /// Before the step after `applied_steps` others. Throws
   /// Error(kInvalidArgument) for a rate that is none, before any is set.
-  void apply(optim::Optimizer& optimizer, std::int64_t applied_steps);
+  void apply(optim::ParameterGroups& groups, std::int64_t applied_steps);
 
   /// From the next step on, until set() or set_schedule().
-  void set(optim::Optimizer& optimizer, std::size_t group, double rate);
+  void set(optim::ParameterGroups& groups, std::size_t group, double rate);
   /// Empty: the configuration's.
   void set_schedule(config::LearningRateFunction schedule);
 
@@ -35,13 +35,13 @@ class LearningRates {
   [[nodiscard]] const std::vector<std::optional<double>>& by_hand() const {
     return by_hand_;
   }
-  /// Takes it back, and begins with the rates of `optimizer`'s options again.
-  void restore(optim::Optimizer& optimizer,
+  /// Takes it back, and begins with the rates of the options again.
+  void restore(optim::ParameterGroups& groups,
                std::vector<std::optional<double>> by_hand);
   /// Error(kCorruptCheckpoint) where load() would not do.
   void require_loadable(const StateDict& state) const;
-  /// `optimizer` has been loaded.
-  void load(const StateDict& state, const optim::Optimizer& optimizer);
+  /// The optimizer of these groups has been loaded.
+  void load(const StateDict& state, const optim::ParameterGroups& groups);
 
  private:
   const config::LearningRateSchedule schedule_;

@@ -109,11 +109,11 @@ void StepNotices::at_start(const comm::Communicator& comm) const {
 void StepNotices::after_step(const EngineReport& report,
                              const optim::Optimizer& optimizer,
                              double loss_scale) {
+  const optim::Progress progress = optimizer.progress();
   if (report.applied)
-    tell_of_phase(report, optimizer.phase());
-  else if (logs_phases_ && is_power_of_two(optimizer.skipped_steps()))
-    log(LogLevel::kInfo,
-        skipped_line(report, optimizer.skipped_steps(), loss_scale));
+    tell_of_phase(report, progress.phase);
+  else if (logs_phases_ && is_power_of_two(progress.skipped))
+    log(LogLevel::kInfo, skipped_line(report, progress.skipped, loss_scale));
   if (is_first_ && tells_memory_)
     log(LogLevel::kInfo, memory_line("after the first step", memory_use()));
   is_first_ = false;

@@ -90,7 +90,7 @@ void LeanOnebitAdam::Impl::freeze(StepMeter& step) {
   // p, and what it is rounded from
   gather_parameters(step);
   exact.reset();
-  frozen_at = steps;
+  frozen_step = steps;
 }
 
 void LeanOnebitAdam::Impl::encode_denominators(Buffer& factors) {

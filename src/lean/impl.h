@@ -25,7 +25,7 @@ namespace thinwire::lean {
 /// What lean 1-bit Adam is made of: ZeRO-1 until the freeze, then 1-bit Adam's
 /// own parts over codes. Blocks are what a rank's piece has of one parameter in
 /// one cell of the grid of sums, so its shard is what it serves.
-struct LeanOnebitAdam::Impl {
+struct LeanOnebitAdam::Impl final : optim::EarlyGradients, optim::FreezeStage {
   Impl(comm::Communicator& comm, const ParameterLayout& layout, View params,
        const LeanOnebitAdamOptions& options, ConstView initial);
 
@@ -39,7 +39,26 @@ struct LeanOnebitAdam::Impl {
   [[nodiscard]] optim::StepReport step(const optim::StepInput& in);
   void require_step(const optim::StepInput& in) const;
 
-  // ---- the freeze: lean_freeze.cpp
+  // ---- before the step
+  [[nodiscard]] bool reduces() const noexcept override {
+    return !will_be_frozen() || model.host != nullptr;
+  }
+  void reduce(View grads, Range range) override;
+  [[nodiscard]] std::vector<Range> buckets() const override;
+  [[nodiscard]] bool measures() const noexcept override { return !reduces(); }
+  void measure(ConstView grads, Range range) override;
+  void finish() override {
+    if (model.host) model.host->finish_early();
+  }
+  void forget() noexcept override { gradients.forget_early(); }
+
+  // ---- the freeze: freeze.cpp
+  void set_gate(optim::FreezeGate gate) override {
+    hold.set_gate(std::move(gate));
+  }
+  [[nodiscard]] std::int64_t frozen_at() const noexcept override {
+    return frozen_step;
+  }
   /// Collective, after every exact step: whether it was the last one.
   [[nodiscard]] bool freeze_ends(optim::StepMeter& step);
   [[nodiscard]] bool freeze_is_due(optim::StepMeter& step);
@@ -54,28 +73,28 @@ struct LeanOnebitAdam::Impl {
   /// Elements of an array over this rank's shard.
   [[nodiscard]] Buffer of_shard(const char* name) const;
 
-  // ---- another stage than a state's: lean_stage.cpp
+  // ---- another stage than a state's: stage.cpp
   static constexpr const char* kFreezeStep = "freeze_step";
   /// After a load the caller's freeze_step may ask for the other one.
   [[nodiscard]] bool will_be_frozen() const;
   /// Collective, before anything of a step: puts it in place.
   void set_stage(optim::StepMeter& step);
   void set_stage();
-  void note_stage();
+  [[nodiscard]] optim::Notes note_stage() const;
   void return_to_exact();
   void shard_moments(std::vector<float>& m, std::vector<float>& v);
   [[nodiscard]] std::vector<float> shard_masters();
 
-  // ---- state: lean_state.cpp
+  // ---- state: state.cpp
   [[nodiscard]] optim::State state() const;
-  [[nodiscard]] optim::Adoption adopt(StateDict state);
-  [[nodiscard]] optim::Adoption adopt_exact(StateDict state);
-  [[nodiscard]] optim::Adoption adopt_frozen(StateDict state);
+  [[nodiscard]] Adoption adopt(StateDict state);
+  [[nodiscard]] Adoption adopt_exact(StateDict state);
+  [[nodiscard]] Adoption adopt_frozen(StateDict state);
   struct Common;
   [[nodiscard]] Common read_common(StateDict& state) const;
   void restore(const Common& common);
 
-  [[nodiscard]] bool is_frozen() const { return frozen_at > 0; }
+  [[nodiscard]] bool is_frozen() const { return frozen_step > 0; }
   [[nodiscard]] optim::Phase phase() const {
     return will_be_frozen() ? optim::Phase::kCompressed : optim::Phase::kExact;
   }
@@ -87,6 +106,7 @@ struct LeanOnebitAdam::Impl {
   const LeanOnebitAdamOptions options;
   const zero::ShardLayout shards;
   optim::LowBitModel model;
+  optim::MaskedGroups groups;
   optim::LocalGradients gradients;
   optim::CompressedMomentum momentum;
   CodedDenominators denominators;
@@ -97,10 +117,9 @@ struct LeanOnebitAdam::Impl {
   optim::FreezeHold hold;
   std::int64_t steps = 0;
   std::int64_t skipped = 0;
-  std::int64_t frozen_at = 0;
-  bool has_sent_early = false;     // since the last step
-  bool is_of_own_state = false;    // which has stages, as Adam's has not
-  std::vector<std::string> notes;  // of the last adoption
+  std::int64_t frozen_step = 0;
+  bool has_sent_early = false;   // since the last step
+  bool is_of_own_state = false;  // which has stages, as Adam's has not
 };
 
 }  // namespace thinwire::lean

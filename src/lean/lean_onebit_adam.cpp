@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // arXiv:2102.02888, Algorithm 1, over codes;
 // docs/algorithms/lean-onebit-adam.md has the same lines. What the freeze does
-// is in lean_freeze.cpp.
+// is in freeze.cpp.
 #include "thinwire/lean/lean_onebit_adam.h"
 
 #include <fmt/format.h>
@@ -19,7 +19,6 @@
 
 namespace thinwire::lean {
 
-using optim::Phase;
 using optim::StepInput;
 using optim::StepMeter;
 using optim::StepReport;
@@ -60,6 +59,12 @@ LeanOnebitAdam::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
           {.bucket_elements = options.exchange.bucket_elements,
            .hosts = c.hosts()})),
       model(c, l, settings_of(options), cells(l, shards)),
+      groups(layout, model.masks,
+             [this] {
+               std::vector<optim::ParameterGroups*> all{&model.adam};
+               if (exact) all.push_back(&exact->groups());
+               return all;
+             }),
       gradients(model),
       momentum(model, /*keeps_previous=*/false),
       denominators(model, o.denominator_bits),
@@ -106,7 +111,7 @@ void LeanOnebitAdam::Impl::warm_up(const StepInput& in, StepMeter& step) {
   step.report().grad_norm = report.grad_norm;
   step.report().clip_factor = report.clip_factor;
   if (!report.applied) return;
-  steps = exact->steps();
+  steps = exact->progress().steps;
   gradients.remember(rms_norm.value(), report.grad_norm);
   // d = max(sqrt(v / (1 - beta2^T)) + eps, floor), 1/d and p in few bits
   if (freeze_ends(step)) freeze(step);
@@ -159,7 +164,7 @@ void LeanOnebitAdam::Impl::verify() {
       comm, model.pool, layout, full.params(),
       fmt::format("step {} frozen_at {}\nmasks {:08x} lower bits {:016x} "
                   "{}{}{}",
-                  steps, frozen_at, model.masks.fingerprint(), checksum(low),
+                  steps, frozen_step, model.masks.fingerprint(), checksum(low),
                   denominators.checksums(), model.settings.describe(),
                   model.adam.describe()));
 }
@@ -182,6 +187,34 @@ StepReport LeanOnebitAdam::Impl::step(const StepInput& in) {
 void LeanOnebitAdam::Impl::require_step(const StepInput& in) const {
   zero::require_same_memory(in, full.params());
   optim::require_view("grads", in.grads, layout.size(), true, true);
+}
+
+// ---- before the step
+
+void LeanOnebitAdam::Impl::reduce(View grads, Range range) {
+  require_reduces();
+  optim::require_view("grads", grads, layout.size(), true, true);
+  set_stage();
+  if (is_frozen()) {
+    model.host->begin_early(grads, range);
+    return;
+  }
+  // Before the average replaces what is this rank's own.
+  gradients.measure_early(grads, range);
+  exact->early()->reduce(grads, range);
+  has_sent_early = true;
+}
+
+std::vector<Range> LeanOnebitAdam::Impl::buckets() const {
+  std::vector<Range> ranges;
+  for (const zero::ShardBucket& bucket : shards.buckets())
+    ranges.push_back(bucket.range);
+  return ranges;
+}
+
+void LeanOnebitAdam::Impl::measure(ConstView grads, Range range) {
+  require_measures();
+  gradients.measure_early(grads, range);
 }
 
 // ---- the class
@@ -207,99 +240,18 @@ StepReport LeanOnebitAdam::step(const StepInput& input) {
   return impl_->step(input);
 }
 
-void LeanOnebitAdam::reduce_early(View grads, Range range) {
-  if (!reduces_early()) return Optimizer::reduce_early(grads, range);
-  optim::require_view("grads", grads, impl_->layout.size(), true, true);
-  impl_->set_stage();
-  if (impl_->is_frozen()) {
-    impl_->model.host->begin_early(grads, range);
-    return;
-  }
-  // Before the average replaces what is this rank's own.
-  impl_->gradients.measure_early(grads, range);
-  impl_->exact->reduce_early(grads, range);
-  impl_->has_sent_early = true;
+optim::ParameterGroups& LeanOnebitAdam::groups() { return impl_->groups; }
+
+optim::Progress LeanOnebitAdam::progress() const {
+  return {.steps = impl_->steps,
+          .skipped = impl_->skipped,
+          .phase = impl_->phase(),
+          .freeze_step = impl_->plan.step()};
 }
 
-bool LeanOnebitAdam::reduces_early() const noexcept {
-  return !impl_->will_be_frozen() || impl_->model.host != nullptr;
-}
+optim::EarlyGradients* LeanOnebitAdam::early() { return impl_.get(); }
 
-void LeanOnebitAdam::measure_early(ConstView grads, Range range) {
-  if (!measures_early()) return Optimizer::measure_early(grads, range);
-  impl_->gradients.measure_early(grads, range);
-}
-
-bool LeanOnebitAdam::measures_early() const noexcept {
-  return !reduces_early();
-}
-
-void LeanOnebitAdam::finish_early() {
-  if (impl_->model.host) impl_->model.host->finish_early();
-}
-
-void LeanOnebitAdam::forget_early() noexcept {
-  impl_->gradients.forget_early();
-}
-
-void LeanOnebitAdam::set_freeze_gate(optim::FreezeGate gate) {
-  impl_->hold.set_gate(std::move(gate));
-}
-
-std::vector<Range> LeanOnebitAdam::buckets() const {
-  std::vector<Range> ranges;
-  for (const zero::ShardBucket& bucket : impl_->shards.buckets())
-    ranges.push_back(bucket.range);
-  return ranges;
-}
-
-std::int64_t LeanOnebitAdam::steps() const noexcept { return impl_->steps; }
-
-std::int64_t LeanOnebitAdam::skipped_steps() const noexcept {
-  return impl_->skipped;
-}
-
-Phase LeanOnebitAdam::phase() const noexcept { return impl_->phase(); }
-
-std::int64_t LeanOnebitAdam::frozen_at() const noexcept {
-  return impl_->frozen_at;
-}
-
-std::optional<std::int64_t> LeanOnebitAdam::freeze_step() const {
-  return impl_->plan.step();
-}
-
-void LeanOnebitAdam::set_learning_rate(std::size_t group,
-                                       double learning_rate) {
-  impl_->model.adam.set_learning_rate(group, learning_rate);
-  if (impl_->exact) impl_->exact->set_learning_rate(group, learning_rate);
-}
-
-double LeanOnebitAdam::learning_rate(std::size_t group) const {
-  return impl_->model.adam.learning_rate(group);
-}
-
-void LeanOnebitAdam::set_weight_decay(std::size_t group, double weight_decay) {
-  impl_->model.adam.set_weight_decay(group, weight_decay);
-  if (impl_->exact) impl_->exact->set_weight_decay(group, weight_decay);
-}
-
-double LeanOnebitAdam::weight_decay(std::size_t group) const {
-  return impl_->model.adam.weight_decay(group);
-}
-
-void LeanOnebitAdam::set_exp_avg_mask(std::size_t group,
-                                      std::span<const float> mask) {
-  impl_->model.masks.set(impl_->layout, group, mask);
-}
-
-std::vector<std::string> LeanOnebitAdam::take_notes() {
-  return std::exchange(impl_->notes, {});
-}
-
-std::size_t LeanOnebitAdam::num_groups() const noexcept {
-  return impl_->model.adam.num_groups();
-}
+optim::FreezeStage* LeanOnebitAdam::freeze() { return impl_.get(); }
 
 std::vector<float> LeanOnebitAdam::full_parameter(std::string_view name) {
   if (impl_->exact) return impl_->exact->full_parameter(name);

@@ -33,11 +33,11 @@ void LeanOnebitAdam::Impl::set_stage() {
   set_stage(meter);
 }
 
-void LeanOnebitAdam::Impl::note_stage() {
-  if (will_be_frozen() == is_frozen()) return;
-  notes.push_back(
-      is_frozen() ? optim::note_of_return(kFreezeStep, plan.step(), steps, true)
-                  : optim::note_of_end(kFreezeStep, plan.step(), steps));
+optim::Notes LeanOnebitAdam::Impl::note_stage() const {
+  if (will_be_frozen() == is_frozen()) return {};
+  return {is_frozen()
+              ? optim::note_of_return(kFreezeStep, plan.step(), steps, true)
+              : optim::note_of_end(kFreezeStep, plan.step(), steps)};
 }
 
 // A new sharded Adam with what codes, lower bits and signs say of this rank's
@@ -55,8 +55,8 @@ void LeanOnebitAdam::Impl::return_to_exact() {
   full.end();
   exact = make_exact({});
   for (std::size_t g = 0; g < model.adam.num_groups(); ++g) {
-    exact->set_learning_rate(g, model.adam.learning_rate(g));
-    exact->set_weight_decay(g, model.adam.weight_decay(g));
+    exact->groups().set_learning_rate(g, model.adam.learning_rate(g));
+    exact->groups().set_weight_decay(g, model.adam.weight_decay(g));
   }
   StateDict state = optim::copy_of(exact->state());
   state.put("exp_avg", m);
@@ -64,7 +64,7 @@ void LeanOnebitAdam::Impl::return_to_exact() {
   if (!masters.empty()) state.put("masters", masters);
   optim::StepCounts{.steps = steps, .skipped = skipped}.save(state);
   exact->adopt(std::move(state))();
-  frozen_at = 0;
+  frozen_step = 0;
   hold.hold_until(0);
 }
 

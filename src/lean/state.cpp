@@ -17,7 +17,6 @@
 
 namespace thinwire::lean {
 
-using optim::Adoption;
 using optim::Axis;
 using optim::Sharing;
 using optim::State;
@@ -76,6 +75,8 @@ State LeanOnebitAdam::Impl::state() const {
     momentum.add_to(state, Sharing::kSame);
     for (optim::StateArray& array : state.arrays)
       if (array.name == "exp_avg") array.name = kMomentum;
+    state.owner = optim::layout_owner(layout);
+    momentum.add_owner(state.owner);
     denominators.add_to(state);
     state.common.put_integer("denominator_bits", options.denominator_bits);
     if (full.are_split()) {
@@ -84,7 +85,7 @@ State LeanOnebitAdam::Impl::state() const {
     }
   }
   state.common.put_text("optimizer", model.settings.name);
-  state.common.put_integer("frozen_at", frozen_at);
+  state.common.put_integer("frozen_at", frozen_step);
   plan.save(state.common, kFreezeStep);
   hold.save(state.common);
   optim::StepCounts{.steps = steps, .skipped = skipped}.save(state.common);
@@ -129,12 +130,11 @@ void LeanOnebitAdam::Impl::restore(const Common& common) {
   hold.hold_until(common.held_until);
   plan = common.plan;
   is_of_own_state = common.is_own;
-  notes.clear();
   model.masks.follow();
   has_sent_early = false;
 }
 
-Adoption LeanOnebitAdam::Impl::adopt(StateDict state) {
+optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt(StateDict state) {
   const std::string saved = state.text("optimizer");
   if (saved == model.settings.name)
     return optim::saved_count(state, "frozen_at") > 0
@@ -153,11 +153,11 @@ Adoption LeanOnebitAdam::Impl::adopt(StateDict state) {
   return adopt_exact(std::move(state));
 }
 
-Adoption LeanOnebitAdam::Impl::adopt_exact(StateDict state) {
+optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_exact(StateDict state) {
   const auto common = std::make_shared<Common>(read_common(state));
   const auto rest = std::make_shared<StateDict>(std::move(state));
   rest->put_text("optimizer", "adam");
-  Adoption of_exact;
+  optim::Optimizer::Adoption of_exact;
   if (exact) {
     of_exact = exact->adopt(std::move(*rest));
   } else {  // what it would refuse
@@ -180,17 +180,18 @@ Adoption LeanOnebitAdam::Impl::adopt_exact(StateDict state) {
       momentum.now_values();
       model.adam.exp_avg() = Buffer();
       exact = make_exact({});
-      frozen_at = 0;
+      frozen_step = 0;
       exact->adopt(std::move(*rest))();
     } else {
       of_exact();
     }
     restore(*common);
-    note_stage();
+    return note_stage();
   };
 }
 
-Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
+optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_frozen(
+    StateDict state) {
   struct Taken {
     Common common;
     std::int64_t frozen_at = 0;
@@ -234,7 +235,7 @@ Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
   return [this, taken] {
     exact.reset();
     restore(taken->common);
-    frozen_at = taken->frozen_at;
+    frozen_step = taken->frozen_at;
     model.adam.exp_avg() = std::move(taken->m);
     momentum.now_values();
     momentum.restore(std::move(taken->residuals));
@@ -242,8 +243,9 @@ Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
     momentum.set_late(std::move(taken->late));
     denominators.restore(std::move(taken->denominators));
     full.low_buffer() = std::move(taken->low);
-    note_stage();
+    optim::Notes notes = note_stage();
     optim::note_change(follow_masks(), notes);
+    return notes;
   };
 }
 
@@ -251,15 +253,8 @@ Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
 
 State LeanOnebitAdam::state() const { return impl_->state(); }
 
-Adoption LeanOnebitAdam::adopt(StateDict state) {
+optim::Optimizer::Adoption LeanOnebitAdam::adopt(StateDict state) {
   return impl_->adopt(std::move(state));
-}
-
-StateDict LeanOnebitAdam::owner() const {
-  if (impl_->exact) return impl_->exact->owner();
-  StateDict owner = optim::layout_owner(impl_->layout);
-  impl_->momentum.add_owner(owner);
-  return owner;
 }
 
 void LeanOnebitAdam::require_owner(const StateDict& state) const {
@@ -270,24 +265,25 @@ void LeanOnebitAdam::require_owner(const StateDict& state) const {
   optim::require_text(state, "shards", impl_->shards.describe());
 }
 
-void LeanOnebitAdam::load_state_dict(const StateDict& state) {
+optim::Notes LeanOnebitAdam::load_state_dict(const StateDict& state) {
   Adoption adopted;
   comm::require_everywhere(impl_->comm, [&] {
     require_owner(state);
     adopted = adopt(optim::copy_to_adopt(state));
   });
-  adopted();
-  if (!impl_->exact || !impl_->full.are_split()) return;
+  optim::Notes notes = adopted();
+  if (!impl_->exact || !impl_->full.are_split()) return notes;
   for (const Parameter& p : impl_->layout.parameters())
     kernels::convert(impl_->exact->full_parameter(p.name),
                      impl_->full.params().subview(p.offset, p.size));
+  return notes;
 }
 
-void LeanOnebitAdam::read_masters(ConstView params) {
+void LeanOnebitAdam::set_masters(ConstView params) {
   const ParameterLayout& layout = impl_->layout;
   require(params.size() == layout.size(), "params",
           fmt::format("{} elements", layout.size()), params.size());
-  if (impl_->exact) return impl_->exact->read_masters(params);
+  if (impl_->exact) return impl_->exact->set_masters(params);
   for (const Parameter& p : layout.parameters()) {
     std::vector<float> values(p.size);
     kernels::convert(params.subview(p.offset, p.size), values);

@@ -40,7 +40,7 @@ std::string ExchangeOptions::describe() const {
       verify_every, skip_nonfinite);
 }
 
-struct DataParallel::Impl {
+struct DataParallel::Impl final : EarlyGradients {
   comm::Communicator& comm;
   std::unique_ptr<UpdateRule> rule;
   ExchangeOptions options;
@@ -61,6 +61,11 @@ struct DataParallel::Impl {
             exchange::bucket_elements(o.bucket_elements, rule->layout().size(),
                                       c.hosts(), kExactBits)),
         number(optimizer_number(c)) {}
+
+  [[nodiscard]] bool reduces() const noexcept override { return true; }
+  void reduce(View grads, Range range) override {
+    average.begin_early(grads, range);
+  }
 
   void take_step(const StepInput& in, StepMeter& meter, StepReport& report) {
     // Elsewhere a value that is not finite on any rank is seen in the sum.
@@ -117,43 +122,17 @@ StepReport DataParallel::step(const StepInput& in) {
   return report;
 }
 
-void DataParallel::reduce_early(View grads, Range range) {
-  impl_->average.begin_early(grads, range);
+ParameterGroups& DataParallel::groups() { return *impl_->rule; }
+
+Progress DataParallel::progress() const {
+  Progress progress{.steps = impl_->counts.steps,
+                    .skipped = impl_->counts.skipped,
+                    .lamb_coeffs = impl_->rule->lamb_coeffs()};
+  if (progress.steps == 0) std::ranges::fill(progress.lamb_coeffs, 0.0);
+  return progress;
 }
 
-std::vector<double> DataParallel::lamb_coeffs() const {
-  std::vector<double> values = impl_->rule->lamb_coeffs();
-  if (impl_->counts.steps == 0) std::fill(values.begin(), values.end(), 0.0);
-  return values;
-}
-
-std::int64_t DataParallel::steps() const noexcept {
-  return impl_->counts.steps;
-}
-
-std::int64_t DataParallel::skipped_steps() const noexcept {
-  return impl_->counts.skipped;
-}
-
-void DataParallel::set_learning_rate(std::size_t group, double learning_rate) {
-  impl_->rule->set_learning_rate(group, learning_rate);
-}
-
-double DataParallel::learning_rate(std::size_t group) const {
-  return impl_->rule->learning_rate(group);
-}
-
-void DataParallel::set_weight_decay(std::size_t group, double weight_decay) {
-  impl_->rule->set_weight_decay(group, weight_decay);
-}
-
-double DataParallel::weight_decay(std::size_t group) const {
-  return impl_->rule->weight_decay(group);
-}
-
-std::size_t DataParallel::num_groups() const noexcept {
-  return impl_->rule->num_groups();
-}
+EarlyGradients* DataParallel::early() { return impl_.get(); }
 
 State DataParallel::state() const {
   return rule_state(*impl_->rule, impl_->counts);
@@ -161,10 +140,6 @@ State DataParallel::state() const {
 
 Optimizer::Adoption DataParallel::adopt(StateDict state) {
   return adopt_rule_state(*impl_->rule, impl_->counts, std::move(state));
-}
-
-StateDict DataParallel::owner() const {
-  return layout_owner(impl_->rule->layout());
 }
 
 void DataParallel::require_owner(const StateDict& state) const {

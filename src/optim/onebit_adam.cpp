@@ -5,6 +5,8 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -32,38 +34,51 @@ void require_no_refresh(const StateDict& state) {
                 "weights_only=True)");
 }
 
+struct OnebitAdamImpl;
+
+// In compressed steps the exchange of the momentum may begin, too.
+class EarlyOnebitAdam final : public EarlyLowBit {
+ public:
+  explicit EarlyOnebitAdam(OnebitAdamImpl& impl);
+  [[nodiscard]] bool reduces() const noexcept override;
+  void reduce(View grads, Range range) override;
+  [[nodiscard]] std::vector<Range> buckets() const override;
+
+ private:
+  OnebitAdamImpl& own_;
+};
+
 struct OnebitAdamImpl final : LowBitOptimizer::Impl {
   OnebitAdamImpl(comm::Communicator& comm, const ParameterLayout& layout,
                  const OnebitAdamOptions& options)
       : Impl(comm, layout, settings_of(options)),
         freeze(model, freeze_options(options)),
         exact_groups(model),
-        early(model, gradients, momentum, denominator) {}
+        early(model, gradients, momentum, denominator),
+        early_part(*this) {
+    early_gradients = &early_part;
+    freeze_stage = &freeze;
+  }
 
   Freeze freeze;
   ExactGroups exact_groups;
   EarlyMomentum early;
+  EarlyOnebitAdam early_part;
 
   void take_step(const StepInput& in, StepMeter& step) override;
-  [[nodiscard]] Phase phase() const override { return freeze.phase(); }
-  [[nodiscard]] std::optional<std::int64_t> freeze_step() const override {
-    return freeze.planned();
-  }
-  void set_freeze_gate(FreezeGate gate) override {
-    freeze.set_gate(std::move(gate));
+  [[nodiscard]] Progress progress() const override {
+    return {.phase = freeze.phase(), .freeze_step = freeze.planned()};
   }
   void add_own(State& state) const override;
-  [[nodiscard]] Adoption adopt_own(StateDict& state) override;
-  [[nodiscard]] bool reduces_early() const override;
-  void reduce_early(View grads, Range range) override;
-  [[nodiscard]] std::vector<Range> buckets() const override {
-    return early.is_on() ? early.buckets() : std::vector<Range>();
+  [[nodiscard]] Optimizer::Adoption adopt_own(StateDict& state) override;
+  [[nodiscard]] bool begins_in(StateDict& state,
+                               std::string_view rule) const override {
+    if (rule != "adam") return false;
+    Freeze::begin_in(state);
+    return true;
   }
-  [[nodiscard]] bool is_under_way() const override { return early.has_begun(); }
-  [[nodiscard]] std::string_view exact_rule() const override { return "adam"; }
-  void begin_in(StateDict& state) const override { Freeze::begin_in(state); }
 
-  void set_stage();
+  [[nodiscard]] Notes set_stage();
   void warm_up(const StepInput& in, StepMeter& step);
   void compressed_step(const StepInput& in, StepMeter& step);
   [[nodiscard]] std::optional<double> clip(const StepInput& in,
@@ -131,43 +146,50 @@ std::optional<double> OnebitAdamImpl::clip(const StepInput& in,
   }
 }
 
-bool OnebitAdamImpl::reduces_early() const {
-  return !freeze.is_frozen() || begins_inside() || early.is_on();
+EarlyOnebitAdam::EarlyOnebitAdam(OnebitAdamImpl& impl)
+    : EarlyLowBit(impl), own_(impl) {}
+
+bool EarlyOnebitAdam::reduces() const noexcept {
+  return EarlyLowBit::reduces() || own_.early.is_on();
 }
 
-void OnebitAdamImpl::reduce_early(View grads, Range range) {
-  if (!early.is_on() || !freeze.is_frozen())
-    return Impl::reduce_early(grads, range);
-  early.add(grads, range, steps + 1);
+void EarlyOnebitAdam::reduce(View grads, Range range) {
+  if (!own_.early.is_on() || !own_.freeze.is_frozen())
+    return EarlyLowBit::reduce(grads, range);
+  require_reduces();
+  own_.early.add(grads, range, own_.steps + 1);
+}
+
+std::vector<Range> EarlyOnebitAdam::buckets() const {
+  return own_.early.is_on() ? own_.early.buckets() : std::vector<Range>();
 }
 
 void OnebitAdamImpl::add_own(State& state) const {
   freeze.add_to(state, denominator);
 }
 
-Adoption OnebitAdamImpl::adopt_own(StateDict& state) {
+Optimizer::Adoption OnebitAdamImpl::adopt_own(StateDict& state) {
   require_no_refresh(state);
   auto saved = std::make_shared<Freeze::Saved>(freeze.read(state));
   if (saved->frozen_at > 0 && keeps_variance())
     require_variance(state, model.size());
   return [=, this] {
     freeze.restore(std::move(*saved), denominator);
-    set_stage();
+    return set_stage();
   };
 }
 
 // What options name, after a load.
-void OnebitAdamImpl::set_stage() {
+Notes OnebitAdamImpl::set_stage() {
   if (freeze.must_return(steps)) {
-    const std::int64_t frozen_at = freeze.at();
-    notes.push_back(
-        freeze.return_to_exact(steps, denominator, [&](std::size_t group) {
-          return adam().coefficients(group, frozen_at, 1).exp_avg_sq_scale;
-        }));
-  } else if (freeze.must_end(steps)) {
-    notes.push_back(freeze.note_of_end(steps));
-    freeze.freeze(steps, keeps_variance(), denominator);
+    const std::int64_t frozen_at = freeze.frozen_at();
+    return {freeze.return_to_exact(steps, denominator, [&](std::size_t group) {
+      return adam().coefficients(group, frozen_at, 1).exp_avg_sq_scale;
+    })};
   }
+  if (!freeze.must_end(steps)) return {};
+  freeze.freeze(steps, keeps_variance(), denominator);
+  return {freeze.note_of_end(steps)};
 }
 
 }  // namespace
@@ -188,9 +210,5 @@ OnebitAdam::OnebitAdam(comm::Communicator& comm, const ParameterLayout& layout,
       }()) {}
 
 OnebitAdam::~OnebitAdam() = default;
-
-std::int64_t OnebitAdam::frozen_at() const noexcept {
-  return static_cast<const OnebitAdamImpl&>(*impl_).freeze.at();
-}
 
 }  // namespace thinwire::optim

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "core/require.h"
@@ -50,7 +52,11 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
         freeze(model, freeze_options(options)),
         limits(trust_limits(options, layout.num_groups())),
         first_coefficients(options, layout.parameters().size()),
-        coefficients(first_coefficients) {}
+        coefficients(first_coefficients),
+        early(*this) {
+    early_gradients = &early;
+    freeze_stage = &freeze;
+  }
 
   Freeze freeze;
   std::vector<TrustLimits> limits;  // per group
@@ -58,21 +64,20 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
   LambCoefficients coefficients;
   std::vector<double> momentum_scales;  // k, per parameter; empty in warm-up
   Buffer fresh;                         // the variance that is not frozen
+  EarlyLowBit early;
 
   void take_step(const StepInput& in, StepMeter& step) override;
-  [[nodiscard]] Phase phase() const override { return freeze.phase(); }
-  [[nodiscard]] std::optional<std::int64_t> freeze_step() const override {
-    return freeze.planned();
-  }
-  void set_freeze_gate(FreezeGate gate) override {
-    freeze.set_gate(std::move(gate));
+  [[nodiscard]] Progress progress() const override {
+    return {.phase = freeze.phase(),
+            .freeze_step = freeze.planned(),
+            .lamb_coeffs = coefficients.last};
   }
   void add_own(State& state) const override;
-  [[nodiscard]] Adoption adopt_own(StateDict& state) override;
-  [[nodiscard]] std::string_view exact_rule() const override { return "lamb"; }
-  void begin_in(StateDict& state) const override;
+  [[nodiscard]] Optimizer::Adoption adopt_own(StateDict& state) override;
+  [[nodiscard]] bool begins_in(StateDict& state,
+                               std::string_view rule) const override;
 
-  void set_stage();
+  [[nodiscard]] Notes set_stage();
   void warm_up(const StepInput& in, StepMeter& step);
   void begin_compression();
   void compressed_step(const StepInput& in, StepMeter& step);
@@ -266,14 +271,16 @@ void OnebitLambImpl::add_own(State& state) const {
 }
 
 // The trust ratios' averages begin now, too.
-void OnebitLambImpl::begin_in(StateDict& state) const {
+bool OnebitLambImpl::begins_in(StateDict& state, std::string_view rule) const {
+  if (rule != "lamb") return false;
   Freeze::begin_in(state);
   State begun;
   first_coefficients.add_to(begun);
   state.put_all("", copy_of(begun));
+  return true;
 }
 
-Adoption OnebitLambImpl::adopt_own(StateDict& state) {
+Optimizer::Adoption OnebitLambImpl::adopt_own(StateDict& state) {
   struct Taken {
     Freeze::Saved freeze;
     LambCoefficients coefficients;
@@ -295,21 +302,23 @@ Adoption OnebitLambImpl::adopt_own(StateDict& state) {
     coefficients = std::move(taken->coefficients);
     set_momentum_scales(std::move(taken->scales));
     fresh = std::move(taken->fresh);
-    set_stage();
+    return set_stage();
   };
 }
 
 // What options name, after a load. The fresh variance is no substitute for the
 // one that was given up: it is rebuilt from momenta of one bit.
-void OnebitLambImpl::set_stage() {
+Notes OnebitLambImpl::set_stage() {
   if (freeze.must_return(steps)) {
-    notes.push_back(freeze.return_to_exact(steps, denominator));
+    const std::string note = freeze.return_to_exact(steps, denominator);
     set_momentum_scales({});
     fresh = Buffer();
-  } else if (freeze.must_end(steps)) {
-    notes.push_back(freeze.note_of_end(steps));
-    begin_compression();
+    return {note};
   }
+  if (!freeze.must_end(steps)) return {};
+  const std::string note = freeze.note_of_end(steps);
+  begin_compression();
+  return {note};
 }
 
 }  // namespace
@@ -336,13 +345,5 @@ OnebitLamb::OnebitLamb(comm::Communicator& comm, const ParameterLayout& layout,
       }()) {}
 
 OnebitLamb::~OnebitLamb() = default;
-
-std::int64_t OnebitLamb::frozen_at() const noexcept {
-  return static_cast<const OnebitLambImpl&>(*impl_).freeze.at();
-}
-
-std::vector<double> OnebitLamb::lamb_coeffs() const {
-  return static_cast<const OnebitLambImpl&>(*impl_).coefficients.last;
-}
 
 }  // namespace thinwire::optim

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "thinwire/optim/optimizer.h"
 
-#include <utility>
-
 #include "optim/saved_state.h"
 #include "thinwire/core/error.h"
 
@@ -20,49 +18,44 @@ std::string_view to_string(Phase phase) noexcept {
   return "unknown";
 }
 
-void Optimizer::reduce_early(View /*grads*/, Range /*range*/) {
-  throw Error(ErrorCode::kFailedPrecondition,
-              "reduce_early: this optimizer averages nothing before its step");
+void EarlyGradients::measure(ConstView /*grads*/, Range /*range*/) {
+  require_measures();
 }
 
-void Optimizer::measure_early(ConstView /*grads*/, Range /*range*/) {
-  throw Error(ErrorCode::kFailedPrecondition,
-              "measure_early: this optimizer measures nothing before its step");
+void EarlyGradients::require_reduces() const {
+  if (!reduces())
+    throw Error(ErrorCode::kFailedPrecondition,
+                "reduce: the next step averages nothing before all gradients "
+                "are there");
 }
 
-void Optimizer::synchronize(View /*params*/) {}
-
-void Optimizer::repeat_local_steps(View /*params*/) {}
-
-ConstView Optimizer::exchanged_params(ConstView params) const { return params; }
-
-std::int64_t Optimizer::steps_behind() const noexcept { return 0; }
-
-StateDict Optimizer::state_dict() const {
-  StateDict copy = copy_of(state());
-  copy.put_all("", owner());
-  return copy;
+void EarlyGradients::require_measures() const {
+  if (!measures())
+    throw Error(ErrorCode::kFailedPrecondition,
+                "measure: the next step measures nothing before all gradients "
+                "are there");
 }
 
-void Optimizer::load_state_dict(const StateDict& state) {
+Notes Optimizer::load_state_dict(const StateDict& state) {
   require_owner(state);
-  adopt(copy_to_adopt(state))();
+  Notes notes = adopt(copy_to_adopt(state))();
+  if (LocalSteps* const local = local_steps()) local->repeat({});
+  return notes;
 }
 
-StateDict Optimizer::owner() const { return {}; }
-
-void Optimizer::require_owner(const StateDict& /*state*/) const {}
-
-void Optimizer::set_exp_avg_mask(std::size_t /*group*/,
-                                 std::span<const float> /*mask*/) {
-  throw Error(ErrorCode::kInvalidArgument,
-              "exp_avg_mask: this optimizer has no masks, it compresses "
-              "nothing");
+ConstView exchanged_params(const Optimizer& optimizer, ConstView params) {
+  const LocalSteps* const local = optimizer.local_steps();
+  return local == nullptr ? params : local->exchanged_params(params);
 }
 
-void Optimizer::set_learning_rate(double learning_rate) {
-  for (std::size_t group = 0; group < num_groups(); ++group)
-    set_learning_rate(group, learning_rate);
+void synchronize(Optimizer& optimizer, View params) {
+  if (LocalSteps* const local = optimizer.local_steps())
+    local->synchronize(params);
+}
+
+std::int64_t steps_behind(const Optimizer& optimizer) noexcept {
+  const LocalSteps* const local = optimizer.local_steps();
+  return local == nullptr ? 0 : local->steps_behind();
 }
 
 }  // namespace thinwire::optim

@@ -189,16 +189,18 @@ State rule_state(const UpdateRule& rule, const StepCounts& counts) {
   rule.add_to(state, Sharing::kSame, {{0, rule.layout().size()}});
   state.common.put_text("optimizer", std::string(rule.name()));
   counts.save(state.common);
+  state.owner = layout_owner(rule.layout());
   return state;
 }
 
-Adoption adopt_rule_state(UpdateRule& rule, StepCounts& counts,
+Optimizer::Adoption adopt_rule_state(UpdateRule& rule, StepCounts& counts,
                           StateDict state) {
   require_rule(state, rule.name());
   return
       [&counts, saved = StepCounts::load(state), of_rule = rule.adopt(state)] {
         of_rule();
         counts = saved;
+        return Notes();
       };
 }
 

@@ -85,8 +85,9 @@ void add_hosts(State& state, const comm::Hosts& hosts);
 // ---- an optimizer that has nothing but a rule and counts
 [[nodiscard]] State rule_state(const UpdateRule& rule,
                                const StepCounts& counts);
-[[nodiscard]] Adoption adopt_rule_state(UpdateRule& rule, StepCounts& counts,
-                                        StateDict state);
+[[nodiscard]] Optimizer::Adoption adopt_rule_state(UpdateRule& rule,
+                                                   StepCounts& counts,
+                                                   StateDict state);
 
 // ---- arrays
 /// A copy whose arrays an optimizer may take and keep.

@@ -146,6 +146,7 @@ StateDict copy_of(const State& state) {
   StateDict copy;
   copy.put_all("", state.common);
   copy.put_all("", state.own);
+  copy.put_all("", state.owner);
   for (const StateArray& array : state.arrays) {
     Buffer values(array.size, array.dtype);
     array.read({0, array.size}, values.view());

@@ -34,6 +34,13 @@ LowBitSettings settings_of(const ZeroOneAdamOptions& o) {
 
 constexpr const char* kVarFreezeStep = "var_freeze_step";
 
+// From the freeze on, ranks of one host average all gradients, not pieces.
+class EarlyZeroOneAdam final : public EarlyLowBit {
+ public:
+  using EarlyLowBit::EarlyLowBit;
+  [[nodiscard]] bool reduces() const noexcept override;
+};
+
 struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
   ZeroOneAdamImpl(comm::Communicator& comm, const ParameterLayout& layout,
                   const ZeroOneAdamOptions& options)
@@ -41,45 +48,27 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
         plan(options.var_freeze_step,
              zero_one_stages_of(options).var_freeze_step),
         schedule(options),
-        updates(model, momentum, denominator) {
+        updates(model, momentum, denominator),
+        early(*this) {
+    early_gradients = &early;
+    local_updates = &updates;
     denominator.values = Buffer::of<float>(layout.size());
   }
 
   StagePlan plan;  // V
   ZeroOneSchedule schedule;
   LocalUpdates updates;  // from the freeze on
+  EarlyZeroOneAdam early;
   std::int64_t var_updates = 0;
   bool is_frozen = false;
 
   void take_step(const StepInput& in, StepMeter& step) override;
-  [[nodiscard]] Phase phase() const override;
-  [[nodiscard]] std::optional<std::int64_t> freeze_step() const override {
-    return plan.step();
+  [[nodiscard]] Progress progress() const override {
+    return {.phase = next_phase(), .freeze_step = plan.step()};
   }
-  [[nodiscard]] bool takes_pieces() const override {
-    return !will_be_frozen() && phase() == Phase::kCompressed;
-  }
-  void read_masters(ConstView params) override {
-    if (is_frozen) updates.begin_anew(params);
-  }
-  void synchronize(View params) override {
-    if (is_frozen) updates.synchronize(params);
-  }
-  [[nodiscard]] std::int64_t steps_behind() const override {
-    return updates.steps_behind();
-  }
-  [[nodiscard]] ConstView exchanged_params(ConstView) const override {
-    return updates.origin();
-  }
-  void repeat_local_steps(View params) override { updates.repeat(params); }
-  void leave_out(std::span<const std::size_t> elements) override {
-    updates.leave_out(elements);
-  }
-  [[nodiscard]] Sharing momentum_sharing() const override {
-    return updates.momenta_differ() ? Sharing::kMean : Sharing::kSame;
-  }
+  [[nodiscard]] Phase next_phase() const;
   void add_own(State& state) const override;
-  [[nodiscard]] Adoption adopt_own(StateDict& state) override;
+  [[nodiscard]] Optimizer::Adoption adopt_own(StateDict& state) override;
 
   void variance_step(const StepInput& in, StepMeter& step);
   void one_bit_step(const StepInput& in, StepMeter& step);
@@ -260,7 +249,12 @@ void ZeroOneAdamImpl::admit(std::span<const std::size_t> elements) {
   }
 }
 
-Phase ZeroOneAdamImpl::phase() const {
+bool EarlyZeroOneAdam::reduces() const noexcept {
+  return !static_cast<const ZeroOneAdamImpl&>(impl_).will_be_frozen() &&
+         EarlyLowBit::reduces();
+}
+
+Phase ZeroOneAdamImpl::next_phase() const {
   if (will_be_frozen())
     return schedule.syncs(steps + 1) ? Phase::kCompressed : Phase::kLocal;
   return schedule.updates_variance(steps + 1) ? Phase::kExact
@@ -277,7 +271,7 @@ void ZeroOneAdamImpl::add_own(State& state) const {
   updates.add_to(state, is_frozen);
 }
 
-Adoption ZeroOneAdamImpl::adopt_own(StateDict& state) {
+Optimizer::Adoption ZeroOneAdamImpl::adopt_own(StateDict& state) {
   struct Taken {
     ZeroOneSchedule schedule;
     std::int64_t var_updates = 0;
@@ -307,9 +301,10 @@ Adoption ZeroOneAdamImpl::adopt_own(StateDict& state) {
     denominator.values = std::move(taken->denominator);
     updates.restore(std::move(taken->updates));
     if (is_frozen && plan.names_later(steps))
-      notes.push_back(note_of_return(kVarFreezeStep, plan.step(), steps, true));
-    else if (!is_frozen && plan.names_passed(steps))
-      notes.push_back(note_of_end(kVarFreezeStep, plan.step(), steps));
+      return Notes{note_of_return(kVarFreezeStep, plan.step(), steps, true)};
+    if (!is_frozen && plan.names_passed(steps))
+      return Notes{note_of_end(kVarFreezeStep, plan.step(), steps)};
+    return Notes();
   };
 }
 

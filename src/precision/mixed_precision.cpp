@@ -46,7 +46,7 @@ void MixedPrecisionOptions::validate() const {
   if (dtype == DType::kFloat16) loss_scale.validate();
 }
 
-struct MixedPrecision::Impl {
+struct MixedPrecision::Impl final : optim::EarlyGradients, optim::LocalSteps {
   Impl(comm::Communicator& c, const ParameterLayout& l,
        std::unique_ptr<optim::Optimizer> o, ConstView initial,
        const MixedPrecisionOptions& settings);
@@ -54,6 +54,50 @@ struct MixedPrecision::Impl {
   StepReport step(const StepInput& in);
   [[nodiscard]] bool has_masters() const noexcept {
     return options.master_dtype == DType::kFloat32;
+  }
+  void write_params(View params) const {
+    require_params(params, options.dtype, layout.size());
+    if (has_masters()) kernels::convert(masters.view(), params);
+  }
+
+  // ---- those of the optimizer, adapted
+  // At the minimum of the scale gradients must stay as they are until all ranks
+  // know which of them overflowed.
+  [[nodiscard]] bool reduces() const noexcept override {
+    return !scale.is_last_chance() && optimizer->early()->reduces();
+  }
+  void reduce(View grads, Range range) override {
+    require_reduces();
+    optimizer->early()->reduce(grads, range);
+  }
+  [[nodiscard]] std::vector<Range> buckets() const override {
+    return optimizer->early()->buckets();
+  }
+  [[nodiscard]] bool measures() const noexcept override {
+    return optimizer->early()->measures();
+  }
+  void measure(ConstView grads, Range range) override {
+    optimizer->early()->measure(grads, range);
+  }
+  void finish() override { optimizer->early()->finish(); }
+  void forget() noexcept override { optimizer->early()->forget(); }
+
+  // Local steps are the masters', which are then rounded to the parameters.
+  [[nodiscard]] std::int64_t steps_behind() const noexcept override {
+    return optimizer->local_steps()->steps_behind();
+  }
+  void synchronize(View params) override {
+    require_params(params, options.dtype, layout.size());
+    optimizer->local_steps()->synchronize(masters.view());
+    write_params(params);
+  }
+  [[nodiscard]] ConstView exchanged_params(ConstView params) const override {
+    if (steps_behind() == 0) return params;
+    return optimizer->local_steps()->exchanged_params(masters.view());
+  }
+  void repeat(View params) override {
+    optimizer->local_steps()->repeat(masters.view());
+    if (!params.empty()) write_params(params);
   }
 
   comm::Communicator& comm;
@@ -98,7 +142,7 @@ StepReport MixedPrecision::Impl::step(const StepInput& in) {
     scale.stop(comm, layout,
                {.first = first_nonfinite(layout, in.grads),
                 .rank = report.nonfinite_rank,
-                .last_good_step = optimizer->steps()});
+                .last_good_step = optimizer->progress().steps});
   scale.update(!report.applied);
   return report;
 }
@@ -125,16 +169,15 @@ ConstView MixedPrecision::masters() const noexcept {
   return impl_->masters.view();
 }
 
-void MixedPrecision::read_masters(ConstView params) {
+void MixedPrecision::set_masters(ConstView params) {
   require(params.size() == impl_->layout.size(), "params",
           fmt::format("{} elements", impl_->layout.size()), params.size());
   if (impl_->has_masters()) kernels::convert(params, impl_->masters.view());
-  impl_->optimizer->read_masters(params);
+  impl_->optimizer->set_masters(params);
 }
 
 void MixedPrecision::write_params(View params) const {
-  require_params(params, impl_->options.dtype, impl_->layout.size());
-  if (impl_->has_masters()) kernels::convert(impl_->masters.view(), params);
+  impl_->write_params(params);
 }
 
 bool MixedPrecision::takes_gradients(DType dtype) const noexcept {
@@ -148,101 +191,29 @@ StepReport MixedPrecision::step(const StepInput& input) {
   return impl_->step(input);
 }
 
-void MixedPrecision::reduce_early(View grads, Range range) {
-  if (!reduces_early())
-    throw Error(ErrorCode::kFailedPrecondition,
-                "reduce_early: the next step averages nothing before all "
-                "gradients are there");
-  impl_->optimizer->reduce_early(grads, range);
+optim::ParameterGroups& MixedPrecision::groups() {
+  return impl_->optimizer->groups();
 }
 
-void MixedPrecision::measure_early(ConstView grads, Range range) {
-  impl_->optimizer->measure_early(grads, range);
-}
-
-bool MixedPrecision::measures_early() const noexcept {
-  return impl_->optimizer->measures_early();
-}
-
-void MixedPrecision::finish_early() { impl_->optimizer->finish_early(); }
-
-void MixedPrecision::set_freeze_gate(optim::FreezeGate gate) {
-  impl_->optimizer->set_freeze_gate(std::move(gate));
+optim::Progress MixedPrecision::progress() const {
+  return impl_->optimizer->progress();
 }
 
 double MixedPrecision::residual_ratio() const {
   return impl_->optimizer->residual_ratio();
 }
 
-std::vector<double> MixedPrecision::lamb_coeffs() const {
-  return impl_->optimizer->lamb_coeffs();
+optim::EarlyGradients* MixedPrecision::early() {
+  return impl_->optimizer->early() == nullptr ? nullptr : impl_.get();
 }
 
-void MixedPrecision::forget_early() noexcept {
-  impl_->optimizer->forget_early();
+// Without masters nothing is local: the optimizer is exact.
+optim::LocalSteps* MixedPrecision::local_steps() {
+  return impl_->optimizer->local_steps() == nullptr ? nullptr : impl_.get();
 }
 
-// At the minimum of the scale gradients must stay as they are until all ranks
-// know which of them overflowed.
-bool MixedPrecision::reduces_early() const noexcept {
-  return !impl_->scale.is_last_chance() && impl_->optimizer->reduces_early();
-}
-
-std::vector<Range> MixedPrecision::buckets() const {
-  return impl_->optimizer->buckets();
-}
-
-void MixedPrecision::synchronize(View params) {
-  require_params(params, impl_->options.dtype, impl_->layout.size());
-  if (!impl_->has_masters()) return impl_->optimizer->synchronize(params);
-  impl_->optimizer->synchronize(impl_->masters.view());
-  write_params(params);
-}
-
-std::int64_t MixedPrecision::steps() const noexcept {
-  return impl_->optimizer->steps();
-}
-
-std::int64_t MixedPrecision::skipped_steps() const noexcept {
-  return impl_->optimizer->skipped_steps();
-}
-
-optim::Phase MixedPrecision::phase() const noexcept {
-  return impl_->optimizer->phase();
-}
-
-void MixedPrecision::set_learning_rate(std::size_t group,
-                                       double learning_rate) {
-  impl_->optimizer->set_learning_rate(group, learning_rate);
-}
-
-double MixedPrecision::learning_rate(std::size_t group) const {
-  return impl_->optimizer->learning_rate(group);
-}
-
-void MixedPrecision::set_weight_decay(std::size_t group, double weight_decay) {
-  impl_->optimizer->set_weight_decay(group, weight_decay);
-}
-
-double MixedPrecision::weight_decay(std::size_t group) const {
-  return impl_->optimizer->weight_decay(group);
-}
-
-std::optional<std::int64_t> MixedPrecision::freeze_step() const {
-  return impl_->optimizer->freeze_step();
-}
-
-void MixedPrecision::set_exp_avg_mask(std::size_t group,
-                                      std::span<const float> mask) {
-  impl_->optimizer->set_exp_avg_mask(group, mask);
-}
-
-std::vector<std::string> MixedPrecision::take_notes() {
-  return impl_->optimizer->take_notes();
-}
-
-std::size_t MixedPrecision::num_groups() const noexcept {
-  return impl_->optimizer->num_groups();
+optim::FreezeStage* MixedPrecision::freeze() {
+  return impl_->optimizer->freeze();
 }
 
 // ---- saved state
@@ -253,7 +224,7 @@ optim::State MixedPrecision::state() const {
     state
         .add_elements("masters", optim::Sharing::kSame,
                       {{0, impl_->layout.size()}},
-                      impl_->optimizer->exchanged_params(masters()))
+                      optim::exchanged_params(*impl_->optimizer, masters()))
         .is_parameters = true;
   if (impl_->scale.is_used()) impl_->scale.save(state.common);
   return state;
@@ -268,35 +239,12 @@ optim::Optimizer::Adoption MixedPrecision::adopt(StateDict state) {
                                   impl_->layout.size());
   return [this, scale, masters,
           of_optimizer = impl_->optimizer->adopt(std::move(state))] {
-    of_optimizer();
+    optim::Notes notes = of_optimizer();
     impl_->scale = scale;
     if (impl_->has_masters()) impl_->masters = std::move(*masters);
+    return notes;
   };
 }
-
-void MixedPrecision::repeat_local_steps(View params) {
-  require_params(params, impl_->options.dtype, impl_->layout.size());
-  if (!impl_->has_masters()) return;
-  impl_->optimizer->repeat_local_steps(impl_->masters.view());
-  write_params(params);
-}
-
-ConstView MixedPrecision::exchanged_params(ConstView params) const {
-  if (steps_behind() == 0) return params;
-  return impl_->optimizer->exchanged_params(masters());
-}
-
-std::int64_t MixedPrecision::steps_behind() const noexcept {
-  return impl_->optimizer->steps_behind();
-}
-
-void MixedPrecision::load_state_dict(const StateDict& state) {
-  Optimizer::load_state_dict(state);
-  if (impl_->has_masters())
-    impl_->optimizer->repeat_local_steps(impl_->masters.view());
-}
-
-StateDict MixedPrecision::owner() const { return impl_->optimizer->owner(); }
 
 void MixedPrecision::require_owner(const StateDict& state) const {
   impl_->optimizer->require_owner(state);

@@ -99,7 +99,7 @@ class ShardGroup {
                                         std::string_view what);
   void write(std::size_t parameter, std::string_view what,
              std::span<const float> values);
-  void read_masters(ConstView params);
+  void set_masters(ConstView params);
   void offload_states();
   void reload_states();
   /// Describes its shard: masters, and what the rule keeps.

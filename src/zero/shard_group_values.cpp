@@ -87,7 +87,7 @@ void ShardGroup::fill_masters(ConstView params) {
 }
 
 // With low-bit replicas these are what masters are rounded to, on all ranks.
-void ShardGroup::read_masters(ConstView params) {
+void ShardGroup::set_masters(ConstView params) {
   if (has_masters_) require_states();
   fill_masters(params);
   if (replicas_ == nullptr || params.data() == params_.data()) return;

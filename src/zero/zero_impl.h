@@ -27,6 +27,18 @@ struct BucketOfGroup {
   Range range{};
 };
 
+/// Stage 1: buckets of an array of all gradients, reduced before step().
+class EarlyBuckets final : public optim::EarlyGradients {
+ public:
+  explicit EarlyBuckets(ZeroOptimizer::Impl& impl) : impl_(impl) {}
+  [[nodiscard]] bool reduces() const noexcept override { return true; }
+  void reduce(View grads, Range range) override;
+  [[nodiscard]] std::vector<Range> buckets() const override;
+
+ private:
+  ZeroOptimizer::Impl& impl_;
+};
+
 /// Where the gradients of its window go: stage 1 keeps them whole and reduces
 /// each bucket in place, stage 2 releases a bucket once it is reduced.
 struct ZeroOptimizer::Impl final : exchange::GradientSink {
@@ -101,11 +113,13 @@ struct ZeroOptimizer::Impl final : exchange::GradientSink {
   // that are destroyed wait for what is under way from here.
   Buffer sums;
   const std::vector<std::unique_ptr<ShardGroup>> groups;  // the dense one first
+  optim::JoinedGroups rules;                              // of all of them
   const std::vector<std::size_t> num_squares;  // per rank, of all its groups
   bool has_states = true;                      // they are not offloaded
 
   const std::vector<BucketOfGroup> buckets;  // in flat order
   exchange::GradientWindow window;
+  EarlyBuckets early;
   View whole;               // stage 1: gradients of which buckets are reduced
   bool has_agreed = false;  // in this window, that they are finite or not
 };

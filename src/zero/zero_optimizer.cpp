@@ -91,9 +91,15 @@ ZeroOptimizer::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
       pool(settings.exchange.num_threads),
       copies(copy_engine(settings)),
       groups(make_groups(make_rule, initial)),
+      rules([this] {
+        std::vector<optim::ParameterGroups*> all;
+        for (const auto& group : groups) all.push_back(&group->rule());
+        return all;
+      }),
       num_squares(count_squares()),
       buckets(all_buckets(groups)),
-      window(layout, ranges_of(buckets), *this) {}
+      window(layout, ranges_of(buckets), *this),
+      early(*this) {}
 
 std::vector<std::unique_ptr<ShardGroup>> ZeroOptimizer::Impl::make_groups(
     const MakeRule& make_rule, ConstView initial) {
@@ -229,61 +235,37 @@ StepReport ZeroOptimizer::step() {
   return step({.params = impl_->params, .grads = {}});
 }
 
-void ZeroOptimizer::reduce_early(View grads, Range range) {
-  optim::require_view("grads", grads, impl_->layout.size(), true, true);
-  if (!reduces_early())
-    refuse(
-        "reduce_early: gradients of this optimizer are handed over one by one, "
-        "or all at once to step()");
-  if (impl_->window.backwards() > 0)
-    refuse("reduce_early: gradients are handed over one by one in this window");
-  impl_->require_same_array(grads);
-  impl_->window.require_unsent(range);
-  impl_->whole = grads;
-  impl_->window.send(range);
-}
-
-bool ZeroOptimizer::reduces_early() const noexcept {
-  return impl_->options.stage == 1;
-}
-
 // ---- the rest
 
-std::vector<double> ZeroOptimizer::lamb_coeffs() const {
-  if (!impl_->groups.front()->rule().needs_norms()) return {};
-  std::vector<double> coeffs(impl_->layout.parameters().size());
-  for (const auto& group : impl_->groups) group->put_lamb_coeffs(coeffs);
-  return coeffs;
+optim::ParameterGroups& ZeroOptimizer::groups() { return impl_->rules; }
+
+optim::Progress ZeroOptimizer::progress() const {
+  optim::Progress progress{.steps = impl_->counts.steps,
+                           .skipped = impl_->counts.skipped};
+  if (impl_->has_states && impl_->groups.front()->rule().needs_norms()) {
+    progress.lamb_coeffs.resize(impl_->layout.parameters().size());
+    for (const auto& group : impl_->groups)
+      group->put_lamb_coeffs(progress.lamb_coeffs);
+  }
+  return progress;
 }
 
-std::int64_t ZeroOptimizer::steps() const noexcept {
-  return impl_->counts.steps;
+optim::EarlyGradients* ZeroOptimizer::early() {
+  return impl_->options.stage == 1 ? &impl_->early : nullptr;
 }
 
-std::int64_t ZeroOptimizer::skipped_steps() const noexcept {
-  return impl_->counts.skipped;
+void EarlyBuckets::reduce(View grads, Range range) {
+  optim::require_view("grads", grads, impl_.layout.size(), true, true);
+  if (impl_.window.backwards() > 0)
+    refuse("reduce: gradients are handed over one by one in this window");
+  impl_.require_same_array(grads);
+  impl_.window.require_unsent(range);
+  impl_.whole = grads;
+  impl_.window.send(range);
 }
 
-void ZeroOptimizer::set_learning_rate(std::size_t group, double learning_rate) {
-  for (const auto& of : impl_->groups)
-    of->rule().set_learning_rate(group, learning_rate);
-}
-
-double ZeroOptimizer::learning_rate(std::size_t group) const {
-  return impl_->groups.front()->rule().learning_rate(group);
-}
-
-void ZeroOptimizer::set_weight_decay(std::size_t group, double weight_decay) {
-  for (const auto& of : impl_->groups)
-    of->rule().set_weight_decay(group, weight_decay);
-}
-
-double ZeroOptimizer::weight_decay(std::size_t group) const {
-  return impl_->groups.front()->rule().weight_decay(group);
-}
-
-std::size_t ZeroOptimizer::num_groups() const noexcept {
-  return impl_->layout.num_groups();
+std::vector<Range> EarlyBuckets::buckets() const {
+  return impl_.window.buckets();
 }
 
 }  // namespace thinwire::zero

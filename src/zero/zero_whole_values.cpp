@@ -51,7 +51,7 @@ std::vector<float> ZeroOptimizer::full_gradient(std::string_view name,
     optim::require_view("grads", grads, impl_->layout.size(), true, true);
   const bool is_there = grads.empty()
                             ? impl_->window.awaits_step()
-                            : reduces_early() && impl_->window.backwards() == 0;
+                            : impl_->options.stage == 1 && impl_->window.backwards() == 0;
   if (!is_there)
     refuse("full_gradient: only between the last backward and step()");
   impl_->require_same_array(grads);
@@ -92,10 +92,10 @@ void ZeroOptimizer::set_full_state(std::string_view name, std::string_view key,
   impl_->write(index, key, values);
 }
 
-void ZeroOptimizer::read_masters(ConstView params) {
+void ZeroOptimizer::set_masters(ConstView params) {
   require(params.size() == impl_->layout.size(), "params",
           fmt::format("{} elements", impl_->layout.size()), params.size());
-  for (const auto& group : impl_->groups) group->read_masters(params);
+  for (const auto& group : impl_->groups) group->set_masters(params);
 }
 
 void ZeroOptimizer::offload_states() {
@@ -139,6 +139,10 @@ optim::State ZeroOptimizer::state() const {
   }
   impl_->counts.save(state.common);
   if (impl_->scale.is_used()) impl_->scale.save(state.common);
+  state.owner = shard_owner(impl_->layout, impl_->comm.rank());
+  for (std::size_t g = 0; g < impl_->groups.size(); ++g)
+    state.owner.put_text(prefix_of(g) + "shards",
+                         impl_->groups[g]->shards().describe());
   return state;
 }
 
@@ -160,32 +164,26 @@ optim::Optimizer::Adoption ZeroOptimizer::adopt(StateDict state) {
   precision::LossScale scale(impl_->options.dtype, impl_->options.loss_scale);
   scale.load_if_there(state);
   std::vector<StateDict> states = impl_->cut(std::move(state));
-  std::vector<Adoption> of_groups;
+  std::vector<optim::Adoption> of_groups;
   for (std::size_t g = impl_->groups.size(); g-- > 0;)
     of_groups.push_back(impl_->groups[g]->adopt(states[g]));
   return [this, counts, scale, of_groups] {
-    for (const Adoption& adopt : of_groups) adopt();
+    for (const optim::Adoption& adopt : of_groups) adopt();
     impl_->counts = counts;
     impl_->scale = scale;
+    return optim::Notes();
   };
 }
 
-void ZeroOptimizer::load_state_dict(const StateDict& state) {
+optim::Notes ZeroOptimizer::load_state_dict(const StateDict& state) {
   Adoption adopted;
   comm::require_everywhere(impl_->comm, [&] {
     require_owner(state);
     adopted = adopt(optim::copy_to_adopt(state));
   });
-  adopted();
+  optim::Notes notes = adopted();
   for (const auto& group : impl_->groups) group->gather_parameters();
-}
-
-StateDict ZeroOptimizer::owner() const {
-  StateDict owner = shard_owner(impl_->layout, impl_->comm.rank());
-  for (std::size_t g = 0; g < impl_->groups.size(); ++g)
-    owner.put_text(prefix_of(g) + "shards",
-                   impl_->groups[g]->shards().describe());
-  return owner;
+  return notes;
 }
 
 void ZeroOptimizer::require_owner(const StateDict& state) const {

@@ -60,7 +60,7 @@ struct Run {
             .layout = layout,
             .params = params.view(),
             .optimizer = *optimizer,
-            .step = optimizer->steps()};
+            .step = optimizer->progress().steps};
   }
 
   comm::Communicator& comm;

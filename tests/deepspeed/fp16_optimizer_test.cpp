@@ -62,7 +62,7 @@ MakeInner seeing_gradients() {
 }
 
 float gradient_seen(const Training& run) {
-  return run.optimizer->state_dict().array("exp_avg").as<float>()[0];
+  return copy_of(run.optimizer->state()).array("exp_avg").as<float>()[0];
 }
 
 TEST(Fp16Optimizer, Item29AddsAMillionthToTheNorm) {
@@ -120,7 +120,7 @@ TEST(Fp16Optimizer, Item12DividesBeforeTheSumIfAsked) {
 TEST(Fp16Optimizer, Item53TakesAStepBeforeTheFirst) {
   alone([](comm::Communicator& comm) {
     Training run(comm, layout_of(1), exact_adam({}), reference(fixed(1024)));
-    run.optimizer->read_masters(std::vector<float>{1});
+    run.optimizer->set_masters(std::vector<float>{1});
     (void)run.step({0.1f});
     // Rounded where floats are 2^-24 apart, in the list as here.
     EXPECT_NEAR(1.0 - run.optimizer->masters().as<float>()[0], 0.744164e-3,
@@ -178,20 +178,20 @@ TEST(Fp16Optimizer, Item27CountsTheStepsThatItSkips) {
         const Buffer before = test::copied(run.optimizer->masters());
         EXPECT_EQ(run.step(grads).applied, !overflows);
         skipped += overflows ? 1 : 0;
-        EXPECT_EQ(run.optimizer->skipped_steps(), skipped);
-        EXPECT_EQ(run.optimizer->steps(), 1 + t - skipped);
+        EXPECT_EQ(run.optimizer->progress().skipped, skipped);
+        EXPECT_EQ(run.optimizer->progress().steps, 1 + t - skipped);
         EXPECT_EQ(
             bool{test::same_bytes(run.optimizer->masters(), before.view())},
             overflows);
       }
       Training resumed(comm, layout_of(5), make, options);
-      resumed.optimizer->load_state_dict(run.optimizer->state_dict());
-      EXPECT_EQ(resumed.optimizer->skipped_steps(), skipped);
+      resumed.optimizer->load_state_dict(copy_of(run.optimizer->state()));
+      EXPECT_EQ(resumed.optimizer->progress().skipped, skipped);
       EXPECT_EQ(resumed.optimizer->loss_scale(), run.optimizer->loss_scale());
-      EXPECT_TRUE(test::same_state(resumed.optimizer->state_dict(),
-                                   run.optimizer->state_dict()));
-      run.optimizer->load_state_dict(resumed.optimizer->state_dict());
-      EXPECT_EQ(run.optimizer->skipped_steps(), skipped);
+      EXPECT_TRUE(test::same_state(copy_of(resumed.optimizer->state()),
+                                   copy_of(run.optimizer->state())));
+      run.optimizer->load_state_dict(copy_of(resumed.optimizer->state()));
+      EXPECT_EQ(run.optimizer->progress().skipped, skipped);
     });
 }
 
@@ -200,9 +200,9 @@ TEST(Fp16Optimizer, AveragesNothingEarly) {
     Training run(comm, layout_of(kernels::kSumChunk), exact_adam({}),
                  reference(fixed(1)));
     Buffer grads(kernels::kSumChunk, DType::kFloat16);
-    EXPECT_FALSE(run.optimizer->reduces_early());
-    test::expect_error(ErrorCode::kFailedPrecondition, {"reduce_early"}, [&] {
-      run.optimizer->reduce_early(grads.view(), {0, kernels::kSumChunk});
+    EXPECT_FALSE(run.optimizer->early()->reduces());
+    test::expect_error(ErrorCode::kFailedPrecondition, {"reduce:"}, [&] {
+      run.optimizer->early()->reduce(grads.view(), {0, kernels::kSumChunk});
     });
     EXPECT_TRUE(run.optimizer->step(run.params.view(), grads.view()).applied);
   });

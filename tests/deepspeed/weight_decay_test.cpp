@@ -64,14 +64,14 @@ TEST_P(DeepSpeedWeightDecay, ActsAsIfOptionsHadSaidIt) {
     const auto trained = [&](double option, double set) {
       const auto start = test::normal(layout.size(), 3);
       auto inner = GetParam().make(comm, layout, option);
-      EXPECT_EQ(inner->weight_decay(0), option);
-      inner->set_weight_decay(0, 0.2);
+      EXPECT_EQ(inner->groups().weight_decay(0), option);
+      inner->groups().set_weight_decay(0, 0.2);
       Fp16Optimizer optimizer(
           comm, layout, std::move(inner), start,
           {.loss_scale = {.initial_scale = 1, .dynamic = false}});
-      EXPECT_EQ(optimizer.weight_decay(0), 0.2);
-      optimizer.set_weight_decay(0, set);
-      EXPECT_EQ(optimizer.weight_decay(0), set);
+      EXPECT_EQ(optimizer.groups().weight_decay(0), 0.2);
+      optimizer.groups().set_weight_decay(0, set);
+      EXPECT_EQ(optimizer.groups().weight_decay(0), set);
       Buffer params = Buffer::of<Half>(layout.size());
       Buffer grads = Buffer::of<Half>(layout.size());
       for (std::int64_t t = 1; t <= 7; ++t) {
@@ -88,9 +88,9 @@ TEST_P(DeepSpeedWeightDecay, ActsAsIfOptionsHadSaidIt) {
     EXPECT_EQ(trained(0.1, 0.3), want);
     const auto optimizer = GetParam().make(comm, layout, 0.1);
     test::expect_error(ErrorCode::kInvalidArgument, {"weight_decay", "-1"},
-                       [&] { optimizer->set_weight_decay(0, -1); });
+                       [&] { optimizer->groups().set_weight_decay(0, -1); });
     test::expect_error(ErrorCode::kInvalidArgument, {"group", "below 1"},
-                       [&] { optimizer->set_weight_decay(1, 0); });
+                       [&] { optimizer->groups().set_weight_decay(1, 0); });
   });
 }
 
@@ -101,9 +101,9 @@ TEST(DeepSpeedZeroWeightDecay, ActsAsIfOptionsHadSaidIt) {
       std::vector<float> params = test::normal(layout.size(), 3);
       ZeroOptimizer optimizer(comm, layout, {.weight_decay = option},
                               View(params), {.stage = 1});
-      EXPECT_EQ(optimizer.weight_decay(0), option);
-      optimizer.set_weight_decay(0, set);
-      EXPECT_EQ(optimizer.weight_decay(0), set);
+      EXPECT_EQ(optimizer.groups().weight_decay(0), option);
+      optimizer.groups().set_weight_decay(0, set);
+      EXPECT_EQ(optimizer.groups().weight_decay(0), set);
       for (std::int64_t t = 1; t <= 3; ++t) {
         auto grads = test::gradient(layout.size(), t, comm.rank());
         static_cast<void>(optimizer.step(params, grads));

@@ -332,7 +332,7 @@ TEST_P(Dtypes, AnythingThatIsNotFiniteSkipsTheStepOnAllRanks) {
           for (int t = 0; t < warm; ++t) run.step(t);
           const auto before = run.masters();
           const bool is_local =
-              run.engine->optimizer().phase() == optim::Phase::kLocal;
+              run.engine->optimizer().progress().phase == optim::Phase::kLocal;
           const auto report = run.step(9, broken);
           // With bf16 0/1 Adam's local steps agree on nothing: a rank leaves
           // its own out.

@@ -186,7 +186,7 @@ TEST(EngineCheckpoint, Item65MastersComeFromFloatsWhereThereAreSome) {
     static_cast<void>(run.engine.load(path, {.what = What::kWeights}));
     EXPECT_EQ(floats(run.engine.masters()), saved.masters());
     EXPECT_EQ(floats(run.params.view()), saved.params());
-    EXPECT_EQ(run.engine.optimizer().steps(), 0);
+    EXPECT_EQ(run.engine.optimizer().progress().steps, 0);
   });
 }
 

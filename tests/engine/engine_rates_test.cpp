@@ -41,7 +41,7 @@ EngineReport step(Trained& trained, std::int64_t t) {
 }
 
 double rate(const Engine& engine, std::size_t group) {
-  return engine.optimizer().learning_rate(group);
+  return engine.optimizer().groups().learning_rate(group);
 }
 
 TEST(EngineRates, ARateSetByHandHolds) {
@@ -107,7 +107,7 @@ TEST(EngineRates, ZerosSetterWorksToo) {
     config.schedule = config_of().schedule;
     test::Sharded sharded(comm, config);
     step(sharded, 1);
-    sharded.engine.zero().set_learning_rate(0, 0.5);
+    sharded.engine.zero().groups().set_learning_rate(0, 0.5);
     for (std::int64_t t = 2; t <= 3; ++t) {
       EXPECT_EQ(step(sharded, t).learning_rate, 0.5);
       EXPECT_DOUBLE_EQ(rate(sharded.engine, 1), scheduled(1, t));

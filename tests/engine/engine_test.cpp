@@ -110,7 +110,7 @@ void expect_trained_the_same(comm::Communicator& comm, Config config,
       return;
     }
   }
-  EXPECT_EQ(driven.engine.optimizer().steps(), applied);
+  EXPECT_EQ(driven.engine.optimizer().progress().steps, applied);
 }
 
 class EngineByHand

@@ -190,19 +190,19 @@ TEST(EngineZeroSchedule, Item32CountsAppliedStepsAlone) {
         std::size_t applied = 0;
         for (std::int64_t t = 1; applied < 5; ++t) {
           const bool overflows = t == 1 || t == 3 || t == 4;
-          hand.optimizer->set_learning_rate(0, kRates[applied]);
-          hand.optimizer->set_learning_rate(1, 3 * kRates[applied]);
+          hand.optimizer->groups().set_learning_rate(0, kRates[applied]);
+          hand.optimizer->groups().set_learning_rate(1, 3 * kRates[applied]);
           hand.step(t, 1, 1, overflows);
           sharded.backward({t, 0, overflows});
           const EngineReport report = sharded.engine.step();
           EXPECT_DOUBLE_EQ(report.learning_rate, kRates[applied]) << t;
           if (report.applied) ++applied;
           EXPECT_EQ(report.steps, static_cast<std::int64_t>(applied));
-          EXPECT_EQ(sharded.engine.optimizer().steps(), report.steps);
+          EXPECT_EQ(sharded.engine.optimizer().progress().steps, report.steps);
           EXPECT_EQ(sharded.engine.loss_scale(), hand.loss_scale());
           ASSERT_EQ(floats(sharded.params.view()), floats(hand.params.view()));
         }
-        EXPECT_EQ(sharded.engine.optimizer().skipped_steps(), 3);
+        EXPECT_EQ(sharded.engine.optimizer().progress().skipped, 3);
       });
 }
 
@@ -244,7 +244,7 @@ TEST(EngineLamb, CoefficientsAreThoseOfEveryParameterAtEveryStage) {
         config.optimizer = optim::LambOptions{.learning_rate = 0.01};
         Sharded sharded(comm, config);
         const auto coeffs = [&] {
-          return sharded.engine.optimizer().lamb_coeffs();
+          return sharded.engine.optimizer().progress().lamb_coeffs;
         };
         EXPECT_EQ(coeffs(), std::vector<double>(8, 0));
         for (std::int64_t t = 1; t <= 2; ++t) {
@@ -259,7 +259,7 @@ TEST(EngineLamb, CoefficientsAreThoseOfEveryParameterAtEveryStage) {
     EXPECT_EQ(of_stages[1], of_stages[0]);
     EXPECT_EQ(of_stages[2], of_stages[0]);
     Sharded adam(comm, zero_config({1, false}));
-    EXPECT_TRUE(adam.engine.optimizer().lamb_coeffs().empty());
+    EXPECT_TRUE(adam.engine.optimizer().progress().lamb_coeffs.empty());
   });
 }
 

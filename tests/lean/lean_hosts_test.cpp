@@ -121,7 +121,7 @@ TEST_P(LeanHosts, AGradientThatIsNotFiniteOnOneRankChangesNothing) {
           bad[static_cast<std::size_t>(t) * 731] =
               t % 2 == 0 ? std::numeric_limits<float>::infinity()
                          : std::numeric_limits<float>::quiet_NaN();
-        const StateDict before = run.optimizer->state_dict();
+        const StateDict before = copy_of(run.optimizer->state());
         const auto report = run.step(bad);
         EXPECT_FALSE(report.applied);
         const auto per_host =
@@ -131,7 +131,7 @@ TEST_P(LeanHosts, AGradientThatIsNotFiniteOnOneRankChangesNothing) {
         EXPECT_EQ(report.nonfinite_rank, t <= test::kLateFreeze
                                              ? last
                                              : ranks[ranks.size() - per_host]);
-        const StateDict after = run.optimizer->state_dict();
+        const StateDict after = copy_of(run.optimizer->state());
         for (const optim::StateArray& array : run.optimizer->state().arrays)
           EXPECT_TRUE(test::same_bytes(before.array(array.name),
                                        after.array(array.name)))
@@ -153,18 +153,18 @@ TEST_P(LeanHosts, WhatIsReducedEarlyChangesNothing) {
         Buffer whole = test::rounded(own, gradients);
         Buffer begun = test::rounded(own, gradients);
         run.optimizer->step(run.params.view(), whole.view());
-        const auto buckets = early.optimizer->buckets();
+        const auto buckets = early.optimizer->early()->buckets();
         ASSERT_GT(buckets.size(), 2u);
-        EXPECT_TRUE(early.optimizer->reduces_early());
-        EXPECT_FALSE(early.optimizer->measures_early());
+        EXPECT_TRUE(early.optimizer->early()->reduces());
+        EXPECT_FALSE(early.optimizer->early()->measures());
         for (std::size_t b = buckets.size(); b-- > 1;)
-          early.optimizer->reduce_early(begun.view(), buckets[b]);
-        early.optimizer->finish_early();
+          early.optimizer->early()->reduce(begun.view(), buckets[b]);
+        early.optimizer->early()->finish();
         early.optimizer->step(early.params.view(), begun.view());
         EXPECT_TRUE(test::same_bits<float>(early.full(), run.full())) << t;
         test::expect_error(
-            ErrorCode::kFailedPrecondition, {"measure_early"}, [&] {
-              early.optimizer->measure_early(ConstView(own), buckets[0]);
+            ErrorCode::kFailedPrecondition, {"measure:"}, [&] {
+              early.optimizer->early()->measure(ConstView(own), buckets[0]);
             });
       }
     });
@@ -182,14 +182,14 @@ TEST(LeanHostsFreeze, TheAutomaticOneAndItsGateAreThoseOfOneRank) {
       LeanRun run(comm, test::small_layout(), DType::kFloat32, o);
       std::int64_t first = 0;
       if (is_gated)
-        run.optimizer->set_freeze_gate([&](const optim::FreezeRequest& asked) {
+        run.optimizer->freeze()->set_gate([&](const optim::FreezeRequest& asked) {
           EXPECT_GE(asked.time_exchange(), 0);
           if (first == 0) first = asked.step;
           return asked.step > first;
         });
-      for (std::int64_t t = 1; t <= 160 && run.optimizer->frozen_at() == 0; ++t)
+      for (std::int64_t t = 1; t <= 160 && run.optimizer->freeze()->frozen_at() == 0; ++t)
         run.step(test::gradient(run.layout.size(), t, 0));  // on all ranks
-      if (comm.rank() == 0) found = run.optimizer->frozen_at();
+      if (comm.rank() == 0) found = run.optimizer->freeze()->frozen_at();
     });
     return found.load();
   };
@@ -283,7 +283,7 @@ TEST(LeanHostsState, AStateInMemoryIsRefusedOnOtherHosts) {
       run.step(grads(run, t, flat.rank()));
       if (t == test::kLateFreeze) continue;
       const bool is_frozen = t > test::kLateFreeze;
-      const StateDict state = run.optimizer->state_dict();
+      const StateDict state = copy_of(run.optimizer->state());
       for (comm::Communicator* const comm : {&flat, otherwise.get()}) {
         LeanRun other(*comm, test::late_layout(), kB16, options());
         const std::string_view text =
@@ -292,7 +292,7 @@ TEST(LeanHostsState, AStateInMemoryIsRefusedOnOtherHosts) {
                             : "of other hosts";
         test::expect_error(ErrorCode::kCorruptCheckpoint, {text},
                            [&] { other.optimizer->load_state_dict(state); });
-        EXPECT_EQ(other.optimizer->steps(), 0);
+        EXPECT_EQ(other.optimizer->progress().steps, 0);
       }
     }
   });

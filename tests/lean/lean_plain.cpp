@@ -162,8 +162,8 @@ Run run(const LeanRanks& ranks, const ParameterLayout& layout,
       seen.report = own.optimizer->step(own.params.view(), travelling.view());
       seen.full = own.full();
       seen.params = own.values();
-      EXPECT_EQ(own.optimizer->steps(), t);
-      EXPECT_EQ(own.optimizer->frozen_at(), t < kLateFreeze ? 0 : kLateFreeze);
+      EXPECT_EQ(own.optimizer->progress().steps, t);
+      EXPECT_EQ(own.optimizer->freeze()->frozen_at(), t < kLateFreeze ? 0 : kLateFreeze);
       if (t <= kLateFreeze)
         expect_exact(t, comm.rank(), seen, twin, grads, result);
     }

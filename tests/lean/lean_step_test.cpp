@@ -37,21 +37,21 @@ TEST(LeanSteps, AGradientThatIsNotFiniteOnOneRankSkipsTheStepEverywhere) {
           bad[7] = t % 2 == 0 ? std::numeric_limits<float>::infinity()
                               : std::numeric_limits<float>::quiet_NaN();
         const auto before = run.full();
-        const bool early = t % 2 == 0 && run.optimizer->reduces_early();
+        const bool early = t % 2 == 0 && run.optimizer->early()->reduces();
         optim::StepReport report;
         if (early) {
-          run.optimizer->reduce_early(bad, run.optimizer->buckets()[0]);
+          run.optimizer->early()->reduce(bad, run.optimizer->early()->buckets()[0]);
           report = run.optimizer->step(run.params.view(), bad);
         } else {
           report = run.step(bad);
         }
         EXPECT_FALSE(report.applied);
         EXPECT_EQ(report.nonfinite_rank, 1);
-        EXPECT_EQ(run.optimizer->skipped_steps(), t);
+        EXPECT_EQ(run.optimizer->progress().skipped, t);
         EXPECT_TRUE(test::same_bits<float>(run.full(), before));
         run.step(own);
         without.step(own);
-        EXPECT_EQ(run.optimizer->steps(), t);
+        EXPECT_EQ(run.optimizer->progress().steps, t);
         EXPECT_TRUE(test::same_bits<float>(run.full(), without.full())) << t;
       }
     });
@@ -66,15 +66,15 @@ TEST(LeanSteps, BucketsSentOrMeasuredEarlyChangeNothing) {
     for (std::int64_t t = 1; t <= 5; ++t) {
       run.step(grads(run, t, comm.rank()));
       auto own = grads(run, t, comm.rank());
-      const auto buckets = early.optimizer->buckets();
+      const auto buckets = early.optimizer->early()->buckets();
       ASSERT_GT(buckets.size(), 2u);
-      EXPECT_NE(early.optimizer->reduces_early(),
-                early.optimizer->measures_early());
+      EXPECT_NE(early.optimizer->early()->reduces(),
+                early.optimizer->early()->measures());
       for (std::size_t b = buckets.size(); b-- > 1;)
-        if (early.optimizer->reduces_early())
-          early.optimizer->reduce_early(own, buckets[b]);
+        if (early.optimizer->early()->reduces())
+          early.optimizer->early()->reduce(own, buckets[b]);
         else
-          early.optimizer->measure_early(ConstView(own), buckets[b]);
+          early.optimizer->early()->measure(ConstView(own), buckets[b]);
       early.optimizer->step(early.params.view(), own);
       EXPECT_TRUE(test::same_bits<float>(early.full(), run.full())) << t;
     }
@@ -124,7 +124,7 @@ TEST(LeanSteps, TheFreezeSendsEverythingOnce) {
     const auto last = run.step(grads(run, 2, comm.rank()));
     sent += last.bytes_sent - exact.bytes_sent;
     EXPECT_EQ(last.phase, optim::Phase::kExact);
-    EXPECT_EQ(run.optimizer->phase(), optim::Phase::kCompressed);
+    EXPECT_EQ(run.optimizer->progress().phase, optim::Phase::kCompressed);
   });
   const std::uint64_t cell = 1024 * (4 + 1) + 16 + 132;
   EXPECT_EQ(sent, (world - 1) * 32 * cell + world * (world - 1) * 8u);
@@ -166,10 +166,10 @@ TEST(LeanSteps, TheAutomaticFreezeDependsOnNobody) {
         o.exchange.bucket_elements = bucket;
         // In fp32 means of equal values are those values, on 2^k ranks.
         LeanRun run(comm, test::small_layout(), DType::kFloat32, o);
-        for (std::int64_t t = 1; t <= 160 && run.optimizer->frozen_at() == 0;
+        for (std::int64_t t = 1; t <= 160 && run.optimizer->freeze()->frozen_at() == 0;
              ++t)
           run.step(grads(run, t, 0));  // the same on all ranks
-        if (comm.rank() == 0) found.push_back(run.optimizer->frozen_at());
+        if (comm.rank() == 0) found.push_back(run.optimizer->freeze()->frozen_at());
       });
   EXPECT_GT(found[0], 5);
   EXPECT_EQ(found, std::vector<std::int64_t>(found.size(), found[0]));
@@ -179,14 +179,14 @@ TEST(LeanSteps, AGatePutsTheFreezeOff) {
   test::run_ranks("local", 2, [&](comm::Communicator& comm) {
     LeanRun run(comm, test::small_layout(), kB16, {.freeze_step = 2});
     std::vector<std::int64_t> asked;
-    run.optimizer->set_freeze_gate([&](const optim::FreezeRequest& request) {
+    run.optimizer->freeze()->set_gate([&](const optim::FreezeRequest& request) {
       asked.push_back(request.step);
       EXPECT_GE(request.time_exchange(), 0);
       return request.step >= 4;
     });
     for (std::int64_t t = 1; t <= 5; ++t) run.step(grads(run, t, comm.rank()));
     EXPECT_EQ(asked, (std::vector<std::int64_t>{2, 3, 4}));
-    EXPECT_EQ(run.optimizer->frozen_at(), 4);
+    EXPECT_EQ(run.optimizer->freeze()->frozen_at(), 4);
   });
 }
 
@@ -217,7 +217,7 @@ TEST(LeanSteps, FullValuesAreSetAndReadInBothStages) {
       run.step(grads(run, t, comm.rank()));
     }
     const auto all = test::normal(run.layout.size(), 9);
-    run.optimizer->read_masters(ConstView(all));
+    run.optimizer->set_masters(ConstView(all));
     EXPECT_TRUE(test::same_bits<float>(run.full(), all));
     test::expect_error(ErrorCode::kInvalidArgument, {"no parameter 'tree'"},
                        [&] { (void)run.optimizer->full_parameter("tree"); });

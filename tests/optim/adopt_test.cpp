@@ -41,11 +41,11 @@ Trained continued(comm::Communicator& comm, const test::MakeOptimizer& make,
 
 void expect_refused(const Trained& from, Optimizer& to,
                     std::initializer_list<std::string_view> parts) {
-  const StateDict before = to.state_dict();
+  const StateDict before = copy_of(to.state());
   expect_error(kCorrupt, parts, [&] {
     static_cast<void>(to.adopt(copy_of(from.optimizer->state())));
   });
-  EXPECT_TRUE(test::same_state(to.state_dict(), before));
+  EXPECT_TRUE(test::same_state(copy_of(to.state()), before));
 }
 
 // ---- between an exact optimizer and the 1-bit one that begins as it does
@@ -79,12 +79,12 @@ TEST_P(Warmup, GoesOnWhereTheExactOptimizerEnded) {
     exact.steps(1, 5, comm.rank());
     // Its freeze is overdue: one exact step precedes it.
     Trained onebit = continued(comm, GetParam().onebit(2), exact);
-    EXPECT_EQ(onebit.optimizer->steps(), 4);
-    EXPECT_EQ(onebit.optimizer->phase(), Phase::kExact);
+    EXPECT_EQ(onebit.optimizer->progress().steps, 4);
+    EXPECT_EQ(onebit.optimizer->progress().phase, Phase::kExact);
     exact.steps(5, 6, comm.rank());
     onebit.steps(5, 6, comm.rank());
     EXPECT_EQ(onebit.params, exact.params);
-    EXPECT_EQ(onebit.optimizer->phase(), Phase::kCompressed);
+    EXPECT_EQ(onebit.optimizer->progress().phase, Phase::kCompressed);
     onebit.steps(6, 9, comm.rank());
     std::vector<float> first = onebit.params;
     comm.broadcast(first, 0);
@@ -98,7 +98,7 @@ TEST_P(Warmup, OfAnAutomaticFreezeBeginsItsHistoryNow) {
     exact.steps(1, 5, comm.rank());
     const Trained onebit =
         continued(comm, GetParam().onebit(kAutoFreeze), exact);
-    const StateDict state = onebit.optimizer->state_dict();
+    const StateDict state = copy_of(onebit.optimizer->state());
     EXPECT_EQ(state.array("exp_avg_sq_norms").size(), 0u);
     EXPECT_EQ(state.integer("frozen_at"), 0);
     if (GetParam().name != "lamb") return;
@@ -155,10 +155,10 @@ TEST(StateDtype, OfMomentsWidensAndRoundsWhereItIsAllowed) {
     StateDict state = copy_of(wide.optimizer->state());
     state.put_integer("allow_rounding", 1);
     half->adopt(std::move(state))();
-    const StateDict rounded = half->state_dict();
+    const StateDict rounded = copy_of(half->state());
     for (const char* name : {"exp_avg", "exp_avg_sq"}) {
       const ConstView values = rounded.array(name);
-      const StateDict exact = wide.optimizer->state_dict();
+      const StateDict exact = copy_of(wide.optimizer->state());
       ASSERT_EQ(values.dtype(), DType::kBFloat16);
       for (std::size_t i = 0; i < values.size(); ++i)
         ASSERT_EQ(to_float(values.as<BFloat16>()[i]),
@@ -166,7 +166,7 @@ TEST(StateDtype, OfMomentsWidensAndRoundsWhereItIsAllowed) {
     }
     // Back again nothing is lost.
     wide.optimizer->adopt(copy_of(half->state()))();
-    const StateDict widened = wide.optimizer->state_dict();
+    const StateDict widened = copy_of(wide.optimizer->state());
     const auto m = widened.array("exp_avg").as<float>();
     for (std::size_t i = 0; i < m.size(); ++i)
       ASSERT_EQ(m[i], to_float(rounded.array("exp_avg").as<BFloat16>()[i]));
@@ -181,15 +181,15 @@ TEST(Adopting, ChangesNothingBeforeItIsCarriedOut) {
           test::zero_one_adam({.var_freeze_step = 2})}) {
       Trained run = started(comm, make);
       run.steps(1, 4, 0);
-      const StateDict before = run.optimizer->state_dict();
+      const StateDict before = copy_of(run.optimizer->state());
       Trained other = started(comm, make);
       other.steps(1, 6, 0);
-      const StateDict after = other.optimizer->state_dict();
+      const StateDict after = copy_of(other.optimizer->state());
       const auto adoption =
           run.optimizer->adopt(copy_of(other.optimizer->state()));
-      EXPECT_TRUE(test::same_state(run.optimizer->state_dict(), before));
+      EXPECT_TRUE(test::same_state(copy_of(run.optimizer->state()), before));
       adoption();
-      EXPECT_TRUE(test::same_state(run.optimizer->state_dict(), after));
+      EXPECT_TRUE(test::same_state(copy_of(run.optimizer->state()), after));
     }
   });
 }

@@ -48,11 +48,11 @@ double loss_after(const test::MakeOptimizer& make, double rate) {
     std::vector<float> params(layout().size(), 3.0f);
     for (std::int64_t t = 1; t <= kSteps; ++t) {
       const double left = 1 - static_cast<double>(t - 1) / kSteps;
-      optimizer->set_learning_rate(rate * left);
+      optimizer->groups().set_learning_rate(rate * left);
       auto grads = quadratic.gradient(params, t, comm.rank());
       optimizer->step(params, grads);
     }
-    optimizer->synchronize(params);
+    optim::synchronize(*optimizer, params);
     if (comm.rank() == 0) loss = quadratic.loss(params);
   });
   return loss;

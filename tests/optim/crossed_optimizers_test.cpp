@@ -33,7 +33,7 @@ TEST_P(CrossedOptimizers, AreNamedOnEveryRankAndNothingHasChanged) {
                        {"different optimizers", "same order"},
                        [&] { first.step(params, grads); });
     EXPECT_EQ(params, before);
-    EXPECT_EQ(first.steps(), GetParam());
+    EXPECT_EQ(first.progress().steps, GetParam());
     // In the same order they go on.
     EXPECT_TRUE(one.step(params, grads).applied);
     EXPECT_TRUE(two.step(params, grads).applied);

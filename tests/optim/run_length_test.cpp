@@ -72,7 +72,7 @@ TEST(RunLength, DecidesTheStagesOfARunThatNamesNothingElse) {
     ZeroOneAdam zero_one(comm, layout, {.total_steps = 20});
     EXPECT_EQ(adam.freeze_step(), 4);
     EXPECT_EQ(lamb.freeze_step(), 4);
-    EXPECT_EQ(zero_one.freeze_step(), 10);
+    EXPECT_EQ(zero_one.progress().freeze_step, 10);
     for (int t = 1; t <= 6; ++t)
       for (Optimizer* of :
            {static_cast<Optimizer*>(&adam), static_cast<Optimizer*>(&lamb)}) {

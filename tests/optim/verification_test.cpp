@@ -119,7 +119,7 @@ TEST_P(Verification, LooksEverySoManySteps) {
 
 TEST_P(Verification, NamesALearningRateThatDiffers) {
   const auto other_rate = [](Optimizer& optimizer, std::vector<float>&) {
-    optimizer.set_learning_rate(1, 0.125);
+    optimizer.groups().set_learning_rate(1, 0.125);
   };
   EXPECT_EQ(found_at(GetParam().make(1), 3, other_rate,
                      {"group 1 learning_rate=0.125", "group 1 learning_rate="}),
@@ -128,7 +128,7 @@ TEST_P(Verification, NamesALearningRateThatDiffers) {
 
 TEST_P(Verification, NamesAWeightDecayThatDiffers) {
   const auto other_decay = [](Optimizer& optimizer, std::vector<float>&) {
-    optimizer.set_weight_decay(1, 0.125);
+    optimizer.groups().set_weight_decay(1, 0.125);
   };
   EXPECT_EQ(found_at(GetParam().make(1), 3, other_decay,
                      {"group 1 learning_rate=", "weight_decay=0.125"}),
@@ -139,7 +139,7 @@ TEST(VerificationOfZeroOneAdam, WaitsForTheNextSync) {
   ZeroOneAdamOptions options = test::short_zero_one_adam();
   options.exchange.verify_every = 1;
   const auto other_rate = [](Optimizer& optimizer, std::vector<float>&) {
-    optimizer.set_learning_rate(0, 0.125);
+    optimizer.groups().set_learning_rate(0, 0.125);
   };
   // Syncs are steps 16 and 20.
   EXPECT_EQ(found_at(test::zero_one_adam(options), 17, other_rate,
@@ -164,10 +164,10 @@ TEST(VerificationOfZeroOneAdam, IsStillDueAfterALoad) {
       optimizer->step(params, grads);
     };
     for (std::int64_t t = 1; t <= 22; ++t) step(t);  // due since step 21
-    const StateDict state = optimizer->state_dict();
+    const StateDict state = copy_of(optimizer->state());
     optimizer = std::make_unique<ZeroOneAdam>(comm, layout, options);
     optimizer->load_state_dict(state);
-    if (comm.rank() == 1) optimizer->set_learning_rate(0, 0.125);
+    if (comm.rank() == 1) optimizer->groups().set_learning_rate(0, 0.125);
     step(23);
     test::expect_error(ErrorCode::kCommFailure, {"group 0 learning_rate=0.125"},
                        [&] { step(24); });

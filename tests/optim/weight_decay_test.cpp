@@ -73,8 +73,8 @@ INSTANTIATE_TEST_SUITE_P(All, WeightDecay, ::testing::ValuesIn(all()),
                          });
 
 void set_all(Optimizer& optimizer, double decay) {
-  for (std::size_t g = 0; g < optimizer.num_groups(); ++g)
-    optimizer.set_weight_decay(g, decay);
+  for (std::size_t g = 0; g < optimizer.groups().num_groups(); ++g)
+    optimizer.groups().set_weight_decay(g, decay);
 }
 
 TEST_P(WeightDecay, ActsAsIfOptionsHadSaidIt) {
@@ -86,9 +86,9 @@ TEST_P(WeightDecay, ActsAsIfOptionsHadSaidIt) {
   EXPECT_NE(run(little), want);
   EXPECT_EQ(run([&](comm::Communicator& comm, const ParameterLayout& layout) {
               auto optimizer = little(comm, layout);
-              EXPECT_EQ(optimizer->weight_decay(1), 0.1);
+              EXPECT_EQ(optimizer->groups().weight_decay(1), 0.1);
               set_all(*optimizer, 0.3);
-              EXPECT_EQ(optimizer->weight_decay(1), 0.3);
+              EXPECT_EQ(optimizer->groups().weight_decay(1), 0.3);
               return optimizer;
             }),
             want);
@@ -109,7 +109,7 @@ TEST_P(WeightDecay, IsOfOneGroupAndFromTheNextStepOn) {
     };
     step(1);
     EXPECT_EQ(params, want);
-    changed->set_weight_decay(1, 0.5);
+    changed->groups().set_weight_decay(1, 0.5);
     step(2);
     for (const Parameter& p : layout.parameters())
       for (std::size_t i = p.offset; i < p.offset + p.size; ++i)
@@ -132,13 +132,13 @@ TEST_P(WeightDecay, IsNoPartOfTheState) {
     for (std::int64_t t = 1; t <= GetParam().steps; ++t) {
       step(*first, params, t);
       const auto second = GetParam().make(0.2)(comm, layout);
-      second->load_state_dict(first->state_dict());
-      EXPECT_EQ(second->weight_decay(0), 0.2);
-      EXPECT_EQ(second->weight_decay(1), 0.2);
+      second->load_state_dict(copy_of(first->state()));
+      EXPECT_EQ(second->groups().weight_decay(0), 0.2);
+      EXPECT_EQ(second->groups().weight_decay(1), 0.2);
       set_all(*second, 0.3);
       std::vector<float> resumed = params;
       const auto undisturbed = GetParam().make(0.3)(comm, layout);
-      undisturbed->load_state_dict(first->state_dict());
+      undisturbed->load_state_dict(copy_of(first->state()));
       std::vector<float> want = params;
       step(*second, resumed, t + 1);
       step(*undisturbed, want, t + 1);
@@ -153,16 +153,16 @@ TEST_P(WeightDecay, IsCheckedLikeTheOption) {
     const auto refused = [&](std::size_t group, double decay,
                              std::initializer_list<std::string_view> parts) {
       test::expect_error(ErrorCode::kInvalidArgument, parts,
-                         [&] { optimizer->set_weight_decay(group, decay); });
+                         [&] { optimizer->groups().set_weight_decay(group, decay); });
     };
     refused(0, -0.5, {"weight_decay must be finite and >= 0", "-0.5"});
     refused(0, NAN, {"weight_decay", "nan"});
     refused(1, INFINITY, {"weight_decay", "inf"});
     refused(2, 0.1, {"group must be below 2", "got 2"});
     test::expect_error(ErrorCode::kInvalidArgument, {"group must be below 2"},
-                       [&] { static_cast<void>(optimizer->weight_decay(2)); });
-    EXPECT_EQ(optimizer->weight_decay(0), 0.1);
-    EXPECT_EQ(optimizer->weight_decay(1), 0.1);
+                       [&] { static_cast<void>(optimizer->groups().weight_decay(2)); });
+    EXPECT_EQ(optimizer->groups().weight_decay(0), 0.1);
+    EXPECT_EQ(optimizer->groups().weight_decay(1), 0.1);
   });
 }
 

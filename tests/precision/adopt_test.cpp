@@ -42,17 +42,17 @@ TEST_P(Adopt, GoesOnBitEqualFromTheWeightsOfTheLastExchange) {
       comm.barrier();
       Training& latest = resumed.emplace_back(comm, layout, test_case.make,
                                               test::with_moving_scale(dtype));
-      latest.optimizer->read_masters(std::vector<float>(layout.size(), 7.0f));
+      latest.optimizer->set_masters(std::vector<float>(layout.size(), 7.0f));
       test::adopt(comm, *latest.optimizer, saved);
       // Equal on all ranks, as weights of a checkpoint must be.
       Buffer weights = test::converted(
-          optimizer.exchanged_params(main.params.view()), dtype);
+          optim::exchanged_params(optimizer, main.params.view()), dtype);
       Buffer first = test::copied(weights.view());
       comm.broadcast(first.view(), 0);
       EXPECT_TRUE(test::same_bytes(weights.view(), first.view()));
-      was_behind = was_behind || optimizer.steps_behind() > 0;
+      was_behind = was_behind || optim::steps_behind(optimizer) > 0;
       latest.params = std::move(weights);
-      latest.optimizer->repeat_local_steps(latest.params.view());
+      latest.optimizer->local_steps()->repeat(latest.params.view());
       EXPECT_TRUE(test::same_bytes(latest.params.view(), main.params.view()))
           << "before call " << call;
       EXPECT_TRUE(test::same_bytes(latest.optimizer->masters(),
@@ -94,7 +94,7 @@ TEST(AdoptMasters, ComeFromFp32ParametersWithANewLossScale) {
         });
         state.put("masters", params);
         run.optimizer->adopt(std::move(state))();
-        run.optimizer->repeat_local_steps(run.params.view());
+        run.optimizer->local_steps()->repeat(run.params.view());
         EXPECT_TRUE(test::same_bytes(run.optimizer->masters(), params));
         EXPECT_TRUE(run.params_are_rounded_masters());
         EXPECT_EQ(run.optimizer->loss_scale(),
@@ -102,7 +102,7 @@ TEST(AdoptMasters, ComeFromFp32ParametersWithANewLossScale) {
         // And back: the fp32 optimizer needs nothing else.
         const auto back = tested.make(comm, layout);
         back->adopt(copy_of(run.optimizer->state()))();
-        EXPECT_TRUE(test::same_state(back->state_dict(), wide->state_dict()))
+        EXPECT_TRUE(test::same_state(copy_of(back->state()), copy_of(wide->state())))
             << tested.name;
       }
     });
@@ -120,7 +120,7 @@ TEST(AdoptLossScale, IsKeptFromFp16ToFp16Only) {
                    test::with_moving_scale(DType::kBFloat16));
     brain.optimizer->adopt(copy_of(half.optimizer->state()))();
     EXPECT_EQ(brain.optimizer->loss_scale(), 1);
-    EXPECT_FALSE(brain.optimizer->state_dict().has_scalar("loss_scale"));
+    EXPECT_FALSE(copy_of(brain.optimizer->state()).has_scalar("loss_scale"));
     Training again(comm, layout, make,
                    test::with_moving_scale(DType::kFloat16));
     again.optimizer->adopt(copy_of(half.optimizer->state()))();

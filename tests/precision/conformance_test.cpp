@@ -55,7 +55,7 @@ test::MakeOptimizer seeing_gradients(double max_grad_norm = 0) {
 }
 
 float gradient_seen(const Training& run) {
-  return run.optimizer->state_dict().array("exp_avg").as<float>()[0];
+  return copy_of(run.optimizer->state()).array("exp_avg").as<float>()[0];
 }
 
 TEST(MixedPrecision, Item29UnscalesAndClipsTogether) {
@@ -109,8 +109,8 @@ TEST(MixedPrecision, Item31SkippingInBfloat16IsAChoice) {
         EXPECT_EQ(report.applied, !skips);
         EXPECT_FALSE(std::isfinite(report.grad_norm));
       }
-      EXPECT_EQ(run.optimizer->skipped_steps(), skips ? 8 : 0);
-      EXPECT_EQ(run.optimizer->steps(), skips ? 0 : 8);
+      EXPECT_EQ(run.optimizer->progress().skipped, skips ? 8 : 0);
+      EXPECT_EQ(run.optimizer->progress().steps, skips ? 0 : 8);
       for (const BFloat16 p : run.params.as<BFloat16>())
         EXPECT_EQ(std::isfinite(to_float(p)), skips);
     }
@@ -135,7 +135,7 @@ TEST(MixedPrecision, Item31InFp16StepsAreSkippedWhateverIsChosen) {
         if (comm.rank() == 1) bad[2] = kInfinity;
         EXPECT_FALSE(run.step(bad).applied) << tested.name << t;
         EXPECT_TRUE(run.step(grads).applied) << tested.name << t;
-        EXPECT_EQ(run.optimizer->skipped_steps(), t);
+        EXPECT_EQ(run.optimizer->progress().skipped, t);
       }
     }
   });
@@ -147,11 +147,11 @@ TEST(MixedPrecision, Item32StepsAreThoseThatWereTaken) {
       Training run(comm, layout_of(5), test::exact_adam({}), {.dtype = dtype});
       for (int t = 1; t <= 6; ++t) {
         (void)run.step(std::vector<float>(5, t == 2 ? kInfinity : 0.25f));
-        EXPECT_EQ(run.optimizer->steps(), t < 2 ? t : t - 1);
-        EXPECT_EQ(run.optimizer->state_dict().integer("step"),
-                  run.optimizer->steps());
+        EXPECT_EQ(run.optimizer->progress().steps, t < 2 ? t : t - 1);
+        EXPECT_EQ(copy_of(run.optimizer->state()).integer("step"),
+                  run.optimizer->progress().steps);
       }
-      EXPECT_EQ(run.optimizer->skipped_steps(), 1);
+      EXPECT_EQ(run.optimizer->progress().skipped, 1);
     }
   });
 }
@@ -178,8 +178,8 @@ TEST(MixedPrecision, Item58AMissingGradientAdvancesTheState) {
     (void)one.step(1);
     (void)one.step(0);
     EXPECT_EQ(gradient_seen(one.run), 0.25f);  // 0.5 * (0.5 * 1)
-    EXPECT_EQ(one.run.optimizer->steps(), 2);
-    EXPECT_EQ(one.run.optimizer->skipped_steps(), 0);
+    EXPECT_EQ(one.run.optimizer->progress().steps, 2);
+    EXPECT_EQ(one.run.optimizer->progress().skipped, 0);
   });
 }
 

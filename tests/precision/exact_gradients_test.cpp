@@ -90,7 +90,7 @@ TEST_P(RoundedMasters, AreTheParametersAfterEveryStep) {
     Training run(comm, layout, test_case.make, test::with_static_scale(dtype));
     for (std::int64_t t = 1; t <= test_case.steps; ++t) {
       // Group 1 rests for a while, in every phase of 0/1 Adam.
-      run.optimizer->set_learning_rate(
+      run.optimizer->groups().set_learning_rate(
           1, t == 3 || (t >= 8 && t <= 16) ? 0 : 0.01);
       spoil(run.params);
       ASSERT_TRUE(
@@ -98,7 +98,7 @@ TEST_P(RoundedMasters, AreTheParametersAfterEveryStep) {
       ASSERT_TRUE(run.params_are_rounded_masters()) << "step " << t;
       if (t % 3 != 0) continue;
       spoil(run.params);
-      run.optimizer->synchronize(run.params.view());
+      optim::synchronize(*run.optimizer, run.params.view());
       ASSERT_TRUE(run.params_are_rounded_masters()) << "synchronized " << t;
     }
   });
@@ -117,7 +117,7 @@ TEST_P(RoundedMasters, Item38AreEqualOnAllRanksWhereRanksAreInStep) {
       const StepReport report =
           run.step(test::gradient(layout.size(), t, comm.rank()));
       if (report.phase == Phase::kLocal)
-        run.optimizer->synchronize(run.params.view());
+        optim::synchronize(*run.optimizer, run.params.view());
       seen[static_cast<std::size_t>(comm.rank())].push_back(
           test::copied(run.params.view()));
     }

@@ -84,7 +84,7 @@ Seen train(comm::Communicator& comm, const ParameterLayout& layout,
     seen.applied.push_back(run.step(grads).applied);
     seen.scales.push_back(run.optimizer->loss_scale());
   }
-  run.optimizer->synchronize(run.params.view());
+  optim::synchronize(*run.optimizer, run.params.view());
   seen.rounded = run.params_are_rounded_masters();
   seen.params = test::copied(run.params.view());
   return seen;

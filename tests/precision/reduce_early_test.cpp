@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Optimizer::reduce_early: what is averaged before the step has the bits of
+// EarlyGradients::reduce: what is averaged before the step has the bits of
 // what is averaged in it.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -112,7 +112,7 @@ struct Side {
 
   StepReport step(Buffer grads, const std::vector<Range>& early) {
     for (const Range& range : early)
-      optimizer->reduce_early(grads.view(), range);
+      optimizer->early()->reduce(grads.view(), range);
     return optimizer->step(params.view(), grads.view());
   }
 };
@@ -120,7 +120,7 @@ struct Side {
 void expect_same(const Side& a, const Side& b) {
   EXPECT_TRUE(test::same_bytes(a.params.view(), b.params.view()));
   EXPECT_TRUE(
-      test::same_state(a.optimizer->state_dict(), b.optimizer->state_dict()));
+      test::same_state(copy_of(a.optimizer->state()), copy_of(b.optimizer->state())));
 }
 
 TEST_P(ReduceEarly, GivesTheBitsOfAPlainStep) {
@@ -146,8 +146,8 @@ TEST_P(ReduceEarly, GivesTheBitsOfAPlainStep) {
           values[t == 1 ? kSumChunk + 7 : 2 * kSumChunk + 32] =
               std::numeric_limits<float>::infinity();
         const Buffer grads = test::converted(values, dtype);
-        const bool exact = sides.back().optimizer->phase() == Phase::kExact;
-        EXPECT_EQ(sides.back().optimizer->reduces_early(), exact);
+        const bool exact = sides.back().optimizer->progress().phase == Phase::kExact;
+        EXPECT_EQ(sides.back().optimizer->early()->reduces(), exact);
         const StepReport want =
             sides.back().step(test::copied(grads.view()), {});
         for (std::size_t s = 0; s < all.size(); ++s) {
@@ -184,11 +184,11 @@ TEST_P(ReduceEarly, IsRefusedWhereNothingIsAveragedExactly) {
           const Buffer grads = test::converted(
               test::grid_gradient(layout, t, comm.rank()), dtype);
           Buffer own = test::copied(grads.view());
-          if (one.optimizer->phase() != Phase::kExact) {
-            EXPECT_FALSE(one.optimizer->reduces_early());
+          if (one.optimizer->progress().phase != Phase::kExact) {
+            EXPECT_FALSE(one.optimizer->early()->reduces());
             test::expect_error(
-                ErrorCode::kFailedPrecondition, {"reduce_early"}, [&] {
-                  one.optimizer->reduce_early(own.view(), {0, kSumChunk});
+                ErrorCode::kFailedPrecondition, {"reduce:"}, [&] {
+                  one.optimizer->early()->reduce(own.view(), {0, kSumChunk});
                 });
           }
           (void)one.step(std::move(own), {});
@@ -213,7 +213,7 @@ TEST_P(ReduceEarly, RefusesRangesOffTheGrid) {
     Buffer own = test::copied(grads.view());
     const auto refused = [&](View view, Range range, std::string_view what) {
       test::expect_error(ErrorCode::kInvalidArgument, {what},
-                         [&] { one.optimizer->reduce_early(view, range); });
+                         [&] { one.optimizer->early()->reduce(view, range); });
     };
     refused(own.view(), {1, kSumChunk}, "range");
     refused(own.view(), {0, kSumChunk - 1}, "range");
@@ -225,7 +225,7 @@ TEST_P(ReduceEarly, RefusesRangesOffTheGrid) {
     refused(own.view().subview(0, kSumChunk), {0, kSumChunk}, "grads");
     std::vector<double> doubles(layout.size());
     refused(doubles, {0, kSumChunk}, "grads");
-    one.optimizer->reduce_early(own.view(), {kSumChunk, kSumChunk});
+    one.optimizer->early()->reduce(own.view(), {kSumChunk, kSumChunk});
     // What is under way already.
     refused(own.view(), {kSumChunk, kSumChunk}, "range");
     refused(own.view(), {0, 2 * kSumChunk}, "range");
@@ -244,16 +244,16 @@ TEST(ReduceEarly, IsRefusedAtTheMinimumOfTheScale) {
         comm, layout, test::exact_adam({}),
         {.loss_scale = {.initial_scale = 1, .window = 1, .hysteresis = 1}});
     Buffer grads(layout.size(), DType::kFloat16);
-    EXPECT_FALSE(run.optimizer->reduces_early());
-    test::expect_error(ErrorCode::kFailedPrecondition, {"reduce_early"}, [&] {
-      run.optimizer->reduce_early(grads.view(), {0, kSumChunk});
+    EXPECT_FALSE(run.optimizer->early()->reduces());
+    test::expect_error(ErrorCode::kFailedPrecondition, {"reduce:"}, [&] {
+      run.optimizer->early()->reduce(grads.view(), {0, kSumChunk});
     });
     // Two clean steps later the scale may fall again.
     for (int t = 1; t <= 2; ++t)
       EXPECT_TRUE(run.optimizer->step(run.params.view(), grads.view()).applied);
     EXPECT_EQ(run.optimizer->loss_scale(), 2);
-    EXPECT_TRUE(run.optimizer->reduces_early());
-    run.optimizer->reduce_early(grads.view(), {0, kSumChunk});
+    EXPECT_TRUE(run.optimizer->early()->reduces());
+    run.optimizer->early()->reduce(grads.view(), {0, kSumChunk});
     EXPECT_TRUE(run.optimizer->step(run.params.view(), grads.view()).applied);
   });
 }

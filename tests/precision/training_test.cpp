@@ -54,20 +54,20 @@ double trained_loss(DType dtype, const test::MakeOptimizer& make) {
     if (dtype == DType::kFloat32) {
       const auto optimizer = make(comm, kLayout);
       for (std::int64_t t = 1; t <= kSteps; ++t) {
-        optimizer->set_learning_rate(0, rate(t));
+        optimizer->groups().set_learning_rate(0, rate(t));
         auto grads = quadratic.gradient(params, t, comm.rank());
         optimizer->step(params, grads);
       }
-      optimizer->synchronize(params);
+      optim::synchronize(*optimizer, params);
       if (comm.rank() == 0) result = quadratic.loss(params);
       return;
     }
     Training run(comm, kLayout, make, {.dtype = dtype});
     for (std::int64_t t = 1; t <= kSteps; ++t) {
-      run.optimizer->set_learning_rate(rate(t));
+      run.optimizer->groups().set_learning_rate(rate(t));
       (void)run.step(quadratic.gradient(run.params.view(), t, comm.rank()));
     }
-    run.optimizer->synchronize(run.params.view());
+    optim::synchronize(*run.optimizer, run.params.view());
     if (comm.rank() == 0) result = quadratic.loss(run.params.view());
   });
   return result;
@@ -81,9 +81,9 @@ TEST(MixedPrecision, HandsWeightDecayOnAndReportsEqualGradients) {
           comm, kLayout,
           test::onebit_adam({.weight_decay = option, .freeze_step = 1}),
           {.dtype = DType::kBFloat16});
-      EXPECT_EQ(run.optimizer->weight_decay(0), option);
-      run.optimizer->set_weight_decay(0, set);
-      EXPECT_EQ(run.optimizer->weight_decay(0), set);
+      EXPECT_EQ(run.optimizer->groups().weight_decay(0), option);
+      run.optimizer->groups().set_weight_decay(0, set);
+      EXPECT_EQ(run.optimizer->groups().weight_decay(0), set);
       for (int t = 1; t <= 3; ++t)
         EXPECT_EQ(run.step(grads).gradients_equal, t <= 2);
       const auto masters = run.optimizer->masters().as<float>();

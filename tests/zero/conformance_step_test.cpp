@@ -44,7 +44,7 @@ TEST(Zero, Item27AnOverflowOnOneRankSkipsTheStepOnAll) {
           for (const float bad : {kInfinity, kNaN})
             for (const std::size_t where :
                  {std::size_t{0}, layout.size() / 2, layout.size() - 1}) {
-              const StateDict state = run.optimizer->state_dict();
+              const StateDict state = copy_of(run.optimizer->state());
               const auto before = run.values();
               auto grads = all(layout, 0.5);
               if (comm.rank() == guilty) grads[where] = bad;
@@ -54,11 +54,11 @@ TEST(Zero, Item27AnOverflowOnOneRankSkipsTheStepOnAll) {
               EXPECT_EQ(report.loss_scale, scale);
               EXPECT_EQ(run.values(), before);
               EXPECT_TRUE(test::same_state(
-                  run.optimizer->state_dict(), state,
+                  copy_of(run.optimizer->state()), state,
                   {"skipped_steps", "loss_scale", "loss_scale_steps",
                    "loss_scale_overflows_left", "loss_scale_last_overflow"}));
-              EXPECT_EQ(run.optimizer->steps(), 1);
-              EXPECT_EQ(run.optimizer->skipped_steps(), ++skipped);
+              EXPECT_EQ(run.optimizer->progress().steps, 1);
+              EXPECT_EQ(run.optimizer->progress().skipped, ++skipped);
               if (scales) scale /= 2;
               EXPECT_EQ(run.optimizer->loss_scale(), scale);
             }
@@ -81,8 +81,8 @@ TEST(Zero, Item31SkippingInBfloat16IsAChoice) {
           EXPECT_EQ(report.applied, !skips);
           EXPECT_FALSE(std::isfinite(report.grad_norm));
         }
-        EXPECT_EQ(run.optimizer->skipped_steps(), skips ? 8 : 0);
-        EXPECT_EQ(run.optimizer->steps(), skips ? 0 : 8);
+        EXPECT_EQ(run.optimizer->progress().skipped, skips ? 8 : 0);
+        EXPECT_EQ(run.optimizer->progress().steps, skips ? 0 : 8);
         for (const float value : run.values())
           ASSERT_EQ(std::isfinite(value), skips) << way;
       }
@@ -117,8 +117,8 @@ TEST(Zero, Item32StepsAreThoseThatWereTaken) {
                   !overflows);
         if (!overflows) clean.step(all(layout, 0.25));
       }
-      EXPECT_EQ(run.optimizer->steps(), 3);
-      EXPECT_EQ(run.optimizer->skipped_steps(), 3);
+      EXPECT_EQ(run.optimizer->progress().steps, 3);
+      EXPECT_EQ(run.optimizer->progress().skipped, 3);
       EXPECT_EQ(run.masters(), clean.masters());
     }
   });
@@ -237,20 +237,20 @@ TEST(Zero, Item39GroupsHaveTheirOwnRatesAndDecay) {
   test::run_ranks("local", 3, [&](comm::Communicator& comm) {
     for (const Way& way : all_ways()) {
       ZeroRun run(comm, layout, rule, unscaled(way));
-      EXPECT_EQ(run.optimizer->num_groups(), 2u);
-      EXPECT_EQ(run.optimizer->learning_rate(0), 0.5);
-      EXPECT_EQ(run.optimizer->learning_rate(1), 0.25);
+      EXPECT_EQ(run.optimizer->groups().num_groups(), 2u);
+      EXPECT_EQ(run.optimizer->groups().learning_rate(0), 0.5);
+      EXPECT_EQ(run.optimizer->groups().learning_rate(1), 0.25);
       run.step(all(layout, 0));
       const auto decayed = run.masters();
       for (const Parameter& p : layout.parameters())
         for (std::size_t i = p.offset; i < p.offset + p.size; ++i)
           ASSERT_EQ(decayed[i], run.start[i] / (p.group == 1 ? 2 : 1));
-      EXPECT_EQ(run.optimizer->weight_decay(1), 2);
-      run.optimizer->set_weight_decay(1, 0);
+      EXPECT_EQ(run.optimizer->groups().weight_decay(1), 2);
+      run.optimizer->groups().set_weight_decay(1, 0);
       run.step(all(layout, 0));
       EXPECT_EQ(run.masters(), decayed);
-      run.optimizer->set_learning_rate(0, 0.125);
-      run.optimizer->set_learning_rate(1, 0);
+      run.optimizer->groups().set_learning_rate(0, 0.125);
+      run.optimizer->groups().set_learning_rate(1, 0);
       run.step(all(layout, 1));
       const auto moved = run.masters();
       for (const Parameter& p : layout.parameters())

@@ -334,7 +334,7 @@ TEST(LowBitExperts, OfOneRankEachPayTheirShareOfADebt) {
   const Case c{.stage = 2, .experts = 4};
   on_ranks(c, [&](comm::Communicator& all, comm::Communicator& holders) {
     ZeroRun run(all, with_expert(), Naive::rule(), options_of(c, &holders));
-    StateDict state = run.optimizer->state_dict();
+    StateDict state = copy_of(run.optimizer->state());
     const Floats owed = test::normal(kExpert.size, 5);
     state.put("experts.1.worker_error", owed);
     state.put_integer("experts.1.bits_up", 4);
@@ -360,7 +360,7 @@ TEST_P(LowBitExperts, GoOnFromAState) {
       return grads;
     };
     for (unsigned t = 0; t < 3; ++t) run.window(window(t));
-    const StateDict state = run.optimizer->state_dict();
+    const StateDict state = copy_of(run.optimizer->state());
     EXPECT_TRUE(state.has_array("experts.1.worker_error"));
     EXPECT_EQ(state.has_array("experts.1.replicas"), c.bits_down > 0);
     ZeroRun other(all, with_expert(), Naive::rule(), options);

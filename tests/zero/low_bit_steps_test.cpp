@@ -34,7 +34,7 @@ std::vector<float> local(const ZeroRun& run, comm::Communicator& comm,
 }
 
 std::vector<float> residuals(const ZeroRun& run) {
-  const StateDict state = run.optimizer->state_dict();
+  const StateDict state = copy_of(run.optimizer->state());
   return test::floats_of(state.array("worker_error"));
 }
 
@@ -114,7 +114,7 @@ TEST(LowBitSteps, ReplicasReachMastersThatStandStill) {
         const auto goal =
             test::floats_of(test::rounded(run.masters(), dtype).view());
         EXPECT_NE(run.values(), goal);
-        run.optimizer->set_learning_rate(0);
+        run.optimizer->groups().set_learning_rate(0);
         for (unsigned t = 0; t < 40; ++t) run.step(local(run, comm, t));
         EXPECT_EQ(run.values(), goal);
         run.step(local(run, comm, 50));

@@ -137,7 +137,7 @@ optim::StepReport step(ZeroRun& run, const std::vector<float>& values,
     const auto buckets = run.optimizer->buckets();
     if (way.handed == Handed::kEarly)
       for (std::size_t b = buckets.size(); b-- > buckets.size() / 2;)
-        run.optimizer->reduce_early(grads.view(), buckets[b]);
+        run.optimizer->early()->reduce(grads.view(), buckets[b]);
     return run.optimizer->step(run.params.view(), grads.view());
   }
   hand_over(run, grads, way, rank);

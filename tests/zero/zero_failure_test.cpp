@@ -67,12 +67,12 @@ TEST(ZeroFailure, ARankLostWhileWholeGradientsAreReducedIsKnown) {
                           unscaled({.stage = 1, .offload = offload}));
               const auto buckets = run.optimizer->buckets();
               if (comm.rank() == 2) {
-                run.optimizer->reduce_early(grads.view(), buckets.back());
+                run.optimizer->early()->reduce(grads.view(), buckets.back());
                 throw std::runtime_error("disk full");
               }
               expect_error(kFailure, {"disk full"}, [&] {
                 for (std::size_t b = buckets.size(); b-- > 0;)
-                  run.optimizer->reduce_early(grads.view(), buckets[b]);
+                  run.optimizer->early()->reduce(grads.view(), buckets[b]);
                 run.optimizer->step(run.params.view(), grads.view());
               });
             },

@@ -178,7 +178,7 @@ Trace sharded(const Case& c, const Way& way, comm::Communicator& comm) {
       const auto buckets = optimizer.buckets();
       if (way.handed == Handed::kEarly)
         for (std::size_t b = buckets.size(); b-- > buckets.size() / 2;)
-          optimizer.reduce_early(grads.view(), buckets[b]);
+          optimizer.early()->reduce(grads.view(), buckets[b]);
       report = optimizer.step({.params = params.view(), .grads = grads.view()});
     } else {
       optimizer.begin_backward({});

@@ -54,23 +54,23 @@ TEST(ZeroState, AContinuedRunHasTheSameBits) {
         for (const Way& way : all_ways()) {
           ZeroRun run(comm, two_groups(), rule, scaling(way, dtype));
           train(comm, run, 0, 4);
-          run.optimizer->set_learning_rate(1, 0.5);
-          const StateDict state = run.optimizer->state_dict();
+          run.optimizer->groups().set_learning_rate(1, 0.5);
+          const StateDict state = copy_of(run.optimizer->state());
           ZeroRun other(comm, two_groups(), rule, scaling(way, dtype));
           train(comm, other, 7, 8);  // what is loaded replaces all of it
           if (dtype == DType::kFloat32)
             kernels::convert(run.params.view(), other.params.view());
           other.optimizer->load_state_dict(state);
           EXPECT_TRUE(test::same_bytes(other.params.view(), run.params.view()));
-          EXPECT_EQ(other.optimizer->steps(), run.optimizer->steps());
-          EXPECT_EQ(other.optimizer->skipped_steps(), 1);
+          EXPECT_EQ(other.optimizer->progress().steps, run.optimizer->progress().steps);
+          EXPECT_EQ(other.optimizer->progress().skipped, 1);
           EXPECT_EQ(other.optimizer->loss_scale(), run.optimizer->loss_scale());
-          EXPECT_EQ(other.optimizer->learning_rate(1), 0.5);
+          EXPECT_EQ(other.optimizer->groups().learning_rate(1), 0.5);
           train(comm, run, 4, 9);
           train(comm, other, 4, 9);
           EXPECT_TRUE(test::same_bytes(other.params.view(), run.params.view()));
-          EXPECT_TRUE(test::same_state(other.optimizer->state_dict(),
-                                       run.optimizer->state_dict()))
+          EXPECT_TRUE(test::same_state(copy_of(other.optimizer->state()),
+                                       copy_of(run.optimizer->state())))
               << way;
         }
       });
@@ -82,7 +82,7 @@ TEST(ZeroState, OneStageLoadsWhatAnotherHasSaved) {
     const DType dtype = DType::kFloat16;
     ZeroRun run(comm, two_groups(), test::adam_rule(), scaling({}, dtype));
     train(comm, run, 0, 2);
-    const StateDict state = run.optimizer->state_dict();
+    const StateDict state = copy_of(run.optimizer->state());
     const auto grads = test::normal(run.layout.size(), 77);
     run.step(grads);
     for (const Way& way : all_ways()) {
@@ -100,16 +100,16 @@ TEST(ZeroState, WhatDoesNotFitIsRefusedBeforeAnythingChanges) {
       const ZeroOptions options = scaling(way, DType::kFloat16);
       ZeroRun donor(comm, two_groups(), test::adam_rule(), options);
       train(comm, donor, 0, 2);
-      const StateDict good = donor.optimizer->state_dict();
+      const StateDict good = copy_of(donor.optimizer->state());
       ZeroRun run(comm, two_groups(), test::adam_rule(), options);
       train(comm, run, 3, 5);
-      const StateDict before = run.optimizer->state_dict();
+      const StateDict before = copy_of(run.optimizer->state());
       const auto values = run.values();
       const auto refused = [&](std::initializer_list<std::string_view> parts,
                                const StateDict& state) {
         expect_error(kCorrupt, parts,
                      [&] { run.optimizer->load_state_dict(state); });
-        EXPECT_TRUE(test::same_state(run.optimizer->state_dict(), before));
+        EXPECT_TRUE(test::same_state(copy_of(run.optimizer->state()), before));
         EXPECT_EQ(run.values(), values);
       };
       for (const auto& [name, value] : good.arrays()) {
@@ -141,9 +141,9 @@ TEST(ZeroState, WhatDoesNotFitOnOneRankIsRefusedOnAll) {
       const ZeroOptions options = scaling(way, DType::kFloat16);
       ZeroRun run(comm, two_groups(), test::adam_rule(), options);
       train(comm, run, 0, 2);
-      const StateDict good = run.optimizer->state_dict();
+      const StateDict good = copy_of(run.optimizer->state());
       train(comm, run, 3, 5);
-      const StateDict before = run.optimizer->state_dict();
+      const StateDict before = copy_of(run.optimizer->state());
       const auto values = run.values();
       const auto refused_on_one = [&](const StateDict& bad,
                                       std::string_view own) {
@@ -152,7 +152,7 @@ TEST(ZeroState, WhatDoesNotFitOnOneRankIsRefusedOnAll) {
         expect_error(kCorrupt, {part, own}, [&] {
           run.optimizer->load_state_dict(is_bad ? bad : good);
         });
-        EXPECT_TRUE(test::same_state(run.optimizer->state_dict(), before));
+        EXPECT_TRUE(test::same_state(copy_of(run.optimizer->state()), before));
         EXPECT_EQ(run.values(), values);
       };
       StateDict of_rank_0 = test::without(good, "");
@@ -161,7 +161,7 @@ TEST(ZeroState, WhatDoesNotFitOnOneRankIsRefusedOnAll) {
       for (const auto& [name, value] : good.arrays())
         refused_on_one(test::without(good, name), name);
       run.optimizer->load_state_dict(good);
-      EXPECT_TRUE(test::same_state(run.optimizer->state_dict(), good));
+      EXPECT_TRUE(test::same_state(copy_of(run.optimizer->state()), good));
     }
   });
 }
@@ -172,7 +172,7 @@ TEST(ZeroState, StatesOfOtherShardsAreRefused) {
   const auto save = [&](int world, StateDict& state) {
     test::run_ranks("local", world, [&](comm::Communicator& comm) {
       const ZeroRun run(comm, two_groups(), test::adam_rule(), options);
-      if (comm.rank() == 0) state = run.optimizer->state_dict();
+      if (comm.rank() == 0) state = copy_of(run.optimizer->state());
     });
   };
   save(1, alone);
@@ -209,19 +209,19 @@ TEST(ZeroState, StatesComeBackAsTheyWere) {
         for (unsigned t = 0; t < 4; ++t) {
           train(comm, run, t, t + 1);
           train(comm, stayed, t, t + 1);
-          run.optimizer->set_learning_rate(0, 0.01 * t);
-          stayed.optimizer->set_learning_rate(0, 0.01 * t);
-          run.optimizer->set_weight_decay(1, 0.2 * t);
-          stayed.optimizer->set_weight_decay(1, 0.2 * t);
+          run.optimizer->groups().set_learning_rate(0, 0.01 * t);
+          stayed.optimizer->groups().set_learning_rate(0, 0.01 * t);
+          run.optimizer->groups().set_weight_decay(1, 0.2 * t);
+          stayed.optimizer->groups().set_weight_decay(1, 0.2 * t);
           const auto before = run.values();
           run.optimizer->offload_states();
           run.optimizer->offload_states();
           EXPECT_EQ(run.values(), before);
           run.optimizer->reload_states();
-          EXPECT_EQ(run.optimizer->weight_decay(0), 0.1);
-          EXPECT_EQ(run.optimizer->weight_decay(1), 0.2 * t);
-          EXPECT_TRUE(test::same_state(run.optimizer->state_dict(),
-                                       stayed.optimizer->state_dict()))
+          EXPECT_EQ(run.optimizer->groups().weight_decay(0), 0.1);
+          EXPECT_EQ(run.optimizer->groups().weight_decay(1), 0.2 * t);
+          EXPECT_TRUE(test::same_state(copy_of(run.optimizer->state()),
+                                       copy_of(stayed.optimizer->state())))
               << way;
         }
         EXPECT_EQ(run.values(), stayed.values());

@@ -115,7 +115,7 @@ TEST(ZeroWholeValues, WholeGradientsAreReadWhereTheyAre) {
       const auto values = test::normal(
           run.layout.size(), 10 * t + static_cast<unsigned>(comm.rank()));
       Buffer grads = run.scaled(values, dtype);
-      run.optimizer->reduce_early(grads.view(), run.optimizer->buckets()[1]);
+      run.optimizer->early()->reduce(grads.view(), run.optimizer->buckets()[1]);
       one_by_one.backward(values);
       for (const Parameter& p : run.layout.parameters())
         EXPECT_EQ(run.optimizer->full_gradient(p.name, grads.view()),
@@ -156,9 +156,9 @@ TEST(ZeroWholeValues, MastersAreReadAnew) {
     kernels::convert(loaded, run.params.view());
     const bool is_its_own = dtype == DType::kFloat32 && !way.offload;
     EXPECT_EQ(run.masters(), is_its_own ? loaded : run.start);
-    run.optimizer->read_masters(run.params.view());
+    run.optimizer->set_masters(run.params.view());
     EXPECT_EQ(run.masters(), run.values());
-    run.optimizer->read_masters(loaded);
+    run.optimizer->set_masters(loaded);
     EXPECT_EQ(run.masters(), loaded);
   });
 }

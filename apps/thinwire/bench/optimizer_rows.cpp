@@ -34,8 +34,8 @@ struct OptimizerWork {
 
   void run() { optimizer.step(params.view(), grads.view()); }
   void measure() {
-    optimizer.forget_early();
-    optimizer.measure_early(grads.view(), {0, grads.size()});
+    optimizer.early()->forget();
+    optimizer.early()->measure(grads.view(), {0, grads.size()});
   }
 
   comm::Communicator comm;

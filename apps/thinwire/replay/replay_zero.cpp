@@ -177,7 +177,7 @@ class ZeroRun {
       compare("hysteresis", nullptr);
     else
       compare("hysteresis",
-              optimizer_->state_dict().integer("loss_scale_overflows_left"));
+              optimizer_->state().common.integer("loss_scale_overflows_left"));
   }
 
   void compare_arrays(std::size_t t) {
@@ -244,7 +244,7 @@ class ZeroRun {
     json order = json::array();
     json padding = json::array();
     for (std::size_t g = 0; g < layout_.num_groups(); ++g) {
-      final_steps.push_back(static_cast<double>(optimizer_->steps()));
+      final_steps.push_back(static_cast<double>(optimizer_->progress().steps));
       if (!is_sliced_) continue;
       const std::size_t slice = shards.buckets()[g].slice;
       sizes.push_back(slice);

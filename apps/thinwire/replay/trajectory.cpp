@@ -111,7 +111,7 @@ class Run {
     const json& log = meta_.at("step_log").at(t);
     optim::Optimizer& optimizer = driven_.optimizer();
     for (std::size_t g = 0; g < log.at("lr").size(); ++g)
-      optimizer.set_learning_rate(g, log.at("lr")[g].get<double>());
+      optimizer.groups().set_learning_rate(g, log.at("lr")[g].get<double>());
     recorder_->take();
     const auto loss_scale = driven_.loss_scale();
     const optim::StepReport report =
@@ -124,15 +124,15 @@ class Run {
                           ? recorded_.array("wire.bin").raw({rank_})
                           : std::span<const std::uint8_t>();
     compare_wire(comparison_, t, recorder_->take(), log.at("wire"), wire);
-    const StateDict state = optimizer.state_dict();
+    const StateDict state = copy_of(optimizer.state());
     kind_.compare_log({comparison_, t, log}, state);
     compare_state(t, state);
     for (const json& state_step : log.at("state_step"))
-      comparison_.text({t, "state_step"}, fmt::format("{}", optimizer.steps()),
+      comparison_.text({t, "state_step"}, fmt::format("{}", optimizer.progress().steps),
                        state_step.dump());
     if (resumes_after(t)) resume();
     compare_flag(t, log, "averaged_next",
-                 driven_.optimizer().phase() == optim::Phase::kExact);
+                 driven_.optimizer().progress().phase == optim::Phase::kExact);
   }
 
   void compare_flag(std::size_t t, const json& log, const char* name,
@@ -148,7 +148,7 @@ class Run {
 
   // Rank 0's state and parameters go to all ranks, into a new optimizer.
   void resume() {
-    StateDict state = driven_.optimizer().state_dict();
+    StateDict state = copy_of(driven_.optimizer().state());
     for (const char* name :
          {"exp_avg", "exp_avg_sq", "exp_avg_sq_fresh", "denominator"}) {
       if (!state.has_array(name)) continue;

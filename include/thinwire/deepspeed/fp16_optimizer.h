@@ -3,9 +3,7 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "thinwire/comm/communicator.h"
@@ -69,7 +67,7 @@ class Fp16Optimizer final : public precision::LowPrecisionOptimizer {
   [[nodiscard]] ConstView masters() const noexcept override {
     return masters_.view();
   }
-  void read_masters(ConstView params) override;
+  void set_masters(ConstView params) override;
   void write_params(View params) const override;
   /// fp16 alone.
   [[nodiscard]] bool takes_gradients(DType dtype) const noexcept override {
@@ -80,51 +78,16 @@ class Fp16Optimizer final : public precision::LowPrecisionOptimizer {
   /// `params` and `grads` are fp16, layout.size() elements; input.loss_scale
   /// has to be 1. Gradients arrive multiplied by loss_scale().
   optim::StepReport step(const optim::StepInput& input) override;
-  void synchronize(View params) override;
-  [[nodiscard]] std::vector<double> lamb_coeffs() const override {
-    return optimizer_->lamb_coeffs();
+  using optim::Optimizer::groups;
+  [[nodiscard]] optim::ParameterGroups& groups() override {
+    return optimizer_->groups();
   }
-  [[nodiscard]] std::int64_t steps() const noexcept override {
-    return optimizer_->steps();
-  }
-  [[nodiscard]] std::int64_t skipped_steps() const noexcept override {
-    return skipped_ + optimizer_->skipped_steps();
-  }
-  [[nodiscard]] optim::Phase phase() const noexcept override {
-    return optimizer_->phase();
-  }
-  using optim::Optimizer::set_learning_rate;
-  void set_learning_rate(std::size_t group, double learning_rate) override {
-    optimizer_->set_learning_rate(group, learning_rate);
-  }
-  [[nodiscard]] double learning_rate(std::size_t group) const override {
-    return optimizer_->learning_rate(group);
-  }
-  void set_weight_decay(std::size_t group, double weight_decay) override {
-    optimizer_->set_weight_decay(group, weight_decay);
-  }
-  [[nodiscard]] double weight_decay(std::size_t group) const override {
-    return optimizer_->weight_decay(group);
-  }
-  [[nodiscard]] std::optional<std::int64_t> freeze_step() const override {
-    return optimizer_->freeze_step();
-  }
-  void set_exp_avg_mask(std::size_t group,
-                        std::span<const float> mask) override {
-    optimizer_->set_exp_avg_mask(group, mask);
-  }
-  [[nodiscard]] std::vector<std::string> take_notes() override {
-    return optimizer_->take_notes();
-  }
-  [[nodiscard]] std::size_t num_groups() const noexcept override {
-    return optimizer_->num_groups();
-  }
+  [[nodiscard]] optim::Progress progress() const override;
   /// The optimizer's, with the array masters [n] and the loss scale's numbers.
   [[nodiscard]] optim::State state() const override;
   [[nodiscard]] Adoption adopt(StateDict state) override;
   /// Its optimizer's: DeepSpeed's low-bit ones forget some of it.
-  void load_state_dict(const StateDict& state) override;
-  [[nodiscard]] StateDict owner() const override { return optimizer_->owner(); }
+  optim::Notes load_state_dict(const StateDict& state) override;
   void require_owner(const StateDict& state) const override {
     optimizer_->require_owner(state);
   }

@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
 #include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "thinwire/comm/communicator.h"
 #include "thinwire/exchange/compressed_all_reduce.h"
@@ -46,21 +41,11 @@ class ExactOptimizer final : public Optimizer {
   using Optimizer::step;
   optim::StepReport step(const optim::StepInput& input) override;
   optim::StepReport step_averaged(const optim::StepInput& input) override;
-  [[nodiscard]] std::vector<double> lamb_coeffs() const override;
-  [[nodiscard]] std::int64_t steps() const noexcept override;
-  [[nodiscard]] std::int64_t skipped_steps() const noexcept override;
-  [[nodiscard]] optim::Phase phase() const noexcept override {
-    return optim::Phase::kExact;
-  }
-  using optim::Optimizer::set_learning_rate;
-  void set_learning_rate(std::size_t group, double learning_rate) override;
-  [[nodiscard]] double learning_rate(std::size_t group) const override;
-  void set_weight_decay(std::size_t group, double weight_decay) override;
-  [[nodiscard]] double weight_decay(std::size_t group) const override;
-  [[nodiscard]] std::size_t num_groups() const noexcept override;
+  using optim::Optimizer::groups;
+  [[nodiscard]] optim::ParameterGroups& groups() override;
+  [[nodiscard]] optim::Progress progress() const override;
   [[nodiscard]] optim::State state() const override;
   [[nodiscard]] Adoption adopt(StateDict state) override;
-  [[nodiscard]] StateDict owner() const override;
   void require_owner(const StateDict& state) const override;
 
  private:
@@ -80,20 +65,10 @@ class LowBitOptimizer : public Optimizer {
   using Optimizer::step;
   optim::StepReport step(const optim::StepInput& input) final;
   optim::StepReport step_averaged(const optim::StepInput& input) final;
-  [[nodiscard]] std::vector<double> lamb_coeffs() const final;
-  [[nodiscard]] std::int64_t steps() const noexcept final;
-  /// Never any.
-  [[nodiscard]] std::int64_t skipped_steps() const noexcept final { return 0; }
-  [[nodiscard]] optim::Phase phase() const noexcept final;
-  using optim::Optimizer::set_learning_rate;
-  void set_learning_rate(std::size_t group, double learning_rate) final;
-  [[nodiscard]] double learning_rate(std::size_t group) const final;
-  void set_weight_decay(std::size_t group, double weight_decay) final;
-  [[nodiscard]] double weight_decay(std::size_t group) const final;
-  [[nodiscard]] std::optional<std::int64_t> freeze_step() const final;
-  void set_exp_avg_mask(std::size_t group, std::span<const float> mask) final;
-  [[nodiscard]] std::vector<std::string> take_notes() final;
-  [[nodiscard]] std::size_t num_groups() const noexcept final;
+  using optim::Optimizer::groups;
+  [[nodiscard]] optim::ParameterGroups& groups() final;
+  /// It skips no step.
+  [[nodiscard]] optim::Progress progress() const final;
   /// Arrays exp_avg and exp_avg_sq [n], worker_error, server_error and each
   /// optimizer's own; scalars step and its own. Of use to the same rank of as
   /// many only.
@@ -103,8 +78,7 @@ class LowBitOptimizer : public Optimizer {
   [[nodiscard]] Adoption adopt(StateDict state) final;
   /// As the reference: residuals are 0 afterwards, whatever the state has, and
   /// docs/algorithms/deepspeed.md says what else is forgotten.
-  void load_state_dict(const StateDict& state) final;
-  [[nodiscard]] StateDict owner() const final;
+  optim::Notes load_state_dict(const StateDict& state) final;
   void require_owner(const StateDict& state) const final;
 
   /// Sees every message content from the next step on; null: nobody. Must

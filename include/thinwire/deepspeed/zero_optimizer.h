@@ -98,32 +98,23 @@ class ZeroOptimizer final : public zero::ShardedOptimizer {
                          std::span<const float> values) override;
   void set_full_state(std::string_view name, std::string_view key,
                       std::span<const float> values) override;
-  void read_masters(ConstView params) override;
+  void set_masters(ConstView params) override;
   /// Throws Error(kUnavailable).
   void offload_states() override;
   /// Throws Error(kFailedPrecondition).
   void reload_states() override;
 
-  [[nodiscard]] std::int64_t steps() const noexcept override;
-  [[nodiscard]] std::int64_t skipped_steps() const noexcept override;
-  [[nodiscard]] optim::Phase phase() const noexcept override {
-    return optim::Phase::kExact;
-  }
-  using Optimizer::set_learning_rate;
-  void set_learning_rate(std::size_t group, double learning_rate) override;
-  [[nodiscard]] double learning_rate(std::size_t group) const override;
-  void set_weight_decay(std::size_t group, double weight_decay) override;
-  [[nodiscard]] double weight_decay(std::size_t group) const override;
-  [[nodiscard]] std::size_t num_groups() const noexcept override;
+  using Optimizer::groups;
+  [[nodiscard]] optim::ParameterGroups& groups() override;
+  [[nodiscard]] optim::Progress progress() const override;
   /// This rank's slices: masters, Adam's states, counters, loss scale; of use
   /// to the same rank of as many only.
   [[nodiscard]] optim::State state() const override;
   /// Parameters are the caller's to restore.
   [[nodiscard]] Adoption adopt(StateDict state) override;
-  [[nodiscard]] StateDict owner() const override;
   void require_owner(const StateDict& state) const override;
   /// As zero::ZeroOptimizer's.
-  void load_state_dict(const StateDict& state) override;
+  optim::Notes load_state_dict(const StateDict& state) override;
 
   struct Impl;
 

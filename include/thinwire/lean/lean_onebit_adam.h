@@ -89,34 +89,16 @@ class LeanOnebitAdam final : public optim::Optimizer {
   /// the last exact step.
   optim::StepReport step(const optim::StepInput& input) override;
 
-  /// Before the freeze, and by host always; `range` is one of buckets(), or
-  /// adjacent ones.
-  void reduce_early(View grads, Range range) override;
-  [[nodiscard]] bool reduces_early() const noexcept override;
-  /// Otherwise; likewise.
-  void measure_early(ConstView grads, Range range) override;
-  [[nodiscard]] bool measures_early() const noexcept override;
-  void finish_early() override;
-  void forget_early() noexcept override;
-  void set_freeze_gate(optim::FreezeGate gate) override;
-  /// The same ranges in both stages.
-  [[nodiscard]] std::vector<Range> buckets() const override;
-
-  [[nodiscard]] std::int64_t steps() const noexcept override;
-  [[nodiscard]] std::int64_t skipped_steps() const noexcept override;
-  [[nodiscard]] optim::Phase phase() const noexcept override;
-  /// The last exact step; 0 before.
-  [[nodiscard]] std::int64_t frozen_at() const noexcept;
-  using Optimizer::set_learning_rate;
-  void set_learning_rate(std::size_t group, double learning_rate) override;
-  [[nodiscard]] double learning_rate(std::size_t group) const override;
-  void set_weight_decay(std::size_t group, double weight_decay) override;
-  [[nodiscard]] double weight_decay(std::size_t group) const override;
-  [[nodiscard]] std::optional<std::int64_t> freeze_step() const override;
-  void set_exp_avg_mask(std::size_t group,
-                        std::span<const float> mask) override;
-  [[nodiscard]] std::vector<std::string> take_notes() override;
-  [[nodiscard]] std::size_t num_groups() const noexcept override;
+  using Optimizer::groups;
+  [[nodiscard]] optim::ParameterGroups& groups() override;
+  [[nodiscard]] optim::Progress progress() const override;
+  [[nodiscard]] double residual_ratio() const override;
+  /// It reduces before the freeze, and always in a hierarchical exchange;
+  /// otherwise it measures. Ranges are one of buckets(), or adjacent ones. Both
+  /// stages have the same buckets.
+  [[nodiscard]] optim::EarlyGradients* early() override;
+  using Optimizer::freeze;
+  [[nodiscard]] optim::FreezeStage* freeze() override;
 
   /// fp32 values of a parameter, from which parameters are rounded: before the
   /// freeze collective, then local. Throw Error(kInvalidArgument) for a name
@@ -126,9 +108,7 @@ class LeanOnebitAdam final : public optim::Optimizer {
   void set_full_parameter(std::string_view name, std::span<const float> values);
   /// Parameters of bf16 become `params` rounded, which are full values from now
   /// on; half of an ulp is rounded away from zero.
-  void read_masters(ConstView params) override;
-
-  [[nodiscard]] double residual_ratio() const override;
+  void set_masters(ConstView params) override;
 
   /// Before the freeze that of ZeroOptimizer; then momentum [n] fp32, formed
   /// as it is read, worker_error and server_error as of LowBitOptimizer,
@@ -139,11 +119,10 @@ class LeanOnebitAdam final : public optim::Optimizer {
   /// Also of Adam, sharded or not, and of 1-bit Adam, both before a freeze. To
   /// go back to before the freeze is collective.
   [[nodiscard]] Adoption adopt(StateDict state) override;
-  [[nodiscard]] StateDict owner() const override;
   void require_owner(const StateDict& state) const override;
   /// Collective. Parameters are the caller's to restore, but before the freeze
   /// those of bf16, which are gathered from the masters.
-  void load_state_dict(const StateDict& state) override;
+  optim::Notes load_state_dict(const StateDict& state) override;
 
  private:
   struct Impl;

@@ -64,24 +64,15 @@ class DataParallel final : public Optimizer {
 
   using Optimizer::step;
   StepReport step(const StepInput& input) override;
-  void reduce_early(View grads, Range range) override;
-  [[nodiscard]] bool reduces_early() const noexcept override { return true; }
-  [[nodiscard]] std::vector<double> lamb_coeffs() const override;
-  [[nodiscard]] std::int64_t steps() const noexcept override;
-  [[nodiscard]] std::int64_t skipped_steps() const noexcept override;
-  [[nodiscard]] Phase phase() const noexcept override { return Phase::kExact; }
-  using Optimizer::set_learning_rate;
-  void set_learning_rate(std::size_t group, double learning_rate) override;
-  [[nodiscard]] double learning_rate(std::size_t group) const override;
-  void set_weight_decay(std::size_t group, double weight_decay) override;
-  [[nodiscard]] double weight_decay(std::size_t group) const override;
-  [[nodiscard]] std::size_t num_groups() const noexcept override;
+  using Optimizer::groups;
+  [[nodiscard]] ParameterGroups& groups() override;
+  [[nodiscard]] Progress progress() const override;
+  [[nodiscard]] EarlyGradients* early() override;
   /// Arrays exp_avg and exp_avg_sq [n], the same on all ranks, and
   /// learning_rates; scalars optimizer, step and skipped_steps.
   [[nodiscard]] State state() const override;
   /// Also of the 1-bit optimizer of the same rule, before its freeze.
   [[nodiscard]] Adoption adopt(StateDict state) override;
-  [[nodiscard]] StateDict owner() const override;
   void require_owner(const StateDict& state) const override;
 
  private:

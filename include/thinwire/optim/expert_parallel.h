@@ -3,9 +3,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
-#include <span>
-#include <string>
 #include <vector>
 
 #include "thinwire/comm/communicator.h"
@@ -48,41 +45,22 @@ class ExpertParallel final : public Optimizer {
 
   using Optimizer::step;
   StepReport step(const StepInput& input) override;
-  void reduce_early(View grads, Range range) override;
-  [[nodiscard]] bool reduces_early() const noexcept override;
-  [[nodiscard]] std::vector<Range> buckets() const override;
-  void measure_early(ConstView grads, Range range) override;
-  [[nodiscard]] bool measures_early() const noexcept override;
-  void finish_early() override;
-  void forget_early() noexcept override;
-  void set_freeze_gate(FreezeGate gate) override;
-  [[nodiscard]] std::optional<std::int64_t> freeze_step() const override;
-  void set_exp_avg_mask(std::size_t group,
-                        std::span<const float> mask) override;
-  [[nodiscard]] std::vector<std::string> take_notes() override;
-  void synchronize(View params) override;
+  using Optimizer::groups;
+  [[nodiscard]] ParameterGroups& groups() override;
+  /// That of the dense parameters' optimizer, with all parameters' lamb_coeffs.
+  [[nodiscard]] Progress progress() const override;
   [[nodiscard]] double residual_ratio() const override;
-  [[nodiscard]] std::vector<double> lamb_coeffs() const override;
-  [[nodiscard]] std::int64_t steps() const noexcept override;
-  [[nodiscard]] std::int64_t skipped_steps() const noexcept override;
-  /// Of the dense parameters.
-  [[nodiscard]] Phase phase() const noexcept override;
-  using Optimizer::set_learning_rate;
-  void set_learning_rate(std::size_t group, double learning_rate) override;
-  [[nodiscard]] double learning_rate(std::size_t group) const override;
-  void set_weight_decay(std::size_t group, double weight_decay) override;
-  [[nodiscard]] double weight_decay(std::size_t group) const override;
-  [[nodiscard]] std::size_t num_groups() const noexcept override;
+  [[nodiscard]] EarlyGradients* early() override;
+  using Optimizer::local_steps;
+  [[nodiscard]] LocalSteps* local_steps() override;
+  using Optimizer::freeze;
+  [[nodiscard]] FreezeStage* freeze() override;
+  void set_masters(ConstView params) override;
   /// The dense optimizer's, whose arrays go on over the experts if it is
   /// DataParallel; beside another one the experts' have names that begin with
   /// "experts.".
   [[nodiscard]] State state() const override;
   [[nodiscard]] Adoption adopt(StateDict state) override;
-  void repeat_local_steps(View params) override;
-  void read_masters(ConstView params) override;
-  [[nodiscard]] ConstView exchanged_params(ConstView params) const override;
-  [[nodiscard]] std::int64_t steps_behind() const noexcept override;
-  [[nodiscard]] StateDict owner() const override;
   void require_owner(const StateDict& state) const override;
 
  private:

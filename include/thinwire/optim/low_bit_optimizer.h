@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
 #include <memory>
-#include <optional>
-#include <span>
-#include <string>
 #include <vector>
 
 #include "thinwire/exchange/compressed_all_reduce.h"
@@ -32,27 +28,16 @@ class LowBitOptimizer : public Optimizer {
 
   using Optimizer::step;
   StepReport step(const StepInput& input) final;
-  void reduce_early(View grads, Range range) final;
-  [[nodiscard]] bool reduces_early() const noexcept final;
-  [[nodiscard]] std::vector<Range> buckets() const final;
-  void measure_early(ConstView grads, Range range) final;
-  [[nodiscard]] bool measures_early() const noexcept final;
-  void finish_early() final;
-  void forget_early() noexcept final;
-  void set_freeze_gate(FreezeGate gate) final;
-  void synchronize(View params) final;
-  [[nodiscard]] std::int64_t steps() const noexcept final;
-  [[nodiscard]] std::int64_t skipped_steps() const noexcept final;
-  [[nodiscard]] Phase phase() const noexcept final;
-  using Optimizer::set_learning_rate;
-  void set_learning_rate(std::size_t group, double learning_rate) final;
-  [[nodiscard]] double learning_rate(std::size_t group) const final;
-  void set_weight_decay(std::size_t group, double weight_decay) final;
-  [[nodiscard]] double weight_decay(std::size_t group) const final;
-  [[nodiscard]] std::optional<std::int64_t> freeze_step() const final;
-  void set_exp_avg_mask(std::size_t group, std::span<const float> mask) final;
-  [[nodiscard]] std::vector<std::string> take_notes() final;
-  [[nodiscard]] std::size_t num_groups() const noexcept final;
+  using Optimizer::groups;
+  [[nodiscard]] ParameterGroups& groups() final;
+  [[nodiscard]] Progress progress() const final;
+  [[nodiscard]] double residual_ratio() const final;
+  [[nodiscard]] EarlyGradients* early() final;
+  using Optimizer::local_steps;
+  [[nodiscard]] LocalSteps* local_steps() final;
+  using Optimizer::freeze;
+  [[nodiscard]] FreezeStage* freeze() final;
+  void set_masters(ConstView params) final;
 
   /// Arrays exp_avg [n] fp32, worker_error (every compressed element) and
   /// server_error (those that this rank serves, which are State::shard) in the
@@ -63,16 +48,10 @@ class LowBitOptimizer : public Optimizer {
   /// are of gradients, and no server's. A group of one compresses nothing: what
   /// they hold is delivered by its first exchange, and is in state() till then.
   [[nodiscard]] Adoption adopt(StateDict state) final;
-  void read_masters(ConstView params) final;
   /// Residuals in memory fit the same rank, number of ranks and bucket size
   /// only.
-  [[nodiscard]] StateDict owner() const final;
   void require_owner(const StateDict& state) const final;
-  void repeat_local_steps(View params) final;
-  [[nodiscard]] ConstView exchanged_params(ConstView params) const final;
-  [[nodiscard]] std::int64_t steps_behind() const noexcept final;
 
-  [[nodiscard]] double residual_ratio() const final;
   /// Sees every message content from the next step on; null: nobody. Must
   /// outlive its use.
   void set_observer(exchange::WireObserver* observer) noexcept;

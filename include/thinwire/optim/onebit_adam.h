@@ -90,9 +90,6 @@ class OnebitAdam final : public LowBitOptimizer {
   OnebitAdam(comm::Communicator& comm, const ParameterLayout& layout,
              const OnebitAdamOptions& options);
   ~OnebitAdam() override;
-
-  /// The last exact step, 0 before the freeze.
-  [[nodiscard]] std::int64_t frozen_at() const noexcept;
 };
 
 }  // namespace thinwire::optim

@@ -95,10 +95,6 @@ class OnebitLamb final : public LowBitOptimizer {
   OnebitLamb(comm::Communicator& comm, const ParameterLayout& layout,
              const OnebitLambOptions& options);
   ~OnebitLamb() override;
-
-  /// The last exact step, 0 before the freeze.
-  [[nodiscard]] std::int64_t frozen_at() const noexcept;
-  [[nodiscard]] std::vector<double> lamb_coeffs() const override;
 };
 
 }  // namespace thinwire::optim

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/core/view.h"
+#include "thinwire/optim/parameter_groups.h"
 #include "thinwire/optim/state.h"
 
 namespace thinwire::optim {
@@ -98,19 +98,117 @@ struct StepReport {
   double comm_busy_seconds = 0;
 };
 
-/// Asked by an optimizer that is about to leave its exact stage.
+/// Where training stands; the same on all ranks.
+struct Progress {
+  std::int64_t steps = 0;    ///< Steps that count; skipped ones do not.
+  std::int64_t skipped = 0;  ///< Steps with a gradient that was not finite.
+  Phase phase = Phase::kExact;  ///< How the next step will average.
+  /// The planned last exact step, which options name or imply, or a state has.
+  /// 1-bit optimizers may say kAutoFreeze; the variance of 0/1 Adam may change
+  /// up to this step. Nothing if all steps are exact.
+  std::optional<std::int64_t> freeze_step{};
+  /// The factors by which the last step multiplied the learning rate of each
+  /// parameter, in the layout's order: LAMB's trust ratios or, in compressed
+  /// steps of 1-bit LAMB, its scaling coefficients. They are 0 before the first
+  /// step, and empty unless the optimizer is LAMB or 1-bit LAMB.
+  std::vector<double> lamb_coeffs{};
+};
+
+/// What the next step() can do before all gradients are there.
+class EarlyGradients {
+ public:
+  virtual ~EarlyGradients() = default;
+
+  /// Returns whether the next step averages gradients as they come. The same on
+  /// all ranks.
+  [[nodiscard]] virtual bool reduces() const noexcept = 0;
+  /// Collective, queued: begins to average elements `range` of the gradients of
+  /// the next step(), which must get the same `grads`. Between two steps the
+  /// ranges do not overlap (Error(kInvalidArgument)). All ranks give the same
+  /// ranges in the same order; step() averages what is missing. The caller must
+  /// not touch these elements until step(). Throws Error(kFailedPrecondition)
+  /// unless reduces().
+  virtual void reduce(View grads, Range range) = 0;
+  /// Returns what reduce() takes: ranges of the flat array in their order, only
+  /// whole ones. If it is empty, reduce() takes any range on the grid of sums.
+  [[nodiscard]] virtual std::vector<Range> buckets() const { return {}; }
+
+  /// Returns whether the next step measures its gradients without averaging
+  /// them.
+  [[nodiscard]] virtual bool measures() const noexcept { return false; }
+  /// Local: forms the norm of elements `range` of this rank's gradients, which
+  /// step() needs before it exchanges anything. step() must get the same
+  /// `grads`, with these elements unchanged, and measures what is missing.
+  /// `range` is as for reduce(). Throws Error(kFailedPrecondition) unless
+  /// measures().
+  virtual void measure(ConstView grads, Range range);
+
+  /// Local: returns when reduce() and measure() no longer use the gradients,
+  /// except for what the communicator given at construction has queued.
+  virtual void finish() {}
+  /// Drops the measurements: the next step gets other gradients.
+  virtual void forget() noexcept {}
+
+ protected:
+  /// Throws Error(kFailedPrecondition) unless reduces().
+  void require_reduces() const;
+  /// Throws Error(kFailedPrecondition) unless measures().
+  void require_measures() const;
+};
+
+/// Steps between exchanges, in which parameters differ from rank to rank.
+class LocalSteps {
+ public:
+  virtual ~LocalSteps() = default;
+
+  /// Returns the number of local steps since the last exchange. The same on all
+  /// ranks.
+  [[nodiscard]] virtual std::int64_t steps_behind() const noexcept = 0;
+  /// Collective: makes parameters equal on all ranks. To be called before
+  /// evaluation and saving. Exchanges nothing if they are equal already.
+  virtual void synchronize(View params) = 0;
+  /// Local: returns the parameters of the last exchange, the same on all ranks.
+  /// This is a view of `params` or, if steps_behind() > 0, of an fp32 array of
+  /// as many elements that is valid until the next step.
+  [[nodiscard]] virtual ConstView exchanged_params(ConstView params) const = 0;
+  /// Local, after an adoption: `params` hold those of the last exchange, and
+  /// become what this rank's local steps had made of them. Masters do, too;
+  /// without `params` only they do.
+  virtual void repeat(View params) = 0;
+};
+
+/// What an optimizer asks before it leaves its exact stage.
 struct FreezeRequest {
   std::int64_t step = 0;  ///< The exact step that would be the last one, taken.
   /// Collective: the seconds that one compressed exchange takes, of zeros;
   /// nothing but counters of traffic changes.
   std::function<double()> time_exchange;
 };
-/// Collective: whether the exact stage ends now; the same on all ranks.
+/// Collective: returns whether the exact stage ends now; the same on all ranks.
 using FreezeGate = std::function<bool(const FreezeRequest& request)>;
 
+/// The end of the exact stage of a 1-bit optimizer.
+class FreezeStage {
+ public:
+  virtual ~FreezeStage() = default;
+
+  /// From the next step on, step() asks this gate where the exact stage of
+  /// several ranks would end. If the gate returns false, the stage goes on for
+  /// a tenth of the steps so far and at least one step, and then step() asks
+  /// again. The state says until when, as freeze_held_until. Without a gate the
+  /// stage ends. All ranks must do the same.
+  virtual void set_gate(FreezeGate gate) = 0;
+  /// Returns the last exact step; 0 before the freeze.
+  [[nodiscard]] virtual std::int64_t frozen_at() const noexcept = 0;
+};
+
 /// Collective: local gradients in, updated parameters out. An optimizer owns
-/// its communication and its phases; it is handed local gradients in each of
-/// them. Flat arrays are laid out by the ParameterLayout given at construction.
+/// its communication and its phases; in each of them its caller passes local
+/// gradients. Flat arrays follow the ParameterLayout given at construction.
+///
+/// Not every optimizer can do everything: early(), local_steps() and freeze()
+/// return null if it cannot. Their answers do not change, and a wrapper hands
+/// on those of the optimizer inside.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -124,102 +222,41 @@ class Optimizer {
     return step(StepInput{.params = params, .grads = grads});
   }
 
-  /// Collective, queued: begins to average elements `range` of the gradients of
-  /// the next step(), which must be handed the same `grads`. Between two steps
-  /// the ranges do not overlap (Error(kInvalidArgument)) and are the same on
-  /// all ranks, in the same order; step() averages what is missing. Their
-  /// elements may not be touched in between. Only where reduces_early();
-  /// Error(kFailedPrecondition) else.
-  virtual void reduce_early(View grads, Range range);
-  /// The next step averages gradients exactly, so it may begin before all of
-  /// them are there. The same on all ranks.
-  [[nodiscard]] virtual bool reduces_early() const noexcept { return false; }
-
-  /// What reduce_early() takes: ranges of the flat array in their order, whole
-  /// ones only. Empty: any range on the grid of sums.
-  [[nodiscard]] virtual std::vector<Range> buckets() const { return {}; }
-
-  /// Local: forms the norm of elements `range` of this rank's gradients, which
-  /// the next step() needs before it exchanges anything; it must be handed the
-  /// same `grads`, and these elements unchanged. step() measures what is
-  /// missing. `range` is as for reduce_early(). Only where measures_early();
-  /// Error(kFailedPrecondition) else.
-  virtual void measure_early(ConstView grads, Range range);
-  /// The next step measures its gradients, but does not average them.
-  [[nodiscard]] virtual bool measures_early() const noexcept { return false; }
-  /// Local: returns when nothing that reduce_early() or measure_early() began
-  /// is under way in the gradients, but for what the communicator given at
-  /// construction has queued.
-  virtual void finish_early() {}
-  /// The gradients measured so far will not be the next step's.
-  virtual void forget_early() noexcept {}
-
-  /// Asked from the next step on, in step(), where the exact stage of a 1-bit
-  /// optimizer of several ranks would end. On a no it goes on for a tenth of
-  /// the steps so far and at least one, and then asks again; until when is part
-  /// of the state, freeze_held_until. Null: it ends. All ranks must do the
-  /// same.
-  virtual void set_freeze_gate(FreezeGate /*gate*/) {}
-
-  /// Collective: makes parameters equal on all ranks, where the optimizer lets
-  /// them differ between exchanges (0/1 Adam). To be called before evaluation
-  /// and saving. Exchanges nothing where they are equal already.
-  virtual void synchronize(View params);
-
-  /// Norm of this rank's residual over that of the last exchange's result; 0
-  /// where there is none. Local; may read the residual once.
+  [[nodiscard]] virtual ParameterGroups& groups() = 0;
+  [[nodiscard]] const ParameterGroups& groups() const {
+    return const_cast<Optimizer&>(*this).groups();
+  }
+  [[nodiscard]] virtual Progress progress() const = 0;
+  /// Local: returns the norm of this rank's residual over that of the last
+  /// exchange's result; 0 if there is none. May read the residual once.
   [[nodiscard]] virtual double residual_ratio() const { return 0; }
 
-  /// The factors by which the last step multiplied the learning rate of each
-  /// parameter, in the layout's order: LAMB's trust ratios, and in compressed
-  /// steps of 1-bit LAMB its scaling coefficients. 0 before the first step;
-  /// empty unless the optimizer is LAMB or 1-bit LAMB. Local, and the same on
-  /// all ranks.
-  [[nodiscard]] virtual std::vector<double> lamb_coeffs() const { return {}; }
-
-  /// Steps that count: skipped ones do not.
-  [[nodiscard]] virtual std::int64_t steps() const noexcept = 0;
-  /// Steps skipped because a gradient was not finite.
-  [[nodiscard]] virtual std::int64_t skipped_steps() const noexcept = 0;
-  /// How the next step will average.
-  [[nodiscard]] virtual Phase phase() const noexcept = 0;
-  /// The last exact step as it is planned, named, derived or of a state: of
-  /// 1-bit optimizers, which may say kAutoFreeze, and of 0/1 Adam, where the
-  /// variance may change up to it. Nothing where all steps are exact.
-  [[nodiscard]] virtual std::optional<std::int64_t> freeze_step() const {
-    return std::nullopt;
+  [[nodiscard]] virtual EarlyGradients* early() { return nullptr; }
+  /// 0/1 Adam's.
+  [[nodiscard]] virtual LocalSteps* local_steps() { return nullptr; }
+  [[nodiscard]] const LocalSteps* local_steps() const {
+    return const_cast<Optimizer&>(*this).local_steps();
+  }
+  /// That of 1-bit Adam, lean or not, and of 1-bit LAMB.
+  [[nodiscard]] virtual FreezeStage* freeze() { return nullptr; }
+  [[nodiscard]] const FreezeStage* freeze() const {
+    return const_cast<Optimizer&>(*this).freeze();
   }
 
-  /// Step size of one group from the next step on; local, so all ranks must do
-  /// the same. Throws Error(kInvalidArgument) unless finite and >= 0, and for
-  /// a group that does not exist.
-  virtual void set_learning_rate(std::size_t group, double learning_rate) = 0;
-  [[nodiscard]] virtual double learning_rate(std::size_t group) const = 0;
-  /// The same for every group.
-  void set_learning_rate(double learning_rate);
-  /// Weight decay of one group from the next step on, in place of what options
-  /// say; local, so all ranks must do the same. Like all options, and unlike
-  /// learning rates, it is no part of the state: loading one leaves it as it
-  /// is. Throws Error(kInvalidArgument) unless finite and >= 0, and for a group
-  /// that does not exist.
-  virtual void set_weight_decay(std::size_t group, double weight_decay) = 0;
-  [[nodiscard]] virtual double weight_decay(std::size_t group) const = 0;
-  /// Elements of one group whose momentum is 0 from now on, in place of what
-  /// options say: one value per element in layout order, 0 there and 1 else;
-  /// empty: 1 everywhere. Like weight decay it is no part of the state. Local,
-  /// so all ranks must do the same, which the next step that exchanges anything
-  /// finds out before it changes anything: Error(kInvalidArgument) on all of
-  /// them. It acts from that step on: what was compressed leaves the
-  /// compression, and what was left out comes back with its next gradient, as a
-  /// late element does. Throws Error(kInvalidArgument) for another size, for a
-  /// group that does not exist, and where nothing is compressed.
-  virtual void set_exp_avg_mask(std::size_t group, std::span<const float> mask);
-  [[nodiscard]] virtual std::size_t num_groups() const noexcept = 0;
+  /// Local: parameters were loaded from elsewhere, layout.size() elements of
+  /// any dtype. Makes masters of them, if there are some; 0/1 Adam forgets its
+  /// updates since the last exchange. Throws Error(kInvalidArgument) on a wrong
+  /// size.
+  virtual void set_masters(ConstView /*params*/) {}
 
-  /// All that a continued run needs, described and not copied; local. Valid
-  /// until the next step.
+  /// Local: describes all that a continued run needs, without copying it. Valid
+  /// until the next step. copy_of() it is a state in memory, in which residuals
+  /// are this rank's.
   [[nodiscard]] virtual State state() const = 0;
-  using Adoption = optim::Adoption;
+  /// Puts in place what adopt() has checked; cannot fail. Not called: nothing
+  /// changes. Returns what options and masks of this object have made otherwise
+  /// than the state had it, a line each.
+  using Adoption = std::function<Notes()>;
   /// Local: checks a state with the keys of copy_of(State) and takes its
   /// arrays; of kSharded ones it has what State::shard of this object says. It
   /// may be of another number of ranks and, where that makes sense, of another
@@ -227,36 +264,22 @@ class Optimizer {
   /// state's integer allow_rounding is 1. Parameters stay the caller's. Throws
   /// Error(kCorruptCheckpoint) naming what does not fit.
   [[nodiscard]] virtual Adoption adopt(StateDict state) = 0;
-  /// Local: what the last adoption has made otherwise than the state had it, as
-  /// options and masks of this object ask: a line each, which is forgotten.
-  [[nodiscard]] virtual std::vector<std::string> take_notes() { return {}; }
-  /// Local, after an adoption: `params` hold those of the last exchange, and
-  /// become what this rank's local steps had made of them (0/1 Adam).
-  virtual void repeat_local_steps(View params);
-  /// Local: parameters were loaded from elsewhere, layout.size() elements of
-  /// any dtype: makes masters of them, where there are some. 0/1 Adam forgets
-  /// its updates since the last exchange. Throws Error(kInvalidArgument) on a
-  /// wrong size.
-  virtual void read_masters(ConstView /*params*/) {}
-  /// Local: the parameters of the last exchange, the same on all ranks: a view
-  /// of `params`, or within local steps (0/1 Adam) of an fp32 array of as many
-  /// elements that is valid until the next step.
-  [[nodiscard]] virtual ConstView exchanged_params(ConstView params) const;
-  /// Local steps since the last exchange, which exchanged_params() lack; the
-  /// same on all ranks, >= 0.
-  [[nodiscard]] virtual std::int64_t steps_behind() const noexcept;
-
-  /// All that a continued run needs, copied: copy_of(state()) and owner();
-  /// local. What differs from rank to rank (residuals) is this rank's.
-  [[nodiscard]] virtual StateDict state_dict() const;
-  /// Local; every rank loads what it saved. The next step continues bit-equal.
-  /// Throws Error(kCorruptCheckpoint) naming what does not fit, before anything
-  /// changes.
-  virtual void load_state_dict(const StateDict& state);
-  /// Scalars that say whose state_dict() it is: its layout, its rank.
-  [[nodiscard]] virtual StateDict owner() const;
-  /// Throws Error(kCorruptCheckpoint) unless a state in memory has this owner.
-  virtual void require_owner(const StateDict& state) const;
+  /// Throws Error(kCorruptCheckpoint) unless a state in memory is of this
+  /// layout and of the same rank, where ranks keep different things.
+  virtual void require_owner(const StateDict& state) const = 0;
+  /// Local: adopts a state in memory. Every rank loads what it saved, and the
+  /// next step continues bit-equal. Throws Error(kCorruptCheckpoint) naming
+  /// what does not fit, before anything changes. Returns the adoption's notes.
+  virtual Notes load_state_dict(const StateDict& state);
 };
+
+/// Returns the parameters of the last exchange: those of
+/// LocalSteps::exchanged_params(), or `params` if all steps exchange.
+[[nodiscard]] ConstView exchanged_params(const Optimizer& optimizer,
+                                         ConstView params);
+/// Collective: calls LocalSteps::synchronize(), if there are local steps.
+void synchronize(Optimizer& optimizer, View params);
+/// Returns LocalSteps::steps_behind(), or 0.
+[[nodiscard]] std::int64_t steps_behind(const Optimizer& optimizer) noexcept;
 
 }  // namespace thinwire::optim

@@ -76,6 +76,9 @@ class State {
   std::vector<Range> shard;
   /// The same of the array kWorkerError: what this rank encodes.
   std::optional<std::vector<Range>> encoded;
+  /// Scalars that say whose state in memory it is: its layout, its rank. They
+  /// are in no checkpoint; see Optimizer::require_owner().
+  StateDict owner;
 
   /// Arrays in memory, which must outlive this State. Each returns what it has
   /// added, valid until the next one.
@@ -104,6 +107,8 @@ inline constexpr const char* kOfExperts = "experts.";
 /// Puts in place what an adopt() has checked; cannot fail. Not called: nothing
 /// changes.
 using Adoption = std::function<void()>;
+/// Lines for whoever reads a run's log.
+using Notes = std::vector<std::string>;
 
 /// The key under which a kRange array's ranges are in a StateDict: int64, the
 /// offset and the size of each, one after the other, ascending.
@@ -127,8 +132,8 @@ inline constexpr const char* kHost = "host";
 /// The array of what this rank's encoder has left over, Sharing::kMean.
 inline constexpr const char* kWorkerError = "worker_error";
 
-/// A copy of all of it: arrays, those of kRange with their ranges, and all
-/// scalars under their names.
+/// Returns a copy of all of it: arrays, those of kRange with their ranges, and
+/// all scalars under their names.
 [[nodiscard]] StateDict copy_of(const State& state);
 
 }  // namespace thinwire::optim

@@ -15,6 +15,7 @@
 #include "thinwire/core/state_dict.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/core/view.h"
+#include "thinwire/optim/parameter_groups.h"
 #include "thinwire/optim/state.h"
 
 namespace thinwire::optim {
@@ -54,15 +55,13 @@ struct NormSums {
 ///   if needs_norms():  measure() every cell, add up the parameters' sums over
 ///                      all shards, set_norms()
 ///   apply_part()
-class UpdateRule {
+class UpdateRule : public ParameterGroups {
  public:
-  virtual ~UpdateRule() = default;
-
   /// "adam": for messages and saved state.
   [[nodiscard]] virtual std::string_view name() const noexcept = 0;
   [[nodiscard]] virtual const ParameterLayout& layout() const noexcept = 0;
-  /// One line per group with every option: what ranks compare before they
-  /// first exchange.
+  /// One line per group with every option, weight decay as it is now: what
+  /// ranks compare before they first exchange.
   [[nodiscard]] virtual std::string describe() const = 0;
 
   /// Applies step number `step` (1, 2, ...) to all parameters, shared out over
@@ -105,13 +104,6 @@ class UpdateRule {
   [[nodiscard]] virtual bool takes(DType params) const noexcept {
     return params == DType::kFloat32;
   }
-
-  [[nodiscard]] virtual std::size_t num_groups() const noexcept = 0;
-  virtual void set_learning_rate(std::size_t group, double learning_rate) = 0;
-  [[nodiscard]] virtual double learning_rate(std::size_t group) const = 0;
-  /// As Optimizer's; describe() shows it.
-  virtual void set_weight_decay(std::size_t group, double weight_decay) = 0;
-  [[nodiscard]] virtual double weight_decay(std::size_t group) const = 0;
 
   /// A state's array by its name in add_to(), which has the layout's elements.
   /// Throws Error(kInvalidArgument) naming those there are.

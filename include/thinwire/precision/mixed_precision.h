@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
 #include <memory>
-#include <optional>
-#include <span>
-#include <string>
 
 #include "thinwire/comm/communicator.h"
 #include "thinwire/core/parameter_layout.h"
@@ -63,7 +59,7 @@ class MixedPrecision final : public LowPrecisionOptimizer {
   [[nodiscard]] double loss_scale() const noexcept override;
   void set_loss_scale(double scale) override;
   [[nodiscard]] ConstView masters() const noexcept override;
-  void read_masters(ConstView params) override;
+  void set_masters(ConstView params) override;
   void write_params(View params) const override;
   /// fp32, fp16 and bf16.
   [[nodiscard]] bool takes_gradients(DType dtype) const noexcept override;
@@ -77,44 +73,23 @@ class MixedPrecision final : public LowPrecisionOptimizer {
   /// overflowed, its rank and the last good step, where the loss scale is at
   /// its minimum and is to stop there.
   optim::StepReport step(const optim::StepInput& input) override;
-  void reduce_early(View grads, Range range) override;
-  [[nodiscard]] bool reduces_early() const noexcept override;
-  [[nodiscard]] std::vector<Range> buckets() const override;
-  void measure_early(ConstView grads, Range range) override;
-  [[nodiscard]] bool measures_early() const noexcept override;
-  void finish_early() override;
-  void forget_early() noexcept override;
-  void set_freeze_gate(optim::FreezeGate gate) override;
+  using Optimizer::groups;
+  [[nodiscard]] optim::ParameterGroups& groups() override;
+  [[nodiscard]] optim::Progress progress() const override;
   [[nodiscard]] double residual_ratio() const override;
-  [[nodiscard]] std::vector<double> lamb_coeffs() const override;
-  void synchronize(View params) override;
-  [[nodiscard]] std::int64_t steps() const noexcept override;
-  [[nodiscard]] std::int64_t skipped_steps() const noexcept override;
-  [[nodiscard]] optim::Phase phase() const noexcept override;
-  using Optimizer::set_learning_rate;
-  void set_learning_rate(std::size_t group, double learning_rate) override;
-  [[nodiscard]] double learning_rate(std::size_t group) const override;
-  void set_weight_decay(std::size_t group, double weight_decay) override;
-  [[nodiscard]] double weight_decay(std::size_t group) const override;
-  [[nodiscard]] std::optional<std::int64_t> freeze_step() const override;
-  void set_exp_avg_mask(std::size_t group,
-                        std::span<const float> mask) override;
-  [[nodiscard]] std::vector<std::string> take_notes() override;
-  [[nodiscard]] std::size_t num_groups() const noexcept override;
+  [[nodiscard]] optim::EarlyGradients* early() override;
+  using Optimizer::local_steps;
+  /// Those of the masters, which are then rounded into the parameters.
+  [[nodiscard]] optim::LocalSteps* local_steps() override;
+  using Optimizer::freeze;
+  [[nodiscard]] optim::FreezeStage* freeze() override;
   /// The optimizer's, with the array masters [n], the same on all ranks: within
   /// local steps those of the last exchange; and with fp16 the loss scale's
   /// numbers.
   [[nodiscard]] optim::State state() const override;
-  /// A state without a loss scale leaves the one of options.
+  /// A state without a loss scale leaves the one of options. The parameters of
+  /// 16 bits stay the caller's: write_params() rounds them anew.
   [[nodiscard]] Adoption adopt(StateDict state) override;
-  /// Of the masters, which are then rounded into `params`, of options.dtype.
-  void repeat_local_steps(View params) override;
-  [[nodiscard]] ConstView exchanged_params(ConstView params) const override;
-  [[nodiscard]] std::int64_t steps_behind() const noexcept override;
-  /// The parameters of 16 bits are the caller's: write_params() rounds them
-  /// anew.
-  void load_state_dict(const StateDict& state) override;
-  [[nodiscard]] StateDict owner() const override;
   void require_owner(const StateDict& state) const override;
 
   struct Impl;

@@ -32,7 +32,7 @@ class ShardedOptimizer : public optim::Optimizer {
   /// Of the dense parameters.
   [[nodiscard]] virtual const ShardLayout& shards() const noexcept = 0;
   /// What is reduced together.
-  [[nodiscard]] std::vector<Range> buckets() const override = 0;
+  [[nodiscard]] virtual std::vector<Range> buckets() const = 0;
 
   // ---- gradients one by one
   using Backward = exchange::Backward;

@@ -123,12 +123,6 @@ class ZeroOptimizer final : public ShardedOptimizer {
   optim::StepReport step(const optim::StepInput& input) override;
   optim::StepReport step() override;
 
-  /// `range` is one of buckets(), or adjacent ones. Stage 1: each rank's pieces
-  /// of `grads` become their average, the rest is unspecified; with
-  /// wire.bits_up all of it stays as it was.
-  void reduce_early(View grads, Range range) override;
-  [[nodiscard]] bool reduces_early() const noexcept override;
-
   [[nodiscard]] std::vector<float> full_parameter(
       std::string_view name) override;
   [[nodiscard]] std::vector<float> full_gradient(std::string_view name,
@@ -141,22 +135,17 @@ class ZeroOptimizer final : public ShardedOptimizer {
                          std::span<const float> values) override;
   void set_full_state(std::string_view name, std::string_view key,
                       std::span<const float> values) override;
-  void read_masters(ConstView params) override;
+  void set_masters(ConstView params) override;
   void offload_states() override;
   void reload_states() override;
 
-  [[nodiscard]] std::vector<double> lamb_coeffs() const override;
-  [[nodiscard]] std::int64_t steps() const noexcept override;
-  [[nodiscard]] std::int64_t skipped_steps() const noexcept override;
-  [[nodiscard]] optim::Phase phase() const noexcept override {
-    return optim::Phase::kExact;
-  }
-  using Optimizer::set_learning_rate;
-  void set_learning_rate(std::size_t group, double learning_rate) override;
-  [[nodiscard]] double learning_rate(std::size_t group) const override;
-  void set_weight_decay(std::size_t group, double weight_decay) override;
-  [[nodiscard]] double weight_decay(std::size_t group) const override;
-  [[nodiscard]] std::size_t num_groups() const noexcept override;
+  using Optimizer::groups;
+  [[nodiscard]] optim::ParameterGroups& groups() override;
+  [[nodiscard]] optim::Progress progress() const override;
+  /// At stage 1. The range of reduce() is one of buckets(), or adjacent ones:
+  /// each rank's pieces of `grads` become their average, and the rest is
+  /// unspecified. With wire.bits_up all of it stays as it was.
+  [[nodiscard]] optim::EarlyGradients* early() override;
   /// This rank's shard: exp_avg, exp_avg_sq and, where they are beside the
   /// parameters, masters; counters, and with fp16 the loss scale's numbers.
   /// With wire also worker_error, this rank's residuals, and replicas, its
@@ -167,14 +156,13 @@ class ZeroOptimizer final : public ShardedOptimizer {
   /// Parameters are the caller's to restore. A state without a loss scale
   /// leaves the one of options.
   [[nodiscard]] Adoption adopt(StateDict state) override;
-  [[nodiscard]] StateDict owner() const override;
   void require_owner(const StateDict& state) const override;
   /// Of the same rank of as many, with the same buckets. The parameters are the
   /// caller's to restore, except those of 16 bits, which are gathered from the
   /// masters, and replicas, which are from the state. Collective: what does not
   /// fit on one rank changes nothing on any, and throws there as Optimizer
   /// says, elsewhere with the same code and the text "rank 1 gave up: ...".
-  void load_state_dict(const StateDict& state) override;
+  optim::Notes load_state_dict(const StateDict& state) override;
 
   struct Impl;
 

@@ -166,7 +166,7 @@ StepReport ExpertParallel::step(const StepInput& in) {
     if (report.nonfinite_rank < 0) report.nonfinite_rank = norm.nonfinite_rank;
     return report;
   }
-  const std::int64_t number = impl_->dense->steps();
+  const std::int64_t number = impl_->dense->progress().steps;
   for (const auto& section : impl_->sections) {
     const double by = impl_->divisor(*section, in);
     const UpdateArrays whole =
@@ -184,146 +184,102 @@ StepReport ExpertParallel::step(const StepInput& in) {
   return report;
 }
 
-// ---- before the step
+// ---- capabilities
 
-void ExpertParallel::reduce_early(View grads, Range range) {
-  if (range.end() <= impl_->dense_size)
-    return impl_->dense->reduce_early(impl_->dense_of(grads), range);
-  Section& section = impl_->section_of(range);
+bool ExpertParallel::Impl::reduces() const noexcept {
+  return dense->early()->reduces();
+}
+
+void ExpertParallel::Impl::reduce(View grads, Range range) {
+  if (range.end() <= dense_size)
+    return dense->early()->reduce(dense_of(grads), range);
+  Section& section = section_of(range);
   section.average.begin_early(
       optim::part_of(grads, section.range),
       {range.offset - section.range.offset, range.size});
 }
 
-bool ExpertParallel::reduces_early() const noexcept {
-  return impl_->dense->reduces_early();
-}
-
-std::vector<Range> ExpertParallel::buckets() const {
-  std::vector<Range> buckets = impl_->dense->buckets();
+std::vector<Range> ExpertParallel::Impl::buckets() const {
+  std::vector<Range> buckets = dense->early()->buckets();
   if (buckets.empty())
     buckets = exchange::equal_buckets(
-        impl_->dense_size,
-        exchange::bucket_elements(impl_->options.bucket_elements,
-                                  impl_->dense_size, impl_->comm.hosts(),
-                                  kExactBits));
-  for (const auto& section : impl_->sections)
+        dense_size,
+        exchange::bucket_elements(options.bucket_elements, dense_size,
+                                  comm.hosts(), kExactBits));
+  for (const auto& section : sections)
     if (section->range.size > 0) buckets.push_back(section->range);
   return buckets;
 }
 
-void ExpertParallel::measure_early(ConstView grads, Range range) {
-  if (range.end() <= impl_->dense_size)
-    impl_->dense->measure_early(grads.subview(0, impl_->dense_size), range);
+bool ExpertParallel::Impl::measures() const noexcept {
+  return dense->early()->measures();
 }
 
-bool ExpertParallel::measures_early() const noexcept {
-  return impl_->dense->measures_early();
+void ExpertParallel::Impl::measure(ConstView grads, Range range) {
+  if (range.end() <= dense_size)
+    dense->early()->measure(grads.subview(0, dense_size), range);
 }
 
-void ExpertParallel::finish_early() {
-  impl_->dense->finish_early();
-  for (const auto& section : impl_->sections) section->comm.finish_queued();
+void ExpertParallel::Impl::finish() {
+  dense->early()->finish();
+  for (const auto& section : sections) section->comm.finish_queued();
 }
 
-void ExpertParallel::forget_early() noexcept { impl_->dense->forget_early(); }
+void ExpertParallel::Impl::forget() noexcept { dense->early()->forget(); }
 
-void ExpertParallel::set_freeze_gate(FreezeGate gate) {
-  impl_->dense->set_freeze_gate(std::move(gate));
+std::int64_t ExpertParallel::Impl::steps_behind() const noexcept {
+  return dense->local_steps()->steps_behind();
 }
 
-std::optional<std::int64_t> ExpertParallel::freeze_step() const {
-  return impl_->dense->freeze_step();
+void ExpertParallel::Impl::synchronize(View params) {
+  dense->local_steps()->synchronize(dense_of(params));
 }
 
-void ExpertParallel::set_exp_avg_mask(std::size_t group,
-                                      std::span<const float> mask) {
-  impl_->dense->set_exp_avg_mask(group, mask);
+ConstView ExpertParallel::Impl::exchanged_params(ConstView params) const {
+  if (steps_behind() == 0) return params;
+  const ConstView own =
+      dense->local_steps()->exchanged_params(params.subview(0, dense_size));
+  if (exchanged.empty()) exchanged = Buffer::of<float>(layout.size());
+  const View whole = exchanged.view();
+  const std::size_t rest = layout.size() - dense_size;
+  kernels::convert(own, whole.subview(0, dense_size));
+  kernels::convert(params.subview(dense_size, rest),
+                   whole.subview(dense_size, rest));
+  return whole;
 }
 
-std::vector<std::string> ExpertParallel::take_notes() {
-  return impl_->dense->take_notes();
+void ExpertParallel::Impl::repeat(View params) {
+  dense->local_steps()->repeat(dense_of(params));
 }
+
+EarlyGradients* ExpertParallel::early() {
+  return impl_->dense->early() == nullptr ? nullptr : impl_.get();
+}
+
+LocalSteps* ExpertParallel::local_steps() {
+  return impl_->dense->local_steps() == nullptr ? nullptr : impl_.get();
+}
+
+FreezeStage* ExpertParallel::freeze() { return impl_->dense->freeze(); }
 
 // ---- numbers
+
+ParameterGroups& ExpertParallel::groups() { return impl_->groups; }
+
+Progress ExpertParallel::progress() const {
+  Progress progress = impl_->dense->progress();
+  for (const auto& section : impl_->sections)
+    for (const double own : section->rule->lamb_coeffs())
+      progress.lamb_coeffs.push_back(progress.steps == 0 ? 0 : own);
+  return progress;
+}
 
 double ExpertParallel::residual_ratio() const {
   return impl_->dense->residual_ratio();
 }
 
-std::vector<double> ExpertParallel::lamb_coeffs() const {
-  std::vector<double> all = impl_->dense->lamb_coeffs();
-  for (const auto& section : impl_->sections)
-    for (const double own : section->rule->lamb_coeffs())
-      all.push_back(steps() == 0 ? 0 : own);
-  return all;
-}
-
-std::int64_t ExpertParallel::steps() const noexcept {
-  return impl_->dense->steps();
-}
-
-std::int64_t ExpertParallel::skipped_steps() const noexcept {
-  return impl_->dense->skipped_steps();
-}
-
-Phase ExpertParallel::phase() const noexcept { return impl_->dense->phase(); }
-
-void ExpertParallel::set_learning_rate(std::size_t group,
-                                       double learning_rate) {
-  impl_->dense->set_learning_rate(group, learning_rate);
-  for (const auto& section : impl_->sections)
-    section->rule->set_learning_rate(group, learning_rate);
-}
-
-double ExpertParallel::learning_rate(std::size_t group) const {
-  return impl_->dense->learning_rate(group);
-}
-
-void ExpertParallel::set_weight_decay(std::size_t group, double weight_decay) {
-  impl_->dense->set_weight_decay(group, weight_decay);
-  for (const auto& section : impl_->sections)
-    section->rule->set_weight_decay(group, weight_decay);
-}
-
-double ExpertParallel::weight_decay(std::size_t group) const {
-  return impl_->dense->weight_decay(group);
-}
-
-std::size_t ExpertParallel::num_groups() const noexcept {
-  return impl_->dense->num_groups();
-}
-
-// ---- parameters that differ between exchanges
-
-void ExpertParallel::synchronize(View params) {
-  impl_->dense->synchronize(impl_->dense_of(params));
-}
-
-void ExpertParallel::repeat_local_steps(View params) {
-  impl_->dense->repeat_local_steps(impl_->dense_of(params));
-}
-
-void ExpertParallel::read_masters(ConstView params) {
-  impl_->dense->read_masters(params.subview(0, impl_->dense_size));
-}
-
-ConstView ExpertParallel::exchanged_params(ConstView params) const {
-  if (steps_behind() == 0) return params;
-  const std::size_t dense = impl_->dense_size;
-  const ConstView own =
-      impl_->dense->exchanged_params(params.subview(0, dense));
-  if (impl_->exchanged.empty())
-    impl_->exchanged = Buffer::of<float>(impl_->layout.size());
-  const View whole = impl_->exchanged.view();
-  const std::size_t rest = impl_->layout.size() - dense;
-  kernels::convert(own, whole.subview(0, dense));
-  kernels::convert(params.subview(dense, rest), whole.subview(dense, rest));
-  return whole;
-}
-
-std::int64_t ExpertParallel::steps_behind() const noexcept {
-  return impl_->dense->steps_behind();
+void ExpertParallel::set_masters(ConstView params) {
+  impl_->dense->set_masters(params.subview(0, impl_->dense_size));
 }
 
 }  // namespace thinwire::optim

@@ -40,15 +40,34 @@ struct Section {
   ExactAverage average;
 };
 
-struct ExpertParallel::Impl {
+struct ExpertParallel::Impl final : EarlyGradients, LocalSteps {
   Impl(comm::Communicator& c, const ParameterLayout& l,
        const ExchangeOptions& o)
-      : comm(c), layout(l), options(o), pool(o.num_threads) {}
+      : comm(c), layout(l), options(o), pool(o.num_threads), groups([this] {
+          std::vector<ParameterGroups*> all{&dense->groups()};
+          for (const auto& section : sections)
+            all.push_back(section->rule.get());
+          return all;
+        }) {}
+
+  // ---- those of the dense optimizer, adapted
+  [[nodiscard]] bool reduces() const noexcept override;
+  void reduce(View grads, Range range) override;
+  [[nodiscard]] std::vector<Range> buckets() const override;
+  [[nodiscard]] bool measures() const noexcept override;
+  void measure(ConstView grads, Range range) override;
+  void finish() override;
+  void forget() noexcept override;
+  [[nodiscard]] std::int64_t steps_behind() const noexcept override;
+  void synchronize(View params) override;
+  [[nodiscard]] ConstView exchanged_params(ConstView params) const override;
+  void repeat(View params) override;
 
   comm::Communicator& comm;
   const ParameterLayout layout;
   const ExchangeOptions options;
   ThreadPool pool;
+  JoinedGroups groups;
   std::unique_ptr<Optimizer> dense;
   std::size_t dense_size = 0;
   std::size_t num_dense = 0;  // parameters
@@ -84,6 +103,7 @@ struct ExpertParallel::Impl {
   }
   [[nodiscard]] Norm norm(const StepInput& in, StepReport& report);
   [[nodiscard]] std::vector<State> states() const;
+  [[nodiscard]] std::string describe_experts() const;
 };
 
 }  // namespace thinwire::optim

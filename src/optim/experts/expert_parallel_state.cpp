@@ -17,6 +17,8 @@ namespace {
 // A text of a state: names of arrays with a value for each parameter. Those
 // that there are now say nothing of a state's: it may be of another stage.
 constexpr const char* kOfParameters = "experts.parameter_arrays";
+// Of an owner.
+constexpr const char* kExperts = "experts";
 
 }  // namespace
 
@@ -26,6 +28,12 @@ std::vector<State> ExpertParallel::Impl::states() const {
   for (const auto& section : sections)
     section->rule->add_to(all.emplace_back(), Sharing::kSame, {section->range});
   return all;
+}
+
+std::string ExpertParallel::Impl::describe_experts() const {
+  std::string text;
+  for (const auto& section : sections) text += section->layout.describe();
+  return text;
 }
 
 // Parameters' own numbers are 0 for experts: only low-bit optimizers have some.
@@ -50,6 +58,7 @@ State ExpertParallel::state() const {
   if (!of_parameters.empty()) all.common.put_text(kOfParameters, of_parameters);
   for (std::size_t p = 1; p < parts.size(); ++p)
     join(all, std::move(parts[p]), impl_->prefix);
+  all.owner.put_text(kExperts, impl_->describe_experts());
   return all;
 }
 
@@ -73,27 +82,19 @@ Optimizer::Adoption ExpertParallel::adopt(StateDict state) {
   }
   std::vector<StateDict> cut_state =
       cut(std::move(state), parts, impl_->prefix);
-  std::vector<Adoption> adoptions;
+  std::vector<optim::Adoption> adoptions;
   for (std::size_t s = 0; s < impl_->sections.size(); ++s)
     adoptions.push_back(impl_->sections[s]->rule->adopt(cut_state[s + 1]));
-  adoptions.push_back(impl_->dense->adopt(std::move(cut_state.front())));
-  return [adoptions = std::move(adoptions)] {
-    for (const Adoption& adopt : adoptions) adopt();
+  return [adoptions = std::move(adoptions),
+          of_dense = impl_->dense->adopt(std::move(cut_state.front()))] {
+    for (const optim::Adoption& adopt : adoptions) adopt();
+    return of_dense();
   };
-}
-
-StateDict ExpertParallel::owner() const {
-  StateDict owner = impl_->dense->owner();
-  std::string experts;
-  for (const auto& section : impl_->sections)
-    experts += section->layout.describe();
-  owner.put_text("experts", experts);
-  return owner;
 }
 
 void ExpertParallel::require_owner(const StateDict& state) const {
   impl_->dense->require_owner(state);
-  require_text(state, "experts", owner().text("experts"));
+  require_text(state, kExperts, impl_->describe_experts());
 }
 
 }  // namespace thinwire::optim

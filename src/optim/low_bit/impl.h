@@ -2,7 +2,6 @@
 #pragma once
 
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,6 +9,7 @@
 #include "optim/low_bit/denominator/denominator.h"
 #include "optim/low_bit/gradients/local_gradients.h"
 #include "optim/low_bit/model.h"
+#include "optim/low_bit/momentum/local_updates.h"
 #include "optim/low_bit/momentum/momentum.h"
 #include "thinwire/optim/low_bit_optimizer.h"
 #include "thinwire/optim/state.h"
@@ -22,6 +22,8 @@ struct LowBitOptimizer::Impl {
   Impl(comm::Communicator& comm, const ParameterLayout& layout,
        LowBitSettings settings, bool keeps_previous = false)
       : model(comm, layout, std::move(settings)),
+        groups(model.adam.layout(), model.masks,
+               [this] { return std::vector<ParameterGroups*>{&model.adam}; }),
         gradients(model),
         momentum(model, keeps_previous),
         denominator(model, momentum) {}
@@ -30,64 +32,36 @@ struct LowBitOptimizer::Impl {
   Impl& operator=(const Impl&) = delete;
 
   LowBitModel model;
+  MaskedGroups groups;
   LocalGradients gradients;
   CompressedMomentum momentum;
   Denominator denominator;
   std::int64_t steps = 0;
   std::int64_t skipped = 0;
   bool verification_is_due = false;
-  std::vector<std::string> notes;  // of the last adoption
+  // Parts of the optimizer that adds them.
+  EarlyGradients* early_gradients = nullptr;
+  LocalUpdates* local_updates = nullptr;
+  FreezeStage* freeze_stage = nullptr;
 
   // ---- what each optimizer adds
   /// One step of its paper. A step that is skipped returns early, with the
   /// report saying so.
   virtual void take_step(const StepInput& in, StepMeter& step) = 0;
-  [[nodiscard]] virtual Phase phase() const = 0;
-  [[nodiscard]] virtual std::optional<std::int64_t> freeze_step() const = 0;
-  /// As Optimizer: what the next step takes before all gradients are there. By
-  /// host, a compressed one of pieces begins inside hosts.
-  [[nodiscard]] virtual bool reduces_early() const {
-    return phase() == Phase::kExact || begins_inside();
-  }
-  virtual void reduce_early(View grads, Range range);
-  [[nodiscard]] virtual std::vector<Range> buckets() const { return {}; }
-  /// A compressed step has begun early, so there is no state between steps.
-  [[nodiscard]] virtual bool is_under_way() const { return false; }
-  /// By host, the next step needs of the gradients what this rank encodes only.
-  [[nodiscard]] virtual bool takes_pieces() const {
-    return phase() == Phase::kCompressed;
-  }
-  /// Parameters are others now.
-  virtual void read_masters(ConstView /*params*/) {}
-  /// Of a warm-up stage that ends.
-  virtual void set_freeze_gate(FreezeGate /*gate*/) {}
-  /// Collective: makes parameters equal on all ranks.
-  virtual void synchronize(View /*params*/) {}
-  /// 0/1 Adam: this rank's steps since the last exchange, and what they began
-  /// with.
-  [[nodiscard]] virtual std::int64_t steps_behind() const { return 0; }
-  [[nodiscard]] virtual ConstView exchanged_params(ConstView params) const {
-    return params;
-  }
-  virtual void repeat_local_steps(View /*params*/) {}
-  /// Masks take these elements out.
-  virtual void leave_out(std::span<const std::size_t> /*elements*/) {}
-  /// How exp_avg lies on the ranks.
-  [[nodiscard]] virtual Sharing momentum_sharing() const {
-    return Sharing::kSame;
-  }
+  /// Phase, freeze_step and lamb_coeffs of it; step() has the numbers.
+  [[nodiscard]] virtual Progress progress() const = 0;
   virtual void add_own(State& state) const = 0;
   /// Takes it out of the state; exp_avg and exp_avg_sq are still there.
-  [[nodiscard]] virtual Adoption adopt_own(StateDict& state) = 0;
-  /// The rule whose exact steps are the warm-up; empty: there is none.
-  [[nodiscard]] virtual std::string_view exact_rule() const { return {}; }
-  /// Adds to the state of that rule what else the warm-up keeps; begins now.
-  virtual void begin_in(StateDict& /*state*/) const {}
+  [[nodiscard]] virtual Optimizer::Adoption adopt_own(StateDict& state) = 0;
+  /// Returns whether exact steps of this rule are the warm-up. Adds to its
+  /// state what else a warm-up keeps, which begins now.
+  [[nodiscard]] virtual bool begins_in(StateDict& /*state*/,
+                                       std::string_view /*rule*/) const {
+    return false;
+  }
 
   // ---- pieces of a step
-  [[nodiscard]] bool begins_inside() const {
-    return model.host && takes_pieces();
-  }
+  [[nodiscard]] Phase phase() const { return progress().phase; }
   [[nodiscard]] Adam& adam() { return model.adam; }
   /// Collective, before a compressed exchange: by host, gradients become the
   /// mean of this host's, where this rank encodes them. Returns what
@@ -112,8 +86,7 @@ struct LowBitOptimizer::Impl {
 
   [[nodiscard]] StepReport step(const StepInput& in);
   [[nodiscard]] State state() const;
-  [[nodiscard]] Adoption adopt(StateDict state);
-  [[nodiscard]] StateDict owner() const;
+  [[nodiscard]] Optimizer::Adoption adopt(StateDict state);
   void require_owner(const StateDict& state) const;
 
   /// Throws Error(kFailedPrecondition) while a step is under way.
@@ -121,6 +94,30 @@ struct LowBitOptimizer::Impl {
 
  private:
   void require_optimizer(StateDict& state) const;
+};
+
+/// Gradients of the next step: averaged in an exact one, and by host inside
+/// hosts in a compressed one; otherwise measured.
+class EarlyLowBit : public EarlyGradients {
+ public:
+  explicit EarlyLowBit(LowBitOptimizer::Impl& impl) : impl_(impl) {}
+
+  [[nodiscard]] bool reduces() const noexcept override {
+    return impl_.phase() == Phase::kExact || impl_.model.host;
+  }
+  void reduce(View grads, Range range) override;
+  /// By host, what is measured is a mean.
+  [[nodiscard]] bool measures() const noexcept override {
+    return !impl_.model.host && !reduces();
+  }
+  void measure(ConstView grads, Range range) override;
+  void finish() override {
+    if (impl_.model.host) impl_.model.host->finish_early();
+  }
+  void forget() noexcept override { impl_.gradients.forget_early(); }
+
+ protected:
+  LowBitOptimizer::Impl& impl_;
 };
 
 }  // namespace thinwire::optim

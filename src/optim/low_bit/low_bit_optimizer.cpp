@@ -25,13 +25,19 @@ StepReport LowBitOptimizer::Impl::step(const StepInput& in) {
   return report;
 }
 
-void LowBitOptimizer::Impl::reduce_early(View grads, Range range) {
-  if (phase() == Phase::kExact) {
-    gradients.begin_early(grads, range);
+void EarlyLowBit::reduce(View grads, Range range) {
+  require_reduces();
+  if (impl_.phase() == Phase::kExact) {
+    impl_.gradients.begin_early(grads, range);
     return;
   }
-  require_view("grads", grads, model.size(), true, true);
-  model.host->begin_early(grads, range);
+  require_view("grads", grads, impl_.model.size(), true, true);
+  impl_.model.host->begin_early(grads, range);
+}
+
+void EarlyLowBit::measure(ConstView grads, Range range) {
+  require_measures();
+  impl_.gradients.measure_early(grads, range);
 }
 
 std::optional<double> LowBitOptimizer::Impl::begin_compressed(
@@ -55,7 +61,7 @@ MaskChange LowBitOptimizer::Impl::follow_masks() {
   model.masks.follow();
   if (denominator.blocks.empty()) return {};  // they act at the freeze
   MaskChange change = denominator.follow_masks();
-  leave_out(change.excluded);
+  if (local_updates != nullptr) local_updates->leave_out(change.excluded);
   return change;
 }
 
@@ -84,89 +90,36 @@ LowBitOptimizer::LowBitOptimizer(std::unique_ptr<Impl> impl)
 
 LowBitOptimizer::~LowBitOptimizer() = default;
 
-void LowBitOptimizer::set_freeze_gate(FreezeGate gate) {
-  impl_->set_freeze_gate(std::move(gate));
-}
-
 StepReport LowBitOptimizer::step(const StepInput& input) {
   require_float32_step_input(input, impl_->model.size());
   return impl_->step(input);
 }
 
-bool LowBitOptimizer::reduces_early() const noexcept {
-  return impl_->reduces_early();
+ParameterGroups& LowBitOptimizer::groups() { return impl_->groups; }
+
+Progress LowBitOptimizer::progress() const {
+  Progress progress = impl_->progress();
+  progress.steps = impl_->steps;
+  progress.skipped = impl_->skipped;
+  return progress;
 }
 
-void LowBitOptimizer::reduce_early(View grads, Range range) {
-  if (!reduces_early()) Optimizer::reduce_early(grads, range);
-  impl_->reduce_early(grads, range);
+double LowBitOptimizer::residual_ratio() const {
+  impl_->require_between_steps("residual_ratio");
+  return impl_->momentum.residual_ratio();
 }
 
-std::vector<Range> LowBitOptimizer::buckets() const { return impl_->buckets(); }
+EarlyGradients* LowBitOptimizer::early() { return impl_->early_gradients; }
 
-// By host, what is measured is a mean.
-bool LowBitOptimizer::measures_early() const noexcept {
-  return !impl_->model.host && !reduces_early();
-}
+LocalSteps* LowBitOptimizer::local_steps() { return impl_->local_updates; }
 
-void LowBitOptimizer::finish_early() {
-  if (impl_->model.host) impl_->model.host->finish_early();
-}
+FreezeStage* LowBitOptimizer::freeze() { return impl_->freeze_stage; }
 
-void LowBitOptimizer::measure_early(ConstView grads, Range range) {
-  if (!measures_early()) Optimizer::measure_early(grads, range);
-  impl_->gradients.measure_early(grads, range);
-}
-
-void LowBitOptimizer::forget_early() noexcept {
-  impl_->gradients.forget_early();
-}
-
-void LowBitOptimizer::synchronize(View params) {
-  require_view("params", params, impl_->model.size(), true, false);
-  impl_->synchronize(params);
-}
-
-std::int64_t LowBitOptimizer::steps() const noexcept { return impl_->steps; }
-
-std::int64_t LowBitOptimizer::skipped_steps() const noexcept {
-  return impl_->skipped;
-}
-
-Phase LowBitOptimizer::phase() const noexcept { return impl_->phase(); }
-
-std::optional<std::int64_t> LowBitOptimizer::freeze_step() const {
-  return impl_->freeze_step();
-}
-
-void LowBitOptimizer::set_learning_rate(std::size_t group,
-                                        double learning_rate) {
-  impl_->adam().set_learning_rate(group, learning_rate);
-}
-
-double LowBitOptimizer::learning_rate(std::size_t group) const {
-  return impl_->adam().learning_rate(group);
-}
-
-void LowBitOptimizer::set_weight_decay(std::size_t group, double weight_decay) {
-  impl_->adam().set_weight_decay(group, weight_decay);
-}
-
-double LowBitOptimizer::weight_decay(std::size_t group) const {
-  return impl_->adam().weight_decay(group);
-}
-
-void LowBitOptimizer::set_exp_avg_mask(std::size_t group,
-                                       std::span<const float> mask) {
-  impl_->model.masks.set(impl_->model.adam.layout(), group, mask);
-}
-
-std::vector<std::string> LowBitOptimizer::take_notes() {
-  return std::exchange(impl_->notes, {});
-}
-
-std::size_t LowBitOptimizer::num_groups() const noexcept {
-  return impl_->adam().num_groups();
+void LowBitOptimizer::set_masters(ConstView params) {
+  require(params.size() == impl_->model.size(), "params",
+          fmt::format("{} elements", impl_->model.size()), params.size());
+  if (impl_->local_updates != nullptr)
+    impl_->local_updates->begin_anew(params);
 }
 
 State LowBitOptimizer::state() const { return impl_->state(); }
@@ -175,34 +128,8 @@ Optimizer::Adoption LowBitOptimizer::adopt(StateDict state) {
   return impl_->adopt(std::move(state));
 }
 
-StateDict LowBitOptimizer::owner() const { return impl_->owner(); }
-
 void LowBitOptimizer::require_owner(const StateDict& state) const {
   impl_->require_owner(state);
-}
-
-void LowBitOptimizer::repeat_local_steps(View params) {
-  require_view("params", params, impl_->model.size(), true, false);
-  impl_->repeat_local_steps(params);
-}
-
-ConstView LowBitOptimizer::exchanged_params(ConstView params) const {
-  return steps_behind() == 0 ? params : impl_->exchanged_params(params);
-}
-
-std::int64_t LowBitOptimizer::steps_behind() const noexcept {
-  return impl_->steps_behind();
-}
-
-double LowBitOptimizer::residual_ratio() const {
-  impl_->require_between_steps("residual_ratio");
-  return impl_->momentum.residual_ratio();
-}
-
-void LowBitOptimizer::read_masters(ConstView params) {
-  require(params.size() == impl_->model.size(), "params",
-          fmt::format("{} elements", impl_->model.size()), params.size());
-  impl_->read_masters(params);
 }
 
 void LowBitOptimizer::set_observer(exchange::WireObserver* observer) noexcept {

@@ -6,10 +6,12 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "optim/low_bit/layout.h"
 #include "thinwire/core/parameter_layout.h"
+#include "thinwire/optim/parameter_groups.h"
 
 namespace thinwire::optim {
 
@@ -43,6 +45,23 @@ class Masks {
   std::vector<float> values_;
   std::optional<std::vector<float>> next_;
   std::uint32_t fingerprint_ = 0;
+};
+
+/// Groups of an optimizer that has such masks.
+class MaskedGroups : public JoinedGroups {
+ public:
+  /// `layout` and `masks` must outlive it.
+  MaskedGroups(const ParameterLayout& layout, Masks& masks, Parts parts)
+      : JoinedGroups(std::move(parts)), layout_(layout), masks_(masks) {}
+
+  void set_exp_avg_mask(std::size_t group,
+                        std::span<const float> mask) override {
+    masks_.set(layout_, group, mask);
+  }
+
+ private:
+  const ParameterLayout& layout_;
+  Masks& masks_;
 };
 
 /// Elements, ascending, that another mask takes out or brings back.

@@ -37,19 +37,27 @@ State LowBitOptimizer::Impl::state() const {
   add_hosts(state, model.comm.hosts());
   gradients.memory.add_to(state, model.settings.exchange.lagged_clipping);
   state.add_groups("learning_rates", adam.learning_rates());
-  momentum.add_to(state, momentum_sharing());
+  momentum.add_to(state,
+                  local_updates != nullptr && local_updates->momenta_differ()
+                      ? Sharing::kMean
+                      : Sharing::kSame);
   if (!adam.exp_avg_sq().empty() || model.size() == 0)
     state.add_elements("exp_avg_sq", Sharing::kSame, {{0, model.size()}},
                        adam.exp_avg_sq().view());
   denominator.blocks.add_to(state, model.layout);
   add_own(state);
+  state.owner = layout_owner(adam.layout());
+  momentum.add_owner(state.owner);
+  std::string names;
+  for (const StateArray& array : state.arrays) names += array.name + '\n';
+  state.owner.put_text("arrays", std::move(names));
   return state;
 }
 
 void LowBitOptimizer::Impl::require_between_steps(const char* call) const {
-  if (is_under_way())
+  if (momentum.has_begun_early())
     refuse(
-        fmt::format("{}: between reduce_early() and step(), with "
+        fmt::format("{}: between reduce() and step(), with "
                     "exchange.during_backward; call step() first",
                     call));
 }
@@ -61,18 +69,16 @@ void LowBitOptimizer::Impl::require_optimizer(StateDict& state) const {
     require_text(state, "semantics", "corrected");
   const std::string saved = state.text("optimizer");
   if (saved == model.settings.name) return;
-  if (saved != exact_rule() || exact_rule().empty())
-    refuse_optimizer(saved, model.settings.name);
+  if (!begins_in(state, saved)) refuse_optimizer(saved, model.settings.name);
   State begun;
   begun.common.put_integer("verification_is_due", 0);
   LocalGradients::Memory().add_to(begun, /*lags=*/false);
   state.put_all("", copy_of(begun));
-  begin_in(state);
 }
 
 // Everything is taken out of the state first: one that does not fit changes
 // nothing.
-Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
+Optimizer::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
   struct Taken {
     StepCounts counts;
     bool verification_is_due = false;
@@ -82,7 +88,7 @@ Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
     LateElements late;
     BlockDenominators blocks;
     CompressedMomentum::Residuals residuals;
-    Adoption own;
+    Optimizer::Adoption own;
     Buffer m, v;
   };
   const std::size_t n = model.size();
@@ -119,21 +125,11 @@ Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
     momentum.set_participation(std::move(taken->elements));
     momentum.set_late(std::move(taken->late));
     denominator.blocks = std::move(taken->blocks);
-    notes.clear();
     model.masks.follow();
-    taken->own();
+    Notes notes = taken->own();
     note_change(follow_masks(), notes);
+    return notes;
   };
-}
-
-StateDict LowBitOptimizer::Impl::owner() const {
-  StateDict owner = layout_owner(model.adam.layout());
-  momentum.add_owner(owner);
-  std::string names;
-  const State described = state();
-  for (const StateArray& array : described.arrays) names += array.name + '\n';
-  owner.put_text("arrays", std::move(names));
-  return owner;
 }
 
 // A state in memory lacks nothing that it was saved with; one of the exact rule

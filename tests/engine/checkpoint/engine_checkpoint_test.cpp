@@ -265,8 +265,8 @@ TEST(OtherSettings, OfThePresentRunHold) {
     Driven run(comm, config);
     run.engine.set_learning_rate(1, 0.25);
     const auto report = run.engine.load(folder.in("run"));
-    EXPECT_EQ(run.engine.optimizer().learning_rate(0), 0.01);
-    EXPECT_EQ(run.engine.optimizer().learning_rate(1), 0.03);
+    EXPECT_EQ(run.engine.optimizer().groups().learning_rate(0), 0.01);
+    EXPECT_EQ(run.engine.optimizer().groups().learning_rate(1), 0.03);
     bool noted = false;
     for (const std::string& note : report.notes)
       noted = noted || note.find("gradient_clipping") != std::string::npos;
@@ -319,7 +319,7 @@ TEST(OtherSettings, OptimizersThatFollowEachOther) {
     const auto report = run.engine.load(folder.in("late"),
                                         {.what = checkpoint::What::kWeights});
     EXPECT_EQ(report.step, 5 - 1);  // one was skipped
-    EXPECT_EQ(run.engine.optimizer().steps(), 0);
+    EXPECT_EQ(run.engine.optimizer().progress().steps, 0);
   });
 }
 

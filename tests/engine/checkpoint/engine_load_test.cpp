@@ -115,7 +115,7 @@ TEST(EngineResume, DamageIsNamedAndMayBeGoneAround) {
                    {file, "step-0000000001", "step-0000000002"},
                    [&] { static_cast<void>(run.engine.load(folder.path())); });
       EXPECT_EQ(floats(run.params.view()), before);
-      EXPECT_EQ(run.engine.optimizer().steps(), 1);
+      EXPECT_EQ(run.engine.optimizer().progress().steps, 1);
       const auto loaded = run.engine.load(folder.path(), {.fall_back = true});
       EXPECT_EQ(loaded.step, 1);
       EXPECT_EQ(floats(run.engine.masters()), masters[0]);
@@ -194,7 +194,7 @@ TEST(EngineWeights, ComeAloneFromCheckpointsAndFromFiles) {
         const auto load = [&](const std::string& path) {
           Driven run(comm, config_of("adam", dtype));
           static_cast<void>(run.engine.load(path, {.what = What::kWeights}));
-          EXPECT_EQ(run.engine.optimizer().steps(), 0);
+          EXPECT_EQ(run.engine.optimizer().progress().steps, 0);
           run.backward({1});
           EXPECT_TRUE(run.engine.step().applied);
           Driven again(comm, config_of("adam", dtype));

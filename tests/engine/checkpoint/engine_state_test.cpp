@@ -53,8 +53,8 @@ TEST(EngineSchedule, CountsAppliedStepsAlone) {
       for (std::int64_t t = 1; applied < 8; ++t) {
         const bool overflows = t == 1 || t == 3 || t == 4;
         const double rate = kRates[applied];
-        hand.optimizer->set_learning_rate(0, rate);
-        hand.optimizer->set_learning_rate(1, 3 * rate);
+        hand.optimizer->groups().set_learning_rate(0, rate);
+        hand.optimizer->groups().set_learning_rate(1, 3 * rate);
         hand.step(t, 1, 1, overflows);
         driven.backward({.step = t, .overflows = overflows});
         const EngineReport report = driven.engine.step();
@@ -62,11 +62,11 @@ TEST(EngineSchedule, CountsAppliedStepsAlone) {
         EXPECT_EQ(report.applied, !overflows);
         if (report.applied) ++applied;
         EXPECT_EQ(report.steps, static_cast<std::int64_t>(applied));
-        EXPECT_EQ(driven.engine.optimizer().steps(), report.steps);
+        EXPECT_EQ(driven.engine.optimizer().progress().steps, report.steps);
       }
-      EXPECT_EQ(driven.engine.optimizer().skipped_steps(), 3);
+      EXPECT_EQ(driven.engine.optimizer().progress().skipped, 3);
       for (std::size_t g = 0; g < 2; ++g)
-        EXPECT_EQ(driven.engine.optimizer().learning_rate(g), 0);
+        EXPECT_EQ(driven.engine.optimizer().groups().learning_rate(g), 0);
     });
 }
 
@@ -78,8 +78,8 @@ TEST(EngineSchedule, BeginsAsTheConfigurationSays) {
       Driven driven(comm, config);
       driven.backward({.step = 1});
       const double reported = driven.engine.step().learning_rate;
-      EXPECT_EQ(reported, driven.engine.optimizer().learning_rate(0));
-      return std::pair(reported, driven.engine.optimizer().learning_rate(1));
+      EXPECT_EQ(reported, driven.engine.optimizer().groups().learning_rate(0));
+      return std::pair(reported, driven.engine.optimizer().groups().learning_rate(1));
     };
     using Rates = std::pair<double, double>;
     EXPECT_EQ(first_rates({}), (Rates{0.01, 0.03}));
@@ -238,7 +238,7 @@ TEST(EngineEvaluation, HasEqualParametersOnAllRanks) {
         if (comm.rank() == 0 && params[0] != params[2]) ++differed;
         comm.barrier();
 
-        hand.optimizer->synchronize(hand.params.view());
+        optim::synchronize(*hand.optimizer, hand.params.view());
         driven.engine.begin_evaluation();
         params[rank] = floats(driven.params.view());
         masters[rank] = floats(driven.engine.masters());

@@ -138,8 +138,8 @@ TEST(NamedStates, AreTakenByAnyNumberOfRanksAndAnyStage) {
         Sharded run(comm, config_of("adam", stage));
         const auto loaded = run.engine.load(foreign.here());
         EXPECT_EQ(loaded.step, kSteps);
-        EXPECT_EQ(run.engine.optimizer().steps(), kSteps);
-        EXPECT_EQ(run.engine.optimizer().learning_rate(1), 0.03);
+        EXPECT_EQ(run.engine.optimizer().progress().steps, kSteps);
+        EXPECT_EQ(run.engine.optimizer().groups().learning_rate(1), 0.03);
         static_cast<void>(run.engine.save(root, {}, kQuick));
       });
       Saved saved(root + fmt::format("/step-{:010}", kSteps));
@@ -187,11 +187,11 @@ TEST(NamedStates, AreAdamsOrLambs) {
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
       Sharded run(comm, config_of(optimizer));
       static_cast<void>(run.engine.load(foreign.here()));
-      EXPECT_EQ(run.engine.optimizer().steps(), kSteps);
+      EXPECT_EQ(run.engine.optimizer().progress().steps, kSteps);
       EXPECT_EQ(test::floats(run.params.view()), foreign.params);
       for (std::int64_t t = kSteps + 1; t <= kSteps + 3; ++t) {
         Foreign::step(run, t);
-        EXPECT_EQ(run.engine.optimizer().steps(), t) << optimizer;
+        EXPECT_EQ(run.engine.optimizer().progress().steps, t) << optimizer;
       }
     });
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
@@ -213,7 +213,7 @@ TEST(NamedStates, ThatDoNotFitAreRefusedByName) {
       expect_error(ErrorCode::kCorruptCheckpoint, {what},
                    [&] { static_cast<void>(run.engine.load(foreign.here())); });
       EXPECT_EQ(test::floats(run.params.view()), before);
-      EXPECT_EQ(run.engine.optimizer().steps(), 0);
+      EXPECT_EQ(run.engine.optimizer().progress().steps, 0);
     });
   };
   refused("'step' must be one int64",
@@ -239,7 +239,7 @@ TEST(NamedStates, AreLeftWhereWeightsAreAskedFor) {
     Sharded run(comm, config_of("adam"));
     static_cast<void>(
         run.engine.load(foreign.here(), {.what = checkpoint::What::kWeights}));
-    EXPECT_EQ(run.engine.optimizer().steps(), 0);
+    EXPECT_EQ(run.engine.optimizer().progress().steps, 0);
     EXPECT_EQ(test::floats(run.params.view()), foreign.params);
   });
 }

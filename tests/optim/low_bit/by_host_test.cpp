@@ -154,9 +154,9 @@ TEST_P(ByHost, AnOverflowOnOneRankChangesNothingAnywhere) {
       const auto optimizer = tested.make(comm, layout);
       Floats params = test::normal(layout.size(), 3);
       for (std::int64_t t = 1; t <= tested.steps; ++t) {
-        const StateDict before = optimizer->state_dict();
+        const StateDict before = copy_of(optimizer->state());
         const Floats params_before = params;
-        const bool is_local = optimizer->phase() == Phase::kLocal;
+        const bool is_local = optimizer->progress().phase == Phase::kLocal;
         auto bad = test::gradient(layout.size(), t, comm.rank());
         if (comm.rank() == ranks.size() - 1)
           bad[static_cast<std::size_t>(t) * 37 % layout.size()] =
@@ -170,7 +170,7 @@ TEST_P(ByHost, AnOverflowOnOneRankChangesNothingAnywhere) {
           EXPECT_EQ(report.nonfinite_rank, ranks.size() - ranks.per_host);
         }
         EXPECT_EQ(params, params_before);
-        const StateDict after = optimizer->state_dict();
+        const StateDict after = copy_of(optimizer->state());
         for (const char* array : {"worker_error", "server_error", "exp_avg"})
           if (before.has_array(array)) {
             EXPECT_TRUE(same_memory(before.array(array), after.array(array)))
@@ -203,11 +203,11 @@ TEST_P(ByHost, BitsDoNotDependOnWhatIsReducedEarly) {
         kernels::convert(g, own.view());
         kernels::convert(g, begun.view());
         plain.step(want, own.view());
-        EXPECT_EQ(early.reduces_early(), t <= 2 || !comm.hosts().is_flat());
-        if (early.reduces_early()) {
-          early.reduce_early(begun.view(), {1024, layout.size() - 1024});
-          if (t % 2 == 0) early.reduce_early(begun.view(), {0, 1024});
-          early.finish_early();
+        EXPECT_EQ(early.early()->reduces(), t <= 2 || !comm.hosts().is_flat());
+        if (early.early()->reduces()) {
+          early.early()->reduce(begun.view(), {1024, layout.size() - 1024});
+          if (t % 2 == 0) early.early()->reduce(begun.view(), {0, 1024});
+          early.early()->finish();
         }
         early.step(got, begun.view());
         ASSERT_EQ(got, want) << t;

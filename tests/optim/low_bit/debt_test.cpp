@@ -83,8 +83,8 @@ struct Twins {
   }
   // What the step has made of exp_avg over what it would have been.
   [[nodiscard]] std::vector<double> delivered() const {
-    const StateDict a = with->state_dict();
-    const StateDict b = without->state_dict();
+    const StateDict a = copy_of(with->state());
+    const StateDict b = copy_of(without->state());
     std::vector<double> sum;
     for (std::size_t i = 0; i < layout.size(); ++i)
       sum.push_back(double{a.array("exp_avg").as<float>()[i]} -
@@ -142,7 +142,7 @@ TEST(Debt, OfZeroOneAdamBeforeItsFreezeIsOfMomentum) {
   const Indebted saved = indebted(make, 4);
   comm::run_local_ranks(1, [&](comm::Communicator& comm) {
     Twins twins(comm, make, saved);
-    EXPECT_EQ(twins.with->phase(), Phase::kCompressed);
+    EXPECT_EQ(twins.with->progress().phase, Phase::kCompressed);
     twins.step(5);
     expect_near(twins.delivered(), saved.owed);
     EXPECT_FALSE(twins.owes());
@@ -175,24 +175,24 @@ TEST(Debt, OfZeroOneAdamIsDeliveredByTheSyncOfEachGroup) {
         return sum;
       };
       const auto rest = [&](double rate) {
-        twins.with->set_learning_rate(1, rate);
-        twins.without->set_learning_rate(1, rate);
+        twins.with->groups().set_learning_rate(1, rate);
+        twins.without->groups().set_learning_rate(1, rate);
       };
       rest(0);
-      EXPECT_EQ(twins.with->phase(), Phase::kLocal);
+      EXPECT_EQ(twins.with->progress().phase, Phase::kLocal);
       twins.step(5);
       if (by_step) {
-        EXPECT_EQ(twins.with->phase(), Phase::kCompressed);
+        EXPECT_EQ(twins.with->progress().phase, Phase::kCompressed);
         twins.step(6);
       } else {
-        twins.with->synchronize(twins.params_with);
-        twins.without->synchronize(twins.params_without);
+        optim::synchronize(*twins.with, twins.params_with);
+        optim::synchronize(*twins.without, twins.params_without);
       }
       expect_near(moved(), owe_by_group(0));
       EXPECT_TRUE(twins.owes());
       rest(0.01);
-      while (twins.owes() && twins.with->steps() < 20)
-        twins.step(twins.with->steps() + 1);
+      while (twins.owes() && twins.with->progress().steps < 20)
+        twins.step(twins.with->progress().steps + 1);
       EXPECT_FALSE(twins.owes());
     }
   });

@@ -25,29 +25,29 @@ namespace {
 
 using Gradient = std::vector<float> (*)(const ParameterLayout&, std::int64_t,
                                         int);
-/// What is handed to reduce_early() before step t.
+/// What is handed to reduce() before step t.
 using HandOver = std::function<void(Optimizer&, View grads, std::int64_t t)>;
 
 void nothing(Optimizer&, View, std::int64_t) {}
 
 void last_first(Optimizer& optimizer, View grads, std::int64_t) {
-  const std::vector<Range> buckets = optimizer.buckets();
+  const std::vector<Range> buckets = optimizer.early()->buckets();
   for (std::size_t k = buckets.size(); k-- > 0;)
-    optimizer.reduce_early(grads, buckets[k]);
+    optimizer.early()->reduce(grads, buckets[k]);
 }
 
 void first_first(Optimizer& optimizer, View grads, std::int64_t) {
-  for (const Range& bucket : optimizer.buckets())
-    optimizer.reduce_early(grads, bucket);
+  for (const Range& bucket : optimizer.early()->buckets())
+    optimizer.early()->reduce(grads, bucket);
 }
 
 // Two thirds of them, others in each step, from the middle on.
 void some(Optimizer& optimizer, View grads, std::int64_t t) {
-  const std::vector<Range> buckets = optimizer.buckets();
+  const std::vector<Range> buckets = optimizer.early()->buckets();
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     const std::size_t k = (i + buckets.size() / 2) % buckets.size();
     if ((k + static_cast<std::size_t>(t)) % 3 != 0)
-      optimizer.reduce_early(grads, buckets[k]);
+      optimizer.early()->reduce(grads, buckets[k]);
   }
 }
 
@@ -82,7 +82,7 @@ std::vector<std::vector<Outcome>> run(int world, const OnebitAdamOptions& o,
     for (std::int64_t t = 1; t <= kSteps; ++t) {
       auto grads = gradient(layout, t, comm.rank());
       const std::uint64_t before = comm.counters().bytes_sent;
-      if (optimizer.reduces_early()) hand_over(optimizer, grads, t);
+      if (optimizer.early()->reduces()) hand_over(optimizer, grads, t);
       const StepReport report = optimizer.step(params, grads);
       Outcome& own = all[static_cast<std::size_t>(t - 1)][rank];
       own = {params,
@@ -93,7 +93,7 @@ std::vector<std::vector<Outcome>> run(int world, const OnebitAdamOptions& o,
              comm.counters().bytes_sent - before,
              {}};
       if (t == kSteps)
-        own.state = std::make_shared<StateDict>(optimizer.state_dict());
+        own.state = std::make_shared<StateDict>(copy_of(optimizer.state()));
     }
   });
   return all;
@@ -303,26 +303,26 @@ TEST(DuringBackward, RefusesWhatWouldDisturbItAndGoesOn) {
     std::vector<float> params = test::normal(layout.size(), 3);
     auto grads = test::gradient(layout.size(), 1, comm.rank());
     (void)optimizer.step(params, grads);
-    const StateDict state = optimizer.state_dict();
-    const std::vector<Range> buckets = optimizer.buckets();
+    const StateDict state = copy_of(optimizer.state());
+    const std::vector<Range> buckets = optimizer.early()->buckets();
     ASSERT_GT(buckets.size(), 3u);
     grads = test::gradient(layout.size(), 2, comm.rank());
-    optimizer.reduce_early(grads, buckets.back());
+    optimizer.early()->reduce(grads, buckets.back());
     test::expect_error(ErrorCode::kInvalidArgument,
                        {"range", "apart from what is under way"},
-                       [&] { optimizer.reduce_early(grads, buckets.back()); });
+                       [&] { optimizer.early()->reduce(grads, buckets.back()); });
     test::expect_error(ErrorCode::kInvalidArgument, {"range", "1024"}, [&] {
-      optimizer.reduce_early(grads, {0, 5});
+      optimizer.early()->reduce(grads, {0, 5});
     });
     for (const auto& call : std::vector<std::function<void()>>{
-             [&] { (void)optimizer.state_dict(); },
+             [&] { copy_of((void)optimizer.state()); },
              [&] { optimizer.load_state_dict(state); },
              [&] { (void)optimizer.residual_ratio(); }})
       test::expect_error(ErrorCode::kFailedPrecondition,
-                         {"between reduce_early() and step()"}, call);
+                         {"between reduce() and step()"}, call);
     auto others = grads;
     test::expect_error(ErrorCode::kInvalidArgument,
-                       {"StepInput.grads", "reduce_early()"},
+                       {"StepInput.grads", "reduce()"},
                        [&] { (void)optimizer.step(params, others); });
     EXPECT_TRUE(optimizer.step(params, grads).applied);
   });
@@ -340,9 +340,9 @@ TEST(DuringBackward, MayBeDestroyedUnderWay) {
           {.freeze_step = 1,
            .exchange = {.during_backward = true, .bucket_elements = 900}});
       (void)optimizer.step(params, grads);
-      const std::vector<Range> buckets = optimizer.buckets();
+      const std::vector<Range> buckets = optimizer.early()->buckets();
       for (std::size_t k = buckets.size(); k-- > 1;)
-        optimizer.reduce_early(grads, buckets[k]);
+        optimizer.early()->reduce(grads, buckets[k]);
     }
     comm.barrier();
   });

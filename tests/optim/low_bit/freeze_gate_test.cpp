@@ -60,7 +60,7 @@ TYPED_TEST(FreezeGates, AnExchangeThatIsTimedChangesNoBit) {
       const auto plain = make<TypeParam>(comm, 4);
       const auto timed = make<TypeParam>(comm, 4);
       int asked = 0;
-      timed->set_freeze_gate([&](const FreezeRequest& request) {
+      timed->freeze()->set_gate([&](const FreezeRequest& request) {
         ++asked;
         EXPECT_EQ(request.step, 4);
         EXPECT_GT(request.time_exchange(), 0);
@@ -75,7 +75,7 @@ TYPED_TEST(FreezeGates, AnExchangeThatIsTimedChangesNoBit) {
         EXPECT_TRUE(test::same_bytes(b.params, a.params));
       }
       EXPECT_EQ(asked, 1);
-      const StateDict want = plain->state_dict(), got = timed->state_dict();
+      const StateDict want = copy_of(plain->state()), got = copy_of(timed->state());
       for (const char* key : {"worker_error", "server_error"})
         EXPECT_TRUE(test::same_bytes(got.array(key), want.array(key)));
     });
@@ -85,24 +85,24 @@ TYPED_TEST(FreezeGates, ANoPutsTheFreezeOffForATenthOfTheSteps) {
   test::run_ranks("local", 2, [](comm::Communicator& comm) {
     const auto optimizer = make<TypeParam>(comm, 18);
     std::vector<std::int64_t> asked;
-    optimizer->set_freeze_gate([&](const FreezeRequest& request) {
+    optimizer->freeze()->set_gate([&](const FreezeRequest& request) {
       asked.push_back(request.step);
       return request.step >= 21;
     });
     Run run(comm);
     for (int i = 0; i < 23; ++i) (void)run.step(*optimizer);
     EXPECT_EQ(asked, (std::vector<std::int64_t>{18, 19, 20, 22}));
-    EXPECT_EQ(optimizer->phase(), Phase::kCompressed);
+    EXPECT_EQ(optimizer->progress().phase, Phase::kCompressed);
   });
 }
 
 TYPED_TEST(FreezeGates, ThatItIsPutOffIsPartOfTheState) {
   test::run_ranks("local", 2, [](comm::Communicator& comm) {
     const auto first = make<TypeParam>(comm, 30);
-    first->set_freeze_gate([](const FreezeRequest&) { return false; });
+    first->freeze()->set_gate([](const FreezeRequest&) { return false; });
     Run run(comm);
     for (int i = 0; i < 30; ++i) (void)run.step(*first);
-    const StateDict state = first->state_dict();
+    const StateDict state = copy_of(first->state());
     EXPECT_EQ(state.integer("freeze_held_until"), 33);
 
     // Nobody asks here, but what was put off stays so.
@@ -120,20 +120,20 @@ TYPED_TEST(FreezeGates, AStateThatWasNotHeldHasNoSuchKey) {
     const auto optimizer = make<TypeParam>(comm, 2);
     Run run(comm);
     for (int i = 0; i < 3; ++i) (void)run.step(*optimizer);
-    EXPECT_FALSE(optimizer->state_dict().has_scalar("freeze_held_until"));
+    EXPECT_FALSE(copy_of(optimizer->state()).has_scalar("freeze_held_until"));
   });
 }
 
 TYPED_TEST(FreezeGates, OneRankIsNotAsked) {
   test::run_ranks("local", 1, [](comm::Communicator& comm) {
     const auto optimizer = make<TypeParam>(comm, 2);
-    optimizer->set_freeze_gate([](const FreezeRequest&) -> bool {
+    optimizer->freeze()->set_gate([](const FreezeRequest&) -> bool {
       ADD_FAILURE() << "asked";
       return false;
     });
     Run run(comm);
     for (int i = 0; i < 3; ++i) (void)run.step(*optimizer);
-    EXPECT_EQ(optimizer->phase(), Phase::kCompressed);
+    EXPECT_EQ(optimizer->progress().phase, Phase::kCompressed);
   });
 }
 

@@ -96,13 +96,15 @@ class ScriptMasks : public ::testing::TestWithParam<std::tuple<int, Kind>> {
     return {params.begin() + (kSize - kMasked), params.begin() + kSize};
   }
   // As a load goes: parameters are those of the last exchange.
-  static void load(Optimizer& to, const Optimizer& from,
-                   std::vector<float>& params) {
-    const ConstView exchanged = from.exchanged_params(View(std::span(params)));
+  static Notes load(Optimizer& to, const Optimizer& from,
+                    std::vector<float>& params) {
+    const ConstView exchanged = optim::exchanged_params(from, View(std::span(params)));
     const auto values = exchanged.as<float>();
     params = {values.begin(), values.end()};
-    to.load_state_dict(from.state_dict());
-    to.repeat_local_steps(View(std::span(params)));
+    Notes notes = to.load_state_dict(copy_of(from.state()));
+    if (LocalSteps* const local = to.local_steps())
+      local->repeat(View(std::span(params)));
+    return notes;
   }
 };
 
@@ -120,8 +122,7 @@ TEST_P(ScriptMasks, AnElementThatTheScriptMasksIsLeftOutAfterALoad) {
     const auto first = make(comm, false);
     for (std::int64_t t = 1; t <= 8; ++t) step(*first, params, t, comm.rank());
     const auto second = make(comm, true);
-    load(*second, *first, params);
-    const auto notes = second->take_notes();
+    const auto notes = load(*second, *first, params);
     ASSERT_EQ(notes.size(), 1u);
     EXPECT_NE(notes[0].find("leaves out 40 elements"), std::string::npos);
     const auto before = masked_of(params);
@@ -137,8 +138,7 @@ TEST_P(ScriptMasks, AnElementThatTheScriptDoesNotMaskTakesPartAfterALoad) {
     const auto first = make(comm, true);
     for (std::int64_t t = 1; t <= 8; ++t) step(*first, params, t, comm.rank());
     const auto second = make(comm, false);
-    load(*second, *first, params);
-    const auto notes = second->take_notes();
+    const auto notes = load(*second, *first, params);
     ASSERT_EQ(notes.size(), 1u);
     EXPECT_NE(notes[0].find("1 for 40 elements"), std::string::npos);
     const auto before = masked_of(params);
@@ -158,18 +158,17 @@ TEST_P(ScriptMasks, SettingOneIsLoadingIntoAnOptimizerThatHasIt) {
   on_ranks([&](comm::Communicator& comm, std::vector<float>& params) {
     const auto first = make(comm, false);
     for (std::int64_t t = 1; t <= 9; ++t) step(*first, params, t, comm.rank());
-    first->synchronize(View(std::span(params)));
+    optim::synchronize(*first, View(std::span(params)));
     auto same = params;
     const auto second = make(comm, true);
     load(*second, *first, same);
-    first->set_exp_avg_mask(0, mask(true));
+    first->groups().set_exp_avg_mask(0, mask(true));
     const auto before = masked_of(params);
     for (std::int64_t t = 10; t <= 18; ++t) {
       step(*first, params, t, comm.rank());
       step(*second, same, t, comm.rank());
     }
-    first->synchronize(View(std::span(params)));
-    EXPECT_EQ(first->take_notes().size(), 0u);
+    optim::synchronize(*first, View(std::span(params)));
     const std::string& name = std::get<1>(GetParam()).name;
     if (name != "zero_one_adam_momentum") {  // whose variance steps are exact
       EXPECT_EQ(masked_of(params), before);
@@ -186,7 +185,7 @@ TEST_P(ScriptMasks, OneThatIsTakenAwayLetsElementsComeBack) {
     const auto optimizer = make(comm, true);
     for (std::int64_t t = 1; t <= 9; ++t)
       step(*optimizer, params, t, comm.rank());
-    optimizer->set_exp_avg_mask(0, {});
+    optimizer->groups().set_exp_avg_mask(0, {});
     const auto before = masked_of(params);
     StepReport last;
     for (std::int64_t t = 10; t <= 18; ++t)
@@ -204,15 +203,15 @@ TEST_P(ScriptMasks, RanksThatDisagreeHearOfItBeforeAnythingChanges) {
     const auto optimizer = make(comm, false);
     std::int64_t t = 1;
     // In local steps ranks exchange nothing.
-    for (; t <= 8 || optimizer->phase() == Phase::kLocal; ++t)
+    for (; t <= 8 || optimizer->progress().phase == Phase::kLocal; ++t)
       step(*optimizer, params, t, comm.rank());
-    if (comm.rank() == 1) optimizer->set_exp_avg_mask(0, mask(true));
+    if (comm.rank() == 1) optimizer->groups().set_exp_avg_mask(0, mask(true));
     const auto before = params;
     test::expect_error(ErrorCode::kInvalidArgument, {"exp_avg_mask", "rank 1"},
                        [&] { step(*optimizer, params, t, comm.rank()); });
     EXPECT_EQ(params, before);
-    EXPECT_EQ(optimizer->steps(), t - 1);
-    if (comm.rank() != 1) optimizer->set_exp_avg_mask(0, mask(true));
+    EXPECT_EQ(optimizer->progress().steps, t - 1);
+    if (comm.rank() != 1) optimizer->groups().set_exp_avg_mask(0, mask(true));
     for (const std::int64_t end = t + 4; t < end; ++t)
       EXPECT_TRUE(step(*optimizer, params, t, comm.rank()).applied);
   });
@@ -222,13 +221,13 @@ TEST(MaskArguments, AreChecked) {
   comm::run_local_ranks(1, [&](comm::Communicator& comm) {
     OnebitAdam optimizer(comm, layout(), {});
     test::expect_error(ErrorCode::kInvalidArgument, {"group", "[0, 2)", "2"},
-                       [&] { optimizer.set_exp_avg_mask(2, {}); });
+                       [&] { optimizer.groups().set_exp_avg_mask(2, {}); });
     test::expect_error(ErrorCode::kInvalidArgument,
                        {"exp_avg_mask", "1500", "3 values"},
-                       [&] { optimizer.set_exp_avg_mask(0, Mask(3, 1.0f)); });
+                       [&] { optimizer.groups().set_exp_avg_mask(0, Mask(3, 1.0f)); });
     DataParallel exact(comm, std::make_unique<Adam>(layout(), AdamOptions{}));
     test::expect_error(ErrorCode::kInvalidArgument, {"exp_avg_mask"},
-                       [&] { exact.set_exp_avg_mask(0, mask(true)); });
+                       [&] { exact.groups().set_exp_avg_mask(0, mask(true)); });
   });
 }
 

@@ -55,7 +55,7 @@ std::pair<std::vector<float>, std::vector<double>> run(
     std::vector<float> params = test::normal(layout().size(), 3);
     for (std::int64_t t = 1; t <= tested.steps; ++t) {
       auto grads = test::gradient(layout().size(), t, comm.rank());
-      if (optimizer->measures_early()) measure(*optimizer, grads, t);
+      if (optimizer->early()->measures()) measure(*optimizer, grads, t);
       const StepReport report = optimizer->step(params, grads);
       if (comm.rank() == 0) norms.push_back(report.grad_norm);
     }
@@ -68,12 +68,12 @@ TEST_P(MeasureEarly, GivesTheSameBitsWhateverWasMeasured) {
   const std::size_t n = layout().size();
   const auto plain = run(GetParam(), [](auto&, auto&, auto) {});
   const auto whole = run(GetParam(), [&](Optimizer& o, auto& grads, auto) {
-    o.measure_early(grads, {0, n});
+    o.early()->measure(grads, {0, n});
   });
   const auto parts = run(GetParam(), [&](Optimizer& o, auto& grads, auto t) {
-    o.measure_early(grads, {4 * kSumChunk, n - 4 * kSumChunk});
-    if (t % 2 == 0) o.measure_early(grads, {kSumChunk, 2 * kSumChunk});
-    o.measure_early(grads, {0, 0});
+    o.early()->measure(grads, {4 * kSumChunk, n - 4 * kSumChunk});
+    if (t % 2 == 0) o.early()->measure(grads, {kSumChunk, 2 * kSumChunk});
+    o.early()->measure(grads, {0, 0});
   });
   EXPECT_EQ(whole, plain);
   EXPECT_EQ(parts, plain);
@@ -83,8 +83,8 @@ TEST_P(MeasureEarly, ForgetsWhatWillNotBeTheStepS) {
   const std::size_t n = layout().size();
   const auto plain = run(GetParam(), [](auto&, auto&, auto) {});
   const auto other = run(GetParam(), [&](Optimizer& o, auto&, auto) {
-    o.measure_early(std::vector<float>(n, 1e6f), {0, n});
-    o.forget_early();
+    o.early()->measure(std::vector<float>(n, 1e6f), {0, n});
+    o.early()->forget();
   });
   EXPECT_EQ(other, plain);
 }
@@ -94,7 +94,7 @@ TEST_P(MeasureEarly, IsWhatTheStepGoesBy) {
   const std::size_t n = layout().size();
   const auto plain = run(GetParam(), [](auto&, auto&, auto) {});
   const auto other = run(GetParam(), [&](Optimizer& o, auto&, auto) {
-    o.measure_early(std::vector<float>(n, 1e6f), {0, n});
+    o.early()->measure(std::vector<float>(n, 1e6f), {0, n});
   });
   EXPECT_NE(other.second, plain.second);
 }
@@ -105,21 +105,21 @@ TEST_P(MeasureEarly, RefusesWhatItCannotMeasure) {
     const auto optimizer = GetParam().make(comm, layout());
     std::vector<float> params = test::normal(n, 3);
     auto grads = test::gradient(n, 1, 0);
-    ASSERT_EQ(optimizer->phase(), Phase::kExact);
-    test::expect_error(ErrorCode::kFailedPrecondition, {"measure_early"}, [&] {
-      optimizer->measure_early(grads, {0, n});
+    ASSERT_EQ(optimizer->progress().phase, Phase::kExact);
+    test::expect_error(ErrorCode::kFailedPrecondition, {"measure:"}, [&] {
+      optimizer->early()->measure(grads, {0, n});
     });
     std::int64_t t = 1;
-    while (!optimizer->measures_early()) {
+    while (!optimizer->early()->measures()) {
       auto own = test::gradient(n, t++, 0);
       (void)optimizer->step(params, own);
     }
     for (const Range bad : {Range{1, kSumChunk}, Range{0, 5},
                             Range{0, n + kSumChunk}, Range{8192, 1}})
       test::expect_error(ErrorCode::kInvalidArgument, {"range", "1024"},
-                         [&] { optimizer->measure_early(grads, bad); });
+                         [&] { optimizer->early()->measure(grads, bad); });
     test::expect_error(ErrorCode::kInvalidArgument, {"grads", "3"}, [&] {
-      optimizer->measure_early(std::vector<float>(3), {0, 0});
+      optimizer->early()->measure(std::vector<float>(3), {0, 0});
     });
   });
 }

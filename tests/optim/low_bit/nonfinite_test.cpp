@@ -34,8 +34,8 @@ TEST_P(LowBitNonfinite, ChangesNothingWhereRanksExchange) {
     std::int64_t skipped = 0;
     for (std::int64_t t = 1; t <= test_case.steps; ++t) {
       auto grads = test::gradient_with_gaps(layout, t, comm.rank());
-      if (optimizer->phase() != Phase::kLocal) {
-        const StateDict state = optimizer->state_dict();
+      if (optimizer->progress().phase != Phase::kLocal) {
+        const StateDict state = copy_of(optimizer->state());
         const auto before = params;
         const int guilty = static_cast<int>(t) % comm.size();
         auto bad = grads;
@@ -47,13 +47,13 @@ TEST_P(LowBitNonfinite, ChangesNothingWhereRanksExchange) {
         EXPECT_FALSE(report.applied) << "step " << t;
         EXPECT_EQ(report.nonfinite_rank, guilty) << "step " << t;
         EXPECT_EQ(params, before) << "step " << t;
-        EXPECT_EQ(optimizer->skipped_steps(), ++skipped);
+        EXPECT_EQ(optimizer->progress().skipped, ++skipped);
         EXPECT_TRUE(
-            test::same_state(optimizer->state_dict(), state, {"skipped_steps"}))
+            test::same_state(copy_of(optimizer->state()), state, {"skipped_steps"}))
             << "step " << t;
       }
       EXPECT_TRUE(optimizer->step(params, grads).applied);
-      EXPECT_EQ(optimizer->steps(), t);
+      EXPECT_EQ(optimizer->progress().steps, t);
     }
   });
 }
@@ -78,7 +78,7 @@ TEST_P(LeftOut, IsReportedByTheNextSyncAlone) {
       if (leaves_out) grads[5] = std::numeric_limits<float>::quiet_NaN();
       const auto before = params;
       // Saved and loaded all the time: what is to be reported is state.
-      const StateDict state = current->state_dict();
+      const StateDict state = copy_of(current->state());
       current = std::make_unique<ZeroOneAdam>(comm, layout, options);
       current->load_state_dict(state);
       ZeroOneAdam& optimizer = *current;
@@ -88,7 +88,7 @@ TEST_P(LeftOut, IsReportedByTheNextSyncAlone) {
         EXPECT_EQ(params, before);
         // What is this rank's own stays, what is all ranks' goes on.
         EXPECT_TRUE(test::same_state(
-            optimizer.state_dict(), state,
+            copy_of(optimizer.state()), state,
             {"step", "lrs", "decay", "local_step_interval",
              "local_step_counter", "left_out_a_step", "accumulated",
              "momentum_accumulator", "verification_is_due", "local_steps",
@@ -96,8 +96,8 @@ TEST_P(LeftOut, IsReportedByTheNextSyncAlone) {
       }
       EXPECT_EQ(report.nonfinite_rank, t == 20 ? 0 : -1) << t;
     }
-    EXPECT_EQ(current->steps(), 24);
-    EXPECT_EQ(current->skipped_steps(), 0);
+    EXPECT_EQ(current->progress().steps, 24);
+    EXPECT_EQ(current->progress().skipped, 0);
   });
 }
 

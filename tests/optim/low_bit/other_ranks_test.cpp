@@ -70,7 +70,7 @@ struct Trained {
 
   StepReport step(std::int64_t t, int rank) {
     for (std::size_t g = 0; g < 2; ++g)
-      optimizer->set_learning_rate(g,
+      optimizer->groups().set_learning_rate(g,
                                    g == 1 && (t == 4 || (t >= 12 && t <= 14))
                                        ? 0
                                        : 0.001 * static_cast<double>(40 - t));
@@ -112,7 +112,7 @@ Trained resumed(comm::Communicator& comm, const Kind& tested,
   test::adopt(comm, *run.optimizer, saved);
   const auto values = weights.as<float>();
   run.params.assign(values.begin(), values.end());
-  run.optimizer->repeat_local_steps(run.params);
+  run.optimizer->local_steps()->repeat(run.params);
   return run;
 }
 
@@ -127,10 +127,10 @@ TEST_P(OtherRanks, AsManyGoOnBitEqualWithOtherBuckets) {
         const auto& saved = board.exchange(comm, *main.optimizer);
         Trained& latest = others.emplace_back(
             resumed(comm, tested, 300, saved,
-                    main.optimizer->exchanged_params(main.params)));
+                    optim::exchanged_params(*main.optimizer, main.params)));
         EXPECT_EQ(latest.params, main.params) << "before step " << t;
-        EXPECT_EQ(latest.optimizer->steps_behind(),
-                  main.optimizer->steps_behind());
+        EXPECT_EQ(optim::steps_behind(*latest.optimizer),
+                  optim::steps_behind(*main.optimizer));
         if (others.size() > 5) others.pop_front();
         (void)main.step(t, comm.rank());
         for (Trained& other : others) {
@@ -155,7 +155,7 @@ TEST_P(OtherRanks, MoreOrFewerGoOnTogether) {
       const auto& all = board.exchange(comm, *run.optimizer);
       if (comm.rank() != 0) return;
       saved = &all;
-      const auto theta = run.optimizer->exchanged_params(run.params);
+      const auto theta = optim::exchanged_params(*run.optimizer, run.params);
       weights.assign(theta.as<float>().begin(), theta.as<float>().end());
     });
     for (const int world : {1, 2, 4})
@@ -163,7 +163,7 @@ TEST_P(OtherRanks, MoreOrFewerGoOnTogether) {
         Trained run = resumed(comm, tested, 700, *saved, weights);
         for (std::int64_t t = until + 1; t <= until + 4; ++t)
           (void)run.step(t, comm.rank());
-        run.optimizer->synchronize(run.params);
+        optim::synchronize(*run.optimizer, run.params);
         std::vector<float> first = run.params;
         comm.broadcast(first, 0);
         EXPECT_EQ(run.params, first) << "saved after " << until;
@@ -251,7 +251,7 @@ TEST_P(OtherRanks, SeeWhatEveryArrayIs) {
       if (const StateArray* const origin = state.find("origin")) {
         EXPECT_TRUE(origin->is_parameters);
         const auto theta =
-            run.optimizer->exchanged_params(run.params).as<float>();
+            optim::exchanged_params(*run.optimizer, run.params).as<float>();
         const auto saved = values.array("origin").as<float>();
         EXPECT_TRUE(std::ranges::equal(theta, saved)) << "after step " << t;
       }

@@ -37,7 +37,7 @@ struct Trained {
 
   void step(std::int64_t t, int rank) {
     for (std::size_t g = 0; g < 2; ++g)
-      optimizer->set_learning_rate(g, rate(t, g));
+      optimizer->groups().set_learning_rate(g, rate(t, g));
     auto grads = test::gradient_with_gaps(test::grouped_layout(), t, rank);
     optimizer->step(params, grads);
   }
@@ -57,11 +57,11 @@ TEST_P(LowBitResume, ContinuesBitEqualFromEveryStep) {
     const auto resume = [&] {
       Trained& run = resumed.emplace_back();
       run.optimizer = test_case.make(comm, layout);
-      run.optimizer->load_state_dict(main.optimizer->state_dict());
+      run.optimizer->load_state_dict(copy_of(main.optimizer->state()));
       run.params = main.params;
-      EXPECT_EQ(run.optimizer->phase(), main.optimizer->phase());
-      EXPECT_TRUE(test::same_state(run.optimizer->state_dict(),
-                                   main.optimizer->state_dict()));
+      EXPECT_EQ(run.optimizer->progress().phase, main.optimizer->progress().phase);
+      EXPECT_TRUE(test::same_state(copy_of(run.optimizer->state()),
+                                   copy_of(main.optimizer->state())));
     };
     for (std::int64_t t = 1; t <= test_case.steps; ++t) {
       resume();
@@ -73,8 +73,8 @@ TEST_P(LowBitResume, ContinuesBitEqualFromEveryStep) {
       }
     }
     for (const Trained& run : resumed)
-      EXPECT_TRUE(test::same_state(run.optimizer->state_dict(),
-                                   main.optimizer->state_dict()));
+      EXPECT_TRUE(test::same_state(copy_of(run.optimizer->state()),
+                                   copy_of(main.optimizer->state())));
   });
 }
 
@@ -86,16 +86,16 @@ TEST_P(LowBitResume, ContinuesBitEqualAfterSynchronize) {
     std::vector<Trained> resumed;
     for (std::int64_t t = 1; t <= test_case.steps; ++t) {
       main.step(t, comm.rank());
-      main.optimizer->synchronize(main.params);
+      optim::synchronize(*main.optimizer, main.params);
       for (Trained& run : resumed) {
         run.step(t, comm.rank());
-        run.optimizer->synchronize(run.params);
+        optim::synchronize(*run.optimizer, run.params);
         ASSERT_EQ(run.params, main.params) << "step " << t;
       }
       if (t % 5 != 0) continue;
       Trained& run = resumed.emplace_back();
       run.optimizer = test_case.make(comm, layout);
-      run.optimizer->load_state_dict(main.optimizer->state_dict());
+      run.optimizer->load_state_dict(copy_of(main.optimizer->state()));
       run.params = main.params;
     }
   });
@@ -110,7 +110,7 @@ TEST_P(LowBitResume, GoesBackToAnyStep) {
     std::vector<StateDict> states;
     std::vector<std::vector<float>> params;
     for (std::int64_t t = 1; t <= test_case.steps; ++t) {
-      states.push_back(main.optimizer->state_dict());
+      states.push_back(copy_of(main.optimizer->state()));
       params.push_back(main.params);
       main.step(t, comm.rank());
     }
@@ -137,7 +137,7 @@ std::vector<std::vector<StateDict>> states_of(const LowBitCase& tested,
     for (std::int64_t t = 1; t <= tested.steps; ++t) {
       run.step(t, comm.rank());
       states[static_cast<std::size_t>(comm.rank())].push_back(
-          run.optimizer->state_dict());
+          copy_of(run.optimizer->state()));
     }
   });
   return states;
@@ -150,10 +150,10 @@ INSTANTIATE_TEST_SUITE_P(All, LowBitStates,
 
 void expect_refused(Optimizer& optimizer, const StateDict& state,
                     std::initializer_list<std::string_view> parts) {
-  const StateDict before = optimizer.state_dict();
+  const StateDict before = copy_of(optimizer.state());
   test::expect_error(ErrorCode::kCorruptCheckpoint, parts,
                      [&] { optimizer.load_state_dict(state); });
-  EXPECT_TRUE(test::same_state(optimizer.state_dict(), before));
+  EXPECT_TRUE(test::same_state(copy_of(optimizer.state()), before));
 }
 
 TEST_P(LowBitStates, RefuseToLackAnything) {
@@ -213,7 +213,7 @@ TEST(AlteredStates, AreRefused) {
     auto grads = test::gradient(params.size(), 1, comm.rank());
     grads[3] = 0;  // late
     optimizer.step(params, grads);
-    const StateDict good = optimizer.state_dict();
+    const StateDict good = copy_of(optimizer.state());
     const auto altered = [&](const char* key, auto values) {
       StateDict state = test::without(good, key);
       state.put(key, values);
@@ -264,11 +264,11 @@ TEST(LowBitResiduals, KeepToTheirBuckets) {
     }
     options.exchange.bucket_elements = 128;
     ZeroOneAdam two(comm, layout, options);
-    expect_refused(two, one.state_dict(),
+    expect_refused(two, copy_of(one.state()),
                    {"bucket size", "128", "or of other hosts"});
     options.exchange.bucket_elements = 70;  // the same buckets
     ZeroOneAdam three(comm, layout, options);
-    EXPECT_NO_THROW(three.load_state_dict(one.state_dict()));
+    EXPECT_NO_THROW(three.load_state_dict(copy_of(one.state())));
   });
 }
 
@@ -286,11 +286,11 @@ TEST(LowBitResiduals, OfEarlierVersionsNeedTheirBuckets) {
     }
     options.exchange.bucket_elements = 2048;
     OnebitAdam now(comm, layout, options);
-    expect_refused(now, earlier.state_dict(),
+    expect_refused(now, copy_of(earlier.state()),
                    {"bucket_elements 2048", "set it to 1048576"});
     options.exchange.bucket_elements = 1 << 20;
     OnebitAdam as_told(comm, layout, options);
-    EXPECT_NO_THROW(as_told.load_state_dict(earlier.state_dict()));
+    EXPECT_NO_THROW(as_told.load_state_dict(copy_of(earlier.state())));
   });
 }
 

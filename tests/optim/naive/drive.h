@@ -47,13 +47,13 @@ std::vector<std::vector<Result>> drive(
     for (std::int64_t t = 1; t <= run.steps; ++t) {
       for (std::size_t g = 0; g < layout.num_groups(); ++g) {
         if (run.learning_rate)
-          optimizer->set_learning_rate(g, run.learning_rate(t, g));
+          optimizer->groups().set_learning_rate(g, run.learning_rate(t, g));
         if (run.weight_decay)
-          optimizer->set_weight_decay(g, run.weight_decay(t, g));
+          optimizer->groups().set_weight_decay(g, run.weight_decay(t, g));
       }
       auto grads = run.gradient(layout, t, comm.rank());
       const optim::StepReport report = optimizer->step(params, grads);
-      if (run.synchronizes(t)) optimizer->synchronize(params);
+      if (run.synchronizes(t)) optim::synchronize(*optimizer, params);
       results[static_cast<std::size_t>(t - 1)]
              [static_cast<std::size_t>(comm.rank())] =
                  after(*optimizer, report, params);
@@ -95,7 +95,7 @@ void expect_same_run(int world, const ParameterLayout& layout, const Drive& run,
         naive.group(g).weight_decay = run.weight_decay(t, g);
     }
     const bool applied = naive.step(grads);
-    if (run.synchronizes(t)) naive.synchronize();
+    if (run.synchronizes(t)) optim::synchronize(naive);
     for (int r = 0; r < world; ++r) {
       const Outcome& outcome =
           got[static_cast<std::size_t>(t - 1)][static_cast<std::size_t>(r)];

@@ -70,7 +70,7 @@ template <class Options>
 
 /// The end of the warm-up stage, when the variance is frozen and becomes the
 /// denominator of all compressed steps that follow.
-class Freeze {
+class Freeze final : public FreezeStage {
  public:
   Freeze(LowBitModel& model, const FreezeOptions& options)
       : model_(model), plan_(options.plan), automatic_(options.automatic) {}
@@ -78,8 +78,6 @@ class Freeze {
   [[nodiscard]] bool is_frozen() const { return frozen_at_ > 0; }
   /// The last exact step that is planned, or kAutoFreeze.
   [[nodiscard]] std::int64_t planned() const { return plan_.step(); }
-  /// The last step of the warm-up stage, 0 before it ended.
-  [[nodiscard]] std::int64_t at() const { return frozen_at_; }
   [[nodiscard]] Phase phase() const {
     return is_frozen() ? Phase::kCompressed : Phase::kExact;
   }
@@ -88,8 +86,10 @@ class Freeze {
   /// gate is asked.
   [[nodiscard]] bool ends_at(std::int64_t step,
                              const CompressedMomentum& momentum);
-  /// See Optimizer::set_freeze_gate().
-  void set_gate(FreezeGate gate) { hold_.set_gate(std::move(gate)); }
+  void set_gate(FreezeGate gate) override { hold_.set_gate(std::move(gate)); }
+  [[nodiscard]] std::int64_t frozen_at() const noexcept override {
+    return frozen_at_;
+  }
   /// d = max(sqrt(v / (1 - beta2^step)) + eps, floor). The variance goes, or
   /// stays beside it where somebody still needs it.
   void freeze(std::int64_t step, bool keeps_variance, Denominator& denominator);

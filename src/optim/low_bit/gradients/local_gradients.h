@@ -47,12 +47,12 @@ class LocalGradients {
   /// applied.
   [[nodiscard]] std::optional<double> clip_locally(const StepInput& in,
                                                    StepMeter& step);
-  /// Collective, queued: as Optimizer::reduce_early().
+  /// Collective, queued: as EarlyGradients::reduce().
   void begin_early(View grads, Range range) {
     exact_.begin_early(grads, range);
   }
 
-  /// As Optimizer::measure_early() and forget_early().
+  /// As EarlyGradients::measure() and forget().
   void measure_early(ConstView grads, Range range) {
     exact_.measure_early(grads, range);
   }

@@ -32,11 +32,6 @@ std::vector<Range> EarlyMomentum::buckets() const {
   return ranges;
 }
 
-bool EarlyMomentum::has_begun() const {
-  const auto* const exchange = momentum_.exchange_if_made();
-  return exchange != nullptr && exchange->has_early();
-}
-
 void EarlyMomentum::begin(View grads, std::int64_t number) {
   grads_ = grads;
   grad_scale_ = gradients_.scale_by_lag(loss_scale_);
@@ -81,7 +76,7 @@ void EarlyMomentum::add_complete() {
 bool EarlyMomentum::complete(const StepInput& in) {
   require(
       in.grads.data() == grads_.data() && in.grads.dtype() == grads_.dtype(),
-      "StepInput.grads", "what reduce_early() was given since the last step",
+      "StepInput.grads", "what reduce() was given since the last step",
       "other memory");
   for (const Range& missing : missing_)
     gradients_.measure_early(grads_, missing);

@@ -32,14 +32,14 @@ class EarlyMomentum {
   [[nodiscard]] bool is_on() const {
     return model_.settings.exchange.during_backward && model_.compresses();
   }
-  /// As Optimizer::buckets(): as many as the exchange has, each of which lets
+  /// As EarlyGradients::buckets(): as many as the exchange has, each of which lets
   /// one of those leave.
   [[nodiscard]] std::vector<Range> buckets() const;
 
   /// Collective, queued: elements `range` of the gradients of step `number` are
   /// there.
   void add(View grads, Range range, std::int64_t number);
-  [[nodiscard]] bool has_begun() const;
+  [[nodiscard]] bool has_begun() const { return momentum_.has_begun_early(); }
 
   // ---- the step, in this order, if it has begun
   /// Collective, queued: the gradients that were not added. False: `in` is not

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "optim/checks.h"
 #include "thinwire/kernels/cast.h"
 #include "thinwire/kernels/local_step.h"
 
@@ -230,6 +231,7 @@ void LocalUpdates::sync_alone(View params, View low_precision) {
 }
 
 void LocalUpdates::synchronize(View params) {
+  require_view("params", params, model_.size(), true, false);
   if (ranks_are_equal()) return;
   if (!model_.compresses()) {
     sync_alone(params, {});

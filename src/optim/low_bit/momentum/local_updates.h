@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "optim/low_bit/denominator/denominator.h"
+#include "thinwire/optim/optimizer.h"
 #include "thinwire/optim/state.h"
 
 namespace thinwire::optim {
@@ -14,7 +15,7 @@ namespace thinwire::optim {
 /// rank takes steps of its own and adds up its updates u since the last sync;
 /// a sync averages u over the ranks, times the denominator, as a momentum would
 /// be: u d = -(sum of learning rates) m, so it gives the new momentum too.
-class LocalUpdates {
+class LocalUpdates final : public LocalSteps {
  public:
   LocalUpdates(LowBitModel& model, CompressedMomentum& momentum,
                Denominator& denominator);
@@ -38,25 +39,27 @@ class LocalUpdates {
   void sync(const StepInput& in, const Coefficients& c, StepMeter& step);
   /// The sync of a group of one, whose step has been taken.
   void sync_alone(View params, View low_precision);
-  /// Collective: a sync between steps, where ranks differ.
-  void synchronize(View params);
 
   [[nodiscard]] bool some_group_moved() const;
   [[nodiscard]] bool ranks_are_equal() const {
     return !interval_.accumulated || !some_group_moved();
   }
 
-  // ---- between syncs
-  /// theta, fp32, from begin() on.
-  [[nodiscard]] ConstView origin() const { return origin_.view(); }
+  // ---- between syncs, for the caller
   /// Steps since the last sync, where parameters may differ from theta.
-  [[nodiscard]] std::int64_t steps_behind() const {
+  [[nodiscard]] std::int64_t steps_behind() const noexcept override {
     return ranks_are_equal() ? 0 : interval_.steps;
   }
+  /// A sync between steps, where ranks differ.
+  void synchronize(View params) override;
+  /// theta, where they differ.
+  [[nodiscard]] ConstView exchanged_params(ConstView params) const override {
+    return steps_behind() == 0 ? params : origin_.view();
+  }
+  /// From theta, `params` become what step() last made of them.
+  void repeat(View params) override;
   /// exp_avg may differ from rank to rank.
   [[nodiscard]] bool momenta_differ() const { return interval_.momenta_differ; }
-  /// From theta, `params` become what step() last made of them.
-  void repeat(View params) const;
 
   // ---- state
   void add_to(State& state, bool is_frozen) const;

@@ -2,6 +2,7 @@
 // What 0/1 Adam keeps after its freeze, saved and loaded.
 #include <utility>
 
+#include "optim/checks.h"
 #include "optim/low_bit/momentum/local_updates.h"
 #include "optim/saved_state.h"
 
@@ -9,7 +10,9 @@ namespace thinwire::optim {
 
 // The arithmetic of kernels::local_step, with the decay of its time: steps that
 // this rank has left out since then have not touched its parameters.
-void LocalUpdates::repeat(View params) const {
+void LocalUpdates::repeat(View params) {
+  if (params.empty()) return;
+  require_view("params", params, model_.size(), true, false);
   if (!interval_.accumulated || interval_.taken == 0) return;
   const auto p = params.as<float>();
   const auto theta = origin_.as<float>();

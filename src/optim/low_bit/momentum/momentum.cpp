@@ -185,7 +185,7 @@ double CompressedMomentum::time_exchange() const {
 }
 
 double CompressedMomentum::residual_ratio() const {
-  const exchange::CompressedAllReduce* const all = exchange_if_made();
+  const exchange::CompressedAllReduce* const all = exchange_.get();
   if (all == nullptr) return 0;
   double mean = 0;
   for (std::size_t b = 0; b < all->layout().blocks().size(); ++b) {

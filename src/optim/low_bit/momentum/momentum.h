@@ -125,8 +125,9 @@ class CompressedMomentum {
   [[nodiscard]] double time_exchange() const;
   /// Made when it is first needed.
   [[nodiscard]] exchange::CompressedAllReduce& exchange();
-  [[nodiscard]] const exchange::CompressedAllReduce* exchange_if_made() const {
-    return exchange_.get();
+  /// It has begun early, and the step has not come yet.
+  [[nodiscard]] bool has_begun_early() const {
+    return exchange_ != nullptr && exchange_->has_early();
   }
   /// As LowBitOptimizer's.
   [[nodiscard]] double residual_ratio() const;
