@@ -9,19 +9,19 @@
 
 namespace thinwire::exchange {
 
-/// One server's share of one scale's elements: the smallest piece that travels.
+/// One server's share of one scale's elements, the smallest piece that travels.
 struct Block {
   Range values;    ///< Elements of the caller's flat array; may be empty.
-  Range residual;  ///< Elements of the residual; longer where padded.
+  Range residual;  ///< Elements of the residual; more if padded.
   std::size_t record = 0;  ///< Byte offset of its record, see record_bytes().
-  int server = 0;          ///< The server that averages it: a rank, where flat.
+  int server = 0;          ///< Server that averages it; if flat, a rank.
 };
 
-/// Blocks that travel together: one all-to-all and one all-gather.
+/// Blocks that travel together in one all-to-all and one all-gather.
 struct Bucket {
-  std::size_t first_scale = 0;  ///< Scales [first_scale, end_scale) ...
-  std::size_t end_scale = 0;
-  /// ... and blocks [server_begin[r], server_begin[r + 1]) go to server r.
+  std::size_t first_scale = 0;  ///< First of its scales.
+  std::size_t end_scale = 0;    ///< Index after its last scale.
+  /// First block of each server's chunk, then the end of the last one.
   std::vector<std::size_t> server_begin;
 
   [[nodiscard]] std::size_t first_block() const { return server_begin.front(); }
@@ -31,35 +31,36 @@ struct Bucket {
 struct BlockOptions {
   int world_size = 1;                                  ///< >= 1.
   std::size_t bucket_elements = std::size_t{1} << 20;  ///< >= 1.
-  /// Elements per scale at most, >= 1, rounded up to a multiple of 32.
+  /// Most elements per scale, >= 1, rounded up to a multiple of 32.
   std::size_t block_elements = 1024;
-  /// The reference's layout instead: one scale per unit, the unit padded to a
-  /// multiple of W lcm(8, W) and cut into W blocks; block_elements is not used.
+  /// Selects the reference's layout: one scale per unit, which is padded to a
+  /// multiple of W lcm(8, W) and cut into W blocks. block_elements is not used.
   bool scale_per_unit = false;
-  /// Bits per element on the wire: 1, 2, 4 or 8; with scale_per_unit 1 only.
+  /// Bits per element on the wire: 1, 2, 4 or 8; only 1 with scale_per_unit.
   int bits = 1;
 };
 
-/// How flat ranges ("units": parameters) are cut into blocks, servers' chunks
-/// and buckets. No block crosses a unit. Blocks depend on the units alone, so
-/// results depend neither on the bucket size nor on who serves what; chunks are
-/// balanced to a block and may be empty.
+/// The way in which flat ranges ("units": parameters) are cut into blocks,
+/// servers' chunks and buckets. No block crosses a unit. Blocks depend on the
+/// units alone, so results depend neither on the bucket size nor on the
+/// assignment to servers. Chunks are balanced to a block and may be empty.
 ///
 /// Each block has a record of record_bytes() bytes: a float scale and the bits
-/// of its elements in 32-bit words. Records lie in bucket order, in it by
-/// server, so what one rank sends another is one piece of memory. Their lengths
-/// are all that `bits` decides: blocks, buckets and servers are the same.
+/// of its elements in 32-bit words. Records are ordered by bucket, then by
+/// server, so a rank sends one range of memory to another one. `bits` decides
+/// only the length of records: blocks, buckets and servers are the same.
 class BlockLayout {
  public:
   BlockLayout() = default;
-  /// Throws Error(kInvalidArgument) naming an option out of range.
+  /// Cuts the units. Throws Error(kInvalidArgument) naming an option out of
+  /// range.
   BlockLayout(std::span<const Range> units, const BlockOptions& options);
-  /// Buckets and servers' chunks that are given: pieces[k][s], ranges of the
-  /// flat array, neighbours in the order of s, is what server s has of bucket
-  /// k, and as many servers everywhere. A block is what a piece has of one unit
-  /// in one cell of the grid of sums (kernels::kSumChunk). Pieces begin and end
-  /// on that grid, or with the array. Throws Error(kInvalidArgument) for
-  /// `bits`.
+  /// Returns the layout of given buckets and chunks. pieces[k][s], a range of
+  /// the flat array, is server s's chunk of bucket k. The ranges are neighbours
+  /// in the order of s, and all buckets have equally many. A block is the part
+  /// of a piece in one unit and one cell of the grid of sums
+  /// (kernels::kSumChunk). Pieces begin and end on that grid, or with the
+  /// array. Throws Error(kInvalidArgument) for `bits`.
   [[nodiscard]] static BlockLayout of_pieces(
       std::span<const Range> units, std::span<const std::vector<Range>> pieces,
       int bits);
@@ -70,8 +71,8 @@ class BlockLayout {
   [[nodiscard]] std::span<const Bucket> buckets() const noexcept {
     return buckets_;
   }
-  /// The blocks that share scale `scale` of `bucket`: their first index, and
-  /// the distance to the next; blocks_per_scale() of them.
+  /// Return the first of the blocks that share scale `scale` of `bucket`, and
+  /// the distance to the next one. There are blocks_per_scale() of them.
   [[nodiscard]] std::size_t first_block_of(const Bucket& bucket,
                                            std::size_t scale) const noexcept;
   [[nodiscard]] std::size_t block_stride(const Bucket& bucket) const noexcept;
@@ -79,18 +80,18 @@ class BlockLayout {
     return blocks_per_scale_;
   }
 
-  /// Elements of a residual that covers every block.
+  /// Returns the elements of a residual that covers every block.
   [[nodiscard]] std::size_t residual_size() const noexcept {
     return residual_size_;
   }
-  /// Bytes of all records.
+  /// Returns the bytes of all records.
   [[nodiscard]] std::size_t records_size() const noexcept {
     return records_size_;
   }
   [[nodiscard]] int world_size() const noexcept { return world_size_; }
 
-  /// Byte offset where the records of block `block` begin; block may be the
-  /// number of blocks.
+  /// Returns the byte offset at which the records of block `block` begin;
+  /// `block` may be the number of blocks.
   [[nodiscard]] std::size_t record_begin(std::size_t block) const noexcept;
 
  private:
@@ -108,7 +109,8 @@ class BlockLayout {
   int world_size_ = 1;
 };
 
-/// Bytes of a block's record: 4 for the scale, then the words of its bits.
+/// Returns the bytes of a block's record: 4 for the scale, then the words of
+/// its bits.
 [[nodiscard]] constexpr std::size_t record_bytes(std::size_t elements,
                                                  int bits) noexcept {
   return 4 + (elements * static_cast<std::size_t>(bits) + 31) / 32 * 4;
