@@ -33,8 +33,7 @@ FILES = (
 )
 # Headers that are not read yet.
 LATER = (
-    "include/thinwire/plan/*.h",
-    *("include/thinwire/zero/*.h", "include/thinwire/engine/*.h"),
+    "include/thinwire/engine/*.h",
     *("include/thinwire/torch/*.h", "include/thinwire/precision/*.h"),
     *("include/thinwire/deepspeed/*.h", "include/thinwire/lean/*.h"),
     "include/thinwire/optim/*.h",
