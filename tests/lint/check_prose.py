@@ -33,8 +33,6 @@ FILES = (
 )
 # Headers that are not read yet.
 LATER = (
-    "include/thinwire/engine/*.h",
-    *("include/thinwire/torch/*.h", "include/thinwire/precision/*.h"),
     *("include/thinwire/deepspeed/*.h", "include/thinwire/lean/*.h"),
     "include/thinwire/optim/*.h",
     "include/thinwire/exchange/compressed_all_reduce.h",
