@@ -92,8 +92,8 @@ void require_fits(const Training& training, const Manifest& manifest) {
     throw Error(
         ErrorCode::kCorruptCheckpoint,
         fmt::format("a checkpoint with {} semantics of {} ranks does not fit "
-                    "{} semantics on {}: DeepSpeed's go on as they were; load "
-                    "with what = kWeights",
+                    "{} semantics on {}: with deepspeed both must be equal; "
+                    "load with what = kWeights",
                     manifest.semantics, manifest.world, training.semantics,
                     training.comm.size()));
   // Arrays are whole, whatever lies where in them.
@@ -136,7 +136,7 @@ void note_dropped_residuals(const Manifest& manifest,
   if (has_some && !takes_them)
     notes.emplace_back(
         "the gradients' residuals of ZeRO's low-bit exchange are dropped: this "
-        "run does not exchange gradients in few bits");
+        "run does not send gradients in 4 or 8 bits");
 }
 
 // Instead of rank 0's.

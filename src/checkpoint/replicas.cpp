@@ -140,7 +140,7 @@ void require_same_replicas(comm::Communicator& comm, const Training& training,
                            const SaveOptions& options) {
   if (comm.size() == 1) return;
   optim::require_same_parameters(comm, training.layout, training.experts,
-                                 "what is to be saved",
+                                 "the values to save",
                                  description(training, state, extra, options));
   if (!options.check_replicas) return;
   const auto held =

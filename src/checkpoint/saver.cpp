@@ -38,8 +38,8 @@ void require_savable(const optim::State& state) {
   if (state.common.has_scalar("expert_groups") &&
       state.common.integer("expert_groups") > 0)
     refuse(
-        "save: experts whose gradients or parameters travel in few bits cannot "
-        "be saved: leave zero_bits_up and zero_bits_down out");
+        "save: experts cannot be saved if their gradients or parameters are "
+        "sent in 4 or 8 bits: leave zero_bits_up and zero_bits_down out");
 }
 
 // After its freeze no two ranks of the reference's 0/1 Adam have the same ones.

@@ -116,7 +116,7 @@ int run(Communicator& comm, const BodyFunction& body, std::ostream* to) {
     } catch (const std::exception& error) {
       cause = error.what();
     } catch (...) {
-      cause = "an exception that is no std::exception";
+      cause = "an exception that is not a std::exception";
     }
     end(comm, ending, cause, errors);
   } catch (const std::exception& error) {  // already at the start

@@ -112,7 +112,7 @@ TEST(Run, WhatIsNoExceptionOfTheLibraryEndsTheSameWay) {
     return 0;
   });
   EXPECT_EQ(ended.codes, (std::vector{1, 1}));
-  EXPECT_EQ(ended.text, "rank 0: an exception that is no std::exception\n");
+  EXPECT_EQ(ended.text, "rank 0: an exception that is not a std::exception\n");
 }
 
 TEST(Run, TakesABodyThatReturnsNothing) {

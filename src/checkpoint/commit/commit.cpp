@@ -71,8 +71,8 @@ void remove_replaced(const RootDirectory& root, const std::string& replaced) {
   }
   if (run == root.run) return root.try_to_remove(replaced);
   log(LogLevel::kWarning,
-      fmt::format("{}: was in the way, and is no checkpoint of this run; it "
-                  "stays",
+      fmt::format("{}: was moved here because a new checkpoint has its name; "
+                  "it is not of this run, and stays",
                   root.in(replaced)));
 }
 

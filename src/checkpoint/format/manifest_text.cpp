@@ -106,7 +106,7 @@ void add_scalar(StateDict& state, const Json& scalar, const std::string& file,
   if (name == nullptr || !name->is(Json::Kind::kText) ||
       !problem_of_name(name->text).empty())
     fail("has no name");
-  if (state.has_scalar(name->text)) fail("is there twice");
+  if (state.has_scalar(name->text)) fail("occurs twice");
   for (const char* const kind : {"integer", "real", "text"})
     if (const Json* const value = scalar.find(kind);
         value != nullptr && !put_scalar(state, name->text, kind, *value))

@@ -138,7 +138,8 @@ class HeaderReader {
 std::uint64_t header_bytes(std::string_view first_eight,
                            std::uint64_t file_bytes, const std::string& file) {
   if (file_bytes < kLengthBytes || first_eight.size() != kLengthBytes)
-    corrupt(file, fmt::format("{} bytes are no safetensors file", file_bytes));
+    corrupt(file,
+            fmt::format("{} bytes are not a safetensors file", file_bytes));
   std::uint64_t length = 0;
   std::memcpy(&length, first_eight.data(), kLengthBytes);
   if (length > kMostHeaderBytes)

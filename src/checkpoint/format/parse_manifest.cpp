@@ -292,7 +292,7 @@ void require_unique(const Items& items, const Place& at) {
   std::unordered_set<std::string_view> names;
   for (const auto& item : items)
     if (!names.insert(item.name).second)
-      at.fail(Json::of(std::string_view(item.name)), "is there twice");
+      at.fail(Json::of(std::string_view(item.name)), "occurs twice");
 }
 
 // What members say of one another.

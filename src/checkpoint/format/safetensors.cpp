@@ -72,8 +72,8 @@ void require_tensor(const TensorEntry& tensor) {
   require_name("tensor", tensor.name);
   if (tensor.name == kMetadataKey)
     reject(
-        "a tensor must not be named __metadata__, which safetensors keeps "
-        "for itself");
+        "a tensor must not be named __metadata__, which safetensors "
+        "reserves");
   if (tensor.shape.size() > kMostDimensions)
     reject(fmt::format("tensor '{}' must have up to {} dimensions, got {}",
                        tensor.name, kMostDimensions, tensor.shape.size()));
@@ -111,13 +111,13 @@ SafetensorsHeader place_tensors(std::vector<TensorEntry> tensors,
   for (const TensorEntry& tensor : tensors) {
     require_tensor(tensor);
     if (!names.insert(tensor.name).second)
-      reject(fmt::format("tensor '{}' is there twice", tensor.name));
+      reject(fmt::format("tensor '{}' occurs twice", tensor.name));
   }
   std::unordered_set<std::string_view> keys;
   for (const auto& [key, value] : metadata) {
     require_name("metadata", key);
     if (!keys.insert(key).second)
-      reject(fmt::format("metadata '{}' is there twice", key));
+      reject(fmt::format("metadata '{}' occurs twice", key));
     if (!is_utf8(value))
       reject(fmt::format("metadata '{}' must be UTF-8", key));
   }

@@ -70,7 +70,7 @@ void SavedArrays::add(std::size_t number, const std::string& name,
   const auto found = arrays_.find(name);
   if (found == arrays_.end())
     corrupt(holder.path(),
-            fmt::format("'{}' is none of the manifest's arrays", name));
+            fmt::format("'{}' is not an array of the manifest", name));
   Array& array = found->second;
   const TensorEntry* const tensor = holder.header().find(name);
   if (tensor == nullptr || tensor->shape.size() != 1 ||
@@ -88,14 +88,14 @@ void SavedArrays::add(std::size_t number, const std::string& name,
     const auto named = rank_of(manifest_.files[number].name);
     if (!named || *named >= manifest_.world)
       corrupt(holder.path(), fmt::format("the values of '{}' are of one rank, "
-                                         "and this is no rank's file",
+                                         "and this is not a rank's file",
                                          name));
     rank = *named;
   }
   Part& part = array.parts[rank];
   if (!part.tensors.emplace(number, tensor).second ||
       (!has_pieces && part.tensors.size() > 1))
-    corrupt(holder.path(), fmt::format("'{}' is there twice", name));
+    corrupt(holder.path(), fmt::format("'{}' occurs twice", name));
   if (has_pieces) part.fragments.emplace_back(number, fragments);
 }
 
@@ -125,7 +125,7 @@ void SavedArrays::index(const Array& array, Part& part) {
   for (const auto& [number, tensor] : part.tensors)
     if (tensor->shape[0] != values[number])
       corrupt(files_[number]->path(),
-              fmt::format("'{}' has {} values, its index tensor speaks of {}",
+              fmt::format("'{}' has {} values, its index tensor lists {}",
                           array.saved->name, tensor->shape[0], values[number]));
 }
 
@@ -164,9 +164,8 @@ void SavedArrays::append_rows(std::size_t number, const std::string& fragments,
          value});
     value += by_range ? 1 : static_cast<std::uint64_t>(count);
     if (value > tensor_values)
-      corrupt(holder.path(), fmt::format("'{}' speaks of more values than are "
-                                         "there",
-                                         fragments));
+      corrupt(holder.path(),
+              fmt::format("'{}' lists more values than exist", fragments));
   }
 }
 
@@ -178,7 +177,7 @@ void SavedArrays::require_once(const Pieces& pieces,
     if (before.parameter == piece.parameter &&
         before.range.end() > piece.range.offset)
       corrupt(files_[piece.file]->path(),
-              fmt::format("element {} of '{}' is there twice in {}",
+              fmt::format("element {} of '{}' occurs twice in {}",
                           piece.range.offset,
                           manifest_.parameters[piece.parameter].name, array));
   }

@@ -59,10 +59,11 @@ Weights::Weights(FileSystem& files, const std::string& path) {
   else if (path.ends_with(".safetensors"))
     add(std::make_unique<VerifiedFile>(files, path));
   else
-    throw Error(ErrorCode::kUnavailable,
-                fmt::format("{}: there are no weights: it is no .safetensors "
-                            "file, and no directory with {}, {} or {}",
-                            path, kManifestName, kSingle, kIndex));
+    throw Error(
+        ErrorCode::kUnavailable,
+        fmt::format("{}: there are no weights: it is neither a "
+                    ".safetensors file nor a directory with {}, {} or {}",
+                    path, kManifestName, kSingle, kIndex));
   list_names();
 }
 
@@ -130,7 +131,7 @@ void Weights::read(std::string_view name, Range range, View to) {
   const std::uint64_t elements = tensor->bytes / bytes_each;
   if (to.dtype() != tensor->type.dtype || to.size() != range.size ||
       range.offset > elements || range.size > elements - range.offset)
-    reject(fmt::format("weight '{}' has {} {}; {} {} from {} on were asked for",
+    reject(fmt::format("weight '{}' has {} {}; {} {} from {} on were requested",
                        name, elements, to_string(tensor->type.dtype), to.size(),
                        to_string(to.dtype()), range.offset));
   if (file != last_file_) forget_chunk();

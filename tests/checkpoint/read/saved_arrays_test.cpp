@@ -160,9 +160,9 @@ TEST(SavedArrays, FragmentsLieInsideOfParametersAndEachElementIsThereOnce) {
   expect_refused({0, 2, 0}, 0, {"row 0"});
   expect_refused({0, kHuge, kHuge}, 1, {"row 0"});
   expect_refused({kHuge, 0, 1}, 1, {"row 0"});
-  expect_refused({0, 0, 3, 0, 2, 3}, 6, {"element 2 of 'a' is there twice"});
-  expect_refused({0, 0, 5}, 4, {"more values than are there"});
-  expect_refused({0, 0, 4}, 5, {"'m' has 5 values", "speaks of 4"});
+  expect_refused({0, 0, 3, 0, 2, 3}, 6, {"element 2 of 'a' occurs twice"});
+  expect_refused({0, 0, 5}, 4, {"more values than exist"});
+  expect_refused({0, 0, 4}, 5, {"'m' has 5 values", "lists 4"});
 }
 
 }  // namespace
