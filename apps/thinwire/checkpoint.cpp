@@ -33,7 +33,7 @@ CLI::App* add(CLI::App& parent, const std::string& name,
                        ? "a checkpoint, or a directory of them: the newest"
                        : "a checkpoint, or a directory of them: all")
       ->required();
-  command->add_flag("--json", flags->json, "the same, for programs");
+  command->add_flag("--json", flags->json, "output as JSON, for programs");
   return command;
 }
 
@@ -48,11 +48,12 @@ void add_export(CLI::App& parent,
       ->required();
   command
       ->add_option("--dtype", flags->export_to.dtype,
-                   "fp32 (from the masters, if there are any), bf16 or fp16; "
-                   "left out: the model's own")
+                   "fp32 (from the masters, if there are any), bf16 or fp16 "
+                   "(default: the model's own type)")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   command->add_flag("--states", flags->export_to.states,
-                    "optimizer.safetensors too: exp_avg/NAME and the like");
+                    "also write optimizer.safetensors, with exp_avg/NAME and "
+                    "similar tensors");
   command->callback(
       [flags] { export_to(flags->path, flags->export_to, flags->json); });
 }
@@ -61,7 +62,7 @@ void add_export(CLI::App& parent,
 
 void add_checkpoint(CLI::App& app) {
   CLI::App* const group =
-      app.add_subcommand("checkpoint", "Look at checkpoints and verify them");
+      app.add_subcommand("checkpoint", "Inspect and verify checkpoints");
   group->require_subcommand(1);
   const auto flags = std::make_shared<CheckpointFlags>();
   add(*group, "ls", "List the checkpoints in a directory", flags, "ROOT")
@@ -78,7 +79,7 @@ void add_checkpoint(CLI::App& app) {
           "Compare two checkpoints parameter by parameter, whatever number of "
           "ranks saved them; exit code 1 if they differ",
           flags, "A");
-  compare->add_option("B", flags->other, "the one to compare it with")
+  compare->add_option("B", flags->other, "the checkpoint to compare with A")
       ->required();
   compare->callback([flags] { diff(flags->path, flags->other, flags->json); });
   add_export(*group, flags);

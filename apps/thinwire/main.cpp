@@ -13,9 +13,9 @@ int main(int argc, char** argv) {
   thinwire::apps::add_bench(app);
   thinwire::apps::add_checkpoint(app);
   thinwire::apps::add_plan(app);
-  app.add_subcommand("doctor",
-                     "Says what this machine and build have, and what would "
-                     "make them better")
+  app.add_subcommand(
+         "doctor",
+         "Report what this machine and build have, and how to improve them")
       ->callback(thinwire::apps::run_doctor);
   return thinwire::apps::run_program(app, argc, argv);
 }

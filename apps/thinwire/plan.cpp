@@ -224,32 +224,35 @@ CLI::Validator number(double least, double most) {
 void add_run_options(CLI::App& command, PlanFlags& flags) {
   command
       .add_option("--steps", flags.steps,
-                  "of the run: predicts all of it, exact stages included, and "
-                  "ranks by it")
+                  "steps of a whole run, which is then predicted with its "
+                  "exact stages, and orders the output")
       ->check(number(1, plan::RunStages::kMostSteps));
   command
       .add_option("--freeze-step", flags.freeze_step,
-                  "exact steps of 1-bit Adam and lean 1-bit Adam (default: of "
-                  "--config, otherwise a fifth of --steps, at most 1000)")
+                  "exact steps of 1-bit Adam and lean 1-bit Adam (default: "
+                  "from --config, otherwise a fifth of --steps, at most 1000)")
       ->check(number(1, plan::RunStages::kMostSteps));
 }
 
 void add_network_options(CLI::App& command, PlanFlags& flags) {
   command
       .add_option("--ranks", flags.ranks,
-                  "alone: of the job that is to be planned")
+                  "without a launcher: ranks of the planned job")
       ->check(number(2, kMostRanks));
   command
-      .add_option("--ranks-per-host", flags.ranks_per_host,
-                  "alone: ranks that share a network card (default 1)")
+      .add_option(
+          "--ranks-per-host", flags.ranks_per_host,
+          "without a launcher: ranks that share a network card (default 1)")
       ->check(number(1, 1024));
   command
-      .add_option("--link-gbps", flags.link_gbps,
-                  "alone: a host's network card, Gbit/s each way")
+      .add_option(
+          "--link-gbps", flags.link_gbps,
+          "without a launcher: rate of a host's network card, Gbit/s each way")
       ->check(number(1e-3, 1e6));
   command
       .add_option("--latency-us", flags.latency_us,
-                  "alone: of one collective, in microseconds (default 50)")
+                  "without a launcher: latency of one collective, in "
+                  "microseconds (default 50)")
       ->check(number(0, kMostTime));
 }
 
@@ -259,41 +262,43 @@ void add_plan(CLI::App& app) {
   auto flags = std::make_shared<PlanFlags>();
   CLI::App* command = app.add_subcommand(
       "plan",
-      "What a step would take, send and keep with each way to average; under "
-      "mpirun on the network and processors that it measures");
+      "Predict time, traffic and memory of a step for each way to average; "
+      "under mpirun from measurements of network and processors");
   command->add_option("--params", flags->params, "parameters of the model")
       ->required()
       ->check(number(1, 1e15));
   auto* forward = command
                       ->add_option("--forward-ms", flags->forward_ms,
-                                   "one forward, without any exchange")
+                                   "time of one forward, without any exchange")
                       ->check(number(0, kMostTime));
-  auto* backward = command
-                       ->add_option("--backward-ms", flags->backward_ms,
-                                    "one backward, without any exchange")
-                       ->check(number(0, kMostTime));
+  auto* backward =
+      command
+          ->add_option("--backward-ms", flags->backward_ms,
+                       "time of one backward, without any exchange")
+          ->check(number(0, kMostTime));
   command
       ->add_option("--compute-ms", flags->compute_ms,
-                   "instead of both: forward and backward together")
+                   "instead of both: time of forward and backward together")
       ->check(number(0, kMostTime))
       ->excludes(forward)
       ->excludes(backward);
-  command->add_option("--config", flags->config,
-                      "a configuration file: its dtype, accumulation, buckets");
+  command->add_option(
+      "--config", flags->config,
+      "configuration file that gives dtype, accumulation and buckets");
   command
       ->add_option("--dtype", flags->dtype,
-                   "of parameters: fp32, fp16 or bf16 (default: of --config, "
-                   "else fp32)")
+                   "type of parameters: fp32, fp16 or bf16 (default: from "
+                   "--config, otherwise fp32)")
       ->check(CLI::IsMember({"fp32", "fp16", "bf16"}));
   command
       ->add_option("--threads", flags->threads,
-                   "of a rank that compute backward (default "
-                   "THINWIRE_NUM_THREADS, else 1); 0: an accelerator does")
+                   "threads of a rank that compute backward, 0 with an "
+                   "accelerator (default THINWIRE_NUM_THREADS, otherwise 1)")
       ->check(number(0, 1024));
   command
       ->add_option("--variance-every", flags->steps_per_variance_step,
-                   "0/1 Adam before its freeze, with one exact step in so many "
-                   "(default: after the freeze)")
+                   "predict 0/1 Adam before its freeze, with one exact step in "
+                   "this many (default: after the freeze)")
       ->check(number(1, kMostTime));
   command->add_flag("--json", flags->json, "one JSON object per line");
   add_run_options(*command, *flags);

@@ -117,15 +117,15 @@ void add_replay(CLI::App& app) {
   auto flags = std::make_shared<ReplayFlags>();
   CLI::App* command = app.add_subcommand(
       "replay",
-      "Run recorded trajectories through the library, compare bit for bit");
+      "Run recorded trajectories through the library and compare bit for bit");
   command
       ->add_option("--semantics", flags->semantics,
-                   "deepspeed (what the recordings follow) or corrected")
+                   "deepspeed (as the recordings) or corrected")
       ->check(CLI::IsMember({"deepspeed", "corrected"}))
       ->capture_default_str();
   command
       ->add_option("--comm", flags->comm,
-                   "local: ranks are threads; mpi: started by mpirun with as "
+                   "local for ranks that are threads, mpi under mpirun with as "
                    "many ranks as the cases have")
       ->check(CLI::IsMember({"local", "mpi"}))
       ->capture_default_str();

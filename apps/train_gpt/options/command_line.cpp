@@ -120,8 +120,8 @@ CommandLine::CommandLine(CLI::App& app) : app_(app), saving_(app) {
 void CommandLine::add_training_flags() {
   Options& options = invocation_.options;
   app_.add_option("--data", options.data,
-                  "Text, or any bytes; the last tenth of each file is held out "
-                  "for validation")
+                  "Files to train on, of text or any bytes; the last tenth of "
+                  "each is held out for validation")
       ->type_name("FILE")
       ->default_str("");
   app_.add_option("--optimizer", options.optimizer,
@@ -129,18 +129,17 @@ void CommandLine::add_training_flags() {
   app_.add_option("--steps", options.steps, "Updates");
   app_.add_option(
       "--batch", options.batch,
-      "Sequences per rank and backward; one step takes --accumulate "
-      "of them");
+      "Sequences per rank and backward; a step has --accumulate backwards");
   app_.add_option("--accumulate", options.accumulate, "Backwards per step");
   app_.add_option("--precision", precision_,
-                  "Of parameters and gradients: fp32, fp16 (with loss scaling) "
-                  "or bf16; arithmetic is in fp32, and so are masters");
+                  "Type of parameters and gradients: fp32, fp16 (with loss "
+                  "scaling) or bf16; arithmetic and masters are in fp32");
   app_.add_option("--zero", options.zero,
-                  "ZeRO stage 0, 1 or 2: optimizer states, and with 2 "
-                  "gradients, are sharded over the ranks (adam, lamb)");
+                  "ZeRO stage: 1 shards optimizer states over the ranks, 2 "
+                  "also gradients, 0 nothing (adam, lamb)");
   app_.add_flag(
       "--offload", options.offload,
-      "With --zero: masters and states in host memory, updated there");
+      "With --zero: keep and update masters and states in host memory");
   app_.add_option("--context", options.context, "Bytes per sequence");
   app_.add_option("--layers", options.layers, "Transformer blocks");
   app_.add_option("--width", options.width, "Numbers per position");
@@ -148,55 +147,59 @@ void CommandLine::add_training_flags() {
   app_.add_option("--lr", options.lr, "Highest learning rate")
       ->default_str("1.5e-3 (LAMB 1e-2)");
   app_.add_option("--warmup-steps", options.warmup_steps,
-                  "The learning rate rises for so long; then a cosine takes it "
-                  "to a tenth");
-  app_.add_option("--weight-decay", options.weight_decay, "AdamW's");
+                  "Steps in which the learning rate rises; then it falls to a "
+                  "tenth along a cosine");
+  app_.add_option("--weight-decay", options.weight_decay,
+                  "Weight decay as in AdamW");
   app_.add_option("--clip", options.clip,
-                  "Largest norm of the gradient, 0: any (with deepspeed "
-                  "semantics only fp16 follows it)");
+                  "Norm to which the gradient is clipped; 0 for no clipping "
+                  "(with deepspeed semantics only fp16 is clipped)");
   app_.add_option("--clip-norm", clip_norm_,
-                  "The norm in steps that do not know the averaged gradient: "
-                  "calibrated by those that do, or rms: of the ranks' norms");
-  app_.add_option("--seed", options.seed,
-                  "Decides the initial parameters and the order of the text");
-  app_.add_option("--validate-every", options.validate_every,
-                  "Steps from one validation to the next, 0: only after the "
-                  "last step, where there is always one")
+                  "Norm in steps without an averaged gradient: calibrated by "
+                  "steps that have one, or rms of the ranks' norms");
+  app_.add_option(
+      "--seed", options.seed,
+      "Seed of the initial parameters and of the order of the text");
+  app_.add_option(
+          "--validate-every", options.validate_every,
+          "Steps between validations; 0 for one after the last step only")
       ->type_name("N")
       ->default_str("steps/10");
   app_.add_option("--validate-bytes", options.validate_bytes,
-                  "Held-out bytes that each validation predicts, evenly spaced "
-                  "over all files; fewer if there are fewer");
+                  "Most held-out bytes that each validation predicts, evenly "
+                  "spaced over all files");
   app_.add_option("--freeze-step", freeze_step_,
                   "Last exact step of onebit_adam, lean_onebit_adam and "
                   "onebit_lamb, or auto")
       ->type_name("N|auto")
       ->default_str("steps/5, not before the warm-up ends");
   app_.add_option("--variance-refresh", options.variance_refresh,
-                  "onebit_adam: in every so many compressed steps the gradient "
-                  "travels in 4 bits and renews the variance, 0: never");
+                  "onebit_adam: compressed steps per variance refresh, in "
+                  "which ranks send the gradient in 4 bits; 0 for never");
   app_.add_option("--var-freeze-step", options.var_freeze_step,
                   "zero_one_adam: last step in which the variance changes")
       ->default_str("steps/2");
   app_.add_option("--local-steps", options.local_steps,
-                  "zero_one_adam: after that step one sync in 1, 2, 4, ... "
-                  "steps, doubled after each 12 % of the run, up to this")
+                  "zero_one_adam: longest interval between syncs; after "
+                  "--var-freeze-step it is 1, 2, 4, ... steps, doubled after "
+                  "each 12 % of the run")
       ->default_str("4 (16 from 10000 steps on)");
-  app_.add_option("--semantics", semantics_,
-                  "corrected, or deepspeed: that system's numbers bit for bit");
+  app_.add_option(
+      "--semantics", semantics_,
+      "corrected, or deepspeed for the same numbers as DeepSpeed, bit for bit");
 }
 
 void CommandLine::add_run_flags() {
   Options& options = invocation_.options;
-  app_.add_option(
-          "--config", config_,
-          "JSON file with DeepSpeed's keys, ours in its object thinwire "
-          "and these flags in train_gpt; a flag given here wins over its key")
+  app_.add_option("--config", config_,
+                  "JSON file with DeepSpeed's keys, ours in its object "
+                  "thinwire, and these flags in its object train_gpt; a flag "
+                  "on the command line wins")
       ->type_name("FILE");
-  app_.add_option("--set", options.set,
-                  "A key of the file's object thinwire, again for each: "
-                  "zero_bits_up=4, hierarchy=flat, telemetry.every=10; wins "
-                  "over file and flags")
+  app_.add_option(
+          "--set", options.set,
+          "A key of the file's object thinwire, for example zero_bits_up=4 or "
+          "telemetry.every=10; may be repeated; wins over file and flags")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false)
       ->default_str("");
@@ -206,12 +209,12 @@ void CommandLine::add_run_flags() {
       ->type_name("DIR");
   app_.add_flag("--quiet", options.quiet, "No progress on stderr");
   app_.add_option("--comm", comm_,
-                  "local: ranks are threads of this process; mpi: processes "
-                  "(default: what launched this one)");
+                  "local for ranks that are threads of this process, mpi for "
+                  "processes (default: by the launcher)");
   app_.add_option("--ranks", options.ranks, "Threads that --comm local starts");
   app_.add_option("--compare", invocation_.compare,
-                  "Train nothing: table and DIR/report.html (see --out) over "
-                  "the runs in these folders")
+                  "Compare the runs in these folders instead of training: "
+                  "writes a table, and report.html in --out")
       ->type_name("DIR")
       ->default_str("");
   // Values that are given twice: the later one counts.

@@ -50,33 +50,34 @@ std::string describe(const Saving& saving) {
 
 SavingFlags::SavingFlags(CLI::App& app) : app_(app) {
   app_.add_option("--save-every", save_every_,
-                  "A checkpoint after every so many steps, or every 10min")
+                  "Steps, or a time such as 10min, between checkpoints")
       ->type_name("N|TIME");
   app_.add_option("--keep-last", keep_last_,
-                  "Newest checkpoints that stay, 0: all")
+                  "Number of newest checkpoints to keep; 0 for all")
       ->default_str("2");
   app_.add_option("--keep-every", keep_every_,
-                  "And those of every N-th step, 0: none")
+                  "Also keep the checkpoints of every N-th step; 0 for none")
       ->default_str("0");
-  app_.add_option("--checkpoints", checkpoints_, "Where they are")
+  app_.add_option("--checkpoints", checkpoints_, "Directory of the checkpoints")
       ->type_name("DIR")
       ->default_str("OUT/checkpoints");
   app_.add_flag("--save-sync", save_sync_,
-                "Training waits until a checkpoint is written");
+                "Wait for each checkpoint to be written");
   app_.add_option("--resume", resume_,
-                  "Go on from a checkpoint, the newest one of a directory, or "
-                  "with auto, as with no value, the newest of --checkpoints; a "
-                  "fresh start where there is none")
+                  "Resume from a checkpoint, or from the newest one in a "
+                  "directory; auto (or no value) uses --checkpoints, and "
+                  "starts afresh if there is none")
       ->type_name("DIR|auto")
       ->expected(0, 1)
       ->default_str(kAutoResume);
-  app_.add_flag("--resume-fallback", resume_fallback_,
-                "Where the newest checkpoint is damaged, take the one before");
+  app_.add_flag(
+      "--resume-fallback", resume_fallback_,
+      "If the newest checkpoint is damaged, resume from the one before it");
   app_.add_flag("--resume-new-data", resume_new_data_,
-                "Go on with another --data or --seed than before");
+                "Resume with another --data or --seed than before");
   app_.add_option("--save-on", save_on_,
-                  "Signals upon which the run is saved and ends with 3; a "
-                  "second one interrupts: USR1, USR2, TERM, INT")
+                  "Signals that save the run and end it with exit code 3 "
+                  "(USR1, USR2, TERM, INT); a second signal interrupts")
       ->type_name("SIGNAL,...")
       ->default_str("USR1, without mpirun also TERM and INT");
 }
