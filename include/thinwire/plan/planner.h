@@ -156,7 +156,7 @@ struct Workload {
   double backwards = 1;         ///< Per step, each with its forward; >= 1.
   /// Elements of a bucket; 0 for exchange::bucket_rule().
   double bucket_elements = 0;
-  double zero_bucket_bound = 5e8;          ///< Most elements of ZeRO's.
+  double zero_bucket_bound = 5e8;          ///< Most elements of a ZeRO bucket.
   DType residual_dtype = DType::kFloat32;  ///< Lean and ZeRO take bf16.
   double steps_per_sync = 16;              ///< Steps of 0/1 Adam.
   /// Steps of 0/1 Adam, before its freeze, of which one is exact and renews the
@@ -219,10 +219,9 @@ struct Prediction {
   Traffic traffic{};
   PlannedMemory memory{};
   /// Rate of the card in Gbit/s, nearest to the given one, at which an exact
-  /// step with the same is_by_host becomes as fast.
-  /// Infinite if this way is faster from the given card up to 1
-  /// Tbit/s. 0 if it is not faster from the given card down to 1 Mbit/s, and
-  /// for kExact.
+  /// step with the same is_by_host becomes as fast. Infinite if this way is
+  /// faster from the given card up to 1 Tbit/s. 0 if it is not faster from the
+  /// given card down to 1 Mbit/s, and for kExact.
   double break_even_gbps = 0;
   /// Steps that share one compressed exchange: 0/1 Adam's steps_per_sync.
   double steps_per_exchange = 1;
