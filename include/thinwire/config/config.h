@@ -222,8 +222,8 @@ struct Config {
   /// Whether each rank divides by the number of ranks before the sum, not after
   /// it. Used with kDeepSpeed if sums are rounded to 16 bits or formed by ZeRO.
   bool prescale_gradients = false;
-  /// If such sums are not prescaled, the part of that division
-  /// which comes before the sum. Finite, > 0.
+  /// If such sums are not prescaled, the part of that division which comes
+  /// before the sum. Finite, > 0.
   double gradient_predivide_factor = 1;
   LearningRateSchedule schedule{};
   ZeroConfig zero{};

@@ -126,7 +126,8 @@ struct LearningRateSchedule {
   /// parameters whose optimizer was given the rate `base`.
   [[nodiscard]] double rate(double base, std::int64_t applied_steps) const;
 
-  /// Path; if empty, nothing is written.
+  /// Checks the shape. Throws Error(kInvalidArgument) naming the field, its
+  /// range and its value.
   void validate() const;
 
   bool operator==(const LearningRateSchedule&) const = default;

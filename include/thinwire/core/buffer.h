@@ -11,7 +11,7 @@
 
 namespace thinwire {
 
-/// /// Initial contents of a new Buffer.
+/// Initial contents of a new Buffer.
 enum class Fill {
   kZeros,
   kNone,  ///< Uninitialized: saves a pass over a buffer that is filled at once.
