@@ -17,7 +17,7 @@ namespace thinwire::engine {
 /// When a Checkpointer saves, and what it keeps. Equal on all ranks.
 struct CheckpointerOptions {
   std::string root;              ///< Directory of the run's checkpoints.
-  std::int64_t every_steps = 0;  ///< Applied steps per save, or 0.
+  std::int64_t every_steps = 0;  ///< Applied steps per save; 0 for none.
   /// Time per save by rank 0's clock, within about a second; 0 for none by
   /// time.
   std::chrono::milliseconds every{0};
