@@ -11,9 +11,9 @@
 /// LAMB, arXiv:1904.00962, and the fresh variance of 1-bit LAMB,
 /// arXiv:2104.06069. LAMB takes two passes, because its trust ratio needs the
 /// norms of a whole parameter. lamb_moments() computes the sums; lamb_update()
-/// then gets the ratio in minus_learning_rate. Every function works on
-/// a part of one parameter, on one thread. Every operation is rounded to float
-/// in the order given; sums are in double in the order of kernels/norm.h.
+/// then gets the ratio in minus_learning_rate. Every function works on a part
+/// of one parameter, on one thread. Every operation is rounded to float in the
+/// order given; sums are in double in the order of kernels/norm.h.
 namespace thinwire::kernels {
 
 /// Sums of squares of the two norms in a trust ratio.
@@ -65,8 +65,8 @@ struct LambFactorSums {
 };
 
 /// Computes the gradient for which the averaged momentum stands, its variance,
-/// and the deviation of the frozen denominator. m = exp_avg, and both are 0 if
-/// masked:
+/// and the deviation of the frozen denominator. m = exp_avg; m and previous are
+/// 0 if masked:
 ///   g = (m - beta1 * previous) / one_minus_beta1
 ///   fresh = fresh * beta2 + (one_minus_beta2 * g) * g
 ///   d_fresh = max(d of adam() with v = fresh, floor)

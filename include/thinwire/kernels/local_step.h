@@ -30,9 +30,8 @@ struct LocalStepArrays {
   View low_precision{};  ///< See AdamArrays.
 };
 
-/// Computes, with m = exp_avg or +-mean.scale, 0 if masked, and u =
-/// `accumulated` or 0:
-///   m = m * beta1 + one_minus_beta1 * (g * grad_scale)
+/// Computes, from m = exp_avg or +-mean.scale, and from u = `accumulated` or 0:
+///   m = m * beta1 + one_minus_beta1 * (g * grad_scale), 0 if masked
 ///   u = u + minus_learning_rate * ((m * exp_avg_scale) / denominator)
 ///   p = origin * origin_scale + u
 /// `origin_scale` holds the decay since the sync. At most 32 bytes per
