@@ -31,7 +31,7 @@ struct AdamArrays {
   float* exp_avg = nullptr;     ///< In and out.
   float* exp_avg_sq = nullptr;  ///< In and out.
   ConstView grads{};            ///< fp32, fp16 or bf16; its size is the length.
-  View low_precision{};         ///< If not empty, params in fp16 or bf16.
+  View low_precision{};  ///< If not empty: params rounded to fp16 or bf16.
 };
 
 /// Applies Adam / AdamW in one pass; every operation is rounded to float in

@@ -12,9 +12,9 @@
 ///                                    from zero
 ///   low  = u & 0xffff
 ///   u    = (high << 16) + low as a signed number
-/// Rounding to even could not undo a tie. Finite floats below
-/// 3.38e38 have a finite `high`; that of a NaN may be no NaN. Single-threaded;
-/// arrays do not overlap.
+/// Rounding to even could not undo a tie. Finite floats below 3.38e38 have a
+/// finite `high`; that of a NaN may be no NaN. Single-threaded; arrays do not
+/// overlap.
 namespace thinwire::kernels {
 
 void split_float(const float* values, BFloat16* high, std::uint16_t* low,

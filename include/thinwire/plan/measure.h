@@ -8,8 +8,8 @@
 #include "thinwire/plan/planner.h"
 
 /// Measurements that a planner needs of these machines. They take a second or
-/// two with fast links. A figure is the median over rounds, that of
-/// the slowest rank, so all ranks get the same.
+/// two with fast links. A figure is the median over rounds, that of the slowest
+/// rank, so all ranks get the same.
 ///
 /// The spread of a figure is the distance between the quartiles of its rounds,
 /// divided by their median. The widest spread of all ranks counts.

@@ -25,7 +25,7 @@ namespace thinwire::plan {
 /// Returns predictions for programs, an object per line:
 ///   way, exchange ("flat" or "by_host"), ms_per_step, bytes_sent,
 ///   bytes_between_hosts, messages, rounds, memory_bytes, break_even_gbps
-/// The last is null above 1 Tbit/s. The last line is {"fastest": ...,
+/// break_even_gbps is null above 1 Tbit/s. The last line is {"fastest": ...,
 /// "exchange": ..., "has_spare_core": ...}. If runs were planned, each way also
 /// has run_seconds, run_bytes_sent and run_steps, {"exact": ..., "compressed":
 /// ..., "local": ...}. Lines are then in the order of run_seconds.
