@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Holds the prose of the documents to plain English.
+"""Holds the prose of the documents and of the public headers to plain English.
 
 Outside code, generated text and the targets of links, a sentence has at most 25
 words and one parenthesis and does not open like a fragment, a list item is complete
 in itself, and no term stands that has a plainer one. Tables are held to the terms
-only, and so are headings.
+only, and so are headings. A comment of a header is read as one list item; its lines
+that are indented further are formulas.
 
 usage: check_prose.py [ROOT]
 """
@@ -24,19 +25,30 @@ FILES = (
         "docs/env.md",
     ),
     *("docs/errors.md", "docs/guide/*.md", "examples/README.md", "python/README.md"),
-    *("docs/algorithms/co*.md", "docs/algorithms/deepspeed.md"),
-    *("docs/algorithms/exact.md", "docs/algorithms/late-and-heavy.md"),
-    *("docs/algorithms/mixed-precision.md", "docs/algorithms/onebit-lamb.md"),
-    *("docs/algorithms/lean-onebit-adam.md", "docs/algorithms/zero.md"),
+    *("docs/algorithms/*.md", "docs/scale.md"),
+    "include/thinwire/**/*.h",
+)
+# Headers that are not read yet.
+LATER = (
+    *("include/thinwire/deepspeed/*.h", "include/thinwire/lean/*.h"),
+    "include/thinwire/optim/*.h",
+    "include/thinwire/exchange/compressed_all_reduce.h",
+    "include/thinwire/exchange/quantized_all_reduce.h",
+    "include/thinwire/kernels/quantize.h",
+    "include/thinwire/kernels/sign_compress.h",
+    "include/thinwire/precision/low_precision_optimizer.h",
+    "include/thinwire/precision/mixed_precision.h",
+    "include/thinwire/zero/sharded_optimizer.h",
+    "include/thinwire/zero/zero_optimizer.h",
 )
 # File and text, as it stands there, that may break a rule; "": the whole file.
 EXCEPTIONS = (
     # Programs print it into tables.
-    ("bench/README.md", "by host"),
+    *(("bench/README.md", "by host"), ("docs/scale.md", "by host")),
 )
 
 LONGEST = 25
-OPENERS = ("Of", "As", "What", "Where", "Those", "Else", "Likewise")
+OPENERS = r"(Of|As|What|Where|Those|Else|Likewise)\b"
 TERMS = (
     (r"but for", "except"),
     (r"under way", "in flight, pending"),
@@ -59,8 +71,13 @@ GENERATED = re.compile(r"<!-- (\w+): \w+ -->.*?<!-- \1: end -->", re.DOTALL)
 FENCE = re.compile(r"^ *```.*?^ *```[^\n]*$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"!?\[([^]]*)\]\([^()]*\)")
 CODE = re.compile(r"`[^`]*`")
+INCOMPLETE = re.compile(
+    r"^(…|\.\.\.|The same(,| (again|as|but|for|in|of|on|where|with)\b))|(…|\.\.\.|[,;])$"
+)
 ITEM = re.compile(r" *([*-]|\d+\.) +")
 END = re.compile(r"(?<=[.!?])[*\")]*\s+")
+COMMENT = re.compile(r"^(.*?)(?:(?<!\S)(//[/<]*)|$)(.*)$")
+CALL = re.compile(r"(?<=\w)\([^()]*\)")
 
 
 def blank(match):
@@ -85,13 +102,24 @@ def blocks(text):
             lines.append(line[item.end() :] if item else line.strip())
 
 
+def comments(text):
+    """Yields for each line of a header what a document of its comments has there."""
+    above = ""
+    for line in text.split("\n"):
+        code, mark, words = COMMENT.search(line).groups()
+        begins = code.strip() or mark != above
+        formula = not words.strip() or words.startswith("  ")
+        yield "" if formula else "* " * bool(begins) + CALL.sub("", words.strip())
+        above = mark
+
+
 def block_problems(kind, text):
     for term, better in TERMS:
         for found in re.finditer(rf"\b({term})\b", text, re.IGNORECASE):
             yield f"'{found.group()}': {better}"
     if kind in ("table", "heading"):
         return
-    if kind == "item" and re.search(r"^(…|\.\.\.)|(…|\.\.\.|[,;])$", text):
+    if kind == "item" and INCOMPLETE.search(text):
         yield "a list item is complete in itself"
     for sentence in END.split(text):
         words = re.findall(r"\w[^\s]*", sentence)
@@ -100,17 +128,20 @@ def block_problems(kind, text):
             yield f"{len(words)} words in a sentence, at most {LONGEST}: {where}"
         if sentence.count("(") > 1:
             yield f"more than one parenthesis: {where}"
-        if words and words[0].strip(",:") in OPENERS:
+        if re.match(OPENERS, " ".join(words)):
             yield f"begins like a fragment: {where}"
 
 
 def problems(root):
     names = {file for pattern in FILES for file in root.glob(pattern)}
-    for file in sorted(names):
+    later = {file for pattern in LATER for file in root.glob(pattern)}
+    for file in sorted(names - later):
         name = file.relative_to(root).as_posix()
         text = file.read_text(encoding="utf-8")
         for exempt in (words for path, words in EXCEPTIONS if path == name):
             text = text.replace(exempt or text, "")
+        if file.suffix == ".h":
+            text = "\n".join(comments(text))
         text = FENCE.sub(blank, GENERATED.sub(blank, text))
         for line, kind, block in blocks(text):
             plain = CODE.sub("code", LINK.sub(r"\1", block)).replace("**", "")

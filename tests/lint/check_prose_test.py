@@ -7,18 +7,19 @@ import unittest
 import planted_tree
 
 PAGE = "docs/guide/a.md"
+HEADER = "include/thinwire/core/a.h"
 WORDS = " ".join(["word"] * 24)
 
 
 class CheckProse(unittest.TestCase):
-    def expect(self, text, *problems):
-        """Line and beginning of each problem of a page, and no other one."""
-        code, output = planted_tree.run_on("check_prose.py", {PAGE: text})
+    def expect(self, text, *problems, path=PAGE):
+        """Line and beginning of each problem of a file, and no other one."""
+        code, output = planted_tree.run_on("check_prose.py", {path: text})
         lines = output.splitlines()
         self.assertEqual(len(lines), len(problems), output)
         self.assertEqual(code, 1 if problems else 0)
         for line, (number, problem) in zip(lines, problems):
-            self.assertTrue(line.startswith(f"{PAGE}:{number}: {problem}"), line)
+            self.assertTrue(line.startswith(f"{path}:{number}: {problem}"), line)
 
     def test_leaves_alone_what_is_right(self):
         self.expect(
@@ -69,6 +70,30 @@ class CheckProse(unittest.TestCase):
         for begin in ("begin", "short"):
             text = f"<!-- x: {begin} -->\nby host\n<!-- x: end -->\n\nby host\n"
             self.expect(text, (5, "'by host'"))
+
+    def test_comments_of_a_header_are_read_and_code_is_not(self):
+        comments = f"/// Calls by(host, home).\nint what;  // Last {WORDS}.\n"
+        self.expect(f"{comments}char pay;\n// it\n", path=HEADER)
+        self.expect(
+            f"int by;\n\n/// One last\n/// {WORDS}.\nint x;  ///< By host.\n",
+            (3, "26 words"),
+            (5, "'By host'"),
+            path=HEADER,
+        )
+
+    def test_comments_are_complete_and_separate(self):
+        for text in ("///< The same, doubled.", "// The same of x.", "///< And ..."):
+            self.expect(f"int x;  {text}\n", (1, "a list item"), path=HEADER)
+        self.expect("int x;  ///< X\n/// Y\nint y;  ///< The same.\n", path=HEADER)
+        lines = f"int x;  ///< One\n        ///< last\nint y;  ///< {WORDS}.\n"
+        self.expect(lines, path=HEADER)
+        self.expect(lines.replace("int y;", "      "), (1, "26 words"), path=HEADER)
+
+    def test_a_formula_of_a_comment_is_left_out(self):
+        formula = "///   x = (a + b) / (c + d)\n"
+        self.expect(f"/// Sets x:\n{formula}/// (once).\n", path=HEADER)
+        more = (1, "more than one parenthesis")
+        self.expect(f"/// Sets x:\n{formula.replace('   ', ' ')}", more, path=HEADER)
 
 
 if __name__ == "__main__":

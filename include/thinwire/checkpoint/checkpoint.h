@@ -16,87 +16,89 @@
 
 namespace thinwire::checkpoint {
 
-/// A tensor beside the trainable parameters: frozen, or a buffer. Rank 0's is
-/// written.
+/// A tensor beside the trainable parameters: frozen, or a buffer. Rank 0's
+/// values are written.
 struct OtherTensor {
   std::string name;
   std::vector<std::size_t> shape{};
   View values{};
-  bool is_bool = false;  ///< `values` are bytes that stand for true and false.
+  bool is_bool = false;  ///< Whether `values` are bytes of true and false.
 };
 
-/// What a run is made of, as far as a checkpoint is concerned. Everything it
-/// points to must outlive the calls, and asynchronous saves nothing.
+/// The parts of a run that a checkpoint covers. Everything it points to must
+/// outlive the calls; an asynchronous save needs none of it after the return.
 struct Training {
   comm::Communicator& comm;
   const ParameterLayout& layout;
-  /// layout.size() elements, the same on all ranks except in local steps; of
-  /// experts on those that hold them.
+  /// Flat array of layout.size() elements, the same on all ranks except in
+  /// local steps. Experts are the same on the ranks that hold them.
   View params;
   optim::Optimizer& optimizer;
-  std::int64_t step = 0;  ///< Names the checkpoint.
-  /// What the caller counts beside the optimizer, equal on all ranks; no
-  /// arrays. load() hands it back.
+  std::int64_t step = 0;  ///< Step in the checkpoint's name.
+  /// Counters that the caller keeps beside the optimizer, equal on all ranks;
+  /// no arrays. load() returns them.
   StateDict scalars{};
 
-  // ---- for whoever reads the checkpoint
+  // ---- for readers of the checkpoint
   int zero_stage = 0;
   std::string semantics = "corrected";
   std::string config{};  ///< Config::to_json().
   std::vector<OtherTensor> others{};
-  /// Tied parameters: another name, and the one it is saved under.
+  /// Tied parameters: another name, and the name under which it is saved.
   std::vector<std::pair<std::string, std::string>> aliases{};
 
-  /// Groups of which not all ranks hold the parameters. Every expert has a name
-  /// of its own, whichever ranks hold it: any others may hold it at a load.
+  /// Groups whose parameters only some ranks hold. Every expert has a name of
+  /// its own, whichever ranks hold it; other ranks may hold it after a load.
   std::vector<optim::ExpertGroup> experts{};
 };
 
-/// Collective, done on return: writes ROOT/step-<step>, all of it or nothing.
-/// Throws on all ranks: Error(kInvalidArgument) where ranks differ in what
-/// should be equal, Error(kUnavailable) with path and cause where it cannot be
-/// written. Checkpoints that were there stay as they are.
+/// Writes ROOT/step-<step>, all of it or nothing; done on return. Collective.
+/// Throws on all ranks: Error(kInvalidArgument) if values differ that should be
+/// equal on all ranks, Error(kUnavailable) with path and cause if it cannot be
+/// written. Earlier checkpoints stay unchanged.
 SaveReport save(const Training& training, const std::string& root,
                 const Extra& extra = {}, const SaveOptions& options = {});
 
-/// Collective: a checkpoint, a ROOT (its newest complete one), or weights with
-/// an optimizer.safetensors. Any number of ranks, any ZeRO stage. Throws on all
-/// ranks, and changes nothing: Error(kUnavailable) where there is none or it
-/// cannot be read, Error(kCorruptCheckpoint) naming what is damaged or does not
-/// fit.
+/// Loads a checkpoint, the newest complete one in a ROOT, or weights with an
+/// optimizer.safetensors. Works on any number of ranks and at any ZeRO stage.
+/// Collective. Throws on all ranks and changes nothing: Error(kUnavailable) if
+/// there is none or it cannot be read. Error(kCorruptCheckpoint) names what is
+/// damaged or does not fit.
 LoadReport load(const Training& training, const std::string& path,
                 const LoadOptions& options = {});
 
-/// Collective: as load(), or nothing where there is no complete checkpoint yet:
-/// a fresh start.
+/// Loads like load(), or returns nothing if there is no complete checkpoint
+/// yet, as at a fresh start. Collective.
 [[nodiscard]] std::optional<LoadReport> resume(const Training& training,
                                                const std::string& path,
                                                const LoadOptions& options = {});
 
-/// Saves one run again and again: keeps a communicator of its own, the lock of
+/// Saves one run repeatedly. It keeps a communicator of its own, the lock of
 /// the directory and the memory of asynchronous saves.
 class Saver {
  public:
-  /// Collective at the first save().
+  /// Makes a saver; the first save() does the collective part.
   explicit Saver(comm::Communicator& comm);
-  /// Waits for a save under way.
+  /// Waits for a pending save.
   ~Saver();
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
-  /// As save(). Asynchronous: returns once this rank's share is copied; what
-  /// then fails is thrown by the next save() or wait(), on all ranks.
+  /// Saves like checkpoint::save(). An asynchronous save returns once this
+  /// rank's share is copied. If it fails later, the next save() or wait()
+  /// throws, on all ranks.
   SaveReport save(const Training& training, const std::string& root,
                   const Extra& extra = {}, const SaveOptions& options = {});
-  /// Collective: until the save under way is done.
+  /// Returns when the pending save is done. Collective.
   void wait();
   [[nodiscard]] bool is_saving() const;
   /// Frees the memory of asynchronous saves.
   void release_buffers();
-  /// The checkpoint that the run went on from: never removed by retention until
-  /// two newer ones are complete.
+  /// Sets the checkpoint from which the run continues. Retention does not
+  /// remove it until two newer ones are complete.
   void set_loaded_from(const LoadReport& report);
-  /// Collective: which ones stay; see Retention.
+  /// Removes checkpoints of this run that `retention` does not keep.
+  /// Collective.
   void retain(const std::string& root, const struct Retention& retention);
 
  private:
@@ -108,10 +110,10 @@ class Saver {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Which checkpoints of a run stay when a newer one is complete.
+/// Rule for which checkpoints of a run stay when a newer one is complete.
 struct Retention {
-  std::int64_t keep_last = 0;   ///< Newest ones; 0: all.
-  std::int64_t keep_every = 0;  ///< And those of every N-th step; 0: none.
+  std::int64_t keep_last = 0;   ///< Newest ones that stay; 0 for all.
+  std::int64_t keep_every = 0;  ///< Every N-th step stays too; 0 for none.
 };
 
 }  // namespace thinwire::checkpoint

@@ -12,111 +12,116 @@
 
 namespace thinwire::checkpoint {
 
-/// What becomes of 0/1 Adam's steps since its last exchange.
+/// Handling of 0/1 Adam's steps since its last exchange.
 enum class LocalSteps {
-  kAsIs,         ///< Each rank's momentum and updates are written.
+  kAsIs,         ///< Writes each rank's momentum and updates.
   kNextSync,     ///< A Checkpointer's save waits for the next exchange; save()
-                 ///< itself does as with kAsIs.
-  kSynchronize,  ///< An exchange now, as before an evaluation.
+                 ///< itself acts as with kAsIs.
+  kSynchronize,  ///< Exchanges now, as before an evaluation.
 };
 
-/// What becomes of the residuals of compressed exchanges and, in local steps,
-/// of what 0/1 Adam's ranks have each for themselves.
+/// Handling of the residuals of compressed exchanges and, in local steps, of
+/// the values that each of 0/1 Adam's ranks has for itself.
 enum class Residuals {
-  kPerRank,  ///< Each rank's is written: 4n bytes per rank.
-  kMean,     ///< Their mean: 4n bytes in all, but no bit-equal continuation.
+  kPerRank,  ///< Writes each rank's: 4n bytes per rank.
+  kMean,     ///< Writes their mean: 4n bytes in all; resuming is not bitwise
+             ///< equal.
 };
 
-/// Where the ranks' files go.
+/// Location of the ranks' files.
 enum class Storage {
   kShared,     ///< All ranks see the same directory.
-  kNodeLocal,  ///< One for each host: to load, copy them into one first.
+  kNodeLocal,  ///< One directory per host; merge them into one before a load.
 };
 
-/// A file that is written beside the checkpoint's own: config.json, say.
+/// A file that is written beside the checkpoint's own, for example config.json.
 struct Attachment {
   std::string name;     ///< [A-Za-z0-9][A-Za-z0-9._-]*, at most 128 characters.
   std::string bytes{};  ///< At most 16 MiB.
 };
 
-/// Bytes written so far, of all; called on rank 0, by the thread that writes:
-/// in an asynchronous save another one than the caller's. Rank 0 knows its own
-/// bytes only, until all are done.
+/// Receives the bytes written so far, of all. The writing thread of rank 0
+/// calls it; in an asynchronous save that is not the caller's thread. Until all
+/// ranks are done, rank 0 knows its own bytes only.
 using Progress = std::function<void(std::uint64_t bytes, std::uint64_t total)>;
 
 struct SaveOptions {
-  /// save() returns once this rank's share has been copied; a thread writes it.
+  /// Whether save() returns once this rank's share has been copied; a thread
+  /// then writes it.
   bool asynchronous = false;
-  /// false: nothing is flushed to the disk. For tests and scratch disks.
+  /// Whether data is flushed to the disk. Turn it off for tests and scratch
+  /// disks.
   bool durable = true;
-  /// Compare what should be equal on all ranks before it is written.
+  /// Whether values that should be equal on all ranks are compared before
+  /// writing.
   bool check_replicas = true;
   LocalSteps local_steps = LocalSteps::kAsIs;
   Residuals residuals = Residuals::kPerRank;
   Storage storage = Storage::kShared;
-  /// false: frozen parameters and buffers are left out of the weights.
+  /// Whether frozen parameters and buffers are written with the weights.
   bool frozen = true;
   std::vector<Attachment> attachments{};
   Progress progress{};
 };
 
-/// What is loaded.
+/// Parts of a checkpoint to load.
 enum class What {
   kAll,
-  kWeights,  ///< Parameters only; also of a safetensors file or a Hugging Face
-             ///< folder. Optimizer states stay as they are.
+  kWeights,  ///< Parameters only, also from a safetensors file or a Hugging
+             ///< Face folder. Optimizer states stay unchanged.
 };
 
 struct LoadOptions {
   What what = What::kAll;
-  /// Where the newest checkpoint is damaged, go to the one before it.
+  /// Whether to load the checkpoint before the newest one if that is damaged.
   bool fall_back = false;
-  /// Load what was saved in fp32 into states of 16 bits.
+  /// Whether states saved in fp32 may be loaded into 16-bit states.
   bool allow_rounding = false;
-  /// What all ranks need is read once, in shares, and exchanged.
+  /// Whether data that all ranks need is read once, in shares, and exchanged.
   bool share_reads = true;
-  /// Old names of parameters to new ones.
+  /// Old names of parameters, and the new ones.
   std::vector<std::pair<std::string, std::string>> rename{};
-  /// Parameters, or globs with *, that the checkpoint need not have ...
+  /// Parameters, or globs with *, that the checkpoint may lack.
   std::vector<std::string> allow_missing{};
-  /// ... and that it may have and the model does not.
+  /// Parameters, or globs with *, that the checkpoint may have and the model
+  /// lacks.
   std::vector<std::string> ignore{};
-  /// Local; called on every rank with what a load of this checkpoint will
-  /// report, after everything was checked and before anything changes. If it
+  /// Decides whether a checkpoint is loaded. Local; called on every rank with
+  /// the load's report, after all checks and before anything changes. If it
   /// throws an Error on one rank, the load fails on all ranks, and nothing
-  /// changes. Empty: accepts every checkpoint.
+  /// changes. An empty function accepts every checkpoint.
   std::function<void(const struct LoadReport& found)> accept{};
 };
 
-/// What the application adds: scalars and arrays.
+/// Scalars and arrays that the application adds.
 struct Extra {
   StateDict common;  ///< Equal on all ranks.
-  StateDict own;     ///< Of this rank.
+  StateDict own;     ///< Values of this rank.
 };
 
-/// What a save did. The same on all ranks, but for the times.
+/// Result of a save. Equal on all ranks, except the times.
 struct SaveReport {
-  std::string path;  ///< Of the checkpoint.
+  std::string path;  ///< Path of the checkpoint.
   std::int64_t step = 0;
-  std::uint64_t bytes = 0;    ///< Of all ranks' files.
-  double seconds = 0;         ///< That the caller was held.
-  double waited_seconds = 0;  ///< Of them, for a save before.
+  std::uint64_t bytes = 0;    ///< Size of all ranks' files.
+  double seconds = 0;         ///< Time that the caller was blocked.
+  double waited_seconds = 0;  ///< Part of it, waiting for an earlier save.
 };
 
-/// What a load found.
+/// Result of a load.
 struct LoadReport {
   std::string path;
   std::int64_t step = 0;
-  std::string run{};  ///< The same for all checkpoints of a run.
-  int world = 0;      ///< Ranks that saved it.
+  std::string run{};  ///< Id of the run, equal in all its checkpoints.
+  int world = 0;      ///< Number of ranks that saved it.
   std::string optimizer{}, precision{};
   std::string config{};  ///< Training::config of the run that saved it.
   StateDict scalars;     ///< Training::scalars.
-  Extra extra;           ///< `own` is empty on ranks that were not there.
-  std::vector<StateDict> own_of_ranks;  ///< All that were saved.
-  std::vector<std::string> notes;       ///< What changed, a line each.
+  Extra extra;           ///< `own` is empty on ranks that did not save.
+  std::vector<StateDict> own_of_ranks;  ///< Values of all ranks that saved.
+  std::vector<std::string> notes;       ///< One line for each change.
   double seconds = 0;
-  std::uint64_t bytes = 0;  ///< Read by all ranks.
+  std::uint64_t bytes = 0;  ///< Bytes read by all ranks.
 };
 
 }  // namespace thinwire::checkpoint

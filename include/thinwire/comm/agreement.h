@@ -10,22 +10,23 @@
 
 namespace thinwire::comm {
 
-/// Collective: returns on all ranks if all gave the same `text`, else throws
-/// Error(kInvalidArgument) on all of them, showing the first line in which two
-/// ranks differ, and what both have. `what` names the text in the message
-/// ("parameter layout and options"). Costs one all-gather of 8 bytes when all
-/// agree.
+/// Returns on all ranks if all gave the same `text`. Otherwise throws
+/// Error(kInvalidArgument) on all of them, with the first line in which two
+/// ranks differ, as both have it. `what` names the text in the message
+/// ("parameter layout and options"). Collective: one all-gather of 8 bytes if
+/// all agree.
 void require_same(Communicator& comm, std::string_view what,
                   std::string_view text);
 
-/// Collective: calls `check`, which must not communicate, on every rank, and
-/// returns on all of them if it threw on none. Otherwise throws on all: where
-/// it threw, what it threw; elsewhere an Error with the code of the lowest such
-/// rank (kFailedPrecondition if that was no Error) and the text "rank 1 gave
-/// up: ...". Costs one all-gather of 4 bytes if it threw on none.
+/// Calls `check`, which must not communicate, on every rank, and returns on all
+/// of them if none threw. Otherwise throws on all: ranks whose check threw
+/// rethrow that exception, the others throw Error with the text "rank 1 gave
+/// up: ...". Its code is that of the lowest rank that failed, or
+/// kFailedPrecondition if that exception was no Error. Collective: one
+/// all-gather of 4 bytes if none threw.
 void require_everywhere(Communicator& comm, const std::function<void()>& check);
 
-/// Collective: every rank's text, in rank order.
+/// Returns every rank's text, in rank order. Collective.
 [[nodiscard]] std::vector<std::string> gather_texts(Communicator& comm,
                                                     std::string_view text);
 

@@ -11,63 +11,66 @@
 namespace thinwire::comm {
 
 struct HostOptions {
-  /// Ranks on each host, in rank order; >= 0. 0: as THINWIRE_RANKS_PER_HOST
-  /// says, else found out; 1: flat, as if every rank had a host of its own.
+  /// Ranks on each host, in rank order; >= 0. 1 means flat, as if every rank
+  /// had a host of its own. 0 means THINWIRE_RANKS_PER_HOST or, if that is not
+  /// set, detection.
   int ranks_per_host = 0;
 };
 
-/// Why hosts are flat though ranks share some.
+/// Reason why hosts are flat although ranks share some.
 struct WhyFlat {
   enum class Reason {
-    kNone,           ///< They are not, or every rank has a host of its own.
-    kOneHost,        ///< All ranks share it.
+    kNone,           ///< Not flat, or every rank has a host of its own.
+    kOneHost,        ///< All ranks share one host.
     kUnequalHosts,   ///< Hosts hold unequal numbers of ranks.
-    kContradiction,  ///< A launcher announced other hosts than were found.
+    kContradiction,  ///< A launcher announced other hosts than were detected.
   };
   Reason reason = Reason::kNone;
-  std::string text{};  ///< The same for people; "" with kNone.
+  std::string text{};  ///< The reason in words; "" with kNone.
 
   bool operator==(const WhyFlat&) const = default;
 };
 
-/// Collective: which ranks share a host, and so a network card. What
-/// `options` or, after it, THINWIRE_RANKS_PER_HOST say counts as it is: ranks
-/// 0 .. G-1 are host 0, and so on; where that is not what would have been found
-/// out, rank 0 logs a line. Otherwise ranks with the same boot id, or host name
-/// where the system has none, share one.
+/// Returns which ranks share a host, and so a network card. Collective. A
+/// number given by `options` or, after it, THINWIRE_RANKS_PER_HOST is used
+/// as it is: ranks 0 .. G-1 are host 0, and so on. If detection would give
+/// another result, rank 0 logs a line. Otherwise ranks with the same boot id
+/// share a host, or those with the same host name if the system has no boot id.
 ///
 /// The result is flat if every rank has a host of its own, all ranks share one
-/// host, hosts hold unequal numbers of ranks, or a launcher announced another
-/// number of ranks on a host than was found out, as for containers that share a
-/// machine; in this last case rank 0 logs a warning. `why`, if given, says
-/// which. Ranks of the backend "local" share one.
+/// host, or hosts hold unequal numbers of ranks. It is also flat if a launcher
+/// announced another number of ranks on a host than was detected, as for
+/// containers that share a machine. Rank 0 then logs a warning. `why`, if
+/// given, receives the reason. Ranks of the backend "local" share one host.
 ///
-/// Throws Error(kInvalidArgument) on all ranks: for options out of range or not
-/// the same everywhere, and if the number of ranks is no multiple of
-/// ranks_per_host.
+/// Throws Error(kInvalidArgument) on all ranks if an option is out of range or
+/// not the same everywhere. It also does so if the number of ranks is no
+/// multiple of ranks_per_host.
 [[nodiscard]] Hosts find_hosts(Communicator& comm,
                                const HostOptions& options = {},
                                WhyFlat* why = nullptr);
 
-/// Local: the same in all processes of this machine, whatever they are told of
-/// hosts: a checksum of the boot id, or host name where the system has none.
+/// Returns a checksum of the boot id, or of the host name if the system has no
+/// boot id. It is the same in all processes of this machine, whatever hosts
+/// they are configured with. Local.
 [[nodiscard]] std::int64_t machine_id();
 
-/// The rank at each place p = l * H + h: local rank 0 of all hosts, then local
-/// rank 1, ... Flat: all of hosts.size ranks, in their order. Local.
+/// Returns the rank at each place p = l * H + h: local rank 0 of all hosts,
+/// then local rank 1, and so on. If flat: all of hosts.size ranks, in their
+/// order. Local.
 [[nodiscard]] std::vector<int> ranks_by_place(const Hosts& hosts);
 
 /// The groups of one rank in a HostGroups.
 struct HostGroups {
-  /// The ranks of this host.
+  /// Group of the ranks of this host.
   std::unique_ptr<Communicator> inside;
-  /// One rank of each host: those with this rank's local_rank.
+  /// Group of one rank of each host: those with this rank's local_rank.
   std::unique_ptr<Communicator> between;
 };
 
-/// Collective: splits `comm` by comm.hosts(). What the groups do counts in
-/// comm.counters() too; of what `inside` sends, nothing is between hosts. Flat:
-/// `inside` is this rank alone, `between` all ranks.
+/// Splits `comm` by comm.hosts(). Collective. comm.counters() includes the
+/// traffic of both groups; nothing that `inside` sends is between hosts. If
+/// flat, `inside` is this rank alone and `between` holds all ranks.
 [[nodiscard]] HostGroups split_by_host(Communicator& comm);
 
 }  // namespace thinwire::comm

@@ -9,16 +9,16 @@
 
 namespace thinwire::comm {
 
-/// The communicators of `world_size` ranks that are threads of this process;
-/// element r belongs to rank r. For tests, tools and notebooks.
-/// Throws Error(kInvalidArgument) unless world_size >= 1.
+/// Returns the communicators of `world_size` ranks that are threads of this
+/// process; element r belongs to rank r. For tests, tools and notebooks. Throws
+/// Error(kInvalidArgument) unless world_size >= 1.
 [[nodiscard]] std::vector<std::unique_ptr<Communicator>> make_local_group(
     int world_size, const CommunicatorOptions& options = {});
 
 /// Calls body(communicator) once per rank, each on its own thread, and returns
-/// when all have ended. A rank that throws tells the others, which then get
-/// Error(kCommFailure) at their next exchange with it; the exception of the
-/// rank that threw first is rethrown here.
+/// when all have ended. If a rank throws, the others get Error(kCommFailure) at
+/// their next exchange with it. The exception of the rank that threw first is
+/// rethrown here.
 void run_local_ranks(int world_size,
                      const std::function<void(Communicator&)>& body,
                      const CommunicatorOptions& options = {});

@@ -11,25 +11,27 @@
 
 namespace thinwire::comm {
 
-/// One way to reach other processes (or, for "local", none).
+/// One way to reach other processes; "local" reaches none.
 struct Backend {
   std::string_view name;
-  /// Empty if this build and machine have it, else why not.
+  /// Returns "" if this build and machine have it, otherwise the reason why
+  /// not.
   std::string (*why_unavailable)();
-  /// Library and version in use, for `thinwire doctor`; "" if unavailable.
+  /// Returns library and version for `thinwire doctor`; "" if unavailable.
   std::string (*version)();
-  /// The whole job's group.
+  /// Makes the group of the whole job.
   std::unique_ptr<Communicator> (*make)(const CommunicatorOptions&);
 };
 
-/// Every backend this source tree knows, available or not.
+/// Returns every backend that this source tree knows, available or not.
 [[nodiscard]] std::span<const Backend> backends();
 
-/// The group of the job this process belongs to: THINWIRE_COMM names the
-/// backend; otherwise "mpi" under mpirun or srun, else a "local" group of one.
-/// The time-out is THINWIRE_TIMEOUT. Collective. Throws Error(kUnavailable) if
-/// the backend is not in this build, and if a launcher started several ranks
-/// but the chosen backend would run each of them alone.
+/// Returns the group of the job that this process belongs to. Collective.
+/// THINWIRE_COMM names the backend. If it is not set, the backend is "mpi"
+/// under mpirun or srun, otherwise a "local" group of one. The time-out is
+/// THINWIRE_TIMEOUT. Throws Error(kUnavailable) if the backend is not in this
+/// build. Throws it also if a launcher started several ranks but the chosen
+/// backend would run each of them alone.
 [[nodiscard]] std::unique_ptr<Communicator> from_environment();
 
 }  // namespace thinwire::comm

@@ -12,8 +12,8 @@
 
 namespace thinwire::comm {
 
-/// What run() calls: body(communicator) returns nothing or the program's exit
-/// code.
+/// The function that run() calls: body(communicator) returns nothing or the
+/// program's exit code.
 template <class Body>
 concept RankBody = std::invocable<Body&, Communicator&> &&
     (std::is_void_v<std::invoke_result_t<Body&, Communicator&>> ||
@@ -42,37 +42,38 @@ int run(std::unique_ptr<Communicator> comm, const BodyFunction& body,
 
 }  // namespace detail
 
-/// The main() of a data-parallel program:
+/// Runs the main() of a data-parallel program:
 ///   int main() { return thinwire::comm::run(train); }
 /// Calls body(communicator) on from_environment()'s communicator and returns
-/// what it returns, or 0 if it returns nothing. If it throws, this rank tells
-/// the other ranks why and returns 1: their next exchange with it throws, so
-/// that all of them end.
+/// its result, or 0 if it returns nothing. If it throws, this rank tells the
+/// other ranks why and returns 1. Their next exchange with it throws, so that
+/// all of them end.
 ///
-/// The only function of the library that prints: it has the program's last
-/// word, with or without a log's sink (core/log.h). A rank that fails by itself
-/// writes "rank 1: ..." to `errors`, null: std::cerr ("error: ..." where it is
-/// alone). It does so a second later, if the others do not come there too, and
-/// where all ranks fail together, as when they disagree about options, only the
-/// first one writes. A rank that another one's failure has ended writes
-/// nothing. Collective. MPI is not finalized after a failure, which could wait
-/// for ranks that never come.
+/// This is the only function of the library that prints: it reports the
+/// program's failure, with or without a log's sink (core/log.h). A rank that
+/// fails by itself writes "rank 1: ..." to `errors`, or to std::cerr if that is
+/// null. If it is the only rank, it writes "error: ...". It does so after a
+/// second, unless the other ranks fail too before that. If all ranks fail
+/// together, for example because their options differ, only the first one
+/// writes. A rank that another one's failure has ended writes nothing.
+/// Collective. MPI is not finalized after a failure, because that could wait
+/// for ranks that never finish.
 template <RankBody Body>
 [[nodiscard]] int run(Body&& body, std::ostream* errors = nullptr) {
   return detail::run(detail::returning_int(body), errors);
 }
 
-/// Does the same on a communicator that the caller has made; after a failure
+/// Runs the program on a communicator that the caller has made; after a failure
 /// the caller may only destroy it. If its transport has no split(), the ranks
-/// cannot agree on who reports: every rank that fails by itself writes at once,
-/// and tells the others a second later.
+/// cannot agree on who reports. Every rank that fails by itself then writes at
+/// once, and tells the others a second later.
 template <RankBody Body>
 [[nodiscard]] int run(Communicator& comm, Body&& body,
                       std::ostream* errors = nullptr) {
   return detail::run(comm, detail::returning_int(body), errors);
 }
 
-/// Does the same and destroys the communicator before it returns. Throws
+/// Runs the program and destroys the communicator before it returns. Throws
 /// Error(kInvalidArgument) if `comm` is null.
 template <RankBody Body>
 [[nodiscard]] int run(std::unique_ptr<Communicator> comm, Body&& body,

@@ -6,11 +6,11 @@
 
 namespace thinwire::comm {
 
-/// A queued collective. The memory it was given must stay alive and untouched
-/// until wait() has returned. Dropping a Work neither waits nor cancels.
+/// A queued collective. Its memory must stay alive and untouched until wait()
+/// has returned. Destroying a Work neither waits nor cancels.
 class Work {
  public:
-  /// Already done: what a group of one returns.
+  /// Makes a completed one, as a group of one returns.
   Work() = default;
 
   [[nodiscard]] bool done() const;
@@ -20,8 +20,8 @@ class Work {
   /// the communicator's time-out, so this cannot hang.
   void wait() const;
 
-  /// The same, but throws Error(kCommFailure) after `timeout` if the collective
-  /// is still under way (it stays queued; wait() may be called again).
+  /// Waits like wait(), but throws Error(kCommFailure) after `timeout` if the
+  /// collective is still pending. It stays queued; wait() may be called again.
   void wait(std::chrono::milliseconds timeout) const;
 
  private:

@@ -27,92 +27,95 @@
 
 namespace thinwire::config {
 
-/// Which optimizer, and its settings. Leave their `exchange` at its default:
+/// The optimizer and its settings. Leave their `exchange` at its default:
 /// Config has fields of its own for it.
 using OptimizerConfig =
     std::variant<optim::AdamOptions, optim::LambOptions,
                  optim::OnebitAdamOptions, optim::OnebitLambOptions,
                  optim::ZeroOneAdamOptions, lean::LeanOnebitAdamOptions>;
 
-/// What numbers are kept in.
+/// Number formats of parameters, masters and states.
 struct PrecisionConfig {
-  /// Parameters and gradients: kFloat32, kFloat16 or kBFloat16.
+  /// Type of parameters and gradients: kFloat32, kFloat16 or kBFloat16.
   DType dtype = DType::kFloat32;
-  /// Used only with kFloat16.
+  /// Settings that apply only with kFloat16.
   precision::LossScalerOptions loss_scale{};
-  /// A step with a gradient that is not finite on any rank is skipped on all.
-  /// Must be true with kFloat16.
+  /// Whether all ranks skip a step if any rank has a non-finite gradient. Must
+  /// be true with kFloat16.
   bool check_grad_overflow = true;
-  /// The type of what the optimizer updates: kFloat32, or `dtype` with Adam,
-  /// which then rounds parameters at every step and needs no masters.
+  /// Type of the values that the optimizer updates: kFloat32, or `dtype` with
+  /// Adam, which then rounds parameters at every step and needs no masters.
   DType master_dtype = DType::kFloat32;
-  /// The type of moments: kFloat32, or `master_dtype` with Adam.
+  /// Type of moments: kFloat32, or `master_dtype` with Adam.
   DType state_dtype = DType::kFloat32;
 
   bool operator==(const PrecisionConfig&) const = default;
 };
 
-/// Where ZeRO keeps what the optimizer needs.
+/// Memory in which ZeRO keeps masters and states.
 enum class OffloadDevice { kNone, kCpu };
 
 /// ZeRO (arXiv:1910.02054): optimizer states, and at stage 2 gradients, sharded
 /// over the ranks.
 struct ZeroConfig {
-  int stage = 0;               ///< In [0, 2]; above 0 with an exact optimizer.
-  bool reduce_scatter = true;  ///< kDeepSpeed: how sums are rounded.
+  int stage = 0;               ///< In [0, 2]; 0 unless the optimizer is exact.
+  bool reduce_scatter = true;  ///< kDeepSpeed: rounding of sums.
   /// Most elements that are reduced together, >= 0; an upper bound for
   /// CommConfig::bucket_elements.
   std::int64_t reduce_bucket_size = 500'000'000;
   /// Most parameters that are gathered together, >= 0. Gradients and parameters
   /// share their buckets, so the smaller of the two bounds holds.
   std::int64_t allgather_bucket_size = 500'000'000;
-  /// false: step() throws Error(kFailedPrecondition) naming a parameter that
-  /// had no gradient on some rank.
+  /// Whether parameters without a gradient are allowed. If not, step() throws
+  /// Error(kFailedPrecondition) naming a parameter that had none on some rank.
   bool ignore_unused_parameters = true;
   bool round_robin_gradients = false;  ///< kDeepSpeed: order of parameters.
-  /// kCpu: masters and states are in host memory and updated there.
+  /// With kCpu, masters and states are in host memory and updated there.
   OffloadDevice offload_optimizer = OffloadDevice::kNone;
-  /// Few bits each way; only with an exact optimizer and stage 1 or 2.
+  /// Low-bit communication; only with an exact optimizer and stage 1 or 2.
   zero::WireOptions wire{};
 
   bool operator==(const ZeroConfig&) const = default;
 };
 
-/// What happens to a module's buffers (running statistics of a batch norm) at
-/// construction and in evaluations. Used by torch::Engine; an Engine has none.
+/// Handling of a module's buffers (running statistics of a batch norm) at
+/// construction and in evaluations. torch::Engine uses it; engine::Engine has
+/// no buffers.
 enum class Buffers {
-  kBroadcast,  ///< Rank 0's go to all ranks.
-  kAverage,    ///< Means over the ranks; of integers rank 0's.
-  kAsTheyAre,  ///< Each rank keeps its own.
+  kBroadcast,  ///< Sends rank 0's to all ranks.
+  kAverage,    ///< Means over the ranks; integers are rank 0's.
+  kAsTheyAre,  ///< Lets each rank keep its own.
 };
 
-/// Whether ranks of one host exchange among themselves first.
+/// Whether ranks on one host reduce locally first.
 enum class Hierarchy {
-  kAuto,    ///< By host where hosts hold several ranks each, equally many.
-  kFlat,    ///< Every rank with every other.
-  kByHost,  ///< By host, or Error(kInvalidArgument) where that cannot be.
+  kAuto,    ///< Hierarchical if hosts hold several ranks each, equally many.
+  kFlat,    ///< Exchanges between all ranks alike.
+  kByHost,  ///< Hierarchical, or Error(kInvalidArgument) if impossible.
 };
 
-/// DeepSpeed's comm_backend_name. The engine is given its communicator, so this
-/// chooses nothing in C++: an engine logs a line if its ranks exchange over
+/// DeepSpeed's comm_backend_name. In C++ the caller passes a communicator, so
+/// this selects nothing: an engine logs a line if its ranks exchange over
 /// another transport. Python's initialize() follows kMpi and kGloo.
 enum class CommBackend { kUnset, kNccl, kHccl, kMpi, kGloo };
 
-/// How ranks exchange. Results depend on which ranks share a host, where they
-/// exchange by host, because sums are formed per host first; on nothing else.
+/// Settings of the exchange between ranks. If it is hierarchical, results
+/// depend on which ranks share a host, because sums are formed per host first.
+/// They depend on nothing else here.
 struct CommConfig {
   CommBackend backend = CommBackend::kUnset;
   Hierarchy hierarchy = Hierarchy::kAuto;
-  /// Ranks per host, >= 0; 0: found out (comm::find_hosts); 1: flat.
+  /// Ranks per host, >= 0; 0 for detection (comm::find_hosts), 1 for flat.
   int ranks_per_host = 0;
-  /// Elements that travel together, with ZeRO at most reduce_bucket_size; 0: by
-  /// rule (compress/bucket_rule.h).
+  /// Elements that travel together, with ZeRO at most reduce_bucket_size; 0 for
+  /// the rule of exchange/bucket_rule.h.
   std::size_t bucket_elements = 0;
-  /// Threads per rank, in [0, 1024]; 0: THINWIRE_NUM_THREADS, else 1.
+  /// Threads per rank, in [0, 1024]; 0 for THINWIRE_NUM_THREADS or, if unset,
+  /// 1.
   int num_threads = 0;
-  /// Ranks compare checksums every so many steps; 0: never. >= 0.
+  /// Steps between comparisons of the ranks' checksums, >= 0; 0 for never.
   std::int64_t verify_every = 0;
-  /// Exact averages begin while backward goes on.
+  /// Whether exact averages begin during backward.
   bool overlap = true;
   /// See ExchangeOptions::during_backward.
   bool compressed_during_backward = false;
@@ -120,46 +123,46 @@ struct CommConfig {
   bool operator==(const CommConfig&) const = default;
 };
 
-/// What a run writes of its steps, a JSON object per line.
+/// Settings of the file of steps, with a JSON object per line.
 struct TelemetryConfig {
-  std::string path{};               ///< Of the file; empty: nothing is written.
+  std::string path{};               ///< Path; if empty, nothing is written.
   std::int64_t every = 1;           ///< Steps per line, >= 1.
-  bool every_rank = false;          ///< Else rank 0 alone; adds ".rankN".
-  std::int64_t residual_every = 0;  ///< Steps per residual ratio; 0: never.
+  bool every_rank = false;          ///< All ranks write, each to PATH.rankN.
+  std::int64_t residual_every = 0;  ///< Steps per residual ratio; 0 for never.
 
   bool operator==(const TelemetryConfig&) const = default;
 };
 
-/// What becomes of a compression stage that is not faster than exact steps.
+/// Reaction to a compression stage that is not faster than exact steps.
 enum class Fallback {
-  kOff,   ///< Nothing is measured.
-  kWarn,  ///< One line in the log.
-  kHold,  ///< The freeze is put off, and tried again later.
+  kOff,   ///< Measures nothing.
+  kWarn,  ///< Logs one line.
+  kHold,  ///< Delays the freeze and tries again later.
 };
 
-/// Where and when a program saves checkpoints, if it does: for
-/// engine::checkpointer_options(). DeepSpeed's files say nothing of it.
+/// Place and times of a program's checkpoints, if it saves any, for
+/// engine::checkpointer_options(). DeepSpeed's files have no such keys.
 struct CheckpointConfig {
-  std::string root{};            ///< Directory; empty: the program's choice.
-  std::int64_t every_steps = 0;  ///< >= 0; 0: not by steps.
-  std::chrono::milliseconds every{0};  ///< In [0, 1000h]; 0: not by time.
+  std::string root{};            ///< Directory; empty for the program's choice.
+  std::int64_t every_steps = 0;  ///< Steps per save, >= 0; 0 for none by steps.
+  std::chrono::milliseconds every{0};  ///< In [0, 1000h]; 0 for none by time.
   std::int64_t keep_last = 2;          ///< Newest ones that stay, >= 0; 0: all.
-  std::int64_t keep_every = 0;         ///< And those of every N-th step, >= 0.
-  bool asynchronous = true;            ///< Written while training goes on.
+  std::int64_t keep_every = 0;         ///< Every N-th step stays too, >= 0.
+  bool asynchronous = true;            ///< Training continues during a save.
 
   bool operator==(const CheckpointConfig&) const = default;
 };
 
 /// Samples per step; train = micro * accumulation_steps * world size.
 struct BatchSizes {
-  std::int64_t train = 0;  ///< Of all ranks; 0: not given.
-  std::int64_t micro = 0;  ///< Of one backward on one rank; 0: not given.
+  std::int64_t train = 0;  ///< Samples of all ranks; 0 if not given.
+  std::int64_t micro = 0;  ///< Samples of a rank's backward; 0 if not given.
   std::int64_t accumulation_steps = 1;  ///< Backwards per step, >= 1.
 
   bool operator==(const BatchSizes&) const = default;
 };
 
-/// What became of one key of a file.
+/// Treatment of one key of a file.
 struct KeyNote {
   enum class Kind {
     kSupported,
@@ -167,33 +170,36 @@ struct KeyNote {
     kAbsent,    ///< Not in the file: `note` says what holds instead.
     kRejected,  ///< `note` says why; only from check_file().
   };
-  std::string path;  ///< "fp16.loss_scale".
+  std::string path;  ///< Path of the key, for example "fp16.loss_scale".
   Kind kind = Kind::kSupported;
-  /// Of a supported key: empty, or "auto: from the program" (AutoValues).
+  /// Reason or replacement. For a supported key empty, or "auto: from the
+  /// program" (AutoValues).
   std::string note;
   std::string value{};  ///< What the file says, as JSON; of kAbsent empty.
 };
 
-/// "fp16.enabled: supported", "dump_state: ignored (no effect): WHY",
-/// "gradient_clipping: absent: WHAT HOLDS".
+/// Returns a line: "fp16.enabled: supported", "dump_state: ignored (no effect):
+/// REASON" or "gradient_clipping: absent: REPLACEMENT".
 [[nodiscard]] std::string describe(const KeyNote& note);
 
-/// What a program knows where a file says "auto", as Hugging Face's files do.
+/// Values that a program supplies if a file says "auto", as Hugging Face's
+/// files do.
 struct AutoValues {
-  std::optional<std::int64_t> total_num_steps{};   ///< Of the run, >= 1.
+  std::optional<std::int64_t> total_num_steps{};   ///< Steps of the run, >= 1.
   std::optional<std::int64_t> warmup_num_steps{};  ///< >= 0; 0 counts as 1.
-  /// Of the optimizer, and the highest of WarmupDecayLR; unset: as if absent,
-  /// and for WarmupDecayLR the optimizer's in the file.
+  /// Rate of the optimizer, and the highest rate of WarmupDecayLR. If unset,
+  /// the key counts as absent, and WarmupDecayLR uses the optimizer's rate in
+  /// the file.
   std::optional<double> learning_rate{};
 };
 
-/// The settings of an Engine. Written with designated initializers, or read
-/// from a DeepSpeed configuration file: docs/guide/from-deepspeed.md has every
+/// The settings of an Engine, written with designated initializers or read from
+/// a DeepSpeed configuration file. docs/guide/from-deepspeed.md lists every
 /// key. The defaults here are ours; a file's are DeepSpeed's.
 struct Config {
   OptimizerConfig optimizer{};
   PrecisionConfig precision{};
-  /// Gradients are clipped to this global L2 norm; 0: never. Finite, >= 0.
+  /// Global L2 norm to which gradients are clipped; 0 for never. Finite, >= 0.
   double gradient_clipping = 0;
   bool lagged_clipping = false;  ///< See ExchangeOptions.
 
@@ -204,20 +210,20 @@ struct Config {
   std::optional<std::int64_t> train_micro_batch_size_per_gpu{};
   /// Backwards per step.
   std::optional<std::int64_t> gradient_accumulation_steps{};
-  /// Every gradient_accumulation_steps-th step() takes effect; otherwise every
-  /// one does, and the caller says when.
+  /// Whether only every gradient_accumulation_steps-th step() takes effect. If
+  /// false, every step() does, and the caller decides when.
   bool managed_gradient_accumulation = true;
 
-  /// The type in which gradients are added up: kFloat32 or precision.dtype.
+  /// Type in which gradients are accumulated: kFloat32 or precision.dtype.
   DType accumulation_dtype = DType::kFloat32;
-  /// The type in which exact averages travel: kFloat32, kFloat16 or kBFloat16;
-  /// unset: precision.dtype.
+  /// Type in which exact averages travel: kFloat32, kFloat16 or kBFloat16; if
+  /// unset, precision.dtype.
   std::optional<DType> communication_dtype{};
-  /// kDeepSpeed, where sums are rounded to 16 bits or formed by ZeRO: each rank
-  /// divides by the number of ranks before the sum, not after it.
+  /// Whether each rank divides by the number of ranks before the sum, not after
+  /// it. Used with kDeepSpeed if sums are rounded to 16 bits or formed by ZeRO.
   bool prescale_gradients = false;
-  /// kDeepSpeed, likewise: the part of that division which comes before the sum
-  /// if prescale_gradients is false. Finite, > 0.
+  /// If such sums are not prescaled, the part of that division which comes
+  /// before the sum. Finite, > 0.
   double gradient_predivide_factor = 1;
   LearningRateSchedule schedule{};
   ZeroConfig zero{};
@@ -226,56 +232,58 @@ struct Config {
   TelemetryConfig telemetry{};
   Fallback fallback = Fallback::kWarn;
   Buffers buffers = Buffers::kBroadcast;
-  std::int64_t steps_per_print = 0;  ///< Steps per line of a log; 0: none.
-  /// Rank 0 logs where a step's time went, every steps_per_print steps; if that
-  /// is 0, every 10 steps.
+  std::int64_t steps_per_print = 0;  ///< Steps per log line; 0 for none.
+  /// Whether rank 0 logs the parts of a step's time, every steps_per_print
+  /// steps, or every 10 steps if that is 0.
   bool wall_clock_breakdown = false;
-  /// Rank 0 logs what its memory holds, at the start and after the first step.
+  /// Whether rank 0 logs its memory, at the start and after the first step.
   bool memory_breakdown = false;
   Semantics semantics = Semantics::kCorrected;
-  /// Objects at the top of a file that are a program's own, by name, as JSON
-  /// text: those that it has told from_json() to take.
+  /// A program's own objects at the top level of a file, by name, as JSON text.
+  /// The caller names them in `taken` of from_json().
   std::map<std::string, std::string> other_objects{};
 
-  /// Throws Error(kInvalidArgument) naming the field, its range and its value,
-  /// also for settings that exclude one another; Error(kUnavailable) for those
-  /// that are planned. `world` is the number of ranks, >= 1.
+  /// Checks the settings for `world` ranks, >= 1. Throws
+  /// Error(kInvalidArgument) naming the field, its range and its value, also if
+  /// settings exclude one another. Throws Error(kUnavailable) for settings that
+  /// are only planned.
   void validate(int world) const;
 
-  /// The three numbers of samples, resolved; throws Error(kInvalidArgument)
-  /// where they contradict each other. With neither batch size, both are 0.
+  /// Returns the three numbers of samples, resolved. Without either batch size,
+  /// both are 0. Throws Error(kInvalidArgument) if they contradict each other.
   [[nodiscard]] BatchSizes batch(int world) const;
-  /// What the optimizer is told of ranks and clipping.
+  /// Returns the optimizer's settings for ranks and clipping.
   [[nodiscard]] optim::ExchangeOptions exchange_options() const;
-  /// zero.wire, with residuals of kFloat32 where they are not given and have to
-  /// add several backwards up. `world` and errors as of batch().
+  /// Returns zero.wire. Residuals of no given type are kFloat32 if they
+  /// accumulate several backwards. `world` and errors are those of batch().
   [[nodiscard]] zero::WireOptions wire_options(int world) const;
-  /// `optimizer` with this Config's exchange_options().
+  /// Returns `optimizer` with this Config's exchange_options().
   [[nodiscard]] OptimizerConfig optimizer_options() const;
-  /// The groups of `optimizer` that name a communicator of their own.
+  /// Returns the groups of `optimizer` that name a communicator of their own.
   [[nodiscard]] std::vector<optim::ExpertGroup> experts() const;
 
   /// Reads DeepSpeed's keys at the top level, ours in the object "thinwire".
-  /// Every key is supported, ignored (no effect) or rejected. What became of it
-  /// is appended to `notes` in the order of the file; without `notes`, ignored
-  /// keys are logged (core/log.h). Throws Error(kInvalidArgument) with the
-  /// key's path for text that is not JSON, for unknown and rejected keys, for
-  /// wrong types and numbers out of range. What depends on the number of ranks,
-  /// and ZeRO, is left to validate(). "auto" takes the value in `autos`;
-  /// without one a scheduler's numbers of steps are rejected, all else counts
-  /// as absent. `taken` names objects at the top that are the caller's own;
-  /// they go to `other_objects` untouched. No key may have such a name.
+  /// Every key is supported, ignored (no effect) or rejected. Appends a note
+  /// for each to `notes` in the order of the file; without `notes`, logs the
+  /// ignored keys (core/log.h). Throws Error(kInvalidArgument) with the key's
+  /// path for text that is not JSON, for unknown and rejected keys, for wrong
+  /// types and numbers out of range. validate() checks ZeRO and whatever
+  /// depends on the number of ranks. "auto" becomes the value in `autos`. If
+  /// there is none, a scheduler's numbers of steps are rejected, and other keys
+  /// count as absent. `taken` names objects at the top level that are the
+  /// caller's own; they go to `other_objects` unchanged. No key may have such a
+  /// name.
   [[nodiscard]] static Config from_json(
       std::string_view text, std::vector<KeyNote>* notes = nullptr,
       const AutoValues& autos = {}, const std::vector<std::string>& taken = {});
-  /// The same of a file, which messages then name.
+  /// Reads a file like from_json(); messages name the file.
   [[nodiscard]] static Config from_file(
       const std::string& path, std::vector<KeyNote>* notes = nullptr,
       const AutoValues& autos = {}, const std::vector<std::string>& taken = {});
-  /// A text of which from_json() makes an equal Config, if this one is valid
-  /// and the names of `other_objects` are taken.
-  /// Throws Error(kInvalidArgument) for what no file can say: settings per
-  /// group of parameters.
+  /// Returns a text from which from_json() makes an equal Config, if this one
+  /// is valid and the names of `other_objects` are taken. Throws
+  /// Error(kInvalidArgument) for settings per group of parameters, which no
+  /// file can contain.
   [[nodiscard]] std::string to_json() const;
 
   bool operator==(const Config&) const = default;

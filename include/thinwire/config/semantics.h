@@ -5,18 +5,19 @@
 
 namespace thinwire::config {
 
-/// Which trajectory training follows.
+/// Trajectory that training follows.
 enum class Semantics {
-  /// What the papers and a user would expect. The default.
+  /// Results that the papers and a user would expect. The default.
   kCorrected,
-  /// The same numbers as DeepSpeed 0.19.6, bit for bit: for those who migrate
-  /// a run or reproduce a paper. docs/algorithms.md lists what differs.
+  /// The same numbers as DeepSpeed 0.19.6, bit for bit, for users who migrate a
+  /// run or reproduce a paper. docs/algorithms.md lists what differs.
   kDeepSpeed,
 };
 
-/// "corrected", "deepspeed".
+/// Returns "corrected" or "deepspeed".
 [[nodiscard]] std::string_view to_string(Semantics semantics) noexcept;
-/// Throws Error(kInvalidArgument) naming the two for anything else.
+/// Returns the semantics of this name. Throws Error(kInvalidArgument) naming
+/// the two for anything else.
 [[nodiscard]] Semantics semantics_from(std::string_view name);
 
 }  // namespace thinwire::config

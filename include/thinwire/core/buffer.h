@@ -11,25 +11,25 @@
 
 namespace thinwire {
 
-/// What a new Buffer holds.
+/// Initial contents of a new Buffer.
 enum class Fill {
   kZeros,
-  kNone,  ///< Of one that is filled at once: no pass over it before.
+  kNone,  ///< Uninitialized: saves a pass over a buffer that is filled at once.
 };
 
 /// Owned flat array, zero-filled, 64-byte aligned. Buffers of 4 MiB and more
 /// begin on a 2 MiB page and ask the kernel for huge pages (2-5 % bandwidth).
-/// memory_use() counts what was allocated: bytes() rounded up to whole lines of
-/// kAlignment.
+/// memory_use() counts the allocated bytes: bytes() rounded up to whole lines
+/// of kAlignment.
 class Buffer {
  public:
   static constexpr std::size_t kAlignment = 64;
 
   Buffer() = default;
-  /// Throws std::bad_alloc.
+  /// Allocates the array. Throws std::bad_alloc.
   Buffer(std::size_t size, DType dtype, Fill fill = Fill::kZeros);
 
-  /// The other one is empty afterwards.
+  /// Leaves `other` empty.
   Buffer(Buffer&& other) noexcept
       : note_(std::move(other.note_)),
         data_(std::move(other.data_)),
@@ -75,7 +75,7 @@ class Buffer {
     void operator()(void* data) const noexcept;
   };
 
-  MemoryNote note_;  // ends after the memory
+  MemoryNote note_;  // destroyed after the memory
   std::unique_ptr<void, Free> data_;
   std::size_t size_ = 0;
   DType dtype_ = DType::kFloat32;

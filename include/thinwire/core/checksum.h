@@ -9,12 +9,12 @@
 
 namespace thinwire {
 
-/// XXH3-64 of the view's bytes: the one hash this library uses, for layouts,
-/// options and parameters. Not cryptographic.
+/// Returns the XXH3-64 of the view's bytes. The library uses this one hash for
+/// layouts, options and parameters; it is not cryptographic.
 [[nodiscard]] std::uint64_t checksum(ConstView values) noexcept;
 [[nodiscard]] std::uint64_t checksum(std::string_view text) noexcept;
 
-/// The same of bytes that come piece by piece.
+/// Computes the same hash as checksum() from bytes that are added in pieces.
 class Checksum {
  public:
   Checksum();
@@ -23,7 +23,7 @@ class Checksum {
   Checksum& operator=(const Checksum&) = delete;
 
   void add(ConstView values) noexcept;
-  /// Of all that was added since the last call.
+  /// Returns the hash of everything added since the last call.
   [[nodiscard]] std::uint64_t take() noexcept;
 
  private:

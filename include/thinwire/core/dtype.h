@@ -29,20 +29,20 @@ enum class DType : std::uint8_t {
   kUInt8,
 };
 
-/// Bytes of one element.
+/// Returns the bytes of one element.
 [[nodiscard]] std::size_t size_of(DType dtype) noexcept;
 
-/// "float32", "float16", "bfloat16", ...: the names PyTorch uses.
+/// Returns the name that PyTorch uses, for example "float32" or "bfloat16".
 [[nodiscard]] const char* to_string(DType dtype) noexcept;
 
-/// Conversions round to nearest, ties to even; overflow gives infinity and a
-/// NaN stays a NaN (quiet, sign and upper payload bits kept).
+/// Converts with rounding to nearest, ties to even. Overflow gives infinity,
+/// and a NaN stays a NaN (quiet, sign and upper payload bits kept).
 [[nodiscard]] inline float to_float(Half value) noexcept;
 [[nodiscard]] inline float to_float(BFloat16 value) noexcept;
 [[nodiscard]] inline Half to_half(float value) noexcept;
 [[nodiscard]] inline BFloat16 to_bfloat16(float value) noexcept;
 
-/// The DType of a C++ element type; defined for those named above.
+/// The DType of a C++ element type. It is defined for the types named above.
 template <class T>
 struct DTypeOf;
 template <>
@@ -81,7 +81,7 @@ struct DTypeOf<std::byte> {
 template <class T>
 inline constexpr DType dtype_of = DTypeOf<T>::value;
 
-// Inline and without branches, so that compilers make vectors of loops over
+// These are inline and have no branches, so that compilers vectorize loops over
 // them. Magnitudes are positive as signed integers, which compare faster.
 
 inline float to_float(BFloat16 value) noexcept {
@@ -91,7 +91,7 @@ inline float to_float(BFloat16 value) noexcept {
 inline BFloat16 to_bfloat16(float value) noexcept {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const auto magnitude = static_cast<std::int32_t>(bits & 0x7fff'ffffu);
-  // Half of the last kept place, or just less when that place is even.
+  // Adds half of the last kept place, or just less if that place is even.
   const std::uint32_t rounded = bits + 0x7fffu + (bits >> 16 & 1u);
   // A NaN whose payload lies in the dropped half would become infinity.
   const std::uint32_t quiet = bits | 0x40'0000u;
@@ -101,8 +101,8 @@ inline BFloat16 to_bfloat16(float value) noexcept {
 
 inline float to_float(Half value) noexcept {
   const std::uint32_t upper = std::uint32_t{value.bits} << 16;
-  // Exponent and fraction where a float has them; the bias differs by 112, and
-  // by as much again for infinities and NaNs.
+  // The exponent and the fraction move to a float's places. The bias differs by
+  // 112, and by as much again for infinities and NaNs.
   const auto magnitude = static_cast<std::int32_t>(upper >> 3 & 0x0fff'e000u);
   const std::int32_t more = magnitude >= 31 << 23 ? 112 << 23 : 0;
   // A subnormal f * 2^-24 is (1 + f / 2^10) * 2^-14 - 2^-14, exactly.

@@ -6,45 +6,46 @@
 #include <string>
 
 /// The only place where the library reads the environment; docs/env.md lists
-/// every variable. Malformed values throw Error(kInvalidArgument) naming the
-/// variable, what it accepts and what it held.
+/// every variable. A malformed value throws Error(kInvalidArgument) naming the
+/// variable, the accepted values and the value.
 namespace thinwire::env {
 
-/// THINWIRE_NUM_THREADS, in 1 .. 1024; 0 when not set.
+/// Returns THINWIRE_NUM_THREADS, in [1, 1024], or 0 if it is not set.
 [[nodiscard]] int num_threads();
 
-/// THINWIRE_TIMEOUT ("5s", "500ms", "10min", "2h"); 10 minutes when not set.
+/// Returns THINWIRE_TIMEOUT ("5s", "500ms", "10min", "2h"), or 10 minutes if it
+/// is not set.
 [[nodiscard]] std::chrono::milliseconds timeout();
 
-/// THINWIRE_COMM: the communicator backend asked for, if any.
+/// Returns THINWIRE_COMM, the name of a communicator backend, if it is set.
 [[nodiscard]] std::optional<std::string> comm_backend();
 
-/// What THINWIRE_PREFETCH asks of the kernels.
+/// Use of software prefetch that THINWIRE_PREFETCH requests.
 enum class Prefetch { kAuto, kOn, kOff };
 
-/// THINWIRE_PREFETCH ("auto", "on", "off"); kAuto when not set.
+/// Returns THINWIRE_PREFETCH ("auto", "on", "off"), or kAuto if it is not set.
 [[nodiscard]] Prefetch prefetch();
 
-/// THINWIRE_RANKS_PER_HOST, >= 1; 0 when not set.
+/// Returns THINWIRE_RANKS_PER_HOST, >= 1, or 0 if it is not set.
 [[nodiscard]] int ranks_per_host();
 
-/// What a launcher announced in one of its variables.
+/// A variable that a launcher has set, and its value.
 struct Announced {
   std::string variable;
   int value = 0;
 };
-/// How many ranks of a job of `ranks` are on this host, if the launcher of such
-/// a job said so (mpirun, torchrun).
+/// Returns how many of the job's `ranks` are on this host, if the launcher of a
+/// job of this size (mpirun, torchrun) has announced it.
 [[nodiscard]] std::optional<Announced> launched_on_host(int ranks);
 
-/// How many ranks the launcher that started this process (mpirun, srun)
-/// announced in its variables; 1 when there was none.
+/// Returns the number of ranks that this process's launcher (mpirun, srun) has
+/// announced, or 1 if there is no launcher.
 [[nodiscard]] int launched_ranks();
-/// That launcher was mpirun or mpiexec, which ends all ranks with SIGTERM when
-/// one has died.
+/// Returns whether that launcher is mpirun or mpiexec, which end all ranks with
+/// SIGTERM when one has died.
 [[nodiscard]] bool launched_by_mpirun();
-/// Which of them this process is, if its launcher said so: for messages from
-/// before there is a communicator.
+/// Returns this process's rank, if its launcher has announced it. For messages
+/// that are written before there is a communicator.
 [[nodiscard]] std::optional<int> launched_rank();
 
 }  // namespace thinwire::env

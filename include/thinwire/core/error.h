@@ -6,27 +6,29 @@
 
 namespace thinwire {
 
-/// What kind of failure an Error reports; decides what the caller may still do.
+/// Kind of failure that an Error reports. It decides what the caller may still
+/// do.
 enum class ErrorCode {
   /// An argument or option is outside its range. Nothing has changed.
   kInvalidArgument,
   /// The call does not fit the object's present state. Nothing has changed.
   kFailedPrecondition,
-  /// This build or machine lacks what was asked for. Nothing has changed.
+  /// This build or machine lacks the requested feature. Nothing has changed.
   kUnavailable,
   /// A peer was lost, hung, or disagreed. The communicator and every object
   /// that uses it may only be destroyed.
   kCommFailure,
   /// An accelerator failed. Its objects may only be destroyed.
   kDeviceFailure,
-  /// Saved state is torn, altered, or of another model. Nothing has changed.
+  /// Saved state is incomplete, altered, or of another model. Nothing has
+  /// changed.
   kCorruptCheckpoint,
   /// Gradients are not finite at any loss scale. Parameters and states are
   /// those of the last good step.
   kNonFinite,
 };
 
-/// The code's name as written above, without the k: "InvalidArgument".
+/// Returns the code's name as written above, without the k: "InvalidArgument".
 [[nodiscard]] const char* to_string(ErrorCode code) noexcept;
 
 /// The one exception this library throws on purpose. Its message names the

@@ -4,32 +4,34 @@
 #include <functional>
 #include <string_view>
 
-/// What is worth a line, but no error: the library never prints, it hands such
-/// lines to whoever has asked for them. (comm::run(), which stands for a
-/// program's main(), reports that program's failure by itself.)
+/// Messages that are worth a line but are no errors. The library never prints:
+/// it passes such lines to the sink that the program has set. Only comm::run(),
+/// which stands for a program's main(), reports that program's failure by
+/// itself.
 namespace thinwire {
 
-/// Failures are not among them: those are thrown as Error.
+/// Importance of a line. Failures are not logged, they are thrown as Error.
 enum class LogLevel {
-  kDebug,    ///< Helps to find out what went on.
-  kInfo,     ///< Good to know: a key of a file that has no effect.
-  kWarning,  ///< Most likely not what was meant.
+  kDebug,    ///< Details that help to find out what happened.
+  kInfo,     ///< Good to know, for example a key of a file that has no effect.
+  kWarning,  ///< Most likely a mistake of the user.
 };
 
-/// "debug", "info", "warning".
+/// Returns "debug", "info" or "warning".
 [[nodiscard]] std::string_view to_string(LogLevel level) noexcept;
 
-/// Takes one line, without its end; `text` is valid during the call only.
-/// Called by any thread, but by one at a time. It must not wait for other
-/// threads or ranks; what it throws is lost, and so is what it logs itself.
+/// Receives one line, without its end; `text` is valid during the call only.
+/// Any thread may call it, but only one at a time. It must not wait for other
+/// threads or ranks. An exception that it throws and a line that it logs itself
+/// are lost.
 using LogSink = std::function<void(LogLevel level, std::string_view text)>;
 
-/// From now on lines of this process go to `sink`; an empty one, as at the
-/// start: nowhere. When it returns, the sink before is no longer in use. Throws
-/// Error(kFailedPrecondition) inside a sink.
+/// Sends the later lines of this process to `sink`, or nowhere if it is empty,
+/// as at the start. After the return the previous sink is no longer in use.
+/// Throws Error(kFailedPrecondition) inside a sink.
 void set_log_sink(LogSink sink);
 
-/// Hands a line to the sink; without one it does nothing, and costs nothing.
+/// Passes a line to the sink. Without a sink it does nothing, at no cost.
 void log(LogLevel level, std::string_view text) noexcept;
 
 }  // namespace thinwire

@@ -11,9 +11,10 @@ namespace thinwire {
 enum class MemoryKind { kOther, kParameters, kGradients, kStates, kBuckets };
 inline constexpr std::size_t kNumMemoryKinds = 5;
 
-/// Bytes that the Buffers and MemoryNotes of one thread hold, wherever they
-/// are freed. A rank is a thread or a process, so this is memory per rank; but
-/// a communicator's scratch, 4.1 MiB at most, is of a thread of its own.
+/// Bytes that the Buffers and MemoryNotes made on one thread hold, whichever
+/// thread frees them. A rank is a thread or a process, so this is the memory of
+/// a rank. It excludes a communicator's scratch (at most 4.1 MiB), which its
+/// own thread makes.
 struct MemoryUse {
   using Bytes = std::array<std::uint64_t, kNumMemoryKinds>;
 
@@ -27,17 +28,18 @@ struct MemoryUse {
     return at_peak[static_cast<std::size_t>(kind)];
   }
   [[nodiscard]] std::uint64_t total() const noexcept;
-  /// The sum of at_peak, so a table of the peak adds up.
+  /// Returns the sum of at_peak, so that a table of the peak adds up.
   [[nodiscard]] std::uint64_t peak() const noexcept;
 };
 
-/// Of the calling thread.
+/// Returns the memory of the calling thread.
 [[nodiscard]] MemoryUse memory_use();
-/// The peak of the calling thread becomes what it holds now.
+/// Sets the peak of the calling thread to what it holds now.
 void reset_memory_peak();
 
-/// Kind of the Buffers made on this thread while it lives; kOther without one.
-/// The innermost counts. Ends on the thread that made it.
+/// Sets the kind of the Buffers made on this thread while the scope lives; the
+/// innermost scope counts. Without a scope it is kOther. It must end on the
+/// thread that made it.
 class MemoryScope {
  public:
   explicit MemoryScope(MemoryKind kind) noexcept;
@@ -49,19 +51,20 @@ class MemoryScope {
   MemoryKind outer_;
 };
 
-/// Counts `bytes` for the thread that made it as long as it lives, on whatever
-/// thread it ends. Buffers hold one; memory that is not theirs, as tensors of
-/// a framework, is noted by hand.
+/// Counts `bytes` for the thread that made it as long as it lives, whichever
+/// thread destroys it. Every Buffer holds a note; callers make one for other
+/// memory, for example a framework's tensors.
 class MemoryNote {
  public:
   MemoryNote() = default;
-  /// Throws std::bad_alloc.
+  /// Counts `bytes` as memory of `kind`. Throws std::bad_alloc.
   MemoryNote(MemoryKind kind, std::size_t bytes);
-  /// The kind that the thread's MemoryScope says.
+  /// Counts `bytes` as the kind of the thread's MemoryScope. Throws
+  /// std::bad_alloc.
   explicit MemoryNote(std::size_t bytes);
   ~MemoryNote();
 
-  /// The other one counts nothing afterwards.
+  /// Leaves `other` counting nothing.
   MemoryNote(MemoryNote&& other) noexcept = default;
   MemoryNote& operator=(MemoryNote&& other) noexcept;
 

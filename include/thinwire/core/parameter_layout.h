@@ -10,14 +10,14 @@
 
 namespace thinwire {
 
-/// What a caller says of one parameter.
+/// The caller's description of one parameter.
 struct ParameterSpec {
   std::string name;                  ///< Unique, not empty, one line.
-  std::vector<std::size_t> shape{};  ///< Empty: a scalar. A 0 makes it empty.
+  std::vector<std::size_t> shape{};  ///< Empty for a scalar; may contain 0.
   std::size_t group = 0;             ///< Index into an optimizer's groups.
 };
 
-/// One parameter in its place.
+/// One parameter and its place in the flat array.
 struct Parameter {
   std::string name;
   std::vector<std::size_t> shape;
@@ -34,36 +34,39 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-/// How a model's parameters lie in one flat array: in the order given, without
-/// gaps. Gradients and optimizer states use the same offsets. Immutable.
+/// The places of a model's parameters in one flat array: in the given order,
+/// without gaps. Gradients and optimizer states use the same offsets.
+/// Immutable.
 class ParameterLayout {
  public:
   ParameterLayout() = default;
 
-  /// Groups there are `num_groups`, although these parameters may leave some
-  /// out; 0: those that they name, without gaps. Throws
-  /// Error(kInvalidArgument) for an empty, repeated or multi-line name, for a
-  /// total that does not fit std::size_t, and for group numbers that leave one
-  /// out or are not below a `num_groups` > 0.
+  /// Returns the layout of `specs`. If `num_groups` > 0, it is the number of
+  /// groups, and these parameters may leave some out. If it is 0, the groups
+  /// are those that the parameters name, without gaps. Throws
+  /// Error(kInvalidArgument) for an empty, repeated or multi-line name, or a
+  /// total that does not fit std::size_t. Group numbers that have gaps, or are
+  /// not below a `num_groups` > 0, give the same error.
   [[nodiscard]] static ParameterLayout of(std::vector<ParameterSpec> specs,
                                           std::size_t num_groups = 0);
 
   [[nodiscard]] std::span<const Parameter> parameters() const noexcept {
     return parameters_;
   }
-  /// Elements of the flat array.
+  /// Returns the number of elements of the flat array.
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] std::size_t num_groups() const noexcept { return num_groups_; }
 
-  /// Throws Error(kInvalidArgument) naming the nearest known name.
+  /// Returns the parameter of this name. Throws Error(kInvalidArgument) naming
+  /// the nearest known name.
   [[nodiscard]] const Parameter& parameter(std::string_view name) const;
-  /// The parameter that holds element `index`; index < size().
+  /// Returns the parameter that holds element `index`; index < size().
   [[nodiscard]] const Parameter& parameter_at(std::size_t index) const;
 
-  /// One line per parameter ("h.0.w 768x3072 group 0"): what the hash covers
-  /// and what two ranks that disagree compare.
+  /// Returns one line per parameter ("h.0.w 768x3072 group 0"). hash() covers
+  /// this text, and two ranks that disagree compare it.
   [[nodiscard]] std::string describe() const;
-  /// XXH3-64 of describe().
+  /// Returns the XXH3-64 of describe().
   [[nodiscard]] std::uint64_t hash() const;
 
  private:

@@ -12,45 +12,45 @@
 
 namespace thinwire {
 
-/// Named flat arrays and scalars: what an optimizer saves and loads. It knows
-/// nothing about optimizers or files. Keys are those PyTorch users expect:
-/// exp_avg, exp_avg_sq, worker_error, server_error, step.
+/// Named flat arrays and scalars that an optimizer saves and loads. The class
+/// knows nothing about optimizers or files. The keys are those that PyTorch
+/// users expect: exp_avg, exp_avg_sq, worker_error, server_error, step.
 class StateDict {
  public:
   using Scalar = std::variant<std::int64_t, double, std::string>;
 
   /// Copies the array; replaces one of the same name.
   void put(const std::string& name, ConstView values);
-  /// The same, without a copy.
+  /// Moves the array in; replaces one of the same name.
   void put(const std::string& name, Buffer&& values);
   void put_integer(const std::string& name, std::int64_t value);
   void put_real(const std::string& name, double value);
   void put_text(const std::string& name, std::string value);
   void put_scalar(const std::string& name, Scalar value);
 
-  /// Everything of `other`, with `prefix` before its names.
+  /// Copies everything of `other`, with `prefix` before its names.
   void put_all(const std::string& prefix, const StateDict& other);
-  /// What has this prefix, without it; copied.
+  /// Returns copies of the entries with this prefix, without it in their names.
   [[nodiscard]] StateDict part(std::string_view prefix) const;
 
   [[nodiscard]] bool has_array(std::string_view name) const;
   [[nodiscard]] bool has_scalar(std::string_view name) const;
 
-  /// Each throws Error(kCorruptCheckpoint) naming the key if it is missing or
-  /// of another kind.
+  /// Return a value. Each throws Error(kCorruptCheckpoint) naming the key if it
+  /// is missing or of another kind.
   [[nodiscard]] ConstView array(std::string_view name) const;
   [[nodiscard]] std::int64_t integer(std::string_view name) const;
   [[nodiscard]] double real(std::string_view name) const;
   [[nodiscard]] const std::string& text(std::string_view name) const;
 
-  /// array(name), which must have this dtype and size; throws
-  /// Error(kCorruptCheckpoint) naming both otherwise.
+  /// Returns array(name). Throws Error(kCorruptCheckpoint) naming key, dtype
+  /// and size if its dtype or size is another one.
   [[nodiscard]] ConstView array(std::string_view name, DType dtype,
                                 std::size_t size) const;
 
-  /// Moves an array out; throws as array(name).
+  /// Moves an array out. Throws like array(name).
   [[nodiscard]] Buffer take(std::string_view name);
-  /// Forgets an array or a scalar, if there is one.
+  /// Removes an array or a scalar, if there is one.
   void erase(std::string_view name);
 
   [[nodiscard]] const std::map<std::string, Buffer, std::less<>>& arrays()

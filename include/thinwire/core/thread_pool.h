@@ -12,11 +12,11 @@ namespace thinwire {
 /// Local; one caller at a time.
 class ThreadPool {
  public:
-  /// `num_threads` >= 1 counts the calling thread; 0 takes
-  /// THINWIRE_NUM_THREADS, or 1 where that is not set (ranks usually share
-  /// their cores with a framework's threads). Throws Error(kInvalidArgument),
-  /// for a malformed THINWIRE_PREFETCH as well: what runs here follows it, and
-  /// an optimizer, which has a pool, fails before its first step.
+  /// Starts the threads. `num_threads` >= 1 includes the calling thread. With 0
+  /// it is THINWIRE_NUM_THREADS, or 1 if that is not set, because ranks usually
+  /// share their cores with a framework's threads. Throws
+  /// Error(kInvalidArgument), also for a malformed THINWIRE_PREFETCH: an
+  /// optimizer, which has a pool, then fails before its first step.
   explicit ThreadPool(int num_threads = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -25,15 +25,15 @@ class ThreadPool {
   [[nodiscard]] int num_threads() const noexcept;
 
   /// Calls body(part) once for every part in [0, num_parts) and returns when
-  /// all have ended. Thread t takes one run of neighbouring parts. A part that
-  /// throws ends its thread's run; the exception of the lowest such part is
-  /// rethrown after all have ended.
+  /// all have ended. Each thread runs one range of neighbouring parts. A part
+  /// that throws ends its thread's range; the exception of the lowest such part
+  /// is rethrown after all have ended.
   void for_each(std::size_t num_parts,
                 const std::function<void(std::size_t part)>& body);
 
   /// Cuts [0, size) into at most num_threads() pieces that begin at multiples
-  /// of `grain` >= 1 and calls body(begin, end) for each. A size of 0 calls
-  /// nothing.
+  /// of `grain` >= 1, and calls body(begin, end) for each. Calls nothing if the
+  /// size is 0.
   void for_ranges(
       std::size_t size, std::size_t grain,
       const std::function<void(std::size_t begin, std::size_t end)>& body);

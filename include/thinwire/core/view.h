@@ -38,17 +38,18 @@ void require_range(std::size_t offset, std::size_t count, std::size_t size);
 /// Read-only flat array of any DType: pointer, number of elements, dtype.
 /// Owns nothing; the memory must outlive the view.
 ///
-/// joined() makes one of two arrays of different dtypes: fp32 parameters of a
-/// model of 16 bits lie behind the others. Only subview(), parts() and
-/// dtype_at() look behind the first array; what reads elements takes a view of
-/// one dtype, and refuses others.
+/// joined() makes one view of two arrays of different dtypes, for example
+/// 16-bit parameters followed by fp32 ones. Only subview(), parts() and
+/// dtype_at() reach the second array. Functions that read elements take a view
+/// of one dtype and reject others.
 class ConstView {
  public:
   ConstView() = default;
   ConstView(const void* data, std::size_t size, DType dtype) noexcept
       : data_(data), size_(size), dtype_(dtype) {}
 
-  /// From std::vector<float>, std::span<const Half>, std::array<...>, ...
+  /// Views a contiguous range such as std::vector<float> or std::span<const
+  /// Half>.
   template <detail::ElementRange R>
   requires(!std::is_same_v<std::remove_cvref_t<R>, ConstView>)
       // NOLINTNEXTLINE(google-explicit-constructor): a vector is a view
@@ -57,8 +58,8 @@ class ConstView {
       : ConstView(std::ranges::data(range), std::ranges::size(range),
                   dtype_of<detail::element_t<R>>) {}
 
-  /// The elements of `first`, then those of `second`: two views of one dtype
-  /// each. An empty one leaves the other.
+  /// Returns a view of the elements of `first`, then those of `second`. Both
+  /// must have one dtype each. If one is empty, returns the other.
   [[nodiscard]] static ConstView joined(ConstView first, ConstView second) {
     detail::require_one_dtype(first.is_joined() || second.is_joined());
     if (second.empty()) return first;
@@ -70,33 +71,33 @@ class ConstView {
     return both;
   }
   [[nodiscard]] bool is_joined() const noexcept { return second_size_ != 0; }
-  /// Elements of the first array; size() unless is_joined().
+  /// Returns the elements of the first array: size() unless is_joined().
   [[nodiscard]] std::size_t first_size() const noexcept {
     return size_ - second_size_;
   }
-  /// The first array, and the second or an empty view.
+  /// Returns the first array, and the second or an empty view.
   [[nodiscard]] std::array<ConstView, 2> parts() const {
     return {ConstView(data_, first_size(), dtype_),
             ConstView(second_, second_size_, second_dtype_)};
   }
-  /// Of element `index`.
+  /// Returns the dtype of element `index`.
   [[nodiscard]] DType dtype_at(std::size_t index) const noexcept {
     return is_joined() && index >= first_size() ? second_dtype_ : dtype_;
   }
 
-  /// Of the first array, if there are two.
+  /// Returns the memory of the first array, if there are two.
   [[nodiscard]] const void* data() const noexcept { return data_; }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
-  /// Of the first array, if there are two.
+  /// Returns the dtype of the first array, if there are two.
   [[nodiscard]] DType dtype() const noexcept { return dtype_; }
   [[nodiscard]] std::size_t bytes() const noexcept {
     return first_size() * size_of(dtype_) +
            second_size_ * size_of(second_dtype_);
   }
 
-  /// The elements; throws Error(kInvalidArgument) if T is not the dtype of all
-  /// of them.
+  /// Returns the elements. Throws Error(kInvalidArgument) if T is not the dtype
+  /// of all of them.
   template <class T>
   [[nodiscard]] std::span<const T> as() const {
     detail::require_one_dtype(is_joined());
@@ -104,8 +105,8 @@ class ConstView {
     return {static_cast<const T*>(data_), size_};
   }
 
-  /// Elements offset .. offset + count; throws Error(kInvalidArgument) if they
-  /// are not all inside.
+  /// Returns elements [offset, offset + count). Throws Error(kInvalidArgument)
+  /// if they are not all inside.
   [[nodiscard]] ConstView subview(std::size_t offset, std::size_t count) const {
     detail::require_range(offset, count, size_);
     const std::size_t first = first_size();
@@ -127,7 +128,7 @@ class ConstView {
   std::size_t second_size_ = 0;
 };
 
-/// The same, writable.
+/// The writable counterpart of ConstView.
 class View {
  public:
   View() = default;
@@ -160,7 +161,7 @@ class View {
   }
 
   [[nodiscard]] void* data() const noexcept {
-    return const_cast<void*>(view_.data());  // it was made of a void*
+    return const_cast<void*>(view_.data());  // the constructor took a void*
   }
   [[nodiscard]] std::size_t size() const noexcept { return view_.size(); }
   [[nodiscard]] bool empty() const noexcept { return view_.empty(); }
@@ -179,7 +180,7 @@ class View {
  private:
   explicit View(const ConstView& view) noexcept : view_(view) {}
 
-  ConstView view_;  // of memory that is not const
+  ConstView view_;  // views memory that is not const
 };
 
 }  // namespace thinwire

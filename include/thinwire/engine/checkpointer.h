@@ -17,33 +17,36 @@ namespace thinwire::engine {
 /// When a Checkpointer saves, and what it keeps. Equal on all ranks.
 struct CheckpointerOptions {
   std::string root;              ///< Directory of the run's checkpoints.
-  std::int64_t every_steps = 0;  ///< Applied ones; 0: not by steps.
-  /// By rank 0's clock, within about a second; 0: not by time.
+  std::int64_t every_steps = 0;  ///< Applied steps per save; 0 for none.
+  /// Time per save by rank 0's clock, within about a second; 0 for none by
+  /// time.
   std::chrono::milliseconds every{0};
-  std::int64_t keep_last = 2;   ///< Newest ones that stay; 0: all.
-  std::int64_t keep_every = 0;  ///< And those of every N-th step; 0: none.
-  /// Periodic saves go on while training does; the last one never does.
+  std::int64_t keep_last = 2;   ///< Newest ones that stay; 0 for all.
+  std::int64_t keep_every = 0;  ///< Every N-th step stays too; 0 for none.
+  /// Whether training continues during periodic saves. It never does during the
+  /// last save.
   bool asynchronous = true;
-  /// Signals upon which the run is to be saved and stopped, as SIGUSR1. While a
-  /// Checkpointer lives they set a flag and do nothing else; a second one does
-  /// what it did before.
+  /// Signals that save and stop the run, for example SIGUSR1. While a
+  /// Checkpointer lives, the first signal only sets a flag; the second has its
+  /// former effect.
   std::vector<int> signals{};
-  /// For every save, but `asynchronous` and `local_steps`.
+  /// Options of every save, except `asynchronous` and `local_steps`.
   checkpoint::SaveOptions save{};
-  /// Of periodic saves. Those before a stop, and last ones, are kAsIs.
+  /// Used by periodic saves. Saves before a stop, and last ones, use kAsIs.
   checkpoint::LocalSteps local_steps = checkpoint::LocalSteps::kNextSync;
 
-  /// Throws Error(kInvalidArgument) naming the member, its range and its value.
+  /// Checks the options. Throws Error(kInvalidArgument) naming the member, its
+  /// range and its value.
   void validate() const;
 };
 
-/// Those of a configuration. Throws Error(kInvalidArgument) if it names no
-/// root.
+/// Returns the options of a configuration. Throws Error(kInvalidArgument) if it
+/// names no root.
 [[nodiscard]] CheckpointerOptions checkpointer_options(
     const config::CheckpointConfig& config);
 
-/// Saves a run when that is due, removes what is no longer to be kept, and
-/// stops it on a signal:
+/// Saves a run when a save is due, removes checkpoints that are not to be kept,
+/// and stops the run on a signal:
 ///
 ///   Checkpointer checkpointer(engine, {.root = "out/checkpoints",
 ///                                      .every_steps = 500,
@@ -54,45 +57,45 @@ struct CheckpointerOptions {
 ///   }
 ///   checkpointer.finish([&] { return extra; });
 ///
-/// One per rank, of one thread. Signals and the clock are looked at together,
-/// at steps that ranks choose together and that are about a second apart: one
-/// rank's signal is enough, and all stop after the same step.
+/// One per rank, used by one thread. Ranks check signals and the clock
+/// together, at steps that they choose together and that are about a second
+/// apart. One rank's signal is enough, and all ranks stop after the same step.
 class Checkpointer {
  public:
-  /// What save() is handed besides the engine; called on every rank when it
-  /// saves, so that it may communicate.
+  /// Returns the data that save() receives besides the engine. Every rank calls
+  /// it when it saves, so it may communicate.
   using MakeExtra = std::function<checkpoint::Extra()>;
 
-  /// What has been saved so far.
+  /// Counts of the saves so far.
   struct Totals {
-    std::int64_t saves = 0;   ///< Complete ones.
-    std::int64_t failed = 0;  ///< Periodic ones that failed.
-    double held_seconds = 0;  ///< That training waited for them.
-    std::string newest{};     ///< The newest complete one.
+    std::int64_t saves = 0;   ///< Complete saves.
+    std::int64_t failed = 0;  ///< Periodic saves that failed.
+    double held_seconds = 0;  ///< Time that training waited for them.
+    std::string newest{};     ///< The newest complete checkpoint.
   };
 
-  /// Local. `engine` must outlive this object. Throws as
-  /// CheckpointerOptions::validate.
+  /// Starts to handle the signals. `engine` must outlive this object. Throws
+  /// like CheckpointerOptions::validate. Local.
   Checkpointer(Engine& engine, CheckpointerOptions options);
-  /// Waits for a save under way.
+  /// Waits for a pending save.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
-  /// Collective, after every step; inside a window of accumulation it does
-  /// nothing. A periodic save that fails is a line of the log (core/log.h), and
-  /// training goes on. Before a stop the run is saved as it is, done on return;
-  /// where that fails, it throws what Engine::save threw.
+  /// Saves if that is due. Collective, after every step; inside a window of
+  /// accumulation it does nothing. If a periodic save fails, one line is logged
+  /// (core/log.h), and training continues. Before a stop it saves the run as it
+  /// is, done on return; if that fails, it throws the error of Engine::save.
   void after_step(const EngineReport& report, const MakeExtra& extra = {});
 
-  /// Local: asks for what a signal asks for, at the next agreement.
+  /// Requests a stop at the next agreement, like a signal. Local.
   void request_stop() noexcept;
-  /// The same on all ranks: the run is saved, and is to end.
+  /// Returns whether the run is saved and must end; the same on all ranks.
   [[nodiscard]] bool stop_requested() const noexcept;
 
-  /// Collective, at the end of a run: waits for the save under way and, unless
-  /// the newest checkpoint is of this step, saves. Throws what Engine::save
-  /// threw.
+  /// Waits for the pending save and, unless the newest checkpoint is of this
+  /// step, saves. Collective, at the end of a run. Throws the error of
+  /// Engine::save.
   void finish(const MakeExtra& extra = {});
 
   [[nodiscard]] const Totals& totals() const noexcept;

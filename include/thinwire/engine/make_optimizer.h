@@ -13,26 +13,25 @@
 
 namespace thinwire::engine {
 
-/// The optimizer that a Config asks for, in its precision. At most one of the
-/// pointers is set; it is `optimizer` itself, seen as what it also is.
+/// The optimizer that a Config selects, in its precision. At most one of the
+/// pointers is set; it is `optimizer` itself with another type.
 struct OptimizerStack {
   std::unique_ptr<optim::Optimizer> optimizer;
-  /// Parameters of 16 bits without ZeRO.
+  /// Set for parameters of 16 bits without ZeRO.
   precision::LowPrecisionOptimizer* mixed = nullptr;
-  zero::ShardedOptimizer* zero = nullptr;  ///< ZeRO.
-  lean::LeanOnebitAdam* lean = nullptr;    ///< It has masters of its own.
+  zero::ShardedOptimizer* zero = nullptr;  ///< Set with ZeRO.
+  lean::LeanOnebitAdam* lean = nullptr;    ///< Has its own masters.
 };
 
-/// Collective: makes the optimizer of a valid Config (Config::validate), for
-/// whoever drives one without an Engine. `params`, layout.size() elements of
-/// config.precision.dtype, or of 16 bits and behind them fp32
-/// (View::joined), is the memory that ZeRO and lean 1-bit Adam
-/// update, and must outlive them, as must `comm`; other optimizers are handed
-/// parameters at every step. `initial` are the same parameters in any dtype, of
-/// which masters are made. `rule`, if not empty, makes what steps in place of
-/// the config's Adam: without ZeRO, experts and deepspeed semantics, on fp32
-/// parameters or masters. Throws Error(kInvalidArgument) as the optimizer's
-/// constructor.
+/// Makes the optimizer of a valid Config (Config::validate), for callers that
+/// use one without an Engine. Collective. `params` has layout.size() elements
+/// of config.precision.dtype, or of 16 bits followed by fp32 (View::joined).
+/// ZeRO and lean 1-bit Adam update it, so it must outlive them, as must `comm`;
+/// other optimizers receive parameters at every step. `initial` holds the same
+/// parameters in any dtype, and masters are made of it. `rule`, if not empty,
+/// replaces the config's Adam: without ZeRO, experts and deepspeed semantics,
+/// on fp32 parameters or masters. Throws Error(kInvalidArgument) like the
+/// optimizer's constructor.
 [[nodiscard]] OptimizerStack make_optimizer(comm::Communicator& comm,
                                             const ParameterLayout& layout,
                                             const config::Config& config,

@@ -13,24 +13,24 @@
 
 namespace thinwire::engine {
 
-/// A file that gets line after line and never ends a run: where it cannot be
-/// opened or written, the log gets one warning, and lines are dropped until it
-/// can be written again. Local, used by one thread. A line is handed to the
-/// system as a whole: a killed process loses none that write() has taken, and a
-/// line that the disk had no room for is not there in part.
+/// A file of lines that never ends a run. If it cannot be opened or written,
+/// one warning is logged, and lines are dropped until it can be written again.
+/// Local, used by one thread. A line is passed to the system as a whole. A
+/// killed process loses no line for which write() returned true, and if the
+/// disk is full, no line is truncated.
 class LineFile {
  public:
   enum class Mode { kAppend, kTruncate };
-  /// Opens the file, and makes it where it is missing. What a file to append to
-  /// has after its last end of line stays, on a line of its own.
+  /// Opens the file, or creates it. In a file to append to, text after the last
+  /// end of line stays, on a line of its own.
   explicit LineFile(std::string path, Mode mode = Mode::kAppend);
   ~LineFile();
   LineFile(LineFile&& other) noexcept;
   LineFile& operator=(LineFile&& other) noexcept;
 
-  /// `line` is without its end. False: it was dropped.
+  /// Writes `line`, which has no end of line. Returns false if it was dropped.
   bool write(std::string_view line);
-  /// Lines that were dropped.
+  /// Returns the number of dropped lines.
   [[nodiscard]] std::int64_t dropped() const noexcept { return dropped_; }
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
 
@@ -43,39 +43,40 @@ class LineFile {
   bool has_warned_ = false;
 };
 
-/// What one line says beside the report.
+/// Values of a line that are not in the report.
 struct TelemetryExtra {
   MemoryUse memory{};
-  /// Of the optimizer's residuals, LowBitOptimizer::residual_ratio(); nothing:
-  /// none, or not asked for in this step.
+  /// LowBitOptimizer::residual_ratio(); unset if there are no residuals, or
+  /// none was requested in this step.
   std::optional<double> residual_ratio{};
-  /// Optimizer::lamb_coeffs() of this step; empty unless it is LAMB's.
+  /// Optimizer::lamb_coeffs() of this step; empty unless it is LAMB.
   std::vector<double> lamb_coeffs{};
 };
 
-/// The share of the time in which collectives were under way that cost no
-/// waiting: 1 - wait / busy, in [0, 1]; 1 where nothing was under way.
+/// Returns the share of communication time that cost no waiting: 1 - wait /
+/// busy, in [0, 1], or 1 if there was no communication.
 [[nodiscard]] double overlap_of(const optim::StepReport& report) noexcept;
 
-/// One step as a JSON object on one line, without its end: step, applied,
-/// phase, loss_scale, grad_norm, is_estimate, clip_factor, lr, seconds {step,
-/// backward, wait, comm_busy}, bytes_sent, bytes_between_hosts, messages,
-/// collectives, overlap, late_elements, waited_for, residual_ratio where there
-/// is one, with LAMB lamb_coeffs {minimum, median, maximum}, memory
-/// {parameters, gradients, states, buckets, other}. NaN and infinity are null.
-/// docs/guide/telemetry.md.
+/// Returns one step as a JSON object on one line, without its end:
+///   step, applied, phase, loss_scale, grad_norm, is_estimate, clip_factor, lr,
+///   seconds {step, backward, wait, comm_busy}, bytes_sent,
+///   bytes_between_hosts, messages, collectives, overlap, late_elements,
+///   waited_for, residual_ratio if there is one, with LAMB lamb_coeffs
+///   {minimum, median, maximum}, memory {parameters, gradients, states,
+///   buckets, other}
+/// NaN and infinity are null. See docs/guide/telemetry.md.
 [[nodiscard]] std::string telemetry_line(const EngineReport& report,
                                          const TelemetryExtra& extra = {});
 
-/// The lines of an engine's steps, as a TelemetryConfig says.
+/// Writes the lines of an engine's steps by a TelemetryConfig.
 class Telemetry {
  public:
-  /// Opens config.path on rank 0, or with config.every_rank PATH.rankN on each;
-  /// nothing on other ranks and where the path is empty.
+  /// Opens config.path on rank 0, or PATH.rankN on each rank with
+  /// config.every_rank. Opens nothing on other ranks, or if the path is empty.
   Telemetry(const config::TelemetryConfig& config, int rank);
 
-  /// Whether write() is to be called after this step, a step at a boundary,
-  /// skipped ones included.
+  /// Returns whether the caller must call write() after this step, which is at
+  /// a boundary; skipped steps count too.
   [[nodiscard]] bool wants_line(std::int64_t step) const noexcept;
   [[nodiscard]] bool wants_residual_ratio(std::int64_t step) const noexcept;
   void write(const EngineReport& report, const TelemetryExtra& extra);

@@ -11,25 +11,26 @@
 
 namespace thinwire::exchange {
 
-/// Which elements take part: bit i of a block's words is 0 where its element i
-/// is masked. Equal on all ranks. Fits every layout of the same units and block
-/// options but for `bits`.
+/// The elements that take part: bit i of a block's words is 0 if its element i
+/// is masked. Equal on all ranks. It fits every layout of the same units and
+/// block options, except that `bits` may differ.
 class ActiveMask {
  public:
-  ActiveMask() = default;  ///< Everything takes part.
-  /// `is_active(i)` for every element i of the caller's flat array.
+  ActiveMask() = default;  ///< Every element takes part.
+  /// Masks every element i of the caller's flat array for which `is_active(i)`
+  /// is false.
   ActiveMask(const BlockLayout& layout,
              const std::function<bool(std::size_t)>& is_active);
 
-  /// Elements of a block take part from now on: those whose bit is 1 in
-  /// `words`, laid out as words() are; none of them did before.
+  /// Adds the elements of a block whose bit is 1 in `words`, which has the
+  /// layout of words(). None of them took part before.
   void add(const BlockLayout& layout, std::size_t block,
            std::span<const std::uint32_t> words);
 
-  /// Null if the whole block takes part.
+  /// Returns the words of a block, or null if the whole block takes part.
   [[nodiscard]] const std::uint32_t* words(const BlockLayout& layout,
                                            std::size_t block) const;
-  /// Elements of the block that take part.
+  /// Returns the number of the block's elements that take part.
   [[nodiscard]] std::size_t count(const BlockLayout& layout,
                                   std::size_t block) const;
   [[nodiscard]] bool everything() const noexcept { return counts_.empty(); }

@@ -6,18 +6,18 @@
 
 namespace thinwire::exchange {
 
-/// Where a backward stands among those whose gradients one step takes.
+/// Place of a backward among those whose gradients one step uses.
 struct Backward {
-  bool is_first = true;  ///< Since the last step.
-  /// No other one comes before the step: gradients need no room to grow, and
-  /// may be sent as they come.
+  bool is_first = true;  ///< First one since the last step.
+  /// Last one before the step: gradients do not need to be accumulated further,
+  /// and may be sent as soon as they exist.
   bool is_last = true;
 };
 
-/// Gradients that could not be sent while backward went on.
+/// Gradients that could not be sent during backward.
 struct LateGradients {
   /// Elements not yet sent when backward ended, and the index of the parameter
-  /// they waited for (-1: none).
+  /// that they waited for, or -1 if there was none.
   std::size_t elements = 0;
   std::int64_t parameter = -1;
 };

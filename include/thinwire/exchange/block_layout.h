@@ -14,10 +14,10 @@ struct Block {
   Range values;            ///< Elements of the caller's flat array.
   Range residual;          ///< As many elements of the residual.
   std::size_t record = 0;  ///< Byte offset of its record, see record_bytes().
-  int server = 0;          ///< The server that averages it: a rank, where flat.
+  int server = 0;          ///< Server that averages it; if flat, a rank.
 };
 
-/// Blocks that travel together: one all-to-all and one all-gather.
+/// Blocks that travel together in one all-to-all and one all-gather.
 struct Bucket {
   /// Blocks [server_begin[r], server_begin[r + 1]) go to server r.
   std::vector<std::size_t> server_begin;
@@ -29,31 +29,32 @@ struct Bucket {
 struct BlockOptions {
   int world_size = 1;                                  ///< >= 1.
   std::size_t bucket_elements = std::size_t{1} << 20;  ///< >= 1.
-  /// Elements per scale at most, >= 1, rounded up to a multiple of 32.
+  /// Most elements per scale, >= 1, rounded up to a multiple of 32.
   std::size_t block_elements = 1024;
   int bits = 1;  ///< Per element on the wire: 1, 4 or 8.
 };
 
-/// How flat ranges ("units": parameters) are cut into blocks, servers' chunks
-/// and buckets. No block crosses a unit. Blocks depend on the units alone, so
-/// results depend neither on the bucket size nor on who serves what; chunks are
-/// balanced to a block and may be empty.
+/// The way in which flat ranges ("units": parameters) are cut into blocks,
+/// servers' chunks and buckets. No block crosses a unit. Blocks depend on the
+/// units alone, so results depend neither on the bucket size nor on the
+/// assignment to servers. Chunks are balanced to a block and may be empty.
 ///
 /// Each block has a record of record_bytes() bytes: a float scale and the bits
-/// of its elements in 32-bit words. Records lie in bucket order, in it by
-/// server, so what one rank sends another is one piece of memory. Their lengths
-/// are all that `bits` decides: blocks, buckets and servers are the same.
+/// of its elements in 32-bit words. Records are ordered by bucket, then by
+/// server, so a rank sends one range of memory to another one. `bits` decides
+/// only the length of records: blocks, buckets and servers are the same.
 class BlockLayout {
  public:
   BlockLayout() = default;
-  /// Throws Error(kInvalidArgument) naming an option out of range.
+  /// Cuts the units. Throws Error(kInvalidArgument) naming an option out of
+  /// range.
   BlockLayout(std::span<const Range> units, const BlockOptions& options);
-  /// Buckets and servers' chunks that are given: pieces[k][s], ranges of the
-  /// flat array, neighbours in the order of s, is what server s has of bucket
-  /// k, and as many servers everywhere. A block is what a piece has of one unit
-  /// in one cell of the grid of sums (kernels::kSumChunk). Pieces begin and end
-  /// on that grid, or with the array. Throws Error(kInvalidArgument) for
-  /// `bits`.
+  /// Returns the layout of given buckets and chunks. pieces[k][s], a range of
+  /// the flat array, is server s's chunk of bucket k. The ranges are neighbours
+  /// in the order of s, and all buckets have equally many. A block is the part
+  /// of a piece in one unit and one cell of the grid of sums
+  /// (kernels::kSumChunk). Pieces begin and end on that grid, or with the
+  /// array. Throws Error(kInvalidArgument) for `bits`.
   [[nodiscard]] static BlockLayout of_pieces(
       std::span<const Range> units, std::span<const std::vector<Range>> pieces,
       int bits);
@@ -65,18 +66,18 @@ class BlockLayout {
     return buckets_;
   }
 
-  /// Elements of a residual that covers every block.
+  /// Returns the elements of a residual that covers every block.
   [[nodiscard]] std::size_t residual_size() const noexcept {
     return residual_size_;
   }
-  /// Bytes of all records.
+  /// Returns the bytes of all records.
   [[nodiscard]] std::size_t records_size() const noexcept {
     return records_size_;
   }
   [[nodiscard]] int world_size() const noexcept { return world_size_; }
 
-  /// Byte offset where the records of block `block` begin; block may be the
-  /// number of blocks.
+  /// Returns the byte offset at which the records of block `block` begin;
+  /// `block` may be the number of blocks.
   [[nodiscard]] std::size_t record_begin(std::size_t block) const noexcept;
 
  private:
@@ -92,7 +93,8 @@ class BlockLayout {
   int world_size_ = 1;
 };
 
-/// Bytes of a block's record: 4 for the scale, then the words of its bits.
+/// Returns the bytes of a block's record: 4 for the scale, then the words of
+/// its bits.
 [[nodiscard]] constexpr std::size_t record_bytes(std::size_t elements,
                                                  int bits) noexcept {
   return 4 + (elements * static_cast<std::size_t>(bits) + 31) / 32 * 4;

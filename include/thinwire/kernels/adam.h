@@ -7,7 +7,7 @@
 
 namespace thinwire::kernels {
 
-/// One step's numbers, formed in double and rounded to float once.
+/// Coefficients of one step, computed in double and rounded to float once.
 struct AdamCoefficients {
   float beta1 = 0.9f;
   float one_minus_beta1 = 0.1f;
@@ -34,7 +34,8 @@ struct AdamArrays {
   View low_precision{};  ///< If not empty: params rounded to fp16 or bf16.
 };
 
-/// Adam / AdamW, one pass, every operation rounded to float in this order:
+/// Applies Adam / AdamW in one pass; every operation is rounded to float in
+/// this order:
 ///   g = grad * grad_scale                 (grad widened exactly)
 ///   if l2_decay != 0:  g = g + l2_decay * p
 ///   m = m * beta1 + one_minus_beta1 * g
@@ -46,27 +47,28 @@ struct AdamArrays {
 /// Single-threaded; callers cut the arrays. 28 bytes per parameter in fp32.
 void adam(const AdamArrays& arrays, const AdamCoefficients& c);
 
-/// m = m * beta1 + one_minus_beta1 * (grad * grad_scale); grads.size()
-/// elements.
+/// Computes m = m * beta1 + one_minus_beta1 * (grad * grad_scale) for
+/// grads.size() elements.
 void momentum(float* exp_avg, ConstView grads, const AdamCoefficients& c);
 
-/// The m and v of adam() alone, without l2_decay; grads.size() elements.
+/// Computes m and v of adam(), without l2_decay, for grads.size() elements.
 void moments(float* exp_avg, float* exp_avg_sq, ConstView grads,
              const AdamCoefficients& c);
 
-/// Where the variance no longer changes: `denominator` is d above, computed
-/// before. p = p + minus_learning_rate * ((m * exp_avg_scale) / d + decay * p),
-/// the decoupled decay again only if it is not 0.
+/// Arrays of an update whose variance no longer changes:
+///   p = p + minus_learning_rate * ((m * exp_avg_scale) / d + decay * p)
+/// `denominator` is d of adam(), computed before. The decoupled decay is added
+/// only if it is not 0.
 struct FrozenUpdateArrays {
   float* params = nullptr;  ///< In and out.
   const float* exp_avg = nullptr;
   const float* denominator = nullptr;  ///< > 0 everywhere.
-  View low_precision{};                ///< As in AdamArrays.
+  View low_precision{};                ///< See AdamArrays.
   std::size_t size = 0;
 };
 void frozen_update(const FrozenUpdateArrays& arrays, const AdamCoefficients& c);
 
-/// d[i] = sqrt(v[i] * exp_avg_sq_scale) + eps, or with eps inside;
+/// Computes d[i] = sqrt(v[i] * exp_avg_sq_scale) + eps, or with eps inside.
 /// `denominator` may be `exp_avg_sq`.
 void denominator(const float* exp_avg_sq, float* denominator, std::size_t size,
                  const AdamCoefficients& c);

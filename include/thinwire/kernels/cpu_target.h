@@ -5,19 +5,20 @@
 #include <string_view>
 #include <vector>
 
-/// Which SIMD instructions the kernels use. They are chosen once, when the
-/// first kernel runs; the results are the same bits for all of them.
+/// SIMD instructions of the kernels. They are chosen once, when the first
+/// kernel runs; all of them give the same bits.
 namespace thinwire::kernels {
 
-/// The target in use, by Highway's name: "AVX3", "AVX2", "SSE4", "NEON", ...
+/// Returns Highway's name of the target in use, for example "AVX3" or "NEON".
 [[nodiscard]] std::string cpu_target();
 
-/// The targets that this machine and build support, best first.
+/// Returns the targets that this machine and build support, best first.
 [[nodiscard]] std::vector<std::string> cpu_targets();
 
-/// Makes every kernel of the process use the target `name`; "" is the best one
-/// again. For tests and benchmarks; not while a kernel runs in another thread.
-/// Throws Error(kInvalidArgument), naming the supported ones.
+/// Makes every kernel of the process use the target `name`, or the best one
+/// again if it is "". For tests and benchmarks; not while a kernel runs in
+/// another thread. Throws Error(kInvalidArgument), naming the supported
+/// targets.
 void force_cpu_target(std::string_view name);
 
 }  // namespace thinwire::kernels

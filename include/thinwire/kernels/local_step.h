@@ -8,11 +8,11 @@
 #include "thinwire/kernels/adam.h"
 #include "thinwire/kernels/sign_compress.h"
 
-/// The steps of 0/1 Adam (arXiv:2202.06009) with a frozen variance: steps of
-/// each rank on its own, which accumulate updates over a common origin, and the
-/// step that moves the origin by the average of what was accumulated.
+/// The steps of 0/1 Adam (arXiv:2202.06009) with a frozen variance. In local
+/// steps each rank accumulates updates over a common origin. A sync step moves
+/// the origin by the average of the accumulated updates.
 ///
-/// One block, one thread, `active` as in sign_compress.h; arrays do not
+/// One block, one thread; `active` is as in sign_compress.h; arrays do not
 /// overlap. Every operation is rounded to float in the order given.
 namespace thinwire::kernels {
 
@@ -21,21 +21,21 @@ struct LocalStepArrays {
   float* params = nullptr;        ///< Out.
   const float* origin = nullptr;  ///< The parameters at the last sync.
   float* exp_avg = nullptr;       ///< Out; also in, unless mean.words is set.
-  Signs mean{};                   ///< If set: the momentum before the step.
+  Signs mean{};                   ///< If set, the momentum before the step.
   float* accumulated = nullptr;   ///< Out; also in, unless from_zero.
   bool from_zero = false;         ///< The first step since the last sync.
   const float* denominator = nullptr;  ///< > 0 everywhere.
   ConstView grads{};                   ///< fp32, fp16 or bf16.
   const std::uint32_t* active = nullptr;
-  View low_precision{};  ///< As in AdamArrays.
+  View low_precision{};  ///< See AdamArrays.
 };
 
-/// m = m * beta1 + one_minus_beta1 * (g * grad_scale), 0 where masked
-/// u = u + minus_learning_rate * ((m * exp_avg_scale) / denominator)
-/// p = origin * origin_scale + u
-/// where m is exp_avg or +-mean.scale, and u is `accumulated` or 0. The decay
-/// since the sync goes into `origin_scale`. At most 32 bytes per parameter, and
-/// 2 for `low_precision`.
+/// Computes, from m = exp_avg or +-mean.scale, and from u = `accumulated` or 0:
+///   m = m * beta1 + one_minus_beta1 * (g * grad_scale), 0 if masked
+///   u = u + minus_learning_rate * ((m * exp_avg_scale) / denominator)
+///   p = origin * origin_scale + u
+/// `origin_scale` holds the decay since the sync. At most 32 bytes per
+/// parameter, and 2 for `low_precision`.
 void local_step(const LocalStepArrays& arrays, float origin_scale,
                 const AdamCoefficients& c);
 
@@ -44,11 +44,11 @@ struct SyncArrays {
   float* origin = nullptr;             ///< In and out.
   const float* denominator = nullptr;  ///< > 0 everywhere.
   std::size_t size = 0;
-  View low_precision{};  ///< As in AdamArrays.
+  View low_precision{};  ///< See AdamArrays.
 };
 
-/// origin = origin * origin_scale + b / denominator, and params = origin, where
-/// b = +-mean.scale, 0 where masked.
+/// Computes origin = origin * origin_scale + b / denominator, and params =
+/// origin, with b = +-mean.scale, 0 if masked.
 void sync_update(Signs mean, const std::uint32_t* active,
                  const SyncArrays& arrays, float origin_scale);
 

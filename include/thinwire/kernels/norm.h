@@ -8,37 +8,36 @@
 #include "thinwire/core/view.h"
 
 /// Sums in double, in an order fixed by this definition alone, on two levels.
-/// Chunks of kSumChunk elements: element i goes to accumulator i mod 16, and
-/// the accumulators are added as a tree (0+8, 1+9, ... then 0+4, ..., 0+2, 1+3,
-/// 0+1). Groups of kSumGroup neighbouring chunks of the grid: their sums are
-/// added by the same rule, chunk i going to accumulator i mod 16. Groups' sums
+/// Within a chunk of kSumChunk elements, element i is added to accumulator i
+/// mod 16. The accumulators are added as a tree (0+8, 1+9, ... then 0+4, ...,
+/// 0+2, 1+3, 0+1). The sums of the chunks in a group of kSumGroup neighbours
+/// are added by the same rule, chunk i to accumulator i mod 16. Sums of groups
 /// are added in order. Vector width and threads do not matter, and a device
-/// that adds in parallel has few steps to take one after the other.
-/// The square of a float is exact in double, so a sum of squares is not finite
-/// exactly if an element is not.
+/// that adds in parallel takes few sequential steps. The square of a float is
+/// exact in double, so a sum of squares is finite exactly if all elements are.
 namespace thinwire::kernels {
 
-/// Shards and buckets end on this grid, so a norm has the same bits however
-/// the array is cut.
+/// Elements of a chunk. Shards and buckets end on this grid, so a norm has the
+/// same bits however the array is cut.
 inline constexpr std::size_t kSumChunk = 1024;
 
-/// Chunks whose sums are added as the elements of a chunk are.
+/// Chunks of a group, whose sums are added like the elements of a chunk.
 inline constexpr std::size_t kSumGroup = 1024;
 
-/// Number of chunks of a view of `size` elements.
+/// Returns the number of chunks of a view of `size` elements.
 [[nodiscard]] constexpr std::size_t sum_chunks(std::size_t size) noexcept {
   return (size + kSumChunk - 1) / kSumChunk;
 }
 
 /// Writes the sum of squares of each chunk of `values` (fp32, fp16 or bf16) to
-/// `sums`, which has one element per chunk. Of a longer array `values` may be
-/// any part that begins on the grid.
+/// `sums`, which has one element per chunk. `values` may be any part of a
+/// longer array that begins on the grid.
 void chunk_sums_of_squares(ConstView values, std::span<double> sums);
-/// Sums of absolute values, likewise.
+/// Writes sums of absolute values in the same way.
 void chunk_sums_of_abs(ConstView values, std::span<double> sums);
 
-/// Adds sums of chunks in the order above. They come in the order of the grid;
-/// chunks that do not come count as 0.
+/// Adds sums of chunks in the order above. The caller adds them in the order of
+/// the grid; omitted chunks count as 0.
 template <class Sum = double>
 class ChunkTotal {
  public:
@@ -69,7 +68,7 @@ class ChunkTotal {
   Sum total_{};
 };
 
-/// The sums of chunks 0, 1, ... of an array, added.
+/// Returns the sum over chunks 0, 1, ... of an array.
 [[nodiscard]] inline double sum_of_chunks(std::span<const double> sums) {
   ChunkTotal<> total;
   for (std::size_t chunk = 0; chunk < sums.size(); ++chunk)
@@ -77,7 +76,7 @@ class ChunkTotal {
   return total.total();
 }
 
-/// The chunks' sums of squares, added.
+/// Returns the sum of all chunks' sums of squares.
 [[nodiscard]] double sum_of_squares(ConstView values);
 
 namespace ref {

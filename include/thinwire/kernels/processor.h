@@ -3,20 +3,21 @@
 
 #include <string>
 
-/// Which processor this is, and what the kernels do differently because of it.
+/// The processor, and what the kernels do differently because of it.
 namespace thinwire::kernels {
 
-/// By the name that the processor gives itself; "unknown" where it has none.
+/// Returns the processor's own name, or "unknown" if it has none.
 [[nodiscard]] std::string processor_name();
 
-/// Whether the kernels' loops ask memory ahead by software prefetch. Decided
-/// once per process, by THINWIRE_PREFETCH or else by the processor, when this
-/// is first called or a kernel first runs. The results are the same bits either
-/// way. Throws Error(kInvalidArgument) for a malformed THINWIRE_PREFETCH; so
-/// does a kernel then, before it has written anything.
+/// Returns whether the kernels' loops use software prefetch. THINWIRE_PREFETCH
+/// or, without it, the processor decides once per process, when this is first
+/// called or a kernel first runs. The results are the same bits either way.
+/// Throws Error(kInvalidArgument) for a malformed THINWIRE_PREFETCH; a kernel
+/// then throws it too, before it has written anything.
 [[nodiscard]] bool prefetches();
 
-/// What decided: "AMD family 25", "THINWIRE_PREFETCH=on". Throws likewise.
+/// Returns the reason: "AMD family 25" or "THINWIRE_PREFETCH=on". Throws like
+/// prefetches().
 [[nodiscard]] std::string prefetch_reason();
 
 }  // namespace thinwire::kernels

@@ -7,29 +7,31 @@
 #include "thinwire/comm/communicator.h"
 #include "thinwire/plan/planner.h"
 
-/// What a planner has to know of these machines, measured: a second or two
-/// where links are fast. Medians over rounds; of the ranks the slowest counts,
-/// so all get the same.
+/// Measurements that a planner needs of these machines. They take a second or
+/// two with fast links. A figure is the median over rounds, that of the slowest
+/// rank, so all ranks get the same.
 ///
 /// The spread of a figure is the distance between the quartiles of its rounds,
-/// divided by their median; of the ranks the widest counts.
+/// divided by their median. The widest spread of all ranks counts.
 namespace thinwire::plan {
 
-/// A spread above this means that the machines or their network were busy.
+/// Largest spread of machines and a network that are not busy.
 inline constexpr double kMostSpread = 0.2;
 
 struct MeasureOptions {
   int rounds = 5;  ///< >= 1.
-  /// Elements of the arrays that are computed on, >= 1: more than caches hold.
+  /// Elements of the arrays that are computed on, >= 1: more than fit into
+  /// caches.
   std::size_t elements = std::size_t{1} << 22;
-  /// Of the ranks, in [0, 1024]; 0: THINWIRE_NUM_THREADS, else 1.
+  /// Threads per rank, in [0, 1024]; 0 for THINWIRE_NUM_THREADS or, if unset,
+  /// 1.
   int num_threads = 0;
-  /// Of one message, in the measurement of a link's rate; >= 1.
+  /// Bytes of one message in the measurement of a link's rate; >= 1.
   std::size_t message_bytes = std::size_t{4} << 20;
 };
 
-/// Spreads of a Network's figures: of its rate, of 8 bytes and of 1 KiB,
-/// between hosts and inside one; 0 if they were not measured.
+/// Spreads of a Network's figures: of its rate, and of messages of 8 bytes and
+/// of 1 KiB. 0 for figures that were not measured.
 struct LinkSpread {
   double rate = 0;
   double latency = 0;
@@ -42,51 +44,53 @@ struct MeasuredNetwork : Network {
 };
 
 struct MeasuredCompute : Compute {
-  Compute spread{.turn = 0};  ///< For each figure; turn is not measured.
+  Compute spread{.turn = 0};  ///< Spread of each figure; turn has none.
 };
 
-/// Collective: all-to-alls of 8 bytes, 1 KiB and 4 MiB per peer, between hosts
-/// and inside of one, all groups at once. `comm` is flat. Where all ranks share
-/// a host its ranks count as hosts, and what joins them as their link. What
-/// cannot be measured here keeps the defaults; a group of one measures nothing.
-/// Rates are those of payload.
+/// Measures all-to-alls of 8 bytes, 1 KiB and 4 MiB per peer, between hosts and
+/// inside one, all groups at once. Collective. `comm` is flat. If all ranks
+/// share a host, ranks count as hosts, and their connection as the link.
+/// Figures that cannot be measured here keep their defaults; a group of one
+/// measures nothing. Rates are those of payload.
 [[nodiscard]] MeasuredNetwork measure_network(
     comm::Communicator& comm, const comm::Hosts& hosts,
     const MeasureOptions& options = {});
 
-/// A machine, and what is asked of its processors.
+/// A machine and the load on its processors.
 struct Processors {
-  int cores = 1;    ///< That its ranks may run on.
-  int ranks = 1;    ///< On this machine, whatever they are told of hosts.
-  int threads = 1;  ///< Of a rank that compute; 0: an accelerator does.
+  int cores = 1;    ///< Cores that its ranks may use.
+  int ranks = 1;    ///< Ranks on the machine, however hosts are configured.
+  int threads = 1;  ///< Computing threads of a rank; 0 with an accelerator.
 
-  /// There is one for each rank's communication beside those that compute.
+  /// Returns whether each rank's communication has a core beside those that
+  /// compute.
   [[nodiscard]] bool has_spare_core() const noexcept {
     return threads == 0 || cores >= ranks * (threads + 1);
   }
 };
 
-/// Local: `ranks` on this machine. Cores are those of the affinity mask.
-/// `threads` in [0, 1024], below 0: THINWIRE_NUM_THREADS, else 1. Throws
-/// Error(kInvalidArgument).
+/// Returns the load of `ranks` ranks on this machine; cores are those of the
+/// affinity mask. `threads` in [0, 1024]; below 0 it is THINWIRE_NUM_THREADS
+/// or, if unset, 1. Throws Error(kInvalidArgument). Local.
 [[nodiscard]] Processors processors_for(int ranks, int threads = -1);
 
-/// Collective: the machine with the least to spare; its cores are those of its
-/// ranks' affinity masks together. `threads` as above, those of its ranks may
-/// differ: the most count.
+/// Returns the machine with the fewest cores to spare. Its cores are those in
+/// the affinity masks of any of its ranks. `threads` is as in processors_for();
+/// if the ranks of a machine differ, the largest number counts. Collective.
 [[nodiscard]] Processors measure_processors(comm::Communicator& comm,
                                             int threads = -1);
 
-/// For people: "2 ranks of 1 thread on 2 cores: none to spare, ...", a line.
+/// Returns a line for people: "2 ranks of 1 thread on 2 cores: none to spare,
+/// ...".
 [[nodiscard]] std::string describe(const Processors& processors);
 
-/// Collective: the kernels of compressed and exact steps, on all ranks at once,
-/// as in a step.
+/// Measures the kernels of compressed and exact steps, on all ranks at once, as
+/// in a step. Collective.
 [[nodiscard]] MeasuredCompute measure_compute(
     comm::Communicator& comm, const MeasureOptions& options = {});
 
-/// Returns lines for people, with the spread of each figure in brackets, and
-/// last the warning of unstable().
+/// Returns lines for people, with the spread of each figure in brackets. The
+/// last one is the warning of unstable().
 [[nodiscard]] std::string describe(const MeasuredNetwork& network);
 [[nodiscard]] std::string describe(const MeasuredCompute& compute);
 

@@ -8,26 +8,27 @@
 
 namespace thinwire::plan {
 
-/// Returns the fastest of plan()'s, by run if runs were planned, otherwise by
-/// step; of equals the first. At least one.
+/// Returns the fastest prediction, by run if runs were planned, otherwise by
+/// step; if several are equal, the first. `all` must not be empty.
 [[nodiscard]] const Prediction& fastest(std::span<const Prediction> all);
 
-/// For people: "4 ranks on 2 hosts; card 10 Gbit/s, ...", a second line about
-/// the inside of hosts of several ranks.
+/// Returns text for people: "4 ranks on 2 hosts; card 10 Gbit/s, ...". If hosts
+/// have several ranks, a second line describes their inside.
 [[nodiscard]] std::string describe(const Network& network);
 
-/// Predictions for people: a line per way (milliseconds per step, bytes,
-/// rounds, memory per rank, break-even link), and last the fastest. If runs
-/// were planned, time and bytes of the whole run come first, and lines are in
-/// its order. Lines end in '\n'.
+/// Returns predictions for people: a line per way (milliseconds per step,
+/// bytes, rounds, memory per rank, break-even link), and last the fastest. If
+/// runs were planned, time and bytes of the whole run come first, and lines are
+/// in its order. Lines end in '\n'.
 [[nodiscard]] std::string plan_table(std::span<const Prediction> all);
 
-/// For programs: an object per line, with way, exchange ("flat" or "by_host"),
-/// ms_per_step, bytes_sent, bytes_between_hosts, messages, rounds,
-/// memory_bytes, break_even_gbps (null: above 1 Tbit/s); and {"fastest": ...,
+/// Returns predictions for programs, an object per line:
+///   way, exchange ("flat" or "by_host"), ms_per_step, bytes_sent,
+///   bytes_between_hosts, messages, rounds, memory_bytes, break_even_gbps
+/// break_even_gbps is null above 1 Tbit/s. The last line is {"fastest": ...,
 /// "exchange": ..., "has_spare_core": ...}. If runs were planned, each way also
 /// has run_seconds, run_bytes_sent and run_steps, {"exact": ..., "compressed":
-/// ..., "local": ...}; lines are in the order of run_seconds.
+/// ..., "local": ...}. Lines are then in the order of run_seconds.
 [[nodiscard]] std::string plan_json(std::span<const Prediction> all);
 
 }  // namespace thinwire::plan

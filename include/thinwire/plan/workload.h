@@ -9,16 +9,16 @@
 
 namespace thinwire::plan {
 
-/// `work`, of which the times of one forward and one backward are known, with
-/// what a configuration says of dtypes, buckets and backwards per step on so
-/// many ranks. Local. Throws as Config::validate.
+/// Returns `work`, which has the times of one forward and one backward, with
+/// the dtypes, buckets and backwards per step of a configuration. Local. Throws
+/// like Config::validate for so many ranks.
 [[nodiscard]] Workload workload_of(const config::Config& config, int ranks,
                                    Workload work);
 
 /// Returns `work` with a run of `total_steps`. Its stages end at `freeze_step`
-/// if it is given, at the steps that `config` (may be null) names, and
-/// otherwise by the rule of optim/run_length.h; steps_per_sync is 0/1 Adam's
-/// longest interval. Local; values are checked by Workload::validate().
+/// if it is given, then at the steps that `config` (may be null) names.
+/// Otherwise the rule of optim/run_length.h decides. steps_per_sync is 0/1
+/// Adam's longest interval. Local; values are checked by Workload::validate().
 [[nodiscard]] Workload workload_of_run(Workload work, std::int64_t total_steps,
                                        std::optional<std::int64_t> freeze_step,
                                        const config::Config* config);

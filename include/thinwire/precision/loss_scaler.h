@@ -8,34 +8,36 @@
 
 namespace thinwire::precision {
 
-/// What an overflow does when the loss scale cannot fall any further.
+/// Effect of an overflow when the loss scale cannot fall any further.
 enum class AtMinimum {
   kStop,  ///< Error(kNonFinite): no scale suits this model any more.
-  kHold,  ///< The step is skipped, the scale stays.
+  kHold,  ///< Skips the step and keeps the scale.
 };
 
 /// Settings of a LossScaler; the defaults are those of DeepSpeed's
 /// configuration files.
 struct LossScalerOptions {
   double initial_scale = 65536;  ///< Finite, > 0.
-  /// false: the scale is initial_scale for ever, and nothing below matters.
+  /// Whether the scale changes. If not, it stays initial_scale, and the fields
+  /// below do not matter.
   bool dynamic = true;
-  /// Steps without overflow, after the first one, until the scale doubles;
-  /// >= 1.
+  /// Steps without overflow, after the first one, until the scale doubles; >=
+  /// 1.
   std::int64_t window = 1000;
-  /// The scale halves at this many overflows, and at every one after that until
-  /// it has grown again; >= 1.
+  /// Number of overflows at which the scale halves; >= 1. It then halves at
+  /// every further one until it has grown again.
   std::int64_t hysteresis = 2;
-  /// Any step without overflow starts the count of overflows anew.
+  /// Whether any step without overflow resets the count of overflows.
   bool consecutive_hysteresis = false;
   double min_scale = 1;  ///< Finite, > 0, <= initial_scale.
-  /// Growth ends here; >= min_scale and initial_scale, infinity: never.
+  /// Upper limit of growth; >= min_scale and initial_scale. Infinity for none.
   double max_scale = 4294967296.0;
   AtMinimum at_minimum = AtMinimum::kStop;
 
-  /// Throws Error(kInvalidArgument) naming the field, its range and its value.
+  /// Checks the options. Throws Error(kInvalidArgument) naming the field, its
+  /// range and its value.
   void validate() const;
-  /// All of them in one line, without a newline.
+  /// Returns all of them in one line, without a newline.
   [[nodiscard]] std::string describe() const;
 
   bool operator==(const LossScalerOptions&) const = default;
@@ -45,34 +47,36 @@ struct LossScalerOptions {
 /// (arXiv:1710.03740). Local and deterministic: ranks that report the same
 /// overflows have the same scale.
 ///
-/// The first growth after the start or an overflow comes after window + 1 clean
-/// steps, every further one after `window`, as in DeepSpeed.
+/// The first growth after the start or an overflow happens after window + 1
+/// clean steps, every further one after `window`, as in DeepSpeed.
 class LossScaler {
  public:
-  /// Throws Error(kInvalidArgument) as LossScalerOptions::validate.
+  /// Starts at the initial scale. Throws Error(kInvalidArgument) like
+  /// LossScalerOptions::validate.
   explicit LossScaler(const LossScalerOptions& options = {});
-  /// Of options that validate() may refuse, and the caller has checked. With a
-  /// hysteresis of 0 the scale never falls; with a min_scale above
-  /// initial_scale the first overflow that counts raises it.
+  /// Makes a scaler of options that the caller has checked, although validate()
+  /// may reject them. With a hysteresis of 0 the scale never falls. With a
+  /// min_scale above initial_scale the first overflow that counts raises it.
   [[nodiscard]] static LossScaler unchecked(const LossScalerOptions& options);
 
   [[nodiscard]] const LossScalerOptions& options() const noexcept {
     return options_;
   }
-  /// What the next loss is to be multiplied by.
+  /// Returns the factor for the next loss.
   [[nodiscard]] double scale() const noexcept { return scale_; }
-  /// The scale continues from this value: finite, > 0 and, if it is dynamic,
-  /// within min_scale and max_scale; else Error(kInvalidArgument).
+  /// Sets the scale, which continues from this value. Throws
+  /// Error(kInvalidArgument) unless it is finite, > 0 and, if the scale is
+  /// dynamic, within min_scale and max_scale.
   void set_scale(double scale);
-  /// Another overflow now would meet the policy at the minimum.
+  /// Returns whether another overflow now would meet the policy at the minimum.
   [[nodiscard]] bool is_at_minimum() const noexcept;
 
-  /// A step has ended, and its gradients have been unscaled with scale().
+  /// Adapts the scale after a step whose gradients were unscaled with scale().
   /// Throws Error(kNonFinite), and changes nothing, at the minimum with kStop.
   void update(bool overflow);
 
   void save(StateDict& state) const;
-  /// Takes the numbers that move, not the settings. Throws
+  /// Restores the numbers that change, not the settings. Throws
   /// Error(kCorruptCheckpoint) before anything changes.
   void load(const StateDict& state);
 
@@ -82,7 +86,7 @@ class LossScaler {
 
   LossScalerOptions options_;
   double scale_ = 1;
-  std::int64_t overflows_left_ = 1;  ///< Until the scale halves.
+  std::int64_t overflows_left_ = 1;  ///< Overflows until the scale halves.
   std::int64_t steps_ = 0;
   std::int64_t last_overflow_ = -1;
 };

@@ -22,14 +22,14 @@
 
 namespace thinwire::torch {
 
-/// What no configuration file knows of a module.
+/// Settings of a module that no configuration file has.
 struct EngineOptions {
-  GroupOf group_of{};  ///< Empty: all parameters are of group 0.
+  GroupOf group_of{};  ///< If empty, all parameters are in group 0.
   std::optional<config::Buffers> buffers{};  ///< Unset: the configuration's.
 };
 
-/// engine::Engine for a LibTorch module: gradients are averaged while
-/// backward() still computes others.
+/// The form of engine::Engine for a LibTorch module: gradients are averaged
+/// while backward() still computes others.
 ///
 ///   torch::Engine engine(*model, *comm, config::Config::from_file(path));
 ///   ...
@@ -37,18 +37,18 @@ struct EngineOptions {
 ///   const auto report = engine.step();
 ///
 /// The module's trainable parameters become views of flat memory in the
-/// configuration's precision, as in ModuleMemory; where that is 16 bits,
-/// floating buffers become it too. Where some parameters are of these 16 bits
-/// already, those that are float32 stay it, and so do buffers (not with the
-/// semantics of DeepSpeed). Frozen parameters stay as they are. The
-/// module must outlive the engine only in so far as it is used; its gradients
-/// are the engine's to zero. A later engine of the same module takes it over,
-/// whenever this one is destroyed.
+/// configuration's precision, as in ModuleMemory. If that is 16 bits, floating
+/// buffers are converted to it too. If some parameters already have these 16
+/// bits, float32 parameters and buffers stay float32 (not with the semantics of
+/// DeepSpeed). Frozen parameters stay as they are. Do not call backward() or
+/// step() after the module is destroyed. The engine zeroes the gradients. A
+/// later engine of the same module takes it over, whenever this one is
+/// destroyed.
 class Engine {
  public:
-  /// Collective: rank 0's parameters go to all ranks, and buffers as
-  /// config::Buffers says. Masters are made of the parameters before they are
-  /// rounded to 16 bits. Throws as ModuleMemory and engine::Engine, and
+  /// Sends rank 0's parameters to all ranks, and buffers as config::Buffers
+  /// specifies. Collective. Masters are made of the parameters before they are
+  /// rounded to 16 bits. Throws like ModuleMemory and engine::Engine, and
   /// Error(kInvalidArgument) on all ranks if their buffers differ in name, type
   /// or shape. `comm` must outlive this object.
   Engine(const ::torch::nn::Module& module, comm::Communicator& comm,
@@ -61,23 +61,24 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   /// Computes and collects the gradients of `loss`, a scalar of float32 or
-  /// float64: in fp16 its scaled gradient would overflow, so compute it from
+  /// float64. In fp16 its scaled gradient would overflow, so compute it from
   /// logits.to(torch::kFloat). It is multiplied by the loss scale and divided
-  /// by gradient_accumulation_steps. Throws
-  /// Error(kFailedPrecondition) naming a parameter or gradient that was
-  /// replaced, or a parameter that came or went, since construction, and after
-  /// a backward() of the loss itself. An exception of a hook or function comes
-  /// out as it is; where gradients have been sent by then, nested in an
-  /// Error(kCommFailure) with its text, and the other ranks get that text too.
+  /// by gradient_accumulation_steps. Throws Error(kFailedPrecondition) naming a
+  /// parameter or gradient that was replaced, or a parameter that was added or
+  /// removed, since construction. It does so too after a backward() of the loss
+  /// itself. An exception of a hook or function passes through unchanged. If
+  /// gradients have been sent by then, it is nested in an Error(kCommFailure)
+  /// with its text, and the other ranks get that text too.
   void backward(const at::Tensor& loss);
-  /// As engine::Engine::step.
+  /// Runs engine::Engine::step().
   engine::EngineReport step();
-  /// As engine::Engine::mean.
+  /// Returns engine::Engine::mean().
   [[nodiscard]] double mean(double value) { return core().mean(value); }
-  /// Of a tensor of one element; Error(kInvalidArgument) else.
+  /// Returns the mean of tensors of one element. Throws Error(kInvalidArgument)
+  /// for others.
   [[nodiscard]] double mean(const at::Tensor& value);
 
-  /// As those of engine::Engine.
+  /// Call the functions of engine::Engine.
   void set_learning_rate(std::size_t group, double learning_rate) {
     core().set_learning_rate(group, learning_rate);
   }
@@ -88,7 +89,7 @@ class Engine {
     core().set_schedule(std::move(schedule));
   }
 
-  /// While it lives, backwards are summed and step() does nothing.
+  /// A scope in which backwards are summed and step() does nothing.
   class Accumulation {
    public:
     explicit Accumulation(engine::Engine& engine) : engine_(engine) {
@@ -103,8 +104,8 @@ class Engine {
   };
   [[nodiscard]] Accumulation no_sync() { return Accumulation(core()); }
 
-  /// While it lives, parameters and, as config::Buffers says, buffers are equal
-  /// on all ranks, nothing is recorded for a backward, and there is no step.
+  /// A scope in which parameters and, by config::Buffers, buffers are equal on
+  /// all ranks, nothing is recorded for a backward, and there is no step.
   class Evaluation {
    public:
     explicit Evaluation(Engine& engine) : Evaluation(engine.core()) {
@@ -121,12 +122,12 @@ class Engine {
     engine::Engine& engine_;
     ::torch::NoGradGuard no_grad_;
   };
-  /// Collective.
+  /// Begins an evaluation. Collective.
   [[nodiscard]] Evaluation evaluation() { return Evaluation(*this); }
 
-  /// As those of engine::Engine. A checkpoint has rank 0's buffers and frozen
-  /// parameters too, as ModuleOthers says, and load() gives them to all ranks.
-  /// Throws Error(kFailedPrecondition) where step() would.
+  /// Call the functions of engine::Engine. A checkpoint also has rank 0's
+  /// buffers and frozen parameters, as in ModuleOthers, and load() gives them
+  /// to all ranks. Throw Error(kFailedPrecondition) if step() would.
   checkpoint::SaveReport save(const std::string& root,
                               const checkpoint::Extra& extra = {},
                               const checkpoint::SaveOptions& options = {}) {
@@ -145,13 +146,13 @@ class Engine {
   [[nodiscard]] View params() { return memory_.params(); }
 
  private:
-  // What the hooks of tensors know; tensors may outlive the engine.
+  // State for the hooks of tensors, which may outlive the engine.
   struct Link {
     std::unique_ptr<engine::Engine> core;
-    bool releases = false;  // gradients, instead of keeping them in place
+    bool releases = false;  // gradients, instead of keeping them
     DType dtype = DType::kFloat32;
     bool in_backward = false;
-    bool has_foreign_gradients = false;  // of a backward not the engine's
+    bool has_foreign_gradients = false;  // from another backward()
   };
   struct Hook final : ::torch::autograd::PostAccumulateGradHook {
     Hook(const std::shared_ptr<Link>& engine, std::size_t parameter)
@@ -162,7 +163,7 @@ class Engine {
       if (!engine->in_backward) {
         engine->has_foreign_gradients = true;
       } else if (engine->releases) {
-        // Copied into its bucket, and gone before the next one is computed.
+        // Copied into its bucket, and freed before the next one is computed.
         at::Tensor parameter = tensor;
         const at::Tensor gradient = parameter.grad().contiguous();
         parameter.mutable_grad().reset();
@@ -181,7 +182,7 @@ class Engine {
     std::size_t index;
   };
 
-  // Parameters in fp32 before the module is rounded; empty where they stay.
+  // Parameters in fp32 before the module is rounded; empty if they stay fp32.
   using Values = std::vector<at::Tensor>;
   Engine(const ::torch::nn::Module& module, comm::Communicator& comm,
          const config::Config& config, const GroupOf& group_of,
@@ -191,7 +192,7 @@ class Engine {
   static bool keeps_float32(const config::Config& config) {
     return config.semantics == config::Semantics::kCorrected;
   }
-  // Those that are trained, in the order of the layout.
+  // Returns the trained parameters in the order of the layout.
   static std::vector<NamedParameter> in_order(const ::torch::nn::Module& module,
                                               const config::Config& config) {
     std::vector<NamedParameter> all = trainable_parameters(module);
@@ -218,7 +219,7 @@ class Engine {
   ModuleOthers others_;
 };
 
-// No copies of fp32 tensors: they have the memory that the module had.
+// Does not copy fp32 tensors: they have the memory that the module had.
 inline Engine::Values Engine::values_of(const ::torch::nn::Module& module,
                                         const comm::Communicator& comm,
                                         const config::Config& config) {
@@ -265,7 +266,7 @@ inline Engine::Engine(const ::torch::nn::Module& module,
   link_->core = std::make_unique<engine::Engine>(
       comm, memory_.layout(), config, memory_.params(), memory_.grads(),
       is_sharded ? ConstView() : flat(before, layout()).view());
-  // Shards of masters, parameter by parameter: no rank has room for all.
+  // Sets shards of masters parameter by parameter: no rank has memory for all.
   if (is_sharded && !before.empty())
     for (const optim::HeldParameters& held :
          optim::held_parameters(comm, layout(), config.experts()))
@@ -285,7 +286,7 @@ inline Engine::Engine(const ::torch::nn::Module& module,
         memory_.tensors()[i], std::make_unique<Hook>(link_, i));
 }
 
-// Tensors may have another engine's by now.
+// Leaves tensors alone that belong to another engine by now.
 inline Engine::~Engine() {
   for (const at::Tensor& tensor : memory_.tensors()) {
     auto& hook = ::torch::autograd::impl::post_acc_grad_hooks(tensor);
@@ -360,8 +361,8 @@ inline void Engine::backward(const at::Tensor& loss) {
   core().end_backward();
 }
 
-// Called while the exception that ended backward is handled: it is nested in
-// what is thrown here, if anything is.
+// Runs while the exception that ended backward is handled; an exception thrown
+// here nests it.
 inline void Engine::cancel_backward(std::string_view reason) {
   link_->in_backward = false;
   std::optional<Error> lost;
@@ -376,7 +377,7 @@ inline void Engine::cancel_backward(std::string_view reason) {
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kCommFailure) throw;  // says it already
   } catch (...) {
-    // Any other is the cause.
+    // Any other exception is the cause.
   }
   std::throw_with_nested(*lost);
 }

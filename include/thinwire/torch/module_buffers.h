@@ -21,20 +21,20 @@
 
 namespace thinwire::torch {
 
-/// What a module carries along without training it: running statistics of a
-/// batch norm, tables. Of those that several names share the first one counts.
+/// Buffers of a module, which are not trained: running statistics of a batch
+/// norm, tables. If several names share a buffer, the first one counts.
 class ModuleBuffers {
  public:
-  /// Collective. Throws Error(kInvalidArgument) on all ranks if they have
-  /// buffers of other names, types or shapes; of a buffer that is not dense on
-  /// the CPU nothing is known here, and it stays as it is.
+  /// Finds the buffers. Collective. Throws Error(kInvalidArgument) on all ranks
+  /// if their buffers differ in name, type or shape. Ignores buffers that are
+  /// not dense on the CPU.
   ModuleBuffers(const ::torch::nn::Module& module, comm::Communicator& comm);
 
-  /// Local: floating ones become `type`.
+  /// Converts floating buffers to `type`. Local.
   void convert(at::ScalarType type);
-  /// Collective, where there are any, but for kAsTheyAre. Integers, flags and
-  /// complex numbers are rank 0's in any case; means are formed in float64, in
-  /// the order of ranks.
+  /// Makes the buffers equal on all ranks, except with kAsTheyAre. Collective
+  /// if there are any. Integers, flags and complex numbers are rank 0's in any
+  /// case; means are formed in float64, in the order of ranks.
   void make_equal(config::Buffers how);
 
  private:
@@ -83,7 +83,7 @@ inline void ModuleBuffers::make_equal(config::Buffers how) {
   average(averaged);
 }
 
-// All of them in one message: each is small.
+// Sends all buffers in one message, because each is small.
 inline void ModuleBuffers::broadcast(const std::vector<at::Tensor>& buffers) {
   std::vector<std::uint8_t> bytes;
   std::vector<at::Tensor> values;

@@ -35,8 +35,8 @@ struct NamedParameter {
   at::Tensor tensor;
 };
 
-/// The module's distinct parameters that require a gradient, in the order of
-/// their registration.
+/// Returns the module's distinct parameters that require a gradient, in the
+/// order of their registration.
 inline std::vector<NamedParameter> trainable_parameters(
     const ::torch::nn::Module& module) {
   std::vector<NamedParameter> found;
@@ -48,8 +48,8 @@ inline std::vector<NamedParameter> trainable_parameters(
   return found;
 }
 
-/// How many of these stay fp32 beside others of `dtype`: none, unless it is one
-/// of 16 bits that some are of.
+/// Returns how many of these stay fp32 beside others of `dtype`: 0, unless it
+/// has 16 bits and some parameters have it.
 inline std::size_t num_wide(const std::vector<NamedParameter>& parameters,
                             at::ScalarType dtype) {
   const auto count = [&](at::ScalarType type) {
@@ -63,7 +63,8 @@ inline std::size_t num_wide(const std::vector<NamedParameter>& parameters,
   return is_mixed ? count(at::kFloat) : 0;
 }
 
-/// As they lie in flat memory: those that stay fp32 beside `dtype` are last.
+/// Returns them as they lie in flat memory: those that stay fp32 beside `dtype`
+/// are last.
 inline std::vector<NamedParameter> in_memory_order(
     std::vector<NamedParameter> parameters, at::ScalarType dtype) {
   if (num_wide(parameters, dtype) > 0)
@@ -74,15 +75,15 @@ inline std::vector<NamedParameter> in_memory_order(
   return parameters;
 }
 
-/// Where the gradients of a module are.
+/// Place of a module's gradients.
 enum class Gradients {
   kInPlace,   ///< In a flat array, from one step to the next.
-  kReleased,  ///< Nowhere: a hook takes each and undefines it at once.
+  kReleased,  ///< Released: a hook takes each and undefines it at once.
 };
 
 /// Moves the trainable parameters of a module, and their gradients, into two
-/// flat arrays: each tensor becomes a view of its place there, so backward()
-/// writes where Optimizer::step() reads, and nothing is copied in between.
+/// flat arrays. Each tensor becomes a view of its place there, so backward()
+/// writes where Optimizer::step() reads, without a copy.
 ///
 ///   torch::ModuleMemory memory(*model);
 ///   optim::OnebitAdam optimizer(comm, memory.layout(), {.freeze_step = 100});
@@ -92,27 +93,25 @@ enum class Gradients {
 ///   memory.check();
 ///   optimizer.step(memory.params(), memory.grads());
 ///
-/// Local. Dense parameters on the CPU, all float32, all float16 or all
-/// bfloat16, unless they are converted; their gradients are of the same type.
-/// Some may be float32 beside others of 16 bits, which they stay: they come
-/// last in the layout, and have arrays of their own behind the others'
-/// (View::joined). A parameter that takes no part in a backward has gradient
-/// zero. Parameters that do not require a gradient are left where they are; one
-/// registered under two names counts once, under the first. The arrays live as
-/// long as this object or any of the tensors. A later ModuleMemory of the same
-/// module takes the tensors over, and this one is of no use any more.
+/// Local. Parameters are dense, on the CPU, and all float32, all float16 or all
+/// bfloat16, unless they are converted; their gradients have the same type.
+/// Some may stay float32 beside others of 16 bits: they are last in the layout,
+/// in arrays of their own behind the others' (View::joined). A parameter that
+/// takes no part in a backward has gradient zero. Parameters that do not
+/// require a gradient stay in their memory. A parameter registered under two
+/// names counts once, under the first. The arrays live as long as this object
+/// or any of the tensors. A later ModuleMemory of the same module takes the
+/// tensors over; do not use this one any more.
 class ModuleMemory {
  public:
-  /// Keeps values, and gradients that are already there; with `dtype` both are
-  /// converted to it, or where `keeps_float32` only if no parameter is of it
-  /// yet. Throws Error(kInvalidArgument) naming the parameter if one is of
-  /// another type of 16 bits than others and not converted, not on the CPU or
-  /// not dense, and
-  /// Error(kFailedPrecondition) if there is none to train; nothing has changed
-  /// then. From now on a backward that gives a parameter a sparse gradient
-  /// throws Error(kInvalidArgument).
-  /// With kReleased there are no gradients, and those that were there are
-  /// dropped.
+  /// Keeps values, and gradients that already exist. With `dtype` it converts
+  /// both, but with `keeps_float32` only if no parameter has that type yet.
+  /// Throws Error(kInvalidArgument) naming a parameter that is not on the CPU,
+  /// not dense, or of another 16-bit type than others and not converted. Throws
+  /// Error(kFailedPrecondition) if there is none to train. Errors change
+  /// nothing. From now on a backward that gives a parameter a sparse gradient
+  /// throws Error(kInvalidArgument). With kReleased there are no gradients, and
+  /// existing ones are dropped.
   explicit ModuleMemory(const ::torch::nn::Module& module,
                         const GroupOf& group_of = {},
                         std::optional<DType> dtype = std::nullopt,
@@ -122,11 +121,12 @@ class ModuleMemory {
   [[nodiscard]] const ParameterLayout& layout() const noexcept {
     return layout_;
   }
-  /// The parameters in layout order, which are views of the flat arrays.
+  /// Returns the parameters in layout order, which are views of the flat
+  /// arrays.
   [[nodiscard]] const std::vector<at::Tensor>& tensors() const noexcept {
     return tensors_;
   }
-  /// The flat arrays, layout().size() elements; grads() is empty with
+  /// Return the flat arrays of layout().size() elements; grads() is empty with
   /// kReleased.
   [[nodiscard]] View params() {
     return View::joined(arrays_[0].params->view(), arrays_[1].params->view());
@@ -134,24 +134,24 @@ class ModuleMemory {
   [[nodiscard]] View grads() {
     return View::joined(arrays_[0].grads->view(), arrays_[1].grads->view());
   }
-  /// Parameters that are float32 beside others of 16 bits.
+  /// Returns the number of parameters that are float32 beside others of 16
+  /// bits.
   [[nodiscard]] std::size_t num_wide() const noexcept { return num_wide_; }
 
-  /// Sets every gradient to 0 and keeps it in place, which
-  /// module.zero_grad() does not.
+  /// Sets every gradient to 0 and keeps it in place, unlike module.zero_grad().
   void zero_grad() {
     for (Arrays& arrays : arrays_) arrays.flat_grads.zero_();
   }
 
   /// Throws Error(kFailedPrecondition) naming the first parameter or gradient
-  /// that is no longer a view of the flat arrays, and what is likely to have
-  /// replaced it. Cheap: call it before every step.
+  /// that is no longer a view of the flat arrays, and the likely reason. Cheap:
+  /// call it before every step.
   void check() const;
 
   static at::ScalarType scalar_type(DType dtype);
 
  private:
-  // Of parameters of one type, whose elements begin there in the layout.
+  // Arrays of parameters of one type, whose elements begin there in the layout.
   struct Arrays {
     std::size_t begin = 0;
     std::shared_ptr<Buffer> params{};
@@ -163,7 +163,7 @@ class ModuleMemory {
   static void require_supported(const NamedParameter& parameter,
                                 std::optional<at::ScalarType> other);
   void make_arrays(Arrays& arrays, std::size_t size, DType dtype) const;
-  // Of a parameter of this number.
+  // Returns the arrays of the parameter with this number.
   [[nodiscard]] const Arrays& arrays_of(std::size_t number) const {
     return arrays_[number < tensors_.size() - num_wide_ ? 0 : 1];
   }
@@ -175,7 +175,7 @@ class ModuleMemory {
   static at::Tensor view_of(const at::Tensor& flat, const Parameter& place,
                             std::size_t begin);
 
-  // Those that were set on the tensors, which outlive this object.
+  // Hooks that were set on the tensors, which outlive this object.
   struct Hooks {
     Hooks() = default;
     Hooks(const Hooks&) = delete;
@@ -188,7 +188,7 @@ class ModuleMemory {
 
   Gradients gradients_;
   ParameterLayout layout_;
-  std::vector<at::Tensor> tensors_;  // In layout order.
+  std::vector<at::Tensor> tensors_;  // in layout order
   std::size_t num_wide_ = 0;
   std::array<Arrays, 2> arrays_;
   std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
@@ -264,7 +264,7 @@ inline void ModuleMemory::check() const {
   }
 }
 
-// `other`: a type of 16 bits that another parameter has, and keeps.
+// `other` is a type of 16 bits that another parameter has, and keeps.
 inline void ModuleMemory::require_supported(
     const NamedParameter& parameter, std::optional<at::ScalarType> other) {
   const auto& [name, tensor] = parameter;

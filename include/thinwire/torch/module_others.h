@@ -18,19 +18,19 @@
 
 namespace thinwire::torch {
 
-/// What a checkpoint of a module has beside its trainable parameters: frozen
-/// ones and buffers that are dense, on the CPU and of a type that files know,
-/// and the further names of tensors that have several. The first name in the
-/// order of registration is the one that they are saved under, parameters
-/// before buffers. Of others a line is logged at construction.
+/// Tensors of a module's checkpoint beside its trainable parameters, and the
+/// further names of shared tensors. The tensors are frozen parameters and
+/// buffers that are dense, on the CPU and of a type that files support. Each is
+/// saved under its first name in the order of registration, parameters before
+/// buffers. At construction, a line is logged for each unsupported tensor.
 class ModuleOthers {
  public:
   explicit ModuleOthers(const ::torch::nn::Module& module);
 
-  /// Views of the tensors as they are now, or, where a tensor is not
-  /// contiguous, of a copy that lives until the next call.
+  /// Returns views of the current tensors, or of a copy that lives until the
+  /// next call if a tensor is not contiguous.
   [[nodiscard]] engine::Engine::Others describe();
-  /// Copies go back to their tensors.
+  /// Copies the copies back to their tensors.
   void write_back();
 
  private:
@@ -55,7 +55,7 @@ inline ModuleOthers::ModuleOthers(const ::torch::nn::Module& module)
   logs_ = false;
 }
 
-// Nothing: it is not saved.
+// Returns nothing if the tensor is not saved.
 inline std::optional<ModuleOthers::Type> ModuleOthers::type_of(
     const at::Tensor& tensor) {
   if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided)

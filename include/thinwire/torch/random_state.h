@@ -14,14 +14,14 @@
 
 namespace thinwire::torch {
 
-/// The state of LibTorch's default generator on the CPU, bytes: for
+/// Returns the state of LibTorch's default generator on the CPU in bytes, for
 /// checkpoint::Extra::own, since every rank draws its own numbers.
 ///
 ///   extra.own.put("random", torch::random_state());
 ///   ...
 ///   torch::set_random_state(report.extra.own.array("random"));
 ///
-/// The generator is the process's: ranks that are threads share it.
+/// The generator belongs to the process: ranks that are threads share it.
 [[nodiscard]] inline Buffer random_state() {
   at::Generator generator = at::detail::getDefaultCPUGenerator();
   const std::lock_guard lock(generator.mutex());
@@ -31,8 +31,8 @@ namespace thinwire::torch {
   return bytes;
 }
 
-/// What random_state() gave. Throws Error(kCorruptCheckpoint), and changes
-/// nothing, if it is of another type or length.
+/// Restores the result of random_state(). Throws Error(kCorruptCheckpoint), and
+/// changes nothing, if it has another type or length.
 inline void set_random_state(ConstView state) {
   at::Generator generator = at::detail::getDefaultCPUGenerator();
   const std::lock_guard lock(generator.mutex());

@@ -8,25 +8,26 @@
 
 namespace thinwire::zero {
 
-/// Copies between the memory that computes and the memory that holds what is
-/// offloaded, one after the other, while the caller goes on. What differs from
-/// device to device is behind this interface.
+/// Copies between the memory that computes and the memory that holds offloaded
+/// data, one after the other, while the caller continues. The interface hides
+/// the differences between devices.
 class CopyEngine {
  public:
-  /// Which copy, counted from 1; 0: none.
+  /// Number of a copy, counted from 1; 0 for none.
   using Ticket = std::uint64_t;
 
   virtual ~CopyEngine() = default;
 
-  /// Queued: `from` to `to`, of the same size and dtype, which do not overlap.
-  /// Both stay alive, `from` unchanged and `to` untouched, until the ticket has
-  /// been waited for.
+  /// Queues a copy of `from` to `to`, which have the same size and dtype and do
+  /// not overlap. Both must stay alive, `from` unchanged and `to` untouched,
+  /// until wait() has returned for the ticket.
   virtual Ticket queue(ConstView from, View to) = 0;
   /// Returns when this copy and all before it are done.
   virtual void wait(Ticket ticket) = 0;
 };
 
-/// Host memory to host memory, on a thread of its own.
+/// Makes an engine that copies from host memory to host memory on a thread of
+/// its own.
 [[nodiscard]] std::unique_ptr<CopyEngine> make_host_copy_engine();
 
 }  // namespace thinwire::zero

@@ -11,31 +11,33 @@
 
 namespace thinwire::zero {
 
-/// Which rank owns which elements.
+/// Assignment of elements to ranks.
 enum class Placement {
-  /// The flat array is cut into buckets, every bucket into as many nearly equal
-  /// pieces as there are ranks: every bucket's reduction loads all links alike,
-  /// and the owner of piece j is the server of chunk j in a compressed
+  /// Cuts the flat array into buckets, and every bucket into as many nearly
+  /// equal pieces as there are ranks. Every bucket's reduction thus loads all
+  /// links alike. The owner of piece j is the server of chunk j in a compressed
   /// exchange.
   kPerBucket,
-  /// DeepSpeed's: every group, one parameter after the other and padded, is cut
-  /// into equal slices.
+  /// DeepSpeed's: cuts every group, its parameters one after the other and
+  /// padded, into equal slices.
   kContiguous,
 };
 
 struct ShardLayoutOptions {
   Placement placement = Placement::kPerBucket;
-  /// kPerBucket: most elements of a bucket, >= 1; rounded down to the grid of
-  /// sums (kernels::kSumChunk), but at least one of its cells.
+  /// kPerBucket: most elements of a bucket, >= 1. They are rounded down to the
+  /// grid of sums (kernels::kSumChunk), to one of its cells at least.
   std::size_t bucket_elements = std::size_t{4} << 20;
-  /// kContiguous: parameters in the order of their index modulo the ranks.
+  /// kContiguous: whether parameters are ordered by their index modulo the
+  /// ranks.
   bool round_robin = false;
-  /// kPerBucket: where hosts are not flat, a bucket's pieces lie in the order
-  /// of places: those of local rank 0 of all hosts, then of local rank 1, ...
+  /// kPerBucket: if hosts are not flat, a bucket's pieces are ordered by place.
+  /// The pieces of local rank 0 of all hosts come first.
   comm::Hosts hosts{};
-  /// The layout's groups that are sharded over these ranks; empty: all.
+  /// Groups of the layout that are sharded over these ranks; empty for all.
   std::vector<std::size_t> groups{};
-  /// kPerBucket: only parameters that begin in these elements; of size 0: all.
+  /// kPerBucket: only parameters that begin in these elements; of size 0 for
+  /// all.
   Range part{};
 };
 
@@ -44,65 +46,67 @@ struct Fragment {
   int owner = 0;
   std::size_t parameter = 0;  ///< Index in the layout.
   Range range{};              ///< Within the parameter.
-  std::size_t position = 0;   ///< Of its first element in the owner's shard.
+  std::size_t position = 0;   ///< Index of the first in the owner's shard.
 
   bool operator==(const Fragment&) const = default;
 };
 
-/// What is reduced, and gathered, in one collective.
+/// Elements that are reduced, and gathered, in one collective.
 struct ShardBucket {
-  /// kPerBucket: of the flat array. kContiguous: of the group's own flat order,
-  /// all of it, without padding.
+  /// kPerBucket: a range of the flat array. kContiguous: the whole of the
+  /// group's own flat order, without padding.
   Range range{};
-  /// One per rank: together `range`, in the order of owners().
+  /// Pieces, one per rank, that make up `range` in the order of owners().
   std::vector<Range> pieces{};
-  std::vector<Range> within{};  ///< The same, from the bucket's beginning on.
+  std::vector<Range> within{};  ///< Pieces, counted from the bucket's start.
   std::vector<std::size_t> counts{};     ///< The pieces' sizes.
-  std::vector<std::size_t> positions{};  ///< Of the pieces in their shards.
-  /// kContiguous: elements of a slice, its padding included; else 0.
+  std::vector<std::size_t> positions{};  ///< The pieces' in their shards.
+  /// kContiguous: elements of a slice, including its padding. Otherwise 0.
   std::size_t slice = 0;
 };
 
-/// How the elements of a model are shared out over ranks. A rank's shard is its
-/// pieces of all buckets, one after the other; padding is in nobody's shard.
-/// What is saved speaks of parameters and fragments, never of placements.
+/// Distribution of a model's elements over ranks. A rank's shard is its pieces
+/// of all buckets, one after the other; padding is in no shard. Saved states
+/// refer to parameters and fragments, never to placements.
 class ShardLayout {
  public:
-  /// Throws Error(kInvalidArgument) unless ranks >= 1, and if the layout has
-  /// no such group, or hosts are not of so many ranks.
+  /// Returns the layout of the shards. Throws Error(kInvalidArgument) unless
+  /// ranks >= 1, the layout has the groups, and the hosts are those of so many
+  /// ranks.
   [[nodiscard]] static ShardLayout of(const ParameterLayout& layout, int ranks,
                                       const ShardLayoutOptions& options = {});
 
   [[nodiscard]] int ranks() const noexcept { return ranks_; }
-  /// The rank at each place: the order in which a bucket's pieces lie.
+  /// Returns the rank at each place, in the order of a bucket's pieces.
   [[nodiscard]] std::span<const int> owners() const noexcept { return owners_; }
   [[nodiscard]] std::span<const ShardBucket> buckets() const noexcept {
     return buckets_;
   }
-  /// Elements that a rank owns.
+  /// Returns the number of elements that a rank owns.
   [[nodiscard]] std::size_t shard_size(int rank) const {
     return shard_sizes_.at(static_cast<std::size_t>(rank));
   }
-  /// A rank's shard in its order.
+  /// Returns a rank's fragments in the order of its shard.
   [[nodiscard]] std::vector<Fragment> fragments(int rank) const;
-  /// The fragments of a parameter in the parameter's order.
+  /// Returns the fragments of a parameter in the parameter's order.
   [[nodiscard]] std::span<const Fragment> fragments_of(
       std::size_t parameter) const {
     return fragments_.at(parameter);
   }
-  /// Parameters in the order in which they lie in their buckets.
+  /// Returns the parameters in the order in which they lie in their buckets.
   [[nodiscard]] std::span<const std::size_t> order() const noexcept {
     return order_;
   }
-  /// kContiguous: elements of padding at the end of a rank's slice; else 0.
+  /// Returns the elements of padding at the end of a rank's slice with
+  /// kContiguous, otherwise 0.
   [[nodiscard]] std::size_t padding(std::size_t bucket, int rank) const;
 
-  /// The fragments of a rank as parameters of a layout of their own, in the
-  /// shard's order, with the groups of `layout`: what a rule is made for.
+  /// Returns a layout whose parameters are the fragments of a rank, in the
+  /// shard's order, with the groups of `layout`. Update rules are made for it.
   [[nodiscard]] ParameterLayout layout_of_shard(const ParameterLayout& layout,
                                                 int rank) const;
-  /// One line per bucket; before them, who has which place, unless that is the
-  /// order of ranks.
+  /// Returns one line per bucket. Unless ranks are in order, the places of
+  /// ranks come before them.
   [[nodiscard]] std::string describe() const;
 
  private:
