@@ -38,8 +38,7 @@ comm::Communicator& LowBitOptimizer::Impl::flat(comm::Communicator& comm) {
 }
 
 StepReport LowBitOptimizer::Impl::step(const StepInput& in, bool averaged) {
-  StepReport report{.phase = progress().phase,
-                    .loss_scale = in.loss_scale};
+  StepReport report{.phase = progress().phase, .loss_scale = in.loss_scale};
   {
     StepMeter meter(model.comm, report);
     ++steps;

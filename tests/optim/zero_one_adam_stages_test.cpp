@@ -21,11 +21,12 @@ struct Seen {
 std::vector<std::vector<Seen>> seen_in(int world, const ParameterLayout& layout,
                                        const test::Drive& run,
                                        const ZeroOneAdamOptions& options) {
-  return test::drive<Seen>(world, layout, run, test::zero_one_adam(options),
-                           [](Optimizer& optimizer, const StepReport& report,
-                              const std::vector<float>& params) {
-                             return Seen{report, optimizer.progress().phase, params};
-                           });
+  return test::drive<Seen>(
+      world, layout, run, test::zero_one_adam(options),
+      [](Optimizer& optimizer, const StepReport& report,
+         const std::vector<float>& params) {
+        return Seen{report, optimizer.progress().phase, params};
+      });
 }
 
 class ZeroOneAdamStages : public ::testing::TestWithParam<int> {};

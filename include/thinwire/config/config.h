@@ -175,7 +175,7 @@ struct KeyNote {
   /// Reason or replacement. For a supported key empty, or "auto: from the
   /// program" (AutoValues).
   std::string note;
-  std::string value{};  ///< What the file says, as JSON; of kAbsent empty.
+  std::string value{};  ///< Value in the file, as JSON; for kAbsent empty.
 };
 
 /// Returns a line: "fp16.enabled: supported", "dump_state: ignored (no effect):

@@ -112,10 +112,11 @@ class Engine {
   /// themselves, also if shards_masters().
   [[nodiscard]] ConstView masters() const noexcept;
   [[nodiscard]] double loss_scale() const noexcept;
-  /// Collective, at the beginning of a window. A dynamic scale continues from
-  /// it. Throws Error(kInvalidArgument) on all ranks unless all give the same
-  /// value, which is finite, > 0 and within the limits of a dynamic scale, and
-  /// Error(kFailedPrecondition) inside a window and unless parameters are fp16.
+  /// Sets the loss scale; a dynamic scale continues from it. Collective, at the
+  /// beginning of a window. Throws Error(kInvalidArgument) on all ranks unless
+  /// all pass the same value, finite, > 0 and within the limits of a dynamic
+  /// scale. Throws Error(kFailedPrecondition) inside a window, and unless
+  /// parameters are fp16.
   void set_loss_scale(double scale);
   /// Returns the factor by which the caller multiplies the loss, in fp32: the
   /// loss scale over gradient_accumulation_steps, however many backwards a

@@ -12,7 +12,7 @@ namespace thinwire::exchange {
 /// Elements with one scale: the smallest piece that travels.
 struct Block {
   Range values;            ///< Elements of the caller's flat array.
-  Range residual;          ///< As many elements of the residual.
+  Range residual;          ///< Elements of the residual, as many.
   std::size_t record = 0;  ///< Byte offset of its record, see record_bytes().
   int server = 0;          ///< Server that averages it; if flat, a rank.
 };

@@ -11,9 +11,9 @@
 #include "thinwire/core/dtype.h"
 #include "thinwire/optim/run_length.h"
 
-/// What a way to average costs, before a run has paid for it: time, bytes,
-/// messages and memory, by formulas. Local; nothing is measured here.
-/// docs/guide/plan.md describes the model.
+/// Predicts by formulas the time, bytes, messages and memory of each way to
+/// average, before a run. Local; nothing is measured here. docs/guide/plan.md
+/// describes the model.
 namespace thinwire::plan {
 
 /// Connections between ranks. All hosts hold equally many.

@@ -308,9 +308,9 @@ TEST(DuringBackward, RefusesWhatWouldDisturbItAndGoesOn) {
     ASSERT_GT(buckets.size(), 3u);
     grads = test::gradient(layout.size(), 2, comm.rank());
     optimizer.early()->reduce(grads, buckets.back());
-    test::expect_error(ErrorCode::kInvalidArgument,
-                       {"range", "apart from what is under way"},
-                       [&] { optimizer.early()->reduce(grads, buckets.back()); });
+    test::expect_error(
+        ErrorCode::kInvalidArgument, {"range", "apart from what is under way"},
+        [&] { optimizer.early()->reduce(grads, buckets.back()); });
     test::expect_error(ErrorCode::kInvalidArgument, {"range", "1024"}, [&] {
       optimizer.early()->reduce(grads, {0, 5});
     });
