@@ -234,7 +234,7 @@ TEST(SettingsOf, HasWhatDecidesTheResult) {
   EXPECT_EQ(settings.front(),
             (std::pair<std::string, std::string>{"optimizer", "onebit_adam"}));
   EXPECT_EQ(settings[2].second, "auto");
-  EXPECT_EQ(settings.size(), 22u);
+  EXPECT_EQ(settings.size(), 20u);
 }
 
 }  // namespace
