@@ -40,7 +40,7 @@ def test_the_readme_has_the_line() -> None:
 
 def test_tested_files_are_there() -> None:
     for _, file in FEATURES:
-        assert (ROOT / "python/tests" / file).is_file(), file
+        assert (ROOT / "python/tests/device" / file).is_file(), file
 
 
 def test_a_run_says_where_when_and_what() -> None:
