@@ -102,7 +102,8 @@ void set_model_parallel(Self& self, const CommunicatorHandle& comm) {
 }
 
 std::string phase(Self& self) {
-  return std::string(to_string(self.look().engine->optimizer().progress().phase));
+  return std::string(
+      to_string(self.look().engine->optimizer().progress().phase));
 }
 
 std::optional<std::int64_t> freeze_step(Self& self) {

@@ -298,8 +298,8 @@ void put_in_place(const Training& training, const Manifest& manifest,
   put_in_place(read.others, training.others);
   if (!read.adoption) {
     training.optimizer.set_masters(read.masters.empty()
-                                        ? ConstView(training.params)
-                                        : ConstView(read.masters.view()));
+                                       ? ConstView(training.params)
+                                       : ConstView(read.masters.view()));
     return;
   }
   for (std::string& note : read.adoption())

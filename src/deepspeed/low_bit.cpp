@@ -34,8 +34,7 @@ constexpr const char* kOrder = "residual_order";
 }  // namespace
 
 StepReport LowBitOptimizer::Impl::step(const StepInput& in, bool averaged) {
-  StepReport report{.phase = progress().phase,
-                    .loss_scale = in.loss_scale};
+  StepReport report{.phase = progress().phase, .loss_scale = in.loss_scale};
   {
     StepMeter meter(model.comm, report);
     ++steps;

@@ -190,8 +190,7 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_exact(StateDict state) {
   };
 }
 
-optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_frozen(
-    StateDict state) {
+optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
   struct Taken {
     Common common;
     std::int64_t frozen_at = 0;

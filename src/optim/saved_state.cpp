@@ -194,7 +194,7 @@ State rule_state(const UpdateRule& rule, const StepCounts& counts) {
 }
 
 Optimizer::Adoption adopt_rule_state(UpdateRule& rule, StepCounts& counts,
-                          StateDict state) {
+                                     StateDict state) {
   require_rule(state, rule.name());
   return
       [&counts, saved = StepCounts::load(state), of_rule = rule.adopt(state)] {

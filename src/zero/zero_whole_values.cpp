@@ -49,9 +49,9 @@ std::vector<float> ZeroOptimizer::full_gradient(std::string_view name,
   const std::size_t index = index_of(impl_->layout, name);
   if (!grads.empty())
     optim::require_view("grads", grads, impl_->layout.size(), true, true);
-  const bool is_there = grads.empty()
-                            ? impl_->window.awaits_step()
-                            : impl_->options.stage == 1 && impl_->window.backwards() == 0;
+  const bool is_there = grads.empty() ? impl_->window.awaits_step()
+                                      : impl_->options.stage == 1 &&
+                                            impl_->window.backwards() == 0;
   if (!is_there)
     refuse("full_gradient: only between the last backward and step()");
   impl_->require_same_array(grads);

@@ -66,12 +66,12 @@ TEST(DeepSpeedState, IsNotThatOfTheOtherSemantics) {
   comm::run_local_ranks(1, [&](comm::Communicator& comm) {
     OnebitAdam reference(comm, layout, {.freeze_step = 1});
     optim::OnebitAdam own(comm, layout, {.freeze_step = 1});
-    test::expect_error(ErrorCode::kCorruptCheckpoint,
-                       {"onebit_adam", "deepspeed"},
-                       [&] { reference.load_state_dict(copy_of(own.state())); });
-    test::expect_error(ErrorCode::kCorruptCheckpoint,
-                       {"onebit_adam", "deepspeed"},
-                       [&] { own.load_state_dict(copy_of(reference.state())); });
+    test::expect_error(
+        ErrorCode::kCorruptCheckpoint, {"onebit_adam", "deepspeed"},
+        [&] { reference.load_state_dict(copy_of(own.state())); });
+    test::expect_error(
+        ErrorCode::kCorruptCheckpoint, {"onebit_adam", "deepspeed"},
+        [&] { own.load_state_dict(copy_of(reference.state())); });
   });
 }
 

@@ -150,7 +150,8 @@ class ByHand {
 
   /// The next step sends gradients, in the dtype of the wire.
   [[nodiscard]] bool travels() const {
-    return comm.size() > 1 && optimizer->progress().phase == optim::Phase::kExact;
+    return comm.size() > 1 &&
+           optimizer->progress().phase == optim::Phase::kExact;
   }
 
   const ParameterLayout layout = model_layout();

@@ -296,7 +296,8 @@ TEST(EngineUneven, MeansAreOfAsManySteps) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     Driven driven(comm, config_of("zero_one_adam", DType::kFloat32, 1));
     std::int64_t t = 1;
-    for (; driven.engine.optimizer().progress().phase != optim::Phase::kLocal; ++t) {
+    for (; driven.engine.optimizer().progress().phase != optim::Phase::kLocal;
+         ++t) {
       driven.backward({.step = t});
       driven.engine.step();
     }

@@ -79,7 +79,8 @@ TEST(EngineSchedule, BeginsAsTheConfigurationSays) {
       driven.backward({.step = 1});
       const double reported = driven.engine.step().learning_rate;
       EXPECT_EQ(reported, driven.engine.optimizer().groups().learning_rate(0));
-      return std::pair(reported, driven.engine.optimizer().groups().learning_rate(1));
+      return std::pair(reported,
+                       driven.engine.optimizer().groups().learning_rate(1));
     };
     using Rates = std::pair<double, double>;
     EXPECT_EQ(first_rates({}), (Rates{0.01, 0.03}));

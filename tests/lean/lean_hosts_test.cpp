@@ -162,10 +162,9 @@ TEST_P(LeanHosts, WhatIsReducedEarlyChangesNothing) {
         early.optimizer->early()->finish();
         early.optimizer->step(early.params.view(), begun.view());
         EXPECT_TRUE(test::same_bits<float>(early.full(), run.full())) << t;
-        test::expect_error(
-            ErrorCode::kFailedPrecondition, {"measure:"}, [&] {
-              early.optimizer->early()->measure(ConstView(own), buckets[0]);
-            });
+        test::expect_error(ErrorCode::kFailedPrecondition, {"measure:"}, [&] {
+          early.optimizer->early()->measure(ConstView(own), buckets[0]);
+        });
       }
     });
 }
@@ -182,12 +181,14 @@ TEST(LeanHostsFreeze, TheAutomaticOneAndItsGateAreThoseOfOneRank) {
       LeanRun run(comm, test::small_layout(), DType::kFloat32, o);
       std::int64_t first = 0;
       if (is_gated)
-        run.optimizer->freeze()->set_gate([&](const optim::FreezeRequest& asked) {
-          EXPECT_GE(asked.time_exchange(), 0);
-          if (first == 0) first = asked.step;
-          return asked.step > first;
-        });
-      for (std::int64_t t = 1; t <= 160 && run.optimizer->freeze()->frozen_at() == 0; ++t)
+        run.optimizer->freeze()->set_gate(
+            [&](const optim::FreezeRequest& asked) {
+              EXPECT_GE(asked.time_exchange(), 0);
+              if (first == 0) first = asked.step;
+              return asked.step > first;
+            });
+      for (std::int64_t t = 1;
+           t <= 160 && run.optimizer->freeze()->frozen_at() == 0; ++t)
         run.step(test::gradient(run.layout.size(), t, 0));  // on all ranks
       if (comm.rank() == 0) found = run.optimizer->freeze()->frozen_at();
     });

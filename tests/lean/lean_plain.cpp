@@ -163,7 +163,8 @@ Run run(const LeanRanks& ranks, const ParameterLayout& layout,
       seen.full = own.full();
       seen.params = own.values();
       EXPECT_EQ(own.optimizer->progress().steps, t);
-      EXPECT_EQ(own.optimizer->freeze()->frozen_at(), t < kLateFreeze ? 0 : kLateFreeze);
+      EXPECT_EQ(own.optimizer->freeze()->frozen_at(),
+                t < kLateFreeze ? 0 : kLateFreeze);
       if (t <= kLateFreeze)
         expect_exact(t, comm.rank(), seen, twin, grads, result);
     }

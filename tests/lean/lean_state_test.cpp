@@ -55,7 +55,8 @@ TEST(LeanState, ARunGoesOnWithTheSameBitsFromEveryStep) {
           const StateDict state = copy_of(run.optimizer->state());
           copy(run.params, other.params);
           other.optimizer->load_state_dict(state);
-          EXPECT_EQ(other.optimizer->freeze()->frozen_at(), run.optimizer->freeze()->frozen_at());
+          EXPECT_EQ(other.optimizer->freeze()->frozen_at(),
+                    run.optimizer->freeze()->frozen_at());
           EXPECT_TRUE(test::same_bits<float>(other.full(), run.full()));
           run.step(grads(run, ++t, comm.rank()));
           other.step(grads(run, t, comm.rank()));
@@ -129,7 +130,8 @@ TEST(LeanState, OtherRanksTakeUpAllButResidualsAsTheyAre) {
           copy(from.params, run.params);
           test::adopt(comm, *run.optimizer, from.states);
           EXPECT_EQ(run.optimizer->progress().steps, steps);
-          EXPECT_EQ(run.optimizer->freeze()->frozen_at(), steps < kFreeze ? 0 : kFreeze);
+          EXPECT_EQ(run.optimizer->freeze()->frozen_at(),
+                    steps < kFreeze ? 0 : kFreeze);
           EXPECT_TRUE(test::same_bits<float>(run.full(), from.full))
               << steps << " steps, " << world << " ranks";
           for (std::int64_t t = steps + 1; t <= 8; ++t) {

@@ -40,7 +40,8 @@ TEST(LeanSteps, AGradientThatIsNotFiniteOnOneRankSkipsTheStepEverywhere) {
         const bool early = t % 2 == 0 && run.optimizer->early()->reduces();
         optim::StepReport report;
         if (early) {
-          run.optimizer->early()->reduce(bad, run.optimizer->early()->buckets()[0]);
+          run.optimizer->early()->reduce(bad,
+                                         run.optimizer->early()->buckets()[0]);
           report = run.optimizer->step(run.params.view(), bad);
         } else {
           report = run.step(bad);
@@ -166,10 +167,11 @@ TEST(LeanSteps, TheAutomaticFreezeDependsOnNobody) {
         o.exchange.bucket_elements = bucket;
         // In fp32 means of equal values are those values, on 2^k ranks.
         LeanRun run(comm, test::small_layout(), DType::kFloat32, o);
-        for (std::int64_t t = 1; t <= 160 && run.optimizer->freeze()->frozen_at() == 0;
-             ++t)
+        for (std::int64_t t = 1;
+             t <= 160 && run.optimizer->freeze()->frozen_at() == 0; ++t)
           run.step(grads(run, t, 0));  // the same on all ranks
-        if (comm.rank() == 0) found.push_back(run.optimizer->freeze()->frozen_at());
+        if (comm.rank() == 0)
+          found.push_back(run.optimizer->freeze()->frozen_at());
       });
   EXPECT_GT(found[0], 5);
   EXPECT_EQ(found, std::vector<std::int64_t>(found.size(), found[0]));

@@ -58,7 +58,8 @@ TEST_P(Resume, ContinuesBitEqual) {
             two = std::make_unique<OnebitAdam>(comm, layout, options);
             two->load_state_dict(copy_of(one.state()));
             same = params;
-            EXPECT_EQ(two->groups().learning_rate(0), one.groups().learning_rate(0));
+            EXPECT_EQ(two->groups().learning_rate(0),
+                      one.groups().learning_rate(0));
             EXPECT_EQ(two->progress().phase, one.progress().phase);
           }
         }

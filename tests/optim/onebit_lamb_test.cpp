@@ -181,10 +181,12 @@ TEST(OnebitLamb, ClampsWithTheLimitsOfTheGroup) {
       auto grads = shrinking(layout, t, comm.rank());
       if (optimizer.step(params, grads).phase != Phase::kExact) {
         for (std::size_t i = 0; i < 2; ++i)
-          left_the_limits |= optimizer.progress().lamb_coeffs[i] > (i == 0 ? 0.2 : 30);
+          left_the_limits |=
+              optimizer.progress().lamb_coeffs[i] > (i == 0 ? 0.2 : 30);
         continue;
       }
-      EXPECT_EQ(optimizer.progress().lamb_coeffs, (std::vector{0.2, 20.0})) << t;
+      EXPECT_EQ(optimizer.progress().lamb_coeffs, (std::vector{0.2, 20.0}))
+          << t;
       for (std::size_t i = 0; i < 2; ++i)
         average[i] = 0.5 * average[i] + (1 - 0.5) * (i == 0 ? 0.2 : 20.0);
       const StateDict state = copy_of(optimizer.state());

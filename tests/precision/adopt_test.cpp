@@ -102,7 +102,8 @@ TEST(AdoptMasters, ComeFromFp32ParametersWithANewLossScale) {
         // And back: the fp32 optimizer needs nothing else.
         const auto back = tested.make(comm, layout);
         back->adopt(copy_of(run.optimizer->state()))();
-        EXPECT_TRUE(test::same_state(copy_of(back->state()), copy_of(wide->state())))
+        EXPECT_TRUE(
+            test::same_state(copy_of(back->state()), copy_of(wide->state())))
             << tested.name;
       }
     });

@@ -43,7 +43,8 @@ TEST_P(Overflow, Item27SkipsTheStepOnAllRanksInEveryPhase) {
       SCOPED_TRACE(t);
       const auto grads = test::grid_gradient(layout, t, comm.rank());
       // In bf16 local steps stay local: the test below.
-      if (hit.optimizer->progress().phase != Phase::kLocal || dtype == DType::kFloat16) {
+      if (hit.optimizer->progress().phase != Phase::kLocal ||
+          dtype == DType::kFloat16) {
         auto bad = grads;
         if (comm.rank() == static_cast<int>(t) % comm.size())
           bad[static_cast<std::size_t>(t * 37)] =

@@ -119,8 +119,8 @@ struct Side {
 
 void expect_same(const Side& a, const Side& b) {
   EXPECT_TRUE(test::same_bytes(a.params.view(), b.params.view()));
-  EXPECT_TRUE(
-      test::same_state(copy_of(a.optimizer->state()), copy_of(b.optimizer->state())));
+  EXPECT_TRUE(test::same_state(copy_of(a.optimizer->state()),
+                               copy_of(b.optimizer->state())));
 }
 
 TEST_P(ReduceEarly, GivesTheBitsOfAPlainStep) {
@@ -146,7 +146,8 @@ TEST_P(ReduceEarly, GivesTheBitsOfAPlainStep) {
           values[t == 1 ? kSumChunk + 7 : 2 * kSumChunk + 32] =
               std::numeric_limits<float>::infinity();
         const Buffer grads = test::converted(values, dtype);
-        const bool exact = sides.back().optimizer->progress().phase == Phase::kExact;
+        const bool exact =
+            sides.back().optimizer->progress().phase == Phase::kExact;
         EXPECT_EQ(sides.back().optimizer->early()->reduces(), exact);
         const StepReport want =
             sides.back().step(test::copied(grads.view()), {});
@@ -174,28 +175,27 @@ TEST_P(ReduceEarly, IsRefusedWhereNothingIsAveragedExactly) {
   const auto& [world, precision, tested] = GetParam();
   const ParameterLayout layout = chunked_layout();
   const DType dtype = dtype_of_params(precision);
-  comm::run_local_ranks(
-      world, [&, precision = precision, &test_case = tested](auto& comm) {
-        Side one{make(comm, layout, test_case, precision),
-                 test::converted(test::normal(layout.size(), 3), dtype)};
-        Side plain{make(comm, layout, test_case, precision),
-                   test::converted(test::normal(layout.size(), 3), dtype)};
-        for (std::int64_t t = 1; t <= test_case.steps; ++t) {
-          const Buffer grads = test::converted(
-              test::grid_gradient(layout, t, comm.rank()), dtype);
-          Buffer own = test::copied(grads.view());
-          if (one.optimizer->progress().phase != Phase::kExact) {
-            EXPECT_FALSE(one.optimizer->early()->reduces());
-            test::expect_error(
-                ErrorCode::kFailedPrecondition, {"reduce:"}, [&] {
-                  one.optimizer->early()->reduce(own.view(), {0, kSumChunk});
-                });
-          }
-          (void)one.step(std::move(own), {});
-          (void)plain.step(test::copied(grads.view()), {});
-          expect_same(one, plain);
-        }
-      });
+  comm::run_local_ranks(world, [&, precision = precision,
+                                &test_case = tested](auto& comm) {
+    Side one{make(comm, layout, test_case, precision),
+             test::converted(test::normal(layout.size(), 3), dtype)};
+    Side plain{make(comm, layout, test_case, precision),
+               test::converted(test::normal(layout.size(), 3), dtype)};
+    for (std::int64_t t = 1; t <= test_case.steps; ++t) {
+      const Buffer grads =
+          test::converted(test::grid_gradient(layout, t, comm.rank()), dtype);
+      Buffer own = test::copied(grads.view());
+      if (one.optimizer->progress().phase != Phase::kExact) {
+        EXPECT_FALSE(one.optimizer->early()->reduces());
+        test::expect_error(ErrorCode::kFailedPrecondition, {"reduce:"}, [&] {
+          one.optimizer->early()->reduce(own.view(), {0, kSumChunk});
+        });
+      }
+      (void)one.step(std::move(own), {});
+      (void)plain.step(test::copied(grads.view()), {});
+      expect_same(one, plain);
+    }
+  });
 }
 
 TEST_P(ReduceEarly, RefusesRangesOffTheGrid) {

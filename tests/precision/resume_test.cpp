@@ -48,7 +48,8 @@ TEST_P(Resume, ContinuesBitEqualFromEveryCall) {
       for (Training& run : resumed) {
         ASSERT_EQ(run.step(grads).applied, applied) << "call " << call;
         ASSERT_EQ(run.optimizer->loss_scale(), main.optimizer->loss_scale());
-        ASSERT_EQ(run.optimizer->progress().phase, main.optimizer->progress().phase);
+        ASSERT_EQ(run.optimizer->progress().phase,
+                  main.optimizer->progress().phase);
         ASSERT_TRUE(test::same_bytes(run.params.view(), main.params.view()))
             << "call " << call;
         ASSERT_TRUE(test::same_state(copy_of(run.optimizer->state()),
@@ -164,8 +165,9 @@ TEST(Masters, AreSynchronizedToParametersThatFitOnly) {
     Buffer longer(layout.size() + 1, DType::kFloat16);
     Buffer other(layout.size(), DType::kBFloat16);
     for (Buffer* wrong : {&longer, &other}) {
-      test::expect_error(ErrorCode::kInvalidArgument, {"params"},
-                         [&] { optim::synchronize(*run.optimizer, wrong->view()); });
+      test::expect_error(ErrorCode::kInvalidArgument, {"params"}, [&] {
+        optim::synchronize(*run.optimizer, wrong->view());
+      });
       EXPECT_TRUE(test::same_state(copy_of(run.optimizer->state()), before));
     }
     test::expect_error(ErrorCode::kInvalidArgument, {"params"},

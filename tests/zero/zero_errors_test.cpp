@@ -251,13 +251,17 @@ TEST(ZeroErrors, WholeValuesAreOfWhatThereIs) {
     }
     expect_error(kPrecondition, {"set_full_gradient"},
                  [&] { zero.set_full_gradient("first", values); });
-    refused({"group", "below 2"}, [&] { zero.groups().set_learning_rate(2, 0.1); });
+    refused({"group", "below 2"},
+            [&] { zero.groups().set_learning_rate(2, 0.1); });
     refused({"group", "below 2"},
             [&] { static_cast<void>(zero.groups().learning_rate(2)); });
     refused({"learning_rate"}, [&] { zero.groups().set_learning_rate(0, -1); });
-    refused({"learning_rate"}, [&] { zero.groups().set_learning_rate(1, NAN); });
-    refused({"group", "below 2"}, [&] { zero.groups().set_weight_decay(2, 0.1); });
-    refused({"weight_decay", "-1"}, [&] { zero.groups().set_weight_decay(1, -1); });
+    refused({"learning_rate"},
+            [&] { zero.groups().set_learning_rate(1, NAN); });
+    refused({"group", "below 2"},
+            [&] { zero.groups().set_weight_decay(2, 0.1); });
+    refused({"weight_decay", "-1"},
+            [&] { zero.groups().set_weight_decay(1, -1); });
     pair.expect_same();
   });
 }

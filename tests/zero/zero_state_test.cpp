@@ -62,7 +62,8 @@ TEST(ZeroState, AContinuedRunHasTheSameBits) {
             kernels::convert(run.params.view(), other.params.view());
           other.optimizer->load_state_dict(state);
           EXPECT_TRUE(test::same_bytes(other.params.view(), run.params.view()));
-          EXPECT_EQ(other.optimizer->progress().steps, run.optimizer->progress().steps);
+          EXPECT_EQ(other.optimizer->progress().steps,
+                    run.optimizer->progress().steps);
           EXPECT_EQ(other.optimizer->progress().skipped, 1);
           EXPECT_EQ(other.optimizer->loss_scale(), run.optimizer->loss_scale());
           EXPECT_EQ(other.optimizer->groups().learning_rate(1), 0.5);

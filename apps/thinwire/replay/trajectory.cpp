@@ -125,7 +125,8 @@ class Run {
     kind_.compare_log({comparison_, t, log}, state);
     compare_state(t, state);
     for (const json& state_step : log.at("state_step"))
-      comparison_.text({t, "state_step"}, fmt::format("{}", optimizer.progress().steps),
+      comparison_.text({t, "state_step"},
+                       fmt::format("{}", optimizer.progress().steps),
                        state_step.dump());
     if (resumes_after(t)) resume();
     compare_flag(t, log, "averaged_next",

@@ -100,8 +100,8 @@ struct StepReport {
 
 /// Where training stands; the same on all ranks.
 struct Progress {
-  std::int64_t steps = 0;    ///< Steps that count; skipped ones do not.
-  std::int64_t skipped = 0;  ///< Steps with a gradient that was not finite.
+  std::int64_t steps = 0;       ///< Steps that count; skipped ones do not.
+  std::int64_t skipped = 0;     ///< Steps with a gradient that was not finite.
   Phase phase = Phase::kExact;  ///< How the next step will average.
   /// The planned last exact step, which options name or imply, or a state has.
   /// 1-bit optimizers may say kAutoFreeze; the variance of 0/1 Adam may change

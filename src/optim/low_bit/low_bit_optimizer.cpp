@@ -118,8 +118,7 @@ FreezeStage* LowBitOptimizer::freeze() { return impl_->freeze_stage; }
 void LowBitOptimizer::set_masters(ConstView params) {
   require(params.size() == impl_->model.size(), "params",
           fmt::format("{} elements", impl_->model.size()), params.size());
-  if (impl_->local_updates != nullptr)
-    impl_->local_updates->begin_anew(params);
+  if (impl_->local_updates != nullptr) impl_->local_updates->begin_anew(params);
 }
 
 State LowBitOptimizer::state() const { return impl_->state(); }

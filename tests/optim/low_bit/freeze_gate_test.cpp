@@ -75,7 +75,8 @@ TYPED_TEST(FreezeGates, AnExchangeThatIsTimedChangesNoBit) {
         EXPECT_TRUE(test::same_bytes(b.params, a.params));
       }
       EXPECT_EQ(asked, 1);
-      const StateDict want = copy_of(plain->state()), got = copy_of(timed->state());
+      const StateDict want = copy_of(plain->state()),
+                      got = copy_of(timed->state());
       for (const char* key : {"worker_error", "server_error"})
         EXPECT_TRUE(test::same_bytes(got.array(key), want.array(key)));
     });

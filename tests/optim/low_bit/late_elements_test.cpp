@@ -272,7 +272,8 @@ TEST_P(LateResume, ContinuesBitEqual) {
             EXPECT_EQ(got.masked, want.masked) << "step " << t;
             EXPECT_EQ(got.heavy, want.heavy) << "step " << t;
             EXPECT_EQ(got.revived, want.revived) << "step " << t;
-            ASSERT_TRUE(test::same_state(copy_of(two->state()), copy_of(one->state())))
+            ASSERT_TRUE(
+                test::same_state(copy_of(two->state()), copy_of(one->state())))
                 << "step " << t;
           }
           if (t != at) continue;

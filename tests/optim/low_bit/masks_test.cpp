@@ -98,7 +98,8 @@ class ScriptMasks : public ::testing::TestWithParam<std::tuple<int, Kind>> {
   // As a load goes: parameters are those of the last exchange.
   static Notes load(Optimizer& to, const Optimizer& from,
                     std::vector<float>& params) {
-    const ConstView exchanged = optim::exchanged_params(from, View(std::span(params)));
+    const ConstView exchanged =
+        optim::exchanged_params(from, View(std::span(params)));
     const auto values = exchanged.as<float>();
     params = {values.begin(), values.end()};
     Notes notes = to.load_state_dict(copy_of(from.state()));
@@ -222,9 +223,9 @@ TEST(MaskArguments, AreChecked) {
     OnebitAdam optimizer(comm, layout(), {});
     test::expect_error(ErrorCode::kInvalidArgument, {"group", "[0, 2)", "2"},
                        [&] { optimizer.groups().set_exp_avg_mask(2, {}); });
-    test::expect_error(ErrorCode::kInvalidArgument,
-                       {"exp_avg_mask", "1500", "3 values"},
-                       [&] { optimizer.groups().set_exp_avg_mask(0, Mask(3, 1.0f)); });
+    test::expect_error(
+        ErrorCode::kInvalidArgument, {"exp_avg_mask", "1500", "3 values"},
+        [&] { optimizer.groups().set_exp_avg_mask(0, Mask(3, 1.0f)); });
     DataParallel exact(comm, std::make_unique<Adam>(layout(), AdamOptions{}));
     test::expect_error(ErrorCode::kInvalidArgument, {"exp_avg_mask"},
                        [&] { exact.groups().set_exp_avg_mask(0, mask(true)); });

@@ -48,8 +48,8 @@ TEST_P(LowBitNonfinite, ChangesNothingWhereRanksExchange) {
         EXPECT_EQ(report.nonfinite_rank, guilty) << "step " << t;
         EXPECT_EQ(params, before) << "step " << t;
         EXPECT_EQ(optimizer->progress().skipped, ++skipped);
-        EXPECT_TRUE(
-            test::same_state(copy_of(optimizer->state()), state, {"skipped_steps"}))
+        EXPECT_TRUE(test::same_state(copy_of(optimizer->state()), state,
+                                     {"skipped_steps"}))
             << "step " << t;
       }
       EXPECT_TRUE(optimizer->step(params, grads).applied);

@@ -70,10 +70,10 @@ struct Trained {
 
   StepReport step(std::int64_t t, int rank) {
     for (std::size_t g = 0; g < 2; ++g)
-      optimizer->groups().set_learning_rate(g,
-                                   g == 1 && (t == 4 || (t >= 12 && t <= 14))
-                                       ? 0
-                                       : 0.001 * static_cast<double>(40 - t));
+      optimizer->groups().set_learning_rate(
+          g, g == 1 && (t == 4 || (t >= 12 && t <= 14))
+                 ? 0
+                 : 0.001 * static_cast<double>(40 - t));
     auto grads = test::gradient_with_gaps(test::grouped_layout(), t, rank);
     if (t >= 9) grads[1060] = rank == 0 ? 0.5f : 0.0f;  // of "dead"
     if ((t == 5 || t == 13 || t == 15 || t == 18) && rank == 0) grads[7] = NAN;

@@ -59,7 +59,8 @@ TEST_P(LowBitResume, ContinuesBitEqualFromEveryStep) {
       run.optimizer = test_case.make(comm, layout);
       run.optimizer->load_state_dict(copy_of(main.optimizer->state()));
       run.params = main.params;
-      EXPECT_EQ(run.optimizer->progress().phase, main.optimizer->progress().phase);
+      EXPECT_EQ(run.optimizer->progress().phase,
+                main.optimizer->progress().phase);
       EXPECT_TRUE(test::same_state(copy_of(run.optimizer->state()),
                                    copy_of(main.optimizer->state())));
     };

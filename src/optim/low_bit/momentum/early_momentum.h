@@ -32,8 +32,8 @@ class EarlyMomentum {
   [[nodiscard]] bool is_on() const {
     return model_.settings.exchange.during_backward && model_.compresses();
   }
-  /// As EarlyGradients::buckets(): as many as the exchange has, each of which lets
-  /// one of those leave.
+  /// As EarlyGradients::buckets(): as many as the exchange has, each of which
+  /// lets one of those leave.
   [[nodiscard]] std::vector<Range> buckets() const;
 
   /// Collective, queued: elements `range` of the gradients of step `number` are
