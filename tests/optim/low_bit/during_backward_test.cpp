@@ -315,7 +315,7 @@ TEST(DuringBackward, RefusesWhatWouldDisturbItAndGoesOn) {
       optimizer.early()->reduce(grads, {0, 5});
     });
     for (const auto& call : std::vector<std::function<void()>>{
-             [&] { copy_of((void)optimizer.state()); },
+             [&] { (void)copy_of(optimizer.state()); },
              [&] { optimizer.load_state_dict(state); },
              [&] { (void)optimizer.residual_ratio(); }})
       test::expect_error(ErrorCode::kFailedPrecondition,
