@@ -46,10 +46,10 @@ class LineFile {
 /// What one line says beside the report.
 struct TelemetryExtra {
   MemoryUse memory{};
-  /// Of the optimizer's residuals, LowBitOptimizer::residual_ratio(); nothing:
+  /// Of the optimizer's residuals, Optimizer::residual_ratio(); nothing:
   /// none, or not asked for in this step.
   std::optional<double> residual_ratio{};
-  /// Optimizer::lamb_coeffs() of this step; empty unless it is LAMB's.
+  /// Progress::lamb_coeffs of this step; empty unless it is LAMB's.
   std::vector<double> lamb_coeffs{};
 };
 
