@@ -52,7 +52,7 @@ TEST_P(Adopt, GoesOnBitEqualFromTheWeightsOfTheLastExchange) {
       EXPECT_TRUE(test::same_bytes(weights.view(), first.view()));
       was_behind = was_behind || optim::steps_behind(optimizer) > 0;
       latest.params = std::move(weights);
-      latest.repeat_local_steps();
+      latest.optimizer->local_steps()->repeat(latest.params.view());
       EXPECT_TRUE(test::same_bytes(latest.params.view(), main.params.view()))
           << "before call " << call;
       EXPECT_TRUE(test::same_bytes(latest.optimizer->masters(),
@@ -94,7 +94,7 @@ TEST(AdoptMasters, ComeFromFp32ParametersWithANewLossScale) {
         });
         state.put("masters", params);
         run.optimizer->adopt(std::move(state))();
-        run.repeat_local_steps();
+        run.optimizer->local_steps()->repeat(run.params.view());
         EXPECT_TRUE(test::same_bytes(run.optimizer->masters(), params));
         EXPECT_TRUE(run.params_are_rounded_masters());
         EXPECT_EQ(run.optimizer->loss_scale(),

@@ -142,14 +142,6 @@ struct Training {
     return optimizer->step(params.view(), rounded.view());
   }
 
-  /// After a load: parameters become the masters, rounded.
-  void repeat_local_steps() {
-    if (optim::LocalSteps* const local = optimizer->local_steps())
-      local->repeat(params.view());
-    else
-      optimizer->write_params(params.view());
-  }
-
   /// The parameters are the masters, rounded.
   [[nodiscard]] ::testing::AssertionResult params_are_rounded_masters() const {
     return same_bytes(params.view(),
