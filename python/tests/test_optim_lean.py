@@ -114,7 +114,6 @@ def test_what_the_program_writes_counts(at: int) -> None:
     ("dtype", "keywords", "text"),
     [
         (torch.float16, {}, "float32 or bfloat16 with lean_onebit_adam"),
-        (torch.float32, {"semantics": "deepspeed"}, "corrected with lean_onebit_adam"),
         (torch.float32, {"denominator_bits": 2}, "denominator_bits must be"),
     ],
 )

@@ -98,14 +98,13 @@ def test_every_field_of_cpp_has_a_keyword_with_its_default(kind: Any) -> None:
     config = _core.Config()
     assert parameters["max_grad_norm"].default == config.gradient_clipping
     assert parameters["threads"].default == config.comm.num_threads
-    assert parameters["semantics"].default == config.semantics.name
 
 
 CASES = [
     (kind, name)
     for kind in KINDS
     for name in inspect.signature(kind).parameters
-    if name not in FREE and name != "semantics"
+    if name not in FREE
 ]
 
 
@@ -154,6 +153,7 @@ def test_unknown_keywords_are_named_with_the_nearest(kind: Any) -> None:
         ("calibrated_clipping", "leave it out"),
         ("scale", "leave it out"),
         ("exchanged", "leave it out"),
+        ("semantics", "configuration of thinwire.initialize"),
     ],
 )
 def test_keywords_of_earlier_versions_say_what_to_write(
@@ -195,11 +195,6 @@ def test_switches_of_torch(name: str) -> None:
             {"hierarchy": "ring"},
             InvalidArgument,
             "hierarchy: must be 'auto' or 'flat' or 'by_host', got 'ring'",
-        ),
-        (
-            {"semantics": "x"},
-            InvalidArgument,
-            "semantics: must be 'corrected' or 'deep",
         ),
         ({"residual_dtype": torch.int8}, InvalidArgument, "residual_dtype: must be"),
         ({"lr": -1.0}, InvalidArgument, "^lr must be finite.*-1"),

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "deepspeed/low_bit.h"
 
-#include <fmt/format.h>
-
 #include <cmath>
 #include <memory>
 #include <string>
@@ -14,11 +12,9 @@
 #include "optim/saved_state.h"
 #include "optim/verification.h"
 #include "thinwire/comm/agreement.h"
-#include "thinwire/core/checksum.h"
 
 namespace thinwire::deepspeed {
 
-using exchange::CompressedAllReduce;
 using optim::GroupRange;
 using optim::StepInput;
 using optim::StepMeter;
@@ -28,10 +24,18 @@ namespace {
 
 constexpr const char* kWorkerError = "worker_error";
 constexpr const char* kServerError = "server_error";
-// An integer of states that have residuals; missing until version 0.7.
+// An integer of states whose residuals are in the order of worker_error();
+// missing until version 0.7.
 constexpr const char* kOrder = "residual_order";
 
 }  // namespace
+
+comm::Communicator& LowBitOptimizer::Impl::flat(comm::Communicator& comm) {
+  require(comm.hosts().is_flat(), "ranks_per_host",
+          "1 with deepspeed semantics, whose exchanges are flat",
+          comm.hosts().ranks_per_host);
+  return comm;
+}
 
 StepReport LowBitOptimizer::Impl::step(const StepInput& in, bool averaged) {
   StepReport report{.phase = progress().phase, .loss_scale = in.loss_scale};
@@ -74,10 +78,7 @@ void LowBitOptimizer::Impl::sum(View values, std::span<const GroupRange> which,
 
 CompressedAllReduce& LowBitOptimizer::Impl::exchange() {
   if (!exchange_) {
-    exchange_ = std::make_unique<CompressedAllReduce>(
-        model.comm, model.pool, units,
-        exchange::CompressedAllReduceOptions{.blocks = model.block_options,
-                                             .checks_finite = false});
+    exchange_ = std::make_unique<CompressedAllReduce>(model.comm, units);
     exchange_->set_observer(model.observer);
   }
   return *exchange_;
@@ -108,24 +109,13 @@ optim::State LowBitOptimizer::Impl::state() const {
   state.add_free("exp_avg", adam.exp_avg().view().subview(0, model.size()));
   state.add_free("exp_avg_sq", adam.exp_avg_sq().view());
   if (exchange_) {
-    state.common.put_integer(kOrder, order_of_residuals());
+    state.common.put_integer(kOrder, 1);
     state.add_free(kWorkerError, exchange_->worker_error());
     state.add_free(kServerError, exchange_->server_error());
   }
   add_own(state);
   state.owner = optim::layout_owner(adam.layout());
   return own_state(std::move(state));
-}
-
-// It follows from the size of the buckets which residual is where.
-std::int64_t LowBitOptimizer::Impl::order_of_residuals() const {
-  const exchange::BlockLayout layout(units, model.block_options);
-  std::vector<std::int64_t> places;
-  for (const exchange::Block& block : layout.blocks())
-    for (const std::size_t at :
-         {block.values.offset, block.residual.offset, block.residual.size})
-      places.push_back(static_cast<std::int64_t>(at));
-  return static_cast<std::int64_t>(checksum(places));
 }
 
 // Until version 0.7 states did not say in which order residuals are: they are
@@ -136,11 +126,6 @@ optim::Adoption LowBitOptimizer::Impl::adopt_residuals(StateDict& state,
                           state.has_scalar(kOrder) &&
                           state.has_array(kWorkerError);
   if (!takes_them) return [this] { clear_residuals(); };
-  if (state.integer(kOrder) != order_of_residuals())
-    throw Error(ErrorCode::kCorruptCheckpoint,
-                fmt::format("the state's residuals are of another bucket size "
-                            "than this optimizer's bucket_elements {}",
-                            model.settings.exchange.bucket_elements));
   const auto take = [&](const char* name, ConstView own) {
     return std::make_shared<Buffer>(
         optim::take_floats(state, name, DType::kFloat32, own.size()));

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "deepspeed/compressed_all_reduce.h"
 #include "optim/low_bit/model.h"
 #include "thinwire/deepspeed/optimizers.h"
 
@@ -35,7 +36,7 @@ class Groups final : public optim::MaskedGroups {
 struct LowBitOptimizer::Impl {
   Impl(comm::Communicator& comm, const ParameterLayout& layout,
        optim::LowBitSettings settings)
-      : model(comm, layout, std::move(settings), /*scale_per_unit=*/true),
+      : model(flat(comm), layout, std::move(settings)),
         units(model.layout.units),
         groups(model) {}
   virtual ~Impl() = default;
@@ -44,7 +45,7 @@ struct LowBitOptimizer::Impl {
 
   optim::LowBitModel model;
   std::vector<Range> units;  // what gets a scale of its own
-  std::unique_ptr<exchange::CompressedAllReduce> exchange_;  // see exchange()
+  std::unique_ptr<CompressedAllReduce> exchange_;  // see exchange()
   Groups groups;
   std::int64_t steps = 0;
   bool initialized = false;  // the first step() has been
@@ -73,7 +74,7 @@ struct LowBitOptimizer::Impl {
   void sum(View values, std::span<const optim::GroupRange> which,
            optim::StepMeter& step);
   /// Made when it is first needed.
-  [[nodiscard]] exchange::CompressedAllReduce& exchange();
+  [[nodiscard]] CompressedAllReduce& exchange();
   /// values[i] *= mask[i], values being the whole flat array.
   void multiply_by_mask(std::span<float> values, Range range) const;
   /// d = sqrt(v) + eps.
@@ -87,8 +88,9 @@ struct LowBitOptimizer::Impl {
   [[nodiscard]] Adoption adopt(StateDict state);
 
  private:
+  /// Throws Error(kInvalidArgument) if ranks would exchange by host.
+  [[nodiscard]] static comm::Communicator& flat(comm::Communicator& comm);
   void verify(View params);
-  [[nodiscard]] std::int64_t order_of_residuals() const;
   [[nodiscard]] optim::Adoption adopt_residuals(StateDict& state, bool goes_on);
 };
 

@@ -14,7 +14,6 @@
 
 namespace thinwire::deepspeed {
 
-using kernels::Signs;
 using optim::Coefficients;
 using optim::GroupRange;
 using optim::StepInput;
@@ -67,13 +66,8 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
 
   void exchange_zeros() {
     if (!model.compresses()) return;
-    const std::vector<float> zeros(model.size());
-    exchange().run(
-        [&](std::size_t b) {
-          return kernels::SignInput{.values =
-                                        zeros.data() + model.block(b).offset};
-        },
-        [](std::size_t, Signs) {});
+    std::vector<float> zeros(model.size());
+    exchange().all_reduce(zeros);
     clear_residuals();
   }
 
@@ -92,30 +86,15 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
 
   void average_momentum(const StepInput& in, StepMeter& step) {
     const Coefficients c = model.coefficients(steps, 1 / in.loss_scale);
-    float* const m = adam().exp_avg().as<float>().data();
-    if (!model.compresses()) {
-      for (const GroupRange& r : model.layout.compressed) {
-        kernels::momentum(m + r.range.offset,
-                          in.grads.subview(r.range.offset, r.range.size),
-                          c[r.group]);
-        apply(r.range, in, c[r.group]);
-      }
-      return;
-    }
-    const auto own = [&](std::size_t b) {
-      const Range& at = model.block(b);
-      return kernels::SignInput{
-          .grads = in.grads.subview(at.offset, at.size),
-          .exp_avg = m + at.offset,
-          .coefficients = &c[model.layout.block_group[b]]};
-    };
-    const auto take = [&](std::size_t b, Signs mean) {
-      const Range& at = model.block(b);
-      if (at.size == 0) return;  // padding
-      kernels::sign_decode(mean, nullptr, m + at.offset, at.size);
-      apply(at, in, c[model.layout.block_group[b]]);
-    };
-    step.compressed(exchange(), [&](auto& all) { all.run(own, take); });
+    const auto m = adam().exp_avg().as<float>();
+    for (const GroupRange& r : model.layout.compressed)
+      kernels::momentum(&m[r.range.offset],
+                        in.grads.subview(r.range.offset, r.range.size),
+                        c[r.group]);
+    if (model.compresses())
+      step.compressed(exchange(), [&](auto& all) { all.all_reduce(m); });
+    for (const GroupRange& r : model.layout.compressed)
+      apply(r.range, in, c[r.group]);
   }
 
   void apply(Range range, const StepInput& in,

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
-#include <numeric>
 #include <utility>
 
 #include "deepspeed/low_bit.h"
@@ -63,11 +62,9 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
         limits(optim::trust_limits(o, layout.num_groups())),
         coefficients(o, layout.parameters().size()),
         fresh(Buffer::of<float>(layout.size())) {
-    const std::size_t world = static_cast<std::size_t>(comm.size());
-    const std::size_t unit = world * std::lcm(std::size_t{8}, world);
-    padded_size = (layout.size() + unit - 1) / unit * unit;
     // One unit for all parameters; its padding is part of the momentum.
-    units = {{0, padded_size}};
+    padded = padded_size(layout.size(), comm.size());
+    units = {{0, padded}};
     pad_momentum();
   }
 
@@ -78,7 +75,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
   std::vector<double> momentum_scales;  // per parameter, from the freeze on
   Buffer fresh;                         // the variance that is not frozen
   Buffer denominator;
-  std::size_t padded_size = 0;
+  std::size_t padded = 0;  // elements of the momentum
 
   void take_step(const StepInput& in, bool averaged, StepMeter& step) override {
     if (!initialized) {
@@ -93,7 +90,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
   }
 
   void pad_momentum() {
-    Buffer m = Buffer::of<float>(padded_size);
+    Buffer m = Buffer::of<float>(padded);
     if (!adam().exp_avg().empty())
       std::memcpy(m.data(), adam().exp_avg().data(), adam().exp_avg().bytes());
     adam().exp_avg() = std::move(m);
@@ -106,7 +103,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
   // Moves nothing, but tries its buffers out on a momentum of zero.
   void initialize() {
     if (!model.compresses()) return;
-    exchange().all_reduce(adam().exp_avg().view());
+    exchange().all_reduce(adam().exp_avg().as<float>());
     clear_residuals();
   }
 
@@ -174,7 +171,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
     }
     if (model.compresses())
       step.compressed(exchange(), [&](auto& all) {
-        all.all_reduce(adam().exp_avg().view());
+        all.all_reduce(adam().exp_avg().as<float>());
       });
     for (std::size_t i = 0; i < parameters.size(); ++i)
       update(i, previous.as<float>().subspan(parameters[i].offset), in.params);
@@ -249,8 +246,8 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
     auto v = std::make_shared<Buffer>(Buffer::of<float>(model.size()));
     auto flat = std::make_shared<Buffer>();
     if (goes_on)
-      *flat = optim::take_floats(state, "exp_avg_flat", DType::kFloat32,
-                                 padded_size);
+      *flat =
+          optim::take_floats(state, "exp_avg_flat", DType::kFloat32, padded);
     if (goes_on || saved > 0)
       *v = optim::take_floats(state, "exp_avg_sq_fresh", DType::kFloat32,
                               model.size(), optim::Sign::kNotNegative);

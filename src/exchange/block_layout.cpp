@@ -2,7 +2,6 @@
 #include "thinwire/exchange/block_layout.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "core/require.h"
 #include "thinwire/kernels/norm.h"
@@ -16,12 +15,6 @@ constexpr std::size_t kMostElements = 1024;
 void require_bits(int bits) {
   require(bits == 1 || bits == 4 || bits == 8, "BlockOptions.bits", "1, 4 or 8",
           bits);
-}
-
-void require_bits(const BlockOptions& options) {
-  require_bits(options.bits);
-  require(options.bits == 1 || !options.scale_per_unit, "BlockOptions.bits",
-          "1 with scale_per_unit", options.bits);
 }
 
 std::size_t round_up(std::size_t value, std::size_t multiple) {
@@ -40,11 +33,8 @@ BlockLayout::BlockLayout(std::span<const Range> units,
   require(
       options.block_elements >= 1 && options.block_elements <= kMostElements,
       "BlockOptions.block_elements", "in [1, 1024]", options.block_elements);
-  require_bits(options);
-  if (options.scale_per_unit)
-    cut_per_unit(units, options);
-  else
-    cut_into_blocks(units, options);
+  require_bits(options.bits);
+  cut_into_blocks(units, options);
   place_records(options.bits);
 }
 
@@ -57,15 +47,13 @@ BlockLayout BlockLayout::of_pieces(std::span<const Range> units,
     layout.world_size_ = static_cast<int>(pieces.front().size());
   auto unit = units.begin();
   for (const std::vector<Range>& servers : pieces) {
-    const std::size_t first = layout.blocks_.size();
-    Bucket bucket{first, first, {first}};
+    Bucket bucket{{layout.blocks_.size()}};
     for (const Range& piece : servers) {
       layout.add_cells({unit, units.end()}, piece,
                        static_cast<int>(bucket.server_begin.size()) - 1);
       while (unit != units.end() && unit->end() <= piece.end()) ++unit;
       bucket.server_begin.push_back(layout.blocks_.size());
     }
-    bucket.end_scale = layout.blocks_.size();
     layout.buckets_.push_back(std::move(bucket));
   }
   layout.place_records(bits);
@@ -111,7 +99,7 @@ void BlockLayout::cut_into_blocks(std::span<const Range> units,
             elements + blocks_[end].values.size <= options.bucket_elements))
       elements += blocks_[end++].values.size;
 
-    Bucket bucket{first, end, {first}};
+    Bucket bucket{{first}};
     std::size_t before = 0;
     for (std::size_t b = first; b < end; before += blocks_[b++].values.size) {
       // Server r's chunk begins with the first block from r/W of the way on.
@@ -126,62 +114,11 @@ void BlockLayout::cut_into_blocks(std::span<const Range> units,
   }
 }
 
-void BlockLayout::cut_per_unit(std::span<const Range> units,
-                               const BlockOptions& options) {
-  const auto world = static_cast<std::size_t>(world_size_);
-  const std::size_t multiple = world * std::lcm(std::size_t{8}, world);
-  blocks_per_scale_ = world;
-
-  std::vector<Range> filled;
-  for (const Range& unit : units)
-    if (unit.size != 0) filled.push_back(unit);
-
-  for (std::size_t first = 0; first < filled.size();) {
-    std::size_t end = first;
-    std::size_t elements = 0;
-    while (end < filled.size() &&
-           (end == first ||
-            elements + filled[end].size <= options.bucket_elements))
-      elements += filled[end++].size;
-
-    Bucket bucket{first, end, {}};
-    for (std::size_t server = 0; server < world; ++server) {
-      bucket.server_begin.push_back(blocks_.size());
-      std::size_t padded_before = residual_size_;
-      for (std::size_t u = first; u < end; ++u) {
-        const Range& unit = filled[u];
-        const std::size_t padded = round_up(unit.size, multiple);
-        const std::size_t chunk = padded / world;
-        const std::size_t begin = std::min(unit.size, server * chunk);
-        const std::size_t stop = std::min(unit.size, (server + 1) * chunk);
-        blocks_.push_back({{unit.offset + begin, stop - begin},
-                           {padded_before + server * chunk, chunk},
-                           0,
-                           static_cast<int>(server)});
-        padded_before += padded;
-      }
-      if (server + 1 == world) residual_size_ = padded_before;
-    }
-    bucket.server_begin.push_back(blocks_.size());
-    buckets_.push_back(std::move(bucket));
-    first = end;
-  }
-}
-
 void BlockLayout::place_records(int bits) {
   for (Block& block : blocks_) {
     block.record = records_size_;
     records_size_ += record_bytes(block.residual.size, bits);
   }
-}
-
-std::size_t BlockLayout::first_block_of(const Bucket& bucket,
-                                        std::size_t scale) const noexcept {
-  return bucket.first_block() + (scale - bucket.first_scale);
-}
-
-std::size_t BlockLayout::block_stride(const Bucket& bucket) const noexcept {
-  return bucket.end_scale - bucket.first_scale;
 }
 
 std::size_t BlockLayout::record_begin(std::size_t block) const noexcept {

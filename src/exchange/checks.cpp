@@ -19,19 +19,14 @@ void require_options(const comm::Communicator& comm,
                 fmt::format("BlockOptions.world_size must be the "
                             "communicator's {}, got {}",
                             comm.size(), options.world_size));
-  const bool bf16 = residual_dtype == DType::kBFloat16;
-  if (!bf16 && residual_dtype != DType::kFloat32)
+  if (residual_dtype != DType::kBFloat16 && residual_dtype != DType::kFloat32)
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("residual_dtype must be float32 or bfloat16, got "
                             "{}",
                             to_string(residual_dtype)));
-  if (bf16 && options.scale_per_unit)
-    throw Error(ErrorCode::kInvalidArgument,
-                "residual_dtype must be float32 with a scale per unit, got "
-                "bfloat16");
 }
 
-void require_groups(const comm::Communicator& comm, const BlockOptions& options,
+void require_groups(const comm::Communicator& comm,
                     const comm::HostGroups* groups) {
   if (groups == nullptr) return;
   const int inside = groups->inside->size();
@@ -41,9 +36,6 @@ void require_groups(const comm::Communicator& comm, const BlockOptions& options,
                 fmt::format("groups must split the communicator's {} ranks, "
                             "got {} hosts of {}",
                             comm.size(), between, inside));
-  if (options.scale_per_unit)
-    throw Error(ErrorCode::kInvalidArgument,
-                "BlockOptions.scale_per_unit must be false by host, got true");
 }
 
 void require_inside(const BlockLayout& layout, std::size_t size) {

@@ -19,7 +19,7 @@ void require_options(const comm::Communicator& comm,
 
 /// Throws Error(kInvalidArgument) unless `groups` is null or splits `comm` into
 /// hosts, and for groups with a scale per unit.
-void require_groups(const comm::Communicator& comm, const BlockOptions& options,
+void require_groups(const comm::Communicator& comm,
                     const comm::HostGroups* groups);
 
 /// Throws Error(kInvalidArgument) if a block reaches past `size` elements.

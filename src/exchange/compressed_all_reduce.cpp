@@ -44,35 +44,6 @@ struct CompressedAllReduce::Impl {
   ThreadPool& threads;
   std::unique_ptr<EarlyRun> early;  // last: its thread uses the rest
 
-  // With a scale per unit a block's scale is known only once all blocks of the
-  // unit have been summed up, and its padding has residuals: e is kept.
-  [[nodiscard]] bool encodes_in_one_pass() const {
-    return !options.blocks.scale_per_unit;
-  }
-
-  // c = x + e over the block, padding included.
-  double accumulate(std::size_t b, const Source& source, float* error) {
-    const Block& block = layout.blocks()[b];
-    const std::uint32_t* mask = active.words(layout, b);
-    const std::size_t padding = block.residual.size - block.values.size;
-    double sum = 0;
-    if (block.values.size != 0)
-      sum += kernels::sign_accumulate(source(b), error, mask,
-                                      kernels::SignNorm::kSquares,
-                                      block.values.size);
-    if (padding != 0)
-      sum += kernels::sign_accumulate({}, error + block.values.size, nullptr,
-                                      kernels::SignNorm::kSquares, padding);
-    return sum;
-  }
-
-  void split(std::size_t b, float* error, float scale) {
-    std::uint8_t* const record = exchange.record(b);
-    set_scale(record, scale);
-    kernels::sign_split(error, scale, words_of(record), active.words(layout, b),
-                        layout.blocks()[b].residual.size);
-  }
-
   [[nodiscard]] kernels::SignBlock sign_block(std::size_t b,
                                               const KeptResidual& kept) {
     return {.residual = kept.values,
@@ -87,39 +58,10 @@ struct CompressedAllReduce::Impl {
     kept.sent_with(scale);
   }
 
-  // A block with a scale of its own.
-  void encode_block(std::size_t b, const Source& source) {
-    const KeptResidual kept = residuals.kept_worker(b);
-    sent(b, kept,
-         kernels::sign_encode(source(b), sign_block(b, kept),
-                              kernels::SignNorm::kSquares));
-  }
-
-  // All blocks of one scale: their common sum first, then their bits.
-  void encode_blocks(std::size_t first, std::size_t stride,
-                     const Source& source) {
-    double sum = 0;
-    std::size_t count = 0;
-    for (std::size_t i = 0; i < layout.blocks_per_scale(); ++i) {
-      const std::size_t b = first + i * stride;
-      sum += accumulate(b, source, residuals.worker(b).floats());
-      count += active.count(layout, b);
-    }
-    const float scale =
-        kernels::sign_scale(sum, count, kernels::SignNorm::kSquares);
-    for (std::size_t i = 0; i < layout.blocks_per_scale(); ++i) {
-      const std::size_t b = first + i * stride;
-      split(b, residuals.worker(b).floats(), scale);
-    }
-  }
-
-  void encode(const Bucket& bucket, Range scales, const Source& source) {
-    for (std::size_t s = scales.offset; s < scales.end(); ++s) {
-      const std::size_t first = layout.first_block_of(bucket, s);
-      if (encodes_in_one_pass())
-        encode_block(first, source);
-      else
-        encode_blocks(first, layout.block_stride(bucket), source);
+  void encode(Range blocks, const Source& source) {
+    for (std::size_t b = blocks.offset; b < blocks.end(); ++b) {
+      const KeptResidual kept = residuals.kept_worker(b);
+      sent(b, kept, kernels::sign_encode(source(b), sign_block(b, kept)));
     }
   }
 
@@ -135,34 +77,22 @@ struct CompressedAllReduce::Impl {
   void average_block(std::size_t b, std::span<const Signs> signs) {
     const auto inverse_count =
         static_cast<float>(1.0 / static_cast<double>(signs.size()));
-    if (encodes_in_one_pass()) {
-      const KeptResidual kept = residuals.kept_server(b);
-      sent(b, kept,
-           kernels::sign_encode_average(signs, inverse_count,
-                                        sign_block(b, kept),
-                                        kernels::SignNorm::kSquares));
-      return;
-    }
-    float* const error = residuals.server(b).floats();
-    const double sum = kernels::sign_average(
-        signs, inverse_count, error, active.words(layout, b),
-        kernels::SignNorm::kSquares, layout.blocks()[b].residual.size);
-    split(b, error,
-          kernels::sign_scale(sum, active.count(layout, b),
-                              kernels::SignNorm::kSquares));
+    const KeptResidual kept = residuals.kept_server(b);
+    sent(b, kept,
+         kernels::sign_encode_average(signs, inverse_count,
+                                      sign_block(b, kept)));
   }
 
   void run(const Source& source, const Sink& sink) {
-    RecordSteps steps{
-        .encode = [&](const Bucket& bucket,
-                      Range scales) { encode(bucket, scales, source); },
-        .average = [&](const Received& from,
-                       Range blocks) { average(from, blocks); },
-        .deliver =
-            [&](Range blocks) {
-              for (std::size_t b = blocks.offset; b < blocks.end(); ++b)
-                sink(b, signs_in(exchange.result(b)));
-            }};
+    RecordSteps steps{.encode = [&](Range blocks) { encode(blocks, source); },
+                      .average = [&](const Received& from,
+                                     Range blocks) { average(from, blocks); },
+                      .deliver =
+                          [&](Range blocks) {
+                            for (std::size_t b = blocks.offset;
+                                 b < blocks.end(); ++b)
+                              sink(b, signs_in(exchange.result(b)));
+                          }};
     if (observer != nullptr) {
       steps.encoded = [&](Range blocks) {
         for (std::size_t b = blocks.offset; b < blocks.end(); ++b)
@@ -180,9 +110,7 @@ struct CompressedAllReduce::Impl {
     exchange.share([&](Range blocks) {
       for (std::size_t b = blocks.offset; b < blocks.end(); ++b) {
         const KeptResidual kept = residuals.kept_server(b);
-        sent(b, kept,
-             kernels::sign_encode(source(b), sign_block(b, kept),
-                                  kernels::SignNorm::kSquares));
+        sent(b, kept, kernels::sign_encode(source(b), sign_block(b, kept)));
       }
     });
   }
@@ -192,18 +120,16 @@ CompressedAllReduce::CompressedAllReduce(
     comm::Communicator& comm, ThreadPool& pool, std::span<const Range> units,
     const CompressedAllReduceOptions& options, const comm::HostGroups* groups) {
   require_options(comm, options.blocks, options.residual_dtype);
-  require_groups(comm, options.blocks, groups);
+  require_groups(comm, groups);
   if (options.blocks.bits != 1)
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("BlockOptions.bits must be 1 for a "
                             "CompressedAllReduce, got {}",
                             options.blocks.bits));
-  if (options.runs_early &&
-      (options.keeps_previous || options.blocks.scale_per_unit ||
-       groups != nullptr))
+  if (options.runs_early && (options.keeps_previous || groups != nullptr))
     throw Error(ErrorCode::kInvalidArgument,
                 "CompressedAllReduceOptions.runs_early must be false with "
-                "keeps_previous, blocks.scale_per_unit or groups, got true");
+                "keeps_previous or groups, got true");
   impl_ = std::make_unique<Impl>(comm, pool, BlockLayout(units, options.blocks),
                                  options, groups);
 }
@@ -214,7 +140,7 @@ CompressedAllReduce::CompressedAllReduce(
   CompressedAllReduceOptions own = options;
   own.blocks = {.world_size = layout.world_size()};
   require_options(comm, own.blocks, own.residual_dtype);
-  require_groups(comm, own.blocks, groups);
+  require_groups(comm, groups);
   impl_ = std::make_unique<Impl>(comm, pool, std::move(layout), own, groups);
 }
 

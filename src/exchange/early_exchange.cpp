@@ -155,8 +155,7 @@ void EarlyExchange::serve() {
 }
 
 void EarlyExchange::encode(const Bucket& bucket) {
-  const Range scales{bucket.first_scale, bucket.end_scale - bucket.first_scale};
-  for_parts(pool_, scales, [&](Range part) { steps_.encode(bucket, part); });
+  for_parts(pool_, places_.piece_of(bucket), steps_.encode);
   if (steps_.encoded) steps_.encoded(places_.piece_of(bucket));
 }
 

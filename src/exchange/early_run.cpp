@@ -16,12 +16,11 @@ EarlyRun::EarlyRun(comm::Communicator& comm, const Present& present,
       exchange_(comm, options.early_threads, present.layout) {}
 
 void EarlyRun::begin(CompressedAllReduce::Source source) {
-  RecordSteps steps{
-      .encode = [this, source = std::move(source)](
-                    const Bucket&, Range blocks) { encode(blocks, source); },
-      .average = [this](const Received& from,
-                        Range blocks) { average(from, blocks); },
-      .deliver = {}};
+  RecordSteps steps{.encode = [this, source = std::move(source)](
+                                  Range blocks) { encode(blocks, source); },
+                    .average = [this](const Received& from,
+                                      Range blocks) { average(from, blocks); },
+                    .deliver = {}};
   if (WireObserver* const observer = now_.observer; observer != nullptr) {
     steps.encoded = [this, observer](Range blocks) {
       for (std::size_t b = blocks.offset; b < blocks.end(); ++b)
@@ -61,9 +60,7 @@ void EarlyRun::encode(Range blocks, const CompressedAllReduce::Source& source) {
   for (std::size_t b = blocks.offset; b < blocks.end(); ++b) {
     residuals_.copy_worker(b, now_.residuals);
     const KeptResidual kept = residuals_.kept_worker(b);
-    sent(b, kept,
-         kernels::sign_encode(source(b), sign_block(b, kept),
-                              kernels::SignNorm::kSquares));
+    sent(b, kept, kernels::sign_encode(source(b), sign_block(b, kept)));
   }
 }
 
@@ -77,8 +74,8 @@ void EarlyRun::average(const Received& from, Range blocks) {
     residuals_.copy_server(b, now_.residuals);
     const KeptResidual kept = residuals_.kept_server(b);
     sent(b, kept,
-         kernels::sign_encode_average(signs, inverse_count, sign_block(b, kept),
-                                      kernels::SignNorm::kSquares));
+         kernels::sign_encode_average(signs, inverse_count,
+                                      sign_block(b, kept)));
   }
 }
 

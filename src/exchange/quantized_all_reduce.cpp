@@ -121,9 +121,8 @@ struct QuantizedAllReduce::Impl {
   }
 
   void run(const Steps& steps) {
-    // Every block has a scale of its own, so scales are blocks.
     exchange.run(
-        {.encode = [&](const Bucket&, Range scales) { encode(scales, steps); },
+        {.encode = [&](Range blocks) { encode(blocks, steps); },
          .average = [&](const Received& from,
                         Range blocks) { average(from, blocks, steps); },
          .deliver = [&](Range blocks) { deliver(blocks, steps.sink); }});
@@ -168,7 +167,7 @@ QuantizedAllReduce::QuantizedAllReduce(comm::Communicator& comm,
                                        const QuantizedAllReduceOptions& options,
                                        const comm::HostGroups* groups) {
   require_options(comm, options.blocks, options.residual_dtype);
-  require_groups(comm, options.blocks, groups);
+  require_groups(comm, groups);
   if (options.blocks.bits == 1)
     throw Error(ErrorCode::kInvalidArgument,
                 "BlockOptions.bits must be 4 or 8 for a "

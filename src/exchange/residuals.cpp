@@ -61,15 +61,12 @@ Residuals::Residuals(const BlockLayout& layout, const Places& places,
       places_(places),
       worker_offset_(layout.blocks().size()),
       server_offset_(layout.blocks().size()) {
-  const bool encodes_all =
-      places.workers == static_cast<std::size_t>(layout.world_size());
   std::size_t encoded = 0;
   std::size_t served = 0;
   for (std::size_t b = 0; b < layout.blocks().size(); ++b) {
     const Range& residual = layout.blocks()[b].residual;
     if (encodes(b)) {
-      // Of scales per unit blocks do not follow one another.
-      worker_offset_[b] = encodes_all ? residual.offset : encoded;
+      worker_offset_[b] = encoded;
       encoded += residual.size;
     }
     if (serves(b)) {

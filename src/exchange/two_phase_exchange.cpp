@@ -113,18 +113,18 @@ void TwoPhaseExchange::share(const std::function<void(Range)>& average) {
 
 void TwoPhaseExchange::compute(const Turn& turn, const Buffer& slot,
                                const RecordSteps& steps) {
-  const Range scales =
-      turn.encoded != nullptr ? encoded_of(*turn.encoded) : Range();
+  const Range encoded =
+      turn.encoded != nullptr ? places_.piece_of(*turn.encoded) : Range();
   const Range served =
       turn.averaged != nullptr ? places_.served_of(*turn.averaged) : Range();
   const Range results =
       turn.delivered != nullptr ? blocks_of(*turn.delivered) : Range();
   const std::size_t parts =
       std::min(static_cast<std::size_t>(pool_.num_threads()),
-               grains_in(std::max({scales.size, served.size, results.size})));
+               grains_in(std::max({encoded.size, served.size, results.size})));
   pool_.for_each(parts, [&](std::size_t i) {
-    if (const Range part = part_of(scales, i, parts); part.size != 0)
-      steps.encode(*turn.encoded, part);
+    if (const Range part = part_of(encoded, i, parts); part.size != 0)
+      steps.encode(part);
     if (const Range part = part_of(served, i, parts); part.size != 0)
       steps.average(Received(layout_, *turn.averaged, places_.own,
                              slot.as<std::uint8_t>().data()),
@@ -132,13 +132,6 @@ void TwoPhaseExchange::compute(const Turn& turn, const Buffer& slot,
     if (const Range part = part_of(results, i, parts); part.size != 0)
       steps.deliver(part);
   });
-}
-
-// Scales. By host each block has its own, and a bucket's scales are numbered as
-// its blocks are.
-Range TwoPhaseExchange::encoded_of(const Bucket& bucket) const {
-  if (inside_ != nullptr) return places_.piece_of(bucket);
-  return {bucket.first_scale, bucket.end_scale - bucket.first_scale};
 }
 
 View TwoPhaseExchange::piece(const Bucket& bucket) {

@@ -42,8 +42,8 @@ class Received {
 /// What records are made of and what they are for, told by the exchange's user.
 /// The first three are called by several threads at once, for disjoint ranges.
 struct RecordSteps {
-  /// Writes this rank's records of some scales of a bucket.
-  std::function<void(const Bucket& bucket, Range scales)> encode;
+  /// Writes this rank's records of some blocks.
+  std::function<void(Range blocks)> encode;
   /// Writes the averaged records of some blocks that this rank serves.
   std::function<void(const Received& from, Range blocks)> average;
   /// Takes the results of some blocks.
@@ -111,7 +111,6 @@ class TwoPhaseExchange {
     const Bucket* delivered;
   };
   void compute(const Turn& turn, const Buffer& slot, const RecordSteps& steps);
-  [[nodiscard]] Range encoded_of(const Bucket& bucket) const;
   [[nodiscard]] View piece(const Bucket& bucket);
   [[nodiscard]] comm::Work queue_to_servers(const Bucket& bucket, Buffer& slot);
   [[nodiscard]] comm::Work queue_from_servers(const Bucket& bucket);

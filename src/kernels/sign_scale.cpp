@@ -5,12 +5,9 @@
 
 namespace thinwire::kernels {
 
-float sign_scale(double sum, std::size_t count, SignNorm norm) {
+float sign_scale(double sum, std::size_t count) {
   if (count == 0) return 0;
   const auto elements = static_cast<double>(count);
-  if (norm == SignNorm::kAbs) {
-    return static_cast<float>(sum) / static_cast<float>(elements);
-  }
   return static_cast<float>(std::sqrt(sum)) /
          static_cast<float>(std::sqrt(elements));
 }

@@ -112,8 +112,7 @@ void MeasuredKernels::encode() {
     (void)kernels::sign_encode({.grads = grads_.view().subview(at, size),
                                 .mean = {words(words_, b), 1e-3f},
                                 .coefficients = &coefficients_},
-                               residual(b, at, size),
-                               kernels::SignNorm::kSquares);
+                               residual(b, at, size));
   });
 }
 
@@ -123,8 +122,7 @@ void MeasuredKernels::serve() {
     for (std::size_t r = 0; r < ranks_; ++r)
       from.push_back({words(received_, r * blocks_in(share()) + b), 1e-3f});
     (void)kernels::sign_encode_average(from, 1.0f / static_cast<float>(ranks_),
-                                       residual(b, at, size),
-                                       kernels::SignNorm::kSquares);
+                                       residual(b, at, size));
   });
 }
 
@@ -180,7 +178,7 @@ void MeasuredKernels::sync_encode() {
                                 .coefficients = &coefficients_,
                                 .denominator = second_.as<float>().data() + at,
                                 .accumulated = third_.as<float>().data() + at},
-                               block, kernels::SignNorm::kSquares);
+                               block);
   });
 }
 

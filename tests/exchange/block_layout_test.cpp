@@ -5,7 +5,6 @@
 #include <rapidcheck.h>
 
 #include <algorithm>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -29,14 +28,13 @@ struct Drawn {
   BlockOptions options;
 };
 
-Drawn draw(bool scale_per_unit) {
+Drawn draw() {
   const auto sizes = *rc::gen::container<std::vector<std::size_t>>(
       rc::gen::inRange<std::size_t>(0, 3000));
   return {units_of(sizes),
           {.world_size = *rc::gen::inRange(1, 9),
            .bucket_elements = *rc::gen::inRange<std::size_t>(1, 5000),
-           .scale_per_unit = scale_per_unit,
-           .bits = scale_per_unit ? 1 : *rc::gen::element(1, 4, 8)}};
+           .bits = *rc::gen::element(1, 4, 8)}};
 }
 
 // Every element of every unit is in exactly one block, and no block reaches
@@ -44,7 +42,7 @@ Drawn draw(bool scale_per_unit) {
 void expect_partition(const Drawn& drawn, const BlockLayout& layout) {
   std::vector<int> covered(drawn.units.empty() ? 0 : drawn.units.back().end());
   for (const Block& block : layout.blocks()) {
-    RC_ASSERT(block.values.size <= block.residual.size);
+    RC_ASSERT(block.values.size == block.residual.size);
     for (std::size_t i = block.values.offset; i < block.values.end(); ++i)
       ++covered[i];
     const bool inside = std::any_of(
@@ -96,21 +94,20 @@ void expect_places(const Drawn& drawn, const BlockLayout& layout) {
 
 TEST(BlockLayout, CutsAnyUnitsIntoBlocksThatNeverCrossOne) {
   EXPECT_TRUE(rc::check([] {
-    const Drawn drawn = draw(false);
+    const Drawn drawn = draw();
     const BlockLayout layout(drawn.units, drawn.options);
     expect_partition(drawn, layout);
     expect_places(drawn, layout);
     for (const Block& block : layout.blocks()) {
       RC_ASSERT(block.values.size >= 1u);
       RC_ASSERT(block.values.size <= 1024u);
-      RC_ASSERT(block.values.size == block.residual.size);
     }
   }));
 }
 
 TEST(BlockLayout, BalancesServersToABlock) {
   EXPECT_TRUE(rc::check([] {
-    const Drawn drawn = draw(false);
+    const Drawn drawn = draw();
     const BlockLayout layout(drawn.units, drawn.options);
     for (const Bucket& bucket : layout.buckets()) {
       std::size_t total = 0;
@@ -130,7 +127,7 @@ TEST(BlockLayout, BalancesServersToABlock) {
 
 TEST(BlockLayout, CutsTheSameBlocksWhateverTheBucketsAndRanks) {
   EXPECT_TRUE(rc::check([] {
-    Drawn drawn = draw(false);
+    Drawn drawn = draw();
     const BlockLayout one(drawn.units, drawn.options);
     drawn.options.bucket_elements = *rc::gen::inRange<std::size_t>(1, 9000);
     drawn.options.world_size = *rc::gen::inRange(1, 9);
@@ -145,7 +142,7 @@ TEST(BlockLayout, CutsTheSameBlocksWhateverTheBucketsAndRanks) {
 
 TEST(BlockLayout, BitsDecideTheLengthOfRecordsAlone) {
   EXPECT_TRUE(rc::check([] {
-    Drawn drawn = draw(false);
+    Drawn drawn = draw();
     const BlockLayout many(drawn.units, drawn.options);
     drawn.options.bits = 1;
     const BlockLayout one(drawn.units, drawn.options);
@@ -162,40 +159,12 @@ TEST(BlockLayout, BitsDecideTheLengthOfRecordsAlone) {
   }));
 }
 
-TEST(BlockLayout, PadsEachUnitAsTheReferenceDoes) {
-  EXPECT_TRUE(rc::check([] {
-    const Drawn drawn = draw(true);
-    const BlockLayout layout(drawn.units, drawn.options);
-    expect_partition(drawn, layout);
-    expect_places(drawn, layout);
-    const auto world = static_cast<std::size_t>(drawn.options.world_size);
-    std::size_t padded = 0;
-    for (const Range& unit : drawn.units) {
-      const std::size_t multiple = world * std::lcm(std::size_t{8}, world);
-      padded += (unit.size + multiple - 1) / multiple * multiple;
-    }
-    RC_ASSERT(layout.residual_size() == padded);
-    for (const Bucket& bucket : layout.buckets())
-      for (std::size_t s = bucket.first_scale; s < bucket.end_scale; ++s)
-        for (std::size_t i = 1; i < world; ++i) {
-          // The blocks of one scale follow one another in its residual.
-          const std::size_t stride = layout.block_stride(bucket);
-          const std::size_t b = layout.first_block_of(bucket, s) + i * stride;
-          RC_ASSERT(layout.blocks()[b].residual.offset ==
-                    layout.blocks()[b - stride].residual.end());
-        }
-  }));
-}
-
 TEST(BlockLayout, HasNothingForNoElements) {
   const std::vector<Range> units = {{0, 0}, {0, 0}};
-  for (const bool per_unit : {false, true}) {
-    const BlockLayout layout(units,
-                             {.world_size = 3, .scale_per_unit = per_unit});
-    EXPECT_TRUE(layout.blocks().empty());
-    EXPECT_TRUE(layout.buckets().empty());
-    EXPECT_EQ(layout.records_size(), 0u);
-  }
+  const BlockLayout layout(units, {.world_size = 3});
+  EXPECT_TRUE(layout.blocks().empty());
+  EXPECT_TRUE(layout.buckets().empty());
+  EXPECT_EQ(layout.records_size(), 0u);
 }
 
 TEST(BlockLayout, RefusesOptionsOutOfRange) {
@@ -212,9 +181,6 @@ TEST(BlockLayout, RefusesOptionsOutOfRange) {
     test::expect_error(ErrorCode::kInvalidArgument,
                        {"bits must be 1, 4 or 8", std::to_string(bits)},
                        [&] { BlockLayout(units, {.bits = bits}); });
-  test::expect_error(
-      ErrorCode::kInvalidArgument, {"bits", "scale_per_unit", "got 4"},
-      [&] { BlockLayout(units, {.scale_per_unit = true, .bits = 4}); });
 }
 
 }  // namespace

@@ -230,18 +230,10 @@ TEST_P(ByHost, SendsWhatTheFormulaSays) {
       });
 }
 
-TEST(ByHostChecks, RefusesOtherRanksAndAScalePerUnit) {
+TEST(ByHostChecks, RefusesOtherRanks) {
   const std::vector<Range> units = {{0, 100}};
   comm::run_local_ranks(4, [&](comm::Communicator& comm) {
-    const comm::HostGroups groups = test::split_into_hosts(comm, 2);
     ThreadPool pool(1);
-    test::expect_error(
-        ErrorCode::kInvalidArgument,
-        {"scale_per_unit must be false by host, got true"}, [&] {
-          CompressedAllReduce(
-              comm, pool, units,
-              {.blocks = {.world_size = 4, .scale_per_unit = true}}, &groups);
-        });
     comm::HostGroups wrong = test::split_into_hosts(comm, 2);
     wrong.inside = comm.split(comm.rank());
     test::expect_error(ErrorCode::kInvalidArgument, {"got 2 hosts of 1"}, [&] {

@@ -187,8 +187,6 @@ TEST(QuantizedAllReduce, RefusesWhatDoesNotFitBeforeSending) {
     refused({.blocks = {.world_size = 3, .bits = 4}}, {"world_size", "got 3"});
     refused({.blocks = {.world_size = 2}}, {"bits", "4 or 8", "got 1"});
     refused({.blocks = {.world_size = 2, .bits = 3}}, {"bits", "got 3"});
-    refused({.blocks = {.world_size = 2, .scale_per_unit = true, .bits = 4}},
-            {"bits", "scale_per_unit"});
     refused({.blocks = {.world_size = 2, .bits = 4},
              .residual_dtype = DType::kFloat16},
             {"residual_dtype"});

@@ -15,110 +15,13 @@ namespace {
 
 using test::Guarded;
 
-constexpr SignNorm kNorms[] = {SignNorm::kSquares, SignNorm::kAbs};
-
 class SignKernels : public test::KernelTest {
  protected:
   std::vector<float> values(std::uint32_t seed, bool special) const {
     return special ? test::normal_and_special(size, seed)
                    : test::normal(size, seed);
   }
-
-  /// run(error, active, norm) for `ref` and for the kernel.
-  template <class Got, class Want>
-  void compare_errors(Got got, Want want) {
-    for (const auto& mask : test::masks(size)) {
-      const std::uint32_t* active = test::active(mask);
-      for (const SignNorm norm : kNorms) {
-        // A NaN hides everything else in a sum.
-        for (const bool special : {false, true}) {
-          Guarded error(values(1, special), skip);
-          std::vector<float> want_error = values(1, special);
-          const double sum = got(error.data(), active, norm);
-          const double want_sum = want(want_error.data(), active, norm);
-          EXPECT_TRUE(test::same_bits(sum, want_sum)) << sum << " " << want_sum;
-          EXPECT_TRUE(error.is(want_error));
-        }
-      }
-    }
-  }
-
-  void compare_accumulate(const SignInput& input) {
-    compare_errors(
-        [&](float* error, const std::uint32_t* active, SignNorm norm) {
-          return sign_accumulate(input, error, active, norm, size);
-        },
-        [&](float* error, const std::uint32_t* active, SignNorm norm) {
-          return ref::sign_accumulate(input, error, active, norm, size);
-        });
-  }
-
-  template <class G>
-  void compare_accumulate_of_grads() {
-    const AdamCoefficients c{.grad_scale = 1 / 3.0f};
-    const std::vector<std::uint32_t> signs =
-        test::random_words(sign_words(size), 12);
-    Guarded exp_avg(test::normal(size, 3), skip);
-    Guarded finite(test::rounded_to<G>(values(4, false)), skip);
-    Guarded special(test::rounded_to<G>(values(4, true)), skip);
-    SignInput input;
-    input.coefficients = &c;
-    input.grads = finite.span();
-    input.exp_avg = exp_avg.data();
-    compare_accumulate(input);
-    input.grads = special.span();
-    compare_accumulate(input);
-    input.exp_avg = nullptr;
-    input.mean = {signs.data(), 0.37f};
-    compare_accumulate(input);
-    input.grads = finite.span();
-    for (const float scale : {0.37f, 0.0f, -2.5f}) {
-      input.mean = {signs.data(), scale};
-      compare_accumulate(input);
-    }
-  }
-
-  std::vector<Signs> received(const std::vector<std::uint32_t>& words,
-                              std::size_t ranks) const {
-    std::vector<Signs> result;
-    for (std::size_t r = 0; r < ranks; ++r) {
-      result.push_back({words.data() + r * sign_words(size),
-                        r == 1 ? 0.0f : 0.1f + 0.7f * static_cast<float>(r)});
-    }
-    return result;
-  }
 };
-
-TEST_P(SignKernels, AccumulateOfValuesEqualsReference) {
-  for (const bool special : {false, true}) {
-    Guarded x(values(2, special), skip);
-    SignInput input;
-    input.values = x.data();
-    compare_accumulate(input);
-  }
-  compare_accumulate(SignInput());  // padding
-}
-
-TEST_P(SignKernels, AccumulateOfGradientsEqualsReference) {
-  compare_accumulate_of_grads<float>();
-  compare_accumulate_of_grads<Half>();
-  compare_accumulate_of_grads<BFloat16>();
-}
-
-TEST_P(SignKernels, AverageEqualsReference) {
-  for (const std::size_t ranks : {0u, 1u, 3u, 16u, 17u, 33u}) {
-    const auto words = test::random_words(ranks * sign_words(size), 13);
-    const std::vector<Signs> signs = received(words, ranks);
-    const float inverse = 1.0f / static_cast<float>(ranks + 1);
-    compare_errors(
-        [&](float* error, const std::uint32_t* active, SignNorm norm) {
-          return sign_average(signs, inverse, error, active, norm, size);
-        },
-        [&](float* error, const std::uint32_t* active, SignNorm norm) {
-          return ref::sign_average(signs, inverse, error, active, norm, size);
-        });
-  }
-}
 
 TEST_P(SignKernels, SplitEqualsReference) {
   std::vector<float> scales = test::special_values();

@@ -21,20 +21,20 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 struct Impl {
   std::string name;
   std::string target;
-  decltype(&sign_accumulate) accumulate;
-  decltype(&sign_average) average;
+  decltype(&sign_encode) encode;
+  decltype(&sign_encode_average) encode_average;
   decltype(&sign_split) split;
   decltype(&sign_decode) decode;
   decltype(&sign_update) update;
 };
 
 std::vector<Impl> implementations() {
-  std::vector<Impl> impls = {{"ref", "", ref::sign_accumulate,
-                              ref::sign_average, ref::sign_split,
+  std::vector<Impl> impls = {{"ref", "", ref::sign_encode,
+                              ref::sign_encode_average, ref::sign_split,
                               ref::sign_decode, ref::sign_update}};
   for (const std::string& target : cpu_targets()) {
-    impls.push_back({target, target, sign_accumulate, sign_average, sign_split,
-                     sign_decode, sign_update});
+    impls.push_back({target, target, sign_encode, sign_encode_average,
+                     sign_split, sign_decode, sign_update});
   }
   return impls;
 }
@@ -43,7 +43,15 @@ class SignValues : public ::testing::TestWithParam<Impl> {
  protected:
   const Impl& impl = GetParam();
 
+  /// A block whose residual is `error`, which becomes c.
+  SignBlock block_of(std::vector<float>& error) {
+    words_.assign(sign_words(error.size()), 0);
+    return {
+        .residual = error, .words = words_.data(), .num_active = error.size()};
+  }
+
  private:
+  std::vector<std::uint32_t> words_;
   test::ForcedTarget forced_{GetParam().target};
 };
 
@@ -80,48 +88,53 @@ TEST_P(SignValues, BitsPastTheEndAreZero) {
   }
 }
 
-TEST_P(SignValues, AccumulateByHand) {
+// The RMS of c is known to the last bit where it is a whole number.
+TEST_P(SignValues, EncodeByHand) {
   const AdamCoefficients c{
       .beta1 = 0.5f, .one_minus_beta1 = 0.25f, .grad_scale = 2};
-  const Floats grads = {2, 4, 8};
-  const Floats exp_avg = {2, -4, 6};
-  const std::uint32_t plus_minus_plus = 0b101;
+  const Floats grads = {2, 4, 8, -2};
+  const Floats exp_avg = {2, -4, 6, 4};
+  const std::uint32_t signs = 0b1101;
   SignInput input;
-  Floats error = {1, -2, 3};
-  EXPECT_EQ(
-      impl.accumulate(input, error.data(), nullptr, SignNorm::kSquares, 3), 14);
-  EXPECT_EQ(error, (Floats{1, -2, 3}));
+  Floats error = {2, -2, 2, -2};
+  EXPECT_EQ(impl.encode(input, block_of(error)), 2);
+  EXPECT_EQ(error, (Floats{2, -2, 2, -2}));
 
-  input.values = grads.data();  // {2, 4, 8} + {1, -2, 3}
-  EXPECT_EQ(impl.accumulate(input, error.data(), nullptr, SignNorm::kAbs, 3),
-            16);
-  EXPECT_EQ(error, (Floats{3, 2, 11}));
+  input.values = grads.data();
+  error = {1, -7, -5, 5};
+  EXPECT_EQ(impl.encode(input, block_of(error)), 3);
+  EXPECT_EQ(error, (Floats{3, -3, 3, 3}));
 
-  // exp_avg / 2 + grads * 2 / 4 = {2, 0, 7}
+  // exp_avg / 2 + grads * 2 / 4 = {2, 0, 7, 1}
   input = {.grads = grads, .exp_avg = exp_avg.data(), .coefficients = &c};
-  error = {1, -2, 3};
-  EXPECT_EQ(
-      impl.accumulate(input, error.data(), nullptr, SignNorm::kSquares, 3),
-      9 + 4 + 100);
-  EXPECT_EQ(error, (Floats{3, -2, 10}));
+  error = {3, -5, -2, 4};
+  EXPECT_EQ(impl.encode(input, block_of(error)), 5);
+  EXPECT_EQ(error, (Floats{5, -5, 5, 5}));
 
-  // {6, -6, 6} / 2 + {1, 2, 4} = {4, -1, 7}
-  input = {.grads = grads, .mean = {&plus_minus_plus, 6}, .coefficients = &c};
-  error = {1, -2, 3};
-  EXPECT_EQ(impl.accumulate(input, error.data(), nullptr, SignNorm::kAbs, 3),
-            5 + 3 + 10);
-  EXPECT_EQ(error, (Floats{5, -3, 10}));
+  // {6, -6, 6, 6} / 2 + {1, 2, 4, -1} = {4, -1, 7, 2}
+  input = {.grads = grads, .mean = {&signs, 6}, .coefficients = &c};
+  error = {0, 5, -3, -6};
+  EXPECT_EQ(impl.encode(input, block_of(error)), 4);
+  EXPECT_EQ(error, (Floats{4, 4, 4, -4}));
+}
+
+// c went out with a scale: what is added to is what that left of it.
+TEST_P(SignValues, EncodeFormsTheErrorOfTheLastTime) {
+  Floats kept = {3, -3, 1, -1};
+  SignBlock block = block_of(kept);
+  block.scale = 2;
+  EXPECT_EQ(impl.encode({}, block), 1);
+  EXPECT_EQ(kept, (Floats{1, -1, -1, 1}));
+  EXPECT_EQ(block.words[0], 0b1001u);
 }
 
 TEST_P(SignValues, AverageByHand) {
   const std::uint32_t first = 0b0011;
   const std::uint32_t second = 0b0101;
   const std::vector<Signs> received = {{&first, 2}, {&second, 8}};
-  Floats error = {1, 1, 1, 1};  // + {10, -6, 6, -10} / 2
-  EXPECT_EQ(
-      impl.average(received, 0.5f, error.data(), nullptr, SignNorm::kAbs, 4),
-      6 + 2 + 4 + 4);
-  EXPECT_EQ(error, (Floats{6, -2, 4, -4}));
+  Floats error = {1, -3, 3, -1};  // + {10, -6, 6, -10} / 2
+  EXPECT_EQ(impl.encode_average(received, 0.5f, block_of(error)), 6);
+  EXPECT_EQ(error, (Floats{6, -6, 6, -6}));
 }
 
 // 1 is lost in 2^24 + 1, but not in 2^24 - 2^24 + 1.
@@ -132,15 +145,14 @@ TEST_P(SignValues, RanksAreAddedInTheOrderGiven) {
       {&plus, 0x1p24f}, {&plus, 1}, {&minus, 0x1p24f}};
   const std::vector<Signs> kept = {
       {&plus, 0x1p24f}, {&minus, 0x1p24f}, {&plus, 1}};
-  float error = 0;
-  EXPECT_EQ(impl.average(lost, 1, &error, nullptr, SignNorm::kAbs, 1), 0);
-  EXPECT_EQ(impl.average(kept, 1, &error, nullptr, SignNorm::kAbs, 1), 1);
+  Floats error = {0};
+  EXPECT_EQ(impl.encode_average(lost, 1, block_of(error)), 0);
+  EXPECT_EQ(impl.encode_average(kept, 1, block_of(error)), 1);
 }
 
 TEST_P(SignValues, NobodysAverageIsTheErrorAlone) {
   Floats error(40, -0.5f);
-  EXPECT_EQ(impl.average({}, 1, error.data(), nullptr, SignNorm::kSquares, 40),
-            10);
+  EXPECT_EQ(impl.encode_average({}, 1, block_of(error)), 0.5f);
   EXPECT_EQ(error, Floats(40, -0.5f));
 }
 
@@ -157,9 +169,10 @@ TEST_P(SignValues, MaskedElementsAreInNothing) {
   Floats error(size, 1.0f);
   SignInput input;
   input.values = x.data();
-  EXPECT_EQ(impl.accumulate(input, error.data(), active.data(),
-                            SignNorm::kSquares, size),
-            4 * (67 - 4));
+  SignBlock block = block_of(error);
+  block.active = active.data();
+  block.num_active = size - 4;
+  EXPECT_EQ(impl.encode(input, block), 2);
   std::vector<std::uint32_t> words(3);
   for (std::size_t i = 0; i < size; ++i) {
     EXPECT_EQ(error[i], masked(i) ? 0.0f : 2.0f) << i;
@@ -198,23 +211,14 @@ TEST_P(SignValues, UpdateByHand) {
 }
 
 // The sum of a block longer than a chunk is the chunks' sums, added in order:
-// such blocks are the reference's, so they have no groups of chunks.
+// it has no groups of chunks.
 TEST_P(SignValues, LongBlocksAreSummedChunkByChunk) {
   const Floats x = test::normal(2 * kSumChunk + 45, 1);
   Floats error(x.size(), 0.0f);
-  SignInput input;
-  input.values = x.data();
-  std::vector<double> abs(3);
-  chunk_sums_of_abs(x, abs);
   std::vector<double> squares(3);
   chunk_sums_of_squares(x, squares);
-  EXPECT_EQ(impl.accumulate(input, error.data(), nullptr, SignNorm::kSquares,
-                            x.size()),
-            squares[0] + squares[1] + squares[2]);
-  error.assign(x.size(), 0.0f);
-  EXPECT_EQ(
-      impl.accumulate(input, error.data(), nullptr, SignNorm::kAbs, x.size()),
-      abs[0] + abs[1] + abs[2]);
+  EXPECT_EQ(impl.encode({.values = x.data()}, block_of(error)),
+            sign_scale(squares[0] + squares[1] + squares[2], x.size()));
 }
 
 TEST_P(SignValues, WrongInputsAreRefusedBeforeAnythingChanges) {
@@ -223,9 +227,9 @@ TEST_P(SignValues, WrongInputsAreRefusedBeforeAnythingChanges) {
   const std::vector<double> doubles(3, 1.0);
   Floats error(3, 1.0f);
   const auto refused = [&](const SignInput& input, std::size_t size) {
-    EXPECT_THROW((void)impl.accumulate(input, error.data(), nullptr,
-                                       SignNorm::kAbs, size),
-                 Error);
+    SignBlock block = block_of(error);
+    block.residual = block.residual.subview(0, size);
+    EXPECT_THROW((void)impl.encode(input, block), Error);
   };
   refused({.grads = doubles, .exp_avg = grads.data(), .coefficients = &c}, 3);
   refused({.grads = grads, .exp_avg = grads.data()}, 3);

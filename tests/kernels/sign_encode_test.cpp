@@ -13,6 +13,7 @@
 #include "support/kernel_cases.h"
 #include "support/masks.h"
 #include "support/values.h"
+#include "thinwire/kernels/norm.h"
 #include "thinwire/kernels/sign_compress.h"
 
 namespace thinwire::kernels::sign_encode_test {
@@ -20,15 +21,17 @@ namespace {
 
 using test::Guarded;
 
-constexpr SignNorm kNorms[] = {SignNorm::kSquares, SignNorm::kAbs};
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInf = std::numeric_limits<float>::infinity();
 const std::vector<float> kScales = {0.0f, 0.8f, -0.3f, kInf, kNan};
 
+bool is_active(const std::uint32_t* active, std::size_t i) {
+  return active == nullptr || (active[i / 32] >> (i % 32) & 1u) != 0;
+}
+
 std::size_t count_active(const std::uint32_t* active, std::size_t size) {
   std::size_t count = 0;
-  for (std::size_t i = 0; i < size; ++i)
-    count += active == nullptr ? 1 : active[i / 32] >> (i % 32) & 1u;
+  for (std::size_t i = 0; i < size; ++i) count += is_active(active, i) ? 1 : 0;
   return count;
 }
 
@@ -39,7 +42,7 @@ class SignEncode : public test::KernelTest {
                    : test::normal(size, seed);
   }
 
-  /// encode(block, norm) of the kernel and of `ref`, over residuals of type R
+  /// encode(block) of the kernel and of `ref`, over residuals of type R
   /// that went out with each of `scales`.
   template <class R, class Got, class Want>
   void compare_over(const std::vector<float>& scales, Got got, Want want) {
@@ -47,28 +50,26 @@ class SignEncode : public test::KernelTest {
     const auto garbage = test::random_words(sign_words(size), 14);
     for (const auto& mask : test::masks(size)) {
       const std::uint32_t* active = test::active(mask);
-      for (const SignNorm norm : kNorms) {
-        for (const float scale : scales) {
-          // A NaN hides everything else in a sum.
-          for (const bool special : {false, true}) {
-            const auto residual = test::rounded_to<R>(values(1, special));
-            Guarded left(residual, skip);
-            Guarded words(garbage, skip);
-            std::vector<R> want_left = residual;
-            std::vector<std::uint32_t> want_words = garbage;
-            SignBlock block{.residual = left.span(),
-                            .scale = scale,
-                            .words = words.data(),
-                            .active = active,
-                            .num_active = count_active(active, size)};
-            const float sent = got(block, norm);
-            block.residual = want_left;
-            block.words = want_words.data();
-            const float want_sent = want(block, norm);
-            EXPECT_TRUE(test::same_bits(sent, want_sent)) << scale;
-            EXPECT_TRUE(left.is(want_left)) << scale;
-            EXPECT_TRUE(words.is(want_words)) << scale;
-          }
+      for (const float scale : scales) {
+        // A NaN hides everything else in a sum.
+        for (const bool special : {false, true}) {
+          const auto residual = test::rounded_to<R>(values(1, special));
+          Guarded left(residual, skip);
+          Guarded words(garbage, skip);
+          std::vector<R> want_left = residual;
+          std::vector<std::uint32_t> want_words = garbage;
+          SignBlock block{.residual = left.span(),
+                          .scale = scale,
+                          .words = words.data(),
+                          .active = active,
+                          .num_active = count_active(active, size)};
+          const float sent = got(block);
+          block.residual = want_left;
+          block.words = want_words.data();
+          const float want_sent = want(block);
+          EXPECT_TRUE(test::same_bits(sent, want_sent)) << scale;
+          EXPECT_TRUE(left.is(want_left)) << scale;
+          EXPECT_TRUE(words.is(want_words)) << scale;
         }
       }
     }
@@ -83,12 +84,8 @@ class SignEncode : public test::KernelTest {
   void compare_input(const SignInput& input, const std::vector<float>& scales) {
     compare(
         scales,
-        [&](const SignBlock& block, SignNorm norm) {
-          return sign_encode(input, block, norm);
-        },
-        [&](const SignBlock& block, SignNorm norm) {
-          return ref::sign_encode(input, block, norm);
-        });
+        [&](const SignBlock& block) { return sign_encode(input, block); },
+        [&](const SignBlock& block) { return ref::sign_encode(input, block); });
   }
 
   template <class G>
@@ -132,7 +129,7 @@ TEST_P(SignEncode, OfGradientsEqualsReference) {
 }
 
 TEST_P(SignEncode, OfAnAverageEqualsReference) {
-  for (const std::size_t ranks : {0u, 3u, 17u}) {
+  for (const std::size_t ranks : {0u, 1u, 3u, 16u, 17u, 33u}) {
     const auto words = test::random_words(ranks * sign_words(size), 13);
     std::vector<Signs> signs;
     for (std::size_t r = 0; r < ranks; ++r)
@@ -141,17 +138,17 @@ TEST_P(SignEncode, OfAnAverageEqualsReference) {
     const float inverse = 1.0f / static_cast<float>(ranks + 1);
     compare(
         kScales,
-        [&](const SignBlock& block, SignNorm norm) {
-          return sign_encode_average(signs, inverse, block, norm);
+        [&](const SignBlock& block) {
+          return sign_encode_average(signs, inverse, block);
         },
-        [&](const SignBlock& block, SignNorm norm) {
-          return ref::sign_encode_average(signs, inverse, block, norm);
+        [&](const SignBlock& block) {
+          return ref::sign_encode_average(signs, inverse, block);
         });
   }
 }
 
-// The steps are other kernels, with the error in memory after each time.
-TEST_P(SignEncode, IsAccumulateScaleAndSplitTimeAfterTime) {
+// The steps apart, with the error in memory after each time.
+TEST_P(SignEncode, IsSumScaleAndSplitTimeAfterTime) {
   for (const auto& mask : test::masks(size)) {
     const std::uint32_t* active = test::active(mask);
     std::vector<float> error(size);
@@ -165,11 +162,11 @@ TEST_P(SignEncode, IsAccumulateScaleAndSplitTimeAfterTime) {
     for (std::uint32_t time = 0; time < 4; ++time) {
       const std::vector<float> x = values(30 + time, false);
       const SignInput input{.values = x.data()};
-      const double sum = sign_accumulate(input, error.data(), active,
-                                         SignNorm::kSquares, size);
-      const float scale = sign_scale(sum, block.num_active, SignNorm::kSquares);
+      for (std::size_t i = 0; i < size; ++i)
+        error[i] = is_active(active, i) ? x[i] + error[i] : 0.0f;
+      const float scale = sign_scale(sum_of_squares(error), block.num_active);
       sign_split(error.data(), scale, want.data(), active, size);
-      block.scale = sign_encode(input, block, SignNorm::kSquares);
+      block.scale = sign_encode(input, block);
       EXPECT_TRUE(test::same_bits(block.scale, scale)) << time;
       EXPECT_EQ(got, want) << time;
       std::vector<float> formed = kept;
@@ -194,10 +191,10 @@ TEST_P(SignEncode, MayWriteItsSignsOverThoseOfTheMean) {
                   .scale = 0.5f,
                   .words = apart.data(),
                   .num_active = size};
-  const float want = sign_encode(input, block, SignNorm::kSquares);
+  const float want = sign_encode(input, block);
   input.mean.words = block.words = over.data();
   block.residual = c_over;
-  EXPECT_EQ(sign_encode(input, block, SignNorm::kSquares), want);
+  EXPECT_EQ(sign_encode(input, block), want);
   EXPECT_EQ(over, apart);
   EXPECT_TRUE(test::same_bits<float>(c_over, c_apart));
 }
@@ -214,12 +211,12 @@ TEST(SignBlock, IsRefusedWithAnotherTypeOrTooManyRoundedElements) {
   const auto expect_refused = [&](View residual, std::string_view allowed,
                                   std::string_view given) {
     const SignBlock block{.residual = residual, .words = words.data()};
-    test::expect_error(
-        ErrorCode::kInvalidArgument, {"block.residual", allowed, given},
-        [&] { (void)sign_encode({}, block, SignNorm::kSquares); });
-    test::expect_error(
-        ErrorCode::kInvalidArgument, {"block.residual", allowed, given},
-        [&] { (void)sign_encode_average({}, 1, block, SignNorm::kSquares); });
+    test::expect_error(ErrorCode::kInvalidArgument,
+                       {"block.residual", allowed, given},
+                       [&] { (void)sign_encode({}, block); });
+    test::expect_error(ErrorCode::kInvalidArgument,
+                       {"block.residual", allowed, given},
+                       [&] { (void)sign_encode_average({}, 1, block); });
   };
   expect_refused(halves, "float32 or bfloat16", "got float16");
   expect_refused(many, "at most 1024", "got 1025");

@@ -16,7 +16,6 @@ namespace thinwire::apps::bench {
 
 namespace {
 
-using kernels::SignNorm;
 using kernels::Signs;
 
 constexpr std::size_t kBlock = 1024;
@@ -86,8 +85,7 @@ Variant prepare_encode(std::size_t elements, ThreadPool& pool) {
     for_blocks(elements, pool,
                [&](std::size_t b, std::size_t at, std::size_t size) {
                  work->out.sent.scales[b] = kernels::sign_encode(
-                     {.values = x + at}, work->out.block(b, at, size),
-                     SignNorm::kSquares);
+                     {.values = x + at}, work->out.block(b, at, size));
                });
   }};
 }
@@ -124,8 +122,8 @@ Variant prepare_momentum_encode(std::size_t elements, ThreadPool& pool) {
                      .grads = work->grads.view().subview(at, size),
                      .mean = work->out.sent.of(b),
                      .coefficients = &work->coefficients};
-                 work->out.sent.scales[b] = kernels::sign_encode(
-                     input, work->out.block(b, at, size), SignNorm::kSquares);
+                 work->out.sent.scales[b] =
+                     kernels::sign_encode(input, work->out.block(b, at, size));
                });
   }};
 }
@@ -149,8 +147,7 @@ Variant prepare_serve(std::size_t elements, ThreadPool& pool) {
                  for (std::size_t r = 0; r < kWorld; ++r)
                    received[r] = work->received[r].of(b);
                  work->out.sent.scales[b] = kernels::sign_encode_average(
-                     received, 1.0f / kWorld, work->out.block(b, at, size),
-                     SignNorm::kSquares);
+                     received, 1.0f / kWorld, work->out.block(b, at, size));
                });
   }};
 }

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "deepspeed/compressed_all_reduce.h"
+
 namespace thinwire::replay {
 
 namespace {
@@ -28,42 +30,52 @@ void append_bits(std::vector<std::uint8_t>& bytes, const std::uint32_t* words,
   }
 }
 
+// The one that holds element `at`.
+std::size_t tensor_of(std::span<const Range> tensors, std::size_t at) {
+  const auto found = std::ranges::find_if(
+      tensors, [at](const Range& r) { return r.offset <= at && at < r.end(); });
+  return static_cast<std::size_t>(found - tensors.begin());
+}
+
 }  // namespace
 
-WireRecorder::WireRecorder(std::vector<Range> tensors,
-                           const exchange::BlockLayout& layout)
-    : tensors_(std::move(tensors)), layout_(layout), seen_(tensors_.size()) {
-  // Blocks of one server lie in the tensors' order; a block that is padding
-  // alone points behind its tensor, so the order, not the place, tells whose
-  // it is.
-  for (const exchange::Bucket& bucket : layout.buckets()) {
-    const std::size_t units = layout.block_stride(bucket);
-    for (std::size_t b = bucket.first_block(); b < bucket.end_block(); ++b)
-      block_tensor_.push_back(
-          tensor_of(bucket.first_block() + (b - bucket.first_block()) % units));
-  }
+std::vector<RecordedBlock> blocks_of(std::span<const Range> tensors,
+                                     const exchange::BlockLayout& layout) {
+  std::vector<RecordedBlock> blocks;
+  for (const exchange::Block& block : layout.blocks())
+    blocks.push_back(
+        {tensor_of(tensors, block.values.offset), block.values.size});
+  return blocks;
 }
 
-// `block` is its tensor's first one, which always holds an element.
-std::size_t WireRecorder::tensor_of(std::size_t block) const {
-  const std::size_t at = layout_.blocks()[block].values.offset;
-  const auto found = std::find_if(
-      tensors_.begin(), tensors_.end(),
-      [at](const Range& r) { return r.offset <= at && at < r.end(); });
-  return static_cast<std::size_t>(found - tensors_.begin());
+std::vector<RecordedBlock> blocks_per_unit(std::span<const Range> tensors,
+                                           std::span<const Range> units,
+                                           int world) {
+  std::vector<RecordedBlock> blocks;
+  for (int server = 0; server < world; ++server)
+    for (const Range& unit : units)
+      if (unit.size != 0)
+        blocks.push_back({tensor_of(tensors, unit.offset),
+                          deepspeed::padded_size(unit.size, world) /
+                              static_cast<std::size_t>(world)});
+  return blocks;
 }
+
+WireRecorder::WireRecorder(std::vector<Range> tensors,
+                           std::vector<RecordedBlock> blocks)
+    : tensors_(std::move(tensors)),
+      blocks_(std::move(blocks)),
+      seen_(tensors_.size()) {}
 
 void WireRecorder::worker_record(std::size_t block, kernels::Signs signs) {
-  Seen& seen = seen_[block_tensor_[block]];
-  append_bits(seen.worker_bits, signs.words,
-              layout_.blocks()[block].residual.size);
+  Seen& seen = seen_[blocks_[block].tensor];
+  append_bits(seen.worker_bits, signs.words, blocks_[block].bits);
   seen.worker_scale = bytes_of(&signs.scale, 1);
 }
 
 void WireRecorder::server_record(std::size_t block, kernels::Signs signs) {
-  Seen& seen = seen_[block_tensor_[block]];
-  append_bits(seen.server_bits, signs.words,
-              layout_.blocks()[block].residual.size);
+  Seen& seen = seen_[blocks_[block].tensor];
+  append_bits(seen.server_bits, signs.words, blocks_[block].bits);
   seen.server_scale = bytes_of(&signs.scale, 1);
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,14 +20,26 @@ struct WireMessage {
   std::vector<std::uint8_t> payload;
 };
 
-/// Watches compressed all-reduces with a scale per unit and puts what it saw
-/// into the order of the recordings: four messages per compressed tensor, one
-/// per exactly reduced one, tensor by tensor.
+/// What the records of a block are of.
+struct RecordedBlock {
+  std::size_t tensor = 0;
+  std::size_t bits = 0;  ///< As many as elements, padding included.
+};
+/// Of the library's own exchange.
+[[nodiscard]] std::vector<RecordedBlock> blocks_of(
+    std::span<const Range> tensors, const exchange::BlockLayout& layout);
+/// Of the reference's, whose `units` are some of the tensors.
+[[nodiscard]] std::vector<RecordedBlock> blocks_per_unit(
+    std::span<const Range> tensors, std::span<const Range> units, int world);
+
+/// Watches compressed all-reduces and puts what it saw into the order of the
+/// recordings: four messages per compressed tensor, one per exactly reduced
+/// one, tensor by tensor.
 class WireRecorder final : public exchange::WireObserver {
  public:
-  /// `tensors`: every tensor's range of the flat array. `layout`: that of the
-  /// compressed ones, all in one bucket.
-  WireRecorder(std::vector<Range> tensors, const exchange::BlockLayout& layout);
+  /// `tensors`: every tensor's range of the flat array. `blocks`: those of the
+  /// compressed ones.
+  WireRecorder(std::vector<Range> tensors, std::vector<RecordedBlock> blocks);
 
   void worker_record(std::size_t block, kernels::Signs signs) override;
   void server_record(std::size_t block, kernels::Signs signs) override;
@@ -44,11 +57,9 @@ class WireRecorder final : public exchange::WireObserver {
     std::vector<std::uint8_t> server_scale;
     std::vector<std::uint8_t> exact;
   };
-  [[nodiscard]] std::size_t tensor_of(std::size_t block) const;
 
   std::vector<Range> tensors_;
-  const exchange::BlockLayout& layout_;
-  std::vector<std::size_t> block_tensor_;
+  std::vector<RecordedBlock> blocks_;
   std::vector<Seen> seen_;
   std::vector<std::uint8_t> flags_;
 };

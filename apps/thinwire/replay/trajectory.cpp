@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <memory>
-#include <numeric>
 
 #include "apps/thinwire/replay/driven_optimizer.h"
 #include "apps/thinwire/replay/recorded_wire.h"
+#include "deepspeed/compressed_all_reduce.h"
 #include "thinwire/exchange/bucket_rule.h"
 #include "thinwire/optim/data_parallel.h"
 
@@ -37,14 +37,10 @@ class Run {
     std::vector<Range> compressed;
     for (const Range& unit : tensors_)
       if (!stays_exact(unit)) compressed.push_back(unit);
-    blocks_ = exchange::BlockLayout(
-        compressed,
-        {.world_size = comm.size(),
-         .bucket_elements =
-             exchange::bucket_elements(optim::ExchangeOptions().bucket_elements,
-                                       layout_.size(), comm.hosts(), 1),
-         .scale_per_unit = semantics == config::Semantics::kDeepSpeed});
-    recorder_ = std::make_unique<WireRecorder>(tensors_, blocks_);
+    recorder_ = std::make_unique<WireRecorder>(
+        tensors_, semantics == config::Semantics::kDeepSpeed
+                      ? blocks_per_unit(tensors_, compressed, comm.size())
+                      : blocks_of(tensors_, layout_of(compressed)));
   }
 
   void go() {
@@ -59,6 +55,15 @@ class Run {
   }
 
  private:
+  [[nodiscard]] exchange::BlockLayout layout_of(
+      std::span<const Range> compressed) const {
+    return {compressed,
+            {.world_size = comm_.size(),
+             .bucket_elements = exchange::bucket_elements(
+                 optim::ExchangeOptions().bucket_elements, layout_.size(),
+                 comm_.hosts(), 1)}};
+  }
+
   // What has a scale of its own: every tensor, or all of them, padded.
   [[nodiscard]] std::vector<Range> units_of(config::Semantics semantics) const {
     std::vector<Range> units;
@@ -66,9 +71,7 @@ class Run {
       units.push_back({p.offset, p.size});
     if (!kind_.is_fused || semantics != config::Semantics::kDeepSpeed)
       return units;
-    const auto world = static_cast<std::size_t>(comm_.size());
-    const std::size_t chunk = world * std::lcm(std::size_t{8}, world);
-    return {{0, (layout_.size() + chunk - 1) / chunk * chunk}};
+    return {{0, deepspeed::padded_size(layout_.size(), comm_.size())}};
   }
 
   [[nodiscard]] bool stays_exact(const Range& unit) const {
@@ -241,7 +244,6 @@ class Run {
   DrivenOptimizer driven_;
   const ParameterLayout& layout_;
   std::vector<Range> tensors_;
-  exchange::BlockLayout blocks_;
   std::unique_ptr<WireRecorder> recorder_;
 };
 

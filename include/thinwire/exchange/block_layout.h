@@ -9,19 +9,17 @@
 
 namespace thinwire::exchange {
 
-/// One server's share of one scale's elements: the smallest piece that travels.
+/// Elements with one scale: the smallest piece that travels.
 struct Block {
-  Range values;    ///< Elements of the caller's flat array; may be empty.
-  Range residual;  ///< Elements of the residual; longer where padded.
+  Range values;            ///< Elements of the caller's flat array.
+  Range residual;          ///< As many elements of the residual.
   std::size_t record = 0;  ///< Byte offset of its record, see record_bytes().
   int server = 0;          ///< The server that averages it: a rank, where flat.
 };
 
 /// Blocks that travel together: one all-to-all and one all-gather.
 struct Bucket {
-  std::size_t first_scale = 0;  ///< Scales [first_scale, end_scale) ...
-  std::size_t end_scale = 0;
-  /// ... and blocks [server_begin[r], server_begin[r + 1]) go to server r.
+  /// Blocks [server_begin[r], server_begin[r + 1]) go to server r.
   std::vector<std::size_t> server_begin;
 
   [[nodiscard]] std::size_t first_block() const { return server_begin.front(); }
@@ -33,11 +31,7 @@ struct BlockOptions {
   std::size_t bucket_elements = std::size_t{1} << 20;  ///< >= 1.
   /// Elements per scale at most, >= 1, rounded up to a multiple of 32.
   std::size_t block_elements = 1024;
-  /// The reference's layout instead: one scale per unit, the unit padded to a
-  /// multiple of W lcm(8, W) and cut into W blocks; block_elements is not used.
-  bool scale_per_unit = false;
-  /// Bits per element on the wire: 1, 4 or 8; with scale_per_unit 1 only.
-  int bits = 1;
+  int bits = 1;  ///< Per element on the wire: 1, 4 or 8.
 };
 
 /// How flat ranges ("units": parameters) are cut into blocks, servers' chunks
@@ -70,14 +64,6 @@ class BlockLayout {
   [[nodiscard]] std::span<const Bucket> buckets() const noexcept {
     return buckets_;
   }
-  /// The blocks that share scale `scale` of `bucket`: their first index, and
-  /// the distance to the next; blocks_per_scale() of them.
-  [[nodiscard]] std::size_t first_block_of(const Bucket& bucket,
-                                           std::size_t scale) const noexcept;
-  [[nodiscard]] std::size_t block_stride(const Bucket& bucket) const noexcept;
-  [[nodiscard]] std::size_t blocks_per_scale() const noexcept {
-    return blocks_per_scale_;
-  }
 
   /// Elements of a residual that covers every block.
   [[nodiscard]] std::size_t residual_size() const noexcept {
@@ -96,13 +82,11 @@ class BlockLayout {
  private:
   void cut_into_blocks(std::span<const Range> units,
                        const BlockOptions& options);
-  void cut_per_unit(std::span<const Range> units, const BlockOptions& options);
   void add_cells(std::span<const Range> units, Range piece, int server);
   void place_records(int bits);
 
   std::vector<Block> blocks_;
   std::vector<Bucket> buckets_;
-  std::size_t blocks_per_scale_ = 1;
   std::size_t residual_size_ = 0;
   std::size_t records_size_ = 0;
   int world_size_ = 1;

@@ -22,7 +22,7 @@ namespace thinwire::exchange {
 struct CompressedAllReduceOptions {
   BlockOptions blocks{};
   /// What residuals are kept in: kFloat32, or kBFloat16 (its rounding becomes
-  /// part of what the residual corrects; not with blocks.scale_per_unit).
+  /// part of what the residual corrects).
   DType residual_dtype = DType::kFloat32;
   /// all_reduce(): find non-finite input first and change nothing then.
   bool checks_finite = true;
@@ -32,7 +32,7 @@ struct CompressedAllReduceOptions {
   /// per element more.
   bool keeps_previous = false;
   /// For begin_early(): residuals and records a second time, and two buckets'
-  /// records of others. Without keeps_previous and blocks.scale_per_unit.
+  /// records of others. Without keeps_previous.
   bool runs_early = false;
   /// Threads that encode and average early runs, as ThreadPool takes them.
   int early_threads = 1;
@@ -86,8 +86,7 @@ class CompressedAllReduce {
   /// buckets' records for those of others. `groups` are those of `comm`; null:
   /// flat. All of them and `pool` must outlive this object. Throws
   /// Error(kInvalidArgument) for an option out of range, a world size that is
-  /// not the communicator's, groups of other ranks, and groups together with
-  /// blocks.scale_per_unit.
+  /// not the communicator's, and groups of other ranks.
   CompressedAllReduce(comm::Communicator& comm, ThreadPool& pool,
                       std::span<const Range> units,
                       const CompressedAllReduceOptions& options,

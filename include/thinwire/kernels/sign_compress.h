@@ -10,10 +10,8 @@
 
 /// One block of the error-compensated 1-bit compression of arXiv:2102.02888
 /// and arXiv:2104.06069: a float scale and one sign bit per element. A block is
-/// small (at most 1024 elements, 4 KiB) unless the reference's scale per tensor
-/// is asked for. sign_encode() and sign_encode_average() go over it once;
-/// sign_accumulate(), or sign_average(), and then sign_split() do the same in
-/// two passes, for blocks that have a scale in common.
+/// small (at most 1024 elements, 4 KiB), and sign_encode() and
+/// sign_encode_average() go over it once.
 ///
 /// Bits: element i is bit i mod 32 of word i / 32, 1 for +, and + is whatever
 /// is not < 0: 0, -0.0 and NaN are +. Bits past the end of the block are 0.
@@ -38,12 +36,6 @@ namespace thinwire::kernels {
 struct Signs {
   const std::uint32_t* words = nullptr;  ///< sign_words(size) words.
   float scale = 0;
-};
-
-/// Which sum of the block the scale is made of.
-enum class SignNorm {
-  kSquares,  ///< Sum of squares: scale = sqrt(sum / count), the RMS.
-  kAbs,      ///< Sum of absolute values: scale = sum / count.
 };
 
 /// The values x to compress. Exactly one form:
@@ -90,35 +82,22 @@ struct SignBlock {
 
 inline constexpr std::size_t kMostRoundedElements = 1024;
 
-/// What stands for the size of `count` elements: sqrt(sum) / sqrt(count) for
-/// kSquares, both rounded to float first, as the reference does it; sum / count
-/// likewise for kAbs; 0 for no elements.
-[[nodiscard]] float sign_scale(double sum, std::size_t count, SignNorm norm);
+/// What stands for the size of `count` elements whose squares add up to
+/// `sum`: sqrt(sum) / sqrt(count), both rounded to float first, as the
+/// reference does it; 0 for no elements.
+[[nodiscard]] float sign_scale(double sum, std::size_t count);
 
 /// The worker's half: c = x + e, words = its signs; returns the scale that it
 /// goes out with, which with float32 is the next call's `block.scale`. The bits
-/// are those of sign_accumulate() over e, sign_scale() and sign_split(), in one
-/// pass over memory. Throws Error(kInvalidArgument) naming the field that does
-/// not fit.
-[[nodiscard]] float sign_encode(const SignInput& input, const SignBlock& block,
-                                SignNorm norm);
+/// are those of c, then sign_scale() and sign_split(), in one pass over memory.
+/// Throws Error(kInvalidArgument) naming the field that does not fit.
+[[nodiscard]] float sign_encode(const SignInput& input, const SignBlock& block);
 
 /// The server's half: the same for x = sum over ranks, which starts from 0 and
 /// adds +-(scale_r * inverse_count) in the order given.
 [[nodiscard]] float sign_encode_average(std::span<const Signs> received,
                                         float inverse_count,
-                                        const SignBlock& block, SignNorm norm);
-
-/// c = x + error, written over error; returns the sum that `norm` names.
-[[nodiscard]] double sign_accumulate(const SignInput& input, float* error,
-                                     const std::uint32_t* active, SignNorm norm,
-                                     std::size_t size);
-
-/// The same for the server: x is what sign_encode_average() adds up.
-[[nodiscard]] double sign_average(std::span<const Signs> received,
-                                  float inverse_count, float* error,
-                                  const std::uint32_t* active, SignNorm norm,
-                                  std::size_t size);
+                                        const SignBlock& block);
 
 /// bits = signs of c; error (which holds c) = c - scale for +, c + scale for -.
 void sign_split(float* error, float scale, std::uint32_t* words,
@@ -134,18 +113,10 @@ void sign_update(Signs mean, const std::uint32_t* active,
                  const FrozenUpdateArrays& arrays, const AdamCoefficients& c);
 
 namespace ref {
-[[nodiscard]] float sign_encode(const SignInput& input, const SignBlock& block,
-                                SignNorm norm);
+[[nodiscard]] float sign_encode(const SignInput& input, const SignBlock& block);
 [[nodiscard]] float sign_encode_average(std::span<const Signs> received,
                                         float inverse_count,
-                                        const SignBlock& block, SignNorm norm);
-[[nodiscard]] double sign_accumulate(const SignInput& input, float* error,
-                                     const std::uint32_t* active, SignNorm norm,
-                                     std::size_t size);
-[[nodiscard]] double sign_average(std::span<const Signs> received,
-                                  float inverse_count, float* error,
-                                  const std::uint32_t* active, SignNorm norm,
-                                  std::size_t size);
+                                        const SignBlock& block);
 void sign_split(float* error, float scale, std::uint32_t* words,
                 const std::uint32_t* active, std::size_t size);
 void sign_decode(Signs signs, const std::uint32_t* active, float* out,

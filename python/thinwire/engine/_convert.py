@@ -63,7 +63,6 @@ def _of_ours(optimizer: _Optimizer, config: _core.Config) -> None:
     options = copy.copy(own.optimizer)
     options.groups = []
     config.optimizer = options
-    config.semantics = own.semantics
     config.lagged_clipping = own.lagged_clipping
     if own.gradient_clipping > 0:
         config.gradient_clipping = own.gradient_clipping

@@ -16,8 +16,6 @@ model it takes what it took before.
 Arguments of all:
   max_grad_norm        gradients are clipped to this global norm; 0: never
   bias_correction, eps_inside_sqrt
-  semantics            "corrected", or "deepspeed": the arithmetic of DeepSpeed; AdamW and
-                       Lamb in fp32 compute the same bits with both
   process_group        a torch.distributed group (None: the world, or a group of one), a
                        transport, or a communicator of run_local_ranks
   threads              of this rank; 0: THINWIRE_NUM_THREADS, else 1
@@ -36,9 +34,8 @@ Of OnebitAdam, LeanOnebitAdam, OnebitLamb and ZeroOneAdam:
 Each default is that of the C++ options; help(CLASS) shows them.
 
 state_dict() has torch's form; moments are in fp32 and stay so. load_state_dict() takes
-  - its own, of the same rank and number of ranks: the run goes on bit-equal (but for
-    semantics="deepspeed", which forgets residuals, as DeepSpeed does; thinwire.load does
-    not); of AdamW and Lamb of any rank;
+  - its own, of the same rank and number of ranks: the run goes on bit-equal; of AdamW
+    and Lamb of any rank;
   - that of torch.optim.Adam or AdamW, for the exact stage;
   - an empty one, before the first step.
 thinwire.save and thinwire.load carry states over any number of ranks.

@@ -45,7 +45,6 @@ FIELDS = {
 OF_CONFIG = {
     "max_grad_norm": "gradient_clipping",
     "lagged_clipping": "lagged_clipping",
-    "semantics": "semantics",
     "threads": "comm.num_threads",
     "bucket_elements": "comm.bucket_elements",
     "hierarchy": "comm.hierarchy",
@@ -80,6 +79,7 @@ GONE = {
     "that exact steps calibrate",
     "scale": "leave it out; a block's scale is the RMS of its elements",
     "exchanged": "leave it out; before the freeze the momentum is exchanged",
+    "semantics": "set thinwire.semantics in a configuration of thinwire.initialize",
 }
 # Of DeepSpeed's optimizers: accepted, and told of in one line of the log.
 OF_DEEPSPEED = ("comm_backend_name", "cuda_aware", "deepspeed")
@@ -91,8 +91,6 @@ COMMON = """Common keywords:
     max_grad_norm: gradients are clipped to this global L2 norm; 0: never. In compressed
       steps by an estimate of the averaged gradient's norm that exact steps calibrate.
     bias_correction, eps_inside_sqrt: as in Adam's paper; sqrt(v + eps), not sqrt(v) + eps.
-    semantics: "corrected", or "deepspeed": low-bit optimizers and 16-bit parameters follow
-      DeepSpeed 0.19.6 bit for bit; AdamW and Lamb in fp32 compute the same bits with both.
     process_group: ranks that train together: a ProcessGroup, a transport, or the
       communicator of run_local_ranks(); None: the world.
     threads: of this rank, for loops over memory; 0: THINWIRE_NUM_THREADS, else 1.
@@ -109,8 +107,7 @@ LOW_BIT = """Keywords of compression:
     total_steps: of the run. What follows from it where it is not given: freeze_step is a
       fifth of it, at most 1000; of ZeroOneAdam var_freeze_step is half of it,
       local_step_scaler 12 % and local_step_clipper 4, from 10,000 steps on 16. Without it
-      freeze_step and var_freeze_step are 100000. With semantics="deepspeed" it has no
-      effect. `optimizer.freeze_step` says what holds.
+      freeze_step and var_freeze_step are 100000. `optimizer.freeze_step` says what holds.
     denom_floor: from the freeze on no denominator is below this fraction of its block's
       RMS; 0: no floor.
     residual_dtype: torch.float32 or torch.bfloat16.
@@ -127,7 +124,6 @@ class CommonKeywords(TypedDict, total=False):
     max_grad_norm: float
     bias_correction: bool
     eps_inside_sqrt: bool
-    semantics: Literal["corrected", "deepspeed"]
     process_group: Any
     threads: int
     bucket_elements: int | None
@@ -223,7 +219,7 @@ def default(options: Options, name: str) -> Any:
         value = _get(options, FIELDS.get(name, name))
     if isinstance(value, _core.DType):
         return next(t for t, native in DTYPES.items() if native == value)
-    if name in ("semantics", "hierarchy"):
+    if name == "hierarchy":
         return value.name
     return value
 
@@ -286,8 +282,8 @@ def set_keyword(config: _core.Config, options: Options, name: str, value: Any) -
             )
         return
     if name in OF_CONFIG:
-        if name in ("semantics", "hierarchy"):
-            value = _member(getattr(_core, name.capitalize()), name, value)
+        if name == "hierarchy":
+            value = _member(_core.Hierarchy, name, value)
         elif name == "comm_backend_name":
             if value not in BACKENDS:
                 known = ", ".join(f"'{key}'" for key in BACKENDS)

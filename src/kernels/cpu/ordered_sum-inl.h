@@ -100,15 +100,16 @@ class OrderedSum {
   hn::Vec<Double> parts_[kVectors];
 };
 
-/// Calls word(w, count) for the words of `size` elements and adds up, chunk by
-/// chunk, what each leaves at `written`, which the core still holds then.
+/// Calls word(w, count) for the words of `size` elements and adds up the
+/// squares, chunk by chunk, of what each leaves at `written`, which the core
+/// still holds then.
 template <bool kPrefetch, class Word>
-HWY_INLINE double sum_written(std::size_t size, const float* written, Term term,
+HWY_INLINE double sum_written(std::size_t size, const float* written,
                               Word& word) {
   double total = 0;
   for (std::size_t begin = 0; begin < size; begin += kSumChunk) {
     const std::size_t end = std::min(begin + kSumChunk, size);
-    OrderedSum sum(term);
+    OrderedSum sum(Term::kSquare);
     std::size_t i = begin;
     for (; i + 32 <= end; i += 32) {
       prefetch_for<kPrefetch>(word, i, 32);

@@ -14,7 +14,6 @@
 #include <cstdint>
 
 #include "kernels/cpu/ordered_sum-inl.h"
-#include "kernels/cpu/sign_error-inl.h"
 #include "kernels/cpu/signs-inl.h"
 #include "thinwire/kernels/sign_compress.h"
 
@@ -102,6 +101,10 @@ struct RoundedError {
   float* sums;  // as many
 };
 
+// What is added to the error, X, has begin_word(w), for w = 0, 1, ..., and then
+// at(tag, j) for the elements j of that word; prefetch(i, count), if it reads
+// arrays of floats.
+
 template <class X, class Residual>
 struct EncodePart {
   template <class D>
@@ -142,32 +145,30 @@ struct EncodeWord {
 };
 
 template <bool kPrefetch, class X, class Residual>
-double encode_loop(const X& x, const Residual& residual, const SignBlock& block,
-                   SignNorm norm) {
+double encode_loop(const X& x, const Residual& residual,
+                   const SignBlock& block) {
   EncodeWord<X, Residual> word{x, residual, block.words, block.active};
-  return sum_written<kPrefetch>(block.residual.size(), residual.c(),
-                                term_of(norm), word);
+  return sum_written<kPrefetch>(block.residual.size(), residual.c(), word);
 }
 
 template <class X, class Residual>
-float encode_over(const X& x, const Residual& residual, const SignBlock& block,
-                  SignNorm norm) {
-  const double sum = prefetches()
-                         ? encode_loop<true>(x, residual, block, norm)
-                         : encode_loop<false>(x, residual, block, norm);
-  const float scale = sign_scale(sum, block.num_active, norm);
+float encode_over(const X& x, const Residual& residual,
+                  const SignBlock& block) {
+  const double sum = prefetches() ? encode_loop<true>(x, residual, block)
+                                  : encode_loop<false>(x, residual, block);
+  const float scale = sign_scale(sum, block.num_active);
   residual.keep(scale, block);
   return scale;
 }
 
 /// What sign_encode() does, with x + e for c; returns the scale.
 template <class X>
-float encode(const X& x, const SignBlock& block, SignNorm norm) {
+float encode(const X& x, const SignBlock& block) {
   if (block.residual.dtype() == DType::kFloat32) {
-    return encode_over(x, KeptSum(block), block, norm);
+    return encode_over(x, KeptSum(block), block);
   }
   alignas(64) float sums[kMostRoundedElements];
-  return encode_over(x, RoundedError(block, sums), block, norm);
+  return encode_over(x, RoundedError(block, sums), block);
 }
 
 }  // namespace thinwire::kernels::HWY_NAMESPACE

@@ -14,10 +14,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 
-float run_sign_encode(const SignInput& input, const SignBlock& block,
-                      SignNorm norm) {
-  return use_input(input,
-                   [&](const auto& x) { return encode(x, block, norm); });
+float run_sign_encode(const SignInput& input, const SignBlock& block) {
+  return use_input(input, [&](const auto& x) { return encode(x, block); });
 }
 
 }  // namespace thinwire::kernels::HWY_NAMESPACE
@@ -28,11 +26,10 @@ namespace thinwire::kernels {
 
 HWY_EXPORT(run_sign_encode);
 
-float sign_encode(const SignInput& input, const SignBlock& block,
-                  SignNorm norm) {
+float sign_encode(const SignInput& input, const SignBlock& block) {
   require_block(block);
   require_input(input, block.residual.size());
-  return HWY_DYNAMIC_DISPATCH(run_sign_encode)(input, block, norm);
+  return HWY_DYNAMIC_DISPATCH(run_sign_encode)(input, block);
 }
 
 }  // namespace thinwire::kernels

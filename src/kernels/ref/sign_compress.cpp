@@ -2,7 +2,6 @@
 #include "thinwire/kernels/sign_compress.h"
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
 #include "kernels/checks.h"
@@ -14,17 +13,17 @@
 namespace thinwire::kernels::ref {
 namespace {
 
-/// error = value(i) + error, 0 where masked; the sum of what was written.
+/// error = value(i) + error, 0 where masked; the sum of the squares of what was
+/// written.
 template <class Value>
 double add_to_error(Value value, float* error, const std::uint32_t* active,
-                    SignNorm norm, std::size_t size) {
+                    std::size_t size) {
   double total = 0;
   for (std::size_t begin = 0; begin < size; begin += kSumChunk) {
     OrderedSum sum;
     for (std::size_t i = begin; i < std::min(begin + kSumChunk, size); ++i) {
       error[i] = masked(active, i) ? 0.0f : value(i) + error[i];
-      const double c = error[i];
-      sum.add(norm == SignNorm::kSquares ? c * c : std::abs(c));
+      sum.add_square(error[i]);
     }
     total += sum.total();
   }
@@ -73,12 +72,12 @@ std::vector<float> error_in(const SignBlock& block) {
 
 /// Accumulate, scale, split; c is kept, or e if that has to be rounded.
 template <class Value>
-float encode(Value value, const SignBlock& block, SignNorm norm) {
+float encode(Value value, const SignBlock& block) {
   require_block(block);
   const std::size_t size = block.residual.size();
   std::vector<float> c = error_in(block);
-  const double sum = add_to_error(value, c.data(), block.active, norm, size);
-  const float scale = sign_scale(sum, block.num_active, norm);
+  const double sum = add_to_error(value, c.data(), block.active, size);
+  const float scale = sign_scale(sum, block.num_active);
   std::vector<float> error = c;
   sign_split(error.data(), scale, block.words, block.active, size);
   const bool keeps_c = block.residual.dtype() == DType::kFloat32;
@@ -92,34 +91,16 @@ float encode(Value value, const SignBlock& block, SignNorm norm) {
 
 }  // namespace
 
-float sign_encode(const SignInput& input, const SignBlock& block,
-                  SignNorm norm) {
+float sign_encode(const SignInput& input, const SignBlock& block) {
   require_input(input, block.residual.size());
-  return encode([&](std::size_t i) { return input_value(input, i); }, block,
-                norm);
+  return encode([&](std::size_t i) { return input_value(input, i); }, block);
 }
 
 float sign_encode_average(std::span<const Signs> received, float inverse_count,
-                          const SignBlock& block, SignNorm norm) {
+                          const SignBlock& block) {
   return encode(
       [&](std::size_t i) { return server_value(received, inverse_count, i); },
-      block, norm);
-}
-
-double sign_accumulate(const SignInput& input, float* error,
-                       const std::uint32_t* active, SignNorm norm,
-                       std::size_t size) {
-  require_input(input, size);
-  return add_to_error([&](std::size_t i) { return input_value(input, i); },
-                      error, active, norm, size);
-}
-
-double sign_average(std::span<const Signs> received, float inverse_count,
-                    float* error, const std::uint32_t* active, SignNorm norm,
-                    std::size_t size) {
-  return add_to_error(
-      [&](std::size_t i) { return server_value(received, inverse_count, i); },
-      error, active, norm, size);
+      block);
 }
 
 void sign_split(float* error, float scale, std::uint32_t* words,

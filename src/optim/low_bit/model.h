@@ -39,18 +39,14 @@ template <class Options>
 struct LowBitModel {
   LowBitModel(comm::Communicator& c, const ParameterLayout& parameters,
               LowBitSettings s)
-      : LowBitModel(c, parameters, std::move(s), false) {}
-  LowBitModel(comm::Communicator& c, const ParameterLayout& parameters,
-              LowBitSettings s, bool scale_per_unit)
       : comm(c),
-        groups(groups_of(c, scale_per_unit)),
+        groups(groups_of(c)),
         places(c, groups.get()),
         settings(with_buckets(std::move(s), c, parameters)),
         adam(parameters, settings.adam),
         pool(settings.exchange.num_threads),
         block_options{.world_size = c.size(),
-                      .bucket_elements = settings.exchange.bucket_elements,
-                      .scale_per_unit = scale_per_unit},
+                      .bucket_elements = settings.exchange.bucket_elements},
         layout(parameters, settings.groups, block_options),
         masks(parameters, settings.groups) {
     if (groups)
@@ -60,7 +56,7 @@ struct LowBitModel {
   LowBitModel(comm::Communicator& c, const ParameterLayout& parameters,
               LowBitSettings s, exchange::BlockLayout given)
       : comm(c),
-        groups(groups_of(c, false)),
+        groups(groups_of(c)),
         places(c, groups.get()),
         settings(std::move(s)),
         adam(parameters, settings.adam, Adam::Moments::kNone),
@@ -142,7 +138,7 @@ struct LowBitModel {
 
  private:
   [[nodiscard]] static std::unique_ptr<const comm::HostGroups> groups_of(
-      comm::Communicator& comm, bool scale_per_unit);
+      comm::Communicator& comm);
 };
 
 [[nodiscard]] Buffer copy_of(ConstView values);

@@ -7,12 +7,11 @@
 #include "kernels/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/cpu/sign_average.cpp"
+#define HWY_TARGET_INCLUDE "kernels/cpu/sign_encode_average.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h, which includes this file once per target.
 #include "hwy/highway.h"
 #include "kernels/cpu/sign_encode-inl.h"
-#include "kernels/cpu/sign_error-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
@@ -75,21 +74,12 @@ struct Average {
   std::size_t first = 0;
 };
 
-double run_sign_average(std::span<const Signs> received, float inverse_count,
-                        float* error, const std::uint32_t* active,
-                        SignNorm norm, std::size_t size) {
-  alignas(64) float sums[Average::kWords * 32];
-  return add_to_error(Average{received, inverse_count, sign_words(size), sums},
-                      error, active, norm, size);
-}
-
 float run_sign_encode_average(std::span<const Signs> received,
-                              float inverse_count, const SignBlock& block,
-                              SignNorm norm) {
+                              float inverse_count, const SignBlock& block) {
   alignas(64) float sums[Average::kWords * 32];
   return encode(
       Average{received, inverse_count, sign_words(block.residual.size()), sums},
-      block, norm);
+      block);
 }
 
 }  // namespace thinwire::kernels::HWY_NAMESPACE
@@ -98,21 +88,13 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace thinwire::kernels {
 
-HWY_EXPORT(run_sign_average);
 HWY_EXPORT(run_sign_encode_average);
 
-double sign_average(std::span<const Signs> received, float inverse_count,
-                    float* error, const std::uint32_t* active, SignNorm norm,
-                    std::size_t size) {
-  return HWY_DYNAMIC_DISPATCH(run_sign_average)(received, inverse_count, error,
-                                                active, norm, size);
-}
-
 float sign_encode_average(std::span<const Signs> received, float inverse_count,
-                          const SignBlock& block, SignNorm norm) {
+                          const SignBlock& block) {
   require_block(block);
   return HWY_DYNAMIC_DISPATCH(run_sign_encode_average)(received, inverse_count,
-                                                       block, norm);
+                                                       block);
 }
 
 }  // namespace thinwire::kernels

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "thinwire/comm/communicator.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/core/parameter_layout.h"
+#include "thinwire/core/view.h"
+#include "thinwire/exchange/compressed_all_reduce.h"
+
+namespace thinwire::deepspeed {
+
+/// The size of a unit with its padding: a multiple of W lcm(8, W).
+[[nodiscard]] std::size_t padded_size(std::size_t size, int world);
+
+/// The reference's error-compensated all-reduce, in plain loops. Each unit is
+/// padded and cut into W chunks, one for each server. A worker has one scale
+/// per unit, a server one per chunk. Padding is in the scales and has
+/// residuals.
+class CompressedAllReduce {
+ public:
+  /// `units` are ranges of the caller's flat array; empty ones do not count.
+  /// `comm` must outlive this object.
+  CompressedAllReduce(comm::Communicator& comm, std::span<const Range> units);
+
+  /// Collective, done on return: the units of `values` become the compressed
+  /// average over the ranks. Checks nothing, as the reference.
+  void all_reduce(std::span<float> values);
+
+  /// Of every unit with its padding, one after the other.
+  [[nodiscard]] ConstView worker_error() const { return worker_error_.view(); }
+  /// Of the chunks that this rank serves.
+  [[nodiscard]] ConstView server_error() const { return server_error_.view(); }
+  void clear_errors();
+  /// As many elements as there are.
+  void take_errors(Buffer&& worker, Buffer&& server);
+
+  /// Its blocks are numbered server by server, and within a server as the units
+  /// that are not empty. Null: nobody.
+  void set_observer(exchange::WireObserver* observer) { observer_ = observer; }
+  /// What all_reduce() has spent waiting for other ranks since construction.
+  [[nodiscard]] double wait_seconds() const { return waited_; }
+
+ private:
+  struct Unit {
+    Range values;
+    std::size_t first = 0;   // its first residual
+    std::size_t chunk = 0;   // elements of a chunk
+    std::size_t record = 0;  // byte offset in a server's records
+  };
+  // The records that go to, or come from, one rank.
+  using Records = std::vector<std::uint8_t>;
+
+  [[nodiscard]] std::uint8_t* record(Records& of_all, std::size_t rank,
+                                     const Unit& unit) const {
+    return of_all.data() + rank * records_size_ + unit.record;
+  }
+  void encode(const Unit& unit, const float* x, Records& sent);
+  void average(const Unit& unit, Records& received, std::uint8_t* to);
+  void decode(const Unit& unit, Records& results, float* x) const;
+  void show(bool of_worker, std::size_t first_block, Records& records) const;
+  template <class Collective>
+  void wait_for(Collective&& collective);
+
+  comm::Communicator& comm_;
+  std::size_t world_;
+  std::vector<Unit> units_;
+  std::size_t records_size_ = 0;
+  Buffer worker_error_;
+  Buffer server_error_;
+  exchange::WireObserver* observer_ = nullptr;
+  double waited_ = 0;
+};
+
+}  // namespace thinwire::deepspeed
