@@ -43,8 +43,8 @@ class FallbackWatch {
   /// After a step that was applied. Something to say: once, kSteps compressed
   /// steps after the freeze, of the same run.
   std::optional<Verdict> add(optim::Phase phase, const StepSeconds& seconds);
-  /// As set_freeze_gate() asks. Collective: all ranks take the largest times.
-  /// The first rank logs where compressed steps would not pay.
+  /// As FreezeStage::set_gate() asks. Collective: all ranks take the largest
+  /// times. The first rank logs where compressed steps would not pay.
   [[nodiscard]] bool ends_exact_stage(comm::Communicator& comm,
                                       const optim::FreezeRequest& request);
   /// What it says of steps after the freeze.

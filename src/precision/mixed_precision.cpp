@@ -84,19 +84,20 @@ struct MixedPrecision::Impl final : optim::EarlyGradients, optim::LocalSteps {
 
   // Local steps are the masters', which are then rounded to the parameters.
   [[nodiscard]] std::int64_t steps_behind() const noexcept override {
-    return optimizer->local_steps()->steps_behind();
+    return optim::steps_behind(*optimizer);
   }
   void synchronize(View params) override {
     require_params(params, options.dtype, layout.size());
-    optimizer->local_steps()->synchronize(masters.view());
+    optim::synchronize(*optimizer, masters.view());
     write_params(params);
   }
   [[nodiscard]] ConstView exchanged_params(ConstView params) const override {
     if (steps_behind() == 0) return params;
-    return optimizer->local_steps()->exchanged_params(masters.view());
+    return optim::exchanged_params(*optimizer, masters.view());
   }
   void repeat(View params) override {
-    optimizer->local_steps()->repeat(masters.view());
+    if (optim::LocalSteps* const local = optimizer->local_steps())
+      local->repeat(masters.view());
     if (!params.empty()) write_params(params);
   }
 
@@ -207,9 +208,8 @@ optim::EarlyGradients* MixedPrecision::early() {
   return impl_->optimizer->early() == nullptr ? nullptr : impl_.get();
 }
 
-// Without masters nothing is local: the optimizer is exact.
 optim::LocalSteps* MixedPrecision::local_steps() {
-  return impl_->optimizer->local_steps() == nullptr ? nullptr : impl_.get();
+  return impl_->has_masters() ? impl_.get() : impl_->optimizer->local_steps();
 }
 
 optim::FreezeStage* MixedPrecision::freeze() {

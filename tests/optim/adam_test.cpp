@@ -163,11 +163,11 @@ TEST(Adam, StateGoesOutAndIn) {
   const auto first_grads = test::normal(layout.size(), 2);
   ThreadPool pool(1);
   one.apply(1, {params, first_grads}, pool);
-  one.groups().set_learning_rate(0, 0.5);
+  one.set_learning_rate(0, 0.5);
   StateDict state = test::saved(one);
   Adam two(layout, {});
   two.adopt(state)();
-  EXPECT_EQ(two.groups().learning_rate(0), 0.5);
+  EXPECT_EQ(two.learning_rate(0), 0.5);
   std::vector<float> same = params;
   const auto grads = test::normal(layout.size(), 3);
   one.apply(2, {params, grads}, pool);

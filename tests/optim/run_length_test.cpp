@@ -70,8 +70,8 @@ TEST(RunLength, DecidesTheStagesOfARunThatNamesNothingElse) {
     OnebitAdam adam(comm, layout, {.total_steps = 20});
     OnebitLamb lamb(comm, layout, {.total_steps = 20});
     ZeroOneAdam zero_one(comm, layout, {.total_steps = 20});
-    EXPECT_EQ(adam.freeze_step(), 4);
-    EXPECT_EQ(lamb.freeze_step(), 4);
+    EXPECT_EQ(adam.progress().freeze_step, 4);
+    EXPECT_EQ(lamb.progress().freeze_step, 4);
     EXPECT_EQ(zero_one.progress().freeze_step, 10);
     for (int t = 1; t <= 6; ++t)
       for (Optimizer* of :

@@ -144,7 +144,7 @@ void expect_layouts_of_shards(const Drawn& drawn) {
     const auto fragments = drawn.shards.fragments(rank);
     const auto own = drawn.shards.layout_of_shard(drawn.layout, rank);
     RC_ASSERT(own.size() == drawn.shards.shard_size(rank));
-    RC_ASSERT(own.groups().num_groups() == drawn.layout.num_groups());
+    RC_ASSERT(own.num_groups() == drawn.layout.num_groups());
     RC_ASSERT(own.parameters().size() == fragments.size());
     for (std::size_t i = 0; i < fragments.size(); ++i) {
       RC_ASSERT(own.parameters()[i].offset == fragments[i].position);

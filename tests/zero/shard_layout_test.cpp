@@ -86,7 +86,7 @@ TEST(ShardLayout, Item2RanksMayOwnNothing) {
     EXPECT_TRUE(shards.fragments(rank).empty());
     const auto own = shards.layout_of_shard(layout, rank);
     EXPECT_EQ(own.size(), 0u);
-    EXPECT_EQ(own.groups().num_groups(), 1u);
+    EXPECT_EQ(own.num_groups(), 1u);
   }
 }
 

@@ -46,10 +46,10 @@ class LineFile {
 /// Values of a line that are not in the report.
 struct TelemetryExtra {
   MemoryUse memory{};
-  /// LowBitOptimizer::residual_ratio(); unset if there are no residuals, or
+  /// Optimizer::residual_ratio(); unset if there are no residuals, or
   /// none was requested in this step.
   std::optional<double> residual_ratio{};
-  /// Optimizer::lamb_coeffs() of this step; empty unless it is LAMB.
+  /// Progress::lamb_coeffs of this step; empty unless it is LAMB.
   std::vector<double> lamb_coeffs{};
 };
 

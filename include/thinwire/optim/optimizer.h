@@ -232,7 +232,7 @@ class Optimizer {
   [[nodiscard]] virtual double residual_ratio() const { return 0; }
 
   [[nodiscard]] virtual EarlyGradients* early() { return nullptr; }
-  /// 0/1 Adam's.
+  /// 0/1 Adam's, and those of MixedPrecision with masters.
   [[nodiscard]] virtual LocalSteps* local_steps() { return nullptr; }
   [[nodiscard]] const LocalSteps* local_steps() const {
     return const_cast<Optimizer&>(*this).local_steps();

@@ -79,7 +79,8 @@ class MixedPrecision final : public LowPrecisionOptimizer {
   [[nodiscard]] double residual_ratio() const override;
   [[nodiscard]] optim::EarlyGradients* early() override;
   using Optimizer::local_steps;
-  /// Those of the masters, which are then rounded into the parameters.
+  /// Those of the masters, which are then rounded into the parameters: also if
+  /// all steps of the optimizer exchange.
   [[nodiscard]] optim::LocalSteps* local_steps() override;
   using Optimizer::freeze;
   [[nodiscard]] optim::FreezeStage* freeze() override;

@@ -257,10 +257,10 @@ TEST(DuringBackward, ResumesBitEqual) {
     for (const bool is_early : {true, false}) {
       o.exchange.during_backward = is_early;
       OnebitAdam resumed(comm, layout, o);
-      resumed.load_state_dict(whole.state_dict());
+      resumed.load_state_dict(copy_of(whole.state()));
       std::vector<float> again = params;
       OnebitAdam kept(comm, layout, o);
-      kept.load_state_dict(whole.state_dict());
+      kept.load_state_dict(copy_of(whole.state()));
       std::vector<float> want = params;
       for (std::int64_t t = 6; t <= 10; ++t) {
         step(resumed, again, t);
@@ -315,7 +315,7 @@ TEST(DuringBackward, RefusesWhatWouldDisturbItAndGoesOn) {
       optimizer.early()->reduce(grads, {0, 5});
     });
     for (const auto& call : std::vector<std::function<void()>>{
-             [&] { copy_of((void)optimizer.state()); },
+             [&] { (void)copy_of(optimizer.state()); },
              [&] { optimizer.load_state_dict(state); },
              [&] { (void)optimizer.residual_ratio(); }})
       test::expect_error(ErrorCode::kFailedPrecondition,

@@ -112,7 +112,8 @@ Trained resumed(comm::Communicator& comm, const Kind& tested,
   test::adopt(comm, *run.optimizer, saved);
   const auto values = weights.as<float>();
   run.params.assign(values.begin(), values.end());
-  run.optimizer->local_steps()->repeat(run.params);
+  if (LocalSteps* const local = run.optimizer->local_steps())
+    local->repeat(run.params);
   return run;
 }
 

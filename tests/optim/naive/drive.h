@@ -73,11 +73,10 @@ struct Outcome {
 inline Outcome outcome_of(optim::Optimizer& optimizer,
                           const optim::StepReport& report,
                           const std::vector<float>& params) {
-  Outcome outcome{report.applied, report.phase, params,        {},
-                  report.masked,  report.heavy, report.revived};
-  if (const auto* lamb = dynamic_cast<optim::OnebitLamb*>(&optimizer))
-    outcome.coeffs = lamb->lamb_coeffs();
-  return outcome;
+  return {report.applied, report.phase,
+          params,         optimizer.progress().lamb_coeffs,
+          report.masked,  report.heavy,
+          report.revived};
 }
 
 /// Parameters of every rank after every step are those of `naive`, to the bit.
@@ -95,7 +94,7 @@ void expect_same_run(int world, const ParameterLayout& layout, const Drive& run,
         naive.group(g).weight_decay = run.weight_decay(t, g);
     }
     const bool applied = naive.step(grads);
-    if (run.synchronizes(t)) optim::synchronize(naive);
+    if (run.synchronizes(t)) naive.synchronize();
     for (int r = 0; r < world; ++r) {
       const Outcome& outcome =
           got[static_cast<std::size_t>(t - 1)][static_cast<std::size_t>(r)];
