@@ -15,7 +15,7 @@ import pytest
 import thinwire
 import torch
 from engines import ONEBIT, Net, config_of, flat, make, same_bits, train, zero
-from thinwire import checkpoint
+from thinwire import _checkpoints, checkpoint
 from thinwire.comm import run_local_ranks
 from thinwire.engine import _saving
 
@@ -112,10 +112,10 @@ def test_one_ranks_random_state_is_enough_for_all_to_refuse(
     def run(comm: Any) -> None:
         engine = engine_of(comm)
         train(engine, range(4))
-        both = checkpoint.extras_of(None, None)
+        both = _checkpoints.extras_of(None, None)
         if comm.rank == 1:
-            both[1][checkpoint.RANDOM] = torch.zeros(3, dtype=torch.uint8)
-        options = checkpoint.save_options({})
+            both[1][_checkpoints.RANDOM] = torch.zeros(3, dtype=torch.uint8)
+        options = _checkpoints.save_options({})
         engine._save(str(tmp_path), both, options)
         refuses(
             comm,
