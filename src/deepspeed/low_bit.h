@@ -16,10 +16,7 @@ namespace thinwire::deepspeed {
 class Groups final : public optim::MaskedGroups {
  public:
   explicit Groups(optim::LowBitModel& model)
-      : MaskedGroups(model.adam.layout(), model.masks,
-                     [&model] {
-                       return std::vector<optim::ParameterGroups*>{&model.adam};
-                     }),
+      : MaskedGroups(model.adam.layout(), model.masks, model.parts()),
         masks_(model.masks) {}
 
   void set_exp_avg_mask(std::size_t group,

@@ -56,6 +56,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
         early(*this) {
     early_gradients = &early;
     freeze_stage = &freeze;
+    lamb_coeffs = &coefficients.last;
   }
 
   Freeze freeze;
@@ -68,9 +69,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
 
   void take_step(const StepInput& in, StepMeter& step) override;
   [[nodiscard]] Progress progress() const override {
-    return {.phase = freeze.phase(),
-            .freeze_step = freeze.planned(),
-            .lamb_coeffs = coefficients.last};
+    return {.phase = freeze.phase(), .freeze_step = freeze.planned()};
   }
   void add_own(State& state) const override;
   [[nodiscard]] Optimizer::Adoption adopt_own(StateDict& state) override;

@@ -22,8 +22,7 @@ struct LowBitOptimizer::Impl {
   Impl(comm::Communicator& comm, const ParameterLayout& layout,
        LowBitSettings settings, bool keeps_previous = false)
       : model(comm, layout, std::move(settings)),
-        groups(model.adam.layout(), model.masks,
-               [this] { return std::vector<ParameterGroups*>{&model.adam}; }),
+        groups(model.adam.layout(), model.masks, model.parts()),
         gradients(model),
         momentum(model, keeps_previous),
         denominator(model, momentum) {}
@@ -43,12 +42,14 @@ struct LowBitOptimizer::Impl {
   EarlyGradients* early_gradients = nullptr;
   LocalUpdates* local_updates = nullptr;
   FreezeStage* freeze_stage = nullptr;
+  const std::vector<double>* lamb_coeffs = nullptr;
 
   // ---- what each optimizer adds
   /// One step of its paper. A step that is skipped returns early, with the
   /// report saying so.
   virtual void take_step(const StepInput& in, StepMeter& step) = 0;
-  /// Phase, freeze_step and lamb_coeffs of it; step() has the numbers.
+  /// Returns phase and freeze_step; the base knows the rest. Called for every
+  /// bucket of gradients.
   [[nodiscard]] virtual Progress progress() const = 0;
   virtual void add_own(State& state) const = 0;
   /// Takes it out of the state; exp_avg and exp_avg_sq are still there.

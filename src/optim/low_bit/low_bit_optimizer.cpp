@@ -101,6 +101,7 @@ Progress LowBitOptimizer::progress() const {
   Progress progress = impl_->progress();
   progress.steps = impl_->steps;
   progress.skipped = impl_->skipped;
+  if (impl_->lamb_coeffs != nullptr) progress.lamb_coeffs = *impl_->lamb_coeffs;
   return progress;
 }
 

@@ -93,6 +93,10 @@ struct LowBitModel {
   /// What is averaged in few bits is of so many: ranks, or by host hosts.
   [[nodiscard]] int workers() const { return static_cast<int>(places.workers); }
   [[nodiscard]] std::size_t size() const { return adam.layout().size(); }
+  /// Returns Adam's groups, as MaskedGroups takes them.
+  [[nodiscard]] JoinedGroups::Parts parts() {
+    return [this] { return std::vector<ParameterGroups*>{&adam}; };
+  }
 
   [[nodiscard]] Coefficients coefficients(std::int64_t step,
                                           double grad_scale) const {
