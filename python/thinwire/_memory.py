@@ -40,8 +40,8 @@ Handed = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 class FlatMemory:
     """One array of parameters, `params`, and one of gradients, `grads`.
 
-    Both have `size` elements of the parameters' dtype; parameter k begins at offsets[k]. Backward then writes where a step reads, and nothing is copied
-    in between. Elements between parameters are 0. Parameters that are fp32 beside
+    Both have `size` elements of the parameters' dtype; parameter k begins at offsets[k].
+    Backward then writes where a step reads, and nothing is copied in between. Elements between parameters are 0. Parameters that are fp32 beside
     others of 16 bits are the last ones, and have arrays of their own: `wide_params` and
     `wide_grads`, whose elements count on from those of the others.
     """

@@ -20,15 +20,15 @@ struct WireMessage {
   std::vector<std::uint8_t> payload;
 };
 
-/// What the records of a block are of.
+/// The tensor that a block belongs to, and the size of its record.
 struct RecordedBlock {
   std::size_t tensor = 0;
   std::size_t bits = 0;  ///< As many as elements, padding included.
 };
-/// Of the library's own exchange.
+/// Returns the blocks of the library's own exchange.
 [[nodiscard]] std::vector<RecordedBlock> blocks_of(
     std::span<const Range> tensors, const exchange::BlockLayout& layout);
-/// Of the reference's, whose `units` are some of the tensors.
+/// Returns those of the reference, whose `units` are some of the tensors.
 [[nodiscard]] std::vector<RecordedBlock> blocks_per_unit(
     std::span<const Range> tensors, std::span<const Range> units, int world);
 

@@ -7,7 +7,7 @@ namespace thinwire::replay {
 
 namespace {
 
-// Of one tensor, which is a unit.
+// Repeats the recorded calls, each with one tensor, which is a unit.
 template <class AllReduce>
 void replay_calls(const RecordedCase& recorded, const comm::Communicator& comm,
                   AllReduce& all, std::vector<RecordedBlock> blocks,

@@ -113,7 +113,7 @@ class ZeroOptimizer final : public zero::ShardedOptimizer {
   /// Parameters are the caller's to restore.
   [[nodiscard]] Adoption adopt(StateDict state) override;
   void require_owner(const StateDict& state) const override;
-  /// As zero::ZeroOptimizer's.
+  /// Collective, like zero::ZeroOptimizer's: all ranks refuse a state together.
   optim::Notes load_state_dict(const StateDict& state) override;
 
   struct Impl;
