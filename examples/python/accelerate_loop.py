@@ -40,4 +40,3 @@ for _ in range(given.epochs):
         f"loss {loss.item():.3f}, {report.phase}, {report.bytes_sent} bytes sent"
     )
 accelerator.save_state(given.out)
-accelerator.end_training()

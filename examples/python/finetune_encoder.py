@@ -339,7 +339,6 @@ def main():
         }
     if dist.get_rank() == 0:
         print(json.dumps(result), flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -130,7 +130,6 @@ def main() -> None:
     engine.save_checkpoint(given.out)
     if dist.get_rank() == 0:
         print(f"steps {begin + 1} to {given.steps}: loss {mean:.4f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -126,6 +126,7 @@ def parse():
 def main():
     given = parse()
     torch.set_num_threads(1)
+    thinwire.init_distributed("gloo")
     arguments = arguments_of(given)
     texts = [Path(path).read_text(errors="replace") for path in given.text]
     cuts = [len(text) - len(text) // 10 for text in texts]
@@ -162,7 +163,6 @@ def main():
             "bytes_per_step": {p: sum(c) / len(c) for p, c in by_phase.items()},
         }
         print(json.dumps(result), flush=True)
-    trainer.accelerator.end_training()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ checkpoint, on any number of ranks.
 """
 
 import argparse
+import os
 
 import thinwire
 import torch
@@ -53,8 +54,8 @@ trainer = Trainer(
     optimizer_cls_and_kwargs=(thinwire.OnebitAdam, {"lr": 2e-3, "freeze_step": 50}),
 )
 thinwire.integrations.transformers.attach(trainer)
-trainer.train(resume_from_checkpoint=get_last_checkpoint(given.out))
+last = get_last_checkpoint(given.out) if os.path.isdir(given.out) else None
+trainer.train(resume_from_checkpoint=last)
 if trainer.is_world_process_zero():
     report = trainer.optimizer.optimizer.report
     print(f"last step: {report.phase}, {report.bytes_sent} bytes sent")
-trainer.accelerator.end_training()

@@ -13,6 +13,7 @@ import sys
 import time
 
 import recipe
+import thinwire
 import torch
 import torch.distributed as dist
 from gpt import Gpt, inputs_of
@@ -162,14 +163,10 @@ class Run:
 def main():
     given = parse()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    thinwire.init_distributed("gloo")
     run = Run(given)
     run.take_steps()
     run.finish()
-    # DDP would keep gloo's threads alive until the interpreter ends, which aborts
-    # a process where one of them then still lets go of a Python object.
-    del run
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 """Two ways to train the same model on the same batches: torch's AdamW under
 DistributedDataParallel, and thinwire.OnebitAdam on the plain module."""
 
+import thinwire
 import torch
 import torch.distributed as dist
 from recipe import BETAS, CLIP, EPSILON, RATE
@@ -35,8 +36,6 @@ class OnebitAdam:
     name = "onebit_adam"
 
     def __init__(self, model, freeze_step):
-        import thinwire
-
         self.forward = model
         self.optimizer = thinwire.OnebitAdam(
             model.parameters(), freeze_step=freeze_step, max_grad_norm=CLIP, **COMMON

@@ -289,7 +289,6 @@ def _main() -> None:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     value = getattr(module, name)(*json.loads(arguments))
-    _end_distributed()
     partial = folder / f"partial.{rank}"
     partial.write_text(json.dumps(value))
     partial.rename(folder / f"value.{rank}")
@@ -298,14 +297,6 @@ def _main() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
-
-
-def _end_distributed() -> None:
-    """Joins gloo's threads: torch 2.13 aborts a process whose interpreter ends while one of
-    them waits for Python's lock, to drop the tensors of the last collective."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed and distributed.is_initialized():
-        distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import atexit
 import ctypes
 import os
 import sys
+import time
 import weakref
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from .. import _core, _daemons
 
 _open: weakref.WeakSet[_core.Communicator] = weakref.WeakSet()
 _groups: weakref.WeakSet[Any] = weakref.WeakSet()
+_SECONDS_FOR_GLOO = 0.05
 T = TypeVar("T")
 
 
@@ -41,6 +43,9 @@ def _close_all() -> None:
         if reason is not None and not communicator.closed:
             communicator.give_up(reason)
         communicator.close()
+    # gloo's threads still let go of the last collective's tensors, which takes Python's lock.
+    # torch 2.13 aborts, or hangs, if one of them asks for it while the interpreter ends.
+    time.sleep(_SECONDS_FOR_GLOO)
 
 
 def keep_in_children(group: T) -> T:
