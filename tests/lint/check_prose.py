@@ -31,7 +31,6 @@ FILES = (
 # Headers that are not read yet.
 LATER = (
     *("include/thinwire/deepspeed/*.h", "include/thinwire/lean/*.h"),
-    "include/thinwire/optim/*.h",
     "include/thinwire/exchange/compressed_all_reduce.h",
     "include/thinwire/exchange/quantized_all_reduce.h",
     "include/thinwire/kernels/quantize.h",
