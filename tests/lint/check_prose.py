@@ -30,15 +30,10 @@ FILES = (
 )
 # Headers that are not read yet.
 LATER = (
-    *("include/thinwire/deepspeed/*.h", "include/thinwire/lean/*.h"),
     "include/thinwire/exchange/compressed_all_reduce.h",
     "include/thinwire/exchange/quantized_all_reduce.h",
     "include/thinwire/kernels/quantize.h",
     "include/thinwire/kernels/sign_compress.h",
-    "include/thinwire/precision/low_precision_optimizer.h",
-    "include/thinwire/precision/mixed_precision.h",
-    "include/thinwire/zero/sharded_optimizer.h",
-    "include/thinwire/zero/zero_optimizer.h",
 )
 # File and text, as it stands there, that may break a rule; "": the whole file.
 EXCEPTIONS = (
