@@ -83,10 +83,10 @@ struct ZeroOptions {
 /// threads. Departures from DeepSpeed: docs/algorithms/zero.md.
 ///
 /// With options.wire gradients, parameters or both are sent in 4 or 8 bits with
-/// error feedback. Source: after Jia et al., SDP4Bit, arXiv:2410.15526. This
-/// takes F (n b/8 + 4 cells) bytes in each direction, with F = (W-1)/W,
-/// whatever the number of backwards. Parameters are then replicas, equal on all
-/// ranks, that follow the masters. The residuals take 2n or 4n bytes more.
+/// error feedback. Source: after Jia et al., SDP4Bit, arXiv:2410.15526. A rank
+/// then sends n b/8 + 4 cells bytes in each direction, times (W-1)/W, whatever
+/// the number of backwards. Parameters are then replicas, equal on all ranks,
+/// that follow the masters. The residuals take 2n or 4n bytes more.
 ///
 /// Bytes per rank with Adam, for n parameters of 16 bits: 2n for parameters,
 /// 12n/W for states, and a few buckets. Gradients take 2n at stage 1 and 2n/W
