@@ -88,34 +88,40 @@ GROUP_KEYS = ("lr", "betas", "eps", "weight_decay")
 
 
 COMMON = """Common keywords:
-    max_grad_norm: gradients are clipped to this global L2 norm; 0: never. In compressed
-      steps by an estimate of the averaged gradient's norm that exact steps calibrate.
-    bias_correction, eps_inside_sqrt: as in Adam's paper; sqrt(v + eps), not sqrt(v) + eps.
+    max_grad_norm: global L2 norm to which gradients are clipped; 0 for no clipping.
+      Compressed steps clip by an estimate of the averaged gradient's norm, which exact
+      steps calibrate.
+    bias_correction: whether moments are corrected as in Adam's paper.
+    eps_inside_sqrt: whether the denominator is sqrt(v + eps), not sqrt(v) + eps.
     process_group: ranks that train together: a ProcessGroup, a transport, or the
-      communicator of run_local_ranks(); None: the world.
-    threads: of this rank, for loops over memory; 0: THINWIRE_NUM_THREADS, else 1.
-    bucket_elements: what travels together; results do not depend on it.
-    hierarchy: "auto": ranks of one host exchange among themselves first, where hosts hold
-      several ranks each, equally many; "flat"; or "by_host". ranks_per_host: 0: found out.
-    verify_every: steps between comparisons of parameters over all ranks; 0: never.
-    broadcast: rank 0's parameters go to all ranks at construction.
-    skip_nonfinite: a gradient that is not finite on one rank skips the step on all.
-    telemetry: a path, or {"path": ..., "every": steps, "every_rank": bool}: a line of JSON
-      per step, on rank 0 or, with every_rank, in PATH.rankN on each; None: none."""
+      communicator of run_local_ranks(). None is the world, or this process alone.
+    threads: threads of this rank for loops over memory; 0: THINWIRE_NUM_THREADS, else 1.
+    bucket_elements: elements that are sent together; results do not depend on it.
+    hierarchy: "auto", "flat" or "by_host". With "auto", ranks of one host reduce locally
+      first if all hosts hold the same number of ranks, and more than one.
+    ranks_per_host: ranks per host; 0 detects it.
+    verify_every: steps between comparisons of parameters over all ranks; 0 for none.
+    broadcast: whether construction sends rank 0's parameters to all ranks.
+    skip_nonfinite: whether a non-finite gradient on one rank skips the step on all.
+    telemetry: a path, or {"path": ..., "every": steps, "every_rank": bool}; None for no
+      telemetry. Rank 0 writes a line of JSON per step, or with every_rank each rank writes
+      PATH.rankN. See docs/guide/telemetry.md."""
 
 LOW_BIT = """Keywords of compression:
-    total_steps: of the run. What follows from it where it is not given: freeze_step is a
-      fifth of it, at most 1000; of ZeroOneAdam var_freeze_step is half of it,
-      local_step_scaler 12 % and local_step_clipper 4, from 10,000 steps on 16. Without it
-      freeze_step and var_freeze_step are 100000. `optimizer.freeze_step` says what holds.
-    denom_floor: from the freeze on no denominator is below this fraction of its block's
-      RMS; 0: no floor.
+    total_steps: steps of the run, which determine other keywords that are not given.
+      freeze_step is a fifth of it, at most 1000. In ZeroOneAdam var_freeze_step is half of
+      it, local_step_scaler 12 %, and local_step_clipper 4, or 16 from 10,000 steps on.
+      Without total_steps, freeze_step and var_freeze_step are 100000.
+      `optimizer.freeze_step` has the effective value.
+    denom_floor: least denominator after the freeze, as a fraction of its block's RMS; 0 for
+      no floor.
     residual_dtype: torch.float32 or torch.bfloat16.
-    lagged_clipping: compressed steps are clipped by the norms of the steps before,
-      unless it has doubled.
-    comm_backend_name: DeepSpeed's; "mpi" chooses mpi4py and "gloo" torch.distributed,
-      unless process_group or THINWIRE_COMM does; "nccl" and "hccl" change nothing for
-      tensors on the CPU. cuda_aware, deepspeed: DeepSpeed's, without effect."""
+    lagged_clipping: whether compressed steps clip by the gradients' norm of the steps
+      before, unless it has doubled.
+    comm_backend_name: DeepSpeed's. Unless process_group or THINWIRE_COMM chooses a
+      transport, "mpi" chooses mpi4py and "gloo" torch.distributed. "nccl" and "hccl" change
+      nothing for tensors on the CPU.
+    cuda_aware, deepspeed: DeepSpeed's, without effect."""
 
 
 class CommonKeywords(TypedDict, total=False):

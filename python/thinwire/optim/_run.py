@@ -16,7 +16,7 @@ SAVED_AS = "thinwire/run"
 
 @dataclass(frozen=True)
 class RunTotals:
-    """What this rank has sent in a run, from its first step on."""
+    """Traffic of this rank in a run, from its first step on."""
 
     bytes_sent: int
     """To other ranks, by steps."""
