@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one step of an Engine did."""
+"""Results of one step of an Engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..report import StepReport
 
 @dataclass(frozen=True)
 class EngineReport(StepReport):
-    """What Engine.step() did: the optimizer's report, and what led to it."""
+    """Results of Engine.step(): the optimizer's report, and what led to it."""
 
     at_boundary: bool
     """False: the window of accumulation goes on, and nothing was updated."""
