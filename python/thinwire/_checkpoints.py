@@ -44,29 +44,31 @@ _LOAD = (
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What a load found."""
+    """Results of a load."""
 
     path: str
     step: int
     run: str
-    """The same for all checkpoints of a run."""
+    """Id of the run, the same for all of its checkpoints."""
     world: int
-    """Ranks that saved it."""
+    """Number of ranks that saved it."""
     optimizer: str
     precision: str
     config: str
     """The configuration of the run that saved it, as JSON."""
     extra: dict[str, Any]
-    """What save() was given as `extra`."""
+    """The argument `extra` of save()."""
     own: dict[str, Any]
-    """What this rank gave as `own`; empty on ranks that were not there."""
+    """The argument `own` of save() on this rank; empty on ranks that the saved run
+    lacked.
+    """
     own_of_ranks: list[dict[str, Any]]
-    """All that were saved."""
+    """The arguments `own` of all ranks that saved it."""
     notes: list[str]
-    """What is not as it was, a line each."""
+    """Differences from the saved run, a line each."""
     seconds: float
     bytes: int
-    """Read by all ranks."""
+    """Bytes that all ranks read."""
 
 
 def save_options(given: Mapping[str, Any]) -> _core.SaveOptions:

@@ -42,14 +42,14 @@ class EngineBase(torch.nn.Module):
     lr_scheduler: Any
     training_dataloader: DataLoader[Any] | None
     report: EngineReport | None
-    """What the last step() did; None before the first."""
+    """Results of the last step(); None before the first."""
     device: torch.device
     global_rank: int
     local_rank: int
     world_size: int
     dp_world_size: int
     global_steps: int
-    """Windows of accumulation that were completed, skipped steps too."""
+    """Windows of accumulation that were completed, including skipped steps."""
     micro_steps: int
     """Calls of step()."""
     global_samples: int

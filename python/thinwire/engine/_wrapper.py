@@ -25,9 +25,9 @@ class WrapperNames(torch.optim.Optimizer):
         def _made(self) -> Engine: ...
 
     custom_loss_scaler = False
-    """Always: the engine has the loss scale."""
+    """Always False: the engine has the loss scale."""
     external_loss_scale = None
-    """Always: see loss_scale."""
+    """Always None: see loss_scale."""
 
     @property
     def loss_scale(self) -> float:

@@ -19,10 +19,11 @@ class RunTotals:
     """Traffic of this rank in a run, from its first step on."""
 
     bytes_sent: int
-    """To other ranks, by steps."""
+    """Bytes that steps sent to other ranks."""
     bytes_saved: int
-    """How much more it would have been, had every step sent as much as this run's exact
-    steps. Steps before the first exact one count as they were."""
+    """Additional bytes if every step had sent as much as this run's exact steps. Steps
+    before the first exact one count as they were.
+    """
 
 
 class Run:
