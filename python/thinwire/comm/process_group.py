@@ -23,10 +23,11 @@ from .transport import Broken, ChannelTransport, Messages
 
 T = TypeVar("T")
 _STORE_SECONDS = 1.0
-"""The longest that a look into the store may take once a rank has failed: the host of the
-store may be the one that has died."""
+"""Longest time of a look into the store after a rank has failed. The host of the store
+may be the one that has died.
+"""
 _LOOK_SECONDS = 0.25
-"""The time between two looks whether a rank has given up."""
+"""Time between two looks whether a rank has given up."""
 _FIRST = "gave_up"
 _NEVER_SENT = 1 << 30
 """A tag that no message has."""

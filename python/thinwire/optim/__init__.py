@@ -2,9 +2,9 @@
 """Optimizers in torch's interface that average over the ranks themselves.
 
 `params` are tensors, (name, tensor) pairs or groups. All have one dtype: float32,
-float16 or bfloat16. Those of 16 bits get masters in fp32. Each parameter becomes a part
-of one flat array, and its gradient a part of another. A file of a parameter or of its
-model takes as many bytes as before. Parameters on another device than the CPU stay
+float16 or bfloat16. Parameters of 16 bits get masters in fp32. Each parameter becomes a
+part of one flat array, and its gradient a part of another. A file of a parameter or of
+its model takes as many bytes as before. Parameters on another device than the CPU stay
 there, and the arrays on the host have copies: see docs/guide/devices.md.
 
 Groups may set lr, betas, eps and weight_decay. With the low-bit optimizers they may

@@ -132,7 +132,9 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         self._skipped_by_scaler = 0
 
     def _plan(self) -> tuple[list[Place], _core.Config]:
-        """Sets the order of the parameters, and all settings of the C++ side. Local."""
+        """Returns the parameters in their order, and all settings of the C++ side.
+        Local.
+        """
         places = in_order(trainable(self.param_groups), self.param_groups)
         backend = self._comm.backend
         given, groups = self._given, self.param_groups

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keyword arguments of the optimizers, in torch's names, and the C++ options they set.
 
-Every default is read from the C++ structs, so there is one place that has it.
+Every default is read from the C++ structs, so only they have it.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class LambKeywords(CommonKeywords, total=False):
 
 
 class LowBitKeywords(CommonKeywords, total=False):
-    """Keywords of optimizers that exchange few bits per element."""
+    """Keywords of the low-bit optimizers."""
 
     denom_floor: float
     residual_dtype: torch.dtype
@@ -167,7 +167,7 @@ class LowBitKeywords(CommonKeywords, total=False):
 
 
 class FreezeKeywords(LowBitKeywords, total=False):
-    """When the variance is frozen."""
+    """Keywords of the freeze of the variance."""
 
     freeze_step: int | Literal["auto"] | None
     lr_warmup_steps: int | None
@@ -207,12 +207,14 @@ class ZeroOneAdamKeywords(LowBitKeywords, total=False):
 
 
 def names_of(keywords: Any) -> list[str]:
-    """All keywords of a TypedDict and of those it extends, without torch's switches."""
+    """Returns all keywords of a TypedDict and of those it extends, without torch's
+    switches.
+    """
     return [name for name in keywords.__annotations__ if name not in REFUSED]
 
 
 def default(options: Options, name: str) -> Any:
-    """What C++ has for a keyword, in Python's terms."""
+    """Returns the C++ default of a keyword, in Python's terms."""
     if name in ("process_group", "bucket_elements", "telemetry", *OF_DEEPSPEED):
         return None
     if name == "broadcast":
@@ -231,7 +233,7 @@ def default(options: Options, name: str) -> Any:
 
 
 def signature(options: Options, keywords: Any) -> inspect.Signature:
-    """Of an optimizer, with its defaults: what help() shows."""
+    """Returns the signature of an optimizer with its defaults, which help() shows."""
     both, only = (
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
         inspect.Parameter.KEYWORD_ONLY,
@@ -249,8 +251,10 @@ def signature(options: Options, keywords: Any) -> inspect.Signature:
 
 
 def check_keywords(kind: str, given: Mapping[str, Any], known: list[str]) -> None:
-    """Raises TypeError for a keyword that there is not, with the nearest name or what
-    to write instead, and InvalidArgument for a switch of torch's that Thinwire cannot follow."""
+    """Checks the names. Raises TypeError for an unknown keyword, with the nearest name
+    or what to write instead. Raises InvalidArgument for a switch of torch's that
+    Thinwire cannot follow.
+    """
     for name, value in given.items():
         if name in REFUSED:
             if value:
@@ -267,7 +271,9 @@ def check_keywords(kind: str, given: Mapping[str, Any], known: list[str]) -> Non
 
 @contextmanager
 def names_of_python() -> Iterator[None]:
-    """What is refused inside is named as keywords and keys of groups are."""
+    """Renames options in errors that are raised within it, to keywords and keys of
+    groups.
+    """
     try:
         yield
     except Error as error:
@@ -276,7 +282,7 @@ def names_of_python() -> Iterator[None]:
 
 
 def set_keyword(config: _core.Config, options: Options, name: str, value: Any) -> None:
-    """Writes one keyword where C++ has it. None leaves the default."""
+    """Writes one keyword to the C++ options. None keeps the default."""
     if value is None or name in REFUSED:
         return
     if name in ("process_group", "telemetry", "cuda_aware", "deepspeed"):
@@ -335,7 +341,9 @@ def _get(holder: Any, path: str) -> Any:
 
 
 def number_of(name: str, value: Any) -> float:
-    """Raises TypeError for what float() takes and nobody means: text, True."""
+    """Returns a float. Raises TypeError for values that float() accepts by mistake:
+    text, True.
+    """
     if not isinstance(value, (bool, str, bytes)):
         try:
             return float(value)
@@ -347,7 +355,9 @@ def number_of(name: str, value: Any) -> float:
 
 
 def rate_of(name: str, value: Any) -> float:
-    """A learning rate. Raises as number_of(), and InvalidArgument out of range."""
+    """Returns a learning rate. Raises like number_of(), and InvalidArgument out of
+    range.
+    """
     rate = number_of(name, value)
     if not 0 <= rate < math.inf:
         raise InvalidArgument(f"{name} must be finite and >= 0, got {rate:g}")
@@ -356,7 +366,8 @@ def rate_of(name: str, value: Any) -> float:
 
 def set_field(holder: Any, path: str, value: Any, name: str) -> None:
     """Writes into a C++ struct. Raises TypeError, and InvalidArgument for an integer
-    that the field cannot hold, naming the keyword."""
+    that the field cannot hold, naming the keyword.
+    """
     *outer, field = path.split(".")
     for part in outer:
         holder = getattr(holder, part)
