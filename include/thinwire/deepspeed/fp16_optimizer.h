@@ -116,7 +116,7 @@ class Fp16Optimizer final : public precision::LowPrecisionOptimizer {
   std::unique_ptr<deepspeed::Optimizer> optimizer_;
   Fp16Options options_;
   precision::LossScaler scaler_;
-  std::int64_t skipped_ = 0;  // Steps that the optimizer has not seen.
+  std::int64_t skipped_ = 0;  // Skipped steps that the optimizer has not seen.
   Buffer masters_;
   std::vector<float> grads_;
   exchange::WireObserver* observer_ = nullptr;

@@ -11,7 +11,7 @@
 /// One block of the error-compensated 1-bit compression of arXiv:2102.02888 and
 /// arXiv:2104.06069: a float scale and one sign bit per element. A block is
 /// small, at most 1024 elements (4 KiB). sign_encode() and
-/// sign_encode_average() read it once.
+/// sign_encode_average() process it in one pass.
 ///
 /// Bits: element i is bit i mod 32 of word i / 32. The bit is 1 for +, and an
 /// element is + unless it is < 0: 0, -0.0 and NaN are +. Bits past the end of
