@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data-parallel training over thin wires.
 
-Optimizers that average over the ranks themselves, with one bit per element or less:
+The optimizers average over the ranks themselves, with one bit per element or less:
 
     optimizer = thinwire.OnebitAdam(model.parameters(), lr=4e-4, freeze_step=2000)
 
-or, in DeepSpeed's habit, thinwire.initialize(). What needs torch is imported when it is
-first named.
+DeepSpeed's scripts call thinwire.initialize() instead. Names that need torch are
+imported when they are first used.
 """
 
 from difflib import get_close_matches
@@ -124,8 +124,9 @@ __all__ = [
 
 
 def _require_torch() -> None:
-    """Raises ImportError if the torch that is installed is older than pyproject.toml asks
-    for, which pip's --no-deps permits."""
+    """Raises ImportError if torch is older than pyproject.toml requires, which pip's
+    --no-deps permits.
+    """
     import torch
 
     found = torch.__version__

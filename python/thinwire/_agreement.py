@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refusals that reach all ranks."""
+"""Errors that reach all ranks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ T = TypeVar("T")
 
 
 def agreed(comm: _core.Communicator, body: Callable[[], T]) -> T:
-    """Collective: body(), which is local, on every rank. What one rank refuses, all do, so
-    that none waits for another; the others raise InvalidArgument with its text."""
+    """Runs body(), which is local, on every rank. Collective. If it raises on one rank,
+    all raise, so that none waits for another. The others raise InvalidArgument with its
+    text.
+    """
     refusal: Exception | None = None
     results: list[T] = []
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What checkpoints of engines and of optimizers have in common: options and reports."""
+"""Options and reports of checkpoints, common to engines and optimizers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .optim._state import tensors
 Values = Mapping[str, Any]
 
 OWN_NAMES = "thinwire/"
-"""Names that begin so are this package's."""
+"""Prefix of this package's names."""
 RANDOM = OWN_NAMES + "random_state"
 
 _SAVE = (
@@ -44,34 +44,37 @@ _LOAD = (
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What a load found."""
+    """Results of a load."""
 
     path: str
     step: int
     run: str
-    """The same for all checkpoints of a run."""
+    """Id of the run, the same for all of its checkpoints."""
     world: int
-    """Ranks that saved it."""
+    """Number of ranks that saved it."""
     optimizer: str
     precision: str
     config: str
     """The configuration of the run that saved it, as JSON."""
     extra: dict[str, Any]
-    """What save() was given as `extra`."""
+    """The argument `extra` of save()."""
     own: dict[str, Any]
-    """What this rank gave as `own`; empty on ranks that were not there."""
+    """The argument `own` of save() on this rank; empty on ranks that the saved run
+    lacked.
+    """
     own_of_ranks: list[dict[str, Any]]
-    """All that were saved."""
+    """The arguments `own` of all ranks that saved it."""
     notes: list[str]
-    """What is not as it was, a line each."""
+    """Differences from the saved run, a line each."""
     seconds: float
     bytes: int
-    """Read by all ranks."""
+    """Bytes that all ranks read."""
 
 
 def save_options(given: Mapping[str, Any]) -> _core.SaveOptions:
-    """Raises TypeError for a name that there is not, with the nearest one, and
-    InvalidArgument for a value."""
+    """Returns the options. Raises TypeError for an unknown name, with the nearest one,
+    and InvalidArgument for a value.
+    """
     chosen = _core.SaveOptions()
     for name, value in _checked(given, _SAVE, "save"):
         if name == "local_steps":
@@ -85,7 +88,7 @@ def save_options(given: Mapping[str, Any]) -> _core.SaveOptions:
 
 
 def load_options(given: Mapping[str, Any]) -> _core.LoadOptions:
-    """As save_options()."""
+    """Returns the options. Raises the errors of save_options()."""
     chosen = _core.LoadOptions()
     for name, value in _checked(given, _LOAD, "load"):
         if name == "rename":
@@ -97,8 +100,9 @@ def load_options(given: Mapping[str, Any]) -> _core.LoadOptions:
 
 
 def random_state_in(found: _core.LoadReport) -> torch.Tensor | None:
-    """Local: the saved state of torch's CPU generator, if there is one. Raises
-    CorruptCheckpoint if this torch cannot take it."""
+    """Returns the saved state of torch's CPU generator, if there is one. Local. Raises
+    CorruptCheckpoint if this torch cannot use it.
+    """
     saved = found.own.get(RANDOM)
     if saved is None:
         return None
@@ -113,8 +117,9 @@ def random_state_in(found: _core.LoadReport) -> torch.Tensor | None:
 
 
 def finish_load(native: _core.LoadReport, *, sets_random_state: bool) -> LoadReport:
-    """Local: takes out of a native report what is this package's, and sets torch's CPU
-    generator."""
+    """Takes this package's values out of a native report, and sets torch's CPU
+    generator. Local.
+    """
     own = tensors(native.own)
     state = random_state_in(native) if sets_random_state else None
     if state is not None:

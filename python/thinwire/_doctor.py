@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `python -m thinwire doctor` says beyond the library: Python, torch and packages."""
+"""Lines of `python -m thinwire doctor` about Python, torch and packages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import _devices
 
 
 def lines(why_no_torch: str) -> Iterator[tuple[str, str]]:
-    """A name and a text each."""
+    """Returns lines of a name and a text each."""
     yield "python", f"{platform.python_implementation()} {platform.python_version()}"
     if why_no_torch:
         yield "torch", f"no: {why_no_torch}"
@@ -27,7 +27,7 @@ def lines(why_no_torch: str) -> Iterator[tuple[str, str]]:
 
 
 def why_no_torch() -> str:
-    """Why Thinwire cannot train here, or "" if it can."""
+    """Returns why Thinwire cannot train here, or "" if it can."""
     try:
         import torch.distributed as dist
     except ImportError as error:
@@ -38,7 +38,7 @@ def why_no_torch() -> str:
 
 
 def _process_groups() -> str:
-    """Backends of torch.distributed that this torch has."""
+    """Returns the backends of torch.distributed that this torch has."""
     import torch.distributed as dist
 
     names = ("gloo", "nccl", "mpi", "ucc", "xccl")
@@ -48,7 +48,7 @@ def _process_groups() -> str:
 
 
 def _accelerators() -> str:
-    """Returns which devices this torch finds beside the CPU."""
+    """Returns the devices beside the CPU that this torch finds."""
     import torch
 
     found = torch.accelerator.current_accelerator(check_available=True)

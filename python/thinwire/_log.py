@@ -13,9 +13,9 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 def forward(comm: _core.Communicator) -> None:
-    """Hands on what the library has logged: on rank 0 all of it, elsewhere warnings.
+    """Passes on what the library has logged: on rank 0 all of it, elsewhere warnings.
 
-    Ranks that are threads share their lines, so each hands on all that it finds.
+    Ranks that are threads share their lines, so each passes on all that it finds.
     """
     everything = comm.rank == 0 or comm.backend == "local"
     for level, text in _core.take_log():

@@ -34,16 +34,17 @@ def require_shape(what: str, given: torch.Size, wanted: torch.Size) -> None:
 
 
 Handed = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-"""What the native side takes: an array, or two that follow each other."""
+"""Argument of the native side: an array, or two that are joined."""
 
 
 class FlatMemory:
     """One array of parameters, `params`, and one of gradients, `grads`.
 
-    Both have `size` elements of the parameters' dtype; parameter k begins at offsets[k].
-    Backward then writes where a step reads, and nothing is copied in between. Elements between parameters are 0. Parameters that are fp32 beside
-    others of 16 bits are the last ones, and have arrays of their own: `wide_params` and
-    `wide_grads`, whose elements count on from those of the others.
+    Both have `size` elements of the parameters' dtype, and parameter k begins at
+    offsets[k]. Backward writes where a step reads, so nothing is copied in between.
+    Elements between parameters are 0. fp32 parameters beside 16-bit ones are the last
+    ones, and have arrays of their own: `wide_params` and `wide_grads`. Their elements
+    continue the numbering.
     """
 
     def __init__(
@@ -54,9 +55,10 @@ class FlatMemory:
         names: Sequence[str] = (),
         num_wide: int = 0,
     ) -> None:
-        """Local: copies the parameters' values; the parameters stay where they are until
-        home(). At least one, all of one device, and of one dtype but for the last
-        `num_wide`, which are fp32."""
+        """Copies the parameters' values; the parameters do not move until home().
+        Local. There is at least one. All are on one device and have one dtype, except
+        the last `num_wide`, which are fp32.
+        """
         self.parameters = list(parameters)
         self.names = list(names) or [f"param.{k}" for k in range(len(self.parameters))]
         dtype = self.parameters[0].dtype
@@ -79,12 +81,12 @@ class FlatMemory:
         return Marks(self.params, self.wide_params)
 
     def _cut(self, size: int, num_wide: int) -> int:
-        """Where the elements of the last `num_wide` parameters begin."""
+        """Returns where the elements of the last `num_wide` parameters begin."""
         self._num_wide = num_wide
         return self._offsets[-num_wide] if num_wide > 0 else size
 
     def _take_values(self, size: int, keeps_gradients: bool = True) -> None:
-        """`params` and `grads` are there."""
+        """Copies the parameters' values to the arrays."""
         size -= self.params.numel()
         self.wide_params = self.zeros(size, torch.float32)
         self.wide_grads = self.zeros(size if keeps_gradients else 0, torch.float32)
@@ -104,25 +106,25 @@ class FlatMemory:
 
     @property
     def handed_params(self) -> Handed:
-        """All parameters."""
+        """Returns all parameters for the native side."""
         return _handed(self.params, self.wide_params)
 
     @property
     def handed_grads(self) -> Handed:
-        """All gradients."""
+        """Returns all gradients for the native side."""
         return _handed(self.grads, self.wide_grads)
 
     def values(self) -> torch.Tensor:
-        """A copy of all parameters in fp32, in one array."""
+        """Returns a copy of all parameters in fp32, in one array."""
         return torch.cat([self.params.to(torch.float32), self.wide_params])
 
     def rounded(self, values: torch.Tensor) -> torch.Tensor:
-        """A copy of such an array, rounded as parameters are."""
+        """Returns a copy of such an array, rounded like the parameters."""
         narrow, wide = values.tensor_split([self.params.numel()])
         return torch.cat([narrow.to(self.params.dtype).to(torch.float32), wide])
 
     def _own_views(self, flat: torch.Tensor, wide: torch.Tensor) -> list[torch.Tensor]:
-        """Every parameter's part of the two arrays, in its shape."""
+        """Returns every parameter's part of the two arrays, in its shape."""
         first_wide = len(self.parameters) - self._num_wide
         views = []
         for k, (p, offset) in enumerate(
@@ -135,7 +137,7 @@ class FlatMemory:
     def views(
         self, flat: torch.Tensor, offsets: Sequence[int] | None = None
     ) -> list[torch.Tensor]:
-        """Every parameter's part of an array of `size` elements, in its shape."""
+        """Returns every parameter's part of an array of `size` elements, in its shape."""
         return [
             flat.narrow(0, offset, p.numel()).view(p.shape)
             for p, offset in zip(
@@ -147,8 +149,8 @@ class FlatMemory:
 
     @torch.no_grad()
     def home(self) -> bool:
-        """Makes every parameter a view. One that was moved since (`model.to()`, `.data =`)
-        brings its present value along; returns whether there was any.
+        """Makes every parameter a view. One that was moved since (`model.to()`, `.data
+        =`) keeps its present value. Returns whether there was any.
 
         Raises FailedPrecondition naming a parameter of another dtype, shape or kind of
         device than at first; nothing has changed then.
@@ -169,20 +171,22 @@ class FlatMemory:
         return self.home()
 
     def take_in_written(self) -> None:
-        """Makes the arrays hold what the program has written into parameters. On the CPU
-        they do. Local."""
+        """Copies to the arrays what the program has written into parameters. On the CPU
+        they have it already. Local.
+        """
 
     def give_homes(self) -> None:
-        """The first time: parameters become views of the values that `params` has now."""
+        """Makes parameters views of the values that `params` has now, the first time."""
         for parameter, view in zip(self.parameters, self._values, strict=True):
             parameter.data = _alone(view)
 
     def take_in_gradients(self, given: Sequence[torch.Tensor | None] = ()) -> Handed:
-        """This step's gradients as one array: those that are views are in place, missing
-        ones count as 0, others are copied. Of another dtype than the parameters where
-        all are of that one, and fp32 where they differ; those of fp32 parameters beside
-        16 bits are fp32. `given`: empty, or one for each
-        parameter, which takes the place of the parameter's own unless it is None.
+        """Returns this step's gradients as one array. Gradients that are views are in
+        place, missing ones count as 0, and others are copied. If all have one other
+        dtype than the parameters, so has the array; if they differ, it is fp32.
+        Gradients of fp32 parameters beside 16-bit ones are fp32. `given` is empty or
+        has one entry per parameter, which replaces the parameter's own gradient unless
+        it is None.
 
         Raises InvalidArgument naming a parameter whose gradient is sparse.
         """
@@ -221,7 +225,7 @@ class FlatMemory:
                 view.copy_(gradient)
 
     def put_gradient_views(self) -> None:
-        """Sets all gradients to 0, and each parameter's to its view."""
+        """Sets all gradients to 0, and each parameter's gradient to its view."""
         self.grads.zero_()
         self.wide_grads.zero_()
         for parameter, view in zip(self.parameters, self._gradients, strict=True):
@@ -279,16 +283,20 @@ def _is_same_memory(tensor: torch.Tensor, view: torch.Tensor) -> bool:
 
 
 def _alone(view: torch.Tensor) -> torch.Tensor:
-    """The same memory as a storage of its own: who counts, compares or saves storages
-    (torch.save, safetensors, Accelerate) then finds this parameter's bytes only."""
+    """Returns the same memory as a storage of its own. torch.save, safetensors and
+    Accelerate count, compare or save storages, and then find only this parameter's
+    bytes.
+    """
     return from_dlpack(view)
 
 
 def _apart(
     gradient: torch.Tensor | None, view: torch.Tensor, written: Sequence[torch.Tensor]
 ) -> torch.Tensor | None:
-    """A copy of what lies in the arrays `written` at another place than `view`, which would
-    change as others are copied in; else the gradient itself."""
+    """Returns a copy if the gradient lies in the arrays `written` at another place than
+    `view`, because copying others would change it. Otherwise returns the gradient
+    itself.
+    """
     if gradient is None or _is_same_memory(gradient, view):
         return gradient
     at = gradient.data_ptr()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where numbers of a run go to be looked at: TensorBoard's files, and files of commas."""
+"""Files for the numbers of a run: TensorBoard's, and comma-separated values."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ class TensorBoard(EventFile):
 
 
 class CsvFiles:
-    """As DeepSpeed's: DIRECTORY/Train_Samples_lr.csv, a line "at,value" each.
+    """Files like DeepSpeed's: DIRECTORY/Train_Samples_lr.csv, with a line "at,value"
+    each.
 
-    Raises Unavailable where a file cannot be written.
+    Raises Unavailable if a file cannot be written.
     """
 
     def __init__(self, directory: str) -> None:
@@ -46,7 +47,7 @@ class CsvFiles:
             raise Unavailable(f"csv_monitor: {error}") from None
 
     def add(self, name: str, value: float, at: int, time: float | None = None) -> None:
-        """`at` is the first column; a file that is there gets more lines."""
+        """Appends lines; `at` is the first column."""
         path = os.path.join(self._directory, name.replace("/", "_") + ".csv")
         try:
             with open(path, "a", newline="", encoding="utf-8") as file:
@@ -58,7 +59,7 @@ class CsvFiles:
             raise Unavailable(f"csv_monitor: {error}") from None
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Does nothing: nothing is held back."""
 
 
 _KINDS: dict[str, Callable[[str], Monitor]] = {
@@ -69,10 +70,10 @@ SECTIONS = tuple(_KINDS)
 
 
 def monitors_of(config: Mapping[str, Any]) -> list[Monitor]:
-    """Local: those that the sections "tensorboard" and "csv_monitor" of a configuration
-    ask for, in output_path/job_name each.
+    """Returns the monitors of a configuration's sections "tensorboard" and
+    "csv_monitor". Each writes to output_path/job_name. Local.
 
-    Raises InvalidArgument naming the key, Unavailable where one cannot be had.
+    Raises InvalidArgument naming the key, and Unavailable if one cannot be made.
     """
     return [
         _KINDS[section](directory)
@@ -82,7 +83,7 @@ def monitors_of(config: Mapping[str, Any]) -> list[Monitor]:
 
 
 def _directory(section: str, given: Any) -> str | None:
-    """None: it is off."""
+    """Returns the directory, or None if the monitor is off."""
     if given is None:
         return None
     if not isinstance(given, Mapping):

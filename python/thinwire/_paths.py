@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts and paths that the C++ side can take."""
+"""Texts and paths that the C++ side accepts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ def require_utf8(what: str, text: str) -> None:
 
 
 def path_of(what: str, path: Any) -> str:
-    """Raises InvalidArgument for what is no path, and for one that is empty, has no UTF-8
-    or has a NUL."""
+    """Returns the path. Raises InvalidArgument for a value that is no path, and for one
+    that is empty, has no UTF-8 or has a NUL.
+    """
     if not isinstance(path, (str, bytes, os.PathLike)) or not os.fspath(path):
         raise InvalidArgument(f"{what}: must be a path, got {path!r:.60}")
     text = os.fsdecode(path)

@@ -18,7 +18,7 @@ from ._writes import Marks
 from .errors import FailedPrecondition
 
 _NOWHERE = (0, -1)
-"""Of a parameter that is not where it was: no tensor has this version."""
+"""Version of a parameter that was moved: no tensor has this version."""
 _told: set[str] = set()
 
 
@@ -115,7 +115,7 @@ class StagedMemory(FlatMemory):
     """
 
     was_edited: bool
-    """The program has written into parameters since note_written()."""
+    """Whether the program has written into parameters since note_written()."""
     _sent: list[tuple[int, int]]
     """Address and version of each parameter when it was sent."""
 
@@ -127,7 +127,7 @@ class StagedMemory(FlatMemory):
         names: Sequence[str] = (),
         num_wide: int = 0,
     ) -> None:
-        """Copies the parameters' values, as FlatMemory."""
+        """Copies the parameters' values, like FlatMemory."""
         self.staging = Staging(parameters[0].device)
         super().__init__(parameters, offsets, size, names, num_wide)
 
@@ -142,9 +142,9 @@ class StagedMemory(FlatMemory):
 
     def look(self) -> bool:
         """Copies to the arrays what the program has written into parameters since
-        note_written(), and returns whether it has. Local.
+        note_written(). Returns whether it has written any. Local.
 
-        Raises FailedPrecondition as home().
+        Raises FailedPrecondition like home().
         """
         written = [
             k
@@ -173,8 +173,9 @@ class StagedMemory(FlatMemory):
 
     @torch.no_grad()
     def note_written(self) -> None:
-        """Sends all parameters to the device, except those that were moved, which look()
-        refuses."""
+        """Sends all parameters to the device, except those that were moved, which
+        look() rejects.
+        """
         here = [
             k
             for k, parameter in enumerate(self.parameters)
@@ -229,7 +230,7 @@ class StagedMemory(FlatMemory):
 
 
 class StagedMarks(Marks):
-    """Marks of a StagedMemory, which sees itself what was written."""
+    """Reports what a StagedMemory itself has seen."""
 
     def __init__(self, memory: StagedMemory) -> None:
         self._memory = memory

@@ -15,14 +15,16 @@ _PHASES = {"exact": 0, "compressed": 1, "local": 2}
 
 
 def to_tensorboard(paths: Sequence[str], directory: str) -> int:
-    """Local: every number in files of steps (thinwire.telemetry.path, train_gpt's
-    metrics.jsonl) as "thinwire/NAME" for TensorBoard, as one run; returns the number of
-    lines. A phase is 0: exact, 1: compressed, 2: local. A last line that was torn is left
-    out. If a number is there twice for one step, the last one counts. Converted again, the
-    run is replaced.
+    """Converts files of steps into one run for TensorBoard. Local. Returns the number
+    of lines.
 
-    Raises InvalidArgument naming the file and the line, Unavailable if the directory cannot
-    be written.
+    Files of steps are those of thinwire.telemetry.path, and train_gpt's metrics.jsonl.
+    Every number becomes "thinwire/NAME". A phase is 0 for exact, 1 for compressed and 2
+    for local. A torn last line is left out. If a number occurs twice for one step, the
+    last one counts. Another conversion replaces the run.
+
+    Raises InvalidArgument naming the file and the line, and Unavailable if the
+    directory cannot be written.
     """
     points: dict[tuple[int, str], tuple[float, float | None]] = {}
     lines = 0

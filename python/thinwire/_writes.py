@@ -6,13 +6,14 @@ from __future__ import annotations
 import torch
 
 _CHUNK = 256
-"""Words of 64 bits per sum: one value is kept of 2 KiB."""
+"""Words of 64 bits per sum: one value per 2 KiB is stored."""
 
 
 class Marks:
-    """Sums of a flat array's bits, which change when its values do, however they were
-    written: numpy, `.data` and the like leave autograd's counters of versions alone.
-    Values that are put back are no change, as after an evaluation with averaged ones.
+    """Sums of a flat array's bits, which change if its values do, however they were
+    written. numpy, `.data` and the like do not change autograd's counters of versions.
+    Values that are restored, such as after an evaluation with averaged ones, are no
+    change.
     """
 
     def __init__(self, *flat: torch.Tensor) -> None:
@@ -20,11 +21,11 @@ class Marks:
         self.remember()
 
     def remember(self) -> None:
-        """Local: the values are as they should be."""
+        """Stores the sums of the present values. Local."""
         self._sums = self._sum()
 
     def have_changed(self) -> bool:
-        """Local: since remember()."""
+        """Returns whether the values differ from those of remember(). Local."""
         return not torch.equal(self._sums, self._sum())
 
     def _sum(self) -> torch.Tensor:

@@ -14,24 +14,25 @@ from .optim._base import _Optimizer
 class GradScaler(torch.amp.GradScaler):
     """torch.amp.GradScaler for Thinwire's optimizers.
 
-    Each rank finds the overflows of its own gradients. Here ranks agree, so that all skip
-    a step together and all scales stay equal. Parameters of 16 bits are unscaled in
-    fp32, by the optimizer; unscale_() of fp16 gradients is refused, as torch does. Other
-    optimizers are treated as torch's scaler treats them. Collective: unscale_(), step().
+    torch's scaler finds the overflows of each rank's own gradients. With this one ranks
+    agree, so all skip a step together and all scales stay equal. The optimizer unscales
+    parameters of 16 bits in fp32. Like torch, unscale_() rejects fp16 gradients. Other
+    optimizers are treated as by torch's scaler. unscale_() and step() are collective.
 
-    Arguments are torch's, but for `device`: None is the machine's accelerator, as "cuda", and
-    "cpu" without one (torch's scaler for "cuda" turns itself off where there is none).
+    Arguments are torch's, except `device`. None is the machine's accelerator, as
+    "cuda", or "cpu" if there is none. torch's scaler for "cuda" turns itself off
+    without one.
     """
 
     def __init__(self, device: str | None = None, *args: Any, **keywords: Any) -> None:
-        """Local."""
+        """Makes the scaler. Local."""
         if device is None:
             found = torch.accelerator.current_accelerator(check_available=True)
             device = "cpu" if found is None else found.type
         super().__init__(device, *args, **keywords)
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divides gradients by the scale; collective for an optimizer of Thinwire's."""
+        """Divides gradients by the scale. Collective for an optimizer of Thinwire's."""
         super().unscale_(optimizer)
         if not self.is_enabled() or not isinstance(optimizer, _Optimizer):
             return
@@ -48,7 +49,7 @@ class GradScaler(torch.amp.GradScaler):
     def step(
         self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any
     ) -> float | None:
-        """optimizer.step(), which leaves the step out on all ranks where any overflowed."""
+        """Runs optimizer.step(), unless a gradient overflowed on any rank. Collective."""
         if not self.is_enabled() or not isinstance(optimizer, _Optimizer):
             return super().step(optimizer, *args, **kwargs)
         state = self._per_optimizer_states[id(optimizer)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: all of one is there, or nothing, and any number of ranks can load it."""
+"""Checkpoints: each is complete or absent, and any number of ranks can load it."""
 
 from __future__ import annotations
 
@@ -50,22 +50,27 @@ def save(
     module: torch.nn.Module | None = None,
     **options: Any,
 ) -> _core.SaveReport:
-    """Collective: writes ROOT/step-<step>, all of it or nothing, done on return unless
-    `asynchronous`. Checkpoints that were there stay. Weights are under the parameters'
-    names in model.safetensors; the state of torch's CPU generator is saved, too, and the
-    numbers in an optimizer's param_groups.
+    """Writes ROOT/step-<step>, all of it or nothing. Collective.
 
-    step: names the checkpoint; None: the number of applied steps, an engine's in any case.
-    extra: int, float, str and tensors by name, equal on all ranks; own: of this rank. A
-      scheduler's state goes there as json.dumps(scheduler.state_dict()), and comes back
-      after load() by scheduler.load_state_dict().
-    module: with an optimizer, whose buffers and frozen parameters are to be saved, too.
-    options: asynchronous (engines only), durable, check_replicas, local_steps ("as_is",
-      "synchronize"), residuals ("per_rank", "mean"), frozen, attachments ({name: bytes}).
+    It is done on return unless `asynchronous`. Existing checkpoints stay. Weights are
+    in model.safetensors, under the parameters' names. The checkpoint also has the state
+    of torch's CPU generator and the numbers in an optimizer's param_groups.
 
-    Raises InvalidArgument where ranks differ in what should be equal, Unavailable with
-    path and cause where it cannot be written, FailedPrecondition inside a window of
-    accumulation; on all ranks.
+    step: names the checkpoint. None is the number of applied steps; engines always use
+      it.
+    extra: int, float, str and tensors by name, equal on all ranks.
+    own: like `extra`, but each rank has its own. Put a scheduler's state into `extra`
+      or `own` as json.dumps(scheduler.state_dict()). After load() pass it to
+      scheduler.load_state_dict().
+    module: the module of an optimizer, if its buffers and frozen parameters are to be
+      saved too.
+    options: asynchronous (engines only), durable, check_replicas, frozen; local_steps
+      is "as_is" or "synchronize", residuals is "per_rank" or "mean", and attachments is
+      {name: bytes}.
+
+    Raises InvalidArgument if ranks differ where they must be equal. Raises Unavailable
+    with path and cause if a file cannot be written, and FailedPrecondition inside a
+    window of accumulation. All ranks raise together.
     """
     _require_ours("save", trained)
     chosen, both, path = agreed(
@@ -107,19 +112,22 @@ def load(
     module: torch.nn.Module | None = None,
     **options: Any,
 ) -> LoadReport:
-    """Collective: goes on from a checkpoint, or from the newest complete one in a
-    directory of them. Saved by as many ranks, the run goes on with the same bits; any
-    other number, and any ZeRO stage, will do. torch's CPU generator is set, too, and an
-    optimizer's param_groups get the saved numbers (where there are as many groups).
+    """Resumes from a checkpoint, or from the newest complete one in a directory.
+    Collective.
 
-    module: as that of save().
-    options: weights_only (parameters alone, also of a safetensors file or a Hugging Face
-      folder; masters are the saved ones), fall_back (to the one before, where the newest
-      is damaged), allow_rounding, share_reads, rename ({old: new}), allow_missing and
-      ignore (names, or globs with *).
+    If as many ranks saved it, the run continues with the same bits. Any other number of
+    ranks and any ZeRO stage can load it too. The call also sets torch's CPU generator.
+    An optimizer's param_groups get the saved numbers if there are as many groups.
 
-    Raises Unavailable where there is none or it cannot be read, CorruptCheckpoint naming
-    what is damaged or does not fit; on all ranks, and nothing has changed on any.
+    module: like that of save().
+    options: weights_only loads only parameters, also from a safetensors file or a
+      Hugging Face folder; masters are the saved ones. fall_back loads the previous
+      checkpoint if the newest is damaged. rename is {old: new}. allow_missing and
+      ignore are names, or globs with *. The others are allow_rounding and share_reads.
+
+    Raises Unavailable if there is no checkpoint or it cannot be read. Raises
+    CorruptCheckpoint naming the part that is damaged or does not fit. All ranks raise
+    together, and nothing has changed on any.
     """
     report = resume(path, trained, module=module, **options)
     if report is None:
@@ -134,7 +142,9 @@ def resume(
     module: torch.nn.Module | None = None,
     **options: Any,
 ) -> LoadReport | None:
-    """Collective: as load(), or None where there is no complete checkpoint yet."""
+    """Loads like load(), or returns None if there is no complete checkpoint yet.
+    Collective.
+    """
     _require_ours("load", trained)
     chosen, found_at = agreed(
         trained._comm, lambda: (load_options(options), path_of("path", path))
@@ -212,8 +222,9 @@ def _require_ours(what: str, trained: object) -> None:
 
 
 def _to_save(optimizer: _Optimizer) -> Training:
-    """What is written has the rates that param_groups have now: a scheduler has set
-    them since the last step."""
+    """Returns the state to write, with the present rates of param_groups, because a
+    scheduler has set them since the last step.
+    """
     training = optimizer._training()
     optimizer._settings.apply(optimizer.param_groups, optimizer._made)
     return training

@@ -22,14 +22,15 @@ Source = str | os.PathLike[str] | Mapping[str, Any] | _core.Config
 def read_config(
     source: Source, *, without_schedule: bool = False
 ) -> tuple[_core.Config, list[_core.KeyNote]]:
-    """Local: the configuration that `source` is or names, and what became of its keys.
+    """Returns the configuration that `source` is or names, and the fate of its keys.
+    Local.
 
-    Every key is supported, ignored or rejected; "auto" counts as absent, but for a
-    scheduler's numbers of steps. `without_schedule` leaves out the schedule of learning
-    rates, because the program has one of its own.
+    Every key is supported, ignored or rejected. "auto" counts as absent, except for a
+    scheduler's numbers of steps. `without_schedule` omits the schedule of learning
+    rates, because the program has its own.
 
-    Raises InvalidArgument naming the file and the key, and TypeError for another kind of
-    source.
+    Raises InvalidArgument naming the file and the key, and TypeError for another kind
+    of source.
     """
     if isinstance(source, _core.Config):
         return (_without_schedule if without_schedule else copy.copy)(source), []
@@ -54,16 +55,18 @@ def read_config(
 
 
 def tree_of(source: Source) -> Mapping[str, Any]:
-    """Local: what a source that read_config() took says, sections of others' too; empty
-    for a thinwire.Config."""
+    """Returns the tree of a source that read_config() accepted. Local. Sections of
+    other packages are included. A thinwire.Config has an empty tree.
+    """
     if isinstance(source, _core.Config):
         return {}
     return source if isinstance(source, Mapping) else _tree(_read(os.fspath(source)))
 
 
 def named_backend(source: Any) -> str | None:
-    """Local: the comm_backend_name of a configuration; None without one, and for a source
-    that read_config() will refuse."""
+    """Returns the comm_backend_name of a configuration. Local. Returns None if there is
+    none, and for a source that read_config() will reject.
+    """
     if isinstance(source, _core.Config):
         name = source.comm.backend.name
         return None if name == "unset" else name
@@ -76,15 +79,16 @@ def named_backend(source: Any) -> str | None:
 
 
 def log_notes(notes: list[_core.KeyNote], followed: Collection[str] = ()) -> None:
-    """Local: a line for every key that has no effect, but for sections that somebody
-    else follows; for rank 0."""
+    """Logs a line for every key without effect, except sections that another package
+    follows. Local; call it on rank 0.
+    """
     for note in notes:
         if not note.is_supported and note.path not in followed:
             logger.info("configuration: %s", note)
 
 
 def has_schedule(config: _core.Config) -> bool:
-    """Whether learning rates change from step to step without the program."""
+    """Returns whether learning rates change from step to step without the program."""
     schedule = config.schedule
     if not isinstance(schedule, _core.WarmupAndDecay):
         return True

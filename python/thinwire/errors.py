@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Thinwire raises: one class per code of the C++ library's Error."""
+"""Exceptions of Thinwire: one class per code of the C++ library's Error."""
 
 from __future__ import annotations
 
 
 class Error(RuntimeError):
-    """Base of all; `code` names the kind of failure, as "InvalidArgument"."""
+    """Base of all exceptions; `code` names the kind of failure, such as
+    "InvalidArgument".
+    """
 
     code = "Error"
 
@@ -23,13 +25,15 @@ class FailedPrecondition(Error):
 
 
 class Unavailable(Error):
-    """This build or machine lacks what was asked for. Nothing has changed."""
+    """This build or machine lacks a requested feature or resource. Nothing has changed."""
 
     code = "Unavailable"
 
 
 class CommFailure(Error, ConnectionError):
-    """A peer was lost, hung, or disagreed. What uses the group may only be closed."""
+    """A peer was lost, hung, or disagreed. Objects that use the group may only be
+    closed.
+    """
 
     code = "CommFailure"
 
@@ -41,13 +45,13 @@ class DeviceFailure(Error):
 
 
 class CorruptCheckpoint(Error):
-    """Saved state is torn, altered, or of another model. Nothing has changed."""
+    """A saved state is torn, altered, or of another model. Nothing has changed."""
 
     code = "CorruptCheckpoint"
 
 
 class NonFinite(Error):
-    """Gradients are not finite at any loss scale. The last good step stands."""
+    """Gradients are not finite at any loss scale. The last good step stays applied."""
 
     code = "NonFinite"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one step did."""
+"""Results of one step."""
 
 from __future__ import annotations
 
@@ -12,45 +12,54 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step did; the same on all ranks, except for the times."""
+    """Results of one step. The same on all ranks, except for the times."""
 
     applied: bool
-    """False: a gradient was not finite on some rank, and nothing has changed on any."""
+    """Whether the step was applied. If not, a gradient on some rank was not finite, and
+    nothing has changed on any rank.
+    """
     nonfinite_rank: int
-    """The lowest rank whose gradient was not finite, where that is known; -1."""
+    """The lowest rank with a non-finite gradient, or -1 if there is none or it is
+    unknown.
+    """
     phase: str
-    """How ranks averaged: "exact", "compressed", or "local" for not at all."""
+    """Kind of the ranks' averages: "exact", "compressed", or "local" for none."""
     grad_norm: float
     """L2 norm of the averaged gradient before clipping."""
     grad_norm_is_estimate: bool
-    """In compressed steps, whose averaged gradient nobody has."""
+    """Whether grad_norm is an estimate: in compressed steps no rank has the averaged
+    gradient.
+    """
     clip_factor: float
-    """What the gradient was multiplied by to keep to max_grad_norm; 1: nothing."""
+    """Factor by which clipping to max_grad_norm multiplied the gradient; 1 for none."""
     loss_scale: float
-    """What the gradient was divided by."""
+    """Divisor of the gradient."""
     masked: int
-    """Elements that take no part: masked, or without any gradient so far."""
+    """Elements that compression leaves out: masked, or without any gradient so far."""
     heavy: int
-    """Elements so far above their block that they travel scaled down."""
+    """Outliers: elements so far above their block that they are sent scaled down."""
     revived: int
-    """Elements whose first gradient came in this step."""
+    """Inactive elements that this step activated with their first gradient."""
     bytes_sent: int
-    """By this rank to others."""
+    """Bytes that this rank sent to others."""
     collectives: int
     messages: int
-    """From this rank to others."""
+    """Messages that this rank sent to others."""
     bytes_between_hosts: int
-    """Of bytes_sent, what went to other hosts."""
+    """Part of bytes_sent that went to other hosts."""
     residuals_cleared: bool
-    """ZeRO in few bits: this step was skipped, and residuals became 0."""
+    """Whether this step was skipped and set residuals to 0; only low-bit ZeRO does so.
+    """
     seconds: float
-    """Of the whole step."""
+    """Time of the whole step."""
     exchange_seconds: float
-    """Of it, spent waiting for other ranks."""
+    """Time waiting for other ranks."""
     comm_busy_seconds: float
-    """In which some exchange was under way, beside backward too."""
+    """Time with an exchange in flight, also during backward."""
     gradients_equal: bool
-    """All ranks had the same gradient, bit for bit: somebody has averaged it before."""
+    """Whether all ranks had bitwise the same gradient. Then something averaged it
+    before.
+    """
 
     @classmethod
     def of(cls, native: _core.StepReport) -> Self:
@@ -59,7 +68,7 @@ class StepReport:
 
     @classmethod
     def skipped(cls, phase: str, loss_scale: float) -> Self:
-        """Of a step that was left out without an exchange."""
+        """Returns the report of a step that was left out without an exchange."""
         values: dict[str, Any] = dict.fromkeys((f.name for f in fields(cls)), 0)
         values |= {
             "applied": False,

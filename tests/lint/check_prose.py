@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Holds the prose of the documents and of the public headers to plain English.
+"""Holds the prose of documents, public headers and docstrings to plain English.
 
 Outside code, generated text and the targets of links, a sentence has at most 25
 words and one parenthesis and does not open like a fragment, a list item is complete
 in itself, and no term stands that has a plainer one. Tables are held to the terms
 only, and so are headings. A comment of a header is read as one list item; its lines
-that are indented further are formulas.
+that are indented further are formulas. In a docstring each argument is a list item,
+and lines that are indented by four are code.
 
 usage: check_prose.py [ROOT]
 """
 
+import ast
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -26,20 +29,7 @@ FILES = (
     ),
     *("docs/errors.md", "docs/guide/*.md", "examples/README.md", "python/README.md"),
     *("docs/algorithms/*.md", "docs/scale.md"),
-    "include/thinwire/**/*.h",
-)
-# Headers that are not read yet.
-LATER = (
-    *("include/thinwire/deepspeed/*.h", "include/thinwire/lean/*.h"),
-    "include/thinwire/optim/*.h",
-    "include/thinwire/exchange/compressed_all_reduce.h",
-    "include/thinwire/exchange/quantized_all_reduce.h",
-    "include/thinwire/kernels/quantize.h",
-    "include/thinwire/kernels/sign_compress.h",
-    "include/thinwire/precision/low_precision_optimizer.h",
-    "include/thinwire/precision/mixed_precision.h",
-    "include/thinwire/zero/sharded_optimizer.h",
-    "include/thinwire/zero/zero_optimizer.h",
+    *("include/thinwire/**/*.h", "python/thinwire/**/*.py"),
 )
 # File and text, as it stands there, that may break a rule; "": the whole file.
 EXCEPTIONS = (
@@ -78,6 +68,8 @@ ITEM = re.compile(r" *([*-]|\d+\.) +")
 END = re.compile(r"(?<=[.!?])[*\")]*\s+")
 COMMENT = re.compile(r"^(.*?)(?:(?<!\S)(//[/<]*)|$)(.*)$")
 CALL = re.compile(r"(?<=\w)\([^()]*\)")
+CALLED = re.compile(r"[\w.]+\(\)")
+ARGUMENT = re.compile(r"^(?=\w+(, \w+)*: )")
 
 
 def blank(match):
@@ -113,6 +105,19 @@ def comments(text):
         above = mark
 
 
+def docstrings(text):
+    """Returns for each line of a module what a document of its docstrings has there."""
+    lines = [""] * len(text.split("\n"))
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(words))):
+                clean = inspect.cleandoc(words).split("\n")
+                for number, line in enumerate(clean, node.lineno - 1):
+                    plain = ARGUMENT.sub("* ", CALLED.sub("`code`", line))
+                    lines[number] = "" if line.startswith("    ") else plain
+    return lines
+
+
 def block_problems(kind, text):
     for term, better in TERMS:
         for found in re.finditer(rf"\b({term})\b", text, re.IGNORECASE):
@@ -134,14 +139,15 @@ def block_problems(kind, text):
 
 def problems(root):
     names = {file for pattern in FILES for file in root.glob(pattern)}
-    later = {file for pattern in LATER for file in root.glob(pattern)}
-    for file in sorted(names - later):
+    for file in sorted(names):
         name = file.relative_to(root).as_posix()
         text = file.read_text(encoding="utf-8")
         for exempt in (words for path, words in EXCEPTIONS if path == name):
             text = text.replace(exempt or text, "")
         if file.suffix == ".h":
             text = "\n".join(comments(text))
+        elif file.suffix == ".py":
+            text = "\n".join(docstrings(text))
         text = FENCE.sub(blank, GENERATED.sub(blank, text))
         for line, kind, block in blocks(text):
             plain = CODE.sub("code", LINK.sub(r"\1", block)).replace("**", "")

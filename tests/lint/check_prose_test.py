@@ -8,6 +8,7 @@ import planted_tree
 
 PAGE = "docs/guide/a.md"
 HEADER = "include/thinwire/core/a.h"
+MODULE = "python/thinwire/comm/a.py"
 WORDS = " ".join(["word"] * 24)
 
 
@@ -94,6 +95,26 @@ class CheckProse(unittest.TestCase):
         self.expect(f"/// Sets x:\n{formula}/// (once).\n", path=HEADER)
         more = (1, "more than one parenthesis")
         self.expect(f"/// Sets x:\n{formula.replace('   ', ' ')}", more, path=HEADER)
+
+    def test_docstrings_are_read_and_code_is_not(self):
+        code = f'x = "by host"  # Last {WORDS}, by host.\n'
+        self.expect(f'"""Calls home(), a.marks()."""\n{code}', path=MODULE)
+        self.expect(
+            f'"""By host."""\n{code}"""One last\n{WORDS}."""\n\n\n'
+            'class A:\n    x = 1\n    """Of A."""\n\n'
+            '    def f():\n        """Runs.\n\n        It pays.\n        """\n',
+            (1, "'By host'"),
+            (3, "26 words"),
+            (9, "begins like a fragment"),
+            (14, "'pays'"),
+            path=MODULE,
+        )
+
+    def test_an_argument_of_a_docstring_is_an_item_and_code_is_left_out(self):
+        text = f'"""Runs.\n\n    by host\n\nx: one\n  last.\ny, z: {WORDS}.\n"""\n'
+        self.expect(text, (7, "26 words"), path=MODULE)
+        self.expect(text.replace(".\ny, z:", ""), (5, "27 words"), path=MODULE)
+        self.expect('"""Runs.\n\nx: a rank;\ny: one\n"""\n', (3, "a list"), path=MODULE)
 
 
 if __name__ == "__main__":

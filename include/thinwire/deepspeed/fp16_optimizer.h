@@ -16,46 +16,48 @@
 
 namespace thinwire::deepspeed {
 
-/// Which of DeepSpeed's FP16 wrappers.
+/// One of DeepSpeed's FP16 wrappers.
 enum class Fp16Wrapper {
   kFused,    ///< FP16_Optimizer: every group is one flat tensor.
-  kUnfused,  ///< FP16_UnfusedOptimizer: tensors as they are.
+  kUnfused,  ///< FP16_UnfusedOptimizer: tensors are separate.
 };
 
 /// Settings of Fp16Optimizer.
 struct Fp16Options {
-  precision::LossScalerOptions loss_scale{};  ///< Of wrapper_loss_scaler().
+  precision::LossScalerOptions loss_scale{};  ///< See wrapper_loss_scaler().
   Fp16Wrapper wrapper = Fp16Wrapper::kFused;
-  /// To which L2 norm gradients are clipped; finite, >= 0; 0: never.
+  /// L2 norm to which gradients are clipped, finite, >= 0; 0 for no clipping.
   double max_grad_norm = 0;
-  /// Exact averages: each rank divides by the number of ranks before the sum.
+  /// Whether, in exact averages, each rank divides by the number of ranks
+  /// before the sum.
   bool prescale = false;
-  /// Without prescale: the part of the division that comes before the sum,
-  /// finite, > 0.
+  /// Part of the division that comes before the sum, without prescale; finite,
+  /// > 0.
   double predivide = 1;
 
-  /// Throws Error(kInvalidArgument) naming the field, its range and its value.
+  /// Checks the options. Throws Error(kInvalidArgument) naming the field, its
+  /// range and its value.
   void validate() const;
 };
 
-/// The layout that an optimizer wrapped so works on: the parameters' own, but
-/// with kFused, where every group is one tensor. Throws Error(kInvalidArgument)
-/// unless kFused finds parameters in the order of their groups.
+/// Returns the layout of the wrapped optimizer. It is the parameters' own or,
+/// with kFused, has one tensor per group. With kFused, throws
+/// Error(kInvalidArgument) unless parameters are in the order of their groups.
 [[nodiscard]] ParameterLayout wrapped_layout(const ParameterLayout& layout,
                                              Fp16Wrapper wrapper);
 
-/// DeepSpeed's FP16 wrappers, operation by operation, with what is wrong in
-/// them: gradients are unscaled and clipped by the scale of the next step, in
-/// compressed steps every rank clips by its own norm, and the unfused wrapper
-/// reports a norm that is still scaled. fp16 parameters and gradients, fp32
-/// masters. For comparison: exact means are gathered whole, and nothing is
-/// averaged early. docs/algorithms/mixed-precision.md has the formulas.
+/// DeepSpeed's FP16 wrappers, operation by operation, including their mistakes.
+/// Gradients are unscaled and clipped by the scale of the next step. In
+/// compressed steps every rank clips by its own norm. The unfused wrapper
+/// reports a norm that is still scaled. Parameters and gradients are fp16,
+/// masters fp32. It serves for comparison: it gathers exact means whole, and
+/// averages nothing early. docs/algorithms/mixed-precision.md has the formulas.
 class Fp16Optimizer final : public precision::LowPrecisionOptimizer {
  public:
-  /// Collective: takes the reference's step with gradients of zero. `optimizer`
-  /// is of wrapped_layout(layout, options.wrapper); `initial` has layout.size()
-  /// elements of fp32, fp16 or bf16, from which masters are made. Throws
-  /// Error(kInvalidArgument). `comm` must outlive this object.
+  /// Takes the reference's step with gradients of zero. Collective. `optimizer`
+  /// has the layout wrapped_layout(layout, options.wrapper). `initial` has
+  /// layout.size() elements of fp32, fp16 or bf16, and masters are made of it.
+  /// `comm` must outlive this object. Throws Error(kInvalidArgument).
   Fp16Optimizer(comm::Communicator& comm, const ParameterLayout& layout,
                 std::unique_ptr<deepspeed::Optimizer> optimizer,
                 ConstView initial, const Fp16Options& options = {});
@@ -69,31 +71,34 @@ class Fp16Optimizer final : public precision::LowPrecisionOptimizer {
   }
   void set_masters(ConstView params) override;
   void write_params(View params) const override;
-  /// fp16 alone.
+  /// Returns whether `dtype` is fp16.
   [[nodiscard]] bool takes_gradients(DType dtype) const noexcept override {
     return dtype == DType::kFloat16;
   }
 
   using optim::Optimizer::step;
-  /// `params` and `grads` are fp16, layout.size() elements; input.loss_scale
-  /// has to be 1. Gradients arrive multiplied by loss_scale().
+  /// Runs a step. `params` and `grads` are fp16, layout.size() elements.
+  /// Gradients arrive multiplied by loss_scale(), and input.loss_scale must be
+  /// 1.
   optim::StepReport step(const optim::StepInput& input) override;
   using optim::Optimizer::groups;
   [[nodiscard]] optim::ParameterGroups& groups() override {
     return optimizer_->groups();
   }
   [[nodiscard]] optim::Progress progress() const override;
-  /// The optimizer's, with the array masters [n] and the loss scale's numbers.
+  /// Returns the optimizer's state, the array masters [n] and the loss scale's
+  /// numbers.
   [[nodiscard]] optim::State state() const override;
   [[nodiscard]] Adoption adopt(StateDict state) override;
-  /// Its optimizer's: DeepSpeed's low-bit ones forget some of it.
+  /// Loads a state like the optimizer inside. DeepSpeed's low-bit ones discard
+  /// part of it.
   optim::Notes load_state_dict(const StateDict& state) override;
   void require_owner(const StateDict& state) const override {
     optimizer_->require_owner(state);
   }
 
-  /// Sees the overflow flags that ranks exchange from now on; null: nobody.
-  /// Must outlive its use.
+  /// Sets the observer of the overflow flags that ranks exchange from now on;
+  /// null for none. It must outlive its use.
   void set_observer(exchange::WireObserver* observer) noexcept {
     observer_ = observer;
   }
@@ -111,7 +116,7 @@ class Fp16Optimizer final : public precision::LowPrecisionOptimizer {
   std::unique_ptr<deepspeed::Optimizer> optimizer_;
   Fp16Options options_;
   precision::LossScaler scaler_;
-  std::int64_t skipped_ = 0;  // without the optimizer's knowledge
+  std::int64_t skipped_ = 0;  // Skipped steps that the optimizer has not seen.
   Buffer masters_;
   std::vector<float> grads_;
   exchange::WireObserver* observer_ = nullptr;

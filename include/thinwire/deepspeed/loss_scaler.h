@@ -5,17 +5,19 @@
 
 namespace thinwire::deepspeed {
 
-/// Settings as DeepSpeed's ZeRO reads them: without an upper bound.
+/// Returns the settings as DeepSpeed's ZeRO reads them: without an upper bound.
 [[nodiscard]] precision::LossScalerOptions zero_loss_scaler(
     precision::LossScalerOptions options);
-/// As its fused and unfused FP16 wrappers read them: no hysteresis either, and
-/// the scale is held at the minimum.
+/// Returns the settings as DeepSpeed's FP16 wrappers, fused and unfused, read
+/// them. They have no upper bound and no hysteresis, and the scale stops at the
+/// minimum.
 [[nodiscard]] precision::LossScalerOptions wrapper_loss_scaler(
     precision::LossScalerOptions options);
 
-/// DeepSpeed's scaler with these settings, trace by trace. Unlike ours it takes
-/// a hysteresis of 0, with which the scale never falls, and a min_scale above
-/// initial_scale, to which an overflow then raises the scale. Throws
+/// Returns DeepSpeed's scaler with these settings; its scale follows the
+/// reference's after every step. Thinwire's own scaler rejects two settings
+/// that this one accepts. With a hysteresis of 0 the scale never falls. With a
+/// min_scale above initial_scale, an overflow raises the scale to it. Throws
 /// Error(kInvalidArgument) naming the field, its range and its value.
 [[nodiscard]] precision::LossScaler loss_scaler(
     const precision::LossScalerOptions& options);

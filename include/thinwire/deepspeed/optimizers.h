@@ -11,28 +11,28 @@
 #include "thinwire/optim/update_rule.h"
 #include "thinwire/optim/zero_one_adam.h"
 
-/// The optimizers of DeepSpeed 0.19.6 as it computes them, bit for bit: for
-/// those who migrate a run or reproduce a paper. What differs from Thinwire's
-/// own, and why that is preferable: docs/algorithms/deepspeed.md.
+/// The optimizers of DeepSpeed 0.19.6, bit for bit, to migrate a run or to
+/// reproduce a paper. docs/algorithms/deepspeed.md lists the differences from
+/// Thinwire's own optimizers, and why those are preferable.
 namespace thinwire::deepspeed {
 
-/// An optimizer that one of the 16-bit wrappers can hold (fp16_optimizer.h),
-/// which averages the gradients of exact steps itself.
+/// An optimizer that a 16-bit wrapper can hold (fp16_optimizer.h). The wrapper
+/// averages the gradients of exact steps itself.
 class Optimizer : public optim::Optimizer {
  public:
   using optim::Optimizer::step;
-  /// Collective: as step(), of gradients that have been averaged and are the
-  /// same on all ranks. Only what is compressed is exchanged.
+  /// Runs a step with gradients that have been averaged and are the same on all
+  /// ranks. Collective; exchanges only what it compresses.
   virtual optim::StepReport step_averaged(const optim::StepInput& input) = 0;
 };
 
-/// Adam or LAMB behind such a wrapper.
+/// Adam or LAMB for a 16-bit wrapper.
 class ExactOptimizer final : public Optimizer {
  public:
-  /// Collective: all ranks give the same rule, layout and options, else
-  /// Error(kInvalidArgument) on all of them shows the first difference; without
-  /// a rule, too. `comm` must outlive this object. Of the options verify_every
-  /// and num_threads have an effect.
+  /// Collective: all ranks pass the same rule, layout and options. Otherwise it
+  /// throws Error(kInvalidArgument) on all ranks, showing the first difference.
+  /// It throws it also without a rule. `comm` must outlive this object. Only
+  /// the options verify_every and num_threads have an effect.
   ExactOptimizer(comm::Communicator& comm,
                  std::unique_ptr<optim::UpdateRule> rule,
                  const optim::ExchangeOptions& options = {});
@@ -53,11 +53,11 @@ class ExactOptimizer final : public Optimizer {
   std::unique_ptr<Impl> impl_;
 };
 
-/// What the low-bit ones have in common: one scale per parameter, whose padding
-/// counts and carries residuals; no guard against gradients that are not
-/// finite; residuals that load_state_dict() forgets; and a first step() that
-/// counts but moves nothing. Of their options bias_correction,
-/// epsilon_inside_sqrt, denom_floor and max_grad_norm have no effect.
+/// Common base of the low-bit optimizers. Each parameter has one scale, and its
+/// padding counts and carries residuals. Non-finite gradients are not detected.
+/// load_state_dict() discards residuals. The first step() counts but changes
+/// nothing. The options bias_correction, epsilon_inside_sqrt, denom_floor and
+/// max_grad_norm have no effect.
 class LowBitOptimizer : public Optimizer {
  public:
   ~LowBitOptimizer() override;
@@ -67,22 +67,23 @@ class LowBitOptimizer : public Optimizer {
   optim::StepReport step_averaged(const optim::StepInput& input) final;
   using optim::Optimizer::groups;
   [[nodiscard]] optim::ParameterGroups& groups() final;
-  /// It skips no step.
+  /// Returns the progress; no step is ever skipped.
   [[nodiscard]] optim::Progress progress() const final;
-  /// Arrays exp_avg and exp_avg_sq [n], worker_error, server_error and each
-  /// optimizer's own; scalars step and its own. Of use to the same rank of as
-  /// many only.
+  /// Returns the arrays exp_avg and exp_avg_sq [n], worker_error, server_error,
+  /// the scalar step, and each optimizer's own arrays and scalars. Only the
+  /// same rank of as many ranks can use them.
   [[nodiscard]] optim::State state() const final;
-  /// The run goes on bit-equal, unless its options ask for another stage than
-  /// the state's; then as load_state_dict().
+  /// Adopts a state, and the run continues with the same bits. If this object's
+  /// options request another stage than the state's, it adopts it like
+  /// load_state_dict().
   [[nodiscard]] Adoption adopt(StateDict state) final;
-  /// As the reference: residuals are 0 afterwards, whatever the state has, and
-  /// docs/algorithms/deepspeed.md says what else is forgotten.
+  /// Loads a state like the reference. Residuals are 0 afterwards, whatever the
+  /// state has. docs/algorithms/deepspeed.md lists what else is discarded.
   optim::Notes load_state_dict(const StateDict& state) final;
   void require_owner(const StateDict& state) const final;
 
-  /// Sees every message content from the next step on; null: nobody. Must
-  /// outlive its use.
+  /// Sets the observer of the contents of all messages, from the next step on;
+  /// null for none. It must outlive its use.
   void set_observer(exchange::WireObserver* observer) noexcept;
 
   struct Impl;
@@ -93,10 +94,10 @@ class LowBitOptimizer : public Optimizer {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Throw Error(kInvalidArgument) naming the field, its range and its value.
-/// freeze_step and var_freeze_step may be 0: their initialization step counts,
-/// so there are freeze_step - 1 exact updates. There is no automatic freeze,
-/// and residuals are fp32.
+/// Check the options. Throw Error(kInvalidArgument) naming the field, its range
+/// and its value. freeze_step and var_freeze_step may be 0. The initialization
+/// step counts, so there are freeze_step - 1 exact updates. There is no
+/// automatic freeze, and residuals are fp32.
 void validate(const optim::OnebitAdamOptions& options,
               const ParameterLayout& layout);
 void validate(const optim::OnebitLambOptions& options,
@@ -104,32 +105,33 @@ void validate(const optim::OnebitLambOptions& options,
 void validate(const optim::ZeroOneAdamOptions& options,
               const ParameterLayout& layout);
 
-/// deepspeed/runtime/fp16/onebit/adam.py.
+/// 1-bit Adam of deepspeed/runtime/fp16/onebit/adam.py.
 class OnebitAdam final : public LowBitOptimizer {
  public:
-  /// Collective: all ranks give the same layout and options, else
-  /// Error(kInvalidArgument) on all of them. Holds 12 bytes per parameter from
-  /// the freeze on, and 4 + 4/W for residuals. `comm` must outlive this object.
+  /// Collective: all ranks pass the same layout and options. Otherwise it
+  /// throws Error(kInvalidArgument) on all ranks. `comm` must outlive this
+  /// object. After the freeze it holds 12 bytes per parameter, and 4 + 4/W for
+  /// residuals.
   OnebitAdam(comm::Communicator& comm, const ParameterLayout& layout,
              const optim::OnebitAdamOptions& options);
 };
 
-/// deepspeed/runtime/fp16/onebit/lamb.py.
+/// 1-bit LAMB of deepspeed/runtime/fp16/onebit/lamb.py.
 class OnebitLamb final : public LowBitOptimizer {
  public:
-  /// Collective, as OnebitAdam's. Holds 16 bytes per parameter from the freeze
-  /// on, and 4 + 4/W for residuals.
+  /// Collective, with the conditions of OnebitAdam's constructor. After the
+  /// freeze it holds 16 bytes per parameter, and 4 + 4/W for residuals.
   OnebitLamb(comm::Communicator& comm, const ParameterLayout& layout,
              const optim::OnebitLambOptions& options);
 };
 
-/// deepspeed/runtime/fp16/onebit/zoadam.py: gradients are exchanged before the
-/// freeze, decay goes through the accumulator, and a sync leaves rounding
-/// behind that differs from rank to rank.
+/// 0/1 Adam of deepspeed/runtime/fp16/onebit/zoadam.py. Ranks exchange
+/// gradients before the freeze, and decay is part of the accumulator. A sync
+/// leaves rounding errors that differ from rank to rank.
 class ZeroOneAdam final : public LowBitOptimizer {
  public:
-  /// Collective, as OnebitAdam's. Holds 16 bytes per parameter, and 4 + 4/W for
-  /// residuals.
+  /// Collective, with the conditions of OnebitAdam's constructor. It holds 16
+  /// bytes per parameter, and 4 + 4/W for residuals.
   ZeroOneAdam(comm::Communicator& comm, const ParameterLayout& layout,
               const optim::ZeroOneAdamOptions& options);
 };

@@ -21,46 +21,51 @@ namespace thinwire::deepspeed {
 
 /// Settings of ZeroOptimizer. All of them change results.
 struct ZeroOptions {
-  int stage = 1;                  ///< 1 or 2.
-  DType dtype = DType::kFloat32;  ///< Of parameters: fp32, fp16 or bf16.
+  int stage = 1;  ///< 1 or 2.
+  /// Type of the parameters: fp32, fp16 or bf16.
+  DType dtype = DType::kFloat32;
   precision::LossScalerOptions loss_scale{};  ///< Used only with kFloat16.
-  /// Of it max_grad_norm, skip_nonfinite and verify_every; the reference packs
-  /// its messages otherwise.
+  /// Options of the exchange. Only max_grad_norm, skip_nonfinite and
+  /// verify_every have an effect, because the reference packs its messages
+  /// differently.
   optim::ExchangeOptions exchange{};
-  /// In which sums over the ranks are formed; unset: `dtype`.
+  /// Type in which sums over the ranks are formed. If unset, it is `dtype`.
   std::optional<DType> communication_dtype{};
-  /// Stage 1: in which several backwards are added up: kFloat32 or `dtype`.
-  /// Stage 2 adds them up in `dtype`, whatever this says.
+  /// Type in which stage 1 accumulates several backwards: kFloat32 or `dtype`.
+  /// Stage 2 always accumulates them in `dtype`.
   DType accumulation_dtype = DType::kFloat32;
-  bool average = true;  ///< false: gradients are summed over the ranks.
-  /// Parameters lie in the order of their index modulo the ranks.
+  /// Whether gradients are averaged; if not, summed over the ranks.
+  bool average = true;
+  /// Whether parameters are ordered by their index modulo the ranks.
   bool round_robin = false;
-  bool reduce_scatter = true;  ///< false divides sums, true what is summed.
-  /// Without reduce_scatter: divides what is summed, too.
+  bool reduce_scatter = true;  ///< Whether summands are divided, not sums.
+  /// Whether summands are divided without reduce_scatter, too.
   bool prescale = false;
-  /// Without both: the part of the division that comes before the sum; > 0.
+  /// Part of the division that comes before the sum, without reduce_scatter and
+  /// prescale; > 0.
   double predivide = 1;
 
-  /// Throws Error(kInvalidArgument) naming the field, its range and its value.
+  /// Checks the options. Throws Error(kInvalidArgument) naming the field, its
+  /// range and its value.
   void validate() const;
-  /// One line of what ranks must have in common.
+  /// Returns one line with all options that ranks must have in common.
   [[nodiscard]] std::string describe() const;
 };
 
-/// DeepSpeed's stages 1 and 2 around torch's Adam, operation by operation, with
-/// what is wrong in their arithmetic: gradients are divided before they are
-/// added and every addition is rounded, they are unscaled and clipped by the
-/// scale of the next step, and stage 2 adds up backwards in the type of the
-/// parameters. Written to be compared with, not to be fast or small: every rank
-/// keeps an array of all gradients in stage 2 too, and nothing overlaps.
-/// docs/algorithms/zero.md has the formulas.
+/// DeepSpeed's stages 1 and 2 around torch's Adam, operation by operation,
+/// including the mistakes in their arithmetic. Gradients are divided before
+/// they are added, and every addition is rounded. They are unscaled and clipped
+/// by the scale of the next step. Stage 2 accumulates backwards in the type of
+/// the parameters. It serves for comparison and is neither fast nor small.
+/// Every rank keeps an array of all gradients, in stage 2 too, and nothing
+/// overlaps. docs/algorithms/zero.md has the formulas.
 class ZeroOptimizer final : public zero::ShardedOptimizer {
  public:
-  /// Collective. `params`, layout.size() elements of options.dtype and the same
-  /// on all ranks, are the caller's memory, which steps update and which must
-  /// outlive this object, as must `comm`. Masters are made of `initial`, fp32
-  /// parameters before they were rounded, where it is given. Throws
-  /// Error(kInvalidArgument), on all ranks if they give different arguments.
+  /// Collective. `params` has layout.size() elements of options.dtype, the same
+  /// on all ranks. Steps update this memory of the caller. It and `comm` must
+  /// outlive this object. If `initial` is given, masters are made of it: fp32
+  /// parameters before they were rounded. Throws Error(kInvalidArgument), and
+  /// on all ranks if ranks pass different arguments.
   ZeroOptimizer(comm::Communicator& comm, const ParameterLayout& layout,
                 const optim::AdamOptions& adam, View params,
                 const ZeroOptions& options = {}, ConstView initial = {});
@@ -69,9 +74,9 @@ class ZeroOptimizer final : public zero::ShardedOptimizer {
   [[nodiscard]] const ZeroOptions& options() const noexcept;
   [[nodiscard]] double loss_scale() const noexcept override;
   void set_loss_scale(double scale) override;
-  /// One bucket per group; a rank's piece of it is its slice.
+  /// Returns one bucket per group; a rank's piece of it is its slice.
   [[nodiscard]] const zero::ShardLayout& shards() const noexcept override;
-  /// One: nothing leaves before all of it is there.
+  /// Returns one range, because nothing is sent before all gradients exist.
   [[nodiscard]] std::vector<Range> buckets() const override;
 
   void begin_backward(Backward which) override;
@@ -81,13 +86,13 @@ class ZeroOptimizer final : public zero::ShardedOptimizer {
   [[nodiscard]] Late late() const noexcept override { return {}; }
 
   using Optimizer::step;
-  /// input.loss_scale has to be 1.
+  /// Runs a step; input.loss_scale must be 1.
   optim::StepReport step(const optim::StepInput& input) override;
   optim::StepReport step() override;
 
   [[nodiscard]] std::vector<float> full_parameter(
       std::string_view name) override;
-  /// `grads` has to be empty.
+  /// Returns the gradient; `grads` must be empty.
   [[nodiscard]] std::vector<float> full_gradient(std::string_view name,
                                                  View grads = {}) override;
   [[nodiscard]] std::vector<float> full_state(std::string_view name,
@@ -107,13 +112,14 @@ class ZeroOptimizer final : public zero::ShardedOptimizer {
   using Optimizer::groups;
   [[nodiscard]] optim::ParameterGroups& groups() override;
   [[nodiscard]] optim::Progress progress() const override;
-  /// This rank's slices: masters, Adam's states, counters, loss scale; of use
-  /// to the same rank of as many only.
+  /// Returns this rank's slices of masters and of Adam's states, the counters
+  /// and the loss scale. Only the same rank of as many ranks can use them.
   [[nodiscard]] optim::State state() const override;
-  /// Parameters are the caller's to restore.
+  /// Adopts a state. The caller restores the parameters.
   [[nodiscard]] Adoption adopt(StateDict state) override;
   void require_owner(const StateDict& state) const override;
-  /// Collective, like zero::ZeroOptimizer's: all ranks refuse a state together.
+  /// Loads a state. Collective like zero::ZeroOptimizer's: all ranks reject a
+  /// state together.
   optim::Notes load_state_dict(const StateDict& state) override;
 
   struct Impl;

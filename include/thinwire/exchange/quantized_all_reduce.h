@@ -18,17 +18,20 @@
 namespace thinwire::exchange {
 
 struct QuantizedAllReduceOptions {
-  BlockOptions blocks{.bits = 4};  ///< bits 4 or 8; no scale per unit.
-  /// What residuals are kept in: kFloat32, or kBFloat16 (rounded to nearest,
-  /// which loses what falls below it).
+  BlockOptions blocks{.bits = 4};  ///< 4 or 8 bits; no scale per unit.
+  /// Type of the residuals: kFloat32 or kBFloat16. With kBFloat16 they are
+  /// rounded to nearest, and the remainder is lost.
   DType residual_dtype = DType::kFloat32;
-  /// all_reduce(): find non-finite input first and change nothing then.
+  /// Whether all_reduce() looks for non-finite input first, and changes nothing
+  /// if it finds any.
   bool checks_finite = true;
-  /// Residuals of its own, which all_reduce() needs. run() does without them.
+  /// Whether this object keeps residuals, which all_reduce() needs and run()
+  /// does not.
   bool keeps_errors = true;
 };
 
-/// All-reduce with 4 or 8 bits per element each way, one step per block:
+/// All-reduce with 4 or 8 bits per element each way, and one quantization step
+/// per block:
 ///
 ///   worker   c = x;  (q, s) = quantize(c) per block;  error c - s q
 ///            all-to-all: every block's (q, s) to its server
@@ -36,69 +39,74 @@ struct QuantizedAllReduceOptions {
 ///            error c - s q;  all-gather (q, s)
 ///   result   s q, the same bits on every rank
 ///
-/// run() hands both errors to the caller. all_reduce() feeds them back: x and
-/// the servers' mean get the last call's error added first, so that over any
-/// number of calls the results add up to the averaged inputs less mean(e) + d,
-/// as with CompressedAllReduce, whose blocks, buckets and servers these are. A
-/// rank sends about 2 (W-1)/W (n bits / 8 + 4 scales) bytes in two messages per
-/// bucket and peer; by host as with CompressedAllReduce. The codec is
-/// kernels/quantize.h's: 0 stays 0, and a step is the block's largest magnitude
-/// over 2^(bits-1) - 1.
+/// run() passes both errors to the caller. all_reduce() feeds them back: it
+/// first adds the last call's errors to x and to the servers' mean. Over any
+/// number of calls the results add up to the averaged inputs less mean(e) + d.
+/// Blocks, buckets and servers are those of CompressedAllReduce, and so is the
+/// hierarchical exchange. A rank sends about the following bytes, in two
+/// messages per bucket and peer:
+///   2 (W-1)/W (n bits / 8 + 4 scales)
+/// The codec is that of kernels/quantize.h. 0 stays 0, and a step is the
+/// block's largest magnitude over 2^(bits-1) - 1.
 class QuantizedAllReduce {
  public:
-  /// Writes x of a block, one that this rank encodes: as many floats as its
-  /// `values`. May be called by several threads at once.
+  /// Writes x of a block that this rank encodes: as many floats as its
+  /// `values`. Several threads may call it at once.
   using Source = std::function<void(std::size_t block, float* x)>;
-  /// Takes what rounding took from a block, value less what was sent, 0 where
-  /// masked: the worker's of this rank's x, the server's of the mean of a block
-  /// that this rank serves. May be called by several threads at once.
+  /// Receives the rounding errors of a block, value less what was sent; 0 if
+  /// masked. The worker's are those of this rank's x. The server's are those of
+  /// the mean of a block that this rank serves. Several threads may call it at
+  /// once.
   using Feedback = std::function<void(std::size_t block, const float* error)>;
-  /// Takes the result of a block. May be called by several threads at once.
+  /// Receives the result of a block. Several threads may call it at once.
   using Sink = std::function<void(std::size_t block, const float* mean)>;
 
-  /// Local. Holds bits / 8 bytes per element for the records, and two buckets'
-  /// records for those of others; with keeps_errors 4 (or 2) bytes per element
-  /// for the worker residual, by host that / G, and that / W for the server's.
-  /// `groups` are those of `comm`; null: flat. All of them and `pool` must
-  /// outlive this object. Throws Error(kInvalidArgument) for an option out of
-  /// range, a world size that is not the communicator's, and groups of other
-  /// ranks.
+  /// Divides the units into blocks. Local. `groups` are those of `comm`, or
+  /// null if hosts are flat. They, `comm` and `pool` must outlive this object.
+  /// Throws Error(kInvalidArgument) for an option out of range, a world size
+  /// that is not the communicator's, and groups of other ranks.
+  ///
+  /// Holds two buckets' records of other ranks, and these bytes per element:
+  ///   bits / 8         records
+  ///   4 or 2           worker residual, with keeps_errors; in a hierarchical
+  ///                    exchange 1/G of that
+  ///   4/W or 2/W       server residual, with keeps_errors
   QuantizedAllReduce(comm::Communicator& comm, ThreadPool& pool,
                      std::span<const Range> units,
                      const QuantizedAllReduceOptions& options,
                      const comm::HostGroups* groups = nullptr);
   ~QuantizedAllReduce();
 
-  /// Collective, done on return: `values` (fp32; the units' ranges of it) is
-  /// replaced by the compressed average; a group of one changes nothing.
-  /// Returns the lowest rank whose values were not finite, on all ranks and
-  /// with nothing changed, or -1. Throws Error(kFailedPrecondition) without
-  /// keeps_errors.
+  /// Replaces `values` (fp32; the units' ranges of it) by the compressed
+  /// average. Collective, done on return. A single rank changes nothing.
+  /// Returns the lowest rank with non-finite values, or -1 if there is none. In
+  /// the first case nothing changes on any rank. Throws
+  /// Error(kFailedPrecondition) without keeps_errors.
   int all_reduce(View values);
 
-  /// Collective, done on return: the same block by block, without residuals.
-  /// A group of one rounds too. All four may be under way at once for blocks of
-  /// different buckets. x must be finite on all ranks; nothing is checked.
+  /// Averages block by block, without residuals. Collective, done on return. A
+  /// single rank rounds too. All four functions may run at once for blocks of
+  /// different buckets. x must be finite on all ranks, which is not checked.
   void run(const Source& source, const Feedback& worker, const Feedback& server,
            const Sink& sink);
 
-  /// Masks elements from the next run on: they are 0, and so are their
-  /// residuals.
+  /// Masks elements from the next run on: they and their residuals are 0.
   void set_active(ActiveMask active);
   [[nodiscard]] const ActiveMask& active() const noexcept;
 
   [[nodiscard]] const BlockLayout& layout() const noexcept;
-  /// What it has spent waiting for other ranks since construction.
+  /// Returns the time spent waiting for other ranks since construction.
   [[nodiscard]] double wait_seconds() const noexcept;
 
-  /// This rank's residuals: the worker's, of the blocks that it encodes, and
-  /// the server's, its blocks' residuals one after the other. Empty without
-  /// keeps_errors.
+  /// Return this rank's residuals; empty without keeps_errors. The worker's are
+  /// those of the blocks that it encodes. The server's are those of its blocks,
+  /// one after the other.
   [[nodiscard]] ConstView worker_error() const noexcept;
   [[nodiscard]] ConstView server_error() const noexcept;
   void clear_errors() noexcept;
-  /// Throws Error(kCorruptCheckpoint) naming the array that does not fit,
-  /// before anything changes; Error(kFailedPrecondition) without keeps_errors.
+  /// Sets the residuals. Throws Error(kCorruptCheckpoint) naming the array that
+  /// does not fit, before anything changes. Throws Error(kFailedPrecondition)
+  /// without keeps_errors.
   void load_errors(ConstView worker, ConstView server);
 
  private:

@@ -8,37 +8,38 @@
 #include "thinwire/core/view.h"
 #include "thinwire/kernels/adam.h"
 
-/// One block of the error-compensated 1-bit compression of arXiv:2102.02888
-/// and arXiv:2104.06069: a float scale and one sign bit per element. A block is
-/// small (at most 1024 elements, 4 KiB), and sign_encode() and
-/// sign_encode_average() go over it once.
+/// One block of the error-compensated 1-bit compression of arXiv:2102.02888 and
+/// arXiv:2104.06069: a float scale and one sign bit per element. A block is
+/// small, at most 1024 elements (4 KiB). sign_encode() and
+/// sign_encode_average() process it in one pass.
 ///
-/// Bits: element i is bit i mod 32 of word i / 32, 1 for +, and + is whatever
-/// is not < 0: 0, -0.0 and NaN are +. Bits past the end of the block are 0.
+/// Bits: element i is bit i mod 32 of word i / 32. The bit is 1 for +, and an
+/// element is + unless it is < 0: 0, -0.0 and NaN are +. Bits past the end of
+/// the block are 0.
 ///
-/// `active` marks masked elements, in the same bit order: 0 = masked. A masked
-/// element's value and residual are 0, it is in no sum, and it decodes to 0;
-/// its sign bit is sent as 1. Null: nothing is masked.
+/// `active` is a mask in the same bit order: 0 for a masked element, and null
+/// if none is masked. A masked element's value and residual are 0, it is in no
+/// sum, and it decodes to 0. Its sign bit is sent as 1.
 ///
-/// All functions work on one block of `size` elements, on one thread; arrays do
-/// not overlap and need no alignment beyond that of their element type. Sums
-/// are in double in the order of kernels/norm.h (element i to accumulator i mod
-/// 16, then the tree; of blocks longer than kSumChunk the chunks' sums are
-/// added in order).
+/// All functions process one block of `size` elements on one thread. Arrays do
+/// not overlap, and need only the alignment of their element type. Sums are in
+/// double, in the order of kernels/norm.h: element i to accumulator i mod 16,
+/// then the tree. In blocks longer than kSumChunk the chunks' sums are added in
+/// order.
 namespace thinwire::kernels {
 
 [[nodiscard]] constexpr std::size_t sign_words(std::size_t size) noexcept {
   return (size + 31) / 32;
 }
 
-/// Signs with their scale: what travels, and what an averaged momentum is. The
-/// scale may be negative: bit 1 is +scale whatever its sign.
+/// Signs with their scale: the content of messages and of an averaged momentum.
+/// The scale may be negative: bit 1 is +scale whatever its sign.
 struct Signs {
   const std::uint32_t* words = nullptr;  ///< sign_words(size) words.
   float scale = 0;
 };
 
-/// The values x to compress. Exactly one form:
+/// Values x to compress, in exactly one of these forms:
 ///   nothing set          x = 0 (padding: the residual alone)
 ///   values               x = values
 ///   grads and exp_avg    x = m * factor, where
@@ -50,8 +51,9 @@ struct Signs {
 ///                            ((m * exp_avg_scale) / denominator)) *
 ///                            denominator
 /// The momentum is formed on the fly and not stored. `factor` is the scaling of
-/// 1-bit LAMB (arXiv:2104.06069); the last form is what 0/1 Adam synchronises
-/// (arXiv:2202.06009): the updates since the last time, as a momentum.
+/// 1-bit LAMB (arXiv:2104.06069). The last form is what 0/1 Adam
+/// (arXiv:2202.06009) averages in a sync: the updates since the last sync, as a
+/// momentum.
 struct SignInput {
   const float* values = nullptr;
   ConstView grads{};  ///< fp32, fp16 or bf16, `size` elements.
@@ -63,52 +65,56 @@ struct SignInput {
   const float* accumulated = nullptr;  ///< With denominator; null: 0.
 };
 
-/// A block's residual, and where its signs go.
+/// Residual of a block, and the place of its signs.
 struct SignBlock {
-  /// float32: c as the last call left it, which went out with `scale`; the
-  /// error e = c - scale for +, c + scale for -, is formed as c is read, so
-  /// that nothing has to be written once the scale is known. With scale = 0
-  /// that is c: memory may hold e itself. A masked element's c is 0, which is
-  /// not its e: before it may take part again sign_split() has to form e.
+  /// Residual of the block. With fp32 it is c as the last call left it, which
+  /// was sent with `scale`. The next call computes the error e as it reads c: e
+  /// = c - scale for +, c + scale for -. So nothing must be written once the
+  /// scale is known. With scale = 0 the error is c, so memory may hold e
+  /// itself. A masked element's c is 0, but its e is not. Before it takes part
+  /// again, sign_split() must compute e.
   ///
-  /// bfloat16, at most kMostRoundedElements: e, rounded.
+  /// With bf16 it is e, rounded, of at most kMostRoundedElements.
   View residual{};
-  float scale = 0;  ///< With float32.
-  /// sign_words(residual.size()) words, which may be those of input.mean.
+  float scale = 0;  ///< Used with fp32.
+  /// Signs: sign_words(residual.size()) words, which may be those of
+  /// input.mean.
   std::uint32_t* words = nullptr;
-  const std::uint32_t* active = nullptr;  ///< As above.
-  std::size_t num_active = 0;             ///< Elements that are not masked.
+  const std::uint32_t* active = nullptr;  ///< Mask of the block; see above.
+  std::size_t num_active = 0;  ///< Number of elements that are not masked.
 };
 
 inline constexpr std::size_t kMostRoundedElements = 1024;
 
-/// What stands for the size of `count` elements whose squares add up to
-/// `sum`: sqrt(sum) / sqrt(count), both rounded to float first, as the
-/// reference does it; 0 for no elements.
+/// Returns the scale of `count` elements whose squares add up to `sum`:
+/// sqrt(sum) / sqrt(count), or 0 for no elements. Both roots are rounded to
+/// float first, like in the reference.
 [[nodiscard]] float sign_scale(double sum, std::size_t count);
 
-/// The worker's half: c = x + e, words = its signs; returns the scale that it
-/// goes out with, which with float32 is the next call's `block.scale`. The bits
-/// are those of c, then sign_scale() and sign_split(), in one pass over memory.
-/// Throws Error(kInvalidArgument) naming the field that does not fit.
+/// Encodes a worker's block: c = x + e, and words = its signs. Returns the
+/// scale that is sent, which with fp32 is the next call's `block.scale`. The
+/// bits are those of c, then sign_scale() and sign_split(), in one pass over
+/// memory. Throws Error(kInvalidArgument) naming the field that does not fit.
 [[nodiscard]] float sign_encode(const SignInput& input, const SignBlock& block);
 
-/// The server's half: the same for x = sum over ranks, which starts from 0 and
-/// adds +-(scale_r * inverse_count) in the order given.
+/// Encodes a server's block like sign_encode(), for x = sum over ranks. The sum
+/// starts from 0 and adds +-(scale_r * inverse_count) in the order given.
 [[nodiscard]] float sign_encode_average(std::span<const Signs> received,
                                         float inverse_count,
                                         const SignBlock& block);
 
-/// bits = signs of c; error (which holds c) = c - scale for +, c + scale for -.
+/// Splits c, which `error` holds, into `words`, its signs, and the error: c -
+/// scale for +, c + scale for -.
 void sign_split(float* error, float scale, std::uint32_t* words,
                 const std::uint32_t* active, std::size_t size);
 
-/// out = +-scale, 0 where masked.
+/// Writes +-scale to `out`, 0 where masked.
 void sign_decode(Signs signs, const std::uint32_t* active, float* out,
                  std::size_t size);
 
-/// frozen_update() with the momentum taken from signs: out of 12 1/8 bytes per
-/// parameter, none for a decoded momentum. arrays.exp_avg is not used.
+/// Runs frozen_update() with the momentum taken from signs; arrays.exp_avg is
+/// unused. It moves 12 1/8 bytes per parameter, none of them for a decoded
+/// momentum.
 void sign_update(Signs mean, const std::uint32_t* active,
                  const FrozenUpdateArrays& arrays, const AdamCoefficients& c);
 

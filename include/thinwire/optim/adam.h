@@ -18,45 +18,46 @@ struct AdamCoefficients;
 
 namespace thinwire::optim {
 
-/// What a group of parameters does differently; unset fields are the options'.
+/// Options of one group of parameters. Unset fields are those of AdamOptions.
 struct AdamGroup {
   std::optional<double> learning_rate{};
   std::optional<double> beta1{};
   std::optional<double> beta2{};
   std::optional<double> epsilon{};
   std::optional<double> weight_decay{};
-  /// Experts: the ranks that hold this group's parameters, where those are not
-  /// all ranks; must outlive what is made of the options. Rules alone do not
-  /// look at it.
+  /// For experts, the ranks that hold this group's parameters; null if all
+  /// ranks do. It must outlive everything that is made of the options. Update
+  /// rules ignore it.
   comm::Communicator* communicator = nullptr;
 
   bool operator==(const AdamGroup&) const = default;
 };
 
-/// Settings of Adam; write them with designated initializers:
+/// Settings of Adam, written with designated initializers:
 ///   Adam rule(layout, {.learning_rate = 1.5e-3, .beta2 = 0.99});
-/// Doubles, because coefficients such as 1 - beta are formed in double and
-/// rounded to float once.
+/// They are doubles, because coefficients such as 1 - beta are formed in double
+/// and rounded to float once.
 struct AdamOptions {
   double learning_rate = 1e-3;  ///< Step size, finite, >= 0.
   double beta1 = 0.9;           ///< Momentum decay per step, in [0, 1).
   double beta2 = 0.999;         ///< Variance decay per step, in [0, 1).
   double epsilon = 1e-8;        ///< Keeps the denominator above 0, > 0.
   double weight_decay = 0;      ///< Per step, finite, >= 0.
-  /// Decay is added to the update (AdamW, arXiv:1711.05101), else to the
-  /// gradient (L2).
+  /// Whether decay is added to the update (AdamW, arXiv:1711.05101). Otherwise
+  /// it is added to the gradient (L2).
   bool decoupled_decay = true;
   bool bias_correction = true;
-  /// sqrt(v + eps) instead of sqrt(v) + eps.
+  /// Whether the denominator is sqrt(v + eps) instead of sqrt(v) + eps.
   bool epsilon_inside_sqrt = false;
-  /// Of exp_avg and exp_avg_sq: kFloat32, or that of parameters of 16 bits.
-  /// Arithmetic is in float; they are rounded to nearest even when stored.
+  /// Type of exp_avg and exp_avg_sq: kFloat32, or the type of 16-bit
+  /// parameters. Arithmetic is in float, and stored values are rounded to
+  /// nearest even.
   DType state_dtype = DType::kFloat32;
-  /// One entry per group of the layout, or empty: all alike.
+  /// One entry per group of the layout, or none if all groups are alike.
   std::vector<AdamGroup> groups{};
 
-  /// Throws Error(kInvalidArgument) naming the field, its range and its value.
-  /// `num_groups` is the layout's.
+  /// Checks the options for a layout of `num_groups` groups. Throws
+  /// Error(kInvalidArgument) naming the field, its range and its value.
   void validate(std::size_t num_groups) const;
 
   bool operator==(const AdamOptions&) const = default;
@@ -66,12 +67,13 @@ struct AdamOptions {
 /// bias-corrected variance is formed before the square root and epsilon.
 class Adam final : public UpdateRule {
  public:
-  /// Allocates 8 bytes per parameter (4 with a state_dtype of 16 bits):
-  /// exp_avg and exp_avg_sq, both 0. Throws
-  /// Error(kInvalidArgument) for an option out of range.
+  /// Allocates exp_avg and exp_avg_sq, both 0: 8 bytes per parameter, or 4 with
+  /// a 16-bit state_dtype. Throws Error(kInvalidArgument) for an option out of
+  /// range.
   Adam(ParameterLayout layout, AdamOptions options)
       : Adam(std::move(layout), std::move(options), Moments::kOwn) {}
-  /// kNone: for its options and numbers alone; it takes no steps.
+  /// Whether the rule has moments. With kNone it serves only for its options
+  /// and coefficients, and takes no steps.
   enum class Moments { kOwn, kNone };
   Adam(ParameterLayout layout, AdamOptions options, Moments moments);
 
@@ -80,39 +82,39 @@ class Adam final : public UpdateRule {
   [[nodiscard]] std::string describe() const override;
   void apply_part(std::int64_t step, Range part, const UpdateArrays& arrays,
                   ThreadPool& pool) override;
-  /// Parameters of 16 bits are rounded at every step; low_precision is not used
-  /// then.
+  /// Returns whether parameters may have this type. Parameters of 16 bits are
+  /// rounded at every step, and low_precision is then unused.
   [[nodiscard]] bool takes(DType params) const noexcept override;
   [[nodiscard]] std::size_t num_groups() const noexcept override;
   void set_learning_rate(std::size_t group, double learning_rate) override;
   [[nodiscard]] double learning_rate(std::size_t group) const override;
   void set_weight_decay(std::size_t group, double weight_decay) override;
   [[nodiscard]] double weight_decay(std::size_t group) const override;
-  /// "exp_avg", "exp_avg_sq".
+  /// Returns the array "exp_avg" or "exp_avg_sq".
   [[nodiscard]] View state(std::string_view key) override;
   void add_to(State& state, Sharing sharing,
               const std::vector<Range>& elements) const override;
   [[nodiscard]] Adoption adopt(StateDict& state) override;
 
-  /// Every group's step size.
+  /// Returns the step size of every group.
   [[nodiscard]] const std::vector<double>& learning_rates() const noexcept {
     return learning_rates_;
   }
-  /// Those in a saved state; throws Error(kCorruptCheckpoint) unless there is
-  /// one valid value per group.
+  /// Returns the step sizes in a saved state. Throws Error(kCorruptCheckpoint)
+  /// unless there is one valid value per group.
   [[nodiscard]] std::vector<double> learning_rates_in(
       const StateDict& state) const;
 
-  /// The group's options with unset fields filled in, and the weight decay set
-  /// since; of learning rates the first one.
+  /// Returns the group's options with unset fields filled in. Its weight decay
+  /// is the current one, but its learning rate is that of the options.
   [[nodiscard]] AdamOptions group_options(std::size_t group) const;
-  /// The numbers of step `step` for one group.
+  /// Returns the coefficients of step number `step` for one group.
   [[nodiscard]] kernels::AdamCoefficients coefficients(std::size_t group,
                                                        std::int64_t step,
                                                        float grad_scale) const;
 
-  /// First and second moment, flat, layout().size() elements; empty after
-  /// release.
+  /// Return the first and the second moment, flat arrays of layout().size()
+  /// elements; empty after release.
   [[nodiscard]] Buffer& exp_avg() noexcept { return exp_avg_; }
   [[nodiscard]] Buffer& exp_avg_sq() noexcept { return exp_avg_sq_; }
   [[nodiscard]] const Buffer& exp_avg() const noexcept { return exp_avg_; }
@@ -121,7 +123,7 @@ class Adam final : public UpdateRule {
   }
 
  private:
-  // Of one group; `arrays` are the range's views.
+  // Updates elements of one group; `arrays` holds their views.
   void apply_range(Range range, const UpdateArrays& arrays,
                    const kernels::AdamCoefficients& c);
   void apply_widened(Range range, const UpdateArrays& arrays,

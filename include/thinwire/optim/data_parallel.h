@@ -11,52 +11,57 @@
 
 namespace thinwire::optim {
 
-/// How an optimizer uses its ranks and cores; the same for all of them.
+/// Use of the ranks and of their cores. The same on all ranks.
 struct ExchangeOptions {
-  /// Gradients are clipped to this global L2 norm; 0: never. Finite, >= 0. In
-  /// compressed steps, whose averaged gradient nobody has, by an estimate of
-  /// its norm that exact steps calibrate.
+  /// Global L2 norm to which gradients are clipped, finite, >= 0; 0 for no
+  /// clipping. In compressed steps no rank has the averaged gradient. They clip
+  /// by an estimate of its norm, which exact steps calibrate.
   double max_grad_norm = 0;
-  /// In compressed steps, clip by what the gradients' norm was before this
-  /// step, unless it has doubled: then a step's exchange need not wait for the
-  /// end of its backward. docs/algorithms/onebit-adam.md.
+  /// Whether compressed steps clip by the gradients' norm before this step,
+  /// unless the norm has doubled. A step's exchange then need not wait for the
+  /// end of its backward. See docs/algorithms/onebit-adam.md.
   bool lagged_clipping = false;
-  /// 1-bit Adam: encode and exchange buckets while backward goes on. Needs
-  /// lagged_clipping where gradients are clipped; changes no bit.
+  /// Whether 1-bit Adam encodes and exchanges buckets during backward. If
+  /// gradients are clipped, this needs lagged_clipping. It changes no bit.
   bool during_backward = false;
-  /// Elements that travel together; 0: by exchange::bucket_elements(). Results
-  /// do not depend on it.
+  /// Elements that are exchanged together; 0 for exchange::bucket_elements().
+  /// Results do not depend on it.
   std::size_t bucket_elements = 0;
-  /// Every so many steps ranks compare checksums of their parameters, schedule
-  /// and options, and stop with Error(kCommFailure) naming the first that
-  /// differs; 0: never. >= 0. Reads the parameters once and sends 8 bytes.
+  /// Steps between two checks, >= 0; 0 for none. A check compares the ranks'
+  /// checksums of parameters, schedule and options. If they differ, it throws
+  /// Error(kCommFailure) naming the first difference. It reads the parameters
+  /// once and sends 8 bytes.
   std::int64_t verify_every = 0;
-  /// A step with a gradient that is not finite on any rank changes nothing.
-  /// Otherwise it is taken, and what follows is not finite either; not in fp16,
-  /// whose loss scale could never fall (StepInput::skip_if_any_rank_nonfinite).
+  /// Whether a step changes nothing if any rank has a non-finite gradient.
+  /// Otherwise the step is applied, and its results are not finite either. With
+  /// fp16 such a step is always skipped, because the loss scale could never
+  /// fall otherwise (StepInput::skip_if_any_rank_nonfinite).
   bool skip_nonfinite = true;
-  /// Threads of this rank, in [0, 1024]; 0: THINWIRE_NUM_THREADS, else 1.
+  /// Threads of this rank, in [0, 1024]. With 0, THINWIRE_NUM_THREADS decides,
+  /// or 1 if that is unset.
   int num_threads = 0;
 
-  /// Throws Error(kInvalidArgument) naming the field, its range and its value.
+  /// Checks the options. Throws Error(kInvalidArgument) naming the field, its
+  /// range and its value.
   void validate() const;
-  /// One line of what ranks must have in common.
+  /// Returns one line with all options that ranks must have in common.
   [[nodiscard]] std::string describe() const;
 
   bool operator==(const ExchangeOptions&) const = default;
 };
 
-/// Exact data parallelism around an update rule: gradients are averaged over
-/// the ranks in buckets (summed in rank order, then divided), clipped by their
-/// global norm, and applied on every rank. Sends 2 (W-1)/W * 4 bytes per
-/// parameter and rank, half of it for gradients of 16 bits.
+/// Exact data parallelism around an update rule. Every step averages gradients
+/// over the ranks in buckets: it adds them in rank order and then divides. It
+/// clips them by their global norm and applies the rule on every rank. A rank
+/// sends 2 (W-1)/W * 4 bytes per parameter, or half of that for 16-bit
+/// gradients.
 ///
 ///   optim::DataParallel optimizer(
 ///       comm, std::make_unique<optim::Adam>(layout, options));
 class DataParallel final : public Optimizer {
  public:
-  /// Collective: all ranks give the same rule, layout and options, else
-  /// Error(kInvalidArgument) on all of them shows the first difference.
+  /// Collective: all ranks pass the same rule, layout and options. Otherwise it
+  /// throws Error(kInvalidArgument) on all ranks, showing the first difference.
   /// `comm` must outlive this object.
   DataParallel(comm::Communicator& comm, std::unique_ptr<UpdateRule> rule,
                const ExchangeOptions& options = {});
@@ -68,10 +73,11 @@ class DataParallel final : public Optimizer {
   [[nodiscard]] ParameterGroups& groups() override;
   [[nodiscard]] Progress progress() const override;
   [[nodiscard]] EarlyGradients* early() override;
-  /// Arrays exp_avg and exp_avg_sq [n], the same on all ranks, and
-  /// learning_rates; scalars optimizer, step and skipped_steps.
+  /// Returns the arrays exp_avg and exp_avg_sq [n], the same on all ranks, and
+  /// learning_rates. The scalars are optimizer, step and skipped_steps.
   [[nodiscard]] State state() const override;
-  /// Also of the 1-bit optimizer of the same rule, before its freeze.
+  /// Accepts also a state of the 1-bit optimizer with the same rule, before its
+  /// freeze.
   [[nodiscard]] Adoption adopt(StateDict state) override;
   void require_owner(const StateDict& state) const override;
 

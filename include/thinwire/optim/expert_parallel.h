@@ -13,30 +13,31 @@
 
 namespace thinwire::optim {
 
-/// Makes the optimizer of the dense parameters, whose layout this is.
+/// Makes the optimizer of the dense parameters, which have this layout.
 using MakeOptimizer =
     std::function<std::unique_ptr<Optimizer>(const ParameterLayout&)>;
 
 /// Any optimizer for the parameters that all ranks hold, and an update rule for
-/// experts, which are always averaged exactly, over the ranks that hold them.
-/// In a model of 16 bits the rule also has the fp32 parameters, which are
+/// experts. Experts are always averaged exactly, over the ranks that hold them.
+/// In a model of 16 bits the rule also updates the fp32 parameters, which are
 /// averaged exactly over all ranks, in fp32.
-/// Both take a step or neither does; they are clipped by one norm, in which
-/// every expert counts once. Gradients of experts are divided by the ranks of
-/// the dense parameters: they are means over the whole batch.
 ///
-/// Sends, beside what the dense optimizer sends, 2 (E-1)/E * 4 bytes per
-/// expert's parameter among its E ranks, half of it for gradients of 16 bits,
-/// and 8 bytes per rank.
+/// Both apply a step, or neither does. They are clipped by one norm, in which
+/// every expert counts once. Gradients of experts are divided by the number of
+/// ranks of the dense parameters, so they are means over the whole batch.
+///
+/// The experts add to the dense optimizer's traffic. Their E ranks send 2
+/// (E-1)/E * 4 bytes per expert parameter, or half of that for 16-bit
+/// gradients, and 8 bytes per rank.
 class ExpertParallel final : public Optimizer {
  public:
-  /// Collective. In `layout` dense parameters come first, then the experts of
-  /// one communicator after those of another. `comm` and the experts'
-  /// communicators must outlive this object. The last `num_wide` elements are
-  /// whole parameters that are fp32 beside others of 16 bits, and then there
-  /// are no experts: gradients may be a View::joined() there, and low_precision
-  /// is one. Throws Error(kInvalidArgument), on all ranks if they give
-  /// different arguments.
+  /// Collective. `layout` has the dense parameters first, then the experts,
+  /// ordered by communicator. `comm` and the experts' communicators must
+  /// outlive this object. The last `num_wide` elements are whole fp32
+  /// parameters beside 16-bit ones; there are then no experts. Gradients may
+  /// then be a View::joined(), and low_precision is one. Throws
+  /// Error(kInvalidArgument), and on all ranks if ranks pass different
+  /// arguments.
   ExpertParallel(comm::Communicator& comm, const ParameterLayout& layout,
                  const std::vector<ExpertGroup>& experts,
                  const MakeOptimizer& make_dense, const MakeRule& make_rule,
@@ -47,7 +48,8 @@ class ExpertParallel final : public Optimizer {
   StepReport step(const StepInput& input) override;
   using Optimizer::groups;
   [[nodiscard]] ParameterGroups& groups() override;
-  /// That of the dense parameters' optimizer, with all parameters' lamb_coeffs.
+  /// Returns the dense optimizer's progress, with the lamb_coeffs of all
+  /// parameters.
   [[nodiscard]] Progress progress() const override;
   [[nodiscard]] double residual_ratio() const override;
   [[nodiscard]] EarlyGradients* early() override;
@@ -56,9 +58,9 @@ class ExpertParallel final : public Optimizer {
   using Optimizer::freeze;
   [[nodiscard]] FreezeStage* freeze() override;
   void set_masters(ConstView params) override;
-  /// The dense optimizer's, whose arrays go on over the experts if it is
-  /// DataParallel; beside another one the experts' have names that begin with
-  /// "experts.".
+  /// Returns the dense optimizer's state. If it is a DataParallel, its arrays
+  /// continue over the experts. Otherwise the experts have arrays of their own,
+  /// with names that begin with "experts.".
   [[nodiscard]] State state() const override;
   [[nodiscard]] Adoption adopt(StateDict state) override;
   void require_owner(const StateDict& state) const override;

@@ -12,14 +12,14 @@
 
 namespace thinwire::optim {
 
-/// Parameters whose replicas are not on all ranks: experts.
+/// Experts: parameters whose replicas are not on all ranks.
 struct ExpertGroup {
-  std::size_t group = 0;  ///< Of the layout, all of it.
-  /// The ranks that hold the same experts; must outlive the optimizer.
+  std::size_t group = 0;  ///< Group of the layout, as a whole.
+  /// Ranks that hold the same experts; must outlive the optimizer.
   comm::Communicator* comm = nullptr;
 };
 
-/// Those of an options' groups that name a communicator of their own.
+/// Returns those of an options' groups that name a communicator of their own.
 template <class Group>
 [[nodiscard]] std::vector<ExpertGroup> expert_groups(
     const std::vector<Group>& groups) {
@@ -30,33 +30,35 @@ template <class Group>
   return experts;
 }
 
-/// Parameters that the same ranks hold, by their numbers in the layout.
+/// Parameters that the same ranks hold, by their index in the layout.
 struct HeldParameters {
   comm::Communicator* comm = nullptr;
   std::vector<std::size_t> parameters{};
 };
-/// The dense ones, which all ranks of `comm` hold, then the experts of each
-/// communicator, in the order of groups.
+/// Returns the dense parameters, which all ranks of `comm` hold, then the
+/// experts of each communicator, in the order of groups.
 [[nodiscard]] std::vector<HeldParameters> held_parameters(
     comm::Communicator& comm, const ParameterLayout& layout,
     const std::vector<ExpertGroup>& experts);
-/// Elements that all ranks hold.
+/// Returns the number of elements that all ranks hold.
 [[nodiscard]] std::size_t dense_size(const ParameterLayout& layout,
                                      const std::vector<ExpertGroup>& experts);
 
 /// Throws Error(kInvalidArgument) unless every group is one of the layout's,
-/// given once and with a communicator, and some groups are dense.
+/// named once and with a communicator, and some groups are dense.
 void require_experts(const ParameterLayout& layout,
                      const std::vector<ExpertGroup>& experts);
-/// Collective: body() for the experts of each communicator, of which all ranks
-/// hold some; where it throws Error(kInvalidArgument), all ranks throw.
+/// Collective: calls body() for the experts of each communicator; every rank
+/// holds some. If body() throws Error(kInvalidArgument) on one rank, all ranks
+/// throw.
 void for_experts(comm::Communicator& comm,
                  const std::vector<HeldParameters>& held,
                  const std::function<void(const HeldParameters&)>& body);
-/// Collective: throws Error(kInvalidArgument) on all ranks, as
-/// comm::require_same(), unless those that hold the same parameters have the
-/// same names, shapes, groups and, of dense ones, places for them; and all of
-/// `comm` the same `rest`.
+/// Collective: checks that ranks agree, like comm::require_same(). Ranks that
+/// hold the same parameters must have the same names, shapes and groups of
+/// them. Dense parameters must also have the same places. All ranks of `comm`
+/// must pass the same `rest`. Throws Error(kInvalidArgument) on all ranks if
+/// they differ.
 void require_same_parameters(comm::Communicator& comm,
                              const ParameterLayout& layout,
                              const std::vector<ExpertGroup>& experts,

@@ -8,7 +8,7 @@
 
 namespace thinwire::optim {
 
-/// What a group of parameters does differently; unset fields are the options'.
+/// Options of one group of parameters. Unset fields are those of LambOptions.
 struct LambGroup : AdamGroup {
   std::optional<double> max_coeff{};
   std::optional<double> min_coeff{};
@@ -28,42 +28,43 @@ struct LambOptions {
   double min_coeff = 0.01;      ///< Smallest trust ratio, >= 0.
   bool bias_correction = true;
   bool epsilon_inside_sqrt = false;  ///< sqrt(v + eps), not sqrt(v) + eps.
-  /// One entry per group of the layout, or empty: all alike.
+  /// One entry per group of the layout, or none if all groups are alike.
   std::vector<LambGroup> groups{};
 
-  /// Throws Error(kInvalidArgument) naming the field, its range and its value.
+  /// Checks the options for a layout of `num_groups` groups. Throws
+  /// Error(kInvalidArgument) naming the field, its range and its value.
   void validate(std::size_t num_groups) const;
 
   bool operator==(const LambOptions&) const = default;
 };
 
-/// The limits of a trust ratio.
+/// Limits of a trust ratio.
 struct TrustLimits {
   double min_coeff = 0.01;
   double max_coeff = 10;
 };
 
-/// What LAMB multiplies one parameter's step with.
+/// Factor by which LAMB multiplies the step of one parameter.
 struct TrustRatio {
-  /// ||p|| / ||u||, clamped; 1 where a norm is 0.
+  /// ||p|| / ||u||, clamped to the limits; 1 if a norm is 0.
   double value = 1;
-  /// Both norms were above 0.
+  /// Whether both norms were above 0.
   bool computed = false;
 };
 
-/// LAMB: Adam's update u, plus decoupled decay, and a step of length
-/// lr ||p|| / ||u|| for each parameter. Source: You et al., arXiv:1904.00962,
-/// Algorithm 2, with the ratio clamped and norms summed in double in a fixed
+/// LAMB: Adam's update u plus decoupled decay, in a step of length lr ||p|| /
+/// ||u|| for each parameter. Source: You et al., arXiv:1904.00962, Algorithm 2.
+/// Departures: the ratio is clamped, and norms are summed in double in a fixed
 /// order.
 class Lamb final : public UpdateRule {
  public:
-  /// Allocates 8 bytes per parameter, as Adam.
+  /// Allocates 8 bytes per parameter, like Adam.
   Lamb(ParameterLayout layout, const LambOptions& options);
 
   [[nodiscard]] std::string_view name() const noexcept override;
   [[nodiscard]] const ParameterLayout& layout() const noexcept override;
   [[nodiscard]] std::string describe() const override;
-  /// Both passes at once for parameters that fit into a cache.
+  /// Runs both passes at once for parameters that fit into a cache.
   void apply(std::int64_t step, const UpdateArrays& arrays,
              ThreadPool& pool) override;
   void apply_part(std::int64_t step, Range part, const UpdateArrays& arrays,
@@ -86,7 +87,7 @@ class Lamb final : public UpdateRule {
               const std::vector<Range>& elements) const override;
   [[nodiscard]] Adoption adopt(StateDict& state) override;
 
-  /// The last step's ratios, in parameter order.
+  /// Returns the ratios of the last step, in the order of parameters.
   [[nodiscard]] const std::vector<TrustRatio>& trust_ratios() const noexcept {
     return ratios_;
   }
@@ -98,7 +99,8 @@ class Lamb final : public UpdateRule {
   std::int64_t norms_of_ = 0;  // the step that set_norms() was for
 };
 
-/// The ratio of norms `params` and `update`, clamped to [min_coeff, max_coeff].
+/// Returns the ratio of the norms `params` and `update`, clamped to [min_coeff,
+/// max_coeff].
 [[nodiscard]] TrustRatio trust_ratio(double params, double update,
                                      double min_coeff, double max_coeff);
 

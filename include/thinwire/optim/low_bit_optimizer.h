@@ -10,18 +10,18 @@
 
 namespace thinwire::optim {
 
-/// What a group of parameters does differently; unset fields are the options'.
+/// Options of one group of parameters. Unset fields are the optimizer's.
 struct MaskedGroup : AdamGroup {
-  /// 0 where the momentum is constantly 0, else 1: one value per element of the
-  /// group, in layout order; empty: 1 everywhere.
+  /// One value per element of the group, in layout order: 0 if its momentum is
+  /// constantly 0, otherwise 1. Empty for 1 everywhere.
   std::vector<float> exp_avg_mask{};
 
   bool operator==(const MaskedGroup&) const = default;
 };
 
-/// What 1-bit Adam, 1-bit LAMB and 0/1 Adam share: moments, groups, masks, the
-/// compressed exchange with its residuals, the one scalar exchange for
-/// finiteness and clipping, and state.
+/// Common base of 1-bit Adam, 1-bit LAMB and 0/1 Adam. It has moments, groups,
+/// masks, the compressed exchange with its residuals, and state. One scalar
+/// exchange serves finiteness and clipping.
 class LowBitOptimizer : public Optimizer {
  public:
   ~LowBitOptimizer() override;
@@ -39,21 +39,23 @@ class LowBitOptimizer : public Optimizer {
   [[nodiscard]] FreezeStage* freeze() final;
   void set_masters(ConstView params) final;
 
-  /// Arrays exp_avg [n] fp32, worker_error (every compressed element) and
-  /// server_error (those that this rank serves, which are State::shard) in the
-  /// residuals' dtype, and each optimizer's own; scalars step, skipped_steps,
-  /// clip_ratio and its own. Local, but forms residuals: a pass over them.
+  /// Returns the optimizer's own arrays and scalars, and the following ones.
+  /// The array exp_avg [n] is fp32. worker_error has every compressed element,
+  /// and server_error the elements of State::shard, which this rank serves;
+  /// both have the residuals' dtype. The scalars are step, skipped_steps and
+  /// clip_ratio. Local; forming residuals takes one pass over them.
   [[nodiscard]] State state() const final;
-  /// worker_error and server_error are 0 where one of them is missing: ZeRO's
-  /// are of gradients, and no server's. A group of one compresses nothing: what
-  /// they hold is delivered by its first exchange, and is in state() till then.
+  /// Sets worker_error and server_error to 0 if one of them is missing: ZeRO
+  /// has residuals of gradients, and none of servers. A single rank does not
+  /// compress. Its first exchange adds the restored residuals, and state() has
+  /// them until then.
   [[nodiscard]] Adoption adopt(StateDict state) final;
-  /// Residuals in memory fit the same rank, number of ranks and bucket size
-  /// only.
+  /// Throws Error(kCorruptCheckpoint) unless residuals in memory have the same
+  /// rank, number of ranks and bucket size.
   void require_owner(const StateDict& state) const final;
 
-  /// Sees every message content from the next step on; null: nobody. Must
-  /// outlive its use.
+  /// Sets the observer of the contents of all messages, from the next step on;
+  /// null for none. It must outlive its use.
   void set_observer(exchange::WireObserver* observer) noexcept;
 
   struct Impl;

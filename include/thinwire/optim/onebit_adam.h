@@ -12,9 +12,10 @@
 
 namespace thinwire::optim {
 
-/// What a group of parameters does differently; unset fields are the options'.
+/// Options of one group of parameters. Unset fields are the optimizer's.
 struct OnebitAdamGroup : MaskedGroup {
-  /// Stays exact in the compression stage, its variance too.
+  /// Whether the group stays exact in the compression stage, including its
+  /// variance.
   bool non_freeze = false;
 
   bool operator==(const OnebitAdamGroup&) const = default;
@@ -31,62 +32,70 @@ struct OnebitAdamOptions {
   double weight_decay = 0;      ///< Decoupled (AdamW), per step, finite, >= 0.
   bool bias_correction = true;
   bool epsilon_inside_sqrt = false;  ///< sqrt(v + eps), not sqrt(v) + eps.
-  /// One entry per group of the layout, or empty: all alike.
+  /// One entry per group of the layout, or none if all groups are alike.
   std::vector<OnebitAdamGroup> groups{};
 
-  /// Number of exact steps, >= 1, or kAutoFreeze. Not given: by total_steps a
-  /// fifth of the run, at most 1000 (run_length.h), else 100000. A value that
-  /// is given decides the stage after a load, too; one that is not gives way to
-  /// the state's.
+  /// Number of exact steps, >= 1, or kAutoFreeze. If unset, it is a fifth of
+  /// total_steps, at most 1000 (run_length.h), or 100000 without total_steps.
+  /// After a load, a value that is set decides the stage. An unset one gives
+  /// way to the state's.
   std::optional<std::int64_t> freeze_step{};
-  /// kAutoFreeze: not before the learning rate's warm-up has ended, ...
-  std::optional<std::int64_t> lr_warmup_steps{};  ///< >= 0.
-  /// ... nor before a tenth of all steps, ...
-  std::optional<std::int64_t> total_steps{};  ///< Of the run, >= 1.
-  /// ... nor before this step, unless a fifth of all steps is less; >= 1.
+  /// Steps of the learning rate's warm-up, >= 0. kAutoFreeze does not freeze
+  /// before its end.
+  std::optional<std::int64_t> lr_warmup_steps{};
+  /// Steps of the run, >= 1. kAutoFreeze does not freeze in the first tenth of
+  /// them.
+  std::optional<std::int64_t> total_steps{};
+  /// Step before which kAutoFreeze does not freeze, >= 1. A fifth of
+  /// total_steps replaces it if that is less.
   std::int64_t min_freeze_step = 100;
-  /// At the latest, but not before the earliest; >= 1; a fifth of total_steps,
-  /// else 100000, where not given.
+  /// Latest step at which kAutoFreeze freezes, >= 1, but not before the
+  /// earliest. If unset, it is a fifth of total_steps, or 100000 without
+  /// total_steps.
   std::optional<std::int64_t> max_freeze_step{};
-  /// Freeze when the variance's L1 norm and that of half of the steps so far
-  /// ago, at least 50, are within this ratio; in (0, 1].
+  /// Ratio in (0, 1] by which kAutoFreeze decides. It compares the L1 norms of
+  /// the variance now and w steps ago. Here w is half of the steps so far, at
+  /// least 50. If the norms are within this ratio, it freezes.
   double freeze_ratio = 0.85;
 
-  /// From the freeze on no denominator is below this fraction of its block's
-  /// RMS; finite, >= 0; 0: no floor.
+  /// Least denominator after the freeze, as a fraction of its block's RMS;
+  /// finite, >= 0; 0 for no floor.
   double denom_floor = 0.3;
   DType residual_dtype = DType::kFloat32;  ///< kFloat32 or kBFloat16.
   ExchangeOptions exchange{};
 
-  /// Throws Error(kInvalidArgument) naming the field, its range and its value.
-  /// The layout says how many groups there are and how long masks must be.
+  /// Checks the options. The layout determines the number of groups and the
+  /// length of masks. Throws Error(kInvalidArgument) naming the field, its
+  /// range and its value.
   void validate(const ParameterLayout& layout) const;
 
   bool operator==(const OnebitAdamOptions&) const = default;
 };
 
-/// Adam that averages momentum across ranks with one bit per element.
+/// Adam that averages momentum over the ranks with one bit per element.
 ///
-/// Up to freeze_step it is exact Adam. Then the variance is frozen, each rank
-/// forms m_i = beta1 m + (1 - beta1) g_i, and the ranks average m_i with the
-/// error-compensated 1-bit all-reduce of compress/compressed_all_reduce.h; what
-/// rounding took away is added back at the next step. A group of one rank
-/// compresses nothing.
+/// Up to freeze_step it is exact Adam. Then the variance is frozen, and each
+/// rank forms m_i = beta1 m + (1 - beta1) g_i. The ranks average m_i with the
+/// error-compensated 1-bit all-reduce of exchange/compressed_all_reduce.h. The
+/// next step adds what rounding has removed. A single rank does not compress.
 ///
 /// Source: Tang et al., "1-bit Adam", arXiv:2102.02888, Algorithm 1. Departures
 /// (bias correction, denominator floor, block scales, calibrated clipping,
 /// automatic freeze): docs/algorithms.md.
 class OnebitAdam final : public LowBitOptimizer {
  public:
-  /// Collective: all ranks give the same layout and options, else
-  /// Error(kInvalidArgument) on all of them shows the first difference. Holds 8
-  /// bytes per parameter in exact steps, in compressed ones 8.13 and 4/W for
-  /// the chunk it serves (16.13 with a non_freeze group). `comm` must outlive
-  /// this object.
+  /// Collective: all ranks pass the same layout and options. Otherwise it
+  /// throws Error(kInvalidArgument) on all ranks, showing the first difference.
+  /// `comm` must outlive this object.
   ///
-  /// State: those of LowBitOptimizer; arrays exp_avg_sq [n] (until the freeze,
-  /// and where the variance is kept) and denominator [n]; scalars frozen_at and
-  /// the automatic freeze's history.
+  /// Memory per parameter: 8 bytes in exact steps; in compressed steps 8.13
+  /// bytes, or 16.13 with a non_freeze group. Compressed steps also take 4/W
+  /// bytes for the chunk that this rank serves.
+  ///
+  /// State: the arrays and scalars of LowBitOptimizer; the arrays exp_avg_sq
+  /// [n] and denominator [n]; the scalar frozen_at and the automatic freeze's
+  /// history. The array exp_avg_sq exists until the freeze, and where the
+  /// variance is kept.
   OnebitAdam(comm::Communicator& comm, const ParameterLayout& layout,
              const OnebitAdamOptions& options);
   ~OnebitAdam() override;

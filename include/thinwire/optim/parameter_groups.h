@@ -9,10 +9,11 @@
 
 namespace thinwire::optim {
 
-/// The groups of a layout's parameters, and what may change of their options.
-/// What is set acts from the next step on. It is local, so all ranks must do
-/// the same. Functions throw Error(kInvalidArgument) for a group that does not
-/// exist and for a value out of its range.
+/// Groups of a layout's parameters, and those of their options that may change.
+/// A value that is set takes effect from the next step on. Setters are local,
+/// so all ranks must make the same calls. Functions throw
+/// Error(kInvalidArgument) for a group that does not exist and for a value out
+/// of its range.
 class ParameterGroups {
  public:
   virtual ~ParameterGroups() = default;
@@ -21,31 +22,31 @@ class ParameterGroups {
   /// Sets the step size: finite, >= 0.
   virtual void set_learning_rate(std::size_t group, double learning_rate) = 0;
   [[nodiscard]] virtual double learning_rate(std::size_t group) const = 0;
-  /// Sets it for every group.
+  /// Sets the step size of every group.
   void set_learning_rate(double learning_rate);
-  /// Sets the weight decay in place of what options say: finite, >= 0. Like all
-  /// options, and unlike learning rates, it is no part of the state: loading
-  /// one leaves it as it is.
+  /// Sets the weight decay, instead of that of the options: finite, >= 0.
+  /// Unlike learning rates, it is no part of the state, so loading a state does
+  /// not change it.
   virtual void set_weight_decay(std::size_t group, double weight_decay) = 0;
   [[nodiscard]] virtual double weight_decay(std::size_t group) const = 0;
-  /// Makes the momentum of some elements 0 from now on, in place of what
-  /// options say. `mask` has one value per element in layout order, 0 there and
-  /// 1 otherwise; empty: 1 everywhere. Like weight decay it is no part of the
-  /// state. If ranks set different masks, the next step that exchanges anything
-  /// throws Error(kInvalidArgument) on all of them before it changes anything.
-  /// From that step on, masked elements leave the compression; those that the
-  /// mask brings back return with their next gradient, as inactive elements do.
-  /// Throws Error(kInvalidArgument) for another size, and unless the optimizer
-  /// compresses.
+  /// Makes the momentum of some elements 0 from now on, instead of those that
+  /// the options mask. `mask` has one value per element in layout order: 0 for
+  /// those elements, 1 otherwise. If it is empty, no element is masked. It is
+  /// no part of the state. If ranks set different masks, the next step with an
+  /// exchange throws Error(kInvalidArgument) on all of them and changes
+  /// nothing. From that step on, masked elements are not compressed. Elements
+  /// that the new mask no longer excludes return with their next gradient, like
+  /// inactive elements. Throws Error(kInvalidArgument) for another size, and
+  /// unless the optimizer compresses.
   virtual void set_exp_avg_mask(std::size_t group, std::span<const float> mask);
 };
 
-/// Several of these that have the same groups, as one. Setters set all of them;
-/// the first one answers, and takes masks.
+/// Several objects with the same groups, as one. Setters set all of them.
+/// Getters and masks use the first one.
 class JoinedGroups : public ParameterGroups {
  public:
   using Parts = std::function<std::vector<ParameterGroups*>()>;
-  /// `parts` is called every time, and returns at least one.
+  /// Keeps `parts`, which every call uses and which returns at least one.
   explicit JoinedGroups(Parts parts) : parts_(std::move(parts)) {}
 
   [[nodiscard]] std::size_t num_groups() const override;

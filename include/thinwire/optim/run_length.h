@@ -5,25 +5,25 @@
 #include <cstdint>
 #include <optional>
 
-/// The rule by run length: where the stages of the low-bit optimizers end in a
-/// run of N steps, if nobody names them. Source: our own, from what was
-/// measured (docs/algorithms/common.md).
+/// The rule by run length: the ends of the stages of low-bit optimizers in a
+/// run of N steps, unless options name them. Source: Thinwire's own, from
+/// measurements (docs/algorithms/common.md).
 namespace thinwire::optim {
 
-/// freeze_step: watch the variance, and freeze when it has settled.
+/// Value of freeze_step for an automatic freeze, when the variance has settled.
 inline constexpr std::int64_t kAutoFreeze = -1;
-/// freeze_step and var_freeze_step where neither they nor the run's length are
-/// given: DeepSpeed's.
+/// Default of freeze_step and var_freeze_step if the run's length is unknown,
+/// as in DeepSpeed.
 inline constexpr std::int64_t kDefaultFreezeStep = 100'000;
 
-/// The last exact step of 1-bit Adam, lean 1-bit Adam and 1-bit LAMB in a run
-/// of `total_steps`, >= 1: a fifth of it, in [1, 1000].
+/// Returns the last exact step of 1-bit Adam, lean 1-bit Adam and 1-bit LAMB.
+/// It is a fifth of `total_steps`, >= 1, and in [1, 1000].
 [[nodiscard]] constexpr std::int64_t freeze_step_of_run(
     std::int64_t total_steps) noexcept {
   return std::clamp<std::int64_t>(total_steps / 5, 1, 1000);
 }
 
-/// 0/1 Adam's stages; the defaults are DeepSpeed's.
+/// Stages of 0/1 Adam; the defaults are DeepSpeed's.
 struct ZeroOneStages {
   std::int64_t var_freeze_step = kDefaultFreezeStep;
   std::int64_t var_update_scaler = 16;
@@ -33,14 +33,14 @@ struct ZeroOneStages {
   bool operator==(const ZeroOneStages&) const = default;
 };
 
-/// Those of a run of `total_steps`, >= 1: the variance is frozen after half of
-/// it, and after each 12 % the interval between syncs doubles, up to 4 in runs
-/// below 10,000 steps, else 16: what local steps cost in loss is lost again
-/// only in a long run.
+/// Returns the stages of a run of `total_steps`, >= 1. The variance is frozen
+/// after half of it. After each 12 % of the run the interval between syncs
+/// doubles. It grows up to 4 in runs below 10,000 steps, and up to 16
+/// otherwise. Only a long run makes up for the loss that local steps cost.
 [[nodiscard]] constexpr ZeroOneStages zero_one_stages_of_run(
     std::int64_t total_steps) noexcept {
   const auto percent = [total_steps](std::int64_t of_steps) {
-    // Apart, so that no number of steps overflows.
+    // Computed in two parts, so that no number of steps overflows.
     return std::max<std::int64_t>(
         1, total_steps / 100 * of_steps + total_steps % 100 * of_steps / 100);
   };
@@ -49,8 +49,9 @@ struct ZeroOneStages {
           .local_step_clipper = total_steps < 10'000 ? 4 : 16};
 }
 
-/// The last exact step by options of 1-bit Adam, lean 1-bit Adam or 1-bit LAMB:
-/// freeze_step where it is named, which may be kAutoFreeze, else by the rule.
+/// Returns the last exact step for options of 1-bit Adam, lean 1-bit Adam or
+/// 1-bit LAMB. This is freeze_step if it is set, possibly kAutoFreeze.
+/// Otherwise the rule decides.
 template <class Options>
 [[nodiscard]] constexpr std::int64_t freeze_step_of(const Options& options) {
   return options.freeze_step.value_or(
@@ -58,7 +59,8 @@ template <class Options>
                           : kDefaultFreezeStep);
 }
 
-/// The same of all of 0/1 Adam's.
+/// Returns the stages for options of 0/1 Adam: those that are set, and the
+/// rule's.
 template <class Options>
 [[nodiscard]] constexpr ZeroOneStages zero_one_stages_of(
     const Options& options) {

@@ -16,31 +16,32 @@
 
 namespace thinwire::optim {
 
-/// What the values of an array speak of.
+/// Unit that each value of an array belongs to.
 enum class Axis {
-  kElement,    ///< One per element of `ranges`, which follow one another.
-  kRange,      ///< One per range of `ranges`: a block, or a single element.
-  kParameter,  ///< One per parameter of the layout.
-  kGroup,      ///< One per group of the layout.
-  kFree,       ///< Anything else: a history.
+  kElement,  ///< One value per element of `ranges`, range by range.
+  kRange,    ///< One value per range of `ranges`: a block, or a single element.
+  kParameter,  ///< One value per parameter of the layout.
+  kGroup,      ///< One value per group of the layout.
+  kFree,       ///< No unit, for example a history.
 };
 
-/// How the values of an array lie on the ranks; decides what becomes of them
+/// Distribution of an array's values over the ranks. It determines the result
 /// on another number of ranks.
 enum class Sharing {
-  kSame,     ///< Every rank has the same.
+  kSame,     ///< Every rank has the same values.
   kSharded,  ///< Every element is on one rank.
-  kOwn,      ///< Each rank has its own, of use to that rank only. A kRange one
-             ///< becomes, on other ranks, the largest value of any rank.
-  kMean,     ///< Each rank has its own; on other ranks all get the mean.
+  /// Each rank has its own, which only that rank can use. On other ranks, a
+  /// kRange array becomes the largest value of any rank.
+  kOwn,
+  kMean,  ///< Each rank has its own. On other ranks, all get the mean.
 };
 
-/// "element", "range", "parameter", "group", "free".
+/// Returns "element", "range", "parameter", "group" or "free".
 [[nodiscard]] std::string_view to_string(Axis axis) noexcept;
-/// "same", "sharded", "own", "mean".
+/// Returns "same", "sharded", "own" or "mean".
 [[nodiscard]] std::string_view to_string(Sharing sharing) noexcept;
 
-/// One array of an optimizer's state: described, not copied.
+/// Description of one array of an optimizer's state, without a copy.
 struct StateArray {
   /// Writes values [range.offset, range.end()) to `to`, which has this size
   /// and dtype. Several threads may read at once.
@@ -51,16 +52,17 @@ struct StateArray {
   Axis axis = Axis::kFree;
   Sharing sharing = Sharing::kSame;
   std::size_t size = 0;  ///< Values on this rank.
-  /// kElement, kRange: elements of the layout's flat array, none twice.
+  /// Ranges of the layout's flat array without overlap, for kElement and
+  /// kRange.
   std::vector<Range> ranges{};
-  /// These are the parameters, or what they were rounded from where those are
-  /// fp32: masters. Not to be written where the weights have the same bits.
+  /// Whether these are the parameters or, if those have 16 bits, their fp32
+  /// masters. A checkpoint omits them if its weights have the same bits.
   bool is_parameters = false;
   Read read{};
 
-  /// Of an array in memory, which must outlive it.
+  /// Returns a Read of an array in memory, which must outlive it.
   [[nodiscard]] static Read from(ConstView values);
-  /// Of an array that Read keeps.
+  /// Returns a Read that owns the array.
   [[nodiscard]] static Read from(Buffer&& values);
 };
 
@@ -71,69 +73,74 @@ class State {
   std::vector<StateArray> arrays;
   StateDict common;  ///< Scalars that are equal on all ranks.
   StateDict own;     ///< Scalars of this rank.
-  /// Which elements of a kSharded array this rank has, also of arrays that are
-  /// not there yet: its shard, or what it serves in a compressed exchange.
+  /// Elements of kSharded arrays that this rank has, also of arrays that do not
+  /// exist yet. They are its shard, or the elements that it serves in a
+  /// compressed exchange.
   std::vector<Range> shard;
-  /// The same of the array kWorkerError: what this rank encodes.
+  /// Elements of the array kWorkerError that this rank has, because it encodes
+  /// them.
   std::optional<std::vector<Range>> encoded;
-  /// Scalars that say whose state in memory it is: its layout, its rank. They
-  /// are in no checkpoint; see Optimizer::require_owner().
+  /// Scalars that identify the owner of a state in memory: its layout and its
+  /// rank. Checkpoints do not contain them; see Optimizer::require_owner().
   StateDict owner;
 
-  /// Arrays in memory, which must outlive this State. Each returns what it has
-  /// added, valid until the next one.
+  /// Add arrays in memory, which must outlive this State. Return the array that
+  /// was added, valid until the next one is.
   StateArray& add_elements(std::string name, Sharing sharing,
                            std::vector<Range> ranges, ConstView values);
   StateArray& add_ranges(std::string name, Sharing sharing,
                          std::vector<Range> ranges, ConstView values);
-  void add_parameters(std::string name, ConstView values);  ///< kSame
-  void add_groups(std::string name, ConstView values);      ///< kSame
-  void add_free(std::string name, ConstView values);        ///< kSame
+  /// Adds a kSame array.
+  void add_parameters(std::string name, ConstView values);
+  void add_groups(std::string name, ConstView values);  ///< Adds a kSame array.
+  void add_free(std::string name, ConstView values);    ///< Adds a kSame array.
 
-  /// Null if there is none.
+  /// Returns the array of this name, or null if there is none.
   [[nodiscard]] const StateArray* find(std::string_view name) const noexcept;
 };
 
-/// Before the names of experts' arrays where the other parameters are those of
-/// a low-bit optimizer. Parameters of a second dtype are kept as experts are.
+/// Prefix of the names of experts' arrays if the other parameters have a
+/// low-bit optimizer. Parameters of a second dtype are kept like experts.
 inline constexpr const char* kOfExperts = "experts.";
 
-/// The values of elements `range` of an array of elements, or of the array of
-/// this name that experts have, in fp32, if every rank has all of it;
-/// otherwise, and without such an array, nothing.
+/// Returns elements `range` of an array of elements, or of the experts' array
+/// of this name, in fp32. Returns nothing if there is no such array, or unless
+/// every rank has all of it.
 [[nodiscard]] std::optional<std::vector<float>> elements_of(
     const State& state, std::string_view array, Range range);
 
-/// Puts in place what an adopt() has checked; cannot fail. Not called: nothing
-/// changes.
+/// Applies a state that an adopt() has checked, and cannot fail. Unless it is
+/// called, nothing changes.
 using Adoption = std::function<void()>;
-/// Lines for whoever reads a run's log.
+/// Lines for the log of a run.
 using Notes = std::vector<std::string>;
 
-/// The key under which a kRange array's ranges are in a StateDict: int64, the
-/// offset and the size of each, one after the other, ascending.
+/// Returns the key of a kRange array's ranges in a StateDict. They are int64:
+/// the offset and the size of each range in turn, ascending.
 [[nodiscard]] std::string ranges_key(std::string_view array);
 
-/// In a StateDict, an array of Axis::kRange without values: parameters that the
-/// saved run did not have. Their values in all other arrays are 0.
+/// Key in a StateDict of an Axis::kRange array without values: parameters that
+/// the saved run did not have. Their values in all other arrays are 0.
 inline constexpr const char* kNewParameters = "new_parameters";
 
-/// In a StateDict, an integer: how many ranks saved it, where that is known.
+/// Key in a StateDict of an integer: the number of ranks that saved it, if
+/// known.
 inline constexpr const char* kSavedWorld = "saved_world";
 
-/// Integers of a state by host, missing where hosts are flat: how many ranks
-/// share a host, a checksum of which, and this rank's host. An array of
-/// Sharing::kMean then lies in pieces on the ranks of each host, which together
-/// have one host's values, or is the same on all of them.
+/// Keys of the integers of a hierarchical state: the number of ranks per host,
+/// a checksum of the hosts' ranks, and this rank's host. They are missing if
+/// hosts are flat. If they exist, each host has one set of values of a
+/// Sharing::kMean array. The array is either split over the host's ranks, or
+/// the same on all of them.
 inline constexpr const char* kRanksPerHost = "ranks_per_host";
 inline constexpr const char* kHostLayout = "host_layout";
 inline constexpr const char* kHost = "host";
 
-/// The array of what this rank's encoder has left over, Sharing::kMean.
+/// Name of the array of this rank's encoder residuals, Sharing::kMean.
 inline constexpr const char* kWorkerError = "worker_error";
 
-/// Returns a copy of all of it: arrays, those of kRange with their ranges, and
-/// all scalars under their names.
+/// Returns a copy of all arrays and of all scalars under their names. kRange
+/// arrays include their ranges.
 [[nodiscard]] StateDict copy_of(const State& state);
 
 }  // namespace thinwire::optim

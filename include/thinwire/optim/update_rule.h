@@ -20,24 +20,24 @@
 
 namespace thinwire::optim {
 
-/// The flat arrays that a rule works on: of all parameters, or of a part.
+/// Flat arrays that a rule updates: of all parameters, or of a part.
 struct UpdateArrays {
-  View params;           ///< As in StepInput.
-  ConstView grads;       ///< fp32, fp16 or bf16.
-  float grad_scale = 1;  ///< Multiplies the gradient first.
-  View low_precision{};  ///< As in StepInput.
+  View params;           ///< See StepInput.
+  ConstView grads;       ///< Gradients in fp32, fp16 or bf16.
+  float grad_scale = 1;  ///< Factor on the gradient, applied first.
+  View low_precision{};  ///< See StepInput.
 };
 
-/// Elements of one parameter that lie in one cell of the grid on which the
-/// model's flat array is summed (kernels::kSumChunk).
+/// Elements of one parameter within one cell of the grid of sums over the
+/// model's flat array (kernels::kSumChunk).
 struct NormCell {
-  std::size_t parameter = 0;  ///< Its number in the rule's layout.
-  Range range;                ///< Of the rule's layout, which may be a shard's.
+  std::size_t parameter = 0;  ///< Index in the rule's layout.
+  Range range;  ///< Range of the rule's layout, which may be a shard's.
 
   bool operator==(const NormCell&) const = default;
 };
 
-/// Sums of squares over a cell or over a whole parameter.
+/// Sums of squares of one cell, or of a whole parameter.
 struct NormSums {
   double params = 0;
   double update = 0;
@@ -50,78 +50,81 @@ struct NormSums {
   bool operator==(const NormSums&) const = default;
 };
 
-/// One step of arithmetic on flat arrays; knows nothing of ranks. Local. A rule
-/// of a shard has a layout of the pieces that lie there, and takes a step by
+/// Arithmetic of one step on flat arrays. It is local and knows nothing of
+/// ranks. A shard's rule has a layout of the pieces in the shard, and takes a
+/// step like this:
 ///   if needs_norms():  measure() every cell, add up the parameters' sums over
 ///                      all shards, set_norms()
 ///   apply_part()
 class UpdateRule : public ParameterGroups {
  public:
-  /// "adam": for messages and saved state.
+  /// Returns a name such as "adam", for messages and saved state.
   [[nodiscard]] virtual std::string_view name() const noexcept = 0;
   [[nodiscard]] virtual const ParameterLayout& layout() const noexcept = 0;
-  /// One line per group with every option, weight decay as it is now: what
-  /// ranks compare before they first exchange.
+  /// Returns one line per group with every option and the current weight decay.
+  /// Ranks compare these lines before they first exchange anything.
   [[nodiscard]] virtual std::string describe() const = 0;
 
-  /// Applies step number `step` (1, 2, ...) to all parameters, shared out over
-  /// the pool's threads; the same bits for any number of them.
+  /// Applies step number `step` (1, 2, ...) to all parameters, distributed over
+  /// the pool's threads. The bits do not depend on the number of threads.
   virtual void apply(std::int64_t step, const UpdateArrays& arrays,
                      ThreadPool& pool) {
     apply_part(step, {0, layout().size()}, arrays, pool);
   }
-  /// The same for elements `part` of the layout, of any parameters and groups.
-  /// `arrays` are those elements' views; states stay where they are. If
+  /// Applies the step to elements `part` of the layout, of any parameters and
+  /// groups. `arrays` are the views of those elements; states stay in place. If
   /// needs_norms(), this is the second pass. Throws Error(kInvalidArgument) if
-  /// sizes do not fit, Error(kFailedPrecondition) if norms are missing.
+  /// sizes do not fit, and Error(kFailedPrecondition) if norms are missing.
   virtual void apply_part(std::int64_t step, Range part,
                           const UpdateArrays& arrays, ThreadPool& pool) = 0;
 
-  /// A step takes norms of whole parameters.
+  /// Returns whether a step needs norms of whole parameters.
   [[nodiscard]] virtual bool needs_norms() const noexcept { return false; }
-  /// The first pass over `cells`, neighbours in the layout's order: updates
-  /// their moments and writes the sums of each. `arrays` are the views of their
-  /// elements. Several threads may measure different cells at once.
+  /// Runs the first pass over `cells`, which are neighbours in the layout's
+  /// order. Updates their moments and writes the sums of each. `arrays` are the
+  /// views of their elements. Several threads may measure different cells at
+  /// once.
   virtual void measure(std::int64_t /*step*/,
                        std::span<const NormCell> /*cells*/,
                        const UpdateArrays& /*arrays*/,
                        std::span<NormSums> /*sums*/) {}
-  /// The sums of every parameter of the layout as a whole: its cells', wherever
-  /// they were measured, added in the order of the model's flat array.
+  /// Sets the sums of every whole parameter of the layout. Each adds the sums
+  /// of its cells, wherever they were measured, in the order of the model's
+  /// flat array.
   virtual void set_norms(std::int64_t /*step*/,
                          std::span<const NormSums> /*parameters*/) {}
 
-  /// The factor by which the last step multiplied the learning rate of each
-  /// parameter of the layout; empty if the rule has none.
+  /// Returns the factors by which the last step multiplied the learning rate of
+  /// each parameter of the layout; empty if the rule has none.
   [[nodiscard]] virtual std::vector<double> lamb_coeffs() const { return {}; }
-  /// That factor for a parameter of this group with these sums.
+  /// Returns the factor of a parameter of this group with these sums.
   [[nodiscard]] virtual double lamb_coeff(std::size_t /*group*/,
                                           const NormSums& /*sums*/) const {
     return 1;
   }
 
-  /// Whether parameters may be of this dtype.
+  /// Returns whether parameters may be of this dtype.
   [[nodiscard]] virtual bool takes(DType params) const noexcept {
     return params == DType::kFloat32;
   }
 
-  /// A state's array by its name in add_to(), which has the layout's elements.
-  /// Throws Error(kInvalidArgument) naming those there are.
+  /// Returns a state's array, with the layout's elements, by its name in
+  /// add_to(). Throws Error(kInvalidArgument) naming the existing arrays.
   [[nodiscard]] virtual View state(std::string_view key) = 0;
-  /// Describes its arrays, which must stay as they are as long as `state` is
-  /// used. The layout's elements are `elements` of the model, in this order,
-  /// and lie on the ranks as `sharing` says.
+  /// Adds its arrays to `state`; they must not change while `state` is used.
+  /// The layout's elements are `elements` of the model, in this order, and
+  /// `sharing` is their distribution over the ranks.
   virtual void add_to(State& state, Sharing sharing,
                       const std::vector<Range>& elements) const = 0;
-  /// Local: checks those arrays in `state`, which has the keys of
-  /// copy_of(State), and takes them out of it. Moments of 16 bits are widened
-  /// where fp32 is kept. Throws Error(kCorruptCheckpoint) naming what does not
-  /// fit, before anything changes.
+  /// Checks those arrays in `state`, which has the keys of copy_of(State), and
+  /// takes them out of it. Local. 16-bit moments are widened if this rule keeps
+  /// fp32. Throws Error(kCorruptCheckpoint) naming what does not fit, before
+  /// anything changes.
   [[nodiscard]] virtual Adoption adopt(StateDict& state) = 0;
 };
 
-/// Makes the rule for some parameters: for a rank's shard, or for experts. The
-/// layout that it is given has the groups of the whole.
+/// Makes the rule for some parameters: for a rank's shard, or for experts. Its
+/// argument is their layout, which has the groups of the whole model.
 using MakeRule =
     std::function<std::unique_ptr<UpdateRule>(const ParameterLayout&)>;
 

@@ -7,23 +7,25 @@
 
 namespace thinwire::precision {
 
-/// An optimizer of parameters of 16 bits that keeps what it updates, and a loss
-/// scale: what programs need to know of it beside an Optimizer.
+/// An optimizer of 16-bit parameters that keeps its own masters and a loss
+/// scale. The interface has what programs need beside an Optimizer.
 class LowPrecisionOptimizer : public optim::Optimizer {
  public:
-  /// What the next loss is to be multiplied by, in fp32; 1 with bf16.
+  /// Returns the factor by which the caller multiplies the next loss, in fp32;
+  /// 1 with bf16.
   [[nodiscard]] virtual double loss_scale() const noexcept = 0;
-  /// Local, between two steps; all ranks give the same value, finite and > 0,
-  /// and a dynamic scale continues from it. Throws Error(kInvalidArgument), and
-  /// Error(kFailedPrecondition) unless parameters are fp16.
+  /// Sets the loss scale; a dynamic scale continues from it. Local, between two
+  /// steps. All ranks pass the same value, finite and > 0. Throws
+  /// Error(kInvalidArgument), and Error(kFailedPrecondition) unless parameters
+  /// are fp16.
   virtual void set_loss_scale(double scale) = 0;
-  /// fp32 parameters, layout.size() elements; empty where the parameters are
-  /// their own masters.
+  /// Returns the fp32 parameters, layout.size() elements; empty if the
+  /// parameters are their own masters.
   [[nodiscard]] virtual ConstView masters() const noexcept = 0;
-  /// Rounds the masters to `params`, of the parameters' dtype; throws
+  /// Rounds the masters to `params`, which has the parameters' dtype. Throws
   /// Error(kInvalidArgument) for another dtype or size.
   virtual void write_params(View params) const = 0;
-  /// Whether step() takes gradients of this dtype.
+  /// Returns whether step() accepts gradients of this dtype.
   [[nodiscard]] virtual bool takes_gradients(DType dtype) const noexcept = 0;
 };
 

@@ -13,33 +13,34 @@ namespace thinwire::precision {
 
 /// Settings of MixedPrecision.
 struct MixedPrecisionOptions {
-  DType dtype = DType::kFloat16;  ///< Of the parameters: fp16 or bf16.
-  /// Of the parameters that are updated: kFloat32, or `dtype`: then the
-  /// parameters are their own masters, rounded at every step. That takes an
-  /// optimizer which can (exact Adam).
+  DType dtype = DType::kFloat16;  ///< Type of the parameters: fp16 or bf16.
+  /// Type of the values that are updated: kFloat32 or `dtype`. With `dtype`
+  /// parameters are their own masters, rounded at every step. Only exact Adam
+  /// can do that.
   DType master_dtype = DType::kFloat32;
   /// Used only with kFloat16; bf16 has the range of fp32 and needs no scale.
   LossScalerOptions loss_scale{};
 
-  /// Throws Error(kInvalidArgument) naming the field, its range and its value.
+  /// Checks the options. Throws Error(kInvalidArgument) naming the field, its
+  /// range and its value.
   void validate() const;
 };
 
 /// Parameters and gradients of 16 bits around any optimizer, which updates fp32
 /// masters (Micikevicius et al., arXiv:1710.03740). One pass over memory finds
-/// overflows and the norm, a second one unscales, clips, updates and rounds to
-/// 16 bits: 30 bytes per parameter with Adam.
+/// overflows and the norm. A second pass unscales, clips, updates and rounds to
+/// 16 bits. With Adam this moves 30 bytes per parameter.
 ///
-/// A gradient that is not finite on any rank skips the step on all ranks, in
-/// every phase: masters, states, residuals and counters stay. With fp16 the
-/// loss scale then falls; it grows after a while without overflows. With bf16,
-/// whose ranks have no scale to agree on, a local step of 0/1 Adam exchanges
-/// nothing: the rank concerned leaves it out (ZeroOneAdam). Departures
+/// A non-finite gradient on any rank skips the step on all ranks, in every
+/// phase. Masters, states, residuals and counters do not change. With fp16 the
+/// loss scale then falls; it grows after a while without overflows. With bf16
+/// ranks have no scale to agree on, so a local step of 0/1 Adam exchanges
+/// nothing. The rank concerned then leaves it out (ZeroOneAdam). Departures
 /// from DeepSpeed: docs/algorithms/mixed-precision.md.
 ///
-/// Some parameters may be fp32 (View::joined), the last ones of the layout:
-/// they are given the masters as they are, and their gradients stay fp32. The
-/// optimizer is an ExpertParallel that knows how many these are.
+/// Some parameters may be fp32 (View::joined), the last ones of the layout.
+/// They receive the masters unrounded, and their gradients stay fp32. The
+/// optimizer is then an ExpertParallel that knows their number.
 ///
 ///   auto params = ...;  // a View of fp16
 ///   MixedPrecision optimizer(comm, layout, std::move(adam), params, {});
@@ -47,10 +48,9 @@ struct MixedPrecisionOptions {
 ///   optimizer.step(params, grads);
 class MixedPrecision final : public LowPrecisionOptimizer {
  public:
-  /// Local. `optimizer` is of the same layout; `initial` has layout.size()
-  /// elements of fp32, fp16 or bf16, from which masters are made: 4 bytes per
-  /// parameter. Throws Error(kInvalidArgument). `comm` must outlive this
-  /// object.
+  /// Makes masters of `initial`, 4 bytes per parameter. Local. `optimizer` has
+  /// the same layout. `initial` has layout.size() elements of fp32, fp16 or
+  /// bf16. `comm` must outlive this object. Throws Error(kInvalidArgument).
   MixedPrecision(comm::Communicator& comm, const ParameterLayout& layout,
                  std::unique_ptr<optim::Optimizer> optimizer, ConstView initial,
                  const MixedPrecisionOptions& options = {});
@@ -61,17 +61,17 @@ class MixedPrecision final : public LowPrecisionOptimizer {
   [[nodiscard]] ConstView masters() const noexcept override;
   void set_masters(ConstView params) override;
   void write_params(View params) const override;
-  /// fp32, fp16 and bf16.
+  /// Returns whether `dtype` is fp32, fp16 or bf16.
   [[nodiscard]] bool takes_gradients(DType dtype) const noexcept override;
 
   using Optimizer::step;
-  /// `params` is of options.dtype, `grads` fp32 (accumulated) or of 16 bits
-  /// (and, as `params`, fp32 at the end, if there are such parameters),
-  /// both layout.size() elements. Gradients arrive multiplied by loss_scale()
-  /// and input.loss_scale; step() divides both out before clipping. Throws
-  /// Error(kNonFinite) on all ranks, naming the first parameter that
-  /// overflowed, its rank and the last good step, where the loss scale is at
-  /// its minimum and is to stop there.
+  /// Runs a step. `params` has options.dtype; `grads` is fp32 (accumulated) or
+  /// has 16 bits. Both have layout.size() elements, and the last parameters may
+  /// be fp32 in both. Gradients arrive multiplied by loss_scale() and
+  /// input.loss_scale; step() divides by both before clipping. Throws
+  /// Error(kNonFinite) on all ranks if the loss scale is at its minimum and
+  /// options say to stop there. The error names the first parameter that
+  /// overflowed, its rank and the last good step.
   optim::StepReport step(const optim::StepInput& input) override;
   using Optimizer::groups;
   [[nodiscard]] optim::ParameterGroups& groups() override;
@@ -79,17 +79,18 @@ class MixedPrecision final : public LowPrecisionOptimizer {
   [[nodiscard]] double residual_ratio() const override;
   [[nodiscard]] optim::EarlyGradients* early() override;
   using Optimizer::local_steps;
-  /// Those of the masters, which are then rounded into the parameters: also if
-  /// all steps of the optimizer exchange.
+  /// Returns the local steps of the masters, which are then rounded to the
+  /// parameters. It does so even if all steps of the optimizer exchange.
   [[nodiscard]] optim::LocalSteps* local_steps() override;
   using Optimizer::freeze;
   [[nodiscard]] optim::FreezeStage* freeze() override;
-  /// The optimizer's, with the array masters [n], the same on all ranks: within
-  /// local steps those of the last exchange; and with fp16 the loss scale's
-  /// numbers.
+  /// Returns the optimizer's state and the array masters [n], the same on all
+  /// ranks. During local steps these are the masters of the last exchange. With
+  /// fp16 it has the loss scale's numbers too.
   [[nodiscard]] optim::State state() const override;
-  /// A state without a loss scale leaves the one of options. The parameters of
-  /// 16 bits stay the caller's: write_params() rounds them anew.
+  /// Adopts a state. If the state has no loss scale, that of the options
+  /// remains. The caller restores the 16-bit parameters with write_params(),
+  /// which rounds them anew.
   [[nodiscard]] Adoption adopt(StateDict state) override;
   void require_owner(const StateDict& state) const override;
 

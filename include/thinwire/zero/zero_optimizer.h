@@ -24,62 +24,73 @@
 
 namespace thinwire::zero {
 
-/// Kept and called again when states are reloaded.
+/// Experts' groups, and the maker of rules. The optimizer keeps the maker, and
+/// calls it again when states are reloaded.
 using optim::ExpertGroup;
 using optim::MakeRule;
 
-/// Settings of ZeroOptimizer. What does not change results has a good default.
+/// Settings of ZeroOptimizer. Fields that do not change results have good
+/// defaults.
 struct ZeroOptions {
-  /// 1: gradients stay whole until the step. 2: each bucket is reduced to its
-  /// owners as it fills, and no array of all gradients exists.
+  /// Stage, 1 or 2. At stage 1 gradients stay whole until the step. At stage 2
+  /// each bucket is reduced to its owners as soon as it is full, and no array
+  /// of all gradients exists.
   int stage = 1;
-  DType dtype = DType::kFloat32;  ///< Of parameters: fp32, fp16 or bf16.
-  /// Of what is updated: kFloat32, or `dtype` itself with a rule that takes it.
+  /// Type of the parameters: fp32, fp16 or bf16.
+  DType dtype = DType::kFloat32;
+  /// Type of the values that are updated: kFloat32, or `dtype` with a rule that
+  /// accepts it.
   DType master_dtype = DType::kFloat32;
   /// Used only with kFloat16.
   precision::LossScalerOptions loss_scale{};
-  /// bucket_elements: most elements that are reduced, or gathered, together; 0:
-  /// by exchange::bucket_elements() in 16 bits, or in wire.bits_up.
+  /// Options of the exchange. bucket_elements is the largest number of elements
+  /// that are reduced, or gathered, together. If it is 0,
+  /// exchange::bucket_elements() decides, for 16 bits or for wire.bits_up.
   optim::ExchangeOptions exchange{};
-  /// In which gradients travel; unset: `dtype`.
+  /// Type in which gradients are sent. If unset, it is `dtype`.
   std::optional<DType> communication_dtype{};
-  /// Few bits each way instead.
+  /// Low-bit communication instead, in each direction.
   WireOptions wire{};
-  /// In which several backwards are added up: kFloat32 or `dtype`.
+  /// Type in which several backwards are accumulated: kFloat32 or `dtype`.
   DType accumulation_dtype = DType::kFloat32;
-  bool average = true;  ///< false: gradients are summed over the ranks.
-  /// false: a bucket is waited for as soon as it has been sent.
+  /// Whether gradients are averaged; if not, summed over the ranks.
+  bool average = true;
+  /// Whether exchanges overlap with backward. If not, each bucket is sent and
+  /// awaited at once.
   bool overlap = true;
-  /// Masters and states are in host memory and updated there; gradients go
-  /// there, and parameters back, by the copy engine.
+  /// Whether masters and states are in host memory and updated there. The copy
+  /// engine moves gradients there, and parameters back.
   bool offload = false;
-  /// Null: host memory to host memory, on a thread of its own.
+  /// Copy engine of offload. If null, a thread of its own copies from host
+  /// memory to host memory.
   std::shared_ptr<CopyEngine> copy_engine{};
   /// Groups that are sharded over other ranks. Their gradients are averaged
   /// over the whole batch: divided by the size of the dense communicator.
   std::vector<ExpertGroup> experts{};
 
-  /// Throws Error(kInvalidArgument) naming the field, its range and its value.
+  /// Checks the options. Throws Error(kInvalidArgument) naming the field, its
+  /// range and its value.
   void validate() const;
-  /// One line of what ranks must have in common.
+  /// Returns one line with all options that ranks must have in common.
   [[nodiscard]] std::string describe() const;
 };
 
 /// Exact data parallelism with optimizer states, and at stage 2 gradients,
-/// sharded over the ranks (ZeRO, Rajbhandari et al., arXiv:1910.02054; offload:
-/// Ren et al., arXiv:2101.06840). Sends 2 (W-1)/W * 2n elements per step: a
-/// reduce-scatter of gradients and an all-gather of parameters. Parameters have
-/// the same bits as with DataParallel, whatever the ranks, buckets and threads.
-/// Departures from DeepSpeed: docs/algorithms/zero.md.
+/// sharded over the ranks. Sources: ZeRO, Rajbhandari et al., arXiv:1910.02054;
+/// offload, Ren et al., arXiv:2101.06840. A step sends 2 (W-1)/W * n elements:
+/// a reduce-scatter of gradients and an all-gather of parameters. Parameters
+/// have the same bits as with DataParallel, whatever the ranks, buckets and
+/// threads. Departures from DeepSpeed: docs/algorithms/zero.md.
 ///
-/// With options.wire gradients, parameters or both travel in 4 or 8 bits, with
-/// error feedback (after Jia et al., SDP4Bit, arXiv:2410.15526): F (n b/8 + 4
-/// cells) bytes each way, whatever the number of backwards. Parameters are then
-/// replicas, equal on all ranks, that follow the masters. Needs 2n or 4n bytes
-/// of residuals more.
+/// With options.wire gradients, parameters or both are sent in 4 or 8 bits with
+/// error feedback. Source: after Jia et al., SDP4Bit, arXiv:2410.15526. A rank
+/// then sends n b/8 + 4 cells bytes in each direction, times (W-1)/W, whatever
+/// the number of backwards. Parameters are then replicas, equal on all ranks,
+/// that follow the masters. The residuals take 2n or 4n bytes more.
 ///
-/// Memory per rank for n parameters of 16 bits and Adam: 2n parameters, 12n/W
-/// states, 2n (stage 1) or 2n/W (stage 2) gradients, and a few buckets.
+/// Bytes per rank with Adam, for n parameters of 16 bits: 2n for parameters,
+/// 12n/W for states, and a few buckets. Gradients take 2n at stage 1 and 2n/W
+/// at stage 2.
 ///
 ///   ZeroOptimizer optimizer(comm, layout,
 ///                           [options](const ParameterLayout& shard) {
@@ -89,15 +100,15 @@ struct ZeroOptions {
 ///                           params, {.stage = 2});
 class ZeroOptimizer final : public ShardedOptimizer {
  public:
-  /// Collective. `params`, layout.size() elements of options.dtype and the same
-  /// on all ranks, are the caller's memory, which steps update and which must
-  /// outlive this object, as must `comm`. Masters are made of `initial`, fp32
-  /// parameters before they were rounded, where it is given. Throws
-  /// Error(kInvalidArgument), on all ranks if they give different arguments.
+  /// Collective. `params` has layout.size() elements of options.dtype, the same
+  /// on all ranks. Steps update this memory of the caller. It and `comm` must
+  /// outlive this object. If `initial` is given, masters are made of it: fp32
+  /// parameters before they were rounded. Throws Error(kInvalidArgument), and
+  /// on all ranks if ranks pass different arguments.
   ZeroOptimizer(comm::Communicator& comm, const ParameterLayout& layout,
                 const MakeRule& make_rule, View params,
                 const ZeroOptions& options = {}, ConstView initial = {});
-  /// Waits for what has been sent without a step().
+  /// Waits for exchanges in flight that no step() has used.
   ~ZeroOptimizer() override;
 
   [[nodiscard]] const ZeroOptions& options() const noexcept;
@@ -113,13 +124,13 @@ class ZeroOptimizer final : public ShardedOptimizer {
   [[nodiscard]] Late late() const noexcept override;
 
   using Optimizer::step;
-  /// Collective. `input.params` is the memory given at construction;
-  /// `input.grads` has layout.size() elements, or none if gradients were handed
-  /// over one by one. They arrive multiplied by loss_scale() and
-  /// input.loss_scale, which is 1 with wire.bits_up; step() divides both out
-  /// before clipping. Throws
-  /// Error(kNonFinite) on all ranks, naming a parameter that overflowed, where
-  /// the loss scale is at its minimum and is to stop there.
+  /// Runs a step. Collective. `input.params` is the memory given at
+  /// construction. `input.grads` has layout.size() elements, or none if
+  /// collect() got the gradients one by one. Gradients arrive multiplied by
+  /// loss_scale() and input.loss_scale; step() divides by both before clipping.
+  /// With wire.bits_up, input.loss_scale must be 1. Throws Error(kNonFinite) on
+  /// all ranks if the loss scale is at its minimum and options say to stop
+  /// there. The error names a parameter that overflowed.
   optim::StepReport step(const optim::StepInput& input) override;
   optim::StepReport step() override;
 
@@ -142,26 +153,29 @@ class ZeroOptimizer final : public ShardedOptimizer {
   using Optimizer::groups;
   [[nodiscard]] optim::ParameterGroups& groups() override;
   [[nodiscard]] optim::Progress progress() const override;
-  /// At stage 1. The range of reduce() is one of buckets(), or adjacent ones:
-  /// each rank's pieces of `grads` become their average, and the rest is
-  /// unspecified. With wire.bits_up all of it stays as it was.
+  /// Returns what can begin early, at stage 1. The range of reduce() is one of
+  /// buckets(), or several adjacent ones. Each rank's pieces of `grads` receive
+  /// their average, and the rest is unspecified. With wire.bits_up `grads` does
+  /// not change.
   [[nodiscard]] optim::EarlyGradients* early() override;
-  /// This rank's shard: exp_avg, exp_avg_sq and, where they are beside the
-  /// parameters, masters; counters, and with fp16 the loss scale's numbers.
-  /// With wire also worker_error, this rank's residuals, and replicas, its
-  /// pieces of the parameters. Arrays go on over the experts; with wire those
-  /// have arrays of their own, prefixed, and there is the scalar expert_groups.
-  /// Throws Error(kFailedPrecondition) while states are away.
+  /// Returns this rank's shard: exp_avg, exp_avg_sq, the counters and, if they
+  /// are not the parameters, masters. With fp16 it has the loss scale's numbers
+  /// too. With wire there are worker_error, this rank's residuals, and
+  /// replicas, its pieces of the parameters. Arrays continue over the experts.
+  /// With wire, experts have arrays of their own, with a prefix, and there is
+  /// the scalar expert_groups. Throws Error(kFailedPrecondition) while states
+  /// are offloaded by offload_states().
   [[nodiscard]] optim::State state() const override;
-  /// Parameters are the caller's to restore. A state without a loss scale
-  /// leaves the one of options.
+  /// Adopts a state. The caller restores the parameters. If the state has no
+  /// loss scale, that of the options remains.
   [[nodiscard]] Adoption adopt(StateDict state) override;
   void require_owner(const StateDict& state) const override;
-  /// Of the same rank of as many, with the same buckets. The parameters are the
-  /// caller's to restore, except those of 16 bits, which are gathered from the
-  /// masters, and replicas, which are from the state. Collective: what does not
-  /// fit on one rank changes nothing on any, and throws there as Optimizer
-  /// says, elsewhere with the same code and the text "rank 1 gave up: ...".
+  /// Loads the state of the same rank of as many ranks, with the same buckets.
+  /// Collective. The caller restores the parameters, except two kinds. 16-bit
+  /// parameters are gathered from the masters, and replicas come from the
+  /// state. If the state does not fit on one rank, nothing changes on any. That
+  /// rank throws like Optimizer::load_state_dict(). The others throw the same
+  /// code with the text "rank 1 gave up: ...".
   optim::Notes load_state_dict(const StateDict& state) override;
 
   struct Impl;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How ranks find each other and move bytes."""
+"""Rendezvous of ranks, and transports between them."""
 
 from .groups import communicator_for
 from .launch import init_distributed

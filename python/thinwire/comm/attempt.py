@@ -15,15 +15,16 @@ _PAUSE_SECONDS = 0.01
 
 
 def store_of_attempt(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
-    """Returns the part of `store` that the `size` ranks of this attempt share. Collective.
+    """Returns the part of `store` that the `size` ranks of this attempt share.
+    Collective.
 
-    torchrun keeps one store over all restarts of a run. The addresses that the dead ranks
-    have left there would otherwise be taken for those of the new ones.
-    TORCHELASTIC_RESTART_COUNT does not name an attempt: if one machine restarts because
-    another one did, its own count stays as it was. So rank 0 chooses a name, and tells it to
-    whoever asks under a name of its own, which nobody has used before.
+    torchrun keeps one store over all restarts of a run. Without an own part, new ranks
+    would use the addresses that dead ranks have left there. TORCHELASTIC_RESTART_COUNT
+    does not name an attempt: if one machine restarts because another one did, its own
+    count does not change. So rank 0 chooses a name. Each rank asks for it under a name
+    of its own that has not been used before, and rank 0 answers.
 
-    Raises CommFailure naming the ranks that have not come within `timeout`.
+    Raises CommFailure naming the ranks that do not arrive within `timeout`.
     """
     own = uuid.uuid4().hex
     attempt = _answer(store, own, size, timeout) if rank == 0 else own
@@ -45,7 +46,9 @@ def _ask(store: Store, own: str, rank: int, timeout: timedelta) -> str:
 
 
 def _answer(store: Store, attempt: str, size: int, timeout: timedelta) -> str:
-    """Of rank 0: until each rank has heard its answer. Those of dead ranks do no harm."""
+    """Answers the other ranks, on rank 0, until each has received its answer. Answers
+    to dead ranks do no harm.
+    """
     end = time.monotonic() + timeout.total_seconds()
     answered: set[bytes] = set()
     while late := [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a collective may take."""
+"""Time limit of a collective."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import InvalidArgument
 def timeout_of(
     timeout: float | datetime.timedelta | None, group: dist.ProcessGroup | None = None
 ) -> float:
-    """Seconds: `timeout`, else THINWIRE_TIMEOUT, else the group's, else 600."""
+    """Returns seconds: `timeout`, else THINWIRE_TIMEOUT, else the group's, else 600."""
     if isinstance(timeout, datetime.timedelta):
         timeout = timeout.total_seconds()
     if timeout is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what users pass as process_group to a communicator."""
+"""From the argument process_group to a communicator."""
 
 from __future__ import annotations
 
@@ -25,24 +25,27 @@ def communicator_for(
     timeout: float | datetime.timedelta | None = None,
     backend: str | None = None,
 ) -> _core.Communicator:
-    """The communicator of an optimizer or an engine. Collective over the group.
+    """Returns the communicator of an optimizer or an engine. Collective over the group.
 
-    process_group: a ProcessGroup of torch.distributed; an object with the members of
-    Transport in comm/transport.py; a _core.Communicator, which is returned as it is and stays
-    the caller's to close; None for what THINWIRE_COMM names (torch, mpi4py, mpi, local), else
-    the world of torch.distributed, else this process alone.
-    backend: DeepSpeed's comm_backend_name, used where neither process_group nor THINWIRE_COMM
-    says anything: "mpi" is mpi4py, all else is as None.
-    timeout: seconds that one collective may take; None: THINWIRE_TIMEOUT, else the group's.
+    process_group: a ProcessGroup of torch.distributed, an object with the members of
+      Transport in comm/transport.py, or a _core.Communicator. The last is returned as
+      it is, and the caller closes it. None is what THINWIRE_COMM names (torch, mpi4py,
+      mpi, local). Otherwise it is the world of torch.distributed, or this process
+      alone.
+    backend: DeepSpeed's comm_backend_name, used if neither process_group nor
+      THINWIRE_COMM is set. "mpi" is mpi4py, and any other value is like None.
+    timeout: seconds that one collective may take; None: THINWIRE_TIMEOUT, else the
+      group's.
 
-    It is closed at the end of the program at the latest; an exception that ends the program
-    is told to the other ranks. Waiting releases the GIL, but ends for Ctrl-C only when the
-    exchange does. Over Python transports every exchange needs the GIL for a moment: a thread
-    that runs Python code without pause makes it wait for up to sys.getswitchinterval().
+    The communicator is closed at the latest when the program ends. If an exception ends
+    the program, the other ranks receive it. Waiting releases the GIL, but Ctrl-C
+    interrupts it only after the exchange. Over Python transports every exchange needs
+    the GIL for a moment. A thread that runs Python code without pause delays it by up
+    to sys.getswitchinterval().
 
-    Raises InvalidArgument for other objects and values, FailedPrecondition where a launcher has
-    started several ranks that have not been joined, Unavailable and CommFailure as the
-    transports do.
+    Raises InvalidArgument for other objects and values. Raises FailedPrecondition if a
+    launcher has started several ranks that have not been joined. Raises Unavailable and
+    CommFailure like the transports.
     """
     if isinstance(process_group, _core.Communicator):
         return process_group
@@ -124,7 +127,9 @@ def _alone(timeout: float | datetime.timedelta | None) -> _core.Communicator:
 
 
 def launched_ranks() -> int:
-    """As torchrun's, mpirun's or srun's variables have it; 1 without a launcher."""
+    """Returns the number of ranks from torchrun's, mpirun's or srun's variables; 1
+    without a launcher.
+    """
     names = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
     values = [os.environ.get(name, "") for name in names]
     return max([int(value) for value in values if value.isdecimal()], default=1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed set up from a launcher's variables, in DeepSpeed's words."""
+"""Setup of torch.distributed from a launcher's variables, with DeepSpeed's arguments."""
 
 from __future__ import annotations
 
@@ -30,17 +30,20 @@ def init_distributed(
     rank: int = -1,
     world_size: int = -1,
 ) -> None:
-    """Initializes torch.distributed unless that was done, with DeepSpeed's arguments. Collective.
+    """Initializes torch.distributed unless it is initialized already. Collective.
 
-    dist_backend: None for torch's own choice by device. Ranks come from torchrun's variables, or
-    from mpirun's if `auto_mpi_discovery`; without a launcher this process is a world of one.
-    Ranks that torchrun has restarted (`--max-restarts`) find each other, and not what the
-    attempt before has left in its store; torch's own init_process_group() can hang there.
-    dist_init_required: False refuses to initialize.
-    config: nothing of it concerns the start; it is there as DeepSpeed's scripts pass it.
+    Ranks come from torchrun's variables, or from mpirun's if `auto_mpi_discovery`.
+    Without a launcher this process is a world of one. Ranks that torchrun has restarted
+    (`--max-restarts`) find each other, and not what the previous attempt has left in
+    the store. torch's own init_process_group() can hang there.
 
-    Raises FailedPrecondition naming the variable that is missing, CommFailure naming the ranks
-    that do not come within `timeout`.
+    dist_backend: None is torch's own choice by device.
+    dist_init_required: False rejects initialization.
+    config: ignored, because nothing of it concerns the start; DeepSpeed's scripts pass
+      it.
+
+    Raises FailedPrecondition naming the variable that is missing. Raises CommFailure
+    naming the ranks that do not arrive within `timeout`.
     """
     if dist.is_initialized():
         return
@@ -83,7 +86,7 @@ def _of_this_attempt(timeout: datetime.timedelta) -> dict[str, Any]:
 
 
 def _discover_mpi(port: int) -> None:
-    """Of Open MPI's and MPICH's variables torchrun's, which scripts read."""
+    """Sets torchrun's variables, which scripts read, from Open MPI's and MPICH's."""
     if "RANK" in os.environ:
         return
     rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK"))

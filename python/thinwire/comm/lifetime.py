@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Communicators that are still open when the interpreter ends, and groups in forked children."""
+"""Communicators that are open when the interpreter ends, and groups in forked children."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ T = TypeVar("T")
 
 
 def close_at_exit(communicator: _core.Communicator) -> _core.Communicator:
-    """`communicator`, which the end of the program closes if nobody else has."""
+    """Returns `communicator`, which the end of the program closes if it is still open."""
     _open.add(communicator)
     return communicator
 
 
 def reason_of(failure: BaseException) -> str:
-    """What a rank says that gives up because of this: "ValueError: ..."."""
+    """Returns the text of a rank that gives up because of this: "ValueError: ..."."""
     text = str(failure)
     return type(failure).__name__ + (f": {text}" if text else "")
 
@@ -49,8 +49,9 @@ def _close_all() -> None:
 
 
 def keep_in_children(group: T) -> T:
-    """`group`, which no child of os.fork() ends: torch would wait there for threads that only
-    the parent has, or end the process."""
+    """Returns `group`, which no child of os.fork() ends. Otherwise torch would wait
+    there for threads that only the parent has, or end the process.
+    """
     _groups.add(group)
     return group
 

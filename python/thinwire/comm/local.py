@@ -20,13 +20,14 @@ _generator = threading.RLock()
 
 
 def run_local_ranks(n: int, fn: Callable[[_core.Communicator], T]) -> list[T]:
-    """fn(communicator) on n threads, each of which is a rank; their results in rank order.
+    """Runs fn(communicator) on n threads, one per rank. Returns the results in rank
+    order.
 
-    A communicator is what optimizers and initialize() take as process_group; every rank makes a
-    model of its own, inside of `with seeded(...)` if it is random. When a rank raises, the others
-    are told, and its exception is raised here. If others still exchange with a rank that has
-    returned, they raise CommFailure, which names it. One collective may take THINWIRE_TIMEOUT,
-    else 600 s.
+    Optimizers and initialize() accept the communicator as process_group. Every rank
+    makes a model of its own, inside of `with seeded(...)` if it is random. If a rank
+    raises, the others learn of it, and its exception is raised here. If others still
+    exchange with a rank that has returned, they raise CommFailure, which names it. One
+    collective may take THINWIRE_TIMEOUT, or 600 s if that is unset.
     """
     if not isinstance(n, int) or n < 1:
         raise InvalidArgument(f"n must be a number of ranks >= 1, got {n!r}")
@@ -68,11 +69,12 @@ def run_local_ranks(n: int, fn: Callable[[_core.Communicator], T]) -> list[T]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """`with seeded(1): model = ...`: torch's CPU generator begins with `seed`, and no other
-    thread is in such a block meanwhile. Local; afterwards the generator is as it was before.
+    """Seeds torch's CPU generator within `with seeded(1): model = ...`. Local.
 
-    Ranks of run_local_ranks() share that generator: without this each of them would take some of
-    the numbers of the others, in an order that changes from run to run.
+    No other thread is in such a block meanwhile. Afterwards the generator is as it was
+    before. Ranks of run_local_ranks() share that generator. Without this each of them
+    would take some of the numbers of the others, in an order that changes from run to
+    run.
     """
     with _generator, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -80,6 +82,6 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def _give_up(communicator: _core.Communicator, reason: str) -> None:
-    """Of a communicator that may have been closed already."""
+    """Gives up on a communicator that may have been closed already."""
     if not communicator.closed:
         communicator.give_up(reason)

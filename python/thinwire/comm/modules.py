@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a module needs beside its optimizer."""
+"""Functions for a module, beside its optimizer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from .groups import communicator_for
 
 @torch.no_grad()
 def broadcast_buffers(module: torch.nn.Module, process_group: Any = None) -> None:
-    """Rank 0's buffers (BatchNorm's means, ...) to all ranks, bit for bit. Collective.
+    """Sends rank 0's buffers (BatchNorm's means, ...) to all ranks, bit for bit.
+    Collective.
 
-    process_group: as of the optimizers. Buffers on a device of which the given group of
-    torch.distributed has no backend go through host memory.
-    Raises InvalidArgument on all ranks where buffers differ in name, shape or dtype.
+    process_group: the argument of the optimizers. If the given group of
+      torch.distributed has no backend for a device, its buffers go through host memory.
+
+    Raises InvalidArgument on all ranks if buffers differ in name, shape or dtype.
     """
     buffers = list(module.named_buffers())
     text = "".join(
@@ -57,10 +59,13 @@ def broadcast_buffers(module: torch.nn.Module, process_group: Any = None) -> Non
 
 
 def local_gradients(ddp: DistributedDataParallel) -> None:
-    """Switches off the averaging of gradients by DistributedDataParallel: optimizers of this
-    package want each rank's own, and average them themselves. Local; before the first backward.
+    """Switches off the averaging of gradients by DistributedDataParallel. Local; before
+    the first backward.
 
-    Raises FailedPrecondition where a communication hook is there already.
+    Optimizers of this package need each rank's own gradients, and average them
+    themselves.
+
+    Raises FailedPrecondition if there is a communication hook already.
     """
     from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks
 
@@ -94,14 +99,14 @@ def _require_same(text: str, group: dist.ProcessGroup, device: torch.device) -> 
 
 
 def _reached_by(group: dist.ProcessGroup, device: torch.device) -> torch.device:
-    """`device`, or the CPU where the group has a backend for that alone."""
+    """Returns `device`, or the CPU if the group has a backend only for that."""
     config = dist.BackendConfig(dist.Backend(dist.get_backend_config(group)))
     known = config.get_device_backend_map()
     return device if device.type in known or "cpu" not in known else torch.device("cpu")
 
 
 def _bytes_of(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Also of dtypes that a backend does not know."""
+    """Returns the bytes of the tensors, also of dtypes that a backend does not know."""
     return torch.cat(
         [t.detach().reshape(-1).contiguous().view(torch.uint8) for t in tensors]
     )

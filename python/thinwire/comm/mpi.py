@@ -17,10 +17,12 @@ _PAUSE = 50e-6
 
 
 class Mpi4pyTransport(ChannelTransport):
-    """A duplicate of `comm`, an mpi4py.MPI.Comm (None: MPI.COMM_WORLD). Collective over it.
+    """A duplicate of `comm`, an mpi4py.MPI.Comm (None: MPI.COMM_WORLD). Collective over
+    it.
 
-    Needs MPI_THREAD_MULTIPLE, which mpi4py asks for by itself: Unavailable without it or
-    without mpi4py. A rank that dies is noticed at the time limit, or by mpirun.
+    It needs MPI_THREAD_MULTIPLE, which mpi4py requests by itself. Raises Unavailable
+    without it or without mpi4py. A rank that dies is noticed at the time limit, or by
+    mpirun.
     """
 
     def __init__(self, comm: Any = None) -> None:
@@ -96,7 +98,9 @@ class _MpiChannel:
             self._reasons[status.Get_source()] = text.decode(errors="replace")
 
     def _abandon(self, receives: list[Any], requests: list[Any]) -> None:
-        """Nothing may arrive in memory that the caller takes back now."""
+        """Cancels receives, so that nothing arrives in memory that the caller uses
+        again.
+        """
         for request in receives:
             if not request.Test():
                 request.Cancel()

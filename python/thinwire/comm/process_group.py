@@ -23,10 +23,11 @@ from .transport import Broken, ChannelTransport, Messages
 
 T = TypeVar("T")
 _STORE_SECONDS = 1.0
-"""The longest that a look into the store may take once a rank has failed: the host of the
-store may be the one that has died."""
+"""Longest time of a look into the store after a rank has failed. The host of the store
+may be the one that has died.
+"""
 _LOOK_SECONDS = 0.25
-"""The time between two looks whether a rank has given up."""
+"""Time between two looks whether a rank has given up."""
 _FIRST = "gave_up"
 _NEVER_SENT = 1 << 30
 """A tag that no message has."""
@@ -35,15 +36,17 @@ _watchers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class ProcessGroupTransport(ChannelTransport):
-    """A gloo group of its own beside `process_group` (None: the world of torch.distributed).
+    """A gloo group of its own beside `process_group` (None: the world of
+    torch.distributed).
 
-    Collective over that group. Messages are CPU memory, so that it is gloo beside NCCL, HCCL
-    and XCCL too. The user's collectives stay on the user's group, and the new one is not
-    entered into torch.distributed: destroy_process_group() does not touch it.
+    Collective over that group. Messages are CPU memory, so this is gloo also beside
+    NCCL, HCCL and XCCL. The user's collectives stay on the user's group. The new one is
+    not registered in torch.distributed, so destroy_process_group() does not touch it.
 
-    timeout: seconds, to find the other ranks; None: THINWIRE_TIMEOUT, else the group's.
-    Raises InvalidArgument where this rank is not of the group, Unavailable without gloo or a
-    store, CommFailure where a rank does not come.
+    timeout: seconds to find the other ranks; None: THINWIRE_TIMEOUT, else the group's.
+
+    Raises InvalidArgument unless this rank is in the group, Unavailable without gloo or
+    a store, and CommFailure if a rank does not arrive.
     """
 
     def __init__(
@@ -74,8 +77,9 @@ class ProcessGroupTransport(ChannelTransport):
 
 
 class _GlooChannel:
-    """Through the group's own send() and recv(), which take half the processor time of
-    torch.distributed.isend() and irecv()."""
+    """A channel through the group's own send() and recv(), which take half the
+    processor time of torch.distributed.isend() and irecv().
+    """
 
     def __init__(self, group: Any, store: Store, rank: int) -> None:
         self.given_up: str | None = None
@@ -137,7 +141,9 @@ class _GlooChannel:
         self._close_connections()
 
     def look(self) -> bool:
-        """Ends exchanges in flight if a rank has given up. Returns whether to look again."""
+        """Ends exchanges in flight if a rank has given up. Returns whether to look
+        again.
+        """
         now = time.monotonic()
         if all(now - begin < _LOOK_SECONDS for begin in list(self._begun.values())):
             return True
@@ -151,8 +157,9 @@ class _GlooChannel:
         return False
 
     def _close_connections(self) -> None:
-        """Ends every exchange in flight. gloo's abort() does nothing, but a wait that times
-        out closes all connections of the group."""
+        """Ends every exchange in flight. gloo's abort() does nothing, but a wait that
+        times out closes all connections of the group.
+        """
         never = torch.empty(1, dtype=torch.uint8)
         for peer in range(self._group.size()):
             if peer == self._rank:
@@ -166,8 +173,9 @@ class _GlooChannel:
 
 
 def _watch(channel: weakref.ref[_GlooChannel]) -> None:
-    """Starts the thread that looks into the store. A closed connection wakes only those ranks
-    that wait for its rank; the thread wakes the others."""
+    """Starts the thread that looks into the store. A closed connection interrupts only
+    those ranks that wait for its rank; the thread interrupts the others.
+    """
 
     def run() -> None:
         while not _is_ending.wait(_LOOK_SECONDS):
@@ -189,7 +197,7 @@ def _end_watchers() -> None:
 
 
 def member_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """`process_group`, or the world for None; this rank must be in it."""
+    """Returns `process_group`, or the world for None. This rank must be in it."""
     group = dist.group.WORLD if process_group is None else process_group
     if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
         raise InvalidArgument(
@@ -199,8 +207,10 @@ def member_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 def _own_store(group: dist.ProcessGroup, rank: int) -> Store:
-    """Names are counted per group and rank, so that a second group, or one after another has
-    been closed, does not find the first one's addresses."""
+    """Returns a part of the store. Names are counted per group and rank. A second
+    group, or one after another has been closed, thus does not find the first one's
+    addresses.
+    """
     try:
         store = group.get_group_store()
         count = store.add(f"thinwire/groups/{rank}", 1)
@@ -212,7 +222,9 @@ def _own_store(group: dist.ProcessGroup, rank: int) -> Store:
 
 
 def _meet(store: Store, rank: int, size: int, seconds: float) -> None:
-    """gloo alone would say that something timed out, but not for whom it waited."""
+    """Waits for all ranks. gloo alone would report that something timed out, but not
+    which rank it waited for.
+    """
     end = time.monotonic() + seconds
     here = [f"here/{peer}" for peer in range(size)]
     try:
@@ -235,8 +247,9 @@ def _meet(store: Store, rank: int, size: int, seconds: float) -> None:
 
 
 def _tag(salt: int, size: int) -> int:
-    """The size is in it: a message of another size finds no receive and times out with a
-    name; where it found one, gloo would end the process."""
+    """Returns a tag that contains the size. A message of another size finds no receive,
+    and times out with a name. If it found one, gloo would end the process.
+    """
     return (salt ^ size * 40503) & 0x3FFFFFFF
 
 
@@ -255,8 +268,9 @@ def _gave_up(rank: int) -> str:
 
 
 def _short(error: Exception) -> str:
-    """Of "[.../pair.cc:534] Connection closed by peer [10.0.0.1]:31337. This is typically ...":
-    the connection and what happened to it."""
+    """Returns the connection and its failure from a text such as "[.../pair.cc:534]
+    Connection closed by peer [10.0.0.1]:31337. This is typically ...".
+    """
     first = next(iter(str(error).splitlines()), "")
     return (
         re.sub(r"^\[[^\]]*\]\s*", "", first).split(". ")[0][:200]
@@ -265,7 +279,7 @@ def _short(error: Exception) -> str:
 
 
 def _briefly(action: Callable[[], T]) -> T | None:
-    """What `action` returns, if it does so in time; None where it fails."""
+    """Returns the result of `action` if it arrives in time; None if it fails."""
     results: list[T] = []
 
     def run() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the transports of this package share: numbering of ranks, tags, parts, texts of failures."""
+"""Common parts of this package's transports: ranks, tags, parts and texts of failures."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ class Broken(Exception):
     """A channel could not move the messages of some peers."""
 
     def __init__(self, peers: list[int], cause: str | None) -> None:
-        """`cause`: what the connection says; None at the time limit."""
+        """Makes the exception; `cause` is the connection's text, or None at the time
+        limit.
+        """
         super().__init__(peers, cause)
         self.peers, self.cause = peers, cause
 
 
 class Channel(Protocol):
-    """What moves bytes between processes; its ranks are those of all parts of a group.
-    Every part has a thread of its own, so that several may call at a time."""
+    """Moves bytes between processes; its ranks are those of all parts of a group. Every
+    part has a thread of its own, so several may call it at a time.
+    """
 
     given_up: str | None
     """Why this process gave up."""
@@ -35,19 +38,21 @@ class Channel(Protocol):
     def move(
         self, receives: Messages, sends: Messages, salt: int, seconds: float
     ) -> None:
-        """Returns when all is done; raises Broken. A message meets the one of the same
-        peer, size and salt."""
+        """Returns when all messages are done; raises Broken. A message matches the one
+        of the same peer, size and salt.
+        """
 
     def reason_of(self, peer: int) -> str | None:
-        """Why that rank gave up, if it did."""
+        """Returns why that rank gave up, if it did."""
 
     def give_up(self, reason: str) -> None:
         """Ends every move() of this process. Does not block."""
 
 
 class Transport(Protocol):
-    """Moves bytes for _core.over(). One thread at a time calls exchange(), and the memory
-    views are valid during the call."""
+    """Moves bytes for _core.over(). One thread at a time calls exchange(), and the
+    memory views are valid during the call.
+    """
 
     name: str
     rank: int
@@ -68,8 +73,9 @@ class Transport(Protocol):
 
 
 class ChannelTransport:
-    """A Transport over a channel. split() makes parts that see the same channel
-    through a list of members, and have tags of their own."""
+    """A Transport over a channel. split() makes parts that see the same channel through
+    a list of members, and have tags of their own.
+    """
 
     def __init__(self, name: str, channel: Channel, rank: int, size: int) -> None:
         self.name, self.rank, self.size = name, rank, size
@@ -86,10 +92,12 @@ class ChannelTransport:
         sequence: int,
         seconds: float,
     ) -> None:
-        """Point to point: collective for those that have messages for each other.
+        """Exchanges messages point to point. Collective for ranks with messages for
+        each other.
 
-        Raises CommFailure "timed out waiting for rank 1", "rank 1 gave up: ...", "rank 1 has
-        left or died: ..." or "this rank gave up: ..."; the transport is of no more use then.
+        Raises CommFailure "timed out waiting for rank 1", "rank 1 gave up: ...", "rank
+        1 has left or died: ..." or "this rank gave up: ...". The transport cannot be
+        used afterwards.
         """
         if os.getpid() != self._process:
             raise FailedPrecondition(
@@ -112,8 +120,10 @@ class ChannelTransport:
     def split(
         self, color: int, key: int, operation: str, sequence: int, seconds: float
     ) -> Self | None:
-        """Collective: the transport of the ranks that give the same `color`, ordered by `key`,
-        then by rank; None for a color below 0. A part that fails, fails the whole group."""
+        """Returns the transport of the ranks that pass the same `color`, ordered by
+        `key`, then by rank; None for a color below 0. Collective. If a part fails, the
+        whole group fails.
+        """
         size = struct.calcsize("<qq")
         said = [bytearray(struct.pack("<qq", color, key)) for _ in range(self.size)]
         heard = [bytearray(size) for _ in range(self.size)]
@@ -141,7 +151,9 @@ class ChannelTransport:
         return part
 
     def give_up(self, reason: str) -> None:
-        """Tells all ranks of the group that this one cannot go on. Any thread; does not block."""
+        """Tells all ranks of the group that this one cannot continue. Any thread; does
+        not block.
+        """
         if self._channel.given_up is None and os.getpid() == self._process:
             self._channel.given_up = reason
             self._channel.give_up(reason)

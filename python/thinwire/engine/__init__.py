@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed's habit: initialize() makes an Engine, which runs backward and steps."""
+"""Training in DeepSpeed's way: initialize() makes an Engine, which runs backward and
+steps.
+"""
 
 from ._engine import Engine
 from ._initialize import add_config_arguments, initialize

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all parts of an Engine share."""
+"""Common base of all parts of an Engine."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class EngineBase(torch.nn.Module):
     lr_scheduler: Any
     training_dataloader: DataLoader[Any] | None
     report: EngineReport | None
-    """What the last step() did; None before the first."""
+    """Results of the last step(); None before the first."""
     device: torch.device
     global_rank: int
     local_rank: int
     world_size: int
     dp_world_size: int
     global_steps: int
-    """Windows of accumulation that were completed, skipped steps too."""
+    """Windows of accumulation that were completed, including skipped steps."""
     micro_steps: int
     """Calls of step()."""
     global_samples: int
@@ -62,9 +62,11 @@ class EngineBase(torch.nn.Module):
     _batch: tuple[int, int, int]
     _memory: EngineMemory
     _marks: Marks | None
-    """Of parameters that a step would make of something else; None: it does not."""
+    """Sums of the parameters that a step would overwrite from other memory; None if it
+    does not.
+    """
     _is_behind: bool
-    """Ranks differ, by local steps since the last exchange."""
+    """Whether ranks differ, by local steps since the last exchange."""
     _link: Link
     _others: ModuleOthers
     _buffers_of_module: ModuleBuffers
@@ -73,7 +75,7 @@ class EngineBase(torch.nn.Module):
     _left_out: set[str]
     _own_scheduler: bool
     _backwards: int
-    """Since the last boundary."""
+    """Number of backwards since the last boundary."""
     _close: weakref.finalize[..., Any]
 
     @property
@@ -96,9 +98,10 @@ class EngineBase(torch.nn.Module):
         self._take_in_edits()
 
     def _take_in_edits(self) -> None:
-        """Local: what was written into parameters since the last step counts.
+        """Follows what the program has written into parameters since the last step.
+        Local.
 
-        Raises FailedPrecondition inside a window, and where ranks differ.
+        Raises FailedPrecondition inside a window, and if ranks differ.
         """
         if self._marks is None or not self._marks.have_changed():
             return
@@ -111,20 +114,20 @@ class EngineBase(torch.nn.Module):
         self._marks.remember()
 
     def _refresh_masters(self) -> None:
-        """Local, between windows: masters become the parameters as they are."""
+        """Sets masters to the present parameters. Local, between windows."""
         self._memory.home()
         self._made.read_masters()
         self._written(is_behind=False)
 
     def _written(self, is_behind: bool) -> None:
-        """Parameters have new values of the engine's own."""
+        """Notes that the engine itself has written new values into parameters."""
         self._memory.note_written()
         self._is_behind = is_behind
         if self._marks is not None:
             self._marks.remember()
 
     def _require_same_objects(self) -> None:
-        """Raises FailedPrecondition naming a parameter that came or went."""
+        """Raises FailedPrecondition naming a parameter that was added or removed."""
         trained = {
             id(p): n for p, n in zip(self._memory.parameters, self._memory.names)
         }

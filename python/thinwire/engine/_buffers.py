@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a module carries along without training it, as running statistics."""
+"""Buffers: tensors of a module that are not trained, such as running statistics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .. import _core
 
 
 class ModuleBuffers:
-    """Dense buffers; of those that several names share the first one counts."""
+    """Dense buffers. If several names share one, only the first name counts."""
 
     def __init__(self, module: torch.nn.Module, comm: _core.Communicator) -> None:
         """Collective. Raises InvalidArgument on all ranks if they have buffers of other
@@ -27,16 +27,17 @@ class ModuleBuffers:
         comm.require_same("the module's buffers", "".join(lines))
 
     def convert(self, dtype: torch.dtype) -> None:
-        """Local: floating ones become `dtype`."""
+        """Converts floating buffers to `dtype`. Local."""
         for buffer in self._tensors():
             if buffer.is_floating_point() and buffer.dtype != dtype:
                 buffer.data = buffer.detach().to(dtype)
 
     @torch.no_grad()
     def make_equal(self, how: _core.Buffers) -> None:
-        """Collective, where there are any, but for as_they_are. Integers, flags and
-        complex numbers are rank 0's in any case; means are formed in float64, in the
-        order of ranks."""
+        """Makes buffers equal on all ranks, except for as_they_are. Collective if there
+        are any. Integers, flags and complex numbers always become rank 0's. Means are
+        formed in float64, in the order of ranks.
+        """
         if self._comm.size == 1 or how == _core.Buffers.as_they_are:
             return
         buffers = [b for b in self._tensors() if b.numel() > 0]
@@ -48,7 +49,7 @@ class ModuleBuffers:
 
     @torch.no_grad()
     def send_frozen(self, module: torch.nn.Module, trained: list[torch.Tensor]) -> None:
-        """Collective: parameters that are not trained become rank 0's.
+        """Sends rank 0's untrained parameters to all ranks. Collective.
 
         Raises InvalidArgument on all ranks if they differ in names, types or shapes.
         """

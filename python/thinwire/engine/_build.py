@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an Engine comes to be: all that can be refused comes first, on all ranks alike."""
+"""Construction of an Engine: all checks come first, and all ranks fail alike."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from ._staging import StagedEngineMemory, StagedLink
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked for, in the C++ side's terms."""
+    """Settings of the engine, in the C++ side's terms."""
 
     config: _core.Config
     groups: Groups
     places: list[Place]
     left_out: list[str]
     monitors: list[Monitor]
-    """Of rank 0; elsewhere none."""
+    """Monitors of rank 0; none elsewhere."""
     client: Client | None
-    """What makes the steps, if it is not the C++ side."""
+    """Object that makes the steps, if it is not the C++ side."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What an Engine drives."""
+    """Objects that an Engine drives."""
 
     core: _core.Engine
     memory: EngineMemory
@@ -61,8 +61,10 @@ def make_plan(
     training_data: Any,
     has_scheduler: bool,
 ) -> Plan:
-    """Collective. Nothing of the model has changed when it raises, on whichever rank:
-    InvalidArgument, TypeError, FailedPrecondition or Unavailable as Config.validate."""
+    """Returns the plan. Collective. If a rank raises InvalidArgument, TypeError,
+    FailedPrecondition or Unavailable, like Config.validate, nothing of the model has
+    changed.
+    """
 
     def plan() -> Plan:
         found = _plan(comm, model, source, optimizer, model_parameters, has_scheduler)
@@ -131,11 +133,11 @@ def _refuse_wrapped(model: torch.nn.Module) -> None:
 def make_parts(
     comm: _core.Communicator, model: torch.nn.Module, plan: Plan, experts: Experts
 ) -> Parts:
-    """Collective: the native engine, and the module's parameters as views of its memory,
-    with rank 0's values, frozen ones too, and experts with those of the first rank that
-    holds them; buffers as the configuration says.
+    """Makes the native engine, and makes the module's parameters views of its memory.
+    Collective. Parameters get rank 0's values, frozen ones too. Experts get those of
+    the first rank that holds them, and buffers are as configured.
 
-    Raises InvalidArgument on all ranks where they differ; nothing has changed then.
+    Raises InvalidArgument on all ranks if they differ; nothing has changed then.
     """
     config, places = plan.config, plan.places
     dtype = TYPES[config.precision.dtype]
@@ -188,7 +190,7 @@ def link_for(core: _core.Engine, memory: EngineMemory, config: _core.Config) -> 
 
 
 def _narrow(config: _core.Config) -> torch.dtype | None:
-    """The configuration's dtype of 16 bits."""
+    """Returns the configuration's dtype of 16 bits, or None for fp32."""
     dtype = TYPES[config.precision.dtype]
     return None if dtype == torch.float32 else dtype
 

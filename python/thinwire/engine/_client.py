@@ -24,11 +24,11 @@ _INSTEAD = (
 
 
 class Client:
-    """What the C++ side calls of an optimizer of torch: it is handed the exact average of
-    the ranks' gradients, clipped and without the loss scale, and makes its own step() of
-    it, on the same bits on every rank.
+    """A torch optimizer as the C++ side calls it. It receives the exact average of the
+    ranks' gradients, clipped and without the loss scale. Its own step() then has the
+    same bits on every rank.
 
-    Its parameters are fp32 while it works: the engine's own, or the masters of 16 bits.
+    Its parameters are fp32 meanwhile: the engine's own, or the masters of 16 bits.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -70,9 +70,9 @@ class Client:
                 )
 
     def tell(self, config: _core.Config) -> None:
-        """Local: what the C++ side has to know of it.
+        """Writes into the configuration what the C++ side needs to know of it. Local.
 
-        Raises InvalidArgument naming a setting that does not go with it.
+        Raises InvalidArgument naming a setting that cannot be combined with it.
         """
         allowed: list[tuple[str, Any, Any]] = [
             ("zero_optimization.stage", config.zero.stage, 0),
@@ -105,7 +105,7 @@ class Client:
         config.optimizer = options
 
     def begin(self, parameters: Sequence[torch.Tensor], offsets: Sequence[int]) -> None:
-        """Local: where the parameters lie in the arrays that step() gets."""
+        """Notes where the parameters lie in the arrays that step() receives. Local."""
         self._offsets = list(offsets)
         every = [p for group in self._groups for p in group["params"]]
         for p in every:
@@ -120,7 +120,7 @@ class Client:
 
     @property
     def learning_rates(self) -> list[float]:
-        """Of the groups."""
+        """Learning rates of the groups."""
         return [float(group["lr"]) for group in self._groups]
 
     @property
@@ -133,7 +133,7 @@ class Client:
         return "\n".join([*lines, f"state {hashlib.sha256(self.pack()).hexdigest()}"])
 
     def step(self, params: memoryview, grads: memoryview) -> None:
-        """Local. What the optimizer raises is kept for raise_error()."""
+        """Runs the optimizer's step. Local. Keeps its exception for raise_error()."""
         try:
             with self._working_on(_floats(params), _floats(grads)):
                 self.optimizer.step()
@@ -141,7 +141,7 @@ class Client:
             self._error = error
 
     def pack(self) -> bytes:
-        """The optimizer's state_dict(), and the names of its parameters."""
+        """Returns the optimizer's state_dict(), and the names of its parameters."""
         file = io.BytesIO()
         with self._on_host():
             state = self.optimizer.state_dict()
@@ -149,7 +149,7 @@ class Client:
         return file.getvalue()
 
     def check(self, packed: bytes) -> tuple[dict[Any, Any], Groups]:
-        """Local: what load_state_dict() makes of it; nothing has changed.
+        """Returns what load_state_dict() makes of it; nothing has changed. Local.
 
         Raises CorruptCheckpoint.
         """
@@ -182,8 +182,9 @@ class Client:
         return loaded
 
     def take(self, loaded: tuple[dict[Any, Any], Groups]) -> None:
-        """Local: puts in place what check() gave. Groups and states stay the objects that
-        schedulers and engine.optimizer know."""
+        """Applies what check() returned. Local. Groups and states stay the objects that
+        schedulers and engine.optimizer know.
+        """
         state, groups = loaded
         self._state.clear()
         self._state.update(state)
@@ -195,17 +196,19 @@ class Client:
     # ---- the engine's
 
     def raise_error(self, comm: _core.Communicator) -> None:
-        """Local: raises what the last step() raised, if it did. The other ranks hear of
-        it in their next call."""
+        """Raises the exception of the last step(), if there was one. Local. The other
+        ranks learn of it in their next call.
+        """
         error, self._error = self._error, None
         if error is not None:
             comm.give_up(f"{self.name}.step(): {type(error).__name__}: {error}")
             raise error
 
     def state_of(self, name: str, number: int, key: str) -> torch.Tensor:
-        """Local: a copy of a tensor that the optimizer keeps for its parameter `number`.
+        """Returns a copy of a tensor that the optimizer keeps for its parameter
+        `number`. Local.
 
-        Raises InvalidArgument naming those that there are.
+        Raises InvalidArgument naming the existing tensors.
         """
         entry = self._state.get(self._parameters[number], {})
         value = entry.get(key)
@@ -264,7 +267,7 @@ class Client:
 
 @contextmanager
 def _kept(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Within it they have no gradients; afterwards values and gradients are as before."""
+    """Removes the gradients within it. Afterwards values and gradients are as before."""
     homes = [(p, p.data, p.grad) for p in parameters]
     try:
         for p in parameters:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program gives to save_checkpoint(), as JSON."""
+"""The argument client_state of save_checkpoint(), as JSON."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ RESERVED = frozenset(
 
 
 def to_text(client_state: Mapping[str, Any]) -> str:
-    """Raises KeyError for reserved names, and InvalidArgument naming what JSON cannot
-    say."""
+    """Returns the text. Raises KeyError for reserved names, and InvalidArgument naming
+    values that JSON cannot hold.
+    """
     taken = sorted(name for name in client_state if name in RESERVED)
     if taken:
         raise KeyError(
@@ -51,7 +52,7 @@ def to_text(client_state: Mapping[str, Any]) -> str:
 
 
 def from_text(report: _core.LoadReport) -> dict[str, Any]:
-    """What was saved; empty where there was none. Raises CorruptCheckpoint."""
+    """Returns the saved value; empty if there was none. Raises CorruptCheckpoint."""
     text = report.common.get(CLIENT_STATE, "{}")
     try:
         state: dict[str, Any] = json.loads(text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers that initialize() is given, as settings of a configuration."""
+"""Conversion of initialize()'s optimizers into settings of a configuration."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ _ADAMS = (torch.optim.Adam, torch.optim.AdamW)
 def take_over(
     optimizer: Any, parameters: Any, config: _core.Config, rank: int
 ) -> tuple[torch.optim.Optimizer, Client | None]:
-    """Collective where `optimizer` makes one of Thinwire's: writes its settings into
-    `config`, and returns it; its groups stay its own: what changes them changes the
-    engine's. An optimizer of Thinwire's is closed. One that Thinwire has no equal of
-    makes its own steps, by the Client.
+    """Writes the settings of `optimizer` into `config`, and returns it. Collective if
+    it makes one of Thinwire's. Its groups stay its own, so changing them changes the
+    engine's. An optimizer of Thinwire's is closed. One without an equal in Thinwire
+    makes its own steps, through the Client.
 
-    Raises InvalidArgument naming what is no optimizer, or what cannot be converted, and
-    FailedPrecondition if one that is converted has made steps.
+    Raises InvalidArgument naming a value that is no optimizer, or that cannot be
+    converted. Raises FailedPrecondition if an optimizer that is converted has made
+    steps.
     """
     if not isinstance(optimizer, torch.optim.Optimizer) and callable(optimizer):
         optimizer = optimizer(parameters)

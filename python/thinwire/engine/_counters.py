@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an Engine counts beside its optimizer, and its scheduler's state, in checkpoints."""
+"""Counters of an Engine beside its optimizer, and its scheduler's state, in
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _MOST = 1 << 53
 
 
 def pack(engine: EngineBase) -> dict[str, Any]:
-    """Local: equal on all ranks where they have made the same calls."""
+    """Returns the counters, equal on all ranks if they have made the same calls. Local."""
     values: dict[str, Any] = {
         _COUNTERS: json.dumps({name: getattr(engine, name) for name in _NAMES})
     }
@@ -40,18 +42,20 @@ def pack(engine: EngineBase) -> dict[str, Any]:
 def require_restorable(
     engine: EngineBase, found: _core.LoadReport, with_scheduler: bool
 ) -> None:
-    """Local, before anything changes. Raises CorruptCheckpoint for counters that are no
-    whole numbers of 0 .. 2^53, and for a scheduler's state that has more than numbers and
-    text."""
+    """Checks the values before anything changes. Local. Raises CorruptCheckpoint unless
+    counters are whole numbers of 0 .. 2^53, and a scheduler's state has only numbers
+    and text.
+    """
     _counters_in(engine, found)
     if with_scheduler:
         _scheduler_state_in(engine, found)
 
 
 def restore(engine: EngineBase, report: _core.LoadReport, with_scheduler: bool) -> None:
-    """Local: after the parameters and the optimizer, of what require_restorable() has
-    accepted. A checkpoint of another program has no counters: then steps count as
-    backwards."""
+    """Sets the counters, which require_restorable() has accepted. Local, after the
+    parameters and the optimizer. A checkpoint of another program has no counters, and
+    then steps count as backwards.
+    """
     for name, value in _counters_in(engine, report).items():
         setattr(engine, name, value)
     state = _scheduler_state_in(engine, report) if with_scheduler else None

@@ -29,10 +29,12 @@ def make_loader(
     pin_memory: bool = False,
     num_workers: int = 0,
 ) -> DataLoader[Any]:
-    """Local: micro-batches of this rank's share, drawn with seed 0 unless `sampler` says
-    which; `loader.sampler.set_epoch(e)` draws anew. All ranks have as many.
+    """Returns micro-batches of this rank's share. Local. All ranks have as many.
 
-    Raises InvalidArgument for a dataset or size that cannot be shared out.
+    They are drawn with seed 0 unless `sampler` chooses them.
+    `loader.sampler.set_epoch(e)` draws them anew.
+
+    Raises InvalidArgument for a dataset or size that cannot be divided.
     """
     require_shareable(dataset, batch_size)
     if sampler is None:
@@ -55,7 +57,9 @@ def make_loader(
 
 
 def require_shareable(dataset: Any, batch_size: int) -> None:
-    """Local. Raises InvalidArgument for a dataset or size that cannot be shared out."""
+    """Checks the arguments. Local. Raises InvalidArgument for a dataset or size that
+    cannot be divided.
+    """
     if isinstance(dataset, IterableDataset):
         raise InvalidArgument(
             "training_data: an IterableDataset cannot be shared out by index; make a "

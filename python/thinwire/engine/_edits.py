@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engines would undo what the program writes into parameters."""
+"""Decides which engines would undo what the program writes into parameters."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from .. import _core
 
 
 def may_be_behind(config: _core.Config, phase: str) -> bool:
-    """Whether ranks may differ, by local steps, in an optimizer that was just loaded."""
+    """Returns whether ranks may differ, by local steps, after an optimizer was loaded."""
     return isinstance(config.optimizer, _core.ZeroOneAdamOptions) and phase != "exact"
 
 
 def undoes_edits(config: _core.Config) -> bool:
-    """Whether parameters are made of something else that is kept: masters, or those of
-    0/1 Adam's last exchange."""
+    """Returns whether parameters are computed from other memory: masters, or those of
+    0/1 Adam's last exchange.
+    """
     return (
         config.precision.dtype != _core.DType.float32
         or config.zero.stage > 0

@@ -42,14 +42,14 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         engine.step()
 
     Gradients are averaged while backward computes others. The module's trainable
-    parameters become views of flat memory in the configuration's precision; where that
-    is 16 bits, other floating parameters and buffers become it too. Parameters on another
-    device stay there, and flat memory on the host has copies. Gradients are the
-    engine's to zero. What the engine does not have itself is looked up in `module`.
+    parameters become views of flat memory in the configuration's precision. If that has
+    16 bits, other floating parameters and buffers are converted too. Parameters on
+    another device stay there, and flat memory on the host has copies. The engine zeroes
+    the gradients. Attributes that the engine does not have are those of `module`.
 
-    Collective: the constructor, backward(), step() at boundaries, mean(), evaluation(),
-    save_checkpoint(), load_checkpoint(); with ZeRO load_module_state_dict() and whole
-    values (full_parameter() and its like) as well.
+    The constructor, backward(), step() at boundaries, mean(), evaluation(),
+    save_checkpoint() and load_checkpoint() are collective. With ZeRO so are
+    load_module_state_dict() and whole values (full_parameter() and its like).
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         model_parallel_group: Any = None,
         local_rank: int | None = None,
     ) -> None:
-        """Collective; initialize() says what the arguments are."""
+        """Makes the engine; initialize() explains the arguments. Collective."""
         super().__init__()
         self._process = os.getpid()
         owns_comm = not isinstance(process_group, _core.Communicator)
@@ -171,7 +171,7 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
     # ---- one step
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Local: the module's."""
+        """Calls the module. Local."""
         return self.module(*args, **kwargs)
 
     def backward(
@@ -180,18 +180,19 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         retain_graph: bool = False,
         scale_wrt_gas: bool = True,
     ) -> torch.Tensor:
-        """Computes and collects the gradients of `loss`, a scalar. It is multiplied by
-        the loss scale and, unless `scale_wrt_gas` is False, divided by
-        gradient_accumulation_steps; returned is the loss so divided, without the scale.
+        """Computes and collects the gradients of `loss`, a scalar. Collective.
 
-        Exact averages begin while it runs, so other ranks may be waited for. A loss of
-        16 bits is widened, with a note once: its own rounding is in it already.
+        The loss is multiplied by the loss scale and, unless `scale_wrt_gas` is False,
+        divided by gradient_accumulation_steps. Returns the loss so divided, without the
+        scale. Exact averages begin meanwhile, so this may wait for other ranks. A loss
+        of 16 bits is widened, with one note, because it has been rounded already.
 
-        Raises InvalidArgument for what is no such loss; FailedPrecondition naming a
-        parameter or gradient that was replaced, or after a backward of the loss itself;
-        before the first exchange of a window also what set_lr() raises for a rate.
-        What a hook or function raises comes out as it is; where gradients have been sent
-        by then, as the cause of a CommFailure, and the other ranks hear of it.
+        Raises InvalidArgument for another kind of loss. Raises FailedPrecondition after
+        a backward of the loss itself, or naming a parameter or gradient that was
+        replaced. Before the first exchange of a window, raises the errors of set_lr()
+        for a rate. An exception of a hook or function is raised unchanged. If gradients
+        have been sent by then, it is the cause of a CommFailure, and the other ranks
+        learn of it.
         """
         loss = self._widened(loss)
         self._require_same_parameters(at_start=self._backwards == 0)
@@ -215,14 +216,15 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         return loss.detach() / steps
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
-        """At a boundary collective: updates parameters, sets gradients to 0, and where
-        the step was applied advances the scheduler (by `lr_kwargs`); else local, and
-        nothing happens. `report` says what was done.
+        """Updates parameters and sets gradients to 0, at a boundary. Collective there.
 
-        Raises FailedPrecondition without a backward since the last one, and where
-        gradients or parameters were changed after it; NonFinite where the loss scale is
-        at its minimum; what a client optimizer's step() raises, and CommFailure where a
-        rank was lost, after which only destroy() is of use.
+        If the step is applied, it advances the scheduler (by `lr_kwargs`). `report` has
+        the results. Between boundaries it is local and does nothing.
+
+        Raises FailedPrecondition without a backward since the last step, and if
+        gradients or parameters were changed after it. Raises NonFinite if the loss
+        scale is at its minimum. Raises the errors of a client optimizer's step().
+        Raises CommFailure if a rank was lost; then only destroy() is allowed.
         """
         core = self._made
         _daemons.note_thread()
@@ -263,11 +265,13 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
 
     @property
     def skipped_steps(self) -> int:
-        """Steps that were skipped on all ranks, because a gradient was not finite."""
+        """Number of steps that all ranks skipped because of a non-finite gradient."""
         return self._native.skipped_steps
 
     def mean(self, value: float | torch.Tensor) -> float:
-        """Collective: the mean of the ranks' values, a loss or an accuracy."""
+        """Returns the mean of the ranks' values, such as losses or accuracies.
+        Collective.
+        """
         if isinstance(value, torch.Tensor) and value.numel() != 1:
             raise InvalidArgument(
                 f"mean: value must be a tensor of one element, got {value.numel()}"
@@ -275,8 +279,8 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         return self._made.mean(float(value))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Local: nothing, because step() has set gradients to 0; here for scripts that
-        call it.
+        """Does nothing, because step() has set gradients to 0; for scripts that call
+        it. Local.
 
         Raises FailedPrecondition inside a window of accumulation.
         """
@@ -288,7 +292,7 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Local: within it backwards are summed and step() does nothing."""
+        """Sums the backwards within it; step() does nothing meanwhile. Local."""
         self.set_gradient_accumulation_boundary(False)
         try:
             yield
@@ -296,17 +300,20 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
             self.set_gradient_accumulation_boundary(None)
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
-        """Local, before backward: True or False is what counts until this is called
-        again; None: gradient_accumulation_steps decides."""
+        """Sets whether the next step is at a boundary, until the next call. Local,
+        before backward. With None, gradient_accumulation_steps decides.
+        """
         self._made.set_accumulation_boundary(is_boundary)
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Collective: within it parameters and, as the configuration says, buffers are
-        equal on all ranks, nothing is recorded for a backward, and there is no step.
+        """Makes parameters equal on all ranks within it, and buffers as configured.
+        Collective. Within it autograd records nothing, and there is no step.
 
-        Between local steps of 0/1 Adam this is an exchange beside those of its schedule:
-        training goes on from what it gives, and so otherwise than without it."""
+        Between local steps of 0/1 Adam this is an exchange beside those of its
+        schedule. Training continues from the result, so its bits differ from those
+        without it.
+        """
         core = self._made
         self._memory.home()
         self._take_in_edits()
@@ -331,9 +338,13 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         collate_fn: Callable[..., Any] | None = None,
         num_local_io_workers: int = 0,
     ) -> DataLoader[Any]:
-        """Local: this rank's share of `dataset` in batches, train_micro_batch_size_per_gpu
-        unless `batch_size` says otherwise; shuffled alike in every epoch, unless
-        `loader.sampler.set_epoch()` is called, and with another route than "train" not."""
+        """Returns this rank's share of `dataset` in batches. Local.
+
+        Batches have train_micro_batch_size_per_gpu samples unless `batch_size` is
+        given. They are shuffled alike in every epoch, unless
+        `loader.sampler.set_epoch()` is called. With another route than "train" they are
+        not shuffled.
+        """
         size = (
             self.train_micro_batch_size_per_gpu() if batch_size is None else batch_size
         )
@@ -350,7 +361,7 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         )
 
     def destroy(self) -> None:
-        """Local, idempotent: ends what communicates. The module keeps its parameters."""
+        """Ends communication. Local, idempotent. The module keeps its parameters."""
         if os.getpid() == self._process:
             self._link.remove()
             self._close()

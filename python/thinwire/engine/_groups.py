@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of parameters: as initialize() is given them, and as the C++ side is told."""
+"""Groups of parameters: the arguments of initialize(), and the settings of the C++
+side.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ _GROUP_KEYS = ("lr", "betas", "eps", "weight_decay", *_native.FIXED_KEYS, _nativ
 
 
 def groups_of(model: torch.nn.Module, model_parameters: Any) -> Groups:
-    """Local: groups of the model's parameters, from tensors, (name, tensor) pairs or
-    dicts as torch.optim takes them; None: all that the model has.
+    """Returns groups of the model's parameters. Local. Groups are tensors, (name,
+    tensor) pairs or dicts like those of torch.optim; None is all that the model has.
 
     Raises InvalidArgument and TypeError naming what is none of the model's.
     """
@@ -64,7 +66,8 @@ def groups_of(model: torch.nn.Module, model_parameters: Any) -> Groups:
 
 
 def trainable(groups: Groups) -> list[Place]:
-    """The distinct parameters that require a gradient, in the order of their groups.
+    """Returns the distinct parameters that require a gradient, in the order of their
+    groups.
 
     Raises InvalidArgument naming one that an engine cannot train, and
     FailedPrecondition if there is none.
@@ -87,7 +90,7 @@ def trainable(groups: Groups) -> list[Place]:
 
 
 def left_out(model: torch.nn.Module, places: list[Place]) -> list[str]:
-    """Names of the model's trainable parameters that nobody trains."""
+    """Returns the names of the model's trainable parameters that are in no group."""
     trained = {id(place.tensor) for place in places}
     return [
         name
@@ -97,7 +100,7 @@ def left_out(model: torch.nn.Module, places: list[Place]) -> list[str]:
 
 
 def defaults_of(options: Options) -> dict[str, Any]:
-    """What groups have that say nothing else."""
+    """Returns the defaults of groups."""
     return {
         "lr": options.learning_rate,
         "betas": (options.beta1, options.beta2),
@@ -107,7 +110,7 @@ def defaults_of(options: Options) -> dict[str, Any]:
 
 
 def tell_groups(config: _core.Config, groups: Groups, places: list[Place]) -> None:
-    """Local: writes the groups' settings into the configuration's optimizer.
+    """Writes the groups' settings into the configuration's optimizer. Local.
 
     Raises InvalidArgument naming the group and the key.
     """
@@ -133,7 +136,7 @@ def tell_groups(config: _core.Config, groups: Groups, places: list[Place]) -> No
 
 
 def warn_of(names: list[str]) -> None:
-    """A line about parameters that nobody trains."""
+    """Returns a line about parameters that are in no group."""
     if names:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         logger.warning(

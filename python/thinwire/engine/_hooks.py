@@ -22,7 +22,7 @@ FOREIGN = (
 
 
 class Link:
-    """What the hooks of tensors know; tensors may outlive the engine."""
+    """Data of the tensors' hooks; tensors may outlive the engine."""
 
     def __init__(self, core: _core.Engine, memory: EngineMemory) -> None:
         self.core, self.memory = core, memory
@@ -51,7 +51,7 @@ class Link:
         self.in_backward = False
 
     def take(self, index: int, parameter: torch.Tensor) -> None:
-        """The gradient of a parameter is complete for this backward."""
+        """Declares that the gradient of a parameter is complete for this backward."""
         if not self.in_backward:
             self.has_foreign_gradients = True
         elif not self.memory.keeps_gradients:

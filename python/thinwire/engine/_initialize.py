@@ -33,32 +33,34 @@ def initialize(
     *,
     process_group: Any = None,
 ) -> tuple[Engine, torch.optim.Optimizer, DataLoader[Any] | None, Any]:
-    """Collective: makes an Engine of a model, by a configuration; DeepSpeed's arguments
-    in DeepSpeed's order. Returns the engine, its optimizer, the loader of
-    `training_data` and the scheduler; what there is not is None.
+    """Makes an Engine of a model, by a configuration. Collective.
+
+    The arguments are in DeepSpeed's order. Returns the engine, its optimizer, the
+    loader of `training_data` and the scheduler; None for each that does not exist.
 
     args: may have deepspeed_config, a path, and local_rank.
-    optimizer: one of Thinwire's or torch's, or a callable that makes one of the
-      parameters. It is taken over: Thinwire's, torch.optim.Adam and AdamW become the
-      engine's. Any other of torch's makes its own steps, of exact averages, without ZeRO.
-    model_parameters: parameters or groups of the model; others are not trained. A group
-      with expert_group, a process group, is held and averaged by its ranks alone.
-    training_data: shared out among the ranks in micro-batches.
-    lr_scheduler: of torch, or a callable that makes one of the engine's optimizer;
-      stepped by engine.step() where a step was applied. It takes the place of the
-      configuration's.
-    mpu: of model parallelism: ranks of mpu.get_data_parallel_group() hold the same
-      parameters and average gradients; those of mpu.get_model_parallel_group(), if there
-      is one, hold a model together, are clipped by one norm and skip a step together. A
-      parameter that several of them hold counts on each.
-    dist_init_required: None: torch.distributed is initialized if a launcher has started
-      several ranks and nobody has done it yet; False: never.
+    optimizer: one of Thinwire's or torch's, or a callable that makes one from the
+      parameters. Thinwire's, torch.optim.Adam and AdamW become the engine's. Another
+      one of torch's makes its own steps with exact averages, without ZeRO.
+    model_parameters: parameters or groups of the model; others are not trained. If a
+      group names a process group as expert_group, only its ranks hold and average it.
+    training_data: dataset that is divided among the ranks in micro-batches.
+    lr_scheduler: one of torch's, or a callable that makes one from the engine's
+      optimizer. It replaces the configuration's, and every applied engine.step()
+      advances it.
+    mpu: object for model parallelism. Ranks of mpu.get_data_parallel_group() hold the
+      same parameters and average gradients. Ranks of mpu.get_model_parallel_group(), if
+      it exists, hold a model together, are clipped by one norm and skip steps together.
+      A parameter that several of them hold counts on each.
+    dist_init_required: whether to initialize torch.distributed. With None, this happens
+      if a launcher has started several ranks and it is not initialized yet. With False,
+      it never happens.
     config: a path, a dict or a thinwire.Config; config_params is its old name.
-    process_group: as that of thinwire's optimizers; not DeepSpeed's.
+    process_group: the argument of Thinwire's optimizers; DeepSpeed does not have it.
 
-    Raises InvalidArgument and TypeError naming the argument or key, Unavailable for what
-    Thinwire does not have, FailedPrecondition where there is nothing to train. Whatever
-    one rank refuses, all ranks do, and nothing has changed.
+    Raises InvalidArgument and TypeError naming the argument or key, Unavailable for
+    features that Thinwire lacks, and FailedPrecondition if there is nothing to train.
+    If one rank raises, all do, and nothing has changed.
     """
 
     def source() -> Source:
@@ -111,7 +113,9 @@ def _has_groups(mpu: Any) -> bool:
 
 
 def _require_mpu(mpu: Any, process_group: Any) -> None:
-    """`process_group`: as it was given."""
+    """Raises an error unless `mpu` can be used with `process_group`, the argument as
+    given.
+    """
     if mpu is not None and not _has_groups(mpu):
         raise InvalidArgument(
             f"mpu: must have get_data_parallel_group(), got {type(mpu).__name__}"

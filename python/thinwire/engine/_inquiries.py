@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an Engine can be asked, by DeepSpeed's names. All of it is local."""
+"""Values that an Engine returns, by DeepSpeed's names. All of it is local."""
 
 from __future__ import annotations
 
@@ -14,27 +14,35 @@ class Inquiries(EngineBase):
     """Getters of Engine."""
 
     def gradient_accumulation_steps(self) -> int:
-        """Backwards per step."""
+        """Returns the number of backwards per step."""
         return self._batch[2]
 
     def train_batch_size(self) -> int:
-        """Samples per step of all ranks; 0 where the configuration does not say."""
+        """Returns the samples per step of all ranks; 0 if the configuration has no
+        number.
+        """
         return self._batch[0]
 
     def train_micro_batch_size_per_gpu(self) -> int:
-        """Samples per backward of one rank; 0 where the configuration does not say."""
+        """Returns the samples per backward of one rank; 0 if the configuration has no
+        number.
+        """
         return self._batch[1]
 
     def get_batch_info(self) -> tuple[int, int, int]:
-        """train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps."""
+        """Returns train_batch_size, train_micro_batch_size_per_gpu and
+        gradient_accumulation_steps.
+        """
         return self._batch
 
     def get_lr(self) -> list[float]:
-        """Learning rates of the next step, one per group."""
+        """Returns the learning rates of the next step, one per group."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def get_mom(self) -> list[Any]:
-        """Betas, one pair per group; of an optimizer without them its momentum, or 0."""
+        """Returns the betas, one pair per group. For an optimizer without betas,
+        returns its momentum, or 0.
+        """
         return [
             tuple(group["betas"]) if "betas" in group else group.get("momentum", 0.0)
             for group in self.optimizer.param_groups
@@ -42,66 +50,74 @@ class Inquiries(EngineBase):
 
     @property
     def totals(self) -> RunTotals:
-        """What this rank has sent in this run, and what compression has saved."""
+        """Traffic of this rank in this run, and what compression has saved."""
         return self._progress.run.totals
 
     def get_global_grad_norm(self) -> float | None:
-        """L2 norm of the last step's averaged gradient before clipping; None before the
-        first step. In compressed steps an estimate, as `report` says."""
+        """Returns the L2 norm of the last step's averaged gradient before clipping.
+        Returns None before the first step. In compressed steps it is an estimate; see
+        `report`.
+        """
         return None if self.report is None else self.report.grad_norm
 
     def loss_scale(self) -> float:
-        """What the next loss is multiplied by; 1 unless parameters are fp16."""
+        """Returns the factor on the next loss; 1 unless parameters are fp16."""
         return self._native.loss_scale
 
     @property
     def cur_scale(self) -> float:
-        """loss_scale()."""
+        """Returns loss_scale()."""
         return self._native.loss_scale
 
     def was_step_applied(self) -> bool:
-        """The last step() updated parameters: it was at a boundary, and not skipped."""
+        """Returns whether the last step() updated parameters: it was at a boundary, and
+        not skipped.
+        """
         return self.report is not None and self.report.applied
 
     def is_gradient_accumulation_boundary(self) -> bool:
-        """The next step() takes effect after this backward, or did after the last."""
+        """Returns whether the next step() takes effect after this backward, or did
+        after the last.
+        """
         return self._native.is_boundary
 
     def zero_optimization(self) -> bool:
-        """States are sharded."""
+        """Returns whether states are sharded."""
         return self._config.zero.stage > 0
 
     def zero_optimization_stage(self) -> int:
-        """0, 1 or 2."""
+        """Returns the stage: 0, 1 or 2."""
         return self._config.zero.stage
 
     def zero_cpu_offload(self) -> bool:
-        """Masters and states are updated in host memory."""
+        """Returns whether masters and states are updated in host memory."""
         asked = self._config.zero.offload_optimizer != _core.OffloadDevice.none
         return asked or self.device.type != "cpu"
 
     def fp16_enabled(self) -> bool:
-        """Parameters are float16."""
+        """Returns whether parameters are float16."""
         return self._config.precision.dtype == _core.DType.float16
 
     def bfloat16_enabled(self) -> bool:
-        """Parameters are bfloat16."""
+        """Returns whether parameters are bfloat16."""
         return self._config.precision.dtype == _core.DType.bfloat16
 
     def gradient_clipping(self) -> float:
-        """Global norm that gradients are clipped to; 0: never."""
+        """Returns the global norm to which gradients are clipped; 0 for no clipping."""
         return self._config.gradient_clipping
 
     def dynamic_loss_scale(self) -> bool:
-        """The loss scale changes from step to step."""
+        """Returns whether the loss scale changes from step to step."""
         return self.fp16_enabled() and self._config.precision.loss_scale.dynamic
 
     def steps_per_print(self) -> int:
-        """Steps per line of the log; 0: none."""
+        """Returns the steps per line of the log; 0 for no lines."""
         return self._config.steps_per_print
 
     def optimizer_name(self) -> str:
-        """As "adam" or "onebit_adam"; of a client optimizer the name of its class."""
+        """Returns a name such as "adam" or "onebit_adam". For a client optimizer this
+        is the name of its class.
+        """
         if self._client is not None:
             return type(self._client.optimizer).__name__
         return self._config.optimizer_name()

@@ -29,9 +29,10 @@ class EngineMemory(FlatMemory):
         keeps_gradients: bool,
         num_wide: int = 0,
     ) -> None:
-        """Local: copies values, rounded to `dtype`, but for the last `num_wide`
-        parameters, which stay fp32; the parameters stay as they are until give_homes().
-        Without `keeps_gradients` there is no array of them."""
+        """Copies values, rounded to `dtype`, except the last `num_wide` parameters,
+        which stay fp32. Local. The parameters do not change until give_homes(). Without
+        `keeps_gradients` there is no array of gradients.
+        """
         self.parameters = list(parameters)
         self.names = layout.names
         self._offsets = layout.offsets
@@ -42,17 +43,17 @@ class EngineMemory(FlatMemory):
         self._take_values(layout.size, keeps_gradients)
 
     def give_homes(self) -> None:
-        """The first time: parameters and gradients become views of the arrays."""
+        """Makes parameters and gradients views of the arrays, the first time."""
         for parameter in self.parameters:
             parameter.grad = None  # may be of another dtype
         super().give_homes()
         self.require_gradients(at_start=True)
 
     def require_gradients(self, at_start: bool) -> None:
-        """Every gradient is a view of its place; at the start of a window, where all are
-        0, it becomes one.
+        """Checks that every gradient is a view of its place. At the start of a window,
+        when all are 0, it makes them views.
 
-        Raises FailedPrecondition naming a gradient that is gone or was replaced.
+        Raises FailedPrecondition naming a gradient that was removed or replaced.
         """
         if not self.keeps_gradients:
             self._require_none()

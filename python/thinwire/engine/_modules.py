@@ -25,24 +25,26 @@ class ModuleParts(EngineBase):
             raise
 
     def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]:
-        """The module's."""
+        """Returns the module's parameters."""
         return self.module.parameters(recurse)
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """The module's, by its names."""
+        """Returns the module's parameters with the module's names."""
         return self.module.named_parameters(prefix, recurse, remove_duplicate)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """The module's."""
+        """Returns the module's state dict."""
         state: dict[str, Any] = self.module.state_dict(*args, **kwargs)
         return state
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """As load_module_state_dict(); `assign` is refused with FailedPrecondition."""
+        """Loads weights like load_module_state_dict(). Raises FailedPrecondition for
+        `assign`.
+        """
         if assign:
             raise FailedPrecondition(
                 "load_state_dict: assign=True would replace the parameters that the "
@@ -57,7 +59,7 @@ class ModuleParts(EngineBase):
         keep_vars: bool = False,
         exclude_frozen_parameters: bool = False,
     ) -> dict[str, Any]:
-        """Local: the module's state_dict(), without what is not trained if asked."""
+        """Returns the module's state_dict(), if asked without untrained tensors. Local."""
         state: dict[str, Any] = self.module.state_dict(
             destination=destination,  # type: ignore[arg-type]
             prefix=prefix,
@@ -76,8 +78,8 @@ class ModuleParts(EngineBase):
         custom_load_fn: Any = None,
         fetch_z3_params: bool = False,
     ) -> Any:
-        """Local, between windows, with the same values on all ranks: weights into the
-        module, and masters, where there are some, from them; moments stay as they are.
+        """Loads weights into the module and into masters; moments do not change. Local,
+        between windows, with the same values on all ranks.
 
         Raises FailedPrecondition inside a window of accumulation, and Unavailable for
         `custom_load_fn`.

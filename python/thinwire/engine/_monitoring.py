@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an Engine tells the monitors of its configuration."""
+"""Numbers that an Engine sends to the monitors of its configuration."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ _NUMBERS = (bool, int, float)
 
 
 class Monitoring:
-    """The loss of this rank, averaged over a window, and what its step reports. Knows
-    nothing to do without monitors."""
+    """The loss of this rank, averaged over a window, and the report of its step. Does
+    nothing without monitors.
+    """
 
     def __init__(self, monitors: list[Monitor]) -> None:
         self._monitors = monitors
         self._losses: list[torch.Tensor] = []
 
     def backward(self, loss: torch.Tensor) -> None:
-        """`loss` is not scaled, nor divided by the number of backwards."""
+        """Adds a loss, which is neither scaled nor divided by the number of backwards."""
         if self._monitors:
             self._losses.append(loss.detach().clone())
 
     def forget(self) -> None:
-        """The window begins anew."""
+        """Begins the window anew."""
         self._losses.clear()
 
     def after(self, report: EngineReport, samples: int) -> None:
-        """After a step at a boundary."""
+        """Writes the numbers after a step at a boundary."""
         if not self._monitors:
             return
         values: dict[str, Any] = {

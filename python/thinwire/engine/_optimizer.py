@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
 
 class EngineOptimizer(WrapperNames):
-    """A torch.optim.Optimizer of which param_groups count: a learning rate that is
-    written there is that of the next step, and of all later ones. step() is the
-    engine's."""
+    """A torch.optim.Optimizer whose param_groups take effect. A learning rate that is
+    written there is that of the next step, and of all later ones. The engine makes the
+    steps.
+    """
 
     def __init__(self, engine: Engine, groups: Groups, client: Client | None) -> None:
-        """Local: `groups` are shared with whoever made them, and read by `client`."""
+        """Shares `groups` with the object that made them; `client` reads them. Local."""
         self._engine = weakref.ref(engine)
         self._is_made = False
         config: _core.Config = engine._config
@@ -66,7 +67,7 @@ class EngineOptimizer(WrapperNames):
             return None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises FailedPrecondition: an engine's parameters are those of its making."""
+        """Raises FailedPrecondition: an engine's parameters are fixed at construction."""
         if self._is_made:
             raise FailedPrecondition(
                 "add_param_group: an engine's parameters are those that it was made with; "
@@ -81,11 +82,13 @@ class EngineOptimizer(WrapperNames):
         )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As Engine.zero_grad()."""
+        """Does the same as Engine.zero_grad()."""
         self._made.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Local; with ZeRO this rank's part. For files use Engine.save_checkpoint()."""
+        """Returns the state, with ZeRO this rank's part. Local. For files use
+        Engine.save_checkpoint().
+        """
         engine = self._made
         core = engine._native
         engine._memory.home()
@@ -102,12 +105,15 @@ class EngineOptimizer(WrapperNames):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Collective with ZeRO: what state_dict() gave on the same rank of as many. The
-        configuration's schedule goes on from the state's number of steps, but for groups
-        whose rate was written; without a schedule rates are those of the state.
+        """Loads what state_dict() returned on the same rank of as many. Collective with
+        ZeRO.
 
-        Raises InvalidArgument for another optimizer's, CorruptCheckpoint for what does
-        not fit.
+        The configuration's schedule continues from the state's number of steps, except
+        for groups whose rate was written. Without a schedule, rates are those of the
+        state.
+
+        Raises InvalidArgument for another optimizer's state, and CorruptCheckpoint if a
+        part does not fit.
         """
         if "thinwire" not in state_dict:
             raise InvalidArgument(
@@ -145,17 +151,17 @@ class EngineOptimizer(WrapperNames):
 
     @property
     def overflow(self) -> bool:
-        """The last step was skipped, because a gradient was not finite."""
+        """Whether the last step was skipped because of a non-finite gradient."""
         report = self._made.report
         return report is not None and report.at_boundary and not report.applied
 
     # ---- the engine's side
 
     def tell_rates(self, core: _core.Engine) -> None:
-        """Local, before a step: what was written since the last one.
+        """Passes on what was written since the last step. Local, before a step.
 
-        Raises FailedPrecondition naming a setting that cannot change, and TypeError for a
-        learning rate that is no number.
+        Raises FailedPrecondition naming a setting that cannot change, and TypeError for
+        a learning rate that is no number.
         """
         require_sizes(self._sizes, self.param_groups)
         for number, group in enumerate(self.param_groups):
@@ -182,8 +188,9 @@ class EngineOptimizer(WrapperNames):
                 self._by_hand.add(number)
 
     def show_rates(self, config: _core.Config, steps: int) -> None:
-        """Local: groups get the rates of the next step, as the configuration has them,
-        unless somebody has written others."""
+        """Sets the groups' rates to those of the next step, as the configuration has
+        them, unless the program has written others. Local.
+        """
         self._step_tensor.fill_(steps)
         for number, group in enumerate(self.param_groups):
             is_written = float(group["lr"]) != self._seen[number]
@@ -193,7 +200,7 @@ class EngineOptimizer(WrapperNames):
                 set_rate(group, rate)
 
     def loaded(self, core: _core.Engine, scalars: dict[str, Any]) -> None:
-        """Local: a checkpoint was loaded, with these rates set by hand."""
+        """Follows a checkpoint that was loaded, with these rates set by hand. Local."""
         self._by_hand.clear()
         if self._settings is None:
             self._loaded_client(core)

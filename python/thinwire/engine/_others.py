@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint of a module has beside its trained parameters."""
+"""Tensors of a module in a checkpoint, beside its trained parameters."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _TYPES = {
 
 
 class ModuleOthers:
-    """Parameters that are not trained and persistent buffers that are dense and of a type
-    that files know, and the further names of tensors that have several. The first
-    name in the order of registration is the one that they are saved under, parameters
-    before buffers."""
+    """Untrained parameters, persistent buffers, and further names of tensors that have
+    several. They are dense and of a type that files support. A tensor is saved under
+    its first name in the order of registration, parameters before buffers.
+    """
 
     def __init__(
         self,
@@ -35,8 +35,9 @@ class ModuleOthers:
         names: Sequence[str],
         rank: int,
     ) -> None:
-        """Local: rank 0 logs a line of each tensor that is not saved. `names` are what
-        the trained ones are saved under."""
+        """Finds the tensors. Local. Rank 0 logs a line for each tensor that is not
+        saved. `names` are those under which the trained ones are saved.
+        """
         self._module = module
         self._trained = {id(t): name for t, name in zip(trained, names, strict=True)}
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -46,8 +47,9 @@ class ModuleOthers:
         self._logs = False
 
     def describe(self) -> _core.Others:
-        """Local: views of the tensors as they are now, or, where a tensor is not
-        contiguous or not on the CPU, of a copy that lives until the next call."""
+        """Returns views of the present tensors. Local. If a tensor is not contiguous or
+        not on the CPU, the view is of a copy that lives until the next call.
+        """
         self._copies.clear()
         names: dict[int, str] = {}
         tensors: list[tuple[str, list[int], torch.Tensor, bool]] = []
@@ -70,7 +72,7 @@ class ModuleOthers:
         return _core.Others(tensors, aliases)
 
     def write_back(self) -> None:
-        """Local: copies go back to their tensors."""
+        """Writes the copies back to their tensors. Local."""
         with torch.no_grad():
             for tensor, values in self._copies:
                 tensor.copy_(values)

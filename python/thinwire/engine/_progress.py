@@ -14,7 +14,7 @@ from ._report import EngineReport
 
 
 class Progress:
-    """A line every steps_per_print steps, and what optimizers say once."""
+    """A line every steps_per_print steps, and lines that optimizers write once."""
 
     def __init__(
         self, comm: _core.Communicator, config: _core.Config, core: _core.Engine
@@ -36,7 +36,9 @@ class Progress:
         rates: list[float],
         betas: list[Any],
     ) -> None:
-        """After a step at a boundary; `skipped` of all so far, `loss_scale` of the next."""
+        """Writes a line after a step at a boundary. `skipped` counts all skipped steps
+        so far, and `loss_scale` is that of the next step.
+        """
         self._notices.after_step(report, report.steps, self._core.freeze_step)
         if not report.applied:
             self._notices.skipped(report, report.steps, skipped, loss_scale)
@@ -50,7 +52,7 @@ class Progress:
             )
 
     def note_narrow_loss(self, dtype: torch.dtype) -> None:
-        """Once: the loss has 16 bits."""
+        """Notes once that the loss has 16 bits."""
         if self._speaks and not self._noted_loss:
             logger.info(
                 "the loss is %s and is widened to float32 before it is scaled; compute it "

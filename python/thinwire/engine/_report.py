@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one step of an Engine did."""
+"""Results of one step of an Engine."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from ..report import StepReport
 
 @dataclass(frozen=True)
 class EngineReport(StepReport):
-    """What Engine.step() did: the optimizer's report, and what led to it."""
+    """Results of Engine.step(): the optimizer's report, and what led to it."""
 
     at_boundary: bool
-    """False: the window of accumulation goes on, and nothing was updated."""
+    """Whether the step is at a boundary. If not, the window of accumulation continues,
+    and nothing was updated.
+    """
     steps: int
-    """Applied so far, this one included."""
+    """Applied steps so far, including this one."""
     learning_rate: float
-    """Of group 0, in this step."""
+    """Rate of group 0 in this step."""
     backward_seconds: float
-    """Since the first backward of the window: computing gradients."""
+    """Time of computing gradients since the window's first backward."""
     late_elements: int
-    """Elements whose average began only after backward had ended."""
+    """Elements whose average began only after backward."""
     waited_for: str
-    """The parameter that held them up; empty: none."""
+    """Parameter that delayed them; empty if there is none."""

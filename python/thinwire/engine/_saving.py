@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of an Engine, in DeepSpeed's words."""
+"""Checkpoints of an Engine, with DeepSpeed's names."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ class Saving(ModuleParts):
         save_latest: bool = True,
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Collective: saves under a name, done on return; returns True.
+        """Saves under a name, done on return; returns True. Collective.
 
-        SAVE_DIR/<tag>/ is a directory of Thinwire's checkpoints with one step-<steps> in
-        it; a later one of the same tag takes its place. SAVE_DIR/latest has the tag, as
-        DeepSpeed's, where `save_latest`. Any number of ranks can load it.
+        SAVE_DIR/<tag>/ is a directory of Thinwire's checkpoints with one step-<steps>
+        in it. A later one of the same tag replaces it. With `save_latest`,
+        SAVE_DIR/latest has the tag, like DeepSpeed's. Any number of ranks can load it.
 
-        tag: a file name; None: global_step<N>. The same on all ranks.
-        client_state: what JSON can say, tuples become lists; rank 0's counts.
-        exclude_frozen_parameters: frozen parameters and buffers are left out.
+        tag: a file name, the same on all ranks; None for global_step<N>.
+        client_state: values that JSON can hold; tuples become lists. Rank 0's is saved.
+        exclude_frozen_parameters: whether to omit frozen parameters and buffers.
 
-        Raises, on all ranks, KeyError for a name that DeepSpeed's checkpoints use
-        themselves, InvalidArgument for what JSON cannot say or tags that differ,
-        Unavailable where it cannot be written, FailedPrecondition inside a window of
-        accumulation.
+        Raises KeyError for a name that DeepSpeed's checkpoints use themselves. Raises
+        InvalidArgument for values that JSON cannot hold or tags that differ. Raises
+        Unavailable if a file cannot be written, and FailedPrecondition inside a window
+        of accumulation. All ranks raise together.
         """
         tag = f"global_step{self.global_steps}" if tag is None else str(tag)
 
@@ -84,17 +84,19 @@ class Saving(ModuleParts):
         load_module_only: bool = False,
         custom_load_fn: Callable[..., Any] | None = None,
     ) -> tuple[str | None, dict[str, Any] | None]:
-        """Collective: goes on from what save_checkpoint() wrote on any number of ranks;
-        returns its path and the client_state, or (None, None), with a warning, where
-        `tag` is None and LOAD_DIR has no file `latest`.
+        """Resumes from what save_checkpoint() wrote on any number of ranks. Collective.
 
-        load_module_strict: False: parameters may be missing in either.
-        load_optimizer_states: False: weights, and masters as they were saved; moments,
-          the number of applied steps and so the configuration's schedule begin anew.
-        load_module_only: as that, and the engine's counters stay.
+        Returns its path and the client_state. If `tag` is None and LOAD_DIR has no file
+        `latest`, it warns and returns (None, None).
 
-        Raises as thinwire.load(), Unavailable for `custom_load_fn`, and InvalidArgument for
-        tags that differ from rank to rank.
+        load_module_strict: if False, parameters may be missing in either.
+        load_optimizer_states: if False, loads weights, and masters as they were saved.
+          Moments and the number of applied steps begin anew, and so does the
+          configuration's schedule.
+        load_module_only: does the same, and does not change the engine's counters.
+
+        Raises the errors of thinwire.load(), Unavailable for `custom_load_fn`, and
+        InvalidArgument for tags that differ from rank to rank.
         """
         if custom_load_fn is not None:
             raise Unavailable("custom_load_fn: must be None, it is not supported")
@@ -136,8 +138,10 @@ class Saving(ModuleParts):
         save_filename: str = "pytorch_model.bin",
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Collective: rank 0 writes the module's state_dict() with torch.save(), in the
-        parameters' precision; returns True. Raises Unavailable on all ranks."""
+        """Writes the module's state_dict() with torch.save(), in the parameters'
+        precision. Collective; rank 0 writes. Returns True. Raises Unavailable on all
+        ranks if the file cannot be written.
+        """
 
         def write() -> str:
             os.makedirs(save_dir, exist_ok=True)
@@ -174,7 +178,7 @@ class Saving(ModuleParts):
         return report
 
     def wait_for_save(self) -> None:
-        """Collective: until an asynchronous save is done; raises why it failed."""
+        """Blocks until an asynchronous save is done, and raises its error. Collective."""
         self._made.wait_for_save()
 
     def _resume(self, path: str, options: _core.LoadOptions) -> LoadReport | None:
@@ -217,8 +221,9 @@ class Saving(ModuleParts):
         }
 
     def _on_rank_0(self, action: Callable[[], str]) -> str:
-        """Collective: rank 0's result on all ranks; if it raises anything there,
-        Unavailable on all ranks."""
+        """Returns rank 0's result on all ranks. Collective. If it raises anything
+        there, raises Unavailable on all ranks.
+        """
         done: dict[str, str] = {"result": "", "error": ""}
         interrupt: BaseException | None = None
         if self._comm.rank == 0:

@@ -17,21 +17,21 @@ class ConfigSchedule:
         self.optimizer = optimizer
 
     def get_last_lr(self) -> list[float]:
-        """Rates of the next step, one per group."""
+        """Returns the rates of the next step, one per group."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     get_lr = get_last_lr
 
     def step(self, *_: Any) -> NoReturn:
-        """Raises FailedPrecondition: engine.step() does it."""
+        """Raises FailedPrecondition: engine.step() advances the schedule."""
         raise FailedPrecondition(
             "engine.step() advances the configuration's schedule: remove "
             "lr_scheduler.step()"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty: the number of applied steps is the engine's."""
+        """Returns an empty dict: the engine has the number of applied steps."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to load."""
+        """Does nothing: there is nothing to load."""

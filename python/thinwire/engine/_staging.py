@@ -31,7 +31,7 @@ class StagedEngineMemory(StagedMemory, EngineMemory):
         keeps_gradients: bool,
         num_wide: int = 0,
     ) -> None:
-        """As EngineMemory."""
+        """Copies values, like EngineMemory."""
         self.staging = Staging(parameters[0].device)
         EngineMemory.__init__(
             self, parameters, layout, dtype, keeps_gradients, num_wide
@@ -47,10 +47,10 @@ class StagedEngineMemory(StagedMemory, EngineMemory):
                 parameter.data = parameter.detach().to(view.dtype)
 
     def require_gradients(self, at_start: bool) -> None:
-        """Checks that the only gradients on the device are those that add up there in this
-        window; at its start none.
+        """Checks that the only gradients on the device are those that accumulate there
+        in this window; at its start there are none.
 
-        Raises FailedPrecondition naming one that is gone or was replaced or set.
+        Raises FailedPrecondition naming one that was removed, replaced or set.
         """
         if not self.keeps_gradients:
             self._require_none()
@@ -72,8 +72,9 @@ class StagedEngineMemory(StagedMemory, EngineMemory):
 
 
 class StagedLink(Link):
-    """Copies each gradient to the host when backward has made it, and passes those that have
-    arrived to the C++ side, in that order, while backward makes others."""
+    """Copies each gradient to the host when backward has made it. Meanwhile gradients
+    that have arrived go to the C++ side, in that order, while backward makes others.
+    """
 
     memory: StagedEngineMemory
 
@@ -173,7 +174,7 @@ class StagedLink(Link):
 
 
 class Ring:
-    """Pinned memory whose parts are given out and taken back in one order."""
+    """Pinned memory whose parts are allocated and freed in the same order."""
 
     def __init__(self, memory: StagedEngineMemory) -> None:
         """Makes room for the largest parameter."""
@@ -184,7 +185,7 @@ class Ring:
         self.clear()
 
     def clear(self) -> None:
-        """Takes all parts back."""
+        """Frees all parts."""
         self._begin = self._end = 0
         self._ends: collections.deque[int] = collections.deque()
 
@@ -204,7 +205,7 @@ class Ring:
         return at.view(like.dtype).view(like.shape)
 
     def free(self) -> None:
-        """Takes back the part that was given out first."""
+        """Frees the part that was allocated first."""
         self._begin = self._ends.popleft()
 
 

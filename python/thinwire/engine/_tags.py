@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of checkpoints, the file `latest` that has the newest one's, and the names of
-parameters in one. Local."""
+"""Names of checkpoints, the file `latest` with the newest one's name, and the names of
+parameters in one. Local.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def require_tag(tag: str) -> None:
 
 
 def write_latest(directory: str | os.PathLike[str], tag: str) -> str:
-    """Puts the tag into `latest`, which names the old one until all of it is there."""
+    """Puts the tag into `latest`, which names the old one until the new file is
+    complete.
+    """
     handle, temporary = tempfile.mkstemp(prefix=".latest-", dir=directory)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -47,7 +50,7 @@ def write_latest(directory: str | os.PathLike[str], tag: str) -> str:
 
 
 def read_latest(directory: str | os.PathLike[str]) -> str:
-    """The tag in `latest`; empty where there is no such file."""
+    """Returns the tag in `latest`; empty if there is no such file."""
     path = os.path.join(directory, LATEST)
     try:
         with open(path, encoding="utf-8", newline="") as file:
@@ -59,8 +62,9 @@ def read_latest(directory: str | os.PathLike[str]) -> str:
 
 
 def names_in(root: str) -> list[str]:
-    """Of the trained parameters of the newest complete checkpoint; empty where there is
-    none."""
+    """Returns the names of the trained parameters of the newest complete checkpoint;
+    empty if there is none.
+    """
     if not os.path.isdir(root):
         return []
     for found in _core.inspect(root):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Methods of DeepSpeed's engine for what Thinwire does not have: each says so."""
+"""Methods of DeepSpeed's engine for features that Thinwire lacks; each says so."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class NotHere:
 
 
 def refusal(name: str, why: str) -> Callable[..., NoReturn]:
-    """A method of this name that raises Unavailable and says why."""
+    """Returns a method of this name that raises Unavailable and says why."""
 
     def refuse(self: object, *_: Any, **__: Any) -> NoReturn:
         raise Unavailable(f"{name}: {why}")

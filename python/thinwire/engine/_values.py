@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole values of an Engine's parameters, whoever owns them, and its memory."""
+"""Whole values of an Engine's parameters, whatever rank owns them, and its memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _ENGINES: weakref.WeakValueDictionary[int, Values] = weakref.WeakValueDictionary
 
 
 def engine_of(parameter: torch.Tensor) -> Values:
-    """Local: the engine that trains `parameter`; InvalidArgument without one."""
+    """Returns the engine that trains `parameter`. Local. Raises InvalidArgument if
+    there is none.
+    """
     engine = _ENGINES.get(id(parameter))
     if engine is None:
         is_tensor = isinstance(parameter, torch.Tensor)
@@ -42,18 +44,23 @@ class Values(EngineBase):
             _ENGINES[id(parameter)] = self
 
     def full_parameter(self, parameter: torch.Tensor | str) -> torch.Tensor:
-        """With ZeRO collective, otherwise local: a parameter's master in fp32, or the
-        parameter itself if it has none; a copy in its shape. `parameter` is the tensor or
-        its name; InvalidArgument if the engine does not train it."""
+        """Returns a copy of a parameter's fp32 master, or of the parameter if it has
+        none.
+
+        The copy has the parameter's shape. `parameter` is the tensor or its name.
+        Collective with ZeRO, otherwise local. Raises InvalidArgument if the engine does
+        not train it.
+        """
         name, shape = self._named(parameter)
         return self._tensor(self._made.full_parameter(name), shape)
 
     def set_full_parameter(
         self, parameter: torch.Tensor | str, value: torch.Tensor
     ) -> None:
-        """With ZeRO collective, otherwise local; all ranks give the same value: sets the
-        master and, rounded to its dtype, the parameter. 0/1 Adam forgets its updates since
-        the last exchange.
+        """Sets the master and, rounded to its dtype, the parameter.
+
+        Collective with ZeRO, otherwise local; all ranks pass the same value. 0/1 Adam
+        discards its updates since the last exchange.
 
         Raises InvalidArgument for a value that is no tensor of the parameter's shape.
         """
@@ -64,9 +71,11 @@ class Values(EngineBase):
         self._written(is_behind=False)
 
     def full_gradient(self, parameter: torch.Tensor | str) -> torch.Tensor:
-        """Collective, with ZeRO only: the averaged gradient in fp32, without the loss scale
-        and not clipped, between a window's last backward and step(); no backward may come
-        before that step() then.
+        """Returns the averaged gradient in fp32, without the loss scale and not
+        clipped.
+
+        Collective; only with ZeRO. Call it between a window's last backward and step().
+        No backward may follow before that step().
 
         Raises FailedPrecondition at other times and without ZeRO.
         """
@@ -76,17 +85,21 @@ class Values(EngineBase):
     def set_full_gradient(
         self, parameter: torch.Tensor | str, value: torch.Tensor
     ) -> None:
-        """As full_gradient(); all ranks give the same value, which the next step() takes."""
+        """Sets the gradient that the next step() uses, under the conditions of
+        full_gradient(). All ranks pass the same value.
+        """
         name, shape = self._named(parameter)
         self._made.set_full_gradient(name, _floats(value, shape))
 
     def full_state(self, parameter: torch.Tensor | str, key: str) -> torch.Tensor:
-        """With ZeRO collective, otherwise local: a copy of a parameter's part of the
-        optimizer's array `key`, "exp_avg" or "exp_avg_sq", in fp32 and in its shape. An
-        optimizer of torch that makes its own steps has keys of its own.
+        """Returns a copy of a parameter's part of the optimizer's array `key`.
 
-        Raises InvalidArgument for a key that the optimizer's present stage lacks: after its
-        freeze 1-bit Adam has no exp_avg_sq.
+        The copy is fp32 and has the parameter's shape. `key` is "exp_avg" or
+        "exp_avg_sq". An optimizer of torch that makes its own steps has keys of its
+        own. Collective with ZeRO, otherwise local.
+
+        Raises InvalidArgument for a key that the optimizer's present stage lacks: after
+        its freeze 1-bit Adam has no exp_avg_sq.
         """
         name, shape = self._named(parameter)
         _require_key(key)
@@ -97,10 +110,11 @@ class Values(EngineBase):
     def set_full_state(
         self, parameter: torch.Tensor | str, key: str, value: torch.Tensor
     ) -> None:
-        """Collective, with ZeRO only; all ranks give the same value.
+        """Sets a parameter's part of a state. Collective, only with ZeRO; all ranks
+        pass the same value.
 
-        Raises InvalidArgument as set_full_parameter(), and for a value that is not finite or
-        a negative exp_avg_sq.
+        Raises InvalidArgument like set_full_parameter(), and for a value that is not
+        finite or a negative exp_avg_sq.
         """
         name, shape = self._named(parameter)
         _require_key(key)
@@ -114,16 +128,22 @@ class Values(EngineBase):
         self._made.set_full_state(name, key, values)
 
     def get_lamb_coeffs(self) -> list[float]:
-        """Local: the factors by which the last step multiplied the learning rate of each
-        parameter, in the order of the engine's parameters; LAMB's trust ratios, and in
-        compressed steps 1-bit LAMB's scaling coefficients. 0 before the first step; empty
-        unless the optimizer is LAMB or 1-bit LAMB."""
+        """Returns the factors by which the last step multiplied the learning rates.
+        Local.
+
+        There is one per parameter, in the engine's order. They are LAMB's trust ratios
+        or, in compressed steps of 1-bit LAMB, its scaling coefficients. They are 0
+        before the first step, and empty unless the optimizer is LAMB or 1-bit LAMB.
+        """
         return self._made.lamb_coeffs()
 
     def memory_use(self) -> dict[str, int]:
-        """Local: bytes that this rank holds: parameters, gradients, states, buckets and
-        other, and peak, the largest sum of them so far. Everything that this thread made
-        counts, so another engine of the same thread does, too; activations do not."""
+        """Returns the bytes that this rank holds. Local.
+
+        The keys are parameters, gradients, states, buckets, other, and peak, the
+        largest sum of them so far. All memory that this thread made counts, so another
+        engine of the same thread does, too. Activations do not count.
+        """
         use = _core.memory_use()
         for kind, size in self._link.use.items():
             use[kind] += size

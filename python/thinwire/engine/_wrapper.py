@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class WrapperNames(torch.optim.Optimizer):
-    """What of them means something here; the others raise Unavailable and say what to use."""
+    """Names that have a meaning here. The others raise Unavailable and say what to use."""
 
     if TYPE_CHECKING:
 
@@ -25,18 +25,18 @@ class WrapperNames(torch.optim.Optimizer):
         def _made(self) -> Engine: ...
 
     custom_loss_scaler = False
-    """Always: the engine has the loss scale."""
+    """Always False: the engine has the loss scale."""
     external_loss_scale = None
-    """Always: see loss_scale."""
+    """Always None: see loss_scale."""
 
     @property
     def loss_scale(self) -> float:
-        """What the next loss is multiplied by. Setting it is collective, between two
-        windows; a dynamic scale continues from it.
+        """Factor on the next loss. Setting it is collective, between two windows; a
+        dynamic scale continues from it.
 
-        Setting raises FailedPrecondition unless parameters are float16, InvalidArgument out
-        of the scale's limits and where ranks set different values, and TypeError for what
-        is no number.
+        Setting raises FailedPrecondition unless parameters are float16. It raises
+        InvalidArgument outside the scale's limits and if ranks set different values,
+        and TypeError if the value is no number.
         """
         return self._made.loss_scale()
 
@@ -48,21 +48,22 @@ class WrapperNames(torch.optim.Optimizer):
 
     @property
     def clip_grad(self) -> float:
-        """The global norm that gradients are clipped to; 0: never."""
+        """Global norm to which gradients are clipped; 0 for no clipping."""
         return self._made.gradient_clipping()
 
     def set_lr(self, lr: float) -> None:
-        """Local: the learning rate of every group from the next step on, as if it were
-        written into param_groups; all ranks do the same.
+        """Sets the learning rate of every group from the next step on, as if it were
+        written into param_groups. Local; all ranks must make the same call.
 
-        Raises TypeError for what is no number, and InvalidArgument unless finite, >= 0.
+        Raises TypeError if the rate is no number, and InvalidArgument unless finite, >=
+        0.
         """
         rate = rate_of("lr", lr)
         for group in self.param_groups:
             set_rate(group, rate)
 
     def get_lr(self) -> float:
-        """The learning rate of group 0 in the next step."""
+        """Returns the learning rate of group 0 in the next step."""
         return float(self.param_groups[0]["lr"])
 
     def backward(
@@ -71,8 +72,8 @@ class WrapperNames(torch.optim.Optimizer):
         create_graph: bool = False,
         retain_graph: bool = False,
     ) -> None:
-        """As Engine.backward(): scales the loss, but does not divide it by
-        gradient_accumulation_steps, which here is the caller's part.
+        """Runs Engine.backward(): it scales the loss, but does not divide it by
+        gradient_accumulation_steps, which the caller does here.
 
         Raises Unavailable for `create_graph`.
         """
@@ -85,19 +86,21 @@ class WrapperNames(torch.optim.Optimizer):
         self._made.backward(loss, retain_graph=retain_graph, scale_wrt_gas=False)
 
     def refresh_fp32_params(self) -> None:
-        """Local, between two windows; all ranks do the same: masters become what the
-        parameters are now, without the bits that 16 bits do not have."""
+        """Sets masters to the present parameters, without the bits that 16 bits do not
+        have. Local, between two windows; all ranks must make the same call.
+        """
         self._made._refresh_masters()
 
     @property
     def fp16_groups(self) -> list[list[torch.Tensor]]:
-        """The parameters of each group, of whatever dtype they are."""
+        """Parameters of each group, whatever their dtype."""
         return [list(group["params"]) for group in self.param_groups]
 
     @property
     def fp32_groups(self) -> list[list[torch.Tensor]]:
-        """Copies of the masters of each group, in fp32; with ZeRO collective. What is written
-        into them has no effect: use engine.set_full_parameter()."""
+        """Copies of the masters of each group, in fp32. Collective with ZeRO. Writing
+        into them has no effect: use engine.set_full_parameter().
+        """
         engine = self._made
         return [
             [engine.full_parameter(p) for p in group["params"] if p.requires_grad]
@@ -105,7 +108,7 @@ class WrapperNames(torch.optim.Optimizer):
         ]
 
     def get_lamb_coeffs(self) -> list[float]:
-        """As Engine.get_lamb_coeffs()."""
+        """Returns Engine.get_lamb_coeffs()."""
         return self._made.get_lamb_coeffs()
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Thinwire's optimizers in the trainers of others: one module each, imported when it
-is first named, because each imports the trainer that it is for."""
+"""Thinwire's optimizers in the trainers of other packages. Each has one module, which
+is imported when it is first named, because it imports its trainer.
+"""
 
 from __future__ import annotations
 

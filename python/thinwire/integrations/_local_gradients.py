@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Accelerate, and so the Trainer of transformers, does to a model in DDP."""
+"""Settings that Accelerate, and so the Trainer of transformers, applies to a model in
+DDP.
+"""
 
 from __future__ import annotations
 

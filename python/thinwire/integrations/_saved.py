@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of optimizers beside the files of a trainer.
 
-Trainers save the state dict of rank 0's optimizer and load it on all ranks. What a
-low-bit optimizer has of each rank, its residuals, would be lost. So every rank takes
-part in a checkpoint of Thinwire's own, and that one is loaded.
+Trainers save the state dict of rank 0's optimizer and load it on all ranks. A low-bit
+optimizer would lose the residuals of the other ranks. So every rank takes part in a
+checkpoint of Thinwire's own, which is loaded instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..optim._base import _Optimizer
 
 
 def optimizers_of(wrapped: Iterable[Any]) -> list[_Optimizer]:
-    """Those of Thinwire's, out of the wrappers that trainers put around optimizers."""
+    """Returns Thinwire's optimizers, out of the wrappers that trainers put around them."""
     found = []
     for optimizer in wrapped:
         while not isinstance(optimizer, _Optimizer):
@@ -35,14 +35,16 @@ def optimizers_of(wrapped: Iterable[Any]) -> list[_Optimizer]:
 
 
 def folder(root: str | os.PathLike[str], number: int) -> Path:
-    """Of the optimizer with this number."""
+    """Returns the folder of the optimizer with this number."""
     return Path(root) / ("thinwire" if number == 0 else f"thinwire_{number}")
 
 
 @contextmanager
 def states_beside(optimizers: Iterable[_Optimizer]) -> Iterator[None]:
-    """Local: within it state_dict() of each holds param_groups alone, because save() has
-    the rest; the files of a trainer would hold rank 0's states a second time."""
+    """Makes state_dict() of each return only param_groups within it, because save() has
+    the rest. Otherwise the trainer's files would hold rank 0's states a second time.
+    Local.
+    """
     ours = list(optimizers)
     for optimizer in ours:
         optimizer._states_are_beside = True
@@ -54,7 +56,7 @@ def states_beside(optimizers: Iterable[_Optimizer]) -> Iterator[None]:
 
 
 def save(optimizers: Iterable[_Optimizer], root: str | os.PathLike[str]) -> None:
-    """Collective."""
+    """Saves the optimizers. Collective."""
     for number, optimizer in enumerate(optimizers):
         checkpoint.save(str(folder(root, number)), optimizer)
 
@@ -62,9 +64,10 @@ def save(optimizers: Iterable[_Optimizer], root: str | os.PathLike[str]) -> None
 def load_with_state_dict(
     optimizers: Iterable[_Optimizer], root: str | os.PathLike[str]
 ) -> None:
-    """Local: the next load_state_dict() of each optimizer, which then is collective,
-    loads what save() has left in `root`, not what it is given. Trainers load the
-    model before. Where nothing was saved load_state_dict() stays as it is."""
+    """Makes the next load_state_dict() of each optimizer load what save() has left in
+    `root`, instead of its argument. Local, but that call is collective. Trainers load
+    the model before. If nothing was saved, load_state_dict() does not change.
+    """
     for number, optimizer in enumerate(optimizers):
         saved = folder(root, number)
         if saved.is_dir():

@@ -6,9 +6,8 @@
     optimizer = thinwire.OnebitAdam(model.parameters(), lr=4e-4, freeze_step=2000)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
-Gradients are clipped by the optimizer's `max_grad_norm`, not by
-`accelerator.clip_grad_norm_`, which would clip each rank's by its own norm and is
-refused.
+The optimizer's `max_grad_norm` clips gradients. `accelerator.clip_grad_norm_` is
+rejected, because it would clip each rank's gradients by their own norm.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ _OTHERS = (
 
 
 def attach(accelerator: Accelerator) -> None:
-    """Makes an accelerator fit for Thinwire's optimizers; before `prepare()`.
+    """Prepares an accelerator for Thinwire's optimizers. Local, before `prepare()`.
 
-    Local. `prepare()` then wraps the model in DDP that does not average gradients: the
-    optimizer does. fp16 is scaled by thinwire.GradScaler, with the settings of the
-    scaler that was there. `save_state(DIR)` also writes a checkpoint of every rank's
-    state to DIR/thinwire, and `load_state(DIR)` loads that one, on any number of ranks;
-    it may be called at once, because `save_state` returns when all files are there.
+    `prepare()` then wraps the model in DDP that does not average gradients, because the
+    optimizer does. thinwire.GradScaler scales fp16, with the settings of the existing
+    scaler. `save_state(DIR)` also writes a checkpoint of every rank's state to
+    DIR/thinwire. `load_state(DIR)` loads it on any number of ranks, and may be called
+    at once, because `save_state` returns when all files exist.
 
-    Raises FailedPrecondition if the accelerator has prepared a model, or runs DeepSpeed,
-    FSDP, Megatron-LM or XLA; nothing has changed then.
+    Raises FailedPrecondition if the accelerator has prepared a model, or runs
+    DeepSpeed, FSDP, Megatron-LM or XLA; nothing has changed then.
     """
     if accelerator.distributed_type in _OTHERS:
         raise FailedPrecondition(
@@ -77,8 +76,9 @@ def attach(accelerator: Accelerator) -> None:
 
 
 def leave_gradients_local(accelerator: Accelerator) -> None:
-    """The part of attach() that is about steps. As an attribute: `kwargs_handlers=`
-    takes no subclasses."""
+    """Does the part of attach() that is about steps. It sets an attribute, because
+    `kwargs_handlers=` accepts no subclasses.
+    """
     old = accelerator.ddp_handler
     accelerator.ddp_handler = LocalGradients(**(old.to_kwargs() if old else {}))
     if accelerator.scaler is not None:
@@ -93,7 +93,7 @@ def _refuse_to_clip(*_: Any, **__: Any) -> NoReturn:
 
 
 def _agreeing(scaler: Any) -> GradScaler:
-    """A scaler with the same settings, whose ranks agree on overflows."""
+    """Returns a scaler with the same settings, whose ranks agree on overflows."""
     return GradScaler(
         scaler._device,
         init_scale=scaler.get_scale(),

@@ -25,8 +25,9 @@ __all__ = ["Checkpoint", "Strategy", "strategy"]
 
 
 class Strategy(DDPStrategy):  # type: ignore[misc]
-    """DDP that leaves gradients local. DDPStrategy's own `ddp_comm_hook` does so on
-    CUDA devices only: elsewhere it is not registered."""
+    """DDP that leaves gradients local. DDPStrategy's own `ddp_comm_hook` does so only
+    on CUDA devices: elsewhere it is not registered.
+    """
 
     strategy_name = "thinwire"
 
@@ -37,7 +38,9 @@ class Strategy(DDPStrategy):  # type: ignore[misc]
 
     def setup(self, trainer: Trainer) -> None:
         """Also moves `Trainer(gradient_clip_val=...)` into optimizers that have no
-        `max_grad_norm`: Lightning would clip each rank's gradient by its own norm."""
+        `max_grad_norm`, because Lightning would clip each rank's gradient by its own
+        norm.
+        """
         super().setup(trainer)
         norm = float(trainer.gradient_clip_val or 0)
         ours = _saved.optimizers_of(self.optimizers)
@@ -50,22 +53,24 @@ class Strategy(DDPStrategy):  # type: ignore[misc]
 
 
 def strategy(**options: Any) -> Strategy:
-    """For `Trainer(strategy=...)`: trains with Thinwire's optimizers under DDP.
+    """Returns a value for `Trainer(strategy=...)` that trains with Thinwire's
+    optimizers in DDP.
 
-    `options` are DDPStrategy's and DistributedDataParallel's. The process group is the
-    one that Lightning chooses for the device (gloo for CPUs). With precision="16-mixed"
-    give `plugins=MixedPrecision("16-mixed", "cuda", thinwire.GradScaler("cuda"))`:
-    torch's own scaler is refused by the optimizer.
+    `options` are DDPStrategy's and DistributedDataParallel's. Lightning chooses the
+    process group for the device (gloo for CPUs). With precision="16-mixed" pass
+    `plugins=MixedPrecision("16-mixed", "cuda", thinwire.GradScaler("cuda"))`, because
+    the optimizer rejects torch's own scaler.
     """
     return Strategy(**options)
 
 
 class Checkpoint(ModelCheckpoint):  # type: ignore[misc]
-    """Lightning's ModelCheckpoint, with all of its arguments, that also saves every
-    rank's state of Thinwire's optimizers: beside FILE.ckpt, in the folder
-    FILE.ckpt.thinwire. `fit(ckpt_path=FILE.ckpt)` loads it, on any number of ranks.
+    """Lightning's ModelCheckpoint, which also saves every rank's state of Thinwire's
+    optimizers.
 
-    Lightning's own file has no states of these optimizers, which then are there once.
+    It accepts all arguments of ModelCheckpoint. States are in the folder
+    FILE.ckpt.thinwire beside FILE.ckpt, and not in Lightning's own file.
+    `fit(ckpt_path=FILE.ckpt)` loads them on any number of ranks.
     """
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
@@ -80,7 +85,9 @@ class Checkpoint(ModelCheckpoint):  # type: ignore[misc]
             shutil.rmtree(_beside(filepath), ignore_errors=True)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Optimizers are made, and their states not yet loaded."""
+        """Makes the optimizers load their states. They exist by now, and have not
+        loaded them yet.
+        """
         super().on_fit_start(trainer, pl_module)
         if trainer.ckpt_path is not None:
             _saved.load_with_state_dict(_ours(trainer), _beside(trainer.ckpt_path))

@@ -8,7 +8,7 @@
     trainer.train()
 
 `optimizer_cls_and_kwargs=(thinwire.OnebitAdam, {"lr": 4e-4, "freeze_step": 2000})`
-works as well: the Trainer then leaves weight decay off norms and biases.
+works as well. The Trainer then excludes norms and biases from weight decay.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ _CALL = "thinwire.integrations.transformers.attach(trainer)"
 
 
 def attach(trainer: Trainer) -> None:
-    """Makes a Trainer fit for its optimizer, which is Thinwire's; before `train()`.
+    """Prepares a Trainer for its optimizer, which is Thinwire's. Collective, before
+    `train()`.
 
-    Collective. DDP leaves gradients as they are, the optimizer averages them. The norm
-    that `args.max_grad_norm` allows is moved into the optimizer, unless that has one of
-    its own, and `args.max_grad_norm` becomes 0: the Trainer would clip each rank's
-    gradient by its own norm. fp16 is scaled by thinwire.GradScaler. Each checkpoint of the
-    Trainer gets a folder `thinwire` with every rank's state of the optimizer, and
-    `train(resume_from_checkpoint=...)` loads it, on any number of ranks.
+    DDP does not average gradients, because the optimizer does. The norm of
+    `args.max_grad_norm` becomes the optimizer's, unless that has its own. Then
+    `args.max_grad_norm` becomes 0, because the Trainer would clip each rank's gradient
+    by its own norm. thinwire.GradScaler scales fp16. Each checkpoint of the Trainer
+    gets a folder `thinwire` with every rank's state of the optimizer.
+    `train(resume_from_checkpoint=...)` loads it on any number of ranks.
 
     Raises FailedPrecondition if the Trainer has begun to train, or runs DeepSpeed or
-    FSDP, and InvalidArgument if its optimizer is not one of Thinwire's; nothing has
+    FSDP. Raises InvalidArgument if its optimizer is not one of Thinwire's. Nothing has
     changed then.
     """
     _check(trainer)
@@ -85,9 +86,10 @@ def _move_clipping(trainer: Trainer) -> None:
 
 
 def _save_every_rank(trainer: Trainer) -> None:
-    """By the two methods that the Trainer calls on every rank with the checkpoint's
-    path. Its callbacks are told no path: neither where hyperparameters are searched
-    for, nor which checkpoint is gone on from."""
+    """Saves through the two methods that the Trainer calls on every rank with the
+    checkpoint's path. Its callbacks receive no path. They learn neither the place of a
+    hyperparameter search nor the checkpoint that training resumes from.
+    """
     save = trainer._save_optimizer_and_scheduler
     load = trainer._load_optimizer_and_scheduler
 

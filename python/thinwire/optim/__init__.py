@@ -1,44 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers in torch's interface that average over the ranks themselves.
 
-`params` are tensors, (name, tensor) pairs or groups. Groups may set lr, betas, eps and
-weight_decay; of the low-bit optimizers also exp_avg_mask (a tensor per parameter, 0 where
-the momentum is always 0), of OnebitAdam non_freeze, of Lamb and OnebitLamb max_coeff and
-min_coeff. A group of experts, which not all ranks hold, names those that hold the same as
-expert_group: they begin with the first one's values and are averaged exactly among them,
-divided by the number of all ranks; no group of LeanOnebitAdam, nor with "deepspeed"
-semantics. Of these lr, weight_decay and exp_avg_mask may change later: they are read in
-every step, on all ranks the same ones, and the script's masks hold after a load, too.
-of one dtype: float32, float16 or bfloat16; those of 16 bits get masters in fp32. Each
-becomes a part of one flat array, its gradient of another; saved by itself or with its
-model it takes what it took before. Parameters on another device than the CPU stay there,
-and the arrays on the host have copies: docs/guide/devices.md.
+`params` are tensors, (name, tensor) pairs or groups. All have one dtype: float32,
+float16 or bfloat16. Parameters of 16 bits get masters in fp32. Each parameter becomes a
+part of one flat array, and its gradient a part of another. A file of a parameter or of
+its model takes as many bytes as before. Parameters on another device than the CPU stay
+there, and the arrays on the host have copies: see docs/guide/devices.md.
 
-Arguments of all:
-  max_grad_norm        gradients are clipped to this global norm; 0: never
-  bias_correction, eps_inside_sqrt
-  process_group        a torch.distributed group (None: the world, or a group of one), a
-                       transport, or a communicator of run_local_ranks
-  threads              of this rank; 0: THINWIRE_NUM_THREADS, else 1
-  bucket_elements      that travel together; results do not depend on it
-  hierarchy            "auto": ranks of one host exchange among themselves first, where
-                       hosts hold several ranks each, equally many; "flat", "by_host"
-  ranks_per_host       0: found out
-  verify_every         ranks compare checksums every so many steps; 0: never
-  broadcast            parameters begin with rank 0's values
-  skip_nonfinite       a gradient that is not finite skips the step on all ranks
-  telemetry            a file that gets a line per step; docs/guide/telemetry.md
-Of OnebitAdam, LeanOnebitAdam, OnebitLamb and ZeroOneAdam:
-  denom_floor, residual_dtype (torch.float32 or bfloat16),
-  lagged_clipping, total_steps; of DeepSpeed's scripts comm_backend_name ("mpi" and "gloo"
-  choose the transport), cuda_aware and deepspeed
-Each default is that of the C++ options; help(CLASS) shows them.
+Groups may set lr, betas, eps and weight_decay. With the low-bit optimizers they may
+also set exp_avg_mask, a tensor per parameter that is 0 where the momentum is always 0.
+OnebitAdam accepts non_freeze too, and Lamb and OnebitLamb max_coeff and min_coeff. The
+keys lr, weight_decay and exp_avg_mask may change later. Every step reads them, and all
+ranks must set the same values. The script's masks stay in effect after a load.
 
-state_dict() has torch's form; moments are in fp32 and stay so. load_state_dict() takes
-  - its own, of the same rank and number of ranks: the run goes on bit-equal; of AdamW
-    and Lamb of any rank;
-  - that of torch.optim.Adam or AdamW, for the exact stage;
-  - an empty one, before the first step.
+A group of experts, which not all ranks hold, names the process group of its ranks as
+expert_group. Its parameters begin with the values of the first of these ranks. They are
+averaged exactly among them, divided by the number of all ranks. LeanOnebitAdam and
+"deepspeed" semantics do not support experts.
+
+help(CLASS) shows all keywords and their defaults, which are those of the C++ options.
+
+state_dict() has torch's form; moments are in fp32 and stay so. load_state_dict()
+accepts these states:
+
+* its own, of the same rank and number of ranks, and the run continues with the same
+  bits
+* its own of any rank, with AdamW and Lamb
+* a state of torch.optim.Adam or AdamW, for the exact stage
+* an empty one, before the first step
+
 thinwire.save and thinwire.load carry states over any number of ranks.
 """
 
@@ -92,8 +82,8 @@ class AdamW(_Optimizer):
 class Lamb(_Optimizer):
     """Exact LAMB (You et al., arXiv:1904.00962), averaging gradients.
 
-    A parameter's step is as long as lr times its norm, by a ratio clamped to
-    [min_coeff, max_coeff]. Memory: as AdamW.
+    A parameter's step is as long as lr times its norm. Its trust ratio is clamped to
+    [min_coeff, max_coeff]. Memory is that of AdamW.
     """
 
     _options, _group = _core.LambOptions, _core.LambGroup
@@ -113,12 +103,16 @@ class Lamb(_Optimizer):
 
 
 class OnebitAdam(_Optimizer):
-    """1-bit Adam (Tang et al., arXiv:2102.02888): exact up to freeze_step, then ranks
-    average momentum with one bit per element.
+    """1-bit Adam (Tang et al., arXiv:2102.02888).
 
-    freeze_step is a number of steps, or "auto": when the variance has settled within
-    freeze_ratio, after lr_warmup_steps, and within min_freeze_step and max_freeze_step,
-    which total_steps bounds; None: it follows from total_steps.
+    Steps are exact up to freeze_step. Then ranks average momentum with one bit per
+    element.
+
+    freeze_step is a number of steps, "auto" or None. With "auto" the freeze happens
+    when the variance has settled within freeze_ratio. It is not before the end of
+    lr_warmup_steps, and within min_freeze_step and max_freeze_step, which total_steps
+    bounds. With None, total_steps determines it.
+
     Memory: 8 bytes per parameter, then 8.13 and 4 / ranks.
     """
 
@@ -139,14 +133,17 @@ class OnebitAdam(_Optimizer):
 
 
 class LeanOnebitAdam(_Optimizer):
-    """1-bit Adam in few bytes: OnebitAdam whose exact steps shard moments and masters over
-    the ranks, and which then keeps denominators as codes of denominator_bits, 8 or 4, of
-    masters beside parameters of bfloat16 what those lack, and momentum as signs.
+    """1-bit Adam with low-bit state.
 
-    Parameters are float32 or bfloat16. Before the freeze ranks' state_dict() differ: use
-    thinwire.save and thinwire.load. Memory beside the parameters, bfloat16: 12 / ranks
-    bytes per parameter, then 5.15 and 2 / ranks; float32: 8 / ranks, then 3.15 and
-    2 / ranks.
+    Exact steps are those of OnebitAdam, with moments and masters sharded over the
+    ranks. Then it keeps denominators as codes of denominator_bits, 8 or 4, and momentum
+    as signs. Masters beside bfloat16 parameters become the 16 bits that those lack.
+
+    Parameters are float32 or bfloat16. Before the freeze state_dict() differs from rank
+    to rank, so use thinwire.save and thinwire.load.
+
+    Memory beside bfloat16 parameters: 12 / ranks bytes per parameter, then 5.15 and 2 /
+    ranks. Beside float32 parameters: 8 / ranks, then 3.15 and 2 / ranks.
     """
 
     _options, _group = _core.LeanOnebitAdamOptions, _core.MaskedGroup
@@ -166,11 +163,14 @@ class LeanOnebitAdam(_Optimizer):
 
 
 class OnebitLamb(_Optimizer):
-    """1-bit LAMB (Li et al., arXiv:2104.06069): exact up to freeze_step, then ranks
-    average momentum with one bit per element, and trust ratios follow a factor within
-    [factor_min, factor_max] that changes by factor_threshold a step at most.
+    """1-bit LAMB (Li et al., arXiv:2104.06069).
 
-    freeze_step: as OnebitAdam's. Memory: 8 bytes per parameter, then 12.25 and 4 / ranks.
+    Steps are exact up to freeze_step. Then ranks average momentum with one bit per
+    element, and a factor adapts the trust ratios. The factor is within [factor_min,
+    factor_max] and changes by at most factor_threshold per step. freeze_step is that of
+    OnebitAdam.
+
+    Memory: 8 bytes per parameter, then 12.25 and 4 / ranks.
     """
 
     _options, _group = _core.OnebitLambOptions, _core.OnebitLambGroup
@@ -190,13 +190,15 @@ class OnebitLamb(_Optimizer):
 
 
 class ZeroOneAdam(_Optimizer):
-    """0/1 Adam (Lu et al., arXiv:2202.06009): one bit per element, and in most steps
-    after var_freeze_step nothing.
+    """0/1 Adam (Lu et al., arXiv:2202.06009).
 
-    var_update_scaler, local_step_scaler and local_step_clipper: how intervals between
-    updates of the variance and between exchanges grow. Between exchanges parameters
-    differ from rank to rank: `with optimizer.evaluation():` and synchronize() make them
-    equal. Memory: 16 bytes per parameter, then 20, and 4 / ranks.
+    Ranks exchange one bit per element, and nothing in most steps after var_freeze_step.
+    var_update_scaler is the growth of the interval between updates of the variance.
+    local_step_scaler and local_step_clipper are growth and limit of the interval
+    between exchanges. Between exchanges parameters differ from rank to rank.
+    synchronize() and `with optimizer.evaluation():` make them equal.
+
+    Memory: 16 bytes per parameter, then 20, and 4 / ranks.
     """
 
     _options, _group = _core.ZeroOneAdamOptions, _core.MaskedGroup

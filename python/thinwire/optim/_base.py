@@ -44,10 +44,10 @@ from ._telemetry import Telemetry
 class _Optimizer(Inquiries, torch.optim.Optimizer):
     """torch.optim.Optimizer whose step() communicates.
 
-    Gradients are those of this rank: nobody else averages them. Collective are the
-    constructor, step(), synchronize(), evaluation(), add_param_group() and
-    set_max_grad_norm(); all ranks call them in the same order. `report` says what the
-    last step did.
+    Gradients are those of this rank; nothing else may average them. The constructor,
+    step(), synchronize(), evaluation(), add_param_group() and set_max_grad_norm() are
+    collective: all ranks call them in the same order. `report` has the results of the
+    last step.
     """
 
     # torch's GradScaler then calls step() on every rank, also where one overflowed.
@@ -65,12 +65,13 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
     _states_are_beside = False
 
     report: StepReport | None
-    """What the last step did; None before the first."""
+    """Results of the last step; None before the first."""
 
     @property
     def totals(self) -> RunTotals:
-        """What this rank has sent in this run, and what compression has saved; a run that
-        thinwire.resume() or load_state_dict() continues is one run. Local."""
+        """Traffic of this rank in this run, and what compression has saved. A run that
+        thinwire.resume() or load_state_dict() continues is one run. Local.
+        """
         return self._notices.run.totals
 
     def __init__(
@@ -82,7 +83,7 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         weight_decay: float | None = None,
         **keywords: Any,
     ) -> None:
-        """Collective; help(thinwire.optim) says what the arguments are."""
+        """Makes the optimizer; help() of its class explains the arguments. Collective."""
         self._native: Native | None = None
         self._closer: weakref.finalize[..., Any]
         self._process = os.getpid()
@@ -116,7 +117,7 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         return [*self._experts.owned, *own]
 
     def _take(self, params: ParamsT, given: dict[str, Any]) -> None:
-        """Local: makes torch's part of the optimizer."""
+        """Makes torch's part of the optimizer. Local."""
         check_keywords(type(self).__name__, self._given, names_of(self._keywords))
         refuse_module(params)
         params = with_names(params)
@@ -131,7 +132,9 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         self._skipped_by_scaler = 0
 
     def _plan(self) -> tuple[list[Place], _core.Config]:
-        """Local: parameters in their order, and all that the C++ side is told."""
+        """Returns the parameters in their order, and all settings of the C++ side.
+        Local.
+        """
         places = in_order(trainable(self.param_groups), self.param_groups)
         backend = self._comm.backend
         given, groups = self._given, self.param_groups
@@ -139,8 +142,9 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         return places, make_config(options, self._group, given, groups, places, backend)
 
     def _build(self) -> None:
-        """Collective: the native optimizer of the present groups, in place of an earlier
-        one. Whatever is refused, on whichever rank, changes nothing."""
+        """Makes the native optimizer of the present groups, in place of an earlier one.
+        Collective. If any rank rejects something, nothing changes on any.
+        """
         places, config = agreed(self._comm, self._plan)
         self._experts.join(self._comm, self.param_groups)
         made = make_native(
@@ -174,8 +178,8 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         _log.forward(self._comm)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group. After the constructor collective, and only before the first step:
-        all arrays are made anew.
+        """Adds a group, only before the first step, and makes all arrays anew.
+        Collective after the constructor.
 
         Raises FailedPrecondition after a step.
         """
@@ -201,19 +205,21 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
 
     @property
     def max_grad_norm(self) -> float:
-        """The global norm that gradients are clipped to; 0: never."""
+        """Global norm to which gradients are clipped; 0 for no clipping."""
         return float(self._made.config.gradient_clipping)
 
     @property
     def freeze_step(self) -> int | Literal["auto"] | None:
-        """The last exact step as it is planned now: given, or derived from total_steps,
-        or of a loaded state; "auto" until it has happened. Of ZeroOneAdam the last step
-        in which the variance may change; None of optimizers whose steps are all exact."""
+        """Planned last exact step: set, derived from total_steps, or of a loaded state.
+        It is "auto" until an automatic freeze has happened. For ZeroOneAdam it is the
+        last step in which the variance may change. It is None if all steps are exact.
+        """
         planned = self._made.optimizer.freeze_step
         return "auto" if planned == _core.AUTO_FREEZE else planned
 
     def set_max_grad_norm(self, max_grad_norm: float) -> None:
-        """Collective: as the argument of the constructor, for who knows it later.
+        """Sets the constructor argument of the same name, for callers that learn it
+        later. Collective.
 
         Raises FailedPrecondition after a step, and InvalidArgument unless finite, >= 0.
         """
@@ -253,30 +259,31 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         grads: PerParameter | None = None,
         output_params: PerParameter | None = None,
     ) -> float | None:
-        """Collective: averages the ranks' gradients or momenta and updates parameters.
+        """Averages the ranks' gradients or momenta and updates parameters. Collective.
 
-        `closure` computes the loss anew and returns it, as this does. A parameter
-        without gradient counts as one whose gradient is 0, so weight decay still acts on
-        it. What gradients hold afterwards is unspecified. `report` says what was done.
+        `closure` computes the loss anew and returns it, and so does this. A parameter
+        without gradient counts as one whose gradient is 0, so weight decay still acts
+        on it. Gradients are unspecified afterwards. `report` has the results.
 
-        grads: take the place of the parameters' own gradients: a tensor of the
-          parameter's shape, of any floating dtype, for each parameter of the only group,
-          in a list or from a generator; or a list of those for each group. None for one
-          parameter: its own gradient. Other tensors are read only.
-        output_params: tensors in the same form, which get the new values of the
-          parameters, rounded to their own dtype; None for one parameter: nothing.
-        With either, ranks first agree that all of them can go on, which is one small
-        exchange more; all ranks must give it, or none.
+        grads: tensors that replace the parameters' own gradients. For the only group, a
+          list or generator has one tensor per parameter, of its shape and any floating
+          dtype. For several groups, a list has one of those per group. None for a
+          parameter is its own gradient. The tensors are only read.
+        output_params: tensors in the same form that receive the new values of the
+          parameters, rounded to their own dtype. None for a parameter receives nothing.
 
-        Values that the program has written into parameters since the last step count, on
-        all ranks the same ones. Where ranks differ (0/1 Adam between exchanges) they must
-        be written into all parameters, and what ranks did since the last exchange is
-        forgotten; or call synchronize() before.
+        With either argument, ranks first agree in one small extra exchange that all of
+        them can continue. All ranks must pass it, or none.
 
-        Raises FailedPrecondition, with nothing changed, where something is not as it was
-        at construction; InvalidArgument or TypeError for `grads` and `output_params` that
-        do not fit, on all ranks; CommFailure if a rank was lost, after which only close()
-        is allowed.
+        Values that the program has written into parameters since the last step take
+        effect. All ranks must write the same ones. If ranks differ (0/1 Adam between
+        exchanges), the program must write all parameters, and updates since the last
+        exchange are discarded. Otherwise call synchronize() before.
+
+        Raises FailedPrecondition, with nothing changed, if something is not as it was
+        at construction. Raises InvalidArgument or TypeError on all ranks if `grads` or
+        `output_params` do not fit. Raises CommFailure if a rank was lost; then only
+        close() is allowed.
         """
         native = self._made
         _daemons.note_thread()
@@ -313,7 +320,9 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
     def _given_tensors(
         self, grads: PerParameter | None, outputs: PerParameter | None
     ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
-        """Collective if anything is given: both in the order of the places."""
+        """Returns both arguments in the order of the places. Collective if either is
+        given.
+        """
         given = {"grads": grads, "output_params": outputs}
         if grads is None and outputs is None:
             return [], []
@@ -348,14 +357,16 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
 
     @_disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Sets gradients to 0 where step() reads them, whatever the argument: backward
-        then writes there. `model.zero_grad()` works as well, and costs a copy."""
+        """Sets gradients to 0 where step() reads them, whatever the argument, so
+        backward writes there. `model.zero_grad()` works as well, and costs a copy.
+        """
         self._made.memory.put_gradient_views()
 
     def synchronize(self) -> None:
-        """Collective: makes parameters equal on all ranks, where they differ (0/1 Adam
-        between exchanges); before evaluation and saving. That is an exchange more, so a
-        run of 0/1 Adam with it has other bits than one without."""
+        """Makes parameters equal on all ranks if they differ (0/1 Adam between
+        exchanges). Collective; call it before evaluation and saving. It is an extra
+        exchange, so a run of 0/1 Adam with it has other bits than one without.
+        """
         native = self._made
         self._edits.home()
         self._edits.take_in(is_collective=True)
@@ -364,13 +375,16 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Collective: `with optimizer.evaluation():` parameters are equal on all ranks."""
+        """Makes parameters equal on all ranks within `with optimizer.evaluation():`.
+        Collective.
+        """
         self.synchronize()
         yield
 
     def close(self) -> None:
-        """Local, idempotent: ends what communicates; the model stays as it is. Happens by
-        itself when the optimizer is no more, and before the interpreter ends."""
+        """Ends communication; the model does not change. Local, idempotent. It is
+        called when the optimizer is destroyed, and before the interpreter ends.
+        """
         if os.getpid() == self._process:
             self._closer()
 
@@ -378,10 +392,10 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
 
     @_disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Local; see thinwire.optim for what is taken.
+        """Loads a state; thinwire.optim lists the accepted ones. Local.
 
-        Raises CorruptCheckpoint or InvalidArgument naming what does not fit; nothing has
-        changed then.
+        Raises CorruptCheckpoint or InvalidArgument naming the part that does not fit;
+        nothing has changed then.
         """
         _state.load(self, state_dict)
 
@@ -397,7 +411,9 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         )
 
     def __repr__(self) -> str:
-        """torch's text of the groups, and what this optimizer and its run are now."""
+        """Returns torch's text of the groups, and the settings of this optimizer and
+        its run.
+        """
         text = super().__repr__()
         native = self._native
         if native is None or not self._closer.alive or os.getpid() != self._process:
@@ -472,7 +488,7 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
                 )
 
     def _overflowed(self) -> bool:
-        """By what a GradScaler says; the same on all ranks."""
+        """Returns what a GradScaler says of overflows; the same on all ranks."""
         if not hasattr(self, "found_inf"):
             return False
         if self._comm.size > 1 and not self._found_inf_is_agreed:
@@ -483,7 +499,7 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         return bool(self.found_inf.item())
 
     def _agree(self, found_inf: torch.Tensor) -> None:
-        """Collective: 1 on all ranks if any has more than 0."""
+        """Returns 1 on all ranks if any has more than 0. Collective."""
         total = found_inf.detach().reshape(1).to("cpu", torch.float32).clone()
         if self._comm.size > 1:
             self._comm.all_reduce(total)
@@ -496,7 +512,7 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         self._step_tensor.fill_(native.optimizer.steps)
 
     def _loaded(self) -> None:
-        """The native optimizer has taken up another state."""
+        """Follows the native optimizer after it has adopted another state."""
         self._written()
         native = self._made.optimizer
         rates = [native.learning_rate(g) for g in range(len(self.param_groups))]

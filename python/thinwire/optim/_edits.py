@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the program writes into parameters of which the optimizer has copies of its own."""
+"""Values that the program writes into parameters of which the optimizer has copies."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _ROUNDING = 2.0**-20
 
 
 class Edits:
-    """Takes in what was written since note(): masters of 16-bit parameters and, in 0/1
-    Adam's local stage, the parameters of the last exchange take the new values, which the
-    next step would otherwise undo."""
+    """Copies what was written since note(). The new values go to masters of 16-bit
+    parameters and, in 0/1 Adam's local stage, to the parameters of the last exchange.
+    Otherwise the next step would undo them.
+    """
 
     def __init__(self, comm: _core.Communicator, native: Native) -> None:
         self._comm, self._native = comm, native
@@ -36,7 +37,7 @@ class Edits:
         self._is_lean = isinstance(native.config.optimizer, _core.LeanOnebitAdamOptions)
 
     def home(self) -> None:
-        """Local: FlatMemory.home(), remembering whether take_in() has to look."""
+        """Calls FlatMemory.home(), and remembers whether take_in() has to look. Local."""
         self._moved |= self._native.memory.home()
 
     def look(self) -> None:
@@ -44,18 +45,18 @@ class Edits:
         self._moved |= self._native.memory.look()
 
     def note(self) -> None:
-        """Parameters hold what the optimizer knows."""
+        """Notes that parameters hold what the optimizer knows."""
         self._moved = False
         if self._marks is not None:
             self._marks.remember()
 
     @torch.no_grad()
     def take_in(self, *, is_collective: bool) -> None:
-        """Local, but where ranks differ and this one finds something: then all ranks must
-        have written, and `is_collective` must be true.
+        """Copies what was written. Local, unless ranks differ and this one finds
+        something. Then all ranks must have written, and `is_collective` must be true.
 
-        Raises FailedPrecondition where ranks differ (0/1 Adam between exchanges) and would
-        go on differing.
+        Raises FailedPrecondition if ranks differ (0/1 Adam between exchanges) and would
+        continue to differ.
         """
         self._native.memory.take_in_written()
         if self._marks is None or not (self._moved or self._marks.have_changed()):
@@ -84,7 +85,7 @@ class Edits:
         self._native.optimizer.read_masters(values)
 
     def _require_equal(self, values: torch.Tensor, is_collective: bool) -> None:
-        """Collective if it is_collective."""
+        """Raises an error unless ranks agree. Collective if it is_collective."""
         if is_collective:
             on_cpu = values.cpu()
             content = (ctypes.c_char * on_cpu.nbytes).from_address(on_cpu.data_ptr())
@@ -99,8 +100,9 @@ class Edits:
         )
 
     def _kept(self) -> tuple[torch.Tensor, torch.Tensor | float] | None:
-        """Flat, fp32: what the optimizer takes parameters for, and what is rounding; None
-        where it takes them as they are."""
+        """Returns what the optimizer takes parameters for, flat in fp32, and the bound
+        of rounding. Returns None if it takes them as they are.
+        """
         masters = self._native.optimizer.masters()
         if masters is not None:
             return from_dlpack(masters), 0.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups whose parameters not all ranks hold: experts."""
+"""Groups of experts: parameters that only some ranks hold."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ class Experts:
     """The communicators of the process groups that groups of parameters name."""
 
     def __init__(self) -> None:
-        """Local: there are none."""
+        """Begins without communicators. Local."""
         self._made: dict[int, tuple[Any, _core.Communicator]] = {}
         self.of_groups: list[tuple[int, _core.Communicator]] = []
         """By the number of the group."""
 
     def join(self, comm: _core.Communicator, groups: list[dict[str, Any]]) -> None:
-        """Collective: takes the present groups' communicators, and makes those that are
-        not there yet, in the order of groups.
+        """Uses the present groups' communicators, and makes missing ones in the order
+        of groups. Collective.
 
-        Raises InvalidArgument on all ranks for what is no process group of this rank's.
+        Raises InvalidArgument on all ranks for a value that is no process group of this
+        rank.
         """
         named = [(k, g[KEY]) for k, g in enumerate(groups) if g.get(KEY) is not None]
         agreed(comm, lambda: _require_groups(named, len(groups)))
@@ -38,7 +39,7 @@ class Experts:
             self.of_groups.append((number, self.of(group)))
 
     def of(self, group: Any) -> _core.Communicator:
-        """Collective the first time: the communicator of a process group."""
+        """Returns the communicator of a process group. Collective the first time."""
         from ..comm import communicator_for
 
         if id(group) not in self._made:
@@ -47,14 +48,15 @@ class Experts:
 
     @property
     def owned(self) -> list[_core.Communicator]:
-        """Those that were made here, and are to be closed."""
+        """Returns the communicators that were made here, and must be closed."""
         return [made for given, made in self._made.values() if given is not made]
 
     def held(
         self, comm: _core.Communicator, places: list[Place]
     ) -> list[tuple[_core.Communicator, list[Place]]]:
-        """The dense parameters, which all ranks of `comm` hold, then each communicator's
-        experts: the order in which they lie in memory."""
+        """Returns the dense parameters, which all ranks of `comm` hold, then each
+        communicator's experts. This is the order in memory.
+        """
         of_group = {number: id(c) for number, c in self.of_groups}
         parts = [(comm, [p for p in places if p.group not in of_group])]
         for c in {id(c): c for _, c in self.of_groups}.values():
@@ -64,9 +66,10 @@ class Experts:
     def require_same(
         self, comm: _core.Communicator, places: list[Place], described: str, rest: str
     ) -> None:
-        """Collective: raises InvalidArgument on all ranks unless those that hold the same
-        parameters have the same lines of `described`, one per place, and all the same
-        `rest`."""
+        """Checks that ranks agree. Collective. Ranks that hold the same parameters must
+        have the same lines of `described`, one per place, and all ranks the same
+        `rest`. Raises InvalidArgument on all ranks if they differ.
+        """
         of = dict(zip((p.name for p in places), described.splitlines(), strict=True))
 
         def lines(held: list[Place]) -> str:
@@ -93,8 +96,9 @@ class Experts:
     def broadcast(
         self, comm: _core.Communicator, places: list[Place], values: torch.Tensor
     ) -> None:
-        """Collective: `values`, a flat array, become those of the first of the ranks that
-        hold the same parameters."""
+        """Sends `values`, a flat array, of the first of the ranks that hold the same
+        parameters to the others. Collective.
+        """
         at = 0
         for c, held in self.held(comm, places):
             size = sum(place.tensor.numel() for place in held)
@@ -104,8 +108,9 @@ class Experts:
 
 
 def in_order(places: list[Place], groups: list[dict[str, Any]]) -> list[Place]:
-    """Dense parameters first, then those of one process group after the other; last
-    what is fp32 beside 16 bits."""
+    """Returns dense parameters first, then those of one process group after the other.
+    fp32 parameters beside 16-bit ones are last.
+    """
     first: dict[int, int] = {}
     keys = []
     for number, group in enumerate(groups):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients and copies of parameters that step() is given beside the parameters."""
+"""The arguments grads and output_params of step()."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def per_place(
     groups: list[dict[str, Any]],
     places: list[Place],
 ) -> list[torch.Tensor | None]:
-    """Local: the given tensors in the order of `places`; what is given for frozen
-    parameters, and for a parameter that came before, is left out.
+    """Returns the given tensors in the order of `places`. Local. Entries for frozen
+    parameters, and for a parameter that came before, are left out.
 
     Raises InvalidArgument or TypeError naming `name` and the entry that does not fit.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an optimizer can be asked beside its report. All of it is local."""
+"""Values that an optimizer returns beside its report. All of it is local."""
 
 from __future__ import annotations
 
@@ -23,20 +23,26 @@ class Inquiries:
         def _made(self) -> Native: ...
 
     def get_lamb_coeffs(self) -> list[float]:
-        """Local: the factors by which the last step multiplied the learning rate of each
-        parameter, in the order of the parameters that are trained: LAMB's trust ratios, and
-        in compressed steps 1-bit LAMB's scaling coefficients. 0 before the first step; empty
-        unless the optimizer is LAMB or 1-bit LAMB."""
+        """Returns the factors by which the last step multiplied the learning rates.
+        Local.
+
+        There is one per trained parameter, in their order. They are LAMB's trust ratios
+        or, in compressed steps of 1-bit LAMB, its scaling coefficients. They are 0
+        before the first step, and empty unless the optimizer is LAMB or 1-bit LAMB.
+        """
         return list(self._made.optimizer.lamb_coeffs())
 
     def memory_use(self) -> dict[str, int]:
-        """Local: bytes that this rank holds: parameters, gradients, states, buckets and
-        other, and peak, the largest sum of them so far. Everything that this thread made
-        counts, so another optimizer of the same thread does, too; activations do not."""
+        """Returns the bytes that this rank holds. Local.
+
+        The keys are parameters, gradients, states, buckets, other, and peak, the
+        largest sum of them so far. All memory that this thread made counts, so another
+        optimizer of the same thread does, too. Activations do not count.
+        """
         return _core.memory_use()
 
     def _moment(self, k: int, key: str) -> torch.Tensor | None:
-        """Of parameter k, where every rank has all of it."""
+        """Returns a moment of parameter k if every rank has all of it."""
         native = self._made
         tensor = native.places[k].tensor
         offset = native.layout.offsets[k]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When native objects end: with their owner, at exit, and not in a forked child."""
+"""End of native objects: with their owner, at exit, and not in a forked child."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _of_the_parent: list[Any] = []
 
 
 def closing(owner: object, user: Any, *owned: Any) -> weakref.finalize[..., Any]:
-    """A function that closes `user` and then the communicators that it uses and owns,
-    once: when it is called, or when `owner` is no more. Before the interpreter ends
-    `user` alone is closed here; communicators tell other ranks why they end."""
+    """Returns a function that closes `user` once, and then the communicators that it
+    owns. It runs when it is called, or when `owner` is destroyed. Before the
+    interpreter ends it closes only `user`; communicators tell other ranks why they end.
+    """
     number = next(_numbers)
     _open[number] = os.getpid(), user
     finalizer = weakref.finalize(owner, _close, os.getpid(), number, (user, *owned))
@@ -29,7 +30,7 @@ def closing(owner: object, user: Any, *owned: Any) -> weakref.finalize[..., Any]
 
 
 def close_user(closer: weakref.finalize[..., Any]) -> None:
-    """Closes the user, for another one of the same communicators."""
+    """Closes the user, so that another one can use the same communicators."""
     parts = closer.detach()
     if parts is not None:
         _, number, natives = parts[2]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""optimizer.state[p]: what torch's optimizers show of a parameter."""
+"""optimizer.state[p]: the state of a parameter, as torch's optimizers show it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ class Owner(Protocol):
     """An optimizer whose state it is."""
 
     def _moment(self, number: int, key: str) -> torch.Tensor | None:
-        """Of the parameter of this number; None if not every rank has all of it."""
+        """Returns a moment of the parameter of this number, or None unless every rank
+        has all of it.
+        """
 
 
 class ParameterState(dict[str, Any]):
-    """`step`, and exp_avg and exp_avg_sq if the optimizer's present stage has them: these
-    are copied to the CPU whenever they are asked for, in fp32 and in the parameter's shape,
-    and writing into them has no effect. Local."""
+    """State of a parameter: `step`, and exp_avg and exp_avg_sq if the present stage has
+    them. Every access copies them to the CPU, in fp32 and in the parameter's shape, so
+    writing into them has no effect. Local.
+    """
 
     def __init__(self, step: torch.Tensor, owner: Owner, number: int) -> None:
         super().__init__(step=step)

@@ -53,7 +53,7 @@ Spec = tuple[str, tuple[int, ...], int]
 
 @dataclass(frozen=True)
 class Native:
-    """What steps, and the arrays that it steps on."""
+    """The object that makes steps, and its arrays."""
 
     optimizer: _core.Optimizer
     memory: FlatMemory
@@ -62,13 +62,14 @@ class Native:
     places: list[Place]
 
     def close(self) -> None:
-        """Idempotent."""
+        """Closes the object. Idempotent."""
         self.optimizer.close()
 
     @property
     def compares_masks(self) -> bool:
-        """Whether ranks compare checksums of their masks in the next step, before anything
-        changes; local steps exchange nothing."""
+        """Whether ranks compare checksums of their masks in the next step, before
+        anything changes. Local steps exchange nothing.
+        """
         return (
             isinstance(self.config.optimizer, _WITH_MASKS)
             and self.config.semantics == _core.Semantics.corrected
@@ -76,20 +77,20 @@ class Native:
         )
 
     def no_mask(self, group: int) -> torch.Tensor:
-        """What is equal to no mask, as its values are neither 0 nor 1."""
+        """Returns a value that equals no mask, because its values are neither 0 nor 1."""
         size = sum(
             p.tensor.numel() for p in self.places if p.group == group and not p.is_wide
         )
         return torch.full((size,), 2.0)
 
     def dense_views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Every parameter's part of an array of a state, which has no gaps."""
+        """Returns every parameter's part of an array of a state, which has no gaps."""
         return self.memory.views(flat, self.layout.offsets)
 
 
 @dataclass(frozen=True)
 class Training:
-    """What checkpoints are made of."""
+    """Contents of checkpoints."""
 
     comm: _core.Communicator
     layout: _core.Layout
@@ -107,7 +108,7 @@ def make_config(
     places: list[Place],
     backend: str,
 ) -> _core.Config:
-    """Everything that the C++ side is told. Local.
+    """Returns all settings of the C++ side. Local.
 
     Raises TypeError and InvalidArgument naming the keyword.
     """
@@ -137,8 +138,9 @@ def make_config(
 def require_own_keys(
     groups: list[dict[str, Any]], max_grad_norm: float, bias_correction: bool
 ) -> None:
-    """Local. Raises InvalidArgument for an option of the whole optimizer in a group, unless
-    the optimizer has the same value."""
+    """Checks the keys of a group. Local. Raises InvalidArgument for an option of the
+    whole optimizer in a group, unless the optimizer has the same value.
+    """
     for index, group in enumerate(groups):
         for key, value in zip(_WHOLE, (max_grad_norm, bias_correction), strict=True):
             if key in group and group[key] != value:
@@ -157,10 +159,10 @@ def make_native(
     broadcast: bool,
     experts: Experts,
 ) -> Native:
-    """Collective: the optimizer and its arrays, with rank 0's values if `broadcast`. The
-    parameters themselves stay as they are.
+    """Makes the optimizer and its arrays, with rank 0's values if `broadcast`.
+    Collective. The parameters themselves do not change.
 
-    Raises InvalidArgument on all ranks where they differ in parameters or options.
+    Raises InvalidArgument on all ranks if they differ in parameters or options.
     """
     specs: list[Spec] = [(p.name, tuple(p.tensor.shape), p.group) for p in places]
     layout = _core.Layout(specs, num_groups)
@@ -185,7 +187,7 @@ def make_native(
 
 
 def broadcast_values(comm: _core.Communicator, values: torch.Tensor) -> None:
-    """Collective: rank 0's bytes go to all ranks."""
+    """Sends rank 0's bytes to all ranks. Collective."""
     if comm.size > 1:
         comm.broadcast(values.view(torch.uint8), 0)
 
@@ -226,7 +228,7 @@ def _group(
 
 
 def masks_in(group: Mapping[str, Any]) -> list[Any]:
-    """What a group has as masks, whatever it is; empty: none."""
+    """Returns the masks of a group, whatever their type; empty if there are none."""
     masks = group.get(MASK)
     if masks is None:
         return []
@@ -234,14 +236,15 @@ def masks_in(group: Mapping[str, Any]) -> list[Any]:
 
 
 def is_dense(value: Any) -> bool:
-    """Whether it is a tensor whose values can be looked at."""
+    """Returns whether it is a tensor whose values can be read."""
     is_tensor = isinstance(value, torch.Tensor)
     return is_tensor and value.layout == torch.strided and not value.is_meta
 
 
 def mask_of(index: int, group: Mapping[str, Any], places: list[Place]) -> torch.Tensor:
-    """A group's masks in the layout's order, without those of fp32 parameters beside 16
-    bits; None counts as no values."""
+    """Returns a group's masks in the layout's order, without those of fp32 parameters
+    beside 16-bit ones. None counts as no values.
+    """
     masks, params = masks_in(group), group["params"]
     if group.get(MASK) is None:
         return torch.zeros(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an optimizer says, each of it once."""
+"""Notices of an optimizer, each of which appears once."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _PATIENCE = 1000
 
 
 class Notices:
-    """Lines of the logger "thinwire", on rank 0, and warnings of Python. What was said of
-    the whole run is not said again after a resume."""
+    """Lines of the logger "thinwire", on rank 0, and warnings of Python. Notices about
+    the whole run are not repeated after a resume.
+    """
 
     def __init__(self, comm: _core.Communicator) -> None:
         self._comm = comm
@@ -29,7 +30,9 @@ class Notices:
         self.run = Run()
 
     def at_start(self, options: Any, planned: int | None) -> None:
-        """Warns if the run ends before compression begins. `planned`: the last exact step."""
+        """Warns if the run ends before compression begins. `planned` is the last exact
+        step.
+        """
         total = getattr(options, "total_steps", None)
         if planned is None or total is None or planned < total or self._comm.size == 1:
             return
@@ -48,8 +51,10 @@ class Notices:
     def after_step(
         self, report: StepReport, steps: int, planned: int | None = None
     ) -> None:
-        """Says what is new: compression begins or does not, a step is skipped, gradients
-        are equal. `planned`: the last exact step of an optimizer that will compress."""
+        """Notes what is new: compression begins or does not, a step is skipped,
+        gradients are equal. `planned` is the last exact step of an optimizer that will
+        compress.
+        """
         _log.forward(self._comm)
         before = self.run.bytes_of_exact_step
         self.run.count(report)
@@ -93,7 +98,7 @@ class Notices:
             )
 
     def loaded(self, notes: list[str]) -> None:
-        """What a load has made otherwise than the state had it."""
+        """Notes the differences that a load has made from the state."""
         if self._comm.rank == 0:
             for note in notes:
                 _log.logger.info("%s", note)
@@ -105,8 +110,10 @@ class Notices:
         skipped: int,
         loss_scale: float | None = None,
     ) -> None:
-        """The step that would have been steps + 1 was left out, `skipped` so far. The 1st,
-        2nd, 4th, 8th ... is worth a line. `loss_scale`: of the next step, if it is known."""
+        """Notes that step number steps + 1 was left out, with `skipped` left out so
+        far. Only the 1st, 2nd, 4th, 8th ... gives a line. `loss_scale` is that of the
+        next step, if known.
+        """
         if skipped & (skipped - 1):
             return
         where = (
@@ -126,7 +133,7 @@ class Notices:
         )
 
     def of_deepspeed(self, names: list[str]) -> None:
-        """Keywords of DeepSpeed's optimizers were given."""
+        """Notes that keywords of DeepSpeed's optimizers were given."""
         if names:
             self._log(
                 "deepspeed",
@@ -135,7 +142,7 @@ class Notices:
             )
 
     def warn(self, key: str, text: str) -> None:
-        """A warning of Python's, once for each key."""
+        """Makes a warning of Python, once for each key."""
         if key not in self._said:
             self._said.add(key)
             warnings.warn(text, stacklevel=5)

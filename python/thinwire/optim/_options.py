@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keyword arguments of the optimizers, in torch's names, and the C++ options they set.
 
-Every default is read from the C++ structs, so there is one place that has it.
+Every default is read from the C++ structs, so only they have it.
 """
 
 from __future__ import annotations
@@ -88,34 +88,40 @@ GROUP_KEYS = ("lr", "betas", "eps", "weight_decay")
 
 
 COMMON = """Common keywords:
-    max_grad_norm: gradients are clipped to this global L2 norm; 0: never. In compressed
-      steps by an estimate of the averaged gradient's norm that exact steps calibrate.
-    bias_correction, eps_inside_sqrt: as in Adam's paper; sqrt(v + eps), not sqrt(v) + eps.
+    max_grad_norm: global L2 norm to which gradients are clipped; 0 for no clipping.
+      Compressed steps clip by an estimate of the averaged gradient's norm, which exact
+      steps calibrate.
+    bias_correction: whether moments are corrected as in Adam's paper.
+    eps_inside_sqrt: whether the denominator is sqrt(v + eps), not sqrt(v) + eps.
     process_group: ranks that train together: a ProcessGroup, a transport, or the
-      communicator of run_local_ranks(); None: the world.
-    threads: of this rank, for loops over memory; 0: THINWIRE_NUM_THREADS, else 1.
-    bucket_elements: what travels together; results do not depend on it.
-    hierarchy: "auto": ranks of one host exchange among themselves first, where hosts hold
-      several ranks each, equally many; "flat"; or "by_host". ranks_per_host: 0: found out.
-    verify_every: steps between comparisons of parameters over all ranks; 0: never.
-    broadcast: rank 0's parameters go to all ranks at construction.
-    skip_nonfinite: a gradient that is not finite on one rank skips the step on all.
-    telemetry: a path, or {"path": ..., "every": steps, "every_rank": bool}: a line of JSON
-      per step, on rank 0 or, with every_rank, in PATH.rankN on each; None: none."""
+      communicator of run_local_ranks(). None is the world, or this process alone.
+    threads: threads of this rank for loops over memory; 0: THINWIRE_NUM_THREADS, else 1.
+    bucket_elements: elements that are sent together; results do not depend on it.
+    hierarchy: "auto", "flat" or "by_host". With "auto", ranks of one host reduce locally
+      first if all hosts hold the same number of ranks, and more than one.
+    ranks_per_host: ranks per host; 0 detects it.
+    verify_every: steps between comparisons of parameters over all ranks; 0 for none.
+    broadcast: whether construction sends rank 0's parameters to all ranks.
+    skip_nonfinite: whether a non-finite gradient on one rank skips the step on all.
+    telemetry: a path, or {"path": ..., "every": steps, "every_rank": bool}; None for no
+      telemetry. Rank 0 writes a line of JSON per step, or with every_rank each rank writes
+      PATH.rankN. See docs/guide/telemetry.md."""
 
 LOW_BIT = """Keywords of compression:
-    total_steps: of the run. What follows from it where it is not given: freeze_step is a
-      fifth of it, at most 1000; of ZeroOneAdam var_freeze_step is half of it,
-      local_step_scaler 12 % and local_step_clipper 4, from 10,000 steps on 16. Without it
-      freeze_step and var_freeze_step are 100000. `optimizer.freeze_step` says what holds.
-    denom_floor: from the freeze on no denominator is below this fraction of its block's
-      RMS; 0: no floor.
+    total_steps: steps of the run, which determine other keywords that are not given.
+      freeze_step is a fifth of it, at most 1000. In ZeroOneAdam var_freeze_step is half of
+      it, local_step_scaler 12 %, and local_step_clipper 4, or 16 from 10,000 steps on.
+      Without total_steps, freeze_step and var_freeze_step are 100000.
+      `optimizer.freeze_step` has the effective value.
+    denom_floor: least denominator after the freeze, as a fraction of its block's RMS; 0 for
+      no floor.
     residual_dtype: torch.float32 or torch.bfloat16.
-    lagged_clipping: compressed steps are clipped by the norms of the steps before,
-      unless it has doubled.
-    comm_backend_name: DeepSpeed's; "mpi" chooses mpi4py and "gloo" torch.distributed,
-      unless process_group or THINWIRE_COMM does; "nccl" and "hccl" change nothing for
-      tensors on the CPU. cuda_aware, deepspeed: DeepSpeed's, without effect."""
+    lagged_clipping: whether compressed steps clip by the gradients' norm of the steps
+      before, unless it has doubled.
+    comm_backend_name: DeepSpeed's. Unless process_group or THINWIRE_COMM chooses a
+      transport, "mpi" chooses mpi4py and "gloo" torch.distributed. "nccl" and "hccl" change
+      nothing for tensors on the CPU.
+    cuda_aware, deepspeed: DeepSpeed's, without effect."""
 
 
 class CommonKeywords(TypedDict, total=False):
@@ -149,7 +155,7 @@ class LambKeywords(CommonKeywords, total=False):
 
 
 class LowBitKeywords(CommonKeywords, total=False):
-    """Keywords of optimizers that exchange few bits per element."""
+    """Keywords of the low-bit optimizers."""
 
     denom_floor: float
     residual_dtype: torch.dtype
@@ -161,7 +167,7 @@ class LowBitKeywords(CommonKeywords, total=False):
 
 
 class FreezeKeywords(LowBitKeywords, total=False):
-    """When the variance is frozen."""
+    """Keywords of the freeze of the variance."""
 
     freeze_step: int | Literal["auto"] | None
     lr_warmup_steps: int | None
@@ -201,12 +207,14 @@ class ZeroOneAdamKeywords(LowBitKeywords, total=False):
 
 
 def names_of(keywords: Any) -> list[str]:
-    """All keywords of a TypedDict and of those it extends, without torch's switches."""
+    """Returns all keywords of a TypedDict and of those it extends, without torch's
+    switches.
+    """
     return [name for name in keywords.__annotations__ if name not in REFUSED]
 
 
 def default(options: Options, name: str) -> Any:
-    """What C++ has for a keyword, in Python's terms."""
+    """Returns the C++ default of a keyword, in Python's terms."""
     if name in ("process_group", "bucket_elements", "telemetry", *OF_DEEPSPEED):
         return None
     if name == "broadcast":
@@ -225,7 +233,7 @@ def default(options: Options, name: str) -> Any:
 
 
 def signature(options: Options, keywords: Any) -> inspect.Signature:
-    """Of an optimizer, with its defaults: what help() shows."""
+    """Returns the signature of an optimizer with its defaults, which help() shows."""
     both, only = (
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
         inspect.Parameter.KEYWORD_ONLY,
@@ -243,8 +251,10 @@ def signature(options: Options, keywords: Any) -> inspect.Signature:
 
 
 def check_keywords(kind: str, given: Mapping[str, Any], known: list[str]) -> None:
-    """Raises TypeError for a keyword that there is not, with the nearest name or what
-    to write instead, and InvalidArgument for a switch of torch's that Thinwire cannot follow."""
+    """Checks the names. Raises TypeError for an unknown keyword, with the nearest name
+    or what to write instead. Raises InvalidArgument for a switch of torch's that
+    Thinwire cannot follow.
+    """
     for name, value in given.items():
         if name in REFUSED:
             if value:
@@ -261,7 +271,9 @@ def check_keywords(kind: str, given: Mapping[str, Any], known: list[str]) -> Non
 
 @contextmanager
 def names_of_python() -> Iterator[None]:
-    """What is refused inside is named as keywords and keys of groups are."""
+    """Renames options in errors that are raised within it, to keywords and keys of
+    groups.
+    """
     try:
         yield
     except Error as error:
@@ -270,7 +282,7 @@ def names_of_python() -> Iterator[None]:
 
 
 def set_keyword(config: _core.Config, options: Options, name: str, value: Any) -> None:
-    """Writes one keyword where C++ has it. None leaves the default."""
+    """Writes one keyword to the C++ options. None keeps the default."""
     if value is None or name in REFUSED:
         return
     if name in ("process_group", "telemetry", "cuda_aware", "deepspeed"):
@@ -329,7 +341,9 @@ def _get(holder: Any, path: str) -> Any:
 
 
 def number_of(name: str, value: Any) -> float:
-    """Raises TypeError for what float() takes and nobody means: text, True."""
+    """Returns a float. Raises TypeError for values that float() accepts by mistake:
+    text, True.
+    """
     if not isinstance(value, (bool, str, bytes)):
         try:
             return float(value)
@@ -341,7 +355,9 @@ def number_of(name: str, value: Any) -> float:
 
 
 def rate_of(name: str, value: Any) -> float:
-    """A learning rate. Raises as number_of(), and InvalidArgument out of range."""
+    """Returns a learning rate. Raises like number_of(), and InvalidArgument out of
+    range.
+    """
     rate = number_of(name, value)
     if not 0 <= rate < math.inf:
         raise InvalidArgument(f"{name} must be finite and >= 0, got {rate:g}")
@@ -350,7 +366,8 @@ def rate_of(name: str, value: Any) -> float:
 
 def set_field(holder: Any, path: str, value: Any, name: str) -> None:
     """Writes into a C++ struct. Raises TypeError, and InvalidArgument for an integer
-    that the field cannot hold, naming the keyword."""
+    that the field cannot hold, naming the keyword.
+    """
     *outer, field = path.split(".")
     for part in outer:
         holder = getattr(holder, part)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which parameters an optimizer takes, and what it says of those that it cannot."""
+"""Selection of an optimizer's parameters, and errors for those that it cannot train."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Place:
 
 
 def all_parameters(groups: list[dict[str, Any]]) -> Iterator[Place]:
-    """Every parameter of every group, frozen ones and repetitions too."""
+    """Returns every parameter of every group, including frozen ones and repetitions."""
     index = 0
     for number, group in enumerate(groups):
         names = group.get("param_names")
@@ -40,9 +40,9 @@ def all_parameters(groups: list[dict[str, Any]]) -> Iterator[Place]:
 
 
 def trainable(groups: list[dict[str, Any]]) -> list[Place]:
-    """The distinct parameters that require a gradient, in order.
+    """Returns the distinct parameters that require a gradient, in order.
 
-    Raises InvalidArgument naming the first that no optimizer of Thinwire's takes, and
+    Raises InvalidArgument naming the first that no optimizer of Thinwire's accepts, and
     FailedPrecondition if there is none.
     """
     seen: set[int] = set()
@@ -64,7 +64,7 @@ def trainable(groups: list[dict[str, Any]]) -> list[Place]:
 
 
 def marked(places: list[Place], narrow: torch.dtype | None) -> list[Place]:
-    """`is_wide` for those that are fp32, where some are of the dtype `narrow`."""
+    """Returns the places, with `is_wide` for fp32 ones if some have the dtype `narrow`."""
     if all(place.tensor.dtype != narrow for place in places):
         return places
     return [replace(p, is_wide=p.tensor.dtype == torch.float32) for p in places]
@@ -93,7 +93,7 @@ def warn_of_order(places: list[Place]) -> None:
 
 
 def refuse_module(params: Any) -> None:
-    """`params` was a model."""
+    """Raises an error if `params` is a model."""
     if isinstance(params, torch.nn.Module):
         raise InvalidArgument(
             "params: must be parameters, got the module itself; give "
@@ -102,8 +102,10 @@ def refuse_module(params: Any) -> None:
 
 
 def with_names(params: Any) -> Any:
-    """Groups without parameters, as of a rank that holds no expert, count as named beside
-    named ones: torch takes all groups with names, or all without."""
+    """Returns the groups. Groups without parameters, such as those of a rank without
+    experts, count as named beside named ones. torch accepts all groups with names, or
+    all without.
+    """
     if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
         return params
     given = list(params)
@@ -128,7 +130,7 @@ def _require_supported(place: Place, first: Place | None) -> None:
 
 
 def require_same_device(place: Place, first: Place) -> None:
-    """Raises InvalidArgument naming both."""
+    """Raises InvalidArgument naming both devices unless they are the same."""
     if place.tensor.device != first.tensor.device:
         raise InvalidArgument(
             f"parameter '{place.name}' is on {place.tensor.device}, '{first.name}' on "
@@ -137,8 +139,9 @@ def require_same_device(place: Place, first: Place) -> None:
 
 
 def _require_apart(places: list[Place]) -> None:
-    """Each gets memory of its own, so what two of them share would be two values. Whether
-    tensors with gaps share some is not looked at."""
+    """Raises an error if parameters share memory, because each gets memory of its own,
+    and they would become two values. Tensors with gaps are not checked.
+    """
     spans = sorted(
         (p.tensor.data_ptr(), p.tensor.data_ptr() + p.tensor.nbytes, p.name)
         for p in places
@@ -180,7 +183,7 @@ def _unsupported(tensor: torch.Tensor) -> str | None:
 
 
 def is_expanded(tensor: torch.Tensor) -> bool:
-    """Whether a step of 0 makes several elements of one place in memory."""
+    """Returns whether a stride of 0 puts several elements at one place in memory."""
     return any(
         n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a whole run has sent and said; checkpoints carry it on."""
+"""Traffic and notices of a whole run, which checkpoints preserve."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ SAVED_AS = "thinwire/run"
 
 @dataclass(frozen=True)
 class RunTotals:
-    """What this rank has sent in a run, from its first step on."""
+    """Traffic of this rank in a run, from its first step on."""
 
     bytes_sent: int
-    """To other ranks, by steps."""
+    """Bytes that steps sent to other ranks."""
     bytes_saved: int
-    """How much more it would have been, had every step sent as much as this run's exact
-    steps. Steps before the first exact one count as they were."""
+    """Additional bytes if every step had sent as much as this run's exact steps. Steps
+    before the first exact one count as they were.
+    """
 
 
 class Run:
-    """Counts what steps send, and remembers what was announced."""
+    """Counts what steps send, and remembers which notices were given."""
 
     def __init__(self) -> None:
         self.announced: set[str] = set()
         self.bytes_of_exact_step = 0
-        """Of the latest one; 0: there was none."""
+        """Bytes of the latest exact step; 0 if there was none."""
         self._sent = 0
         self._if_exact = 0
 
     def count(self, report: StepReport) -> None:
-        """Local, after every step."""
+        """Counts a step. Local, after every step."""
         if report.phase == "exact" and report.applied:
             self.bytes_of_exact_step = report.bytes_sent
         self._sent += report.bytes_sent
@@ -44,11 +45,11 @@ class Run:
 
     @property
     def totals(self) -> RunTotals:
-        """So far."""
+        """Returns the totals so far."""
         return RunTotals(self._sent, self._if_exact - self._sent)
 
     def to_text(self) -> str:
-        """For checkpoints."""
+        """Returns the text for checkpoints."""
         return json.dumps(
             {
                 "announced": sorted(self.announced),
@@ -59,9 +60,10 @@ class Run:
         )
 
     def continue_from(self, text: str | None) -> None:
-        """Local: takes what to_text() gave. None, of an earlier version: changes nothing.
-        Text that cannot be read is reported in the log, and counting begins anew: no
-        step depends on it."""
+        """Continues from the result of to_text(). Local. None, of an earlier version,
+        changes nothing. If the text cannot be read, logs it and counts anew, because no
+        step depends on it.
+        """
         if text is None:
             return
         try:
@@ -79,7 +81,7 @@ class Run:
 
 
 def saved_in(report: _core.LoadReport) -> str | None:
-    """This rank's text, otherwise that of the first rank that saved."""
+    """Returns this rank's text, otherwise that of the first rank that saved."""
     for values in (report.own, *report.own_of_ranks):
         text = values.get(SAVED_AS)
         if isinstance(text, str):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What param_groups say now, and what the optimizer was told last."""
+"""The present values of param_groups, and those that the optimizer received last."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _NOT_SAVED = {"params", "param_names", "lr", MASK, *FIXED_KEYS, *REFUSED}
 
 
 class Settings:
-    """Follows learning rates, weight decay and masks; finds out where something else
-    changed."""
+    """Follows learning rates, weight decay and masks; finds out if something else
+    changed.
+    """
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         self._fixed = [
@@ -32,11 +33,11 @@ class Settings:
         self._sizes = sizes_of(groups)
 
     def fixed(self, index: int) -> Mapping[str, Any]:
-        """What a group was made with and cannot change."""
+        """Returns the settings of a group that cannot change."""
         return self._fixed[index]
 
     def told(self, rates: list[float]) -> None:
-        """The optimizer has these learning rates, from a state."""
+        """Notes that the optimizer has these learning rates, from a state."""
         self._rates = rates
 
     def apply(
@@ -45,11 +46,12 @@ class Settings:
         native: Native,
         exchange: Callable[[], object] | None = None,
     ) -> None:
-        """Tells the optimizer what has changed. `exchange`: the step that follows, for which
-        other ranks wait; where they compare masks they then refuse it, too.
+        """Passes changes to the optimizer. `exchange` is the exchange of the step that
+        follows, for which other ranks wait. If they compare masks, they then reject it
+        too.
 
-        Raises FailedPrecondition naming a key that cannot change, and InvalidArgument or
-        TypeError for a mask.
+        Raises FailedPrecondition naming a key that cannot change, and InvalidArgument
+        or TypeError for a mask.
         """
         self.require_same_groups(groups)
         for index, group in enumerate(groups):
@@ -61,12 +63,14 @@ class Settings:
                     self._tell_mask(index, group, native, exchange)
 
     def has_other_mask(self, index: int, group: Mapping[str, Any]) -> bool:
-        """Whether other values are there, by whatever way they were written."""
+        """Returns whether the masks have other values, by whatever way they were
+        written.
+        """
         before, now = self._masks[index], masks_in(group)
         return len(before) != len(now) or not all(map(_has_values, now, before))
 
     def require_same_groups(self, groups: list[dict[str, Any]]) -> None:
-        """Raises FailedPrecondition naming what is there no more, or was not before."""
+        """Raises FailedPrecondition naming a parameter that was removed or added."""
         require_sizes(self._sizes, groups)
 
     def _tell_mask(
@@ -118,7 +122,7 @@ _CURES = {
 
 
 def sizes_of(groups: list[dict[str, Any]]) -> list[int]:
-    """The number of parameters of each group."""
+    """Returns the number of parameters of each group."""
     return [len(group["params"]) for group in groups]
 
 
@@ -140,7 +144,7 @@ def require_sizes(sizes: list[int], groups: list[dict[str, Any]]) -> None:
 
 
 def _kept(group: Mapping[str, Any]) -> list[Any]:
-    """Copies of a group's masks."""
+    """Returns copies of a group's masks."""
     return [
         mask.detach().to(torch.bool, copy=True) if is_dense(mask) else mask
         for mask in masks_in(group)
@@ -163,9 +167,9 @@ def set_rate(group: dict[str, Any], rate: float) -> None:
 
 
 def number_in(index: int, group: Mapping[str, Any], key: str) -> float:
-    """A group's number, as its learning rate.
+    """Returns a number of a group, such as its learning rate.
 
-    Raises FailedPrecondition if it is there no more, and TypeError if it is none.
+    Raises FailedPrecondition if it is missing, and TypeError if it is none.
     """
     what = f"param_groups[{index}]['{key}']"
     if key not in group:
@@ -176,8 +180,9 @@ def number_in(index: int, group: Mapping[str, Any], key: str) -> float:
 
 
 def to_text(groups: list[dict[str, Any]]) -> str:
-    """What checkpoints have of param_groups: numbers and texts that the optimizer's own
-    state lacks, as weight_decay and what schedulers put there."""
+    """Returns the text of param_groups for checkpoints. It has the numbers and texts
+    that the optimizer's own state lacks, such as weight_decay and values of schedulers.
+    """
     return json.dumps(
         [
             {
@@ -191,7 +196,7 @@ def to_text(groups: list[dict[str, Any]]) -> str:
 
 
 def parse(text: Any, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What from_text() puts into each of `groups`. Raises CorruptCheckpoint."""
+    """Returns what from_text() puts into each of `groups`. Raises CorruptCheckpoint."""
     try:
         saved_groups = json.loads(text)
         for saved in saved_groups:
@@ -212,7 +217,9 @@ def parse(text: Any, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def from_text(text: str, groups: list[dict[str, Any]]) -> None:
-    """Puts that into as many groups; of another number each keeps its own."""
+    """Puts the text's values into the groups. If their number differs, each keeps its
+    own.
+    """
     for group, saved in zip(groups, parse(text, groups), strict=True):
         for key, value in saved.items():
             if isinstance(group.get(key), torch.Tensor):
@@ -228,7 +235,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal, whether in tuples, lists or tensors."""
+    """Returns whether both are equal, in tuples, lists or tensors."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return a is b or torch.equal(a, b)
     if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):

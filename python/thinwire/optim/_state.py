@@ -36,8 +36,9 @@ ANY_RANKS = (
 def complete(
     optimizer: torch.optim.Optimizer, packed: dict[str, Any]
 ) -> dict[str, Any]:
-    """Local, a hook after torch's state_dict(): adds every parameter's arrays, which are
-    views of one each, and the record "thinwire" with all the rest."""
+    """Adds every parameter's arrays, which are views of one array each, and the record
+    "thinwire" with the rest. Local, a hook after torch's state_dict().
+    """
     optimizer = cast("_Optimizer", optimizer)
     native = optimizer._made
     record: dict[str, Any] = {"format": FORMAT}
@@ -77,7 +78,7 @@ def complete(
 
 
 def load(optimizer: _Optimizer, state_dict: Mapping[str, Any]) -> None:
-    """Local; as torch's load_state_dict(), but states keep their dtype."""
+    """Loads a state like torch's load_state_dict(), but states keep their dtype. Local."""
     saved_state = dict(state_dict)
     for before in optimizer._optimizer_load_state_dict_pre_hooks.values():
         result = before(optimizer, saved_state)
@@ -116,7 +117,7 @@ def load(optimizer: _Optimizer, state_dict: Mapping[str, Any]) -> None:
 
 
 def tensors(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The native state with its arrays as tensors, without a copy."""
+    """Returns the native state with its arrays as tensors, without a copy."""
     return {
         key: value if isinstance(value, (int, float, str)) else from_dlpack(value)
         for key, value in state.items()
@@ -126,7 +127,7 @@ def tensors(state: Mapping[str, Any]) -> dict[str, Any]:
 def _saved_ids(
     optimizer: _Optimizer, saved_groups: list[dict[str, Any]]
 ) -> dict[int, Hashable]:
-    """What a state calls each of the optimizer's parameters, by id()."""
+    """Returns a state's name of each of the optimizer's parameters, by id()."""
     ids: dict[int, Hashable] = {}
     for group, saved in zip(optimizer.param_groups, saved_groups, strict=True):
         for parameter, number in zip(group["params"], saved["params"], strict=True):
@@ -135,8 +136,9 @@ def _saved_ids(
 
 
 def saved_number(what: str, value: Any) -> float:
-    """A learning rate or weight decay. Raises CorruptCheckpoint unless it is finite and
-    >= 0, TypeError if it is no number."""
+    """Returns a learning rate or weight decay. Raises CorruptCheckpoint unless it is
+    finite and >= 0, and TypeError if it is no number.
+    """
     number = number_of(what, value)
     if not 0 <= number < float("inf"):
         raise CorruptCheckpoint(f"{what} must be finite and >= 0, got {number}")
@@ -144,7 +146,7 @@ def saved_number(what: str, value: Any) -> float:
 
 
 def _require_form(saved: Mapping[str, Any]) -> None:
-    """Raises CorruptCheckpoint unless every part is of the kind that it should be."""
+    """Raises CorruptCheckpoint unless every part has the right kind."""
     parts: list[tuple[str, Any, type[Any]]]
     parts = [("param_groups", saved.get("param_groups"), Sequence)]
     parts += [(k, saved[k], Mapping) for k in ("state", "thinwire") if k in saved]
@@ -236,7 +238,7 @@ def _own(
     entries: Mapping[Hashable, Mapping[str, Any]],
     ids: Mapping[int, Hashable],
 ) -> dict[str, Any]:
-    """A state of Thinwire's in the native form."""
+    """Returns a state of Thinwire's in the native form."""
     if record.get("format") != FORMAT:
         raise CorruptCheckpoint(
             f"the state's format is {record.get('format')!r}, this version reads {FORMAT}"

@@ -19,11 +19,12 @@ _KEYS = ("path", "every", "every_rank")
 
 
 class Telemetry:
-    """The lines of one rank. A file that cannot be written costs lines and one warning,
-    never the run, and no line is there in part."""
+    """The lines of one rank. If the file cannot be written, lines are dropped and one
+    warning is given. Training continues, and no line is truncated.
+    """
 
     def __init__(self, given: Given, rank: int) -> None:
-        """Local. Raises InvalidArgument or TypeError naming the key."""
+        """Opens the file. Local. Raises InvalidArgument or TypeError naming the key."""
         values = dict(given) if isinstance(given, Mapping) else {"path": given}
         for key in values:
             if key not in _KEYS:
@@ -45,7 +46,9 @@ class Telemetry:
         self._has_warned = False
 
     def write(self, report: StepReport, steps: int, rate: float) -> None:
-        """Local: after step number `steps` with this learning rate of group 0."""
+        """Writes the line of step number `steps` with this learning rate of group 0.
+        Local.
+        """
         if not self._writes or steps % self._every:
             return
         line = json.dumps(_line_of(report, steps, rate)) + "\n"
@@ -63,7 +66,7 @@ class Telemetry:
 
 
 def _append(path: str, line: bytes) -> None:
-    """All of the line or nothing of it."""
+    """Appends all of the line or nothing of it."""
     with open(path, "ab", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         try:

@@ -28,10 +28,12 @@ def of_torch(
     entries: Mapping[Hashable, Mapping[str, Any]],
     ids: Mapping[int, Hashable],
 ) -> dict[str, Any]:
-    """What the native optimizer adopts: both moments and the step, in its exact stage.
+    """Returns what the native optimizer adopts: both moments and the step, in its exact
+    stage.
 
-    A parameter without an entry, as one that never had a gradient, gets zeros. Raises
-    InvalidArgument where the state is of no Adam, CorruptCheckpoint where it does not fit.
+    A parameter without an entry, such as one that never had a gradient, gets zeros.
+    Raises InvalidArgument if the state is of no Adam, and CorruptCheckpoint if it does
+    not fit.
     """
     refuse_deepspeed(entries)
     rule = _rule(optimizer._options)
@@ -87,8 +89,9 @@ def _rule(options: type[Any]) -> str:
 
 
 def refuse_deepspeed(entries: Mapping[Hashable, Mapping[str, Any]]) -> None:
-    """Raises InvalidArgument for states of its 1-bit optimizers, whose frozen variance has
-    seen fewer gradients than steps, which Adam's form cannot say."""
+    """Raises InvalidArgument for states of DeepSpeed's 1-bit optimizers. Their frozen
+    variance has seen fewer gradients than steps, which Adam's form cannot express.
+    """
     for number, entry in entries.items():
         for key in _DEEPSPEED:
             if key in entry:
