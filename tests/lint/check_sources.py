@@ -41,9 +41,9 @@ VENDORS = (
     (r"cuda.*|cub/.*", ("src/kernels/cuda/", "src/core/cuda/")),
     (
         r"(torch|ATen|c10)/.*",
-        ("include/thinwire/torch/", "apps/train_gpt/", "examples/"),
+        ("include/thinwire/torch/", "examples/"),
     ),
-    (r"CLI/.*", ("apps/", "src/commands/")),
+    (r"CLI/.*", ("apps/", "examples/train_gpt/", "src/commands/")),
 )
 
 ENVIRONMENT_READER = "src/core/env.cpp"
@@ -139,7 +139,7 @@ def file_problems(path, text):
             for problem in include_problems(path, *match.groups()):
                 yield number, problem
     is_library = path.startswith(("include/", "src/"))
-    is_ours = is_library or path.startswith("apps/")
+    is_ours = is_library or path.startswith(("apps/", "examples/train_gpt/"))
     for number, line in enumerate(code_of(text).split("\n"), 1):
         reads = re.search(r"\b(secure_)?getenv\b|\benviron\b", line)
         if reads and is_ours and path != ENVIRONMENT_READER:
