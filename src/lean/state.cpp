@@ -203,7 +203,7 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
   if (state.has_array(optim::ranges_key(optim::kNewParameters)))
     corrupt(
         "lean 1-bit Adam takes up no parameters that are new after its freeze: "
-        "load with what = kWeights");
+        "load with what = kWeights (Python: weights_only=True)");
   const std::int64_t bits = state.integer("denominator_bits");
   if (bits != options.denominator_bits)
     corrupt(
@@ -213,12 +213,12 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
   if (!full.are_split() && state.has_array(kUpper))
     corrupt(
         "the state is of bfloat16 parameters, this optimizer's are float32: "
-        "load with what = kWeights");
+        "load with what = kWeights (Python: weights_only=True)");
   if (full.are_split() && layout.size() > 0 && !state.has_array(kUpper) &&
       !state.has_array(kLower))
     corrupt(
         "the state is of float32 parameters, this optimizer's are bfloat16: "
-        "load with what = kWeights");
+        "load with what = kWeights (Python: weights_only=True)");
   const auto taken = std::make_shared<Taken>();
   taken->common = read_common(state);
   optim::note_other_hosts(state, model);

@@ -118,7 +118,8 @@ TEST_P(Warmup, MayBecomeExactAgainBeforeTheFreezeOnly) {
     EXPECT_EQ(exact.params, onebit.params);
     expect_refused(onebit, *exact.optimizer,
                    {"the variance was given up at step 5",
-                    "load with what = kWeights, or a checkpoint before it"});
+                    "load with what = kWeights (Python: weights_only=True), or "
+                    "a checkpoint before it"});
   });
 }
 

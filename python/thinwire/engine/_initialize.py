@@ -148,5 +148,5 @@ def _init_distributed(port: int, backend: str | None) -> None:
 
     named = "mpi4py" if backend == "mpi" else "torch"
     elsewhere = os.environ.get("THINWIRE_COMM", named) != "torch"
-    if launched_ranks() > 1 and not elsewhere:
+    if ("RANK" in os.environ or launched_ranks() > 1) and not elsewhere:
         init_distributed(distributed_port=port, verbose=False)
