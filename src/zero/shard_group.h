@@ -20,15 +20,6 @@
 
 namespace thinwire::zero {
 
-/// Gradients in few bits stay where they are until ranks have agreed that all
-/// of them are finite.
-[[nodiscard]] inline bool agrees_first(const ZeroOptions& options) {
-  const bool skips =
-      options.exchange.skip_nonfinite || options.dtype == DType::kFloat16;
-  return options.wire.bits_up != 0 && options.stage == 1 && !options.overlap &&
-         skips;
-}
-
 /// What a ShardGroup is made of; all of it outlives it.
 struct ShardGroupParts {
   comm::Communicator& comm;
@@ -56,6 +47,8 @@ class ShardGroup {
 
   [[nodiscard]] const ShardLayout& shards() const noexcept { return shards_; }
   [[nodiscard]] GradientReduction& gradients() noexcept { return *gradients_; }
+  /// The same, if they travel in few bits; else null.
+  [[nodiscard]] LowBitGradients* low_bit() noexcept { return low_bit_; }
   [[nodiscard]] optim::UpdateRule& rule() const;
   [[nodiscard]] comm::Communicator& comm() const noexcept { return comm_; }
   /// Whether gradients are fp32, whatever the others' are.
@@ -128,7 +121,6 @@ class ShardGroup {
   void make_reduction(const ShardGroupParts& parts);
   void make_masters(const ZeroOptions& options);
   void fill_masters(ConstView params);
-  [[nodiscard]] std::vector<Range> units() const;
   [[nodiscard]] std::vector<Range> bucket_ranges() const;
   void add_wire(optim::State& state) const;
   optim::StateArray& add_own_params(optim::State& state,
@@ -163,7 +155,8 @@ class ShardGroup {
   const ShardLayout shards_;
   const std::vector<Fragment> fragments_;  // this rank's
   const ParameterLayout shard_layout_;
-  std::vector<bool> holds_;
+  const std::vector<bool> holds_;
+  const std::vector<Range> units_;  // those that it holds
   std::unique_ptr<GradientReduction> gradients_;
   LowBitGradients* low_bit_ = nullptr;        // those, if they are
   std::unique_ptr<LowBitReplicas> replicas_;  // null: parameters are gathered
