@@ -11,7 +11,7 @@
 #include "thinwire/core/error.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/exchange/bucket_rule.h"
-#include "zero/zero_impl.h"
+#include "zero/impl.h"
 
 namespace thinwire::zero {
 

@@ -50,7 +50,7 @@ struct ZeroOptimizer::Impl final : exchange::GradientSink {
   /// Collective.
   [[nodiscard]] std::vector<std::size_t> count_squares() const;
 
-  // ---- gradients until the step: zero_gradients.cpp
+  // ---- gradients until the step: gradients.cpp
   /// Stage 2: each backward's gradients leave as they come. In few bits those
   /// of a window leave together, once each host has added up its own.
   [[nodiscard]] bool sends_every_backward() const noexcept {
@@ -75,7 +75,7 @@ struct ZeroOptimizer::Impl final : exchange::GradientSink {
   void finish(View grads);
   void end_window();
 
-  // ---- the step: zero_step.cpp
+  // ---- the step: step.cpp
   /// `in.grads` is empty where gradients were collected.
   optim::StepReport step(const optim::StepInput& in);
   void take_step(const optim::StepInput& in, optim::StepMeter& meter,
@@ -83,7 +83,7 @@ struct ZeroOptimizer::Impl final : exchange::GradientSink {
   [[nodiscard]] double norm(double loss_scale, optim::StepMeter& meter);
   [[nodiscard]] std::int64_t first_nonfinite();
 
-  // ---- whole values and states: zero_whole_values.cpp
+  // ---- whole values and states: whole_values.cpp
   [[nodiscard]] ShardGroup& group_of(std::size_t parameter) const;
   /// An array over this rank's shard: masters, a state of the rule, or the
   /// reduced gradient, which may be anywhere. Collective.

@@ -8,7 +8,7 @@
 #include "optim/exact_exchange.h"
 #include "optim/gradient_agreement.h"
 #include "optim/verification.h"
-#include "zero/zero_impl.h"
+#include "zero/impl.h"
 
 namespace thinwire::zero {
 

@@ -9,7 +9,7 @@
 #include "optim/exact_exchange.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/kernels/cast.h"
-#include "zero/zero_impl.h"
+#include "zero/impl.h"
 
 namespace thinwire::zero {
 
