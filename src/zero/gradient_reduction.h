@@ -27,6 +27,8 @@ struct ReductionSettings {
   int batch_ranks = 1;
 };
 
+class LowBitGradients;
+
 /// One window's gradients of one group of ranks on their way to their owners,
 /// reduced bucket by bucket while others still come. The window says when.
 ///
@@ -62,6 +64,8 @@ class GradientReduction {
   virtual bool settle(bool /*is_applied*/) { return false; }
   /// After a step, or a backward that failed before anything was sent.
   virtual void begin_window() = 0;
+  /// Itself, if gradients travel in few bits; else null.
+  [[nodiscard]] virtual LowBitGradients* low_bit() noexcept { return nullptr; }
 
  protected:
   // One that fills and one that is on its way.

@@ -69,7 +69,8 @@ void ZeroOptimizer::Impl::store(const GradientPart& part) {
 bool ZeroOptimizer::Impl::send(std::size_t bucket) {
   const BucketOfGroup& own = buckets[bucket];
   // Few bits leave in agree_on_finite().
-  if (agrees_first(options) && own.group->low_bit() != nullptr) return false;
+  if (agrees_first(options) && own.group->gradients().low_bit() != nullptr)
+    return false;
   return own.group->gradients().send(own.number, whole);
 }
 
@@ -122,7 +123,7 @@ void ZeroOptimizer::Impl::agree_on_finite() {
   std::int64_t most = own < 0 ? 0 : count - own;
   comm.all_reduce(std::span(&most, 1), comm::ReduceOp::kMax);
   for (std::size_t b = buckets.size(); b-- > 0;) {
-    LowBitGradients* const low_bit = buckets[b].group->low_bit();
+    LowBitGradients* const low_bit = buckets[b].group->gradients().low_bit();
     if (low_bit == nullptr) continue;
     if (most == 0) {
       low_bit->send(buckets[b].number, whole);

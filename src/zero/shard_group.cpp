@@ -34,7 +34,7 @@ std::vector<Range> held_ranges(const ParameterLayout& layout,
   return held;
 }
 
-std::unique_ptr<LowBitGradients> make_low_bit(
+std::unique_ptr<GradientReduction> make_low_bit(
     const ReductionSettings& settings) {
   const int stage = settings.options.stage;
   const bool is_flat = settings.comm.hosts().is_flat();
@@ -83,13 +83,10 @@ void ShardGroup::make_reduction(const ShardGroupParts& parts) {
   if (comm_.size() > 1 && wire.bits_down != 0)
     replicas_ = std::make_unique<LowBitReplicas>(comm_, shards_, units_,
                                                  wire.bits_down, params_);
-  if (comm_.size() == 1 || wire.bits_up == 0) {
+  if (comm_.size() == 1 || wire.bits_up == 0)
     gradients_ = std::make_unique<GradientShard>(settings, copies_);
-    return;
-  }
-  auto made = make_low_bit(settings);
-  low_bit_ = made.get();
-  gradients_ = std::move(made);
+  else
+    gradients_ = make_low_bit(settings);
 }
 
 void ShardGroup::make_masters(const ZeroOptions& options) {

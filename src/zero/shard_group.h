@@ -39,6 +39,13 @@ struct ShardGroupParts {
   ThreadPool& pool;
 };
 
+/// Cells of the grid in a rank's pieces, each of which has a sum of squares.
+[[nodiscard]] std::size_t num_cells(const ShardLayout& shards, int rank);
+/// All ranks' squares together, added in flat order; `squares[r]` are rank r's.
+[[nodiscard]] double sum_in_order(
+    const ShardLayout& shards,
+    std::span<const std::span<const double>> squares);
+
 /// The parameters that are sharded over one group of ranks: their gradients on
 /// the way, and masters and states of this rank's shard.
 class ShardGroup {
@@ -47,8 +54,6 @@ class ShardGroup {
 
   [[nodiscard]] const ShardLayout& shards() const noexcept { return shards_; }
   [[nodiscard]] GradientReduction& gradients() noexcept { return *gradients_; }
-  /// The same, if they travel in few bits; else null.
-  [[nodiscard]] LowBitGradients* low_bit() noexcept { return low_bit_; }
   [[nodiscard]] optim::UpdateRule& rule() const;
   [[nodiscard]] comm::Communicator& comm() const noexcept { return comm_; }
   /// Whether gradients are fp32, whatever the others' are.
@@ -61,14 +66,9 @@ class ShardGroup {
   /// Sums of squares of this rank's reduced gradients, one per cell of the grid
   /// and piece, in flat order.
   [[nodiscard]] std::vector<double> squares(ThreadPool& pool);
-  /// How many those of a rank are.
-  [[nodiscard]] std::size_t num_squares(int rank) const;
   /// Of a rule that needs norms: the coefficients of this group's parameters in
   /// the last step, by their number in the model's layout; before it nothing.
   void put_lamb_coeffs(std::span<double> coeffs) const;
-  /// All ranks' together, added in flat order; `squares[r]` are rank r's.
-  [[nodiscard]] double sum_in_order(
-      std::span<const std::span<const double>> squares) const;
   /// The first parameter of which this rank owns a gradient that is not finite;
   /// -1.
   [[nodiscard]] std::int64_t first_nonfinite();
@@ -158,7 +158,6 @@ class ShardGroup {
   const std::vector<bool> holds_;
   const std::vector<Range> units_;  // those that it holds
   std::unique_ptr<GradientReduction> gradients_;
-  LowBitGradients* low_bit_ = nullptr;        // those, if they are
   std::unique_ptr<LowBitReplicas> replicas_;  // null: parameters are gathered
   int bits_up_ = 0;        // asked for, also in a group of one, ...
   Buffer debt_;            // ... which may have adopted residuals, fp32

@@ -43,6 +43,7 @@ class LowBitGradients : public GradientReduction {
   }
   bool settle(bool is_applied) override;
   void begin_window() override;
+  [[nodiscard]] LowBitGradients* low_bit() noexcept override { return this; }
   /// Instead of send(): this rank's piece becomes 0, and NaN in the range.
   void withhold(std::size_t bucket, Range nonfinite);
 
