@@ -121,7 +121,6 @@ class ShardGroup {
   void make_reduction(const ShardGroupParts& parts);
   void make_masters(const ZeroOptions& options);
   void fill_masters(ConstView params);
-  [[nodiscard]] std::vector<Range> bucket_ranges() const;
   void add_wire(optim::State& state) const;
   optim::StateArray& add_own_params(optim::State& state,
                                     const char* name) const;

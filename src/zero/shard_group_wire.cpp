@@ -14,17 +14,10 @@ namespace thinwire::zero {
 
 using optim::Sharing;
 
-std::vector<Range> ShardGroup::bucket_ranges() const {
-  std::vector<Range> ranges;
-  for (const ShardBucket& bucket : shards_.buckets())
-    ranges.push_back(bucket.range);
-  return ranges;
-}
-
 void ShardGroup::add_wire(optim::State& state) const {
   const LowBitGradients* const low_bit = gradients_->low_bit();
   if (bits_up_ != 0)
-    state.encoded = low_bit != nullptr ? low_bit->parts() : bucket_ranges();
+    state.encoded = low_bit != nullptr ? low_bit->parts() : state.shard;
   if (low_bit != nullptr || !debt_.empty()) {
     state.common.put_integer("bits_up", bits_up_);
     state.add_elements(
@@ -63,16 +56,16 @@ void ShardGroup::read_own_params(Range range, View to) const {
 // another dtype are those that the parameters were loaded as.
 optim::Adoption ShardGroup::adopt_wire(StateDict& state) {
   LowBitGradients* const low_bit = gradients_->low_bit();
+  const ConstView own_residuals =
+      low_bit != nullptr
+          ? low_bit->residuals()
+          : ConstView(nullptr, shard_layout_.size(), DType::kFloat32);
   const auto residuals = std::make_shared<Buffer>();
   if (bits_up_ != 0 && state.has_scalar("bits_up") &&
       state.has_array(optim::kWorkerError))
     *residuals =
-        low_bit != nullptr
-            ? optim::take_floats(state, optim::kWorkerError,
-                                 low_bit->residuals().dtype(),
-                                 low_bit->residuals().size())
-            : optim::take_floats(state, optim::kWorkerError, DType::kFloat32,
-                                 shard_layout_.size());
+        optim::take_floats(state, optim::kWorkerError, own_residuals.dtype(),
+                           own_residuals.size());
   const auto replicas = std::make_shared<Buffer>();
   if (replicas_ != nullptr && state.has_array("replicas") &&
       state.array("replicas").dtype() == params_.dtype())
