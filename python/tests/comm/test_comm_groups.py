@@ -10,6 +10,7 @@ from typing import Any
 import native
 import pytest
 import ranks
+import thinwire
 import torch
 import torch.distributed as dist
 from thinwire import _core, comm
