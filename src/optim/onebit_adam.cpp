@@ -195,9 +195,9 @@ Notes OnebitAdamImpl::set_stage() {
 }  // namespace
 
 void OnebitAdamOptions::validate(const ParameterLayout& layout) const {
-  freeze.validate();
-  compression.validate();
   settings_of(*this).validate(layout);
+  compression.validate();
+  freeze.validate();
 }
 
 OnebitAdam::OnebitAdam(comm::Communicator& comm, const ParameterLayout& layout,

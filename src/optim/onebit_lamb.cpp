@@ -323,9 +323,9 @@ Notes OnebitLambImpl::set_stage() {
 }  // namespace
 
 void OnebitLambOptions::validate(const ParameterLayout& layout) const {
-  freeze.validate();
-  compression.validate();
   settings_of(*this).validate(layout);
+  compression.validate();
+  freeze.validate();
   require_trust_limits(*this);
   require(coeff_beta >= 0 && coeff_beta < 1, "coeff_beta", "in [0, 1)",
           coeff_beta);
