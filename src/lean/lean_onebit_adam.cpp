@@ -61,7 +61,7 @@ LeanOnebitAdam::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
       shards(zero::ShardLayout::of(
           l, c.size(),
           {.bucket_elements = exchange.bucket_elements, .hosts = c.hosts()})),
-      model(c, l, settings_of(options), cells(l, shards)),
+      model(c, l, settings_of(o), cells(l, shards)),
       groups(layout, model.masks,
              [this] {
                std::vector<optim::ParameterGroups*> all{&model.adam};

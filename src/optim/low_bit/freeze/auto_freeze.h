@@ -17,7 +17,7 @@ namespace thinwire::optim {
 /// everywhere.
 class AutoFreeze {
  public:
-  explicit AutoFreeze(const FreezeOptions& options);
+  explicit AutoFreeze(const FreezeOptions& options = {});
 
   /// Step 1, 2, ...: `norm` is its bias-corrected L1 norm of the variance. True
   /// if this step, still exact, is the last one.
