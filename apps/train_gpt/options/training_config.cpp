@@ -61,10 +61,10 @@ struct SetFlags {
   void operator()(To& to) const {
     to.learning_rate = from.lr;
     to.weight_decay = from.weight_decay;
-    if constexpr (requires { to.freeze_step; }) {
-      to.freeze_step = from.freeze_step;
-      to.lr_warmup_steps = from.warmup_steps;
-      to.total_steps = from.steps;
+    if constexpr (requires { to.freeze; }) {
+      to.freeze.step = from.freeze_step;
+      to.freeze.lr_warmup_steps = from.warmup_steps;
+      to.freeze.total_steps = from.steps;
     }
     if constexpr (requires { to.var_freeze_step; }) {
       to.var_freeze_step = from.var_freeze_step;
@@ -108,7 +108,7 @@ std::vector<const char*> idle_flags(std::string_view optimizer) {
   };
   std::visit(
       [&]<class Of>(const Of&) {
-        unless(requires(Of o) { o.freeze_step; }, {"--freeze-step"});
+        unless(requires(Of o) { o.freeze; }, {"--freeze-step"});
         unless(requires(Of o) { o.var_freeze_step; },
                {"--var-freeze-step", "--local-steps"});
       },
@@ -156,10 +156,10 @@ void take_from_file(const std::function<bool(const char* flag)>& is_given,
       [&](const auto& from) {
         take("--lr", options.lr, from.learning_rate);
         take("--weight-decay", options.weight_decay, from.weight_decay);
-        if constexpr (requires { from.freeze_step; }) {
+        if constexpr (requires { from.freeze; }) {
           take("--freeze-step", options.freeze_step,
-               optim::freeze_step_of(from));
-          options.names_freeze_step |= from.freeze_step.has_value();
+               optim::freeze_step_of(from.freeze));
+          options.names_freeze_step |= from.freeze.step.has_value();
         }
         if constexpr (requires { from.var_freeze_step; }) {
           const optim::ZeroOneStages stages = optim::zero_one_stages_of(from);
@@ -180,8 +180,8 @@ void take_from_settings(Options& options) {
   options.semantics = config.semantics;
   std::visit(
       [&](const auto& from) {
-        if constexpr (requires { from.freeze_step; })
-          options.freeze_step = optim::freeze_step_of(from);
+        if constexpr (requires { from.freeze; })
+          options.freeze_step = optim::freeze_step_of(from.freeze);
       },
       config.optimizer);
   options.file.checkpoint = config.checkpoint;
@@ -213,10 +213,10 @@ Config config_to_resume(const Options& options) {
   Config config = training_config(options);
   std::visit(
       [&](auto& to) {
-        if constexpr (requires { to.freeze_step; }) {
+        if constexpr (requires { to.freeze; }) {
           if (!options.names_freeze_step &&
-              to.freeze_step != optim::kAutoFreeze)
-            to.freeze_step.reset();
+              to.freeze.step != optim::kAutoFreeze)
+            to.freeze.step.reset();
         }
         if constexpr (requires { to.var_freeze_step; }) {
           if (!options.names_var_freeze_step) to.var_freeze_step.reset();

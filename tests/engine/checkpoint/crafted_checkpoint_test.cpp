@@ -144,7 +144,7 @@ std::vector<Case> cases() {
   add("zero_one_adam_bf16", test::optimizer_case("zero_one_adam"),
       DType::kBFloat16, 4);
   const lean::LeanOnebitAdamOptions lean{.learning_rate = 0.01,
-                                         .freeze_step = 3};
+                                         .freeze = {.step = 3}};
   add("lean", lean);
   add("lean_warmup", lean, DType::kBFloat16, 2);
   for (const int bits : {0, 4}) {

@@ -62,7 +62,7 @@ TEST_F(ConfigFile, OfDeepSpeedDecidesWhatNoFlagGives) {
   EXPECT_EQ(config.gradient_clipping, 0);
   const auto& adam = std::get<optim::OnebitAdamOptions>(config.optimizer);
   EXPECT_EQ(adam.learning_rate, 0.1);
-  EXPECT_EQ(adam.freeze_step, 9);
+  EXPECT_EQ(adam.freeze.step, 9);
   EXPECT_EQ(adam.weight_decay, 0.01);
   EXPECT_TRUE(
       std::holds_alternative<config::WarmupAndDecay>(config.schedule.shape));
