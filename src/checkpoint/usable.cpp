@@ -8,30 +8,24 @@
 #include <variant>
 #include <vector>
 
+#include "checkpoint/rows.h"
 #include "optim/saved_state.h"
+#include "optim/state_pieces.h"
 #include "thinwire/comm/agreement.h"
-#include "thinwire/core/buffer.h"
 #include "thinwire/core/log.h"
 
 namespace thinwire::checkpoint {
 
 namespace {
 
-constexpr std::size_t kPiece = std::size_t{1} << 16;  // stays in the cache
-
 // Where all ranks have the same values, each looks at a share.
 bool is_usable(const optim::StateArray& array, const comm::Communicator& comm) {
   const Range own = array.sharing == optim::Sharing::kSame
                         ? share_of(array.size, comm.rank(), comm.size())
                         : Range{0, array.size};
-  Buffer piece(std::min(kPiece, own.size), array.dtype);
-  for (std::size_t begin = own.offset; begin < own.end(); begin += kPiece) {
-    const std::size_t size = std::min(kPiece, own.end() - begin);
-    const View values = piece.view().subview(0, size);
-    array.read({begin, size}, values);
-    if (optim::first_unusable(values)) return false;
-  }
-  return true;
+  return optim::StatePieces(array).all_of(own, [](ConstView values) {
+    return !optim::first_unusable(values).has_value();
+  });
 }
 
 bool are_usable(ConstView params, const comm::Communicator& comm) {
