@@ -36,7 +36,7 @@ void train(comm::Communicator& comm, const std::string& folder) {
   std::vector<float> weights(layout.size());
   std::vector<float> grads(layout.size());
   optim::OnebitAdam optimizer(comm, layout,
-                              {.learning_rate = 0.03, .freeze_step = 60});
+                              {.learning_rate = 0.03, .freeze = {.step = 60}});
 
   checkpoint::Training training{.comm = comm,
                                 .layout = layout,

@@ -34,7 +34,7 @@ void train(comm::Communicator& comm, const std::string& folder) {
       thinwire::ParameterLayout::of({{.name = "centre", .shape = {300, 100}}});
   const thinwire::config::Config config{
       .optimizer = thinwire::optim::OnebitAdamOptions{.learning_rate = 0.02,
-                                                      .freeze_step = 100}};
+                                                      .freeze = {.step = 100}}};
   std::vector<float> params(layout.size()), grads(layout.size());
   engine::Engine model(comm, layout, config, params, grads);
 

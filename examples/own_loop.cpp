@@ -89,10 +89,11 @@ void train(comm::Communicator& comm) {
       {{.name = "weight", .shape = {kInputs}}, {.name = "bias", .shape = {1}}});
   Model model(layout);
   comm.broadcast(model.params, 0);  // All ranks start with the same values.
-  const optim::ZeroOneAdamOptions options{.var_freeze_step = 200,
-                                          .local_step_scaler = 50,
-                                          .local_step_clipper = 4,
-                                          .exchange = {.max_grad_norm = 10}};
+  const optim::ZeroOneAdamOptions options{
+      .var_freeze_step = 200,
+      .local_step_scaler = 50,
+      .local_step_clipper = 4,
+      .compression = {.exchange = {.max_grad_norm = 10}}};
   auto optimizer = std::make_unique<optim::ZeroOneAdam>(comm, layout, options);
 
   std::mt19937 random(static_cast<unsigned>(comm.rank()));

@@ -15,7 +15,7 @@ void find_centre(thinwire::comm::Communicator& comm) {
   const auto layout = thinwire::ParameterLayout::of(
       {{.name = "centre", .shape = {300, 100}}, {.name = "bias", .shape = {}}});
   thinwire::optim::OnebitAdam optimizer(
-      comm, layout, {.learning_rate = 0.02, .freeze_step = 100});
+      comm, layout, {.learning_rate = 0.02, .freeze = {.step = 100}});
 
   std::vector<float> params(layout.size()), grads(layout.size());
   std::mt19937 random(static_cast<unsigned>(comm.rank()));

@@ -14,7 +14,7 @@ void find_centre(thinwire::comm::Communicator& comm) {
       {{.name = "centre", .shape = {300, 100}}, {.name = "bias", .shape = {}}});
   const thinwire::config::Config config{
       .optimizer = thinwire::optim::OnebitAdamOptions{.learning_rate = 0.02,
-                                                      .freeze_step = 100},
+                                                      .freeze = {.step = 100}},
       .precision = {.dtype = thinwire::DType::kFloat16},
       .gradient_accumulation_steps = 2};
   std::vector<thinwire::Half> params(layout.size()), grads(layout.size());

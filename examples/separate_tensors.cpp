@@ -55,8 +55,9 @@ void find_centre(thinwire::comm::Communicator& comm) {
                       part_of(params, layout.parameters()[k]).begin());
   thinwire::engine::Engine engine(
       comm, layout,
-      {.optimizer = thinwire::optim::OnebitAdamOptions{.learning_rate = 0.02,
-                                                       .freeze_step = 100}},
+      {.optimizer =
+           thinwire::optim::OnebitAdamOptions{.learning_rate = 0.02,
+                                              .freeze = {.step = 100}}},
       params, grads);
   const auto take_parameters = [&] {
     for (std::size_t k = 0; k < model.size(); ++k)

@@ -28,7 +28,7 @@ void train(thinwire::comm::Communicator& comm, const std::string& folder) {
                               torch::nn::Linear(64, 1));
   const thinwire::config::Config config{
       .optimizer = thinwire::optim::OnebitAdamOptions{.learning_rate = 0.01,
-                                                      .freeze_step = 100},
+                                                      .freeze = {.step = 100}},
       .precision = {.dtype = thinwire::DType::kFloat16},
       .gradient_clipping = 1,
       .gradient_accumulation_steps = 4};

@@ -14,7 +14,7 @@ void train(thinwire::comm::Communicator& comm) {
   thinwire::torch::ModuleMemory memory(*model);
   comm.broadcast(memory.params(), 0);  // All ranks start with the same model.
   thinwire::optim::OnebitAdam optimizer(
-      comm, memory.layout(), {.learning_rate = 0.01, .freeze_step = 100});
+      comm, memory.layout(), {.learning_rate = 0.01, .freeze = {.step = 100}});
 
   torch::manual_seed(comm.rank());  // Every rank has data of its own.
   for (int step = 1; step <= 400; ++step) {

@@ -82,7 +82,7 @@ void train(thinwire::comm::Communicator& comm, thinwire::DType dtype) {
   nn::Sequential model = resnet();
   const thinwire::config::Config config{
       .optimizer = thinwire::optim::OnebitAdamOptions{.learning_rate = 0.004,
-                                                      .freeze_step = 40},
+                                                      .freeze = {.step = 40}},
       .precision = {.dtype = dtype},
       .gradient_clipping = 5,
       .comm = {.verify_every = 16}};

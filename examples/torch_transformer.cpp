@@ -83,7 +83,7 @@ void train(thinwire::comm::Communicator& comm) {
   Classifier model;
   const thinwire::config::Config config{
       .optimizer = thinwire::optim::OnebitAdamOptions{.learning_rate = 0.003,
-                                                      .freeze_step = 60},
+                                                      .freeze = {.step = 60}},
       .gradient_clipping = 1,
       .comm = {.verify_every = 16}};
   thinwire::torch::Engine engine(*model, comm, config);

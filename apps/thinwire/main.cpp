@@ -29,6 +29,9 @@ thinwire::commands::Front this_program() {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // Then std::cout writes a block at once, on a terminal too, and mpiexec gives
+  // its ranks one: their blocks do not mix.
+  std::ios::sync_with_stdio(false);
   CLI::App app("Tools around the Thinwire library", "thinwire");
   app.require_subcommand(1);
   thinwire::apps::add_replay(app);

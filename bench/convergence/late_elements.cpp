@@ -144,11 +144,11 @@ config::OptimizerConfig optimizer_of(const std::string& name) {
   };
   if (name == "adam" || name == "zero_4_4")
     return AdamOptions{.learning_rate = kLearningRate};
-  if (name == "onebit_adam") return onebit_adam({.freeze_step = kFreeze});
+  if (name == "onebit_adam") return onebit_adam({.freeze = {.step = kFreeze}});
   if (name == "onebit_adam_auto")
-    return onebit_adam({.freeze_step = kAutoFreeze,
-                        .lr_warmup_steps = 10,
-                        .total_steps = kSteps});
+    return onebit_adam({.freeze = {.step = kAutoFreeze,
+                                   .lr_warmup_steps = 10,
+                                   .total_steps = kSteps}});
   if (name == "zero_one_adam")
     return ZeroOneAdamOptions{.learning_rate = kLearningRate,
                               .var_freeze_step = 3000,
@@ -157,10 +157,10 @@ config::OptimizerConfig optimizer_of(const std::string& name) {
   if (name == "lamb") return LambOptions{.learning_rate = kLearningRate};
   if (name == "onebit_lamb")
     return OnebitLambOptions{.learning_rate = kLearningRate,
-                             .freeze_step = kFreeze};
+                             .freeze = {.step = kFreeze}};
   if (name == "lean_onebit_adam")
     return lean::LeanOnebitAdamOptions{.learning_rate = kLearningRate,
-                                       .freeze_step = kFreeze};
+                                       .freeze = {.step = kFreeze}};
   throw Error(ErrorCode::kInvalidArgument, "no optimizer '" + name + "'");
 }
 

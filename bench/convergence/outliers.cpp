@@ -63,12 +63,12 @@ std::unique_ptr<optim::Optimizer> make_optimizer(
     return std::make_unique<OnebitAdam>(
         comm, layout,
         OnebitAdamOptions{.learning_rate = kLearningRate,
-                          .freeze_step = c.freeze});
+                          .freeze = {.step = c.freeze}});
   if (c.optimizer == "onebit_lamb")
     return std::make_unique<OnebitLamb>(
         comm, layout,
         OnebitLambOptions{.learning_rate = kLearningRate,
-                          .freeze_step = c.freeze});
+                          .freeze = {.step = c.freeze}});
   if (c.optimizer == "zero_one_adam")
     return std::make_unique<ZeroOneAdam>(
         comm, layout,

@@ -85,23 +85,46 @@ nb::class_<T> bind_adam(nb::module_& module, const char* name) {
   return kind;
 }
 
+// Binds a field of a part of the options; Python's options are flat.
+template <class T, class Part, class Value>
+void bind_part(nb::class_<T>& kind, const char* name, Part T::*part,
+               Value Part::*field) {
+  kind.def_prop_rw(
+      name, [=](const T& self) -> const Value& { return self.*part.*field; },
+      [=](T& self, Value value) { self.*part.*field = std::move(value); });
+}
+
+// `residuals`: what an unset residual_dtype means.
 template <class T>
-nb::class_<T> bind_low_bit(nb::module_& module, const char* name) {
+nb::class_<T> bind_low_bit(nb::module_& module, const char* name,
+                           DType residuals = DType::kFloat32) {
+  using optim::CompressionOptions;
   nb::class_<T> kind = bind_adam<T>(module, name);
-  kind.def_rw("denom_floor", &T::denom_floor)
-      .def_rw("residual_dtype", &T::residual_dtype);
+  bind_part(kind, "denom_floor", &T::compression,
+            &CompressionOptions::denom_floor);
+  kind.def_prop_rw(
+      "residual_dtype",
+      [residuals](const T& self) {
+        return self.compression.residual_dtype.value_or(residuals);
+      },
+      [](T& self, DType dtype) { self.compression.residual_dtype = dtype; });
   return kind;
 }
 
 template <class T>
 void bind_freeze(nb::class_<T>& kind) {
-  kind.def("planned_freeze_step", &optim::freeze_step_of<T>)
-      .def_rw("freeze_step", &T::freeze_step)
-      .def_rw("lr_warmup_steps", &T::lr_warmup_steps)
-      .def_rw("total_steps", &T::total_steps)
-      .def_rw("min_freeze_step", &T::min_freeze_step)
-      .def_rw("max_freeze_step", &T::max_freeze_step)
-      .def_rw("freeze_ratio", &T::freeze_ratio);
+  using optim::FreezeOptions;
+  kind.def("planned_freeze_step",
+           [](const T& self) { return optim::freeze_step_of(self.freeze); });
+  const auto bind = [&kind](const char* name, auto field) {
+    bind_part(kind, name, &T::freeze, field);
+  };
+  bind("freeze_step", &FreezeOptions::step);
+  bind("lr_warmup_steps", &FreezeOptions::lr_warmup_steps);
+  bind("total_steps", &FreezeOptions::total_steps);
+  bind("min_freeze_step", &FreezeOptions::min_step);
+  bind("max_freeze_step", &FreezeOptions::max_step);
+  bind("freeze_ratio", &FreezeOptions::ratio);
 }
 
 void bind_zero_one_adam(nb::module_& module) {
@@ -113,7 +136,7 @@ void bind_zero_one_adam(nb::module_& module) {
       .def_ro("local_step_scaler", &Stages::local_step_scaler)
       .def_ro("local_step_clipper", &Stages::local_step_clipper);
   bind_low_bit<T>(module, "ZeroOneAdamOptions")
-      .def("stages", &optim::zero_one_stages_of<T>)
+      .def("stages", &optim::zero_one_stages_of)
       .def_rw("total_steps", &T::total_steps)
       .def_rw("var_freeze_step", &T::var_freeze_step)
       .def_rw("var_update_scaler", &T::var_update_scaler)
@@ -150,8 +173,8 @@ void bind_options(nb::module_& module) {
       .def_rw("factor_threshold", &OnebitLambOptions::factor_threshold);
   bind_zero_one_adam(module);
   using lean::LeanOnebitAdamOptions;
-  auto lean =
-      bind_low_bit<LeanOnebitAdamOptions>(module, "LeanOnebitAdamOptions");
+  auto lean = bind_low_bit<LeanOnebitAdamOptions>(
+      module, "LeanOnebitAdamOptions", DType::kBFloat16);
   bind_freeze(lean);
   lean.def_rw("denominator_bits", &LeanOnebitAdamOptions::denominator_bits);
 }

@@ -27,7 +27,7 @@ from ._paths import path_of
 from .errors import CorruptCheckpoint, InvalidArgument, Unavailable
 from .optim._base import _Optimizer
 from .optim._run import SAVED_AS, saved_in
-from .optim._settings import from_text, parse, to_text
+from .optim._settings import from_text, numbers_of, parse, to_text
 from .optim._state import tensors
 
 if TYPE_CHECKING:
@@ -185,12 +185,19 @@ def resume(
     groups = tensors(native.common).get(GROUPS)
     if chosen.weights_only:
         trained._written()
-    else:
-        trained._loaded()
-        trained._notices.run.continue_from(saved_in(native))
-        if groups is not None:
-            from_text(groups, trained.param_groups)
-    return finish_load(native, sets_random_state=not chosen.weights_only)
+        return finish_load(native, sets_random_state=False)
+    asked = numbers_of(trained.param_groups)
+    trained._loaded()
+    trained._notices.run.continue_from(saved_in(native))
+    if groups is not None:
+        from_text(groups, trained.param_groups)
+    report = finish_load(native, sets_random_state=True)
+    report.notes.extend(
+        f"{name} is {number:g} now, as saved; the script had {asked[name]:g}"
+        for name, number in numbers_of(trained.param_groups).items()
+        if number != asked[name]
+    )
+    return report
 
 
 def _save_options(

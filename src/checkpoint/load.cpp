@@ -95,7 +95,7 @@ void require_fits(const Training& training, const Manifest& manifest) {
         ErrorCode::kCorruptCheckpoint,
         fmt::format("a checkpoint with {} semantics of {} ranks does not fit "
                     "{} semantics on {}: DeepSpeed's go on as they were; load "
-                    "with what = kWeights",
+                    "with what = kWeights (Python: weights_only=True)",
                     manifest.semantics, manifest.world, training.semantics,
                     training.comm.size()));
   // Arrays are whole, whatever lies where in them.
@@ -360,6 +360,20 @@ LoadReport load_newest(const Training& training,
   }
 }
 
+std::string description_of(const LoadOptions& options) {
+  std::string text =
+      fmt::format("what {}\nfall_back {}\nallow_rounding {}\nshare_reads {}\n",
+                  static_cast<int>(options.what), options.fall_back,
+                  options.allow_rounding, options.share_reads);
+  for (const auto& [from, to] : options.rename)
+    text += fmt::format("rename {} to {}\n", from, to);
+  for (const std::string& name : options.allow_missing)
+    text += fmt::format("allow_missing {}\n", name);
+  for (const std::string& name : options.ignore)
+    text += fmt::format("ignore {}\n", name);
+  return text;
+}
+
 }  // namespace
 
 std::optional<LoadReport> resume(const Training& training,
@@ -368,6 +382,7 @@ std::optional<LoadReport> resume(const Training& training,
   require(training.params.size() == training.layout.size(), "params",
           fmt::format("{} elements", training.layout.size()),
           training.params.size());
+  comm::require_same(training.comm, "load options", description_of(options));
   const Clock::time_point start = Clock::now();
   std::vector<std::string> notes;
   const std::vector<Candidate> candidates = find_candidates(

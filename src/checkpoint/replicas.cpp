@@ -12,8 +12,8 @@
 
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/rows.h"
+#include "optim/state_pieces.h"
 #include "thinwire/comm/agreement.h"
-#include "thinwire/core/buffer.h"
 #include "thinwire/core/checksum.h"
 
 namespace thinwire::checkpoint {
@@ -67,45 +67,29 @@ std::string description(const Training& training, const optim::State& state,
   return text;
 }
 
-// Arrays are read in pieces that stay in the cache.
-class Reader {
- public:
-  explicit Reader(const StateArray& array)
-      : array_(array), piece_(std::min(kPiece, array.size), array.dtype) {}
-
-  std::uint64_t checksum_of(Range range) {
-    for (std::size_t begin = range.offset; begin < range.end();
-         begin += kPiece) {
-      const std::size_t size = std::min(kPiece, range.end() - begin);
-      const View values = piece_.view().subview(0, size);
-      array_.read({begin, size}, values);
-      checksum_.add(values);
-    }
-    return checksum_.take();
-  }
-
- private:
-  static constexpr std::size_t kPiece = std::size_t{1} << 16;
-
-  const StateArray& array_;
-  Buffer piece_;
-  Checksum checksum_;
-};
+std::uint64_t checksum_of(optim::StatePieces& pieces, Range range) {
+  Checksum checksum;
+  static_cast<void>(pieces.all_of(range, [&](ConstView values) {
+    checksum.add(values);
+    return true;
+  }));
+  return checksum.take();
+}
 
 // By parameter, so that a difference says where; of those that are held alike.
 std::string checksums(const ParameterLayout& layout, const StateArray& array,
                       const std::vector<bool>& is_held) {
-  Reader reader(array);
+  optim::StatePieces pieces(array);
   if (array.axis != Axis::kElement)
     return fmt::format("{} {:016x}\n", array.name,
-                       reader.checksum_of({0, array.size}));
+                       checksum_of(pieces, {0, array.size}));
   std::string text;
   std::size_t begin = 0;
   for (const Row& row : rows_of(layout, array.ranges)) {
     if (is_held[row.parameter])
       fmt::format_to(std::back_inserter(text), "{} of {}: {:016x}\n",
                      array.name, layout.parameters()[row.parameter].name,
-                     reader.checksum_of({begin, row.range.size}));
+                     checksum_of(pieces, {begin, row.range.size}));
     begin += row.range.size;
   }
   return text;

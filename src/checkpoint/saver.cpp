@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <exception>
+#include <memory>
 #include <thread>
 #include <utility>
 
@@ -15,9 +16,9 @@
 #include "checkpoint/replicas.h"
 #include "checkpoint/rows.h"
 #include "checkpoint/save_plan.h"
+#include "checkpoint/usable.h"
 #include "core/json.h"
 #include "core/require.h"
-#include "optim/saved_state.h"
 #include "thinwire/checkpoint/checkpoint.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/checksum.h"
@@ -60,27 +61,6 @@ void require_attachable(const std::vector<Attachment>& attachments) {
             "attachments[].name",
             "no *.safetensors, no *.tmp and not model.safetensors.index.json",
             one.name);
-}
-
-// Collective: all ranks have the same values, and each looks at a share.
-bool are_usable(comm::Communicator& comm, const Training& training) {
-  const ConstView values =
-      optim::exchanged_params(training.optimizer, training.params);
-  const Range own = share_of(values.size(), comm.rank(), comm.size());
-  const auto parts = values.subview(own.offset, own.size).parts();
-  const bool is_own_usable =
-      std::ranges::none_of(parts, [](const ConstView& part) {
-        return optim::first_unusable(part).has_value();
-      });
-  return sum_over_ranks(comm, is_own_usable ? 0 : 1) == 0;
-}
-
-void warn_of_unusable(std::int64_t step) {
-  log(LogLevel::kWarning,
-      fmt::format("step {}: some parameters are not finite, or above 1e30 in "
-                  "magnitude: no run can continue with this checkpoint; the "
-                  "newest one with finite parameters stays beside it",
-                  step));
 }
 
 // Empty: there are none.
@@ -272,9 +252,7 @@ SaveReport Saver::save(const Training& training, const std::string& root,
   if (options.residuals == Residuals::kMean)
     replace_by_means(impl_->own_comm(), state);
   Impl::Contents contents = impl_->contents(training, state, extra, options);
-  contents.manifest.finite = are_usable(impl_->own_comm(), training);
-  if (!contents.manifest.finite && impl_->comm.rank() == 0)
-    warn_of_unusable(training.step);
+  contents.manifest.finite = are_usable(impl_->own_comm(), training, state);
   Root& to = impl_->root_at(root, options);
   if (options.asynchronous) {
     everywhere(impl_->own_comm(), [&] { impl_->take_snapshot(contents); });
@@ -328,11 +306,18 @@ void Saver::retain(const std::string& root, const Retention& retention) {
 // A loop that calls this does not remember its run: the directory does.
 SaveReport save(const Training& training, const std::string& root,
                 const Extra& extra, const SaveOptions& options) {
-  Saver saver(training.comm);
-  saver.go_on_with_run_in(root);
-  const SaveReport report = saver.save(training, root, extra, options);
-  saver.wait();
-  return report;
+  auto saver = std::make_unique<Saver>(training.comm);
+  try {
+    saver->go_on_with_run_in(root);
+    const SaveReport report = saver->save(training, root, extra, options);
+    saver->wait();
+    return report;
+  } catch (const Error&) {
+    // All ranks fail alike, and training goes on. Destroyed by the exception
+    // itself, the saver's communicator would give up, and the user's with it.
+    saver.reset();
+    throw;
+  }
 }
 
 }  // namespace thinwire::checkpoint

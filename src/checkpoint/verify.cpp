@@ -114,7 +114,7 @@ class Verifier {
       } else {
         const std::string what =
             header       ? tensors_in(*header, begin, begin + size)
-            : has_header ? "the header, or what it would say"
+            : has_header ? "the header, or data that shares these bytes with it"
                          : "an attachment";
         damaged(saved.name, begin, begin + size, what);
       }

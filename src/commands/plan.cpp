@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -208,19 +209,20 @@ void run_plan(const Front& front, PlanFlags flags) {
     run_alone(front, flags);
 }
 
-// nan is in no range; CLI::Range lets it pass. `digits`: a whole number.
+// nan is in no range; CLI::Range lets it pass. `digits`: a whole number, 3e4
+// too, which transform() writes out.
 CLI::Validator number(double least, double most, bool digits = false) {
   const std::string range = fmt::format("in [{:.16g}, {:.16g}]", least, most);
   return CLI::Validator(
       [=](std::string& text) {
         char* end = nullptr;
         const double value = std::strtod(text.c_str(), &end);
-        const bool is_number =
-            !text.empty() && *end == '\0' &&
-            !(digits && text.find_first_not_of("0123456789") != text.npos);
-        return is_number && value >= least && value <= most
-                   ? std::string()
-                   : fmt::format("must be {}, got {}", range, text);
+        if (text.empty() || *end != '\0' ||
+            !(value >= least && value <= most) ||
+            (digits && value != std::floor(value)))
+          return fmt::format("must be {}, got {}", range, text);
+        if (digits) text = fmt::format("{:.0f}", value);
+        return std::string();
       },
       range);
 }
@@ -230,23 +232,23 @@ void add_run_options(CLI::App& command, PlanFlags& flags) {
       .add_option("--steps", flags.steps,
                   "of the run: predicts all of it, exact stages included, and "
                   "ranks by it")
-      ->check(number(1, plan::RunStages::kMostSteps, true));
+      ->transform(number(1, plan::RunStages::kMostSteps, true));
   command
       .add_option("--freeze-step", flags.freeze_step,
                   "exact steps of 1-bit Adam and lean 1-bit Adam (default: of "
                   "--config, otherwise a fifth of --steps, at most 1000)")
-      ->check(number(1, plan::RunStages::kMostSteps, true));
+      ->transform(number(1, plan::RunStages::kMostSteps, true));
 }
 
 void add_network_options(CLI::App& command, PlanFlags& flags) {
   command
       .add_option("--ranks", flags.ranks,
                   "alone: of the job that is to be planned")
-      ->check(number(2, kMostRanks, true));
+      ->transform(number(2, kMostRanks, true));
   command
       .add_option("--ranks-per-host", flags.ranks_per_host,
                   "alone: ranks that share a network card (default 1)")
-      ->check(number(1, 1024, true));
+      ->transform(number(1, 1024, true));
   command
       .add_option("--link-gbps", flags.link_gbps,
                   "alone: a host's network card, Gbit/s each way")
@@ -293,7 +295,7 @@ void add_plan(CLI::App& app, const Front& front) {
       ->add_option("--threads", flags->threads,
                    "of a rank that compute backward (default "
                    "THINWIRE_NUM_THREADS, else 1); 0: an accelerator does")
-      ->check(number(0, 1024, true));
+      ->transform(number(0, 1024, true));
   command
       ->add_option("--variance-every", flags->steps_per_variance_step,
                    "0/1 Adam before its freeze, with one exact step in so many "

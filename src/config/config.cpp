@@ -12,7 +12,7 @@ namespace {
 
 template <class Options>
 inline constexpr bool kIsLowBit = requires(Options o) {
-  o.exchange;
+  o.compression;
 };
 
 }  // namespace
@@ -63,7 +63,8 @@ OptimizerConfig Config::optimizer_options() const {
   OptimizerConfig resolved = optimizer;
   std::visit(
       [this]<class Options>(Options& options) {
-        if constexpr (kIsLowBit<Options>) options.exchange = exchange_options();
+        if constexpr (kIsLowBit<Options>)
+          options.compression.exchange = exchange_options();
       },
       resolved);
   return resolved;

@@ -72,10 +72,10 @@ void trust_fields(const Archive& params, Options& o) {
   params.field("min_coeff", o.min_coeff, kNotNegative);
 }
 
-template <class Archive, class Options>
-void low_bit_fields(const Archive& own, Options& o) {
-  own.field("denom_floor", o.denom_floor, kNotNegative);
-  own.choice("residual_dtype", o.residual_dtype,
+template <class Archive, class Compression>
+void compression_fields(const Archive& own, Compression& c) {
+  own.field("denom_floor", c.denom_floor, kNotNegative);
+  own.choice("residual_dtype", c.residual_dtype,
              Choices<DType>(kResidualDtypes));
 }
 
@@ -90,12 +90,13 @@ void wire_fields(const Archive& own, Wire& w) {
              Choices<DType>(kResidualDtypes));
 }
 
-template <class Archive, class Options>
-void auto_freeze_fields(const Archive& own, Options& o) {
-  own.field("lr_warmup_steps", o.lr_warmup_steps, kNotNegative);
-  own.field("min_freeze_step", o.min_freeze_step, kAtLeastOne);
-  own.field("max_freeze_step", o.max_freeze_step, kAtLeastOne);
-  own.field("freeze_ratio", o.freeze_ratio,
+template <class Archive, class Freeze>
+void freeze_fields(const Archive& own, Freeze& f) {
+  own.field("total_steps", f.total_steps, kAtLeastOne);
+  own.field("lr_warmup_steps", f.lr_warmup_steps, kNotNegative);
+  own.field("min_freeze_step", f.min_step, kAtLeastOne);
+  own.field("max_freeze_step", f.max_step, kAtLeastOne);
+  own.field("freeze_ratio", f.ratio,
             Limits{.least = 0, .most = 1, .above_least = true});
 }
 
@@ -108,7 +109,8 @@ void lamb_factor_fields(const Archive& params, Options& o) {
 }
 
 template <class Archive, class Options>
-void zero_one_fields(const Archive& params, Options& o) {
+void zero_one_fields(const Archive& params, const Archive& own, Options& o) {
+  own.field("total_steps", o.total_steps, kAtLeastOne);
   params.field("var_freeze_step", o.var_freeze_step, kNotNegative);
   params.field("var_update_scaler", o.var_update_scaler, kAtLeastOne);
   params.field("local_step_scaler", o.local_step_scaler, kAtLeastOne);
@@ -122,11 +124,11 @@ void optimizer_fields(const Archive& params, const Archive& own, Options& o) {
   adam_fields(params, o);
   if constexpr (requires { o.max_coeff; }) trust_fields(params, o);
   if constexpr (requires { o.coeff_beta; }) lamb_factor_fields(params, o);
-  if constexpr (requires { o.var_freeze_step; }) zero_one_fields(params, o);
-  if constexpr (requires { o.denom_floor; }) low_bit_fields(own, o);
-  if constexpr (requires { o.total_steps; })
-    own.field("total_steps", o.total_steps, kAtLeastOne);
-  if constexpr (requires { o.freeze_ratio; }) auto_freeze_fields(own, o);
+  if constexpr (requires { o.compression; })
+    compression_fields(own, o.compression);
+  if constexpr (requires { o.var_freeze_step; })
+    zero_one_fields(params, own, o);
+  if constexpr (requires { o.freeze; }) freeze_fields(own, o.freeze);
   if constexpr (requires { o.denominator_bits; })
     own.field("denominator_bits", o.denominator_bits, kAtLeastOne);
 }

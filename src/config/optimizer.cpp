@@ -56,14 +56,14 @@ void read_decay(const Reader& optimizer, const Reader& params,
     params.reject("adam_w_mode", "true with AdamW; L2 decay is type Adam's");
 }
 
-template <class Options>
-void read_freeze(const Reader& params, const Reader& own, Options& options) {
+void read_freeze(const Reader& params, const Reader& own,
+                 optim::FreezeOptions& freeze) {
   bool is_automatic = false;
   own.field("auto_freeze", is_automatic);
   if (is_automatic && params.has("freeze_step"))
     params.reject("freeze_step", "left out where thinwire.auto_freeze is true");
-  params.field("freeze_step", options.freeze_step, kNotNegative);
-  if (is_automatic) options.freeze_step = optim::kAutoFreeze;
+  params.field("freeze_step", freeze.step, kNotNegative);
+  if (is_automatic) freeze.step = optim::kAutoFreeze;
 }
 
 }  // namespace
@@ -81,9 +81,9 @@ void read_optimizer(const Reader& file, Config& config) {
         optimizer_fields(params, own, options);
         if constexpr (requires { options.decoupled_decay; })
           read_decay(section, params, options);
-        if constexpr (requires { options.freeze_step; })
-          read_freeze(params, own, options);
-        if constexpr (requires { options.exchange; })
+        if constexpr (requires { options.freeze; })
+          read_freeze(params, own, options.freeze);
+        if constexpr (requires { options.compression; })
           params.choice("comm_backend_name", config.comm.backend,
                         Choices<CommBackend>(kCommBackends));
         else
@@ -109,17 +109,17 @@ void write_optimizer(const Writer& file, const Writer& own,
         optimizer_fields(params, own, options);
         if constexpr (requires { options.decoupled_decay; })
           params.field("adam_w_mode", options.decoupled_decay);
-        if constexpr (requires { options.exchange; })
+        if constexpr (requires { options.compression; })
           params.choice("comm_backend_name", config.comm.backend,
                         Choices<CommBackend>(kCommBackends));
         else
           wire_fields(own, config.zero.wire);
-        if constexpr (requires { options.freeze_step; }) {
+        if constexpr (requires { options.freeze; }) {
           const bool is_automatic =
-              options.freeze_step.value_or(0) == optim::kAutoFreeze;
+              options.freeze.step.value_or(0) == optim::kAutoFreeze;
           own.field("auto_freeze", is_automatic);
           if (!is_automatic)
-            params.field("freeze_step", options.freeze_step, kNotNegative);
+            params.field("freeze_step", options.freeze.step, kNotNegative);
         }
       },
       config.optimizer);

@@ -147,8 +147,8 @@ void check_telemetry(const TelemetryConfig& t) {
 void check_without_ranks(const Config& config) {
   std::visit(
       []<class Options>(const Options& options) {
-        if constexpr (requires { options.exchange; }) {
-          require(options.exchange == optim::ExchangeOptions{},
+        if constexpr (requires { options.compression; }) {
+          require(options.compression.exchange == optim::ExchangeOptions{},
                   "optimizer.exchange",
                   "left as it is: fields of Config say the same",
                   "other settings");

@@ -92,9 +92,8 @@ struct LowBitOptimizer::Impl {
 };
 
 /// What the reference knows of a run's length: nothing, so it has a default.
-template <class Options>
-[[nodiscard]] std::int64_t planned(const Options& options) {
-  return options.freeze_step.value_or(optim::kDefaultFreezeStep);
+[[nodiscard]] inline std::int64_t planned(const optim::FreezeOptions& freeze) {
+  return freeze.step.value_or(optim::kDefaultFreezeStep);
 }
 
 /// Their settings, without what has no effect.

@@ -26,9 +26,9 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
                  const optim::OnebitAdamOptions& options)
       : Impl(comm, layout,
              settings_of("deepspeed onebit_adam",
-                         fmt::format("freeze_step={}", planned(options)),
+                         fmt::format("freeze_step={}", planned(options.freeze)),
                          options)),
-        freeze_step(planned(options)),
+        freeze_step(planned(options.freeze)),
         exact_groups(model) {}
 
   std::int64_t freeze_step;
@@ -148,9 +148,11 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
 
 void validate(const optim::OnebitAdamOptions& options,
               const ParameterLayout& layout) {
-  require_no_automatic_freeze(options);
-  validate_rest(options, &optim::OnebitAdamOptions::freeze_step, "freeze_step",
-                layout);
+  require_no_automatic_freeze(options.freeze);
+  optim::OnebitAdamOptions rest = options;
+  rest.freeze.step = at_least_one(options.freeze.step, "freeze_step");
+  require_fp32_residuals(options.compression);
+  rest.validate(layout);
 }
 
 OnebitAdam::OnebitAdam(comm::Communicator& comm, const ParameterLayout& layout,

@@ -52,13 +52,13 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
                          fmt::format("freeze_step={} {} coeff_beta={} "
                                      "factor_max={} factor_min={} "
                                      "factor_threshold={}",
-                                     planned(o),
+                                     planned(o.freeze),
                                      describe(optim::trust_limits(
                                          o, layout.num_groups())),
                                      o.coeff_beta, o.factor_max, o.factor_min,
                                      o.factor_threshold),
                          o)),
-        freeze_step(planned(o)),
+        freeze_step(planned(o.freeze)),
         limits(optim::trust_limits(o, layout.num_groups())),
         coefficients(o, layout.parameters().size()),
         fresh(Buffer::of<float>(layout.size())) {
@@ -281,9 +281,11 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
 
 void validate(const optim::OnebitLambOptions& options,
               const ParameterLayout& layout) {
-  require_no_automatic_freeze(options);
-  validate_rest(options, &optim::OnebitLambOptions::freeze_step, "freeze_step",
-                layout);
+  require_no_automatic_freeze(options.freeze);
+  optim::OnebitLambOptions rest = options;
+  rest.freeze.step = at_least_one(options.freeze.step, "freeze_step");
+  require_fp32_residuals(options.compression);
+  rest.validate(layout);
 }
 
 OnebitLamb::OnebitLamb(comm::Communicator& comm, const ParameterLayout& layout,

@@ -6,31 +6,32 @@
 #include <optional>
 
 #include "core/require.h"
-#include "thinwire/optim/low_bit_optimizer.h"
+#include "thinwire/optim/compression_options.h"
+#include "thinwire/optim/freeze_options.h"
 
 /// Checks that the reference's low-bit optimizers share. They throw
 /// Error(kInvalidArgument) naming the field, its range and its value.
 namespace thinwire::deepspeed {
 
-template <class Options>
-void require_no_automatic_freeze(const Options& options) {
-  require(options.freeze_step.value_or(1) != optim::kAutoFreeze, "semantics",
+inline void require_no_automatic_freeze(const optim::FreezeOptions& freeze) {
+  require(freeze.step.value_or(1) != optim::kAutoFreeze, "semantics",
           "corrected with an automatic freeze", "deepspeed");
 }
 
-/// All that Thinwire's own class checks, but that `freeze_step` may be 0: the
-/// initialization step counts.
-template <class Options>
-void validate_rest(Options options,
-                   std::optional<std::int64_t> Options::*freeze_step,
-                   const char* name, const ParameterLayout& layout) {
-  const std::int64_t named = (options.*freeze_step).value_or(1);
+inline void require_fp32_residuals(
+    const optim::CompressionOptions& compression) {
+  const DType dtype = compression.residual_dtype.value_or(DType::kFloat32);
+  require(dtype == DType::kFloat32, "residual_dtype",
+          "float32 with deepspeed semantics", to_string(dtype));
+}
+
+/// Returns the freeze step for the checks of Thinwire's own class. Here it may
+/// be 0, because the initialization step counts.
+[[nodiscard]] inline std::int64_t at_least_one(
+    std::optional<std::int64_t> freeze_step, const char* name) {
+  const std::int64_t named = freeze_step.value_or(1);
   require(named >= 0, name, ">= 0", named);
-  require(options.residual_dtype == DType::kFloat32, "residual_dtype",
-          "float32 with deepspeed semantics",
-          to_string(options.residual_dtype));
-  options.*freeze_step = std::max<std::int64_t>(1, named);
-  options.validate(layout);
+  return std::max<std::int64_t>(1, named);
 }
 
 }  // namespace thinwire::deepspeed

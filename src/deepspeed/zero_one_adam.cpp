@@ -236,12 +236,15 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
 
 void validate(const optim::ZeroOneAdamOptions& options,
               const ParameterLayout& layout) {
-  require(options.exchange.verify_every == 0, "verify_every",
+  require(options.compression.exchange.verify_every == 0, "verify_every",
           "0 with deepspeed semantics, whose ranks differ even after a "
           "sync",
-          options.exchange.verify_every);
-  validate_rest(options, &optim::ZeroOneAdamOptions::var_freeze_step,
-                "var_freeze_step", layout);
+          options.compression.exchange.verify_every);
+  optim::ZeroOneAdamOptions rest = options;
+  rest.var_freeze_step =
+      at_least_one(options.var_freeze_step, "var_freeze_step");
+  require_fp32_residuals(options.compression);
+  rest.validate(layout);
 }
 
 ZeroOneAdam::ZeroOneAdam(comm::Communicator& comm,

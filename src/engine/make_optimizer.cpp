@@ -120,7 +120,7 @@ std::unique_ptr<lean::LeanOnebitAdam> lean(comm::Communicator& comm,
                                            const Config& config, View params,
                                            ConstView initial) {
   auto options = std::get<lean::LeanOnebitAdamOptions>(config.optimizer);
-  options.exchange = config.exchange_options();
+  options.compression.exchange = config.exchange_options();
   // What parameters of fp32 begin as is in them.
   const bool adds =
       params.dtype() != DType::kFloat32 && initial.dtype() == DType::kFloat32;

@@ -81,7 +81,7 @@ StepNotices::StepNotices(const config::Config& config, int ranks)
     : ranks_(ranks),
       freezes_(std::visit(
           []<class Options>(const Options&) {
-            return requires(Options o) { o.freeze_step; };
+            return requires(Options o) { o.freeze; };
           },
           config.optimizer)),
       backend_(config.comm.backend),

@@ -103,7 +103,8 @@ struct LeanOnebitAdam::Impl final : optim::EarlyGradients, optim::FreezeStage {
 
   comm::Communicator& comm;
   const ParameterLayout layout;
-  const LeanOnebitAdamOptions options;
+  const optim::ExchangeOptions exchange;  // with its buckets, in both stages
+  const int denominator_bits;
   const zero::ShardLayout shards;
   optim::LowBitModel model;
   optim::MaskedGroups groups;

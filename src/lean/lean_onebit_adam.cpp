@@ -26,11 +26,14 @@ using optim::StepReport;
 namespace {
 
 optim::LowBitSettings settings_of(const LeanOnebitAdamOptions& options) {
-  return optim::low_bit_settings(
+  optim::LowBitSettings settings = optim::low_bit_settings(
       "lean_onebit_adam",
-      fmt::format("{} denominator_bits={}", optim::describe_freeze(options),
+      fmt::format("{} denominator_bits={}", optim::describe(options.freeze),
                   options.denominator_bits),
       options);
+  settings.residual_dtype =
+      options.compression.residual_dtype.value_or(DType::kBFloat16);
+  return settings;
 }
 
 // What a rank owns of a bucket is what it serves: pieces by place.
@@ -53,12 +56,12 @@ LeanOnebitAdam::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
                            ConstView initial)
     : comm(c),
       layout(l),
-      options(optim::with_buckets(o, c, l)),  // the same in both stages
+      exchange(optim::with_buckets(settings_of(o), c, l).exchange),
+      denominator_bits(o.denominator_bits),
       shards(zero::ShardLayout::of(
           l, c.size(),
-          {.bucket_elements = options.exchange.bucket_elements,
-           .hosts = c.hosts()})),
-      model(c, l, settings_of(options), cells(l, shards)),
+          {.bucket_elements = exchange.bucket_elements, .hosts = c.hosts()})),
+      model(c, l, settings_of(o), cells(l, shards)),
       groups(layout, model.masks,
              [this] {
                std::vector<optim::ParameterGroups*> all{&model.adam};
@@ -70,8 +73,8 @@ LeanOnebitAdam::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
       denominators(model, o.denominator_bits),
       full(params),
       exact(make_exact(initial)),
-      plan(o.freeze_step, optim::freeze_step_of(o)),
-      automatic(optim::freeze_options(o).automatic) {}
+      plan(o.freeze.step, optim::freeze_step_of(o.freeze)),
+      automatic(o.freeze) {}
 
 std::unique_ptr<zero::ZeroOptimizer> LeanOnebitAdam::Impl::make_exact(
     ConstView initial) const {
@@ -82,9 +85,8 @@ std::unique_ptr<zero::ZeroOptimizer> LeanOnebitAdam::Impl::make_exact(
         return std::make_unique<optim::Adam>(shard, rule);
       },
       full.params(),
-      zero::ZeroOptions{.stage = 1,
-                        .dtype = full.params().dtype(),
-                        .exchange = options.exchange},
+      zero::ZeroOptions{
+          .stage = 1, .dtype = full.params().dtype(), .exchange = exchange},
       initial);
 }
 
@@ -157,7 +159,7 @@ optim::MaskChange LeanOnebitAdam::Impl::follow_masks() {
 
 // Exact steps are ZeroOptimizer's to verify.
 void LeanOnebitAdam::Impl::verify() {
-  const std::int64_t every = options.exchange.verify_every;
+  const std::int64_t every = exchange.verify_every;
   if (every == 0 || steps % every != 0) return;
   const ConstView low = full.low_buffer().view();
   optim::verify_same(

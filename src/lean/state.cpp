@@ -78,7 +78,7 @@ State LeanOnebitAdam::Impl::state() const {
     state.owner = optim::layout_owner(layout);
     momentum.add_owner(state.owner);
     denominators.add_to(state);
-    state.common.put_integer("denominator_bits", options.denominator_bits);
+    state.common.put_integer("denominator_bits", denominator_bits);
     if (full.are_split()) {
       add_byte(state, kUpper, full, 8);
       add_byte(state, kLower, full, 0);
@@ -90,7 +90,7 @@ State LeanOnebitAdam::Impl::state() const {
   hold.save(state.common);
   optim::StepCounts{.steps = steps, .skipped = skipped}.save(state.common);
   optim::add_hosts(state, comm.hosts());
-  gradients.memory.add_to(state, options.exchange.lagged_clipping);
+  gradients.memory.add_to(state, exchange.lagged_clipping);
   automatic.add_to(state);
   return state;
 }
@@ -203,22 +203,22 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
   if (state.has_array(optim::ranges_key(optim::kNewParameters)))
     corrupt(
         "lean 1-bit Adam takes up no parameters that are new after its freeze: "
-        "load with what = kWeights");
+        "load with what = kWeights (Python: weights_only=True)");
   const std::int64_t bits = state.integer("denominator_bits");
-  if (bits != options.denominator_bits)
+  if (bits != denominator_bits)
     corrupt(
         fmt::format("the state's denominator_bits is {}, this optimizer's "
                     "{}",
-                    bits, options.denominator_bits));
+                    bits, denominator_bits));
   if (!full.are_split() && state.has_array(kUpper))
     corrupt(
         "the state is of bfloat16 parameters, this optimizer's are float32: "
-        "load with what = kWeights");
+        "load with what = kWeights (Python: weights_only=True)");
   if (full.are_split() && layout.size() > 0 && !state.has_array(kUpper) &&
       !state.has_array(kLower))
     corrupt(
         "the state is of float32 parameters, this optimizer's are bfloat16: "
-        "load with what = kWeights");
+        "load with what = kWeights (Python: weights_only=True)");
   const auto taken = std::make_shared<Taken>();
   taken->common = read_common(state);
   optim::note_other_hosts(state, model);

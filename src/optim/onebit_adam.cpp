@@ -21,7 +21,7 @@ namespace thinwire::optim {
 namespace {
 
 LowBitSettings settings_of(const OnebitAdamOptions& options) {
-  return low_bit_settings("onebit_adam", describe_freeze(options), options);
+  return low_bit_settings("onebit_adam", describe(options.freeze), options);
 }
 
 // A state of an earlier version whose variance went on moving after the freeze.
@@ -52,7 +52,7 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
   OnebitAdamImpl(comm::Communicator& comm, const ParameterLayout& layout,
                  const OnebitAdamOptions& options)
       : Impl(comm, layout, settings_of(options)),
-        freeze(model, freeze_options(options)),
+        freeze(model, options.freeze),
         exact_groups(model),
         early(model, gradients, momentum, denominator),
         early_part(*this) {
@@ -196,14 +196,16 @@ Notes OnebitAdamImpl::set_stage() {
 
 void OnebitAdamOptions::validate(const ParameterLayout& layout) const {
   settings_of(*this).validate(layout);
-  validate_freeze(*this);
+  compression.validate();
+  freeze.validate();
 }
 
 OnebitAdam::OnebitAdam(comm::Communicator& comm, const ParameterLayout& layout,
                        const OnebitAdamOptions& options)
     : LowBitOptimizer([&] {
         options.validate(layout);
-        require(!options.exchange.during_backward || comm.hosts().is_flat(),
+        require(!options.compression.exchange.during_backward ||
+                    comm.hosts().is_flat(),
                 "exchange.during_backward",
                 "false where ranks exchange by host", true);
         return std::make_unique<OnebitAdamImpl>(comm, layout, options);

@@ -36,7 +36,7 @@ LowBitSettings settings_of(const OnebitLambOptions& o) {
       fmt::format(
           "{} {} coeff_beta={} factor_max={} "
           "factor_min={} factor_threshold={}",
-          describe_freeze(o),
+          describe(o.freeze),
           describe(trust_limits(o, std::max<std::size_t>(1, o.groups.size()))),
           o.coeff_beta, o.factor_max, o.factor_min, o.factor_threshold),
       o);
@@ -49,7 +49,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
                  const OnebitLambOptions& options)
       : Impl(comm, layout, settings_of(options),
              /*keeps_previous=*/true),
-        freeze(model, freeze_options(options)),
+        freeze(model, options.freeze),
         limits(trust_limits(options, layout.num_groups())),
         first_coefficients(options, layout.parameters().size()),
         coefficients(first_coefficients),
@@ -324,7 +324,8 @@ Notes OnebitLambImpl::set_stage() {
 
 void OnebitLambOptions::validate(const ParameterLayout& layout) const {
   settings_of(*this).validate(layout);
-  validate_freeze(*this);
+  compression.validate();
+  freeze.validate();
   require_trust_limits(*this);
   require(coeff_beta >= 0 && coeff_beta < 1, "coeff_beta", "in [0, 1)",
           coeff_beta);

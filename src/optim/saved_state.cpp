@@ -147,7 +147,7 @@ void require_text(const StateDict& state, const char* key,
 void refuse_optimizer(std::string_view saved, std::string_view own) {
   corrupt(
       fmt::format("the state's optimizer is {}, this optimizer's {}: load "
-                  "with what = kWeights",
+                  "with what = kWeights (Python: weights_only=True)",
                   saved, own));
 }
 
@@ -159,7 +159,8 @@ void require_rule(const StateDict& state, std::string_view rule) {
       frozen_at > 0)
     corrupt(
         fmt::format("the variance was given up at step {}: load with what = "
-                    "kWeights, or a checkpoint before it",
+                    "kWeights (Python: weights_only=True), or a checkpoint "
+                    "before it",
                     frozen_at));
 }
 

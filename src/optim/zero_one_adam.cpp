@@ -312,6 +312,7 @@ Optimizer::Adoption ZeroOneAdamImpl::adopt_own(StateDict& state) {
 
 void ZeroOneAdamOptions::validate(const ParameterLayout& layout) const {
   settings_of(*this).validate(layout);
+  compression.validate();
   require(total_steps.value_or(1) >= 1, "total_steps", ">= 1",
           total_steps.value_or(1));
   const ZeroOneStages stages = zero_one_stages_of(*this);

@@ -49,7 +49,7 @@ std::string break_even_text(const Prediction& p) {
 std::string notes_on(std::span<const Prediction> all) {
   std::string text =
       "break-even: against exact averages with the same exchange; always "
-      "faster: at 1 Tbit/s too; never faster: on no card from 1 Mbit/s to 1 "
+      "faster: at 1 Tbit/s too; not faster: on no card from 1 Mbit/s to 1 "
       "Tbit/s\n";
   for (const Prediction& p : all) {
     if (p.way != Way::kZeroOneAdam || p.is_by_host) continue;

@@ -16,13 +16,14 @@ void take_named_stages(const config::OptimizerConfig& optimizer,
   std::visit(
       [&](auto options) {
         using Options = std::decay_t<decltype(options)>;
-        if constexpr (requires { options.total_steps; })
+        if constexpr (std::is_same_v<Options, optim::ZeroOneAdamOptions>) {
           options.total_steps = run.steps;
-        if constexpr (std::is_same_v<Options, optim::ZeroOneAdamOptions>)
           run.zero_one = optim::zero_one_stages_of(options);
-        else if constexpr (requires { options.freeze_step; })
-          if (options.freeze_step != optim::kAutoFreeze)
-            run.freeze_step = optim::freeze_step_of(options);
+        } else if constexpr (requires { options.freeze; }) {
+          options.freeze.total_steps = run.steps;
+          if (options.freeze.step != optim::kAutoFreeze)
+            run.freeze_step = optim::freeze_step_of(options.freeze);
+        }
       },
       optimizer);
 }
@@ -40,11 +41,13 @@ Workload workload_of(const config::Config& config, int ranks, Workload work) {
           std::get_if<optim::ZeroOneAdamOptions>(&config.optimizer)) {
     work.steps_per_sync = static_cast<double>(
         optim::zero_one_stages_of(*zero_one).local_step_clipper);
-    work.residual_dtype = zero_one->residual_dtype;
+    work.residual_dtype =
+        zero_one->compression.residual_dtype.value_or(DType::kFloat32);
   }
   if (const auto* onebit =
           std::get_if<optim::OnebitAdamOptions>(&config.optimizer))
-    work.residual_dtype = onebit->residual_dtype;
+    work.residual_dtype =
+        onebit->compression.residual_dtype.value_or(DType::kFloat32);
   return work;
 }
 

@@ -12,22 +12,14 @@
 
 namespace thinwire::zero {
 
-namespace {
-
-// One that fills and one that is on its way.
-constexpr std::size_t kSlots = 2;
-
-}  // namespace
-
-GradientShard::GradientShard(comm::Communicator& comm,
-                             const ShardLayout& shards,
-                             const ReductionSettings& settings,
+GradientShard::GradientShard(const ReductionSettings& settings,
                              CopyEngine* copies)
-    : comm_(comm),
-      shards_(shards),
-      settings_(settings),
+    : comm_(settings.comm),
+      shards_(settings.shards),
+      options_(settings.options),
+      batch_ranks_(settings.batch_ranks),
       copies_(copies),
-      filling_(shards.buckets().size()) {
+      filling_(shards_.buckets().size()) {
   begin_window();
 }
 
@@ -57,31 +49,28 @@ Range GradientShard::own(std::size_t b) const {
 
 // Values of 16 bits are added in fp32 and rounded once, whatever the wire.
 DType GradientShard::wire_of(DType gradients) const {
-  return optim::is_16_bit(gradients) || comm_.size() == 1 ? gradients
-                                                          : settings_.wire;
-}
-
-bool GradientShard::is_part_of_batch() const {
-  return settings_.batch_ranks != comm_.size();
+  return optim::is_16_bit(gradients) || comm_.size() == 1
+             ? gradients
+             : options_.communication_dtype.value_or(options_.dtype);
 }
 
 // The mean over more ranks than these is formed later, of unrounded sums.
 comm::ReduceOp GradientShard::op(DType wire) const {
   const bool is_mean =
-      settings_.average && optim::is_16_bit(wire) && !is_part_of_batch();
+      options_.average && optim::is_16_bit(wire) && !is_part_of_batch();
   return is_mean ? comm::ReduceOp::kMean : comm::ReduceOp::kSum;
 }
 
 DType GradientShard::reduced_dtype(DType wire) const {
   if (is_part_of_batch()) return DType::kFloat32;
   const bool is_widened = !is_single_ && copies_ == nullptr &&
-                          settings_.accumulation == DType::kFloat32;
+                          options_.accumulation_dtype == DType::kFloat32;
   return is_widened ? DType::kFloat32 : wire;
 }
 
 double GradientShard::divisor(double loss_scale) const noexcept {
   const bool is_sum = !optim::is_16_bit(wire_) || is_part_of_batch();
-  return loss_scale * (settings_.average && is_sum ? settings_.batch_ranks : 1);
+  return loss_scale * (options_.average && is_sum ? batch_ranks_ : 1);
 }
 
 View GradientShard::own_part(std::size_t b) {
@@ -187,7 +176,7 @@ void GradientShard::finish() {
 
 // ---- whole
 
-bool GradientShard::reduce(View sums, std::size_t b) {
+bool GradientShard::reduce(std::size_t b, View sums) {
   sums_ = sums;
   const Range range = bucket(b).range;
   View values = sums.subview(range.offset, range.size);
@@ -216,7 +205,7 @@ bool GradientShard::reduce(View sums, std::size_t b) {
   slot->work = comm_.queue_reduce_scatter(values, slot->result,
                                           bucket(b).within, op(wire_));
   sent_.push_back(std::move(slot));
-  if (!settings_.overlap) finish();
+  if (!options_.overlap) finish();
   return comm_.size() > 1;
 }
 
@@ -237,7 +226,7 @@ void GradientShard::begin(exchange::Backward which, DType gradients) {
     is_single_ = which.is_last;
     const bool adds_in_fp32 =
         !is_single_ &&
-        (is_part_of_batch() || settings_.accumulation == DType::kFloat32);
+        (is_part_of_batch() || options_.accumulation_dtype == DType::kFloat32);
     make_shard(adds_in_fp32 ? DType::kFloat32 : reduced_dtype(wire_));
   }
   // All that a window takes is there from its beginning.
@@ -260,7 +249,8 @@ void GradientShard::store(const exchange::GradientPart& part) {
   }
 }
 
-bool GradientShard::send(std::size_t b) {
+bool GradientShard::send(std::size_t b, View whole) {
+  if (!whole.empty()) return reduce(b, whole);
   if (is_alone()) return false;
   SlotPointer slot = std::move(filling_[b]);
   const std::size_t mine = own(b).size;
@@ -271,7 +261,7 @@ bool GradientShard::send(std::size_t b) {
       slot->values.view().subview(0, bucket(b).range.size), slot->result,
       bucket(b).within, op(wire_));
   sent_.push_back(std::move(slot));
-  if (!settings_.overlap) finish();
+  if (!options_.overlap) finish();
   return comm_.size() > 1;
 }
 

@@ -14,33 +14,19 @@
 
 namespace thinwire::zero {
 
-/// How gradients of one group of ranks are reduced.
-struct ReductionSettings {
-  DType dtype = DType::kFloat32;  ///< Of gradients as they come.
-  DType wire = DType::kFloat32;   ///< Asked for; see wire_of().
-  DType accumulation = DType::kFloat32;
-  bool average = true;
-  bool overlap = true;  ///< Else a bucket is waited for once sent.
-  /// Ranks over which the mean is taken: more than those of the communicator
-  /// for experts.
-  int batch_ranks = 1;
-};
-
 /// In full precision, or in 16 bits. Whole gradients are reduced in place, and
 /// each rank's own pieces are what it gets. Of buckets' memory there are a few;
 /// where all of them wait for gradients one more is taken, since a bucket that
 /// cannot be sent yet may wait for this very call.
 class GradientShard final : public GradientReduction {
  public:
-  GradientShard(comm::Communicator& comm, const ShardLayout& shards,
-                const ReductionSettings& settings, CopyEngine* copies);
+  GradientShard(const ReductionSettings& settings, CopyEngine* copies);
   /// Waits for what is under way: its memory goes with this object.
   ~GradientShard() override;
 
-  bool reduce(View sums, std::size_t bucket) override;
   void begin(exchange::Backward which, DType gradients) override;
   void store(const exchange::GradientPart& part) override;
-  bool send(std::size_t bucket) override;
+  bool send(std::size_t bucket, View whole) override;
   void finish() override;
   void abandon() noexcept override;
   [[nodiscard]] View piece(std::size_t bucket) override;
@@ -67,11 +53,14 @@ class GradientShard final : public GradientReduction {
     return shards_.buckets()[b];
   }
   [[nodiscard]] Range own(std::size_t b) const;
+  bool reduce(std::size_t bucket, View sums);
   // Nothing is sent, and nothing copied.
   [[nodiscard]] bool is_alone() const {
     return comm_.size() == 1 && copies_ == nullptr;
   }
-  [[nodiscard]] bool is_part_of_batch() const;
+  [[nodiscard]] bool is_part_of_batch() const {
+    return batch_ranks_ != comm_.size();
+  }
   [[nodiscard]] DType wire_of(DType gradients) const;
   [[nodiscard]] comm::ReduceOp op(DType wire) const;
   [[nodiscard]] DType reduced_dtype(DType wire) const;
@@ -87,7 +76,8 @@ class GradientShard final : public GradientReduction {
 
   comm::Communicator& comm_;
   const ShardLayout& shards_;
-  const ReductionSettings settings_;
+  const ZeroOptions& options_;
+  const int batch_ranks_;
   CopyEngine* const copies_;  // null: gradients stay where they are
 
   // ---- the window

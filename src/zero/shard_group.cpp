@@ -10,6 +10,8 @@
 #include "core/require.h"
 #include "thinwire/kernels/cast.h"
 #include "zero/gradient_shard.h"
+#include "zero/wire/flat.h"
+#include "zero/wire/hierarchical.h"
 
 namespace thinwire::zero {
 
@@ -20,6 +22,26 @@ std::vector<bool> held(const ParameterLayout& layout,
   std::vector<bool> holds(layout.parameters().size());
   for (const std::size_t p : shards.order()) holds[p] = true;
   return holds;
+}
+
+std::vector<Range> held_ranges(const ParameterLayout& layout,
+                               const std::vector<bool>& holds) {
+  std::vector<Range> held;
+  for (std::size_t p = 0; p < holds.size(); ++p)
+    if (holds[p])
+      held.push_back(
+          {layout.parameters()[p].offset, layout.parameters()[p].size});
+  return held;
+}
+
+std::unique_ptr<GradientReduction> make_low_bit(
+    const ReductionSettings& settings) {
+  const int stage = settings.options.stage;
+  const bool is_flat = settings.comm.hosts().is_flat();
+  if (stage == 1 && is_flat) return std::make_unique<FlatWhole>(settings);
+  if (stage == 1) return std::make_unique<HierarchicalWhole>(settings);
+  if (is_flat) return std::make_unique<FlatOneByOne>(settings);
+  return std::make_unique<HierarchicalOneByOne>(settings);
 }
 
 }  // namespace
@@ -40,6 +62,7 @@ ShardGroup::ShardGroup(const ShardGroupParts& parts)
       fragments_(shards_.fragments(comm_.rank())),
       shard_layout_(shards_.layout_of_shard(layout_, comm_.rank())),
       holds_(held(layout_, shards_)),
+      units_(held_ranges(layout_, holds_)),
       rule_(make_rule_(shard_layout_)) {
   if (rule_ == nullptr)
     throw Error(ErrorCode::kInvalidArgument,
@@ -52,38 +75,18 @@ ShardGroup::ShardGroup(const ShardGroupParts& parts)
 
 // A group of one sends nothing, and so keeps nothing back.
 void ShardGroup::make_reduction(const ShardGroupParts& parts) {
-  const ZeroOptions& options = parts.options;
-  const WireOptions& wire = options.wire;
+  const WireOptions& wire = parts.options.wire;
+  const ReductionSettings settings{
+      comm_,       shards_,    units_,           parts.options,
+      parts.scale, parts.pool, parts.batch_ranks};
   bits_up_ = wire.bits_up;
   if (comm_.size() > 1 && wire.bits_down != 0)
-    replicas_ = std::make_unique<LowBitReplicas>(comm_, shards_, units(),
+    replicas_ = std::make_unique<LowBitReplicas>(comm_, shards_, units_,
                                                  wire.bits_down, params_);
-  if (comm_.size() == 1 || wire.bits_up == 0) {
-    gradients_ = std::make_unique<GradientShard>(
-        comm_, shards_,
-        ReductionSettings{
-            .dtype = options.dtype,
-            .wire = options.communication_dtype.value_or(options.dtype),
-            .accumulation = options.accumulation_dtype,
-            .average = options.average,
-            .overlap = options.overlap,
-            .batch_ranks = parts.batch_ranks},
-        copies_);
-    return;
-  }
-  const bool waits = agrees_first(options);
-  auto made = std::make_unique<LowBitGradients>(
-      comm_, shards_, units(),
-      LowBitReduction{.bits = wire.bits_up,
-                      .residual_dtype = wire.residuals(),
-                      .keeps = wire.keeps_residuals(options.dtype) && !waits,
-                      .agrees_first = waits,
-                      .average = options.average,
-                      .overlap = options.overlap,
-                      .batch_ranks = parts.batch_ranks},
-      parts.scale, parts.pool);
-  low_bit_ = made.get();
-  gradients_ = std::move(made);
+  if (comm_.size() == 1 || wire.bits_up == 0)
+    gradients_ = std::make_unique<GradientShard>(settings, copies_);
+  else
+    gradients_ = make_low_bit(settings);
 }
 
 void ShardGroup::make_masters(const ZeroOptions& options) {
@@ -97,15 +100,6 @@ void ShardGroup::make_masters(const ZeroOptions& options) {
   has_mirror_ = masters != options.dtype && copies_ != nullptr;
   if (has_masters_) masters_ = Buffer(shard_layout_.size(), masters);
   if (has_mirror_) mirror_ = Buffer(shard_layout_.size(), options.dtype);
-}
-
-std::vector<Range> ShardGroup::units() const {
-  std::vector<Range> held;
-  for (std::size_t p = 0; p < holds_.size(); ++p)
-    if (holds_[p])
-      held.push_back(
-          {layout_.parameters()[p].offset, layout_.parameters()[p].size});
-  return held;
 }
 
 Range ShardGroup::own(std::size_t b) const {

@@ -20,15 +20,6 @@
 
 namespace thinwire::zero {
 
-/// Gradients in few bits stay where they are until ranks have agreed that all
-/// of them are finite.
-[[nodiscard]] inline bool agrees_first(const ZeroOptions& options) {
-  const bool skips =
-      options.exchange.skip_nonfinite || options.dtype == DType::kFloat16;
-  return options.wire.bits_up != 0 && options.stage == 1 && !options.overlap &&
-         skips;
-}
-
 /// What a ShardGroup is made of; all of it outlives it.
 struct ShardGroupParts {
   comm::Communicator& comm;
@@ -47,6 +38,13 @@ struct ShardGroupParts {
   const precision::LossScale& scale;
   ThreadPool& pool;
 };
+
+/// Cells of the grid in a rank's pieces, each of which has a sum of squares.
+[[nodiscard]] std::size_t num_cells(const ShardLayout& shards, int rank);
+/// All ranks' squares together, added in flat order; `squares[r]` are rank r's.
+[[nodiscard]] double sum_in_order(
+    const ShardLayout& shards,
+    std::span<const std::span<const double>> squares);
 
 /// The parameters that are sharded over one group of ranks: their gradients on
 /// the way, and masters and states of this rank's shard.
@@ -68,14 +66,9 @@ class ShardGroup {
   /// Sums of squares of this rank's reduced gradients, one per cell of the grid
   /// and piece, in flat order.
   [[nodiscard]] std::vector<double> squares(ThreadPool& pool);
-  /// How many those of a rank are.
-  [[nodiscard]] std::size_t num_squares(int rank) const;
   /// Of a rule that needs norms: the coefficients of this group's parameters in
   /// the last step, by their number in the model's layout; before it nothing.
   void put_lamb_coeffs(std::span<double> coeffs) const;
-  /// All ranks' together, added in flat order; `squares[r]` are rank r's.
-  [[nodiscard]] double sum_in_order(
-      std::span<const std::span<const double>> squares) const;
   /// The first parameter of which this rank owns a gradient that is not finite;
   /// -1.
   [[nodiscard]] std::int64_t first_nonfinite();
@@ -128,8 +121,6 @@ class ShardGroup {
   void make_reduction(const ShardGroupParts& parts);
   void make_masters(const ZeroOptions& options);
   void fill_masters(ConstView params);
-  [[nodiscard]] std::vector<Range> units() const;
-  [[nodiscard]] std::vector<Range> bucket_ranges() const;
   void add_wire(optim::State& state) const;
   optim::StateArray& add_own_params(optim::State& state,
                                     const char* name) const;
@@ -163,9 +154,9 @@ class ShardGroup {
   const ShardLayout shards_;
   const std::vector<Fragment> fragments_;  // this rank's
   const ParameterLayout shard_layout_;
-  std::vector<bool> holds_;
+  const std::vector<bool> holds_;
+  const std::vector<Range> units_;  // those that it holds
   std::unique_ptr<GradientReduction> gradients_;
-  LowBitGradients* low_bit_ = nullptr;        // those, if they are
   std::unique_ptr<LowBitReplicas> replicas_;  // null: parameters are gathered
   int bits_up_ = 0;        // asked for, also in a group of one, ...
   Buffer debt_;            // ... which may have adopted residuals, fp32

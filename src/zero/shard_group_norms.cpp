@@ -57,19 +57,19 @@ std::vector<double> ShardGroup::squares(ThreadPool& pool) {
   return all;
 }
 
-std::size_t ShardGroup::num_squares(int rank) const {
+std::size_t num_cells(const ShardLayout& shards, int rank) {
   std::size_t cells = 0;
-  for (const ShardBucket& bucket : shards_.buckets())
+  for (const ShardBucket& bucket : shards.buckets())
     cells += grid_cells(bucket.pieces[static_cast<std::size_t>(rank)]);
   return cells;
 }
 
-double ShardGroup::sum_in_order(
-    std::span<const std::span<const double>> squares) const {
+double sum_in_order(const ShardLayout& shards,
+                    std::span<const std::span<const double>> squares) {
   std::vector<std::size_t> next(squares.size());
   kernels::ChunkTotal<> total;
-  for (const ShardBucket& bucket : shards_.buckets())
-    for (const int owner : shards_.owners()) {
+  for (const ShardBucket& bucket : shards.buckets())
+    for (const int owner : shards.owners()) {
       const auto r = static_cast<std::size_t>(owner);
       const std::size_t first = bucket.pieces[r].offset / kSumChunk;
       for (std::size_t c = 0; c < grid_cells(bucket.pieces[r]); ++c)

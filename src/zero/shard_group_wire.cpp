@@ -14,21 +14,15 @@ namespace thinwire::zero {
 
 using optim::Sharing;
 
-std::vector<Range> ShardGroup::bucket_ranges() const {
-  std::vector<Range> ranges;
-  for (const ShardBucket& bucket : shards_.buckets())
-    ranges.push_back(bucket.range);
-  return ranges;
-}
-
 void ShardGroup::add_wire(optim::State& state) const {
+  const LowBitGradients* const low_bit = gradients_->low_bit();
   if (bits_up_ != 0)
-    state.encoded = low_bit_ != nullptr ? low_bit_->parts() : bucket_ranges();
-  if (low_bit_ != nullptr || !debt_.empty()) {
+    state.encoded = low_bit != nullptr ? low_bit->parts() : state.shard;
+  if (low_bit != nullptr || !debt_.empty()) {
     state.common.put_integer("bits_up", bits_up_);
     state.add_elements(
         optim::kWorkerError, Sharing::kMean, *state.encoded,
-        low_bit_ != nullptr ? low_bit_->residuals() : debt_.view());
+        low_bit != nullptr ? low_bit->residuals() : debt_.view());
     optim::add_hosts(state, comm_.hosts());
   }
   if (replicas_ == nullptr) return;
@@ -61,24 +55,25 @@ void ShardGroup::read_own_params(Range range, View to) const {
 // Residuals of momenta, which are in other units, have no bits_up. Replicas of
 // another dtype are those that the parameters were loaded as.
 optim::Adoption ShardGroup::adopt_wire(StateDict& state) {
+  LowBitGradients* const low_bit = gradients_->low_bit();
+  const ConstView own_residuals =
+      low_bit != nullptr
+          ? low_bit->residuals()
+          : ConstView(nullptr, shard_layout_.size(), DType::kFloat32);
   const auto residuals = std::make_shared<Buffer>();
   if (bits_up_ != 0 && state.has_scalar("bits_up") &&
       state.has_array(optim::kWorkerError))
     *residuals =
-        low_bit_ != nullptr
-            ? optim::take_floats(state, optim::kWorkerError,
-                                 low_bit_->residuals().dtype(),
-                                 low_bit_->residuals().size())
-            : optim::take_floats(state, optim::kWorkerError, DType::kFloat32,
-                                 shard_layout_.size());
+        optim::take_floats(state, optim::kWorkerError, own_residuals.dtype(),
+                           own_residuals.size());
   const auto replicas = std::make_shared<Buffer>();
   if (replicas_ != nullptr && state.has_array("replicas") &&
       state.array("replicas").dtype() == params_.dtype())
     *replicas = optim::take_floats(state, "replicas", params_.dtype(),
                                    shard_layout_.size());
-  return [this, residuals, replicas] {
-    if (low_bit_ != nullptr)
-      low_bit_->set_residuals(std::move(*residuals));
+  return [this, low_bit, residuals, replicas] {
+    if (low_bit != nullptr)
+      low_bit->set_residuals(std::move(*residuals));
     else
       debt_ = std::move(*residuals);
     has_own_replicas_ = !replicas->empty();

@@ -11,7 +11,7 @@
 #include "thinwire/core/error.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/exchange/bucket_rule.h"
-#include "zero/zero_impl.h"
+#include "zero/impl.h"
 
 namespace thinwire::zero {
 
@@ -139,7 +139,7 @@ std::vector<std::unique_ptr<ShardGroup>> ZeroOptimizer::Impl::make_groups(
 std::vector<std::size_t> ZeroOptimizer::Impl::count_squares() const {
   std::size_t own = 0;
   for (const auto& group : groups)
-    own += group->num_squares(group->comm().rank());
+    own += num_cells(group->shards(), group->comm().rank());
   const auto own_integer = static_cast<std::int64_t>(own);
   std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
   comm.all_gather(std::span(&own_integer, 1), all);

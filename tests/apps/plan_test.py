@@ -139,7 +139,7 @@ class Plan(unittest.TestCase):
         self.assertRegex(lines[-1], "^fastest: .*, flat, [0-9.]+ ms per step$")
 
     def test_a_run_is_predicted_whole_and_ways_are_in_its_order(self):
-        words = [*DESCRIBED, "--compute-ms", 6, "--steps", 500]
+        words = [*DESCRIBED, "--compute-ms", 6, "--steps", "5e2"]
         ways, _ = self.lines_of(*words)
         self.assertEqual(sorted(way["way"] for way in ways), sorted(WAYS))
         seconds = [way["run_seconds"] for way in ways]

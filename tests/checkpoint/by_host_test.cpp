@@ -65,8 +65,8 @@ struct Trained {
                  .optimizer = optimizer} {}
 
   static optim::OnebitAdamOptions options(std::size_t bucket) {
-    optim::OnebitAdamOptions o{.learning_rate = 0.01, .freeze_step = 2};
-    o.exchange.bucket_elements = bucket;
+    optim::OnebitAdamOptions o{.learning_rate = 0.01, .freeze = {.step = 2}};
+    o.compression.exchange.bucket_elements = bucket;
     return o;
   }
   void step() {

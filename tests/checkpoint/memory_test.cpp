@@ -77,8 +77,9 @@ Run<optim::DataParallel> adam(comm::Communicator& comm) {
 }
 
 Run<optim::OnebitAdam> onebit_adam(comm::Communicator& comm) {
-  return {comm, std::make_unique<optim::OnebitAdam>(
-                    comm, model(), optim::OnebitAdamOptions{.freeze_step = 1})};
+  return {comm,
+          std::make_unique<optim::OnebitAdam>(
+              comm, model(), optim::OnebitAdamOptions{.freeze = {.step = 1}})};
 }
 
 std::uint64_t held() { return memory_use().now_of(MemoryKind::kOther); }

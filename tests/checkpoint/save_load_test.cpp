@@ -58,7 +58,7 @@ struct Trained {
           comm, std::make_unique<optim::Adam>(layout, optim::AdamOptions{}));
     else
       optimizer = std::make_unique<optim::OnebitAdam>(
-          comm, layout, optim::OnebitAdamOptions{.freeze_step = 2});
+          comm, layout, optim::OnebitAdamOptions{.freeze = {.step = 2}});
     training = std::make_unique<Training>(Training{.comm = comm,
                                                    .layout = layout,
                                                    .params = params,

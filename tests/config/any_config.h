@@ -68,15 +68,15 @@ Options any_options() {
     o.factor_min = any_real(0.1, 1);
     o.factor_threshold = any_real(0, 1);
   }
-  if constexpr (requires { o.freeze_ratio; }) {
-    o.freeze_step = maybe<std::int64_t>(
-        [] { return any_bool() ? optim::kAutoFreeze : any_count(); });
-    o.lr_warmup_steps = maybe<std::int64_t>([] { return any_count(0); });
-    o.total_steps = maybe<std::int64_t>([] { return any_count(); });
-    o.min_freeze_step = any_count(1, 100);
-    o.max_freeze_step = maybe<std::int64_t>([] { return any_count(100); });
-    o.freeze_ratio = any_real(0.1, 1);
-  }
+  if constexpr (requires { o.freeze; })
+    o.freeze = {
+        .step = maybe<std::int64_t>(
+            [] { return any_bool() ? optim::kAutoFreeze : any_count(); }),
+        .lr_warmup_steps = maybe<std::int64_t>([] { return any_count(0); }),
+        .total_steps = maybe<std::int64_t>([] { return any_count(); }),
+        .min_step = any_count(1, 100),
+        .max_step = maybe<std::int64_t>([] { return any_count(100); }),
+        .ratio = any_real(0.1, 1)};
   if constexpr (requires { o.denominator_bits; })
     o.denominator_bits = any_bool() ? 8 : 4;
   if constexpr (requires { o.var_freeze_step; }) {
@@ -86,10 +86,11 @@ Options any_options() {
     o.local_step_scaler = maybe<std::int64_t>([] { return any_count(); });
     o.local_step_clipper = maybe<std::int64_t>([] { return any_count(); });
   }
-  if constexpr (requires { o.denom_floor; }) {
-    o.denom_floor = any_real(0, 2);
-    o.residual_dtype = any_bool() ? DType::kFloat32 : DType::kBFloat16;
-  }
+  if constexpr (requires { o.compression; })
+    o.compression = {.denom_floor = any_real(0, 2),
+                     .residual_dtype = maybe<DType>([] {
+                       return any_bool() ? DType::kFloat32 : DType::kBFloat16;
+                     })};
   return o;
 }
 

@@ -41,18 +41,17 @@ TEST(LowBitWireConfig, ReadsLeanOnebitAdam) {
       .beta2 = 0.99,
       .epsilon = 1e-6,
       .weight_decay = 0.1,
-      .freeze_step = 40,
-      .denom_floor = 0.1,
+      .freeze = {.step = 40},
       .denominator_bits = 4,
-      .residual_dtype = DType::kBFloat16};
+      .compression = {.denom_floor = 0.1}};
   EXPECT_EQ(std::get<lean::LeanOnebitAdamOptions>(config.optimizer), expected);
   EXPECT_EQ(name_of(config.optimizer), "lean_onebit_adam");
   EXPECT_NO_THROW(config.validate(2));
   const Config plain = read(R"({"optimizer": {"type": "OneBitAdam"},
       "thinwire": {"lean": false}})");
   EXPECT_EQ(name_of(plain.optimizer), "onebit_adam");
-  EXPECT_EQ(std::get<optim::OnebitAdamOptions>(plain.optimizer).residual_dtype,
-            DType::kFloat32);
+  EXPECT_FALSE(std::get<optim::OnebitAdamOptions>(plain.optimizer)
+                   .compression.residual_dtype);
 }
 
 TEST(LowBitWireConfig, TellsOptimizersWhatTheirExchangeIs) {

@@ -125,27 +125,27 @@ TEST(ConfigFile, ReadsEverySettingOfAnOptimizer) {
       "thinwire": {"denom_floor": 0.1, "residual_dtype": "bf16",
         "auto_freeze": true, "lr_warmup_steps": 5, "total_steps": 50,
         "min_freeze_step": 6, "max_freeze_step": 30, "freeze_ratio": 0.8}})");
-  const optim::OnebitLambOptions expected{.learning_rate = 0.01,
-                                          .beta1 = 0.8,
-                                          .beta2 = 0.99,
-                                          .epsilon = 1e-6,
-                                          .weight_decay = 0.1,
-                                          .bias_correction = false,
-                                          .epsilon_inside_sqrt = true,
-                                          .max_coeff = 5,
-                                          .min_coeff = 0.1,
-                                          .coeff_beta = 0.7,
-                                          .factor_max = 3,
-                                          .factor_min = 0.25,
-                                          .factor_threshold = 0.2,
-                                          .freeze_step = optim::kAutoFreeze,
-                                          .lr_warmup_steps = 5,
-                                          .total_steps = 50,
-                                          .min_freeze_step = 6,
-                                          .max_freeze_step = 30,
-                                          .freeze_ratio = 0.8,
-                                          .denom_floor = 0.1,
-                                          .residual_dtype = DType::kBFloat16};
+  const optim::OnebitLambOptions expected{
+      .learning_rate = 0.01,
+      .beta1 = 0.8,
+      .beta2 = 0.99,
+      .epsilon = 1e-6,
+      .weight_decay = 0.1,
+      .bias_correction = false,
+      .epsilon_inside_sqrt = true,
+      .max_coeff = 5,
+      .min_coeff = 0.1,
+      .coeff_beta = 0.7,
+      .factor_max = 3,
+      .factor_min = 0.25,
+      .factor_threshold = 0.2,
+      .freeze = {.step = optim::kAutoFreeze,
+                 .lr_warmup_steps = 5,
+                 .total_steps = 50,
+                 .min_step = 6,
+                 .max_step = 30,
+                 .ratio = 0.8},
+      .compression = {.denom_floor = 0.1, .residual_dtype = DType::kBFloat16}};
   EXPECT_EQ(options, expected);
 }
 
@@ -163,7 +163,7 @@ TEST(ConfigFile, HandsTheOptimizerWhatTheConfigSays) {
                                         .bucket_elements = 4096,
                                         .verify_every = 7,
                                         .num_threads = 3};
-  EXPECT_EQ(options.exchange, exchange);
+  EXPECT_EQ(options.compression.exchange, exchange);
   EXPECT_EQ(config.exchange_options(), exchange);
 }
 
@@ -313,7 +313,8 @@ TEST(Config, RejectsSettingsThatItHasFieldsOfItsOwnFor) {
                                  [&] { config.validate(1); });
   };
   refuse({.optimizer =
-              optim::ZeroOneAdamOptions{.exchange = {.max_grad_norm = 1}}},
+              optim::ZeroOneAdamOptions{
+                  .compression = {.exchange = {.max_grad_norm = 1}}}},
          {"optimizer.exchange"});
   refuse({.gradient_clipping = -1}, {"gradient_clipping", ">= 0", "-1"});
   refuse({.communication_dtype = DType::kInt32},

@@ -26,32 +26,39 @@ void refused(const Options& options, std::string_view name,
 }
 
 TEST(DeepSpeedOptions, WhatTheReferenceHasNotIsRefusedByName) {
-  refused(optim::OnebitAdamOptions{.freeze_step = optim::kAutoFreeze},
+  refused(optim::OnebitAdamOptions{.freeze = {.step = optim::kAutoFreeze}},
           "semantics", "deepspeed");
-  refused(optim::OnebitLambOptions{.freeze_step = optim::kAutoFreeze},
+  refused(optim::OnebitLambOptions{.freeze = {.step = optim::kAutoFreeze}},
           "semantics", "deepspeed");
-  refused(optim::OnebitAdamOptions{.residual_dtype = DType::kBFloat16},
+  refused(optim::OnebitAdamOptions{.compression = {.residual_dtype =
+                                                       DType::kBFloat16}},
           "residual_dtype", "bfloat16");
-  refused(optim::OnebitLambOptions{.residual_dtype = DType::kBFloat16},
+  refused(optim::OnebitLambOptions{.compression = {.residual_dtype =
+                                                       DType::kBFloat16}},
           "residual_dtype", "bfloat16");
-  refused(optim::ZeroOneAdamOptions{.residual_dtype = DType::kBFloat16},
+  refused(optim::ZeroOneAdamOptions{.compression = {.residual_dtype =
+                                                        DType::kBFloat16}},
           "residual_dtype", "bfloat16");
-  refused(optim::ZeroOneAdamOptions{.exchange = {.verify_every = 2}},
+  refused(optim::ZeroOneAdamOptions{.compression = {.exchange = {.verify_every =
+                                                                     2}}},
           "verify_every", "got 2");
   refused(optim::ZeroOneAdamOptions{.var_freeze_step = -1}, "var_freeze_step",
           "-1");
-  refused(optim::OnebitAdamOptions{.freeze_step = -2}, "freeze_step", "-2");
+  refused(optim::OnebitAdamOptions{.freeze = {.step = -2}}, "freeze_step",
+          "-2");
   refused(optim::OnebitAdamOptions{.beta1 = 1}, "beta1", "got 1");
 }
 
 TEST(DeepSpeedOptions, TheInitializationStepCounts) {
   const auto layout = ParameterLayout::of({{"p", {3}}});
-  EXPECT_NO_THROW(validate(optim::OnebitAdamOptions{.freeze_step = 0}, layout));
-  EXPECT_NO_THROW(validate(optim::OnebitLambOptions{.freeze_step = 0}, layout));
+  EXPECT_NO_THROW(
+      validate(optim::OnebitAdamOptions{.freeze = {.step = 0}}, layout));
+  EXPECT_NO_THROW(
+      validate(optim::OnebitLambOptions{.freeze = {.step = 0}}, layout));
   EXPECT_NO_THROW(
       validate(optim::ZeroOneAdamOptions{.var_freeze_step = 0}, layout));
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    OnebitAdam optimizer(comm, layout, {.freeze_step = 3});
+    OnebitAdam optimizer(comm, layout, {.freeze = {.step = 3}});
     std::vector<float> params{1, 2, 3};
     std::vector<float> grads{1, -1, 2};
     (void)optimizer.step(params, grads);
@@ -64,8 +71,8 @@ TEST(DeepSpeedOptions, TheInitializationStepCounts) {
 TEST(DeepSpeedState, IsNotThatOfTheOtherSemantics) {
   const auto layout = test::small_layout();
   comm::run_local_ranks(1, [&](comm::Communicator& comm) {
-    OnebitAdam reference(comm, layout, {.freeze_step = 1});
-    optim::OnebitAdam own(comm, layout, {.freeze_step = 1});
+    OnebitAdam reference(comm, layout, {.freeze = {.step = 1}});
+    optim::OnebitAdam own(comm, layout, {.freeze = {.step = 1}});
     test::expect_error(
         ErrorCode::kCorruptCheckpoint, {"onebit_adam", "deepspeed"},
         [&] { reference.load_state_dict(copy_of(own.state())); });
@@ -78,7 +85,7 @@ TEST(DeepSpeedState, IsNotThatOfTheOtherSemantics) {
 TEST(DeepSpeedState, LosesResiduals) {
   const auto layout = test::small_layout();
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    const optim::OnebitAdamOptions options{.freeze_step = 2};
+    const optim::OnebitAdamOptions options{.freeze = {.step = 2}};
     OnebitAdam one(comm, layout, options);
     std::vector<float> params = test::normal(layout.size(), 3);
     const auto step = [&](OnebitAdam& optimizer, std::int64_t t) {
@@ -109,9 +116,9 @@ TEST(DeepSpeedState, IsTheRanksOwn) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     std::vector<std::unique_ptr<Optimizer>> optimizers;
     optimizers.push_back(std::make_unique<OnebitAdam>(
-        comm, layout, optim::OnebitAdamOptions{.freeze_step = 2}));
+        comm, layout, optim::OnebitAdamOptions{.freeze = {.step = 2}}));
     optimizers.push_back(std::make_unique<OnebitLamb>(
-        comm, layout, optim::OnebitLambOptions{.freeze_step = 2}));
+        comm, layout, optim::OnebitLambOptions{.freeze = {.step = 2}}));
     optimizers.push_back(std::make_unique<ZeroOneAdam>(
         comm, layout, optim::ZeroOneAdamOptions{.var_freeze_step = 2}));
     for (const auto& optimizer : optimizers) {
@@ -140,7 +147,7 @@ TEST(DeepSpeedOnebitLamb, ClampsWithTheLimitsOfTheGroup) {
   options.groups[1].min_coeff = 20;
   options.groups[1].max_coeff = 30;
   options.coeff_beta = 0.5;
-  options.freeze_step = 4;
+  options.freeze.step = 4;
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     OnebitLamb optimizer(comm, layout, options);
     std::vector<float> params = test::normal(layout.size(), 3);
@@ -169,9 +176,9 @@ TEST(DeepSpeedLowBit, TreatsNoElementInAnyOtherWay) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     std::vector<std::unique_ptr<LowBitOptimizer>> all;
     all.push_back(std::make_unique<OnebitAdam>(
-        comm, layout, optim::OnebitAdamOptions{.freeze_step = 3}));
+        comm, layout, optim::OnebitAdamOptions{.freeze = {.step = 3}}));
     all.push_back(std::make_unique<OnebitLamb>(
-        comm, layout, optim::OnebitLambOptions{.freeze_step = 3}));
+        comm, layout, optim::OnebitLambOptions{.freeze = {.step = 3}}));
     all.push_back(std::make_unique<ZeroOneAdam>(
         comm, layout, optim::ZeroOneAdamOptions{.var_freeze_step = 3}));
     for (const auto& optimizer : all) {

@@ -42,9 +42,9 @@ std::vector<Made> all() {
                            layout, optim::AdamOptions{.weight_decay = decay}));
            }},
           made<OnebitAdam>("onebit_adam",
-                           optim::OnebitAdamOptions{.freeze_step = 3}),
+                           optim::OnebitAdamOptions{.freeze = {.step = 3}}),
           made<OnebitLamb>("onebit_lamb",
-                           optim::OnebitLambOptions{.freeze_step = 3}),
+                           optim::OnebitLambOptions{.freeze = {.step = 3}}),
           made<ZeroOneAdam>("zero_one_adam", optim::ZeroOneAdamOptions{
                                                  .var_freeze_step = 4,
                                                  .local_step_clipper = 2})};

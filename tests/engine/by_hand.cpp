@@ -68,10 +68,12 @@ std::vector<OptimizerCase> optimizer_cases() {
   optim::AdamOptions adam{.learning_rate = 0.01};
   adam.groups = {{}, {.learning_rate = 0.03, .weight_decay = 0.1}};
   optim::LambOptions lamb{.learning_rate = 0.02};
-  optim::OnebitAdamOptions onebit_adam{.learning_rate = 0.01, .freeze_step = 3};
+  optim::OnebitAdamOptions onebit_adam{.learning_rate = 0.01,
+                                       .freeze = {.step = 3}};
   onebit_adam.groups.resize(2);
   onebit_adam.groups[1].weight_decay = 0.1;
-  optim::OnebitLambOptions onebit_lamb{.learning_rate = 0.02, .freeze_step = 3};
+  optim::OnebitLambOptions onebit_lamb{.learning_rate = 0.02,
+                                       .freeze = {.step = 3}};
   optim::ZeroOneAdamOptions zero_one_adam{.learning_rate = 0.01,
                                           .var_freeze_step = 3,
                                           .var_update_scaler = 1,

@@ -87,7 +87,7 @@ struct MakeByHand {
   }
   template <class Optimizer, class Options>
   Made low_bit(Options o) const {
-    o.exchange = exchange;
+    o.compression.exchange = exchange;
     return std::make_unique<Optimizer>(comm, layout, o);
   }
   Made operator()(const optim::OnebitAdamOptions& o) const {

@@ -204,7 +204,7 @@ Config in_few_bits(DType dtype, int stage, int up = 4, int down = 4) {
 Config one_bit(DType dtype) {
   Config config = of(dtype, 0);
   config.optimizer =
-      optim::OnebitAdamOptions{.learning_rate = 1e-2, .freeze_step = 3};
+      optim::OnebitAdamOptions{.learning_rate = 1e-2, .freeze = {.step = 3}};
   return config;
 }
 

@@ -19,7 +19,7 @@ using test::floats;
 using test::Order;
 
 Config config_of(DType dtype, std::int64_t backwards, bool is_early) {
-  optim::OnebitAdamOptions adam{.learning_rate = 0.01, .freeze_step = 2};
+  optim::OnebitAdamOptions adam{.learning_rate = 0.01, .freeze = {.step = 2}};
   Config config{.optimizer = adam,
                 .gradient_clipping = 20,
                 .lagged_clipping = true,

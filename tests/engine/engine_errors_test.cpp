@@ -206,7 +206,7 @@ TEST(EngineErrors, RanksMustBeToldTheSame) {
       {[](Config& c) { c.communication_dtype = DType::kBFloat16; }, ""},
       {[](Config& c) { c.optimizer = optim::AdamOptions{}; }, "onebit_adam"},
       {[](Config& c) {
-         std::get<optim::OnebitAdamOptions>(c.optimizer).freeze_step = 44;
+         std::get<optim::OnebitAdamOptions>(c.optimizer).freeze.step = 44;
        },
        "44"},
       {[](Config& c) {

@@ -57,7 +57,7 @@ constexpr Lengths kDoesNotPay{std::chrono::seconds(9900),
 
 Config config_of(Fallback fallback) {
   Config config;
-  config.optimizer = optim::OnebitAdamOptions{.freeze_step = kFreezeStep};
+  config.optimizer = optim::OnebitAdamOptions{.freeze = {.step = kFreezeStep}};
   config.fallback = fallback;
   return config;
 }

@@ -43,7 +43,7 @@ Config zero(int stage, int up, int down, DType dtype) {
 Config lean(DType dtype, int bits) {
   Config config{
       .optimizer = lean::LeanOnebitAdamOptions{.learning_rate = 0.01,
-                                               .freeze_step = kFreeze,
+                                               .freeze = {.step = kFreeze},
                                                .denominator_bits = bits},
       .gradient_clipping = 20};
   config.precision.dtype = dtype;

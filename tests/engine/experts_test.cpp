@@ -161,7 +161,7 @@ std::string name_of(const Config& config) {
 
 Config one_bit() {
   return {.optimizer = optim::OnebitAdamOptions{.learning_rate = 1e-2,
-                                                .freeze_step = 2}};
+                                                .freeze = {.step = 2}}};
 }
 
 // ---- training
@@ -286,7 +286,7 @@ TEST(Experts, OfLowBitOptimizersGoOnInOtherGroups) {
   comm::run_local_ranks(kWorld, [&](comm::Communicator& comm) {
     Config lamb;
     lamb.optimizer =
-        optim::OnebitLambOptions{.learning_rate = 1e-2, .freeze_step = 2};
+        optim::OnebitLambOptions{.learning_rate = 1e-2, .freeze = {.step = 2}};
     Config zero_one;
     zero_one.optimizer =
         optim::ZeroOneAdamOptions{.learning_rate = 1e-2, .var_freeze_step = 2};

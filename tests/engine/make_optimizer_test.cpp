@@ -135,7 +135,7 @@ TEST(MakeOptimizer, RefusesWhatARuleOfTheCallersDoesNotGoWith) {
     config.semantics = config::Semantics::kDeepSpeed;
     refused(config, "semantics", "deepspeed");
     config = {};
-    config.optimizer = optim::OnebitAdamOptions{.freeze_step = 3};
+    config.optimizer = optim::OnebitAdamOptions{.freeze = {.step = 3}};
     refused(config, "optimizer", "onebit_adam");
     config = {};
     config.precision.dtype = config.precision.master_dtype = DType::kBFloat16;

@@ -33,7 +33,7 @@ void run(const Config& config, int ranks, std::int64_t steps,
 TEST(StepNotices, TellOfTheFreezeAndTheFirstCompressedStepOnce) {
   Config config;
   config.fallback = config::Fallback::kOff;
-  config.optimizer = optim::OnebitAdamOptions{.freeze_step = 3};
+  config.optimizer = optim::OnebitAdamOptions{.freeze = {.step = 3}};
   const KeptLog log;
   run(config, 2, 8);
   EXPECT_EQ(log.with("step 3 was the last exact one").size(), 1u);
@@ -48,7 +48,7 @@ TEST(StepNotices, AreSilentAboutExactRunsAndSingleRanks) {
   const KeptLog log;
   run({}, 2, 4);
   Config config;
-  config.optimizer = optim::OnebitAdamOptions{.freeze_step = 2};
+  config.optimizer = optim::OnebitAdamOptions{.freeze = {.step = 2}};
   run(config, 1, 4);
   EXPECT_TRUE(log.with("step ").empty());
 }

@@ -59,7 +59,7 @@ std::vector<LeanVariant> variants() {
                                  .options = chosen[0].options,
                                  .gradients = kB16});
   for (std::size_t v = 0; v < 3; ++v)
-    chosen[v].options.exchange.bucket_elements = 2048;
+    chosen[v].options.compression.exchange.bucket_elements = 2048;
   return chosen;
 }
 
@@ -99,9 +99,9 @@ std::vector<float> grads(const LeanRun& run, std::int64_t t, int rank) {
 Options options() {
   Options o{.learning_rate = 0.02,
             .weight_decay = 0.1,
-            .freeze_step = test::kLateFreeze};
-  o.exchange.max_grad_norm = 1;
-  o.exchange.bucket_elements = 2048;
+            .freeze = {.step = test::kLateFreeze}};
+  o.compression.exchange.max_grad_norm = 1;
+  o.compression.exchange.bucket_elements = 2048;
   return o;
 }
 
@@ -171,10 +171,10 @@ TEST_P(LeanHosts, WhatIsReducedEarlyChangesNothing) {
 
 // Means of equal values are those values, on 2^k ranks.
 TEST(LeanHostsFreeze, TheAutomaticOneAndItsGateAreThoseOfOneRank) {
-  const Options o{.freeze_step = optim::kAutoFreeze,
-                  .min_freeze_step = 5,
-                  .max_freeze_step = 150,
-                  .freeze_ratio = 0.5};
+  const Options o{.freeze = {.step = optim::kAutoFreeze,
+                             .min_step = 5,
+                             .max_step = 150,
+                             .ratio = 0.5}};
   const auto frozen_at = [&](const LeanRanks& ranks, bool is_gated) {
     std::atomic<std::int64_t> found = 0;
     run_lean_ranks(ranks, [&](comm::Communicator& comm) {
@@ -215,8 +215,8 @@ TEST(LeanHostsCost, ACardIsCrossedOnce) {
   for (const LeanRanks& ranks : {LeanRanks{4, 2}, LeanRanks{8, 4}}) {
     std::array<std::atomic<std::uint64_t>, 5> sent{};
     run_lean_ranks(ranks, [&](comm::Communicator& comm) {
-      Options o{.freeze_step = 2};
-      o.exchange.bucket_elements = 1 << 17;
+      Options o{.freeze = {.step = 2}};
+      o.compression.exchange.bucket_elements = 1 << 17;
       LeanRun run(comm, whole_cells(), kB16, o);
       for (std::size_t t = 1; t < sent.size(); ++t) {
         const auto step = static_cast<std::int64_t>(t);
@@ -248,9 +248,9 @@ TEST(LeanHostsCost, ResidualsAndMeansAreSharedByAHost) {
   for (const LeanRanks& ranks : {LeanRanks{4, 2}, LeanRanks{8, 4}})
     for (const DType gradients : {DType::kFloat32, kB16})
       run_lean_ranks(ranks, [&](comm::Communicator& comm) {
-        Options o{.freeze_step = 1};
-        o.exchange.bucket_elements = 8192;
-        o.exchange.num_threads = 1;
+        Options o{.freeze = {.step = 1}};
+        o.compression.exchange.bucket_elements = 8192;
+        o.compression.exchange.num_threads = 1;
         const auto before = static_cast<double>(memory_use().total());
         LeanRun run(comm, layout, kB16, o);
         for (std::int64_t t = 1; t <= 4; ++t) {

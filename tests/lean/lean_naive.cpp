@@ -16,6 +16,13 @@ float median(Floats values) {
   return values[values.size() / 2];
 }
 
+// Residuals are bf16 unless the options name their type.
+lean::LeanOnebitAdamOptions with_residuals(lean::LeanOnebitAdamOptions o) {
+  if (!o.compression.residual_dtype)
+    o.compression.residual_dtype = DType::kBFloat16;
+  return o;
+}
+
 }  // namespace
 
 ParameterLayout cells_as_parameters(const ParameterLayout& layout) {
@@ -34,7 +41,7 @@ Lean::Lean(int world, const ParameterLayout& layout,
            const lean::LeanOnebitAdamOptions& o, Begin begin)
     : params(std::move(begin.params)),
       most_((1 << o.denominator_bits) - 2),
-      setup_(setup_of(world, cells_as_parameters(layout), o)),
+      setup_(setup_of(world, cells_as_parameters(layout), with_residuals(o))),
       gradients_(std::move(begin.gradients)),
       bits_(setup_),
       t_(begin.t),

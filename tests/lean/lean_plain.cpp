@@ -76,26 +76,30 @@ std::vector<LeanVariant> lean_variants() {
          o.weight_decay = 0.1;
        })},
       {"fp32_residuals", kB16,
-       with([](auto& o) { o.residual_dtype = DType::kFloat32; })},
+       with([](auto& o) { o.compression.residual_dtype = DType::kFloat32; })},
       {"decay", kB16, with([](auto& o) { o.weight_decay = 0.1; })},
       {"groups", kF32, with_groups()},
       {"masks", kB16, masks},
-      {"clipped", kF32, with([](auto& o) { o.exchange.max_grad_norm = 0.5; })},
+      {"clipped", kF32,
+       with([](auto& o) { o.compression.exchange.max_grad_norm = 0.5; })},
       {"lagged", kF32, with([](auto& o) {
-         o.exchange.max_grad_norm = 0.5;
-         o.exchange.lagged_clipping = true;
+         o.compression.exchange.max_grad_norm = 0.5;
+         o.compression.exchange.lagged_clipping = true;
        })},
       {"no_correction", kF32, with([](auto& o) { o.bias_correction = false; })},
       {"eps_inside", kF32, with([](auto& o) {
          o.epsilon_inside_sqrt = true;
          o.epsilon = 1e-3;
        })},
-      {"no_floor", kF32, with([](auto& o) { o.denom_floor = 0; })},
-      {"high_floor", kF32, with([](auto& o) { o.denom_floor = 1.5; })},
-      {"verified", kB16, with([](auto& o) { o.exchange.verify_every = 1; })},
+      {"no_floor", kF32, with([](auto& o) { o.compression.denom_floor = 0; })},
+      {"high_floor", kF32,
+       with([](auto& o) { o.compression.denom_floor = 1.5; })},
+      {"verified", kB16,
+       with([](auto& o) { o.compression.exchange.verify_every = 1; })},
       {"small_buckets", kB16,
-       with([](auto& o) { o.exchange.bucket_elements = 1; })},
-      {"threads", kB16, with([](auto& o) { o.exchange.num_threads = 3; })}};
+       with([](auto& o) { o.compression.exchange.bucket_elements = 1; })},
+      {"threads", kB16,
+       with([](auto& o) { o.compression.exchange.num_threads = 3; })}};
 }
 
 const std::vector<LeanGradients>& lean_gradients() {
@@ -221,7 +225,7 @@ std::vector<naive::Gradients::Averaged> averaged_by(
   const auto per_host = static_cast<std::size_t>(ranks.per_host);
   const auto shards = zero::ShardLayout::of(
       layout, ranks.world,
-      {.bucket_elements = options.exchange.bucket_elements,
+      {.bucket_elements = options.compression.exchange.bucket_elements,
        .hosts = hosts_of(ranks.world, ranks.per_host, ranks.placing, 0)});
   const ParameterLayout cells = naive::cells_as_parameters(layout);
   std::vector<naive::Gradients::Averaged> all(
@@ -260,9 +264,9 @@ void expect_plain_loops(const LeanRanks& ranks, const LeanGradients& gradients,
                         const LeanVariant& variant) {
   const ParameterLayout layout = late_layout();
   LeanVariant own = variant;
-  own.options.freeze_step = kLateFreeze;
-  if (own.options.exchange.bucket_elements == 0)
-    own.options.exchange.bucket_elements = 1 << 20;
+  own.options.freeze.step = kLateFreeze;
+  if (own.options.compression.exchange.bucket_elements == 0)
+    own.options.compression.exchange.bucket_elements = 1 << 20;
   Run got = run(ranks, layout, own, gradients);
   naive::Gradients seen(naive::setup_of(ranks.workers(), layout, own.options));
   for (std::int64_t t = 1; t <= kLateFreeze; ++t) {

@@ -24,7 +24,7 @@ const std::vector<LeanRanks> kRanks = {LeanRanks{1}, LeanRanks{2}, LeanRanks{3},
                                        LeanRanks{4, 2}, LeanRanks{8, 4}};
 
 LeanOnebitAdamOptions options(std::int64_t freeze_step) {
-  return {.learning_rate = 0.02, .freeze_step = freeze_step};
+  return {.learning_rate = 0.02, .freeze = {.step = freeze_step}};
 }
 
 std::vector<float> grads(const LeanRun& run, std::int64_t t, int rank) {

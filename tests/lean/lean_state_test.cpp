@@ -26,9 +26,9 @@ const std::vector<DType> kDtypes = {DType::kFloat32, DType::kBFloat16};
 Options options(int bits = 8) {
   Options o{.learning_rate = 0.02,
             .weight_decay = 0.1,
-            .freeze_step = kFreeze,
+            .freeze = {.step = kFreeze},
             .denominator_bits = bits};
-  o.exchange.max_grad_norm = 1;
+  o.compression.exchange.max_grad_norm = 1;
   return o;
 }
 
@@ -42,7 +42,7 @@ void copy(const Buffer& from, Buffer& to) {
 
 TEST(LeanState, ARunGoesOnWithTheSameBitsFromEveryStep) {
   Options o = options();
-  o.exchange.bucket_elements = 2048;
+  o.compression.exchange.bucket_elements = 2048;
   for (const LeanRanks& ranks :
        {LeanRanks{1}, LeanRanks{2}, LeanRanks{3}, LeanRanks{4, 2},
         LeanRanks{8, 4}, LeanRanks{6, 2, test::Placing::kRoundRobin}})
@@ -124,8 +124,8 @@ TEST(LeanState, OtherRanksTakeUpAllButResidualsAsTheyAre) {
       for (const int world : {1, 2, 3, 4})
         test::run_ranks("local", world, [&](comm::Communicator& comm) {
           Options o = options(4);
-          o.exchange.bucket_elements = 2048;
-          o.exchange.verify_every = 1;
+          o.compression.exchange.bucket_elements = 2048;
+          o.compression.exchange.verify_every = 1;
           LeanRun run(comm, test::late_layout(), dtype, o);
           copy(from.params, run.params);
           test::adopt(comm, *run.optimizer, from.states);
@@ -179,11 +179,12 @@ TEST(LeanState, BeginsWithAStateOfAdam) {
     from_zero.optimizer->adopt(saved.values.part(""))();
     copy(zero.params, from_zero.params);
 
-    optim::OnebitAdam onebit(comm, layout,
-                             {.learning_rate = o.learning_rate,
-                              .weight_decay = o.weight_decay,
-                              .freeze_step = 100,
-                              .exchange = o.exchange});
+    optim::OnebitAdam onebit(
+        comm, layout,
+        {.learning_rate = o.learning_rate,
+         .weight_decay = o.weight_decay,
+         .freeze = {.step = 100},
+         .compression = {.exchange = o.compression.exchange}});
     std::vector<float> params = own.start;
     for (std::int64_t t = 1; t <= 2; ++t) {
       auto copy_of_it = gradient(t);

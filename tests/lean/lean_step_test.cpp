@@ -27,7 +27,7 @@ std::vector<float> grads(const LeanRun& run, std::int64_t t, int rank) {
 TEST(LeanSteps, AGradientThatIsNotFiniteOnOneRankSkipsTheStepEverywhere) {
   for (const DType dtype : {DType::kFloat32, kB16})
     test::run_ranks("local", 3, [&](comm::Communicator& comm) {
-      const Options o{.learning_rate = 0.01, .freeze_step = 2};
+      const Options o{.learning_rate = 0.01, .freeze = {.step = 2}};
       LeanRun run(comm, test::small_layout(), dtype, o);
       LeanRun without(comm, test::small_layout(), dtype, o);
       for (std::int64_t t = 1; t <= 5; ++t) {
@@ -60,8 +60,9 @@ TEST(LeanSteps, AGradientThatIsNotFiniteOnOneRankSkipsTheStepEverywhere) {
 
 TEST(LeanSteps, BucketsSentOrMeasuredEarlyChangeNothing) {
   test::run_ranks("local", 2, [&](comm::Communicator& comm) {
-    const Options o{.freeze_step = 2,
-                    .exchange = {.max_grad_norm = 1, .bucket_elements = 1024}};
+    const Options o{.freeze = {.step = 2},
+                    .compression = {.exchange = {.max_grad_norm = 1,
+                                                 .bucket_elements = 1024}}};
     LeanRun run(comm, test::small_layout(), kB16, o);
     LeanRun early(comm, test::small_layout(), kB16, o);
     for (std::int64_t t = 1; t <= 5; ++t) {
@@ -95,8 +96,8 @@ TEST(LeanSteps, SendWhatThoseOfOnebitAdamSend) {
     test::run_ranks("local", world, [&](comm::Communicator& comm) {
       const ParameterLayout layout = whole_cells(29);
       // In fp32 both have the same late elements: none.
-      LeanRun run(comm, layout, DType::kFloat32, {.freeze_step = 1});
-      optim::OnebitAdam onebit(comm, layout, {.freeze_step = 1});
+      LeanRun run(comm, layout, DType::kFloat32, {.freeze = {.step = 1}});
+      optim::OnebitAdam onebit(comm, layout, {.freeze = {.step = 1}});
       std::vector<float> params = run.start;
       for (std::int64_t t = 1; t <= 3; ++t) {
         auto own = grads(run, t, comm.rank());
@@ -120,7 +121,7 @@ TEST(LeanSteps, TheFreezeSendsEverythingOnce) {
   const ParameterLayout layout = whole_cells(32);
   const int world = 4;
   test::run_ranks("local", world, [&](comm::Communicator& comm) {
-    LeanRun run(comm, layout, kB16, {.freeze_step = 2});
+    LeanRun run(comm, layout, kB16, {.freeze = {.step = 2}});
     const auto exact = run.step(grads(run, 1, comm.rank()));
     const auto last = run.step(grads(run, 2, comm.rank()));
     sent += last.bytes_sent - exact.bytes_sent;
@@ -137,9 +138,9 @@ TEST(LeanSteps, TakeTheMemoryThatIsPromised) {
   for (const int world : {2, 4})
     for (const int bits : {8, 4})
       test::run_ranks("local", world, [&](comm::Communicator& comm) {
-        Options o{.freeze_step = 2, .denominator_bits = bits};
-        o.exchange.bucket_elements = 16384;
-        o.exchange.num_threads = 1;
+        Options o{.freeze = {.step = 2}, .denominator_bits = bits};
+        o.compression.exchange.bucket_elements = 16384;
+        o.compression.exchange.num_threads = 1;
         const auto before = static_cast<double>(memory_use().total());
         LeanRun run(comm, layout, kB16, o);
         run.step(grads(run, 1, comm.rank()));
@@ -160,11 +161,11 @@ TEST(LeanSteps, TheAutomaticFreezeDependsOnNobody) {
   for (const int world : {1, 2, 4})
     for (const std::size_t bucket : {1024, 1 << 20})
       test::run_ranks("local", world, [&](comm::Communicator& comm) {
-        Options o{.freeze_step = optim::kAutoFreeze,
-                  .min_freeze_step = 5,
-                  .max_freeze_step = 150,
-                  .freeze_ratio = 0.5};
-        o.exchange.bucket_elements = bucket;
+        Options o{.freeze = {.step = optim::kAutoFreeze,
+                             .min_step = 5,
+                             .max_step = 150,
+                             .ratio = 0.5}};
+        o.compression.exchange.bucket_elements = bucket;
         // In fp32 means of equal values are those values, on 2^k ranks.
         LeanRun run(comm, test::small_layout(), DType::kFloat32, o);
         for (std::int64_t t = 1;
@@ -179,7 +180,7 @@ TEST(LeanSteps, TheAutomaticFreezeDependsOnNobody) {
 
 TEST(LeanSteps, AGatePutsTheFreezeOff) {
   test::run_ranks("local", 2, [&](comm::Communicator& comm) {
-    LeanRun run(comm, test::small_layout(), kB16, {.freeze_step = 2});
+    LeanRun run(comm, test::small_layout(), kB16, {.freeze = {.step = 2}});
     std::vector<std::int64_t> asked;
     run.optimizer->freeze()->set_gate([&](const optim::FreezeRequest& request) {
       asked.push_back(request.step);
@@ -194,8 +195,8 @@ TEST(LeanSteps, AGatePutsTheFreezeOff) {
 
 TEST(LeanSteps, VerificationSeesLowerBits) {
   test::run_ranks("local", 2, [&](comm::Communicator& comm) {
-    Options o{.learning_rate = 0, .freeze_step = 1};
-    o.exchange.verify_every = 3;
+    Options o{.learning_rate = 0, .freeze = {.step = 1}};
+    o.compression.exchange.verify_every = 3;
     LeanRun run(comm, test::small_layout(), kB16, o);
     for (std::int64_t t = 1; t <= 2; ++t) run.step(grads(run, t, comm.rank()));
     std::vector<float> values = run.optimizer->full_parameter("three");
@@ -211,7 +212,7 @@ TEST(LeanSteps, VerificationSeesLowerBits) {
 
 TEST(LeanSteps, FullValuesAreSetAndReadInBothStages) {
   test::run_ranks("local", 2, [&](comm::Communicator& comm) {
-    LeanRun run(comm, test::small_layout(), kB16, {.freeze_step = 2});
+    LeanRun run(comm, test::small_layout(), kB16, {.freeze = {.step = 2}});
     const std::vector<float> values = {1.2345678f, -0x1.8p-130f, 3e38f};
     for (std::int64_t t = 1; t <= 3; ++t) {
       run.optimizer->set_full_parameter("three", values);
@@ -238,12 +239,12 @@ TEST(LeanSteps, RefuseWhatTheyCannotTake) {
     };
     refused("float32 or bfloat16, got float16", DType::kFloat16, {});
     refused("denominator_bits must be 8 or 4", kB16, {.denominator_bits = 2});
-    refused("freeze_step", kB16, {.freeze_step = 0});
+    refused("freeze_step", kB16, {.freeze = {.step = 0}});
     refused("during_backward must be false", kB16,
-            {.exchange = {.during_backward = true}});
+            {.compression = {.exchange = {.during_backward = true}}});
     refused("denominator_bits", kB16,
             {.denominator_bits = comm.rank() == 0 ? 4 : 8});
-    LeanRun run(comm, layout, kB16, {.freeze_step = 1});
+    LeanRun run(comm, layout, kB16, {.freeze = {.step = 1}});
     for (int stage = 0; stage < 2; ++stage) {
       auto own = grads(run, 1, comm.rank());
       Buffer other(layout.size(), kB16);

@@ -58,7 +58,7 @@ inline ZeroRun exact_twin(comm::Communicator& comm,
                           .epsilon_inside_sqrt = o.epsilon_inside_sqrt,
                           .groups = {o.groups.begin(), o.groups.end()}};
   return ZeroRun(comm, layout, adam_rule(rule),
-                 {.dtype = dtype, .exchange = o.exchange});
+                 {.dtype = dtype, .exchange = o.compression.exchange});
 }
 
 }  // namespace thinwire::test

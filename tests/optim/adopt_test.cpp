@@ -60,12 +60,12 @@ std::vector<Pair> pairs() {
   return {{"adam", test::exact_adam({.learning_rate = 0.01}),
            [](std::int64_t freeze_step) {
              return test::onebit_adam(
-                 {.learning_rate = 0.01, .freeze_step = freeze_step});
+                 {.learning_rate = 0.01, .freeze = {.step = freeze_step}});
            }},
           {"lamb", test::exact_lamb({.learning_rate = 0.01}),
            [](std::int64_t freeze_step) {
              return test::onebit_lamb(
-                 {.learning_rate = 0.01, .freeze_step = freeze_step});
+                 {.learning_rate = 0.01, .freeze = {.step = freeze_step}});
            }}};
 }
 
@@ -118,7 +118,8 @@ TEST_P(Warmup, MayBecomeExactAgainBeforeTheFreezeOnly) {
     EXPECT_EQ(exact.params, onebit.params);
     expect_refused(onebit, *exact.optimizer,
                    {"the variance was given up at step 5",
-                    "load with what = kWeights, or a checkpoint before it"});
+                    "load with what = kWeights (Python: weights_only=True), or "
+                    "a checkpoint before it"});
   });
 }
 
@@ -176,8 +177,8 @@ TEST(StateDtype, OfMomentsWidensAndRoundsWhereItIsAllowed) {
 TEST(Adopting, ChangesNothingBeforeItIsCarriedOut) {
   comm::run_local_ranks(1, [](comm::Communicator& comm) {
     for (const auto& make :
-         {test::exact_adam({}), test::onebit_adam({.freeze_step = 2}),
-          test::onebit_lamb({.freeze_step = 2}),
+         {test::exact_adam({}), test::onebit_adam({.freeze = {.step = 2}}),
+          test::onebit_lamb({.freeze = {.step = 2}}),
           test::zero_one_adam({.var_freeze_step = 2})}) {
       Trained run = started(comm, make);
       run.steps(1, 4, 0);

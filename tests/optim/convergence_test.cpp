@@ -69,10 +69,10 @@ void expect_as_good(double loss, double exact) {
 TEST(Convergence, OnebitLambGetsAsFarAsLamb) {
   const double exact = loss_after(test::exact_lamb({.beta2 = 0.99}), 0.05);
   for (const std::int64_t freeze : {30, 60})
-    expect_as_good(
-        loss_after(test::onebit_lamb({.beta2 = 0.99, .freeze_step = freeze}),
-                   0.05),
-        exact);
+    expect_as_good(loss_after(test::onebit_lamb(
+                                  {.beta2 = 0.99, .freeze = {.step = freeze}}),
+                              0.05),
+                   exact);
 }
 
 TEST(Convergence, ZeroOneAdamGetsAsFarAsAdam) {
@@ -90,7 +90,8 @@ TEST(Convergence, ZeroOneAdamGetsAsFarAsAdam) {
 TEST(Convergence, OnebitAdamGetsAsFarAsAdam) {
   const double exact = loss_after(test::exact_adam({.beta2 = 0.99}), 0.1);
   expect_as_good(
-      loss_after(test::onebit_adam({.beta2 = 0.99, .freeze_step = 60}), 0.1),
+      loss_after(test::onebit_adam({.beta2 = 0.99, .freeze = {.step = 60}}),
+                 0.1),
       exact);
 }
 

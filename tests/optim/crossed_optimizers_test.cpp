@@ -17,8 +17,8 @@ INSTANTIATE_TEST_SUITE_P(ExactAndCompressed, CrossedOptimizers,
 TEST_P(CrossedOptimizers, AreNamedOnEveryRankAndNothingHasChanged) {
   const ParameterLayout layout = test::small_layout();
   comm::run_local_ranks(3, [&](comm::Communicator& comm) {
-    OnebitAdam one(comm, layout, {.freeze_step = 2});
-    OnebitAdam two(comm, layout, {.freeze_step = 2});
+    OnebitAdam one(comm, layout, {.freeze = {.step = 2}});
+    OnebitAdam two(comm, layout, {.freeze = {.step = 2}});
     std::vector<float> params = test::normal(layout.size(), 3);
     std::vector<float> grads;
     for (std::int64_t t = 1; t <= GetParam(); ++t)

@@ -52,9 +52,10 @@ class EqualGradients : public ::testing::TestWithParam<test::LowBitCase> {};
 INSTANTIATE_TEST_SUITE_P(
     All, EqualGradients,
     ::testing::Values(
-        test::LowBitCase{"onebit_adam", test::onebit_adam({.freeze_step = 9})},
+        test::LowBitCase{"onebit_adam",
+                         test::onebit_adam({.freeze = {.step = 9}})},
         test::LowBitCase{"compressed_at_once",
-                         test::onebit_adam({.freeze_step = 1})},
+                         test::onebit_adam({.freeze = {.step = 1}})},
         test::LowBitCase{"onebit_lamb",
                          test::onebit_lamb(test::short_onebit_lamb())},
         test::LowBitCase{"zero_one_adam",

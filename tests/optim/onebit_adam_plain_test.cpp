@@ -38,22 +38,26 @@ std::vector<Variant> variants() {
       {"decay", with([](auto& o) { o.weight_decay = 0.1; })},
       {"groups", with_groups()},
       {"masks", masks},
-      {"clipped", with([](auto& o) { o.exchange.max_grad_norm = 0.5; })},
+      {"clipped",
+       with([](auto& o) { o.compression.exchange.max_grad_norm = 0.5; })},
       {"lagged", with([](auto& o) {
-         o.exchange.max_grad_norm = 0.5;
-         o.exchange.lagged_clipping = true;
+         o.compression.exchange.max_grad_norm = 0.5;
+         o.compression.exchange.lagged_clipping = true;
        })},
       {"no_correction", with([](auto& o) { o.bias_correction = false; })},
       {"eps_inside", with([](auto& o) {
          o.epsilon_inside_sqrt = true;
          o.epsilon = 1e-3;
        })},
-      {"no_floor", with([](auto& o) { o.denom_floor = 0; })},
-      {"high_floor", with([](auto& o) { o.denom_floor = 1.5; })},
+      {"no_floor", with([](auto& o) { o.compression.denom_floor = 0; })},
+      {"high_floor", with([](auto& o) { o.compression.denom_floor = 1.5; })},
       {"short_memory", with([](auto& o) { o.beta2 = 0.5; })},
-      {"bf16", with([](auto& o) { o.residual_dtype = DType::kBFloat16; })},
-      {"small_buckets", with([](auto& o) { o.exchange.bucket_elements = 40; })},
-      {"threads", with([](auto& o) { o.exchange.num_threads = 3; })}};
+      {"bf16",
+       with([](auto& o) { o.compression.residual_dtype = DType::kBFloat16; })},
+      {"small_buckets",
+       with([](auto& o) { o.compression.exchange.bucket_elements = 40; })},
+      {"threads",
+       with([](auto& o) { o.compression.exchange.num_threads = 3; })}};
 }
 
 struct Gradients {
@@ -103,7 +107,7 @@ TEST_P(PlainLoops, EqualOnebitAdam) {
   const auto& [world, gradients, variant] = GetParam();
   const ParameterLayout layout = test::late_layout();
   OnebitAdamOptions options = variant.options;
-  options.freeze_step = test::kLateFreeze;
+  options.freeze.step = test::kLateFreeze;
   test::expect_same_run(world, layout, {.steps = 10, .gradient = gradients.of},
                         test::naive::OnebitAdam(world, layout, options,
                                                 test::normal(layout.size(), 3)),
@@ -117,10 +121,8 @@ OnebitLambOptions lamb_options(const OnebitAdamOptions& from) {
                       .weight_decay = from.weight_decay,
                       .bias_correction = from.bias_correction,
                       .epsilon_inside_sqrt = from.epsilon_inside_sqrt,
-                      .freeze_step = test::kLateFreeze,
-                      .denom_floor = from.denom_floor,
-                      .residual_dtype = from.residual_dtype,
-                      .exchange = from.exchange};
+                      .freeze = {.step = test::kLateFreeze},
+                      .compression = from.compression};
   o.beta2 = from.beta2;
   for (const MaskedGroup& group : from.groups) o.groups.push_back({group});
   return o;

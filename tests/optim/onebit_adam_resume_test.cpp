@@ -13,8 +13,9 @@ namespace {
 
 OnebitAdamOptions with_groups() {
   OnebitAdamOptions options{
-      .freeze_step = 3,
-      .exchange = {.max_grad_norm = 1, .bucket_elements = 900}};
+      .freeze = {.step = 3},
+      .compression = {
+          .exchange = {.max_grad_norm = 1, .bucket_elements = 900}}};
   options.groups.resize(2);
   options.groups[1].non_freeze = true;
   options.groups[0].exp_avg_mask.assign(1500, 1.0f);
@@ -79,18 +80,19 @@ INSTANTIATE_TEST_SUITE_P(
         // In warm-up, at its end, and in the compression stage.
         ::testing::Values(1, 2, 3, 4, 6),
         ::testing::Values(
-            Variant{"plain", {.freeze_step = 3}},
+            Variant{"plain", {.freeze = {.step = 3}}},
             Variant{"groups", with_groups()},
-            Variant{"auto", {.freeze_step = kAutoFreeze, .max_freeze_step = 4}},
+            Variant{"auto", {.freeze = {.step = kAutoFreeze, .max_step = 4}}},
             Variant{"bf16",
-                    {.freeze_step = 3, .residual_dtype = DType::kBFloat16}})),
+                    {.freeze = {.step = 3},
+                     .compression = {.residual_dtype = DType::kBFloat16}}})),
     name_of);
 
 TEST(ResumeOnebitAdam, RefusesWhatDoesNotFitAndKeepsItsOwn) {
   const auto layout = test::small_layout();
   StateDict of_two;
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    OnebitAdam optimizer(comm, layout, {.freeze_step = 1});
+    OnebitAdam optimizer(comm, layout, {.freeze = {.step = 1}});
     std::vector<float> params = test::normal(layout.size(), 3);
     for (std::int64_t t = 1; t <= 3; ++t) {
       auto grads = test::gradient(layout.size(), t, comm.rank());
@@ -99,7 +101,7 @@ TEST(ResumeOnebitAdam, RefusesWhatDoesNotFitAndKeepsItsOwn) {
     if (comm.rank() == 1) of_two = copy_of(optimizer.state());
   });
   comm::run_local_ranks(1, [&](comm::Communicator& comm) {
-    OnebitAdam optimizer(comm, layout, {.freeze_step = 1});
+    OnebitAdam optimizer(comm, layout, {.freeze = {.step = 1}});
     test::expect_error(ErrorCode::kCorruptCheckpoint,
                        {"rank 1 of 2", "rank 0 of 1"},
                        [&] { optimizer.load_state_dict(of_two); });

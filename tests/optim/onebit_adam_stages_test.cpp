@@ -21,7 +21,7 @@ TEST(OnebitAdamStages, AGroupOfOneFollowsTheFrozenFormula) {
                                test::onebit_adam({.learning_rate = lr,
                                                   .beta2 = beta2,
                                                   .weight_decay = wd,
-                                                  .freeze_step = kFreeze}),
+                                                  .freeze = {.step = kFreeze}}),
                                9)[0];
 
   std::vector<double> m(n), v(n), d(n), p(n);
@@ -61,7 +61,7 @@ TEST(OnebitAdamStages, LosesNothingWhereSignsSayEverything) {
     std::vector<float> result;
     comm::run_local_ranks(world, [&](comm::Communicator& comm) {
       OnebitAdam optimizer(comm, layout,
-                           {.learning_rate = 0.01, .freeze_step = 2});
+                           {.learning_rate = 0.01, .freeze = {.step = 2}});
       std::vector<float> params(2000, 1.0f);
       for (int t = 1; t <= 6; ++t) {
         std::vector<float> grads(2000);
@@ -82,7 +82,7 @@ TEST(OnebitAdamStages, LosesNothingWhereSignsSayEverything) {
 TEST(OnebitAdamStages, NonFreezeGroupsGoOnAsExactAdam) {
   const auto layout = ParameterLayout::of(
       {{"frozen", {700}, 0}, {"exact", {300}, 1}, {"more", {9}, 1}});
-  OnebitAdamOptions options{.learning_rate = 0.01, .freeze_step = 2};
+  OnebitAdamOptions options{.learning_rate = 0.01, .freeze = {.step = 2}};
   options.groups.resize(2);
   options.groups[1].non_freeze = true;
   for (const int world : {1, 3}) {
@@ -101,7 +101,7 @@ INSTANTIATE_TEST_SUITE_P(All, Masks, ::testing::Values(1, 2, 4));
 
 TEST_P(Masks, OnlyWhatTheCallerMaskedNeverMovesOnceFrozen) {
   const ParameterLayout layout = ParameterLayout::of({{"p", {1200}}});
-  OnebitAdamOptions options{.learning_rate = 0.01, .freeze_step = 3};
+  OnebitAdamOptions options{.learning_rate = 0.01, .freeze = {.step = 3}};
   options.groups.resize(1);
   options.groups[0].exp_avg_mask.assign(1200, 1.0f);
   for (std::size_t i = 0; i < 1200; i += 4)
@@ -139,9 +139,10 @@ TEST(OnebitAdamStages, TheFloorKeepsUpdatesSmall) {
   const auto largest_move = [&](double floor) {
     double largest = 0;
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-      OnebitAdam optimizer(
-          comm, layout,
-          {.learning_rate = 1, .freeze_step = 2, .denom_floor = floor});
+      OnebitAdam optimizer(comm, layout,
+                           {.learning_rate = 1,
+                            .freeze = {.step = 2},
+                            .compression = {.denom_floor = floor}});
       std::vector<float> params(512);
       for (std::int64_t t = 1; t <= 3; ++t) {
         auto grads = test::gradient(512, t, comm.rank());
@@ -162,7 +163,8 @@ TEST(OnebitAdamStages, CompressedStepsClipByTheCalibratedNorm) {
   const ParameterLayout layout = test::small_layout();
   comm::run_local_ranks(3, [&](comm::Communicator& comm) {
     OnebitAdam optimizer(comm, layout,
-                         {.freeze_step = 2, .exchange = {.max_grad_norm = 1}});
+                         {.freeze = {.step = 2},
+                          .compression = {.exchange = {.max_grad_norm = 1}}});
     std::vector<float> params = test::normal(layout.size(), 3);
     double rho = 1;
     for (std::int64_t t = 1; t <= 5; ++t) {

@@ -19,23 +19,24 @@ INSTANTIATE_TEST_SUITE_P(All, OnebitAdamWorlds,
 TEST_P(OnebitAdamWorlds, IsExactAdamUpToTheFreeze) {
   const ParameterLayout layout = test::small_layout();
   const ExchangeOptions clipped{.max_grad_norm = 1};
-  EXPECT_EQ(test::train(GetParam(), layout,
-                        test::onebit_adam({.learning_rate = 0.01,
-                                           .freeze_step = 5,
-                                           .exchange = clipped}),
-                        5),
-            test::train(GetParam(), layout,
-                        test::exact_adam({.learning_rate = 0.01}, clipped), 5));
+  EXPECT_EQ(
+      test::train(GetParam(), layout,
+                  test::onebit_adam({.learning_rate = 0.01,
+                                     .freeze = {.step = 5},
+                                     .compression = {.exchange = clipped}}),
+                  5),
+      test::train(GetParam(), layout,
+                  test::exact_adam({.learning_rate = 0.01}, clipped), 5));
 }
 
 TEST_P(OnebitAdamWorlds, RanksStayEqualInTheCompressedStage) {
   const ParameterLayout layout = test::small_layout();
   std::vector<Phase> phases;
-  const auto params =
-      test::train(GetParam(), layout, test::onebit_adam({.freeze_step = 3}), 8,
-                  [&](Optimizer&, const StepReport& report) {
-                    phases.push_back(report.phase);
-                  });
+  const auto params = test::train(GetParam(), layout,
+                                  test::onebit_adam({.freeze = {.step = 3}}), 8,
+                                  [&](Optimizer&, const StepReport& report) {
+                                    phases.push_back(report.phase);
+                                  });
   for (const auto& mine : params) EXPECT_EQ(mine, params[0]);
   for (std::size_t t = 0; t < 8; ++t)
     EXPECT_EQ(phases[t], t < 3 ? Phase::kExact : Phase::kCompressed);
@@ -46,10 +47,11 @@ TEST_P(OnebitAdamWorlds, BitsDoNotDependOnBucketsOrThreads) {
   const auto run = [&](std::size_t bucket, int threads) {
     return test::train(
         GetParam(), layout,
-        test::onebit_adam({.freeze_step = 3,
-                           .exchange = {.max_grad_norm = 1,
-                                        .bucket_elements = bucket,
-                                        .num_threads = threads}}),
+        test::onebit_adam(
+            {.freeze = {.step = 3},
+             .compression = {.exchange = {.max_grad_norm = 1,
+                                          .bucket_elements = bucket,
+                                          .num_threads = threads}}}),
         7);
   };
   const auto want = run(1 << 20, 1);
@@ -60,8 +62,8 @@ TEST_P(OnebitAdamWorlds, BitsDoNotDependOnBucketsOrThreads) {
 TEST_P(OnebitAdamWorlds, ANonFiniteGradientChangesNothingInAnyStage) {
   const ParameterLayout layout = test::small_layout();
   comm::run_local_ranks(GetParam(), [&](comm::Communicator& comm) {
-    OnebitAdam optimizer(comm, layout, {.freeze_step = 2});
-    OnebitAdam undisturbed(comm, layout, {.freeze_step = 2});
+    OnebitAdam optimizer(comm, layout, {.freeze = {.step = 2}});
+    OnebitAdam undisturbed(comm, layout, {.freeze = {.step = 2}});
     std::vector<float> params = test::normal(layout.size(), 3);
     std::vector<float> want = params;
     for (std::int64_t t = 1; t <= 5; ++t) {
@@ -90,7 +92,7 @@ TEST(OnebitAdam, ACompressedStepSendsAThirtiethAndInFewMessages) {
   const ParameterLayout layout = ParameterLayout::of({{"p", {256, 1024}}});
   std::uint64_t exact = 0;
   std::uint64_t compressed = 0;
-  test::train(4, layout, test::onebit_adam({.freeze_step = 1}), 3,
+  test::train(4, layout, test::onebit_adam({.freeze = {.step = 1}}), 3,
               [&](Optimizer&, const StepReport& report) {
                 if (report.phase == Phase::kExact) {
                   exact = report.bytes_sent;
@@ -110,7 +112,7 @@ TEST(OnebitAdam, ReportsTheResidual) {
   const ParameterLayout layout = test::small_layout();
   double before = -1;
   double after = -1;
-  test::train(2, layout, test::onebit_adam({.freeze_step = 1}), 2,
+  test::train(2, layout, test::onebit_adam({.freeze = {.step = 1}}), 2,
               [&](Optimizer& optimizer, const StepReport& report) {
                 const auto& onebit = dynamic_cast<OnebitAdam&>(optimizer);
                 (report.phase == Phase::kExact ? before : after) =
@@ -125,10 +127,10 @@ TEST(OnebitAdam, ReportsTheResidual) {
 TEST(OnebitAdam, FreezesByItselfTheSameOnAllRanks) {
   const ParameterLayout layout = test::small_layout();
   const auto make = test::onebit_adam({.beta2 = 0.99,
-                                       .freeze_step = kAutoFreeze,
-                                       .lr_warmup_steps = 5,
-                                       .total_steps = 500,
-                                       .min_freeze_step = 20});
+                                       .freeze = {.step = kAutoFreeze,
+                                                  .lr_warmup_steps = 5,
+                                                  .total_steps = 500,
+                                                  .min_step = 20}});
   std::int64_t frozen_at = 0;
   const auto params = test::train(
       3, layout, make, 110, [&](Optimizer& optimizer, const StepReport&) {
@@ -144,7 +146,7 @@ TEST(OnebitAdam, FreezesByItselfTheSameOnAllRanks) {
 TEST(OnebitAdam, LearningRatesMayChangeAtAnyTime) {
   const ParameterLayout layout = test::small_layout();
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    OnebitAdam optimizer(comm, layout, {.freeze_step = 2});
+    OnebitAdam optimizer(comm, layout, {.freeze = {.step = 2}});
     std::vector<float> params = test::normal(layout.size(), 3);
     for (std::int64_t t = 1; t <= 4; ++t) {
       const std::vector<float> before = params;
@@ -164,15 +166,15 @@ TEST(OnebitAdam, RanksThatDisagreeAllSayWhere) {
   comm::run_local_ranks(3, [&](comm::Communicator& comm) {
     const auto layout = ParameterLayout::of(
         {{"same", {4}}, {comm.rank() == 2 ? "theirs" : "ours", {2}}});
-    test::expect_error(ErrorCode::kInvalidArgument,
-                       {"ours 2 group 0", "theirs 2 group 0"},
-                       [&] { OnebitAdam(comm, layout, {.freeze_step = 2}); });
+    test::expect_error(
+        ErrorCode::kInvalidArgument, {"ours 2 group 0", "theirs 2 group 0"},
+        [&] { OnebitAdam(comm, layout, {.freeze = {.step = 2}}); });
   });
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     test::expect_error(ErrorCode::kInvalidArgument,
                        {"freeze_step=10 ", "freeze_step=11 "}, [&] {
                          OnebitAdam(comm, test::small_layout(),
-                                    {.freeze_step = 10 + comm.rank()});
+                                    {.freeze = {.step = 10 + comm.rank()}});
                        });
   });
 }
@@ -180,7 +182,7 @@ TEST(OnebitAdam, RanksThatDisagreeAllSayWhere) {
 TEST(OnebitAdam, HasNothingToDoForAnEmptyModel) {
   comm::run_local_ranks(3, [&](comm::Communicator& comm) {
     OnebitAdam optimizer(comm, ParameterLayout::of({{"none", {0}}}),
-                         {.freeze_step = 1});
+                         {.freeze = {.step = 1}});
     std::vector<float> params, grads;
     for (int t = 0; t < 3; ++t)
       EXPECT_TRUE(optimizer.step(params, grads).applied);
@@ -192,7 +194,7 @@ TEST(OnebitAdam, HasNothingToDoForAnEmptyModel) {
 TEST(OnebitAdam, MayHaveNothingToCompress) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     const ParameterLayout layout = test::small_layout();
-    OnebitAdamOptions options{.freeze_step = 1};
+    OnebitAdamOptions options{.freeze = {.step = 1}};
     options.groups.resize(layout.num_groups());
     for (OnebitAdamGroup& group : options.groups) group.non_freeze = true;
     OnebitAdam optimizer(comm, layout, options);

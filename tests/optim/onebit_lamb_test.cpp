@@ -29,7 +29,7 @@ INSTANTIATE_TEST_SUITE_P(All, OnebitLambWorlds,
 
 TEST_P(OnebitLambWorlds, EqualsPlainLoops) {
   expect_naive(GetParam(), test::awkward_layout(),
-               {.learning_rate = 0.01, .freeze_step = kFreeze},
+               {.learning_rate = 0.01, .freeze = {.step = kFreeze}},
                {.steps = 7, .gradient = test::gradient_with_gaps});
 }
 
@@ -110,15 +110,17 @@ std::vector<Variant> variants() {
       {"decay", with([](auto& o) { o.weight_decay = 0.1; })},
       {"groups", with_groups()},
       {"masks", with_masks()},
-      {"clipped", with([](auto& o) { o.exchange.max_grad_norm = 0.5; })},
+      {"clipped",
+       with([](auto& o) { o.compression.exchange.max_grad_norm = 0.5; })},
       {"no_correction", with([](auto& o) { o.bias_correction = false; })},
       {"eps_inside", with([](auto& o) {
          o.epsilon_inside_sqrt = true;
          o.epsilon = 1e-3;
        })},
-      {"no_floor", with([](auto& o) { o.denom_floor = 0; })},
-      {"high_floor", with([](auto& o) { o.denom_floor = 1.5; })},
-      {"bf16", with([](auto& o) { o.residual_dtype = DType::kBFloat16; })},
+      {"no_floor", with([](auto& o) { o.compression.denom_floor = 0; })},
+      {"high_floor", with([](auto& o) { o.compression.denom_floor = 1.5; })},
+      {"bf16",
+       with([](auto& o) { o.compression.residual_dtype = DType::kBFloat16; })},
       {"limits", with([](auto& o) {
          o.min_coeff = 1.2;
          o.max_coeff = 1.3;
@@ -128,7 +130,8 @@ std::vector<Variant> variants() {
          o.coeff_beta = 0.5;
        })},
       {"limits_of_groups", with_limits_of_groups()},
-      {"small_buckets", with([](auto& o) { o.exchange.bucket_elements = 40; })},
+      {"small_buckets",
+       with([](auto& o) { o.compression.exchange.bucket_elements = 40; })},
       {"shrinking", with([](auto& o) { o.beta2 = 0.9; }), driven(shrinking)},
       {"shrinking_masks", with_masks(), driven(shrinking)},
       {"late", with([](auto& o) { o.beta2 = 0.9; }), driven(late)},
@@ -160,7 +163,7 @@ INSTANTIATE_TEST_SUITE_P(All, OnebitLambVariants,
 TEST_P(OnebitLambVariants, EqualPlainLoops) {
   const auto& [world, variant] = GetParam();
   OnebitLambOptions options = variant.options;
-  options.freeze_step = kFreeze;
+  options.freeze.step = kFreeze;
   expect_naive(world, test::grouped_layout(), options, variant.run);
 }
 
@@ -171,7 +174,7 @@ TEST(OnebitLamb, ClampsWithTheLimitsOfTheGroup) {
   OnebitLambOptions options = with_limits_of_groups();
   options.beta2 = 0.9;
   options.coeff_beta = 0.5;
-  options.freeze_step = 4;
+  options.freeze.step = 4;
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     OnebitLamb optimizer(comm, layout, options);
     std::vector<float> params = test::normal(layout.size(), 3);

@@ -32,20 +32,21 @@ std::vector<Verified> all() {
       {"onebit_adam",
        [](std::int64_t every) {
          return test::onebit_adam(
-             {.freeze_step = 3, .exchange = {.verify_every = every}});
+             {.freeze = {.step = 3},
+              .compression = {.exchange = {.verify_every = every}}});
        },
        6},
       {"onebit_lamb",
        [](std::int64_t every) {
          OnebitLambOptions o = test::short_onebit_lamb();
-         o.exchange.verify_every = every;
+         o.compression.exchange.verify_every = every;
          return test::onebit_lamb(o);
        },
        6},
       {"zero_one_adam",
        [](std::int64_t every) {
          ZeroOneAdamOptions o = test::short_zero_one_adam();
-         o.exchange.verify_every = every;
+         o.compression.exchange.verify_every = every;
          return test::zero_one_adam(o);
        },
        20},
@@ -137,7 +138,7 @@ TEST_P(Verification, NamesAWeightDecayThatDiffers) {
 
 TEST(VerificationOfZeroOneAdam, WaitsForTheNextSync) {
   ZeroOneAdamOptions options = test::short_zero_one_adam();
-  options.exchange.verify_every = 1;
+  options.compression.exchange.verify_every = 1;
   const auto other_rate = [](Optimizer& optimizer, std::vector<float>&) {
     optimizer.groups().set_learning_rate(0, 0.125);
   };
@@ -146,7 +147,7 @@ TEST(VerificationOfZeroOneAdam, WaitsForTheNextSync) {
                      {"group 0 learning_rate=0.125"}),
             20);
   // Every seventh step: 14, which is a sync, and 21, which waits for 24.
-  options.exchange.verify_every = 7;
+  options.compression.exchange.verify_every = 7;
   EXPECT_EQ(found_at(test::zero_one_adam(options), 15, other_rate,
                      {"group 0 learning_rate=0.125"}),
             24);
@@ -156,7 +157,7 @@ TEST(VerificationOfZeroOneAdam, IsStillDueAfterALoad) {
   const ParameterLayout layout = test::grouped_layout();
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     ZeroOneAdamOptions options = test::short_zero_one_adam();
-    options.exchange.verify_every = 7;
+    options.compression.exchange.verify_every = 7;
     auto optimizer = std::make_unique<ZeroOneAdam>(comm, layout, options);
     std::vector<float> params = test::normal(layout.size(), 3);
     const auto step = [&](std::int64_t t) {
@@ -178,7 +179,7 @@ TEST(VerificationOfZeroOneAdam, IsStillDueAfterALoad) {
 // the parameters in between does not last.
 TEST(VerificationOfZeroOneAdam, FindsNoFaultInWhatALocalStepOverwrites) {
   ZeroOneAdamOptions options = test::short_zero_one_adam();
-  options.exchange.verify_every = 1;
+  options.compression.exchange.verify_every = 1;
   EXPECT_EQ(found_at(test::zero_one_adam(options), 18, spoil_w33, {}), 0);
 }
 

@@ -47,7 +47,7 @@ std::vector<Decayed> all() {
        4},
       {"onebit_adam",
        [](double decay) {
-         OnebitAdamOptions o{.weight_decay = decay, .freeze_step = 3};
+         OnebitAdamOptions o{.weight_decay = decay, .freeze = {.step = 3}};
          o.groups.resize(2);
          o.groups[1].non_freeze = true;
          return test::onebit_adam(o);

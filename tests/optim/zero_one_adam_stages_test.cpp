@@ -103,8 +103,8 @@ TEST(ZeroOneAdam, BitsDoNotDependOnBucketsOrThreads) {
   const auto run = [&](std::size_t bucket, int threads) {
     ZeroOneAdamOptions options = test::short_zero_one_adam();
     options.groups.clear();
-    options.exchange.bucket_elements = bucket;
-    options.exchange.num_threads = threads;
+    options.compression.exchange.bucket_elements = bucket;
+    options.compression.exchange.num_threads = threads;
     return test::train(3, layout, test::zero_one_adam(options), 18);
   };
   const auto want = run(1 << 20, 1);
@@ -133,7 +133,7 @@ TEST_P(WithoutCompression, IsAdamAndThenAdamWithAFrozenVariance) {
                            .var_freeze_step = kFreeze,
                            .var_update_scaler = 1 << 30,
                            .local_step_clipper = 1,
-                           .denom_floor = 0});
+                           .compression = {.denom_floor = 0}});
     const auto adam = test::exact_adam(
         {.learning_rate = lr, .weight_decay = decay})(comm, layout);
     std::vector<float> params = test::normal(layout.size(), 3);

@@ -132,18 +132,21 @@ std::vector<Variant> variants() {
       {"masks_clipped",
        [] {
          ZeroOneAdamOptions o = with_masks();
-         o.exchange.max_grad_norm = 0.5;
+         o.compression.exchange.max_grad_norm = 0.5;
          return o;
        }()},
-      {"clipped", with([](auto& o) { o.exchange.max_grad_norm = 0.5; })},
+      {"clipped",
+       with([](auto& o) { o.compression.exchange.max_grad_norm = 0.5; })},
       {"no_correction", with([](auto& o) { o.bias_correction = false; })},
       {"eps_inside", with([](auto& o) {
          o.epsilon_inside_sqrt = true;
          o.epsilon = 1e-3;
        })},
-      {"no_floor", with([](auto& o) { o.denom_floor = 0; })},
-      {"bf16", with([](auto& o) { o.residual_dtype = DType::kBFloat16; })},
-      {"small_buckets", with([](auto& o) { o.exchange.bucket_elements = 40; })},
+      {"no_floor", with([](auto& o) { o.compression.denom_floor = 0; })},
+      {"bf16",
+       with([](auto& o) { o.compression.residual_dtype = DType::kBFloat16; })},
+      {"small_buckets",
+       with([](auto& o) { o.compression.exchange.bucket_elements = 40; })},
       {"always_syncs", with([](auto& o) { o.local_step_clipper = 1; })},
       {"frozen_at_once", with([](auto& o) { o.var_freeze_step = 1; })},
       {"forgets_variance", with([](auto& o) { o.beta2 = 0; }), driven(late)},

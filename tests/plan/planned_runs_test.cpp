@@ -118,7 +118,7 @@ TEST(PlannedRuns, StagesFollowFromTheRunUnlessSomebodyNamesThem) {
   EXPECT_EQ(by_rule.run->zero_one, optim::zero_one_stages_of_run(20'000));
   EXPECT_EQ(by_rule.steps_per_sync, 16);
   config::Config onebit;
-  onebit.optimizer = optim::OnebitAdamOptions{.freeze_step = 70};
+  onebit.optimizer = optim::OnebitAdamOptions{.freeze = {.step = 70}};
   EXPECT_EQ(run({}, &onebit).run->freeze_step, 70);
   EXPECT_EQ(run(80, &onebit).run->freeze_step, 80);
   config::Config zero_one;

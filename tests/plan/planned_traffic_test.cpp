@@ -159,7 +159,7 @@ std::unique_ptr<optim::Optimizer> zero_one_adam(comm::Communicator& comm,
       comm, layout,
       optim::ZeroOneAdamOptions{.var_freeze_step = freeze_step,
                                 .local_step_clipper = 1,
-                                .exchange = exchange_of(c)});
+                                .compression = {.exchange = exchange_of(c)}});
 }
 
 class PlannedTraffic : public testing::TestWithParam<Case> {};
@@ -182,8 +182,9 @@ TEST_P(PlannedTraffic, OfOnebitAdamIsWhatIsSent) {
       counted(c, 1, [&](comm::Communicator& comm, const auto& layout, View) {
         return std::make_unique<optim::OnebitAdam>(
             comm, layout,
-            optim::OnebitAdamOptions{.freeze_step = 1,
-                                     .exchange = exchange_of(c)});
+            optim::OnebitAdamOptions{
+                .freeze = {.step = 1},
+                .compression = {.exchange = exchange_of(c)}});
       }));
 }
 
@@ -225,8 +226,9 @@ TEST_P(PlannedTraffic, OfLeanOnebitAdamIsWhatIsSent) {
       c, 1, [&](comm::Communicator& comm, const auto& layout, View params) {
         return std::make_unique<lean::LeanOnebitAdam>(
             comm, layout, params,
-            lean::LeanOnebitAdamOptions{.freeze_step = 1,
-                                        .exchange = exchange_of(c)});
+            lean::LeanOnebitAdamOptions{
+                .freeze = {.step = 1},
+                .compression = {.exchange = exchange_of(c)}});
       });
   if (!c.by_host()) return expect_planned(Way::kLean, c, sent);
   const Traffic planned = planned_for(Way::kLean, c, 0);

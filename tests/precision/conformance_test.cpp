@@ -122,7 +122,7 @@ TEST(MixedPrecision, Item31InFp16StepsAreSkippedWhateverIsChosen) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     const ParameterLayout layout = test::grouped_layout();
     auto low_bit = test::short_zero_one_adam();
-    low_bit.exchange.skip_nonfinite = false;
+    low_bit.compression.exchange.skip_nonfinite = false;
     const std::vector<test::LowBitCase> optimizers = {
         {"adam", test::exact_adam({}, {.skip_nonfinite = false}), 3},
         {"zero_one_adam", test::zero_one_adam(low_bit), 21}};

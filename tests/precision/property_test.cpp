@@ -41,17 +41,17 @@ test::MakeOptimizer any_optimizer() {
     case 1:
       return test::exact_lamb({.weight_decay = 0.1}, exchange);
     case 2:
-      return test::onebit_adam(
-          {.freeze_step = freeze_step, .exchange = exchange});
+      return test::onebit_adam({.freeze = {.step = freeze_step},
+                                .compression = {.exchange = exchange}});
     case 3:
-      return test::onebit_lamb(
-          {.freeze_step = freeze_step, .exchange = exchange});
+      return test::onebit_lamb({.freeze = {.step = freeze_step},
+                                .compression = {.exchange = exchange}});
     default:
       return test::zero_one_adam({.var_freeze_step = freeze_step,
                                   .var_update_scaler = 1,
                                   .local_step_scaler = 2,
                                   .local_step_clipper = 4,
-                                  .exchange = exchange});
+                                  .compression = {.exchange = exchange}});
   }
 }
 

@@ -45,30 +45,31 @@ template <class Options>
 Options with_two_groups(Options options) {
   options.groups.resize(2);
   options.groups[1].weight_decay = 0.1;
-  options.exchange = {.max_grad_norm = 1, .bucket_elements = 5000};
+  options.compression.exchange = {.max_grad_norm = 1, .bucket_elements = 5000};
   return options;
 }
 
 std::vector<LowBitCase> optimizers() {
   const optim::ExchangeOptions exchange{.max_grad_norm = 1,
                                         .bucket_elements = 5000};
-  return {{"adam", test::exact_adam({.weight_decay = 0.1}, exchange), 4},
-          {"lamb", test::exact_lamb({.weight_decay = 0.1}, exchange), 4},
-          {"onebit_adam",
-           test::onebit_adam(
-               with_two_groups(optim::OnebitAdamOptions{.freeze_step = 3})),
-           5},
-          {"onebit_lamb",
-           test::onebit_lamb(
-               with_two_groups(optim::OnebitLambOptions{.freeze_step = 3})),
-           5},
-          {"zero_one_adam",
-           test::zero_one_adam(with_two_groups(
-               optim::ZeroOneAdamOptions{.var_freeze_step = 6,
-                                         .var_update_scaler = 2,
-                                         .local_step_scaler = 1,
-                                         .local_step_clipper = 4})),
-           10}};
+  return {
+      {"adam", test::exact_adam({.weight_decay = 0.1}, exchange), 4},
+      {"lamb", test::exact_lamb({.weight_decay = 0.1}, exchange), 4},
+      {"onebit_adam",
+       test::onebit_adam(
+           with_two_groups(optim::OnebitAdamOptions{.freeze = {.step = 3}})),
+       5},
+      {"onebit_lamb",
+       test::onebit_lamb(
+           with_two_groups(optim::OnebitLambOptions{.freeze = {.step = 3}})),
+       5},
+      {"zero_one_adam",
+       test::zero_one_adam(
+           with_two_groups(optim::ZeroOneAdamOptions{.var_freeze_step = 6,
+                                                     .var_update_scaler = 2,
+                                                     .local_step_scaler = 1,
+                                                     .local_step_clipper = 4})),
+       10}};
 }
 
 enum class Precision { kFp32, kFp16, kBf16 };

@@ -25,12 +25,12 @@ using precision::MixedPrecisionOptions;
 
 /// Exact to step 3. Group 1 stays exact throughout, where `mixed`.
 inline optim::OnebitAdamOptions short_onebit_adam(bool mixed = false) {
-  optim::OnebitAdamOptions o{.learning_rate = 0.01, .freeze_step = 3};
+  optim::OnebitAdamOptions o{.learning_rate = 0.01, .freeze = {.step = 3}};
   o.groups.resize(2);
   o.groups[1].weight_decay = 0.1;
   o.groups[1].non_freeze = mixed;
-  o.exchange.max_grad_norm = 1;
-  o.exchange.bucket_elements = 900;
+  o.compression.exchange.max_grad_norm = 1;
+  o.compression.exchange.bucket_elements = 900;
   return o;
 }
 

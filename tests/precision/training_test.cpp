@@ -79,7 +79,7 @@ TEST(MixedPrecision, HandsWeightDecayOnAndReportsEqualGradients) {
     const auto trained = [&](double option, double set) {
       Training run(
           comm, kLayout,
-          test::onebit_adam({.weight_decay = option, .freeze_step = 1}),
+          test::onebit_adam({.weight_decay = option, .freeze = {.step = 1}}),
           {.dtype = DType::kBFloat16});
       EXPECT_EQ(run.optimizer->groups().weight_decay(0), option);
       run.optimizer->groups().set_weight_decay(0, set);
@@ -100,8 +100,10 @@ INSTANTIATE_TEST_SUITE_P(
     All, TrainsAsInFp32,
     ::testing::Values(
         test::LowBitCase{"adam", test::exact_adam({})},
-        test::LowBitCase{"onebit_adam", test::onebit_adam({.freeze_step = 60})},
-        test::LowBitCase{"onebit_lamb", test::onebit_lamb({.freeze_step = 60})},
+        test::LowBitCase{"onebit_adam",
+                         test::onebit_adam({.freeze = {.step = 60}})},
+        test::LowBitCase{"onebit_lamb",
+                         test::onebit_lamb({.freeze = {.step = 60}})},
         test::LowBitCase{"zero_one_adam",
                          test::zero_one_adam({.var_freeze_step = 150,
                                               .local_step_scaler = 40,

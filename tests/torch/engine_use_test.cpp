@@ -137,7 +137,7 @@ TEST(TorchEngineMisuse, ClippingByHandIsRefused) {
             Net net;
             config::Config config = config_of(dtype);
             config.optimizer = optim::OnebitAdamOptions{
-                .learning_rate = 1e-4, .freeze_step = freeze_step};
+                .learning_rate = 1e-4, .freeze = {.step = freeze_step}};
             Engine engine(net, comm, config);
             for (int t = 1; t <= 3; ++t) step(engine, net, comm, t);
             const bool clips = !one_rank || comm.rank() == world - 1;

@@ -50,7 +50,7 @@ std::shared_ptr<OptimizerWork<Optimizer>> work_of(std::size_t elements,
                                                   Options options) {
   options.learning_rate = 1e-5;
   options.weight_decay = 0.01;
-  options.exchange.num_threads = pool.num_threads();
+  options.compression.exchange.num_threads = pool.num_threads();
   return std::make_shared<OptimizerWork<Optimizer>>(elements, options);
 }
 
@@ -64,13 +64,13 @@ Variant step_of(const std::shared_ptr<Work>& work) {
 
 Variant prepare_norm_during_backward(std::size_t elements, ThreadPool& pool) {
   const auto work = work_of<optim::OnebitAdam>(
-      elements, pool, optim::OnebitAdamOptions{.freeze_step = 1});
+      elements, pool, optim::OnebitAdamOptions{.freeze = {.step = 1}});
   return {[work] { work->measure(); }};
 }
 
 Variant prepare_onebit_adam(std::size_t elements, ThreadPool& pool) {
   const auto work = work_of<optim::OnebitAdam>(
-      elements, pool, optim::OnebitAdamOptions{.freeze_step = 1});
+      elements, pool, optim::OnebitAdamOptions{.freeze = {.step = 1}});
   return step_of(work);
 }
 
@@ -78,14 +78,15 @@ Variant prepare_onebit_adam_bf16_residual(std::size_t elements,
                                           ThreadPool& pool) {
   const auto work = work_of<optim::OnebitAdam>(
       elements, pool,
-      optim::OnebitAdamOptions{.freeze_step = 1,
-                               .residual_dtype = DType::kBFloat16});
+      optim::OnebitAdamOptions{
+          .freeze = {.step = 1},
+          .compression = {.residual_dtype = DType::kBFloat16}});
   return step_of(work);
 }
 
 Variant prepare_onebit_lamb(std::size_t elements, ThreadPool& pool) {
   const auto work = work_of<optim::OnebitLamb>(
-      elements, pool, optim::OnebitLambOptions{.freeze_step = 1});
+      elements, pool, optim::OnebitLambOptions{.freeze = {.step = 1}});
   return step_of(work);
 }
 

@@ -10,7 +10,7 @@ void replay_onebit_adam(const RecordedCase& recorded, comm::Communicator& comm,
   const nlohmann::json& meta = recorded.meta();
   auto options =
       common_options<optim::OnebitAdamOptions>(meta, {"freeze_step"});
-  options.freeze_step =
+  options.freeze.step =
       meta.at("opts").value("freeze_step", optim::kDefaultFreezeStep);
   TrajectoryKind kind{
       .make = maker_of<optim::OnebitAdam, deepspeed::OnebitAdam>(semantics,

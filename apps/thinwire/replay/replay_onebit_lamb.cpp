@@ -12,7 +12,7 @@ void replay_onebit_lamb(const RecordedCase& recorded, comm::Communicator& comm,
       meta, {"freeze_step", "max_coeff", "min_coeff", "coeff_beta",
              "factor_max", "factor_min", "factor_threshold"});
   const nlohmann::json& opts = meta.at("opts");
-  options.freeze_step = opts.value("freeze_step", optim::kDefaultFreezeStep);
+  options.freeze.step = opts.value("freeze_step", optim::kDefaultFreezeStep);
   options.max_coeff = opts.value("max_coeff", options.max_coeff);
   options.min_coeff = opts.value("min_coeff", options.min_coeff);
   options.coeff_beta = opts.value("coeff_beta", options.coeff_beta);

@@ -97,7 +97,7 @@ template <class Options>
   options.bias_correction = opts.value("bias_correction", true);
   options.epsilon_inside_sqrt = opts.value("eps_inside_sqrt", false);
   if (opts.value("amsgrad", false)) throw Unsupported("meta.opts \"amsgrad\"");
-  options.exchange.max_grad_norm = opts.value("max_grad_norm", 0.0);
+  options.compression.exchange.max_grad_norm = opts.value("max_grad_norm", 0.0);
   for (const nlohmann::json& group : meta.at("groups")) {
     // zero_rows_from and zero_param only say how the inputs were made.
     std::vector<std::string> keys = {

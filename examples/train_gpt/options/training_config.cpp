@@ -71,14 +71,14 @@ struct SetOptimizer {
   void operator()(To& to) const {
     if (options.lr) to.learning_rate = *options.lr;
     if (options.weight_decay) to.weight_decay = *options.weight_decay;
-    if constexpr (requires { to.freeze_step; }) {
+    if constexpr (requires { to.freeze; }) {
       if (options.freeze_step)
-        to.freeze_step = options.freeze_step;
+        to.freeze.step = options.freeze_step;
       else if (start == Start::kAnew)
-        to.freeze_step =
-            is_files ? optim::freeze_step_of(to) : default_freeze_step(options);
-      to.lr_warmup_steps = warmup_steps(options);
-      to.total_steps = options.steps;
+        to.freeze.step = is_files ? optim::freeze_step_of(to.freeze)
+                                  : default_freeze_step(options);
+      to.freeze.lr_warmup_steps = warmup_steps(options);
+      to.freeze.total_steps = options.steps;
     }
     if constexpr (requires { to.var_freeze_step; }) set_stages(to);
   }
@@ -163,24 +163,11 @@ void put(json& file, const std::string& setting) {
   }
 }
 
-// A default is left out: with the key "lean" it is that of the other 1-bit
-// Adam.
-void leave_out_residual_dtype(json& file, const OptimizerConfig& optimizer) {
-  std::visit(
-      [&]<class Of>(const Of& of) {
-        if constexpr (requires { of.residual_dtype; })
-          if (of.residual_dtype == Of{}.residual_dtype)
-            file["thinwire"].erase("residual_dtype");
-      },
-      optimizer);
-}
-
 // Later settings win. Those of this program itself are in `options` already.
 Config with_settings(const Config& config, const Options& options) {
   if (options.set.empty()) return config;
   try {
     json file = json::parse(config.to_json());
-    leave_out_residual_dtype(file, config.optimizer);
     for (const std::string& setting : options.set)
       if (!setting.starts_with(fmt::format("{}.", kOwnObject)))
         put(file, setting);
@@ -265,8 +252,8 @@ Settings settings_of(const Options& options, const Config& config) {
   add("semantics", to_string(config.semantics));
   std::visit(
       [&](const auto& from) {
-        if constexpr (requires { from.freeze_step; }) {
-          const std::int64_t step = optim::freeze_step_of(from);
+        if constexpr (requires { from.freeze; }) {
+          const std::int64_t step = optim::freeze_step_of(from.freeze);
           if (step == optim::kAutoFreeze)
             add("freeze_step", "auto");
           else

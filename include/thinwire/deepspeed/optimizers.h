@@ -95,8 +95,8 @@ class LowBitOptimizer : public Optimizer {
 };
 
 /// Check the options. Throw Error(kInvalidArgument) naming the field, its range
-/// and its value. freeze_step and var_freeze_step may be 0. The initialization
-/// step counts, so there are freeze_step - 1 exact updates. There is no
+/// and its value. freeze.step and var_freeze_step may be 0. The initialization
+/// step counts, so there are freeze.step - 1 exact updates. There is no
 /// automatic freeze, and residuals are fp32.
 void validate(const optim::OnebitAdamOptions& options,
               const ParameterLayout& layout);

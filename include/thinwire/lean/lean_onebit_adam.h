@@ -30,20 +30,10 @@ struct LeanOnebitAdamOptions {
   /// One entry per group of the layout, or none if all groups are alike.
   std::vector<optim::MaskedGroup> groups{};
 
-  /// Options of the freeze; see optim::OnebitAdamOptions.
-  std::optional<std::int64_t> freeze_step{};
-  std::optional<std::int64_t> lr_warmup_steps{};
-  std::optional<std::int64_t> total_steps{};
-  std::int64_t min_freeze_step = 100;
-  std::optional<std::int64_t> max_freeze_step{};
-  double freeze_ratio = 0.85;
-
-  /// Least denominator after the freeze, as a fraction of its cell's RMS;
-  /// finite, >= 0; 0 for no floor.
-  double denom_floor = 0.3;
-  int denominator_bits = 8;  ///< Bits of a denominator's code: 8 or 4.
-  DType residual_dtype = DType::kBFloat16;  ///< kFloat32 or kBFloat16.
-  optim::ExchangeOptions exchange{};
+  optim::FreezeOptions freeze{};  ///< End of the exact steps.
+  int denominator_bits = 8;       ///< Bits of a denominator's code: 8 or 4.
+  /// Compressed steps and the exchange.
+  optim::CompressionOptions compression{};
 
   /// Checks the options. Throws Error(kInvalidArgument) naming the field, its
   /// range and its value.

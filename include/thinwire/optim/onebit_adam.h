@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "thinwire/comm/communicator.h"
-#include "thinwire/optim/data_parallel.h"
+#include "thinwire/optim/compression_options.h"
+#include "thinwire/optim/freeze_options.h"
 #include "thinwire/optim/low_bit_optimizer.h"
-#include "thinwire/optim/run_length.h"
 
 namespace thinwire::optim {
 
@@ -22,8 +22,8 @@ struct OnebitAdamGroup : MaskedGroup {
 };
 
 /// Settings of OnebitAdam:
-///   OnebitAdam opt(comm, layout, {.learning_rate = 4e-4, .freeze_step =
-///   23'000});
+///   OnebitAdam opt(comm, layout,
+///                  {.learning_rate = 4e-4, .freeze = {.step = 23'000}});
 struct OnebitAdamOptions {
   double learning_rate = 1e-3;  ///< Step size, finite, >= 0.
   double beta1 = 0.9;           ///< Momentum decay per step, in [0, 1).
@@ -35,34 +35,8 @@ struct OnebitAdamOptions {
   /// One entry per group of the layout, or none if all groups are alike.
   std::vector<OnebitAdamGroup> groups{};
 
-  /// Number of exact steps, >= 1, or kAutoFreeze. If unset, it is a fifth of
-  /// total_steps, at most 1000 (run_length.h), or 100000 without total_steps.
-  /// After a load, a value that is set decides the stage. An unset one gives
-  /// way to the state's.
-  std::optional<std::int64_t> freeze_step{};
-  /// Steps of the learning rate's warm-up, >= 0. kAutoFreeze does not freeze
-  /// before its end.
-  std::optional<std::int64_t> lr_warmup_steps{};
-  /// Steps of the run, >= 1. kAutoFreeze does not freeze in the first tenth of
-  /// them.
-  std::optional<std::int64_t> total_steps{};
-  /// Step before which kAutoFreeze does not freeze, >= 1. A fifth of
-  /// total_steps replaces it if that is less.
-  std::int64_t min_freeze_step = 100;
-  /// Latest step at which kAutoFreeze freezes, >= 1, but not before the
-  /// earliest. If unset, it is a fifth of total_steps, or 100000 without
-  /// total_steps.
-  std::optional<std::int64_t> max_freeze_step{};
-  /// Ratio in (0, 1] by which kAutoFreeze decides. It compares the L1 norms of
-  /// the variance now and w steps ago. Here w is half of the steps so far, at
-  /// least 50. If the norms are within this ratio, it freezes.
-  double freeze_ratio = 0.85;
-
-  /// Least denominator after the freeze, as a fraction of its block's RMS;
-  /// finite, >= 0; 0 for no floor.
-  double denom_floor = 0.3;
-  DType residual_dtype = DType::kFloat32;  ///< kFloat32 or kBFloat16.
-  ExchangeOptions exchange{};
+  FreezeOptions freeze{};            ///< End of the exact steps.
+  CompressionOptions compression{};  ///< Compressed steps and the exchange.
 
   /// Checks the options. The layout determines the number of groups and the
   /// length of masks. Throws Error(kInvalidArgument) naming the field, its
@@ -74,7 +48,7 @@ struct OnebitAdamOptions {
 
 /// Adam that averages momentum over the ranks with one bit per element.
 ///
-/// Up to freeze_step it is exact Adam. Then the variance is frozen, and each
+/// Up to freeze.step it is exact Adam. Then the variance is frozen, and each
 /// rank forms m_i = beta1 m + (1 - beta1) g_i. The ranks average m_i with the
 /// error-compensated 1-bit all-reduce of exchange/compressed_all_reduce.h. The
 /// next step adds what rounding has removed. A single rank does not compress.

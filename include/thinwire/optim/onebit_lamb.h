@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "thinwire/comm/communicator.h"
-#include "thinwire/optim/data_parallel.h"
+#include "thinwire/optim/compression_options.h"
+#include "thinwire/optim/freeze_options.h"
 #include "thinwire/optim/low_bit_optimizer.h"
-#include "thinwire/optim/run_length.h"
 
 namespace thinwire::optim {
 
@@ -21,8 +21,8 @@ struct OnebitLambGroup : MaskedGroup {
 };
 
 /// Settings of OnebitLamb:
-///   OnebitLamb opt(comm, layout, {.learning_rate = 1e-2, .freeze_step =
-///   1000});
+///   OnebitLamb opt(comm, layout,
+///                  {.learning_rate = 1e-2, .freeze = {.step = 1000}});
 struct OnebitLambOptions {
   double learning_rate = 1e-3;  ///< Step size, finite, >= 0.
   double beta1 = 0.9;           ///< Momentum decay per step, in [0, 1).
@@ -48,23 +48,8 @@ struct OnebitLambOptions {
   /// Largest change of the factor from one step to the next, in [0, 1].
   double factor_threshold = 0.1;
 
-  /// Number of exact steps, >= 1, or kAutoFreeze. If unset, it is a fifth of
-  /// total_steps, at most 1000 (run_length.h), or 100000 without total_steps.
-  /// After a load, a value that is set decides the stage. An unset one gives
-  /// way to the state's.
-  std::optional<std::int64_t> freeze_step{};
-  /// Options of the automatic freeze; see OnebitAdamOptions.
-  std::optional<std::int64_t> lr_warmup_steps{};  ///< >= 0.
-  std::optional<std::int64_t> total_steps{};      ///< Steps of the run, >= 1.
-  std::int64_t min_freeze_step = 100;             ///< >= 1.
-  std::optional<std::int64_t> max_freeze_step{};  ///< >= 1.
-  double freeze_ratio = 0.85;                     ///< In (0, 1].
-
-  /// Least denominator after the freeze, as a fraction of its block's RMS;
-  /// finite, >= 0; 0 for no floor.
-  double denom_floor = 0.3;
-  DType residual_dtype = DType::kFloat32;  ///< kFloat32 or kBFloat16.
-  ExchangeOptions exchange{};
+  FreezeOptions freeze{};            ///< End of the exact steps.
+  CompressionOptions compression{};  ///< Compressed steps and the exchange.
 
   /// Checks the options. The layout determines the number of groups and the
   /// length of masks. Throws Error(kInvalidArgument) naming the field, its
@@ -76,7 +61,7 @@ struct OnebitLambOptions {
 
 /// LAMB that averages momentum over the ranks with one bit per element.
 ///
-/// Up to freeze_step it is exact LAMB, and keeps an average of every
+/// Up to freeze.step it is exact LAMB, and keeps an average of every
 /// parameter's trust ratio. Then the variance is frozen. The ranks exchange
 /// momentum as in OnebitAdam, scaled per parameter to a common size. A fresh
 /// variance, rebuilt from successive momenta, adapts the frozen ratio: its

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <optional>
 
 /// The rule by run length: the ends of the stages of low-bit optimizers in a
 /// run of N steps, unless options name them. Source: Thinwire's own, from
@@ -47,34 +46,6 @@ struct ZeroOneStages {
   return {.var_freeze_step = percent(50),
           .local_step_scaler = percent(12),
           .local_step_clipper = total_steps < 10'000 ? 4 : 16};
-}
-
-/// Returns the last exact step for options of 1-bit Adam, lean 1-bit Adam or
-/// 1-bit LAMB. This is freeze_step if it is set, possibly kAutoFreeze.
-/// Otherwise the rule decides.
-template <class Options>
-[[nodiscard]] constexpr std::int64_t freeze_step_of(const Options& options) {
-  return options.freeze_step.value_or(
-      options.total_steps ? freeze_step_of_run(*options.total_steps)
-                          : kDefaultFreezeStep);
-}
-
-/// Returns the stages for options of 0/1 Adam: those that are set, and the
-/// rule's.
-template <class Options>
-[[nodiscard]] constexpr ZeroOneStages zero_one_stages_of(
-    const Options& options) {
-  const ZeroOneStages rule = options.total_steps
-                                 ? zero_one_stages_of_run(*options.total_steps)
-                                 : ZeroOneStages();
-  return {
-      .var_freeze_step = options.var_freeze_step.value_or(rule.var_freeze_step),
-      .var_update_scaler =
-          options.var_update_scaler.value_or(rule.var_update_scaler),
-      .local_step_scaler =
-          options.local_step_scaler.value_or(rule.local_step_scaler),
-      .local_step_clipper =
-          options.local_step_clipper.value_or(rule.local_step_clipper)};
 }
 
 }  // namespace thinwire::optim

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "thinwire/comm/communicator.h"
-#include "thinwire/optim/data_parallel.h"
+#include "thinwire/optim/compression_options.h"
 #include "thinwire/optim/low_bit_optimizer.h"
 #include "thinwire/optim/run_length.h"
 
@@ -42,13 +42,7 @@ struct ZeroOneAdamOptions {
   /// Longest interval between syncs in steps, >= 1.
   std::optional<std::int64_t> local_step_clipper{};
 
-  /// Least denominator, as a fraction of its block's RMS; finite, >= 0; 0 for
-  /// no floor.
-  double denom_floor = 0.3;
-  DType residual_dtype = DType::kFloat32;  ///< kFloat32 or kBFloat16.
-  /// Options of the exchange. verify_every compares at the first sync after
-  /// that many steps.
-  ExchangeOptions exchange{};
+  CompressionOptions compression{};  ///< Compressed steps and the exchange.
 
   /// Checks the options. The layout determines the number of groups and the
   /// length of masks. Throws Error(kInvalidArgument) naming the field, its
@@ -57,6 +51,22 @@ struct ZeroOneAdamOptions {
 
   bool operator==(const ZeroOneAdamOptions&) const = default;
 };
+
+/// Returns the stages for `options`: those that are set, and the rule's.
+[[nodiscard]] constexpr ZeroOneStages zero_one_stages_of(
+    const ZeroOneAdamOptions& options) {
+  const ZeroOneStages rule = options.total_steps
+                                 ? zero_one_stages_of_run(*options.total_steps)
+                                 : ZeroOneStages();
+  return {
+      .var_freeze_step = options.var_freeze_step.value_or(rule.var_freeze_step),
+      .var_update_scaler =
+          options.var_update_scaler.value_or(rule.var_update_scaler),
+      .local_step_scaler =
+          options.local_step_scaler.value_or(rule.local_step_scaler),
+      .local_step_clipper =
+          options.local_step_clipper.value_or(rule.local_step_clipper)};
+}
 
 /// Adam that exchanges one bit per element, and nothing in most steps.
 ///

@@ -86,7 +86,8 @@ enum class Gradients {
 /// writes where Optimizer::step() reads, without a copy.
 ///
 ///   torch::ModuleMemory memory(*model);
-///   optim::OnebitAdam optimizer(comm, memory.layout(), {.freeze_step = 100});
+///   optim::OnebitAdam optimizer(comm, memory.layout(),
+///                               {.freeze = {.step = 100}});
 ///   ...
 ///   memory.zero_grad();
 ///   loss.backward();

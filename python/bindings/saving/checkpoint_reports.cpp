@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "saving/checkpoint_reports.h"
 
+#include <fmt/format.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -81,7 +82,12 @@ void bind_checkpoint_reports(nb::module_& module) {
       .def_ro("step", &SaveReport::step)
       .def_ro("bytes", &SaveReport::bytes)
       .def_ro("seconds", &SaveReport::seconds)
-      .def_ro("waited_seconds", &SaveReport::waited_seconds);
+      .def_ro("waited_seconds", &SaveReport::waited_seconds)
+      .def("__repr__", [](const SaveReport& report) {
+        return fmt::format(
+            "SaveReport(path='{}', step={}, bytes={}, seconds={:.3f})",
+            report.path, report.step, report.bytes, report.seconds);
+      });
   nb::class_<LoadFound>(module, "LoadReport")
       .def_prop_ro("path", &member<&LoadReport::path>)
       .def_prop_ro("step", &member<&LoadReport::step>)

@@ -84,6 +84,27 @@ def test_an_optimizer_is_saved_and_goes_on(name: str, tmp_path: Path) -> None:
     run_local_ranks(2, run)
 
 
+def test_a_load_tells_which_numbers_it_replaced(tmp_path: Path) -> None:
+    def make_one(comm: Any, lr: float, decay: float) -> Any:
+        return thinwire.OnebitAdam(
+            Net(seed=3).parameters(), lr=lr, weight_decay=decay, process_group=comm
+        )
+
+    def run(comm: Any) -> None:
+        thinwire.save(tmp_path, make_one(comm, 1e-3, 0.0), durable=False)
+        same = thinwire.load(tmp_path, make_one(comm, 1e-3, 0.0))
+        assert same.notes == []
+        other = make_one(comm, 1e-5, 0.5)
+        assert thinwire.load(tmp_path, other).notes == [
+            "param_groups[0]['lr'] is 0.001 now, as saved; the script had 1e-05",
+            "param_groups[0]['weight_decay'] is 0 now, as saved; the script had 0.5",
+        ]
+        group = other.param_groups[0]
+        assert (group["lr"], group["weight_decay"]) == (1e-3, 0.0)
+
+    run_local_ranks(1, run)
+
+
 def test_refusals_of_save_and_load(tmp_path: Path) -> None:
     def run(comm: Any) -> None:
         engine = make(comm, config_of())

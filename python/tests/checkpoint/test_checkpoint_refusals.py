@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ranks
 import thinwire
 import torch
 from engines import ONEBIT, Net, config_of, flat, make, same_bits, train, zero
@@ -178,8 +179,78 @@ def test_parameters_that_are_not_finite_are_saved_with_a_warning_and_not_loaded(
         assert report.step == 2
 
     run_local_ranks(2, run)
-    assert "step 3: some parameters are not finite" in caplog.text
+    assert re.search("step 3: rank . has parameters that are not finite", caplog.text)
     assert "step 2:" not in caplog.text
+
+
+def test_moments_that_no_load_accepts_are_saved_with_a_warning(
+    tmp_path: Path, caplog: Any
+) -> None:
+    """Gradients of 1e17 are finite, and the step is applied, but their squares are not
+    what a load accepts."""
+
+    def run(comm: Any) -> None:
+        def make_one() -> tuple[Net, Any]:
+            model = Net(seed=3)
+            return model, thinwire.AdamW(model.parameters(), process_group=comm)
+
+        model, optimizer = make_one()
+        for gradient in (1.0, 1e17, 1.0, 1.0):
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, gradient)
+            optimizer.step()
+            thinwire.save(tmp_path, optimizer, durable=False)
+        _, other = make_one()
+        with pytest.raises(thinwire.CorruptCheckpoint, match="'exp_avg_sq' must hold"):
+            thinwire.load(tmp_path, other)
+        assert thinwire.load(tmp_path, other, fall_back=True).step == 1
+
+    run_local_ranks(2, run)
+    warning = "step 2: rank 0 has values of 'exp_avg_sq' that are not finite, or above"
+    assert warning in caplog.text
+    assert "step 1:" not in caplog.text
+
+
+def go_on_after_a_refused_save(folder: str) -> list[str]:
+    thinwire.init_distributed("gloo")
+    model = Net(seed=3)
+    optimizer = thinwire.AdamW(model.parameters())
+    said = []
+    for name in ("file", "folder"):
+        model(torch.ones(4, 7)).sum().backward()
+        optimizer.step()
+        try:
+            report = thinwire.save(Path(folder) / name, optimizer, durable=False)
+            said.append(f"saved step {report.step}")
+        except thinwire.Unavailable as error:
+            said.append(str(error))
+    return said
+
+
+def test_training_goes_on_after_a_refused_save(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ended = ranks.succeed(
+        ranks.call(2, __file__, "go_on_after_a_refused_save", str(tmp_path))
+    )
+    for rank in ended:
+        assert "Not a directory" in rank.value[0]
+        assert rank.value[1] == "saved step 2"
+
+
+@pytest.mark.parametrize(
+    "options", [{"ignore": ["param.0"]}, {"weights_only": True}, {"share_reads": False}]
+)
+def test_load_options_that_differ_are_refused_on_all_ranks(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    def run(comm: Any) -> None:
+        optimizer = thinwire.AdamW(Net(seed=3).parameters(), process_group=comm)
+        thinwire.save(tmp_path, optimizer, durable=False)
+        with pytest.raises(thinwire.InvalidArgument, match="load options"):
+            thinwire.load(tmp_path, optimizer, **(options if comm.rank else {}))
+        assert thinwire.load(tmp_path, optimizer, **options).step == 0
+
+    run_local_ranks(2, run)
 
 
 @pytest.mark.parametrize("name", ["AdamW", "OnebitAdam", "Lamb", "OnebitLamb"])

@@ -10,6 +10,7 @@ from typing import Any
 import native
 import pytest
 import ranks
+import thinwire
 import torch
 import torch.distributed as dist
 from thinwire import _core, comm
@@ -228,6 +229,20 @@ def test_init_distributed_under_mpirun() -> None:
     ranks.require("mpi", ranks.has_mpi(), "no mpirun or mpi4py")
     got = ranks.call(2, __file__, "join_by_mpi", ranks.free_port(), launcher="mpirun")
     assert [rank.value for rank in ranks.succeed(got)] == [[0, 2], [1, 2]]
+
+
+def ranks_after_initialize() -> int:
+    model = torch.nn.Linear(3, 2)
+    optimizer = {"type": "AdamW", "params": {"lr": 1e-3}}
+    config = {"train_micro_batch_size_per_gpu": 4, "optimizer": optimizer}
+    thinwire.initialize(model=model, model_parameters=model.parameters(), config=config)
+    return dist.get_world_size()
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_initialize_starts_torch_distributed_under_torchrun(n: int) -> None:
+    got = ranks.call(n, __file__, "ranks_after_initialize")
+    assert [rank.value for rank in ranks.succeed(got)] == [n] * n
 
 
 @pytest.mark.quick

@@ -47,6 +47,17 @@ STRUCTS = {
 }
 # `what` is weights_only in Python; Config has fields for what is in `exchange`.
 LEFT_OUT = {"exchange", "what"}
+# Structs of C++ whose fields are the options' own in Python, some by another name.
+PARTS = {
+    "freeze": ("optim/freeze_options.h", "FreezeOptions"),
+    "compression": ("optim/compression_options.h", "CompressionOptions"),
+}
+OWN_NAMES = {
+    "step": "freeze_step",
+    "min_step": "min_freeze_step",
+    "max_step": "max_freeze_step",
+    "ratio": "freeze_ratio",
+}
 ALL = [(header, name) for header, names in STRUCTS.items() for name in names]
 FIELD = re.compile(r"^  ([\w:<>, ]+) (\w+)(?: = ([^;]+)|\{([^;]*)\});", re.MULTILINE)
 
@@ -59,6 +70,10 @@ def fields(header: str, name: str) -> dict[str, str]:
     )
     assert body is not None, name
     found = {m[2]: m[3] or m[4] or "" for m in FIELD.finditer(body[1])}
+    for part, place in PARTS.items():
+        if found.pop(part, None) is not None:
+            flat = {OWN_NAMES.get(f, f): of for f, of in fields(*place).items()}
+            found.update(flat)
     return {field: default for field, default in found.items() if field not in LEFT_OUT}
 
 
@@ -104,6 +119,19 @@ def test_there_are_no_other_fields(header: str, name: str) -> None:
     assert own - {"weights_only"} - inherited == set(fields(header, name))
     with pytest.raises(AttributeError):
         made.no_such_field = 1
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("OnebitAdamOptions", _core.DType.float32),
+        ("OnebitLambOptions", _core.DType.float32),
+        ("ZeroOneAdamOptions", _core.DType.float32),
+        ("LeanOnebitAdamOptions", _core.DType.bfloat16),
+    ],
+)
+def test_unset_residuals_have_their_type(name: str, dtype: _core.DType) -> None:
+    assert getattr(_core, name)().residual_dtype == dtype
 
 
 def other_value(value: Any) -> Any:

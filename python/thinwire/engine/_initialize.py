@@ -53,8 +53,8 @@ def initialize(
       it exists, hold a model together, are clipped by one norm and skip steps together.
       A parameter that several of them hold counts on each.
     dist_init_required: whether to initialize torch.distributed. With None, this happens
-      if a launcher has started several ranks and it is not initialized yet. With False,
-      it never happens.
+      under torchrun, or if a launcher has started several ranks, unless it is initialized
+      already. With False, it never happens.
     config: a path, a dict or a thinwire.Config; config_params is its old name.
     process_group: the argument of Thinwire's optimizers; DeepSpeed does not have it.
 
@@ -148,5 +148,5 @@ def _init_distributed(port: int, backend: str | None) -> None:
 
     named = "mpi4py" if backend == "mpi" else "torch"
     elsewhere = os.environ.get("THINWIRE_COMM", named) != "torch"
-    if launched_ranks() > 1 and not elsewhere:
+    if ("RANK" in os.environ or launched_ranks() > 1) and not elsewhere:
         init_distributed(distributed_port=port, verbose=False)

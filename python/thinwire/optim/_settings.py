@@ -216,6 +216,16 @@ def parse(text: Any, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(saved_groups)
 
 
+def numbers_of(groups: list[dict[str, Any]]) -> dict[str, float]:
+    """Returns the numbers that a load may replace, by what a script calls them."""
+    return {
+        f"param_groups[{i}]['{key}']": float(group[key])
+        for i, group in enumerate(groups)
+        for key in ("lr", "weight_decay")
+        if key in group
+    }
+
+
 def from_text(text: str, groups: list[dict[str, Any]]) -> None:
     """Puts the text's values into the groups. If their number differs, each keeps its
     own.

@@ -23,15 +23,14 @@ namespace thinwire::optim {
 /// Of every group, for one step.
 using Coefficients = std::vector<kernels::AdamCoefficients>;
 
-/// Options or settings with the number of elements in a bucket, where that was
+/// Returns the settings with the number of elements in a bucket, if that was
 /// left to the rule.
-template <class Options>
-[[nodiscard]] Options with_buckets(Options options,
-                                   const comm::Communicator& comm,
-                                   const ParameterLayout& layout) {
-  std::size_t& chosen = options.exchange.bucket_elements;
+[[nodiscard]] inline LowBitSettings with_buckets(
+    LowBitSettings settings, const comm::Communicator& comm,
+    const ParameterLayout& layout) {
+  std::size_t& chosen = settings.exchange.bucket_elements;
   chosen = exchange::bucket_elements(chosen, layout.size(), comm.hosts(), 1);
-  return options;
+  return settings;
 }
 
 /// What all parts of a low-bit optimizer work on: its ranks, options, moments

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
 #include <iterator>
 
 #include "core/require.h"
@@ -13,15 +12,9 @@ namespace thinwire::optim {
 
 void LowBitSettings::validate(const ParameterLayout& layout) const {
   adam.validate(layout.num_groups());
-  exchange.validate();
   require(!exchange.during_backward || name == "onebit_adam",
           "exchange.during_backward", "false with " + name,
           exchange.during_backward);
-  require(std::isfinite(denom_floor) && denom_floor >= 0, "denom_floor",
-          "finite and >= 0", denom_floor);
-  require(
-      residual_dtype == DType::kFloat32 || residual_dtype == DType::kBFloat16,
-      "residual_dtype", "float32 or bfloat16", to_string(residual_dtype));
 
   std::vector<std::size_t> sizes(layout.num_groups());
   for (const Parameter& p : layout.parameters()) sizes[p.group] += p.size;

@@ -10,7 +10,7 @@
 #include "optim/low_bit/layout.h"
 #include "thinwire/exchange/compressed_all_reduce.h"
 #include "thinwire/optim/adam.h"
-#include "thinwire/optim/data_parallel.h"
+#include "thinwire/optim/compression_options.h"
 
 namespace thinwire::optim {
 
@@ -27,7 +27,8 @@ struct LowBitSettings {
   double outlier_gate = 10;
   ExchangeOptions exchange;
 
-  /// Throws Error(kInvalidArgument) naming the field, its range and its value.
+  /// Checks what CompressionOptions::validate() cannot. Throws
+  /// Error(kInvalidArgument) naming the field, its range and its value.
   void validate(const ParameterLayout& layout) const;
   /// What ranks compare before they first exchange.
   [[nodiscard]] std::string describe() const;
@@ -57,13 +58,15 @@ template <class Options>
 [[nodiscard]] LowBitSettings low_bit_settings(std::string name,
                                               std::string own_options,
                                               const Options& options) {
-  LowBitSettings settings{.name = std::move(name),
-                          .own_options = std::move(own_options),
-                          .adam = adam_options(options),
-                          .groups = {},
-                          .residual_dtype = options.residual_dtype,
-                          .denom_floor = options.denom_floor,
-                          .exchange = options.exchange};
+  const CompressionOptions& compression = options.compression;
+  LowBitSettings settings{
+      .name = std::move(name),
+      .own_options = std::move(own_options),
+      .adam = adam_options(options),
+      .groups = {},
+      .residual_dtype = compression.residual_dtype.value_or(DType::kFloat32),
+      .denom_floor = compression.denom_floor,
+      .exchange = compression.exchange};
   for (const auto& group : options.groups) {
     LowBitGroup& to = settings.groups.emplace_back();
     to.exp_avg_mask = group.exp_avg_mask;

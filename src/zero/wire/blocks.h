@@ -26,6 +26,14 @@ namespace thinwire::zero {
   return exchange::BlockLayout::of_pieces(units, pieces, bits);
 }
 
+/// Of the flat array: what neighbouring owners have of a bucket.
+[[nodiscard]] inline Range part_of(const ShardBucket& bucket,
+                                   std::span<const int> owners) {
+  const Range& first = bucket.pieces[static_cast<std::size_t>(owners.front())];
+  const Range& last = bucket.pieces[static_cast<std::size_t>(owners.back())];
+  return {first.offset, last.end() - first.offset};
+}
+
 /// body(block) for each of a range, shared out over the pool's threads.
 template <class Body>
 void for_blocks(ThreadPool& pool, Range blocks, const Body& body) {

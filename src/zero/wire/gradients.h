@@ -2,58 +2,38 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <deque>
-#include <memory>
+#include <span>
 #include <vector>
 
 #include "exchange/record_route.h"
-#include "precision/loss_scale.h"
-#include "thinwire/comm/hosts.h"
 #include "thinwire/core/buffer.h"
-#include "thinwire/core/thread_pool.h"
 #include "thinwire/exchange/block_layout.h"
-#include "thinwire/zero/shard_layout.h"
-#include "thinwire/zero/wire_options.h"
 #include "zero/gradient_reduction.h"
-#include "zero/wire/host_means.h"
 
 namespace thinwire::zero {
 
-/// How gradients of one group of ranks travel in few bits.
-struct LowBitReduction {
-  int bits = 4;
-  DType residual_dtype = DType::kBFloat16;
-  bool keeps = false;  ///< Residuals of a skipped step are as before it.
-  /// Nothing leaves before finish(): ranks first agree that all gradients, of
-  /// all groups, are finite.
-  bool agrees_first = false;
-  bool average = true;
-  bool overlap = true;  ///< Else a bucket is waited for once sent.
-  int batch_ranks = 1;  ///< Ranks over which the mean is taken.
-};
+/// Gradients in few bits stay where they are until ranks have agreed that those
+/// of all groups are finite.
+[[nodiscard]] inline bool agrees_first(const ZeroOptions& options) {
+  const bool skips =
+      options.exchange.skip_nonfinite || options.dtype == DType::kFloat16;
+  return options.wire.bits_up != 0 && options.stage == 1 && !options.overlap &&
+         skips;
+}
 
 /// Gradients in 4 or 8 bits, with error feedback: per block, a cell of the grid
 /// within one parameter, r the reciprocal of the loss scale,
 ///   c = g * r + e,  q of c,  e = c - q * step;  owner: mean of q * step.
-/// Backwards that are handed over one by one before the last are added to the
-/// residuals, which have to be fp32: e = e + g * r.
-///
-/// Where hosts are not flat, g is the mean of a host, which local rank l has
-/// and sends for the pieces of the ranks l of all hosts; e is of those.
-class LowBitGradients final : public GradientReduction {
+/// Backwards before the last are added to the residuals, which have to be fp32:
+/// e = e + g * r. How g comes to be is told by the classes derived from this.
+class LowBitGradients : public GradientReduction {
  public:
-  /// All references outlive this object.
-  LowBitGradients(comm::Communicator& comm, const ShardLayout& shards,
-                  std::span<const Range> units, const LowBitReduction& settings,
-                  const precision::LossScale& scale, ThreadPool& pool);
-  ~LowBitGradients() override;
+  /// Flat.
+  explicit LowBitGradients(const ReductionSettings& settings)
+      : LowBitGradients(settings, settings.comm, settings.shards.owners()) {}
+  ~LowBitGradients() override { LowBitGradients::abandon(); }
 
-  bool reduce(View sums, std::size_t bucket) override;
   void begin(exchange::Backward which, DType gradients) override;
-  void store(const exchange::GradientPart& part) override;
-  bool send(std::size_t bucket) override;
-  void withhold(Range nonfinite) override;
   void finish() override;
   void abandon() noexcept override;
   /// Means in fp32, without the loss scale.
@@ -63,15 +43,41 @@ class LowBitGradients final : public GradientReduction {
   }
   bool settle(bool is_applied) override;
   void begin_window() override;
+  [[nodiscard]] LowBitGradients* low_bit() noexcept override { return this; }
+  /// Instead of send(): this rank's piece becomes 0, and NaN in the range.
+  void withhold(std::size_t bucket, Range nonfinite);
 
   /// Of the elements of all buckets, bucket after bucket.
   [[nodiscard]] ConstView residuals() const noexcept {
     return residuals_.view();
   }
   /// What of each bucket this rank has residuals of.
-  [[nodiscard]] std::vector<Range> parts() const;
+  [[nodiscard]] const std::vector<Range>& parts() const noexcept {
+    return parts_;
+  }
   /// Of as many elements of the same dtype; none: all 0.
   void set_residuals(Buffer&& residuals);
+
+ protected:
+  /// Records travel between `peers`, which own `owners`' pieces; each has a
+  /// gradient of all of these.
+  LowBitGradients(const ReductionSettings& settings, comm::Communicator& peers,
+                  std::span<const int> owners);
+
+  [[nodiscard]] const ReductionSettings& settings() const noexcept {
+    return settings_;
+  }
+  [[nodiscard]] const ShardBucket& bucket(std::size_t b) const {
+    return settings_.shards.buckets()[b];
+  }
+  /// Of elements of one bucket; no values: all are 0.
+  void add(std::size_t bucket, Range elements, ConstView values);
+  /// Collective, queued; no values: all have been added.
+  void encode_and_send(std::size_t bucket, ConstView values);
+  /// This window has several backwards.
+  [[nodiscard]] bool adds_up() const noexcept { return adds_up_; }
+  /// This backward is its last.
+  [[nodiscard]] bool is_last() const noexcept { return backward_.is_last; }
 
  private:
   // A bucket on its way.
@@ -82,45 +88,29 @@ class LowBitGradients final : public GradientReduction {
     comm::Work work{};
   };
 
-  [[nodiscard]] View residuals_of(Buffer& all, Range elements,
-                                  std::size_t bucket) const;
-  [[nodiscard]] Slot& take_slot();
-  [[nodiscard]] Range part(std::size_t bucket) const;
-  [[nodiscard]] std::vector<int> peers() const;
-  void take_whole(std::size_t bucket, ConstView values, Buffer&& kept);
-  void take_mean();
-  void encode_and_send(std::size_t bucket, ConstView values);
   void encode(Slot& slot, std::size_t bucket, ConstView values);
   void finish_oldest();
   void decode(const Slot& slot);
-  [[nodiscard]] Buffer& values_of(std::size_t bucket);
+  [[nodiscard]] float reciprocal() const {
+    return static_cast<float>(1 / settings_.scale.value());
+  }
 
-  comm::Communicator& comm_;
-  const ShardLayout& shards_;
-  const LowBitReduction settings_;
-  const precision::LossScale& scale_;
-  ThreadPool& pool_;
-  comm::HostGroups groups_;             // empty where flat
-  std::unique_ptr<HostMeans> host_;     // null where flat
-  const exchange::BlockLayout blocks_;  // among the ranks that exchange records
+  const ReductionSettings settings_;
+  const std::size_t rank_;
+  std::vector<Range> parts_;
+  const exchange::BlockLayout blocks_;
   const exchange::RecordRoute route_;
 
+  const bool keeps_;  // residuals of a skipped step: they are as before it
   Buffer residuals_;
   Buffer others_;  // those after this step, or before it: see settle()
   Buffer means_;   // of this rank's shard
-
-  // ---- the window
   exchange::Backward backward_;
-  bool adds_up_ = false;      // into residuals, one backward after the other
-  bool is_encoded_ = true;    // what was added up
+  bool adds_up_ = false;
   bool has_changed_ = false;  // residuals, or those that come after
-  View sums_;                 // whole gradients ...
-  std::vector<std::size_t> waiting_;  // ... whose buckets leave in finish()
-  DType dtype_ = DType::kFloat32;
-  std::vector<Buffer> filling_;  // per bucket: gradients one by one
-  std::vector<Buffer> free_;
   std::vector<Slot> slots_;
-  std::deque<std::size_t> sent_;  // of the slots, in their order
+  std::size_t first_ = 0;  // the oldest one of `count_` on their way
+  std::size_t count_ = 0;
 };
 
 }  // namespace thinwire::zero

@@ -206,7 +206,8 @@ TEST(Verify, EveryBadRangeIsNamedWithItsTensors) {
   EXPECT_EQ(verdict.damages[1].begin, 2 * kChunkBytes);
   EXPECT_EQ(verdict.damages[1].end, bytes.size());
   // Chunk 0 has the header too, so what it says is not known.
-  EXPECT_EQ(verdict.damages[1].what, "the header, or what it would say");
+  EXPECT_EQ(verdict.damages[1].what,
+            "the header, or data that shares these bytes with it");
   bytes[kChunkBytes / 4] ^= 1;
   write_file(directory.in(name), bytes);
   const Verdict second = verify(directory.path());

@@ -47,8 +47,8 @@ Config zero(const Ranks& ranks, DType dtype) {
 Config lean(const Ranks& ranks, DType dtype) {
   Config config{.optimizer = lean::LeanOnebitAdamOptions{
                     .learning_rate = 0.01,
-                    .freeze_step = 2,
-                    .residual_dtype = DType::kFloat32}};
+                    .freeze = {.step = 2},
+                    .compression = {.residual_dtype = DType::kFloat32}}};
   config.precision.dtype = dtype;
   config.comm.bucket_elements = 5000;
   config.comm.ranks_per_host = ranks.of_host;
@@ -194,7 +194,7 @@ TEST_P(FewBitsElastic, ZeroBecomesOneBitAdamThatOwesNothing) {
   const Ranks now = GetParam().now;
   comm::run_local_ranks(now.world, [&](comm::Communicator& comm) {
     Config config{.optimizer = optim::OnebitAdamOptions{.learning_rate = 0.01,
-                                                        .freeze_step = 6}};
+                                                        .freeze = {.step = 6}}};
     config.comm.ranks_per_host = now.of_host;
     Sharded sharded(comm, config);
     sharded.engine.load(saved.path);

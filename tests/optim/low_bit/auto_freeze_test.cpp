@@ -9,7 +9,7 @@ namespace thinwire::optim::auto_freeze_test {
 namespace {
 
 // The step at which a sequence of norms fires, or 0.
-std::int64_t fires(const AutoFreeze::Options& options,
+std::int64_t fires(const FreezeOptions& options,
                    const std::function<double(std::int64_t)>& norm) {
   AutoFreeze freeze(options);
   for (std::int64_t t = 1; t <= 2000; ++t)
@@ -19,7 +19,7 @@ std::int64_t fires(const AutoFreeze::Options& options,
 
 TEST(AutoFreeze, FiresOnceAWindowHasPassedOnASettledVariance) {
   // A window of 50 steps at least, and t must exceed it.
-  EXPECT_EQ(fires({.earliest = 1}, [](auto) { return 1.0; }), 51);
+  EXPECT_EQ(fires({.min_step = 1}, [](auto) { return 1.0; }), 51);
 }
 
 TEST(AutoFreeze, AfterTheFirstHundredStepsTheWindowIsHalfOfThem) {
@@ -28,23 +28,23 @@ TEST(AutoFreeze, AfterTheFirstHundredStepsTheWindowIsHalfOfThem) {
   const auto falling = [](std::int64_t t) {
     return 1 / static_cast<double>(t);
   };
-  EXPECT_EQ(fires({.earliest = 1}, falling), 0);
+  EXPECT_EQ(fires({.min_step = 1}, falling), 0);
   // From step 300 on 1.15 times what it was: near enough at once.
   const auto rises_at_300 = [](double to) {
     return [to](std::int64_t t) { return t < 300 ? 1.0 : to; };
   };
-  EXPECT_EQ(fires({.earliest = 300}, rises_at_300(1.15)), 300);
+  EXPECT_EQ(fires({.min_step = 300}, rises_at_300(1.15)), 300);
   // 1.5 times: not before the window begins behind it.
-  EXPECT_EQ(fires({.earliest = 300}, rises_at_300(1.5)), 599);
+  EXPECT_EQ(fires({.min_step = 300}, rises_at_300(1.5)), 599);
 }
 
 TEST(AutoFreeze, WaitsForTheEarliestStepAndNotPastTheLatest) {
-  EXPECT_EQ(fires({.earliest = 100}, [](auto) { return 1.0; }), 100);
+  EXPECT_EQ(fires({.min_step = 100}, [](auto) { return 1.0; }), 100);
   // Grows by a fifth every step: never settled.
   const auto growing = [](std::int64_t t) {
     return std::pow(1.2, static_cast<double>(t));
   };
-  EXPECT_EQ(fires({.earliest = 1, .latest = 57}, growing), 57);
+  EXPECT_EQ(fires({.min_step = 1, .max_step = 57}, growing), 57);
 }
 
 TEST(AutoFreeze, FallingAndRisingCountAlike) {
@@ -54,8 +54,8 @@ TEST(AutoFreeze, FallingAndRisingCountAlike) {
                       static_cast<double>(std::min<std::int64_t>(t, 200)));
     };
   };
-  const auto up = fires({.earliest = 1}, settles_at_200(1));
-  const auto down = fires({.earliest = 1}, settles_at_200(-1));
+  const auto up = fires({.min_step = 1}, settles_at_200(1));
+  const auto down = fires({.min_step = 1}, settles_at_200(-1));
   EXPECT_EQ(up, down);
   // |ln ratio| <= -ln 0.85 = 0.163: all but 3 of a window's t / 2 steps must
   // lie behind step 200.
@@ -63,16 +63,16 @@ TEST(AutoFreeze, FallingAndRisingCountAlike) {
 }
 
 TEST(AutoFreeze, NeverFiresOnAVarianceOfZeroBeforeTheLatest) {
-  EXPECT_EQ(fires({.earliest = 1, .latest = 500}, [](auto) { return 0.0; }),
+  EXPECT_EQ(fires({.min_step = 1, .max_step = 500}, [](auto) { return 0.0; }),
             500);
 }
 
 TEST(AutoFreeze, ItsHistoryIsState) {
-  AutoFreeze one({.earliest = 1});
+  AutoFreeze one({.min_step = 1});
   for (int t = 1; t <= 48; ++t) EXPECT_FALSE(one.observe(1.0));
   State state;
   one.add_to(state);
-  AutoFreeze two({.earliest = 1});
+  AutoFreeze two({.min_step = 1});
   two.load(copy_of(state));
   EXPECT_FALSE(two.observe(1.0));
   EXPECT_FALSE(two.observe(1.0));

@@ -120,11 +120,11 @@ template <class Options>
 std::vector<Options> variants(const Options& plain) {
   Options masks = with_second_group(plain);
   masks.groups[0].exp_avg_mask = every_third_masked(grouped_layout(), 0);
-  masks.exchange.bucket_elements = 400;
-  masks.exchange.num_threads = 3;
+  masks.compression.exchange.bucket_elements = 400;
+  masks.compression.exchange.num_threads = 3;
   Options small = plain;
-  small.exchange.bucket_elements = 1;
-  small.residual_dtype = DType::kBFloat16;
+  small.compression.exchange.bucket_elements = 1;
+  small.compression.residual_dtype = DType::kBFloat16;
   return {plain, masks, small};
 }
 

@@ -26,8 +26,8 @@ INSTANTIATE_TEST_SUITE_P(All, ByHost, ::testing::ValuesIn(kRanks), name_of);
 
 TEST_P(ByHost, OnebitAdamHasTheBitsOfPlainLoops) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
-    for (const auto& o :
-         variants(OnebitAdamOptions{.learning_rate = 0.02, .freeze_step = 3})) {
+    for (const auto& o : variants(
+             OnebitAdamOptions{.learning_rate = 0.02, .freeze = {.step = 3}})) {
       OnebitAdamOptions own = o;
       if (own.groups.empty()) own.groups.resize(2);
       const Given given{.dtype = dtype};
@@ -41,8 +41,8 @@ TEST_P(ByHost, OnebitAdamHasTheBitsOfPlainLoops) {
 
 TEST_P(ByHost, OnebitLambHasThemToo) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
-    for (const auto& o :
-         variants(OnebitLambOptions{.learning_rate = 0.02, .freeze_step = 3})) {
+    for (const auto& o : variants(
+             OnebitLambOptions{.learning_rate = 0.02, .freeze = {.step = 3}})) {
       OnebitLambOptions own = o;
       if (own.groups.empty()) own.groups.resize(2);
       const Given given{.dtype = dtype};
@@ -96,11 +96,11 @@ std::vector<StepReport> reports(Ranks ranks, const test::MakeOptimizer& make,
 TEST_P(ByHost, ClipsByTheNormsOfHostsMeans) {
   const ParameterLayout layout = ParameterLayout::of(
       {{"frozen", {7000}, 0}, {"exact", {333}, 1}, {"more", {1500}, 0}});
-  OnebitAdamOptions options{.learning_rate = 0.02, .freeze_step = 1};
+  OnebitAdamOptions options{.learning_rate = 0.02, .freeze = {.step = 1}};
   options.groups.resize(2);
   options.groups[1].non_freeze = true;
-  options.exchange.max_grad_norm = 0.5;
-  options.exchange.bucket_elements = 3000;
+  options.compression.exchange.max_grad_norm = 0.5;
+  options.compression.exchange.bucket_elements = 3000;
   const Ranks ranks = GetParam();
   const auto got = reports(ranks, test::onebit_adam(options), layout, 4);
   double rho = 0;  // which stays what the exact step has made it
@@ -128,10 +128,10 @@ TEST_P(ByHost, ClipsByTheNormsOfHostsMeans) {
 // the norm that an exact step would have found.
 TEST_P(ByHost, TheCalibratedNormIsThatOfTheMean) {
   const ParameterLayout layout = ParameterLayout::of({{"p", {60'000}}});
-  const auto compressed =
-      reports(GetParam(), test::onebit_adam({.freeze_step = 10}), layout, 16);
-  const auto exact =
-      reports(GetParam(), test::onebit_adam({.freeze_step = 16}), layout, 16);
+  const auto compressed = reports(
+      GetParam(), test::onebit_adam({.freeze = {.step = 10}}), layout, 16);
+  const auto exact = reports(
+      GetParam(), test::onebit_adam({.freeze = {.step = 16}}), layout, 16);
   for (std::size_t t = 10; t < 16; ++t) {
     EXPECT_TRUE(compressed[t].grad_norm_is_estimate);
     EXPECT_NEAR(compressed[t].grad_norm, exact[t].grad_norm,
@@ -186,10 +186,10 @@ TEST_P(ByHost, AnOverflowOnOneRankChangesNothingAnywhere) {
 
 TEST_P(ByHost, BitsDoNotDependOnWhatIsReducedEarly) {
   const ParameterLayout layout = test::grouped_layout();
-  OnebitAdamOptions options{.learning_rate = 0.02, .freeze_step = 2};
+  OnebitAdamOptions options{.learning_rate = 0.02, .freeze = {.step = 2}};
   options.groups.resize(2);
-  options.exchange.bucket_elements = 300;
-  options.exchange.max_grad_norm = 1;
+  options.compression.exchange.bucket_elements = 300;
+  options.compression.exchange.max_grad_norm = 1;
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
     run_by_host(GetParam(), [&](comm::Communicator& comm) {
       OnebitAdam plain(comm, layout, options);
@@ -224,7 +224,7 @@ TEST_P(ByHost, SendsBetweenHostsWhatTheFormulaSays) {
   const auto h = static_cast<double>(ranks.hosts);
   const double records = kBlocks * 132.0;
   for (const StepReport& report :
-       reports(ranks, test::onebit_adam({.freeze_step = 2}), layout, 5)) {
+       reports(ranks, test::onebit_adam({.freeze = {.step = 2}}), layout, 5)) {
     const bool exact = report.phase == Phase::kExact;
     const double whole = exact ? kBlocks * 4096.0 : records;
     // All ranks' scalars, and 1/G of what hosts exchange.

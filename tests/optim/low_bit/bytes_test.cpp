@@ -40,7 +40,7 @@ TEST_P(LowBitBytes, OfOnebitLamb) {
                        const ParameterLayout& layout) {
     return std::make_unique<OnebitLamb>(
         comm, layout,
-        OnebitLambOptions{.learning_rate = 0.01, .freeze_step = 2});
+        OnebitLambOptions{.learning_rate = 0.01, .freeze = {.step = 2}});
   };
   test::train(GetParam(), full_blocks(), make, 5,
               [&](Optimizer&, const StepReport& report) {
@@ -88,7 +88,7 @@ TEST_P(LowBitBytes, TheResidualIsMeasuredAgainstWhatWasSent) {
                        const ParameterLayout& layout) {
     return std::make_unique<OnebitLamb>(
         comm, layout,
-        OnebitLambOptions{.learning_rate = 0.01, .freeze_step = 1});
+        OnebitLambOptions{.learning_rate = 0.01, .freeze = {.step = 1}});
   };
   double ratio = 0;
   test::train(GetParam(), full_blocks(), make, 3,

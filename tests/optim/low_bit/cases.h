@@ -17,13 +17,13 @@ struct LowBitCase {
 
 /// Exact to step 3, or until it freezes by itself.
 inline optim::OnebitLambOptions short_onebit_lamb() {
-  optim::OnebitLambOptions o{.learning_rate = 0.02, .freeze_step = 3};
+  optim::OnebitLambOptions o{.learning_rate = 0.02, .freeze = {.step = 3}};
   o.groups.resize(2);
   o.groups[1].beta1 = 0.8;
   o.groups[1].weight_decay = 0.1;
   o.groups[0].exp_avg_mask = every_third_masked(grouped_layout(), 0);
-  o.exchange.max_grad_norm = 1;
-  o.exchange.bucket_elements = 900;
+  o.compression.exchange.max_grad_norm = 1;
+  o.compression.exchange.bucket_elements = 900;
   return o;
 }
 
@@ -39,22 +39,22 @@ inline optim::ZeroOneAdamOptions short_zero_one_adam() {
   o.groups[1].beta1 = 0.8;
   o.groups[1].weight_decay = 0.1;
   o.groups[0].exp_avg_mask = every_third_masked(grouped_layout(), 0);
-  o.exchange.max_grad_norm = 1;
-  o.exchange.bucket_elements = 900;
+  o.compression.exchange.max_grad_norm = 1;
+  o.compression.exchange.bucket_elements = 900;
   return o;
 }
 
 /// All with grouped_layout().
 inline std::vector<LowBitCase> low_bit_cases() {
   optim::OnebitLambOptions automatic = short_onebit_lamb();
-  automatic.freeze_step = optim::kAutoFreeze;
+  automatic.freeze.step = optim::kAutoFreeze;
   automatic.beta1 = 0.5;
   automatic.groups[1].beta1 = 0.5;
-  automatic.total_steps = 20;  // freezes at a fifth of them
+  automatic.freeze.total_steps = 20;  // freezes at a fifth of them
   optim::OnebitLambOptions lamb_bf16 = short_onebit_lamb();
-  lamb_bf16.residual_dtype = DType::kBFloat16;
+  lamb_bf16.compression.residual_dtype = DType::kBFloat16;
   optim::ZeroOneAdamOptions zero_one_bf16 = short_zero_one_adam();
-  zero_one_bf16.residual_dtype = DType::kBFloat16;
+  zero_one_bf16.compression.residual_dtype = DType::kBFloat16;
   return {{"onebit_lamb", onebit_lamb(short_onebit_lamb()), 7},
           {"onebit_lamb_auto", onebit_lamb(automatic), 9},
           {"onebit_lamb_bf16", onebit_lamb(lamb_bf16), 6},

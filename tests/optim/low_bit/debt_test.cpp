@@ -103,7 +103,7 @@ void expect_near(const std::vector<double>& values,
 
 TEST(Debt, OfOnebitAdamIsDeliveredOnce) {
   const auto make =
-      test::onebit_adam({.learning_rate = 0.01, .freeze_step = 2});
+      test::onebit_adam({.learning_rate = 0.01, .freeze = {.step = 2}});
   const Indebted saved = indebted(make, 4);
   comm::run_local_ranks(1, [&](comm::Communicator& comm) {
     Twins twins(comm, make, saved);
@@ -119,7 +119,7 @@ TEST(Debt, OfOnebitAdamIsDeliveredOnce) {
 
 TEST(Debt, OfOnebitLambIsInTheCommonSizeOfMomenta) {
   const auto make =
-      test::onebit_lamb({.learning_rate = 0.01, .freeze_step = 2});
+      test::onebit_lamb({.learning_rate = 0.01, .freeze = {.step = 2}});
   const Indebted saved = indebted(make, 4);
   const auto scales = saved.state.array("scaling_coeff").as<double>();
   std::vector<double> owed = saved.owed;

@@ -116,23 +116,23 @@ struct Case {
 
 std::vector<Case> cases() {
   OnebitAdamOptions plain{.learning_rate = 0.02,
-                          .freeze_step = test::kLateFreeze};
-  plain.exchange.bucket_elements = 900;
+                          .freeze = {.step = test::kLateFreeze}};
+  plain.compression.exchange.bucket_elements = 900;
   OnebitAdamOptions clipped = plain;
-  clipped.exchange.max_grad_norm = 20;
-  clipped.exchange.lagged_clipping = true;
+  clipped.compression.exchange.max_grad_norm = 20;
+  clipped.compression.exchange.lagged_clipping = true;
   OnebitAdamOptions bf16 = clipped;
-  bf16.residual_dtype = DType::kBFloat16;
+  bf16.compression.residual_dtype = DType::kBFloat16;
   OnebitAdamOptions groups = test::with_second_group(clipped);
   groups.groups[1].non_freeze = true;
   OnebitAdamOptions threads = clipped;
-  threads.exchange.num_threads = 3;
+  threads.compression.exchange.num_threads = 3;
   OnebitAdamOptions tiny = clipped;
-  tiny.exchange.bucket_elements = 1;
+  tiny.compression.exchange.bucket_elements = 1;
   OnebitAdamOptions whole = clipped;
-  whole.exchange.bucket_elements = 1 << 20;
+  whole.compression.exchange.bucket_elements = 1 << 20;
   OnebitAdamOptions taken = clipped;
-  taken.exchange.skip_nonfinite = false;
+  taken.compression.exchange.skip_nonfinite = false;
   return {{"plain", plain, eventful},
           {"clipped", clipped, eventful},
           {"bf16", bf16, eventful},
@@ -162,7 +162,7 @@ TEST_P(DuringBackward, GivesTheSameBitsInWhateverOrderGradientsCome) {
   const auto& [world, tested] = GetParam();
   const auto want = run(world, tested.options, tested.gradient, nothing);
   OnebitAdamOptions early = tested.options;
-  early.exchange.during_backward = true;
+  early.compression.exchange.during_backward = true;
   for (const HandOver& hand_over : {HandOver(nothing), HandOver(last_first),
                                     HandOver(first_first), HandOver(some)}) {
     const auto got = run(world, early, tested.gradient, hand_over);
@@ -176,12 +176,12 @@ TEST_P(DuringBackward, GivesTheSameBitsInWhateverOrderGradientsCome) {
 
 // Step 4 is the first compressed one; 5 and 9 are spikes, 6 and 7 skipped.
 TEST(DuringBackward, SendsTwiceOnlyWhereItGuessedWrong) {
-  OnebitAdamOptions o{.freeze_step = 3,
-                      .exchange = {.max_grad_norm = 20,
-                                   .lagged_clipping = true,
-                                   .bucket_elements = 900}};
+  OnebitAdamOptions o{.freeze = {.step = 3},
+                      .compression = {.exchange = {.max_grad_norm = 20,
+                                                   .lagged_clipping = true,
+                                                   .bucket_elements = 900}}};
   const auto plain = run(2, o, eventful, nothing);
-  o.exchange.during_backward = true;
+  o.compression.exchange.during_backward = true;
   const auto early = run(2, o, eventful, last_first);
   for (std::size_t t = 3; t < kSteps; ++t) {
     const std::uint64_t once = plain[3][0].bytes;
@@ -200,8 +200,8 @@ TEST(DuringBackward, SendsTwiceOnlyWhereItGuessedWrong) {
 }
 
 TEST(DuringBackward, ReviewsWhatItBeganWhereALateElementArrives) {
-  OnebitAdamOptions o{.freeze_step = test::kLateFreeze,
-                      .exchange = {.during_backward = true}};
+  OnebitAdamOptions o{.freeze = {.step = test::kLateFreeze},
+                      .compression = {.exchange = {.during_backward = true}}};
   const auto got = run(2, o, test::late_gradient, last_first);
   const auto& first = got[test::kFirstLate - 1][0];
   EXPECT_GT(first.revived, 0u);
@@ -216,7 +216,8 @@ TEST(DuringBackward, FindsOutThatTheLossScaleHasChanged) {
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
       OnebitAdam optimizer(
           comm, layout,
-          {.freeze_step = 2, .exchange = {.during_backward = is_early}});
+          {.freeze = {.step = 2},
+           .compression = {.exchange = {.during_backward = is_early}}});
       std::vector<float> params = test::normal(layout.size(), 3);
       for (std::int64_t t = 1; t <= 6; ++t) {
         const double scale = t < 5 ? 64 : 32;
@@ -239,11 +240,11 @@ TEST(DuringBackward, FindsOutThatTheLossScaleHasChanged) {
 TEST(DuringBackward, ResumesBitEqual) {
   const ParameterLayout layout = test::late_layout();
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    OnebitAdamOptions o{.freeze_step = 3,
-                        .exchange = {.max_grad_norm = 20,
-                                     .lagged_clipping = true,
-                                     .during_backward = true,
-                                     .bucket_elements = 900}};
+    OnebitAdamOptions o{.freeze = {.step = 3},
+                        .compression = {.exchange = {.max_grad_norm = 20,
+                                                     .lagged_clipping = true,
+                                                     .during_backward = true,
+                                                     .bucket_elements = 900}}};
     const auto step = [&](OnebitAdam& optimizer, std::vector<float>& params,
                           std::int64_t t) {
       auto grads = eventful(layout, t, comm.rank());
@@ -255,7 +256,7 @@ TEST(DuringBackward, ResumesBitEqual) {
     for (std::int64_t t = 1; t <= 5; ++t) step(whole, params, t);
     // Also by one that does without: it is no part of the state.
     for (const bool is_early : {true, false}) {
-      o.exchange.during_backward = is_early;
+      o.compression.exchange.during_backward = is_early;
       OnebitAdam resumed(comm, layout, o);
       resumed.load_state_dict(copy_of(whole.state()));
       std::vector<float> again = params;
@@ -279,15 +280,16 @@ TEST(DuringBackward, RefusesWhatItCannotDo) {
     test::expect_error(ErrorCode::kInvalidArgument, words,
                        [&] { o.validate(layout); });
   };
-  invalid({.exchange = {.max_grad_norm = 1, .during_backward = true}},
+  invalid({.compression = {.exchange = {.max_grad_norm = 1,
+                                        .during_backward = true}}},
           {"during_backward", "max_grad_norm", "lagged_clipping"});
   OnebitLambOptions lamb;
-  lamb.exchange.during_backward = true;
+  lamb.compression.exchange.during_backward = true;
   test::expect_error(ErrorCode::kInvalidArgument,
                      {"during_backward", "false with onebit_lamb", "got true"},
                      [&] { lamb.validate(layout); });
   ZeroOneAdamOptions zero_one;
-  zero_one.exchange.during_backward = true;
+  zero_one.compression.exchange.during_backward = true;
   test::expect_error(ErrorCode::kInvalidArgument,
                      {"during_backward", "false with zero_one_adam"},
                      [&] { zero_one.validate(layout); });
@@ -298,8 +300,9 @@ TEST(DuringBackward, RefusesWhatWouldDisturbItAndGoesOn) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     OnebitAdam optimizer(
         comm, layout,
-        {.freeze_step = 1,
-         .exchange = {.during_backward = true, .bucket_elements = 900}});
+        {.freeze = {.step = 1},
+         .compression = {
+             .exchange = {.during_backward = true, .bucket_elements = 900}}});
     std::vector<float> params = test::normal(layout.size(), 3);
     auto grads = test::gradient(layout.size(), 1, comm.rank());
     (void)optimizer.step(params, grads);
@@ -337,8 +340,9 @@ TEST(DuringBackward, MayBeDestroyedUnderWay) {
     {
       OnebitAdam optimizer(
           comm, layout,
-          {.freeze_step = 1,
-           .exchange = {.during_backward = true, .bucket_elements = 900}});
+          {.freeze = {.step = 1},
+           .compression = {
+               .exchange = {.during_backward = true, .bucket_elements = 900}}});
       (void)optimizer.step(params, grads);
       const std::vector<Range> buckets = optimizer.early()->buckets();
       for (std::size_t k = buckets.size(); k-- > 1;)
@@ -355,11 +359,12 @@ TEST(DuringBackward, TakesASecondSetOfResidualsAndRecords) {
     std::vector<double> used;
     for (const bool is_early : {false, true})
       comm::run_local_ranks(4, [&](comm::Communicator& comm) {
-        OnebitAdam optimizer(comm, layout,
-                             {.freeze_step = 1,
-                              .residual_dtype = dtype,
-                              .exchange = {.during_backward = is_early,
-                                           .bucket_elements = 1 << 14}});
+        OnebitAdam optimizer(
+            comm, layout,
+            {.freeze = {.step = 1},
+             .compression = {.residual_dtype = dtype,
+                             .exchange = {.during_backward = is_early,
+                                          .bucket_elements = 1 << 14}}});
         std::vector<float> params(layout.size());
         for (std::int64_t t = 1; t <= 2; ++t) {
           auto grads = test::gradient(layout.size(), t, comm.rank());

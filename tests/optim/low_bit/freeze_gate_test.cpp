@@ -23,10 +23,10 @@ std::unique_ptr<Optimizer> make(comm::Communicator& comm,
                                 std::int64_t freeze_step) {
   if constexpr (std::is_same_v<OnebitOptimizer, OnebitAdam>)
     return std::make_unique<OnebitAdam>(
-        comm, layout(), OnebitAdamOptions{.freeze_step = freeze_step});
+        comm, layout(), OnebitAdamOptions{.freeze = {.step = freeze_step}});
   else
     return std::make_unique<OnebitLamb>(
-        comm, layout(), OnebitLambOptions{.freeze_step = freeze_step});
+        comm, layout(), OnebitLambOptions{.freeze = {.step = freeze_step}});
 }
 
 // Steps of one rank, from parameters of its own.

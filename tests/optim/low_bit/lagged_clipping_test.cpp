@@ -99,7 +99,8 @@ ExchangeOptions clipped() {
 
 TEST_P(LaggedClipping, OfOnebitAdamEqualsPlainLoops) {
   const ParameterLayout layout = test::grouped_layout();
-  const OnebitAdamOptions o{.freeze_step = 3, .exchange = clipped()};
+  const OnebitAdamOptions o{.freeze = {.step = 3},
+                            .compression = {.exchange = clipped()}};
   for (const auto gradient : {spiked, skipped})
     test::expect_same_run(
         GetParam(), layout, {.steps = 16, .gradient = gradient},
@@ -110,7 +111,8 @@ TEST_P(LaggedClipping, OfOnebitAdamEqualsPlainLoops) {
 
 TEST_P(LaggedClipping, OfOnebitLambEqualsPlainLoops) {
   const ParameterLayout layout = test::grouped_layout();
-  const OnebitLambOptions o{.freeze_step = 3, .exchange = clipped()};
+  const OnebitLambOptions o{.freeze = {.step = 3},
+                            .compression = {.exchange = clipped()}};
   test::expect_same_run(GetParam(), layout, {.steps = 16, .gradient = skipped},
                         test::naive::OnebitLamb(GetParam(), layout, o,
                                                 test::normal(layout.size(), 3)),
@@ -123,7 +125,7 @@ TEST_P(LaggedClipping, OfZeroOneAdamEqualsPlainLoops) {
                              .var_update_scaler = 2,
                              .local_step_scaler = 4,
                              .local_step_clipper = 4,
-                             .exchange = clipped()};
+                             .compression = {.exchange = clipped()}};
   test::expect_same_run(
       GetParam(), layout, {.steps = 22, .gradient = spiked},
       test::naive::ZeroOneAdam(GetParam(), layout, o,
@@ -136,8 +138,9 @@ TEST(LaggedClipping, ReportsItsOwnNormAndWhatItWasClippedBy) {
   comm::run_local_ranks(1, [](comm::Communicator& comm) {
     OnebitAdam optimizer(
         comm, ParameterLayout::of({{"p", {1}}}),
-        {.freeze_step = 1,
-         .exchange = {.max_grad_norm = 1, .lagged_clipping = true}});
+        {.freeze = {.step = 1},
+         .compression = {
+             .exchange = {.max_grad_norm = 1, .lagged_clipping = true}}});
     std::vector<float> params{0};
     const auto step = [&](float norm) {
       std::vector<float> grads{norm};
@@ -160,8 +163,9 @@ TEST(LaggedClipping, ResumesWithItsReference) {
   const ParameterLayout layout = test::grouped_layout();
   for (const bool lags : {true, false})
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-      OnebitAdamOptions o{.freeze_step = 3, .exchange = clipped()};
-      o.exchange.lagged_clipping = lags;
+      OnebitAdamOptions o{.freeze = {.step = 3},
+                          .compression = {.exchange = clipped()}};
+      o.compression.exchange.lagged_clipping = lags;
       OnebitAdam whole(comm, layout, o);
       std::vector<float> params = test::normal(layout.size(), 3);
       const auto step = [&](OnebitAdam& optimizer, std::vector<float>& p,
@@ -187,7 +191,7 @@ TEST(LaggedClipping, MustBeTheSameOnAllRanks) {
   const ParameterLayout layout = test::grouped_layout();
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     OnebitAdamOptions o;
-    o.exchange.lagged_clipping = comm.rank() == 1;
+    o.compression.exchange.lagged_clipping = comm.rank() == 1;
     test::expect_error(ErrorCode::kInvalidArgument, {"lagged_clipping"},
                        [&] { OnebitAdam(comm, layout, o); });
   });

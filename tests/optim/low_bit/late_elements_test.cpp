@@ -21,12 +21,14 @@ struct Case {
 };
 
 std::vector<Case> two_stage_cases(ExchangeOptions exchange = {}) {
-  OnebitAdamOptions adam{
-      .learning_rate = 0.01, .freeze_step = kLateFreeze, .exchange = exchange};
+  OnebitAdamOptions adam{.learning_rate = 0.01,
+                         .freeze = {.step = kLateFreeze},
+                         .compression = {.exchange = exchange}};
   OnebitAdamOptions bf16 = adam;
-  bf16.residual_dtype = DType::kBFloat16;
-  const OnebitLambOptions lamb{
-      .learning_rate = 0.01, .freeze_step = kLateFreeze, .exchange = exchange};
+  bf16.compression.residual_dtype = DType::kBFloat16;
+  const OnebitLambOptions lamb{.learning_rate = 0.01,
+                               .freeze = {.step = kLateFreeze},
+                               .compression = {.exchange = exchange}};
   return {{"onebit_adam", test::onebit_adam(adam)},
           {"onebit_adam_bf16", test::onebit_adam(bf16)},
           {"onebit_lamb", test::onebit_lamb(lamb)}};
@@ -37,7 +39,7 @@ test::MakeOptimizer zero_one(ExchangeOptions exchange = {}) {
                               .var_freeze_step = kLateFreeze,
                               .local_step_scaler = 4,
                               .local_step_clipper = 4,
-                              .exchange = exchange});
+                              .compression = {.exchange = exchange}});
 }
 
 std::vector<Case> all_cases(ExchangeOptions exchange = {}) {
@@ -184,9 +186,9 @@ TEST_P(MaskedForEver, WhatTheUserMaskedNeverMovesOnceFrozen) {
   const ParameterLayout layout = test::late_layout();
   const std::vector<test::MakeOptimizer> all = {
       test::onebit_adam(with_every_third_masked<OnebitAdamOptions>(
-          {.freeze_step = kLateFreeze}, layout)),
+          {.freeze = {.step = kLateFreeze}}, layout)),
       test::onebit_lamb(with_every_third_masked<OnebitLambOptions>(
-          {.freeze_step = kLateFreeze}, layout)),
+          {.freeze = {.step = kLateFreeze}}, layout)),
       test::zero_one_adam(with_every_third_masked<ZeroOneAdamOptions>(
           {.var_freeze_step = kLateFreeze, .local_step_scaler = 4}, layout))};
   std::vector<float> masks;

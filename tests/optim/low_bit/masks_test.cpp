@@ -42,35 +42,36 @@ Options with(Options options, const Mask& mask) {
 
 std::vector<Kind> kinds() {
   constexpr double kRate = 0.02;
-  return {
-      {"onebit_adam",
-       [](const Mask& mask) {
-         return test::onebit_adam(with(
-             OnebitAdamOptions{.learning_rate = kRate, .freeze_step = kFreeze},
-             mask));
-       }},
-      {"onebit_lamb",
-       [](const Mask& mask) {
-         return test::onebit_lamb(with(
-             OnebitLambOptions{.learning_rate = kRate, .freeze_step = kFreeze},
-             mask));
-       }},
-      {"zero_one_adam_momentum",
-       [](const Mask& mask) {
-         return test::zero_one_adam(
-             with(ZeroOneAdamOptions{.learning_rate = kRate,
-                                     .var_freeze_step = 100,
-                                     .var_update_scaler = 1},
-                  mask));
-       }},
-      {"zero_one_adam_local", [](const Mask& mask) {
-         return test::zero_one_adam(
-             with(ZeroOneAdamOptions{.learning_rate = kRate,
-                                     .var_freeze_step = kFreeze,
-                                     .local_step_scaler = 3,
-                                     .local_step_clipper = 3},
-                  mask));
-       }}};
+  return {{"onebit_adam",
+           [](const Mask& mask) {
+             return test::onebit_adam(
+                 with(OnebitAdamOptions{.learning_rate = kRate,
+                                        .freeze = {.step = kFreeze}},
+                      mask));
+           }},
+          {"onebit_lamb",
+           [](const Mask& mask) {
+             return test::onebit_lamb(
+                 with(OnebitLambOptions{.learning_rate = kRate,
+                                        .freeze = {.step = kFreeze}},
+                      mask));
+           }},
+          {"zero_one_adam_momentum",
+           [](const Mask& mask) {
+             return test::zero_one_adam(
+                 with(ZeroOneAdamOptions{.learning_rate = kRate,
+                                         .var_freeze_step = 100,
+                                         .var_update_scaler = 1},
+                      mask));
+           }},
+          {"zero_one_adam_local", [](const Mask& mask) {
+             return test::zero_one_adam(
+                 with(ZeroOneAdamOptions{.learning_rate = kRate,
+                                         .var_freeze_step = kFreeze,
+                                         .local_step_scaler = 3,
+                                         .local_step_clipper = 3},
+                      mask));
+           }}};
 }
 
 class ScriptMasks : public ::testing::TestWithParam<std::tuple<int, Kind>> {

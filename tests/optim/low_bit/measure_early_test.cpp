@@ -24,17 +24,19 @@ const ParameterLayout& layout() {
 std::vector<test::LowBitCase> cases() {
   return {
       {"onebit_adam",
-       test::onebit_adam({.freeze_step = 3, .exchange = {.max_grad_norm = 1}}),
+       test::onebit_adam({.freeze = {.step = 3},
+                          .compression = {.exchange = {.max_grad_norm = 1}}}),
        8},
       {"onebit_lamb",
-       test::onebit_lamb({.freeze_step = 3, .exchange = {.max_grad_norm = 1}}),
+       test::onebit_lamb({.freeze = {.step = 3},
+                          .compression = {.exchange = {.max_grad_norm = 1}}}),
        8},
       {"zero_one_adam",
        test::zero_one_adam({.var_freeze_step = 5,
                             .var_update_scaler = 2,
                             .local_step_scaler = 4,
                             .local_step_clipper = 4,
-                            .exchange = {.max_grad_norm = 1}}),
+                            .compression = {.exchange = {.max_grad_norm = 1}}}),
        16}};
 }
 

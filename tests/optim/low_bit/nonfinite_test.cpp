@@ -69,7 +69,7 @@ TEST_P(LeftOut, IsReportedByTheNextSyncAlone) {
   const ParameterLayout layout = test::grouped_layout();
   comm::run_local_ranks(world, [&, at = left_out](comm::Communicator& comm) {
     ZeroOneAdamOptions options = test::short_zero_one_adam();
-    options.exchange.verify_every = 1;
+    options.compression.exchange.verify_every = 1;
     auto current = std::make_unique<ZeroOneAdam>(comm, layout, options);
     std::vector<float> params = test::normal(layout.size(), 3);
     for (std::int64_t t = 1; t <= 24; ++t) {

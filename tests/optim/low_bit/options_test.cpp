@@ -58,13 +58,16 @@ TYPED_TEST_SUITE(LowBitOptions, AllLowBitOptions);
 
 TYPED_TEST(LowBitOptions, OutOfRangeAreRefusedByName) {
   using Options = TypeParam;
-  refused(Options{.denom_floor = -0.1}, "denom_floor", "-0.1");
-  refused(Options{.denom_floor = NAN}, "denom_floor", "nan");
-  refused(Options{.residual_dtype = DType::kFloat16}, "residual_dtype",
-          "float16");
-  refused(Options{.exchange = {.max_grad_norm = -1}}, "max_grad_norm", "-1");
-  refused(Options{.exchange = {.verify_every = -1}}, "verify_every", "-1");
-  refused(Options{.exchange = {.num_threads = 1025}}, "num_threads", "1025");
+  refused(Options{.compression = {.denom_floor = -0.1}}, "denom_floor", "-0.1");
+  refused(Options{.compression = {.denom_floor = NAN}}, "denom_floor", "nan");
+  refused(Options{.compression = {.residual_dtype = DType::kFloat16}},
+          "residual_dtype", "float16");
+  refused(Options{.compression = {.exchange = {.max_grad_norm = -1}}},
+          "max_grad_norm", "-1");
+  refused(Options{.compression = {.exchange = {.verify_every = -1}}},
+          "verify_every", "-1");
+  refused(Options{.compression = {.exchange = {.num_threads = 1025}}},
+          "num_threads", "1025");
   Options options;
   options.groups.resize(2);
   options.groups[0].exp_avg_mask = {1, 0, 1};
@@ -121,15 +124,15 @@ TEST(OnebitLambOptions, OutOfRangeAreRefusedByName) {
   refused(Options{.factor_min = NAN}, "factor_min", "nan");
   refused(Options{.factor_threshold = -0.1}, "factor_threshold", "-0.1");
   refused(Options{.factor_threshold = 1.1}, "factor_threshold", "1.1");
-  refused(Options{.freeze_step = 0}, "freeze_step", "got 0");
-  refused(Options{.freeze_step = -2}, "freeze_step", "-2");
-  refused(Options{.lr_warmup_steps = -1}, "lr_warmup_steps", "-1");
-  refused(Options{.total_steps = 0}, "total_steps", "got 0");
-  refused(Options{.min_freeze_step = 0}, "min_freeze_step", "got 0");
-  refused(Options{.max_freeze_step = 0}, "max_freeze_step", "got 0");
-  refused(Options{.freeze_ratio = 0}, "freeze_ratio", "got 0");
-  refused(Options{.freeze_ratio = 1.5}, "freeze_ratio", "1.5");
-  EXPECT_NO_THROW(Options{.freeze_step = kAutoFreeze}.validate(layout()));
+  refused(Options{.freeze = {.step = 0}}, "freeze_step", "got 0");
+  refused(Options{.freeze = {.step = -2}}, "freeze_step", "-2");
+  refused(Options{.freeze = {.lr_warmup_steps = -1}}, "lr_warmup_steps", "-1");
+  refused(Options{.freeze = {.total_steps = 0}}, "total_steps", "got 0");
+  refused(Options{.freeze = {.min_step = 0}}, "min_freeze_step", "got 0");
+  refused(Options{.freeze = {.max_step = 0}}, "max_freeze_step", "got 0");
+  refused(Options{.freeze = {.ratio = 0}}, "freeze_ratio", "got 0");
+  refused(Options{.freeze = {.ratio = 1.5}}, "freeze_ratio", "1.5");
+  EXPECT_NO_THROW(Options{.freeze = {.step = kAutoFreeze}}.validate(layout()));
 }
 
 TEST(ZeroOneAdamOptions, OutOfRangeAreRefusedByName) {

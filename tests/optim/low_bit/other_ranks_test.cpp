@@ -26,10 +26,10 @@ struct Kind {
 };
 
 OnebitAdamOptions short_onebit_adam() {
-  OnebitAdamOptions o{.learning_rate = 0.01, .freeze_step = 3};
+  OnebitAdamOptions o{.learning_rate = 0.01, .freeze = {.step = 3}};
   o.groups.resize(2);
   o.groups[1].weight_decay = 0.1;
-  o.exchange.max_grad_norm = 1;
+  o.compression.exchange.max_grad_norm = 1;
   return o;
 }
 
@@ -39,7 +39,7 @@ Kind kind(std::string name, test::MakeOptimizer (*make)(Options),
   return {std::move(name),
           [=](std::size_t bucket) {
             Options o = options;
-            o.exchange.bucket_elements = bucket;
+            o.compression.exchange.bucket_elements = bucket;
             return make(o);
           },
           steps};
@@ -49,7 +49,7 @@ std::vector<Kind> kinds() {
   OnebitAdamOptions mixed = short_onebit_adam();
   mixed.groups[1].non_freeze = true;
   OnebitLambOptions lamb_bf16 = test::short_onebit_lamb();
-  lamb_bf16.residual_dtype = DType::kBFloat16;
+  lamb_bf16.compression.residual_dtype = DType::kBFloat16;
   return {kind("onebit_adam", test::onebit_adam, short_onebit_adam(), 9),
           kind("onebit_adam_mixed", test::onebit_adam, mixed, 6),
           kind("onebit_lamb", test::onebit_lamb, test::short_onebit_lamb(), 7),

@@ -28,7 +28,7 @@ std::vector<double> distances_after(
   std::vector<double> result;
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     OnebitAdam optimizer(comm, layout,
-                         {.learning_rate = 0.01, .freeze_step = kFreeze});
+                         {.learning_rate = 0.01, .freeze = {.step = kFreeze}});
     std::vector<float> params(kElements, 0.5f), grads(kElements);
     std::mt19937 random(static_cast<unsigned>(comm.rank()));
     std::normal_distribution<float> noise;
@@ -80,8 +80,8 @@ TEST_P(NeighboursOfAnOutlier, GoOnAsIfItHadNotBeen) {
 TEST(HeavyElements, AreCountedOnceFrozen) {
   const ParameterLayout layout = test::late_layout();
   for (const auto& make :
-       {test::onebit_adam({.freeze_step = test::kLateFreeze}),
-        test::onebit_lamb({.freeze_step = test::kLateFreeze})})
+       {test::onebit_adam({.freeze = {.step = test::kLateFreeze}}),
+        test::onebit_lamb({.freeze = {.step = test::kLateFreeze}})})
     comm::run_local_ranks(3, [&](comm::Communicator& comm) {
       const auto optimizer = make(comm, layout);
       std::vector<float> params = test::normal(layout.size(), 3);
@@ -137,20 +137,20 @@ std::vector<AnyOptimizer> any_optimizers() {
                                       .var_update_scaler = 2,
                                       .local_step_scaler = 4,
                                       .local_step_clipper = 4,
-                                      .exchange = exchange};
+                                      .compression = {.exchange = exchange}};
     all.push_back(
         {"adam" + end, test::exact_adam({.learning_rate = lr}, exchange)});
     all.push_back({"lamb" + end,
                    test::exact_lamb({.learning_rate = lr}, exchange), false});
-    all.push_back(
-        {"onebit_adam" + end,
-         test::onebit_adam(
-             {.learning_rate = lr, .freeze_step = 8, .exchange = exchange})});
-    all.push_back(
-        {"onebit_lamb" + end,
-         test::onebit_lamb(
-             {.learning_rate = lr, .freeze_step = 8, .exchange = exchange}),
-         false});
+    all.push_back({"onebit_adam" + end,
+                   test::onebit_adam({.learning_rate = lr,
+                                      .freeze = {.step = 8},
+                                      .compression = {.exchange = exchange}})});
+    all.push_back({"onebit_lamb" + end,
+                   test::onebit_lamb({.learning_rate = lr,
+                                      .freeze = {.step = 8},
+                                      .compression = {.exchange = exchange}}),
+                   false});
     all.push_back({"zero_one_adam" + end, test::zero_one_adam(zero_one)});
   }
   return all;

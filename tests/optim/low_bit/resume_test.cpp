@@ -256,18 +256,18 @@ TEST(LowBitResiduals, KeepToTheirBuckets) {
       ParameterLayout::of({{"a", {32}}, {"b", {32}}, {"c", {32}}, {"d", {32}}});
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     ZeroOneAdamOptions options{.var_update_scaler = 1};
-    options.exchange.bucket_elements = 64;
+    options.compression.exchange.bucket_elements = 64;
     ZeroOneAdam one(comm, layout, options);
     std::vector<float> params(128);
     for (std::int64_t t = 1; t <= 3; ++t) {
       auto grads = test::gradient(128, t, comm.rank());
       one.step(params, grads);
     }
-    options.exchange.bucket_elements = 128;
+    options.compression.exchange.bucket_elements = 128;
     ZeroOneAdam two(comm, layout, options);
     expect_refused(two, copy_of(one.state()),
                    {"bucket size", "128", "or of other hosts"});
-    options.exchange.bucket_elements = 70;  // the same buckets
+    options.compression.exchange.bucket_elements = 70;  // the same buckets
     ZeroOneAdam three(comm, layout, options);
     EXPECT_NO_THROW(three.load_state_dict(copy_of(one.state())));
   });
@@ -277,19 +277,19 @@ TEST(LowBitResiduals, KeepToTheirBuckets) {
 TEST(LowBitResiduals, OfEarlierVersionsNeedTheirBuckets) {
   const ParameterLayout layout = ParameterLayout::of({{"a", {5000}}});
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    OnebitAdamOptions options{.freeze_step = 1};
-    options.exchange.bucket_elements = std::size_t{1} << 20;
+    OnebitAdamOptions options{.freeze = {.step = 1}};
+    options.compression.exchange.bucket_elements = std::size_t{1} << 20;
     OnebitAdam earlier(comm, layout, options);
     std::vector<float> params(layout.size());
     for (std::int64_t t = 1; t <= 3; ++t) {
       auto grads = test::gradient(layout.size(), t, comm.rank());
       earlier.step(params, grads);
     }
-    options.exchange.bucket_elements = 2048;
+    options.compression.exchange.bucket_elements = 2048;
     OnebitAdam now(comm, layout, options);
     expect_refused(now, copy_of(earlier.state()),
                    {"bucket_elements 2048", "set it to 1048576"});
-    options.exchange.bucket_elements = 1 << 20;
+    options.compression.exchange.bucket_elements = 1 << 20;
     OnebitAdam as_told(comm, layout, options);
     EXPECT_NO_THROW(as_told.load_state_dict(copy_of(earlier.state())));
   });

@@ -25,30 +25,31 @@ struct Kind {
 };
 
 std::vector<Kind> kinds() {
-  return {{"onebit_adam",
-           [](std::optional<std::int64_t> step) {
-             OnebitAdamOptions o{.learning_rate = 0.02, .freeze_step = step};
-             o.exchange.bucket_elements = 900;
-             return test::onebit_adam(o);
-           }},
-          {"onebit_adam_mixed",
-           [](std::optional<std::int64_t> step) {
-             OnebitAdamOptions o{.learning_rate = 0.02, .freeze_step = step};
-             o.groups.resize(2);
-             o.groups[1].non_freeze = true;
-             return test::onebit_adam(o);
-           }},
-          {"onebit_lamb",
-           [](std::optional<std::int64_t> step) {
-             OnebitLambOptions o = test::short_onebit_lamb();
-             o.freeze_step = step;
-             return test::onebit_lamb(o);
-           }},
-          {"zero_one_adam", [](std::optional<std::int64_t> step) {
-             ZeroOneAdamOptions o = test::short_zero_one_adam();
-             o.var_freeze_step = step;
-             return test::zero_one_adam(o);
-           }}};
+  return {
+      {"onebit_adam",
+       [](std::optional<std::int64_t> step) {
+         OnebitAdamOptions o{.learning_rate = 0.02, .freeze = {.step = step}};
+         o.compression.exchange.bucket_elements = 900;
+         return test::onebit_adam(o);
+       }},
+      {"onebit_adam_mixed",
+       [](std::optional<std::int64_t> step) {
+         OnebitAdamOptions o{.learning_rate = 0.02, .freeze = {.step = step}};
+         o.groups.resize(2);
+         o.groups[1].non_freeze = true;
+         return test::onebit_adam(o);
+       }},
+      {"onebit_lamb",
+       [](std::optional<std::int64_t> step) {
+         OnebitLambOptions o = test::short_onebit_lamb();
+         o.freeze.step = step;
+         return test::onebit_lamb(o);
+       }},
+      {"zero_one_adam", [](std::optional<std::int64_t> step) {
+         ZeroOneAdamOptions o = test::short_zero_one_adam();
+         o.var_freeze_step = step;
+         return test::zero_one_adam(o);
+       }}};
 }
 
 class StageAfterLoad : public ::testing::TestWithParam<std::tuple<int, Kind>> {
@@ -168,8 +169,8 @@ TEST(StageAfterLoadOfOnebitAdam, KeepsTheVarianceFreeOfBias) {
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
       OnebitAdamOptions o{.learning_rate = 0.01,
                           .beta2 = 0.9,
-                          .freeze_step = 3,
-                          .denom_floor = 0};
+                          .freeze = {.step = 3},
+                          .compression = {.denom_floor = 0}};
       o.groups.resize(2);
       o.groups[1].non_freeze = keeps_variance;
       auto params = test::normal(layout.size(), 3);
@@ -179,7 +180,7 @@ TEST(StageAfterLoadOfOnebitAdam, KeepsTheVarianceFreeOfBias) {
         auto grads = test::gradient(layout.size(), t, comm.rank());
         if (t == 3) {  // what v will be, of the averaged gradient
           OnebitAdamOptions later = o;
-          later.freeze_step = 9;
+          later.freeze.step = 9;
           OnebitAdam exact(comm, layout, later);
           exact.load_state_dict(copy_of(first.state()));
           auto same = params;
@@ -191,7 +192,7 @@ TEST(StageAfterLoadOfOnebitAdam, KeepsTheVarianceFreeOfBias) {
         }
         first.step(params, grads);
       }
-      o.freeze_step = 9;
+      o.freeze.step = 9;
       OnebitAdam second(comm, layout, o);
       second.load_state_dict(copy_of(first.state()));
       EXPECT_EQ(second.progress().phase, Phase::kExact);
@@ -211,7 +212,7 @@ TEST(StageAfterLoadOfOnebitAdam, AnAutomaticFreezeThatHasHappenedStays) {
   const auto layout = test::small_layout();
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     const OnebitAdamOptions o{
-        .freeze_step = kAutoFreeze, .min_freeze_step = 1, .max_freeze_step = 4};
+        .freeze = {.step = kAutoFreeze, .min_step = 1, .max_step = 4}};
     auto params = test::normal(layout.size(), 3);
     OnebitAdam first(comm, layout, o);
     for (std::int64_t t = 1; t <= 6; ++t) {
@@ -220,8 +221,9 @@ TEST(StageAfterLoadOfOnebitAdam, AnAutomaticFreezeThatHasHappenedStays) {
     }
     ASSERT_GT(first.freeze()->frozen_at(), 0);
     for (OnebitAdamOptions later :
-         {OnebitAdamOptions{.freeze_step = kAutoFreeze}, OnebitAdamOptions{},
-          OnebitAdamOptions{.total_steps = 5000}}) {
+         {OnebitAdamOptions{.freeze = {.step = kAutoFreeze}},
+          OnebitAdamOptions{},
+          OnebitAdamOptions{.freeze = {.total_steps = 5000}}}) {
       OnebitAdam second(comm, layout, later);
       EXPECT_TRUE(second.load_state_dict(copy_of(first.state())).empty());
       EXPECT_EQ(second.freeze()->frozen_at(), first.freeze()->frozen_at());
@@ -234,7 +236,7 @@ TEST(StageAfterLoadOfOnebitAdam, AnAutomaticFreezeThatHasHappenedStays) {
 TEST(StageAfterLoadOfOnebitAdam, AVarianceThatWentOnMovingIsRefused) {
   const auto layout = test::small_layout();
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    const OnebitAdamOptions o{.freeze_step = 2};
+    const OnebitAdamOptions o{.freeze = {.step = 2}};
     auto params = test::normal(layout.size(), 3);
     OnebitAdam first(comm, layout, o);
     for (std::int64_t t = 1; t <= 4; ++t) {

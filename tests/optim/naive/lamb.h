@@ -101,7 +101,7 @@ class OnebitLamb {
   bool step(const std::vector<Floats>& grads) {
     counts = {};
     lamb_.setup.groups = setup_.groups;  // learning rates may have changed
-    if (lamb_.t < optim::freeze_step_of(o_)) {
+    if (lamb_.t < optim::freeze_step_of(o_.freeze)) {
       const auto average = gradients_.exact(grads);
       if (!average) return false;
       lamb_.apply(average->sum, average->scale);
@@ -134,7 +134,7 @@ class OnebitLamb {
       frozen_[l] = o_.coeff_beta * frozen_[l] + (1 - o_.coeff_beta) * r.value;
       ++averaged_[l];
     }
-    if (lamb_.t == optim::freeze_step_of(o_)) freeze();
+    if (lamb_.t == optim::freeze_step_of(o_.freeze)) freeze();
   }
 
   void freeze() {

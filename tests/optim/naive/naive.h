@@ -46,14 +46,15 @@ struct Setup {
 
 template <class Options>
 Setup setup_of(int world, const ParameterLayout& layout, const Options& o) {
-  Setup setup{.world = world,
-              .layout = layout,
-              .groups = {},
-              .mask = {},
-              .denom_floor = o.denom_floor,
-              .max_grad_norm = o.exchange.max_grad_norm,
-              .lagged_clipping = o.exchange.lagged_clipping,
-              .bf16_residuals = o.residual_dtype == DType::kBFloat16};
+  Setup setup{
+      .world = world,
+      .layout = layout,
+      .groups = {},
+      .mask = {},
+      .denom_floor = o.compression.denom_floor,
+      .max_grad_norm = o.compression.exchange.max_grad_norm,
+      .lagged_clipping = o.compression.exchange.lagged_clipping,
+      .bf16_residuals = o.compression.residual_dtype == DType::kBFloat16};
   std::vector<Floats> masks(layout.num_groups());
   for (std::size_t g = 0; g < layout.num_groups(); ++g) {
     const auto own = o.groups.empty()

@@ -17,7 +17,7 @@ class OnebitAdam {
  public:
   OnebitAdam(int world, const ParameterLayout& layout,
              const optim::OnebitAdamOptions& o, Floats start)
-      : freeze_step_(optim::freeze_step_of(o)),
+      : freeze_step_(optim::freeze_step_of(o.freeze)),
         setup_(setup_of(world, layout, o)),
         gradients_(setup_),
         bits_(setup_),

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "thinwire/core/state_dict.h"
+#include "thinwire/optim/freeze_options.h"
 #include "thinwire/optim/state.h"
 
 namespace thinwire::optim {
@@ -16,14 +17,7 @@ namespace thinwire::optim {
 /// everywhere.
 class AutoFreeze {
  public:
-  struct Options {
-    std::int64_t earliest = 100;    ///< Not before this step ...
-    std::int64_t latest = 100'000;  ///< ... and at the latest at this one.
-    double ratio = 0.85;
-  };
-
-  AutoFreeze() = default;
-  explicit AutoFreeze(const Options& options) : options_(options) {}
+  explicit AutoFreeze(const FreezeOptions& options = {});
 
   /// Step 1, 2, ...: `norm` is its bias-corrected L1 norm of the variance. True
   /// if this step, still exact, is the last one.
@@ -33,7 +27,9 @@ class AutoFreeze {
   void load(const StateDict& state);
 
  private:
-  Options options_;
+  std::int64_t earliest_;  // not before this step
+  std::int64_t latest_;    // at this one at the latest
+  double ratio_;
   std::vector<double> norms_;  // of steps 1, 2, ...
 };
 

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <utility>
 
-#include "core/require.h"
 #include "optim/saved_state.h"
 
 namespace thinwire::optim {
@@ -18,24 +17,12 @@ constexpr const char* kBegins = "first_stage_begins";  // in no saved state
 
 }  // namespace
 
-void validate_freeze(std::optional<std::int64_t> freeze_step,
-                     std::optional<std::int64_t> lr_warmup_steps,
-                     std::optional<std::int64_t> total_steps,
-                     std::int64_t min_freeze_step,
-                     std::optional<std::int64_t> max_freeze_step,
-                     double freeze_ratio) {
-  const std::int64_t named = freeze_step.value_or(1);
-  require(named >= 1 || named == kAutoFreeze, "freeze_step",
-          ">= 1 or kAutoFreeze (-1)", named);
-  require(lr_warmup_steps.value_or(0) >= 0, "lr_warmup_steps", ">= 0",
-          lr_warmup_steps.value_or(0));
-  require(total_steps.value_or(1) >= 1, "total_steps", ">= 1",
-          total_steps.value_or(1));
-  require(min_freeze_step >= 1, "min_freeze_step", ">= 1", min_freeze_step);
-  require(max_freeze_step.value_or(1) >= 1, "max_freeze_step", ">= 1",
-          max_freeze_step.value_or(1));
-  require(freeze_ratio > 0 && freeze_ratio <= 1, "freeze_ratio", "in (0, 1]",
-          freeze_ratio);
+std::string describe(const FreezeOptions& o) {
+  return fmt::format(
+      "freeze_step={} lr_warmup_steps={} total_steps={} min_freeze_step={} "
+      "max_freeze_step={} freeze_ratio={:f}",
+      text_of(o.step), text_of(o.lr_warmup_steps), text_of(o.total_steps),
+      o.min_step, text_of(o.max_step), o.ratio);
 }
 
 bool Freeze::is_due(std::int64_t step) {

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -15,65 +13,22 @@
 #include "optim/low_bit/model.h"
 #include "optim/low_bit/momentum/momentum.h"
 #include "optim/low_bit/options.h"
+#include "thinwire/optim/freeze_options.h"
 #include "thinwire/optim/low_bit_optimizer.h"
-#include "thinwire/optim/run_length.h"
 
 namespace thinwire::optim {
 
-/// When the warm-up stage ends.
-struct FreezeOptions {
-  StagePlan plan;
-  AutoFreeze::Options automatic;
-};
-
-/// From options whose fields on the freeze have common names.
-template <class Options>
-[[nodiscard]] FreezeOptions freeze_options(const Options& o) {
-  const auto part_of_total = [&](std::int64_t nth, std::int64_t otherwise) {
-    return o.total_steps ? (*o.total_steps + nth - 1) / nth : otherwise;
-  };
-  const std::int64_t fifth = part_of_total(5, 100'000);
-  const std::int64_t earliest =
-      std::max({o.lr_warmup_steps.value_or(0), part_of_total(10, 0),
-                std::min(o.min_freeze_step, fifth)});
-  return {.plan = {o.freeze_step, freeze_step_of(o)},
-          .automatic = {
-              .earliest = earliest,
-              .latest = std::max(o.max_freeze_step.value_or(fifth), earliest),
-              .ratio = o.freeze_ratio}};
-}
-
-/// Throws Error(kInvalidArgument) naming the field, its range and its value.
-void validate_freeze(std::optional<std::int64_t> freeze_step,
-                     std::optional<std::int64_t> lr_warmup_steps,
-                     std::optional<std::int64_t> total_steps,
-                     std::int64_t min_freeze_step,
-                     std::optional<std::int64_t> max_freeze_step,
-                     double freeze_ratio);
-
-template <class Options>
-void validate_freeze(const Options& o) {
-  validate_freeze(o.freeze_step, o.lr_warmup_steps, o.total_steps,
-                  o.min_freeze_step, o.max_freeze_step, o.freeze_ratio);
-}
-
-/// The fields in one line.
-template <class Options>
-[[nodiscard]] std::string describe_freeze(const Options& o) {
-  return "freeze_step=" + text_of(o.freeze_step) +
-         " lr_warmup_steps=" + text_of(o.lr_warmup_steps) +
-         " total_steps=" + text_of(o.total_steps) +
-         " min_freeze_step=" + std::to_string(o.min_freeze_step) +
-         " max_freeze_step=" + text_of(o.max_freeze_step) +
-         " freeze_ratio=" + std::to_string(o.freeze_ratio);
-}
+/// Returns the fields in one line.
+[[nodiscard]] std::string describe(const FreezeOptions& options);
 
 /// The end of the warm-up stage, when the variance is frozen and becomes the
 /// denominator of all compressed steps that follow.
 class Freeze final : public FreezeStage {
  public:
   Freeze(LowBitModel& model, const FreezeOptions& options)
-      : model_(model), plan_(options.plan), automatic_(options.automatic) {}
+      : model_(model),
+        plan_(options.step, freeze_step_of(options)),
+        automatic_(options) {}
 
   [[nodiscard]] bool is_frozen() const { return frozen_at_ > 0; }
   /// The last exact step that is planned, or kAutoFreeze.

@@ -67,7 +67,7 @@ TEST(TrainingConfig, FlagsSayWhatTheDefaultsDoNot) {
 
 TEST(TrainingConfig, PhasesFollowFromTheSteps) {
   const auto freeze_step = [](std::vector<const char*> flags) {
-    return optimizer_of<optim::OnebitAdamOptions>(config_of(flags)).freeze_step;
+    return optimizer_of<optim::OnebitAdamOptions>(config_of(flags)).freeze.step;
   };
   EXPECT_EQ(freeze_step({}), 100);
   EXPECT_EQ(freeze_step({"--steps", "20000"}), 4000);
@@ -93,7 +93,7 @@ TEST(TrainingConfig, OfAResumedRunNamesNoStageThatNobodyNames) {
   const auto freeze_step = [](std::vector<const char*> flags) {
     return optimizer_of<optim::OnebitAdamOptions>(
                config_of(flags, Start::kResumed))
-        .freeze_step;
+        .freeze.step;
   };
   EXPECT_EQ(freeze_step({}), std::nullopt);
   EXPECT_EQ(freeze_step({"--freeze-step", "30"}), 30);
@@ -116,7 +116,7 @@ TEST_F(ConfigFile, OfDeepSpeedDecidesWhatNoFlagGives) {
   config.validate(2);
   auto adam = optimizer_of<optim::OnebitAdamOptions>(config);
   EXPECT_EQ(adam.learning_rate, 4e-4);
-  EXPECT_EQ(adam.freeze_step, 23);
+  EXPECT_EQ(adam.freeze.step, 23);
   EXPECT_EQ(adam.weight_decay, 0.01);
   EXPECT_EQ(config.gradient_clipping, 0) << "the file is silent";
   EXPECT_EQ(config.precision.dtype, DType::kFloat16);
@@ -135,7 +135,7 @@ TEST_F(ConfigFile, OfDeepSpeedDecidesWhatNoFlagGives) {
   EXPECT_EQ(config.gradient_clipping, 0.5);
   adam = optimizer_of<optim::OnebitAdamOptions>(config);
   EXPECT_EQ(adam.learning_rate, 0.1);
-  EXPECT_EQ(adam.freeze_step, 9);
+  EXPECT_EQ(adam.freeze.step, 9);
   EXPECT_EQ(adam.weight_decay, 0.01);
   EXPECT_TRUE(
       std::holds_alternative<config::WarmupAndDecay>(config.schedule.shape));

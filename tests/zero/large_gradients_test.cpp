@@ -8,7 +8,7 @@
 #include "optim/support.h"
 #include "zero/support.h"
 
-namespace thinwire::zero::zero_large_gradients_test {
+namespace thinwire::zero::large_gradients_test {
 namespace {
 
 struct Case {
@@ -52,4 +52,4 @@ TEST_P(ZeroLargeGradients, LeaveParametersFinite) {
 }
 
 }  // namespace
-}  // namespace thinwire::zero::zero_large_gradients_test
+}  // namespace thinwire::zero::large_gradients_test

@@ -10,7 +10,7 @@
 #include "support/errors.h"
 #include "zero/support.h"
 
-namespace thinwire::zero::zero_errors_test {
+namespace thinwire::zero::errors_test {
 namespace {
 
 using test::all_ways;
@@ -291,4 +291,4 @@ TEST(ZeroErrors, NothingIsDoneWithStatesThatAreElsewhere) {
 }
 
 }  // namespace
-}  // namespace thinwire::zero::zero_errors_test
+}  // namespace thinwire::zero::errors_test

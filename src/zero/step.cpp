@@ -8,7 +8,7 @@
 #include "optim/exact_exchange.h"
 #include "optim/gradient_agreement.h"
 #include "optim/verification.h"
-#include "zero/zero_impl.h"
+#include "zero/impl.h"
 
 namespace thinwire::zero {
 
@@ -93,7 +93,7 @@ double ZeroOptimizer::Impl::norm(double loss_scale, optim::StepMeter& meter) {
   for (int r = 0; r < comm.size(); ++r) {
     const std::size_t count = num_squares[static_cast<std::size_t>(r)];
     const auto squares = std::span<const double>(all).subspan(at, count);
-    const std::size_t in_dense = dense.num_squares(r);
+    const std::size_t in_dense = num_cells(dense.shards(), r);
     of_dense.push_back(squares.first(in_dense));
     const auto rest = squares.subspan(in_dense);
     of_wide.push_back(rest);
@@ -101,10 +101,12 @@ double ZeroOptimizer::Impl::norm(double loss_scale, optim::StepMeter& meter) {
     at += count;
   }
   const double divisor = groups.front()->gradients().divisor(loss_scale);
-  const double of_all = std::sqrt(dense.sum_in_order(of_dense)) / divisor;
+  const double of_all =
+      std::sqrt(sum_in_order(dense.shards(), of_dense)) / divisor;
   if (groups.size() == 1) return of_all;
   if (params.is_joined())
-    return std::hypot(of_all, std::sqrt(groups[1]->sum_in_order(of_wide)));
+    return std::hypot(of_all,
+                      std::sqrt(sum_in_order(groups[1]->shards(), of_wide)));
   double experts = 0;
   for (const double square : of_experts) experts += square;
   return std::hypot(of_all, std::sqrt(experts));

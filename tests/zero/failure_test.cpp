@@ -10,7 +10,7 @@
 #include "support/errors.h"
 #include "zero/endings.h"
 
-namespace thinwire::zero::zero_failure_test {
+namespace thinwire::zero::failure_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -185,4 +185,4 @@ TEST(ZeroFailure, ARankLostInAnUpdateLeavesNothingUnderWay) {
 }
 
 }  // namespace
-}  // namespace thinwire::zero::zero_failure_test
+}  // namespace thinwire::zero::failure_test

@@ -10,7 +10,7 @@
 #include "thinwire/optim/lamb.h"
 #include "zero/support.h"
 
-namespace thinwire::zero::zero_construction_test {
+namespace thinwire::zero::construction_test {
 namespace {
 
 using test::all_ways;
@@ -195,4 +195,4 @@ TEST(ZeroConstruction, TheMinimumScaleIsHeldWhereThatIsThePolicy) {
 }
 
 }  // namespace
-}  // namespace thinwire::zero::zero_construction_test
+}  // namespace thinwire::zero::construction_test

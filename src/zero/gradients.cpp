@@ -9,7 +9,7 @@
 #include "optim/exact_exchange.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/kernels/cast.h"
-#include "zero/zero_impl.h"
+#include "zero/impl.h"
 
 namespace thinwire::zero {
 
@@ -68,8 +68,10 @@ void ZeroOptimizer::Impl::store(const GradientPart& part) {
 
 bool ZeroOptimizer::Impl::send(std::size_t bucket) {
   const BucketOfGroup& own = buckets[bucket];
-  if (options.stage == 2) return own.group->gradients().send(own.number);
-  return own.group->gradients().reduce(whole, own.number);
+  // Few bits leave in agree_on_finite().
+  if (agrees_first(options) && own.group->gradients().low_bit() != nullptr)
+    return false;
+  return own.group->gradients().send(own.number, whole);
 }
 
 void ZeroOptimizer::Impl::cancel_backward() {
@@ -109,9 +111,9 @@ std::int64_t ZeroOptimizer::Impl::first_nonfinite_gradient() {
   return first == parameters.end() ? -1 : first - parameters.begin();
 }
 
-// Over all groups: a step is skipped for all parameters or for none. Then
-// nothing changes but what the step looks at, where the first such parameter of
-// any rank is marked.
+// Over all groups: a step is skipped for all parameters or for none. Few bits
+// leave only if it is not. Else nothing changes but what the step looks at,
+// where the first such parameter of any rank is marked.
 void ZeroOptimizer::Impl::agree_on_finite() {
   if (!agrees_first(options) || comm.size() == 1 || has_agreed) return;
   has_agreed = true;
@@ -120,10 +122,17 @@ void ZeroOptimizer::Impl::agree_on_finite() {
   const auto count = static_cast<std::int64_t>(parameters.size());
   std::int64_t most = own < 0 ? 0 : count - own;
   comm.all_reduce(std::span(&most, 1), comm::ReduceOp::kMax);
-  if (most == 0) return;
-  const Parameter& first = parameters[static_cast<std::size_t>(count - most)];
-  for (const auto& group : groups)
-    group->gradients().withhold({first.offset, first.size});
+  for (std::size_t b = buckets.size(); b-- > 0;) {
+    LowBitGradients* const low_bit = buckets[b].group->gradients().low_bit();
+    if (low_bit == nullptr) continue;
+    if (most == 0) {
+      low_bit->send(buckets[b].number, whole);
+    } else {
+      const Parameter& first =
+          parameters[static_cast<std::size_t>(count - most)];
+      low_bit->withhold(buckets[b].number, {first.offset, first.size});
+    }
+  }
 }
 
 void ZeroOptimizer::Impl::finish(View grads) {

@@ -11,7 +11,7 @@
 #include "thinwire/optim/lamb.h"
 #include "zero/support.h"
 
-namespace thinwire::zero::zero_state_test {
+namespace thinwire::zero::state_test {
 namespace {
 
 using test::all_ways;
@@ -231,4 +231,4 @@ TEST(ZeroState, StatesComeBackAsTheyWere) {
 }
 
 }  // namespace
-}  // namespace thinwire::zero::zero_state_test
+}  // namespace thinwire::zero::state_test

@@ -9,7 +9,7 @@
 #include "support/sanitizers.h"
 #include "zero/support.h"
 
-namespace thinwire::zero::zero_whole_values_test {
+namespace thinwire::zero::whole_values_test {
 namespace {
 
 using test::all_ways;
@@ -180,4 +180,4 @@ TEST(ZeroWholeValues, MastersMayBeOf16Bits) {
 }
 
 }  // namespace
-}  // namespace thinwire::zero::zero_whole_values_test
+}  // namespace thinwire::zero::whole_values_test

@@ -13,7 +13,7 @@
 #include "thinwire/precision/mixed_precision.h"
 #include "zero/support.h"
 
-namespace thinwire::zero::zero_adopt_test {
+namespace thinwire::zero::adopt_test {
 namespace {
 
 using test::all_ways;
@@ -184,4 +184,4 @@ TEST(ZeroAdopt, SaysWhichElementsARankHas) {
 }
 
 }  // namespace
-}  // namespace thinwire::zero::zero_adopt_test
+}  // namespace thinwire::zero::adopt_test

@@ -12,7 +12,7 @@
 #include "support/sanitizers.h"
 #include "zero/endings.h"
 
-namespace thinwire::zero::zero_abandoned_test {
+namespace thinwire::zero::abandoned_test {
 namespace {
 
 using test::all_ways;
@@ -156,4 +156,4 @@ TEST(ZeroAbandoned, NoOrderOfGradientsIsADeadlock) {
 }
 
 }  // namespace
-}  // namespace thinwire::zero::zero_abandoned_test
+}  // namespace thinwire::zero::abandoned_test

@@ -5,7 +5,7 @@
 #include "optim/experts/joined_state.h"
 #include "thinwire/comm/agreement.h"
 #include "zero/checks.h"
-#include "zero/zero_impl.h"
+#include "zero/impl.h"
 
 // Whole values, whoever owns them; states elsewhere, and saved.
 namespace thinwire::zero {

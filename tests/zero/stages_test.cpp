@@ -18,7 +18,7 @@
 #include "thinwire/precision/mixed_precision.h"
 #include "thinwire/zero/zero_optimizer.h"
 
-namespace thinwire::zero::zero_stages_test {
+namespace thinwire::zero::stages_test {
 namespace {
 
 using optim::AdamOptions;
@@ -269,4 +269,4 @@ TEST(StagesByHost, GiveTheBitsOfNone) {
 }
 
 }  // namespace
-}  // namespace thinwire::zero::zero_stages_test
+}  // namespace thinwire::zero::stages_test

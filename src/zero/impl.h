@@ -45,46 +45,20 @@ struct ZeroOptimizer::Impl final : exchange::GradientSink {
   Impl(comm::Communicator& c, const ParameterLayout& l,
        const MakeRule& make_rule, View p, const ZeroOptions& settings,
        ConstView initial);
-  [[nodiscard]] std::vector<std::unique_ptr<ShardGroup>> make_groups(
-      const MakeRule& make_rule, ConstView initial);
-  /// Collective.
-  [[nodiscard]] std::vector<std::size_t> count_squares() const;
 
-  // ---- gradients until the step: zero_gradients.cpp
-  /// Stage 2: each backward's gradients leave as they come. In few bits those
-  /// of a window leave together, once each host has added up its own.
-  [[nodiscard]] bool sends_every_backward() const noexcept {
-    return options.wire.bits_up == 0 ||
-           std::ranges::any_of(groups, [](const auto& group) {
-             return !group->comm().hosts().is_flat();
-           });
-  }
+  // ---- gradients until the step: gradients.cpp
   void begin_backward(Backward which);
-  void begin_backward(Backward which, DType gradients);
-  void require_residuals(Backward which) const;
   void store(const exchange::GradientPart& part) override;
   bool send(std::size_t bucket) override;
   void cancel_backward();
-  void collect_all(ConstView grads);
   /// What has been reduced early is in memory that may not be exchanged.
   void require_same_array(View grads) const;
-  [[nodiscard]] std::int64_t first_nonfinite_gradient();
-  /// Collective, where gradients wait for it.
-  void agree_on_finite();
-  /// Collective: reduces what is left, and waits.
-  void finish(View grads);
-  void end_window();
 
-  // ---- the step: zero_step.cpp
+  // ---- the step: step.cpp
   /// `in.grads` is empty where gradients were collected.
   optim::StepReport step(const optim::StepInput& in);
-  void take_step(const optim::StepInput& in, optim::StepMeter& meter,
-                 optim::StepReport& report);
-  [[nodiscard]] double norm(double loss_scale, optim::StepMeter& meter);
-  [[nodiscard]] std::int64_t first_nonfinite();
 
-  // ---- whole values and states: zero_whole_values.cpp
-  [[nodiscard]] ShardGroup& group_of(std::size_t parameter) const;
+  // ---- whole values and states: whole_values.cpp
   /// An array over this rank's shard: masters, a state of the rule, or the
   /// reduced gradient, which may be anywhere. Collective.
   [[nodiscard]] std::vector<float> read(std::size_t parameter,
@@ -122,6 +96,36 @@ struct ZeroOptimizer::Impl final : exchange::GradientSink {
   EarlyBuckets early;
   View whole;               // stage 1: gradients of which buckets are reduced
   bool has_agreed = false;  // in this window, that they are finite or not
+
+ private:
+  [[nodiscard]] std::vector<std::unique_ptr<ShardGroup>> make_groups(
+      const MakeRule& make_rule, ConstView initial);
+  /// Collective.
+  [[nodiscard]] std::vector<std::size_t> count_squares() const;
+
+  /// Stage 2: each backward's gradients leave as they come. In few bits those
+  /// of a window leave together, once each host has added up its own.
+  [[nodiscard]] bool sends_every_backward() const noexcept {
+    return options.wire.bits_up == 0 ||
+           std::ranges::any_of(groups, [](const auto& group) {
+             return !group->comm().hosts().is_flat();
+           });
+  }
+  void begin_backward(Backward which, DType gradients);
+  void require_residuals(Backward which) const;
+  void collect_all(ConstView grads);
+  [[nodiscard]] std::int64_t first_nonfinite_gradient();
+  /// Collective, where gradients wait for it.
+  void agree_on_finite();
+  /// Collective: reduces what is left, and waits.
+  void finish(View grads);
+  void end_window();
+
+  void take_step(const optim::StepInput& in, optim::StepMeter& meter,
+                 optim::StepReport& report);
+  [[nodiscard]] double norm(double loss_scale, optim::StepMeter& meter);
+  [[nodiscard]] std::int64_t first_nonfinite();
+  [[nodiscard]] ShardGroup& group_of(std::size_t parameter) const;
 };
 
 }  // namespace thinwire::zero

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+
+#include "thinwire/core/dtype.h"
+#include "thinwire/optim/data_parallel.h"
+
+namespace thinwire::optim {
+
+/// Compressed steps of the low-bit optimizers, and the exchange of all steps.
+struct CompressionOptions {
+  /// Least denominator after the freeze, as a fraction of its block's RMS (lean
+  /// 1-bit Adam: its cell's); finite, >= 0; 0 for no floor. 0/1 Adam applies it
+  /// before the freeze too.
+  double denom_floor = 0.3;
+  /// Type of the residuals: kFloat32 or kBFloat16. If unset, it is kBFloat16
+  /// with lean 1-bit Adam, and kFloat32 with the others.
+  std::optional<DType> residual_dtype{};
+  /// Options of the exchange. 0/1 Adam compares at the first sync after
+  /// verify_every steps.
+  ExchangeOptions exchange{};
+
+  /// Checks the options. Throws Error(kInvalidArgument) naming the key, its
+  /// range and its value.
+  void validate() const;
+
+  bool operator==(const CompressionOptions&) const = default;
+};
+
+}  // namespace thinwire::optim

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "thinwire/optim/run_length.h"
+
+namespace thinwire::optim {
+
+/// End of the exact steps of 1-bit Adam, lean 1-bit Adam and 1-bit LAMB. Files
+/// and Python write freeze_step, min_freeze_step, max_freeze_step and
+/// freeze_ratio, and so do the errors.
+struct FreezeOptions {
+  /// Number of exact steps, >= 1, or kAutoFreeze. If unset, it is a fifth of
+  /// total_steps, at most 1000 (run_length.h), or 100000 without total_steps.
+  /// After a load, a value that is set decides the stage. An unset one gives
+  /// way to the state's.
+  std::optional<std::int64_t> step{};
+  /// Steps of the learning rate's warm-up, >= 0. kAutoFreeze does not freeze
+  /// before its end.
+  std::optional<std::int64_t> lr_warmup_steps{};
+  /// Steps of the run, >= 1. kAutoFreeze does not freeze in the first tenth of
+  /// them.
+  std::optional<std::int64_t> total_steps{};
+  /// Step before which kAutoFreeze does not freeze, >= 1. A fifth of
+  /// total_steps replaces it if that is less.
+  std::int64_t min_step = 100;
+  /// Latest step at which kAutoFreeze freezes, >= 1, but not before the
+  /// earliest. If unset, it is a fifth of total_steps, or 100000 without
+  /// total_steps.
+  std::optional<std::int64_t> max_step{};
+  /// Ratio in (0, 1] by which kAutoFreeze decides. It compares the L1 norms of
+  /// the variance now and w steps ago. Here w is half of the steps so far, at
+  /// least 50. If the norms are within this ratio, it freezes.
+  double ratio = 0.85;
+
+  /// Checks the options. Throws Error(kInvalidArgument) naming the key, its
+  /// range and its value.
+  void validate() const;
+
+  bool operator==(const FreezeOptions&) const = default;
+};
+
+/// Returns the last exact step. This is step if it is set, possibly
+/// kAutoFreeze. Otherwise the rule of run_length.h decides.
+[[nodiscard]] constexpr std::int64_t freeze_step_of(
+    const FreezeOptions& options) {
+  return options.step.value_or(options.total_steps
+                                   ? freeze_step_of_run(*options.total_steps)
+                                   : kDefaultFreezeStep);
+}
+
+}  // namespace thinwire::optim
