@@ -26,7 +26,7 @@ LEVELS = (
     ("config",),
     ("plan",),
     ("engine",),
-    ("torch",),
+    ("c", "torch"),
     ("commands",),
     ("apps", "python"),
 )
@@ -120,7 +120,7 @@ def include_problems(path, bracket, header):
 
     if path.startswith("include/") and not is_torch_front:
         ours = bracket == '"' and header.startswith("thinwire/")
-        standard = bracket == "<" and re.fullmatch(r"[a-z0-9_]+", header)
+        standard = bracket == "<" and re.fullmatch(r"[a-z0-9_]+|std\w+\.h", header)
         if not ours and not standard:
             yield f"a public header includes {header}, which is not promised"
     in_header = path.startswith("src/") and not path.endswith(".cpp")
