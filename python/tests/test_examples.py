@@ -53,9 +53,9 @@ def test_resume(tmp_path: Path) -> None:
     first = output_of(2, script, "--steps", 100, "--out", tmp_path)
     assert first.startswith("steps 1 to 100: loss ")
     on = output_of(1, script, "--steps", 110, "--out", tmp_path)
-    assert on.startswith("steps 101 to 110: loss ")
+    assert on.startswith("resumes after step 100\nsteps 101 to 110: loss ")
     done = output_of(1, script, "--steps", 100, "--out", tmp_path)
-    assert done.strip() == "all 100 steps were done before"
+    assert done.endswith("\nall 100 steps were done before\n")
 
 
 def test_mixture_of_experts(tmp_path: Path) -> None:
