@@ -10,6 +10,7 @@ if(THINWIRE_BUILD_PYTHON)
           DESTINATION ${SKBUILD_METADATA_DIR}/licenses)
   return()
 endif()
+set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME dev)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${thinwire_notices}
         DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
@@ -50,20 +51,22 @@ install(FILES ${PROJECT_BINARY_DIR}/thinwireConfig.cmake
 
 if(TARGET thinwire_c)
   install(TARGETS thinwire_c EXPORT thinwireTargets
-          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT c
+                  NAMELINK_COMPONENT dev)
   configure_file(${PROJECT_SOURCE_DIR}/cmake/thinwire_c.pc.in
                  ${PROJECT_BINARY_DIR}/thinwire_c.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/thinwire_c.pc
           DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endif()
 
-foreach(program IN ITEMS thinwire_program train_gpt)
-  if(TARGET ${program})
-    install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-  endif()
-endforeach()
+if(TARGET thinwire_program)
+  install(TARGETS thinwire_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
+                                           COMPONENT tools)
+endif()
 
 if(TARGET train_gpt)
+  install(TARGETS train_gpt RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
+                                    COMPONENT train_gpt)
   # The program finds LibTorch through a link beside the libraries, which the
   # machine's owner or a package may point elsewhere. One that works is kept.
   set(libtorch ${CMAKE_INSTALL_LIBDIR}/thinwire/libtorch)
@@ -78,5 +81,5 @@ if(NOT EXISTS \"\${link}\")
   file(MAKE_DIRECTORY \"\${folder}\")
   file(CREATE_LINK \"${TORCH_INSTALL_PREFIX}/lib\" \"\${link}\" SYMBOLIC)
   message(STATUS \"Linking: \${link} -> ${TORCH_INSTALL_PREFIX}/lib\")
-endif()")
+endif()" COMPONENT train_gpt)
 endif()
