@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -203,17 +204,29 @@ def parse(text: Any, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
             for value in saved.values():
                 if not _is_plain(value):
                     raise TypeError(f"{value!r:.60} is neither a number nor text")
+            _require_possible(saved)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptCheckpoint(f"the saved param_groups are none: {error}") from None
+        raise CorruptCheckpoint(f"the saved param_groups cannot be used: {error}") from None
     if len(saved_groups) != len(groups):
         return [{} for _ in groups]
     for group, saved in zip(groups, saved_groups, strict=True):
+        for key in _NOT_SAVED & saved.keys():  # the state has it, or the script
+            del saved[key]
         for key, value in saved.items():
             if isinstance(group.get(key), torch.Tensor) and isinstance(value, str):
                 raise CorruptCheckpoint(
                     f"the saved param_groups: '{key}' must be a number, got {value!r:.60}"
                 )
     return list(saved_groups)
+
+
+def _require_possible(saved: Mapping[str, Any]) -> None:
+    """Raises ValueError or TypeError for what no step could use."""
+    for key in {"params", "param_names"} & saved.keys():
+        raise ValueError(f"'{key}' must be absent, got {saved[key]!r:.60}")
+    decay = number_of("'weight_decay'", saved.get("weight_decay", 0))
+    if not 0 <= decay < math.inf:
+        raise ValueError(f"'weight_decay' must be finite and >= 0, got {decay}")
 
 
 def numbers_of(groups: list[dict[str, Any]]) -> dict[str, float]:
