@@ -15,6 +15,7 @@
 #include "client_rule.h"
 #include "communicator.h"
 #include "config.h"
+#include "optimizer.h"
 #include "support/state.h"
 #include "thinwire/core/error.h"
 #include "thinwire/kernels/cast.h"
@@ -107,7 +108,7 @@ std::string phase(Self& self) {
 }
 
 std::optional<std::int64_t> freeze_step(Self& self) {
-  return self.look().engine->optimizer().progress().freeze_step;
+  return freeze_step_of(self.look().engine->optimizer());
 }
 
 std::int64_t steps(Self& self) {

@@ -244,7 +244,9 @@ void bind_optimizer(nb::module_& module) {
       .def_prop_ro("steps", &progress<&Progress::steps>)
       .def_prop_ro("skipped_steps", &progress<&Progress::skipped>)
       .def_prop_ro("phase", &phase)
-      .def_prop_ro("freeze_step", &progress<&Progress::freeze_step>)
+      .def_prop_ro(
+          "freeze_step",
+          [](Self& self) { return freeze_step_of(self.look().optimizer()); })
       .def_prop_ro("loss_scale", &loss_scale)
       .def_prop_ro("residual_ratio", &residual_ratio)
       .def("lamb_coeffs", &progress<&Progress::lamb_coeffs>)

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "experts.h"
@@ -28,6 +30,17 @@ struct OptimizerParts {
 
   [[nodiscard]] optim::Optimizer& optimizer() const { return *stack.optimizer; }
 };
+
+/// The step after which the exact stage has ended, or else is to end.
+inline std::optional<std::int64_t> freeze_step_of(
+    const optim::Optimizer& optimizer) {
+  const optim::FreezeStage* stage = optimizer.freeze();
+  const optim::Progress progress = optimizer.progress();
+  const bool is_over = progress.phase != optim::Phase::kExact;
+  if (stage != nullptr && is_over && stage->frozen_at() > 0)
+    return stage->frozen_at();
+  return progress.freeze_step;
+}
 
 /// _core.Optimizer.
 using OptimizerHandle = Handle<OptimizerParts>;

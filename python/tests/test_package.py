@@ -155,6 +155,17 @@ def test_doctor_fails_where_torch_is_missing(tmp_path: Path) -> None:
     assert "torch cannot be imported (none here)" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "name,value", [("THINWIRE_COMM", "tcp"), ("THINWIRE_TIMEOUT", "abc")]
+)
+def test_doctor_names_a_variable_that_no_run_would_accept(
+    name: str, value: str
+) -> None:
+    done = run(sys.executable, "-m", "thinwire", "doctor", **{name: value})
+    assert done.returncode == 1
+    assert re.search(f"{name} must be .*, got [\"']{value}[\"']", done.stderr)
+
+
 def test_a_torch_that_is_too_old_is_refused(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("__version__ = '2.7.1+cpu'\n")
     script = "import thinwire; thinwire.OnebitAdam"

@@ -45,6 +45,21 @@ def test_wrong_usage_is_refused() -> None:
     )
 
 
+@pytest.mark.quick
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_results_that_cannot_be_written_are_an_error() -> None:
+    command = [sys.executable, "-m", "thinwire", "plan", "--params", "3001", *DESCRIBED]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "python -m thinwire: the results could not be written to stdout: No space left"
+    )
+    assert done.stderr.count("\n") == 1
+
+
 def plan_of_a_rank() -> tuple[str, str]:
     return plan(), plan(*DESCRIBED, code=2)
 

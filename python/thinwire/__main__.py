@@ -3,6 +3,7 @@
 
 import argparse
 import contextlib
+import os
 import sys
 
 from . import Error, __version__, _core
@@ -66,19 +67,20 @@ def main() -> int:
     except Error as error:
         print(f"thinwire {arguments.command}: {error}", file=sys.stderr)
         return 1
-    print(
+    _print(
         f"{lines} lines of {', '.join(arguments.files)}: tensorboard --logdir "
-        f"{arguments.directory} shows them (pip install tensorboard)"
+        f"{arguments.directory} shows them (pip install tensorboard)\n"
     )
     return 0
 
 
 def _run_shared(arguments: list[str]) -> int:
     """Collective under a launcher, except for `config`."""
-    from ._doctor import lines, why_no_torch
+    from ._doctor import lines, why_no_torch, why_not_joined
 
     is_doctor = arguments[0] == "doctor"
-    not_ready = why_no_torch() if is_doctor else ""
+    no_torch = why_no_torch() if is_doctor else ""
+    not_ready = no_torch or (why_not_joined() if is_doctor else "")
     with contextlib.ExitStack() as joined:
 
         def join() -> _core.Communicator:
@@ -96,11 +98,11 @@ def _run_shared(arguments: list[str]) -> int:
             _PROGRAM,
             arguments,
             join if not not_ready and _is_launched(arguments[0]) else None,
-            list(lines(not_ready)) if is_doctor else [],
+            list(lines(no_torch)) if is_doctor else [],
             not_ready,
         )
-    sys.stdout.write(out)
     sys.stderr.write(err)
+    _print(out)
     return code
 
 
@@ -110,6 +112,19 @@ def _is_launched(command: str) -> bool:
     from .comm.groups import launched_ranks
 
     return launched_ranks() > 1
+
+
+def _print(text: str) -> None:
+    """Writes to stdout. If that fails, ends the program with 1 and a line on stderr."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # What is left in the buffer must not fail once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(
+            f"{_PROGRAM}: the results could not be written to stdout: {error.strerror}"
+        )
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from . import _core
@@ -32,3 +33,18 @@ def agreed(comm: _core.Communicator, body: Callable[[], T]) -> T:
         if text:
             raise InvalidArgument(f"rank {rank} refused its arguments: {text}")
     return results[0]
+
+
+@contextmanager
+def telling_others(comms: Iterable[_core.Communicator], call: str) -> Iterator[None]:
+    """Runs the local part of `call`, for which other ranks may wait in an exchange
+    already. If it raises, this rank gives up: the others raise CommFailure with its
+    text, and `comms` may only be closed. Local, no exchange.
+    """
+    try:
+        yield
+    except Exception as error:
+        for comm in comms:
+            if not comm.closed:
+                comm.give_up(f"{call}: {type(error).__name__}: {error}")
+        raise

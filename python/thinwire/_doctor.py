@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from . import _devices
+from .errors import InvalidArgument
 
 
 def lines(why_no_torch: str) -> Iterator[tuple[str, str]]:
@@ -34,6 +35,17 @@ def why_no_torch() -> str:
         return f"torch cannot be imported ({error}); pip install torch"
     if not dist.is_available() or not dist.is_gloo_available():
         return "this torch was built without torch.distributed's gloo; install torch's wheel"
+    return ""
+
+
+def why_not_joined() -> str:
+    """Returns why no optimizer could find its ranks here, or ""."""
+    from .comm.groups import choice_of_backend
+
+    try:
+        choice_of_backend()
+    except InvalidArgument as error:
+        return str(error)
     return ""
 
 

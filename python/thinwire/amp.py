@@ -8,7 +8,12 @@ from typing import Any
 import torch
 from torch.amp.grad_scaler import OptState
 
+from .errors import InvalidArgument
 from .optim._base import _Optimizer
+from .optim._options import number_of
+
+# Losses are multiplied in fp32.
+_LEAST, _MOST = 2.0**-126, 2.0**127
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -25,11 +30,19 @@ class GradScaler(torch.amp.GradScaler):
     """
 
     def __init__(self, device: str | None = None, *args: Any, **keywords: Any) -> None:
-        """Makes the scaler. Local."""
+        """Makes the scaler. Local. Raises InvalidArgument unless init_scale is in
+        [2^-126, 2^127].
+        """
         if device is None:
             found = torch.accelerator.current_accelerator(check_available=True)
             device = "cpu" if found is None else found.type
         super().__init__(device, *args, **keywords)
+        if self.is_enabled():
+            scale = number_of("init_scale", self._init_scale)
+            if not _LEAST <= scale <= _MOST:
+                raise InvalidArgument(
+                    f"init_scale must be in [2^-126, 2^127], got {scale:g}"
+                )
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divides gradients by the scale. Collective for an optimizer of Thinwire's."""

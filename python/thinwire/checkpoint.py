@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import os
 import re
 from collections.abc import Mapping
@@ -83,11 +84,12 @@ def save(
     )
     if not isinstance(trained, _Optimizer):
         return trained._save(path, both, chosen)
-    training = agreed(trained._comm, lambda: _to_save(trained))
+    training, beside = agreed(
+        trained._comm, lambda: (_to_save(trained), _beside(module, trained))
+    )
     trained._edits.take_in(is_collective=True)
     both[0][GROUPS] = to_text(trained.param_groups)
     both[1][SAVED_AS] = trained._notices.run.to_text()
-    beside = _beside(module, trained, training.comm.rank)
     report = _core.save(
         training.comm,
         training.layout,
@@ -142,19 +144,24 @@ def resume(
     module: torch.nn.Module | None = None,
     **options: Any,
 ) -> LoadReport | None:
-    """Loads like load(), or returns None if there is no complete checkpoint yet.
-    Collective.
+    """Loads like load(), or returns None if there is no checkpoint yet. Collective.
+
+    Raises CorruptCheckpoint if there are some, but none that can be loaded. Remains of
+    a save that never returned are none.
     """
     _require_ours("load", trained)
-    chosen, found_at = agreed(
-        trained._comm, lambda: (load_options(options), path_of("path", path))
-    )
-    if not isinstance(trained, _Optimizer):
-        if module is not None:
+
+    def checked() -> tuple[_core.LoadOptions, str]:
+        if module is not None and not isinstance(trained, _Optimizer):
             raise InvalidArgument("load: an engine's module is its own, got one")
+        return load_options(options), path_of("path", path)
+
+    chosen, found_at = agreed(trained._comm, checked)
+    if not isinstance(trained, _Optimizer):
         return trained._resume(found_at, chosen)
-    training = agreed(trained._comm, trained._training)
-    beside = _beside(module, trained, training.comm.rank)
+    training, beside = agreed(
+        trained._comm, lambda: (trained._training(), _beside(module, trained))
+    )
 
     def accept(found: _core.LoadReport) -> None:
         if not chosen.weights_only:
@@ -213,7 +220,12 @@ def _save_options(
                 f"save: an engine's step is {steps}, and its module its own; got step "
                 f"{step}{'' if module is None else ' and a module'}"
             )
-    elif given.get("asynchronous"):
+        return save_options(given)
+    if step is not None and not (
+        hasattr(step, "__index__") and 0 <= operator.index(step) < 2**63
+    ):
+        raise InvalidArgument(f"step: must be an integer in [0, 2^63), got {step!r}")
+    if given.get("asynchronous"):
         raise InvalidArgument("asynchronous: must be False with an optimizer, got True")
     return save_options(given)
 
@@ -234,6 +246,7 @@ def _to_save(optimizer: _Optimizer) -> Training:
     """
     training = optimizer._training()
     optimizer._settings.apply(optimizer.param_groups, optimizer._made)
+    optimizer._settings.apply_masks(optimizer.param_groups, optimizer._made)
     return training
 
 
@@ -244,11 +257,11 @@ def _text_of(config: _core.Config) -> str:
 
 
 def _beside(
-    module: torch.nn.Module | None, optimizer: _Optimizer, rank: int
+    module: torch.nn.Module | None, optimizer: _Optimizer
 ) -> ModuleOthers | None:
     if module is None:
         return None
     from .engine._others import ModuleOthers
 
     memory = optimizer._memory
-    return ModuleOthers(module, memory.parameters, memory.names, rank)
+    return ModuleOthers(module, memory.parameters, memory.names, optimizer._comm.rank)

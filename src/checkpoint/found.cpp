@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <vector>
+
 #include "checkpoint/commit/root.h"
 #include "checkpoint/commit/root_directory.h"
 #include "checkpoint/read/named_states.h"
@@ -21,6 +23,30 @@ bool has_weights(FileSystem& files, const std::string& path) {
          files.exists(path + "/model.safetensors.index.json");
 }
 
+// No run starts anew, nor over what is there, because of a checkpoint that this
+// version cannot use.
+[[noreturn]] void refuse_to_begin(const std::string& path,
+                                  const FoundCheckpoint& first, int count) {
+  if (is_in_parts(first.manifest))
+    throw Error(ErrorCode::kUnavailable, first.problem);
+  throw Error(
+      first.unreadable ? ErrorCode::kUnavailable
+                       : ErrorCode::kCorruptCheckpoint,
+      fmt::format("{}: {}; this directory has no checkpoint that can be "
+                  "loaded, and {} that cannot: load it with the version "
+                  "that wrote it, or repair it; to start anew, use "
+                  "another directory or delete {}",
+                  path, first.problem,
+                  count == 1 ? "one" : fmt::format("{}", count),
+                  count == 1 ? "it" : "them"));
+}
+
+// What a crash may leave of a save that never returned, or of a removal.
+bool is_remains(const FoundCheckpoint& found) {
+  const NameKind kind = kind_of(found.name);
+  return kind == NameKind::kPartial || kind == NameKind::kDeleting;
+}
+
 // Rank 0's view of a directory that may be changing; others take its word.
 std::string look(FileSystem& files, const std::string& path, What what) {
   if (files.exists(path + "/manifest.json")) return "ours " + path + '\n';
@@ -32,8 +58,10 @@ std::string look(FileSystem& files, const std::string& path, What what) {
   }
   std::string lines;
   std::string notes;
-  std::string part;  // why the newest of those that hosts have in parts is none
-  for (const FoundCheckpoint& found : find_checkpoints(files, path)) {
+  const FoundCheckpoint* unusable = nullptr;  // the first, or hosts' parts
+  int count = 0;
+  const std::vector<FoundCheckpoint> all = find_checkpoints(files, path);
+  for (const FoundCheckpoint& found : all) {
     if (found.name.find('\n') != std::string::npos) continue;  // not ours
     if (found.complete) {
       lines += fmt::format("ours {}/{}\n", path, found.name);
@@ -41,14 +69,15 @@ std::string look(FileSystem& files, const std::string& path, What what) {
     }
     notes += fmt::format("note {}/{} is left out: {}\n", path, found.name,
                          found.problem);
-    // The save of a partial one never returned.
-    if (part.empty() && kind_of(found.name) != NameKind::kPartial &&
-        is_in_parts(found.manifest))
-      part = found.problem;
+    if (is_remains(found)) continue;
+    ++count;
+    const bool is_elsewhere = is_in_parts(found.manifest);
+    if (unusable == nullptr ||
+        (is_elsewhere && !is_in_parts(unusable->manifest)))
+      unusable = &found;
   }
-  // No fresh start: nothing is lost, it is only elsewhere.
-  if (lines.empty() && !part.empty())
-    throw Error(ErrorCode::kUnavailable, part);
+  if (lines.empty() && unusable != nullptr)
+    refuse_to_begin(path, *unusable, count);
   return lines + notes;
 }
 

@@ -143,7 +143,7 @@ void Communicator::finish_queued() {
 }
 
 void Communicator::give_up(std::string_view reason) noexcept {
-  if (size() > 1) impl_->give_up(std::string(reason));
+  impl_->give_up(std::string(reason));
 }
 
 std::unique_ptr<Communicator> Communicator::split(int color, int key) {
@@ -175,7 +175,9 @@ std::unique_ptr<Communicator> Communicator::Impl::split(
   }).wait();
   if (unavailable) throw *unavailable;
   if (!part) return nullptr;
-  return std::make_unique<Communicator>(std::move(part), chosen);
+  auto made = std::make_unique<Communicator>(std::move(part), chosen);
+  made->impl_->join(parts);
+  return made;
 }
 
 HostGroups split_by_host(Communicator& comm) {

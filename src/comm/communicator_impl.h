@@ -7,6 +7,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -47,6 +48,12 @@ struct Tally {
 
 /// What a communicator is made of, and how its collectives get on its thread.
 struct Communicator::Impl {
+  /// The groups that were split from one, and still live.
+  struct Parts {
+    std::mutex mutex;
+    std::vector<Impl*> open;
+  };
+
   Impl(std::unique_ptr<Transport> owned, const CommunicatorOptions& chosen);
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -56,11 +63,25 @@ struct Communicator::Impl {
     // nor this destructor for them.
     if (std::uncaught_exceptions() > exceptions_before)
       give_up("its communicator was destroyed by an exception");
+    if (!whole) return;
+    const std::lock_guard lock(whole->mutex);
+    std::erase(whole->open, this);
   }
 
+  // Peers may wait in any of the parts.
   void give_up(const std::string& reason) {
+    if (size == 1) return;
     queue.cancel(reason);
     transport->give_up(reason);
+    const std::lock_guard lock(parts->mutex);
+    for (Impl* part : parts->open) part->give_up(reason);
+  }
+
+  // Before anybody uses this one.
+  void join(const std::shared_ptr<Parts>& parts_of_whole) {
+    whole = parts_of_whole;
+    const std::lock_guard lock(whole->mutex);
+    whole->open.push_back(this);
   }
 
   Work push(std::string_view name, std::function<void()> run) {
@@ -105,6 +126,8 @@ struct Communicator::Impl {
   const Routes routes;
   const int exceptions_before = std::uncaught_exceptions();
   const std::shared_ptr<Tally> tally = std::make_shared<Tally>();
+  const std::shared_ptr<Parts> parts = std::make_shared<Parts>();
+  std::shared_ptr<Parts> whole{};  // of the group that this was split from
   Collectives collectives;
   Queue queue;  // last: its thread uses all of the above
 };

@@ -53,6 +53,17 @@ std::string json_line_of(const KeyNote& note) {
   return compact_json(line) + '\n';
 }
 
+// What no key was checked for.
+std::string_view not_checked(bool is_rejected, bool has_ranks) {
+  if (is_rejected)
+    return "not checked: whether other values are in range and fit each other: "
+           "correct what is rejected, and check again\n";
+  if (!has_ranks)
+    return "not checked: what depends on the number of ranks, such as batch "
+           "sizes and zero_optimization: add --ranks N\n";
+  return {};
+}
+
 void check(const Front& front, const CheckFlags& flags) {
   // train_gpt reads an object of its own.
   const std::vector<KeyNote> notes =
@@ -63,6 +74,8 @@ void check(const Front& front, const CheckFlags& flags) {
       std::count_if(notes.begin(), notes.end(), [](const KeyNote& note) {
         return note.kind == KeyNote::Kind::kRejected;
       });
+  if (!flags.json)
+    front.out << not_checked(rejected > 0, flags.ranks.has_value());
   if (rejected > 0)
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("{}: {} rejected", flags.file, rejected));

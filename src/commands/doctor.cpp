@@ -8,6 +8,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <sstream>
 #include <string>
@@ -80,6 +81,24 @@ void say_threads(Report& report) {
              asked > 0
                  ? fmt::format("{} per rank (THINWIRE_NUM_THREADS)", asked)
                  : "1 per rank (THINWIRE_NUM_THREADS is not set)");
+}
+
+void say_timeout(Report& report) {
+  const std::chrono::duration<double> limit = env::timeout();
+  report.say("timeout", fmt::format("{} s per collective", limit.count()));
+}
+
+// Python has transports of its own, and checks the name when it joins.
+void require_known_backend(const Front& front) {
+  const std::optional<std::string> chosen = env::comm_backend();
+  if (!chosen || front.has_transports) return;
+  std::vector<std::string> known;
+  for (const comm::Backend& backend : comm::backends())
+    known.emplace_back(backend.name);
+  if (std::find(known.begin(), known.end(), *chosen) == known.end())
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("THINWIRE_COMM must be one of {}, got \"{}\"",
+                            joined(known, ", "), *chosen));
 }
 
 void say_backends(const Front& front, Report& report) {
@@ -166,6 +185,8 @@ Report what_is_here(const Front& front) {
              fmt::format("{}: {}", kernels::prefetches() ? "on" : "off",
                          kernels::prefetch_reason()));
   say_threads(report);
+  say_timeout(report);
+  require_known_backend(front);
   say_backends(front, report);
   for (const auto& [name, text] : front.lines) report.say(name, text);
   for (const std::string& advice : front.advice) report.advise(advice);

@@ -16,13 +16,15 @@ using precision::LossScalerOptions;
 
 constexpr std::string_view kNotEnabled = "the section is not enabled";
 constexpr std::string_view kUnlimited = "unlimited";
-constexpr Limits kPowers{.least = 0, .most = 1023};
+// Losses are multiplied in fp32.
+constexpr Limits kPowers{.least = 0, .most = 127};
+constexpr Limits kScales{.least = 0, .most = 0x1p127};
 
 // As in DeepSpeed: 0 is dynamic, and a static scale leaves the rest unused.
 void read_scale(Reader fp16, const Reader& own, bool is_reference,
                 LossScalerOptions& scale) {
   double fixed = 0;
-  fp16.field("loss_scale", fixed, kNotNegative);
+  fp16.field("loss_scale", fixed, kScales);
   scale.dynamic = fixed == 0;
   if (!scale.dynamic) fp16.be_lenient();
 

@@ -375,8 +375,15 @@ StateDict Engine::state_dict() const {
 void Engine::load_state_dict(const StateDict& state) {
   if (impl_->window->backwards() > 0)
     refuse("load_state_dict: inside a window of accumulation; step() first");
-  const std::int64_t steps = optim::saved_count(state, "engine_steps");
-  impl_->rates.require_loadable(state);
+  std::int64_t steps = 0;
+  const auto check = [&] {
+    steps = optim::saved_count(state, "engine_steps");
+    impl_->rates.require_loadable(state);
+  };
+  if (impl_->made.zero != nullptr)
+    comm::require_everywhere(impl_->comm, check);
+  else
+    check();
   impl_->optimizer().load_state_dict(state);
   impl_->rates.load(state, impl_->optimizer().groups());
   impl_->steps = steps;

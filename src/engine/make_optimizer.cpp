@@ -106,6 +106,11 @@ std::unique_ptr<zero::ShardedOptimizer> sharded(comm::Communicator& comm,
                                                 View params) {
   if (follows_deepspeed(config))
     return deepspeed_zero(comm, layout, config, params);
+  if (!config.experts().empty() && !config.zero.wire.is_exact() &&
+      comm.rank() == 0)
+    log(LogLevel::kWarning,
+        "zero_bits_up and zero_bits_down: this run has experts, and cannot "
+        "save a checkpoint; leave both out to save");
   return std::make_unique<zero::ZeroOptimizer>(
       comm, layout, make_rule(config), params,
       zero_options(config, layout, comm));

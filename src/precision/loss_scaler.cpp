@@ -16,11 +16,19 @@ namespace {
 
 bool is_positive(double value) { return std::isfinite(value) && value > 0; }
 
+// Losses and gradients are multiplied in fp32.
+constexpr double kLeastScale = 0x1p-126;
+constexpr double kMostScale = 0x1p127;
+constexpr const char* kScales = "in [2^-126, 2^127]";
+
+bool is_scale(double value) {
+  return value >= kLeastScale && value <= kMostScale;
+}
+
 }  // namespace
 
 void LossScalerOptions::validate() const {
-  require(is_positive(initial_scale), "initial_scale", "finite and > 0",
-          initial_scale);
+  require(is_scale(initial_scale), "initial_scale", kScales, initial_scale);
   if (!dynamic) return;
   require(window >= 1, "window", ">= 1", window);
   require(hysteresis >= 1, "hysteresis", ">= 1", hysteresis);
@@ -58,14 +66,14 @@ void LossScaler::begin(const LossScalerOptions& options) {
 }
 
 void LossScaler::set_scale(double scale) {
-  require(is_positive(scale) &&
-              (!options_.dynamic ||
-               (scale >= options_.min_scale && scale <= options_.max_scale)),
-          "loss_scale",
-          options_.dynamic ? fmt::format("in [{}, {}]", options_.min_scale,
-                                         options_.max_scale)
-                           : "finite and > 0",
-          scale);
+  require(
+      is_scale(scale) && (!options_.dynamic || (scale >= options_.min_scale &&
+                                                scale <= options_.max_scale)),
+      "loss_scale",
+      options_.dynamic
+          ? fmt::format("in [{}, {}]", options_.min_scale, options_.max_scale)
+          : kScales,
+      scale);
   scale_ = scale;
 }
 

@@ -34,7 +34,7 @@ class ConfigCheck(unittest.TestCase):
         return done
 
     def test_a_line_per_key(self):
-        lines = self.check(GOOD).stdout.splitlines()
+        lines = self.check(GOOD, "--ranks", "2").stdout.splitlines()
         self.assertEqual(lines[0], 'supported  optimizer.type = "OneBitAdam"')
         self.assertRegex(lines[1], "^ignored    dump_state = true: .")
         self.assertRegex(lines[2], "^absent     gradient_clipping: .")
@@ -46,6 +46,15 @@ class ConfigCheck(unittest.TestCase):
         self.assertIn(f"\nrejected   {sentence}\n", done.stdout)
         self.assertIn("supported  gradient_clipping = 1.0\n", done.stdout)
         self.assertRegex(done.stderr, "config.json: 1 rejected\n$")
+
+    def test_what_was_not_checked_is_said(self):
+        said = self.check(GOOD).stdout.splitlines()
+        self.assertRegex(said[3], "^not checked: what depends on the number of ranks")
+        self.assertEqual(len(said), 4)
+        # gradient_clipping is out of range, which is looked at later.
+        bad = '{"train_batchsize": 8, "gradient_clipping": -1.0}'
+        said = self.check(bad, "--ranks", "2", code=1).stdout.splitlines()
+        self.assertRegex(said[-1], "^not checked: whether other values are in range")
 
     def test_objects_for_programs(self):
         lines = self.check(BAD, "--json", code=1).stdout.splitlines()

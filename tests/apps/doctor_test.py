@@ -47,6 +47,17 @@ class Doctor(unittest.TestCase):
         self.assertRegex(report, r"\nbandwidth +[0-9.]+ GB/s.*\nready: ")
         self.assertNotIn("\nranks ", report)
 
+    def test_variables_that_no_run_would_accept_are_named(self):
+        for name, value, text in (
+            ("THINWIRE_TIMEOUT", "abc", "THINWIRE_TIMEOUT must be "),
+            ("THINWIRE_COMM", "tcp", "THINWIRE_COMM must be one of local, mpi"),
+        ):
+            done = self.run_doctor(code=1, **{name: value})
+            self.assertIn(text, done.stderr)
+            self.assertRegex(done.stderr, rf"got [\"']{value}[\"']")
+        report = self.run_doctor(THINWIRE_TIMEOUT="90s").stdout
+        self.assertRegex(report, r"\ntimeout +90 s per collective\n")
+
     @needs_mpi
     def test_ranks_that_have_the_same_print_one_block(self):
         report = self.run_doctor(*launcher(3)).stdout

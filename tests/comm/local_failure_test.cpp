@@ -301,6 +301,23 @@ TEST(LocalFailure, FailureOfAGroupReachesThoseWhoWaitForItsMembers) {
   });
 }
 
+TEST(LocalFailure, GivingUpReachesThoseWhoWaitInAPart) {
+  expect_soon([] {
+    run_local_ranks(
+        4,
+        [](Communicator& comm) {
+          const auto half = comm.split(comm.rank() / 2);
+          const auto pair = half->split(0);
+          std::vector<float> data(33);
+          if (comm.rank() == 3) comm.give_up("disk full");
+          if (comm.rank() < 2) return pair->all_reduce(data);
+          expect_error(kFailure, {"all_reduce", "disk full"},
+                       [&] { pair->all_reduce(data); });
+        },
+        kLong);
+  });
+}
+
 TEST(LocalFailure, InterruptEndsWhatIsUnderWayAndAllThatComes) {
   expect_soon([] {
     auto group = make_local_group(2, kLong);

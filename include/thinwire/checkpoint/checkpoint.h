@@ -67,8 +67,8 @@ SaveReport save(const Training& training, const std::string& root,
 LoadReport load(const Training& training, const std::string& path,
                 const LoadOptions& options = {});
 
-/// Loads like load(), or returns nothing if there is no complete checkpoint
-/// yet, as at a fresh start. Collective.
+/// Loads like load(), or returns nothing if there is no checkpoint yet, as at a
+/// fresh start. Remains of a save that never returned are none. Collective.
 [[nodiscard]] std::optional<LoadReport> resume(const Training& training,
                                                const std::string& path,
                                                const LoadOptions& options = {});

@@ -195,8 +195,9 @@ class Communicator {
   void finish_queued();
   /// Local: announces that this rank cannot continue. Its pending calls fail,
   /// and its peers get Error(kCommFailure) "rank R gave up: REASON" at their
-  /// next exchange with it. From then on this object may only be destroyed. In
-  /// a group of one it does nothing.
+  /// next exchange with it. The same holds for groups that were split from this
+  /// one. From then on these objects may only be destroyed. With one rank it
+  /// does nothing.
   void give_up(std::string_view reason) noexcept;
 
   /// Returns the communicator of the ranks with this `color` (>= 0), ordered by

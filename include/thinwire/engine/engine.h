@@ -87,6 +87,7 @@ class Engine {
   /// Waits for exchanges of a backward without a step(), at most as long as a
   /// collective may take. Then the memory is the caller's again.
   ~Engine();
+  /// Takes over everything. The other engine may then only be destroyed.
   Engine(Engine&&) noexcept;
 
   [[nodiscard]] const config::Config& config() const noexcept;
@@ -218,8 +219,8 @@ class Engine {
   /// of the checkpoint.
   checkpoint::LoadReport load(const std::string& path,
                               const checkpoint::LoadOptions& options = {});
-  /// Loads like load(), or returns nothing if there is no complete checkpoint
-  /// yet.
+  /// Loads like load(), or returns nothing if there is no checkpoint yet; see
+  /// checkpoint::resume().
   std::optional<checkpoint::LoadReport> resume(
       const std::string& path, const checkpoint::LoadOptions& options = {});
   /// Returns when the pending asynchronous save is done; throws its error.

@@ -17,7 +17,7 @@ enum class AtMinimum {
 /// Settings of a LossScaler; the defaults are those of DeepSpeed's
 /// configuration files.
 struct LossScalerOptions {
-  double initial_scale = 65536;  ///< Finite, > 0.
+  double initial_scale = 65536;  ///< In [2^-126, 2^127], as fp32 has it.
   /// Whether the scale changes. If not, it stays initial_scale, and the fields
   /// below do not matter.
   bool dynamic = true;

@@ -429,3 +429,46 @@ def test_attachments_that_differ_are_a_warning(tmp_path: Path, caplog: Any) -> N
 
     run_local_ranks(2, run)
     assert "those of rank 1 differ from rank 0's" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text,match",
+    [
+        ('[{"weight_decay": NaN}]', "'weight_decay' must be finite and >= 0, got nan"),
+        ('[{"weight_decay": -1}]', "'weight_decay' must be finite and >= 0, got -1"),
+        ('[{"weight_decay": "x"}]', "'weight_decay': must be a number, got 'x'"),
+        ('[{"params": 3}]', "'params' must be absent, got 3"),
+        ("[5]", "cannot be used"),
+    ],
+)
+@pytest.mark.quick
+def test_groups_that_no_step_could_use_are_refused(
+    text: str, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made() -> tuple[torch.nn.Module, Any]:
+        model = torch.nn.Linear(3, 2)
+        return model, thinwire.AdamW(model.named_parameters(), lr=0.5)
+
+    _, saved = made()
+    monkeypatch.setattr(checkpoint, "to_text", lambda groups: text)
+    thinwire.save(tmp_path, saved)
+    model, optimizer = made()
+    before, groups = flat(model), repr(optimizer.param_groups)
+    with pytest.raises(thinwire.CorruptCheckpoint, match=match):
+        thinwire.load(tmp_path, optimizer)
+    assert same_bits(flat(model), before) and repr(optimizer.param_groups) == groups
+    optimizer.step()
+
+
+@pytest.mark.quick
+def test_what_the_optimizer_was_made_with_stays_whatever_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = thinwire.AdamW(model.named_parameters(), lr=0.5, eps=1e-7)
+    monkeypatch.setattr(checkpoint, "to_text", lambda groups: '[{"eps": 5, "own": 1}]')
+    thinwire.save(tmp_path, optimizer)
+    thinwire.load(tmp_path, optimizer)
+    assert optimizer.param_groups[0]["eps"] == 1e-7
+    assert optimizer.param_groups[0]["own"] == 1
+    optimizer.step()

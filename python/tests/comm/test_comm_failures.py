@@ -240,3 +240,22 @@ def test_ranks_of_mpi4py_that_do_not_fit_together() -> None:
     )
     assert zero["silent"][0].endswith(": timed out waiting for rank 1")
     assert "timed out waiting for rank 1" in one["silent"][0]
+
+
+def wait_for_nobody() -> list[Any]:
+    begin = time.monotonic()
+    try:
+        comm.init_distributed("gloo")
+    except Exception as error:  # noqa: BLE001  whatever torch raises
+        return [type(error).__name__, time.monotonic() - begin]
+    return []
+
+
+@pytest.mark.parametrize("value", ["2s", "abc"])
+def test_the_start_waits_as_long_as_the_variable_says(value: str) -> None:
+    env = {"THINWIRE_TIMEOUT": value, "WORLD_SIZE": "2"}
+    (alone,) = ranks.call(1, __file__, "wait_for_nobody", seconds=SECONDS, env=env)
+    assert alone.value is not None, ranks.describe([alone])
+    kind, seconds = alone.value
+    assert kind == ("CommFailure" if value == "2s" else "InvalidArgument")
+    assert seconds < 20

@@ -40,3 +40,4 @@ def test_without_a_device_it_says_so(tmp_path: Path) -> None:
     if not torch.accelerator.is_available():
         assert rank.value == 1
         assert "torch finds no device beside the CPU" in file.read_text()
+        assert "nothing to report" in rank.stdout and "issue" not in rank.stdout

@@ -315,3 +315,10 @@ def test_what_is_refused() -> None:
     masks[names.index("norm.weight")][0] = 0
     with pytest.raises(InvalidArgument, match="float32 in a model of 16 bits"):
         thinwire.OnebitAdam([group], freeze_step=2)
+
+
+@pytest.mark.parametrize("scale", [0.0, -4.0, float("nan"), float("inf"), 1e300])
+def test_a_scale_that_no_step_could_use_is_refused(scale: float) -> None:
+    with pytest.raises(thinwire.InvalidArgument, match="init_scale must be in .*, got"):
+        thinwire.GradScaler("cpu", init_scale=scale)
+    assert thinwire.GradScaler("cpu", init_scale=2.0**127).get_scale() == 2.0**127

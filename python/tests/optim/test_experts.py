@@ -225,6 +225,31 @@ def test_a_rank_without_experts_takes_names_as_others_do(is_first: bool) -> None
     assert torch.equal(first, second) and bool((first < 1).all())
 
 
+def test_that_experts_over_few_bits_cannot_be_saved_is_said_at_the_start(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def run(comm: Any) -> None:
+        model = torch.nn.ModuleList([torch.nn.Linear(4, 2), torch.nn.Linear(2, 2)])
+        groups = [{"params": list(part.parameters())} for part in model]
+        groups[1]["expert_group"] = comm
+        few = {"zero_bits_up": 4, "zero_bits_down": 4}
+        config = {
+            "train_micro_batch_size_per_gpu": 1,
+            "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+            "zero_optimization": {"stage": 2},
+            "thinwire": few,
+        }
+        engine, *_ = thinwire.initialize(
+            model=model, model_parameters=groups, config=config, process_group=comm
+        )
+        with pytest.raises(thinwire.Error, match="cannot be saved"):
+            thinwire.save(tmp_path, engine)
+
+    with caplog.at_level("WARNING", logger="thinwire"):
+        run_local_ranks(2, run)
+    assert caplog.text.count("has experts, and cannot save a checkpoint") == 1
+
+
 class Grid:
     """Ranks 0 and 1 hold the two halves of a model, 2 and 3 the same once more."""
 
@@ -273,3 +298,40 @@ def test_halves_of_a_model_are_clipped_by_one_norm_and_skip_together(
     stage: int,
 ) -> None:
     ranks.succeed(ranks.call(WORLD, __file__, "train_halves", stage))
+
+
+def lose_a_rank() -> list[str]:
+    """Ranks 2 and 3 hold the same experts; rank 3 gives up."""
+    thinwire.init_distributed("gloo")
+    rank = dist.get_rank()
+    pairs = [dist.new_group([first, first + 1]) for first in (0, 2)]
+    dense, expert = (torch.nn.Parameter(torch.ones(4)) for _ in range(2))
+    groups: list[Any] = [
+        {"params": [("dense", dense)]},
+        {"params": [("expert", expert)], "expert_group": pairs[rank // 2]},
+    ]
+    said = []
+    named: Any = groups
+    if rank == 3:
+        named = [groups[0], {**groups[1], "params": [("other", expert)]}]
+    try:
+        thinwire.AdamW(named)
+    except thinwire.InvalidArgument as error:
+        said.append(str(error))
+    optimizer = thinwire.AdamW(groups)
+    comm = optimizer._experts.all[0]
+    if rank == 3:
+        comm.give_up("no more data")
+    elif rank == 2:
+        try:
+            comm.barrier()
+        except thinwire.CommFailure as error:
+            said.append(str(error))
+    dist.barrier()
+    return said
+
+
+def test_errors_of_experts_name_ranks_of_the_world() -> None:
+    values = [r.value for r in ranks.succeed(ranks.call(4, __file__, "lose_a_rank"))]
+    assert "from 0 on, are ranks 2, 3 of all" in values[2][0]
+    assert "rank 3 gave up: no more data" in values[2][1]

@@ -237,6 +237,22 @@ def test_a_step_that_is_named_decides_the_stage_after_a_load(kind: str) -> None:
     on_ranks(2, body)
 
 
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"ZeroOneAdam"}))
+def test_after_a_load_the_step_of_the_freeze_is_told(kind: str) -> None:
+    def body(communicator: Any) -> None:
+        optimizer, parameter = make(kind, communicator, None)
+        step(optimizer, parameter, 4)  # frozen after step 2
+        other, own = make(kind, communicator, None, freeze_step=3)
+        own.data.copy_(parameter.data)
+        assert other.freeze_step == 3
+        other.load_state_dict(optimizer.state_dict())
+        assert other.freeze_step == 2
+        step(other, own, 1)
+        assert other.report.phase == "compressed" and other.freeze_step == 2
+
+    on_ranks(2, body)
+
+
 def test_the_length_of_the_run_decides_what_is_not_named() -> None:
     made, _ = make("OnebitAdam", None, None, freeze_step=None, total_steps=300)
     assert made.freeze_step == 60

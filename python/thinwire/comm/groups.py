@@ -24,6 +24,8 @@ def communicator_for(
     process_group: Any = None,
     timeout: float | datetime.timedelta | None = None,
     backend: str | None = None,
+    *,
+    names_world_ranks: bool = False,
 ) -> _core.Communicator:
     """Returns the communicator of an optimizer or an engine. Collective over the group.
 
@@ -36,6 +38,8 @@ def communicator_for(
       THINWIRE_COMM is set. "mpi" is mpi4py, and any other value is like None.
     timeout: seconds that one collective may take; None: THINWIRE_TIMEOUT, else the
       group's.
+    names_world_ranks: whether errors about lost ranks give the world's numbers, not
+      those in the ProcessGroup.
 
     The communicator is closed at the latest when the program ends. If an exception ends
     the program, the other ranks receive it. Waiting releases the GIL, but Ctrl-C
@@ -52,7 +56,7 @@ def communicator_for(
     if process_group is None:
         return _chosen(timeout, backend)
     if isinstance(process_group, dist.ProcessGroup):
-        return _over_group(process_group, timeout)
+        return _over_group(process_group, timeout, names_world_ranks)
     missing = [name for name in _MEMBERS if not hasattr(process_group, name)]
     if missing:
         raise InvalidArgument(
@@ -63,16 +67,24 @@ def communicator_for(
     return close_at_exit(_core.over(process_group, timeout_of(timeout)))
 
 
-def _chosen(
-    timeout: float | datetime.timedelta | None, backend: str | None
-) -> _core.Communicator:
+def choice_of_backend() -> str:
+    """Returns THINWIRE_COMM, "" if it is not set. Raises InvalidArgument for a name that
+    there is not.
+    """
     choice = os.environ.get("THINWIRE_COMM", "")
-    if not choice and backend == "mpi" and launched_ranks() > 1:
-        return _named_mpi(timeout)
     if choice and choice not in _CHOICES:
         raise InvalidArgument(
             f'THINWIRE_COMM must be one of {", ".join(_CHOICES)}, got "{choice}"'
         )
+    return choice
+
+
+def _chosen(
+    timeout: float | datetime.timedelta | None, backend: str | None
+) -> _core.Communicator:
+    choice = choice_of_backend()
+    if not choice and backend == "mpi" and launched_ranks() > 1:
+        return _named_mpi(timeout)
     if choice == "mpi4py":
         return close_at_exit(_core.over(Mpi4pyTransport(), timeout_of(timeout)))
     if choice == "mpi":
@@ -105,13 +117,18 @@ def _named_mpi(timeout: float | datetime.timedelta | None) -> _core.Communicator
 
 
 def _over_group(
-    process_group: dist.ProcessGroup | None, timeout: float | datetime.timedelta | None
+    process_group: dist.ProcessGroup | None,
+    timeout: float | datetime.timedelta | None,
+    names_world_ranks: bool = False,
 ) -> _core.Communicator:
     group = member_group(process_group)
     seconds = timeout_of(timeout, group)
     if group.size() == 1:
         return close_at_exit(_core.local_group(1, seconds)[0])
-    return close_at_exit(_core.over(ProcessGroupTransport(group, seconds), seconds))
+    transport = ProcessGroupTransport(group, seconds)
+    if names_world_ranks:
+        transport.names = dist.get_process_group_ranks(group)
+    return close_at_exit(_core.over(transport, seconds))
 
 
 def _alone(timeout: float | datetime.timedelta | None) -> _core.Communicator:

@@ -14,6 +14,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from ..errors import FailedPrecondition
 from .attempt import store_of_attempt
+from .duration import timeout_of
 
 logger = logging.getLogger("thinwire")
 
@@ -38,12 +39,15 @@ def init_distributed(
     the store. torch's own init_process_group() can hang there.
 
     dist_backend: None is torch's own choice by device.
+    timeout: limit of the start, and of torch's own collectives. None is
+      THINWIRE_TIMEOUT, or torch's own limit if that is unset.
     dist_init_required: False rejects initialization.
     config: ignored, because nothing of it concerns the start; DeepSpeed's scripts pass
       it.
 
-    Raises FailedPrecondition naming the variable that is missing. Raises CommFailure
-    naming the ranks that do not arrive within `timeout`.
+    Raises FailedPrecondition naming the variable that is missing, and InvalidArgument
+    for a THINWIRE_TIMEOUT that is no duration. Raises CommFailure naming the ranks that
+    do not arrive within `timeout`.
     """
     if dist.is_initialized():
         return
@@ -54,6 +58,8 @@ def init_distributed(
         )
     if auto_mpi_discovery and init_method is None:
         _discover_mpi(distributed_port)
+    if timeout is None and os.environ.get("THINWIRE_TIMEOUT"):
+        timeout = datetime.timedelta(seconds=timeout_of(None))
     arguments: dict[str, Any] = {"backend": dist_backend, "timeout": timeout}
     if init_method is not None or rank >= 0 or world_size >= 0:
         arguments |= {

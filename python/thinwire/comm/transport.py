@@ -80,6 +80,8 @@ class ChannelTransport:
     def __init__(self, name: str, channel: Channel, rank: int, size: int) -> None:
         self.name, self.rank, self.size = name, rank, size
         self._channel = channel
+        self.names = list(range(size))
+        """Numbers of the channel's ranks in errors."""
         self._members = list(range(size))
         self._space = 0
         self._process = os.getpid()
@@ -169,8 +171,8 @@ class ChannelTransport:
         for peer in peers:
             reason = self._channel.reason_of(peer)
             if reason is not None:
-                return f"rank {peer} gave up: {reason}"
-        names = ", ".join(map(str, peers))
+                return f"rank {self.names[peer]} gave up: {reason}"
+        names = ", ".join(str(self.names[peer]) for peer in peers)
         if broken.cause is None:
             return f"timed out waiting for rank{'s' if len(peers) > 1 else ''} {names}"
         return f"rank {names} has left or died: {broken.cause}"

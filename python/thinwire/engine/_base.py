@@ -95,7 +95,6 @@ class EngineBase(torch.nn.Module):
         self._memory.require_gradients(at_start)
         if at_start:
             self._require_same_objects()
-        self._take_in_edits()
 
     def _take_in_edits(self) -> None:
         """Follows what the program has written into parameters since the last step.

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from .. import _core, _daemons, _log
-from .._agreement import agreed
+from .._agreement import agreed, telling_others
 from ..comm import communicator_for
 from ..config import Source, has_schedule, named_backend
 from ..errors import CommFailure, FailedPrecondition, InvalidArgument
@@ -106,6 +106,7 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         self._left_out = set(plan.left_out)
         owned = (*experts.owned, *((comm,) if owns_comm else ()))
         self._close = closing(self, parts.core, *owned)
+        self._told = (comm, *experts.all)
         self._batch = plan.config.batch(comm.size)
         memory = parts.memory
         self._marks = None
@@ -190,15 +191,18 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         Raises InvalidArgument for another kind of loss. Raises FailedPrecondition after
         a backward of the loss itself, or naming a parameter or gradient that was
         replaced. Before the first exchange of a window, raises the errors of set_lr()
-        for a rate. An exception of a hook or function is raised unchanged. If gradients
+        for a rate. After either, with several ranks, this rank gives up: the others
+        raise CommFailure with its text, and only destroy() is allowed. An exception of a hook or function is raised unchanged. If gradients
         have been sent by then, it is the cause of a CommFailure, and the other ranks
         learn of it.
         """
         loss = self._widened(loss)
-        self._require_same_parameters(at_start=self._backwards == 0)
         core, link = self._made, self._link
-        if self._backwards == 0:  # before anything is exchanged
-            self.optimizer.tell_rates(core)
+        with self._telling_others("backward()"):
+            self._require_same_parameters(at_start=self._backwards == 0)
+            if self._backwards == 0:  # before anything is exchanged
+                self.optimizer.tell_rates(core)
+        self._take_in_edits()
         factor = core.loss_factor if scale_wrt_gas else core.loss_scale
         core.begin_backward()
         link.begin()
@@ -222,15 +226,19 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         the results. Between boundaries it is local and does nothing.
 
         Raises FailedPrecondition without a backward since the last step, and if
-        gradients or parameters were changed after it. Raises NonFinite if the loss
+        gradients or parameters were changed after it. After the latter, with
+        several ranks, this rank gives up, as in backward(). Raises NonFinite if the loss
         scale is at its minimum. Raises the errors of a client optimizer's step().
         Raises CommFailure if a rank was lost; then only destroy() is allowed.
         """
         core = self._made
         _daemons.note_thread()
+        with self._telling_others("step()"):
+            if self._backwards:
+                self._require_same_parameters(at_start=False)
+            self.optimizer.tell_rates(core)
         if self._backwards:
-            self._require_same_parameters(at_start=False)
-        self.optimizer.tell_rates(core)
+            self._take_in_edits()
         native = core.step()
         if self._client is not None:
             self._client.raise_error(self._comm)
@@ -315,7 +323,8 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         without it.
         """
         core = self._made
-        self._memory.home()
+        with self._telling_others("evaluation()"):
+            self._memory.home()
         self._take_in_edits()
         core.begin_evaluation()
         try:
@@ -373,6 +382,9 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         )
 
     # ---- checks
+
+    def _telling_others(self, call: str) -> AbstractContextManager[None]:
+        return telling_others(self._told, call)
 
     def _widened(self, loss: torch.Tensor) -> torch.Tensor:
         if not isinstance(loss, torch.Tensor):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .._agreement import agreed
 from ..errors import FailedPrecondition, Unavailable
 from ._base import EngineBase
 
@@ -90,7 +91,12 @@ class ModuleParts(EngineBase):
             raise FailedPrecondition(
                 "load_module_state_dict: inside a window of accumulation; call step() first"
             )
-        result = self.module.load_state_dict(state_dict, strict)
+
+        def take() -> Any:
+            return self.module.load_state_dict(state_dict, strict)
+
+        is_collective = self._config.zero.stage > 0
+        result = agreed(self._comm, take) if is_collective else take()
         self._memory.home()
         self._native.read_masters()
         self._written(is_behind=False)

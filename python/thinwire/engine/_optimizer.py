@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from .. import _core
+from .._agreement import agreed
 from ..config import has_schedule
 from ..errors import FailedPrecondition, InvalidArgument
 from ..optim._experts import KEY as EXPERTS
 from ..optim._moments import ParameterState
+from ..optim._options import names_of_python
 from ..optim._settings import Settings, number_in, require_sizes, set_rate, sizes_of
 from ..optim._state import saved_number, tensors
 from ._client import Client
@@ -115,7 +118,26 @@ class EngineOptimizer(WrapperNames):
         Raises InvalidArgument for another optimizer's state, and CorruptCheckpoint if a
         part does not fit.
         """
-        if "thinwire" not in state_dict:
+        engine = self._made
+        core = engine._native
+
+        def check() -> tuple[list[float], dict[str, Any]]:
+            rates = self._saved_rates(state_dict)
+            engine._memory.home()
+            return rates, dict(state_dict["thinwire"])
+
+        is_collective = engine.zero_optimization()
+        rates, state = agreed(engine._comm, check) if is_collective else check()
+        core.load_state_dict(state)
+        engine._written(may_be_behind(engine._config, core.phase))
+        self._take_rates(rates, state.get(_BY_HAND))
+        self.show_rates(engine._config, core.steps)
+
+    def _saved_rates(self, state_dict: dict[str, Any]) -> list[float]:
+        """Returns a state's learning rates. Raises InvalidArgument unless it is an
+        engine's with as many groups, and CorruptCheckpoint for a rate.
+        """
+        if not isinstance(state_dict, Mapping) or "thinwire" not in state_dict:
             raise InvalidArgument(
                 "state_dict: it is of another optimizer; an engine takes its own, and "
                 "checkpoints of thinwire.save"
@@ -126,17 +148,10 @@ class EngineOptimizer(WrapperNames):
                 f"state_dict: it has {len(saved)} groups of parameters, the engine "
                 f"{len(self.param_groups)}"
             )
-        rates = [
+        return [
             saved_number(f"param_groups[{index}]['lr'] of the state", group["lr"])
             for index, group in enumerate(saved)
         ]
-        engine = self._made
-        core, state = engine._native, dict(state_dict["thinwire"])
-        engine._memory.home()
-        core.load_state_dict(state)
-        engine._written(may_be_behind(engine._config, core.phase))
-        self._take_rates(rates, state.get(_BY_HAND))
-        self.show_rates(engine._config, core.steps)
 
     def _take_rates(self, rates: list[float], by_hand: torch.Tensor | None) -> None:
         # Else the next step would take the state's rates as written by hand.
@@ -183,7 +198,8 @@ class EngineOptimizer(WrapperNames):
         rates = [number_in(k, group, "lr") for k, group in enumerate(self.param_groups)]
         for number, rate in enumerate(rates):
             if rate != self._seen[number]:
-                core.set_learning_rate(rate, number)
+                with names_of_python():
+                    core.set_learning_rate(rate, number)
                 self._seen[number] = rate
                 self._by_hand.add(number)
 

@@ -98,11 +98,18 @@ class Saving(ModuleParts):
         Raises the errors of thinwire.load(), Unavailable for `custom_load_fn`, and
         InvalidArgument for tags that differ from rank to rank.
         """
-        if custom_load_fn is not None:
-            raise Unavailable("custom_load_fn: must be None, it is not supported")
-        directory = agreed(self._comm, lambda: path_of("load_dir", load_dir))
+
+        def checked() -> str:
+            if custom_load_fn is not None:
+                raise Unavailable("custom_load_fn: must be None, it is not supported")
+            return path_of("load_dir", load_dir)
+
+        directory = agreed(self._comm, checked)
         named = "none" if tag is None else f"'{tag}'"
-        self._comm.require_same("load_checkpoint: tag", named)
+        self._comm.require_same(
+            "load_checkpoint: tag and load_module_strict",
+            f"{named}\n{bool(load_module_strict)}",
+        )
         if tag is None:
             tag = self._on_rank_0(lambda: read_latest(directory))
             if not tag:
@@ -167,6 +174,7 @@ class Saving(ModuleParts):
         def check() -> None:
             if self._backwards == 0:  # else the engine refuses, on all ranks
                 self._require_same_parameters(at_start=True)
+                self._take_in_edits()
             self.optimizer.tell_rates(core)
 
         agreed(self._comm, check)

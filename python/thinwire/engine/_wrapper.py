@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
 
-from ..errors import Unavailable
+from ..errors import FailedPrecondition, InvalidArgument, Unavailable
 from ..optim._options import number_of, rate_of
 from ..optim._settings import set_rate
 from ._unavailable import refusal
@@ -42,7 +44,14 @@ class WrapperNames(torch.optim.Optimizer):
 
     @loss_scale.setter
     def loss_scale(self, scale: float) -> None:
-        self._made._made.set_loss_scale(number_of("loss_scale", scale))
+        core = self._made._made
+        try:
+            number = number_of("loss_scale", scale)
+        except (TypeError, InvalidArgument):
+            with suppress(InvalidArgument, FailedPrecondition):
+                core.set_loss_scale(math.nan)  # ranks compare it, so all refuse
+            raise
+        core.set_loss_scale(number)
 
     cur_scale = loss_scale
 

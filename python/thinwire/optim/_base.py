@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, ClassVar, Literal, NoReturn, overload
 
 import torch
@@ -14,7 +15,7 @@ from torch._compile import _disable_dynamo
 from torch.optim.optimizer import ParamsT
 
 from .. import _averages, _core, _daemons, _log
-from .._agreement import agreed
+from .._agreement import agreed, telling_others
 from .._memory import FlatMemory
 from ..errors import FailedPrecondition, InvalidArgument
 from ..report import StepReport
@@ -27,7 +28,14 @@ from ._lifetime import close_user, closing
 from ._moments import ParameterState
 from ._native import Native, Training, make_config, make_native
 from ._notices import Notices
-from ._options import OF_DEEPSPEED, CommonKeywords, check_keywords, default, names_of
+from ._options import (
+    OF_DEEPSPEED,
+    CommonKeywords,
+    check_keywords,
+    default,
+    names_of,
+    number_of,
+)
 from ._parameters import (
     Place,
     all_parameters,
@@ -285,7 +293,10 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         exchange are discarded. Otherwise call synchronize() before.
 
         Raises FailedPrecondition, with nothing changed, if something is not as it was
-        at construction. Raises InvalidArgument or TypeError on all ranks if `grads` or
+        at construction, and InvalidArgument or TypeError for a value in param_groups.
+        With several ranks, this rank then gives up: the others raise CommFailure with
+        its text, and only close() is allowed. Masks that ranks compare are refused on all
+        of them, and nothing is lost. Raises InvalidArgument or TypeError on all ranks if `grads` or
         `output_params` do not fit. Raises CommFailure if a rank was lost; then only
         close() is allowed.
         """
@@ -296,23 +307,30 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         given_grads, outputs = self._given_tensors(grads, output_params)
-        given = getattr(self, "grad_scale", None)
-        scale = 1.0 if given is None else float(given)
-        if self._overflowed():
+        with self._telling_others("step()"):
+            scale = self._scale()
+            overflowed = self._overflowed()
+        if overflowed:
             self.report = StepReport.skipped(native.optimizer.phase, scale)
             self._skipped_by_scaler += 1
             self._tell_of_skip(self.report)
             return loss
-        self._require_same_parameters()
-        self._edits.look()
-        gradients = native.memory.take_in_gradients(given_grads)
+        with self._telling_others("step()"):
+            self._require_same_parameters()
+            self._edits.look()
+            gradients = native.memory.take_in_gradients(given_grads)
+            self._settings.apply(self.param_groups, native)
+            told = self._comm.rank if self._comm.size > 1 else None
+            refusal = self._settings.apply_masks(self.param_groups, native, told)
 
         def exchange() -> Any:
             self._edits.take_in(is_collective=True)
             return native.optimizer.step(native.memory.handed_params, gradients, scale)
 
-        is_alone = self._comm.size == 1
-        self._settings.apply(self.param_groups, native, None if is_alone else exchange)
+        if refusal is not None:
+            with suppress(InvalidArgument):
+                exchange()  # the others compare masks, and refuse too
+            raise refusal
         self.report = StepReport.of(exchange())
         self._written()
         for place, output in zip(native.places, outputs, strict=False):
@@ -372,7 +390,8 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         exchange, so a run of 0/1 Adam with it has other bits than one without.
         """
         native = self._made
-        self._edits.home()
+        with self._telling_others("synchronize()"):
+            self._edits.home()
         self._edits.take_in(is_collective=True)
         native.optimizer.synchronize(native.memory.handed_params)
         self._written()
@@ -490,6 +509,17 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
                     "optimizer was made and has one now: make the optimizer after "
                     "requires_grad is set"
                 )
+
+    def _telling_others(self, call: str) -> AbstractContextManager[None]:
+        return telling_others((self._comm, *self._experts.all), call)
+
+    def _scale(self) -> float:
+        """Returns the factor of the gradients, which a GradScaler sets for a step."""
+        given = getattr(self, "grad_scale", None)
+        scale = 1.0 if given is None else number_of("grad_scale", given)
+        if not 0 < scale < math.inf:
+            raise InvalidArgument(f"grad_scale must be finite and > 0, got {scale}")
+        return scale
 
     def _overflowed(self) -> bool:
         """Returns what a GradScaler says of overflows; the same on all ranks."""

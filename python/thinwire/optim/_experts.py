@@ -43,8 +43,16 @@ class Experts:
         from ..comm import communicator_for
 
         if id(group) not in self._made:
-            self._made[id(group)] = group, communicator_for(group)
+            self._made[id(group)] = (
+                group,
+                communicator_for(group, names_world_ranks=True),
+            )
         return self._made[id(group)][1]
+
+    @property
+    def all(self) -> list[_core.Communicator]:
+        """Returns the communicators."""
+        return [made for _, made in self._made.values()]
 
     @property
     def owned(self) -> list[_core.Communicator]:
@@ -85,13 +93,21 @@ class Experts:
             try:
                 c.require_same("the experts of one group", lines(held))
             except InvalidArgument as error:
-                refused.append(error)
+                refused.append(InvalidArgument(f"{error}{self._ranks_of(c)}"))
 
         def check() -> None:
             if refused:
                 raise refused[0]
 
         agreed(comm, check)
+
+    def _ranks_of(self, comm: _core.Communicator) -> str:
+        """Returns an addition to a text that has numbers of ranks of a process group."""
+        for group, made in self._made.values():
+            if made is comm and isinstance(group, dist.ProcessGroup):
+                ranks = ", ".join(map(str, dist.get_process_group_ranks(group)))
+                return f"; the ranks of this group, from 0 on, are ranks {ranks} of all"
+        return ""
 
     def broadcast(
         self, comm: _core.Communicator, places: list[Place], values: torch.Tensor

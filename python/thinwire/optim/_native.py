@@ -76,12 +76,14 @@ class Native:
             and self.optimizer.phase != "local"
         )
 
-    def no_mask(self, group: int) -> torch.Tensor:
-        """Returns a value that equals no mask, because its values are neither 0 nor 1."""
+    def no_mask(self, group: int, rank: int) -> torch.Tensor:
+        """Returns a value that equals no mask and no other rank's result, because its
+        values are neither 0 nor 1 and depend on the rank.
+        """
         size = sum(
             p.tensor.numel() for p in self.places if p.group == group and not p.is_wide
         )
-        return torch.full((size,), 2.0)
+        return torch.full((size,), 2.0 + rank)
 
     def dense_views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Returns every parameter's part of an array of a state, which has no gaps."""

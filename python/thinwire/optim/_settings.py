@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -40,27 +40,45 @@ class Settings:
         """Notes that the optimizer has these learning rates, from a state."""
         self._rates = rates
 
-    def apply(
-        self,
-        groups: list[dict[str, Any]],
-        native: Native,
-        exchange: Callable[[], object] | None = None,
-    ) -> None:
-        """Passes changes to the optimizer. `exchange` is the exchange of the step that
-        follows, for which other ranks wait. If they compare masks, they then reject it
-        too.
+    def apply(self, groups: list[dict[str, Any]], native: Native) -> None:
+        """Passes changed numbers to the optimizer. Local.
 
         Raises FailedPrecondition naming a key that cannot change, and InvalidArgument
-        or TypeError for a mask.
+        or TypeError for a number.
         """
         self.require_same_groups(groups)
         for index, group in enumerate(groups):
             self.require_fixed(index, group)
         with names_of_python():
             self._tell(groups, native.optimizer)
+
+    def apply_masks(
+        self, groups: list[dict[str, Any]], native: Native, rank: int | None = None
+    ) -> Exception | None:
+        """Passes changed masks to the optimizer. Local. In the next step all ranks may
+        compare their masks. If so, and `rank` is given, this returns the error of a
+        mask, and that step fails on all ranks.
+
+        Raises InvalidArgument or TypeError for a mask otherwise.
+        """
+        refusal = None
+        with names_of_python():
             for index, group in enumerate(groups):
-                if self.has_other_mask(index, group):
-                    self._tell_mask(index, group, native, exchange)
+                if not self.has_other_mask(index, group):
+                    continue
+                try:
+                    mask = mask_of(index, group, native.places)
+                except (InvalidArgument, TypeError) as error:
+                    self._masks[index] = [object()]  # the next step tells what it has
+                    other = native.no_mask(index, rank or 0)
+                    if rank is None or not native.compares_masks or not other.numel():
+                        raise
+                    native.optimizer.set_exp_avg_mask(index, other)
+                    refusal = refusal or error
+                else:
+                    native.optimizer.set_exp_avg_mask(index, mask)
+                    self._masks[index] = _kept(group)
+        return refusal
 
     def has_other_mask(self, index: int, group: Mapping[str, Any]) -> bool:
         """Returns whether the masks have other values, by whatever way they were
@@ -72,26 +90,6 @@ class Settings:
     def require_same_groups(self, groups: list[dict[str, Any]]) -> None:
         """Raises FailedPrecondition naming a parameter that was removed or added."""
         require_sizes(self._sizes, groups)
-
-    def _tell_mask(
-        self,
-        index: int,
-        group: Mapping[str, Any],
-        native: Native,
-        exchange: Callable[[], object] | None,
-    ) -> None:
-        try:
-            mask = mask_of(index, group, native.places)
-        except (InvalidArgument, TypeError):
-            self._masks[index] = [object()]  # the next step tells whatever it has
-            other = native.no_mask(index)
-            if exchange is not None and native.compares_masks and other.numel():
-                native.optimizer.set_exp_avg_mask(index, other)
-                with suppress(InvalidArgument):
-                    exchange()
-            raise
-        native.optimizer.set_exp_avg_mask(index, mask)
-        self._masks[index] = _kept(group)
 
     def _tell(self, groups: list[dict[str, Any]], optimizer: Any) -> None:
         for index, group in enumerate(groups):
@@ -203,17 +201,31 @@ def parse(text: Any, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
             for value in saved.values():
                 if not _is_plain(value):
                     raise TypeError(f"{value!r:.60} is neither a number nor text")
+            _require_possible(saved)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptCheckpoint(f"the saved param_groups are none: {error}") from None
+        raise CorruptCheckpoint(
+            f"the saved param_groups cannot be used: {error}"
+        ) from None
     if len(saved_groups) != len(groups):
         return [{} for _ in groups]
     for group, saved in zip(groups, saved_groups, strict=True):
+        for key in _NOT_SAVED & saved.keys():  # the state has it, or the script
+            del saved[key]
         for key, value in saved.items():
             if isinstance(group.get(key), torch.Tensor) and isinstance(value, str):
                 raise CorruptCheckpoint(
                     f"the saved param_groups: '{key}' must be a number, got {value!r:.60}"
                 )
     return list(saved_groups)
+
+
+def _require_possible(saved: Mapping[str, Any]) -> None:
+    """Raises ValueError or TypeError for what no step could use."""
+    for key in {"params", "param_names"} & saved.keys():
+        raise ValueError(f"'{key}' must be absent, got {saved[key]!r:.60}")
+    decay = number_of("'weight_decay'", saved.get("weight_decay", 0))
+    if not 0 <= decay < math.inf:
+        raise ValueError(f"'weight_decay' must be finite and >= 0, got {decay}")
 
 
 def numbers_of(groups: list[dict[str, Any]]) -> dict[str, float]:

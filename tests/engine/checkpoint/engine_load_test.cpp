@@ -88,6 +88,28 @@ TEST(EngineResume, TakesTheNewestThatIsWhole) {
   });
 }
 
+TEST(EngineResume, StartsAnewOnlyIfNothingIsLost) {
+  const Folder folder;
+  save_steps(folder.path(), 2, 1);
+  const std::string whole = folder.in("step-0000000001");
+  const std::string partial = whole + ".partial-0123456789abcdef";
+  fs::remove(whole + "/state-00002-of-00002.safetensors");
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Driven run(comm, kAdam);
+    const std::vector<float> before = floats(run.params.view());
+    expect_error(ErrorCode::kCorruptCheckpoint,
+                 {folder.path(), "step-0000000001", "it is missing",
+                  "use another directory or delete it"},
+                 [&] { static_cast<void>(run.engine.resume(folder.path())); });
+    EXPECT_EQ(floats(run.params.view()), before);
+    comm.barrier();
+    // As a first save leaves it that never returned.
+    if (comm.rank() == 0) fs::rename(whole, partial);
+    comm.barrier();
+    EXPECT_FALSE(run.engine.resume(folder.path()));
+  });
+}
+
 TEST(EngineResume, CopiesAreCheckpointsWhateverTheirName) {
   const Folder folder;
   const auto masters = save_steps(folder.in("run"), 2, 2);
