@@ -16,6 +16,7 @@ from ._agreement import agreed
 from ._checkpoints import (
     OWN_NAMES,
     LoadReport,
+    Saved,
     Values,
     extras_of,
     finish_load,
@@ -49,7 +50,7 @@ def save(
     own: Values | None = None,
     module: torch.nn.Module | None = None,
     **options: Any,
-) -> _core.SaveReport:
+) -> Saved:
     """Writes ROOT/step-<step>, all of it or nothing. Collective.
 
     It is done on return unless `asynchronous`. Existing checkpoints stay. Weights are

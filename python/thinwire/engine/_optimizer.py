@@ -19,6 +19,7 @@ from ._client import Client
 from ._edits import may_be_behind
 from ._groups import Groups, defaults_of
 from ._wrapper import WrapperNames
+from .leaders.core import Core
 
 # In states: the rates of groups that do not follow a schedule, else NaN.
 _BY_HAND = "engine_learning_rates"
@@ -59,8 +60,9 @@ class EngineOptimizer(WrapperNames):
     def _moment(self, number: int, key: str) -> torch.Tensor | None:
         engine = self._made
         parameter = self._parameters[number]
-        if engine.zero_optimization() or not parameter.requires_grad:
-            return None  # ZeRO: Engine.full_state() is collective
+        is_collective = engine.zero_optimization() or engine._hosts is not None
+        if is_collective or not parameter.requires_grad:
+            return None  # Engine.full_state() has it
         try:
             return engine.full_state(parameter, key)
         except InvalidArgument:
@@ -157,7 +159,7 @@ class EngineOptimizer(WrapperNames):
 
     # ---- the engine's side
 
-    def tell_rates(self, core: _core.Engine) -> None:
+    def tell_rates(self, core: Core) -> None:
         """Passes on what was written since the last step. Local, before a step.
 
         Raises FailedPrecondition naming a setting that cannot change, and TypeError for
@@ -199,7 +201,7 @@ class EngineOptimizer(WrapperNames):
                 self._seen[number] = rate
                 set_rate(group, rate)
 
-    def loaded(self, core: _core.Engine, scalars: dict[str, Any]) -> None:
+    def loaded(self, core: Core, scalars: dict[str, Any]) -> None:
         """Follows a checkpoint that was loaded, with these rates set by hand. Local."""
         self._by_hand.clear()
         if self._settings is None:
@@ -212,7 +214,7 @@ class EngineOptimizer(WrapperNames):
                 self._seen[number] = core.learning_rate(number)
                 set_rate(group, self._seen[number])
 
-    def _loaded_client(self, core: _core.Engine) -> None:
+    def _loaded_client(self, core: Core) -> None:
         # Its groups are those of the state; a schedule of the configuration goes on.
         for number, group in enumerate(self.param_groups):
             self._seen[number] = core.learning_rate(number)

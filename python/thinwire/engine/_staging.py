@@ -52,9 +52,14 @@ class StagedEngineMemory(StagedMemory, EngineMemory):
 
         Raises FailedPrecondition naming one that was removed, replaced or set.
         """
-        if not self.keeps_gradients:
+        if self.keeps_gradients:
+            self.require_added_up(at_start)
+        else:
             self._require_none()
-        elif at_start:
+
+    def require_added_up(self, at_start: bool) -> None:
+        """Does that for gradients that add up on the device."""
+        if at_start:
             self.put_gradient_views()
             self.note_gradients()
         else:
@@ -101,16 +106,8 @@ class StagedLink(Link):
         super().begin()
 
     def take(self, index: int, parameter: torch.Tensor) -> None:
-        if not self.in_backward:
-            self.has_foreign_gradients = True
+        if not self._may_take(index):
             return
-        if index in self._taken:
-            raise FailedPrecondition(
-                f"gradient of '{self.memory.names[index]}': there were two in one backward, "
-                "as with checkpoint(..., use_reentrant=True) of a module that is used twice; "
-                "give use_reentrant=False"
-            )
-        self._taken.add(index)
         gradient = parameter.grad
         if self._adds_up and not self._is_boundary:
             self.core.gradient_ready(index)
@@ -144,6 +141,20 @@ class StagedLink(Link):
             self._ring.clear()
         self.memory.put_gradient_views()
         self.memory.note_gradients()
+
+    def _may_take(self, index: int) -> bool:
+        """Returns whether the gradient is one of the engine's backward."""
+        if not self.in_backward:
+            self.has_foreign_gradients = True
+            return False
+        if index in self._taken:
+            raise FailedPrecondition(
+                f"gradient of '{self.memory.names[index]}': there were two in one backward, "
+                "as with checkpoint(..., use_reentrant=True) of a module that is used twice; "
+                "give use_reentrant=False"
+            )
+        self._taken.add(index)
+        return True
 
     def _copy(self, index: int, gradient: torch.Tensor) -> None:
         view = self._place(index, gradient)
