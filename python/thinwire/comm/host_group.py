@@ -23,6 +23,7 @@ from .process_group import LOOK_SECONDS, ProcessGroupTransport, member_group, wa
 
 _OF_THE_HOST = ("gloo", "mpi", "ucc")
 """Backends of torch.distributed that no device calls its own."""
+_LATER_SECONDS = 0.75
 _made: weakref.WeakKeyDictionary[
     dist.ProcessGroup, dict[tuple[str, tuple[int, ...]], dist.ProcessGroup]
 ] = weakref.WeakKeyDictionary()
@@ -68,12 +69,17 @@ class HostGroup:
         self._what = ""
         self._failure: str | None = None
         self._timeout = comm.timeout
-        # A leader that waits for another host says whom it misses before its host's ranks
-        # say that they miss their leader.
+        # Who waits for a device says whom it misses before others miss it: first the ranks
+        # of its host, then other hosts' leaders, last those that wait for their leader.
         part = transport.split(host, comm.rank, "ranks of a host", 0, comm.timeout)
         assert part is not None
-        self.inside = close_at_exit(_core.over(part, comm.timeout + 1))
-        self.between = comm.split(0 if self.is_leader else -1, comm.rank)
+        self.inside = close_at_exit(_core.over(part, comm.timeout + 2 * _LATER_SECONDS))
+        color = 0 if self.is_leader else -1
+        leaders = transport.split(color, comm.rank, "leaders", 1, comm.timeout)
+        self.between = None
+        if leaders is not None:
+            made = _core.over(leaders, comm.timeout + _LATER_SECONDS)
+            self.between = close_at_exit(made)
         self._processes = _open_processes(self.inside, self.ranks, comm.rank)
         watch(weakref.ref(self))
         with self.waiting("the first call"):

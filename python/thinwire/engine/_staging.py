@@ -94,6 +94,8 @@ class StagedLink(Link):
         self._adds_up = memory.keeps_gradients and (
             narrow == torch.float32 or config.accumulation_dtype != _core.DType.float32
         )
+        # If the program ends windows, any backward may be the last one, or not.
+        self._releases = not self._adds_up or config.managed_gradient_accumulation
         self._taken: set[int] = set()
         self._pending: collections.deque[
             tuple[int, torch.Tensor, torch.Event | None]
@@ -112,7 +114,8 @@ class StagedLink(Link):
         if self._adds_up and not self._is_boundary:
             self.core.gradient_ready(index)
         elif gradient is not None and gradient.numel() > 0:
-            parameter.grad = None
+            if self._releases:
+                parameter.grad = None
             self._copy(index, gradient.detach())
             self._hand_over()
         # The thread of autograd that calls hooks counts its own memory.
@@ -123,7 +126,9 @@ class StagedLink(Link):
         if self._adds_up and self._is_boundary:
             for k, parameter in enumerate(self.memory.parameters):
                 # From earlier backwards of the window: the last one had none.
-                gradient, parameter.grad = parameter.grad, None
+                gradient = parameter.grad
+                if self._releases:
+                    parameter.grad = None
                 if gradient is not None and gradient.numel() > 0:
                     self.memory.staging.to_host(
                         gradient.detach(), self.memory.gradient_view(k)
