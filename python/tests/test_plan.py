@@ -3,6 +3,7 @@
 tests are in tests/apps."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,20 @@ def test_wrong_usage_is_refused() -> None:
     assert said.startswith(
         "python -m thinwire: --steps: must be in [1, 100000000], got 2.5"
     )
+
+
+@pytest.mark.quick
+def test_a_model_on_a_device_is_planned_with_its_way_through_the_host() -> None:
+    (line,) = [
+        line
+        for line in plan(*DESCRIBED, "--dtype", "bf16", "--threads", "0").splitlines()
+        if line.startswith("a model on a device: ")
+    ]
+    found = re.search(r"costs ([0-9.e+-]+) ms per step .* at ([0-9.]+) GB/s", line)
+    assert found and line.endswith("copies to a device were not measured")
+    wanted = 300001 * 28.5 / float(found[2]) * 1e-6
+    assert float(found[1]) == pytest.approx(wanted, rel=0.02)
+    assert "a model on a device" not in plan(*DESCRIBED)
 
 
 def plan_of_a_rank() -> tuple[str, str]:

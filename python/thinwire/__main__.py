@@ -98,10 +98,22 @@ def _run_shared(arguments: list[str]) -> int:
             join if not not_ready and _is_launched(arguments[0]) else None,
             list(lines(not_ready)) if is_doctor else [],
             not_ready,
+            _copies_gbps,
         )
     sys.stdout.write(out)
     sys.stderr.write(err)
     return code
+
+
+def _copies_gbps() -> float:
+    """Returns the rate of copies to this machine's device, or 0 if there is none."""
+    from ._doctor import why_no_torch
+
+    if why_no_torch():
+        return 0.0
+    from ._device_report import copies_gbps
+
+    return copies_gbps()
 
 
 def _is_launched(command: str) -> bool:
