@@ -48,6 +48,15 @@ install(FILES ${PROJECT_BINARY_DIR}/thinwireConfig.cmake
               ${PROJECT_BINARY_DIR}/thinwireConfigVersion.cmake
         DESTINATION ${package_dir})
 
+if(TARGET thinwire_c)
+  install(TARGETS thinwire_c EXPORT thinwireTargets
+          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  configure_file(${PROJECT_SOURCE_DIR}/cmake/thinwire_c.pc.in
+                 ${PROJECT_BINARY_DIR}/thinwire_c.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/thinwire_c.pc
+          DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endif()
+
 foreach(program IN ITEMS thinwire_program train_gpt)
   if(TARGET ${program})
     install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})

@@ -14,9 +14,9 @@
 #include <variant>
 #include <vector>
 
-#include "apps/train_gpt/model.h"
-#include "apps/train_gpt/options/training_config.h"
-#include "apps/train_gpt/text_data.h"
+#include "examples/train_gpt/model.h"
+#include "examples/train_gpt/options/training_config.h"
+#include "examples/train_gpt/text_data.h"
 #include "thinwire/comm/local.h"
 #include "thinwire/core/error.h"
 
@@ -45,7 +45,8 @@ Options options_of(const std::string& optimizer, std::uint64_t seed) {
   options.layers = 2;
   options.width = 64;
   options.freeze_step = 100;
-  options.var_freeze_step = 100;
+  if (optimizer == "zero_one_adam")
+    options.set = {"optimizer.params.var_freeze_step=100"};
   options.lr = optimizer == "lamb" || optimizer == "onebit_lamb" ? 1e-2 : 4e-3;
   return options;
 }
@@ -60,12 +61,12 @@ void change_letters(Batch& batch, std::size_t first_changed) {
 
 Batch training_batch(const TextData& data, const Run& run, std::size_t rank,
                      std::int64_t step) {
-  Batch batch = data.training_batch(
-      {.seed = run.options.seed,
-       .rank = rank,
-       .world_size = kRanks,
-       .sequences = static_cast<std::size_t>(run.options.batch)},
-      step);
+  constexpr std::size_t kSequences = 8;  // of a rank
+  Batch batch = data.sequences_from(step * std::int64_t{kRanks * kSequences},
+                                    {.seed = run.options.seed,
+                                     .rank = rank,
+                                     .world_size = kRanks,
+                                     .sequences = kSequences});
   if (run.changes && step >= kChange) change_letters(batch, 1);
   return batch;
 }
@@ -136,12 +137,10 @@ std::array<double, 2> validate(Model& model, const TextData& data,
 
 void train(const Run& run) {
   const Options& options = run.options;
-  const TextData data =
-      TextData::load(options.data, static_cast<std::size_t>(options.context));
+  const TextData data(options.data, options.context);
   const config::Config config = train_gpt::training_config(options);
   comm::run_local_ranks(kRanks, [&](comm::Communicator& comm) {
-    Model model({.layers = static_cast<std::size_t>(options.layers),
-                 .width = static_cast<std::size_t>(options.width)});
+    Model model({.layers = options.layers, .width = options.width});
     if (comm.rank() == 0) model.initialize(options.seed);
     config::Config own = config;
     if (!run.revives)
@@ -171,9 +170,6 @@ int main(int argc, char** argv) {
   }
   const std::string text = argv[2];
   try {
-    if (!train_gpt::default_learning_rate(argv[1]))
-      throw Error(ErrorCode::kInvalidArgument,
-                  std::string("no optimizer '") + argv[1] + "'");
     Run run{.options = options_of(argv[1], std::stoull(argv[3])),
             .changes = text != "plain",
             .revives = text != "masked"};

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What PowerSGD costs in loss: torch DDP with its hook against exact DDP.
+"""What hooks cost in loss: torch DDP with PowerSGD or ddp_hook against exact DDP.
 
 Trains the demo's model on the demo's text over gloo, with both ranks on this machine
-(powersgd_run.py). The hook begins after 2 steps, as bench/network measures it, or after
+(powersgd_run.py). PowerSGD begins after 2 steps, as bench/network measures it, or after
 the exact steps with which 1-bit Adam begins. Runs that are complete in the folder are
 kept. Writes table.md beside them; the table is printed.
 """
@@ -25,6 +25,10 @@ EXACT = "ddp"
 STARTS = {"early": "from step 3 on", "warm": "after the warm-up"}
 ROWS = [
     Row(EXACT, "torch DDP, Adam", "", EXACT),
+    *(
+        Row(f"hook{bits}", f"thinwire.ddp_hook, {bits} bits", "", EXACT)
+        for bits in (8, 4)
+    ),
     *(
         Row(f"rank{rank}_{start}", f"PowerSGD rank {rank}, {words}", "", EXACT)
         for start, words in STARTS.items()

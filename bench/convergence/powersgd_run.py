@@ -9,6 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python" / "demo"))
 
 import recipe
+import thinwire
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
@@ -44,10 +45,23 @@ class PowerSgd(AdamW):
         return "compressed", 4 * elements * 2 * (world - 1) // world
 
 
+class LowBitHook(AdamW):
+    def __init__(self, model, bits):
+        super().__init__(model, 0)
+        self.forward = DistributedDataParallel(model)
+        self.hook = thinwire.ddp_hook(self.forward, bits)
+
+    def step(self):
+        super().step()
+        return "compressed", self.hook.report.bytes_sent
+
+
 def way(name):
-    """A way of the demo's: ddp, or rank1_early and the like."""
+    """A way of the demo's: ddp, hook8, or rank1_early and the like."""
     if name == "ddp":
         return AdamW
+    if name.startswith("hook"):
+        return lambda model, _: LowBitHook(model, int(name.removeprefix("hook")))
     rank, start = name.removeprefix("rank").split("_")
     return lambda model, freeze_step: PowerSgd(
         model, int(rank), EARLY_START if start == "early" else freeze_step

@@ -19,7 +19,7 @@ class Row:
 
 # Two emulated hosts of two ranks each.
 BY_HOST = "--set hierarchy=by_host --set ranks_per_host=2"
-LOW_BIT_ZERO = "--optimizer adam --zero 2 --set zero_bits_up=4 --set zero_bits_down=4"
+LOW_BIT_ZERO = "--optimizer adam --set zero_optimization.stage=2 --set zero_bits_up=4 --set zero_bits_down=4"
 
 
 def low_bit_wire_rows(lr, lamb_lr):
@@ -60,7 +60,9 @@ def low_bit_wire_rows(lr, lamb_lr):
         ),
         by_host("onebit_adam", "1-bit Adam", "--optimizer onebit_adam"),
         by_host(
-            "zero_one_adam", "0/1 Adam", "--optimizer zero_one_adam --local-steps 4"
+            "zero_one_adam",
+            "0/1 Adam",
+            "--optimizer zero_one_adam --set optimizer.params.local_step_clipper=4",
         ),
         Row(
             "onebit_lamb_clip_by_host",
@@ -79,7 +81,7 @@ def adam_rows(lr):
         return Row(f"{name}_{lr}", f"{title}, lr {lr}", f"{flags} --lr {lr}", dense)
 
     onebit = "--optimizer onebit_adam"
-    zero_one = "--optimizer zero_one_adam --local-steps 4"
+    zero_one = "--optimizer zero_one_adam --set optimizer.params.local_step_clipper=4"
     return [
         row("adam", "Adam", "--optimizer adam"),
         row("onebit_adam", "1-bit Adam", onebit),

@@ -49,6 +49,9 @@ def hook(model, name):
             start_powerSGD_iter=2,
         )
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    if name.startswith("ddp_hook"):
+        bits = int(name.removeprefix("ddp_hook"))
+        thinwire.ddp_hook(model, bits)
 
 
 class Training:

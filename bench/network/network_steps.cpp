@@ -24,10 +24,10 @@
 #include <variant>
 #include <vector>
 
-#include "apps/train_gpt/model.h"
-#include "apps/train_gpt/options/options.h"
-#include "apps/train_gpt/options/training_config.h"
-#include "apps/train_gpt/text_data.h"
+#include "examples/train_gpt/model.h"
+#include "examples/train_gpt/options/options.h"
+#include "examples/train_gpt/options/training_config.h"
+#include "examples/train_gpt/text_data.h"
 #include "thinwire/comm/registry.h"
 
 namespace {
@@ -76,18 +76,21 @@ struct What {
 config::Config config_of(const What& what) {
   train_gpt::Options options;
   options.optimizer = what.optimizer;
-  options.zero = what.zero;
   options.set = what.settings;
+  options.set.push_back(fmt::format("zero_optimization.stage={}", what.zero));
   options.steps = 100'000;
   options.warmup_steps = 0;
-  options.freeze_step = options.var_freeze_step = kExactSteps;
+  options.freeze_step = kExactSteps;
   config::Config config = train_gpt::training_config(options);
   config.train_micro_batch_size_per_gpu.reset();
   // It would measure exchanges of its own.
   config.fallback = config::Fallback::kOff;
   if (auto* zero_one =
-          std::get_if<optim::ZeroOneAdamOptions>(&config.optimizer))
+          std::get_if<optim::ZeroOneAdamOptions>(&config.optimizer)) {
+    zero_one->var_freeze_step = kExactSteps;
     zero_one->local_step_scaler = 1;
+    zero_one->local_step_clipper = 4;
+  }
   return config;
 }
 
@@ -164,7 +167,7 @@ class Steps {
       : comm_(comm),
         alone_(comm.split(comm.rank())),
         shape_(shape),
-        text_(train_gpt::TextData::load(text, kContext)),
+        text_(text, kContext),
         shard_{.seed = kSeed,
                .rank = static_cast<std::size_t>(comm.rank()),
                .world_size = static_cast<std::size_t>(comm.size()),
@@ -188,7 +191,10 @@ class Steps {
       if (begins_together) comm_.barrier();
       const auto before = Clock::now();
       ++training.steps;
-      loss = training.backward(text_.training_batch(shard_, training.steps));
+      const auto first =
+          static_cast<std::int64_t>(shard_.world_size * shard_.sequences *
+                                    static_cast<std::size_t>(training.steps));
+      loss = training.backward(text_.sequences_from(first, shard_));
       times.backward += seconds_since(before);
       const auto report = training.step();
       times.update += report.seconds;

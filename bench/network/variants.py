@@ -4,6 +4,8 @@
 NAMES = {
     "ddp_fp32": "torch DDP, fp32",
     "ddp_bf16": "torch DDP, bf16 hook",
+    "ddp_hook8": "torch DDP, thinwire.ddp_hook, 8 bits",
+    "ddp_hook4": "torch DDP, thinwire.ddp_hook, 4 bits",
     "ddp_powersgd1": "torch DDP, PowerSGD rank 1",
     "ddp_powersgd4": "torch DDP, PowerSGD rank 4",
     "adam": "Thinwire, Adam (exact)",
@@ -32,6 +34,8 @@ TOLD = {
 COMPUTING = "computing"
 DENSE = ("ddp_fp32", "ddp_bf16", "adam", "zero_adam")
 COMPRESSED = (
+    "ddp_hook8",
+    "ddp_hook4",
     "ddp_powersgd1",
     "ddp_powersgd4",
     "zero_4_4",

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/train_gpt/model.h"
+#include "examples/train_gpt/model.h"
 #include "thinwire/comm/run.h"
 #include "thinwire/optim/adam.h"
 #include "thinwire/zero/zero_optimizer.h"

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loop that saves itself and, started again, goes on: on any number of ranks.
+"""A loop that saves itself and, started again, resumes on any number of ranks.
 
 torchrun --max-restarts 3 --nproc-per-node 2 resume.py [--steps N] [--out DIR]
+
+If a rank dies, torchrun starts all ranks again, at most three times. With as many
+ranks as before, the run ends with the bits of one that nothing disturbed.
 """
 
 import argparse
@@ -17,18 +20,21 @@ parser.add_argument("--out", default="out/resume")
 given = parser.parse_args()
 
 thinwire.init_distributed("gloo")
+torch.manual_seed(0)
 model = torch.nn.Sequential(
     torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 1)
 )
 optimizer = thinwire.OnebitAdam(model.parameters(), lr=1e-3, freeze_step=100)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, given.steps)
-torch.manual_seed(dist.get_rank())
-begin = 0
+rank, begin = dist.get_rank(), 0
 found = thinwire.resume(given.out, optimizer, module=model)
 if found:
     begin = found.extra["step"]
     scheduler.load_state_dict(json.loads(found.extra["scheduler"]))
+    if rank == 0:
+        print(f"resumes after step {begin}", flush=True)
 for step in range(begin + 1, given.steps + 1):
+    torch.manual_seed(step * dist.get_world_size() + rank)  # other data for each
     x = torch.randn(32, 64)
     loss = (model(x) - x.sin().mean(1, keepdim=True)).square().mean()
     loss.backward()
@@ -38,7 +44,7 @@ for step in range(begin + 1, given.steps + 1):
     if step % 100 == 0:
         extra = {"step": step, "scheduler": json.dumps(scheduler.state_dict())}
         thinwire.save(given.out, optimizer, extra=extra, module=model)
-if dist.get_rank() == 0 and begin == given.steps:
+if rank == 0 and begin == given.steps:
     print(f"all {begin} steps were done before")
-elif dist.get_rank() == 0:
-    print(f"steps {begin + 1} to {given.steps}: loss {loss.item():.3f}")
+elif rank == 0:
+    print(f"steps {begin + 1} to {given.steps}: loss {loss.item():.6f}")

@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """apps/train_gpt/model.cpp's; gives the loss."""
+    """examples/train_gpt/model.cpp's; gives the loss."""
 
     def __init__(self, layers, width, context):
         super().__init__()

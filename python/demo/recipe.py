@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How train_gpt trains where no flag says otherwise (apps/train_gpt/options)."""
+"""How train_gpt trains where no flag says otherwise (examples/train_gpt/options)."""
 
 import math
 

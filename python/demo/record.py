@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's folder as train_gpt writes it (apps/train_gpt/report/run_record.h), so that
+"""A run's folder as train_gpt writes it (examples/train_gpt/report/run_folder.h), so that
 `train_gpt --compare` reads both."""
 
 import json

@@ -19,7 +19,7 @@ def mix(value):
 
 
 class TextData:
-    """apps/train_gpt/text_data.h says what is drawn, and why."""
+    """examples/train_gpt/text_data.h says what is drawn, and why."""
 
     def __init__(self, paths, context):
         self.context = context

@@ -36,6 +36,15 @@ def test_ten_lines() -> None:
     assert sent[0] > 10 * sent[1]
 
 
+def test_ddp_hook(tmp_path: Path) -> None:
+    script = EXAMPLES / "ddp_hook.py"
+    first = output_of(2, script, "--steps", 30, "--out", tmp_path).splitlines()
+    assert first[0].startswith("thinwire.ddp_hook(4 bits, 2 ranks, ")
+    on = output_of(3, script, "--steps", 90, "--out", tmp_path).splitlines()
+    losses = [float(lines[1].split()[5].rstrip(",")) for lines in (first, on)]
+    assert losses[1] < losses[0]
+
+
 @pytest.mark.parametrize("arguments", [(), ("--zero", 2)])
 def test_on_a_device(arguments: tuple[object, ...]) -> None:
     devices.require()
@@ -66,9 +75,9 @@ def test_resume(tmp_path: Path) -> None:
     first = output_of(2, script, "--steps", 100, "--out", tmp_path)
     assert first.startswith("steps 1 to 100: loss ")
     on = output_of(1, script, "--steps", 110, "--out", tmp_path)
-    assert on.startswith("steps 101 to 110: loss ")
+    assert on.startswith("resumes after step 100\nsteps 101 to 110: loss ")
     done = output_of(1, script, "--steps", 100, "--out", tmp_path)
-    assert done.strip() == "all 100 steps were done before"
+    assert done.endswith("\nall 100 steps were done before\n")
 
 
 def test_mixture_of_experts(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from .config import Config
     from .engine import Engine, EngineReport, add_config_arguments, initialize
+    from .hooks import Hook, HookReport, ddp_hook
     from .optim import (
         AdamW,
         Lamb,
@@ -57,6 +58,8 @@ _MODULE_OF = {
     "Engine": "engine",
     "EngineReport": "engine",
     "GradScaler": "amp",
+    "Hook": "hooks",
+    "HookReport": "hooks",
     "Lamb": "optim",
     "LeanOnebitAdam": "optim",
     "LoadReport": "_checkpoints",
@@ -68,6 +71,7 @@ _MODULE_OF = {
     "ZeroOneAdam": "optim",
     "add_config_arguments": "engine",
     "broadcast_buffers": "comm",
+    "ddp_hook": "hooks",
     "init_distributed": "comm",
     "initialize": "engine",
     "load": "checkpoint",
@@ -91,6 +95,8 @@ __all__ = [
     "Error",
     "FailedPrecondition",
     "GradScaler",
+    "Hook",
+    "HookReport",
     "InvalidArgument",
     "Lamb",
     "LeanOnebitAdam",
@@ -109,6 +115,7 @@ __all__ = [
     "checkpoint",
     "comm",
     "compat",
+    "ddp_hook",
     "errors",
     "init_distributed",
     "initialize",

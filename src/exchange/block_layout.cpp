@@ -60,6 +60,30 @@ BlockLayout BlockLayout::of_pieces(std::span<const Range> units,
   return layout;
 }
 
+BlockLayout BlockLayout::of_blocks(std::vector<std::vector<Block>>&& buckets,
+                                   int world_size, int bits) {
+  require_bits(bits);
+  BlockLayout layout;
+  layout.world_size_ = world_size;
+  for (std::vector<Block>& given : buckets) {
+    std::ranges::stable_sort(given, {}, &Block::server);
+    Bucket bucket;
+    for (int server = 0; server <= world_size; ++server)
+      bucket.server_begin.push_back(
+          layout.blocks_.size() +
+          static_cast<std::size_t>(
+              std::ranges::lower_bound(given, server, {}, &Block::server) -
+              given.begin()));
+    for (const Block& block : given) {
+      layout.residual_size_ += block.residual.size;
+      layout.blocks_.push_back(block);
+    }
+    layout.buckets_.push_back(std::move(bucket));
+  }
+  layout.place_records(bits);
+  return layout;
+}
+
 // The cells of `units`, of which the first may have begun before the piece.
 void BlockLayout::add_cells(std::span<const Range> units, Range piece,
                             int server) {

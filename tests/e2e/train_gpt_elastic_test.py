@@ -21,8 +21,8 @@ from train_gpt_runs import Runs
 LONG = "THINWIRE_TEST_LONG" in os.environ
 SEQUENCES = 120
 STEPS = "--steps 400 --save-every 100" if LONG else "--steps 20 --save-every 10"
-PHASES = "--freeze-step 60 --var-freeze-step 60 --warmup-steps 40"
-SHORT_PHASES = "--freeze-step 5 --var-freeze-step 5 --warmup-steps 4"
+PHASES = "--freeze-step 60 --warmup-steps 40"
+SHORT_PHASES = "--freeze-step 5 --warmup-steps 4"
 SIZE = "--layers 2 --width 48 --heads 2 --context 32" if LONG else "--context 16"
 SMALL = "" if LONG else "--layers 1 --width 16 --heads 1"
 RANKS = (1, 2, 3, 4, 5, 8) if LONG else (1, 3)
@@ -55,6 +55,8 @@ class TrainGpt(Runs):
 
     def loss(self, name, optimizer, ranks, more=""):
         phases = PHASES if LONG else SHORT_PHASES
+        if optimizer == "zero_one_adam":
+            phases += f" --set optimizer.params.var_freeze_step={60 if LONG else 5}"
         flags = (
             f"--optimizer {optimizer} {STEPS} {phases} {SIZE} {SMALL} --keep-last 0 "
             f"--comm local --ranks {ranks} --batch {SEQUENCES // ranks} {more}"

@@ -19,7 +19,7 @@ STEPS = "--steps 10 --freeze-step 4 --warmup-steps 2"
 BY_HOST = "--set hierarchy=by_host --set ranks_per_host=2"
 THREADS = "--comm local --ranks 4"
 # Variance steps, 1-bit steps, then a sync in every second step.
-ZERO_ONE_ADAM = "--optimizer zero_one_adam --var-freeze-step 6 --local-steps 2"
+ZERO_ONE_ADAM = "--optimizer zero_one_adam --set optimizer.params.var_freeze_step=6 --set optimizer.params.local_step_clipper=2"
 FEW_BITS = "--set zero_bits_up=4 --set zero_bits_down=4"
 
 
@@ -59,7 +59,7 @@ class TrainGpt(Runs):
 
     @needs_mpi
     def test_same_bits_onebit_lamb(self):
-        self.check_same_bits("--optimizer onebit_lamb --precision bf16")
+        self.check_same_bits("--optimizer onebit_lamb --set bf16.enabled=true")
 
     @needs_mpi
     def test_same_bits_zero_one_adam(self):
@@ -68,11 +68,13 @@ class TrainGpt(Runs):
 
     @needs_mpi
     def test_same_bits_zero_2(self):
-        self.check_same_bits("--optimizer adam --zero 2 --precision bf16")
+        self.check_same_bits(
+            "--optimizer adam --set zero_optimization.stage=2 --set bf16.enabled=true"
+        )
 
     @needs_mpi
     def test_same_bits_zero_2_in_4_bits(self):
-        flags = f"--optimizer adam --zero 2 {FEW_BITS} --precision bf16"
+        flags = f"--optimizer adam --set zero_optimization.stage=2 {FEW_BITS} --set bf16.enabled=true"
         self.check_same_bits(flags)
 
     @needs_mpi
@@ -168,7 +170,9 @@ class TrainGpt(Runs):
 
     @needs_mpi
     def test_resumed_zero_2_in_4_bits(self):
-        self.check_resumed(f"--optimizer adam --zero 2 {FEW_BITS} --batch 8")
+        self.check_resumed(
+            f"--optimizer adam --set zero_optimization.stage=2 {FEW_BITS} --batch 8"
+        )
 
 
 if __name__ == "__main__":

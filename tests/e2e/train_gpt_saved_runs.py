@@ -11,15 +11,19 @@ from mpi_launcher import launcher
 from train_gpt_runs import Runs
 
 # Steps of some 10 ms, so that a kill comes between two of them.
-STEPS = "--steps 60 --freeze-step 16 --var-freeze-step 30 --batch 4 --save-every 4"
+STEPS = "--steps 60 --freeze-step 16 --batch 4 --save-every 4"
+STAGES = "--set optimizer.params.var_freeze_step=30"  # of 0/1 Adam
 SIZE = "--layers 2 --width 64 --heads 2 --context 32"
 THREADS = "--comm local --ranks 2"
 LONG = "THINWIRE_TEST_LONG" in os.environ
 # What differs from run to run.
 MEASURED = (
     "seconds",
+    "memory",
     "memory_bytes",
     "time",
+    "overlap",
+    "backward_seconds",
     "wait_seconds",
     "update_seconds",
     "exchange_seconds",
@@ -41,7 +45,8 @@ class SavedRuns(Runs):
     """Runs that save, and what they leave."""
 
     def arguments(self, name, extra):
-        flags = f"{STEPS} {SIZE} --quiet --out {self.folder / name} {extra}"
+        stages = STAGES if "zero_one_adam" in extra else ""
+        flags = f"{STEPS} {stages} {SIZE} --quiet --out {self.folder / name} {extra}"
         return ["--data", str(self.text), *flags.split()]
 
     def start(self, name, extra, ranks=0, timeout="60s", **how):

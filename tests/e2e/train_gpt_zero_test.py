@@ -15,7 +15,12 @@ import train_gpt_runs
 from mpi_launcher import needs_mpi
 from train_gpt_runs import Runs
 
-SHARDED = ("--zero 1", "--zero 1 --offload", "--zero 2", "--zero 2 --offload")
+SHARDED = (
+    "--set zero_optimization.stage=1",
+    "--set zero_optimization.stage=1 --set zero_optimization.offload_optimizer.device=cpu",
+    "--set zero_optimization.stage=2",
+    "--set zero_optimization.stage=2 --set zero_optimization.offload_optimizer.device=cpu",
+)
 TWO_THREADS = {"THINWIRE_NUM_THREADS": "2"}
 
 
@@ -39,44 +44,55 @@ class TrainGpt(Runs):
                     self.assertEqual(run["params_checksum"], want["params_checksum"])
                     self.assertEqual(run["final_val_loss"], want["final_val_loss"])
                     self.assertEqual(run["skipped_steps"], want["skipped_steps"])
-                    self.assertEqual(run["zero"], int(flags.split()[1]))
-                    self.assertEqual(run["offload"], "--offload" in flags)
+                    self.assertEqual(run["zero"], 2 if "stage=2" in flags else 1)
+                    self.assertEqual(run["offload"], "offload" in flags)
         return want
 
     def test_same_bits_fp32(self):
         self.check_same_bits("--optimizer adam")
 
     def test_same_bits_bf16(self):
-        self.check_same_bits("--optimizer adam --precision bf16")
+        self.check_same_bits("--optimizer adam --set bf16.enabled=true")
 
     def test_same_bits_lamb_fp16(self):
-        self.check_same_bits("--optimizer lamb --precision fp16")
+        self.check_same_bits("--optimizer lamb --set fp16.enabled=true")
 
     def test_same_bits_accumulated(self):
         # At stage 2 every backward is reduced, and sums are rounded elsewhere.
         self.check_same_bits(
-            "--optimizer adam --precision bf16 --accumulate 2",
-            ("--zero 1", "--zero 1 --offload"),
+            "--optimizer adam --set bf16.enabled=true --set gradient_accumulation_steps=2",
+            (
+                "--set zero_optimization.stage=1",
+                "--set zero_optimization.stage=1 --set zero_optimization.offload_optimizer.device=cpu",
+            ),
         )
 
     @needs_mpi
     def test_same_bits_in_processes_fp32(self):
-        self.check_same_bits("--optimizer adam", ("--zero 1", "--zero 2"), mpi=True)
+        self.check_same_bits(
+            "--optimizer adam",
+            ("--set zero_optimization.stage=1", "--set zero_optimization.stage=2"),
+            mpi=True,
+        )
 
     @needs_mpi
     def test_same_bits_in_processes_bf16(self):
         self.check_same_bits(
-            "--optimizer adam --precision bf16",
-            ("--zero 1 --offload", "--zero 2 --offload"),
+            "--optimizer adam --set bf16.enabled=true",
+            (
+                "--set zero_optimization.stage=1 --set zero_optimization.offload_optimizer.device=cpu",
+                "--set zero_optimization.stage=2 --set zero_optimization.offload_optimizer.device=cpu",
+            ),
             mpi=True,
         )
 
     def test_few_bits_send_less(self):
         extra = "--steps 5 --optimizer adam --comm local --ranks 2"
-        exact = self.train("exact", f"{extra} --zero 2")
+        exact = self.train("exact", f"{extra} --set zero_optimization.stage=2")
         bits = "--set zero_bits_up=4 --set zero_bits_down=4"
         runs = [
-            self.train("bits", f"{extra} --zero {stage} {bits}") for stage in (1, 2)
+            self.train("bits", f"{extra} --set zero_optimization.stage={stage} {bits}")
+            for stage in (1, 2)
         ]
         for run in runs:
             self.assertEqual(run["zero_bits"], "4/4")
@@ -86,7 +102,7 @@ class TrainGpt(Runs):
             )
 
     def test_few_bits_have_the_same_bits_on_any_threads(self):
-        extra = "--steps 5 --optimizer adam --zero 2 --precision bf16 --comm local"
+        extra = "--steps 5 --optimizer adam --set zero_optimization.stage=2 --set bf16.enabled=true --comm local"
         extra += " --ranks 2 --set zero_bits_up=4 --set zero_bits_down=8"
         run = self.train("one", extra)
         doubled = self.train("two", extra, environment=TWO_THREADS)
@@ -94,7 +110,7 @@ class TrainGpt(Runs):
 
     @needs_mpi
     def test_lean_has_the_same_bits_in_processes(self):
-        extra = "--steps 8 --freeze-step 4 --warmup-steps 2 --precision bf16"
+        extra = "--steps 8 --freeze-step 4 --warmup-steps 2 --set bf16.enabled=true"
         lean = f"{extra} --optimizer lean_onebit_adam"
         run = self.train("threads", f"{lean} --comm local --ranks 2")
         others = [
@@ -106,10 +122,12 @@ class TrainGpt(Runs):
             self.assertEqual(other["params_checksum"], run["params_checksum"])
 
     def test_writes_what_memory_holds(self):
-        extra = "--steps 2 --width 128 --optimizer adam --precision bf16 --comm local"
+        extra = "--steps 2 --width 128 --optimizer adam --set bf16.enabled=true --comm local"
         whole = self.train("whole", f"{extra} --ranks 4")
         memory = {
-            stage: self.train("run", f"{extra} --ranks 4 --zero {stage}")["memory"]
+            stage: self.train(
+                "run", f"{extra} --ranks 4 --set zero_optimization.stage={stage}"
+            )["memory"]
             for stage in (1, 2)
         }
         n = whole["params"]
@@ -126,7 +144,10 @@ class TrainGpt(Runs):
         self.assertLess(memory[1]["peak"], whole["memory"]["peak"])
 
     def test_a_run_can_be_repeated_from_its_config(self):
-        first = self.train("first", "--steps 3 --optimizer adam --zero 2 --offload")
+        first = self.train(
+            "first",
+            "--steps 3 --optimizer adam --set zero_optimization.stage=2 --set zero_optimization.offload_optimizer.device=cpu",
+        )
         config = self.folder / "first" / "config.json"
         out = self.folder / "again"
         done = self.run_program(["--config", str(config), "--out", str(out)])
@@ -138,10 +159,8 @@ class TrainGpt(Runs):
     def test_wrong_usage_exits_2_with_one_line(self):
         data = ["--data", str(self.text)]
         for arguments, part in (
-            (["--optimizer", "adam", "--offload"], "--offload needs --zero"),
-            (["--optimizer", "adam", "--zero", "3"], "--zero must be 0, 1 or 2"),
-            (["--optimizer", "onebit_adam", "--zero", "1"], "got onebit_adam"),
-            (["--optimizer", "zero_one_adam", "--zero", "2"], "got zero_one_adam"),
+            (["--zero", "2"], "write --set zero_optimization.stage=N"),
+            (["--set", "zero_optimization.stage=3"], "zero_optimization.stage"),
         ):
             with self.subTest(arguments=arguments):
                 done = self.check_fails([*data, *arguments], 2, part)

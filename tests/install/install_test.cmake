@@ -53,7 +53,7 @@ if(APPS AND TORCH)
 endif()
 
 # Nothing for a debugger is left, and a shared object exports its own alone.
-file(GLOB installed ${prefix}/lib*/*.a ${prefix}/bin/*)
+file(GLOB installed ${prefix}/lib*/*.a ${prefix}/lib*/*.so ${prefix}/bin/*)
 foreach(file IN LISTS installed)
   run(readelf --wide --section-headers ${file})
   if(output MATCHES " \\.debug_")
@@ -86,6 +86,21 @@ endforeach()
 
 run(${work}/examples/sockets_transport)
 expect("a step on three ranks" "step 400: compressed, .*, [1-9][0-9]* bytes sent")
+
+# The C interface, as pkg-config finds it, and through ctypes.
+file(GLOB pkgconfig ${prefix}/lib*/pkgconfig)
+cmake_path(GET pkgconfig PARENT_PATH libraries)
+set(ENV{PKG_CONFIG_PATH} ${pkgconfig})
+set(ENV{LD_LIBRARY_PATH} ${libraries})
+run(sh -c "cc -std=c99 -Wall -Wextra -Wpedantic -Werror \
+${SOURCE_DIR}/examples/c/train.c $(pkg-config --cflags --libs thinwire_c) \
+-o ${work}/train")
+run(${work}/train)
+expect("a step of two processes in C"
+       "step 400: compressed, .*, [1-9][0-9]* bytes sent")
+run(python3 ${SOURCE_DIR}/examples/c/train.py)
+expect("a step through ctypes" "step 200: compressed, .*, [1-9][0-9]* bytes sent")
+unset(ENV{LD_LIBRARY_PATH})
 
 # A run that goes on, on another number of ranks.
 file(REMOVE_RECURSE ${work}/checkpoints)

@@ -14,7 +14,9 @@ from pathlib import Path
 
 BUILD = Path(sys.argv[1]).absolute()
 ROOT = Path(__file__).resolve().parents[2]
-TREE = tuple(f"{ROOT / part}/" for part in ("src", "include", "apps"))
+# Folders whose objects are passed on; what they generate lies in the build.
+BUILT = ("src", "apps", "examples/train_gpt")
+TREE = tuple(f"{top / part}/" for top in (ROOT, BUILD) for part in (*BUILT, "include"))
 # Our sources as CMake joins them, in the build directory.
 JOINED = re.compile(re.escape(f"{BUILD}/") + r".*/Unity/unity_\d+_cxx\.cxx$")
 # Headers of others, and whose they are; "": of nobody whose code is passed on.
@@ -43,7 +45,7 @@ def headers():
     found = set()
     for block in listed.split("\n\n"):
         target, *paths = block.split("\n")
-        if re.match(r"(src|apps)/", target):
+        if target.startswith(tuple(f"{part}/" for part in BUILT)):
             found |= {os.path.normpath(BUILD / path.strip()) for path in paths if path}
     return {
         path for path in found if not path.startswith(TREE) and not JOINED.match(path)

@@ -14,7 +14,14 @@ import re
 import sys
 from pathlib import Path
 
-FOLDERS = ("apps", "include", "python/bindings", "python/thinwire", "src")
+FOLDERS = (
+    "apps",
+    "examples/train_gpt",
+    "include",
+    "python/bindings",
+    "python/thinwire",
+    "src",
+)
 LITERAL = re.compile(r'"((?:\\.|[^"\\\n])*)"')
 COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 CODE = re.compile(r"`([^`]+)`")

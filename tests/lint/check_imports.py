@@ -16,7 +16,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 PACKAGE = "thinwire"
-FOLDERS = ("comm", "optim", "engine", "integrations")
+FOLDERS = ("comm", "optim", "hooks", "engine", "integrations")
 
 
 def running_imports(tree):

@@ -22,6 +22,7 @@ FILES = (
     *(
         "README.md",
         "CONTRIBUTING.md",
+        "SECURITY.md",
         "bench/README.md",
         "docs/README.md",
         "docs/algorithms.md",

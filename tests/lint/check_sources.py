@@ -26,7 +26,7 @@ LEVELS = (
     ("config",),
     ("plan",),
     ("engine",),
-    ("torch",),
+    ("c", "torch"),
     ("commands",),
     ("apps", "python"),
 )
@@ -41,9 +41,9 @@ VENDORS = (
     (r"cuda.*|cub/.*", ("src/kernels/cuda/", "src/core/cuda/")),
     (
         r"(torch|ATen|c10)/.*",
-        ("include/thinwire/torch/", "apps/train_gpt/", "examples/"),
+        ("include/thinwire/torch/", "examples/"),
     ),
-    (r"CLI/.*", ("apps/", "src/commands/")),
+    (r"CLI/.*", ("apps/", "examples/train_gpt/", "src/commands/")),
 )
 
 ENVIRONMENT_READER = "src/core/env.cpp"
@@ -120,7 +120,7 @@ def include_problems(path, bracket, header):
 
     if path.startswith("include/") and not is_torch_front:
         ours = bracket == '"' and header.startswith("thinwire/")
-        standard = bracket == "<" and re.fullmatch(r"[a-z0-9_]+", header)
+        standard = bracket == "<" and re.fullmatch(r"[a-z0-9_]+|std\w+\.h", header)
         if not ours and not standard:
             yield f"a public header includes {header}, which is not promised"
     in_header = path.startswith("src/") and not path.endswith(".cpp")
@@ -139,7 +139,7 @@ def file_problems(path, text):
             for problem in include_problems(path, *match.groups()):
                 yield number, problem
     is_library = path.startswith(("include/", "src/"))
-    is_ours = is_library or path.startswith("apps/")
+    is_ours = is_library or path.startswith(("apps/", "examples/train_gpt/"))
     for number, line in enumerate(code_of(text).split("\n"), 1):
         reads = re.search(r"\b(secure_)?getenv\b|\benviron\b", line)
         if reads and is_ours and path != ENVIRONMENT_READER:

@@ -62,9 +62,7 @@ class CheckSources(unittest.TestCase):
         self.refuses(
             "src/optim/a.cpp", "#include <hwy/highway.h>\n", "src/kernels/cpu/"
         )
-        self.refuses(
-            "apps/thinwire/a.cpp", "#include <torch/torch.h>\n", "apps/train_gpt/"
-        )
+        self.refuses("apps/thinwire/a.cpp", "#include <torch/torch.h>\n", "examples/")
         self.refuses("src/core/a.cpp", "#include <CLI/CLI.hpp>\n", "apps/")
         self.refuses("src/core/a.cpp", "#include <cuda_runtime.h>\n", "cuda/")
 
@@ -84,6 +82,7 @@ class CheckSources(unittest.TestCase):
         code = 'auto* a = std::getenv("A");\n'
         self.refuses("src/comm/a.cpp", code, "environment")
         self.refuses("apps/thinwire/a.cpp", code, "environment")
+        self.refuses("examples/train_gpt/a.cpp", code, "environment")
 
     def test_refuses_printing_and_exiting_in_the_library(self):
         self.refuses("src/comm/a.cpp", "void f() { std::abort(); }\n", "ends")

@@ -59,6 +59,11 @@ class BlockLayout {
       std::span<const Range> units, std::span<const std::vector<Range>> pieces,
       int bits);
 
+  /// Returns the layout of given blocks, bucket by bucket, which it orders by
+  /// their servers. Throws Error(kInvalidArgument) for `bits`.
+  [[nodiscard]] static BlockLayout of_blocks(
+      std::vector<std::vector<Block>>&& buckets, int world_size, int bits);
+
   [[nodiscard]] std::span<const Block> blocks() const noexcept {
     return blocks_;
   }

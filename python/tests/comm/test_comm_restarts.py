@@ -51,6 +51,32 @@ def test_a_run_whose_rank_is_killed_ends_by_itself(
     assert ended.stdout == f"steps 11 to 30: {undisturbed()}\n"
 
 
+def test_a_run_whose_rank_is_killed_three_times_ends_as_if_nothing_had_happened(
+    tmp_path: Path,
+) -> None:
+    resume = ranks.TESTS.parents[1] / "examples" / "python" / "resume.py"
+    killed = ranks.TESTS / "scripts" / "killed_thrice.py"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "3"]
+    outputs = []
+    for name, script in (("calm", []), ("killed", [killed, tmp_path])):
+        ended = subprocess.run(
+            [
+                *(*torchrun, *LAUNCHES["static"](), "--nproc-per-node", "2"),
+                *(*script, resume, "--out", tmp_path / name),
+            ],
+            env=ranks.environment(),
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        outputs.append(ended.stdout.splitlines())
+    assert outputs[1][:-1] == [f"resumes after step {step}" for step in (100, 100, 200)]
+    # The same loss, to its last digit.
+    assert outputs[1][-1].split()[-1] == outputs[0][-1].split()[-1]
+
+
 def attempts_of(store: Store, ranks_there: list[int], size: int) -> list[Store]:
     """What each of these ranks gets, in their order."""
     got: dict[int, Store] = {}

@@ -19,9 +19,10 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import comm
+from ..hooks import Hook, ddp_hook
 from . import _saved
 
-__all__ = ["Checkpoint", "Strategy", "strategy"]
+__all__ = ["Checkpoint", "HookStrategy", "Strategy", "strategy"]
 
 
 class Strategy(DDPStrategy):  # type: ignore[misc]
@@ -62,6 +63,28 @@ def strategy(**options: Any) -> Strategy:
     the optimizer rejects torch's own scaler.
     """
     return Strategy(**options)
+
+
+class HookStrategy(DDPStrategy):  # type: ignore[misc]
+    """DDP with ddp_hook(), for optimizers of torch's: `HookStrategy({"bits": 8})`.
+    Lightning registers a `ddp_comm_hook` itself on CUDA devices only.
+
+    Checkpoints of Lightning do not have the residuals, so a resumed run begins with 0.
+    """
+
+    strategy_name = "thinwire_hook"
+    hook: Hook
+    """Made when fit() begins. Give it a GradScaler by its watch()."""
+
+    def __init__(self, hook: dict[str, Any] | None = None, **options: Any) -> None:
+        """`hook` has the options of ddp_hook(), and `options` are DDPStrategy's."""
+        super().__init__(**options)
+        self._hook_options = hook or {}
+
+    def configure_ddp(self) -> None:
+        super().configure_ddp()
+        assert isinstance(self.model, DistributedDataParallel)
+        self.hook = ddp_hook(self.model, **self._hook_options)
 
 
 class Checkpoint(ModelCheckpoint):  # type: ignore[misc]

@@ -16,14 +16,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from transformers import Trainer
+from torch.nn.parallel import DistributedDataParallel
+from transformers import Trainer, TrainerCallback
 
 from ..errors import FailedPrecondition, InvalidArgument
+from ..hooks import Hook, ddp_hook
 from ..optim._base import _Optimizer
 from . import _saved
 from .accelerate import leave_gradients_local
 
-__all__ = ["attach"]
+__all__ = ["DdpHook", "attach"]
 
 _CALL = "thinwire.integrations.transformers.attach(trainer)"
 
@@ -113,3 +115,26 @@ def _save_every_rank(trainer: Trainer) -> None:
 def _replace(trainer: Trainer, name: str, method: Callable[..., None]) -> None:
     instance: Any = trainer
     setattr(instance, name, method)
+
+
+class DdpHook(TrainerCallback):  # type: ignore[misc]
+    """Registers ddp_hook() when training begins, for an optimizer of torch's.
+
+        trainer.add_callback(thinwire.integrations.transformers.DdpHook(trainer))
+
+    Checkpoints of the Trainer do not have the residuals, so a resumed run begins with 0.
+    Without DDP, for one rank, it does nothing.
+    """
+
+    hook: Hook | None = None
+    """The hook of the present run."""
+
+    def __init__(self, trainer: Trainer, **options: Any) -> None:
+        """`options` are those of ddp_hook()."""
+        self._trainer, self._options = trainer, options
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        if isinstance(self._trainer.model_wrapped, DistributedDataParallel):
+            self.hook = ddp_hook(self._trainer.model_wrapped, **self._options)
+            if self._trainer.accelerator.scaler is not None:
+                self.hook.watch(self._trainer.accelerator.scaler)

@@ -13,7 +13,7 @@ import torch
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import ParamsT
 
-from .. import _core, _daemons, _log
+from .. import _averages, _core, _daemons, _log
 from .._agreement import agreed
 from .._memory import FlatMemory
 from ..errors import FailedPrecondition, InvalidArgument
@@ -136,6 +136,8 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         Local.
         """
         places = in_order(trainable(self.param_groups), self.param_groups)
+        if self._comm.size > 1:
+            _averages.require_free((place.tensor for place in places), "optimizer")
         backend = self._comm.backend
         given, groups = self._given, self.param_groups
         options = self._options()
@@ -165,6 +167,8 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         if earlier is not None:
             close_user(self._closer)
         self._closer = closing(self, made, *self._owned())
+        if self._comm.size > 1:
+            _averages.note((p.tensor for p in places), "optimizer", self._closer)
         self._settings = Settings(self.param_groups)
         self._frozen = [
             place

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "thinwire/config/config.h"
+
+namespace thinwire::train_gpt {
+
+/// The object of a configuration file that belongs to this program.
+inline constexpr const char* kOwnObject = "train_gpt";
+/// The value of --resume that means the newest checkpoint there is, or none.
+inline constexpr const char* kAutoResume = "auto";
+
+/// What a run is asked for: one field for each option of command_line.cpp,
+/// which says what it means. training_config() decides what is unset.
+struct Options {
+  std::vector<std::string> data{};
+  std::optional<std::string> optimizer{};
+  std::optional<std::string> semantics{};
+  std::optional<std::int64_t> freeze_step{};  ///< Or optim::kAutoFreeze.
+  std::int64_t steps = 500;
+  std::size_t context = 64;
+  std::size_t layers = 4;
+  std::size_t width = 128;
+  std::size_t heads = 4;
+  std::optional<double> lr{};
+  std::optional<double> weight_decay{};
+  std::optional<double> clip{};
+  std::uint64_t seed = 1;
+  std::optional<std::int64_t> batch{};
+  std::optional<std::int64_t> warmup_steps{};
+  std::optional<std::int64_t> validate_every{};
+  std::size_t validate_bytes = 64 * 1024;
+  std::vector<std::string> set{};
+
+  std::string out = "out/train_gpt";
+  bool quiet = false;
+  std::string comm{};  ///< Empty: what launched the process, or THINWIRE_COMM.
+  std::optional<int> ranks{};  ///< Threads, with comm "local".
+  std::optional<std::string> save_every{};
+  std::optional<std::int64_t> keep_last{};
+  std::optional<std::int64_t> keep_every{};
+  std::optional<std::string> checkpoints{};
+  bool save_sync = false;
+  std::optional<std::string> resume{};
+  bool resume_fallback = false;
+  bool resume_new_data = false;
+  std::vector<std::string> save_on{};
+
+  /// The engine's keys of the file that --config names, if it has some.
+  std::optional<config::Config> file{};
+  std::vector<config::KeyNote> file_keys{};  ///< What became of these keys.
+};
+
+/// When and where a run is saved.
+struct Saving {
+  /// The root is always a directory: OUT/checkpoints unless one is named.
+  config::CheckpointConfig files{};
+  /// Signals upon which the run is saved and stopped.
+  std::vector<int> signals{};
+
+  [[nodiscard]] bool is_periodic() const noexcept {
+    return files.every_steps > 0 || files.every.count() > 0;
+  }
+};
+
+/// Names and values.
+using Settings = std::vector<std::pair<std::string, std::string>>;
+
+/// What a command line asks for.
+struct Invocation {
+  Options options{};
+  Saving saving{};
+  /// Folders of earlier runs to compare; empty: train.
+  std::vector<std::string> compare{};
+};
+
+}  // namespace thinwire::train_gpt

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "examples/train_gpt/report/run_folder.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <numbers>
+
+#include "thinwire/core/error.h"
+#include "thinwire/core/log.h"
+
+namespace thinwire::train_gpt {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kMetrics = "metrics.jsonl";
+constexpr const char* kSummary = "summary.json";
+constexpr const char* kConfig = "config.json";
+constexpr const char* kReport = "report.html";
+
+[[noreturn]] void fail(const fs::path& path, const std::string& why) {
+  throw Error(ErrorCode::kUnavailable,
+              fmt::format("{}: {}", path.string(), why));
+}
+
+std::string line_of(const StepRow& row) {
+  Json line{{"step", row.step},
+            {"loss", row.loss},
+            {"phase", row.phase},
+            {"tokens", row.tokens},
+            {"bytes_sent", row.bytes_sent},
+            {"seconds", row.seconds},
+            {"wait_seconds", row.wait_seconds},
+            {"update_seconds", row.update_seconds}};
+  for (const auto& [key, value] : row.more.items())
+    if (!line.contains(key)) line[key] = value;
+  return line.dump();
+}
+
+// Python's runs lack the parts of a step's time.
+StepRow step_from(const Json& line) {
+  return {.step = line.at("step"),
+          .loss = number(line, "loss"),
+          .phase = line.at("phase"),
+          .tokens = line.at("tokens"),
+          .bytes_sent = line.at("bytes_sent"),
+          .seconds = line.at("seconds"),
+          .wait_seconds = line.value("wait_seconds", 0.0),
+          .update_seconds = line.value("update_seconds", 0.0)};
+}
+
+// Calls `read` with the opened file, and names the file if it is not what it
+// should be.
+template <class Read>
+void read_json(const fs::path& path, Read&& read) {
+  std::ifstream file(path);
+  if (!file)
+    fail(path, fmt::format("cannot be read: {}", std::strerror(errno)));
+  try {
+    read(file);
+  } catch (const nlohmann::json::exception& error) {
+    fail(path, fmt::format("is not what train_gpt writes: {}", error.what()));
+  }
+}
+
+// Adds the rows of a metrics.jsonl up to step `last` to `run` and returns their
+// lines. The last line of a run that was killed may be torn: it is left out.
+std::string read_rows(const fs::path& path, bool was_killed, RunRecord& run,
+                      std::int64_t last = INT64_MAX) {
+  std::string text;
+  read_json(path, [&](std::istream& file) {
+    for (std::string line; std::getline(file, line);) {
+      if (file.eof() && was_killed) break;  // in the middle of this line
+      const Json row = Json::parse(line);
+      if (row.at("step").get<std::int64_t>() > last) continue;
+      if (row.contains("val_loss"))
+        run.validations.push_back({row.at("step"), number(row, "val_loss")});
+      else
+        run.steps.push_back(step_from(row));
+      text += line + "\n";
+    }
+  });
+  return text;
+}
+
+// Returns the open file. Its text is the number of the process that has it.
+int lock(const fs::path& folder) {
+  const fs::path path = folder / ".lock";
+  const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (file < 0) fail(path, std::strerror(errno));
+  // A file system without locks takes the run as it did before there were any.
+  if (::flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    std::array<char, 32> holder{};
+    static_cast<void>(::pread(file, holder.data(), holder.size() - 1, 0));
+    ::close(file);
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("--out: another run is writing to '{}' (process "
+                            "{}); give another folder, or wait for its end",
+                            folder.string(), holder.data()));
+  }
+  const std::string own = std::to_string(::getpid());
+  if (::ftruncate(file, 0) != 0 || ::write(file, own.data(), own.size()) < 0)
+    log(LogLevel::kWarning,
+        fmt::format("{}: {}", path.string(), std::strerror(errno)));
+  return file;
+}
+
+}  // namespace
+
+double number(const Json& object, const char* key) {
+  const Json& value = object.at(key);
+  return value.is_null() ? std::numeric_limits<double>::quiet_NaN()
+                         : value.get<double>();
+}
+
+void Totals::add(const StepRow& row) {
+  bytes_sent += row.bytes_sent;
+  seconds += row.seconds;
+  tokens += static_cast<double>(row.tokens);
+}
+
+Totals RunRecord::totals() const {
+  Totals totals;
+  for (const StepRow& row : steps) totals.add(row);
+  if (!validations.empty()) totals.val_loss = validations.back().val_loss;
+  return totals;
+}
+
+Json summary_of(const Totals& totals) {
+  Json summary = Json::parse(R"({
+    "optimizer": "", "semantics": "", "ranks": 0, "steps": 0, "params": 0,
+    "final_val_loss": null, "final_val_bits_per_byte": null,
+    "bytes_sent_per_rank": 0, "seconds": 0.0, "tokens_per_second": 0.0,
+    "params_checksum": "", "precision": "", "skipped_steps": 0, "zero": 0,
+    "offload": false, "memory": {}, "saves": 0, "save_seconds": 0.0})");
+  if (totals.val_loss) {
+    summary["final_val_loss"] = *totals.val_loss;
+    summary["final_val_bits_per_byte"] = *totals.val_loss / std::numbers::ln2;
+  }
+  summary["bytes_sent_per_rank"] = totals.bytes_sent;
+  summary["seconds"] = totals.seconds;
+  if (totals.seconds > 0)
+    summary["tokens_per_second"] = totals.tokens / totals.seconds;
+  return summary;
+}
+
+RunWriter::RunWriter(fs::path folder) : folder_(std::move(folder)) {
+  std::error_code error;
+  fs::create_directories(folder_, error);
+  if (error) fail(folder_, fmt::format("cannot be made: {}", error.message()));
+  lock_ = lock(folder_);
+}
+
+RunWriter::~RunWriter() { ::close(lock_); }
+
+void RunWriter::write_config(const std::string& config) const {
+  std::error_code error;
+  for (const char* old : {kSummary, kReport}) fs::remove(folder_ / old, error);
+  write_file(folder_ / kConfig, config);
+}
+
+void RunWriter::begin(const std::string& config) {
+  write_config(config);
+  metrics_.emplace((folder_ / kMetrics).string(),
+                   engine::LineFile::Mode::kTruncate);
+}
+
+// A run that is killed meanwhile leaves the old rows or the new ones.
+void RunWriter::resume(const std::string& config, std::int64_t step,
+                       const Totals& totals) {
+  const fs::path path = folder_ / kMetrics;
+  RunRecord run;
+  std::string lines;
+  if (fs::exists(path)) lines = read_rows(path, /*was_killed=*/true, run, step);
+  const Totals kept = run.totals();
+  totals_ = {.bytes_sent = std::max(totals.bytes_sent, kept.bytes_sent),
+             .seconds = std::max(totals.seconds, kept.seconds),
+             .tokens = std::max(totals.tokens, kept.tokens),
+             .val_loss = kept.val_loss ? kept.val_loss : totals.val_loss};
+  if (!run.steps.empty()) newest_ = run.steps.back();
+  write_config(config);
+  fs::path temporary = path;
+  temporary += ".tmp";
+  write_file(temporary, lines);
+  std::error_code error;
+  fs::rename(temporary, path, error);
+  if (error) fail(path, fmt::format("cannot be replaced: {}", error.message()));
+  metrics_.emplace(path.string());
+}
+
+void RunWriter::add(StepRow row) {
+  metrics_->write(line_of(row));
+  totals_.add(row);
+  newest_ = std::move(row);
+}
+
+void RunWriter::add(ValidationRow row) {
+  metrics_->write(Json{{"step", row.step}, {"val_loss", row.val_loss}}.dump());
+  totals_.val_loss = row.val_loss;
+}
+
+// A metrics.jsonl that could not be written costs the report its rows only.
+RunRecord RunWriter::finish(Json summary, Settings settings) const {
+  RunRecord run{.summary = std::move(summary), .settings = std::move(settings)};
+  write_file(folder_ / kSummary, run.summary.dump(2) + "\n");
+  if (fs::is_regular_file(folder_ / kMetrics))
+    read_rows(folder_ / kMetrics, /*was_killed=*/true, run);
+  return run;
+}
+
+std::string config_text(const Settings& settings,
+                        const std::vector<std::string>& data,
+                        const std::string& engine) {
+  Json options = {{"data", data}};
+  for (const auto& [name, value] : settings) {
+    Json parsed = Json::parse(value, nullptr, /*allow_exceptions=*/false);
+    options[name] = parsed.is_number() || parsed.is_array() ? std::move(parsed)
+                                                            : Json(value);
+  }
+  Json all = engine.empty() ? Json::object() : Json::parse(engine);
+  all[kOwnObject] = std::move(options);
+  return all.dump(2) + "\n";
+}
+
+RunRecord read_run(const fs::path& folder) {
+  RunRecord run;
+  const bool was_killed =
+      !fs::exists(folder / kSummary) && fs::exists(folder / kMetrics);
+  if (!was_killed)
+    read_json(folder / kSummary, [&](std::istream& file) {
+      run.summary = summary_of({});
+      const Json written = Json::parse(file);
+      for (const auto& [key, unused] : run.summary.items())
+        // Of these keys Python's runs have no saves.
+        if (!key.starts_with("save")) static_cast<void>(written.at(key));
+      run.summary.update(written);
+    });
+  read_rows(folder / kMetrics, was_killed, run);
+  read_json(folder / kConfig, [&](std::istream& file) {
+    const Json options = Json::parse(file).at(kOwnObject);
+    for (const auto& [name, value] : options.items())
+      if (name != "data")  // Paths mean nothing elsewhere.
+        run.settings.emplace_back(
+            name, value.is_string() ? value.get<std::string>() : value.dump());
+    if (!was_killed) return;
+    run.summary = summary_of(run.totals());
+    for (const char* key : {"optimizer", "semantics", "steps"})
+      if (options.contains(key)) run.summary[key] = options[key];
+    run.summary["stopped_at"] = run.steps.empty() ? 0 : run.steps.back().step;
+  });
+  return run;
+}
+
+void write_file(const fs::path& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << text;
+  file.close();
+  if (!file)
+    fail(path, fmt::format("cannot be written: {}", std::strerror(errno)));
+}
+
+}  // namespace thinwire::train_gpt

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace thinwire::train_gpt {
+
+/// Sequences of bytes, one after the other. The first `context` bytes of each
+/// are read, and every byte but the first is to be predicted.
+struct Batch {
+  std::size_t sequences = 0;
+  std::size_t context = 0;
+  std::vector<std::uint8_t> bytes;  ///< sequences x (context + 1).
+};
+
+/// Which sequences of a step this rank takes.
+struct Shard {
+  std::uint64_t seed = 0;
+  std::size_t rank = 0;
+  std::size_t world_size = 1;
+  std::size_t sequences = 1;  ///< Of this rank, per step.
+};
+
+/// Files as bytes, each cut into its first nine tenths for training and the
+/// rest for validation. No window crosses a cut or the end of a file.
+///
+/// Training: sequence number k begins at a place drawn from (seed, k) alone,
+/// uniformly over all places. The ranks of a step take neighbouring numbers, in
+/// rank order. So a step's global batch depends on the seed, its first number
+/// and its total size only, and the ranks of a step never share a draw.
+///
+/// Validation: the held-out parts are cut into windows that do not overlap; of
+/// them evenly spaced ones are taken, as many bytes of predictions as asked
+/// for, or all there are. The ranks take neighbouring windows, in rank order.
+class TextData {
+ public:
+  /// Of one file: all of it is held in memory.
+  static constexpr std::size_t kMostBytes = std::size_t{4} << 30;
+
+  /// Reads the files. `validation_bytes`, at least 1, is rounded up to whole
+  /// windows. Throws Error(kUnavailable) naming a file that cannot be
+  /// read and Error(kInvalidArgument) if there is too little text for one
+  /// training window and one validation window.
+  TextData(const std::vector<std::string>& paths, std::size_t context,
+           std::size_t validation_bytes = 64 * 1024);
+
+  /// Returns the sequences of one backward for one rank; `first` is the first
+  /// of all ranks' numbers, which are world_size * sequences.
+  [[nodiscard]] Batch sequences_from(std::int64_t first,
+                                     const Shard& shard) const;
+
+  /// Of all ranks together, >= 1.
+  [[nodiscard]] std::size_t validation_windows() const noexcept {
+    return validation_.size();
+  }
+  /// Validation windows [first, first + count) as one batch.
+  [[nodiscard]] Batch validation_batch(std::size_t first,
+                                       std::size_t count) const;
+
+  /// XXH3-64 of the bytes and cuts: what ranks compare.
+  [[nodiscard]] std::uint64_t hash() const;
+
+ private:
+  struct Text {
+    std::vector<std::uint8_t> bytes;
+    std::size_t training = 0;  // Bytes before the cut.
+    std::size_t starts = 0;    // Places where a training window may begin.
+  };
+
+  void choose_validation(std::size_t bytes);
+  void append(std::size_t text, std::size_t begin, Batch& batch) const;
+
+  std::vector<Text> texts_;
+  std::size_t context_ = 0;
+  std::size_t starts_ = 0;
+  struct Window {
+    std::size_t text = 0;
+    std::size_t begin = 0;
+  };
+  std::vector<Window> validation_;
+};
+
+/// Windows [first, first + count) of `windows` belong to `rank`: pieces whose
+/// lengths differ by one at most.
+struct Piece {
+  std::size_t first = 0;
+  std::size_t count = 0;
+};
+[[nodiscard]] Piece piece_of(std::size_t windows, std::size_t rank,
+                             std::size_t world_size);
+
+}  // namespace thinwire::train_gpt

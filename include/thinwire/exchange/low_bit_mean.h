@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "thinwire/comm/communicator.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/core/dtype.h"
+#include "thinwire/core/thread_pool.h"
+#include "thinwire/core/view.h"
+
+namespace thinwire::exchange {
+
+struct LowBitMeanOptions {
+  int bits = 8;  ///< 4 or 8 bits per element each way.
+  /// Type of the residuals: kFloat32 or kBFloat16. With kBFloat16 they are
+  /// rounded to nearest, and the remainder is lost.
+  DType residual_dtype = DType::kFloat32;
+};
+
+/// Averages gradients in 4 or 8 bits with error feedback, in parts that the
+/// caller may cut anew for each pass. Per block, with r = 1 / loss scale:
+///
+///   worker   c = g * r + e;  (q, s) = quantize(c);  e = c - s q
+///            all-to-all: every block's (q, s) to its server
+///   server   c = mean over ranks of s q, in rank order;  c = c + d;
+///            (q, s) = quantize(c);  d = c - s q;  all-gather (q, s)
+///   result   s q * loss scale, the same bits on every rank
+///
+/// Units (parameters) follow one another in a flat array. A block has at most
+/// 1024 elements of one unit. The server of the k-th block of the array is
+/// rank k mod W. So residuals and results do not depend on the parts.
+class LowBitMean {
+ public:
+  /// Divides units of these sizes into blocks. Local; `comm` and `pool` must
+  /// outlive this object. Throws Error(kInvalidArgument) for an option out of
+  /// range. Holds these bytes per element:
+  ///   4 or 2       worker residual
+  ///   4/W or 2/W   server residual
+  ///   bits / 8     records
+  /// and as much again as the residuals of the largest part.
+  LowBitMean(comm::Communicator& comm, ThreadPool& pool,
+             std::span<const std::size_t> sizes,
+             const LowBitMeanOptions& options);
+  ~LowBitMean();
+
+  /// A part of the gradient.
+  struct Part {
+    View values;                         ///< fp32, fp16 or bf16.
+    std::span<const std::size_t> units;  ///< In the order of their values.
+    double loss_scale = 1;               ///< Factor in the values, > 0.
+  };
+
+  /// Replaces the part's values by their average. Collective, done on return:
+  /// all ranks pass the same parts in the same order. Returns whether the
+  /// average is finite. If it is not, all values become NaN, and no residual
+  /// changes, on all ranks. A single rank changes nothing and returns true.
+  /// Throws Error(kInvalidArgument) before anything is sent.
+  bool average(const Part& part);
+
+  /// Returns the bytes that this rank sends for every unit once.
+  [[nodiscard]] std::size_t bytes_per_pass() const noexcept;
+  /// Returns the time spent waiting for other ranks since construction.
+  [[nodiscard]] double wait_seconds() const noexcept;
+
+  /// Returns the worker residual of all elements.
+  [[nodiscard]] ConstView worker_error() const noexcept;
+  /// Returns a copy of the server residual: of all elements, 0 where another
+  /// rank is the server.
+  [[nodiscard]] Buffer server_error() const;
+  /// Sets the residuals, both of all elements and of the residuals' type. A
+  /// rank keeps the part of `server` that it serves. Local. Throws
+  /// Error(kCorruptCheckpoint) naming the array that does not fit.
+  void load_errors(ConstView worker, ConstView server);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace thinwire::exchange

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/exchange/low_bit_mean.h"
+
+#include <nanobind/stl/vector.h>
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "communicator.h"
+#include "support/arrays.h"
+#include "support/call.h"
+#include "thinwire/kernels/cast.h"
+
+namespace thinwire::python {
+namespace {
+
+// An average, and what it needs to live.
+struct MeanParts {
+  MeanParts(std::shared_ptr<comm::Communicator> group,
+            const std::vector<std::size_t>& sizes,
+            const exchange::LowBitMeanOptions& options)
+      : comm(std::move(group)), mean(*comm, pool, sizes, options) {}
+
+  std::shared_ptr<comm::Communicator> comm;
+  ThreadPool pool{};
+  exchange::LowBitMean mean;
+  OneCaller caller{};
+};
+
+using MeanHandle = Handle<MeanParts>;
+
+void construct(MeanHandle* self, const CommunicatorHandle& comm,
+               const std::vector<std::size_t>& sizes, int bits, bool bf16) {
+  const exchange::LowBitMeanOptions options{
+      .bits = bits,
+      .residual_dtype = bf16 ? DType::kBFloat16 : DType::kFloat32};
+  new (self) MeanHandle(
+      "mean", std::make_shared<MeanParts>(comm.get(), sizes, options));
+}
+
+bool average(const MeanHandle& self, nb::handle values,
+             const std::vector<std::size_t>& units, double loss_scale) {
+  const Array array(values, "values");
+  return call(self, "average", [&](MeanParts& parts) {
+    return parts.mean.average({array.view(), units, loss_scale});
+  });
+}
+
+nb::object worker_error(const MeanHandle& self) {
+  return to_python(call(self, "worker_error", [](MeanParts& parts) {
+    const ConstView own = parts.mean.worker_error();
+    Buffer copy(own.size(), own.dtype(), Fill::kNone);
+    kernels::convert(own, copy.view());
+    return copy;
+  }));
+}
+
+nb::object server_error(const MeanHandle& self) {
+  return to_python(call(self, "server_error", [](MeanParts& parts) {
+    return parts.mean.server_error();
+  }));
+}
+
+void load_errors(const MeanHandle& self, nb::handle worker, nb::handle server) {
+  const ConstArray of_worker(worker, "worker");
+  const ConstArray of_server(server, "server");
+  call(self, "load_errors", [&](MeanParts& parts) {
+    parts.mean.load_errors(of_worker.view(), of_server.view());
+  });
+}
+
+}  // namespace
+
+void bind_low_bit_mean(nb::module_& module) {
+  nb::class_<MeanHandle>(module, "LowBitMean", nb::is_weak_referenceable())
+      .def("__init__", &construct, "comm"_a, "sizes"_a, "bits"_a,
+           "bf16_residuals"_a = false)
+      .def("average", &average, "values"_a, "units"_a, "loss_scale"_a = 1.0)
+      .def("worker_error", &worker_error)
+      .def("server_error", &server_error)
+      .def("load_errors", &load_errors, "worker"_a, "server"_a)
+      .def_prop_ro("bytes_per_pass",
+                   [](const MeanHandle& self) {
+                     return self.look().mean.bytes_per_pass();
+                   })
+      .def_prop_ro("wait_seconds",
+                   [](const MeanHandle& self) {
+                     return self.look().mean.wait_seconds();
+                   })
+      .def("close", &MeanHandle::close);
+}
+
+}  // namespace thinwire::python

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of hooks train, and the arithmetic of the hook as plain loops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+torch.set_num_threads(1)
+BLOCK = 1024
+
+
+class Net(torch.nn.Module):
+    """Parameters of odd sizes, one of several blocks. `aside` is used on demand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(7, 331)
+        self.aside = torch.nn.Linear(331, 3)
+        self.second = torch.nn.Linear(331, 1)
+
+    def forward(self, x: torch.Tensor, uses_aside: bool = True) -> torch.Tensor:
+        hidden = self.first(x).tanh()
+        out = self.second(hidden)
+        return out + self.aside(hidden).sum(1, keepdim=True) if uses_aside else out
+
+
+def net(dtype: torch.dtype = torch.float32) -> Net:
+    torch.manual_seed(5)
+    return Net().to(dtype)
+
+
+def wrapped(module: torch.nn.Module, **options: Any) -> DistributedDataParallel:
+    """In buckets of a few kilobytes, which DDP rebuilds after the first backward."""
+    return DistributedDataParallel(module, **{"bucket_cap_mb": 0.004, **options})
+
+
+def loss_of(
+    module: torch.nn.Module, rank: int, step: int, **arguments: Any
+) -> torch.Tensor:
+    random = torch.Generator().manual_seed(1000 * rank + step)
+    x = torch.randn(5, 7, generator=random).to(next(module.parameters()).dtype)
+    return (module(x, **arguments) - x.sum(1, keepdim=True).sin()).square().mean()
+
+
+def quantized(c: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and step of one block."""
+    levels = 2 ** (bits - 1) - 1
+    step = c.abs().max() / levels
+    if step == 0:
+        return torch.zeros_like(c), step
+    return (c / step).round().clamp(-levels, levels), step
+
+
+class Naive:
+    """The average of all ranks' gradients, parameter by parameter and block by block."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor], ranks: int, bits: int):
+        sizes = [p.numel() for p in parameters]
+        self.bits, self.ranks = bits, ranks
+        self.worker = [[torch.zeros(n) for n in sizes] for _ in range(ranks)]
+        self.server = [torch.zeros(n) for n in sizes]
+
+    def average(
+        self, unit: int, gradients: Sequence[torch.Tensor], scale: float = 1
+    ) -> torch.Tensor:
+        if self.ranks == 1:
+            return gradients[0]
+        result = torch.empty(gradients[0].numel())
+        for begin in range(0, result.numel(), BLOCK):
+            part = slice(begin, begin + BLOCK)
+            mean = torch.zeros(result[part].numel())
+            for rank, gradient in enumerate(gradients):
+                error = self.worker[rank][unit]
+                c = gradient.flatten()[part].float() * (1 / scale) + error[part]
+                q, step = quantized(c, self.bits)
+                error[part] = c - q * step
+                mean += q * (step * torch.tensor(1 / self.ranks))
+            c = mean + self.server[unit][part]
+            q, step = quantized(c, self.bits)
+            self.server[unit][part] = c - q * step
+            result[part] = q * step * scale
+        return result.view_as(gradients[0]).to(gradients[0].dtype)
+
+
+def gradients_of(module: torch.nn.Module) -> list[torch.Tensor]:
+    """0 where there is none, as DDP counts it."""
+    return [
+        torch.zeros_like(p) if p.grad is None else p.grad.clone()
+        for p in module.parameters()
+    ]
+
+
+def join() -> tuple[int, int]:
+    dist.init_process_group("gloo")
+    return dist.get_rank(), dist.get_world_size()

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""thinwire.ddp_hook: the bits of plain loops, whatever DDP does with its buckets."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import ranks
+
+STEPS = 4
+# Options of DDP, of Case, and the dtype of the model.
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "one bucket": {"ddp": {"bucket_cap_mb": 25}},
+    "views": {"ddp": {"gradient_as_bucket_view": True, "static_graph": True}},
+    "unused": {"ddp": {"find_unused_parameters": True}, "leaves_out": True},
+    "accumulated": {"backwards": 3},
+    "scaled": {"scale": 4096.0},
+    "bfloat16": {"dtype": "bfloat16", "scale": 2.0},
+    "float16": {"dtype": "float16", "scale": 64.0},
+}
+
+
+def train(bits: int, name: str) -> dict[str, Any]:
+    """Steps of SGD with the hook, and the same on plain loops, compared after each."""
+    import hook_cases as cases
+    import thinwire
+    import torch
+    import torch.distributed as dist
+
+    rank, size = cases.join()
+    case = CASES[name]
+    scale = case.get("scale", 1.0)
+    net = cases.net(getattr(torch, case.get("dtype", "float32")))
+    plain = copy.deepcopy(net)
+    ddp = cases.wrapped(net, **case.get("ddp", {}))
+    hook = thinwire.ddp_hook(ddp, bits)
+    hook.set_loss_scale(scale)
+    naive = cases.Naive(plain.parameters(), size, bits)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.01) for m in (net, plain)]
+    backwards, equal = case.get("backwards", 1), []
+
+    def losses(module: torch.nn.Module, of_rank: int, step: int) -> Any:
+        for part in range(backwards):
+            given = {}
+            if case.get("leaves_out"):
+                # Nobody in step 2, and rank 0 alone in step 3.
+                given["uses_aside"] = step < 2 or (step == 3 and of_rank == 0)
+            loss = cases.loss_of(module, of_rank, 10 * step + part, **given)
+            yield part == backwards - 1, loss * scale
+
+    for step in range(STEPS):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for last in range(backwards):
+            with nullcontext() if last == backwards - 1 else ddp.no_sync():
+                for part, (_, loss) in enumerate(losses(ddp, rank, step)):
+                    if part == last:
+                        loss.backward()
+        every = []
+        for other in range(size):
+            plain.zero_grad()
+            for _, loss in losses(plain, other, step):
+                loss.backward()
+            every.append(cases.gradients_of(plain))
+        for unit, (own, want) in enumerate(
+            zip(net.parameters(), plain.parameters(), strict=True)
+        ):
+            want.grad = naive.average(unit, [g[unit] for g in every], scale)
+            if own.grad is None:
+                want.grad = None  # DDP gives none to what no rank has used
+            else:
+                equal.append(torch.equal(own.grad, want.grad))
+                own.grad /= scale
+                want.grad /= scale
+        for optimizer in optimizers:
+            optimizer.step()
+    state = hook.state_dict()
+    for unit, key in enumerate(state["server"]):
+        equal.append(torch.equal(state["server"][key].flatten(), naive.server[unit]))
+        for other in range(size):
+            kept = state["worker"][key][other].flatten()
+            equal.append(torch.equal(kept, naive.worker[other][unit]))
+    result = {"equal": equal, "is_none": own.grad is None}
+    hook.close()
+    dist.destroy_process_group()
+    return result
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
+def test_bits_of_plain_loops(n: int, bits: int) -> None:
+    for rank in ranks.succeed(ranks.call(n, __file__, "train", bits, "plain")):
+        assert all(rank.value["equal"])
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "plain"])
+def test_bits_with(name: str) -> None:
+    for rank in ranks.succeed(ranks.call(3, __file__, "train", 4, name)):
+        assert all(rank.value["equal"])
+
+
+def dyadic(bits: int) -> dict[str, Any]:
+    """Gradients of few values: each block's are multiples of its step."""
+    import hook_cases as cases
+    import thinwire
+    import torch
+    import torch.distributed as dist
+
+    rank, size = cases.join()
+    weights = [torch.nn.Parameter(torch.zeros(2500)) for _ in range(2)]
+    module = torch.nn.ParameterList(weights)
+
+    class Product(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = module
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return sum((w @ x for w in self.weights), torch.zeros(()))
+
+    ddp = cases.wrapped(Product())
+    hook = thinwire.ddp_hook(ddp, bits)
+    equal = []
+    for step in range(3):
+        ddp.zero_grad()
+        every = []
+        for other in range(size):
+            random = torch.Generator().manual_seed(10 * step + other)
+            x = torch.randint(-50, 51, (2500,), generator=random).float() * 4
+            x[::400] = 2.0 * (2 ** (bits - 1) - 1)  # in every block, on every rank
+            every.append(x)
+        ddp(every[rank]).backward()
+        exact = sum(every, torch.zeros(2500)) / size
+        equal += [torch.equal(w.grad, exact) for w in weights if w.grad is not None]
+    hook.close()
+    dist.destroy_process_group()
+    return {"equal": equal}
+
+
+def test_dyadic_gradients_have_their_exact_average() -> None:
+    for rank in ranks.succeed(ranks.call(2, __file__, "dyadic", 8)):
+        assert rank.value["equal"] == [True] * 6

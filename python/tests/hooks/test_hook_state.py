@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""States of thinwire.ddp_hook: the same ranks, other ranks, files, what does not fit."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import ranks
+
+BACKWARDS = 3
+
+
+def hooked(bits: int = 4) -> Any:
+    import hook_cases as cases
+    import thinwire
+
+    ddp = cases.wrapped(cases.net())
+    return ddp, thinwire.ddp_hook(ddp, bits)
+
+
+def run(ddp: Any, rank: int, steps: range) -> None:
+    import hook_cases as cases
+
+    for step in steps:
+        ddp.zero_grad()
+        cases.loss_of(ddp, rank, step).backward()
+
+
+def owed(state: dict[str, Any], ranks_now: int) -> dict[str, Any]:
+    """What the averages lack so far: mean of the workers' residuals and the servers'."""
+    assert all(len(w) in (1, ranks_now) for w in state["worker"].values())
+    return {
+        name: worker.double().mean(0) + state["server"][name].double()
+        for name, worker in state["worker"].items()
+    }
+
+
+def save(folder: str) -> list[bool]:
+    """Writes states, and goes on from one with the same bits."""
+    import hook_cases as cases
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+
+    rank, size = cases.join()
+    ddp, hook = hooked()
+    run(ddp, rank, range(BACKWARDS))
+    state, mean = hook.state_dict(), hook.state_dict(mean=True)
+    if rank == 0:
+        torch.save(state, f"{folder}/all")
+        torch.save(mean, f"{folder}/mean")
+    dcp.save({"hook": mean}, checkpoint_id=f"{folder}/dcp")
+    equal = [
+        torch.allclose(a, b, atol=1e-9)
+        for a, b in zip(
+            owed(state, size).values(), owed(mean, size).values(), strict=True
+        )
+    ]
+    run(ddp, rank, range(BACKWARDS, 2 * BACKWARDS))
+    other, again = hooked()
+    again.load_state_dict(state)
+    run(other, rank, range(BACKWARDS, 2 * BACKWARDS))
+    gradients = [cases.gradients_of(d) for d in (ddp, other)]
+    equal += [torch.equal(a, b) for a, b in zip(*gradients, strict=True)]
+    equal.append(int(again.state_dict()["backwards"]) == 2 * BACKWARDS)
+    hook.close()
+    again.close()
+    dist.destroy_process_group()
+    return equal
+
+
+def load(folder: str) -> dict[str, Any]:
+    """Loads the states on another number of ranks. What they owe stays, or is paid."""
+    import hook_cases as cases
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+
+    rank, size = cases.join()
+    before = torch.load(f"{folder}/all")
+    want = owed(before, len(next(iter(before["worker"].values()))))
+    far = []
+    for name in ("all", "mean", "dcp"):
+        ddp, hook = hooked()
+        if name == "dcp":
+            state = hook.state_dict(mean=True)
+            dcp.load({"hook": state}, checkpoint_id=f"{folder}/dcp")
+        else:
+            state = torch.load(f"{folder}/{name}")
+        hook.load_state_dict(state)
+        now = hook.state_dict()
+        far += [float((owed(now, size)[key] - want[key]).abs().max()) for key in want]
+        if size == 1:
+            run(ddp, rank, range(1))
+            plain = cases.net()
+            cases.loss_of(plain, 0, 0).backward()
+            for own, exact, key in zip(
+                cases.gradients_of(ddp), cases.gradients_of(plain), want, strict=True
+            ):
+                far.append(float((own - exact - want[key]).abs().max()))
+            far += [float(v.abs().max()) for v in hook.state_dict()["worker"].values()]
+        hook.close()
+    dist.destroy_process_group()
+    return {"far": max(far), "size": max(float(v.abs().max()) for v in want.values())}
+
+
+@pytest.mark.parametrize(("n", "m"), [(3, 2), (2, 4), (3, 1)])
+def test_other_ranks_owe_as_much(n: int, m: int, tmp_path: Path) -> None:
+    for rank in ranks.succeed(ranks.call(n, __file__, "save", str(tmp_path))):
+        assert all(rank.value)
+    for rank in ranks.succeed(ranks.call(m, __file__, "load", str(tmp_path))):
+        assert rank.value["far"] < 1e-6 * rank.value["size"] + 1e-9
+        assert rank.value["size"] > 1e-4
+
+
+def misfits() -> list[str]:
+    import hook_cases as cases
+    import torch
+    import torch.distributed as dist
+    from thinwire import CorruptCheckpoint
+
+    cases.join()
+    _, hook = hooked()
+    good = hook.state_dict()
+    name = "second.weight"
+
+    def without(part: str) -> dict[str, Any]:
+        return {**good, part: {k: v for k, v in good[part].items() if k != name}}
+
+    def reshaped(part: str) -> dict[str, Any]:
+        return {**good, part: {**good[part], name: torch.zeros(1, 2)}}
+
+    texts = []
+    for bad in (
+        {},
+        {"worker": 1},
+        without("worker"),
+        without("server"),
+        reshaped("worker"),
+        reshaped("server"),
+        {k: v for k, v in good.items() if k != "backwards"},
+    ):
+        try:
+            hook.load_state_dict(bad)
+        except CorruptCheckpoint as error:
+            texts.append(str(error))
+    hook.load_state_dict(good)
+    hook.close()
+    dist.destroy_process_group()
+    return texts
+
+
+def test_a_state_that_does_not_fit_is_refused() -> None:
+    for rank in ranks.succeed(ranks.call(2, __file__, "misfits")):
+        texts = rank.value
+        assert len(texts) == 7
+        assert "'worker' must be a mapping, got NoneType" in texts[0]
+        assert "'worker' must be a mapping, got int" in texts[1]
+        assert all("'second.weight' is only in ddp" in text for text in texts[2:4])
+        assert all("'second.weight' in the state's" in text for text in texts[4:6])
+        assert "'backwards'" in texts[6]

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""thinwire.ddp_hook in a program: reports, exact steps, scales, refusals, lost ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import ranks
+
+
+def report() -> dict[str, Any]:
+    import hook_cases as cases
+    import thinwire
+    import torch
+    import torch.distributed as dist
+
+    rank, _ = cases.join()
+    net, other = cases.net(), cases.net(torch.bfloat16)
+    plain = cases.wrapped(cases.net())
+    ddp, second = cases.wrapped(net), cases.wrapped(other)
+    hook = thinwire.ddp_hook(ddp, bits=4, exact_steps=1)
+    both = thinwire.ddp_hook(second, bits=8, residual_dtype=torch.bfloat16)
+    found: dict[str, Any] = {"before": hook.report is None, "text": str(hook)}
+    cases.loss_of(ddp, rank, 0).backward()
+    cases.loss_of(plain, rank, 0).backward()
+    found["exact"] = all(
+        torch.equal(a, b)
+        for a, b in zip(cases.gradients_of(net), cases.gradients_of(plain), strict=True)
+    )
+    assert hook.report is not None
+    found["first"] = [hook.report.is_exact, hook.report.bytes_sent]
+    for step in range(2):
+        # Exchanges of both, the user's own collectives between them.
+        ddp.zero_grad()
+        loss = cases.loss_of(ddp, rank, step) + cases.loss_of(second, rank, step)
+        dist.all_reduce(torch.ones(3))
+        loss.backward()
+    last, of_both = hook.report, both.report
+    assert of_both is not None
+    found["last"] = [last.backwards, last.is_exact, last.is_finite, last.bytes_sent]
+    found["ratio"], found["waited"] = last.residual_ratio, last.wait_seconds
+    found["both"] = [of_both.backwards, of_both.bytes_sent]
+    found["sums"] = [float(g.double().sum()) for g in cases.gradients_of(ddp)]
+    hook.close()
+    both.close()
+    dist.destroy_process_group()
+    return found
+
+
+def records(bits: int) -> list[int]:
+    """Bytes of the records of all blocks of Net's parameters."""
+    import hook_cases as cases
+
+    sizes = [p.numel() for p in cases.net().parameters()]
+    blocks = [
+        min(cases.BLOCK, n - begin) for n in sizes for begin in range(0, n, cases.BLOCK)
+    ]
+    return [4 + 4 * -(-n * bits // 32) for n in blocks]
+
+
+def test_reports_and_bytes() -> None:
+    found = [r.value for r in ranks.succeed(ranks.call(3, __file__, "report"))]
+    for rank, own in enumerate(found):
+        assert own["before"] and own["exact"] and own["first"] == [True, 0]
+        # To each server its blocks, and to both others what this rank serves.
+        sent = [
+            sum(n * (2 if k % 3 == rank else 1) for k, n in enumerate(records(bits)))
+            for bits in (4, 8)
+        ]
+        assert own["last"] == [3, False, True, sent[0]]
+        assert own["both"] == [2, sent[1]]
+        assert 0 < own["ratio"] < 1 and own["waited"] >= 0
+        assert "4 bits, 3 ranks" in own["text"] and str(sent[0]) in own["text"]
+        assert own["sums"] == found[0]["sums"]
+
+
+def skips(watches: bool) -> dict[str, Any]:
+    """Rank 1 overflows in the second of four steps."""
+    import hook_cases as cases
+    import thinwire
+    import torch
+    import torch.distributed as dist
+
+    rank, _ = cases.join()
+    net = cases.net()
+    ddp = cases.wrapped(net, bucket_cap_mb=25)
+    hook = thinwire.ddp_hook(ddp)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    if watches:
+        hook.watch(scaler)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    scales, kept, finite = [], [], []
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = scaler.scale(cases.loss_of(ddp, rank, step))
+        (loss * float("inf") if step == 1 and rank == 1 else loss).backward()
+        assert hook.report is not None
+        finite.append(hook.report.is_finite)
+        kept.append(hook.state_dict())
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(hook.report.loss_scale)
+    same = [
+        torch.equal(kept[0][part][name], kept[1][part][name])
+        for part in ("worker", "server")
+        for name in kept[0][part]
+    ]
+    weights = float(sum(p.double().sum() for p in net.parameters()))
+    hook.close()
+    dist.destroy_process_group()
+    return {"scales": scales, "same": same, "finite": finite, "weights": weights}
+
+
+def test_a_skip_on_one_rank_is_one_on_all_and_keeps_residuals() -> None:
+    one, two = (r.value for r in ranks.succeed(ranks.call(2, __file__, "skips", True)))
+    assert one == two
+    assert one["scales"] == [1024, 1024, 512, 512]
+    assert one["finite"] == [True, False, True, True] and all(one["same"])
+    assert one["weights"] == one["weights"]
+
+
+def refusals() -> dict[str, str]:
+    import hook_cases as cases
+    import thinwire
+    import torch
+    import torch.distributed as dist
+
+    rank, _ = cases.join()
+    texts: dict[str, str] = {}
+
+    def refuse(name: str, body: Any) -> None:
+        try:
+            body()
+        except (thinwire.Error, TypeError, RuntimeError) as error:
+            texts[name] = f"{type(error).__name__}: {error}"
+
+    def of(module: torch.nn.Module, **options: Any) -> Any:
+        return lambda: thinwire.ddp_hook(cases.wrapped(module), **options)
+
+    refuse("module", lambda: thinwire.ddp_hook(torch.nn.Linear(2, 2)))  # type: ignore[arg-type]
+    refuse("bits", of(cases.net(), bits=4 if rank == 0 else 5))
+    refuse("options", of(cases.net(), bits=4 if rank == 0 else 8))
+    refuse("steps", of(cases.net(), exact_steps=-1))
+    refuse("residuals", of(cases.net(), residual_dtype=torch.float16))
+    refuse("fp64", of(cases.net(torch.float64)))
+    refuse("sparse", of(torch.nn.Embedding(5, 3, sparse=True)))
+    hooked = cases.net()
+    ddp = cases.wrapped(hooked)
+    hook = thinwire.ddp_hook(ddp)
+    refuse("second", lambda: thinwire.ddp_hook(ddp))
+    refuse("optimizer", lambda: thinwire.OnebitAdam(hooked.parameters()))
+    refuse("scale", lambda: hook.set_loss_scale(0))
+    optimized = cases.net()
+    optimizer = thinwire.OnebitAdam(optimized.parameters())
+    refuse("hook", of(optimized))
+    optimizer.close()
+    thinwire.ddp_hook(cases.wrapped(optimized)).close()
+    hook.close()
+    refuse("closed", lambda: cases.loss_of(ddp, rank, 0).backward())
+    refuse("state", hook.state_dict)
+    dist.destroy_process_group()
+    return texts
+
+
+def test_refusals_name_what_is_refused() -> None:
+    one, two = (r.value for r in ranks.succeed(ranks.call(2, __file__, "refusals")))
+    assert (
+        "rank 1 refused" in one["bits"] and "bits must be 4 or 8, got 5" in two["bits"]
+    )
+    assert "bits, exact_steps, residual_dtype" in one["options"]
+    for name, text in {
+        "module": "DistributedDataParallel, got Linear",
+        "steps": "exact_steps must be >= 0, got -1",
+        "residuals": "residual_dtype must be float32 or bfloat16",
+        "fp64": "torch.float64 for 'first.weight'",
+        "sparse": "sparse",
+        "second": "without a communication hook",
+        "optimizer": "ddp_hook() averages",
+        "hook": "a Thinwire optimizer",
+        "scale": "scale must be finite and > 0, got 0",
+        "closed": "closed",
+        "state": "closed",
+    }.items():
+        assert text in one[name] and text in two[name], one
+
+
+def loses_a_rank(how: str) -> dict[str, Any]:
+    import hook_cases as cases
+    import thinwire
+
+    rank, _ = cases.join()
+    ddp = cases.wrapped(cases.net())
+    hook = thinwire.ddp_hook(ddp)
+    for step in range(3):
+        if step == 2 and rank == 1:
+            if how == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            hook._comm.give_up("it had enough")
+        try:
+            cases.loss_of(ddp, rank, step).backward()
+        except RuntimeError as error:
+            return {"text": str(error), "step": step}
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("dies", "rank 1 has left or died"),
+        ("gives up", "rank 1 gave up: it had enough"),
+    ],
+)
+def test_a_lost_rank_is_named(how: str, text: str) -> None:
+    found = ranks.call(2, __file__, "loses_a_rank", how, seconds=100)
+    assert not found[0].timed_out
+    assert text in found[0].value["text"] and found[0].value["step"] == 2
+
+
+def fails_in_backward() -> None:
+    import hook_cases as cases
+    import thinwire
+
+    rank, _ = cases.join()
+    ddp = cases.wrapped(cases.net())
+    thinwire.ddp_hook(ddp)
+    for step in range(3):
+        loss = cases.loss_of(ddp, rank, step)
+        if step == 1 and rank == 1:
+            raise ValueError("no more data")
+        loss.backward()
+
+
+def test_a_program_that_ends_by_an_exception_ends_the_other_ranks() -> None:
+    found = ranks.call(2, __file__, "fails_in_backward", seconds=100)
+    assert not any(rank.timed_out for rank in found)
+    assert "rank 1 gave up: ValueError: no more data" in found[0].stderr
+
+
+@pytest.mark.quick
+def test_a_jump_by_a_power_of_two_is_noticed_and_others_are_not() -> None:
+    from thinwire.hooks._scale import Jumps
+
+    def is_noticed(norms: list[float]) -> bool:
+        jumps = Jumps()
+        return any(jumps.has_jumped(norm) for norm in norms)
+
+    steady = [1.0, 1.02, 0.99, 1.01]
+    assert is_noticed(steady + [0.5 * norm for norm in steady])
+    assert is_noticed(steady + [65536 * norm for norm in steady])
+    assert not is_noticed(steady * 3)
+    assert not is_noticed([2.0 ** (-k / 6) for k in range(60)])
+    assert not is_noticed(steady + [1.5 * norm for norm in steady])
+    assert not is_noticed([0.0, float("inf"), float("nan")] * 4)

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks for wrappers of torch that average gradients themselves."""
+
+from ._ddp import Hook, ddp_hook
+from ._report import HookReport
+
+__all__ = ["Hook", "HookReport", "ddp_hook"]

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Averages of DistributedDataParallel in 8 or 4 bits, with error feedback."""
+
+# torch compares the hook's annotations with classes, so they must not be texts.
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.dlpack import from_dlpack
+
+from .. import _averages, _core
+from .._agreement import agreed
+from .._log import logger
+from .._staging import Staging
+from ..comm import communicator_for
+from ..comm.lifetime import reason_of
+from ..errors import FailedPrecondition, InvalidArgument
+from ..optim._lifetime import closing
+from . import _state
+from ._parameters import averaged, description
+from ._report import HookReport
+from ._scale import Jumps, Scaler
+from ._thread import Exchanges
+
+
+@dataclass
+class _Pass:
+    """One backward in which ranks average."""
+
+    number: int
+    is_exact: bool
+    scale: float
+    squares: float = 0
+    is_finite: bool = True
+    bytes_sent: int = 0
+    wait_seconds: float = 0
+
+
+class Hook:
+    """Averages the gradients of a DistributedDataParallel in 8 or 4 bits; ddp_hook()
+    makes it.
+
+    A residual has what rounding took from a gradient, and is added to the next one.
+    Residuals belong to parameters, so DDP may rebuild its buckets. They are on the host:
+    4 bytes per element, or 2 in bf16, and on N ranks 1/N of that for servers.
+    """
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        bits: int,
+        exact_steps: int,
+        residual_dtype: torch.dtype,
+        process_group: Any,
+    ) -> None:
+        """Makes and registers the hook. Collective."""
+        own_comm = not isinstance(process_group, _core.Communicator)
+        comm = communicator_for(
+            ddp.process_group if process_group is None else process_group
+        )
+        try:
+            found = agreed(
+                comm,
+                lambda: _checked(ddp, comm, bits, exact_steps, residual_dtype),
+            )
+            text = f"{bits} {exact_steps} {residual_dtype}\n{description(found)}"
+            comm.require_same("bits, exact_steps, residual_dtype or parameters", text)
+            self._comm, self._bits, self._exact_steps = comm, bits, exact_steps
+            self._group = ddp.process_group
+            self._shapes = {name: p.shape for name, p in found.items()}
+            self._units = {id(p): unit for unit, p in enumerate(found.values())}
+            self._sizes = [p.numel() for p in found.values()]
+            is_bf16 = residual_dtype == torch.bfloat16
+            self._mean = _core.LowBitMean(comm, self._sizes, bits, is_bf16)
+            self._debt: torch.Tensor | None = None
+            self._failure: Exception | None = None
+            self._scaler: Scaler | None = None
+            self._scale: float | None = None
+            self._jumps: Jumps | None = Jumps()
+            self._backwards = 0
+            self._pass = _Pass(0, exact_steps > 0, 1)
+            self._stagings: dict[torch.device, Staging] = {}
+            self._on_host: dict[Any, torch.Tensor] = {}
+            self._exchanges = Exchanges(self._mean)
+            owned = (comm,) if own_comm else ()
+            self._closer = closing(self, self._exchanges, *owned)
+            agreed(comm, lambda: _register(ddp, self))
+            _averages.note(found.values(), "hook", self._closer)
+        except BaseException:
+            if own_comm:
+                comm.close()
+            raise
+
+    def __repr__(self) -> str:
+        elements, ranks = sum(self._sizes), self._comm.size
+        sent = self._mean.bytes_per_pass
+        exact = 8 * elements * (ranks - 1) // ranks
+        return (
+            f"thinwire.ddp_hook({self._bits} bits, {ranks} ranks, {sent} bytes per "
+            f"backward, {exact} in fp32)"
+        )
+
+    def set_loss_scale(self, scale: float) -> None:
+        """Sets the factor that the loss has been multiplied by, from the next backward
+        on. All ranks set the same. Local.
+
+        Raises InvalidArgument unless it is finite and > 0.
+        """
+        if not 0 < scale < float("inf"):
+            raise InvalidArgument(f"scale must be finite and > 0, got {scale}")
+        self._scaler, self._scale, self._jumps = None, float(scale), None
+
+    def watch(self, grad_scaler: Scaler) -> None:
+        """Takes the loss scale of each backward from this scaler. Local."""
+        self._scaler, self._scale, self._jumps = grad_scaler, None, None
+
+    @property
+    def report(self) -> HookReport | None:
+        """Results of the last backward in which ranks averaged; None before the first.
+        Reading it takes a pass over the residuals. Local.
+        """
+        last = self._pass
+        if last.number == 0:
+            return None
+        error = self._exchanges.call(lambda: from_dlpack(self._mean.worker_error()))
+        norm = float(torch.linalg.vector_norm(error, dtype=torch.float32))
+        return HookReport(
+            backwards=last.number,
+            is_exact=last.is_exact,
+            is_finite=last.is_finite,
+            loss_scale=last.scale,
+            bytes_sent=last.bytes_sent,
+            wait_seconds=last.wait_seconds,
+            residual_ratio=norm / last.squares**0.5 if last.squares > 0 else None,
+        )
+
+    def state_dict(self, *, mean: bool = False) -> dict[str, Any]:
+        """Returns the residuals by parameter name. Collective; the same on all ranks.
+
+        worker: per name, one residual of each rank, with the ranks as first dimension.
+          With `mean`, the first dimension is 1 and has the mean, so the state does not
+          grow with the number of ranks. The sum over ranks stays the same.
+        server: per name, the servers' residual.
+        backwards: how many backwards there were, which exact_steps counts.
+        """
+        return self._exchanges.call(
+            lambda: _state.saved(
+                self._comm, self._mean, self._shapes, self._backwards, self._debt, mean
+            )
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Loads what state_dict() has returned on any number of ranks. Collective: all
+        ranks pass the same.
+
+        On the same number of ranks each rank gets its own residual. On another number,
+        all get the mean. A single rank adds the residuals to its first gradient. Raises
+        CorruptCheckpoint naming what does not fit, on all ranks, before anything changes.
+        """
+        dtype = from_dlpack(self._mean.worker_error()).dtype
+
+        def load() -> None:
+            worker, server, backwards = agreed(
+                self._comm,
+                lambda: _state.checked(state, self._shapes, self._comm, dtype),
+            )
+            self._backwards = backwards
+            if self._comm.size == 1:
+                self._debt = worker.float() + server.float()
+            else:
+                self._mean.load_errors(worker, server)
+
+        self._exchanges.call(load)
+
+    def close(self) -> None:
+        """Ends the exchanges. A later backward of the DistributedDataParallel raises
+        FailedPrecondition. Local.
+        """
+        self._closer()
+
+    # ---- backward
+
+    def _take(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:
+        """Queues the average of a bucket, on the thread of backward."""
+        if bucket.index() == 0:
+            is_exact = self._backwards < self._exact_steps
+            self._pass = _Pass(self._backwards + 1, is_exact, self._loss_scale())
+        if bucket.is_last():
+            self._backwards = self._pass.number
+        values = bucket.buffer()
+        if self._pass.is_exact:
+            return self._exact(values)
+        if values.layout != torch.strided:
+            raise InvalidArgument(f"gradients must be dense, got {values.layout}")
+        units = [self._units[id(parameter)] for parameter in bucket.parameters()]
+        done: Future[torch.Tensor] = Future(
+            devices=None if values.device.type == "cpu" else [values.device]
+        )
+        if self._comm.size == 1:
+            self._pay(units, bucket.gradients())
+            done.set_result(values)
+            return done
+        average = self._average(
+            values, units, self._pass, bucket.index(), bucket.is_last()
+        )
+
+        def job() -> None:
+            try:
+                average()
+                done.set_result(values)
+            except Exception as failure:  # noqa: BLE001  backward gets it
+                self._failure = self._failure or failure
+                self._comm.give_up(reason_of(failure))
+                done.set_exception(failure)  # type: ignore[arg-type]
+
+        # What `then` raises reaches backward, unlike what set_exception() was given.
+        result = done.then(lambda future: future.value())
+        self._exchanges.put(job)
+        return result
+
+    def _exact(self, values: torch.Tensor) -> Future[torch.Tensor]:
+        """Averages as DDP does without a hook, with the same bits."""
+        values *= 1 / self._group.size()
+        work = dist.all_reduce(values, group=self._group, async_op=True)
+        assert work is not None
+        summed: Future[list[torch.Tensor]] = work.get_future()
+        return summed.then(lambda future: future.value()[0])
+
+    def _average(
+        self,
+        values: torch.Tensor,
+        units: list[int],
+        of: _Pass,
+        index: int,
+        is_last: bool,
+    ) -> Callable[[], None]:
+        """Returns what averages the values in place, on the thread of the exchanges."""
+        on_host, staging, event = values, None, None
+        if values.device.type != "cpu":
+            staging = self._staging_of(values.device)
+            key = (index, values.numel(), values.dtype, values.device)
+            if key not in self._on_host:
+                self._on_host[key] = staging.zeros(values.numel(), values.dtype)
+            on_host = self._on_host[key]
+            event = staging.to_host(values, on_host)
+
+        def average() -> None:
+            if self._failure is not None:
+                raise self._failure
+            if event is not None:
+                event.synchronize()
+            sent, waited = self._comm.bytes_sent, self._mean.wait_seconds
+            of.is_finite &= self._mean.average(on_host, units, of.scale)
+            of.bytes_sent += self._comm.bytes_sent - sent
+            of.wait_seconds += self._mean.wait_seconds - waited
+            norm = torch.linalg.vector_norm(on_host, dtype=torch.float32)
+            of.squares += (float(norm) / of.scale) ** 2
+            if is_last:
+                self._tell_of_scale(of)
+            if staging is not None:
+                staging.to_device([on_host], [values])
+
+        return average
+
+    def _staging_of(self, device: torch.device) -> Staging:
+        if device not in self._stagings:
+            self._stagings[device] = Staging(device)
+        return self._stagings[device]
+
+    def _loss_scale(self) -> float:
+        if self._scaler is not None and self._scaler.is_enabled():
+            return float(self._scaler.get_scale())
+        return 1.0 if self._scale is None else self._scale
+
+    def _tell_of_scale(self, of: _Pass) -> None:
+        """Logs once that the gradients seem to have a loss scale of which this hook has
+        not been told.
+        """
+        if self._jumps is None or not self._jumps.has_jumped(of.squares**0.5):
+            return
+        self._jumps = None
+        if self._comm.rank == 0:
+            logger.warning(
+                "ddp_hook: at backward %d the gradient's norm had jumped by a power of "
+                "two, as if its loss scale had changed: call watch(grad_scaler) or "
+                "set_loss_scale(scale) of the hook, or residuals have another scale "
+                "than gradients",
+                of.number,
+            )
+
+    @torch.no_grad()
+    def _pay(self, units: list[int], gradients: list[torch.Tensor]) -> None:
+        """Adds the residuals of a loaded state, on a single rank, which compresses nothing."""
+        if self._debt is None:
+            return
+        owed = torch.split(self._debt, self._sizes)
+        for unit, gradient in zip(units, gradients, strict=True):
+            gradient += (owed[unit] * self._pass.scale).view_as(gradient).to(gradient)
+            owed[unit].zero_()
+
+
+def _average_in_low_bits(state: Hook, bucket: dist.GradBucket) -> Future[torch.Tensor]:
+    return state._take(bucket)
+
+
+def ddp_hook(
+    ddp: DistributedDataParallel,
+    bits: int = 4,
+    *,
+    exact_steps: int = 0,
+    residual_dtype: torch.dtype = torch.float32,
+    process_group: Any = None,
+) -> Hook:
+    """Makes a DistributedDataParallel average its gradients in 8 or 4 bits each way, with
+    error feedback. Collective, before the first backward.
+
+    The optimizer, the loop and DDP's options stay as they are. Exchanges run on a group
+    and a thread of their own, during backward.
+
+    bits: 4 or 8 per element. 8 is closer to DDP, and 4 sends half as much.
+    exact_steps: how many first backwards DDP averages exactly, by its own rule.
+    residual_dtype: float32 or bfloat16, which takes half the memory and loses the
+      remainders of its rounding.
+    process_group: as for the optimizers; None is the group of `ddp`.
+
+    If any rank's gradient is not finite, its bucket becomes NaN on all ranks, and its
+    residuals stay. So a GradScaler skips the step on all ranks. Give the scaler to
+    watch() of the result. A single rank changes nothing.
+
+    If a rank is lost, backward() raises a RuntimeError with the text of CommFailure,
+    which names the rank.
+
+    Raises InvalidArgument for an argument out of range and for gradients that are
+    sparse, complex or fp64. Raises FailedPrecondition if `ddp` has a communication hook
+    already, or if a Thinwire optimizer averages the gradients. Then nothing has changed
+    on any rank.
+    """
+    if not isinstance(ddp, DistributedDataParallel):
+        raise TypeError(
+            f"ddp must be a DistributedDataParallel, got {type(ddp).__name__}"
+        )
+    return Hook(ddp, bits, exact_steps, residual_dtype, process_group)
+
+
+def _checked(
+    ddp: DistributedDataParallel,
+    comm: _core.Communicator,
+    bits: int,
+    exact_steps: int,
+    residual_dtype: torch.dtype,
+) -> dict[str, torch.nn.Parameter]:
+    if bits not in (4, 8):
+        raise InvalidArgument(f"bits must be 4 or 8, got {bits}")
+    if exact_steps < 0:
+        raise InvalidArgument(f"exact_steps must be >= 0, got {exact_steps}")
+    if residual_dtype not in (torch.float32, torch.bfloat16):
+        raise InvalidArgument(
+            f"residual_dtype must be float32 or bfloat16, got {residual_dtype}"
+        )
+    if comm.size != ddp.process_group.size():
+        raise InvalidArgument(
+            "process_group must have the ranks of the group of ddp, which are "
+            f"{ddp.process_group.size()}, got {comm.size}"
+        )
+    return averaged(ddp)
+
+
+def _register(ddp: DistributedDataParallel, hook: Hook) -> None:
+    try:
+        ddp.register_comm_hook(hook, _average_in_low_bits)
+    except RuntimeError as error:
+        raise FailedPrecondition(
+            "ddp: ddp_hook() needs a DistributedDataParallel without a communication "
+            f"hook; wrap the module anew ({str(error).splitlines()[0]})"
+        ) from None

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parameters whose gradients DistributedDataParallel averages."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from .. import _averages
+from ..errors import InvalidArgument
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def averaged(ddp: DistributedDataParallel) -> dict[str, torch.nn.Parameter]:
+    """Returns them in the order of ddp.module.parameters(), by name.
+
+    Raises InvalidArgument for gradients that are sparse, complex or fp64, and if there
+    are none. Raises FailedPrecondition if a Thinwire optimizer averages them.
+    """
+    for name, module in ddp.module.named_modules():
+        if getattr(module, "sparse", False) and isinstance(
+            module, (torch.nn.Embedding, torch.nn.EmbeddingBag)
+        ):
+            raise InvalidArgument(
+                f"ddp: gradients must be dense, but '{name}' makes sparse ones: give it "
+                "sparse=False"
+            )
+    found = {
+        name: parameter
+        for name, parameter in ddp.module.named_parameters()
+        if parameter.requires_grad and name not in ddp.parameters_to_ignore
+    }
+    if not found:
+        raise InvalidArgument("ddp: no parameter of its module needs a gradient")
+    for name, parameter in found.items():
+        if parameter.dtype not in _DTYPES:
+            raise InvalidArgument(
+                "ddp: parameters must be of float32, float16 or bfloat16, got "
+                f"{parameter.dtype} for '{name}'"
+            )
+    _averages.require_free(found.values(), "hook")
+    return found
+
+
+def description(parameters: dict[str, torch.nn.Parameter]) -> str:
+    """Returns a text that is the same on all ranks if the parameters are."""
+    return "".join(f"{n} {tuple(p.shape)} {p.dtype}\n" for n, p in parameters.items())

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Residuals of a hook by parameter name, for any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from .. import _core
+from ..errors import CorruptCheckpoint
+
+Shapes = Mapping[str, torch.Size]
+_PARTS = ("worker", "server")
+
+
+def saved(
+    comm: _core.Communicator,
+    mean: _core.LowBitMean,
+    shapes: Shapes,
+    backwards: int,
+    debt: torch.Tensor | None,
+    is_mean: bool,
+) -> dict[str, Any]:
+    """Returns the state. Collective."""
+    worker: torch.Tensor = from_dlpack(mean.worker_error())
+    server: torch.Tensor = from_dlpack(mean.server_error())
+    if debt is not None:
+        worker = debt.to(worker.dtype)
+    size = worker.numel()
+    rows = torch.empty(comm.size * size, dtype=worker.dtype)
+    comm.all_gather(worker, rows)
+    rows = rows.view(comm.size, size)
+    if is_mean:
+        rows = _mean_of(rows).unsqueeze(0)
+    comm.all_reduce(server)  # exact: each element is 0 on all ranks but one
+    sizes = [shape.numel() for shape in shapes.values()]
+    workers, servers = rows.split(sizes, dim=1), server.split(sizes)
+    return {
+        "worker": {
+            name: part.reshape(len(rows), *shape)
+            for (name, shape), part in zip(shapes.items(), workers, strict=True)
+        },
+        "server": {
+            name: part.view(shape)
+            for (name, shape), part in zip(shapes.items(), servers, strict=True)
+        },
+        "backwards": torch.tensor(backwards),
+    }
+
+
+def checked(
+    state: Mapping[str, Any],
+    shapes: Shapes,
+    comm: _core.Communicator,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Returns this rank's worker residual, all of the servers', and the number of
+    backwards. Local. Raises CorruptCheckpoint naming what does not fit.
+    """
+    for part in _PARTS:
+        _check_names(state, part, shapes)
+    rows = {len(values) for values in state["worker"].values()}
+    if len(rows) != 1 or "backwards" not in state:
+        raise CorruptCheckpoint(
+            "the state must have 'backwards', and the same number of ranks for every "
+            f"parameter, got {sorted(rows)}"
+        )
+    workers = [state["worker"][name].flatten(1) for name in shapes]
+    worker = torch.cat(workers, dim=1).cpu()
+    own = worker[comm.rank] if len(worker) == comm.size else _mean_of(worker)
+    server = torch.cat([state["server"][name].flatten() for name in shapes]).cpu()
+    return own.to(dtype).contiguous(), server.to(dtype), int(state["backwards"])
+
+
+def _check_names(state: Mapping[str, Any], part: str, shapes: Shapes) -> None:
+    given = state.get(part)
+    if not isinstance(given, Mapping):
+        raise CorruptCheckpoint(
+            f"the state's '{part}' must be a mapping, got {type(given).__name__}"
+        )
+    differing = sorted(given.keys() ^ shapes.keys())
+    if differing:
+        where = "the state" if differing[0] in given else "ddp"
+        raise CorruptCheckpoint(f"parameter '{differing[0]}' is only in {where}")
+    for name, shape in shapes.items():
+        found = given[name].shape[1:] if part == "worker" else given[name].shape
+        if found != shape:
+            raise CorruptCheckpoint(
+                f"'{name}' in the state's '{part}' must have shape {tuple(shape)}, got "
+                f"{tuple(found)}"
+            )
+
+
+def _mean_of(rows: torch.Tensor) -> torch.Tensor:
+    """Returns the mean over ranks, summed in their order and rounded once."""
+    total = torch.zeros(rows.shape[1], dtype=torch.float64)
+    for row in rows:
+        total += row
+    return (total / len(rows)).to(rows.dtype)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The thread of a hook, which runs all of its exchanges in their order."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ..errors import FailedPrecondition
+
+T = TypeVar("T")
+_Jobs = queue.SimpleQueue[Callable[[], None] | None]
+
+
+class Exchanges:
+    """A queue of calls and the thread that runs them. It is a daemon, so that a failed
+    program ends without waiting for ranks that do not come.
+    """
+
+    def __init__(self, *natives: Any) -> None:
+        """Starts the thread. close() closes `natives`, too."""
+        self._jobs: _Jobs = queue.SimpleQueue()
+        self._process = os.getpid()
+        self._is_closed = False
+        self._natives = natives
+        threading.Thread(
+            target=_run, args=(self._jobs,), name="thinwire.hook", daemon=True
+        ).start()
+
+    def put(self, job: Callable[[], None]) -> None:
+        """Queues a job, which does not raise. Raises FailedPrecondition once closed, and
+        in a forked child, which lacks the thread.
+        """
+        if self._is_closed or os.getpid() != self._process:
+            raise FailedPrecondition(
+                "this hook of DistributedDataParallel is closed"
+                if self._is_closed
+                else f"this hook belongs to process {self._process}, which has forked"
+            )
+        self._jobs.put(job)
+
+    def call(self, body: Callable[[], T]) -> T:
+        """Runs body() after all jobs, and returns its result or raises its exception.
+        Raises like put().
+        """
+        results: list[T] = []
+        failures: list[BaseException] = []
+        done = threading.Event()
+
+        def job() -> None:
+            try:
+                results.append(body())
+            except BaseException as failure:  # noqa: BLE001  the caller gets it
+                failures.append(failure)
+            done.set()
+
+        self.put(job)
+        done.wait()
+        if failures:
+            raise failures[0]
+        return results[0]
+
+    def close(self) -> None:
+        """Ends the thread after the jobs that are queued."""
+        self._is_closed = True
+        self._jobs.put(None)
+        for native in self._natives:
+            native.close()
+
+
+def _run(jobs: _Jobs) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # it may be the last to hold the hook

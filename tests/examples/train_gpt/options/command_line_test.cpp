@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "examples/train_gpt/options/command_line.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <csignal>
+#include <cstring>
+
+#include "examples/train_gpt/options/parsing.h"
+#include "support/environment.h"
+#include "thinwire/optim/onebit_adam.h"
+
+namespace thinwire::train_gpt::command_line_test {
+namespace {
+
+using Signals = std::vector<int>;
+using test::ScopedVariable;
+
+TEST(CommandLine, ReadsEveryFlag) {
+  const Options options = parse({"b.txt",
+                                 "--optimizer",
+                                 "adam",
+                                 "--steps",
+                                 "30",
+                                 "--batch=2",
+                                 "--context",
+                                 "16",
+                                 "--layers",
+                                 "2",
+                                 "--width",
+                                 "24",
+                                 "--heads",
+                                 "3",
+                                 "--lr",
+                                 "2e-3",
+                                 "--semantics",
+                                 "corrected",
+                                 "--clip",
+                                 "0",
+                                 "--seed",
+                                 "18446744073709551615",
+                                 "--out",
+                                 "o",
+                                 "--quiet",
+                                 "--comm",
+                                 "local",
+                                 "--ranks",
+                                 "3",
+                                 "--freeze-step",
+                                 "auto",
+                                 "--warmup-steps",
+                                 "0",
+                                 "--weight-decay",
+                                 "0.1",
+                                 "--set",
+                                 "overlap=true",
+                                 "--set",
+                                 "threads=2"});
+  EXPECT_EQ(options.data, (std::vector<std::string>{"a.txt", "b.txt"}));
+  EXPECT_EQ(options.optimizer, "adam");
+  EXPECT_EQ(options.semantics, "corrected");
+  EXPECT_EQ(options.steps, 30);
+  EXPECT_EQ(options.batch, 2);
+  EXPECT_EQ(options.context, 16u);
+  EXPECT_EQ(options.layers, 2u);
+  EXPECT_EQ(options.width, 24u);
+  EXPECT_EQ(options.heads, 3u);
+  EXPECT_EQ(options.lr, 2e-3);
+  EXPECT_EQ(options.warmup_steps, 0);
+  EXPECT_EQ(options.weight_decay, 0.1);
+  EXPECT_EQ(options.clip, 0);
+  EXPECT_EQ(options.seed, 18446744073709551615u);
+  EXPECT_EQ(options.freeze_step, optim::kAutoFreeze);
+  EXPECT_EQ(options.out, "o");
+  EXPECT_TRUE(options.quiet);
+  EXPECT_EQ(options.comm, "local");
+  EXPECT_EQ(options.ranks, 3);
+  EXPECT_EQ(options.set,
+            (std::vector<std::string>{"overlap=true", "threads=2"}));
+}
+
+TEST(CommandLine, WhatIsNotGivenIsUnset) {
+  const Options options = parse({});
+  EXPECT_EQ(options.optimizer, std::nullopt);
+  EXPECT_EQ(options.lr, std::nullopt);
+  EXPECT_EQ(options.freeze_step, std::nullopt);
+  EXPECT_EQ(options.resume, std::nullopt);
+  EXPECT_EQ(options.steps, 500);
+  EXPECT_FALSE(options.file);
+}
+
+TEST(CommandLine, TheLaterOfTwoValuesCounts) {
+  EXPECT_EQ(parse({"--steps", "3", "--steps", "5"}).steps, 5);
+}
+
+TEST(CommandLine, NamesFlagRangeAndValue) {
+  EXPECT_THROW(static_cast<void>(parse_all({})), CLI::ParseError);  // no --data
+  for (const char* flag : {"--steps", "--batch", "--context", "--layers",
+                           "--width", "--heads", "--freeze-step"})
+    expect_usage_error({flag, "must be in 1 .. 2147483647", "got '0'"},
+                       {flag, "0"});
+  for (const char* flag : {"--warmup-steps", "--keep-last", "--keep-every"})
+    expect_usage_error({flag, "must be in 0 .. 2147483647", "got '-1'"},
+                       {flag, "-1"});
+  for (const char* flag : {"--lr", "--weight-decay", "--clip"})
+    for (const char* value : {"-1", "nan", "inf", "fast"})
+      expect_usage_error({flag, "must be finite and at least 0", value},
+                         {flag, value});
+  expect_usage_error({"--steps", "must be in", "many"}, {"--steps", "many"});
+  expect_usage_error({"--freeze-step", "or auto, got 'soon'"},
+                     {"--freeze-step", "soon"});
+  expect_usage_error({"--optimizer", "adam, onebit_adam, lamb", "'sgd'"},
+                     {"--optimizer", "sgd"});
+  expect_usage_error({"--semantics", "one of corrected, deepspeed", "'exact'"},
+                     {"--semantics", "exact"});
+  expect_usage_error({"--comm", "one of local, mpi", "'tcp'"},
+                     {"--comm", "tcp"});
+  expect_usage_error({"--ranks", "1 .. 1024", "'0'"},
+                     {"--comm", "local", "--ranks", "0"});
+  expect_usage_error({"--heads must be a divisor of --width 128, got 3"},
+                     {"--heads", "3"});
+  expect_usage_error({"--ranks needs --comm local"}, {"--ranks", "2"});
+}
+
+TEST(CommandLine, UnknownFlagsNameTheNearest) {
+  expect_usage_error({"no flag --warmup; the nearest is --warmup-steps"},
+                     {"--warmup", "3"});
+  expect_usage_error({"no flag --stpes; the nearest is --steps"},
+                     {"--stpes=3"});
+  expect_usage_error({"no flag --clip-norm; the nearest is --clip"},
+                     {"--clip-norm", "rms"});
+  // Not --validate-every, which is a key and no flag.
+  expect_usage_error(
+      {"no flag --variance-refresh; the nearest is --save-every"},
+      {"--variance-refresh", "9"});
+}
+
+// Each replacement is one that --set takes.
+TEST(CommandLine, FlagsOfEarlierVersionsNameTheSetting) {
+  for (const auto& [flag, setting, optimizer] :
+       std::initializer_list<std::array<const char*, 3>>{
+           {"--accumulate", "gradient_accumulation_steps=2", "adam"},
+           {"--precision", "bf16.enabled=true", "adam"},
+           {"--precision", "fp16.enabled=true", "adam"},
+           {"--zero", "zero_optimization.stage=2", "adam"},
+           {"--offload", "zero_optimization.offload_optimizer.device=cpu",
+            "adam"},
+           {"--var-freeze-step", "optimizer.params.var_freeze_step=7",
+            "zero_one_adam"},
+           {"--local-steps", "optimizer.params.local_step_clipper=2",
+            "zero_one_adam"},
+           {"--validate-every", "train_gpt.validate_every=5", "adam"},
+           {"--validate-bytes", "train_gpt.validate_bytes=64", "adam"}}) {
+    SCOPED_TRACE(setting);
+    const std::string key(setting, std::strchr(setting, '='));
+    expect_usage_error({std::string("no flag ") + flag + "; write --set ", key},
+                       {flag, "1"});
+    EXPECT_NO_THROW(parse({"--optimizer", optimizer, "--set", setting}));
+  }
+}
+
+TEST(CommandLine, KeysWithoutAFlagAreSet) {
+  const Options options = parse({"--set", "train_gpt.validate_every=5", "--set",
+                                 "train_gpt.validate_bytes=64"});
+  EXPECT_EQ(options.validate_every, 5);
+  EXPECT_EQ(options.validate_bytes, 64u);
+  expect_usage_error({"--set", "--validate-every", "got '-1'"},
+                     {"--set", "train_gpt.validate_every=-1"});
+  expect_usage_error({"validate_every or validate_bytes", "got steps"},
+                     {"--set", "train_gpt.steps=3"});
+}
+
+TEST_F(ConfigFile, NeitherInputNorTelemetryLiesInTheOutput) {
+  const std::string folder = path + "_out";
+  const auto refused = [](const std::string& file, const std::string& out) {
+    const std::string setting = "telemetry.path=" + file;
+    expect_usage_error({"telemetry.path: '" + file, "--out '" + out},
+                       {"--out", out.c_str(), "--set", setting.c_str()});
+    expect_usage_error({"--data: '" + file, "--out '" + out},
+                       {file.c_str(), "--out", out.c_str()});
+  };
+  refused(folder + "/metrics.jsonl", folder);
+  refused(folder + "/new/../metrics.jsonl", folder + "/.");
+  refused(folder + "/deeper/a.txt", folder);
+  std::filesystem::create_directory(folder);
+  const std::string link = path + "_link";
+  std::filesystem::create_symlink(folder, link);
+  refused(folder + "/metrics.jsonl", link);
+  std::filesystem::remove(link);
+  const std::string loop = folder + "/metrics.jsonl";
+  std::filesystem::create_symlink(loop, loop);
+  refused(loop, folder);
+  EXPECT_NO_THROW(parse({loop.c_str(), "--out", link.c_str()}));
+  std::filesystem::remove_all(folder);
+  // Beside it, whatever the names begin with.
+  const std::string beside = folder + ".txt";
+  EXPECT_NO_THROW(parse({beside.c_str(), "--out", folder.c_str()}));
+}
+
+TEST(CommandLine, CompareTakesFolders) {
+  const Invocation invocation =
+      parse_all({"--compare", "a", "b", "--out", "c"});
+  EXPECT_EQ(invocation.compare, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(invocation.options.out, "c");
+  expect_usage_error({"--compare needs --out"}, {"--compare", "a", "b"});
+}
+
+TEST_F(ConfigFile, GivesWhatFlagsDoNot) {
+  write(R"({"train_gpt": {"data": ["x", "y"], "steps": 30, "lr": 0.002,
+            "warmup_steps": 5, "weight-decay": 0, "freeze_step": "auto",
+            "clip": 3, "quiet": true, "seed": 12, "validate_every": 7,
+            "set": ["overlap=false"]}})");
+  const Options options =
+      parse_all({"--config", path.c_str(), "--seed", "3"}).options;
+  EXPECT_EQ(options.data, (std::vector<std::string>{"x", "y"}));
+  EXPECT_EQ(options.steps, 30);
+  EXPECT_EQ(options.lr, 0.002);
+  EXPECT_EQ(options.warmup_steps, 5);
+  EXPECT_EQ(options.freeze_step, optim::kAutoFreeze);
+  EXPECT_EQ(options.clip, 3);
+  EXPECT_TRUE(options.quiet);
+  EXPECT_EQ(options.validate_every, 7);
+  EXPECT_EQ(options.set, std::vector<std::string>{"overlap=false"});
+  EXPECT_EQ(options.seed, 3u) << "flags win";
+}
+
+TEST_F(ConfigFile, IsCheckedLikeFlags) {
+  const auto refused = [this](const std::string& text,
+                              std::initializer_list<std::string> parts) {
+    SCOPED_TRACE(text);
+    write(text);
+    expect_usage_error(parts, {"--config", path.c_str()});
+  };
+  refused(R"({"train_gpt": {"step": 30}})",
+          {path, "train_gpt has no key step; the nearest is steps"});
+  refused(R"({"train_gpt": {"zero": 2}})",
+          {path, "no key zero; write --set zero_optimization.stage=N"});
+  refused(R"({"train_gpt": {"steps": "many"}})", {path, "--steps", "many"});
+  refused(R"({"train_gpt": {"steps": 0}})", {"--steps", "got '0'"});
+  refused(R"({"train_gpt": {"steps": {"a": 1}}})",
+          {"train_gpt.steps must be a number"});
+  refused(R"({"train_gpt": {"help": true}})", {"no key help"});
+  refused(R"({"train_gpt": {"save_every": "often"}})",
+          {"--save-every", "often"});
+  refused(R"({"optimiser": {"type": "OneBitAdam"}})",
+          {path, "optimiser", "optimizer"});
+  refused(R"({"train_gpt": )", {path});
+  refused("[]", {path, "object"});
+  std::filesystem::remove(path);
+  expect_usage_error({path}, {"--config", path.c_str()});
+}
+
+// ---- saving
+
+Saving saving(std::vector<const char*> arguments) {
+  arguments.insert(arguments.begin(), {"--data", "a.txt"});
+  return parse_all(std::move(arguments)).saving;
+}
+
+TEST(Saving, HappensOnlyIfAskedFor) {
+  const Saving none = saving({});
+  EXPECT_FALSE(none.is_periodic());
+  EXPECT_EQ(none.files.root, "out/train_gpt/checkpoints");
+  EXPECT_EQ(none.files.keep_last, 2);
+  EXPECT_EQ(none.files.keep_every, 0);
+  EXPECT_TRUE(none.files.asynchronous);
+  EXPECT_EQ(none.signals, Signals{SIGUSR1});
+}
+
+TEST(Saving, FollowsAllFlags) {
+  const std::vector<const char*> flags{
+      "--out",         "o",        "--save-every",      "20",
+      "--keep-last",   "5",        "--keep-every",      "100",
+      "--save-sync",   "--resume", "c/step-1",          "--resume-fallback",
+      "--checkpoints", "c",        "--resume-new-data", "--save-on",
+      "USR2,TERM,INT"};
+  const Saving all = saving(flags);
+  EXPECT_EQ(all.files.every_steps, 20);
+  EXPECT_EQ(all.files.every.count(), 0);
+  EXPECT_EQ(all.files.keep_last, 5);
+  EXPECT_EQ(all.files.keep_every, 100);
+  EXPECT_FALSE(all.files.asynchronous);
+  EXPECT_EQ(all.files.root, "c");
+  EXPECT_EQ(all.signals, (Signals{SIGUSR2, SIGTERM, SIGINT}));
+  const Options options = parse(flags);
+  EXPECT_EQ(options.resume, "c/step-1");
+  EXPECT_TRUE(options.resume_fallback);
+  EXPECT_TRUE(options.resume_new_data);
+}
+
+TEST(Saving, TellsTimesFromSteps) {
+  const Saving timed = saving({"--save-every", "10min"});
+  EXPECT_EQ(timed.files.every, std::chrono::minutes(10));
+  EXPECT_EQ(timed.files.every_steps, 0);
+  EXPECT_TRUE(timed.is_periodic());
+  for (const char* wrong : {"0", "-1", "10 min", "min", "1.5", "9999999999"})
+    expect_usage_error(
+        {"--save-every", "must be steps in 1 .. ", "10min", wrong},
+        {"--save-every", wrong});
+}
+
+TEST(Saving, ResumeAloneIsAuto) {
+  EXPECT_EQ(parse({"--resume"}).resume, kAutoResume);
+  EXPECT_EQ(parse({"--resume", "--steps", "7"}).resume, kAutoResume);
+  EXPECT_EQ(parse({"--resume", "auto"}).resume, kAutoResume);
+  EXPECT_EQ(parse({"--resume", "a", "--resume", "b"}).resume, "b");
+}
+
+TEST(Saving, NamesWhatIsWrong) {
+  expect_usage_error({"--save-on", "USR1, USR2, TERM, INT", "HUP"},
+                     {"--save-on", "USR1,HUP"});
+  expect_usage_error({"--resume-fallback needs --resume"},
+                     {"--resume-fallback"});
+  expect_usage_error({"--resume-new-data needs --resume"},
+                     {"--resume-new-data"});
+  for (const char* same : {"o", "./o", "o/", "p/../o"})
+    expect_usage_error({"--checkpoints must be another directory than --out"},
+                       {"--out", "o", "--checkpoints", same});
+  for (const char* flag : {"--checkpoints", "--resume"})
+    expect_usage_error({flag, "must be a directory, got ''"}, {flag, ""});
+}
+
+// SIGTERM is mpirun's word for a rank that has died.
+TEST(Saving, SignalsDependOnTheLauncher) {
+  const Signals all{SIGUSR1, SIGTERM, SIGINT};
+  EXPECT_EQ(saving({"--save-every", "5"}).signals, all);
+  EXPECT_EQ(saving({"--resume"}).signals, all);
+  EXPECT_EQ(saving({"--checkpoints", "c"}).signals, all);
+  {
+    const ScopedVariable size("OMPI_COMM_WORLD_SIZE", "4");
+    EXPECT_EQ(saving({"--save-every", "5"}).signals, Signals{SIGUSR1});
+    EXPECT_EQ(saving({"--save-on", "USR2"}).signals, Signals{SIGUSR2});
+    expect_usage_error({"--save-on must be USR1 or USR2 under mpirun", "TERM"},
+                       {"--save-on", "TERM"});
+  }
+  const ScopedVariable size("PMI_SIZE", "4");
+  EXPECT_EQ(saving({"--save-every", "5"}).signals, Signals{SIGUSR1});
+  const ScopedVariable tasks("SLURM_STEP_NUM_TASKS", "4");
+  EXPECT_EQ(saving({"--save-every", "5"}).signals, all);
+}
+
+TEST_F(ConfigFile, SaysOfSavingWhatNoFlagDoes) {
+  write(R"({"thinwire": {"checkpoint": {"root": "C", "every_steps": 9,
+            "keep_last": 4, "asynchronous": false}},
+            "train_gpt": {"resume": "auto", "save_on": "USR2"}})");
+  const Saving file = saving({"--config", path.c_str()});
+  EXPECT_EQ(file.files.root, "C");
+  EXPECT_EQ(file.files.every_steps, 9);
+  EXPECT_EQ(file.files.keep_last, 4);
+  EXPECT_FALSE(file.files.asynchronous);
+  EXPECT_EQ(file.signals, Signals{SIGUSR2});
+  const Saving flags =
+      saving({"--config", path.c_str(), "--save-every", "2h", "--keep-last",
+              "1", "--checkpoints", "D", "--set", "checkpoint.keep_every=7"});
+  EXPECT_EQ(flags.files.root, "D");
+  EXPECT_EQ(flags.files.every_steps, 0);
+  EXPECT_EQ(flags.files.every, std::chrono::hours(2));
+  EXPECT_EQ(flags.files.keep_last, 1);
+  EXPECT_EQ(flags.files.keep_every, 7);
+}
+
+}  // namespace
+}  // namespace thinwire::train_gpt::command_line_test

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "examples/train_gpt/report/run_folder.h"
+
+#include <gtest/gtest.h>
+#include <malloc.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <fstream>
+#include <iterator>
+#include <limits>
+
+#include "support/errors.h"
+
+namespace thinwire::train_gpt::run_folder_test {
+namespace {
+
+namespace fs = std::filesystem;
+using test::expect_error;
+
+Json summary() {
+  Json summary = summary_of(
+      {.bytes_sent = 1100, .seconds = 0.5, .tokens = 2048, .val_loss = 1.625});
+  summary["optimizer"] = "onebit_adam";
+  summary["semantics"] = "corrected";
+  summary["ranks"] = 4;
+  summary["steps"] = 2;
+  summary["params"] = 932'608;
+  summary["params_checksum"] = "00ff00ff00ff00ff";
+  return summary;
+}
+
+StepRow row(std::int64_t step) {
+  return {.step = step,
+          .loss = 1.0 / static_cast<double>(step),
+          .phase = "exact",
+          .tokens = 10,
+          .bytes_sent = 100,
+          .seconds = 0.125};
+}
+
+class RunFolder : public ::testing::Test {
+ protected:
+  void TearDown() override { fs::remove_all(folder); }
+
+  std::string text(const char* name) const {
+    std::ifstream file(folder / name);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  void write_run() const {
+    RunWriter writer(folder);
+    writer.begin(
+        config_text({{"optimizer", "onebit_adam"}, {"steps", "2"}}, {"a.txt"}));
+    StepRow first = row(1);
+    first.more["lr"] = 0.001;
+    first.more["seconds"] = 7;  // the row's own wins
+    writer.add(first);
+    StepRow second = row(2);
+    second.loss = std::numeric_limits<double>::quiet_NaN();
+    second.phase = "compressed";
+    second.wait_seconds = 0.0625;
+    writer.add(second);
+    writer.add(ValidationRow{2, 1.625});
+    static_cast<void>(writer.finish(summary(), {}));
+  }
+
+  const fs::path folder =
+      fs::temp_directory_path() /
+      ("thinwire_run_folder_test_" +
+       std::string(
+           ::testing::UnitTest::GetInstance()->current_test_info()->name()));
+};
+
+TEST_F(RunFolder, HasTheFieldsThatOthersRelyOn) {
+  write_run();
+  EXPECT_EQ(text("metrics.jsonl"),
+            "{\"step\":1,\"loss\":1.0,\"phase\":\"exact\",\"tokens\":10,"
+            "\"bytes_sent\":100,\"seconds\":0.125,\"wait_seconds\":0.0,"
+            "\"update_seconds\":0.0,\"lr\":0.001}\n"
+            "{\"step\":2,\"loss\":null,\"phase\":\"compressed\",\"tokens\":10,"
+            "\"bytes_sent\":100,\"seconds\":0.125,\"wait_seconds\":0.0625,"
+            "\"update_seconds\":0.0}\n"
+            "{\"step\":2,\"val_loss\":1.625}\n");
+  const Json written = Json::parse(text("summary.json"));
+  EXPECT_EQ(written, summary());
+  EXPECT_EQ(written.at("tokens_per_second"), 4096);
+  EXPECT_EQ(written.at("final_val_loss"), 1.625);
+  EXPECT_NEAR(written.at("final_val_bits_per_byte"), 1.625 / std::log(2),
+              1e-12);
+  EXPECT_EQ(text("config.json"),
+            "{\n"
+            "  \"train_gpt\": {\n"
+            "    \"data\": [\n"
+            "      \"a.txt\"\n"
+            "    ],\n"
+            "    \"optimizer\": \"onebit_adam\",\n"
+            "    \"steps\": 2\n"
+            "  }\n"
+            "}\n");
+}
+
+TEST_F(RunFolder, IsReadBackAsItWasWritten) {
+  write_run();
+  const RunRecord run = read_run(folder);
+  EXPECT_EQ(run.summary, summary());
+  ASSERT_EQ(run.steps.size(), 2u);
+  EXPECT_EQ(run.steps[0].loss, 1);
+  EXPECT_EQ(run.steps[0].phase, "exact");
+  EXPECT_TRUE(std::isnan(run.steps[1].loss));
+  EXPECT_EQ(run.steps[1].wait_seconds, 0.0625);
+  ASSERT_EQ(run.validations.size(), 1u);
+  EXPECT_EQ(run.validations[0].val_loss, 1.625);
+  EXPECT_EQ(run.settings,
+            (Settings{{"optimizer", "onebit_adam"}, {"steps", "2"}}));
+}
+
+TEST_F(RunFolder, KeepsListsAndWhatAConfigurationFileSays) {
+  const std::string list = R"(["hierarchy=flat","zero_bits_up=4"])";
+  RunWriter writer(folder);
+  writer.begin(
+      config_text({{"set", list}}, {}, R"({"fp16": {"enabled": true}})"));
+  static_cast<void>(writer.finish(summary(), {}));
+  EXPECT_EQ(read_run(folder).settings, (Settings{{"set", list}}));
+  EXPECT_EQ(Json::parse(text("config.json")).at("fp16").at("enabled"), true);
+}
+
+TEST_F(RunFolder, ForgetsTheResultsOfAnEarlierRun) {
+  write_run();
+  RunWriter(folder).begin("{}");
+  EXPECT_FALSE(fs::exists(folder / "summary.json"));
+  EXPECT_EQ(text("metrics.jsonl"), "");
+}
+
+TEST_F(RunFolder, OfAResumedRunKeepsWhatWasBefore) {
+  std::string before;
+  {
+    RunWriter writer(folder);
+    writer.begin("{}");
+    for (const std::int64_t step : {1, 2, 3}) {
+      StepRow its = row(step);
+      its.more["overlap"] = 0.5;  // lines stay as they are
+      writer.add(its);
+      writer.add(ValidationRow{step, 4.0 - static_cast<double>(step)});
+      if (step == 2) before = text("metrics.jsonl");
+    }
+  }
+  std::ofstream(folder / "metrics.jsonl", std::ios::app) << R"({"step":4,"lo)";
+  RunWriter writer(folder);
+  EXPECT_NE(text("metrics.jsonl").find("\"step\":4"), std::string::npos)
+      << "nothing changes before it is loaded";
+  writer.resume("{}", 2, {.bytes_sent = 200, .seconds = 0.25, .tokens = 20});
+  EXPECT_EQ(text("metrics.jsonl"), before);
+  ASSERT_TRUE(writer.newest());
+  EXPECT_EQ(writer.newest()->step, 2);
+  writer.add(row(3));
+  EXPECT_EQ(writer.totals().bytes_sent, 300u);
+  EXPECT_EQ(writer.totals().seconds, 0.375);
+  EXPECT_EQ(writer.totals().val_loss, 2.0);
+  const RunRecord run = writer.finish(summary(), {});
+  EXPECT_EQ(run.steps.size(), 3u);
+  EXPECT_EQ(run.validations.size(), 2u);
+}
+
+TEST_F(RunFolder, OfARunResumedElsewhereHasItsTotals) {
+  RunWriter writer(folder);
+  writer.resume(
+      "{}", 100,
+      {.bytes_sent = 5000, .seconds = 10, .tokens = 1000, .val_loss = 1.5});
+  EXPECT_EQ(text("metrics.jsonl"), "");
+  writer.add(row(101));
+  EXPECT_EQ(writer.totals().bytes_sent, 5100u);
+  EXPECT_EQ(writer.totals().seconds, 10.125);
+  EXPECT_EQ(writer.totals().tokens, 1010);
+  EXPECT_EQ(writer.totals().val_loss, 1.5);
+}
+
+// By the allocator's own count of bytes in use: a long run may not grow.
+TEST_F(RunFolder, OfALongRunHoldsNoRowsInMemory) {
+  RunWriter writer(folder);
+  writer.begin("{}");
+  const auto write_rows = [&](std::int64_t from, std::int64_t to) {
+    for (std::int64_t step = from; step < to; ++step) {
+      writer.add(row(step));
+      writer.add(ValidationRow{step, 2.0});
+    }
+  };
+  write_rows(1, 100);
+  const std::size_t before = mallinfo2().uordblks;
+  write_rows(100, 5100);
+  EXPECT_LT(mallinfo2().uordblks, before + 5000);
+  EXPECT_EQ(writer.finish(summary(), {}).steps.size(), 5099u);
+}
+
+TEST_F(RunFolder, MissingOrTornFilesAreNamed) {
+  expect_error(ErrorCode::kUnavailable, {"summary.json", "No such file"},
+               [&] { static_cast<void>(read_run(folder)); });
+  write_run();
+  write_file(folder / "metrics.jsonl", "{\"step\":1,\"lo");
+  expect_error(ErrorCode::kUnavailable,
+               {"metrics.jsonl", "not what train_gpt writes"},
+               [&] { static_cast<void>(read_run(folder)); });
+  write_file(folder / "summary.json", "{}");
+  expect_error(ErrorCode::kUnavailable, {"summary.json", "optimizer"},
+               [&] { static_cast<void>(read_run(folder)); });
+}
+
+// There is no summary, and the last line may be torn.
+TEST_F(RunFolder, OfAKilledRunIsReadAsFarAsItGoes) {
+  {
+    RunWriter writer(folder);
+    writer.begin(config_text({{"optimizer", "onebit_adam"},
+                              {"semantics", "corrected"},
+                              {"steps", "500"}},
+                             {"a.txt"}));
+    writer.add(row(1));
+    writer.add(row(2));
+    writer.add(ValidationRow{2, 1.625});
+  }
+  std::ofstream(folder / "metrics.jsonl", std::ios::app) << R"({"step":3,"lo)";
+  const RunRecord run = read_run(folder);
+  EXPECT_EQ(run.steps.size(), 2u);
+  const Json& summary = run.summary;
+  EXPECT_EQ(summary.at("stopped_at"), 2);
+  EXPECT_FALSE(summary.contains("stopped_by"));
+  EXPECT_EQ(summary.at("optimizer"), "onebit_adam");
+  EXPECT_EQ(summary.at("steps"), 500);
+  EXPECT_EQ(summary.at("final_val_loss"), 1.625);
+  EXPECT_EQ(summary.at("bytes_sent_per_rank"), 200);
+  EXPECT_EQ(summary.at("seconds"), 0.25);
+  EXPECT_EQ(summary.at("tokens_per_second"), 80);
+
+  write_file(folder / "metrics.jsonl", "");
+  EXPECT_EQ(read_run(folder).summary.at("stopped_at"), 0);
+  // In the middle it is damage.
+  write_file(folder / "metrics.jsonl", "{\"step\":1,\"lo\n{}\n");
+  expect_error(ErrorCode::kUnavailable, {"metrics.jsonl"},
+               [&] { static_cast<void>(read_run(folder)); });
+}
+
+TEST_F(RunFolder, TakesOneRunAtATime) {
+  {
+    RunWriter writer(folder);
+    writer.begin("{}");
+    writer.add(ValidationRow{2, 1.625});
+    const std::string before = text("metrics.jsonl");
+    expect_error(
+        ErrorCode::kUnavailable,
+        {"--out", "another run", folder.string(), std::to_string(::getpid())},
+        [&] { const RunWriter second(folder); });
+    EXPECT_EQ(text("metrics.jsonl"), before);
+  }
+  const RunWriter after_its_end(folder);
+}
+
+TEST_F(RunFolder, IsNotInTheWayOnceItsProcessIsDead) {
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const RunWriter writer(folder);
+    ::_exit(fs::exists(folder / ".lock") ? 7 : 8);  // no destructor runs
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ASSERT_EQ(WEXITSTATUS(status), 7);
+  const RunWriter writer(folder);
+}
+
+TEST_F(RunFolder, ThatCannotBeMadeIsNamed) {
+  fs::create_directories(folder);
+  write_file(folder / "file", "");
+  expect_error(ErrorCode::kUnavailable, {"file/run", "cannot be made"},
+               [&] { const RunWriter writer(folder / "file" / "run"); });
+}
+
+}  // namespace
+}  // namespace thinwire::train_gpt::run_folder_test

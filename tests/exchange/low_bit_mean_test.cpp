@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thinwire/exchange/low_bit_mean.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <tuple>
+#include <vector>
+
+#include "exchange/support.h"
+#include "support/errors.h"
+#include "thinwire/comm/local.h"
+
+namespace thinwire::exchange::low_bit_mean_test {
+namespace {
+
+using Values = std::vector<float>;
+
+const std::vector<std::size_t> kSizes = {1, 0, 7, 33, 1024, 1025, 4097, 3};
+constexpr std::size_t kElements = 6190;
+constexpr double kLossScale = 512;
+
+// The units of each part, of each pass.
+using Parts = std::vector<std::vector<std::size_t>>;
+const std::vector<Parts> kPasses = {{{0, 1, 2, 3, 4, 5, 6, 7}},
+                                    {{7, 6, 5}, {4, 3, 2, 1, 0}},
+                                    {{7, 5}, {6}, {0, 2, 4}},
+                                    {{7, 5}, {6}, {0, 2, 4, 3}}};
+
+Values gradient(int rank, std::size_t pass) {
+  return test::layered_values(kElements, static_cast<std::uint32_t>(10 * pass) +
+                                             static_cast<std::uint32_t>(rank));
+}
+
+// Plain loops over one block; x becomes what rounding took.
+struct Coded {
+  std::vector<int> codes;
+  float step = 0;
+};
+
+Coded quantize(Values& x, int bits) {
+  const int levels = (1 << (bits - 1)) - 1;
+  float most = 0;
+  for (const float value : x) most = std::max(most, std::abs(value));
+  Coded coded{{}, most / static_cast<float>(levels)};
+  for (float& value : x) {
+    const float ratio = coded.step == 0 ? 0 : value / coded.step;
+    const int code = static_cast<int>(std::nearbyint(ratio));
+    coded.codes.push_back(std::clamp(code, -levels, levels));
+    value -= static_cast<float>(coded.codes.back()) * coded.step;
+  }
+  return coded;
+}
+
+// All ranks at once: what a pass over `range`, of one unit, makes of `x`.
+void naive_mean(Range range, int bits, std::vector<Values>& x,
+                std::vector<Values>& e, Values& d) {
+  const auto inverse = static_cast<float>(1.0 / static_cast<double>(x.size()));
+  for (std::size_t begin = range.offset; begin < range.end(); begin += 1024) {
+    const std::size_t size = std::min<std::size_t>(1024, range.end() - begin);
+    Values mean(size);
+    for (std::size_t r = 0; r < x.size(); ++r) {
+      Values c(size);
+      for (std::size_t i = 0; i < size; ++i)
+        c[i] = x[r][begin + i] * static_cast<float>(1 / kLossScale) +
+               e[r][begin + i];
+      const Coded sent = quantize(c, bits);
+      std::ranges::copy(c, e[r].begin() + static_cast<std::ptrdiff_t>(begin));
+      for (std::size_t i = 0; i < size; ++i)
+        mean[i] += static_cast<float>(sent.codes[i]) * (sent.step * inverse);
+    }
+    for (std::size_t i = 0; i < size; ++i) mean[i] += d[begin + i];
+    const Coded result = quantize(mean, bits);
+    std::ranges::copy(mean, d.begin() + static_cast<std::ptrdiff_t>(begin));
+    for (Values& values : x)
+      for (std::size_t i = 0; i < size; ++i)
+        values[begin + i] = static_cast<float>(result.codes[i]) * result.step *
+                            static_cast<float>(kLossScale);
+  }
+}
+
+std::vector<Range> ranges() {
+  std::vector<Range> all;
+  for (const std::size_t size : kSizes)
+    all.push_back({all.empty() ? 0 : all.back().end(), size});
+  return all;
+}
+
+// One rank's values of a part, one unit after another, and back.
+Values gathered(const Values& all, const std::vector<std::size_t>& units) {
+  Values part;
+  for (const std::size_t unit : units)
+    for (std::size_t i = 0; i < kSizes[unit]; ++i)
+      part.push_back(all[ranges()[unit].offset + i]);
+  return part;
+}
+
+// (ranks, bits)
+class Mean : public ::testing::TestWithParam<std::tuple<int, int>> {
+ protected:
+  const int world = std::get<0>(GetParam());
+  const int bits = std::get<1>(GetParam());
+};
+INSTANTIATE_TEST_SUITE_P(All, Mean,
+                         ::testing::Combine(::testing::Values(2, 3, 4, 8),
+                                            ::testing::Values(4, 8)));
+
+TEST_P(Mean, IsThatOfPlainLoopsHoweverPartsAreCut) {
+  const auto ranks = static_cast<std::size_t>(world);
+  std::vector<std::vector<Values>> want(kPasses.size());  // [pass][rank]
+  std::vector<Values> e(ranks, Values(kElements));
+  Values d(kElements);
+  for (std::size_t pass = 0; pass < kPasses.size(); ++pass) {
+    for (int r = 0; r < world; ++r) want[pass].push_back(gradient(r, pass));
+    for (const auto& units : kPasses[pass])
+      for (const std::size_t unit : units)
+        naive_mean(ranges()[unit], bits, want[pass], e, d);
+  }
+  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+    ThreadPool pool(2);
+    LowBitMean mean(comm, pool, kSizes, {.bits = bits});
+    const auto rank = static_cast<std::size_t>(comm.rank());
+    for (std::size_t pass = 0; pass < kPasses.size(); ++pass) {
+      const Values own = gradient(comm.rank(), pass);
+      for (const auto& units : kPasses[pass]) {
+        Values part = gathered(own, units);
+        EXPECT_TRUE(mean.average({part, units, kLossScale}));
+        EXPECT_EQ(part, gathered(want[pass][rank], units)) << pass;
+      }
+    }
+    EXPECT_EQ(test::floats_of(mean.worker_error()), e[rank]);
+    Buffer servers = mean.server_error();
+    comm.all_reduce(servers.view());
+    EXPECT_EQ(test::floats_of(servers.view()), d);
+  });
+}
+
+TEST_P(Mean, OfWhatIsNotFiniteIsNaNOnAllRanksAndChangesNothing) {
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
+                          -std::numeric_limits<float>::infinity()})
+    comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+      ThreadPool pool(1);
+      LowBitMean mean(comm, pool, kSizes, {.bits = bits});
+      const std::vector<std::size_t> units = {5, 0, 6};
+      Values part = gathered(gradient(comm.rank(), 0), units);
+      EXPECT_TRUE(mean.average({part, units}));
+      const Values worker = test::floats_of(mean.worker_error());
+      const Values server = test::floats_of(mean.server_error().view());
+      part = gathered(gradient(comm.rank(), 1), units);
+      if (comm.rank() == comm.size() - 1) part[4000] = bad;
+      EXPECT_FALSE(mean.average({part, units}));
+      for (const float value : part) EXPECT_TRUE(std::isnan(value));
+      EXPECT_EQ(test::floats_of(mean.worker_error()), worker);
+      EXPECT_EQ(test::floats_of(mean.server_error().view()), server);
+    });
+}
+
+TEST_P(Mean, SendsTheBytesThatItAnnounces) {
+  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+    ThreadPool pool(1);
+    LowBitMean mean(comm, pool, kSizes, {.bits = bits});
+    std::vector<std::size_t> units(kSizes.size());
+    std::iota(units.begin(), units.end(), std::size_t{0});
+    Values all = gradient(comm.rank(), 0);
+    const std::uint64_t before = comm.counters().bytes_sent;
+    EXPECT_TRUE(mean.average({all, units}));
+    EXPECT_EQ(comm.counters().bytes_sent - before, mean.bytes_per_pass());
+  });
+}
+
+// Few values, so that each is a multiple of its block's step.
+TEST_P(Mean, TakesBFloat16) {
+  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+    ThreadPool pool(1);
+    for (const DType residuals : {DType::kFloat32, DType::kBFloat16}) {
+      LowBitMean mean(comm, pool, kSizes,
+                      {.bits = bits, .residual_dtype = residuals});
+      const std::vector<std::size_t> units = {2};
+      const auto top = static_cast<float>((1 << (bits - 1)) - 1);
+      std::vector<BFloat16> part(7, to_bfloat16(top));
+      part[3] = to_bfloat16(-3);
+      const std::vector<BFloat16> want = part;
+      EXPECT_TRUE(mean.average({part, units, 4}));
+      for (std::size_t i = 0; i < part.size(); ++i)
+        EXPECT_NEAR(to_float(part[i]), to_float(want[i]), 1e-6) << i;
+    }
+  });
+}
+
+TEST(MeanOfParts, OfOneRankIsItsOwn) {
+  comm::run_local_ranks(1, [](comm::Communicator& comm) {
+    ThreadPool pool(1);
+    LowBitMean mean(comm, pool, kSizes, {});
+    Values part = gathered(gradient(0, 0), {4});
+    const Values want = part;
+    EXPECT_TRUE(mean.average({part, std::vector<std::size_t>{4}}));
+    EXPECT_EQ(part, want);
+    EXPECT_EQ(mean.bytes_per_pass(), 0u);
+  });
+}
+
+TEST(MeanOfParts, RefusesPartsThatAreNone) {
+  comm::run_local_ranks(2, [](comm::Communicator& comm) {
+    ThreadPool pool(1);
+    LowBitMean mean(comm, pool, kSizes, {});
+    const auto refused = [&](Values part, std::vector<std::size_t> units,
+                             double scale) {
+      test::expect_error(ErrorCode::kInvalidArgument, {"Part."}, [&] {
+        static_cast<void>(mean.average({part, units, scale}));
+      });
+    };
+    refused(Values(1), {8}, 1);
+    refused(Values(2), {0, 0}, 1);
+    refused(Values(2), {0}, 1);
+    refused(Values(1), {0}, 0);
+    test::expect_error(ErrorCode::kCorruptCheckpoint, {"server"},
+                       [&] { mean.load_errors(Values(kElements), Values(3)); });
+    test::expect_error(ErrorCode::kInvalidArgument, {"bits"}, [&] {
+      const LowBitMean other(comm, pool, kSizes, {.bits = 1});
+    });
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::exchange::low_bit_mean_test
