@@ -33,11 +33,22 @@ std::shared_ptr<comm::Communicator> joined(nb::handle join) {
   }
 }
 
+double measured(nb::handle copies_gbps) {
+  const Gil gil;
+  if (!gil)
+    throw Error(ErrorCode::kUnavailable, "the Python interpreter is ending");
+  try {
+    return nb::cast<double>(copies_gbps());
+  } catch (const nb::python_error& error) {
+    throw Error(ErrorCode::kUnavailable, text_of(error));
+  }
+}
+
 // The exit code, and what belongs on stdout and on stderr.
 std::tuple<int, std::string, std::string> run_command(
     const std::string& program, const std::vector<std::string>& arguments,
     nb::handle join, std::vector<std::pair<std::string, std::string>> lines,
-    std::string not_ready) {
+    std::string not_ready, nb::handle copies_gbps) {
   std::ostringstream out;
   std::ostringstream err;
   commands::Front front{.out = out,
@@ -45,6 +56,7 @@ std::tuple<int, std::string, std::string> run_command(
                         .lines = std::move(lines),
                         .not_ready = std::move(not_ready),
                         .has_transports = true};
+  front.copies_gbps = [copies_gbps] { return measured(copies_gbps); };
   if (!join.is_none()) front.join = [join] { return joined(join); };
   const WithoutGil released;
   const int code = commands::run_commands(program, arguments, front);
@@ -55,7 +67,7 @@ std::tuple<int, std::string, std::string> run_command(
 
 void bind_commands(nb::module_& module) {
   module.def("run_command", &run_command, "program"_a, "arguments"_a,
-             "join"_a.none(), "lines"_a, "not_ready"_a);
+             "join"_a.none(), "lines"_a, "not_ready"_a, "copies_gbps"_a);
 }
 
 }  // namespace thinwire::python

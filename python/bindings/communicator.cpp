@@ -16,6 +16,7 @@
 
 #include "support/arrays.h"
 #include "thinwire/comm/agreement.h"
+#include "thinwire/comm/hosts.h"
 #include "thinwire/comm/local.h"
 #include "thinwire/comm/registry.h"
 #include "transport.h"
@@ -65,6 +66,19 @@ Made from_environment() {
 Made split(const CommunicatorHandle& self, int color, int key) {
   return to_handle(without_gil(
       self.get(), [=](auto& group) { return group.split(color, key); }));
+}
+
+// The ranks of each host, in local order; empty if flat.
+std::vector<std::vector<int>> find_hosts(const CommunicatorHandle& self,
+                                         int ranks_per_host) {
+  const comm::Hosts found = without_gil(self.get(), [=](auto& group) {
+    return comm::find_hosts(group, {.ranks_per_host = ranks_per_host});
+  });
+  std::vector<std::vector<int>> hosts;
+  for (auto at = found.ranks.begin(); at != found.ranks.end();
+       at += found.ranks_per_host)
+    hosts.emplace_back(at, at + found.ranks_per_host);
+  return hosts;
 }
 
 void broadcast(const CommunicatorHandle& self, nb::handle values, int root) {
@@ -152,6 +166,7 @@ void bind_communicator(nb::module_& module) {
       .def("split", &split, "color"_a, "key"_a = 0,
            nb::sig("def split(self, color: int, key: int = 0) -> "
                    "Communicator | None"))
+      .def("find_hosts", &find_hosts, "ranks_per_host"_a)
       .def("give_up", &give_up, "reason"_a)
       .def("close", &CommunicatorHandle::close);
   module.def("over", &over, "transport"_a, "timeout"_a = 600.0);

@@ -57,6 +57,19 @@ def test_on_a_device(arguments: tuple[object, ...]) -> None:
     assert outputs[0] == outputs[1] or not devices.IS_FENCE
 
 
+def test_hosts_of_gpus(tmp_path: Path) -> None:
+    devices.require()
+    script = EXAMPLES / "hosts_of_gpus.py"
+    env = OFFLINE | {"THINWIRE_RANKS_PER_HOST": "2", "OUT": str(tmp_path)}
+    first = ranks.succeed(ranks.run(4, ON_DEVICE, script, env=env))[0]
+    lines = [line.split() for line in first.stdout.splitlines()]
+    assert [line[1] for line in lines] == ["50:", "100:", "150:"]
+    assert float(lines[2][3].rstrip(",")) < float(lines[0][3].rstrip(","))
+    # Exact gradients take 32 bits per element, and the compressed ones about one.
+    assert int(lines[0][4]) > 20 * int(lines[2][4]) > 0
+    assert (tmp_path / "latest").read_text().strip() == "global_step150"
+
+
 def test_resume(tmp_path: Path) -> None:
     script = EXAMPLES / "resume.py"
     first = output_of(2, script, "--steps", 100, "--out", tmp_path)

@@ -3,6 +3,7 @@
 tests are in tests/apps."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,20 @@ def test_results_that_cannot_be_written_are_an_error() -> None:
         "python -m thinwire: the results could not be written to stdout: No space left"
     )
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.quick
+def test_a_model_on_a_device_is_planned_with_its_way_through_the_host() -> None:
+    (line,) = [
+        line
+        for line in plan(*DESCRIBED, "--dtype", "bf16", "--threads", "0").splitlines()
+        if line.startswith("a model on a device: ")
+    ]
+    found = re.search(r"costs ([0-9.e+-]+) ms per step .* at ([0-9.]+) GB/s", line)
+    assert found and line.endswith("copies to a device were not measured")
+    wanted = 300001 * 28.5 / float(found[2]) * 1e-6
+    assert float(found[1]) == pytest.approx(wanted, rel=0.02)
+    assert "a model on a device" not in plan(*DESCRIBED)
 
 
 def plan_of_a_rank() -> tuple[str, str]:

@@ -100,10 +100,22 @@ def _run_shared(arguments: list[str]) -> int:
             join if not not_ready and _is_launched(arguments[0]) else None,
             list(lines(no_torch)) if is_doctor else [],
             not_ready,
+            _copies_gbps,
         )
     sys.stderr.write(err)
     _print(out)
     return code
+
+
+def _copies_gbps() -> float:
+    """Returns the rate of copies to this machine's device, or 0 if there is none."""
+    from ._doctor import why_no_torch
+
+    if why_no_torch():
+        return 0.0
+    from ._device_report import copies_gbps
+
+    return copies_gbps()
 
 
 def _is_launched(command: str) -> bool:

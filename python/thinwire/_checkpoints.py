@@ -71,6 +71,58 @@ class LoadReport:
     """Bytes that all ranks read."""
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """A native LoadReport with tensors, as it travels to followers."""
+
+    path: str
+    step: int
+    run: str
+    world: int
+    optimizer: str
+    precision: str
+    config: str
+    notes: list[str]
+    seconds: float
+    bytes: int
+    scalars: dict[str, Any]
+    common: dict[str, Any]
+    own: dict[str, Any]
+    own_of_ranks: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, native: _core.LoadReport) -> Loaded:
+        """Takes the fields of the native report."""
+        names = ("path", "step", "run", "world", "optimizer", "precision", "config")
+        return cls(
+            **{name: getattr(native, name) for name in names},
+            notes=list(native.notes),
+            seconds=native.seconds,
+            bytes=native.bytes,
+            scalars=tensors(native.scalars),
+            common=tensors(native.common),
+            own=tensors(native.own),
+            own_of_ranks=[tensors(own) for own in native.own_of_ranks],
+        )
+
+
+Found = _core.LoadReport | Loaded
+
+
+@dataclass(frozen=True)
+class SavedByLeader:
+    """A native SaveReport, as it travels to followers."""
+
+    path: str
+    step: int
+    bytes: int
+    seconds: float
+    waited_seconds: float
+
+
+Saved = _core.SaveReport | SavedByLeader
+
+
 def save_options(given: Mapping[str, Any]) -> _core.SaveOptions:
     """Returns the options. Raises TypeError for an unknown name, with the nearest one,
     and InvalidArgument for a value.
@@ -99,7 +151,7 @@ def load_options(given: Mapping[str, Any]) -> _core.LoadOptions:
     return chosen
 
 
-def random_state_in(found: _core.LoadReport) -> torch.Tensor | None:
+def random_state_in(found: Found) -> torch.Tensor | None:
     """Returns the saved state of torch's CPU generator, if there is one. Local. Raises
     CorruptCheckpoint if this torch cannot use it.
     """
@@ -116,7 +168,7 @@ def random_state_in(found: _core.LoadReport) -> torch.Tensor | None:
     return state
 
 
-def finish_load(native: _core.LoadReport, *, sets_random_state: bool) -> LoadReport:
+def finish_load(native: Found, *, sets_random_state: bool) -> LoadReport:
     """Takes this package's values out of a native report, and sets torch's CPU
     generator. Local.
     """

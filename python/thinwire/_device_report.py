@@ -274,6 +274,20 @@ def _best(action: Callable[[], object]) -> float:
     return min(seconds)
 
 
+def copies_gbps() -> float:
+    """Returns the rate of copies from pinned memory to the device that torch finds, or 0
+    if it finds none or pins no memory."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None:
+        return 0.0
+    there = torch.zeros(16 << 20, device=device)
+    try:
+        here = torch.zeros(there.numel(), pin_memory=True)
+    except RuntimeError:
+        return 0.0
+    return here.nbytes / 1e9 / _best(partial(there.copy_, here, non_blocking=True))
+
+
 def _copies(device: torch.device, params: int) -> Iterator[str]:
     there = torch.zeros(params, device=device)
     for what, pin in (("pinned", True), ("pageable", False)):

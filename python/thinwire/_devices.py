@@ -29,6 +29,8 @@ FEATURES = (
     ("checkpointing, autocast, `torch.compile`, channels_last, external writes", "test_devices_use.py"),
     ("checkpoints between devices and CPUs", "test_devices_use.py"),
     ("Hugging Face Trainer, Accelerate", "test_devices_trainer.py"),
+    ("Lightning, in its strategy of one device", "test_devices_lightning.py"),
+    ("one leader per host, with the device's process group inside hosts", "test_devices_leaders.py"),
 )  # fmt: skip
 
 

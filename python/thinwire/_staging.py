@@ -40,6 +40,11 @@ class Staging:
         except (RuntimeError, NotImplementedError) as error:
             self._do_without(f"it has no streams ({_first_line(error)})")
 
+    @property
+    def has_streams(self) -> bool:
+        """Whether copies are asynchronous."""
+        return self._stream is not None
+
     def zeros(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         """Returns an array that the device can copy to and from while the host computes."""
         if self._stream is not None:

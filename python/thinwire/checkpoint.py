@@ -17,6 +17,7 @@ from ._agreement import agreed
 from ._checkpoints import (
     OWN_NAMES,
     LoadReport,
+    Saved,
     Values,
     extras_of,
     finish_load,
@@ -50,7 +51,7 @@ def save(
     own: Values | None = None,
     module: torch.nn.Module | None = None,
     **options: Any,
-) -> _core.SaveReport:
+) -> Saved:
     """Writes ROOT/step-<step>, all of it or nothing. Collective.
 
     It is done on return unless `asynchronous`. Existing checkpoints stay. Weights are

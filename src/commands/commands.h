@@ -30,6 +30,9 @@ struct Front {
   std::vector<std::string> advice{};  ///< What would make the machine better.
   /// Why this program cannot train here; if it is empty, it can.
   std::string not_ready{};
+  /// Measures copies from pinned memory to the device of this machine, in GB/s;
+  /// 0 if there is none. Empty if the program knows no devices.
+  std::function<double()> copies_gbps{};
   /// It has transports that replace those which this build lacks.
   bool has_transports = false;
 };

@@ -3,7 +3,6 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <fstream>
 #include <map>
@@ -13,18 +12,16 @@
 #include <sstream>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "comm/host_name.h"
 #include "commands/commands.h"
+#include "commands/host_path.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/comm/registry.h"
-#include "thinwire/core/buffer.h"
 #include "thinwire/core/env.h"
 #include "thinwire/core/error.h"
-#include "thinwire/core/thread_pool.h"
 #include "thinwire/kernels/cpu_target.h"
 #include "thinwire/kernels/processor.h"
 
@@ -70,10 +67,6 @@ class Report {
   std::string lines_;
   std::vector<std::string> advice_;
 };
-
-int num_cores() {
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
 
 void say_threads(Report& report) {
   const int asked = env::num_threads();
@@ -135,33 +128,6 @@ void say_huge_pages(Report& report) {
   if (mode == "never")
     report.advise(
         fmt::format("huge pages (echo madvise > {}, as root)", kSetting));
-}
-
-/// GB/s of a += b: two reads and one write per element. The best of a few
-/// rounds, since whatever else runs here can only slow it down.
-double memory_bandwidth(int num_threads) {
-  constexpr std::size_t kSize = std::size_t{32} << 20;
-  constexpr int kRounds = 7;
-  Buffer a = Buffer::of<float>(kSize);
-  Buffer b = Buffer::of<float>(kSize);
-  float* const pa = a.as<float>().data();
-  float* const pb = b.as<float>().data();
-  ThreadPool pool(num_threads);
-  const auto add = [&](std::size_t begin, std::size_t end) {
-    for (std::size_t i = begin; i < end; ++i) pa[i] += pb[i];
-  };
-  pool.for_ranges(kSize, 1024, [&](std::size_t begin, std::size_t end) {
-    std::fill(pb + begin, pb + end, 1.0f);
-  });
-  double best = 0;
-  for (int round = 0; round < kRounds; ++round) {
-    const auto start = std::chrono::steady_clock::now();
-    pool.for_ranges(kSize, 1024, add);
-    const std::chrono::duration<double, std::nano> time =
-        std::chrono::steady_clock::now() - start;
-    best = std::max(best, 3.0 * sizeof(float) * kSize / time.count());
-  }
-  return best;
 }
 
 void say_bandwidth(Report& report) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "commands/commands.h"
+#include "commands/host_path.h"
 #include "thinwire/comm/hosts.h"
 #include "thinwire/comm/local.h"
 #include "thinwire/config/config.h"
@@ -121,6 +122,14 @@ void say_what_is_not_given(const Front& front, const PlanFlags& flags) {
                  "step is taken to be its exchange and update\n";
 }
 
+// Only where an accelerator computes: others have their parameters on the host.
+void say_host_path(const Front& front, const PlanFlags& flags,
+                   const plan::Workload& work) {
+  if (flags.threads != 0 || flags.json) return;
+  const double copies = front.copies_gbps ? front.copies_gbps() : 0;
+  front.out << host_path(work, copies);
+}
+
 void require_run(const PlanFlags& flags) {
   if (!flags.freeze_step) return;
   if (!flags.steps)
@@ -158,6 +167,7 @@ void run_alone(const Front& front, const PlanFlags& flags) {
                  "exchange, and how far ranks that share a machine slow each "
                  "other down\n";
   }
+  say_host_path(front, flags, work);
   print(front, flags, work, network, compute);
 }
 
@@ -190,6 +200,7 @@ void run_in_job(const Front& front, const PlanFlags& flags) {
         front.out << "all ranks share one host: between hosts nothing was "
                      "measured\n";
     }
+    say_host_path(front, flags, work);
     print(front, flags, work, network, compute);
   }
   comm->barrier();

@@ -138,6 +138,14 @@ class Ccl final : public c10d::Backend {
     return reduce(t[0], t[0].view(-1), options.reduceOp,
                   c10d::OpType::ALLREDUCE);
   }
+  WorkPtr reduce(Tensors& t, const c10d::ReduceOptions& options) override {
+    const int root = static_cast<int>(options.rootRank);
+    std::vector<Message> messages{{t[0], root, true}};
+    if (rank_ != root) return move(c10d::OpType::REDUCE, messages, {});
+    for (int peer = 0; peer < size_; ++peer)
+      messages.push_back({t[0], peer, false});
+    return move(c10d::OpType::REDUCE, messages, sum(t[0], options.reduceOp));
+  }
   WorkPtr _reduce_scatter_base(
       Tensor& out, Tensor& in,
       const c10d::ReduceScatterOptions& options) override {
@@ -167,9 +175,6 @@ class Ccl final : public c10d::Backend {
 
   WorkPtr reduce(const Tensor& out, const Tensor& in, const c10d::ReduceOp& op,
                  c10d::OpType type) {
-    TORCH_CHECK(op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::AVG ||
-                    op == c10d::ReduceOp::MAX,
-                "fence_ccl: this reduction");
     std::vector<Message> messages;
     const bool scatters = type == c10d::OpType::_REDUCE_SCATTER_BASE;
     for (int peer = 0; peer < size_; ++peer)
@@ -177,7 +182,16 @@ class Ccl final : public c10d::Backend {
     const Tensor shape = scatters ? in[rank_] : in;
     for (int peer = 0; peer < size_; ++peer)
       messages.push_back({shape, peer, false});
-    return move(type, messages, [=, this](Received& all) {
+    return move(type, messages, sum(out, op));
+  }
+
+  using Finish =
+      std::function<std::vector<std::pair<Tensor, Tensor>>(Received&)>;
+  Finish sum(const Tensor& out, const c10d::ReduceOp& op) const {
+    TORCH_CHECK(op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::AVG ||
+                    op == c10d::ReduceOp::MAX,
+                "fence_ccl: this reduction");
+    return [=, this](Received& all) {
       Tensor sum = all.back();  // Backwards.
       for (int peer = size_ - 2; peer >= 0; --peer)
         sum = op == c10d::ReduceOp::MAX ? at::maximum(sum, all[peer])
@@ -185,11 +199,8 @@ class Ccl final : public c10d::Backend {
       if (op == c10d::ReduceOp::AVG) sum = sum / size_;
       return std::vector<std::pair<Tensor, Tensor>>{
           {out, sum.view(out.sizes())}};
-    });
+    };
   }
-
-  using Finish =
-      std::function<std::vector<std::pair<Tensor, Tensor>>(Received&)>;
   WorkPtr move(c10d::OpType type, std::vector<Message> messages,
                const Finish& finish) {
     TORCH_CHECK(!grouping_, "fence_ccl: a collective inside a group");
@@ -221,6 +232,7 @@ class Ccl final : public c10d::Backend {
         const Tensor t = seen(m.tensor);
         const auto* bytes = static_cast<const uint8_t*>(t.const_data_ptr());
         try {
+          TORCH_CHECK(!aborted_, "fence_ccl: aborted");
           store_->set(key(rank_, m.peer, sent_[m.peer]++),
                       std::vector<uint8_t>(bytes, bytes + t.nbytes()));
         } catch (...) {

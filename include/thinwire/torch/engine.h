@@ -19,6 +19,7 @@
 #include "thinwire/torch/module_buffers.h"
 #include "thinwire/torch/module_memory.h"
 #include "thinwire/torch/module_others.h"
+#include "thinwire/torch/staged_gradients.h"
 
 namespace thinwire::torch {
 
@@ -41,9 +42,10 @@ struct EngineOptions {
 /// buffers are converted to it too. If some parameters already have these 16
 /// bits, float32 parameters and buffers stay float32 (not with the semantics of
 /// DeepSpeed). Frozen parameters stay as they are. Do not call backward() or
-/// step() after the module is destroyed. The engine zeroes the gradients. A
-/// later engine of the same module takes it over, whenever this one is
-/// destroyed.
+/// step() after the module is destroyed. Parameters on another device stay
+/// there; flat memory on the host has copies, which this class moves. The
+/// engine zeroes the gradients. A later engine of the same module takes it
+/// over, whenever this one is destroyed.
 class Engine {
  public:
   /// Sends rank 0's parameters to all ranks, and buffers as config::Buffers
@@ -108,7 +110,8 @@ class Engine {
   /// all ranks, nothing is recorded for a backward, and there is no step.
   class Evaluation {
    public:
-    explicit Evaluation(Engine& engine) : Evaluation(engine.core()) {
+    explicit Evaluation(Engine& engine) : Evaluation(engine.at_rest()) {
+      engine.memory_.send_parameters();
       engine.buffers_.make_equal(engine.core().config().buffers);
     }
     ~Evaluation() { engine_.end_evaluation(); }
@@ -139,7 +142,15 @@ class Engine {
   std::optional<checkpoint::LoadReport> resume(
       const std::string& path, const checkpoint::LoadOptions& options = {});
 
+  /// Returns the engine. If a call of its own changes parameters, and the
+  /// module is on a device, call send_parameters() after it.
   [[nodiscard]] engine::Engine& core() noexcept { return *link_->core; }
+  /// Copies parameters to the device of the module, except those that the
+  /// program has written there; see ModuleMemory.
+  void send_parameters() {
+    memory_.take_in_written();
+    memory_.send_parameters();
+  }
   [[nodiscard]] const ParameterLayout& layout() const noexcept {
     return memory_.layout();
   }
@@ -152,7 +163,8 @@ class Engine {
     bool releases = false;  // gradients, instead of keeping them
     DType dtype = DType::kFloat32;
     bool in_backward = false;
-    bool has_foreign_gradients = false;  // from another backward()
+    std::optional<StagedGradients> staged{};  // of a module on a device
+    bool has_foreign_gradients = false;       // from another backward()
   };
   struct Hook final : ::torch::autograd::PostAccumulateGradHook {
     Hook(const std::shared_ptr<Link>& engine, std::size_t parameter)
@@ -162,6 +174,8 @@ class Engine {
       if (!engine) return;
       if (!engine->in_backward) {
         engine->has_foreign_gradients = true;
+      } else if (engine->staged) {
+        engine->staged->take(index, tensor);
       } else if (engine->releases) {
         // Copied into its bucket, and freed before the next one is computed.
         at::Tensor parameter = tensor;
@@ -209,7 +223,14 @@ class Engine {
                           const comm::Communicator& comm,
                           const config::Config& config);
   static Buffer flat(const Values& values, const ParameterLayout& layout);
-  void require_same_parameters() const;
+  // Takes in what the program has written into parameters.
+  void require_same_parameters();
+  // Returns the engine when flat memory may be written.
+  engine::Engine& at_rest() {
+    memory_.take_in_written();
+    memory_.wait();
+    return core();
+  }
   void cancel_backward(std::string_view reason);
 
   const ::torch::nn::Module& module_;
@@ -227,7 +248,8 @@ inline Engine::Values Engine::values_of(const ::torch::nn::Module& module,
   Values values;
   if (config.precision.dtype != DType::kFloat32)
     for (const NamedParameter& parameter : in_order(module, config))
-      values.push_back(parameter.tensor.detach().to(at::kFloat).contiguous());
+      values.push_back(
+          parameter.tensor.detach().to(at::kCPU, at::kFloat).contiguous());
   return values;
 }
 
@@ -279,6 +301,8 @@ inline Engine::Engine(const ::torch::nn::Module& module,
       }
   if (config.precision.dtype != DType::kFloat32 && memory_.num_wide() == 0)
     buffers_.convert(ModuleMemory::scalar_type(config.precision.dtype));
+  memory_.send_parameters();
+  if (memory_.staging() != nullptr) link_->staged.emplace(memory_, core());
   buffers_.make_equal(config.buffers);
   core().set_others([this] { return others_.describe(); });
   for (std::size_t i = 0; i < memory_.tensors().size(); ++i)
@@ -295,13 +319,15 @@ inline Engine::~Engine() {
   }
 }
 
-inline void Engine::require_same_parameters() const {
+inline void Engine::require_same_parameters() {
   if (link_->has_foreign_gradients)
     throw Error(ErrorCode::kFailedPrecondition,
                 "gradients were computed by a backward() that is not the "
                 "engine's, without its loss scale: call engine.backward(loss) "
                 "instead of loss.backward(), and make a new engine");
   memory_.check();
+  memory_.take_in_written();
+  if (link_->staged) link_->staged->check();
   const std::vector<NamedParameter> now =
       in_order(module_, link_->core->config());
   const std::vector<at::Tensor>& then = memory_.tensors();
@@ -345,8 +371,10 @@ inline void Engine::backward(const at::Tensor& loss) {
   require_same_parameters();
   core().begin_backward();
   link_->in_backward = true;
+  if (link_->staged) link_->staged->begin();
   try {
     (loss * core().loss_factor()).backward();
+    if (link_->staged) link_->staged->finish();
   } catch (const c10::Error& error) {
     cancel_backward(error.what_without_backtrace());
     throw;
@@ -365,6 +393,7 @@ inline void Engine::backward(const at::Tensor& loss) {
 // here nests it.
 inline void Engine::cancel_backward(std::string_view reason) {
   link_->in_backward = false;
+  if (link_->staged) link_->staged->cancel();
   std::optional<Error> lost;
   try {
     core().cancel_backward(reason);
@@ -394,22 +423,28 @@ inline double Engine::mean(const at::Tensor& value) {
 inline checkpoint::LoadReport Engine::load(
     const std::string& path, const checkpoint::LoadOptions& options) {
   require_same_parameters();
-  checkpoint::LoadReport report = core().load(path, options);
+  checkpoint::LoadReport report = at_rest().load(path, options);
   others_.write_back();
+  memory_.send_parameters();
   return report;
 }
 
 inline std::optional<checkpoint::LoadReport> Engine::resume(
     const std::string& path, const checkpoint::LoadOptions& options) {
   require_same_parameters();
-  auto report = core().resume(path, options);
+  auto report = at_rest().resume(path, options);
   if (report) others_.write_back();
+  memory_.send_parameters();
   return report;
 }
 
 inline engine::EngineReport Engine::step() {
   require_same_parameters();
-  return core().step();
+  const engine::EngineReport report = core().step();
+  if (!report.at_boundary) return report;
+  memory_.send_parameters();
+  if (link_->staged) link_->staged->begin_window();
+  return report;
 }
 
 }  // namespace thinwire::torch

@@ -27,7 +27,7 @@ class ModuleBuffers {
  public:
   /// Finds the buffers. Collective. Throws Error(kInvalidArgument) on all ranks
   /// if their buffers differ in name, type or shape. Ignores buffers that are
-  /// not dense on the CPU.
+  /// not dense.
   ModuleBuffers(const ::torch::nn::Module& module, comm::Communicator& comm);
 
   /// Converts floating buffers to `type`. Local.
@@ -52,7 +52,7 @@ inline ModuleBuffers::ModuleBuffers(const ::torch::nn::Module& module,
   std::ostringstream all;
   for (const auto& item : module.named_buffers()) {
     const at::Tensor& buffer = item.value();
-    if (!buffer.defined() || !buffer.device().is_cpu() ||
+    if (!buffer.defined() || buffer.is_meta() ||
         buffer.layout() != at::kStrided ||
         !seen.insert(buffer.unsafeGetTensorImpl()).second)
       continue;
@@ -88,7 +88,8 @@ inline void ModuleBuffers::broadcast(const std::vector<at::Tensor>& buffers) {
   std::vector<std::uint8_t> bytes;
   std::vector<at::Tensor> values;
   for (const at::Tensor& buffer : buffers) {
-    values.push_back(buffer.detach().clone(at::MemoryFormat::Contiguous));
+    values.push_back(
+        buffer.detach().to(at::kCPU).clone(at::MemoryFormat::Contiguous));
     const auto* begin =
         static_cast<const std::uint8_t*>(values.back().const_data_ptr());
     bytes.insert(bytes.end(), begin, begin + values.back().nbytes());
@@ -108,7 +109,7 @@ inline void ModuleBuffers::broadcast(const std::vector<at::Tensor>& buffers) {
 inline void ModuleBuffers::average(const std::vector<at::Tensor>& buffers) {
   std::vector<at::Tensor> values;
   for (const at::Tensor& buffer : buffers)
-    values.push_back(buffer.detach().to(at::kDouble).reshape({-1}));
+    values.push_back(buffer.detach().to(at::kCPU, at::kDouble).reshape({-1}));
   if (values.empty()) return;
   const at::Tensor all = at::cat(values);
   if (all.numel() == 0) return;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -22,6 +23,7 @@
 #include "thinwire/core/memory.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/view.h"
+#include "thinwire/torch/staging.h"
 
 namespace thinwire::torch {
 
@@ -94,8 +96,12 @@ enum class Gradients {
 ///   memory.check();
 ///   optimizer.step(memory.params(), memory.grads());
 ///
-/// Local. Parameters are dense, on the CPU, and all float32, all float16 or all
-/// bfloat16, unless they are converted; their gradients have the same type.
+/// Parameters on another device stay there, and the arrays on the host have
+/// copies: before the step call fetch_gradients(), and after it
+/// send_parameters(). On the CPU both do nothing.
+///
+/// Local. Parameters are dense, on one device, and all float32, all float16 or
+/// all bfloat16, unless they are converted; their gradients have the same type.
 /// Some may stay float32 beside others of 16 bits: they are last in the layout,
 /// in arrays of their own behind the others' (View::joined). A parameter that
 /// takes no part in a backward has gradient zero. Parameters that do not
@@ -107,8 +113,9 @@ class ModuleMemory {
  public:
   /// Keeps values, and gradients that already exist. With `dtype` it converts
   /// both, but with `keeps_float32` only if no parameter has that type yet.
-  /// Throws Error(kInvalidArgument) naming a parameter that is not on the CPU,
-  /// not dense, or of another 16-bit type than others and not converted. Throws
+  /// Throws Error(kInvalidArgument) naming a parameter that is on another
+  /// device than others, not dense, or of another 16-bit type than others and
+  /// not converted. Throws
   /// Error(kFailedPrecondition) if there is none to train. Errors change
   /// nothing. From now on a backward that gives a parameter a sparse gradient
   /// throws Error(kInvalidArgument). With kReleased there are no gradients, and
@@ -122,26 +129,51 @@ class ModuleMemory {
   [[nodiscard]] const ParameterLayout& layout() const noexcept {
     return layout_;
   }
-  /// Returns the parameters in layout order, which are views of the flat
-  /// arrays.
+  /// Returns the parameters in layout order. On the CPU they are views of the
+  /// flat arrays.
   [[nodiscard]] const std::vector<at::Tensor>& tensors() const noexcept {
     return tensors_;
   }
   /// Return the flat arrays of layout().size() elements; grads() is empty with
   /// kReleased.
   [[nodiscard]] View params() {
-    return View::joined(arrays_[0].params->view(), arrays_[1].params->view());
+    return View::joined(view(arrays_[0].params), view(arrays_[1].params));
   }
   [[nodiscard]] View grads() {
-    return View::joined(arrays_[0].grads->view(), arrays_[1].grads->view());
+    return View::joined(view(arrays_[0].grads), view(arrays_[1].grads));
   }
   /// Returns the number of parameters that are float32 beside others of 16
   /// bits.
   [[nodiscard]] std::size_t num_wide() const noexcept { return num_wide_; }
 
   /// Sets every gradient to 0 and keeps it in place, unlike module.zero_grad().
+  /// On a device releases it.
   void zero_grad() {
-    for (Arrays& arrays : arrays_) arrays.flat_grads.zero_();
+    if (!staging_)
+      for (Arrays& arrays : arrays_) arrays.grads.zero_();
+    else
+      for (const at::Tensor& tensor : tensors_) tensor.mutable_grad().reset();
+  }
+
+  /// Copies the device's gradients to grads(), where missing ones are 0, and
+  /// waits for them. Copies parameters that the program has written to
+  /// params().
+  void fetch_gradients();
+  /// Copies params() to the device. Operations that are queued later see them.
+  void send_parameters();
+  /// Copies to params() what the program has written into parameters on a
+  /// device since send_parameters(). Operations on set_data() are not seen.
+  void take_in_written();
+  /// Waits until params() and grads() may be written.
+  void wait() {
+    if (staging_) staging_->wait();
+  }
+  /// Returns what copies from and to the device; null on the CPU.
+  [[nodiscard]] Staging* staging() noexcept { return staging_.get(); }
+  /// Returns the place of a gradient in grads().
+  [[nodiscard]] at::Tensor gradient(std::size_t number) const {
+    const Arrays& arrays = arrays_of(number);
+    return view_of(arrays.grads, layout_.parameters()[number], arrays.begin);
   }
 
   /// Throws Error(kFailedPrecondition) naming the first parameter or gradient
@@ -155,15 +187,19 @@ class ModuleMemory {
   // Arrays of parameters of one type, whose elements begin there in the layout.
   struct Arrays {
     std::size_t begin = 0;
-    std::shared_ptr<Buffer> params{};
-    std::shared_ptr<Buffer> grads{};
-    at::Tensor flat_params{};
-    at::Tensor flat_grads{};
+    at::Tensor params{};
+    at::Tensor grads{};
+    std::vector<MemoryNote> pinned{};  // of arrays that torch has made
   };
+  // A parameter on a device when it was sent: address and version.
+  using Sent = std::pair<const void*, std::int64_t>;
 
   static void require_supported(const NamedParameter& parameter,
-                                std::optional<at::ScalarType> other);
+                                std::optional<at::ScalarType> other,
+                                at::Device device);
   void make_arrays(Arrays& arrays, std::size_t size, DType dtype) const;
+  [[nodiscard]] at::Tensor make_array(Arrays& arrays, std::size_t size,
+                                      DType dtype, MemoryKind kind) const;
   // Returns the arrays of the parameter with this number.
   [[nodiscard]] const Arrays& arrays_of(std::size_t number) const {
     return arrays_[number < tensors_.size() - num_wide_ ? 0 : 1];
@@ -172,6 +208,14 @@ class ModuleMemory {
   void check_gradient(std::size_t number, const at::Tensor& tensor) const;
   static bool is_view(const at::Tensor& tensor, const at::Tensor& flat,
                       const Parameter& place, std::size_t begin);
+  [[nodiscard]] at::Tensor value(std::size_t number) const {
+    const Arrays& arrays = arrays_of(number);
+    return view_of(arrays.params, layout_.parameters()[number], arrays.begin);
+  }
+  static Sent sent(const at::Tensor& tensor) {
+    return {tensor.const_data_ptr(), tensor._version()};
+  }
+  static View view(const at::Tensor& flat);
   static at::Tensor wrap(const std::shared_ptr<Buffer>& buffer);
   static at::Tensor view_of(const at::Tensor& flat, const Parameter& place,
                             std::size_t begin);
@@ -192,6 +236,8 @@ class ModuleMemory {
   std::vector<at::Tensor> tensors_;  // in layout order
   std::size_t num_wide_ = 0;
   std::array<Arrays, 2> arrays_;
+  std::shared_ptr<Staging> staging_;  // null on the CPU
+  std::vector<Sent> sent_;
   std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
 };
 
@@ -203,7 +249,8 @@ inline ModuleMemory::ModuleMemory(const ::torch::nn::Module& module,
   std::vector<NamedParameter> parameters = trainable_parameters(module);
   std::optional<at::ScalarType> narrow;
   for (const NamedParameter& parameter : parameters) {
-    require_supported(parameter, dtype ? std::nullopt : narrow);
+    require_supported(parameter, dtype ? std::nullopt : narrow,
+                      parameters.front().tensor.device());
     if (!narrow && parameter.tensor.scalar_type() != at::kFloat)
       narrow = parameter.tensor.scalar_type();
   }
@@ -229,6 +276,10 @@ inline ModuleMemory::ModuleMemory(const ::torch::nn::Module& module,
                 "to train");
   }
   layout_ = ParameterLayout::of(std::move(specs));
+  if (!tensors_.front().device().is_cpu()) {
+    staging_ = std::make_shared<Staging>(tensors_.front().device());
+    sent_.resize(tensors_.size());
+  }
   arrays_[1].begin =
       num_wide_ == 0 ? layout_.size()
                      : layout_.parameters()[tensors_.size() - num_wide_].offset;
@@ -239,22 +290,36 @@ inline ModuleMemory::ModuleMemory(const ::torch::nn::Module& module,
 
 inline void ModuleMemory::make_arrays(Arrays& arrays, std::size_t size,
                                       DType dtype) const {
-  {
-    const MemoryScope scope(MemoryKind::kParameters);
-    arrays.params = std::make_shared<Buffer>(size, dtype);
+  arrays.params = make_array(arrays, size, dtype, MemoryKind::kParameters);
+  arrays.grads =
+      make_array(arrays, gradients_ == Gradients::kInPlace ? size : 0, dtype,
+                 MemoryKind::kGradients);
+}
+
+inline at::Tensor ModuleMemory::make_array(Arrays& arrays, std::size_t size,
+                                           DType dtype, MemoryKind kind) const {
+  if (staging_) {
+    // torch rounds pinned memory up to a power of two.
+    arrays.pinned.emplace_back(
+        kind, size == 0 ? 0 : std::bit_ceil(size * size_of(dtype)));
+    return staging_->zeros({static_cast<std::int64_t>(size)},
+                           scalar_type(dtype));
   }
-  const MemoryScope scope(MemoryKind::kGradients);
-  arrays.grads = std::make_shared<Buffer>(
-      gradients_ == Gradients::kInPlace ? size : 0, dtype);
-  arrays.flat_params = wrap(arrays.params);
-  arrays.flat_grads = wrap(arrays.grads);
+  const MemoryScope scope(kind);
+  return wrap(std::make_shared<Buffer>(size, dtype));
 }
 
 inline void ModuleMemory::check() const {
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     const Parameter& place = layout_.parameters()[i];
     const Arrays& arrays = arrays_of(i);
-    if (!is_view(tensors_[i], arrays.flat_params, place, arrays.begin)) {
+    const at::Tensor& tensor = tensors_[i];
+    const bool is_here =
+        staging_ ? tensor.device() == staging_->device() &&
+                       tensor.scalar_type() == arrays.params.scalar_type() &&
+                       static_cast<std::size_t>(tensor.numel()) == place.size
+                 : is_view(tensor, arrays.params, place, arrays.begin);
+    if (!is_here) {
       throw Error(ErrorCode::kFailedPrecondition,
                   "parameter '" + place.name +
                       "' was replaced after its engine or ModuleMemory was "
@@ -266,16 +331,19 @@ inline void ModuleMemory::check() const {
 }
 
 // `other` is a type of 16 bits that another parameter has, and keeps.
-inline void ModuleMemory::require_supported(
-    const NamedParameter& parameter, std::optional<at::ScalarType> other) {
+inline void ModuleMemory::require_supported(const NamedParameter& parameter,
+                                            std::optional<at::ScalarType> other,
+                                            at::Device device) {
   const auto& [name, tensor] = parameter;
   const auto refuse = [&name = name](const char* what,
                                      const std::string& value) {
     throw Error(ErrorCode::kInvalidArgument,
                 "parameter '" + name + "': " + what + ", got " + value);
   };
-  if (!tensor.device().is_cpu()) {
-    refuse("must be on the CPU, as all others", tensor.device().str());
+  if (tensor.is_meta()) refuse("must be on the CPU or a device", "meta");
+  if (tensor.device() != device) {
+    refuse(("must be on one device with all others, " + device.str()).c_str(),
+           tensor.device().str());
   }
   const at::ScalarType type = tensor.scalar_type();
   if (type != at::kFloat && type != at::kHalf && type != at::kBFloat16) {
@@ -299,15 +367,20 @@ inline void ModuleMemory::re_home(std::size_t number,
   const ::torch::NoGradGuard no_grad;
   const Parameter& place = layout_.parameters()[number];
   const Arrays& arrays = arrays_of(number);
-  const at::Tensor param = view_of(arrays.flat_params, place, arrays.begin);
+  const at::Tensor param = value(number);
   at::Tensor grad;
-  if (gradients_ == Gradients::kInPlace) {
-    grad = view_of(arrays.flat_grads, place, arrays.begin);
+  if (gradients_ == Gradients::kInPlace && staging_) {
+    if (tensor.grad().defined()) grad = tensor.grad().to(param.scalar_type());
+  } else if (gradients_ == Gradients::kInPlace) {
+    grad = view_of(arrays.grads, place, arrays.begin);
     if (tensor.grad().defined()) grad.copy_(tensor.grad());
   }
   param.copy_(tensor);
   tensor.mutable_grad().reset();
-  tensor.set_data(param);
+  if (!staging_)
+    tensor.set_data(param);
+  else if (tensor.scalar_type() != param.scalar_type())
+    tensor.set_data(tensor.detach().to(param.scalar_type()));
   tensor.mutable_grad() = grad;
   // Autograd would add a sparse gradient to a dense one without a word.
   const unsigned hook =
@@ -326,6 +399,7 @@ inline void ModuleMemory::check_gradient(std::size_t number,
   const Parameter& place = layout_.parameters()[number];
   const Arrays& arrays = arrays_of(number);
   const at::Tensor& grad = tensor.grad();
+  if (gradients_ == Gradients::kInPlace && staging_) return;
   if (gradients_ == Gradients::kReleased) {
     if (!grad.defined()) return;
     throw Error(ErrorCode::kFailedPrecondition,
@@ -342,7 +416,7 @@ inline void ModuleMemory::check_gradient(std::size_t number,
                     "to 0: remove that call; without an engine "
                     "ModuleMemory::zero_grad() does it");
   }
-  if (!is_view(grad, arrays.flat_grads, place, arrays.begin)) {
+  if (!is_view(grad, arrays.grads, place, arrays.begin)) {
     throw Error(ErrorCode::kFailedPrecondition,
                 "gradient of '" + place.name +
                     "' was replaced after its engine or ModuleMemory was made "
@@ -351,6 +425,46 @@ inline void ModuleMemory::check_gradient(std::size_t number,
                     "assignment to grad): leave it where it is, and let "
                     "backward() accumulate");
   }
+}
+
+inline void ModuleMemory::fetch_gradients() {
+  if (!staging_) return;
+  const ::torch::NoGradGuard no_grad;
+  take_in_written();
+  for (std::size_t i = 0; i < tensors_.size(); ++i)
+    if (const at::Tensor& grad = tensors_[i].grad(); grad.defined())
+      static_cast<void>(staging_->to_host(grad.detach(), gradient(i)));
+  staging_->wait();
+  for (std::size_t i = 0; i < tensors_.size(); ++i)
+    if (!tensors_[i].grad().defined()) gradient(i).zero_();
+}
+
+inline void ModuleMemory::send_parameters() {
+  if (!staging_) return;
+  const ::torch::NoGradGuard no_grad;
+  std::vector<at::Tensor> values;
+  for (std::size_t i = 0; i < tensors_.size(); ++i) values.push_back(value(i));
+  staging_->to_device(values, tensors_);
+  for (std::size_t i = 0; i < tensors_.size(); ++i)
+    sent_[i] = sent(tensors_[i]);
+}
+
+inline void ModuleMemory::take_in_written() {
+  const ::torch::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < sent_.size(); ++i) {
+    if (sent_[i] == sent(tensors_[i])) continue;
+    value(i).copy_(tensors_[i].detach());
+    sent_[i] = sent(tensors_[i]);
+  }
+}
+
+inline View ModuleMemory::view(const at::Tensor& flat) {
+  const at::ScalarType type = flat.scalar_type();
+  const DType dtype = type == at::kHalf       ? DType::kFloat16
+                      : type == at::kBFloat16 ? DType::kBFloat16
+                                              : DType::kFloat32;
+  return View(flat.mutable_data_ptr(), static_cast<std::size_t>(flat.numel()),
+              dtype);
 }
 
 inline bool ModuleMemory::is_view(const at::Tensor& tensor,

@@ -20,15 +20,15 @@ namespace thinwire::torch {
 
 /// Tensors of a module's checkpoint beside its trainable parameters, and the
 /// further names of shared tensors. The tensors are frozen parameters and
-/// buffers that are dense, on the CPU and of a type that files support. Each is
+/// buffers that are dense and of a type that files support. Each is
 /// saved under its first name in the order of registration, parameters before
 /// buffers. At construction, a line is logged for each unsupported tensor.
 class ModuleOthers {
  public:
   explicit ModuleOthers(const ::torch::nn::Module& module);
 
-  /// Returns views of the current tensors, or of a copy that lives until the
-  /// next call if a tensor is not contiguous.
+  /// Returns views of the current tensors. If a tensor is not contiguous or not
+  /// on the CPU, the view is of a copy that lives until the next call.
   [[nodiscard]] engine::Engine::Others describe();
   /// Copies the copies back to their tensors.
   void write_back();
@@ -58,8 +58,7 @@ inline ModuleOthers::ModuleOthers(const ::torch::nn::Module& module)
 // Returns nothing if the tensor is not saved.
 inline std::optional<ModuleOthers::Type> ModuleOthers::type_of(
     const at::Tensor& tensor) {
-  if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided)
-    return std::nullopt;
+  if (tensor.is_meta() || tensor.layout() != at::kStrided) return std::nullopt;
   switch (tensor.scalar_type()) {
     case at::kFloat:
       return Type{DType::kFloat32};
@@ -98,13 +97,13 @@ inline void ModuleOthers::add(const std::string& name, const at::Tensor& tensor,
     known->second.clear();  // further names are nobody's
     if (logs_)
       log(LogLevel::kWarning, "'" + name +
-                                  "' is no dense tensor on the CPU of " +
-                                  "a type that checkpoints know: not saved");
+                                  "' is no dense tensor of a type that "
+                                  "checkpoints know: not saved");
     return;
   }
   at::Tensor values = tensor.detach();
-  if (!values.is_contiguous()) {
-    values = values.clone(at::MemoryFormat::Contiguous);
+  if (!values.is_contiguous() || !values.device().is_cpu()) {
+    values = values.to(at::kCPU).clone(at::MemoryFormat::Contiguous);
     copies_.emplace_back(tensor, values);
   }
   std::vector<std::size_t> shape;

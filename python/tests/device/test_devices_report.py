@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
+import sys
 from pathlib import Path
 
 import devices
 import ranks
 import torch
+from thinwire.__main__ import main
 from thinwire._device_report import run_device_report
 
 
@@ -28,6 +33,21 @@ def test_it_compares_with_the_cpu_and_measures(tmp_path: Path) -> None:
     assert sum(text == "same bits" for text in lines.values()) == 27
     assert lines["pinned copies"].endswith("GB/s to the host")
     assert " ms a step" in lines["1-bit Adam, bf16, 1048576 elements"]
+
+
+def planned() -> str:
+    devices.device()
+    sys.argv[1:] = ["plan", "--params", "1e6", "--threads", "0", "--ranks", "2"]
+    sys.argv += ["--link-gbps", "1"]
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert main() == 0
+    return out.getvalue()
+
+
+def test_the_planner_measures_copies_to_the_device() -> None:
+    (text,) = devices.run(1, __file__, "planned")
+    assert re.search(r"a model on a device: .*; parameters return in .* GB/s\n", text)
 
 
 def without_a_device(file: str) -> int:

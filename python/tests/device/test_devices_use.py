@@ -267,6 +267,23 @@ def offload(device: torch.device) -> Any:
     return losses
 
 
+def windows_by_hand(device: torch.device) -> Any:
+    """The engine does not know which backward is a window's last."""
+    found = []
+    for section in ({}, BF16, {"zero_optimization": {"stage": 2}}):
+        model = seeded(perceptron, device)
+        config = ADAM | section | {"managed_gradient_accumulation": False}
+        engine = engine_of(model, config)
+        dtype = model[0].weight.dtype
+        for step in range(8):
+            y = engine(x_of(step, device).to(dtype))
+            engine.backward(y.float().square().mean())
+            if step % 3 != 1:
+                engine.step()
+        found.append(values(model))
+    return found
+
+
 def small_ring(device: torch.device) -> Any:
     """Pinned memory that is full has room again when what came first has arrived."""
     from thinwire.engine import _staging
@@ -299,6 +316,7 @@ SAME: dict[str, Case] = {
         whole_values,
         other_optimizers,
         broken_backward,
+        windows_by_hand,
         small_ring,
         offload,
     )

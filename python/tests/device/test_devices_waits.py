@@ -277,6 +277,47 @@ def test_every_wait_is_needed(name: str) -> None:
     assert (found != "") == (name != ""), found
 
 
+OF_LEADERS = "thinwire/engine/leaders/link.py"
+MUTANTS_OF_LEADERS = {
+    "a sum does not wait for its gradients": (
+        OF_LEADERS,
+        "                self._sums.wait_event(event)\n",
+        "",
+    ),
+    "a gradient is freed before its sum": (
+        OF_LEADERS,
+        "                tensor.record_stream(self._sums)\n",
+        "                pass\n",
+    ),
+    "a window ends before its sums have arrived": (
+        OF_LEADERS,
+        "                self.memory.staging.wait()\n",
+        "                pass\n",
+    ),
+}
+
+
+def mutant_of_leaders(name: str) -> str:
+    """The error of this rank, or the norm of the last step's gradient."""
+    mutate(*MUTANTS_OF_LEADERS[name])
+    import leader_cases
+
+    try:
+        ((_, _, report),) = leader_cases.led(["Adam"], 2)
+    except Exception as error:  # noqa: BLE001  whatever shows it
+        return str(error)
+    return f"norm {report[0]}"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not devices.IS_FENCE, reason="races are seen by the test device")
+@pytest.mark.parametrize("name", MUTANTS_OF_LEADERS)
+def test_every_wait_of_leaders_is_needed(name: str) -> None:
+    found = devices.run(4, __file__, "mutant_of_leaders", name)
+    is_error = not any(text.startswith("norm") for text in found)
+    assert is_error or len(set(found)) > 1, found
+
+
 # ---- without pinned memory
 
 

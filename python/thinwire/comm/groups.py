@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import weakref
 from typing import Any
 
 import torch.distributed as dist
@@ -18,6 +19,9 @@ from .process_group import ProcessGroupTransport, member_group
 
 _CHOICES = ("torch", "mpi4py", "mpi", "local")
 _MEMBERS = ("name", "rank", "size", "exchange", "split", "give_up")
+_transports: weakref.WeakKeyDictionary[
+    _core.Communicator, weakref.ref[ProcessGroupTransport]
+] = weakref.WeakKeyDictionary()
 
 
 def communicator_for(
@@ -128,7 +132,17 @@ def _over_group(
     transport = ProcessGroupTransport(group, seconds)
     if names_world_ranks:
         transport.names = dist.get_process_group_ranks(group)
-    return close_at_exit(_core.over(transport, seconds))
+    made = close_at_exit(_core.over(transport, seconds))
+    _transports[made] = weakref.ref(transport)
+    return made
+
+
+def transport_of(comm: _core.Communicator) -> ProcessGroupTransport | None:
+    """Returns the transport of a communicator over several ranks of torch.distributed,
+    and None for others. Local.
+    """
+    found = _transports.get(comm)
+    return None if found is None else found()
 
 
 def _alone(timeout: float | datetime.timedelta | None) -> _core.Communicator:

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ _STORE_SECONDS = 1.0
 """Longest time of a look into the store after a rank has failed. The host of the store
 may be the one that has died.
 """
-_LOOK_SECONDS = 0.25
+LOOK_SECONDS = 0.25
 """Time between two looks whether a rank has given up."""
 _FIRST = "gave_up"
 _NEVER_SENT = 1 << 30
@@ -73,7 +73,19 @@ class ProcessGroupTransport(ChannelTransport):
             raise CommFailure(
                 f"gloo cannot connect the ranks: {_short(error)}"
             ) from None
-        super().__init__("torch:gloo", _GlooChannel(gloo, store, rank), rank, size)
+        self.group = group
+        self._gloo = _GlooChannel(gloo, store, rank)
+        super().__init__("torch:gloo", self._gloo, rank, size)
+
+    def failure(self) -> str | None:
+        """Returns why all ranks must end, if one has given up; asks the store."""
+        if self._gloo.given_up is not None:
+            return f"this rank gave up: {self._gloo.given_up}"
+        peer = _briefly(self._gloo.first_to_give_up)
+        if peer is None:
+            return None
+        reason = self._gloo.reason_of(peer)
+        return f"rank {peer} gave up: {reason or 'its reason is lost'}"
 
 
 class _GlooChannel:
@@ -88,7 +100,7 @@ class _GlooChannel:
         self._first_to_give_up: int | None = None
         self._begun: dict[int, float] = {}
         """When each exchange in flight began, by thread."""
-        _watch(weakref.ref(self))
+        watch(weakref.ref(self))
 
     def move(
         self, receives: Messages, sends: Messages, salt: int, seconds: float
@@ -145,16 +157,21 @@ class _GlooChannel:
         again.
         """
         now = time.monotonic()
-        if all(now - begin < _LOOK_SECONDS for begin in list(self._begun.values())):
+        if all(now - begin < LOOK_SECONDS for begin in list(self._begun.values())):
             return True
         try:
-            if not self._store.check([_FIRST]):
+            if self.first_to_give_up() is None:
                 return True
-            self._first_to_give_up = int(self._store.get(_FIRST))
         except RuntimeError:
             return False  # the store has gone with its host
         self._close_connections()
         return False
+
+    def first_to_give_up(self) -> int | None:
+        """Returns the rank, if there is one. Raises RuntimeError if the store is gone."""
+        if self._first_to_give_up is None and self._store.check([_FIRST]):
+            self._first_to_give_up = int(self._store.get(_FIRST))
+        return self._first_to_give_up
 
     def _close_connections(self) -> None:
         """Ends every exchange in flight. gloo's abort() does nothing, but a wait that
@@ -172,14 +189,21 @@ class _GlooChannel:
                 pass  # this one is closed already, or all of them are now
 
 
-def _watch(channel: weakref.ref[_GlooChannel]) -> None:
-    """Starts the thread that looks into the store. A closed connection interrupts only
-    those ranks that wait for its rank; the thread interrupts the others.
+class Watched(Protocol):
+    """An object that a thread looks at until it is gone."""
+
+    def look(self) -> bool:
+        """Returns whether to look again."""
+
+
+def watch(watched: weakref.ref[Watched]) -> None:
+    """Starts a thread that calls look(). A closed connection interrupts only those
+    ranks that wait for its rank; the thread interrupts the others.
     """
 
     def run() -> None:
-        while not _is_ending.wait(_LOOK_SECONDS):
-            found = channel()
+        while not _is_ending.wait(LOOK_SECONDS):
+            found = watched()
             if found is None or not found.look():
                 return
             del found

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from .. import _core
 from .._writes import Marks
+from ..comm.host_group import HostGroup
 from ..errors import FailedPrecondition
 from ._buffers import ModuleBuffers
 from ._client import Client
@@ -22,6 +23,7 @@ from ._optimizer import EngineOptimizer
 from ._others import ModuleOthers
 from ._progress import Progress
 from ._report import EngineReport
+from .leaders.core import Core
 
 _INSIDE = (
     "parameters were changed inside a window of accumulation, which step() would undo: "
@@ -57,7 +59,9 @@ class EngineBase(torch.nn.Module):
     _process: int
     _comm: _core.Communicator
     _config: _core.Config
-    _native: _core.Engine
+    _native: Core
+    _hosts: HostGroup | None
+    """Ranks of this host if their leader makes the steps."""
     _client: Client | None
     _batch: tuple[int, int, int]
     _memory: EngineMemory
@@ -79,7 +83,7 @@ class EngineBase(torch.nn.Module):
     _close: weakref.finalize[..., Any]
 
     @property
-    def _made(self) -> _core.Engine:
+    def _made(self) -> Core:
         if os.getpid() != self._process:
             raise FailedPrecondition(
                 "this engine belongs to the process that forked this one: use it there"

@@ -14,8 +14,10 @@ from .. import _core
 from .._agreement import agreed
 from .._log import logger
 from .._monitors import SECTIONS, Monitor, monitors_of
+from ..comm.host_group import HostGroup, host_group_for
 from ..config import Source, log_notes, read_config, tree_of
 from ..errors import InvalidArgument
+from ..optim._experts import KEY as EXPERTS
 from ..optim._experts import Experts, in_order
 from ..optim._parameters import Place, marked, warn_of_order
 from ._buffers import ModuleBuffers
@@ -26,6 +28,9 @@ from ._groups import Groups, groups_of, left_out, tell_groups, trainable, warn_o
 from ._hooks import Link
 from ._memory import TYPES, EngineMemory
 from ._staging import StagedEngineMemory, StagedLink
+from .leaders.core import Core, LedCore
+from .leaders.link import LedLink
+from .leaders.memory import FollowerMemory, LeaderMemory
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Plan:
 class Parts:
     """Objects that an Engine drives."""
 
-    core: _core.Engine
+    core: Core
     memory: EngineMemory
     layout: _core.Layout
     buffers: ModuleBuffers
@@ -130,8 +135,38 @@ def _refuse_wrapped(model: torch.nn.Module) -> None:
             )
 
 
+def leaders_for(comm: _core.Communicator, plan: Plan) -> HostGroup | None:
+    """Returns the ranks of this host if their leader makes the steps. Collective."""
+    config = plan.config
+    if (
+        comm.size == 1
+        or config.comm.hierarchy != _core.Hierarchy.auto
+        or config.comm.compressed_during_backward
+        or config.semantics != _core.Semantics.corrected
+        or not config.managed_gradient_accumulation
+        or plan.client is not None
+        or any(group.get(EXPERTS) is not None for group in plan.groups)
+    ):
+        return None
+    device = plan.places[0].tensor.device
+    hosts = host_group_for(comm, device, config.comm.ranks_per_host)
+    if hosts is not None and comm.rank == 0:
+        logger.info(
+            "%d hosts of %d ranks: %s sums gradients inside a host, and its first rank "
+            "exchanges and steps",
+            hosts.num_hosts,
+            hosts.size,
+            hosts.backend,
+        )
+    return hosts
+
+
 def make_parts(
-    comm: _core.Communicator, model: torch.nn.Module, plan: Plan, experts: Experts
+    comm: _core.Communicator,
+    model: torch.nn.Module,
+    plan: Plan,
+    experts: Experts,
+    hosts: HostGroup | None = None,
 ) -> Parts:
     """Makes the native engine, and makes the module's parameters views of its memory.
     Collective. Parameters get rank 0's values, frozen ones too. Experts get those of
@@ -146,10 +181,10 @@ def make_parts(
     )
     buffers = ModuleBuffers(model, comm)
     tensors = [place.tensor for place in places]
-    keeps = _core.keeps_gradients(config, comm.size)
     num_wide = sum(place.is_wide for place in places)
-    kind = EngineMemory if tensors[0].device.type == "cpu" else StagedEngineMemory
-    memory = kind(tensors, layout, dtype, keeps, num_wide)
+    averaging = comm.size if hosts is None else hosts.num_hosts
+    keeps = _core.keeps_gradients(config, averaging)
+    memory = _memory_for(hosts, tensors, layout, dtype, keeps, num_wide)
     initial = None
     if dtype != torch.float32:  # masters are made of what was not rounded yet
         on_host = [t.detach().to("cpu", torch.float32) for t in tensors]
@@ -157,16 +192,23 @@ def make_parts(
     grads = memory.handed_grads if keeps else None
     if plan.client is not None:
         plan.client.begin(memory.parameters, layout.offsets)
-    core = _core.Engine(
-        comm,
-        layout,
-        config,
-        memory.handed_params,
-        grads,
-        initial,
-        experts.of_groups,
-        plan.client,
-    )
+
+    def make(comm: _core.Communicator, config: _core.Config) -> _core.Engine:
+        return _core.Engine(
+            comm,
+            layout,
+            config,
+            memory.handed_params,
+            grads,
+            initial,
+            experts.of_groups,
+            plan.client,
+        )
+
+    if hosts is None:
+        core: Core = make(comm, config)
+    else:
+        core = LedCore(hosts, comm, config, layout, make)
     buffers.send_frozen(model, tensors)
     if comm.rank == 0:
         warn_of_order(places)
@@ -182,8 +224,27 @@ def make_parts(
     return Parts(core, memory, layout, buffers)
 
 
-def link_for(core: _core.Engine, memory: EngineMemory, config: _core.Config) -> Link:
+def _memory_for(
+    hosts: HostGroup | None,
+    tensors: list[torch.Tensor],
+    layout: _core.Layout,
+    dtype: torch.dtype,
+    keeps: bool,
+    num_wide: int,
+) -> EngineMemory:
+    if hosts is not None and not hosts.is_leader:
+        return FollowerMemory(hosts, tensors, layout, dtype, num_wide)
+    if hosts is not None:
+        return LeaderMemory(hosts, tensors, layout, dtype, keeps, num_wide)
+    kind = EngineMemory if tensors[0].device.type == "cpu" else StagedEngineMemory
+    return kind(tensors, layout, dtype, keeps, num_wide)
+
+
+def link_for(core: Core, memory: EngineMemory, config: _core.Config) -> Link:
     """Returns the hooks of the memory's parameters. Local."""
+    if isinstance(core, LedCore):
+        assert isinstance(memory, LeaderMemory)
+        return LedLink(core, memory, config)
     if isinstance(memory, StagedEngineMemory):
         return StagedLink(core, memory, config)
     return Link(core, memory)

@@ -7,8 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .. import _core
-from .._checkpoints import OWN_NAMES
+from .._checkpoints import OWN_NAMES, Found
 from ..errors import CorruptCheckpoint, InvalidArgument
 
 CLIENT_STATE = OWN_NAMES + "client_state"
@@ -51,7 +50,7 @@ def to_text(client_state: Mapping[str, Any]) -> str:
     return json.dumps(client_state)
 
 
-def from_text(report: _core.LoadReport) -> dict[str, Any]:
+def from_text(report: Found) -> dict[str, Any]:
     """Returns the saved value; empty if there was none. Raises CorruptCheckpoint."""
     text = report.common.get(CLIENT_STATE, "{}")
     try:

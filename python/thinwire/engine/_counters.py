@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils.dlpack
 
-from .. import _core
-from .._checkpoints import OWN_NAMES
+from .._checkpoints import OWN_NAMES, Found
 from ..errors import CorruptCheckpoint
 
 if TYPE_CHECKING:
@@ -39,9 +38,7 @@ def pack(engine: EngineBase) -> dict[str, Any]:
     return values
 
 
-def require_restorable(
-    engine: EngineBase, found: _core.LoadReport, with_scheduler: bool
-) -> None:
+def require_restorable(engine: EngineBase, found: Found, with_scheduler: bool) -> None:
     """Checks the values before anything changes. Local. Raises CorruptCheckpoint unless
     counters are whole numbers of 0 .. 2^53, and a scheduler's state has only numbers
     and text.
@@ -51,7 +48,7 @@ def require_restorable(
         _scheduler_state_in(engine, found)
 
 
-def restore(engine: EngineBase, report: _core.LoadReport, with_scheduler: bool) -> None:
+def restore(engine: EngineBase, report: Found, with_scheduler: bool) -> None:
     """Sets the counters, which require_restorable() has accepted. Local, after the
     parameters and the optimizer. A checkpoint of another program has no counters, and
     then steps count as backwards.
@@ -63,7 +60,7 @@ def restore(engine: EngineBase, report: _core.LoadReport, with_scheduler: bool) 
         engine.lr_scheduler.load_state_dict(state)
 
 
-def _counters_in(engine: EngineBase, found: _core.LoadReport) -> dict[str, int]:
+def _counters_in(engine: EngineBase, found: Found) -> dict[str, int]:
     text = found.common.get(_COUNTERS)
     if text is None:
         samples = found.step * engine._batch[0]
@@ -82,9 +79,7 @@ def _counters_in(engine: EngineBase, found: _core.LoadReport) -> dict[str, int]:
     return counters
 
 
-def _scheduler_state_in(
-    engine: EngineBase, found: _core.LoadReport
-) -> dict[str, Any] | None:
+def _scheduler_state_in(engine: EngineBase, found: Found) -> dict[str, Any] | None:
     saved = found.common.get(_SCHEDULER)
     if saved is None or not engine._own_scheduler:
         return None

@@ -18,7 +18,7 @@ from ..config import Source, has_schedule, named_backend
 from ..errors import CommFailure, FailedPrecondition, InvalidArgument
 from ..optim._experts import Experts
 from ..optim._lifetime import closing
-from ._build import link_for, make_parts, make_plan
+from ._build import leaders_for, link_for, make_parts, make_plan
 from ._data import make_loader
 from ._edits import undoes_edits
 from ._inquiries import Inquiries
@@ -73,6 +73,7 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         backend = named_backend(config)
         self._comm = comm = communicator_for(process_group, backend=backend)
         experts = Experts()
+        self._hosts = None
         try:
             plan = make_plan(
                 comm,
@@ -89,10 +90,15 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
             self.optimizer = EngineOptimizer(self, plan.groups, plan.client)
             agreed(comm, lambda: self._set_scheduler(lr_scheduler, optimizer))
             experts.join(comm, plan.groups)
-            parts = make_parts(comm, model, plan, experts)
+            if model_parallel_group is None:
+                self._hosts = leaders_for(comm, plan)
+            parts = make_parts(comm, model, plan, experts, self._hosts)
             if model_parallel_group is not None:
+                assert isinstance(parts.core, _core.Engine)
                 parts.core.set_model_parallel(experts.of(model_parallel_group))
         except BaseException:
+            if self._hosts is not None:
+                self._hosts.close()
             for owned in (*experts.owned, *((comm,) if owns_comm else ())):
                 owned.close()
             raise
@@ -242,7 +248,9 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         native = core.step()
         if self._client is not None:
             self._client.raise_error(self._comm)
-        self.report = EngineReport.of(native)
+        if not isinstance(native, EngineReport):
+            native = EngineReport.of(native)
+        self.report = native
         self.micro_steps += 1
         if native.at_boundary:
             self._at_boundary(native.applied, lr_kwargs or {})

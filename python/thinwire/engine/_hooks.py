@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from .. import _core
 from .._memory import require_dense
 from ._memory import EngineMemory
+from .leaders.core import Core
 
 FOREIGN = (
     "gradients were computed by a backward() that is not the engine's, without its loss "
@@ -24,7 +24,7 @@ FOREIGN = (
 class Link:
     """Data of the tensors' hooks; tensors may outlive the engine."""
 
-    def __init__(self, core: _core.Engine, memory: EngineMemory) -> None:
+    def __init__(self, core: Core, memory: EngineMemory) -> None:
         self.core, self.memory = core, memory
         self.use: dict[str, int] = {}
         """Bytes that the C++ side holds for calls of hooks on another thread."""

@@ -22,6 +22,7 @@ from ._client import Client
 from ._edits import may_be_behind
 from ._groups import Groups, defaults_of
 from ._wrapper import WrapperNames
+from .leaders.core import Core
 
 # In states: the rates of groups that do not follow a schedule, else NaN.
 _BY_HAND = "engine_learning_rates"
@@ -62,8 +63,9 @@ class EngineOptimizer(WrapperNames):
     def _moment(self, number: int, key: str) -> torch.Tensor | None:
         engine = self._made
         parameter = self._parameters[number]
-        if engine.zero_optimization() or not parameter.requires_grad:
-            return None  # ZeRO: Engine.full_state() is collective
+        is_collective = engine.zero_optimization() or engine._hosts is not None
+        if is_collective or not parameter.requires_grad:
+            return None  # Engine.full_state() has it
         try:
             return engine.full_state(parameter, key)
         except InvalidArgument:
@@ -172,7 +174,7 @@ class EngineOptimizer(WrapperNames):
 
     # ---- the engine's side
 
-    def tell_rates(self, core: _core.Engine) -> None:
+    def tell_rates(self, core: Core) -> None:
         """Passes on what was written since the last step. Local, before a step.
 
         Raises FailedPrecondition naming a setting that cannot change, and TypeError for
@@ -215,7 +217,7 @@ class EngineOptimizer(WrapperNames):
                 self._seen[number] = rate
                 set_rate(group, rate)
 
-    def loaded(self, core: _core.Engine, scalars: dict[str, Any]) -> None:
+    def loaded(self, core: Core, scalars: dict[str, Any]) -> None:
         """Follows a checkpoint that was loaded, with these rates set by hand. Local."""
         self._by_hand.clear()
         if self._settings is None:
@@ -228,7 +230,7 @@ class EngineOptimizer(WrapperNames):
                 self._seen[number] = core.learning_rate(number)
                 set_rate(group, self._seen[number])
 
-    def _loaded_client(self, core: _core.Engine) -> None:
+    def _loaded_client(self, core: Core) -> None:
         # Its groups are those of the state; a schedule of the configuration goes on.
         for number, group in enumerate(self.param_groups):
             self._seen[number] = core.learning_rate(number)

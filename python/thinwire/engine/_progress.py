@@ -11,13 +11,14 @@ from .. import _core
 from .._log import logger
 from ..optim._notices import Notices
 from ._report import EngineReport
+from .leaders.core import Core
 
 
 class Progress:
     """A line every steps_per_print steps, and lines that optimizers write once."""
 
     def __init__(
-        self, comm: _core.Communicator, config: _core.Config, core: _core.Engine
+        self, comm: _core.Communicator, config: _core.Config, core: Core
     ) -> None:
         self._speaks = comm.rank == 0
         self._every = config.steps_per_print

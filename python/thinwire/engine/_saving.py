@@ -13,7 +13,9 @@ import torch
 from .. import _core, _log
 from .._agreement import agreed
 from .._checkpoints import (
+    Found,
     LoadReport,
+    Saved,
     extras_of,
     finish_load,
     load_options,
@@ -28,6 +30,7 @@ from ._counters import pack, require_restorable, restore
 from ._edits import may_be_behind
 from ._modules import ModuleParts
 from ._tags import names_in, read_latest, require_tag, write_latest
+from .leaders.core import Core, LedCore
 
 
 class Saving(ModuleParts):
@@ -168,7 +171,7 @@ class Saving(ModuleParts):
         root: str,
         extra: tuple[dict[str, Any], dict[str, Any]],
         options: _core.SaveOptions,
-    ) -> _core.SaveReport:
+    ) -> Saved:
         core = self._made
 
         def check() -> None:
@@ -180,8 +183,12 @@ class Saving(ModuleParts):
         agreed(self._comm, check)
         common, own = extra
         own = {**own, SAVED_AS: self._progress.run.to_text()}
-        both = _core.Extra({**common, **pack(self)}, own)
-        report = core.save(root, both, options)
+        common = {**common, **pack(self)}
+        report: Saved
+        if isinstance(core, LedCore):
+            report = core.save(root, common, own, options)
+        else:
+            report = core.save(root, _core.Extra(common, own), options)
         _log.forward(self._comm)
         return report
 
@@ -204,13 +211,17 @@ class Saving(ModuleParts):
             restore(self, native, with_scheduler=True)
         return report
 
-    def _before_loading(self) -> _core.Engine:
+    def _before_loading(self) -> Core:
         # What was moved would otherwise come back over what is loaded.
         agreed(self._comm, self._memory.home)
         return self._made
 
-    def _loaded(self, native: _core.LoadReport, only_weights: bool) -> LoadReport:
+    def _loaded(self, native: Found, only_weights: bool) -> LoadReport:
         self._others.write_back()
+        if self._hosts is not None:  # followers have not read the file
+            trained = self._memory.parameters
+            self._buffers_of_module.send_frozen(self.module, trained)
+            self._buffers_of_module.make_equal(_core.Buffers.broadcast)
         self._written(is_behind=may_be_behind(self._config, self._native.phase))
         if not only_weights:
             self.optimizer.loaded(self._native, native.scalars)

@@ -52,9 +52,14 @@ class StagedEngineMemory(StagedMemory, EngineMemory):
 
         Raises FailedPrecondition naming one that was removed, replaced or set.
         """
-        if not self.keeps_gradients:
+        if self.keeps_gradients:
+            self.require_added_up(at_start)
+        else:
             self._require_none()
-        elif at_start:
+
+    def require_added_up(self, at_start: bool) -> None:
+        """Does that for gradients that add up on the device."""
+        if at_start:
             self.put_gradient_views()
             self.note_gradients()
         else:
@@ -89,6 +94,8 @@ class StagedLink(Link):
         self._adds_up = memory.keeps_gradients and (
             narrow == torch.float32 or config.accumulation_dtype != _core.DType.float32
         )
+        # If the program ends windows, any backward may be the last one, or not.
+        self._releases = not self._adds_up or config.managed_gradient_accumulation
         self._taken: set[int] = set()
         self._pending: collections.deque[
             tuple[int, torch.Tensor, torch.Event | None]
@@ -101,21 +108,14 @@ class StagedLink(Link):
         super().begin()
 
     def take(self, index: int, parameter: torch.Tensor) -> None:
-        if not self.in_backward:
-            self.has_foreign_gradients = True
+        if not self._may_take(index):
             return
-        if index in self._taken:
-            raise FailedPrecondition(
-                f"gradient of '{self.memory.names[index]}': there were two in one backward, "
-                "as with checkpoint(..., use_reentrant=True) of a module that is used twice; "
-                "give use_reentrant=False"
-            )
-        self._taken.add(index)
         gradient = parameter.grad
         if self._adds_up and not self._is_boundary:
             self.core.gradient_ready(index)
         elif gradient is not None and gradient.numel() > 0:
-            parameter.grad = None
+            if self._releases:
+                parameter.grad = None
             self._copy(index, gradient.detach())
             self._hand_over()
         # The thread of autograd that calls hooks counts its own memory.
@@ -126,7 +126,9 @@ class StagedLink(Link):
         if self._adds_up and self._is_boundary:
             for k, parameter in enumerate(self.memory.parameters):
                 # From earlier backwards of the window: the last one had none.
-                gradient, parameter.grad = parameter.grad, None
+                gradient = parameter.grad
+                if self._releases:
+                    parameter.grad = None
                 if gradient is not None and gradient.numel() > 0:
                     self.memory.staging.to_host(
                         gradient.detach(), self.memory.gradient_view(k)
@@ -144,6 +146,20 @@ class StagedLink(Link):
             self._ring.clear()
         self.memory.put_gradient_views()
         self.memory.note_gradients()
+
+    def _may_take(self, index: int) -> bool:
+        """Returns whether the gradient is one of the engine's backward."""
+        if not self.in_backward:
+            self.has_foreign_gradients = True
+            return False
+        if index in self._taken:
+            raise FailedPrecondition(
+                f"gradient of '{self.memory.names[index]}': there were two in one backward, "
+                "as with checkpoint(..., use_reentrant=True) of a module that is used twice; "
+                "give use_reentrant=False"
+            )
+        self._taken.add(index)
+        return True
 
     def _copy(self, index: int, gradient: torch.Tensor) -> None:
         view = self._place(index, gradient)

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from .. import _core
 from .._log import logger
 from ..report import StepReport
+
+if TYPE_CHECKING:
+    from .._checkpoints import Found
 
 SAVED_AS = "thinwire/run"
 """Its name among the values that each rank saves."""
@@ -80,7 +83,7 @@ class Run:
         self.bytes_of_exact_step, self._sent, self._if_exact = numbers
 
 
-def saved_in(report: _core.LoadReport) -> str | None:
+def saved_in(report: Found) -> str | None:
     """Returns this rank's text, otherwise that of the first rank that saved."""
     for values in (report.own, *report.own_of_ranks):
         text = values.get(SAVED_AS)

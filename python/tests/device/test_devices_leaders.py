@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank per host steps: the device's process group sums inside a host, and hands the
+parameters back. The bits are those of one rank per host that sees its host's batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import device_cases as cases
+import devices
+import leader_cases
+import pytest
+import torch
+from leader_cases import CASES, STEPS, config_of, parameters_of
+from thinwire.comm import communicator_for, init_distributed
+
+
+def flat(names: list[str], per_host: int) -> list[Any]:
+    """The same on one rank per host, on the CPU: losses by rank of led(). It accumulates its
+    host's batches. ZeRO-2 averages after every backward, so there one backward has them all.
+    """
+    import engines
+
+    init_distributed("gloo", verbose=False)
+    comm = communicator_for(None)
+    found = []
+    for name in names:
+        model = engines.Net(seed=comm.rank)
+        engine = engines.make(comm, config_of(name, per_host, False), model=model)
+        dtype = next(model.parameters()).dtype
+        # The test group adds the last rank's values first, and torch adds in order.
+        order = [comm.rank * per_host + k for k in reversed(range(per_host))]
+        losses: list[list[float]] = [[] for _ in order]
+        for step in range(STEPS):
+            together = []
+            for rank in order:
+                loss = cases.loss_of(engine, rank, step, dtype)
+                if "fp16" in name and step == 5 and rank == 1:
+                    loss = loss * float("inf")
+                losses[rank - comm.rank * per_host].append(loss.item())
+                if name.startswith("ZeRO-2"):
+                    together.append(loss)
+                    continue
+                engine.backward(loss)
+                engine.step()
+            if together:
+                engine.backward(with_gradients_of(engine, together))
+                engine.step()
+        found.append([losses, parameters_of(model)])
+        engine.destroy()
+    comm.close()
+    return found
+
+
+def with_gradients_of(engine: Any, losses: list[torch.Tensor]) -> torch.Tensor:
+    """A loss whose gradients are the means of the others', added in their order."""
+    parameters = [p for p in engine.module.parameters() if p.requires_grad]
+    factor = engine._native.loss_factor
+    sums: list[Any] = [None] * len(parameters)
+    for loss in losses:
+        scaled = loss * (factor / len(losses))
+        found = torch.autograd.grad(scaled, parameters, allow_unused=True)
+        for k, gradient in enumerate(found):
+            if gradient is not None:
+                own = gradient.float()
+                sums[k] = own if sums[k] is None else sums[k] + own
+    parts = [(p.float() * (g / factor)).sum() for p, g in zip(parameters, sums)]
+    return torch.stack(parts).sum()
+
+
+def require_bits_of_one_rank_per_host(hosts: int, per_host: int) -> None:
+    names = list(CASES)
+    by_rank = devices.run(
+        hosts * per_host, leader_cases.__file__, "led", names, per_host
+    )
+    by_host = devices.run(hosts, __file__, "flat", names, per_host)
+    for k, name in enumerate(names):
+        for rank, found in enumerate(by_rank):
+            losses, values, report = found[k]
+            its_losses, its_values = by_host[rank // per_host][k]
+            where = f"{name} on rank {rank}"
+            assert devices.alike(losses, its_losses[rank % per_host]), where
+            assert devices.alike(values, its_values), where
+            assert report == by_rank[0][k][2], where
+            if "fp16" in name:
+                assert report[-1] == 1, where
+
+
+def test_two_hosts_of_two_ranks_have_the_bits_of_two_ranks() -> None:
+    require_bits_of_one_rank_per_host(2, 2)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_two_hosts_of_four_ranks_have_the_bits_of_two_ranks() -> None:
+    require_bits_of_one_rank_per_host(2, 4)
+
+
+# ---- checkpoints and values
+
+
+def resumed(folder: str, per_host: int) -> list[Any]:
+    """Trains, saves, trains on; and again from the checkpoint, with the same end."""
+    import engines
+    import thinwire
+
+    init_distributed("gloo", verbose=False)
+    comm = communicator_for(None)
+    device = devices.device(comm.rank)
+    found: list[Any] = []
+    for name in ("1-bit Adam", "ZeRO-2 fp16"):
+        ends = []
+        root = f"{folder}/{name[0]}"
+        for is_again in (False, True):
+            torch.manual_seed(comm.rank)
+            model = engines.Net(seed=comm.rank).to(device)
+            engine = engines.make(comm, config_of(name, per_host, True), model=model)
+            dtype = next(model.parameters()).dtype
+            if is_again:
+                torch.manual_seed(77)
+                report = thinwire.load(root, engine)
+                assert report.step == engine.global_steps == 6
+                assert report.own == {"rank": comm.rank}, report.own
+            for step in range(6 if is_again else 0, 10):
+                noise = torch.rand(())  # of the rank's own generator, which is saved
+                engine.backward(
+                    cases.loss_of(engine, comm.rank, step, dtype) * noise.item()
+                )
+                engine.step()
+                if step == 5:
+                    model.frozen.data.fill_(comm.rank)
+                    own = {"rank": comm.rank}
+                    saved = thinwire.save(root, engine, own=own, durable=False)
+                    assert saved.step == 6
+                    model.frozen.data.fill_(0)
+            ends.append(parameters_of(model))
+        assert ends[0] == ends[1], name
+        found.append(ends[0])
+        gradient = None
+        if name.startswith("ZeRO-2"):
+            engine.backward(cases.loss_of(engine, comm.rank, 20, dtype))
+            gradient = engine.full_gradient("first.bias").tolist()
+            engine.set_full_gradient("first.bias", torch.zeros(33))
+            engine.step()
+        engine.set_full_parameter("last.bias", torch.full((1,), 0.25))
+        exp_avg = engine.full_state("first.weight", "exp_avg").tolist()
+        with engine.evaluation():
+            value = engine.mean(comm.rank)
+        found += [gradient, exp_avg, value, parameters_of(model)]
+        with pytest.raises(thinwire.errors.InvalidArgument, match="key"):
+            engine.full_state("first.weight", "nothing")
+        engine.destroy()
+    comm.close()
+    return found
+
+
+def test_a_run_goes_on_from_a_checkpoint_of_leaders(tmp_path: Any) -> None:
+    found = devices.run(4, __file__, "resumed", str(tmp_path), 2)
+    assert found[0][3] == 1.5
+    for rank in found[1:]:
+        assert rank == found[0]
+
+
+# ---- ranks that are lost
+
+TIMEOUT = 4.0
+
+
+def lost(what: str) -> dict[str, Any]:
+    """Which error this rank gets, and after how many seconds."""
+    import os
+    import signal
+    import time
+
+    import engines
+    import thinwire
+
+    init_distributed("gloo", verbose=False)
+    comm = communicator_for(None, timeout=TIMEOUT)
+    device = devices.device(comm.rank)
+    model = engines.Net(seed=comm.rank).to(device)
+    engine = engines.make(comm, config_of("1-bit Adam", 2, True), model=model)
+    moment, victim = what.split()
+    is_victim = comm.rank == int(victim)
+    began = 0.0
+    for step in range(8):
+        began = time.monotonic()
+        loss = cases.loss_of(engine, comm.rank, step, torch.float32)
+        try:
+            if step == 5 and is_victim and moment == "before":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if step == 5 and is_victim and moment == "hangs":
+                time.sleep(2 * TIMEOUT)
+            if step == 5 and is_victim and moment == "group":
+                engine._hosts._group._get_backend(device).abort()
+            if step == 5 and is_victim and moment == "inside":
+                hosts = engine._hosts
+
+                def die(flat: torch.Tensor) -> None:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+                hosts.broadcast = die
+            engine.backward(loss)
+            engine.step()
+        except thinwire.errors.CommFailure as error:
+            seconds = time.monotonic() - began
+            return {"error": str(error), "seconds": seconds, "step": step}
+    return {"error": "", "seconds": 0.0, "step": -1}
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "before 1",
+        "inside 2",
+        "group 1",
+        pytest.param("before 0", marks=pytest.mark.long),
+        pytest.param("before 2", marks=pytest.mark.long),
+        pytest.param("before 3", marks=pytest.mark.long),
+        pytest.param("group 2", marks=pytest.mark.long),
+    ],
+)
+def test_all_ranks_name_the_one_that_is_lost(what: str) -> None:
+    import ranks
+
+    devices.require()
+    victim = int(what.split()[1])
+    got = ranks.call(4, __file__, "lost", what, seconds=60)
+    for rank in got:
+        if rank.rank == victim and not what.startswith("group"):
+            assert rank.returncode != 0
+            continue
+        assert rank.value is not None, ranks.describe(got)
+        where = f"rank {rank.rank}: {rank.value}"
+        assert rank.value["seconds"] < TIMEOUT + 2, where
+        if what.startswith("group"):
+            assert "fence_ccl: aborted" in rank.value["error"], where
+        else:
+            assert f"rank {victim}" in rank.value["error"], where
+
+
+def test_all_ranks_name_the_host_of_one_that_hangs() -> None:
+    import ranks
+
+    devices.require()
+    got = ranks.call(4, __file__, "lost", "hangs 3", seconds=60)
+    for rank in got[:3]:
+        assert rank.value is not None, ranks.describe(got)
+        assert rank.value["seconds"] < TIMEOUT + 2, rank.value
+        assert "waiting for rank 3" in rank.value["error"], rank.value

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of one host, with the process group of their devices."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import select
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+import torch.distributed as dist
+
+from .. import _core
+from .._log import logger
+from ..errors import CommFailure, Unavailable
+from .groups import transport_of
+from .lifetime import close_at_exit
+from .process_group import LOOK_SECONDS, ProcessGroupTransport, member_group, watch
+
+_OF_THE_HOST = ("gloo", "mpi", "ucc")
+"""Backends of torch.distributed that no device calls its own."""
+_LATER_SECONDS = 0.75
+_made: weakref.WeakKeyDictionary[
+    dist.ProcessGroup, dict[tuple[str, tuple[int, ...]], dist.ProcessGroup]
+] = weakref.WeakKeyDictionary()
+"""Groups of devices, by the world in which they were made. torch may give a group that
+is made after another one has ended the other one's name, and so its addresses."""
+
+
+class HostGroup:
+    """The ranks of one host, of which the first is the leader. They sum and share
+    tensors of their devices in the device's own process group, such as NCCL's. It is a
+    group that the program does not know. Texts travel over gloo.
+
+    A rank that waits for the device's group learns within a second that another one has
+    died or given up. It then ends the device's group, and all ranks learn of that.
+    """
+
+    ranks: list[int]
+    """Ranks of the communicator that are on this host."""
+    inside: _core.Communicator
+    """The same ranks over gloo."""
+    between: _core.Communicator | None
+    """The leaders of all hosts; None on the others."""
+
+    def __init__(
+        self,
+        comm: _core.Communicator,
+        transport: ProcessGroupTransport,
+        hosts: list[list[int]],
+        device: torch.device,
+        backend: str,
+    ) -> None:
+        """Collective over `comm`. Raises CommFailure if the device's group fails."""
+        host = next(k for k, ranks in enumerate(hosts) if comm.rank in ranks)
+        self.ranks = hosts[host]
+        self.size = len(self.ranks)
+        self.is_leader = comm.rank == self.ranks[0]
+        self.num_hosts = len(hosts)
+        self.backend = backend
+        self._transport = transport
+        self._rank = comm.rank
+        self._device = device
+        self._began: float | None = None
+        self._what = ""
+        self._failure: str | None = None
+        self._timeout = comm.timeout
+        # Who waits for a device says whom it misses before others miss it: first the ranks
+        # of its host, then other hosts' leaders, last those that wait for their leader.
+        part = transport.split(host, comm.rank, "ranks of a host", 0, comm.timeout)
+        assert part is not None
+        self.inside = close_at_exit(_core.over(part, comm.timeout + 2 * _LATER_SECONDS))
+        color = 0 if self.is_leader else -1
+        leaders = transport.split(color, comm.rank, "leaders", 1, comm.timeout)
+        self.between = None
+        if leaders is not None:
+            made = _core.over(leaders, comm.timeout + _LATER_SECONDS)
+            self.between = close_at_exit(made)
+        self._processes = _open_processes(self.inside, self.ranks, comm.rank)
+        watch(weakref.ref(self))
+        with self.waiting("the first call"):
+            self._group = self._connected(hosts)
+            before = torch.accelerator.current_device_index()
+            torch.accelerator.set_device_index(device.index or 0)
+            first = torch.zeros(1, device=device)
+            dist.all_reduce(first, group=self._group)
+            first.item()
+            torch.accelerator.set_device_index(before)
+
+    def reduce(self, flat: torch.Tensor) -> None:
+        """Adds up `flat`, a contiguous tensor of the device, on the leader. Collective
+        in the host. Done for operations that the current stream gets later.
+        """
+        with self.waiting("a sum"):
+            dist.reduce(flat, group_dst=0, group=self._group)
+
+    def broadcast(self, flat: torch.Tensor) -> None:
+        """Gives all ranks of the host the leader's values, in the same way."""
+        with self.waiting("a broadcast"):
+            dist.broadcast(flat, group_src=0, group=self._group)
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Limits the time within it to the time-out.
+
+        Raises CommFailure if another rank has died or given up, if the time is over, or
+        if anything within it raises RuntimeError.
+        """
+        self._require_alive()
+        self._what, self._began = what, time.monotonic()
+        try:
+            yield
+        except RuntimeError as error:
+            self._began = None
+            first = next(iter(str(error).splitlines()), type(error).__name__)
+            self._fail(self._failure or f"{self._named()}: {first[:300]}")
+            raise CommFailure(self._failure) from error
+        finally:
+            self._began = None
+        self._require_alive()
+
+    def look(self) -> bool:
+        """Ends the device's group if its ranks wait in vain. Returns whether to look
+        again.
+        """
+        began = self._began
+        if began is None or time.monotonic() - began < LOOK_SECONDS:
+            return self._failure is None
+        why = self._transport.failure() or self._dead()
+        if why is None and time.monotonic() - began > self._timeout:
+            others = ", ".join(str(r) for r in self.ranks if r != self._rank)
+            why = f"{self._named()} timed out waiting for rank {others}"
+        # It may have come to an end meanwhile.
+        if why is not None and self._began == began:
+            self._fail(why)
+        return self._failure is None
+
+    def close(self) -> None:
+        """Ends the watch and the communicators. Local. The device's group stays for
+        the next engine.
+        """
+        self._failure = self._failure or "it is closed"
+        for _, descriptor in self._processes:
+            os.close(descriptor)
+        self._processes = []
+        for comm in (self.between, self.inside):
+            if comm is not None:
+                comm.close()
+
+    def give_up(self, reason: str) -> None:
+        """Tells all ranks that this one cannot continue. Local."""
+        self._transport.give_up(reason)
+
+    def _fail(self, why: str) -> None:
+        self._failure = why
+        self.give_up(why)
+        # Some backends cannot end what waits, and run to a time-out of their own.
+        with suppress(RuntimeError, AttributeError):
+            self._group._get_backend(self._device).abort()
+
+    def _require_alive(self) -> None:
+        if self._failure is not None:
+            raise CommFailure(self._failure)
+
+    def _named(self) -> str:
+        ranks = ", ".join(map(str, self.ranks))
+        return f"{self._what} of the ranks {ranks} over {self.backend}"
+
+    def _dead(self) -> str | None:
+        poll = select.poll()
+        names = {}
+        for rank, descriptor in self._processes:
+            poll.register(descriptor, select.POLLIN)
+            names[descriptor] = rank
+        for descriptor, _ in poll.poll(0):
+            return f"rank {names[descriptor]} has left or died during {self._named()}"
+        return None
+
+    def _connected(self, hosts: list[list[int]]) -> dist.ProcessGroup:
+        world = member_group(None)
+        of_world = dist.get_process_group_ranks(self._transport.group)
+        known = _made.setdefault(world, {})
+        # Longer than ours, which names the rank that is missing.
+        timeout = datetime.timedelta(seconds=2 * self._timeout + 60)
+        is_world = len(of_world) == dist.get_world_size()
+        own = (self.backend, tuple(of_world[rank] for rank in self.ranks))
+        for ranks in hosts if is_world else [self.ranks]:
+            key = (self.backend, tuple(of_world[rank] for rank in ranks))
+            if key not in known:
+                known[key] = dist.new_group(
+                    list(key[1]),
+                    timeout=timeout,
+                    backend=self.backend,
+                    use_local_synchronization=not is_world,
+                )
+        return known[own]
+
+
+def host_group_for(
+    comm: _core.Communicator, device: torch.device, ranks_per_host: int
+) -> HostGroup | None:
+    """Returns the group of this rank's host. Collective, over all ranks of `comm`.
+
+    Returns None unless several hosts hold several ranks each. All must be on devices of
+    one kind that has a process group.
+    """
+    transport = transport_of(comm)
+    if transport is None:
+        return None
+    backend = "" if device.type == "cpu" else _backend_for(transport.group, device)
+    backends = set(comm.gather_texts(backend))
+    if backends == {""}:
+        return None
+    hosts = comm.find_hosts(ranks_per_host)
+    if not hosts:
+        return None
+    if len(backends) > 1:
+        if comm.rank == 0:
+            logger.info(
+                "ranks of a host average through host memory: only some of them have a "
+                "device with a process group"
+            )
+        return None
+    return HostGroup(comm, transport, hosts, device, backend)
+
+
+def _backend_for(group: dist.ProcessGroup, device: torch.device) -> str:
+    """Returns the name of the device's process group: that of `group`, otherwise torch's
+    default. Returns "" if there is none. Local.
+    """
+    with suppress(RuntimeError):
+        name = group._get_backend(torch.device(device.type)).name().lower()
+        if name not in _OF_THE_HOST:
+            return str(name)
+    try:
+        default = dist.get_default_backend_for_device(device.type)
+    except ValueError:
+        return ""
+    is_there = dist.is_backend_available(default) and default not in _OF_THE_HOST
+    return default if is_there else ""
+
+
+def _open_processes(
+    inside: _core.Communicator, ranks: list[int], own: int
+) -> list[tuple[int, int]]:
+    """Returns the other ranks and descriptors of their processes. Collective. Ranks in
+    another name space of processes are left out; only the time-out finds that they died.
+    """
+    try:
+        space = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        space = ""
+    texts = inside.gather_texts(f"{space} {os.getpid()}")
+    found = []
+    for rank, text in zip(ranks, texts, strict=True):
+        its_space, process = text.rsplit(" ", 1)
+        if rank == own or its_space != space or not hasattr(os, "pidfd_open"):
+            continue
+        try:
+            found.append((rank, os.pidfd_open(int(process))))
+        except OSError as error:
+            raise Unavailable(f"rank {rank} cannot be watched: {error}") from None
+    return found

@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native engine of a leader, as all ranks of its host see it."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from ... import _core
+from ..._checkpoints import OWN_NAMES, Loaded, SavedByLeader
+from ...comm.host_group import HostGroup
+from ...errors import BY_CODE, CommFailure, CorruptCheckpoint, Error, FailedPrecondition
+from .._report import EngineReport
+
+_OF_FOLLOWERS = OWN_NAMES + "own_of_followers"
+
+
+def config_of_leaders(
+    config: _core.Config, world: int, ranks_per_host: int
+) -> _core.Config:
+    """Returns the configuration of the leaders' engine. It is that of one rank per host
+    that accumulates the backwards of its host's ranks.
+    """
+    _, micro, steps = config.batch(world)
+    leaders = copy.copy(config)
+    leaders.comm.hierarchy = _core.Hierarchy.flat
+    leaders.comm.ranks_per_host = 0
+    leaders.train_batch_size = None
+    leaders.train_micro_batch_size_per_gpu = micro or None
+    leaders.gradient_accumulation_steps = steps * ranks_per_host
+    return leaders
+
+
+class LedCore:
+    """The members of _core.Engine on every rank of a host. The leader calls its own
+    engine; the others get its results, or its errors.
+
+    Calls that are collective or local in _core.Engine are collective here, except those
+    of a backward, set_learning_rate() and read_masters(). The native engine sees one
+    backward per window.
+    """
+
+    def __init__(
+        self,
+        hosts: HostGroup,
+        comm: _core.Communicator,
+        config: _core.Config,
+        layout: _core.Layout,
+        make: Callable[[_core.Communicator, _core.Config], _core.Engine],
+    ) -> None:
+        """Collective. make() constructs the leader's engine. Raises its errors on all
+        ranks of the host.
+        """
+        self.hosts = hosts
+        self._comm = comm
+        self._window = config.batch(comm.size)[2]
+        self._rates = range(layout.num_groups)
+        self._given: bool | None = None
+        self._is_last = False
+        self._in_evaluation = False
+        self.backwards = 0
+        """Backwards that have ended since the last step at a boundary."""
+        self.has_sent = False
+        """Whether gradients of this backward have gone to the leader."""
+        self._native: _core.Engine | None = None
+        settings = config_of_leaders(config, comm.size, hosts.size)
+        hosts.inside.require_same("the module's parameters", layout.describe())
+
+        def construct() -> None:
+            assert hosts.between is not None
+            self._native = make(hosts.between, settings)
+            self._native.set_accumulation_boundary(True)
+
+        self._shared(construct)
+
+    # ---- what the leader has told
+
+    @property
+    def loss_scale(self) -> float:
+        return float(self._told["loss_scale"])
+
+    @property
+    def loss_factor(self) -> float:
+        return float(self._told["loss_factor"])
+
+    @property
+    def steps(self) -> int:
+        return int(self._told["steps"])
+
+    @property
+    def skipped_steps(self) -> int:
+        return int(self._told["skipped_steps"])
+
+    @property
+    def phase(self) -> str:
+        return str(self._told["phase"])
+
+    @property
+    def freeze_step(self) -> int | None:
+        found: int | None = self._told["freeze_step"]
+        return found
+
+    def lamb_coeffs(self) -> list[float]:
+        return list(self._told["lamb_coeffs"])
+
+    def learning_rate(self, group: int) -> float:
+        return float(self._told["rates"][group])
+
+    # ---- windows
+
+    @property
+    def is_boundary(self) -> bool:
+        if self._is_last:
+            return True
+        if self._given is not None:
+            return self._given
+        return self.backwards == 0 and self._window == 1
+
+    def set_accumulation_boundary(self, boundary: bool | None) -> None:
+        self._given = boundary
+
+    def begin_backward(self) -> None:
+        if self._in_evaluation:
+            raise FailedPrecondition("begin_backward: inside an evaluation")
+        if self._is_last:
+            raise FailedPrecondition(
+                f"begin_backward: the window of {self.backwards} backward(s) is "
+                "complete; call step() first, or set gradient_accumulation_steps or the "
+                "boundary"
+            )
+        is_last = self.backwards + 1 >= self._window
+        self._is_last = is_last if self._given is None else self._given
+        self.has_sent = False
+        if self._is_last and self._native is not None:
+            self._native.begin_backward()
+
+    def gradient_ready(self, index: int, gradient: torch.Tensor | None = None) -> None:
+        if self._native is not None:
+            self._native.gradient_ready(index, gradient)
+
+    def end_backward(self) -> None:
+        self.backwards += 1
+        if self._is_last and self._native is not None:
+            self._native.end_backward()
+
+    def cancel_backward(self, reason: str) -> None:
+        sent, self.has_sent = self.has_sent, False
+        self.backwards, self._is_last = 0, False
+        if sent:
+            self.hosts.give_up(reason)
+            raise CommFailure(
+                "cancel_backward: gradients have been sent before backward failed, so "
+                f"this rank has given up: {reason}"
+            )
+        if self._native is not None:
+            self._native.cancel_backward(reason)
+
+    def step(self) -> EngineReport:
+        if not self.backwards:
+            raise FailedPrecondition("step: no backward since the last step")
+        if not self._is_last:
+            return self._inside_a_window()
+        self.backwards, self._is_last = 0, False
+        made = self._shared(lambda: asdict(EngineReport.of(self._own.step())))
+        return EngineReport(**made)
+
+    def mean(self, value: float) -> float:
+        texts = self._comm.gather_texts(f"{self.steps} {value!r}")
+        steps, values = zip(*(text.split() for text in texts), strict=True)
+        if len(set(steps)) > 1:
+            raise FailedPrecondition(
+                f"mean: ranks have made different numbers of steps: {', '.join(steps)}"
+            )
+        return sum(map(float, values)) / len(values)
+
+    def begin_evaluation(self) -> None:
+        self._shared(lambda: self._own.begin_evaluation())
+        self._in_evaluation = True
+
+    def end_evaluation(self) -> None:
+        self._in_evaluation = False
+        if self._native is not None:
+            self._native.end_evaluation()
+
+    # ---- values
+
+    def set_learning_rate(self, rate: float, group: int | None = None) -> None:
+        if self._native is not None:
+            self._native.set_learning_rate(rate, group)
+
+    def set_loss_scale(self, scale: float) -> None:
+        self._comm.require_same("set_loss_scale: loss_scale", repr(scale))
+        self._shared(lambda: self._own.set_loss_scale(scale))
+
+    def read_masters(self) -> None:
+        if self._native is not None:
+            self._native.read_masters()
+
+    def full_parameter(self, name: str) -> torch.Tensor:
+        return self._values(lambda: self._own.full_parameter(name))
+
+    def full_gradient(self, name: str) -> torch.Tensor:
+        return self._values(lambda: self._own.full_gradient(name))
+
+    def full_state(self, name: str, key: str) -> torch.Tensor:
+        return self._values(lambda: self._own.full_state(name, key))
+
+    def set_full_parameter(self, name: str, values: torch.Tensor) -> None:
+        self._shared(lambda: self._own.set_full_parameter(name, values))
+
+    def set_full_gradient(self, name: str, values: torch.Tensor) -> None:
+        self._shared(lambda: self._own.set_full_gradient(name, values))
+
+    def set_full_state(self, name: str, key: str, values: torch.Tensor) -> None:
+        self._shared(lambda: self._own.set_full_state(name, key, values))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the leader's state; empty on followers. Local."""
+        return {} if self._native is None else self._native.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._shared(lambda: self._own.load_state_dict(state))
+
+    # ---- checkpoints
+
+    def set_others(self, others: Callable[[], _core.Others]) -> None:
+        if self._native is not None:
+            self._native.set_others(others)
+
+    def save(
+        self,
+        root: str,
+        common: dict[str, Any],
+        own: dict[str, Any],
+        options: _core.SaveOptions,
+    ) -> SavedByLeader:
+        """Saves like _core.Engine. The leader's own values include those of its host."""
+        of_host = [_unpacked(t) for t in self.hosts.inside.gather_texts(_packed(own))]
+        report: list[_core.SaveReport] = []
+
+        def save() -> dict[str, Any]:
+            beside = {**own, _OF_FOLLOWERS: _packed(of_host[1:])}
+            report.append(self._own.save(root, _core.Extra(common, beside), options))
+            names = ("path", "step", "bytes", "seconds", "waited_seconds")
+            return {name: getattr(report[0], name) for name in names}
+
+        return SavedByLeader(**self._shared(save))
+
+    def load(
+        self,
+        path: str,
+        options: _core.LoadOptions,
+        *,
+        accept: Callable[[_core.LoadReport], None],
+    ) -> Loaded:
+        return self._own_of(
+            self._shared(
+                lambda: asdict(Loaded.of(self._own.load(path, options, accept=accept)))
+            )
+        )
+
+    def resume(
+        self,
+        path: str,
+        options: _core.LoadOptions,
+        *,
+        accept: Callable[[_core.LoadReport], None],
+    ) -> Loaded | None:
+        def resume() -> dict[str, Any] | None:
+            found = self._own.resume(path, options, accept=accept)
+            return None if found is None else asdict(Loaded.of(found))
+
+        found = self._shared(resume)
+        return None if found is None else self._own_of(found)
+
+    def retain(self, root: str, keep_last: int) -> None:
+        self._shared(lambda: self._own.retain(root, keep_last))
+
+    def wait_for_save(self) -> None:
+        self._shared(lambda: self._own.wait_for_save())
+
+    def close(self) -> None:
+        if self._native is not None:
+            self._native.close()
+        self.hosts.close()
+
+    # ---- from the leader to its host
+
+    @property
+    def _own(self) -> _core.Engine:
+        assert self._native is not None
+        return self._native
+
+    def _shared(self, action: Callable[[], Any]) -> Any:
+        """Runs `action` on the leader, and returns its result on all ranks of the host,
+        or raises its error there. Collective in the host.
+        """
+        inside = self.hosts.inside
+        if not self.hosts.is_leader:
+            return self._received(_unpacked(inside.gather_texts("")[0]))
+        failure: Exception | None = None
+        said: dict[str, Any] = {}
+        try:
+            said["result"] = action()
+        except CommFailure as error:
+            self.hosts.give_up(str(error))  # if the others do not know of it yet
+            raise
+        except Exception as error:  # noqa: BLE001  followers must not wait
+            failure = error
+            code = error.code if isinstance(error, Error) else type(error).__name__
+            said["error"] = [code, str(error)]
+        if self._native is not None:
+            said["told"] = self._told = _told(self._native, self._rates)
+        inside.gather_texts(_packed(said))
+        if failure is not None:
+            raise failure
+        return said["result"]
+
+    def _received(self, said: dict[str, Any]) -> Any:
+        if "told" in said:
+            self._told = said["told"]
+        if "error" in said:
+            code, text = said["error"]
+            if code not in BY_CODE:
+                raise FailedPrecondition(f"the leader of this host: {code}: {text}")
+            raise BY_CODE[code](text)
+        return said["result"]
+
+    def _values(self, ask: Callable[[], Any]) -> torch.Tensor:
+        values: torch.Tensor = self._shared(lambda: from_dlpack(ask()))
+        return values
+
+    def _own_of(self, found: dict[str, Any]) -> Loaded:
+        packed = found["own"].pop(_OF_FOLLOWERS, None)
+        for own in found["own_of_ranks"]:
+            own.pop(_OF_FOLLOWERS, None)
+        if not self.hosts.is_leader:
+            of_host = _unpacked(packed) if isinstance(packed, str) else []
+            number = self.hosts.ranks.index(self._comm.rank) - 1
+            found["own"] = of_host[number] if number < len(of_host) else {}
+        return Loaded(**found)
+
+    def _inside_a_window(self) -> EngineReport:
+        values = asdict(EngineReport.skipped(self.phase, self.loss_scale))
+        values |= {"at_boundary": False, "steps": self.steps, "waited_for": ""}
+        return EngineReport(**values)
+
+
+def _told(native: _core.Engine, groups: Sequence[int]) -> dict[str, Any]:
+    return {
+        "loss_scale": native.loss_scale,
+        "loss_factor": native.loss_factor,
+        "steps": native.steps,
+        "skipped_steps": native.skipped_steps,
+        "phase": native.phase,
+        "freeze_step": native.freeze_step,
+        "lamb_coeffs": list(native.lamb_coeffs()),
+        "rates": [native.learning_rate(group) for group in groups],
+    }
+
+
+def _packed(value: Any) -> str:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _unpacked(text: str) -> Any:
+    try:
+        return torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
+    except Exception as error:  # noqa: BLE001  a damaged pickle raises anything
+        raise CorruptCheckpoint(
+            f"values of followers cannot be read: {error}"
+        ) from None
+
+
+Core = _core.Engine | LedCore

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters of a host's ranks, of which only the leader has copies on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ... import _core
+from ..._staging import Staging
+from ..._writes import Marks
+from ...comm.host_group import HostGroup
+from .._staging import StagedEngineMemory
+
+_BUCKET_BYTES = 25 << 20
+"""Bytes of one message of the device's group, unless one parameter is larger."""
+
+
+class LeaderMemory(StagedEngineMemory):
+    """StagedEngineMemory that hands new values to the host's other ranks. Gradients of
+    a window add up on the device.
+    """
+
+    def __init__(
+        self,
+        hosts: HostGroup,
+        parameters: Sequence[torch.Tensor],
+        layout: _core.Layout,
+        dtype: torch.dtype,
+        keeps_gradients: bool,
+        num_wide: int = 0,
+    ) -> None:
+        super().__init__(parameters, layout, dtype, keeps_gradients, num_wide)
+        self._hosts = hosts
+
+    def require_gradients(self, at_start: bool) -> None:
+        self.require_added_up(at_start)
+
+    def note_written(self) -> None:
+        """Sends all parameters to the device, and from there to the followers.
+        Collective in the host.
+        """
+        super().note_written()
+        hand_back(self._hosts, self.parameters)
+
+
+class FollowerMemory(LeaderMemory):
+    """The same on a follower, without arrays on the host."""
+
+    def __init__(
+        self,
+        hosts: HostGroup,
+        parameters: Sequence[torch.Tensor],
+        layout: _core.Layout,
+        dtype: torch.dtype,
+        num_wide: int = 0,
+    ) -> None:
+        """Local. The parameters get their dtypes by give_homes()."""
+        self._hosts = hosts
+        self.parameters = list(parameters)
+        self.names = layout.names
+        self._offsets = layout.offsets
+        self.keeps_gradients = True  # so that no ring is made for them
+        self.staging = Staging(parameters[0].device)
+        self.params = self.grads = torch.empty(0, dtype=dtype)
+        self.wide_params = self.wide_grads = torch.empty(0)
+        self._num_wide = num_wide
+        self._values = [
+            torch.empty(
+                p.shape,
+                dtype=torch.float32 if k >= len(parameters) - num_wide else dtype,
+                device="meta",
+            )
+            for k, p in enumerate(parameters)
+        ]
+        self._gradients = []
+        self._added_up: list[int | None] = [None] * len(self.parameters)
+
+    def marks(self) -> Marks:
+        return _NoMarks()
+
+    def look(self) -> bool:
+        """Returns False: the leader sees what the program writes on all ranks."""
+        return False
+
+    def home(self) -> bool:
+        return False
+
+    def note_written(self) -> None:
+        """Receives all parameters from the leader. Collective in the host."""
+        hand_back(self._hosts, self.parameters)
+
+
+class _NoMarks(Marks):
+    def __init__(self) -> None:
+        pass
+
+    def remember(self) -> None:
+        pass
+
+    def have_changed(self) -> bool:
+        return False
+
+
+def buckets_of(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Returns the numbers of tensors that travel together, the last ones first, as
+    backward makes them. All in a bucket have one dtype.
+    """
+    buckets: list[list[int]] = []
+    size = 0
+    for k in reversed(range(len(tensors))):
+        tensor = tensors[k]
+        size += tensor.numel() * 4
+        is_alike = buckets and tensors[buckets[-1][0]].dtype == tensor.dtype
+        if not is_alike or size > _BUCKET_BYTES:
+            buckets.append([])
+            size = tensor.numel() * 4
+        buckets[-1].append(k)
+    return buckets
+
+
+@torch.no_grad()
+def hand_back(hosts: HostGroup, parameters: Sequence[torch.Tensor]) -> None:
+    """Gives the followers the leader's parameters, a bucket at a time. Collective in
+    the host. Later operations of the current stream see them.
+    """
+    for bucket in buckets_of(parameters):
+        members = [parameters[k] for k in bucket]
+        size = sum(p.numel() for p in members)
+        if hosts.is_leader:
+            flat = torch.cat([p.detach().reshape(-1) for p in members])
+        else:
+            flat = torch.empty(size, dtype=members[0].dtype, device=members[0].device)
+        hosts.broadcast(flat)
+        if not hosts.is_leader:
+            for p, part in zip(members, flat.split([p.numel() for p in members])):
+                p.copy_(part.view(p.shape))
