@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "thinwire/exchange/low_bit_mean.h"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstddef>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "communicator.h"
+#include "config.h"
+#include "engine/hierarchy.h"
 #include "support/arrays.h"
 #include "support/call.h"
+#include "thinwire/comm/hosts.h"
 #include "thinwire/kernels/cast.h"
 
 namespace thinwire::python {
@@ -19,10 +24,20 @@ namespace {
 struct MeanParts {
   MeanParts(std::shared_ptr<comm::Communicator> group,
             const std::vector<std::size_t>& sizes,
-            const exchange::LowBitMeanOptions& options)
-      : comm(std::move(group)), mean(*comm, pool, sizes, options) {}
+            const exchange::LowBitMeanOptions& options,
+            const config::Config& config)
+      : comm(std::move(group)),
+        grouped(engine::by_host(*comm, config)),
+        hosts(grouped ? comm::split_by_host(*grouped) : comm::HostGroups()),
+        mean(ranks(), pool, sizes, options, grouped ? &hosts : nullptr) {}
+
+  [[nodiscard]] comm::Communicator& ranks() const {
+    return grouped ? *grouped : *comm;
+  }
 
   std::shared_ptr<comm::Communicator> comm;
+  std::unique_ptr<comm::Communicator> grouped;  // null: flat
+  comm::HostGroups hosts;
   ThreadPool pool{};
   exchange::LowBitMean mean;
   OneCaller caller{};
@@ -31,12 +46,28 @@ struct MeanParts {
 using MeanHandle = Handle<MeanParts>;
 
 void construct(MeanHandle* self, const CommunicatorHandle& comm,
-               const std::vector<std::size_t>& sizes, int bits, bool bf16) {
+               const std::vector<std::size_t>& sizes, int bits, bool bf16,
+               config::Hierarchy hierarchy) {
   const exchange::LowBitMeanOptions options{
       .bits = bits,
       .residual_dtype = bf16 ? DType::kBFloat16 : DType::kFloat32};
-  new (self) MeanHandle(
-      "mean", std::make_shared<MeanParts>(comm.get(), sizes, options));
+  config::Config config;
+  config.comm.hierarchy = hierarchy;
+  std::shared_ptr<comm::Communicator> group = comm.get();
+  std::shared_ptr<MeanParts> parts;
+  {
+    const WithoutGil released;
+    parts =
+        std::make_shared<MeanParts>(std::move(group), sizes, options, config);
+  }
+  new (self) MeanHandle("mean", std::move(parts));
+}
+
+// This rank's host and their number; flat: its rank and the ranks.
+std::pair<int, int> hosts(const MeanHandle& self) {
+  const MeanParts& parts = self.look();
+  const comm::Hosts& all = parts.ranks().hosts();
+  return {all.index, all.size};
 }
 
 bool average(const MeanHandle& self, nb::handle values,
@@ -75,7 +106,7 @@ void load_errors(const MeanHandle& self, nb::handle worker, nb::handle server) {
 void bind_low_bit_mean(nb::module_& module) {
   nb::class_<MeanHandle>(module, "LowBitMean", nb::is_weak_referenceable())
       .def("__init__", &construct, "comm"_a, "sizes"_a, "bits"_a,
-           "bf16_residuals"_a = false)
+           "bf16_residuals"_a, "hierarchy"_a)
       .def("average", &average, "values"_a, "units"_a, "loss_scale"_a = 1.0)
       .def("worker_error", &worker_error)
       .def("server_error", &server_error)
@@ -83,6 +114,11 @@ void bind_low_bit_mean(nb::module_& module) {
       .def_prop_ro("bytes_per_pass",
                    [](const MeanHandle& self) {
                      return self.look().mean.bytes_per_pass();
+                   })
+      .def_prop_ro("hosts", &hosts)
+      .def_prop_ro("bytes_sent",
+                   [](const MeanHandle& self) {
+                     return self.look().ranks().counters().bytes_sent;
                    })
       .def_prop_ro("wait_seconds",
                    [](const MeanHandle& self) {

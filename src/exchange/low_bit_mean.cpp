@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -14,7 +15,9 @@
 #include <vector>
 
 #include "core/require.h"
+#include "core/set_to_zero.h"
 #include "exchange/checks.h"
+#include "exchange/places.h"
 #include "exchange/records.h"
 #include "exchange/two_phase_exchange.h"
 #include "thinwire/core/error.h"
@@ -50,10 +53,10 @@ void require_array(ConstView given, DType dtype, std::size_t size,
 struct LowBitMean::Impl {
   // A part as it was cut, with its way through the ranks.
   struct Plan {
-    Plan(comm::Communicator& comm, ThreadPool& pool, BlockLayout&& made)
+    Plan(comm::Communicator& comm, const comm::HostGroups* groups,
+         ThreadPool& pool, BlockLayout&& made)
         : layout(std::move(made)),
-          exchange(comm, /*groups=*/nullptr, pool, layout,
-                   /*keeps_previous=*/false) {}
+          exchange(comm, groups, pool, layout, /*keeps_previous=*/false) {}
 
     std::vector<std::size_t> units;
     BlockLayout layout;  // values: of the part; residual: of the flat array
@@ -78,8 +81,8 @@ struct LowBitMean::Impl {
   };
 
   Impl(comm::Communicator& c, ThreadPool& p, std::span<const std::size_t> sizes,
-       const LowBitMeanOptions& o)
-      : comm(c), pool(p), options(o), own(static_cast<std::size_t>(c.rank())) {
+       const LowBitMeanOptions& o, const comm::HostGroups* g)
+      : comm(c), pool(p), options(o), groups(g), places(c, g) {
     std::size_t offset = 0;
     std::size_t served = 0;
     std::size_t block = 0;
@@ -90,9 +93,12 @@ struct LowBitMean::Impl {
       for (const std::size_t end = offset + unit_size; offset < end; ++block) {
         const std::size_t size = std::min(kMostInBlock, end - offset);
         const std::size_t record = record_bytes(size, options.bits);
-        const bool is_own = block % world == own;
-        bytes += is_own ? (world - 1) * record : record;
-        if (is_own) {
+        const std::size_t place = block % world;
+        if (place >= places.first && place < places.end()) {
+          encoded.push_back({offset, size});
+          bytes += place == places.own ? (places.workers - 1) * record : record;
+        }
+        if (place == places.own) {
           own_blocks[offset] = {served, size};
           served += size;
         }
@@ -106,15 +112,18 @@ struct LowBitMean::Impl {
   comm::Communicator& comm;
   ThreadPool& pool;
   const LowBitMeanOptions options;
-  const std::size_t own;
+  const comm::HostGroups* groups;  // null: flat
+  const Places places;
   std::vector<Range> units;              // of the flat array
   std::vector<std::size_t> first_block;  // per unit, number in the flat array
   // Offsets in the flat array, and where server.values has the block.
   std::map<std::size_t, Range> own_blocks;
+  std::vector<Range> encoded;  // of the flat array; flat: all blocks
   Side worker;
   Side server;
+  Buffer host_mean;  // of a part, unless flat
   std::size_t bytes = 0;
-  double waited = 0;  // by plans that are gone
+  double waited = 0;  // by plans that are gone, and inside hosts
   std::vector<std::unique_ptr<Plan>> plans;
 
   void check(const Part& part) const {
@@ -175,7 +184,7 @@ struct LowBitMean::Impl {
       }
     }
     auto plan = std::make_unique<Plan>(
-        comm, pool,
+        comm, groups, pool,
         BlockLayout::of_blocks(std::move(buckets), comm.size(), options.bits));
     plan->units.assign(wanted.begin(), wanted.end());
     std::size_t fresh = 0;
@@ -184,12 +193,14 @@ struct LowBitMean::Impl {
       if (serves(block)) fresh += block.values.size;
     }
     worker.need(at);
+    if (groups != nullptr && host_mean.size() < at)
+      host_mean = Buffer(at, DType::kFloat32);
     server.need(fresh);
     return plan;
   }
 
   [[nodiscard]] bool serves(const Block& block) const {
-    return static_cast<std::size_t>(block.server) == own;
+    return static_cast<std::size_t>(block.server) == places.own;
   }
 
   // Its residual, of a block that this rank serves.
@@ -216,7 +227,7 @@ struct LowBitMean::Impl {
 
   void average(Plan& plan, const Received& from, Range blocks) {
     std::array<float, kMostInBlock> mean;
-    std::vector<kernels::Quantized> sent(static_cast<std::size_t>(comm.size()));
+    std::vector<kernels::Quantized> sent(places.workers);
     const auto inverse_count =
         static_cast<float>(1.0 / static_cast<double>(sent.size()));
     for (std::size_t b = blocks.offset; b < blocks.end(); ++b) {
@@ -257,7 +268,9 @@ struct LowBitMean::Impl {
   bool average(const Part& part) {
     Plan& plan = plan_for(part.units);
     std::atomic<bool> is_finite = true;
-    plan.exchange.run({.encode = [&](Range b) { encode(plan, b, part); },
+    Part encodes = part;
+    if (groups != nullptr) encodes.values = mean_of_host(part.values);
+    plan.exchange.run({.encode = [&](Range b) { encode(plan, b, encodes); },
                        .average = [&](const Received& from,
                                       Range b) { average(plan, from, b); },
                        .deliver =
@@ -276,11 +289,23 @@ struct LowBitMean::Impl {
 
   void keep(const Plan& plan, std::size_t b) {
     const Block& block = plan.layout.blocks()[b];
-    copy_values(worker.renewed(block.values.offset, block.values.size),
-                worker.kept(block.residual.offset, block.values.size));
+    if (places.has(block))
+      copy_values(worker.renewed(block.values.offset, block.values.size),
+                  worker.kept(block.residual.offset, block.values.size));
     if (serves(block))
       copy_values(server.renewed(plan.fresh_at[b], block.values.size),
                   served(block));
+  }
+
+  View mean_of_host(ConstView values) {
+    const View mean = host_mean.view().subview(0, values.size());
+    kernels::convert(values, mean);
+    const auto begin = std::chrono::steady_clock::now();
+    groups->inside->all_reduce(mean, comm::ReduceOp::kMean);
+    waited +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
+            .count();
+    return mean;
   }
 
   static void withhold(View values) {
@@ -292,14 +317,16 @@ struct LowBitMean::Impl {
 
 LowBitMean::LowBitMean(comm::Communicator& comm, ThreadPool& pool,
                        std::span<const std::size_t> sizes,
-                       const LowBitMeanOptions& options) {
+                       const LowBitMeanOptions& options,
+                       const comm::HostGroups* groups) {
+  require_groups(comm, groups);
   require(options.bits == 4 || options.bits == 8, "LowBitMeanOptions.bits",
           "4 or 8", options.bits);
   require(options.residual_dtype == DType::kFloat32 ||
               options.residual_dtype == DType::kBFloat16,
           "LowBitMeanOptions.residual_dtype", "fp32 or bf16",
           to_string(options.residual_dtype));
-  impl_ = std::make_unique<Impl>(comm, pool, sizes, options);
+  impl_ = std::make_unique<Impl>(comm, pool, sizes, options, groups);
 }
 
 LowBitMean::~LowBitMean() = default;
@@ -334,7 +361,10 @@ void LowBitMean::load_errors(ConstView worker, ConstView server) {
   const Buffer& own = impl_->worker.values;
   require_array(worker, own.dtype(), own.size(), "the worker residual");
   require_array(server, own.dtype(), own.size(), "the server residual");
-  copy_values(worker, impl_->worker.values.view());
+  set_to_zero(impl_->worker.values.view());
+  for (const Range& range : impl_->encoded)
+    copy_values(worker.subview(range.offset, range.size),
+                impl_->worker.kept(range.offset, range.size));
   for (const auto& [offset, at] : impl_->own_blocks)
     copy_values(server.subview(offset, at.size),
                 impl_->server.kept(at.offset, at.size));

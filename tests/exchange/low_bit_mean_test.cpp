@@ -13,6 +13,7 @@
 
 #include "exchange/support.h"
 #include "support/errors.h"
+#include "support/hosts.h"
 #include "thinwire/comm/local.h"
 
 namespace thinwire::exchange::low_bit_mean_test {
@@ -157,6 +158,51 @@ TEST_P(Mean, OfWhatIsNotFiniteIsNaNOnAllRanksAndChangesNothing) {
       EXPECT_EQ(test::floats_of(mean.worker_error()), worker);
       EXPECT_EQ(test::floats_of(mean.server_error().view()), server);
     });
+}
+
+// (hosts, ranks of each): as the hosts alone with the means of their ranks, of
+// two, so that no mean is rounded.
+TEST(MeanOfParts, ByHostIsThatOfTheHosts) {
+  const std::vector<std::size_t> units = {7, 6, 5, 4, 0};
+  for (const int hosts : {2, 3}) {
+    std::vector<Values> want(static_cast<std::size_t>(hosts));
+    std::vector<Values> errors(static_cast<std::size_t>(hosts));
+    const auto of_host = [](int host, std::size_t pass) {
+      Values mean = gradient(2 * host, pass);
+      const Values other = gradient(2 * host + 1, pass);
+      for (std::size_t i = 0; i < mean.size(); ++i)
+        mean[i] = (mean[i] + other[i]) / 2;
+      return mean;
+    };
+    comm::run_local_ranks(hosts, [&](comm::Communicator& comm) {
+      ThreadPool pool(1);
+      LowBitMean mean(comm, pool, kSizes, {.bits = 4});
+      const auto host = static_cast<std::size_t>(comm.rank());
+      for (std::size_t pass = 0; pass < 3; ++pass) {
+        want[host] = gathered(of_host(comm.rank(), pass), units);
+        EXPECT_TRUE(mean.average({want[host], units}));
+      }
+      errors[host] = test::floats_of(mean.worker_error());
+    });
+    comm::run_local_ranks(2 * hosts, [&](comm::Communicator& comm) {
+      ThreadPool pool(2);
+      const comm::HostGroups groups = test::split_into_hosts(comm, 2);
+      LowBitMean mean(comm, pool, kSizes, {.bits = 4}, &groups);
+      Values part;
+      for (std::size_t pass = 0; pass < 3; ++pass) {
+        part = gathered(gradient(comm.rank(), pass), units);
+        EXPECT_TRUE(mean.average({part, units}));
+      }
+      const auto host = static_cast<std::size_t>(comm.rank()) / 2;
+      EXPECT_EQ(part, want[host]);
+      // Each of the host's ranks has a part of its residual, and keeps it.
+      Values own = test::floats_of(mean.worker_error());
+      mean.load_errors(errors[host], mean.server_error().view());
+      EXPECT_EQ(test::floats_of(mean.worker_error()), own);
+      groups.inside->all_reduce(own);
+      EXPECT_EQ(own, errors[host]);
+    });
+  }
 }
 
 TEST_P(Mean, SendsTheBytesThatItAnnounces) {

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "thinwire/comm/communicator.h"
+#include "thinwire/comm/hosts.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/dtype.h"
 #include "thinwire/core/thread_pool.h"
@@ -31,19 +32,23 @@ struct LowBitMeanOptions {
 ///
 /// Units (parameters) follow one another in a flat array. A block has at most
 /// 1024 elements of one unit. The server of the k-th block of the array is
-/// rank k mod W. So residuals and results do not depend on the parts.
+/// place k mod W; if flat, a place is a rank. So residuals and results do not
+/// depend on the parts. In a hierarchical exchange, hosts are the workers, and
+/// g is the mean of a host's ranks, formed in fp32.
 class LowBitMean {
  public:
-  /// Divides units of these sizes into blocks. Local; `comm` and `pool` must
-  /// outlive this object. Throws Error(kInvalidArgument) for an option out of
-  /// range. Holds these bytes per element:
+  /// Divides units of these sizes into blocks. Local. `groups` are those of
+  /// `comm`, or null if hosts are flat. They, `comm` and `pool` must outlive
+  /// this object. Throws Error(kInvalidArgument) for an option out of range,
+  /// and groups of other ranks. Holds these bytes per element:
   ///   4 or 2       worker residual
   ///   4/W or 2/W   server residual
   ///   bits / 8     records
   /// and as much again as the residuals of the largest part.
   LowBitMean(comm::Communicator& comm, ThreadPool& pool,
              std::span<const std::size_t> sizes,
-             const LowBitMeanOptions& options);
+             const LowBitMeanOptions& options,
+             const comm::HostGroups* groups = nullptr);
   ~LowBitMean();
 
   /// A part of the gradient.
@@ -60,18 +65,20 @@ class LowBitMean {
   /// Throws Error(kInvalidArgument) before anything is sent.
   bool average(const Part& part);
 
-  /// Returns the bytes that this rank sends for every unit once.
+  /// Returns the bytes that this rank sends to other hosts for every unit once;
+  /// if flat, to other ranks.
   [[nodiscard]] std::size_t bytes_per_pass() const noexcept;
   /// Returns the time spent waiting for other ranks since construction.
   [[nodiscard]] double wait_seconds() const noexcept;
 
-  /// Returns the worker residual of all elements.
+  /// Returns the worker residual of all elements. In a hierarchical exchange it
+  /// is 0 where another rank of the host encodes.
   [[nodiscard]] ConstView worker_error() const noexcept;
   /// Returns a copy of the server residual: of all elements, 0 where another
   /// rank is the server.
   [[nodiscard]] Buffer server_error() const;
   /// Sets the residuals, both of all elements and of the residuals' type. A
-  /// rank keeps the part of `server` that it serves. Local. Throws
+  /// rank keeps what it encodes and what it serves. Local. Throws
   /// Error(kCorruptCheckpoint) naming the array that does not fit.
   void load_errors(ConstView worker, ConstView server);
 

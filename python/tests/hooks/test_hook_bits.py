@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -43,7 +44,8 @@ def train(bits: int, name: str) -> dict[str, Any]:
     ddp = cases.wrapped(net, **case.get("ddp", {}))
     hook = thinwire.ddp_hook(ddp, bits)
     hook.set_loss_scale(scale)
-    naive = cases.Naive(plain.parameters(), size, bits)
+    each = int(os.environ.get("THINWIRE_RANKS_PER_HOST", "1"))
+    naive = cases.Naive(plain.parameters(), size // each, bits)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.01) for m in (net, plain)]
     backwards, equal = case.get("backwards", 1), []
 
@@ -73,7 +75,11 @@ def train(bits: int, name: str) -> dict[str, Any]:
         for unit, (own, want) in enumerate(
             zip(net.parameters(), plain.parameters(), strict=True)
         ):
-            want.grad = naive.average(unit, [g[unit] for g in every], scale)
+            means = [
+                sum((g[unit] for g in every[k + 1 : k + each]), every[k][unit]) / each
+                for k in range(0, size, each)
+            ]
+            want.grad = naive.average(unit, means, scale)
             if own.grad is None:
                 want.grad = None  # DDP gives none to what no rank has used
             else:
@@ -85,10 +91,10 @@ def train(bits: int, name: str) -> dict[str, Any]:
     state = hook.state_dict()
     for unit, key in enumerate(state["server"]):
         equal.append(torch.equal(state["server"][key].flatten(), naive.server[unit]))
-        for other in range(size):
+        for other in range(size // each):
             kept = state["worker"][key][other].flatten()
             equal.append(torch.equal(kept, naive.worker[other][unit]))
-    result = {"equal": equal, "is_none": own.grad is None}
+    result = {"equal": equal, "text": str(hook)}
     hook.close()
     dist.destroy_process_group()
     return result
@@ -105,6 +111,13 @@ def test_bits_of_plain_loops(n: int, bits: int) -> None:
 def test_bits_with(name: str) -> None:
     for rank in ranks.succeed(ranks.call(3, __file__, "train", 4, name)):
         assert all(rank.value["equal"])
+
+
+def test_bits_by_host() -> None:
+    """Two hosts of two ranks: the hosts' means are what is exchanged."""
+    env = {"THINWIRE_RANKS_PER_HOST": "2"}
+    for rank in ranks.succeed(ranks.call(4, __file__, "train", 4, "plain", env=env)):
+        assert all(rank.value["equal"]) and "4 ranks on 2 hosts" in rank.value["text"]
 
 
 def dyadic(bits: int) -> dict[str, Any]:

@@ -149,6 +149,8 @@ def refusals() -> dict[str, str]:
     refuse("options", of(cases.net(), bits=4 if rank == 0 else 8))
     refuse("steps", of(cases.net(), exact_steps=-1))
     refuse("residuals", of(cases.net(), residual_dtype=torch.float16))
+    refuse("hierarchy", of(cases.net(), hierarchy="by_rank"))
+    refuse("one host", of(cases.net(), hierarchy="by_host"))
     refuse("fp64", of(cases.net(torch.float64)))
     refuse("sparse", of(torch.nn.Embedding(5, 3, sparse=True)))
     hooked = cases.net()
@@ -179,6 +181,8 @@ def test_refusals_name_what_is_refused() -> None:
         "module": "DistributedDataParallel, got Linear",
         "steps": "exact_steps must be >= 0, got -1",
         "residuals": "residual_dtype must be float32 or bfloat16",
+        "hierarchy": "hierarchy must be auto, flat or by_host, got 'by_rank'",
+        "one host": "hierarchy must be auto or flat, got by_host",
         "fp64": "torch.float64 for 'first.weight'",
         "sparse": "sparse",
         "second": "without a communication hook",

@@ -4,7 +4,7 @@
 # torch compares the hook's annotations with classes, so they must not be texts.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -55,6 +55,7 @@ class Hook:
         bits: int,
         exact_steps: int,
         residual_dtype: torch.dtype,
+        hierarchy: str,
         process_group: Any,
     ) -> None:
         """Makes and registers the hook. Collective."""
@@ -65,17 +66,24 @@ class Hook:
         try:
             found = agreed(
                 comm,
-                lambda: _checked(ddp, comm, bits, exact_steps, residual_dtype),
+                lambda: _checked(
+                    ddp, comm, bits, exact_steps, residual_dtype, hierarchy
+                ),
             )
-            text = f"{bits} {exact_steps} {residual_dtype}\n{description(found)}"
-            comm.require_same("bits, exact_steps, residual_dtype or parameters", text)
+            options = f"{bits} {exact_steps} {residual_dtype} {hierarchy}"
+            comm.require_same(
+                "bits, exact_steps, residual_dtype, hierarchy or parameters",
+                f"{options}\n{description(found)}",
+            )
             self._comm, self._bits, self._exact_steps = comm, bits, exact_steps
             self._group = ddp.process_group
             self._shapes = {name: p.shape for name, p in found.items()}
             self._units = {id(p): unit for unit, p in enumerate(found.values())}
             self._sizes = [p.numel() for p in found.values()]
             is_bf16 = residual_dtype == torch.bfloat16
-            self._mean = _core.LowBitMean(comm, self._sizes, bits, is_bf16)
+            self._mean = _core.LowBitMean(
+                comm, self._sizes, bits, is_bf16, _core.Hierarchy[hierarchy]
+            )
             self._debt: torch.Tensor | None = None
             self._failure: Exception | None = None
             self._scaler: Scaler | None = None
@@ -97,11 +105,13 @@ class Hook:
 
     def __repr__(self) -> str:
         elements, ranks = sum(self._sizes), self._comm.size
+        _, hosts = self._mean.hosts
         sent = self._mean.bytes_per_pass
-        exact = 8 * elements * (ranks - 1) // ranks
+        exact = 8 * elements * (hosts - 1) // ranks
+        where = f" on {hosts} hosts" if hosts < ranks else ""
         return (
-            f"thinwire.ddp_hook({self._bits} bits, {ranks} ranks, {sent} bytes per "
-            f"backward, {exact} in fp32)"
+            f"thinwire.ddp_hook({self._bits} bits, {ranks} ranks{where}, {sent} bytes "
+            f"per backward{' to other hosts' if where else ''}, {exact} in fp32)"
         )
 
     def set_loss_scale(self, scale: float) -> None:
@@ -141,7 +151,8 @@ class Hook:
     def state_dict(self, *, mean: bool = False) -> dict[str, Any]:
         """Returns the residuals by parameter name. Collective; the same on all ranks.
 
-        worker: per name, one residual of each rank, with the ranks as first dimension.
+        worker: per name, one residual of each rank, with the ranks as first dimension;
+          of each host in a hierarchical exchange.
           With `mean`, the first dimension is 1 and has the mean, so the state does not
           grow with the number of ranks. The sum over ranks stays the same.
         server: per name, the servers' residual.
@@ -157,8 +168,8 @@ class Hook:
         """Loads what state_dict() has returned on any number of ranks. Collective: all
         ranks pass the same.
 
-        On the same number of ranks each rank gets its own residual. On another number,
-        all get the mean. A single rank adds the residuals to its first gradient. Raises
+        On the same number of ranks, or hosts, each gets its own residual. On another
+        number, all get the mean. A single rank adds the residuals to its first gradient. Raises
         CorruptCheckpoint naming what does not fit, on all ranks, before anything changes.
         """
         dtype = from_dlpack(self._mean.worker_error()).dtype
@@ -166,7 +177,7 @@ class Hook:
         def load() -> None:
             worker, server, backwards = agreed(
                 self._comm,
-                lambda: _state.checked(state, self._shapes, self._comm, dtype),
+                lambda: _state.checked(state, self._shapes, self._mean.hosts, dtype),
             )
             self._backwards = backwards
             if self._comm.size == 1:
@@ -253,9 +264,9 @@ class Hook:
                 raise self._failure
             if event is not None:
                 event.synchronize()
-            sent, waited = self._comm.bytes_sent, self._mean.wait_seconds
+            sent, waited = self._mean.bytes_sent, self._mean.wait_seconds
             of.is_finite &= self._mean.average(on_host, units, of.scale)
-            of.bytes_sent += self._comm.bytes_sent - sent
+            of.bytes_sent += self._mean.bytes_sent - sent
             of.wait_seconds += self._mean.wait_seconds - waited
             norm = torch.linalg.vector_norm(on_host, dtype=torch.float32)
             of.squares += (float(norm) / of.scale) ** 2
@@ -313,6 +324,7 @@ def ddp_hook(
     *,
     exact_steps: int = 0,
     residual_dtype: torch.dtype = torch.float32,
+    hierarchy: Literal["auto", "flat", "by_host"] = "auto",
     process_group: Any = None,
 ) -> Hook:
     """Makes a DistributedDataParallel average its gradients in 8 or 4 bits each way, with
@@ -325,6 +337,8 @@ def ddp_hook(
     exact_steps: how many first backwards DDP averages exactly, by its own rule.
     residual_dtype: float32 or bfloat16, which takes half the memory and loses the
       remainders of its rounding.
+    hierarchy: as for the optimizers. With "auto", ranks of one host average in fp32
+      first if all hosts hold the same number of ranks, and more than one.
     process_group: as for the optimizers; None is the group of `ddp`.
 
     If any rank's gradient is not finite, its bucket becomes NaN on all ranks, and its
@@ -343,7 +357,7 @@ def ddp_hook(
         raise TypeError(
             f"ddp must be a DistributedDataParallel, got {type(ddp).__name__}"
         )
-    return Hook(ddp, bits, exact_steps, residual_dtype, process_group)
+    return Hook(ddp, bits, exact_steps, residual_dtype, hierarchy, process_group)
 
 
 def _checked(
@@ -352,6 +366,7 @@ def _checked(
     bits: int,
     exact_steps: int,
     residual_dtype: torch.dtype,
+    hierarchy: str,
 ) -> dict[str, torch.nn.Parameter]:
     if bits not in (4, 8):
         raise InvalidArgument(f"bits must be 4 or 8, got {bits}")
@@ -360,6 +375,10 @@ def _checked(
     if residual_dtype not in (torch.float32, torch.bfloat16):
         raise InvalidArgument(
             f"residual_dtype must be float32 or bfloat16, got {residual_dtype}"
+        )
+    if hierarchy not in _core.Hierarchy.__members__:
+        raise InvalidArgument(
+            f"hierarchy must be auto, flat or by_host, got {hierarchy!r}"
         )
     if comm.size != ddp.process_group.size():
         raise InvalidArgument(

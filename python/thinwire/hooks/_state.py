@@ -30,9 +30,10 @@ def saved(
     if debt is not None:
         worker = debt.to(worker.dtype)
     size = worker.numel()
-    rows = torch.empty(comm.size * size, dtype=worker.dtype)
-    comm.all_gather(worker, rows)
-    rows = rows.view(comm.size, size)
+    host, hosts = mean.hosts
+    rows = torch.zeros(hosts, size, dtype=worker.dtype)
+    rows[host] = worker
+    comm.all_reduce(rows.view(-1))  # exact: ranks of a host have parts of its row
     if is_mean:
         rows = _mean_of(rows).unsqueeze(0)
     comm.all_reduce(server)  # exact: each element is 0 on all ranks but one
@@ -54,11 +55,11 @@ def saved(
 def checked(
     state: Mapping[str, Any],
     shapes: Shapes,
-    comm: _core.Communicator,
+    place: tuple[int, int],
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Returns this rank's worker residual, all of the servers', and the number of
-    backwards. Local. Raises CorruptCheckpoint naming what does not fit.
+    """Returns the worker residual, all of the servers', and the number of backwards.
+    `place` is this rank's host, or rank if flat, and how many there are. Local. Raises CorruptCheckpoint naming what does not fit.
     """
     for part in _PARTS:
         _check_names(state, part, shapes)
@@ -70,7 +71,8 @@ def checked(
         )
     workers = [state["worker"][name].flatten(1) for name in shapes]
     worker = torch.cat(workers, dim=1).cpu()
-    own = worker[comm.rank] if len(worker) == comm.size else _mean_of(worker)
+    index, count = place
+    own = worker[index] if len(worker) == count else _mean_of(worker)
     server = torch.cat([state["server"][name].flatten() for name in shapes]).cpu()
     return own.to(dtype).contiguous(), server.to(dtype), int(state["backwards"])
 
