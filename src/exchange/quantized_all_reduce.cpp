@@ -34,13 +34,6 @@ void add_to(float* to, const float* from, std::size_t size) {
   for (std::size_t i = 0; i < size; ++i) to[i] = to[i] + from[i];
 }
 
-void write_scaled(ConstView values, float factor, std::span<float> to) {
-  visit_floats(values, [&](const auto* from) {
-    for (std::size_t i = 0; i < to.size(); ++i)
-      to[i] = to_float(from[i]) * factor;
-  });
-}
-
 }  // namespace
 
 // What the records of TwoPhaseExchange say here.

@@ -18,6 +18,7 @@
 #include "optim/other_ranks.h"
 #include "optim/states.h"
 #include "support/errors.h"
+#include "support/kept_log.h"
 #include "thinwire/kernels/cast.h"
 #include "thinwire/kernels/norm.h"
 
@@ -370,6 +371,22 @@ TEST(WarmupBits, FollowFromTheRunsLengthWhereItAloneIsKnown) {
   EXPECT_EQ(warmup_bits_of({.total_steps = 300, .warmup_bits = 0}), 0);
   EXPECT_EQ(warmup_bits_of({.total_steps = 300, .warmup_bits = 4}), 4);
   EXPECT_EQ(warmup_bits_of({.step = 5, .warmup_bits = 4}), 4);
+}
+
+TEST(WarmupBits, ThatNobodyNamedAreToldOnce) {
+  const ParameterLayout layout = test::late_layout();
+  const auto told = [&](const FreezeOptions& freeze) {
+    test::KeptLog log;
+    (void)test::train(2, layout, test::onebit_adam({.freeze = freeze}), 2);
+    return log.with("warmup_bits");
+  };
+  const std::vector<std::string> lines = told({.total_steps = 300});
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_NE(lines[0].find("onebit_adam: total_steps is given"),
+            std::string::npos);
+  EXPECT_NE(lines[0].find("over 8 bits"), std::string::npos);
+  EXPECT_TRUE(told({.step = 60, .total_steps = 300, .warmup_bits = 8}).empty());
+  EXPECT_TRUE(told({.total_steps = 300, .warmup_bits = 0}).empty());
 }
 
 TEST(WarmupBits, AreThoseOfTheStateUnlessTheyAreNamed) {

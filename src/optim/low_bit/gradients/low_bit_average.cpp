@@ -9,6 +9,7 @@
 #include "core/visit_floats.h"
 #include "optim/saved_state.h"
 #include "thinwire/core/error.h"
+#include "thinwire/core/log.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/kernels/cast.h"
 
@@ -20,17 +21,29 @@ constexpr const char* kBits = "warmup_bits";
 
 float reciprocal(double value) { return static_cast<float>(1 / value); }
 
-void scaled(ConstView values, float factor, std::span<float> to) {
-  visit_floats(values, [&](const auto* from) {
-    for (std::size_t i = 0; i < to.size(); ++i)
-      to[i] = to_float(from[i]) * factor;
-  });
-}
-
 }  // namespace
 
+std::vector<float> owed_of(ConstView worker, ConstView server, Range at) {
+  std::vector<float> owed(at.size);
+  std::vector<float> rest(at.size);
+  kernels::convert(worker.subview(at.offset, at.size), std::span(rest));
+  kernels::convert(server.subview(at.offset, at.size), std::span(owed));
+  for (std::size_t i = 0; i < at.size; ++i) owed[i] += rest[i];
+  return owed;
+}
+
 LowBitAverage::LowBitAverage(LowBitModel& model)
-    : model_(model), bits_(model.settings.warmup_bits.planned) {}
+    : model_(model),
+      bits_(model.settings.warmup_bits.planned),
+      was_chosen_(!model.settings.warmup_bits.named) {}
+
+void LowBitAverage::tell() {
+  if (!std::exchange(was_chosen_, false) || model_.comm.rank() != 0) return;
+  log(LogLevel::kInfo,
+      fmt::format("{}: total_steps is given and freeze_step is not, so exact "
+                  "steps average gradients over {} bits (warmup_bits)",
+                  model_.settings.name, bits_));
+}
 
 exchange::QuantizedAllReduce& LowBitAverage::exchange() {
   if (exchange_) return *exchange_;
@@ -107,7 +120,8 @@ View LowBitAverage::average(const StepInput& in, bool begins_anew,
     pay_debt(in, mean);
     return mean;
   }
-  if (begins_anew) clear(step.report());
+  tell();
+  if (begins_anew) abandon();
   step.report().bits = bits_;
   if (!exchange().has_begun()) begin(in.grads, in.loss_scale);
   const std::vector<comm::Work> exact =
@@ -144,24 +158,19 @@ void LowBitAverage::scale_exact(const StepInput& in, View mean) {
   const float factor =
       reciprocal(in.loss_scale * sum_divisor(model_.comm, in.grads.dtype()));
   for (const GroupRange& r : model_.layout.exact)
-    scaled(in.grads.subview(r.range.offset, r.range.size), factor,
-           mean.as<float>().subspan(r.range.offset, r.range.size));
+    write_scaled(in.grads.subview(r.range.offset, r.range.size), factor,
+                 mean.as<float>().subspan(r.range.offset, r.range.size));
 }
 
 void LowBitAverage::pay_debt(const StepInput& in, View mean) {
   const auto to = mean.as<float>();
-  scaled(in.grads, reciprocal(in.loss_scale), to);
+  write_scaled(in.grads, reciprocal(in.loss_scale), to);
   model_.for_blocks([&](std::size_t b) {
     const exchange::Block& block = model_.layout.blocks.blocks()[b];
-    std::vector<float> worker(block.residual.size);
-    std::vector<float> server(block.residual.size);
-    for (auto [side, floats] : {std::pair(&debt_->worker, &worker),
-                                std::pair(&debt_->server, &server)})
-      kernels::convert(
-          side->view().subview(block.residual.offset, block.residual.size),
-          std::span(*floats));
-    for (std::size_t i = 0; i < worker.size(); ++i)
-      to[block.values.offset + i] += server[i] + worker[i];
+    const std::vector<float> owed =
+        owed_of(debt_->worker.view(), debt_->server.view(), block.residual);
+    for (std::size_t i = 0; i < owed.size(); ++i)
+      to[block.values.offset + i] += owed[i];
   });
   debt_.reset();
 }
@@ -210,6 +219,7 @@ void LowBitAverage::restore(int bits) {
   debt_.reset();
   bits_ = bits;
   clip_ = 1;
+  was_chosen_ = false;
 }
 
 void LowBitAverage::restore(int bits, GradientResiduals&& residuals,

@@ -21,6 +21,10 @@ struct GradientResiduals {
   double clip = 1;  ///< Of the last step's gradients.
 };
 
+/// Returns what both sides owe of elements `at`, as floats.
+[[nodiscard]] std::vector<float> owed_of(ConstView worker, ConstView server,
+                                         Range at);
+
 /// The average of gradients over few bits in exact steps
 /// (FreezeOptions::warmup_bits). Gradients without their loss scale travel in 4
 /// or 8 bits each way, and what rounding takes is sent later. Groups that are
@@ -87,6 +91,7 @@ class LowBitAverage {
   [[nodiscard]] Range range_of(std::size_t bucket) const;
   [[nodiscard]] View place_of(View grads);
   void decode(View mean);
+  void tell();
   void scale_exact(const StepInput& in, View mean);
   void pay_debt(const StepInput& in, View mean);
 
@@ -97,6 +102,7 @@ class LowBitAverage {
   Buffer mean_;            // of gradients of 16 bits
   double loss_scale_ = 1;  // of the last step
   double clip_ = 1;        // of the last step, since a load
+  bool was_chosen_;        // by total_steps, and nobody has been told
   // Of what has begun.
   View grads_;
   ReadyRanges ready_;
