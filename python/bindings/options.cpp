@@ -125,6 +125,7 @@ void bind_freeze(nb::class_<T>& kind) {
   bind("min_freeze_step", &FreezeOptions::min_step);
   bind("max_freeze_step", &FreezeOptions::max_step);
   bind("freeze_ratio", &FreezeOptions::ratio);
+  bind("warmup_bits", &FreezeOptions::warmup_bits);
 }
 
 void bind_zero_one_adam(nb::module_& module) {

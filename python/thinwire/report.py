@@ -34,6 +34,8 @@ class StepReport:
     """Factor by which clipping to max_grad_norm multiplied the gradient; 1 for none."""
     loss_scale: float
     """Divisor of the gradient."""
+    bits: int
+    """Bits per element in which an exact step averaged gradients; 0 for exactly."""
     masked: int
     """Elements that compression leaves out: masked, or without any gradient so far."""
     heavy: int
@@ -48,7 +50,8 @@ class StepReport:
     bytes_between_hosts: int
     """Part of bytes_sent that went to other hosts."""
     residuals_cleared: bool
-    """Whether this step was skipped and set residuals to 0; only low-bit ZeRO does so.
+    """Whether this step was skipped and set residuals to 0. Only low-bit ZeRO and
+    exact steps with warmup_bits do so.
     """
     seconds: float
     """Time of the whole step."""

@@ -38,6 +38,7 @@ struct PlanFlags {
   double steps_per_variance_step = 0;
   std::optional<std::int64_t> steps;
   std::optional<std::int64_t> freeze_step;
+  std::optional<int> warmup_bits;
   // Of a network that is not there.
   std::optional<double> link_gbps;
   std::optional<double> latency_us;
@@ -84,6 +85,7 @@ plan::Workload workload_of(const PlanFlags& flags, int ranks) {
         [&] { return plan::workload_of(*flags.file, ranks, work); });
   if (flags.steps)
     work = plan::workload_of_run(work, *flags.steps, flags.freeze_step,
+                                 flags.warmup_bits,
                                  flags.file ? &*flags.file : nullptr);
   work.steps_per_variance_step = flags.steps_per_variance_step;
   if (!flags.dtype.empty()) work.dtype = dtype_of(flags.dtype);
@@ -131,6 +133,8 @@ void say_host_path(const Front& front, const PlanFlags& flags,
 }
 
 void require_run(const PlanFlags& flags) {
+  if (flags.warmup_bits && !flags.steps)
+    refuse_usage("--warmup-bits: it needs --steps, the length of the run");
   if (!flags.freeze_step) return;
   if (!flags.steps)
     refuse_usage("--freeze-step: it needs --steps, the length of the run");
@@ -249,6 +253,12 @@ void add_run_options(CLI::App& command, PlanFlags& flags) {
                   "exact steps of 1-bit Adam and lean 1-bit Adam (default: of "
                   "--config, otherwise a fifth of --steps, at most 1000)")
       ->transform(number(1, plan::RunStages::kMostSteps, true));
+  command
+      .add_option("--warmup-bits", flags.warmup_bits,
+                  "in which the exact steps of 1-bit Adam average gradients: "
+                  "4, 8, or 0: exactly (default: of --config, otherwise 8, or "
+                  "0 with --freeze-step)")
+      ->check(CLI::IsMember({0, 4, 8}));
 }
 
 void add_network_options(CLI::App& command, PlanFlags& flags) {

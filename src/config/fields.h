@@ -98,6 +98,7 @@ void freeze_fields(const Archive& own, Freeze& f) {
   own.field("max_freeze_step", f.max_step, kAtLeastOne);
   own.field("freeze_ratio", f.ratio,
             Limits{.least = 0, .most = 1, .above_least = true});
+  own.field("warmup_bits", f.warmup_bits, kNotNegative);
 }
 
 template <class Archive, class Options>

@@ -564,6 +564,10 @@ constexpr KeyRule kRules[] = {
      "variance norms, now and half of the steps ago, that are as close as this "
      "count as settled; default 0.85",
      kFreezing},
+    {"thinwire.warmup_bits", kSupported,
+     "bits per element of gradients in exact steps: 4, 8, or 0: exact; absent: "
+     "8 with `total_steps` and without `freeze_step`, else 0. Not with `lean`",
+     kFreezing},
     {"thinwire.schedule.decay", kSupported,
      "`none`, `linear`, `cosine`, `inverse_sqrt`; excludes `scheduler`"},
     {"thinwire.schedule.warmup", kSupported, "`linear` or `log`"},

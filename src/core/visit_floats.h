@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
+#include <span>
+
 #include "thinwire/core/dtype.h"
 #include "thinwire/core/view.h"
 
@@ -24,6 +27,14 @@ decltype(auto) visit_floats(const V& view, F&& f) {
     default:
       return f(view.template as<float>().data());
   }
+}
+
+/// Writes values[i] * factor to `to`, as many floats, rounded once.
+inline void write_scaled(ConstView values, float factor, std::span<float> to) {
+  visit_floats(values, [&](const auto* from) {
+    for (std::size_t i = 0; i < to.size(); ++i)
+      to[i] = to_float(from[i]) * factor;
+  });
 }
 
 }  // namespace thinwire

@@ -18,6 +18,12 @@ inline void require_no_automatic_freeze(const optim::FreezeOptions& freeze) {
           "corrected with an automatic freeze", "deepspeed");
 }
 
+inline void require_exact_warmup(const optim::FreezeOptions& freeze) {
+  require(freeze.warmup_bits.value_or(0) == 0, "warmup_bits",
+          "0 with deepspeed semantics, whose exact steps average exactly",
+          freeze.warmup_bits.value_or(0));
+}
+
 inline void require_fp32_residuals(
     const optim::CompressionOptions& compression) {
   const DType dtype = compression.residual_dtype.value_or(DType::kFloat32);

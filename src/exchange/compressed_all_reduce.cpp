@@ -103,7 +103,7 @@ struct CompressedAllReduce::Impl {
           observer->server_record(b, signs_in(exchange.record(b)));
       };
     }
-    exchange.run(steps);
+    exchange.run(std::move(steps));
   }
 
   void share(const Source& source) {

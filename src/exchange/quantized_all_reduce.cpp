@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/visit_floats.h"
 #include "exchange/checks.h"
 #include "exchange/records.h"
 #include "exchange/residuals.h"
@@ -29,7 +30,7 @@ Quantized quantized_in(const std::uint8_t* record) {
   return {words_of(record), scale_of(record)};
 }
 
-void add(float* to, const float* from, std::size_t size) {
+void add_to(float* to, const float* from, std::size_t size) {
   for (std::size_t i = 0; i < size; ++i) to[i] = to[i] + from[i];
 }
 
@@ -111,54 +112,71 @@ struct QuantizedAllReduce::Impl {
     }
   }
 
-  void deliver(Range blocks, const Sink& sink) {
+  void read(std::size_t b, float* mean) const {
+    kernels::dequantize(quantized_in(exchange.result(b)), options.blocks.bits,
+                        active.words(layout, b), mean, size_of(b));
+  }
+
+  void deliver(Range blocks, const Sink& sink) const {
     Scratch mean;
     for (std::size_t b = blocks.offset; b < blocks.end(); ++b) {
-      kernels::dequantize(quantized_in(exchange.result(b)), options.blocks.bits,
-                          active.words(layout, b), mean.data(), size_of(b));
+      read(b, mean.data());
       sink(b, mean.data());
     }
   }
 
-  void run(const Steps& steps) {
-    exchange.run(
-        {.encode = [&](Range blocks) { encode(blocks, steps); },
-         .average = [&](const Received& from,
-                        Range blocks) { average(from, blocks, steps); },
-         .deliver = [&](Range blocks) { deliver(blocks, steps.sink); }});
+  // `steps` must outlive the run.
+  [[nodiscard]] RecordSteps records_of(const Steps& steps) {
+    return {.encode = [&](Range blocks) { encode(blocks, steps); },
+            .average = [&](const Received& from,
+                           Range blocks) { average(from, blocks, steps); },
+            .deliver =
+                [&](Range blocks) {
+                  if (steps.sink) deliver(blocks, steps.sink);
+                }};
   }
 
-  void all_reduce(std::span<float> x, Residuals& errors) {
-    const auto values_of = [&](std::size_t b) {
-      return x.data() + layout.blocks()[b].values.offset;
-    };
-    const auto store = [&](Residual residual, std::size_t b,
-                           const float* error) {
+  // Both errors are fed back.
+  [[nodiscard]] Steps with_feedback(Values values, float factor, Sink sink) {
+    const auto store = [this](Residual residual, std::size_t b,
+                              const float* error) {
       std::copy_n(error, size_of(b), residual.floats());
       residual.store();
     };
-    run({.source =
-             [&](std::size_t b, float* c) {
-               std::copy_n(values_of(b), size_of(b), c);
-               add(c, errors.worker(b).floats(), size_of(b));
-             },
-         .worker =
-             [&](std::size_t b, const float* error) {
-               store(errors.worker(b), b, error);
-             },
-         .averaged =
-             [&](std::size_t b, float* mean) {
-               add(mean, errors.server(b).floats(), size_of(b));
-             },
-         .server =
-             [&](std::size_t b, const float* error) {
-               store(errors.server(b), b, error);
-             },
-         .sink =
-             [&](std::size_t b, const float* mean) {
-               std::copy_n(mean, size_of(b), values_of(b));
-             }});
+    return {.source =
+                [this, values = std::move(values), factor](std::size_t b,
+                                                           float* c) {
+                  write_scaled(values(b), factor, std::span(c, size_of(b)));
+                  add_to(c, residuals->worker(b).floats(), size_of(b));
+                },
+            .worker =
+                [this, store](std::size_t b, const float* error) {
+                  store(residuals->worker(b), b, error);
+                },
+            .averaged =
+                [this](std::size_t b, float* mean) {
+                  add_to(mean, residuals->server(b).floats(), size_of(b));
+                },
+            .server =
+                [this, store](std::size_t b, const float* error) {
+                  store(residuals->server(b), b, error);
+                },
+            .sink = std::move(sink)};
   }
+
+  void all_reduce(View x) {
+    const auto values_of = [&](std::size_t b) {
+      const Range& at = layout.blocks()[b].values;
+      return x.subview(at.offset, at.size);
+    };
+    const Steps steps =
+        with_feedback(values_of, 1, [&](std::size_t b, const float* mean) {
+          std::copy_n(mean, size_of(b), values_of(b).as<float>().data());
+        });
+    exchange.run(records_of(steps));
+  }
+
+  Steps begun;  // of the run bucket by bucket
 };
 
 QuantizedAllReduce::QuantizedAllReduce(comm::Communicator& comm,
@@ -180,20 +198,46 @@ QuantizedAllReduce::~QuantizedAllReduce() = default;
 int QuantizedAllReduce::all_reduce(View values) {
   const std::span<float> x = values.as<float>();
   require_inside(impl_->layout, x.size());
-  Residuals& errors = impl_->require_errors("all_reduce()");
+  (void)impl_->require_errors("all_reduce()");
   if (impl_->comm.size() == 1) return -1;
   if (impl_->options.checks_finite) {
     const int rank =
         find_nonfinite(impl_->comm, impl_->layout, impl_->exchange.places(), x);
     if (rank >= 0) return rank;
   }
-  impl_->all_reduce(x, errors);
+  impl_->all_reduce(values);
   return -1;
 }
 
 void QuantizedAllReduce::run(const Source& source, const Feedback& worker,
                              const Feedback& server, const Sink& sink) {
-  impl_->run({source, worker, nullptr, server, sink});
+  const Impl::Steps steps{source, worker, nullptr, server, sink};
+  impl_->exchange.run(impl_->records_of(steps));
+}
+
+void QuantizedAllReduce::begin(Values values, float factor) {
+  (void)impl_->require_errors("begin()");
+  impl_->begun = impl_->with_feedback(std::move(values), factor, {});
+  impl_->exchange.begin(impl_->records_of(impl_->begun));
+}
+
+bool QuantizedAllReduce::has_begun() const noexcept {
+  return impl_->exchange.has_begun();
+}
+
+void QuantizedAllReduce::add(std::size_t bucket) {
+  impl_->exchange.add(bucket);
+}
+
+void QuantizedAllReduce::finish() { impl_->exchange.finish(); }
+
+void QuantizedAllReduce::abandon() noexcept {
+  impl_->exchange.abandon();
+  clear_errors();
+}
+
+void QuantizedAllReduce::read(std::size_t block, float* mean) const {
+  impl_->read(block, mean);
 }
 
 void QuantizedAllReduce::set_active(ActiveMask active) {
@@ -226,6 +270,17 @@ void QuantizedAllReduce::clear_errors() noexcept {
 
 void QuantizedAllReduce::load_errors(ConstView worker, ConstView server) {
   impl_->require_errors("load_errors()").load(worker, server);
+}
+
+void QuantizedAllReduce::take_errors(Buffer&& worker, Buffer&& server) {
+  impl_->require_errors("take_errors()")
+      .take(std::move(worker), std::move(server));
+}
+
+std::pair<Buffer, Buffer> QuantizedAllReduce::release_errors() {
+  auto released = impl_->require_errors("release_errors()").release();
+  impl_->residuals.reset();
+  return released;
 }
 
 }  // namespace thinwire::exchange

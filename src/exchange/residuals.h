@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "exchange/places.h"
@@ -114,6 +115,11 @@ class Residuals {
   /// before anything changes.
   void load(ConstView worker, ConstView server);
   void take(Buffer&& worker, Buffer&& server);
+  /// Gives e of both sides away, whose errors have been formed; only the
+  /// destructor may follow.
+  [[nodiscard]] std::pair<Buffer, Buffer> release() {
+    return {std::move(worker_.values), std::move(server_.values)};
+  }
 
  private:
   // Of one side of the exchange.

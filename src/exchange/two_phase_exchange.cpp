@@ -5,6 +5,8 @@
 #include <chrono>
 #include <utility>
 
+#include "comm/wait_ignoring_errors.h"
+
 namespace thinwire::exchange {
 
 using comm::Work;
@@ -53,42 +55,72 @@ TwoPhaseExchange::TwoPhaseExchange(comm::Communicator& comm,
   for (Buffer& slot : received_) slot = Buffer::of<std::uint8_t>(most_received);
 }
 
+void TwoPhaseExchange::run(RecordSteps steps) {
+  if (keeps_previous_) std::swap(records_, previous_);
+  begin(std::move(steps));
+  for (std::size_t k = 0; k < layout_.buckets().size(); ++k) add(k);
+  finish();
+}
+
+void TwoPhaseExchange::begin(RecordSteps steps) {
+  abandon();
+  has_begun_ = true;
+  steps_ = std::move(steps);
+  encoded_end_ = 0;
+}
+
+void TwoPhaseExchange::add(std::size_t bucket) {
+  order_.push_back(bucket);
+  to_servers_.emplace_back();
+  from_servers_.emplace_back();
+  take_turn(order_.size() - 1);
+}
+
+void TwoPhaseExchange::finish() {
+  const std::size_t legs = inside_ == nullptr ? 4 : 5;
+  for (std::size_t k = 0; k < legs; ++k) take_turn(order_.size() + k);
+  abandon();
+}
+
+void TwoPhaseExchange::abandon() noexcept {
+  for (auto* works : {&to_servers_, &from_servers_}) {
+    for (const Work& work : *works) comm::wait_ignoring_errors(work);
+    works->clear();
+  }
+  comm::wait_ignoring_errors(std::exchange(from_inside_, {}));
+  order_.clear();
+  steps_ = {};
+  has_begun_ = false;
+}
+
 // In turn k, bucket k is encoded, bucket k - 2 averaged and bucket k - 4
 // delivered, all in one go of the pool's threads, while buckets k - 1 and k - 3
 // travel. The order in which collectives are queued is the same on all ranks:
 // to servers k, then from servers k - 2. By host, results take one turn more:
 // bucket k - 4 goes round inside the host while bucket k - 5 is delivered.
-void TwoPhaseExchange::run(const RecordSteps& steps) {
-  if (keeps_previous_) std::swap(records_, previous_);
-  encoded_end_ = 0;
-  const auto buckets = layout_.buckets();
+void TwoPhaseExchange::take_turn(std::size_t k) {
   // Null before the first and after the last; k may have wrapped below 0.
-  const auto bucket = [&](std::size_t k) {
-    return k < buckets.size() ? &buckets[k] : nullptr;
+  const auto bucket = [&](std::size_t turn) {
+    return turn < order_.size() ? &layout_.buckets()[order_[turn]] : nullptr;
   };
-  std::vector<Work> to_servers(buckets.size());
-  std::vector<Work> from_servers(buckets.size());
-  Work from_inside;
-  const std::size_t legs = inside_ == nullptr ? 4 : 5;
-  for (std::size_t k = 0; k < buckets.size() + legs; ++k) {
-    const Turn turn{bucket(k), bucket(k - 2), bucket(k - legs)};
-    Buffer& slot = received_[k % 2];
-    if (turn.averaged != nullptr) wait(to_servers[k - 2]);
-    if (inside_ != nullptr && turn.delivered != nullptr) wait(from_inside);
-    if (const Bucket* const back = bucket(k - 4); back != nullptr) {
-      wait(from_servers[k - 4]);
-      if (inside_ != nullptr) from_inside = queue_inside(*back);
-    }
-    compute(turn, slot, steps);
-    if (turn.encoded != nullptr) {
-      encoded_end_ = turn.encoded->end_block();
-      if (steps.encoded) steps.encoded(places_.piece_of(*turn.encoded));
-      to_servers[k] = queue_to_servers(*turn.encoded, slot);
-    }
-    if (turn.averaged != nullptr) {
-      if (steps.averaged) steps.averaged(places_.served_of(*turn.averaged));
-      from_servers[k - 2] = queue_from_servers(*turn.averaged);
-    }
+  const Turn turn{bucket(k), bucket(k - 2),
+                  bucket(k - (inside_ == nullptr ? 4 : 5))};
+  Buffer& slot = received_[k % 2];
+  if (turn.averaged != nullptr) wait(to_servers_[k - 2]);
+  if (inside_ != nullptr && turn.delivered != nullptr) wait(from_inside_);
+  if (const Bucket* const back = bucket(k - 4); back != nullptr) {
+    wait(from_servers_[k - 4]);
+    if (inside_ != nullptr) from_inside_ = queue_inside(*back);
+  }
+  compute(turn, slot);
+  if (turn.encoded != nullptr) {
+    encoded_end_ = turn.encoded->end_block();
+    if (steps_.encoded) steps_.encoded(places_.piece_of(*turn.encoded));
+    to_servers_[k] = queue_to_servers(*turn.encoded, slot);
+  }
+  if (turn.averaged != nullptr) {
+    if (steps_.averaged) steps_.averaged(places_.served_of(*turn.averaged));
+    from_servers_[k - 2] = queue_from_servers(*turn.averaged);
   }
 }
 
@@ -111,8 +143,7 @@ void TwoPhaseExchange::share(const std::function<void(Range)>& average) {
   for (const Work& work : last) wait(work);
 }
 
-void TwoPhaseExchange::compute(const Turn& turn, const Buffer& slot,
-                               const RecordSteps& steps) {
+void TwoPhaseExchange::compute(const Turn& turn, const Buffer& slot) {
   const Range encoded =
       turn.encoded != nullptr ? places_.piece_of(*turn.encoded) : Range();
   const Range served =
@@ -124,13 +155,13 @@ void TwoPhaseExchange::compute(const Turn& turn, const Buffer& slot,
                grains_in(std::max({encoded.size, served.size, results.size})));
   pool_.for_each(parts, [&](std::size_t i) {
     if (const Range part = part_of(encoded, i, parts); part.size != 0)
-      steps.encode(part);
+      steps_.encode(part);
     if (const Range part = part_of(served, i, parts); part.size != 0)
-      steps.average(Received(layout_, *turn.averaged, places_.own,
-                             slot.as<std::uint8_t>().data()),
-                    part);
+      steps_.average(Received(layout_, *turn.averaged, places_.own,
+                              slot.as<std::uint8_t>().data()),
+                     part);
     if (const Range part = part_of(results, i, parts); part.size != 0)
-      steps.deliver(part);
+      steps_.deliver(part);
   });
 }
 

@@ -67,10 +67,28 @@ class TwoPhaseExchange {
                    ThreadPool& pool, const BlockLayout& layout,
                    bool keeps_previous);
 
+  /// Waits for what is under way.
+  ~TwoPhaseExchange() { abandon(); }
+  TwoPhaseExchange(const TwoPhaseExchange&) = delete;
+  TwoPhaseExchange& operator=(const TwoPhaseExchange&) = delete;
+
   /// Collective, done on return. `steps.encode` writes a block's record() and
   /// may read its result(); `steps.average` writes record(). By host, only the
   /// blocks of places().piece_of() are encoded.
-  void run(const RecordSteps& steps);
+  void run(RecordSteps steps);
+
+  // ---- the same bucket by bucket, in any order that all ranks share; without
+  // keeps_previous
+  /// Local: no bucket has been added.
+  void begin(RecordSteps steps);
+  [[nodiscard]] bool has_begun() const noexcept { return has_begun_; }
+  /// Collective, queued: encodes this bucket, and waits for the one before the
+  /// last to be averaged.
+  void add(std::size_t bucket);
+  /// Collective, done on return, after all buckets have been added.
+  void finish();
+  /// Local: ends it; returns when nothing is under way.
+  void abandon() noexcept;
 
   /// Another exchange's records of the same layout are the last run's result;
   /// it gets the ones before. Without keeps_previous.
@@ -110,7 +128,8 @@ class TwoPhaseExchange {
     const Bucket* averaged;
     const Bucket* delivered;
   };
-  void compute(const Turn& turn, const Buffer& slot, const RecordSteps& steps);
+  void take_turn(std::size_t k);
+  void compute(const Turn& turn, const Buffer& slot);
   [[nodiscard]] View piece(const Bucket& bucket);
   [[nodiscard]] comm::Work queue_to_servers(const Bucket& bucket, Buffer& slot);
   [[nodiscard]] comm::Work queue_from_servers(const Bucket& bucket);
@@ -130,6 +149,15 @@ class TwoPhaseExchange {
   // What others sent: one bucket is averaged while the next one arrives.
   std::array<Buffer, 2> received_;
   double waited_ = 0;
+
+  // Of the run that has begun.
+  bool has_begun_ = false;
+  RecordSteps steps_;
+  std::vector<std::size_t> order_;  // buckets, as they were added
+  // In that order.
+  std::vector<comm::Work> to_servers_;
+  std::vector<comm::Work> from_servers_;
+  comm::Work from_inside_;
 };
 
 }  // namespace thinwire::exchange

@@ -31,6 +31,7 @@ optim::LowBitSettings settings_of(const LeanOnebitAdamOptions& options) {
       fmt::format("{} denominator_bits={}", optim::describe(options.freeze),
                   options.denominator_bits),
       options);
+  settings.warmup_bits = {};
   settings.residual_dtype =
       options.compression.residual_dtype.value_or(DType::kBFloat16);
   return settings;

@@ -76,7 +76,7 @@ State LeanOnebitAdam::Impl::state() const {
     for (optim::StateArray& array : state.arrays)
       if (array.name == "exp_avg") array.name = kMomentum;
     state.owner = optim::layout_owner(layout);
-    momentum.add_owner(state.owner);
+    momentum.add_owner(state);
     denominators.add_to(state);
     state.common.put_integer("denominator_bits", denominator_bits);
     if (full.are_split()) {

@@ -80,6 +80,7 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
 
   [[nodiscard]] Notes set_stage();
   void warm_up(const StepInput& in, StepMeter& step);
+  void begin_compression();
   void compressed_step(const StepInput& in, StepMeter& step);
   [[nodiscard]] std::optional<double> clip(const StepInput& in,
                                            StepMeter& step);
@@ -100,15 +101,19 @@ void OnebitAdamImpl::take_step(const StepInput& in, StepMeter& step) {
 // Warm-up stage: Adam on the averaged gradient.
 void OnebitAdamImpl::warm_up(const StepInput& in, StepMeter& step) {
   // g = clip * mean_i g_i; nothing: not finite, skipped on all ranks.
-  const auto scale = gradients.average(in, step);
-  if (!scale) return;
+  const auto average = gradients.average(in, step);
+  if (!average) return;
   follow_masks();
   // m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2
   // p = p - lr (m^ / (sqrt(v^) + eps) + wd p)
-  adam().apply(++steps, update_arrays(in, *scale), model.pool);
+  adam().apply(++steps, *average, model.pool);
   // d = max(sqrt(v / (1 - beta2^T)) + eps, floor) from the last such step on.
-  if (freeze.ends_at(steps, momentum))
-    freeze.freeze(steps, keeps_variance(), denominator);
+  if (freeze.ends_at(steps, momentum)) begin_compression();
+}
+
+void OnebitAdamImpl::begin_compression() {
+  freeze.freeze(steps, keeps_variance(), denominator);
+  hand_over_residuals();
 }
 
 // Compression stage: v stays what it is, m_i travels as signs.
@@ -188,7 +193,7 @@ Notes OnebitAdamImpl::set_stage() {
     })};
   }
   if (!freeze.must_end(steps)) return {};
-  freeze.freeze(steps, keeps_variance(), denominator);
+  begin_compression();
   return {freeze.note_of_end(steps)};
 }
 

@@ -105,11 +105,11 @@ void OnebitLambImpl::take_step(const StepInput& in, StepMeter& step) {
 // Warm-up stage: LAMB on the averaged gradient, whose trust ratios c are
 // averaged: c_avg = beta c_avg + (1 - beta) c.
 void OnebitLambImpl::warm_up(const StepInput& in, StepMeter& step) {
-  const auto scale = gradients.average(in, step);
-  if (!scale) return;
+  const auto average = gradients.average(in, step);
+  if (!average) return;
   follow_masks();
   const std::vector<TrustRatio> ratios =
-      lamb_step(adam(), ++steps, update_arrays(in, *scale), limits, model.pool);
+      lamb_step(adam(), ++steps, *average, limits, model.pool);
   for (std::size_t i = 0; i < ratios.size(); ++i) {
     coefficients.last[i] = ratios[i].value;
     if (ratios[i].computed) coefficients.average(i, ratios[i].value);
@@ -129,6 +129,7 @@ void OnebitLambImpl::begin_compression() {
                                           static_cast<double>(p.size)));
   }
   set_momentum_scales(common_size_scales(rms, adam().layout()));
+  hand_over_residuals();
 }
 
 // Compression stage.

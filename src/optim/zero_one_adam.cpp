@@ -110,13 +110,13 @@ void ZeroOneAdamImpl::take_step(const StepInput& in, StepMeter& step) {
 
 // Before the freeze, a step of T_v: g is averaged exactly, and v moves.
 void ZeroOneAdamImpl::variance_step(const StepInput& in, StepMeter& step) {
-  const auto scale = gradients.average(in, step);
-  if (!scale) return;
+  const auto average = gradients.average(in, step);
+  if (!average) return;
   follow_masks();
   ++steps;
   ++var_updates;
   // v is corrected by the number of its updates, not of steps.
-  Coefficients c = model.coefficients(steps, *scale);
+  Coefficients c = model.coefficients(steps, average->grad_scale);
   for (std::size_t g = 0; g < c.size(); ++g)
     c[g].exp_avg_sq_scale =
         adam().coefficients(g, var_updates, 1).exp_avg_sq_scale;

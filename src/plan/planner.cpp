@@ -135,6 +135,9 @@ void Workload::validate() const {
   require(run->steps >= 1 && run->steps <= RunStages::kMostSteps, "run.steps",
           fmt::format("in [1, {}]", RunStages::kMostSteps), run->steps);
   require(run->freeze_step >= 1, "run.freeze_step", ">= 1", run->freeze_step);
+  const int bits = run->warmup_bits;
+  require(bits == 0 || bits == 4 || bits == 8, "run.warmup_bits", "0, 4 or 8",
+          bits);
 }
 
 Prediction predict(Way way, bool by_host, const Workload& work,

@@ -65,6 +65,20 @@ std::vector<Stage> zero_one_stages(const ZeroOneSteps& count,
   return stages;
 }
 
+// Compressed steps in all but their bits and their update.
+Workload of_warmup(Workload work) {
+  work.onebit_bits = work.run->warmup_bits;
+  work.compressed_during_backward = true;
+  return work;
+}
+
+Compute of_warmup(Compute compute) {
+  compute.encode = compute.quantize;
+  compute.serve = compute.quantized_mean;
+  compute.update = compute.dequantize + compute.exact_update;
+  return compute;
+}
+
 // ZeRO stage 1 adds the backwards of a window up before it sends.
 Workload of_one_exchange(Workload work) {
   work.forward_seconds +=
@@ -88,10 +102,15 @@ PlannedRun planned_run(Way way, bool by_host, const Workload& work,
   } else if (way == Way::kOnebitAdam || way == Way::kLean) {
     planned.exact_steps = std::min(run.freeze_step, run.steps);
     planned.compressed_steps = run.steps - planned.exact_steps;
-    const bool is_lean = way == Way::kLean;
-    stages = {{is_lean ? Way::kZero : Way::kExact,
-               is_lean ? of_one_exchange(work) : work, planned.exact_steps},
-              {way, work, planned.compressed_steps}};
+    if (way == Way::kOnebitAdam && network.ranks > 1)
+      planned.warmup_bits = run.warmup_bits;
+    if (way == Way::kLean)
+      stages = {{Way::kZero, of_one_exchange(work), planned.exact_steps}};
+    else if (planned.warmup_bits != 0)
+      stages = {{way, of_warmup(work), planned.exact_steps}};
+    else
+      stages = {{Way::kExact, work, planned.exact_steps}};
+    stages.push_back({way, work, planned.compressed_steps});
   } else {
     planned.exact_steps = run.steps;
     stages = {{way, work, run.steps}};
@@ -101,7 +120,9 @@ PlannedRun planned_run(Way way, bool by_host, const Workload& work,
   for (const Stage& stage : stages) {
     const auto steps = static_cast<double>(stage.steps);
     planned.seconds +=
-        steps * step_seconds(stage.way, by_host, stage.work, network, compute);
+        steps * step_seconds(
+                    stage.way, by_host, stage.work, network,
+                    stage.work.onebit_bits == 1 ? compute : of_warmup(compute));
     planned.bytes +=
         steps * traffic_of(stage.way, by_host, stage.work, network).bytes;
   }

@@ -85,7 +85,8 @@ double agreement_seconds(const Network& network) {
 }
 
 LowBitExchange exchange_of(const Step& step) {
-  const int bits = wire_bits(step.way);
+  const int bits = step.way == Way::kOnebitAdam ? step.work.onebit_bits
+                                                : wire_bits(step.way);
   return {.elements = step.elements(),
           .bucket_elements = step.bucket_elements(),
           .bits_up = bits,

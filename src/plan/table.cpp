@@ -65,15 +65,20 @@ std::string notes_on(std::span<const Prediction> all) {
   return text;
 }
 
+std::string over_bits(const PlannedRun& run) {
+  return run.warmup_bits == 0 ? ""
+                              : fmt::format(", over {} bits", run.warmup_bits);
+}
+
 // Says how many steps of each kind a run has.
 std::string notes_on_runs(std::span<const Prediction> all) {
   std::string text;
   for (const Prediction& p : all) {
     const PlannedRun& run = *p.run;
     if (p.is_by_host || run.compressed_steps == 0) continue;
-    text +=
-        fmt::format("{}: {} steps of the run are exact, {} compressed",
-                    to_string(p.way), run.exact_steps, run.compressed_steps);
+    text += fmt::format("{}: {} steps of the run are exact{}, {} compressed",
+                        to_string(p.way), run.exact_steps, over_bits(run),
+                        run.compressed_steps);
     if (run.local_steps > 0) text += fmt::format(", {} local", run.local_steps);
     text += '\n';
   }
@@ -110,6 +115,8 @@ void add_run(const PlannedRun& run, Json& line) {
   steps.add("compressed", Json::of(run.compressed_steps));
   steps.add("local", Json::of(run.local_steps));
   line.add("run_steps", std::move(steps));
+  if (run.warmup_bits != 0)
+    line.add("warmup_bits", Json::of(std::int64_t{run.warmup_bits}));
 }
 
 bool is_faster(const Prediction& a, const Prediction& b) {

@@ -164,14 +164,17 @@ void add_exact(const Workload& work, double bucket, HostTraffic& all) {
 // Steps in which momentum travels.
 void add_onebit(Way way, const Workload& work, double bucket,
                 HostTraffic& all) {
-  for_buckets(work.parameters, bucket, all,
-              [&](const Bucket& one, HostTraffic& traffic) {
-                const Pieces pieces =
-                    way == Way::kLean ? cell_pieces(one, bucket, all.ranks())
-                                      : block_pieces(one.elements, all.ranks());
-                reduce_inside(pieces, element_bytes(work), traffic);
-                add_two_phases(records_of(pieces, 1), traffic);
-              });
+  for_buckets(
+      work.parameters, bucket, all,
+      [&](const Bucket& one, HostTraffic& traffic) {
+        const Pieces pieces = way == Way::kLean
+                                  ? cell_pieces(one, bucket, all.ranks())
+                                  : block_pieces(one.elements, all.ranks());
+        reduce_inside(pieces, element_bytes(work), traffic);
+        add_two_phases(
+            records_of(pieces, way == Way::kOnebitAdam ? work.onebit_bits : 1),
+            traffic);
+      });
   add_scalars(kScalarBytes, all);
 }
 

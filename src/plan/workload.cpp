@@ -23,6 +23,8 @@ void take_named_stages(const config::OptimizerConfig& optimizer,
           options.freeze.total_steps = run.steps;
           if (options.freeze.step != optim::kAutoFreeze)
             run.freeze_step = optim::freeze_step_of(options.freeze);
+          if (options.freeze.warmup_bits || options.freeze.step)
+            run.warmup_bits = optim::warmup_bits_of(options.freeze);
         }
       },
       optimizer);
@@ -53,14 +55,17 @@ Workload workload_of(const config::Config& config, int ranks, Workload work) {
 
 Workload workload_of_run(Workload work, std::int64_t total_steps,
                          std::optional<std::int64_t> freeze_step,
+                         std::optional<int> warmup_bits,
                          const config::Config* config) {
   // Workload::validate() refuses what is out of range.
   const std::int64_t steps = std::max<std::int64_t>(total_steps, 1);
   RunStages run{.steps = total_steps,
                 .freeze_step = optim::freeze_step_of_run(steps),
+                .warmup_bits = freeze_step ? 0 : optim::kWarmupBitsOfRun,
                 .zero_one = optim::zero_one_stages_of_run(steps)};
   if (config != nullptr) take_named_stages(config->optimizer, run);
   if (freeze_step) run.freeze_step = *freeze_step;
+  if (warmup_bits) run.warmup_bits = *warmup_bits;
   work.steps_per_sync = static_cast<double>(run.zero_one.local_step_clipper);
   work.run = run;
   return work;

@@ -149,6 +149,14 @@ class Plan(unittest.TestCase):
             steps = {"exact": exact, "compressed": 500 - exact, "local": 0}
             self.assertEqual(by_name[name]["run_steps"], steps)
         onebit, every = by_name["onebit_adam"], by_name["exact"]
+        self.assertEqual(onebit["warmup_bits"], 8)
+        for bits in (8, 4):
+            ways, _ = self.lines_of(*words, "--warmup-bits", bits)
+            few = next(way for way in ways if way["way"] == "onebit_adam")
+            sent = 100 * every["bytes_sent"] * bits / 32 + 400 * onebit["bytes_sent"]
+            self.assertAlmostEqual(few["run_bytes_sent"] / sent, 1, delta=0.01)
+        ways, _ = self.lines_of(*words, "--warmup-bits", 0)
+        onebit = next(way for way in ways if way["way"] == "onebit_adam")
         sent = 100 * every["bytes_sent"] + 400 * onebit["bytes_sent"]
         self.assertAlmostEqual(onebit["run_bytes_sent"], sent, delta=1)
         steps = by_name["zero_one_adam"]["run_steps"]
@@ -263,6 +271,7 @@ class Plan(unittest.TestCase):
             parts=["--compute-ms", "--forward-ms"],
         )
         self.refused("--freeze-step", "5", parts=["--freeze-step: it needs --steps"])
+        self.refused("--warmup-bits", "8", parts=["--warmup-bits: it needs --steps"])
         self.refused(
             *["--steps", "300", "--freeze-step", "301"],
             parts=["--freeze-step: must be at most --steps 300", "got 301"],

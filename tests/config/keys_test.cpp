@@ -132,6 +132,7 @@ const std::map<std::string_view, json> kSamples = {
     {"thinwire.min_freeze_step", 8},
     {"thinwire.max_freeze_step", 800},
     {"thinwire.freeze_ratio", 0.5},
+    {"thinwire.warmup_bits", 8},
     {"thinwire.schedule.decay", "inverse_sqrt"},
     {"thinwire.schedule.warmup", "log"},
     {"thinwire.schedule.warmup_steps", 8},

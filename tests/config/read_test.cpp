@@ -124,7 +124,8 @@ TEST(ConfigFile, ReadsEverySettingOfAnOptimizer) {
         "factor_min": 0.25, "factor_threshold": 0.2, "amsgrad": false}},
       "thinwire": {"denom_floor": 0.1, "residual_dtype": "bf16",
         "auto_freeze": true, "lr_warmup_steps": 5, "total_steps": 50,
-        "min_freeze_step": 6, "max_freeze_step": 30, "freeze_ratio": 0.8}})");
+        "min_freeze_step": 6, "max_freeze_step": 30, "freeze_ratio": 0.8,
+        "warmup_bits": 4}})");
   const optim::OnebitLambOptions expected{
       .learning_rate = 0.01,
       .beta1 = 0.8,
@@ -144,7 +145,8 @@ TEST(ConfigFile, ReadsEverySettingOfAnOptimizer) {
                  .total_steps = 50,
                  .min_step = 6,
                  .max_step = 30,
-                 .ratio = 0.8},
+                 .ratio = 0.8,
+                 .warmup_bits = 4},
       .compression = {.denom_floor = 0.1, .residual_dtype = DType::kBFloat16}};
   EXPECT_EQ(options, expected);
 }

@@ -7,12 +7,14 @@
 #include <limits>
 #include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "exchange/support.h"
 #include "support/errors.h"
 #include "thinwire/comm/local.h"
 #include "thinwire/exchange/quantized_all_reduce.h"
+#include "thinwire/kernels/cast.h"
 
 namespace thinwire::exchange::quantized_errors_test {
 namespace {
@@ -37,6 +39,85 @@ class QuantizedErrors : public ::testing::TestWithParam<std::tuple<int, int>> {
 INSTANTIATE_TEST_SUITE_P(All, QuantizedErrors,
                          ::testing::Combine(::testing::Values(2, 3, 4, 8),
                                             ::testing::Values(4, 8)));
+
+// Bucket by bucket in any order, from any float dtype, with a factor: the bits
+// of all_reduce(), and of its residuals.
+TEST_P(QuantizedErrors, ARunBucketByBucketIsAllReduce) {
+  const std::vector<Range> units = test::awkward_units();
+  const std::size_t n = total(units);
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
+    for (const DType residuals : {DType::kFloat32, DType::kBFloat16})
+      comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+        auto options = with_bits(bits);
+        options.residual_dtype = residuals;
+        QuantizedExchange whole(comm, units, options);
+        QuantizedExchange parts(comm, units, options, /*threads=*/2);
+        const BlockLayout& layout = parts.all.layout();
+        const std::size_t buckets = layout.buckets().size();
+        for (std::uint32_t step = 0; step < 4; ++step) {
+          const std::vector<float> values = test::layered_values(
+              n, step * 10 + static_cast<std::uint32_t>(comm.rank()));
+          Buffer given(n, dtype);
+          kernels::convert(values, given.view());
+          std::vector<float> want(n);
+          kernels::convert(std::as_const(given).view(), want);
+          for (float& value : want) value *= 0.3f;
+          EXPECT_EQ(whole.all.all_reduce(want), -1);
+
+          parts.all.begin(
+              [&](std::size_t b) {
+                const Range& at = layout.blocks()[b].values;
+                return given.view().subview(at.offset, at.size);
+              },
+              0.3f);
+          EXPECT_TRUE(parts.all.has_begun());
+          for (std::size_t k = 0; k < buckets; ++k)
+            parts.all.add((k + step) % buckets);
+          parts.all.finish();
+          EXPECT_FALSE(parts.all.has_begun());
+          std::vector<float> got(n);
+          for (std::size_t b = 0; b < layout.blocks().size(); ++b)
+            parts.all.read(b, got.data() + layout.blocks()[b].values.offset);
+          ASSERT_EQ(got, want) << "step " << step;
+        }
+        EXPECT_EQ(floats_of(parts.all.worker_error()),
+                  floats_of(whole.all.worker_error()));
+        EXPECT_EQ(floats_of(parts.all.server_error()),
+                  floats_of(whole.all.server_error()));
+
+        // One that is given up in its middle owes nothing.
+        for (std::size_t added = 0; added <= buckets; ++added) {
+          std::vector<float> x(n, 1.5f);
+          parts.all.begin(
+              [&](std::size_t b) {
+                const Range& at = layout.blocks()[b].values;
+                return View(x).subview(at.offset, at.size);
+              },
+              1);
+          for (std::size_t k = 0; k < added; ++k) parts.all.add(k);
+          parts.all.abandon();
+          EXPECT_FALSE(parts.all.has_begun());
+          for (const float e : floats_of(parts.all.worker_error()))
+            ASSERT_EQ(e, 0);
+        }
+        whole.all.clear_errors();
+        std::vector<float> again = test::layered_values(n, 99);
+        std::vector<float> same = again;
+        EXPECT_EQ(whole.all.all_reduce(again), -1);
+        EXPECT_EQ(parts.all.all_reduce(same), -1);
+        EXPECT_EQ(same, again);
+
+        const std::vector<float> owed = floats_of(parts.all.worker_error());
+        auto [worker, server] = parts.all.release_errors();
+        EXPECT_EQ(floats_of(worker.view()), owed);
+        EXPECT_EQ(parts.all.server_error().size(), 0u);
+        QuantizedExchange heir(comm, units, options);
+        heir.all.take_errors(std::move(worker), std::move(server));
+        EXPECT_EQ(floats_of(heir.all.worker_error()), owed);
+        EXPECT_EQ(floats_of(heir.all.server_error()),
+                  floats_of(whole.all.server_error()));
+      });
+}
 
 TEST_P(QuantizedErrors, MaskedElementsStayOutOfEverything) {
   const std::vector<Range> units = {{0, 1024}, {1024, 100}};

@@ -33,7 +33,19 @@ std::vector<Variant> variants() {
   for (std::size_t g = 0; g < 2; ++g)
     masks.groups[g].exp_avg_mask =
         test::every_third_masked(test::late_layout(), g);
+  OnebitAdamOptions few_bits = masks;
+  few_bits.freeze.warmup_bits = 4;
+  few_bits.compression.exchange.max_grad_norm = 0.5;
+  few_bits.compression.exchange.bucket_elements = 900;
+  few_bits.compression.exchange.num_threads = 3;
+  OnebitAdamOptions few_bits_bf16 = few_bits;
+  few_bits_bf16.freeze.warmup_bits = 8;
+  few_bits_bf16.compression.residual_dtype = DType::kBFloat16;
   return {
+      {"eight_bits", with([](auto& o) { o.freeze.warmup_bits = 8; })},
+      {"four_bits", with([](auto& o) { o.freeze.warmup_bits = 4; })},
+      {"four_bits_masks", few_bits},
+      {"eight_bits_bf16", few_bits_bf16},
       {"plain", with([](auto&) {})},
       {"decay", with([](auto& o) { o.weight_decay = 0.1; })},
       {"groups", with_groups()},
@@ -100,8 +112,12 @@ INSTANTIATE_TEST_SUITE_P(
     Eight, PlainLoops,
     ::testing::Combine(::testing::Values(8),
                        ::testing::Values(kGradients[0], kGradients[1]),
-                       ::testing::Values(variants()[0])),
-    [](const auto& tested) { return std::get<1>(tested.param).name; });
+                       ::testing::Values(variants()[0], variants()[2],
+                                         variants()[4])),
+    [](const auto& tested) {
+      return fmt::format("{}_{}", std::get<2>(tested.param).name,
+                         std::get<1>(tested.param).name);
+    });
 
 TEST_P(PlainLoops, EqualOnebitAdam) {
   const auto& [world, gradients, variant] = GetParam();
@@ -121,8 +137,9 @@ OnebitLambOptions lamb_options(const OnebitAdamOptions& from) {
                       .weight_decay = from.weight_decay,
                       .bias_correction = from.bias_correction,
                       .epsilon_inside_sqrt = from.epsilon_inside_sqrt,
-                      .freeze = {.step = test::kLateFreeze},
+                      .freeze = from.freeze,
                       .compression = from.compression};
+  o.freeze.step = test::kLateFreeze;
   o.beta2 = from.beta2;
   for (const MaskedGroup& group : from.groups) o.groups.push_back({group});
   return o;

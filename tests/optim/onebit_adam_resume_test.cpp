@@ -23,6 +23,11 @@ OnebitAdamOptions with_groups() {
   return options;
 }
 
+OnebitAdamOptions with_few_bits(int bits, OnebitAdamOptions options) {
+  options.freeze.warmup_bits = bits;
+  return options;
+}
+
 struct Variant {
   const char* name;
   OnebitAdamOptions options;
@@ -82,6 +87,8 @@ INSTANTIATE_TEST_SUITE_P(
         ::testing::Values(
             Variant{"plain", {.freeze = {.step = 3}}},
             Variant{"groups", with_groups()},
+            Variant{"eight_bits", with_few_bits(8, {.freeze = {.step = 3}})},
+            Variant{"four_bits_groups", with_few_bits(4, with_groups())},
             Variant{"auto", {.freeze = {.step = kAutoFreeze, .max_step = 4}}},
             Variant{"bf16",
                     {.freeze = {.step = 3},

@@ -74,6 +74,7 @@ TEST(RunLength, DecidesTheStagesOfARunThatNamesNothingElse) {
         const StepReport report =
             of->step(View(std::span(params)), View(std::span(grads)));
         EXPECT_EQ(report.phase, t <= 4 ? Phase::kExact : Phase::kCompressed);
+        EXPECT_EQ(report.bits, t <= 4 ? 8 : 0);
       }
   });
 }

@@ -58,7 +58,8 @@ struct TelemetryExtra {
 [[nodiscard]] double overlap_of(const optim::StepReport& report) noexcept;
 
 /// Returns one step as a JSON object on one line, without its end:
-///   step, applied, phase, loss_scale, grad_norm, is_estimate, clip_factor, lr,
+///   step, applied, phase, loss_scale, bits if an exact step averaged gradients
+///   over few bits, grad_norm, is_estimate, clip_factor, lr,
 ///   seconds {step, backward, wait, comm_busy}, bytes_sent,
 ///   bytes_between_hosts, messages, collectives, overlap, late_elements,
 ///   waited_for, residual_ratio if there is one, with LAMB lamb_coeffs

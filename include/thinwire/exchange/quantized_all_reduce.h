@@ -5,9 +5,11 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "thinwire/comm/communicator.h"
 #include "thinwire/comm/hosts.h"
+#include "thinwire/core/buffer.h"
 #include "thinwire/core/dtype.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/thread_pool.h"
@@ -60,6 +62,9 @@ class QuantizedAllReduce {
   using Feedback = std::function<void(std::size_t block, const float* error)>;
   /// Receives the result of a block. Several threads may call it at once.
   using Sink = std::function<void(std::size_t block, const float* mean)>;
+  /// Returns x of a block that this rank encodes: fp32, fp16 or bf16. Several
+  /// threads may call it at once.
+  using Values = std::function<ConstView(std::size_t block)>;
 
   /// Divides the units into blocks. Local. `groups` are those of `comm`, or
   /// null if hosts are flat. They, `comm` and `pool` must outlive this object.
@@ -90,6 +95,26 @@ class QuantizedAllReduce {
   void run(const Source& source, const Feedback& worker, const Feedback& server,
            const Sink& sink);
 
+  /// Begins an all_reduce() whose buckets become available one by one. x is
+  /// values(block) * factor, rounded to float. Local. `values` is kept until
+  /// the end. Nothing looks for non-finite input; it makes the results NaN.
+  /// Throws Error(kFailedPrecondition) without keeps_errors.
+  void begin(Values values, float factor);
+  [[nodiscard]] bool has_begun() const noexcept;
+  /// Encodes a bucket of the layout and sends it; completes earlier ones as
+  /// they arrive. Collective, queued. All ranks add the buckets in the same
+  /// order, each once.
+  void add(std::size_t bucket);
+  /// Completes the run. Collective, done on return, after all buckets.
+  void finish();
+  /// Ends a run that is not to count, and sets the residuals to 0. Local, done
+  /// on return. All ranks do so after the same number of add(), or after
+  /// finish().
+  void abandon() noexcept;
+  /// Writes the last run's result of a block: as many floats as its `values`.
+  /// Several threads may call it at once.
+  void read(std::size_t block, float* mean) const;
+
   /// Masks elements from the next run on: they and their residuals are 0.
   void set_active(ActiveMask active);
   [[nodiscard]] const ActiveMask& active() const noexcept;
@@ -108,6 +133,11 @@ class QuantizedAllReduce {
   /// does not fit, before anything changes. Throws Error(kFailedPrecondition)
   /// without keeps_errors.
   void load_errors(ConstView worker, ConstView server);
+  /// Sets the residuals like load_errors(), without a copy.
+  void take_errors(Buffer&& worker, Buffer&& server);
+  /// Gives away the residuals, the worker's and the server's. From then on this
+  /// object keeps none.
+  [[nodiscard]] std::pair<Buffer, Buffer> release_errors();
 
  private:
   struct Impl;

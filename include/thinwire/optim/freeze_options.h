@@ -34,6 +34,13 @@ struct FreezeOptions {
   /// the variance now and w steps ago. Here w is half of the steps so far, at
   /// least 50. If the norms are within this ratio, it freezes.
   double ratio = 0.85;
+  /// Bits per element, each way, in which exact steps average gradients: 4 or
+  /// 8, or 0 for exactly. Rounding errors are sent later, and pass into the
+  /// residuals of compressed steps. If unset, it is 8 with total_steps and
+  /// without step, otherwise 0. After a load, an unset value gives way to the
+  /// state's. A single rank sends nothing. A skipped step sets the residuals to
+  /// 0. Lean 1-bit Adam allows 0 only.
+  std::optional<int> warmup_bits{};
 
   /// Checks the options. Throws Error(kInvalidArgument) naming the key, its
   /// range and its value.
@@ -49,6 +56,12 @@ struct FreezeOptions {
   return options.step.value_or(options.total_steps
                                    ? freeze_step_of_run(*options.total_steps)
                                    : kDefaultFreezeStep);
+}
+
+/// Returns the bits in which exact steps average gradients, 0 for exactly.
+[[nodiscard]] constexpr int warmup_bits_of(const FreezeOptions& options) {
+  return options.warmup_bits.value_or(
+      options.total_steps && !options.step ? kWarmupBitsOfRun : 0);
 }
 
 }  // namespace thinwire::optim

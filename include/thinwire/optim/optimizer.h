@@ -83,6 +83,9 @@ struct StepReport {
   double clip_factor = 1;
   /// Divisor of the gradient.
   double loss_scale = 1;
+  /// Bits per element in which this exact step averaged gradients
+  /// (FreezeOptions::warmup_bits); 0: exactly.
+  int bits = 0;
   /// Elements that compression leaves out now: masked, or without any gradient
   /// so far. Only low-bit optimizers have them.
   std::size_t masked = 0;
@@ -97,7 +100,8 @@ struct StepReport {
   std::uint64_t messages = 0;     ///< Sent by this rank in this step.
   /// Part of bytes_sent that went to other hosts.
   std::uint64_t bytes_between_hosts = 0;
-  /// Whether a skipped step has set residuals to 0; see zero::AfterSkip.
+  /// Whether a skipped step has set residuals to 0; see zero::AfterSkip and
+  /// FreezeOptions::warmup_bits.
   bool residuals_cleared = false;
   double seconds = 0;           ///< Time of the whole step.
   double exchange_seconds = 0;  ///< Time waiting for other ranks.

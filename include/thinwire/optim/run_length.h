@@ -22,6 +22,10 @@ inline constexpr std::int64_t kDefaultFreezeStep = 100'000;
   return std::clamp<std::int64_t>(total_steps / 5, 1, 1000);
 }
 
+/// Bits in which 1-bit Adam and 1-bit LAMB average gradients in the exact steps
+/// of a run whose length decides freeze_step.
+inline constexpr int kWarmupBitsOfRun = 8;
+
 /// Stages of 0/1 Adam; the defaults are DeepSpeed's.
 struct ZeroOneStages {
   std::int64_t var_freeze_step = kDefaultFreezeStep;

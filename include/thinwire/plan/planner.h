@@ -144,6 +144,8 @@ struct RunStages {
 
   std::int64_t steps = 1;        ///< In [1, kMostSteps].
   std::int64_t freeze_step = 1;  ///< Exact steps of 1-bit Adam and lean, >= 1.
+  /// Bits in which 1-bit Adam averages gradients in them: 4 or 8; 0: exactly.
+  int warmup_bits = 0;
   optim::ZeroOneStages zero_one{};
 };
 
@@ -167,6 +169,8 @@ struct Workload {
   bool has_spare_core = true;
   /// Whether compressed exchanges of 1-bit Adam run beside backward.
   bool compressed_during_backward = false;
+  /// Bits each way of 1-bit Adam's exchange: 1; 4 or 8 in a low-bit warm-up.
+  int onebit_bits = 1;
   std::optional<RunStages> run{};  ///< If unset, only a step is predicted.
 
   /// Checks the fields. Throws Error(kInvalidArgument) naming the field, its
@@ -208,6 +212,7 @@ struct PlannedRun {
   std::int64_t exact_steps = 0;
   std::int64_t compressed_steps = 0;
   std::int64_t local_steps = 0;
+  int warmup_bits = 0;  ///< The run's, for 1-bit Adam; otherwise 0.
 };
 
 /// Prediction for one way, flat or hierarchical.

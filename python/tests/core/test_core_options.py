@@ -153,6 +153,7 @@ SKIPPED = {
     "lr_warmup_steps",  # optional ones: below
     "total_steps",
     "max_freeze_step",
+    "warmup_bits",
     "freeze_step",
     "var_freeze_step",
     "var_update_scaler",
@@ -185,6 +186,7 @@ def test_every_option_reaches_the_configuration(kind: type) -> None:
 
 
 OF_ADAM = ["freeze_step", "lr_warmup_steps", "total_steps", "max_freeze_step"]
+OF_ADAM += ["warmup_bits"]
 OF_ZERO_ONE = [
     *("total_steps", "var_freeze_step", "var_update_scaler"),
     *("local_step_scaler", "local_step_clipper"),

@@ -46,6 +46,7 @@ OTHER: dict[str, Any] = {
     "min_freeze_step": 60,
     "max_freeze_step": 900,
     "freeze_ratio": 0.5,
+    "warmup_bits": 4,
     "denom_floor": 0.1,
     "residual_dtype": torch.bfloat16,
     "var_freeze_step": 9,
@@ -104,7 +105,7 @@ CASES = [
     (kind, name)
     for kind in KINDS
     for name in inspect.signature(kind).parameters
-    if name not in FREE
+    if name not in FREE and (kind, name) != (optim.LeanOnebitAdam, "warmup_bits")
 ]
 
 

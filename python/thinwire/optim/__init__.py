@@ -113,6 +113,11 @@ class OnebitAdam(_Optimizer):
     lr_warmup_steps, and within min_freeze_step and max_freeze_step, which total_steps
     bounds. With None, total_steps determines it.
 
+    warmup_bits are the bits per element in which exact steps average gradients, with
+    error feedback: 4, 8, or 0 for exactly. With None it is 8 if total_steps determines
+    freeze_step, otherwise 0. A quarter or an eighth of the bytes are sent, and the
+    memory of residuals, 4 + 4 / ranks bytes, begins with the first step.
+
     Memory: 8 bytes per parameter, then 8.13 and 4 / ranks.
     """
 
@@ -136,7 +141,7 @@ class LeanOnebitAdam(_Optimizer):
     """1-bit Adam with low-bit state.
 
     Exact steps are those of OnebitAdam, with moments and masters sharded over the
-    ranks. Then it keeps denominators as codes of denominator_bits, 8 or 4, and momentum
+    ranks; warmup_bits must be 0. Then it keeps denominators as codes of denominator_bits, 8 or 4, and momentum
     as signs. Masters beside bfloat16 parameters become the 16 bits that those lack.
 
     Parameters are float32 or bfloat16. Before the freeze state_dict() differs from rank
@@ -167,8 +172,8 @@ class OnebitLamb(_Optimizer):
 
     Steps are exact up to freeze_step. Then ranks average momentum with one bit per
     element, and a factor adapts the trust ratios. The factor is within [factor_min,
-    factor_max] and changes by at most factor_threshold per step. freeze_step is that of
-    OnebitAdam.
+    factor_max] and changes by at most factor_threshold per step. freeze_step and
+    warmup_bits are those of OnebitAdam.
 
     Memory: 8 bytes per parameter, then 12.25 and 4 / ranks.
     """

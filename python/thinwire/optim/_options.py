@@ -174,6 +174,7 @@ class FreezeKeywords(LowBitKeywords, total=False):
     min_freeze_step: int
     max_freeze_step: int | None
     freeze_ratio: float
+    warmup_bits: Literal[0, 4, 8] | None
 
 
 class OnebitAdamKeywords(FreezeKeywords, total=False):

@@ -87,6 +87,7 @@ def _line_of(report: StepReport, steps: int, rate: float) -> dict[str, Any]:
         "applied": report.applied,
         "phase": report.phase,
         "loss_scale": _number(report.loss_scale),
+        **({"bits": report.bits} if report.bits else {}),
         "grad_norm": _number(report.grad_norm),
         "is_estimate": report.grad_norm_is_estimate,
         "clip_factor": _number(report.clip_factor),

@@ -75,6 +75,9 @@ struct LowBitOptimizer::Impl {
   [[nodiscard]] std::vector<std::size_t> prepare_gradients(const StepInput& in,
                                                            double grad_scale,
                                                            StepMeter& step);
+  /// At the freeze, with denominators and units: what gradients owe goes to the
+  /// momentum.
+  void hand_over_residuals();
   /// After ranks have agreed on the masks, and before anything of this step
   /// depends on them.
   MaskChange follow_masks();

@@ -27,7 +27,8 @@ StepReport LowBitOptimizer::Impl::step(const StepInput& in) {
 
 void EarlyLowBit::reduce(View grads, Range range) {
   require_reduces();
-  if (impl_.phase() == Phase::kExact) {
+  if (impl_.phase() == Phase::kExact &&
+      !(impl_.model.host && impl_.gradients.few_bits().is_on())) {
     impl_.gradients.begin_early(grads, range);
     return;
   }
@@ -55,6 +56,11 @@ std::vector<std::size_t> LowBitOptimizer::Impl::prepare_gradients(
   denominator.guard(in.grads, grad_scale, gradients.chunk_squares());
   if (model.masks.are_waiting()) follow_masks();
   return admitted;
+}
+
+void LowBitOptimizer::Impl::hand_over_residuals() {
+  if (auto owed = gradients.few_bits().release())
+    momentum.inherit(std::move(*owed), denominator.heavy());
 }
 
 MaskChange LowBitOptimizer::Impl::follow_masks() {

@@ -11,8 +11,15 @@
 #include "thinwire/exchange/compressed_all_reduce.h"
 #include "thinwire/optim/adam.h"
 #include "thinwire/optim/compression_options.h"
+#include "thinwire/optim/freeze_options.h"
 
 namespace thinwire::optim {
+
+/// In how many bits exact steps average gradients; 0: exactly.
+struct WarmupBits {
+  std::optional<int> named{};  ///< What the caller says, which decides.
+  int planned = 0;             ///< What follows from all options.
+};
 
 /// The options that every low-bit optimizer has, as its parts take them.
 struct LowBitSettings {
@@ -26,6 +33,7 @@ struct LowBitSettings {
   /// medians of its denominators, times Adam's own bound (denominator.h).
   double outlier_gate = 10;
   ExchangeOptions exchange;
+  WarmupBits warmup_bits{};
 
   /// Checks what CompressionOptions::validate() cannot. Throws
   /// Error(kInvalidArgument) naming the field, its range and its value.
@@ -67,6 +75,9 @@ template <class Options>
       .residual_dtype = compression.residual_dtype.value_or(DType::kFloat32),
       .denom_floor = compression.denom_floor,
       .exchange = compression.exchange};
+  if constexpr (requires { options.freeze; })
+    settings.warmup_bits = {options.freeze.warmup_bits,
+                            warmup_bits_of(options.freeze)};
   for (const auto& group : options.groups) {
     LowBitGroup& to = settings.groups.emplace_back();
     to.exp_avg_mask = group.exp_avg_mask;

@@ -40,14 +40,17 @@ State LowBitOptimizer::Impl::state() const {
   momentum.add_to(state,
                   local_updates != nullptr && local_updates->momenta_differ()
                       ? Sharing::kMean
-                      : Sharing::kSame);
+                      : Sharing::kSame,
+                  phase() == Phase::kExact ? gradients.few_bits().residuals()
+                                           : std::nullopt);
+  gradients.few_bits().add_to(state);
   if (!adam.exp_avg_sq().empty() || model.size() == 0)
     state.add_elements("exp_avg_sq", Sharing::kSame, {{0, model.size()}},
                        adam.exp_avg_sq().view());
   denominator.blocks.add_to(state, model.layout);
   add_own(state);
   state.owner = layout_owner(adam.layout());
-  momentum.add_owner(state.owner);
+  momentum.add_owner(state);
   std::string names;
   for (const StateArray& array : state.arrays) names += array.name + '\n';
   state.owner.put_text("arrays", std::move(names));
@@ -55,10 +58,11 @@ State LowBitOptimizer::Impl::state() const {
 }
 
 void LowBitOptimizer::Impl::require_between_steps(const char* call) const {
-  if (momentum.has_begun_early())
+  if (momentum.has_begun_early() || gradients.few_bits().has_begun())
     refuse(
         fmt::format("{}: between reduce() and step(), with "
-                    "exchange.during_backward; call step() first",
+                    "exchange.during_backward or warmup_bits; call step() "
+                    "first",
                     call));
 }
 
@@ -87,12 +91,15 @@ Optimizer::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
     std::vector<std::uint8_t> elements;
     LateElements late;
     BlockDenominators blocks;
+    int warmup_bits = 0;
+    bool owe_gradients = false;
     CompressedMomentum::Residuals residuals;
     Optimizer::Adoption own;
     Buffer m, v;
   };
   const std::size_t n = model.size();
   require_between_steps("adopt");
+  const bool begins = state.text("optimizer") != model.settings.name;
   require_optimizer(state);
   begin_new_parameters(state, model);
   const auto taken = std::make_shared<Taken>();
@@ -104,7 +111,9 @@ Optimizer::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
   taken->elements = saved_participation(state, n);
   taken->late = momentum.saved_late(state, taken->elements);
   taken->blocks = BlockDenominators::load(state, model.layout, n);
-  taken->residuals = momentum.take_residuals(state);
+  taken->warmup_bits = gradients.few_bits().bits_after(state, begins);
+  taken->owe_gradients = LowBitAverage::owns_residuals_of(state);
+  taken->residuals = momentum.take_residuals(state, taken->owe_gradients);
   taken->own = adopt_own(state);
   taken->m = take_floats(state, "exp_avg", DType::kFloat32, n);
   if (state.has_array("exp_avg_sq"))
@@ -121,12 +130,22 @@ Optimizer::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
     adam().exp_avg() = std::move(taken->m);
     adam().exp_avg_sq() = std::move(taken->v);
     momentum.now_values();
+    Notes notes;
+    if (taken->owe_gradients && taken->residuals.are_there) {
+      gradients.few_bits().restore(taken->warmup_bits,
+                                   {std::move(taken->residuals.worker),
+                                    std::move(taken->residuals.server)},
+                                   notes);
+      taken->residuals = {};
+    } else {
+      gradients.few_bits().restore(taken->warmup_bits);
+    }
     momentum.restore(std::move(taken->residuals));
     momentum.set_participation(std::move(taken->elements));
     momentum.set_late(std::move(taken->late));
     denominator.blocks = std::move(taken->blocks);
     model.masks.follow();
-    Notes notes = taken->own();
+    for (std::string& note : taken->own()) notes.push_back(std::move(note));
     note_change(follow_masks(), notes);
     return notes;
   };

@@ -51,6 +51,34 @@ TEST_P(LowBitBytes, OfOnebitLamb) {
               });
 }
 
+// In few bits: a quarter and an eighth of an exact step, and the scales.
+TEST_P(LowBitBytes, OfAWarmUpOverFewBits) {
+  const auto w = static_cast<std::uint64_t>(GetParam());
+  for (const int bits : {4, 8}) {
+    const std::uint64_t want =
+        16 * (w - 1) +
+        2 * (w - 1) * (kBlocks / w) * exchange::record_bytes(1024, bits);
+    const auto expect = [&](const StepReport& report) {
+      if (report.phase != Phase::kExact) return;
+      EXPECT_EQ(report.bits, bits);
+      EXPECT_EQ(report.bytes_sent, want);
+      EXPECT_EQ(report.collectives, 3u);
+      EXPECT_NEAR(static_cast<double>(report.bytes_sent),
+                  static_cast<double>(formula(GetParam()).exact) * bits / 32,
+                  0.01 * static_cast<double>(want));
+    };
+    test::train(GetParam(), full_blocks(),
+                test::onebit_adam({.freeze = {.step = 3, .warmup_bits = bits}}),
+                4,
+                [&](Optimizer&, const StepReport& report) { expect(report); });
+    test::train(GetParam(), full_blocks(),
+                test::onebit_lamb({.learning_rate = 0.01,
+                                   .freeze = {.step = 3, .warmup_bits = bits}}),
+                4,
+                [&](Optimizer&, const StepReport& report) { expect(report); });
+  }
+}
+
 // kappa 2, V 8: variance steps 1, 2, 4, 6, 8; alpha 3, clipper 4: the interval
 // is 1 in steps 9 to 11, 2 in 12 to 14, then 4: syncs are 9, 10, 11, 12, 14, 16
 // and 20.

@@ -53,11 +53,17 @@ inline std::vector<LowBitCase> low_bit_cases() {
   automatic.freeze.total_steps = 20;  // freezes at a fifth of them
   optim::OnebitLambOptions lamb_bf16 = short_onebit_lamb();
   lamb_bf16.compression.residual_dtype = DType::kBFloat16;
+  optim::OnebitLambOptions lamb_8_bits = short_onebit_lamb();
+  lamb_8_bits.freeze.warmup_bits = 8;
+  optim::OnebitLambOptions lamb_4_bits = lamb_bf16;
+  lamb_4_bits.freeze.warmup_bits = 4;
   optim::ZeroOneAdamOptions zero_one_bf16 = short_zero_one_adam();
   zero_one_bf16.compression.residual_dtype = DType::kBFloat16;
   return {{"onebit_lamb", onebit_lamb(short_onebit_lamb()), 7},
           {"onebit_lamb_auto", onebit_lamb(automatic), 9},
           {"onebit_lamb_bf16", onebit_lamb(lamb_bf16), 6},
+          {"onebit_lamb_8_bits", onebit_lamb(lamb_8_bits), 6},
+          {"onebit_lamb_4_bits_bf16", onebit_lamb(lamb_4_bits), 6},
           {"zero_one_adam", zero_one_adam(short_zero_one_adam()), 21},
           {"zero_one_adam_bf16", zero_one_adam(zero_one_bf16), 13}};
 }

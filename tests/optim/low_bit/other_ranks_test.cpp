@@ -48,14 +48,24 @@ Kind kind(std::string name, test::MakeOptimizer (*make)(Options),
 std::vector<Kind> kinds() {
   OnebitAdamOptions mixed = short_onebit_adam();
   mixed.groups[1].non_freeze = true;
+  OnebitAdamOptions eight_bits = short_onebit_adam();
+  eight_bits.freeze.warmup_bits = 8;
+  OnebitAdamOptions four_bits_mixed = mixed;
+  four_bits_mixed.freeze.warmup_bits = 4;
   OnebitLambOptions lamb_bf16 = test::short_onebit_lamb();
+  OnebitLambOptions lamb_8_bits = lamb_bf16;
+  lamb_8_bits.freeze.warmup_bits = 8;
   lamb_bf16.compression.residual_dtype = DType::kBFloat16;
-  return {kind("onebit_adam", test::onebit_adam, short_onebit_adam(), 9),
-          kind("onebit_adam_mixed", test::onebit_adam, mixed, 6),
-          kind("onebit_lamb", test::onebit_lamb, test::short_onebit_lamb(), 7),
-          kind("onebit_lamb_bf16", test::onebit_lamb, lamb_bf16, 6),
-          kind("zero_one_adam", test::zero_one_adam,
-               test::short_zero_one_adam(), 21)};
+  return {
+      kind("onebit_adam", test::onebit_adam, short_onebit_adam(), 9),
+      kind("onebit_adam_mixed", test::onebit_adam, mixed, 6),
+      kind("onebit_adam_8_bits", test::onebit_adam, eight_bits, 6),
+      kind("onebit_adam_mixed_4_bits", test::onebit_adam, four_bits_mixed, 6),
+      kind("onebit_lamb_8_bits", test::onebit_lamb, lamb_8_bits, 6),
+      kind("onebit_lamb", test::onebit_lamb, test::short_onebit_lamb(), 7),
+      kind("onebit_lamb_bf16", test::onebit_lamb, lamb_bf16, 6),
+      kind("zero_one_adam", test::zero_one_adam, test::short_zero_one_adam(),
+           21)};
 }
 
 class OtherRanks : public ::testing::TestWithParam<Kind> {};

@@ -163,7 +163,8 @@ TEST_P(LowBitStates, RefuseToLackAnything) {
   const std::set<std::string> optional = {
       "participation",     "worker_error",      "frozen",
       "exp_avg_sq",        "freeze_step",       "var_freeze_step",
-      "var_update_scaler", "local_step_scaler", "local_step_clipper"};
+      "var_update_scaler", "local_step_scaler", "local_step_clipper",
+      "warmup_bits"};
   const auto states = states_of(GetParam(), 2);
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     const auto optimizer = GetParam().make(comm, test::grouped_layout());

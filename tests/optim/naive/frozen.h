@@ -41,6 +41,9 @@ class Frozen {
                                            double clip) const;
   [[nodiscard]] Counts counts() const;
 
+  /// What elements' momenta were multiplied by: 1 unless they are heavy.
+  [[nodiscard]] const Floats& ratios() const { return ratio_; }
+
   Floats denominator;
   std::vector<float> floors;  ///< Per block.
   Flags active;

@@ -95,17 +95,21 @@ class OnebitLamb {
         count_(layout.parameters().size()),
         frozen_(count_, 0),
         averaged_(count_, 0),
-        last_factor_(count_, 1) {}
+        last_factor_(count_, 1) {
+    const int bits = optim::warmup_bits_of(o.freeze);
+    if (bits != 0 && world > 1) few_bits_.emplace(setup_, bits);
+  }
 
   /// False: skipped.
   bool step(const std::vector<Floats>& grads) {
     counts = {};
     lamb_.setup.groups = setup_.groups;  // learning rates may have changed
     if (lamb_.t < optim::freeze_step_of(o_.freeze)) {
-      const auto average = gradients_.exact(grads);
+      const auto average = few_bits_ ? gradients_.rounded(grads, *few_bits_)
+                                     : gradients_.exact(grads);
       if (!average) return false;
       lamb_.apply(average->sum, average->scale);
-      after_exact_step();
+      after_exact_step(average->clip);
       return true;
     }
     const auto clip = gradients_.compressed(grads);
@@ -125,7 +129,7 @@ class OnebitLamb {
   void synchronize() {}
 
  private:
-  void after_exact_step() {
+  void after_exact_step(double clip) {
     coeffs.clear();
     for (std::size_t l = 0; l < count_; ++l) {
       const optim::TrustRatio& r = lamb_.ratios[l];
@@ -134,10 +138,10 @@ class OnebitLamb {
       frozen_[l] = o_.coeff_beta * frozen_[l] + (1 - o_.coeff_beta) * r.value;
       ++averaged_[l];
     }
-    if (lamb_.t == optim::freeze_step_of(o_.freeze)) freeze();
+    if (lamb_.t == optim::freeze_step_of(o_.freeze)) freeze(clip);
   }
 
-  void freeze() {
+  void freeze(double clip) {
     divides_.emplace(setup_, lamb_.t, lamb_.m, lamb_.v, 2);
     fresh_ = lamb_.v;
     std::vector<double> rms;
@@ -157,6 +161,20 @@ class OnebitLamb {
     for (const double own : rms)
       scales_.push_back(
           static_cast<float>(own > 0 ? total / with_momentum / own : 1));
+    if (few_bits_) inherit(clip);
+  }
+
+  void inherit(double clip) {
+    OneBit::Factors factors{{}, {}, divides_->ratios()};
+    for (std::size_t l = 0; l < count_; ++l) {
+      const Parameter& param = setup_.layout.parameters()[l];
+      const std::size_t end = param.offset + param.size;
+      factors.weight.resize(
+          end,
+          static_cast<float>((1 - setup_.groups[param.group].beta1) * clip));
+      factors.unit.resize(end, scales_[l]);
+    }
+    bits_.inherit(*few_bits_, factors, divides_->active);
   }
 
   void compressed_step(const std::vector<Floats>& grads, double clip) {
@@ -262,6 +280,7 @@ class OnebitLamb {
   Lamb lamb_;
   Gradients gradients_;
   OneBit bits_;
+  std::optional<FewBits> few_bits_;
   std::size_t count_;
   std::vector<double> frozen_;
   std::vector<std::int64_t> averaged_;

@@ -181,6 +181,84 @@ void OneBit::give_back(const Floats& mean, Range range, const Flags& active) {
       if (active[i] != 0) e[i] = stored(e[i] + mean[i]);
 }
 
+void OneBit::inherit(const FewBits& from, const Factors& factors,
+                     const Flags& active) {
+  const auto inherited = [&](const Floats& owed) {
+    Floats errors(owed.size());
+    for (std::size_t i = 0; i < owed.size(); ++i)
+      if (active[i] != 0)
+        errors[i] = stored(((factors.weight[i] * owed[i]) * factors.unit[i]) *
+                           factors.ratio[i]);
+    return errors;
+  };
+  for (std::size_t r = 0; r < worker_error.size(); ++r)
+    worker_error[r] = inherited(from.worker_error[r]);
+  server_error = inherited(from.server_error);
+}
+
+FewBits::FewBits(const Setup& setup, int bits)
+    : setup_(setup), levels_(static_cast<float>((1 << (bits - 1)) - 1)) {
+  clear();
+}
+
+void FewBits::clear() {
+  const Floats zeros(setup_.layout.size());
+  worker_error.assign(static_cast<std::size_t>(setup_.world), zeros);
+  server_error = zeros;
+}
+
+float FewBits::quantize(float* c, Floats& codes) const {
+  float most = 0;
+  for (std::size_t i = 0; i < codes.size(); ++i)
+    most = std::max(most, std::abs(c[i]));
+  const float step = most / levels_;
+  for (std::size_t i = 0; i < codes.size(); ++i) {
+    const float q = step == 0 ? 0 : std::nearbyint(c[i] / step);
+    codes[i] = std::min(std::max(q, -levels_), levels_);
+    c[i] = c[i] - codes[i] * step;
+    if (setup_.bf16_residuals) c[i] = to_float(to_bfloat16(c[i]));
+  }
+  return step;
+}
+
+Floats FewBits::mean(const std::vector<Floats>& grads) {
+  const auto inverse = static_cast<float>(1.0 / setup_.world);
+  Floats result(setup_.layout.size());
+  for (const Range& block : blocks(setup_.layout)) {
+    Floats codes(block.size);
+    Floats average(block.size);
+    for (std::size_t r = 0; r < grads.size(); ++r) {
+      float* const c = worker_error[r].data() + block.offset;
+      for (std::size_t i = 0; i < block.size; ++i)
+        c[i] = grads[r][block.offset + i] + c[i];
+      const float step = quantize(c, codes);
+      for (std::size_t i = 0; i < block.size; ++i)
+        average[i] += codes[i] * (step * inverse);
+    }
+    float* const c = server_error.data() + block.offset;
+    for (std::size_t i = 0; i < block.size; ++i) c[i] = average[i] + c[i];
+    const float step = quantize(c, codes);
+    for (std::size_t i = 0; i < block.size; ++i)
+      result[block.offset + i] = codes[i] * step;
+  }
+  return result;
+}
+
+std::optional<Gradients::Average> Gradients::rounded(
+    const std::vector<Floats>& grads, FewBits& bits) {
+  const std::optional<double> rms = rms_norm(grads);
+  if (!rms) {
+    bits.clear();
+    return std::nullopt;
+  }
+  Average average{.sum = bits.mean(grads)};
+  const double norm = std::sqrt(sum_of_squares(average.sum));
+  remember(norm, *rms);
+  average.clip = clip(norm);
+  average.scale = static_cast<float>(average.clip);
+  return average;
+}
+
 double Gradients::clip(double norm) const {
   const double most = setup_.max_grad_norm;
   return most > 0 && norm > most ? most / norm : 1.0;

@@ -97,6 +97,8 @@ struct Numbers {
 Numbers numbers(const optim::AdamOptions& o, std::int64_t m_steps,
                 std::int64_t v_steps);
 
+class FewBits;
+
 /// The compressed all-reduce with both residuals.
 class OneBit {
  public:
@@ -107,6 +109,12 @@ class OneBit {
   /// The servers' half alone: what they make of x, which they all know.
   Floats share(const Floats& x, const Flags& active);
   void clear();
+  /// What gradients owed, times three factors per element.
+  struct Factors {
+    Floats weight, unit, ratio;
+  };
+  void inherit(const FewBits& from, const Factors& factors,
+               const Flags& active);
   /// Back into every rank's residual: what the exchange gave for `range`.
   void give_back(const Floats& mean, Range range, const Flags& active);
 
@@ -121,6 +129,25 @@ class OneBit {
   Setup setup_;
 };
 
+/// The average of gradients over 4 or 8 bits, with both residuals.
+class FewBits {
+ public:
+  FewBits(const Setup& setup, int bits);
+
+  Floats mean(const std::vector<Floats>& grads);
+  void clear();
+
+  std::vector<Floats> worker_error;
+  Floats server_error;
+
+ private:
+  // c becomes what it owes; returns the step.
+  float quantize(float* c, Floats& codes) const;
+
+  Setup setup_;
+  float levels_;
+};
+
 /// What every optimizer does with the gradients of a step, before its own part.
 class Gradients {
  public:
@@ -130,8 +157,12 @@ class Gradients {
   struct Average {
     Floats sum;
     float scale = 1;
+    double clip = 1;
   };
   std::optional<Average> exact(const std::vector<Floats>& grads);
+  /// The same over few bits.
+  std::optional<Average> rounded(const std::vector<Floats>& grads,
+                                 FewBits& bits);
   /// Of an exact step by host, with every rank's: local rank l of host h is
   /// ranks[h * G + l]. What is remembered is what means of hosts would have
   /// had.

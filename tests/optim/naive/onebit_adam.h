@@ -23,7 +23,10 @@ class OnebitAdam {
         bits_(setup_),
         p_(std::move(start)),
         m_(layout.size()),
-        v_(layout.size()) {}
+        v_(layout.size()) {
+    const int bits = optim::warmup_bits_of(o.freeze);
+    if (bits != 0 && world > 1) few_bits_.emplace(setup_, bits);
+  }
 
   /// False: skipped.
   bool step(const std::vector<Floats>& grads) {
@@ -33,10 +36,11 @@ class OnebitAdam {
       if (clip) compressed_step(grads, *clip);
       return clip.has_value();
     }
-    const auto average = gradients_.exact(grads);
+    const auto average = few_bits_ ? gradients_.rounded(grads, *few_bits_)
+                                   : gradients_.exact(grads);
     if (!average) return false;
     exact_step(average->sum, average->scale);
-    if (t_ == freeze_step_) frozen_.emplace(setup_, t_, m_, v_, 10);
+    if (t_ == freeze_step_) freeze(average->clip);
     return true;
   }
 
@@ -60,6 +64,17 @@ class OnebitAdam {
         move(i, k, k.denominator(v_[i]));
       }
     }
+  }
+
+  void freeze(double clip) {
+    frozen_.emplace(setup_, t_, m_, v_, 10);
+    if (!few_bits_) return;
+    OneBit::Factors factors{{}, Floats(m_.size(), 1.0f), frozen_->ratios()};
+    for (const Parameter& param : setup_.layout.parameters())
+      factors.weight.resize(
+          param.offset + param.size,
+          static_cast<float>((1 - setup_.groups[param.group].beta1) * clip));
+    bits_.inherit(*few_bits_, factors, frozen_->active);
   }
 
   void compressed_step(const std::vector<Floats>& grads, double clip) {
@@ -92,6 +107,7 @@ class OnebitAdam {
   Setup setup_;
   Gradients gradients_;
   OneBit bits_;
+  std::optional<FewBits> few_bits_;
   Floats p_, m_, v_;
   std::int64_t t_ = 0;
   std::optional<Frozen> frozen_;

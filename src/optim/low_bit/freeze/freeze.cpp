@@ -20,9 +20,9 @@ constexpr const char* kBegins = "first_stage_begins";  // in no saved state
 std::string describe(const FreezeOptions& o) {
   return fmt::format(
       "freeze_step={} lr_warmup_steps={} total_steps={} min_freeze_step={} "
-      "max_freeze_step={} freeze_ratio={:f}",
+      "max_freeze_step={} freeze_ratio={:f} warmup_bits={}",
       text_of(o.step), text_of(o.lr_warmup_steps), text_of(o.total_steps),
-      o.min_step, text_of(o.max_step), o.ratio);
+      o.min_step, text_of(o.max_step), o.ratio, warmup_bits_of(o));
 }
 
 bool Freeze::is_due(std::int64_t step) {

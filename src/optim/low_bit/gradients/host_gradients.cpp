@@ -84,23 +84,9 @@ void HostGradients::place() {
 
 void HostGradients::begin_early(View grads, Range range) {
   if (range.size == 0) return;
-  ready_.push_back(range);
-  std::ranges::sort(ready_, {}, &Range::offset);
-  std::vector<Range> joined;
-  for (const Range& next : ready_)
-    if (!joined.empty() && joined.back().end() == next.offset)
-      joined.back().size += next.size;
-    else
-      joined.push_back(next);
-  ready_ = std::move(joined);
+  ready_.add(range);
   for (Run& run : runs_)
-    if (!run.has_begun && is_ready(run.range)) begin(grads, run);
-}
-
-bool HostGradients::is_ready(Range range) const {
-  return std::ranges::any_of(ready_, [&](const Range& part) {
-    return part.offset <= range.offset && range.end() <= part.end();
-  });
+    if (!run.has_begun && ready_.cover(run.range)) begin(grads, run);
 }
 
 void HostGradients::begin(View grads, Run& run) {

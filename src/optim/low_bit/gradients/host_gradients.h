@@ -7,6 +7,7 @@
 
 #include "exchange/places.h"
 #include "optim/exact_exchange.h"
+#include "optim/low_bit/gradients/ready_ranges.h"
 #include "optim/low_bit/layout.h"
 #include "thinwire/comm/hosts.h"
 #include "thinwire/core/buffer.h"
@@ -69,7 +70,6 @@ class HostGradients {
   void add_bucket(const exchange::Bucket& bucket);
   void place();
   void begin(View grads, Run& run);
-  [[nodiscard]] bool is_ready(Range range) const;
 
   comm::Communicator& inside_;
   ThreadPool& pool_;
@@ -82,7 +82,7 @@ class HostGradients {
   std::vector<std::size_t> block_in_means_;
   std::vector<double> squares_;        // per block
   std::vector<double> exact_squares_;  // per run that stays exact
-  std::vector<Range> ready_;           // ascending, apart
+  ReadyRanges ready_;
   std::vector<comm::Work> works_;
   bool pieces_only_ = false;
 };

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "optim/checks.h"
 #include "optim/saved_state.h"
 #include "thinwire/core/error.h"
 
@@ -14,6 +15,7 @@ LocalGradients::LocalGradients(LowBitModel& model)
     : model_(model),
       exact_(model.comm, model.pool, model.adam.layout(),
              model.settings.exchange.bucket_elements),
+      few_bits_(model),
       number_(optimizer_number(model.comm)) {}
 
 bool LocalGradients::skips(const StepInput& in) const {
@@ -42,7 +44,7 @@ std::optional<double> LocalGradients::agree_on_norm(const StepInput& in,
     if (model_.has_pieces_only()) agreement = among_hosts(agreement);
   } catch (const Error& error) {
     // Another optimizer's, or with other masks: training may go on.
-    if (error.code() != ErrorCode::kCommFailure) exact_.abandon(step);
+    if (error.code() != ErrorCode::kCommFailure) give_up(step);
     throw;
   }
   any_late_ = agreement.any_late;
@@ -52,12 +54,18 @@ std::optional<double> LocalGradients::agree_on_norm(const StepInput& in,
     report.applied = false;
     report.nonfinite_rank = agreement.nonfinite_rank;
     tell_of_nonfinite(in);
-    exact_.abandon(step);
+    give_up(step);
+    few_bits_.clear(report);
     return std::nullopt;
   }
   report.nonfinite_rank = agreement.left_out_rank;
   memory.left_out_a_step = false;
   return agreement.rms_norm / in.loss_scale;
+}
+
+void LocalGradients::give_up(StepMeter& step) {
+  exact_.abandon(step);
+  few_bits_.abandon();
 }
 
 // Of pieces of the hosts' means: they are a host's together, and which of its
@@ -86,29 +94,48 @@ double LocalGradients::rms_of_workers(double rms_norm, double mean_norm) const {
 }
 
 void LocalGradients::remember(double rms_norm, double mean_norm) {
-  const double rms = rms_of_workers(rms_norm, mean_norm);
+  const double rms =
+      model_.has_pieces_only() ? rms_norm : rms_of_workers(rms_norm, mean_norm);
   memory.norm.measure(mean_norm, rms);
   memory.lagged.begin(rms);
 }
 
-std::optional<float> LocalGradients::average(const StepInput& in,
-                                             StepMeter& step) {
+void LocalGradients::begin_early(View grads, Range range) {
+  if (!few_bits_.is_on()) return exact_.begin_early(grads, range);
+  require_view("grads", grads, model_.size(), true, true);
+  exact_.measure_early(grads, range);
+  few_bits_.begin_early(grads, range);
+}
+
+std::optional<UpdateArrays> LocalGradients::average(const StepInput& in,
+                                                    StepMeter& step) {
   StepReport& report = step.report();
-  const auto rms_norm = agree_on_norm(in, false, step);
+  const bool in_few_bits = few_bits_.is_on();
+  if (in_few_bits && model_.host) model_.host->average(in.grads, step);
+  const auto rms_norm = agree_on_norm(in, false, step, few_bits_.was_wrong(in));
   if (!rms_norm) return std::nullopt;
-  exact_.complete(in.grads, step);
-  const double divisor =
-      in.loss_scale * sum_divisor(model_.comm, in.grads.dtype());
-  const double own = std::sqrt(sum_of_squares(model_.pool, in.grads)) / divisor;
+  UpdateArrays arrays = update_arrays(in, 1);
+  double divisor = 1;
+  if (in_few_bits) {
+    arrays.grads = few_bits_.average(in, any_unlike_early_, step);
+  } else {
+    exact_.complete(in.grads, step);
+    divisor = in.loss_scale * sum_divisor(model_.comm, in.grads.dtype());
+  }
+  const double own =
+      std::sqrt(sum_of_squares(model_.pool, arrays.grads)) / divisor;
   report.grad_norm = whole_norm(in, own);
   if (skips(in) && !std::isfinite(report.grad_norm)) {
     report.applied = false;  // finite everywhere, but their sum overflows
+    few_bits_.clear(report);
     return std::nullopt;
   }
   remember(*rms_norm, own);
   report.clip_factor =
       clip_factor(report.grad_norm, model_.settings.exchange.max_grad_norm);
-  return static_cast<float>(report.clip_factor / divisor);
+  few_bits_.clipped_by(report.clip_factor);
+  arrays.grad_scale = static_cast<float>(report.clip_factor / divisor);
+  return arrays;
 }
 
 std::optional<double> LocalGradients::clip_by_estimate(const StepInput& in,

@@ -6,6 +6,7 @@
 
 #include "optim/exact_average.h"
 #include "optim/gradient_agreement.h"
+#include "optim/low_bit/gradients/low_bit_average.h"
 #include "optim/low_bit/model.h"
 #include "thinwire/optim/state.h"
 
@@ -28,10 +29,11 @@ class LocalGradients {
   /// After an exact step: what the norms of later ones are estimated by.
   /// `rms_norm` is agree_on_norm()'s, `mean_norm` that of the mean.
   void remember(double rms_norm, double mean_norm);
-  /// Collective: sums the gradients over the ranks. Returns what to multiply
-  /// the sum by to get clip * mean_i g_i, or nothing if one was not finite.
-  [[nodiscard]] std::optional<float> average(const StepInput& in,
-                                             StepMeter& step);
+  /// Collective, an exact step: averages the gradients over the ranks. Returns
+  /// what the update rule gets, clip * mean_i g_i, or nothing if one was not
+  /// finite.
+  [[nodiscard]] std::optional<UpdateArrays> average(const StepInput& in,
+                                                    StepMeter& step);
   /// Collective; before a compressed exchange: what to multiply this rank's own
   /// gradients by, clipped by the estimated norm of their mean, or nothing if
   /// one was not finite. `has_late`: a late element has a gradient here.
@@ -47,10 +49,8 @@ class LocalGradients {
   /// applied.
   [[nodiscard]] std::optional<double> clip_locally(const StepInput& in,
                                                    StepMeter& step);
-  /// Collective, queued: as EarlyGradients::reduce().
-  void begin_early(View grads, Range range) {
-    exact_.begin_early(grads, range);
-  }
+  /// Collective, queued: as EarlyGradients::reduce(), before an exact step.
+  void begin_early(View grads, Range range);
 
   /// As EarlyGradients::measure() and forget().
   void measure_early(ConstView grads, Range range) {
@@ -68,6 +68,12 @@ class LocalGradients {
     return exact_.chunk_squares();
   }
 
+  /// That of exact steps, where it is over few bits.
+  [[nodiscard]] LowBitAverage& few_bits() noexcept { return few_bits_; }
+  [[nodiscard]] const LowBitAverage& few_bits() const noexcept {
+    return few_bits_;
+  }
+
   /// What outlives a step.
   struct Memory {
     CalibratedNorm norm;
@@ -83,6 +89,7 @@ class LocalGradients {
 
  private:
   [[nodiscard]] bool skips(const StepInput& in) const;
+  void give_up(StepMeter& step);
   [[nodiscard]] Agreement among_hosts(Agreement agreement) const;
   [[nodiscard]] double rms_of_workers(double rms_norm, double mean_norm) const;
   [[nodiscard]] int first_rank(bool own, StepMeter& step);
@@ -97,6 +104,7 @@ class LocalGradients {
 
   LowBitModel& model_;
   ExactAverage exact_;
+  LowBitAverage few_bits_;
   std::uint32_t number_;  // of this optimizer, see optimizer_number()
   bool any_late_ = false;
   bool any_unlike_early_ = false;

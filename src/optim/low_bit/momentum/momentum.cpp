@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "core/set_to_zero.h"
-#include "thinwire/kernels/cast.h"
 
 namespace thinwire::optim {
 
@@ -213,16 +212,12 @@ void CompressedMomentum::deliver_debt(std::span<float> x) {
 std::vector<float> CompressedMomentum::pay_debt(std::size_t b) {
   const exchange::Block& block = model_.layout.blocks.blocks()[b];
   const Range& at = block.residual;
-  std::vector<float> worker(at.size);
-  std::vector<float> owed(at.size);
-  for (auto [side, floats] :
-       {std::pair(&debt_.worker, &worker), std::pair(&debt_.server, &owed)}) {
-    const View own = side->view().subview(at.offset, at.size);
-    kernels::convert(own, std::span(*floats));
-    set_to_zero(own);
-  }
+  std::vector<float> owed =
+      owed_of(debt_.worker.view(), debt_.server.view(), at);
+  for (Buffer* const side : {&debt_.worker, &debt_.server})
+    set_to_zero(side->view().subview(at.offset, at.size));
   for (std::size_t i = 0; i < at.size; ++i)
-    owed[i] = takes_part(block.values.offset + i) ? owed[i] + worker[i] : 0;
+    if (!takes_part(block.values.offset + i)) owed[i] = 0;
   return owed;
 }
 

@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "optim/low_bit/denominator/block_denominators.h"
+#include "optim/low_bit/gradients/low_bit_average.h"
 #include "optim/low_bit/model.h"
 #include "optim/low_bit/momentum/late_elements.h"
 #include "thinwire/exchange/compressed_all_reduce.h"
@@ -135,6 +137,10 @@ class CompressedMomentum {
   void follow_observer();
   /// Nothing is owed any more, to nobody.
   void clear_residuals();
+  /// What gradients owe when the momentum begins to be compressed: it owes
+  /// (1 - beta1) clip of that, in its units, and nothing where an element takes
+  /// no part.
+  void inherit(GradientResiduals&& owed, std::span<const HeavyElement> heavy);
 
   // ---- what a group of one owes: it compresses nothing, so the residuals of a
   // state from more ranks are delivered by its first exchange, y = x + e + d
@@ -149,8 +155,11 @@ class CompressedMomentum {
 
   // ---- state: momentum_state.cpp
   /// exp_avg, which lies on the ranks as `sharing` says, who takes part,
-  /// residuals, and which of them this rank serves.
-  void add_to(State& state, Sharing sharing) const;
+  /// residuals, and which of them this rank serves. `of_gradients`: the
+  /// residuals are those.
+  void add_to(State& state, Sharing sharing,
+              const std::optional<LowBitAverage::Views>& of_gradients =
+                  std::nullopt) const;
   /// Elements that this rank encodes, and has worker residuals of.
   [[nodiscard]] std::vector<Range> encoded() const;
   /// Residuals of a state; `exchange` where there is none yet.
@@ -160,14 +169,15 @@ class CompressedMomentum {
     bool are_there = false;
     std::unique_ptr<exchange::CompressedAllReduce> exchange{};
   };
-  /// Takes them out of the state; empty where it has none. Throws
-  /// Error(kCorruptCheckpoint).
-  [[nodiscard]] Residuals take_residuals(StateDict& state) const;
+  /// Takes them out of the state; empty where it has none. `of_gradients`: they
+  /// are not the momentum's. Throws Error(kCorruptCheckpoint).
+  [[nodiscard]] Residuals take_residuals(StateDict& state,
+                                         bool of_gradients = false) const;
   void restore(Residuals&& residuals);
   /// Throws Error(kCorruptCheckpoint) where residuals of a state in memory are
   /// another rank's, or of other buckets; and the scalars that say so.
   void require_owner(const StateDict& state) const;
-  void add_owner(StateDict& owner) const;
+  void add_owner(State& state) const;
   [[nodiscard]] LateElements saved_late(
       const StateDict& state, const std::vector<std::uint8_t>& elements) const;
   void set_late(LateElements late) { late_ = std::move(late); }
@@ -177,9 +187,9 @@ class CompressedMomentum {
                                   const Buffer& d) const;
   [[nodiscard]] std::unique_ptr<exchange::CompressedAllReduce> make_exchange()
       const;
-  [[nodiscard]] bool has_residuals() const {
-    return exchange_ != nullptr || has_debt();
-  }
+  [[nodiscard]] std::optional<LowBitAverage::Views> residuals() const;
+  void inherit_block(std::size_t b, float* error, double clip,
+                     std::span<const HeavyElement> heavy) const;
 
   LowBitModel& model_;
   bool keeps_previous_;

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <tuple>
 #include <utility>
 
+#include "exchange/residuals.h"
 #include "optim/low_bit/momentum/momentum.h"
 #include "optim/saved_state.h"
 #include "thinwire/core/checksum.h"
@@ -102,7 +104,9 @@ void CompressedMomentum::read(Range range, std::span<float> to) const {
   }
 }
 
-void CompressedMomentum::add_to(State& state, Sharing sharing) const {
+void CompressedMomentum::add_to(
+    State& state, Sharing sharing,
+    const std::optional<LowBitAverage::Views>& of_gradients) const {
   const std::vector<Range> whole = {{0, model_.size()}};
   state.arrays.push_back(
       {.name = "exp_avg",
@@ -119,13 +123,20 @@ void CompressedMomentum::add_to(State& state, Sharing sharing) const {
   const exchange::Places& places = model_.places;
   state.shard = elements_of(blocks, places.own, places.own + 1);
   state.encoded = encoded();
-  if (!has_residuals()) return;
-  state.add_elements(
-      kWorkerError, Sharing::kMean, *state.encoded,
-      exchange_ ? exchange_->worker_error() : debt_.worker.view());
-  state.add_elements(
-      "server_error", Sharing::kSharded, state.shard,
-      exchange_ ? exchange_->server_error() : debt_.server.view());
+  const auto owed = of_gradients ? of_gradients : residuals();
+  if (!owed) return;
+  state.add_elements(kWorkerError, Sharing::kMean, *state.encoded,
+                     owed->worker);
+  state.add_elements("server_error", Sharing::kSharded, state.shard,
+                     owed->server);
+}
+
+std::optional<LowBitAverage::Views> CompressedMomentum::residuals() const {
+  if (exchange_)
+    return LowBitAverage::Views{exchange_->worker_error(),
+                                exchange_->server_error()};
+  if (!has_debt()) return std::nullopt;
+  return LowBitAverage::Views{debt_.worker.view(), debt_.server.view()};
 }
 
 std::vector<Range> CompressedMomentum::encoded() const {
@@ -134,7 +145,7 @@ std::vector<Range> CompressedMomentum::encoded() const {
 }
 
 CompressedMomentum::Residuals CompressedMomentum::take_residuals(
-    StateDict& state) const {
+    StateDict& state, bool of_gradients) const {
   if (!has_residuals_of_momentum(state)) return {};
   const DType dtype = model_.settings.residual_dtype;
   const exchange::BlockLayout& blocks = model_.layout.blocks;
@@ -147,7 +158,8 @@ CompressedMomentum::Residuals CompressedMomentum::take_residuals(
   taken.are_there = true;
   taken.worker = take("worker_error", places.first, places.end());
   taken.server = take("server_error", places.own, places.own + 1);
-  if (model_.compresses() && !exchange_) taken.exchange = make_exchange();
+  if (model_.compresses() && !exchange_ && !of_gradients)
+    taken.exchange = make_exchange();
   return taken;
 }
 
@@ -169,12 +181,49 @@ void CompressedMomentum::clear_residuals() {
   forget_debt();
 }
 
-void CompressedMomentum::add_owner(StateDict& owner) const {
-  if (!has_residuals()) return;
-  owner.put_integer("world_size", model_.comm.size());
-  owner.put_integer("rank", model_.comm.rank());
-  owner.put_integer("residual_layout",
-                    residual_layout(model_, model_.layout.blocks));
+void CompressedMomentum::inherit(GradientResiduals&& owed,
+                                 std::span<const HeavyElement> heavy) {
+  const exchange::Places& places = model_.places;
+  for (auto [side, first, end] :
+       {std::tuple(&owed.worker, places.first, places.end()),
+        std::tuple(&owed.server, places.own, places.own + 1)}) {
+    std::size_t at = 0;
+    for (std::size_t b = 0; b < model_.num_blocks(); ++b) {
+      const exchange::Block& block = model_.layout.blocks.blocks()[b];
+      const auto server = static_cast<std::size_t>(block.server);
+      if (server < first || server >= end) continue;
+      exchange::Residual error(side->view(), {at, block.residual.size});
+      inherit_block(b, error.floats(), owed.clip, heavy);
+      error.store();
+      at += block.residual.size;
+    }
+  }
+  if (model_.compresses())
+    exchange().take_errors(std::move(owed.worker), std::move(owed.server));
+  else
+    debt_ = {std::move(owed.worker), std::move(owed.server), true};
+}
+
+void CompressedMomentum::inherit_block(
+    std::size_t b, float* error, double clip,
+    std::span<const HeavyElement> heavy) const {
+  const Range& at = model_.block(b);
+  const double beta1 =
+      model_.adam.group_options(model_.layout.block_group[b]).beta1;
+  const auto weight = static_cast<float>((1 - beta1) * clip);
+  for (std::size_t i = 0; i < at.size; ++i)
+    error[i] = takes_part(at.offset + i) ? weight * error[i] * unit(b) : 0;
+  for (const HeavyElement& element : heavy)
+    if (at.offset <= element.index && element.index < at.end())
+      error[element.index - at.offset] *= element.factor;
+}
+
+void CompressedMomentum::add_owner(State& state) const {
+  if (state.find(kWorkerError) == nullptr) return;
+  state.owner.put_integer("world_size", model_.comm.size());
+  state.owner.put_integer("rank", model_.comm.rank());
+  state.owner.put_integer("residual_layout",
+                          residual_layout(model_, model_.layout.blocks));
 }
 
 void CompressedMomentum::require_owner(const StateDict& state) const {

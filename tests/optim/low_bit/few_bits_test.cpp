@@ -1,0 +1,543 @@
+// SPDX-License-Identifier: Apache-2.0
+// FreezeOptions::warmup_bits: exact steps that average gradients over 4 or 8
+// bits. Their arithmetic is in onebit_adam_plain_test.cpp and by_host_test.cpp.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "optim/low_bit/by_host.h"
+#include "optim/low_bit/cases.h"
+#include "optim/low_bit/late_cases.h"
+#include "optim/other_ranks.h"
+#include "optim/states.h"
+#include "support/errors.h"
+#include "support/kept_log.h"
+#include "thinwire/kernels/cast.h"
+#include "thinwire/kernels/norm.h"
+
+namespace thinwire::optim::few_bits_test {
+namespace {
+
+using test::naive::Floats;
+
+OnebitAdamOptions with_bits(int bits, std::int64_t freeze_step = 1000) {
+  OnebitAdamOptions o{.learning_rate = 0.02,
+                      .freeze = {.step = freeze_step, .warmup_bits = bits}};
+  o.compression.exchange.bucket_elements = 900;
+  return o;
+}
+
+std::vector<float> floats_of(ConstView values) {
+  std::vector<float> floats(values.size());
+  kernels::convert(values, floats);
+  return floats;
+}
+
+std::vector<float> array_of(const Optimizer& optimizer, const char* name) {
+  return floats_of(copy_of(optimizer.state()).array(name));
+}
+
+// (ranks, bits)
+class WarmUpInFewBits : public ::testing::TestWithParam<std::tuple<int, int>> {
+ protected:
+  const int world = std::get<0>(GetParam());
+  const int bits = std::get<1>(GetParam());
+};
+INSTANTIATE_TEST_SUITE_P(All, WarmUpInFewBits,
+                         ::testing::Combine(::testing::Values(2, 3, 4, 8),
+                                            ::testing::Values(4, 8)),
+                         [](const auto& tested) {
+                           return fmt::format("w{}_{}_bits",
+                                              std::get<0>(tested.param),
+                                              std::get<1>(tested.param));
+                         });
+
+// With beta1 = 0 the momentum is the decoded gradient.
+TEST_P(WarmUpInFewBits, WhatHasArrivedIsWhatCameLessWhatIsOwed) {
+  const ParameterLayout layout = test::awkward_layout();
+  const std::size_t n = layout.size();
+  constexpr int kSteps = 20;
+  OnebitAdamOptions o = with_bits(bits);
+  o.beta1 = 0;
+  std::vector<double> exact(n), arrived(n), owed(n);
+  double most = 0;
+  std::vector<test::Saved> saved(static_cast<std::size_t>(world));
+  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+    OnebitAdam optimizer(comm, layout, o);
+    Floats params = test::normal(n, 3);
+    for (int t = 1; t <= kSteps; ++t) {
+      Floats grads = test::gradient_with_gaps(layout, t, comm.rank());
+      EXPECT_TRUE(optimizer.step(params, grads).applied);
+      if (comm.rank() != 0) continue;
+      const Floats m = array_of(optimizer, "exp_avg");
+      for (std::size_t i = 0; i < n; ++i) arrived[i] += m[i];
+    }
+    saved[static_cast<std::size_t>(comm.rank())] = test::save(optimizer);
+  });
+  for (int t = 1; t <= kSteps; ++t)
+    for (int r = 0; r < world; ++r) {
+      const Floats g = test::gradient_with_gaps(layout, t, r);
+      for (std::size_t i = 0; i < n; ++i) {
+        exact[i] += double{g[i]} / world;
+        most = std::max(most, double{std::abs(g[i])});
+      }
+    }
+  for (const test::Saved& of_rank : saved)
+    for (const auto& [name, share] :
+         {std::pair("worker_error", 1.0 / world), {"server_error", 1.0}}) {
+      const Floats e = floats_of(of_rank.values.array(name));
+      std::size_t at = 0;
+      for (const Range& range : of_rank.what.find(name)->ranges)
+        for (std::size_t i = range.offset; i < range.end(); ++i)
+          owed[i] += share * e[at++];
+    }
+  double owed_most = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    ASSERT_NEAR(arrived[i], exact[i] - owed[i], kSteps * most * 1e-6) << i;
+    owed_most = std::max(owed_most, std::abs(owed[i]));
+  }
+  EXPECT_GT(owed_most, most * 1e-3);  // there is something to check
+}
+
+// What had no gradient has a variance of 0, and is late.
+TEST_P(WarmUpInFewBits, RowsThatNobodyHasSeenStayUntouched) {
+  const ParameterLayout layout = test::late_layout();
+  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+    OnebitAdam optimizer(comm, layout, with_bits(bits, 3));
+    Floats params = test::normal(layout.size(), 3);
+    const auto step = [&](std::int64_t t) {
+      Floats grads = test::late_gradient(layout, t, comm.rank());
+      return optimizer.step(params, grads);
+    };
+    for (std::int64_t t = 1; t <= 2; ++t) (void)step(t);
+    const Floats v = array_of(optimizer, "exp_avg_sq");
+    std::size_t untouched = 0;
+    for (const Parameter& p : layout.parameters())
+      for (std::size_t i = 0; i < p.size; ++i)
+        if (test::late_element(p, i).is_late) {
+          ASSERT_EQ(v[p.offset + i], 0) << p.name << " " << i;
+          ++untouched;
+        }
+    (void)step(3);
+    EXPECT_EQ(optimizer.progress().phase, Phase::kCompressed);
+    EXPECT_GE(step(4).masked, untouched);
+  });
+}
+
+// One run freezes at step 4, another does not: the residuals of one are those
+// of the other times (1 - beta1) clip, and 0 where an element is out.
+TEST_P(WarmUpInFewBits, HandsOverWhatIsOwed) {
+  const ParameterLayout layout = test::late_layout();
+  OnebitAdamOptions o = with_bits(bits, 4);
+  o.groups.resize(2);
+  o.groups[1].beta1 = 0.5;
+  o.groups[1].exp_avg_mask = test::every_third_masked(layout, 1);
+  o.compression.exchange.max_grad_norm = 0.5;
+  OnebitAdamOptions later = o;
+  later.freeze.step = 5;
+  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+    OnebitAdam one(comm, layout, o);
+    OnebitAdam other(comm, layout, later);
+    Floats params = test::normal(layout.size(), 3);
+    Floats same = params;
+    double clip = 1;
+    for (std::int64_t t = 1; t <= 4; ++t) {
+      Floats grads = test::late_gradient(layout, t, comm.rank());
+      Floats again = grads;
+      clip = one.step(params, grads).clip_factor;
+      (void)other.step(same, again);
+      ASSERT_EQ(params, same);
+    }
+    EXPECT_LT(clip, 1);
+    const test::Saved frozen = test::save(one);
+    const test::Saved warm = test::save(other);
+    const auto takes_part =
+        frozen.values.array("participation").as<std::uint8_t>();
+    std::size_t owing = 0;
+    for (const char* const name : {"worker_error", "server_error"}) {
+      const Floats got = floats_of(frozen.values.array(name));
+      const Floats owed = floats_of(warm.values.array(name));
+      ASSERT_EQ(got.size(), owed.size());
+      std::size_t at = 0;
+      for (const Range& range : frozen.what.find(name)->ranges)
+        for (std::size_t i = range.offset; i < range.end(); ++i, ++at) {
+          const double beta1 =
+              layout.parameter_at(i).group == 0 ? o.beta1 : 0.5;
+          const auto weight = static_cast<float>((1 - beta1) * clip);
+          ASSERT_EQ(got[at], takes_part[i] == 1 ? weight * owed[at] : 0)
+              << name << " " << i;
+          owing += got[at] != 0 ? 1 : 0;
+        }
+    }
+    EXPECT_GT(owing, 100u);
+  });
+}
+
+// ---- begun during backward
+
+using HandOver =
+    std::function<void(Optimizer&, View grads, const ParameterLayout&)>;
+
+void reduce_pieces(Optimizer& optimizer, View grads,
+                   const ParameterLayout& layout, bool all) {
+  if (!optimizer.early()->reduces()) return;
+  constexpr std::size_t kPiece = kernels::kSumChunk;
+  const std::size_t pieces = (layout.size() + kPiece - 1) / kPiece;
+  for (std::size_t k = pieces; k-- > 0;) {
+    if (!all && k % 3 == 1) continue;
+    optimizer.early()->reduce(
+        grads, {k * kPiece, std::min(kPiece, layout.size() - k * kPiece)});
+  }
+}
+
+const std::vector<HandOver>& hand_overs() {
+  static const std::vector<HandOver> all = {
+      [](auto&, View, auto&) {},
+      [](auto& o, View g, auto& l) { reduce_pieces(o, g, l, true); },
+      [](auto& o, View g, auto& l) { reduce_pieces(o, g, l, false); },
+      [](auto& o, View g, auto& l) {
+        if (o.early()->reduces()) o.early()->reduce(g, {0, l.size()});
+      }};
+  return all;
+}
+
+struct After {
+  Floats params;
+  bool applied = false;
+  double norm = 0;
+  StateDict state;
+};
+
+// Parameters after every step, of every rank, flat or by host. Rank 1 has a
+// gradient that is not finite in two of them, at another place each.
+std::vector<std::vector<After>> run(test::by_host::Ranks ranks,
+                                    const test::MakeOptimizer& make,
+                                    DType dtype, const HandOver& hand_over,
+                                    std::size_t bad = 0) {
+  const ParameterLayout layout = test::late_layout();
+  std::vector<std::vector<After>> all(static_cast<std::size_t>(ranks.size()));
+  test::by_host::run_by_host(ranks, [&](comm::Communicator& comm) {
+    const auto optimizer = make(comm, layout);
+    Floats params = test::normal(layout.size(), 3);
+    for (std::int64_t t = 1; t <= 8; ++t) {
+      // One scale is wrong for what has begun.
+      const double scale = dtype == DType::kFloat16 && t >= 3 ? 4 : 1;
+      Floats values = test::late_gradient(layout, t, comm.rank());
+      for (float& value : values) value *= static_cast<float>(scale);
+      if (comm.rank() == 1 && (t == 2 || t == 4))
+        values[(bad + static_cast<std::size_t>(t) * 700) % values.size()] =
+            std::numeric_limits<float>::infinity();
+      Buffer grads(values.size(), dtype);
+      kernels::convert(values, grads.view());
+      hand_over(*optimizer, grads.view(), layout);
+      const StepReport report = optimizer->step(
+          {.params = params, .grads = grads.view(), .loss_scale = scale});
+      EXPECT_EQ(report.applied, t != 2 && t != 4) << t;
+      if (!report.applied) EXPECT_TRUE(report.residuals_cleared) << t;
+      all[static_cast<std::size_t>(comm.rank())].push_back(
+          {params, report.applied, report.grad_norm,
+           copy_of(optimizer->state())});
+    }
+  });
+  return all;
+}
+
+TEST(WarmUpInFewBits, BegunDuringBackwardHasTheSameBits) {
+  for (const test::by_host::Ranks ranks :
+       {test::by_host::Ranks{2, 1}, {3, 1}, {2, 2}})
+    for (const DType dtype :
+         {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
+      for (const bool is_lamb : {false, true}) {
+        OnebitLambOptions lamb{.learning_rate = 0.02,
+                               .freeze = {.step = 5, .warmup_bits = 8}};
+        lamb.compression.exchange.bucket_elements = 900;
+        const auto make = is_lamb ? test::onebit_lamb(lamb)
+                                  : test::onebit_adam(with_bits(4, 5));
+        const auto want = run(ranks, make, dtype, hand_overs()[0]);
+        for (std::size_t h = 1; h < hand_overs().size(); ++h) {
+          const auto got = run(ranks, make, dtype, hand_overs()[h]);
+          for (std::size_t r = 0; r < want.size(); ++r)
+            for (std::size_t t = 0; t < want[r].size(); ++t) {
+              SCOPED_TRACE(fmt::format("{} of {}x{}, hand-over {}, step {}", r,
+                                       ranks.hosts, ranks.per_host, h, t + 1));
+              ASSERT_EQ(got[r][t].params, want[r][t].params);
+              ASSERT_EQ(got[r][t].norm, want[r][t].norm);
+              // A scale that changes costs residuals if it was guessed wrong.
+              if (dtype != DType::kFloat16)
+                ASSERT_TRUE(
+                    test::same_state(got[r][t].state, want[r][t].state));
+            }
+        }
+      }
+}
+
+TEST(WarmUpInFewBits, SkipsWhateverBucketOverflows) {
+  for (std::size_t bad = 0; bad < 4500; bad += 450)
+    for (const HandOver& hand_over : hand_overs()) {
+      const auto all = run({2, 1}, test::onebit_adam(with_bits(8, 6)),
+                           DType::kFloat32, hand_over, bad);
+      for (const auto& of_rank : all) {
+        EXPECT_EQ(of_rank[1].params, of_rank[0].params);
+        EXPECT_EQ(of_rank[7].params, all[0][7].params);
+        for (const char* const name : {"worker_error", "server_error"})
+          for (const float e : floats_of(of_rank[3].state.array(name)))
+            ASSERT_EQ(e, 0);
+      }
+    }
+}
+
+// Finite everywhere, but not their sum.
+TEST(WarmUpInFewBits, SkipsWhereASumOverflows) {
+  const ParameterLayout layout = ParameterLayout::of({{"p", {1500}}});
+  comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+    OnebitAdam optimizer(comm, layout, with_bits(8));
+    Floats params = test::normal(layout.size(), 3);
+    const Floats before = params;
+    Floats grads(layout.size(), 1e38f);
+    (void)optimizer.step(params, grads);
+    params = before;
+    grads.assign(layout.size(), 1e38f);
+    grads[3] = 3.4e38f;
+    const StepReport report = optimizer.step(
+        {.params = params, .grads = View(grads), .loss_scale = 0.5});
+    EXPECT_FALSE(report.applied);
+    EXPECT_TRUE(report.residuals_cleared);
+    EXPECT_EQ(params, before);
+    grads = test::gradient(layout.size(), 1, comm.rank());
+    EXPECT_TRUE(optimizer.step(params, grads).applied);
+  });
+}
+
+TEST(WarmUpInFewBits, RefusesWhatWouldDisturbWhatHasBegun) {
+  const ParameterLayout layout = test::late_layout();
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    OnebitAdam optimizer(comm, layout, with_bits(8));
+    Floats params = test::normal(layout.size(), 3);
+    Floats grads = test::gradient(layout.size(), 1, comm.rank());
+    optimizer.early()->reduce(grads, {1024, 2048});
+    test::expect_error(ErrorCode::kInvalidArgument,
+                       {"range", "apart from what is under way"}, [&] {
+                         optimizer.early()->reduce(grads, {2048, 1024});
+                       });
+    test::expect_error(ErrorCode::kInvalidArgument, {"range", "1024"}, [&] {
+      optimizer.early()->reduce(grads, {0, 5});
+    });
+    test::expect_error(ErrorCode::kFailedPrecondition,
+                       {"between reduce() and step()", "warmup_bits"},
+                       [&] { (void)copy_of(optimizer.state()); });
+    Floats others = grads;
+    test::expect_error(ErrorCode::kInvalidArgument,
+                       {"StepInput.grads", "reduce()"},
+                       [&] { (void)optimizer.step(params, others); });
+    EXPECT_TRUE(optimizer.step(params, grads).applied);
+    optimizer.early()->reduce(grads, {1024, 2048});  // and goes with it
+  });
+}
+
+// ---- options, and what a state says
+
+std::int64_t bits_in(const Optimizer& optimizer) {
+  const StateDict state = copy_of(optimizer.state());
+  return state.has_scalar("warmup_bits") ? state.integer("warmup_bits") : 0;
+}
+
+TEST(WarmupBits, AreCheckedByName) {
+  const ParameterLayout layout = test::late_layout();
+  for (const int bits : {-1, 1, 2, 16, 32}) {
+    test::expect_error(ErrorCode::kInvalidArgument,
+                       {"warmup_bits", "0, 4 or 8", std::to_string(bits)},
+                       [&] { with_bits(bits).validate(layout); });
+    OnebitLambOptions lamb;
+    lamb.freeze.warmup_bits = bits;
+    test::expect_error(ErrorCode::kInvalidArgument,
+                       {"warmup_bits", "0, 4 or 8", std::to_string(bits)},
+                       [&] { lamb.validate(layout); });
+  }
+}
+
+TEST(WarmupBits, FollowFromTheRunsLengthWhereItAloneIsKnown) {
+  EXPECT_EQ(warmup_bits_of({}), 0);
+  EXPECT_EQ(warmup_bits_of({.step = 5}), 0);
+  EXPECT_EQ(warmup_bits_of({.total_steps = 300}), 8);
+  EXPECT_EQ(warmup_bits_of({.step = 5, .total_steps = 300}), 0);
+  EXPECT_EQ(warmup_bits_of({.step = kAutoFreeze, .total_steps = 300}), 0);
+  EXPECT_EQ(warmup_bits_of({.total_steps = 300, .warmup_bits = 0}), 0);
+  EXPECT_EQ(warmup_bits_of({.total_steps = 300, .warmup_bits = 4}), 4);
+  EXPECT_EQ(warmup_bits_of({.step = 5, .warmup_bits = 4}), 4);
+}
+
+TEST(WarmupBits, ThatNobodyNamedAreToldOnce) {
+  const ParameterLayout layout = test::late_layout();
+  const auto told = [&](const FreezeOptions& freeze) {
+    test::KeptLog log;
+    (void)test::train(2, layout, test::onebit_adam({.freeze = freeze}), 2);
+    return log.with("warmup_bits");
+  };
+  const std::vector<std::string> lines = told({.total_steps = 300});
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_NE(lines[0].find("onebit_adam: total_steps is given"),
+            std::string::npos);
+  EXPECT_NE(lines[0].find("over 8 bits"), std::string::npos);
+  EXPECT_TRUE(told({.step = 60, .total_steps = 300, .warmup_bits = 8}).empty());
+  EXPECT_TRUE(told({.total_steps = 300, .warmup_bits = 0}).empty());
+}
+
+TEST(WarmupBits, AreThoseOfTheStateUnlessTheyAreNamed) {
+  const ParameterLayout layout = test::late_layout();
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    const auto begun = [&](const FreezeOptions& freeze) {
+      auto optimizer = std::make_unique<OnebitAdam>(
+          comm, layout, OnebitAdamOptions{.freeze = freeze});
+      return optimizer;
+    };
+    const auto trained = [&](const FreezeOptions& freeze) {
+      auto optimizer = begun(freeze);
+      Floats params = test::normal(layout.size(), 3);
+      for (std::int64_t t = 1; t <= 2; ++t) {
+        Floats grads = test::gradient(layout.size(), t, comm.rank());
+        (void)optimizer->step(params, grads);
+      }
+      return copy_of(optimizer->state());
+    };
+    const StateDict exact = trained({.step = 50});
+    const StateDict by_run = trained({.total_steps = 300});
+    const StateDict four = trained({.step = 50, .warmup_bits = 4});
+    EXPECT_FALSE(exact.has_scalar("warmup_bits"));
+    EXPECT_EQ(by_run.integer("warmup_bits"), 8);
+
+    const auto after = [&](const FreezeOptions& freeze, const StateDict& state,
+                           std::size_t notes = 0) {
+      auto optimizer = begun(freeze);
+      EXPECT_EQ(optimizer->load_state_dict(state).size(), notes);
+      Floats params = test::normal(layout.size(), 3);
+      Floats grads = test::gradient(layout.size(), 3, comm.rank());
+      const int bits = optimizer->step(params, grads).bits;
+      EXPECT_EQ(bits_in(*optimizer), bits);
+      return bits;
+    };
+    EXPECT_EQ(after({.step = 50}, by_run), 8);
+    EXPECT_EQ(after({.step = 50}, four), 4);
+    EXPECT_EQ(after({.total_steps = 300}, four), 4);
+    EXPECT_EQ(after({.total_steps = 300}, exact), 0);
+    EXPECT_EQ(after({.step = 50, .warmup_bits = 8}, exact), 8);
+    EXPECT_EQ(after({.step = 50, .warmup_bits = 8}, four), 8);
+    EXPECT_EQ(after({.step = 50, .warmup_bits = 0}, four, 1), 0);
+    auto dropping = begun({.step = 50, .warmup_bits = 0});
+    const Notes notes = dropping->load_state_dict(four);
+    ASSERT_EQ(notes.size(), 1u);
+    EXPECT_NE(notes[0].find("dropped"), std::string::npos);
+    EXPECT_FALSE(copy_of(dropping->state()).has_array("worker_error"));
+
+    StateDict wrong = test::without(four, "warmup_bits");
+    wrong.put_integer("warmup_bits", 5);
+    test::expect_error(ErrorCode::kCorruptCheckpoint, {"warmup_bits", "5"},
+                       [&] { begun({.step = 50})->load_state_dict(wrong); });
+  });
+}
+
+// A run that goes on under another freeze_step: what is owed goes over at once,
+// or is forgotten with the compressed steps that are undone.
+TEST(WarmupBits, GoWithTheStageThatOptionsName) {
+  const ParameterLayout layout = test::late_layout();
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    OnebitAdam one(comm, layout, with_bits(8, 4));
+    Floats params = test::normal(layout.size(), 3);
+    const auto step = [&](OnebitAdam& optimizer, std::int64_t t) {
+      Floats grads = test::gradient(layout.size(), t, comm.rank());
+      return optimizer.step(params, grads);
+    };
+    for (std::int64_t t = 1; t <= 2; ++t) (void)step(one, t);
+    OnebitAdam earlier(comm, layout, with_bits(8, 1));
+    EXPECT_FALSE(earlier.load_state_dict(copy_of(one.state())).empty());
+    EXPECT_EQ(earlier.progress().phase, Phase::kCompressed);
+    const Floats owed = array_of(one, "worker_error");
+    const Floats got = array_of(earlier, "worker_error");
+    for (std::size_t i = 0; i < owed.size(); ++i)
+      ASSERT_EQ(got[i], static_cast<float>(1 - 0.9) * owed[i]);
+    (void)step(earlier, 3);
+
+    for (std::int64_t t = 3; t <= 6; ++t) (void)step(one, t);
+    EXPECT_EQ(one.progress().phase, Phase::kCompressed);
+    OnebitAdam later(comm, layout, with_bits(8, 9));
+    EXPECT_FALSE(later.load_state_dict(copy_of(one.state())).empty());
+    EXPECT_EQ(later.progress().phase, Phase::kExact);
+    const StepReport report = step(later, 7);
+    EXPECT_EQ(report.bits, 8);
+    for (std::int64_t t = 8; t <= 10; ++t) (void)step(later, t);
+    EXPECT_EQ(later.progress().phase, Phase::kCompressed);
+  });
+}
+
+// More ranks' residuals are delivered by the first step of a group of one.
+TEST(WarmupBits, OfMoreRanksAreAGroupOfOnesDebt) {
+  const ParameterLayout layout = test::grouped_layout();
+  std::vector<test::Saved> saved(3);
+  OnebitAdamOptions o = with_bits(4);
+  o.beta1 = 0;
+  comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+    OnebitAdam optimizer(comm, layout, o);
+    Floats params = test::normal(layout.size(), 3);
+    for (std::int64_t t = 1; t <= 3; ++t) {
+      Floats grads = test::gradient(layout.size(), t, comm.rank());
+      (void)optimizer.step(params, grads);
+    }
+    saved[static_cast<std::size_t>(comm.rank())] = test::save(optimizer);
+  });
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
+    comm::run_local_ranks(1, [&](comm::Communicator& comm) {
+      OnebitAdam optimizer(comm, layout, o);
+      test::adopt(comm, optimizer, saved);
+      const Floats e = array_of(optimizer, "worker_error");
+      const Floats d = array_of(optimizer, "server_error");
+      Floats params = test::normal(layout.size(), 3);
+      Buffer grads(layout.size(), dtype);
+      kernels::convert(test::gradient(layout.size(), 4, 0), grads.view());
+      const Floats g = floats_of(std::as_const(grads).view());
+      const StepReport report = optimizer.step(params, grads.view());
+      EXPECT_TRUE(report.applied);
+      EXPECT_EQ(report.bits, 0);
+      const Floats m = array_of(optimizer, "exp_avg");
+      for (std::size_t i = 0; i < m.size(); ++i)
+        ASSERT_EQ(m[i], g[i] + (d[i] + e[i])) << i;
+      EXPECT_FALSE(copy_of(optimizer.state()).has_array("worker_error"));
+      EXPECT_EQ(optimizer.step(params, grads.view()).bits, 0);
+    });
+}
+
+// A group of one sends nothing, whatever it is told.
+TEST(WarmupBits, MakeNoDifferenceToAGroupOfOne) {
+  const ParameterLayout layout = test::late_layout();
+  EXPECT_EQ(test::train(1, layout, test::onebit_adam(with_bits(4, 4)), 7),
+            test::train(1, layout, test::onebit_adam(with_bits(0, 4)), 7));
+}
+
+TEST(WarmupBits, OfZeroAreTodaysBits) {
+  const ParameterLayout layout = test::late_layout();
+  OnebitAdamOptions unset = with_bits(0, 4);
+  unset.freeze.warmup_bits.reset();
+  comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+    OnebitAdam one(comm, layout, with_bits(0, 4));
+    OnebitAdam other(comm, layout, unset);
+    Floats params = test::normal(layout.size(), 3);
+    Floats same = params;
+    for (std::int64_t t = 1; t <= 7; ++t) {
+      Floats grads = test::late_gradient(layout, t, comm.rank());
+      Floats again = grads;
+      const StepReport report = one.step(params, grads);
+      EXPECT_EQ(report.bits, 0);
+      EXPECT_EQ(other.step(same, again).bytes_sent, report.bytes_sent);
+      ASSERT_EQ(params, same);
+    }
+    EXPECT_TRUE(test::same_state(copy_of(one.state()), copy_of(other.state())));
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::optim::few_bits_test
