@@ -52,6 +52,15 @@ def low_bit_wire_rows(lr, lamb_lr):
             "--optimizer lean_onebit_adam",
             "onebit_adam",
         ),
+        *(
+            row(
+                f"onebit_adam_warm{bits}",
+                f"1-bit Adam, warm-up over {bits} bits",
+                f"--optimizer onebit_adam --set warmup_bits={bits}",
+                "onebit_adam",
+            )
+            for bits in (8, 4)
+        ),
         row(
             "onebit_adam_lagged",
             "1-bit Adam, lagged clipping",

@@ -162,6 +162,9 @@ def seconds_of_run(length, variant, of_step, ways):
     if variant not in SCHEDULED:
         return length * own
     steps = ways[SCHEDULED[variant]]
+    if "_warm" in variant:  # what was measured is a step of the warm-up
+        after = of_step.get("onebit_adam")
+        return after and steps["exact"] * own + steps["compressed"] * after
     exact = of_step.get("zero_adam" if variant == "lean_onebit_adam" else "adam")
     if exact is None:
         return None

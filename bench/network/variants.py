@@ -12,6 +12,8 @@ NAMES = {
     "zero_adam": "Thinwire, ZeRO-2, Adam (exact)",
     "zero_4_4": "Thinwire, ZeRO-2, Adam, 4 bits",
     "onebit_adam": "Thinwire, 1-bit Adam",
+    "onebit_adam_warm8": "Thinwire, 1-bit Adam, warm-up over 8 bits",
+    "onebit_adam_warm4": "Thinwire, 1-bit Adam, warm-up over 4 bits",
     "onebit_adam_early": "Thinwire, 1-bit Adam, during backward",
     "lean_onebit_adam": "Thinwire, lean 1-bit Adam",
     "onebit_lamb": "Thinwire, 1-bit LAMB",
@@ -28,6 +30,12 @@ TOLD = {
         "onebit_adam+lagged_clipping=true+compressed_during_backward=true"
     ),
     "exchange": "exchange:onebit_adam",
+} | {
+    # A step of the warm-up.
+    f"onebit_adam_warm{bits}": (
+        f"onebit_adam+warmup_bits={bits}+optimizer.params.freeze_step=100000"
+    )
+    for bits in (8, 4)
 }
 
 # Forward, backward and exact Adam's update, in a group of one.
@@ -39,6 +47,8 @@ COMPRESSED = (
     "ddp_powersgd1",
     "ddp_powersgd4",
     "zero_4_4",
+    "onebit_adam_warm8",
+    "onebit_adam_warm4",
     "onebit_adam",
     "onebit_adam_early",
     "lean_onebit_adam",
@@ -46,6 +56,8 @@ COMPRESSED = (
     "zero_one_adam",
     "python_onebit_adam",
 )
+# Steps are called exact, however few bits they send: their Adam is.
+CALLED_EXACT = ("zero_4_4", "onebit_adam_warm8", "onebit_adam_warm4")
 ALL = (*DENSE, *COMPRESSED)
 OF_A_RUN = ("ddp_fp32", "adam", "onebit_adam")
 
@@ -63,6 +75,8 @@ PLANNED = {
 # plan --steps` says it; all others take the same step throughout.
 SCHEDULED = {
     "onebit_adam": "onebit_adam",
+    "onebit_adam_warm8": "onebit_adam",
+    "onebit_adam_warm4": "onebit_adam",
     "onebit_adam_early": "onebit_adam",
     "lean_onebit_adam": "lean",
     "onebit_lamb": "onebit_adam",
@@ -121,6 +135,5 @@ def is_compressed(variant):
 
 
 def must_be_compressed(variant):
-    """No step of it may be exact. Those of ZeRO are called so, however few bits
-    they send: its Adam is exact."""
-    return is_compressed(variant) and base(variant) != "zero_4_4"
+    """No step of it may be exact."""
+    return is_compressed(variant) and base(variant) not in CALLED_EXACT

@@ -21,6 +21,7 @@ SECONDS = {  # per step in three rounds at 100 Mbit/s
     "ddp_fp32": (2.0, 2.2, 3.0),
     "adam": (2.0, 2.1, 2.4),
     "onebit_adam": (0.1, 0.11, 0.3),
+    "onebit_adam_warm8": (0.5, 0.6, 0.7),
     "zero_one_adam": (0.08, 0.08, 0.08),
     "python_onebit_adam": (0.12, 0.14, 0.3),
 }
@@ -297,6 +298,9 @@ class Results(Case):
         # 2.2 s each; 60 of 2.1 s and 240 of 0.11 s.
         self.assertEqual(brief("torch DDP, fp32"), "660 s")
         self.assertEqual(brief("Thinwire, 1-bit Adam"), "152 s (4.3×)")
+        # 60 of 0.6 s and 240 of 0.11 s.
+        warm = "Thinwire, 1-bit Adam, warm-up over 8 bits"
+        self.assertEqual(brief(warm), "62.4 s (11×)")
         # 52 of 2.1 s, 172 of 0.11 s, and of 0.07 s, of which three and one of 0.11 s
         # have a mean of 0.08 s, 76.
         self.assertEqual(brief("Thinwire, 0/1 Adam"), "133 s (4.9×)")
