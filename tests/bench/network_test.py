@@ -347,7 +347,7 @@ class Results(Case):
             for element in root.iter(f"{name}rect")
             if element.get("class") in ("ours", "peer")
         ]
-        self.assertEqual(len(bars), (4 + 3) * 5)
+        self.assertEqual(len(bars), (4 + 3) * len(SECONDS))
         self.assertAlmostEqual(bars[0] / bars[2], 30, delta=0.5)
 
     def test_publish_writes_the_picture_and_the_marked_tables(self):
