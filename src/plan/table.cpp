@@ -115,8 +115,7 @@ void add_run(const PlannedRun& run, Json& line) {
   steps.add("compressed", Json::of(run.compressed_steps));
   steps.add("local", Json::of(run.local_steps));
   line.add("run_steps", std::move(steps));
-  if (run.warmup_bits != 0)
-    line.add("warmup_bits", Json::of(std::int64_t{run.warmup_bits}));
+  line.add("warmup_bits", Json::of(std::int64_t{run.warmup_bits}));
 }
 
 bool is_faster(const Prediction& a, const Prediction& b) {

@@ -44,7 +44,7 @@ KEYS = [
     "memory_bytes",
     "break_even_gbps",
 ]
-KEYS_OF_RUN = ["run_seconds", "run_bytes_sent", "run_steps"]
+KEYS_OF_RUN = ["run_seconds", "run_bytes_sent", "run_steps", "warmup_bits"]
 
 
 def replaced(words):
@@ -149,7 +149,7 @@ class Plan(unittest.TestCase):
             steps = {"exact": exact, "compressed": 500 - exact, "local": 0}
             self.assertEqual(by_name[name]["run_steps"], steps)
         onebit, every = by_name["onebit_adam"], by_name["exact"]
-        self.assertEqual(onebit["warmup_bits"], 8)
+        self.assertEqual((onebit["warmup_bits"], every["warmup_bits"]), (8, 0))
         for bits in (8, 4):
             ways, _ = self.lines_of(*words, "--warmup-bits", bits)
             few = next(way for way in ways if way["way"] == "onebit_adam")

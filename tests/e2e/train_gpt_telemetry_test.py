@@ -24,6 +24,7 @@ STEPS, RESIDUAL_EVERY = 12, 4
 OBJECTS = ("seconds", "memory")
 NOT_ALWAYS = "residual_ratio"
 OF_LAMB = "lamb_coeffs"
+OF_WARMUP = "bits"
 FEW_BITS = "--set zero_bits_up=4 --set zero_bits_down=4"
 
 
@@ -58,13 +59,16 @@ class TrainGpt(Runs):
             for file in files
         }
 
-    def check_lines(self, lines, phases):
+    def check_lines(self, lines, phases, warmup_bits=0):
         """Every documented key is on every line, and no other."""
         keys, inner = documented()
         self.assertEqual([line["step"] for line in lines], [*range(1, STEPS + 1)])
         self.assertEqual([line["phase"] for line in lines], phases)
         for line in lines:
-            self.assertEqual(set(line) | {NOT_ALWAYS}, keys - {OF_LAMB})
+            has_bits = warmup_bits and line["phase"] == "exact"
+            own = keys - ({OF_LAMB} if has_bits else {OF_LAMB, OF_WARMUP})
+            self.assertEqual(set(line) | {NOT_ALWAYS}, own)
+            self.assertEqual(line.get(OF_WARMUP, 0), warmup_bits if has_bits else 0)
             for name, its in inner.items():
                 self.assertEqual(set(line[name]), its)
                 self.assertTrue(all(value >= 0 for value in line[name].values()))
@@ -77,13 +81,13 @@ class TrainGpt(Runs):
             self.assertLessEqual(line["bytes_between_hosts"], line["bytes_sent"])
             self.assertGreater(line["memory"]["parameters"], 0)
 
-    def check(self, name, extra, phases, has_residuals=True):
+    def check(self, name, extra, phases, has_residuals=True, warmup_bits=0):
         files = self.telemetry_of(
             name, extra, f"--set telemetry.residual_every={RESIDUAL_EVERY}"
         )
         self.assertEqual(list(files), [""])
         lines = files[""]
-        self.check_lines(lines, phases)
+        self.check_lines(lines, phases, warmup_bits)
         for line in lines:
             wanted = (
                 has_residuals
@@ -102,6 +106,12 @@ class TrainGpt(Runs):
     def test_onebit_adam(self):
         phases = ["exact"] * 3 + ["compressed"] * (STEPS - 3)
         self.check("onebit", "--optimizer onebit_adam --freeze-step 3", phases)
+
+    @needs_mpi
+    def test_low_bit_warm_up(self):
+        phases = ["exact"] * 3 + ["compressed"] * (STEPS - 3)
+        extra = "--optimizer onebit_adam --freeze-step 3 --set warmup_bits=8"
+        self.check("warm", extra, phases, warmup_bits=8)
 
     @needs_mpi
     def test_lean_onebit_adam(self):
