@@ -66,7 +66,7 @@ static void train(thinwire_comm* comm) {
     check(thinwire_engine_begin_backward(engine));
     for (int i = 0; i < kSize; ++i) {
       const float noise = (float)rand() / (float)RAND_MAX - 0.5F;
-      grads[i] = params[i] - (i % 2 ? -1.0F : 1.0F) + noise;
+      grads[i] += params[i] - (i % 2 ? -1.0F : 1.0F) + noise;
     }
     check(thinwire_engine_end_backward(engine));
     check(thinwire_engine_step(engine, &report));

@@ -73,7 +73,7 @@ def train(thinwire, comm, rank):
     for step in range(1, 201):
         thinwire.engine_begin_backward(engine)
         for i in range(SIZE):
-            grads[i] = params[i] - (-1 if i % 2 else 1) + noise.uniform(-0.5, 0.5)
+            grads[i] += params[i] - (-1 if i % 2 else 1) + noise.uniform(-0.5, 0.5)
         thinwire.engine_end_backward(engine)
         thinwire.engine_step(engine, byref(report))
         if rank == 0 and step % 50 == 0:

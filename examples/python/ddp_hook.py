@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A loop with DistributedDataParallel and torch's optimizer; gradients travel in few bits.
-Goes on from its checkpoint, on any number of ranks.
+Resumes from its checkpoint, on any number of ranks.
 
 torchrun --nproc-per-node 2 ddp_hook.py [--steps N] [--bits 8] [--out DIR]
 """
@@ -44,7 +44,7 @@ for step in range(first, given.steps):
     loss.backward()
     optimizer.step()
 state = {
-    "step": given.steps,
+    "step": max(first, given.steps),
     "model": model.state_dict(),
     "optimizer": optimizer.state_dict(),
     "hook": hook.state_dict(),  # collective: all ranks call it
@@ -52,7 +52,10 @@ state = {
 if dist.get_rank() == 0:
     os.makedirs(given.out, exist_ok=True)
     torch.save(state, path)
-    sent = hook.report.bytes_sent
-    print(f"steps {first + 1} to {given.steps}: loss {loss.item():.3f}, {sent} bytes")
+    if first >= given.steps:
+        print(f"all {given.steps} steps were done before")
+    else:
+        sent = hook.report.bytes_sent
+        print(f"steps {first + 1} to {given.steps}: loss {loss:.3f}, {sent} bytes")
 hook.close()
 dist.destroy_process_group()

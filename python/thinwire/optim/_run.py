@@ -24,8 +24,9 @@ class RunTotals:
     bytes_sent: int
     """Bytes that steps sent to other ranks."""
     bytes_saved: int
-    """Additional bytes if every step had sent as much as this run's exact steps. Steps
-    before the first exact one count as they were.
+    """Additional bytes if every step had sent as much as this run's exact steps; one
+    that averaged over b bits counts 32 / b times. Steps before the first count as they
+    were.
     """
 
 
@@ -36,6 +37,8 @@ class Run:
         self.announced: set[str] = set()
         self.bytes_of_exact_step = 0
         """Bytes of the latest exact step; 0 if there was none."""
+        self._exactly = 0
+        """The same if it had averaged exactly."""
         self._sent = 0
         self._if_exact = 0
 
@@ -43,8 +46,9 @@ class Run:
         """Counts a step. Local, after every step."""
         if report.phase == "exact" and report.applied:
             self.bytes_of_exact_step = report.bytes_sent
+            self._exactly = report.bytes_sent * (32 // (report.bits or 32))
         self._sent += report.bytes_sent
-        self._if_exact += self.bytes_of_exact_step or report.bytes_sent
+        self._if_exact += self._exactly or report.bytes_sent
 
     @property
     def totals(self) -> RunTotals:
@@ -57,6 +61,7 @@ class Run:
             {
                 "announced": sorted(self.announced),
                 "bytes_of_exact_step": self.bytes_of_exact_step,
+                "exactly": self._exactly,
                 "sent": self._sent,
                 "if_exact": self._if_exact,
             }
@@ -74,6 +79,7 @@ class Run:
             announced = {str(key) for key in saved["announced"]}
             names = ("bytes_of_exact_step", "sent", "if_exact")
             numbers = [int(saved[name]) for name in names]
+            exactly = int(saved.get("exactly", numbers[0]))
         except (ValueError, TypeError, KeyError, OverflowError):
             logger.warning(
                 "the saved totals of the run cannot be read: they begin anew"
@@ -81,6 +87,7 @@ class Run:
             return
         self.announced |= announced
         self.bytes_of_exact_step, self._sent, self._if_exact = numbers
+        self._exactly = exactly
 
 
 def saved_in(report: Found) -> str | None:
