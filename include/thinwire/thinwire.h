@@ -80,7 +80,8 @@ THINWIRE_API thinwire_status
 thinwire_comm_from_environment(thinwire_comm** comm);
 
 /// Makes `size` >= 1 communicators, for ranks that are threads of this process;
-/// comms[r] belongs to rank r. Local.
+/// comms[r] belongs to rank r. THINWIRE_TIMEOUT is the longest time that one
+/// collective may take. Local.
 THINWIRE_API thinwire_status thinwire_comm_local(int size,
                                                  thinwire_comm** comms);
 
@@ -108,7 +109,8 @@ typedef struct thinwire_exchange {
   /// Number of the exchange: the same on all ranks, and higher for each next
   /// one.
   uint64_t sequence;
-  double seconds_left;  ///< Time until the exchange must have ended.
+  /// Time until the exchange must have ended. Only the transport can end it.
+  double seconds_left;
 } thinwire_exchange;
 
 /// A transport of the caller: how bytes move between the ranks.
@@ -120,7 +122,8 @@ typedef struct thinwire_transport {
   /// Moves all messages; a message of 0 bytes is not sent. Returns 0 when the
   /// received bytes are here and the memory of the sent ones may be reused.
   /// Returns another number if a peer is lost or the time is over. One thread
-  /// at a time calls it, and not the one that calls thinwire_*.
+  /// at a time calls it, and not the one that calls thinwire_*. It must not
+  /// call functions of this library on the same communicator.
   int (*exchange)(void* context, const thinwire_exchange* exchange);
   /// Tells the peers that this rank cannot continue, so that they need not wait
   /// for their time-out; may be NULL. It must not block. An exchange that is
@@ -131,7 +134,8 @@ typedef struct thinwire_transport {
 } thinwire_transport;
 
 /// Makes a communicator over a transport of the caller. `seconds` > 0 is the
-/// longest time that one collective may take. Local.
+/// longest time that one collective may take, if `exchange` obeys its
+/// seconds_left. Local.
 THINWIRE_API thinwire_status thinwire_comm_from_transport(
     const thinwire_transport* transport, double seconds, thinwire_comm** comm);
 
@@ -197,7 +201,8 @@ THINWIRE_API thinwire_status thinwire_engine_gradient_ready(
     thinwire_engine* engine, size_t index, const void* gradient);
 
 /// Ends the backward. Until the step, gradients and parameters may be read, but
-/// not changed. Local, except for exchanges in flight.
+/// not changed; the step checks that at one element of each parameter.
+/// Local, except for exchanges in flight.
 THINWIRE_API thinwire_status
 thinwire_engine_end_backward(thinwire_engine* engine);
 

@@ -13,6 +13,7 @@
 #include "thinwire/comm/local.h"
 #include "thinwire/comm/registry.h"
 #include "thinwire/comm/transport.h"
+#include "thinwire/core/env.h"
 
 namespace {
 
@@ -96,7 +97,7 @@ thinwire_status thinwire_comm_from_environment(thinwire_comm** comm) {
 thinwire_status thinwire_comm_local(int size, thinwire_comm** comms) {
   return guarded([&] {
     require_pointer(comms, "comms");
-    auto made = comm::make_local_group(size);
+    auto made = comm::make_local_group(size, {.timeout = env::timeout()});
     std::vector<std::unique_ptr<thinwire_comm>> handles;
     for (auto& communicator : made)
       handles.push_back(

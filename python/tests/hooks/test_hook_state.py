@@ -135,6 +135,9 @@ def misfits() -> list[str]:
     def reshaped(part: str) -> dict[str, Any]:
         return {**good, part: {**good[part], name: torch.zeros(1, 2)}}
 
+    def changed(part: str, change: Any) -> dict[str, Any]:
+        return {**good, part: {k: change(v) for k, v in good[part].items()}}
+
     texts = []
     for bad in (
         {},
@@ -144,6 +147,13 @@ def misfits() -> list[str]:
         reshaped("worker"),
         reshaped("server"),
         {k: v for k, v in good.items() if k != "backwards"},
+        {**good, "backwards": -5},
+        changed("worker", lambda values: values * torch.nan),
+        changed("server", lambda values: values + torch.inf),
+        changed("worker", lambda values: values[:0]),
+        changed("worker", torch.Tensor.long),
+        changed("server", torch.Tensor.tolist),
+        None,
     ):
         try:
             hook.load_state_dict(bad)
@@ -158,9 +168,50 @@ def misfits() -> list[str]:
 def test_a_state_that_does_not_fit_is_refused() -> None:
     for rank in ranks.succeed(ranks.call(2, __file__, "misfits")):
         texts = rank.value
-        assert len(texts) == 7
+        assert len(texts) == 14
         assert "'worker' must be a mapping, got NoneType" in texts[0]
         assert "'worker' must be a mapping, got int" in texts[1]
         assert all("'second.weight' is only in ddp" in text for text in texts[2:4])
         assert all("'second.weight' in the state's" in text for text in texts[4:6])
-        assert "'backwards'" in texts[6]
+        assert all("'backwards' must be a number >= 0" in t for t in texts[6:8])
+        assert all("has values not finite" in text for text in texts[8:10])
+        assert "at least 1, got [0]" in texts[10]
+        assert "must be a tensor of floats, got torch.int64" in texts[11]
+        assert "must be a tensor of floats, got list" in texts[12]
+        assert "the state must be a mapping, got NoneType" in texts[13]
+
+
+def scalar() -> bool:
+    import hook_cases as cases
+    import thinwire
+    import torch
+    import torch.distributed as dist
+
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.tensor(1.5))
+            self.weight = torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.scale * x * self.weight).sum()
+
+    rank, _ = cases.join()
+    ddp = cases.wrapped(Scaled())
+    hook = thinwire.ddp_hook(ddp)
+    ddp(torch.tensor(rank + 2.0)).backward()
+    state = hook.state_dict()
+    hook.load_state_dict(state)
+    again = hook.state_dict()
+    hook.close()
+    dist.destroy_process_group()
+    return all(
+        torch.equal(state[part][name], again[part][name])
+        for part in ("worker", "server")
+        for name in ("scale", "weight")
+    )
+
+
+def test_a_parameter_without_dimensions_is_restored() -> None:
+    for rank in ranks.succeed(ranks.call(2, __file__, "scalar")):
+        assert rank.value

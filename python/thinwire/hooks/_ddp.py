@@ -118,14 +118,25 @@ class Hook:
         """Sets the factor that the loss has been multiplied by, from the next backward
         on. All ranks set the same. Local.
 
-        Raises InvalidArgument unless it is finite and > 0.
+        Raises InvalidArgument unless it is in (0, 2^127).
         """
-        if not 0 < scale < float("inf"):
-            raise InvalidArgument(f"scale must be finite and > 0, got {scale}")
+        if not isinstance(scale, float | int) or not 0 < scale < 2**127:
+            raise InvalidArgument(f"scale must be in (0, 2^127), got {scale!r}")
         self._scaler, self._scale, self._jumps = None, float(scale), None
 
     def watch(self, grad_scaler: Scaler) -> None:
-        """Takes the loss scale of each backward from this scaler. Local."""
+        """Takes the loss scale of each backward from this scaler. Local.
+
+        Raises InvalidArgument unless it has get_scale() and is_enabled().
+        """
+        if not all(
+            callable(getattr(grad_scaler, name, None))
+            for name in ("get_scale", "is_enabled")
+        ):
+            raise InvalidArgument(
+                "grad_scaler must have get_scale() and is_enabled(), got "
+                f"{type(grad_scaler).__name__}"
+            )
         self._scaler, self._scale, self._jumps = grad_scaler, None, None
 
     @property
@@ -368,15 +379,15 @@ def _checked(
     residual_dtype: torch.dtype,
     hierarchy: str,
 ) -> dict[str, torch.nn.Parameter]:
-    if bits not in (4, 8):
-        raise InvalidArgument(f"bits must be 4 or 8, got {bits}")
-    if exact_steps < 0:
-        raise InvalidArgument(f"exact_steps must be >= 0, got {exact_steps}")
+    if type(bits) is not int or bits not in (4, 8):
+        raise InvalidArgument(f"bits must be 4 or 8, got {bits!r}")
+    if type(exact_steps) is not int or exact_steps < 0:
+        raise InvalidArgument(f"exact_steps must be >= 0, got {exact_steps!r}")
     if residual_dtype not in (torch.float32, torch.bfloat16):
         raise InvalidArgument(
             f"residual_dtype must be float32 or bfloat16, got {residual_dtype}"
         )
-    if hierarchy not in _core.Hierarchy.__members__:
+    if not isinstance(hierarchy, str) or hierarchy not in _core.Hierarchy.__members__:
         raise InvalidArgument(
             f"hierarchy must be auto, flat or by_host, got {hierarchy!r}"
         )

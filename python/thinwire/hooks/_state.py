@@ -59,22 +59,42 @@ def checked(
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Returns the worker residual, all of the servers', and the number of backwards.
-    `place` is this rank's host, or rank if flat, and how many there are. Local. Raises CorruptCheckpoint naming what does not fit.
+    `place` is this rank's host, or rank if flat, and how many there are. Local.
+
+    Raises CorruptCheckpoint naming what does not fit.
     """
+    if not isinstance(state, Mapping):
+        raise CorruptCheckpoint(
+            f"the state must be a mapping, got {type(state).__name__}"
+        )
     for part in _PARTS:
         _check_names(state, part, shapes)
     rows = {len(values) for values in state["worker"].values()}
-    if len(rows) != 1 or "backwards" not in state:
+    if len(rows) != 1 or rows == {0}:
         raise CorruptCheckpoint(
-            "the state must have 'backwards', and the same number of ranks for every "
-            f"parameter, got {sorted(rows)}"
+            "the state must have the same number of ranks for every parameter, at "
+            f"least 1, got {sorted(rows)}"
         )
-    workers = [state["worker"][name].flatten(1) for name in shapes]
-    worker = torch.cat(workers, dim=1).cpu()
+    (count_there,) = rows
+    parts = [state["worker"][name].reshape(count_there, -1) for name in shapes]
+    worker = torch.cat(parts, dim=1).cpu()
     index, count = place
     own = worker[index] if len(worker) == count else _mean_of(worker)
     server = torch.cat([state["server"][name].flatten() for name in shapes]).cpu()
-    return own.to(dtype).contiguous(), server.to(dtype), int(state["backwards"])
+    for part, values in (("worker", own), ("server", server)):
+        if not bool(values.isfinite().all()):
+            raise CorruptCheckpoint(f"the state's '{part}' has values not finite")
+    return own.to(dtype).contiguous(), server.to(dtype), _backwards_of(state)
+
+
+def _backwards_of(state: Mapping[str, Any]) -> int:
+    found = state.get("backwards")
+    is_count = isinstance(found, torch.Tensor) and found.numel() == 1
+    if not is_count and not isinstance(found, int) or int(found) < 0:  # type: ignore[arg-type]
+        raise CorruptCheckpoint(
+            f"the state's 'backwards' must be a number >= 0, got {found!r}"
+        )
+    return int(found)  # type: ignore[arg-type]
 
 
 def _check_names(state: Mapping[str, Any], part: str, shapes: Shapes) -> None:
@@ -88,6 +108,17 @@ def _check_names(state: Mapping[str, Any], part: str, shapes: Shapes) -> None:
         where = "the state" if differing[0] in given else "ddp"
         raise CorruptCheckpoint(f"parameter '{differing[0]}' is only in {where}")
     for name, shape in shapes.items():
+        values = given[name]
+        if not isinstance(values, torch.Tensor) or not values.is_floating_point():
+            raise CorruptCheckpoint(
+                f"'{name}' in the state's '{part}' must be a tensor of floats, got "
+                f"{getattr(values, 'dtype', type(values).__name__)}"
+            )
+        if values.is_meta or (part == "worker" and values.dim() == 0):
+            raise CorruptCheckpoint(
+                f"'{name}' in the state's '{part}' must have values, and ranks as "
+                "first dimension"
+            )
         found = given[name].shape[1:] if part == "worker" else given[name].shape
         if found != shape:
             raise CorruptCheckpoint(
