@@ -188,7 +188,7 @@ def test_refusals_name_what_is_refused() -> None:
         "second": "without a communication hook",
         "optimizer": "ddp_hook() averages",
         "hook": "a Thinwire optimizer",
-        "scale": "scale must be finite and > 0, got 0",
+        "scale": "scale must be in (0, 2^127), got 0",
         "closed": "closed",
         "state": "closed",
     }.items():
