@@ -6,7 +6,15 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from variants import BY_HOST, COMPUTING, FLAT, SCHEDULED, base
+from variants import (
+    BY_HOST,
+    COMPRESSED_STEPS,
+    COMPUTING,
+    EXACT_STEPS,
+    FLAT,
+    SCHEDULED,
+    base,
+)
 
 PEER = "ddp_fp32"
 TARGET_LOSS = 1.80  # nats per byte of held-out text
@@ -162,14 +170,12 @@ def seconds_of_run(length, variant, of_step, ways):
     if variant not in SCHEDULED:
         return length * own
     steps = ways[SCHEDULED[variant]]
-    if "_warm" in variant:  # what was measured is a step of the warm-up
-        after = of_step.get("onebit_adam")
-        return after and steps["exact"] * own + steps["compressed"] * after
-    exact = of_step.get("zero_adam" if variant == "lean_onebit_adam" else "adam")
-    if exact is None:
+    exact = of_step.get(EXACT_STEPS.get(variant, "adam"))
+    compressed = of_step.get(COMPRESSED_STEPS.get(variant, variant))
+    if exact is None or compressed is None:
         return None
     if variant != "zero_one_adam":
-        return steps["exact"] * exact + steps["compressed"] * own
+        return steps["exact"] * exact + steps["compressed"] * compressed
     sync = of_step.get("onebit_adam")
     if sync is None:
         return None

@@ -84,6 +84,12 @@ SCHEDULED = {
     "python_onebit_adam": "onebit_adam",
 }
 
+# Which rows have the exact and the compressed steps of a run, where these are not
+# exact Adam's and the variant's own.
+WARMUPS = ("onebit_adam_warm8", "onebit_adam_warm4")
+EXACT_STEPS = {"lean_onebit_adam": "zero_adam"} | {name: name for name in WARMUPS}
+COMPRESSED_STEPS = dict.fromkeys(WARMUPS, "onebit_adam")
+
 # On hosts of several ranks, each flat and by host.
 FLAT, BY_HOST = "_flat", "_by_host"
 ON_HOSTS = ("exchange", "adam", "onebit_adam", "zero_4_4")

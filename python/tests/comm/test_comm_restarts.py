@@ -33,22 +33,31 @@ def undisturbed() -> str:
     return str(cases.on_ranks(2, body)[0])
 
 
+def output_of(
+    launch: Callable[[], list[str]], restarts: int, *script: object, seconds: float
+) -> str:
+    """What two ranks print that torchrun starts again so often."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    counts = ["--max-restarts", str(restarts), "--nproc-per-node", "2"]
+    ended = subprocess.run(
+        [*torchrun, *counts, *launch(), *map(str, script)],
+        env=ranks.environment(),
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
 @pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
 def test_a_run_whose_rank_is_killed_ends_by_itself(
     launch: Callable[[], list[str]], tmp_path: Path
 ) -> None:
     script = ranks.TESTS / "scripts" / "restarted.py"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "1"]
-    ended = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", *launch(), script, tmp_path],
-        env=ranks.environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == f"steps 11 to 30: {undisturbed()}\n"
+    printed = output_of(launch, 1, script, tmp_path, seconds=100)
+    assert printed == f"steps 11 to 30: {undisturbed()}\n"
 
 
 def test_a_run_whose_rank_is_killed_three_times_ends_as_if_nothing_had_happened(
@@ -56,22 +65,11 @@ def test_a_run_whose_rank_is_killed_three_times_ends_as_if_nothing_had_happened(
 ) -> None:
     resume = ranks.TESTS.parents[1] / "examples" / "python" / "resume.py"
     killed = ranks.TESTS / "scripts" / "killed_thrice.py"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "3"]
     outputs = []
     for name, script in (("calm", []), ("killed", [killed, tmp_path])):
-        ended = subprocess.run(
-            [
-                *(*torchrun, *LAUNCHES["static"](), "--nproc-per-node", "2"),
-                *(*script, resume, "--out", tmp_path / name),
-            ],
-            env=ranks.environment(),
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stderr
-        outputs.append(ended.stdout.splitlines())
+        run = (*script, resume, "--out", tmp_path / name)
+        printed = output_of(LAUNCHES["static"], 3, *run, seconds=200)
+        outputs.append(printed.splitlines())
     assert outputs[1][:-1] == [f"resumes after step {step}" for step in (100, 100, 200)]
     # The same loss, to its last digit.
     assert outputs[1][-1].split()[-1] == outputs[0][-1].split()[-1]
