@@ -234,7 +234,7 @@ struct LowBitMean::Impl {
       const Block& block = plan.layout.blocks()[b];
       const std::size_t size = block.values.size;
       for (std::size_t r = 0; r < sent.size(); ++r)
-        sent[r] = {words_of(from.record(r, b)), scale_of(from.record(r, b))};
+        sent[r] = quantized_in(from.record(r, b));
       kernels::quantized_average(sent, options.bits, inverse_count, nullptr,
                                  mean.data(), size);
       std::uint8_t* const record = plan.exchange.record(b);
@@ -256,8 +256,8 @@ struct LowBitMean::Impl {
       const Range& values = plan.layout.blocks()[b].values;
       const std::uint8_t* const record = plan.exchange.result(b);
       is_finite = is_finite && std::isfinite(scale_of(record));
-      kernels::dequantize({words_of(record), scale_of(record)}, options.bits,
-                          nullptr, mean.data(), values.size);
+      kernels::dequantize(quantized_in(record), options.bits, nullptr,
+                          mean.data(), values.size);
       for (std::size_t i = 0; i < values.size; ++i) mean[i] *= scale;
       kernels::convert(floats(mean.data(), values.size),
                        part.values.subview(values.offset, values.size));

@@ -26,10 +26,6 @@ namespace {
 // One block's values, rounded in place to what rounding took.
 using Scratch = std::array<float, 1024>;
 
-Quantized quantized_in(const std::uint8_t* record) {
-  return {words_of(record), scale_of(record)};
-}
-
 void add_to(float* to, const float* from, std::size_t size) {
   for (std::size_t i = 0; i < size; ++i) to[i] = to[i] + from[i];
 }

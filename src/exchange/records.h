@@ -8,6 +8,7 @@
 
 #include "thinwire/core/buffer.h"
 #include "thinwire/exchange/block_layout.h"
+#include "thinwire/kernels/quantize.h"
 #include "thinwire/kernels/sign_compress.h"
 
 namespace thinwire::exchange {
@@ -65,6 +66,12 @@ inline void set_scale(std::uint8_t* record, float scale) {
 
 /// A record of one bit per element.
 [[nodiscard]] inline kernels::Signs signs_in(const std::uint8_t* record) {
+  return {words_of(record), scale_of(record)};
+}
+
+/// A record of 4 or 8 bits per element.
+[[nodiscard]] inline kernels::Quantized quantized_in(
+    const std::uint8_t* record) {
   return {words_of(record), scale_of(record)};
 }
 

@@ -157,7 +157,7 @@ void LowBitGradients::decode(const Slot& slot) {
     std::vector<kernels::Quantized> sent;
     for (std::size_t r = 0; r < peers; ++r) {
       const std::uint8_t* const record = received.record(r, i);
-      sent.push_back({exchange::words_of(record), exchange::scale_of(record)});
+      sent.push_back(exchange::quantized_in(record));
     }
     const Range& values = blocks_.blocks()[i].values;
     kernels::quantized_average(

@@ -82,16 +82,15 @@ void LowBitReplicas::take(Slot& slot, ThreadPool& pool,
   if (slot.bucket == nullptr) return;
   const Bucket& bucket = *slot.bucket;
   meter.waiting([&] { slot.work.wait(); });
-  for_blocks(pool,
-             {bucket.first_block(), bucket.end_block() - bucket.first_block()},
-             [&](std::size_t i) {
-               const Range& values = blocks_.blocks()[i].values;
-               const std::uint8_t* const record =
-                   route_.record(slot.records, bucket, i);
-               kernels::dequantize_add(
-                   {exchange::words_of(record), exchange::scale_of(record)},
-                   bits_, replicas_.subview(values.offset, values.size));
-             });
+  for_blocks(
+      pool, {bucket.first_block(), bucket.end_block() - bucket.first_block()},
+      [&](std::size_t i) {
+        const Range& values = blocks_.blocks()[i].values;
+        const std::uint8_t* const record =
+            route_.record(slot.records, bucket, i);
+        kernels::dequantize_add(exchange::quantized_in(record), bits_,
+                                replicas_.subview(values.offset, values.size));
+      });
   slot.bucket = nullptr;
 }
 
