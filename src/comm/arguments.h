@@ -8,9 +8,8 @@
 #include "thinwire/comm/communicator.h"
 #include "thinwire/core/view.h"
 
-/// What Communicator asks of its arguments. Each throws
-/// Error(kInvalidArgument) naming the call, the argument, what is allowed and
-/// what was given.
+/// Checks of Communicator's arguments. Each throws Error(kInvalidArgument)
+/// naming the call, the argument, what is allowed and what was given.
 namespace thinwire::comm::arguments {
 
 /// Not a null pointer, unless it is empty.
@@ -19,7 +18,8 @@ void require_memory(std::string_view call, std::string_view argument,
 /// `op` is defined for elements of this dtype.
 void require_reducible(std::string_view call, ReduceOp op, DType dtype);
 void require_same_dtype(std::string_view call, ConstView input, View output);
-/// The same, or float32 for sums and means of float16 or bfloat16.
+/// Requires one dtype, or a float32 output for sums and means of float16 or
+/// bfloat16.
 void require_same_or_wider(std::string_view call, ReduceOp op, ConstView input,
                            View output);
 /// large.size() == world_size * small.size().

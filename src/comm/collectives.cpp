@@ -113,8 +113,8 @@ void Collectives::reduce(ConstView input, const Legs& legs, View output,
   reduce_leg(sums, across, output, {op, sum_type, size_});
 }
 
-// In blocks that fit the scratch memory, as many on every rank as the longest
-// range has: a rank whose own has ended goes on sending.
+// Works in blocks that fit the scratch memory. Every rank runs as many as the
+// longest range needs, and sends even after its own range has ended.
 void Collectives::reduce_leg(ConstView input, const Leg& leg, View output,
                              const Reducer& reducer) {
   const Peers& peers = *leg.peers;
@@ -177,8 +177,8 @@ void Collectives::all_gather(ConstView input, View output,
     gather(output, routes_.gather_legs(places, output.bytes()));
 }
 
-// Bruck's algorithm: after k steps a rank has the values of 2^k ranks, from its
-// own on and counted round, which are all one message of the next step.
+// Bruck's algorithm. After k steps a rank has the values of 2^k ranks, counted
+// cyclically from its own. The next step sends them all in one message.
 void Collectives::gather_in_steps(View data, std::span<const Range> places) {
   const std::size_t element = size_of(data.dtype());
   const auto place = [&](int after) {

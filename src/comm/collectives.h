@@ -27,9 +27,9 @@ class Collectives {
   /// Cut in Routes::pieces(), of which each rank reduces its own and sends the
   /// result to all.
   void all_reduce(View data, ReduceOp op);
-  /// pieces[r] of input is reduced on rank r, there into output, which may be
-  /// its own place in input. By host: inside each host, unrounded, then those
-  /// sums between hosts.
+  /// Reduces pieces[r] of input into output on rank r. The output may be the
+  /// rank's own place in input. In hierarchical mode each host first forms
+  /// unrounded sums, which are then added between hosts.
   void reduce_scatter(ConstView input, std::span<const Range> pieces,
                       View output, ReduceOp op);
   /// Rank r's input goes to places[r] of output.
@@ -41,7 +41,7 @@ class Collectives {
   /// One byte to and from every rank: a message of 0 bytes would not be sent.
   void barrier();
   [[nodiscard]] std::unique_ptr<Transport> split(int color, int key);
-  /// What errors call the ranks, from the next collective on.
+  /// Sets the ranks' names in errors, from the next collective on.
   void name_ranks(std::vector<int> names);
 
  private:
@@ -67,7 +67,7 @@ class Collectives {
   std::vector<SendMessage> sends_;
   std::vector<RecvMessage> receives_;
   Buffer scratch_;  ///< Other ranks' values while they are reduced.
-  Buffer sums_;     ///< Of this host, by host.
+  Buffer sums_;     ///< This host's sums in hierarchical mode.
 };
 
 }  // namespace thinwire::comm

@@ -41,7 +41,7 @@ CommunicatorOptions with_hosts(CommunicatorOptions options, int rank,
   return options;
 }
 
-// The same for a group whose hosts are not known, or are of no account.
+// Returns the options of a group whose hosts are unknown or do not matter.
 CommunicatorOptions flat(CommunicatorOptions options) {
   options.hosts = {};
   if (options.reduction == Reduction::kByHost)
@@ -163,7 +163,7 @@ std::unique_ptr<Communicator> Communicator::by_host(const Hosts& hosts) {
 std::unique_ptr<Communicator> Communicator::Impl::split(
     int color, int key, const CommunicatorOptions& chosen) {
   std::unique_ptr<Transport> part;
-  // A transport without groups goes on without them.
+  // A transport without groups keeps working without them.
   std::optional<Error> unavailable;
   start("split", {}, [&] {
     try {

@@ -21,7 +21,7 @@
 
 namespace thinwire::comm {
 
-/// What Counters says, and who else counts it.
+/// Holds the numbers behind Counters, and the tally of the parent group.
 struct Tally {
   std::atomic<std::uint64_t> bytes_sent = 0;
   std::atomic<std::uint64_t> bytes_between = 0;
@@ -46,7 +46,7 @@ struct Tally {
   static constexpr auto kRelaxed = std::memory_order_relaxed;
 };
 
-/// What a communicator is made of, and how its collectives get on its thread.
+/// Holds the parts of a communicator, and queues its collectives on its thread.
 struct Communicator::Impl {
   /// The groups that were split from one, and still live.
   struct Parts {

@@ -125,8 +125,8 @@ std::vector<std::vector<int>> apart(std::size_t ranks) {
   return hosts;
 }
 
-// As the ranks were told, otherwise as found out. Sets `why` only if what was
-// found out contradicts itself.
+// Groups the ranks as the variables say, or otherwise as detected. Sets `why`
+// only if the detected hosts contradict each other.
 std::vector<std::vector<int>> grouped(std::span<const OnHost> all, int rank,
                                       const std::string& variable,
                                       WhyFlat& why) {

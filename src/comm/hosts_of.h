@@ -9,11 +9,11 @@
 
 namespace thinwire::comm {
 
-/// What a rank knows of its host.
+/// A rank's knowledge of its host.
 struct OnHost {
-  std::int64_t host = 0;            ///< The same for ranks that share one.
-  std::int64_t ranks_per_host = 0;  ///< As it was told; 0: not.
-  std::int64_t announced = 0;  ///< Ranks on it, by the launcher; 0: unsaid.
+  std::int64_t host = 0;            ///< Equal on ranks that share a host.
+  std::int64_t ranks_per_host = 0;  ///< From the variable; 0: not set.
+  std::int64_t announced = 0;       ///< From the launcher; 0: unknown.
 };
 
 /// find_hosts() of rank `rank`, from what all ranks know: the same result, or

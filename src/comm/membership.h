@@ -30,7 +30,7 @@ std::vector<T> gather_values(Transport& transport, const T& own,
   return values;
 }
 
-/// What a rank says of itself when a group is split.
+/// A rank's choice when a group is split.
 struct Membership {
   int color = 0;
   int key = 0;

@@ -7,9 +7,9 @@
 
 namespace thinwire::comm {
 
-/// Collective: the ranks of every host in their order, hosts in the order of
-/// their lowest ranks. As find_hosts(), but hosts may hold any numbers of
-/// ranks, and one may hold all.
+/// Collective: returns the ranks of every host in their order, hosts in the
+/// order of their lowest ranks. Unlike in find_hosts(), hosts may hold any
+/// numbers of ranks, and one may hold all.
 [[nodiscard]] std::vector<std::vector<int>> ranks_of_hosts(
     Communicator& comm, const HostOptions& options = {});
 

@@ -7,7 +7,7 @@
 namespace thinwire::comm {
 namespace {
 
-// What the additions are done in, and how to get there and back.
+// The type of the additions, and the conversions to it and back.
 template <class T>
 struct Traits {
   using Accumulator = T;

@@ -26,7 +26,7 @@ struct Reducer {
 void reduce_in_order(const Reducer& reducer,
                      std::span<const void* const> sources, View output);
 
-/// What sums of values of this dtype are formed in, and kept in unrounded.
+/// Returns the dtype in which sums of this dtype are formed and kept unrounded.
 [[nodiscard]] DType sum_dtype(ReduceOp op, DType dtype) noexcept;
 
 }  // namespace thinwire::comm

@@ -11,10 +11,10 @@
 
 namespace thinwire::comm {
 
-/// Most bytes of other ranks' values held at a time: few enough to be added
-/// while the cache has them, many enough that latency does not count. A little
-/// over 4 MiB, because a bucket's pieces differ by a block: up to 16 ranks take
-/// the longest part of 2^20 elements in one round.
+/// Most bytes of other ranks' values held at a time. They are few enough to be
+/// added while the cache has them, and enough to hide the latency. The size is
+/// a little over 4 MiB because a bucket's pieces differ by a block. So up to 16
+/// ranks handle the longest part of 2^20 elements in one round.
 inline constexpr std::size_t kScratchBytes =
     (std::size_t{4} << 20) + (64 << 10);
 
@@ -29,7 +29,7 @@ inline constexpr int kFewRanks = 8;
 /// Ranges of these sizes, one after the other.
 [[nodiscard]] std::vector<Range> ranges_of(std::span<const std::size_t> sizes);
 
-/// What a rank hands to its transport.
+/// Counts a rank's messages and their bytes.
 struct Traffic {
   std::uint64_t bytes = 0;
   std::uint64_t bytes_between_hosts = 0;
@@ -42,7 +42,7 @@ struct Traffic {
 /// in sums.
 struct Peers {
   std::vector<int> ranks;
-  std::size_t self = 0;  ///< Where this rank is among them.
+  std::size_t self = 0;  ///< This rank's index among them.
 };
 
 /// Peers that send straight to each other, and what is whose of an array. In a
@@ -65,46 +65,48 @@ struct Legs {
   Leg across;               ///< Among all ranks, or between hosts.
 };
 
-/// The same of an array that holds these ranges alone, one after the other.
+/// Returns the leg for an array that holds these ranges alone, one after the
+/// other.
 [[nodiscard]] Leg packed(Leg leg);
 
 /// In which parts a leg's reduction is done, so that what others send fits the
 /// scratch memory.
 struct Blocks {
   Blocks(const Leg& leg, std::size_t element_bytes);
-  std::size_t elements = 0;  ///< Of each range at a time.
+  std::size_t elements = 0;  ///< Elements of each range at a time.
   std::size_t stride = 0;    ///< Bytes from one peer's slot to the next.
 };
 
-/// One step of a gather by Bruck's algorithm: to rank `to` go the values of
-/// `count` ranks from this one on, counted round; from rank `from` come those
-/// of as many from it on.
+/// One step of a gather by Bruck's algorithm. This rank sends the values of
+/// `count` ranks to rank `to`, counted cyclically from its own. It receives as
+/// many from rank `from`, counted from that rank.
 struct BruckStep {
   int to = 0;
   int from = 0;
   int count = 0;
 };
 
-/// Who sends what to whom in the collectives of one rank: straight to every
-/// other, or by host.
+/// Decides who sends what to whom in the collectives of one rank: directly to
+/// every other rank, or hierarchically.
 class Routes {
  public:
   Routes(int rank, int size, const Hosts& hosts);
   Routes(const Routes&) = delete;
   Routes& operator=(const Routes&) = delete;
 
-  /// Of a collective in which rank r has pieces[r]. By host: inside, a local
-  /// rank has the pieces of all ranks that have it too, which takes one leg
-  /// where those are neighbours for every local rank, else one per host, whose
-  /// pieces it is about.
+  /// Returns the legs of a collective in which rank r has pieces[r]. In
+  /// hierarchical mode a local rank handles the pieces of its counterparts on
+  /// all hosts. That takes one leg if these pieces are neighbours for every
+  /// local rank, and otherwise one leg per host.
   [[nodiscard]] Legs legs(std::span<const Range> pieces) const;
   /// An all-reduce's array, cut so that a host's sums fit the scratch memory.
   [[nodiscard]] std::vector<Range> slices(std::size_t size,
                                           std::size_t sum_bytes) const;
   /// Nearly equal pieces of `slice` by rank, in the order of places.
   [[nodiscard]] std::vector<Range> pieces(Range slice) const;
-  /// Of a gather of so many bytes in all. Where there are few, a message costs
-  /// more than what it carries: they go straight, whatever the hosts.
+  /// Returns the legs of a gather of `bytes` bytes in all. Few bytes go
+  /// directly whatever the hosts are, because latency then costs more than
+  /// bandwidth.
   [[nodiscard]] Legs gather_legs(std::span<const Range> places,
                                  std::size_t bytes) const;
   /// Whether such a gather takes bruck_steps() instead.

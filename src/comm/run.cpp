@@ -23,7 +23,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// What all ranks find wrong they find at about the same time.
+// Ranks that all fail by themselves do so within this time.
 constexpr milliseconds kTogether{1000};
 
 // LibTorch ends its messages with the frames of its stack.
@@ -84,9 +84,9 @@ std::optional<int> rank_of(const Communicator& comm) {
   return comm.rank();
 }
 
-// Ends a rank whose body threw. Where the others fail as well, none of them is
-// in an exchange with this one, and one that is just leaving its last exchange
-// must not take this rank's end for the cause. So they are told last.
+// Ends a rank whose body threw, and notifies the others last. If they fail as
+// well, none of them is in an exchange with this rank. A rank that is just
+// leaving its last exchange must not report this rank's end as the cause.
 void end(Communicator& comm, Ending& ending, std::string_view cause,
          std::ostream& errors) {
   if (failure::tells_of_a_peer(cause)) {

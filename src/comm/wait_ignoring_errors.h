@@ -6,8 +6,8 @@
 
 namespace thinwire::comm {
 
-/// For who gives up the buffers of a collective: returns when nothing is read
-/// or written there any more, whether it succeeded or a peer was lost.
+/// Blocks until a collective no longer reads or writes its buffers, so that the
+/// caller may free them. It does not matter whether the collective succeeded.
 inline void wait_ignoring_errors(const Work& work) noexcept {
   try {
     work.wait();

@@ -8,7 +8,7 @@
 
 namespace thinwire {
 
-/// What duration_from() takes, for messages.
+/// Describes in messages what duration_from() accepts.
 inline constexpr const char* kDurations =
     "a positive integer with a unit ms, s, min or h, at most 1000h";
 

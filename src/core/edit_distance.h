@@ -9,7 +9,7 @@
 
 namespace thinwire {
 
-/// Number of single-character edits between two names.
+/// Returns the Levenshtein distance between two names.
 [[nodiscard]] inline std::size_t edit_distance(std::string_view a,
                                                std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);

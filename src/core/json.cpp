@@ -16,7 +16,7 @@ namespace {
 // Up to this many keys are compared one by one; then they are hashed.
 constexpr std::size_t kFewMembers = 16;
 
-// What nlohmann-json's parser calls for every piece of the text.
+// Receives every piece of the text from nlohmann-json's parser.
 class Builder final : public nlohmann::json_sax<nlohmann::json> {
  public:
   // With `take`, the outermost object is handed over and not kept.

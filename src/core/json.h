@@ -20,7 +20,7 @@ struct Json {
   Kind kind = Kind::kNull;
   bool boolean = false;
   double number = 0;
-  std::string text{};  ///< Of a number, how it is written; of a text, itself.
+  std::string text{};  ///< A number as written, or a string's value.
   std::vector<Json> elements{};
   std::vector<Member> members{};  ///< In the order written.
 
@@ -37,28 +37,27 @@ struct Json {
   Json& add(std::string name, Json value);
 };
 
-/// What a text may ask for.
+/// Limits on what a text may contain.
 struct JsonLimits {
-  std::size_t members = 4096;  ///< Of one object.
-  std::size_t depth = 32;      ///< Values inside of one another.
+  std::size_t members = 4096;  ///< Members of one object.
+  std::size_t depth = 32;      ///< Levels of nesting.
   /// Values in the tree that is kept: each takes a hundred bytes or so.
   std::size_t values = ~std::size_t{0};
 };
 
-/// Throws Error(kInvalidArgument) saying where and what for anything that is
-/// not one JSON value, for an object with a key twice, and for what is beyond
-/// `limits`.
+/// Throws Error(kInvalidArgument) with place and reason if the text is not one
+/// JSON value, repeats a key in an object, or exceeds `limits`.
 [[nodiscard]] Json parse_json(std::string_view text,
                               const JsonLimits& limits = {});
 
 /// Gets a member of the outermost object, or an element of one.
 using TakeMember =
     std::function<void(const std::string& name, Json value, bool is_element)>;
-/// The same for a text that is one object and too large for a tree: its members
-/// are handed over as soon as they are complete. Of a member that is an array,
-/// elements that are objects or arrays come first, one by one, then the array
-/// without them. `limits.values` holds for each piece. What `take` throws ends
-/// it.
+/// Parses one object that is too large for a tree, and passes each member to
+/// `take` as soon as it is complete. If a member is an array, its objects and
+/// arrays are passed first, one by one, and then the array without them.
+/// `limits.values` holds for each piece. An exception of `take` ends the
+/// parsing.
 void parse_json_members(std::string_view text, const JsonLimits& limits,
                         const TakeMember& take);
 
@@ -66,7 +65,7 @@ void parse_json_members(std::string_view text, const JsonLimits& limits,
 [[nodiscard]] std::string write_json(const Json& value);
 /// On one line.
 [[nodiscard]] std::string compact_json(const Json& value);
-/// The same, cut to about 60 bytes: for messages.
+/// Returns the text of `value`, cut to about 60 bytes for messages.
 [[nodiscard]] std::string brief_json(const Json& value);
 
 }  // namespace thinwire

@@ -17,8 +17,8 @@ std::uint64_t sum(const MemoryUse::Bytes& bytes) noexcept {
 
 }  // namespace
 
-// What one thread holds. Only that thread adds and reads; any thread takes
-// away, so only the counters are atomic.
+// The memory that one thread holds. Only that thread adds and reads. Any thread
+// may subtract, so only the counters are atomic.
 class MemoryNote::Account {
  public:
   // Shared, because memory may outlive the thread that made it.

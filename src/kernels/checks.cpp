@@ -50,7 +50,7 @@ void require_lamb_sums(ConstView grads, std::size_t first_chunk,
     reject("first_chunk: must be in [1, " + std::to_string(kSumChunk) +
            "], got " + std::to_string(first_chunk));
   }
-  // As if the chunk that the first one ends were whole.
+  // The first chunk counts as a whole one.
   const std::size_t missing = kSumChunk - first_chunk;
   require_size("sums", grads.empty() ? 0 : sum_chunks(missing + grads.size()),
                sums);

@@ -10,8 +10,8 @@
 #include "thinwire/kernels/quantize.h"
 #include "thinwire/kernels/sign_compress.h"
 
-/// What the reference and the fast kernels refuse alike, before they write
-/// anything. Each throws Error(kInvalidArgument).
+/// Checks that the reference and the fast kernels share and run before they
+/// write anything. Each throws Error(kInvalidArgument).
 namespace thinwire::kernels {
 
 /// `values` holds fp32, fp16 or bf16 in as many chunks as there are `sums`.

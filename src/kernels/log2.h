@@ -14,7 +14,7 @@ inline constexpr std::uint64_t kOneBits = 0x3ff0'0000'0000'0000;
 inline constexpr double kSqrt2 = 0x1.6a09e667f3bcdp+0;
 inline constexpr double kTwoOverLn2 = 0x1.71547652b82fep+1;
 
-/// 2 / ((2k + 1) ln 2): atanh's series, of which 0.1716^23 is left over.
+/// Coefficients of atanh's series over ln 2, with a remainder of 0.1716^23.
 inline constexpr std::array<double, 11> kLog2Series = [] {
   std::array<double, 11> series{};
   for (std::size_t k = 0; k < series.size(); ++k)

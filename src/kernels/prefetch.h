@@ -9,9 +9,9 @@
 /// How prefetches() of thinwire/kernels/processor.h is decided.
 namespace thinwire::kernels {
 
-/// As CPUID names it; empty on other architectures.
+/// The processor's name by CPUID; empty on other architectures.
 struct Processor {
-  std::string vendor{};  ///< "AuthenticAMD", "GenuineIntel", ...
+  std::string vendor{};  ///< For example "AuthenticAMD" or "GenuineIntel".
   int family = 0;
   std::string name{};
 };
@@ -21,8 +21,8 @@ struct PrefetchChoice {
   std::string why;
 };
 
-/// What `asked` or, for kAuto, the processor decides. The reasons are in
-/// docs/design/0010-prefetch-by-processor.md.
+/// Returns the choice of `asked` or, for kAuto, that of the processor. See
+/// docs/design/0010-prefetch-by-processor.md for the reasons.
 [[nodiscard]] PrefetchChoice choose_prefetch(env::Prefetch asked,
                                              const Processor& processor);
 

@@ -42,7 +42,7 @@ struct Departure {
   std::string reason;
 };
 
-// What the ranks of one group share; everything is guarded by the mutex.
+// State that the ranks of one group share. The mutex guards all of it.
 struct Hub {
   explicit Hub(int world_size)
       : size(world_size),
@@ -178,7 +178,7 @@ class Exchange {
     return peers;
   }
 
-  // What a rank offered before it left has been taken: it waits for that.
+  // A rank leaves only after its peers have taken its offers.
   void check_departed() {
     if (const auto& self = hub_.departure_of(rank_))
       fail(failure::this_rank_gave_up(operation_, self->reason));

@@ -7,9 +7,9 @@
 
 namespace thinwire::comm::mpi {
 
-/// What a polling loop does between two looks: it yields at first, which suits
-/// short messages, and then sleeps, which leaves the cores to whoever computes
-/// while a long message is under way.
+/// Pauses a polling loop between two looks. It yields at first, which suits
+/// short messages. Then it sleeps, which frees the cores while a long message
+/// is in flight.
 class Backoff {
  public:
   void pause() {

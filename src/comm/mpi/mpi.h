@@ -7,14 +7,14 @@
 #include "thinwire/comm/communicator.h"
 
 /// The ranks of an MPI job. MPI is initialized on first use, with
-/// MPI_THREAD_MULTIPLE, unless the program has done so; it is finalized at exit
-/// if it was initialized here and nothing has failed.
+/// MPI_THREAD_MULTIPLE, unless the program has done so. This library finalizes
+/// it at exit if it initialized it and nothing has failed.
 ///
-/// MPI knows no way back from an operation that will never end. After a failed
-/// exchange this library therefore makes no further MPI call in the process:
-/// every other MPI communicator fails as well, and the memory of the unfinished
-/// messages is never touched again. A program that goes on calling MPI by
-/// itself must keep that memory alive.
+/// MPI cannot cancel an operation that will never end. After a failed exchange
+/// this library therefore makes no further MPI call in the process. Every other
+/// MPI communicator fails as well, and the memory of unfinished messages is
+/// never touched again. A program that still calls MPI by itself must keep that
+/// memory alive.
 namespace thinwire::comm::mpi {
 
 /// Empty if this build has MPI, else why not.

@@ -23,7 +23,7 @@ constexpr std::size_t kPartBytes = std::size_t{1} << 30;
 constexpr std::size_t kPartElements = std::size_t{1} << 28;
 // Longest reason in a notice. Short enough that MPI buffers it.
 constexpr std::size_t kNoticeBytes = 512;
-// What a rank sent before it left may still be in the wires.
+// Messages of a rank that has left may still be in flight.
 constexpr auto kLeftGrace = std::chrono::seconds(1);
 // How long a rank that gives up lets MPI carry the notices away.
 constexpr auto kNoticeTime = std::chrono::milliseconds(50);
@@ -252,8 +252,8 @@ void MpiTransport::check_usable(const Operation& operation) const {
     fail(failure::interrupted(operation, waited_for(), reason));
 }
 
-// A peer that gave up may have freed the memory which MPI still read from; its
-// notice was under way before that.
+// A peer that gave up may have freed memory that MPI still read from. It sent
+// its notice before that.
 void MpiTransport::require_none_gave_up(const Operation& operation) const {
   if (!any_departed_) return;
   for (const Part& part : parts_) {

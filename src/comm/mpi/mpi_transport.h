@@ -17,13 +17,13 @@
 
 namespace thinwire::comm::mpi {
 
-/// A group of ranks of the job, told apart from other groups by its tags.
-/// Nothing blocks inside MPI but its initialization: all else is polled, so
-/// that time-outs hold whatever happens to the peers.
+/// A group of ranks of the job, told apart from other groups by its tags. Only
+/// the initialization of MPI blocks. All other calls are polled, so that
+/// time-outs hold whatever happens to the peers.
 ///
-/// A message of 0 bytes is not sent; if one rank sends and its peer expects
-/// nothing, it is the sender that notices, at its time-out, and only if the
-/// message is too long for MPI to buffer.
+/// A message of 0 bytes is not sent. If one rank sends and its peer expects
+/// nothing, the sender notices at its time-out, and only if the message is too
+/// long for MPI to buffer.
 class MpiTransport final : public Transport {
  public:
   /// `members[r]` is the rank in the job of this group's rank r.
@@ -58,10 +58,10 @@ class MpiTransport final : public Transport {
     std::string reason;
     std::chrono::steady_clock::time_point seen;
   };
-  /// What one request is for.
+  /// The purpose of one request.
   struct Part {
     int peer = 0;            ///< kEveryone: a collective of MPI's own.
-    void* to = nullptr;      ///< Where a receive puts it.
+    void* to = nullptr;      ///< Destination of a receive.
     std::size_t before = 0;  ///< Bytes of the message in earlier parts.
     std::size_t bytes = 0;
     std::size_t message_bytes = 0;

@@ -63,11 +63,11 @@ std::unique_lock<std::mutex> Process::enter() {
 
 namespace {
 
-// Open MPI over TCP asks before it sends a message of more than 64 KiB. The
-// answer waits behind what goes the other way, which halves a link's bandwidth,
-// and for a thread to look, which may be long while others compute. Messages
-// of a bucket's size go without asking; the memory for that is used only if
-// they do. Whoever has set the parameters knows better.
+// Open MPI over TCP asks the receiver before it sends a message of more than 64
+// KiB. The answer queues behind traffic in the other direction, which halves a
+// link's bandwidth. It also waits for a thread to look, which may take long
+// while others compute. These limits let messages of a bucket's size go at
+// once. A user's own setting has priority.
 void tune_tcp() {
   setenv("OMPI_MCA_btl_tcp_eager_limit", "8454144", /*overwrite=*/0);
   setenv("OMPI_MCA_btl_tcp_rdma_pipeline_frag_size", "65536", 0);

@@ -22,7 +22,7 @@ class Process {
  public:
   static Process& get();
 
-  /// The lock that every MPI call is made under, so that none is under way when
+  /// The lock that every MPI call is made under, so that none is running when
   /// MPI is abandoned. Throws Error(kCommFailure) if it was, or is finalized.
   [[nodiscard]] std::unique_lock<std::mutex> enter();
 

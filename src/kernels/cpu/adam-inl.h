@@ -32,8 +32,8 @@ HWY_INLINE hn::Vec<D> next_variance(D d, hn::Vec<D> v, hn::Vec<D> grad,
                  hn::Mul(hn::Mul(hn::Set(d, c.one_minus_beta2), grad), grad));
 }
 
-/// Where the denominator's epsilon goes. The other place adds -0.0, the one
-/// number that changes nothing, so that neither needs a branch.
+/// Places the denominator's epsilon inside or outside the root. The other place
+/// adds -0.0, which changes nothing, so that neither needs a branch.
 struct Epsilon {
   explicit Epsilon(const AdamCoefficients& c)
       : inside(c.epsilon_inside_sqrt ? c.epsilon : -0.0f),

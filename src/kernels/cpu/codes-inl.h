@@ -37,7 +37,8 @@ struct CodeReader {
         bits(static_cast<std::size_t>(width)),
         half(half_range(width)) {}
 
-  /// Of element i and those after it; i is a multiple of D's lanes.
+  /// Returns the values of element i and its successors; i is a multiple of D's
+  /// lanes.
   template <class D>
   HWY_INLINE hn::Vec<D> at(D d, std::size_t i) const {
     const Int<D> di;
@@ -64,8 +65,8 @@ struct CodeReader {
   int half;
 };
 
-/// Moves 8 bytes, each below 2^bits, together to `bits` bytes at p: neighbours
-/// first, then pairs of them, ...
+/// Moves 8 bytes, each below 2^bits, together to `bits` bytes at p. It joins
+/// neighbours first, then pairs, then fours.
 HWY_INLINE void store_together(std::uint64_t x, int bits, std::uint8_t* p) {
   static_assert(std::endian::native == std::endian::little);
   if (bits == 8) {
@@ -80,7 +81,7 @@ HWY_INLINE void store_together(std::uint64_t x, int bits, std::uint8_t* p) {
 
 /// 32 codes to write, a byte each; 0 past the end of a block.
 struct Codes {
-  /// As the first `count` after element 32 * w of a block.
+  /// Writes the first `count` codes after element 32 * w of a block.
   HWY_INLINE void write(std::uint32_t* words, int bits, std::size_t w,
                         std::size_t count) const {
     const auto step = static_cast<std::size_t>(bits);

@@ -27,7 +27,8 @@ HWY_EXPORT(run_target_name);
 
 namespace {
 
-/// What this machine and build support, best first, whatever is forced now.
+/// Returns the targets that this machine and build support, best first,
+/// whatever is forced now.
 const std::vector<std::int64_t>& supported() {
   static const std::vector<std::int64_t> targets =
       hwy::SupportedAndGeneratedTargets();

@@ -130,7 +130,7 @@ class LargestRatio {
   LargestRatio(const AdamCoefficients& c, float floor)
       : c_(c), epsilon_(c), floor_(floor) {
     const float scale = c.exp_avg_sq_scale;
-    // Of other numbers every ratio is formed.
+    // If the numbers are not plain, every ratio is formed.
     is_plain_ = scale > 0x1p-60f && scale < 0x1p60f && floor >= 0 &&
                 epsilon_.outside >= 0 && epsilon_.inside >= 0;
     if (!is_plain_) return;
@@ -146,9 +146,9 @@ class LargestRatio {
   ///   max(sqrt(fresh * scale + inside) + outside, floor) < frozen / R
   /// which, divided by sqrt(scale) and squared, is
   ///   max(fresh, least) < (frozen / (R sqrt(scale)) - outside')^2 - inside'
-  /// Here frozen / R is raised, and inside' and least are lowered, by 2^-18 of
-  /// themselves, which is more than all roundings together, and the right side
-  /// is raised by more than is lost where numbers are subnormal.
+  /// Here frozen / R is raised by 2^-18 of itself, and inside' and least are
+  /// lowered by as much. That is more than all roundings together. The right
+  /// side is raised by more than subnormal numbers lose.
   template <class D>
   HWY_INLINE bool may_grow(D d, hn::Vec<D> frozen, hn::Vec<D> fresh) const {
     const auto root =

@@ -100,9 +100,9 @@ class OrderedSum {
   hn::Vec<Double> parts_[kVectors];
 };
 
-/// Calls word(w, count) for the words of `size` elements and adds up the
-/// squares, chunk by chunk, of what each leaves at `written`, which the core
-/// still holds then.
+/// Calls word(w, count) for the words of `size` elements. Adds up the squares
+/// of the values at `written`, chunk by chunk, while the cache still holds
+/// them.
 template <bool kPrefetch, class Word>
 HWY_INLINE double sum_written(std::size_t size, const float* written,
                               Word& word) {
@@ -161,11 +161,11 @@ HWY_INLINE void two_sums_loop(std::size_t size, std::size_t first_chunk,
 }
 
 /// Calls word(w, count, first, second) for the words of `size` elements, which
-/// puts up to 32 terms into each of `first` and `second`, and sink(sums) with
-/// the sums of the terms' squares for each chunk: the first has `first_chunk`
-/// <= kSumChunk elements. The terms of a chunk are added up at once: beside
-/// other work the accumulators do not all find a register. Words go on across
-/// chunks, as whole ones are vectors.
+/// puts up to 32 terms into each of `first` and `second`. Calls sink(sums) with
+/// the sums of the terms' squares for each chunk. The first chunk has
+/// `first_chunk` <= kSumChunk elements. The terms of a chunk are added up at
+/// once, because the accumulators do not all fit in registers beside other
+/// work. A word may cross the border of two chunks.
 template <class Word, class Sink>
 HWY_INLINE void two_sums_of_squares(std::size_t size, std::size_t first_chunk,
                                     Word& word, const Sink& sink) {

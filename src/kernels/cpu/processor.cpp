@@ -65,7 +65,7 @@ const Processor& processor() {
   return result;
 }
 
-// Not decided again, but for one that throws.
+// Decided once, unless the decision throws.
 const PrefetchChoice& chosen() {
   static const PrefetchChoice choice =
       choose_prefetch(env::prefetch(), processor());

@@ -27,10 +27,10 @@ HWY_INLINE hn::Vec<D> error_of(D d, hn::Vec<D> c, float scale) {
   return hn::Sub(c, hn::IfThenElse(hn::Lt(c, hn::Zero(d)), hn::Neg(s), s));
 }
 
-// Where a residual is: error(tag, i) gives e, c() is where c goes, and
-// prefetch(i, count) asks for memory that e is in.
+// A residual has error(tag, i), which returns e, c(), the destination of c, and
+// prefetch(i, count), which prefetches e.
 
-/// In floats: c of the last time, over which the next one goes.
+/// A residual in floats: the last c, which the next one overwrites.
 struct KeptSum {
   explicit KeptSum(const SignBlock& block)
       : values(static_cast<float*>(block.residual.data())),
@@ -101,9 +101,9 @@ struct RoundedError {
   float* sums;  // as many
 };
 
-// What is added to the error, X, has begin_word(w), for w = 0, 1, ..., and then
-// at(tag, j) for the elements j of that word; prefetch(i, count), if it reads
-// arrays of floats.
+// X is the value added to the error. It has begin_word(w), for w = 0, 1, ...,
+// and then at(tag, j) for the elements j of that word. It has prefetch(i,
+// count) if it reads arrays of floats.
 
 template <class X, class Residual>
 struct EncodePart {
@@ -161,7 +161,7 @@ float encode_over(const X& x, const Residual& residual,
   return scale;
 }
 
-/// What sign_encode() does, with x + e for c; returns the scale.
+/// Does the work of sign_encode(), with x + e as c. Returns the scale.
 template <class X>
 float encode(const X& x, const SignBlock& block) {
   if (block.residual.dtype() == DType::kFloat32) {

@@ -46,9 +46,9 @@ struct Values {
   std::size_t first = 0;
 };
 
-/// What becomes of a momentum: it is scaled, or stands for a sum of updates.
-/// Decided in the loop, whose memory it waits for anyway: that spares six more
-/// loops.
+/// Finishes a momentum: scales it, or turns it into a sum of updates. The
+/// decision is made in the loop, which waits for memory anyway. That saves six
+/// more loops.
 struct Finish {
   explicit Finish(const SignInput& input)
       : factor(input.factor),

@@ -106,7 +106,7 @@ struct CodedUpdate {
       const Int<D> di;
       const auto code =
           codes_at(d, of.codes, i, std::bool_constant<kEightBits>());
-      // Of code 0 the tables give something, which is not used.
+      // The tables' value for code 0 is not used.
       const auto k = hn::And(hn::Sub(code, hn::Set(di, 1)), hn::Set(di, 255));
       const auto fine =
           look_up(d, of.tables.fine.data(), hn::And(k, hn::Set(di, 15)));

@@ -32,7 +32,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // At most 16 lanes: every width divides a group of 16 elements.
 using Float = hn::CappedTag<float, 16>;
-// What is left over goes one by one through the same code.
+// The remaining elements go through the same code one by one.
 using OneFloat = hn::CappedTag<float, 1>;
 inline constexpr std::size_t kLanes = hn::MaxLanes(Float());
 
@@ -170,9 +170,9 @@ HWY_INLINE void store(D d, hn::Vec<D> value, Half* p) {
 #endif
 
 // -------------------------------------------------------------- prefetching
-/// How far ahead of their work kernels ask for memory. The hardware's own
-/// prefetchers begin anew on every 4 KiB page, which is one block; with half a
-/// block the next one is on its way before this one is done.
+/// Kernels prefetch this many elements ahead. The hardware's own prefetchers
+/// restart on every 4 KiB page, which is one block. Half a block ahead, the
+/// next block arrives before this one is done.
 inline constexpr std::size_t kAhead = 512;
 inline constexpr std::size_t kCacheLine = 64;
 
@@ -189,9 +189,8 @@ HWY_INLINE void prefetch_ahead(const T* p, std::size_t count) {
 // Every loop that prefetches exists twice, with prefetch() and without. Which
 // one runs is asked once, before it begins.
 
-/// A loop's body that reads memory may have prefetch(i, count), which is called
-/// now and then with elements that are next, to ask for those kAhead
-/// further on.
+/// True if a loop's body has prefetch(i, count). The loop calls it now and
+/// then, to request the elements kAhead further on.
 template <class Body>
 inline constexpr bool kCanPrefetch = requires(const Body& body, std::size_t i) {
   body.prefetch(i, i);

@@ -8,7 +8,7 @@
 #include "thinwire/core/view.h"
 #include "thinwire/kernels/adam.h"
 
-/// What the reference kernels share.
+/// Helpers that the reference kernels share.
 namespace thinwire::kernels::ref {
 
 using thinwire::store_rounded;
@@ -46,7 +46,8 @@ inline float update_of(float p, float m, float d, const AdamCoefficients& c) {
   return c.decoupled_decay != 0 ? u + c.decoupled_decay * p : u;
 }
 
-/// p + minus_learning_rate * ((m * exp_avg_scale) / d + decay * p).
+/// Returns p + minus_learning_rate * (update + decay * p), with the update (m *
+/// exp_avg_scale) / d.
 inline float next_param(float p, float m, float d, const AdamCoefficients& c) {
   return p + c.minus_learning_rate * update_of(p, m, d, c);
 }
