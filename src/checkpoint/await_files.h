@@ -11,11 +11,11 @@
 
 namespace thinwire::checkpoint {
 
-/// Collective, before files are opened: every rank sees all files of a
-/// checkpoint in full. Rank 0 looks once; what it misses is missing:
-/// Error(kCorruptCheckpoint). Another one that sees less, as on a network file
-/// system, looks again for as long as `patience`; then Error(kUnavailable)
-/// names the rank, its host and the file.
+/// Collective: returns once every rank sees all files of a checkpoint in full.
+/// Rank 0 looks once, and throws Error(kCorruptCheckpoint) if a file is
+/// missing. Another rank that sees less, as on a network file system, looks
+/// again for as long as `patience`. Then Error(kUnavailable) names the rank,
+/// its host and the file.
 void await_files(comm::Communicator& comm, FileSystem& files,
                  const Found& found,
                  std::chrono::milliseconds patience = kPatience);

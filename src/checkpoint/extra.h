@@ -16,8 +16,8 @@ namespace thinwire::checkpoint {
 inline constexpr const char* kExtra = "extra/";
 inline constexpr const char* kExtraOfRank = "extra_of_rank/";
 
-/// What the application added to a checkpoint. Local. Opens no file that
-/// `arrays` has open; all of them must outlive this. Throws
+/// Reads the data that the application added to a checkpoint. Local. Opens no
+/// file that `arrays` has open. All arguments must outlive this. Throws
 /// Error(kUnavailable), Error(kCorruptCheckpoint).
 class ExtraReader {
  public:
@@ -29,7 +29,7 @@ class ExtraReader {
         arrays_(arrays) {}
 
   [[nodiscard]] StateDict common();
-  /// Of one of the ranks that saved it.
+  /// Returns the data of one of the ranks that saved.
   [[nodiscard]] StateDict of_rank(int rank);
 
  private:

@@ -41,7 +41,7 @@ bool has_weights(FileSystem& files, const std::string& path) {
                   count == 1 ? "it" : "them"));
 }
 
-// What a crash may leave of a save that never returned, or of a removal.
+// Returns whether a crash during a save or a removal may have left this entry.
 bool is_remains(const FoundCheckpoint& found) {
   const NameKind kind = kind_of(found.name);
   return kind == NameKind::kPartial || kind == NameKind::kDeleting;
@@ -81,7 +81,8 @@ std::string look(FileSystem& files, const std::string& path, What what) {
   return lines + notes;
 }
 
-// Of weights in files of any origin: what is no float is no parameter.
+// Returns a manifest of weights in files of any origin. Tensors of integers are
+// no parameters.
 Manifest manifest_of(const Weights& weights) {
   Manifest manifest;
   manifest.semantics = "corrected";

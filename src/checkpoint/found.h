@@ -26,10 +26,11 @@ struct Found {
   bool has_states = false;
 };
 
-/// Collective, rank 0 looks: `path` itself, or, if it is the directory of a
-/// run, its complete checkpoints by save_index, the newest first, and a note on
-/// each that is left out. For weights alone also a safetensors file, or a
-/// folder of them; with kNamedStates such a folder is all. May be none.
+/// Collective, rank 0 looks. Returns `path` itself, or the complete checkpoints
+/// in the directory of a run, newest save_index first. Each one left out gets a
+/// note. Weights alone may also come from a safetensors file or a folder of
+/// them. A folder with kNamedStates holds weights and states. The result may be
+/// empty.
 [[nodiscard]] std::vector<Candidate> find_candidates(
     comm::Communicator& comm, FileSystem& files, const std::string& path,
     What what, std::vector<std::string>& notes);

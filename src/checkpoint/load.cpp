@@ -31,7 +31,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What has been read for one rank, and is not in place yet.
+// Data that has been read for one rank and is not in place yet.
 struct Read {
   Buffer parameters;
   Buffer wide;                 // after them, fp32 ones beside 16 bits
@@ -122,8 +122,8 @@ void complete_foreign(const optim::State& target, StateDict& state) {
   }
 }
 
-// What ZeRO's low-bit exchange of gradients has left over is in the units of
-// gradients: only ZeRO that sends gradients so takes it.
+// Residuals of ZeRO's low-bit exchange are in units of gradients. Only ZeRO
+// with that exchange restores them.
 void note_dropped_residuals(const Manifest& manifest,
                             const optim::State& target,
                             std::vector<std::string>& notes) {
@@ -185,7 +185,7 @@ void read_state(const Training& training, const Found& found,
   });
 }
 
-// What the application has added, on all ranks.
+// Reads the application's data of all ranks.
 void read_extras(const Training& training, const Manifest& manifest,
                  ExtraReader extras, LoadReport& report) {
   everywhere(training.comm, [&] {

@@ -27,7 +27,7 @@ std::string nearest(std::string_view name, const std::set<std::string>& names) {
                                 : fmt::format(" (nearest: {})", *best.second);
 }
 
-// Globs that have to be of use.
+// Globs that must each match something.
 class Globs {
  public:
   Globs(const char* option, const std::vector<std::string>& patterns)

@@ -20,10 +20,10 @@ struct Matching {
   [[nodiscard]] bool has_new() const;
 };
 
-/// By name, as the options rename. Throws Error(kCorruptCheckpoint) with a line
-/// for each parameter that is missing, unexpected, or of another shape or
-/// group, and Error(kInvalidArgument) for an option that names nothing.
-/// `with_groups`: groups must be the same.
+/// Matches parameters by name, after the options' renaming. Throws
+/// Error(kCorruptCheckpoint) with a line for each parameter that is missing,
+/// unexpected, or of another shape or group. Throws Error(kInvalidArgument) for
+/// an option that matches nothing. `with_groups`: groups must be the same.
 [[nodiscard]] Matching match(const std::vector<SavedParameter>& saved,
                              const ParameterLayout& layout,
                              const LoadOptions& options, bool with_groups);

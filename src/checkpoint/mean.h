@@ -11,8 +11,8 @@
 
 namespace thinwire::checkpoint {
 
-/// The mean of what ranks have: summed in double, in the order of the calls,
-/// divided, and rounded once to the dtype that it is written in.
+/// A mean of the ranks' values. It is summed in double in the order of the
+/// calls, divided, and rounded once to the dtype of the result.
 class MeanOfRanks {
  public:
   explicit MeanOfRanks(std::size_t size)
@@ -22,7 +22,7 @@ class MeanOfRanks {
   void add(ConstView values, std::size_t first = 0);
   /// So many ranks had a value, of every element.
   [[nodiscard]] bool is_of(std::size_t ranks) const;
-  /// Of the values added so far; to.size() must be `size`.
+  /// Writes the mean of the values added so far; to.size() must be `size`.
   void write(View to);
 
  private:
@@ -31,12 +31,12 @@ class MeanOfRanks {
   std::vector<std::uint32_t> ranks_;  // per element
 };
 
-/// Collective: in place of every Sharing::kMean array of `state` the ranks'
-/// mean, Sharing::kSame. Each rank has the values of its share only, which is
-/// what it writes: n / N of them. The arrays must speak of the same elements on
-/// all ranks, or Error(kInvalidArgument) is thrown on all. Of a state by host
-/// they may be pieces: then the mean is over the hosts, Sharing::kSharded, and
-/// each rank has its share of its piece.
+/// Collective: replaces every Sharing::kMean array of `state` by the ranks'
+/// mean, as Sharing::kSame. Each rank holds only the values of its share, n / N
+/// of them, which it writes. The arrays must have the same elements on all
+/// ranks, or Error(kInvalidArgument) is thrown on all. In a hierarchical state
+/// they may be pieces. Then the mean is over the hosts, as Sharing::kSharded,
+/// and each rank has its share of its piece.
 void replace_by_means(comm::Communicator& comm, optim::State& state);
 
 }  // namespace thinwire::checkpoint

@@ -11,9 +11,10 @@
 
 namespace thinwire::checkpoint {
 
-/// The saved one for each of the model's tensors beside its parameters; null
-/// where there is none, or it is to be ignored: `notes` gets a line for it.
-/// Throws Error(kCorruptCheckpoint) for one of another shape or type.
+/// Returns the saved tensor for each of the model's tensors that are no
+/// parameters. It is null if none was saved or it is ignored, and `notes` gets
+/// a line for it. Throws Error(kCorruptCheckpoint) for one of another shape or
+/// type.
 [[nodiscard]] std::vector<const SavedParameter*> match_others(
     const std::vector<OtherTensor>& others, const Manifest& manifest,
     const LoadOptions& options, std::vector<std::string>& notes);

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view kSection = "thinwire";
 
-// What they say where they say what now always holds, as JSON.
+// A removed option, and the value as JSON that now always holds.
 struct RemovedOption {
   std::string_view name;
   std::string_view kept;

@@ -7,12 +7,12 @@
 
 namespace thinwire::checkpoint {
 
-/// Collective over `comm`: throws Error(kInvalidArgument) on all ranks, naming
-/// the first difference, where ranks differ in what a checkpoint takes from one
-/// of them: the step, counters, the caller's scalars, arrays' names; and, with
-/// options.check_replicas, in a value of a parameter or of an array that should
-/// be equal. Slices of replicas that have drifted apart would be mixed, and the
-/// checkpoint would hide it.
+/// Collective over `comm`: throws Error(kInvalidArgument) on all ranks if they
+/// differ in the step, counters, the caller's scalars, or arrays' names. The
+/// error names the first difference. A checkpoint saves these from one rank.
+/// With options.check_replicas it also compares the values of parameters and of
+/// arrays that should be equal. Otherwise a checkpoint could mix slices of
+/// replicas that have drifted apart, and hide it.
 void require_same_replicas(comm::Communicator& comm, const Training& training,
                            const optim::State& state, const Extra& extra,
                            const SaveOptions& options);

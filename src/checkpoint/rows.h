@@ -21,8 +21,8 @@ struct Row {
 /// empty ones are left out.
 [[nodiscard]] std::vector<Row> rows_of(const ParameterLayout& layout,
                                        std::span<const Range> ranges);
-/// Of the elements [first, first + count) that `ranges` have together, in their
-/// order.
+/// Returns the ranges of `part`, which counts the elements of all `ranges` in
+/// their order.
 [[nodiscard]] std::vector<Range> part_of_ranges(std::span<const Range> ranges,
                                                 Range part);
 [[nodiscard]] std::size_t total_size(std::span<const Range> ranges) noexcept;

@@ -47,8 +47,8 @@ StateArray::Read read_rows(const std::vector<Row>& rows) {
   };
 }
 
-// Of another dtype only where the weights are those of an exchange before, kept
-// in fp32.
+// Converts values to the dtype of the file. They differ only if the weights are
+// those of an earlier exchange, kept in fp32.
 StateArray::Read converted(ConstView values) {
   return [values](Range range, View to) {
     kernels::convert(values.subview(range.offset, range.size), to);
@@ -120,7 +120,7 @@ void SavePlan::plan_dense_weights() {
       parameters.empty() ? 0
                          : parameters.back().offset + parameters.back().size;
   const std::size_t bytes = training_.params.subview(0, elements).bytes();
-  // Those of several ranks would not fit together where ranks differ.
+  // Parts of several ranks would not fit together if ranks differ.
   const int most = state_.find(kOwnParameters) == nullptr ? world_ : 1;
   const std::size_t count =
       std::clamp((bytes + kWeightFileBytes - 1) / kWeightFileBytes,
@@ -222,7 +222,8 @@ void SavePlan::add_array(const StateArray& array) {
   names_.emplace_back(array.name, std::move(index));
 }
 
-// What the ranks that hold the same parameters share out among them.
+// Returns this rank's share of an array. Ranks that hold the same parameters
+// divide it among them.
 std::vector<Range> SavePlan::own_shares(const StateArray& array) const {
   if (whole_.held.size() == 1) return {share_of(array.size, rank_, world_)};
   std::vector<std::size_t> holder(training_.layout.parameters().size());
@@ -265,7 +266,7 @@ std::vector<Row> SavePlan::rows_of_values(const StateArray& array,
   return rows;
 }
 
-// Of experts elsewhere 0.
+// Returns zeros for experts of other ranks.
 StateArray::Read SavePlan::of_all_parameters(const StateArray& array) const {
   return [read = array.read, own = whole_.own](Range range, View to) {
     if (to.bytes() != 0) std::memset(to.data(), 0, to.bytes());
@@ -303,8 +304,8 @@ void SavePlan::add_tensor(std::vector<Tensor>& tensors, std::string name,
        std::move(read)});
 }
 
-// Offsets are multiples of an element's size: in the file larger types come
-// first, and it is written in pieces of a multiple of 8 bytes.
+// Offsets are multiples of an element's size, because larger types come first
+// in a file and pieces are multiples of 8 bytes.
 PlannedFile SavePlan::file_of(std::string name, std::vector<Tensor> tensors,
                               const std::string& part) const {
   std::vector<TensorEntry> entries;
@@ -331,8 +332,8 @@ PlannedFile SavePlan::file_of(std::string name, std::vector<Tensor> tensors,
   return file;
 }
 
-// Of a parameter of the whole model. Experts, which other ranks may hold, have
-// one dtype with everything else.
+// Returns the dtype of a parameter of the whole model. Experts, which other
+// ranks may hold, have the same dtype as all other parameters.
 DType SavePlan::dtype_of_whole(const Parameter& parameter) const {
   return training_.experts.empty() ? training_.params.dtype_at(parameter.offset)
                                    : training_.params.dtype();

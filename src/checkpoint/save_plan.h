@@ -15,8 +15,8 @@
 
 namespace thinwire::checkpoint {
 
-/// What one rank writes: every element that is the same everywhere once, by one
-/// rank; what is this rank's own, all of it.
+/// Plans the files of one rank. Elements that all ranks share are written once,
+/// by one rank. A rank writes all of its own elements.
 class SavePlan {
  public:
   /// Local. `training`, `whole`, `state` (its optimizer's) and `extra` must
@@ -26,9 +26,9 @@ class SavePlan {
            const SaveOptions& options);
 
   [[nodiscard]] std::vector<PlannedFile>& files() noexcept { return files_; }
-  /// What rank 0 says of the checkpoint; own scalars are yet to be gathered.
+  /// Returns rank 0's manifest, still without the other ranks' own scalars.
   [[nodiscard]] Manifest manifest() const;
-  /// model.safetensors.index.json, where the weights are more than one file.
+  /// Returns model.safetensors.index.json, for weights in more than one file.
   [[nodiscard]] std::vector<Attachment> attachments() const;
 
   /// Most bytes of one file of weights.
@@ -81,7 +81,7 @@ class SavePlan {
   ConstView weights_;  // of the last exchange, perhaps in fp32
   std::vector<PlannedFile> files_;
   std::vector<WeightFile> weight_files_;
-  // Of this rank's file of states.
+  // Tensors of this rank's file of states.
   std::vector<Tensor> tensors_;
   std::vector<std::pair<std::string, std::string>> names_;
   std::vector<std::pair<std::vector<Row>, std::string>> fragments_;

@@ -52,7 +52,7 @@ void add_own_parameters(const Training& training, optim::State& state) {
   state.arrays.back().sharing = optim::Sharing::kOwn;
 }
 
-// What the library writes itself.
+// Refuses names of files that the library writes itself.
 void require_attachable(const std::vector<Attachment>& attachments) {
   for (const Attachment& one : attachments)
     require(!one.name.ends_with(".safetensors") &&
@@ -93,7 +93,7 @@ struct Saver::Impl {
     if (writer.joinable()) writer.join();
   }
 
-  /// Everything that a save takes with it, so that the caller may go on.
+  /// Copies of everything that a save needs, so that the caller may continue.
   struct Contents {
     std::vector<PlannedFile> files;
     std::vector<Attachment> attachments;
@@ -313,8 +313,9 @@ SaveReport save(const Training& training, const std::string& root,
     saver->wait();
     return report;
   } catch (const Error&) {
-    // All ranks fail alike, and training goes on. Destroyed by the exception
-    // itself, the saver's communicator would give up, and the user's with it.
+    // All ranks fail alike, and training continues. If the exception itself
+    // destroyed the saver, its communicator would give up, and the user's with
+    // it.
     saver.reset();
     throw;
   }

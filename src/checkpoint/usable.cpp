@@ -18,7 +18,7 @@ namespace thinwire::checkpoint {
 
 namespace {
 
-// Where all ranks have the same values, each looks at a share.
+// Each rank checks a share of values that all ranks have in common.
 bool is_usable(const optim::StateArray& array, const comm::Communicator& comm) {
   const Range own = array.sharing == optim::Sharing::kSame
                         ? share_of(array.size, comm.rank(), comm.size())

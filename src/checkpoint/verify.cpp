@@ -63,7 +63,7 @@ class Verifier {
                std::string what) {
     verdict_.damages.push_back({name, begin, end, std::move(what)});
   }
-  // What it throws is damage to this file.
+  // Counts an exception of `call` as damage to this file.
   bool attempt(const std::string& name, std::uint64_t bytes,
                const std::function<void()>& call) {
     try {
@@ -88,7 +88,7 @@ class Verifier {
     });
   }
 
-  // Of a file with a header that is whole.
+  // Returns the header if it is undamaged.
   std::optional<SafetensorsHeader> header_of(const SavedFile& saved) {
     if (!saved.name.ends_with(".safetensors")) return std::nullopt;
     try {

@@ -18,12 +18,13 @@ struct WholeModel {
   /// Dense parameters first, then experts, in the order of the ranks that hold
   /// them.
   ParameterLayout layout;
-  std::size_t num_dense = 0;          ///< Parameters.
-  std::vector<int> writers{};         ///< Of each parameter: who writes it.
-  std::vector<std::size_t> places{};  ///< Of this rank's parameters.
-  /// Of each parameter its number on this rank, if it is there.
+  std::size_t num_dense = 0;   ///< Parameters.
+  std::vector<int> writers{};  ///< Per parameter: the rank that writes it.
+  std::vector<std::size_t> places{};  ///< Places of this rank's parameters.
+  /// Per parameter of the whole model its number on this rank, if this rank has
+  /// it.
   std::vector<std::optional<std::size_t>> own{};
-  /// What this rank holds, the dense ones first.
+  /// Parameters that this rank holds, the dense ones first.
   std::vector<optim::HeldParameters> held{};
 };
 

@@ -17,7 +17,7 @@ class App;
 /// The commands that the program `thinwire` and `python -m thinwire` share.
 namespace thinwire::commands {
 
-/// What differs between the two programs.
+/// The differences between the two programs.
 struct Front {
   std::ostream& out;  ///< For results.
   std::ostream& err;  ///< For warnings and errors.
@@ -27,7 +27,7 @@ struct Front {
 
   /// Lines of doctor about what the library does not know: a name and a text.
   std::vector<std::pair<std::string, std::string>> lines{};
-  std::vector<std::string> advice{};  ///< What would make the machine better.
+  std::vector<std::string> advice{};  ///< Suggestions for this machine.
   /// Why this program cannot train here; if it is empty, it can.
   std::string not_ready{};
   /// Measures copies from pinned memory to the device of this machine, in GB/s;
@@ -41,19 +41,18 @@ struct Front {
 /// Like all commands, it keeps a reference to `front`.
 void add_plan(CLI::App& app, const Front& front);
 
-/// Adds doctor: what this machine and build have. In a job of several ranks it
-/// is collective: rank 0 prints its own report, who is on which host, and one
-/// line for each difference. If the ranks cannot reach each other, each prints
-/// its report and fails.
+/// Adds doctor, which reports on this machine and build. In a job of several
+/// ranks it is collective. Rank 0 prints its own report, the ranks of each
+/// host, and one line for each difference. If the ranks cannot reach each
+/// other, each prints its report and fails.
 void add_doctor(CLI::App& app, const Front& front);
 
 /// Adds config check: what becomes of each key of a configuration file.
 void add_config(CLI::App& app, const Front& front);
 
-/// Parses the command line and runs the callbacks that it calls for. Adds
-/// --version to `app` and its subcommands. Returns the exit code of every
-/// program of ours: 0 it is done, 1 a callback threw (its message is one line
-/// on `err`), 2 wrong usage (the same).
+/// Parses the command line and runs the selected callbacks. Adds --version to
+/// `app` and its subcommands. Returns 0 on success, 1 if a callback threw, and
+/// 2 for wrong usage. Errors are one line on `err`.
 [[nodiscard]] int run_app(CLI::App& app, int argc, const char* const* argv,
                           std::ostream& out, std::ostream& err);
 

@@ -53,7 +53,7 @@ std::string json_line_of(const KeyNote& note) {
   return compact_json(line) + '\n';
 }
 
-// What no key was checked for.
+// Names the checks that were left out.
 std::string_view not_checked(bool is_rejected, bool has_ranks) {
   if (is_rejected)
     return "not checked: whether other values are in range and fit each other: "

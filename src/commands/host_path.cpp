@@ -46,7 +46,8 @@ double memory_bandwidth(int num_threads) {
 }
 
 std::string host_path(const plan::Workload& work, double copies_gbps) {
-  // Of encoding, averaging and updating; bench/devices has the same number.
+  // Bytes per parameter of encoding, averaging and updating; bench/devices has
+  // the same number.
   constexpr double kPasses = 24.5;
   const auto size = static_cast<double>(size_of(work.dtype));
   const double bytes = kPasses + 2 * size;

@@ -13,10 +13,11 @@ namespace thinwire::commands {
 /// Returns GB/s of a += b on this machine: two reads and one write per element.
 [[nodiscard]] double memory_bandwidth(int num_threads);
 
-/// Returns a line on a model on a device: what its way through host memory
-/// costs per step on this machine, with 1-bit Adam and all cores. Computed from
-/// bytes and from the measured rate of host memory. `copies_gbps` is the rate
-/// of copies from pinned memory to a device in GB/s, or 0 if none was measured.
+/// Returns a line for a model on a device: the cost per step of its path
+/// through host memory. It assumes 1-bit Adam on all cores of this machine. It
+/// is computed from bytes and the measured rate of host memory. `copies_gbps`
+/// is the rate of copies from pinned memory to a device in GB/s, or 0 if none
+/// was measured.
 [[nodiscard]] std::string host_path(const plan::Workload& work,
                                     double copies_gbps);
 

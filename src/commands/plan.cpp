@@ -39,7 +39,7 @@ struct PlanFlags {
   std::optional<std::int64_t> steps;
   std::optional<std::int64_t> freeze_step;
   std::optional<int> warmup_bits;
-  // Of a network that is not there.
+  // Describe a network other than the measured one.
   std::optional<double> link_gbps;
   std::optional<double> latency_us;
   std::optional<int> ranks;
@@ -62,7 +62,7 @@ constexpr double kBackwardPart = 2.0 / 3;
   throw CLI::ParseError(what, CLI::ExitCodes::ValidationError);
 }
 
-// Of --config, what is wrong in it.
+// Names --config in errors about the file.
 template <class Body>
 auto reading_config(Body&& body) {
   try {
@@ -214,7 +214,7 @@ void run_plan(const Front& front, PlanFlags flags) {
   require_run(flags);
   if (!flags.config.empty())
     flags.file = reading_config([&] {
-      // What becomes of each key is of no interest to a prediction.
+      // A prediction does not print the notes on keys.
       std::vector<config::KeyNote> notes;
       return config::Config::from_file(flags.config, &notes);
     });

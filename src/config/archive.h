@@ -66,7 +66,7 @@ class Reader {
   void field(std::string_view name, std::size_t& value,
              const Limits& limits) const;
   void field(std::string_view name, int& value, const Limits& limits) const;
-  /// As it stands, capitals and all.
+  /// Reads or writes a text unchanged, including its case.
   void text(std::string_view name, std::string& value) const;
   /// "10min": see duration_from().
   void duration(std::string_view name, std::chrono::milliseconds& value) const;

@@ -8,7 +8,7 @@
 
 namespace thinwire::config {
 
-/// As given; see Config.
+/// The sizes as given; see Config.
 struct GivenBatch {
   std::optional<std::int64_t> train;
   std::optional<std::int64_t> micro;

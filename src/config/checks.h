@@ -8,8 +8,9 @@ namespace thinwire::config {
 /// The part of Config::validate() that can be said when a file is read.
 void check_without_ranks(const Config& config);
 
-/// What comm.compressed_during_backward needs, of the optimizer and of
-/// clipping: before others refuse it in words that no file has.
+/// Check the requirements of comm.compressed_during_backward on the optimizer
+/// and on clipping. They run before other checks, whose messages do not name
+/// keys of a file.
 void check_during_backward(const Config& config);
 void check_early_clipping(const Config& config);
 

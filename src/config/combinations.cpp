@@ -31,7 +31,7 @@ void require_corrected(const Config& config, std::string_view with) {
           fmt::format("corrected with {}", with), to_string(config.semantics));
 }
 
-// What a low-bit optimizer has instead of ZeRO.
+// Names a low-bit optimizer's alternative to ZeRO.
 std::string_view instead_of_zero(const Config& config) {
   if (uses<optim::ZeroOneAdamOptions>(config))
     return "local steps keep whole states on every rank; use OneBitAdam with "

@@ -68,7 +68,8 @@ std::string_view elsewhere(std::string_view name) {
 [[noreturn]] void reject_unknown(std::string_view section,
                                  std::string_view name,
                                  const std::vector<std::string>& taken) {
-  constexpr std::size_t kLongest = 80;  // Of a name that may be a slip.
+  constexpr std::size_t kLongest =
+      80;  // Longest name that may be a typing error.
   if (name.empty() || name.size() > kLongest)
     reject(fmt::format("unknown key '{}...'",
                        joined(section, name.substr(0, kLongest))));

@@ -9,8 +9,8 @@
 #include "core/json.h"
 #include "thinwire/config/config.h"
 
-/// What becomes of each key of a configuration file: one table, which the
-/// reader obeys and docs/guide/from-deepspeed.md shows.
+/// The effect of each key of a configuration file, in one table. The reader
+/// uses it, and docs/guide/from-deepspeed.md shows it.
 namespace thinwire::config {
 
 enum class KeyStatus {
@@ -24,7 +24,7 @@ enum class KeyValue { kAny, kBoolean };
 struct KeyRule {
   std::string_view path;  ///< "fp16.loss_scale".
   KeyStatus status = KeyStatus::kSupported;
-  /// What it does here, or why it has no effect, or why it is rejected.
+  /// Its effect, or the reason why it is ignored or rejected.
   std::string_view text{};
   /// The types of optimizer or scheduler that have it; empty: all.
   std::string_view only{};
@@ -46,12 +46,12 @@ inline constexpr std::string_view kDisabled = "disabled";
 /// The guide's table.
 [[nodiscard]] std::string key_table();
 
-/// Checks every key of a file against the table. Gives the file with values in
-/// place of "auto", without keys that are null or for which there is no value,
-/// which count as absent, and without rejected ones that have their harmless
-/// value; throws Error(kInvalidArgument) for the others and for unknown ones,
-/// but for objects at the top that the caller takes. If `notes_rejected`, notes
-/// what a key is rejected for, leaves the key out and continues.
+/// Checks every key of a file against the table. Returns the file with values
+/// in place of "auto". Keys that are null or lack a value count as absent, and
+/// rejected keys with a harmless value are left out. Throws
+/// Error(kInvalidArgument) for other rejected keys and for unknown ones, except
+/// objects at the top that the caller takes. If `notes_rejected`, notes why a
+/// key is rejected, leaves it out and continues.
 [[nodiscard]] Json check_keys(const Json& file, const AutoValues& autos,
                               const std::vector<std::string>& taken,
                               std::vector<KeyNote>& notes,
@@ -67,8 +67,8 @@ struct Resolved {
 /// could stand for.
 [[nodiscard]] Resolved with_auto_values(Json file, const AutoValues& autos);
 
-/// Turns supported keys whose path begins with `path` into ignored ones, but
-/// for those that switch a section on.
+/// Turns supported keys whose path begins with `path` into ignored ones, except
+/// those that switch a section on.
 void note_unused(std::vector<KeyNote>& notes, std::string_view path,
                  std::string_view why);
 

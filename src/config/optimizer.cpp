@@ -35,7 +35,8 @@ OptimizerConfig make(std::size_t index) {
   }
 }
 
-// A OneBitAdam that keeps no variance, and denominators in few bits.
+// Returns whether this is lean 1-bit Adam, which keeps no variance, and
+// denominators in 8 bits.
 bool is_lean(const Reader& own) {
   bool lean = false;
   own.field("lean", lean);

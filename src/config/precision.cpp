@@ -20,7 +20,8 @@ constexpr std::string_view kUnlimited = "unlimited";
 constexpr Limits kPowers{.least = 0, .most = 127};
 constexpr Limits kScales{.least = 0, .most = 0x1p127};
 
-// As in DeepSpeed: 0 is dynamic, and a static scale leaves the rest unused.
+// Reads the scale as DeepSpeed does: 0 is dynamic, and a static scale makes the
+// other keys unused.
 void read_scale(Reader fp16, const Reader& own, bool is_reference,
                 LossScalerOptions& scale) {
   double fixed = 0;

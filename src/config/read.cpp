@@ -16,7 +16,7 @@ namespace thinwire::config {
 
 namespace {
 
-// Of any length a file could need; a bound on the time to read one.
+// Bounds the time to read a file; no configuration needs more.
 constexpr std::size_t kMostBytes = std::size_t{1} << 20;
 
 void read_general(const Reader& file, Config& config) {
@@ -67,7 +67,7 @@ void read_overlap(const Reader& file, const Reader& own, Config& config) {
   config.comm.overlap = overlap;
 }
 
-// Where a mean is formed as the caller asks for anyway.
+// Notes keys on the place of a division that does not change the mean.
 void note_divisions(std::vector<KeyNote>& notes, const Config& config) {
   constexpr std::string_view kKeys[] = {"prescale_gradients",
                                         "gradient_predivide_factor"};
@@ -87,7 +87,7 @@ void note_divisions(std::vector<KeyNote>& notes, const Config& config) {
     note_unused(notes, kKeys[1], "prescale_gradients divides by all of it");
 }
 
-// Of a default that differs from DeepSpeed's.
+// Notes absent keys whose default differs from DeepSpeed's.
 void note_absent(const Json& tree, std::vector<KeyNote>& notes) {
   if (tree.find("gradient_clipping") == nullptr)
     notes.push_back({"gradient_clipping", KeyNote::Kind::kAbsent,

@@ -26,8 +26,8 @@ void require_dtype(bool holds, std::string_view name, std::string_view range,
   require(holds, name, range, to_string(dtype));
 }
 
-// What is common to all groups; their number is the layout's to say, so an
-// optimizer checks its groups itself.
+// Checks the options that all groups share. An optimizer checks its groups
+// itself, because the layout has their number.
 template <class Options>
 void check_optimizer(Options options, Semantics semantics) {
   options.groups.clear();

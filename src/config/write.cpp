@@ -29,7 +29,7 @@ void write_newer(const Writer& file, const Config& config) {
 
 }  // namespace
 
-// What is open at a time stays in place: `own` is an object beside the file,
+// References to open sections stay valid: `own` is an object beside the file,
 // and a section is complete before the next begins.
 std::string Config::to_json() const {
   check_without_ranks(*this);

@@ -31,18 +31,19 @@ class CompressedAllReduce {
   /// average over the ranks. Checks nothing, as the reference.
   void all_reduce(std::span<float> values);
 
-  /// Of every unit with its padding, one after the other.
+  /// Returns the errors of every unit with its padding, one after the other.
   [[nodiscard]] ConstView worker_error() const { return worker_error_.view(); }
-  /// Of the chunks that this rank serves.
+  /// Returns the errors of the chunks that this rank serves.
   [[nodiscard]] ConstView server_error() const { return server_error_.view(); }
   void clear_errors();
-  /// As many elements as there are.
+  /// Replaces the errors by arrays of the same sizes.
   void take_errors(Buffer&& worker, Buffer&& server);
 
   /// Its blocks are numbered server by server, and within a server as the units
   /// that are not empty. Null: nobody.
   void set_observer(exchange::WireObserver* observer) { observer_ = observer; }
-  /// What all_reduce() has spent waiting for other ranks since construction.
+  /// Returns the seconds that all_reduce() has waited for other ranks since
+  /// construction.
   [[nodiscard]] double wait_seconds() const { return waited_; }
 
  private:

@@ -161,8 +161,8 @@ std::span<const float> Fp16Optimizer::gradient_of(const Parameter& p) const {
   return std::span(grads_).subspan(p.offset, p.size);
 }
 
-// The fused wrapper adds squares as Python numbers, whose pow() differs from
-// a product or a root in the last bit; the unfused one adds them as floats.
+// The fused wrapper adds squares as Python numbers, whose pow() differs from a
+// product or a root in the last bit. The unfused one adds floats.
 double Fp16Optimizer::scaled_norm() const {
   if (options_.wrapper == Fp16Wrapper::kFused) {
     double sum = 0;

@@ -29,7 +29,7 @@ class Groups final : public optim::MaskedGroups {
   optim::Masks& masks_;
 };
 
-/// What the reference's low-bit optimizers share.
+/// The common parts of the reference's low-bit optimizers.
 struct LowBitOptimizer::Impl {
   Impl(comm::Communicator& comm, const ParameterLayout& layout,
        optim::LowBitSettings settings)
@@ -85,13 +85,14 @@ struct LowBitOptimizer::Impl {
   [[nodiscard]] Adoption adopt(StateDict state);
 
  private:
-  /// Throws Error(kInvalidArgument) if ranks would exchange by host.
+  /// Throws Error(kInvalidArgument) if the exchange would be hierarchical.
   [[nodiscard]] static comm::Communicator& flat(comm::Communicator& comm);
   void verify(View params);
   [[nodiscard]] optim::Adoption adopt_residuals(StateDict& state, bool goes_on);
 };
 
-/// What the reference knows of a run's length: nothing, so it has a default.
+/// Returns the freeze step, or a default, because the reference does not know a
+/// run's length.
 [[nodiscard]] inline std::int64_t planned(const optim::FreezeOptions& freeze) {
   return freeze.step.value_or(optim::kDefaultFreezeStep);
 }

@@ -16,8 +16,8 @@ inline constexpr const char* kForgets = "forgets_compression";
   return marked;
 }
 
-/// The same state, of use to the same rank of as many only: every array is that
-/// rank's own, as the reference's files have it.
+/// Returns the state with every array as the rank's own, as in the reference's
+/// files. Only the same rank of equally many can use it.
 [[nodiscard]] inline optim::State own_state(optim::State state) {
   for (optim::StateArray& array : state.arrays) {
     array.axis = optim::Axis::kFree;

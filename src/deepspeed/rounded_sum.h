@@ -9,7 +9,7 @@
 
 namespace thinwire::deepspeed {
 
-/// What becomes of gradients before and after they are summed over the ranks.
+/// Scaling of gradients before and after the sum over the ranks.
 struct SumScaling {
   float divisor = 1;  ///< Each rank divides by it before the sum.
   float before = 1;   ///< Each rank multiplies by it before the sum.
@@ -18,9 +18,10 @@ struct SumScaling {
   bool on_wire = false;
 };
 
-/// Of a mean without reduce-scatter: everything is divided by `ranks`, before
-/// the sum (prescale) or after it; `predivide` is the part of it that is
-/// divided before in the second case. 16-bit sums overflow later so.
+/// Returns the scaling of a mean without reduce-scatter, which divides by
+/// `ranks` before the sum (prescale) or after it. In the second case the factor
+/// `predivide` is divided before the sum, so that 16-bit sums overflow less
+/// often.
 [[nodiscard]] inline SumScaling sum_scaling(bool prescale, double predivide,
                                             double ranks) {
   if (prescale) return {.divisor = static_cast<float>(ranks), .on_wire = true};

@@ -57,12 +57,12 @@ struct ZeroOptimizer::Impl final : exchange::GradientSink {
   const std::size_t rank;
   const std::vector<zero::Fragment> fragments;  // this rank's
   optim::Adam adam;
-  // Of this rank's slices, as are Adam's states. Padding is 0 for ever, so it
-  // is not kept.
+  // Values of this rank's slices, like Adam's states. Padding is always 0 and
+  // not stored.
   Buffer masters;
   Buffer averaged;
-  // Of everything, in flat order: the groups one after the other, each in the
-  // order in which it is sliced.
+  // Values of all parameters in flat order: the groups one after the other,
+  // each in the order of its slices.
   Buffer sums;
   std::vector<std::size_t> places;  // of parameters in flat order
   bool has_averaged = false;

@@ -143,7 +143,7 @@ bool ZeroOptimizer::Impl::overflows() {
   return flag != 0;
 }
 
-// Of this rank's; -1.
+// Returns this rank's first non-finite gradient, or -1.
 std::int64_t ZeroOptimizer::Impl::first_nonfinite() const {
   std::int64_t first = -1;
   for (const Fragment& f : fragments) {
@@ -186,7 +186,7 @@ float ZeroOptimizer::Impl::clip_divisor(float total) const {
   return clip < 1 ? 1 : clip;
 }
 
-// Where the norm takes part it is all in float.
+// If the norm takes part, all arithmetic is in float.
 float ZeroOptimizer::Impl::unscaling_factor(float clip) const {
   if (options.exchange.max_grad_norm <= 0)
     return static_cast<float>(1 / scale.value());

@@ -45,7 +45,7 @@ Pieces equal_pieces(double size, std::size_t ranks) {
 
 // ---- one group
 
-// Of the ranks that a piece goes to or comes from all are alike.
+// All ranks that send or receive a piece are alike.
 void GroupTraffic::add_straight(double bytes, double messages, double rounds) {
   const double ranks = network_.ranks;
   const double sent = bytes * (ranks - 1) / ranks;
@@ -153,7 +153,7 @@ void HostTraffic::across(std::span<const double> pieces,
   sum_ = sum_ + all;
 }
 
-// By host, sums travel in fp32.
+// Hierarchical sums travel in fp32.
 void HostTraffic::reduce_scatter(std::span<const double> elements,
                                  double element_bytes) {
   within(elements, [&](GroupTraffic& group, std::span<const double> pieces) {
@@ -185,8 +185,8 @@ void HostTraffic::all_gather(std::span<const double> bytes) {
   within(bytes, gather);
 }
 
-// What one local rank has of each host does not lie together: inside it goes
-// round host by host.
+// A local rank's pieces of the hosts are not neighbours, so they circulate
+// inside the host one host at a time.
 void HostTraffic::all_gather_by_rank(std::span<const double> bytes) {
   if (goes_straight(bytes)) return straight(bytes);
   const auto local = static_cast<std::size_t>(inside_.ranks);

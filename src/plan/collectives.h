@@ -8,19 +8,19 @@
 
 #include "thinwire/plan/planner.h"
 
-/// What collectives send, by the routes that the communicator takes: exactly,
-/// as a mean over ranks.
+/// Counts the exact traffic of collectives on the communicator's routes, as a
+/// mean over ranks.
 namespace thinwire::plan {
 
 [[nodiscard]] Traffic operator+(const Traffic& a, const Traffic& b);
 [[nodiscard]] Traffic operator*(const Traffic& a, double factor);
 
-/// What each rank of a group has of an array, in its order.
+/// Each rank's piece of an array, in the order of the group.
 using Pieces = std::vector<double>;
 
-/// The same in other units.
+/// Returns the pieces times a factor.
 [[nodiscard]] Pieces times(std::span<const double> pieces, double factor);
-/// Nearly equal ones, of whole elements.
+/// Returns nearly equal pieces of whole elements.
 [[nodiscard]] Pieces equal_pieces(double size, std::size_t ranks);
 
 /// The collectives of one group.
@@ -47,9 +47,9 @@ class GroupTraffic {
   Traffic sum_;
 };
 
-/// The groups that a way's exchange runs on: by host one inside each host and
-/// one of each local rank, else one alone. Pieces are those of all ranks, in
-/// the order of places.
+/// The groups of an exchange. A hierarchical exchange has a group inside each
+/// host and one for each local rank. A flat one has a single group. Pieces are
+/// those of all ranks, in the order of places.
 class HostTraffic {
  public:
   HostTraffic(bool by_host, const Network& network);
@@ -65,7 +65,8 @@ class HostTraffic {
 
   using Collective =
       std::function<void(GroupTraffic& group, std::span<const double> pieces)>;
-  /// Of one group inside a host; nothing where flat.
+  /// Runs `body` for one group inside a host, and does nothing in a flat
+  /// exchange.
   template <class Body>
   void inside(Body&& body) {
     if (!by_host()) return;
@@ -73,15 +74,16 @@ class HostTraffic {
     body(group);
     sum_ = sum_ + group.sum();
   }
-  /// The same, of all pieces in the order of places.
+  /// Runs a collective with all pieces in the order of places.
   void within(std::span<const double> pieces, const Collective& collective);
   /// Flat: of all ranks.
   void across(std::span<const double> pieces, const Collective& collective);
 
-  /// As Communicator::reduce_scatter, all_gather: through the hosts.
+  /// Add the traffic of Communicator's collectives of the same names, through
+  /// the hosts.
   void reduce_scatter(std::span<const double> elements, double element_bytes);
   void all_gather(std::span<const double> bytes);
-  /// The same where pieces lie in the order of ranks.
+  /// Adds the traffic of an all-gather whose pieces lie in the order of ranks.
   void all_gather_by_rank(std::span<const double> bytes);
   /// All that came with this one, so many times.
   void add(const HostTraffic& more, double times);

@@ -17,7 +17,7 @@ constexpr double kHeaders = 90, kSegment = 1448, kEnvelope = 48;
 
 double bytes_per_second(double gbps) { return gbps * 1e9 / 8; }
 
-// What the cable carries of one message.
+// Returns the bytes that one message has on the wire.
 double wire_bytes(const Network& network, double payload) {
   if (payload <= 0 || !network.is_framed) return std::max(payload, 0.0);
   const double segments = std::ceil((payload + kEnvelope) / kSegment);
@@ -104,7 +104,8 @@ double two_phase_seconds(const Network& network, const LowBitExchange& exchange,
   const auto size = [&](std::size_t k) {
     return std::min(bucket, n - static_cast<double>(k) * bucket);
   };
-  // When threads and wire are free, and when a bucket has come up and down.
+  // Times at which threads and wire are free, and at which a bucket has
+  // arrived.
   double threads = 0;
   double wire = 0;
   std::vector<double> up(count);
@@ -131,8 +132,8 @@ double two_phase_seconds(const Network& network, const LowBitExchange& exchange,
   return threads;
 }
 
-// Rank l of each host exchanges piece l. The legs inside hide behind the outer
-// exchange but for one bucket.
+// Rank l of each host exchanges piece l. All but one bucket's legs inside the
+// host hide behind the outer exchange.
 double two_phase_by_host_seconds(const Network& network,
                                  const LowBitExchange& exchange,
                                  const Compute& compute) {

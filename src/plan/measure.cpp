@@ -65,12 +65,12 @@ double largest(comm::Communicator& comm, double value) {
   return value;
 }
 
-// What this process's threads have had of processors so far, in seconds.
+// Returns the processor seconds of this process's threads so far.
 double processor_seconds() {
   return static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
 }
 
-// Of one collective among the ranks of a group.
+// Latency and rate of one collective among the ranks of a group.
 struct Link {
   double latency = 0;
   double message = 0;

@@ -146,7 +146,7 @@ void MeasuredKernels::adam() {
   });
 }
 
-// As the communicator's thread adds: values of all ranks, one piece of them.
+// Adds one piece of all ranks' values, like the communicator's thread.
 void MeasuredKernels::sum() {
   const std::size_t piece = std::min(share(), elements_);
   const auto to = params_.view().subview(0, piece);

@@ -12,8 +12,8 @@
 
 namespace thinwire::plan {
 
-/// What a step runs over its elements, each once over `elements` of them, as
-/// the optimizers run it.
+/// Runs the kernels of a step as the optimizers do, each once over `elements`
+/// elements.
 class MeasuredKernels {
  public:
   /// `ranks`: as many records are averaged. `num_threads` as ThreadPool.
@@ -28,15 +28,15 @@ class MeasuredKernels {
 
   // ---- 0/1 Adam
   void local_step();
-  void sync_encode();  ///< What a local step would have added is in it.
+  void sync_encode();  ///< Includes the work of a local step.
   void sync_update();
-  void fresh();  ///< Memory anew, as a first local step takes it.
+  void fresh();  ///< Allocates memory, as a first local step does.
 
   // ---- ZeRO, over 4 bits
   void store();  ///< Gradients, copied; one thread.
   void quantize();
   void quantized_mean();  ///< This rank's share.
-  void difference();      ///< Likewise.
+  void difference();      ///< Subtracts copies from masters.
   void dequantize();
 
  private:
@@ -52,9 +52,9 @@ class MeasuredKernels {
   std::size_t ranks_;
   ThreadPool pool_;
   Buffer params_, grads_, first_, second_;  // fp32
-  Buffer third_, fourth_;                   // likewise
+  Buffer third_, fourth_;                   // more operands
   Buffer residuals_;                        // bf16
-  Buffer codes_;                            // of one rank, or a share of all's
+  Buffer codes_;                            // of one rank, or a share
   Buffer words_;                            // of one rank's signs
   Buffer received_;                         // of all ranks', of a share
   kernels::AdamCoefficients coefficients_{};

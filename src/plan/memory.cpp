@@ -30,7 +30,7 @@ PlannedMemory memory_of(Way way, bool by_host, const Workload& work,
   // Two slots for what others send: as many records as a bucket has.
   const double slots = compresses ? 2 * bucket / local * bits : 0;
 
-  // Of a host, in fp32 beside gradients of 16 bits.
+  // A host's means are fp32 and lie beside 16-bit gradients.
   const double means = by_host && dtype < kFloat ? kFloat / local * n : 0;
 
   PlannedMemory memory{.parameters = dtype * n, .gradients = dtype * n};

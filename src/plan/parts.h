@@ -7,14 +7,14 @@
 #include "thinwire/kernels/norm.h"
 #include "thinwire/plan/planner.h"
 
-/// What the planner's formulas share.
+/// Parts that the planner's formulas share.
 namespace thinwire::plan {
 
 /// Elements of a full block, of a cell.
 inline constexpr std::size_t kBlock = kernels::kSumChunk;
 
-/// What a rank tells all others before a low-bit step: the square of its
-/// gradient's norm, and flags. And of each of its cells, in ZeRO's.
+/// Bytes that a rank sends to all others before a low-bit step: the square of
+/// its gradient's norm, and flags. ZeRO also sends a norm per cell.
 inline constexpr double kScalarBytes = 16;
 inline constexpr double kNormBytes = 8;
 
@@ -23,7 +23,7 @@ inline constexpr double kNormBytes = 8;
 [[nodiscard]] Network inside_of(const Network& network);
 [[nodiscard]] Network between_of(const Network& network);
 
-/// Of full blocks.
+/// Returns the bytes per element in records of full blocks.
 [[nodiscard]] double record_bytes_per_element(int bits);
 
 /// Stages of ZeRO; and in how many bits they send an element, 0: exactly.
@@ -40,7 +40,8 @@ inline constexpr double kNormBytes = 8;
                                         const Workload& work,
                                         const Network& network);
 
-/// What a step's communication takes of a processor; no card changes it.
+/// Returns the processor seconds of a step's communication, which do not depend
+/// on the network card.
 [[nodiscard]] double transport_seconds(Way way, bool by_host,
                                        const Workload& work,
                                        const Network& network);

@@ -29,8 +29,9 @@ std::vector<double> cards_to_try(double gbps) {
   return cards;
 }
 
-// The gain may rise and fall with the card: a scan from the card that is there
-// finds the nearest one on which the gain ends, or begins, and halving where.
+// The gain may rise and fall with the card's speed. A scan from the present
+// card finds the nearest speed at which the gain begins or ends, and bisection
+// refines it.
 double break_even(Way way, bool by_host, const Workload& work,
                   const Network& network, const Compute& compute) {
   if (way == Way::kExact || network.ranks == 1) return 0;

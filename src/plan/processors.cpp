@@ -55,7 +55,7 @@ int threads_of(int threads) {
   return threads >= 0 ? threads : std::max(env::num_threads(), 1);
 }
 
-// What a rank tells all others.
+// A rank's message to all others.
 struct OnMachine {
   std::int64_t machine = 0;
   std::int64_t threads = 0;

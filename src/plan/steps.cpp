@@ -11,7 +11,8 @@ namespace thinwire::plan {
 
 namespace {
 
-// What is left to average when backward ends: the last of eight buckets.
+// The part that remains to be averaged when backward ends: the last of eight
+// buckets.
 constexpr double kLastPart = 1.0 / 8;
 
 /// One way's step, of which `transport` is what communication takes of a
@@ -40,8 +41,9 @@ struct Step {
     return std::ceil(elements() /
                      bucket_elements_of(way, by_host, work, network));
   }
-  /// As many, all alike: the last one may be shorter, and the formulas of
-  /// exchanges take it to be full. A little more, or they would count one more.
+  /// Returns the elements of equally many equal buckets. The formulas of
+  /// exchanges assume full buckets, while the last one may be shorter. The
+  /// small factor prevents them from counting one more.
   [[nodiscard]] double bucket_elements() const {
     return elements() / buckets() * (1 + 1e-12);
   }
@@ -108,7 +110,8 @@ double two_phases(const Step& step, const LowBitExchange& exchange,
   return std::max(pipelined, computing + transport);
 }
 
-// Beside backward: encoded and served while it goes on, applied after it.
+// Returns the seconds of an exchange that is encoded and served during
+// backward, and applied after it.
 double during_backward(const Step& step) {
   const Workload& work = step.work;
   const Compute& compute = step.compute;
@@ -145,9 +148,10 @@ double onebit_seconds(const Step& step) {
          two_phases(step, exchange_of(step), compute, step.transport);
 }
 
-// A cycle of one sync and the local steps before it: the sync takes no local
-// step, its encoding does. The first local step after it gets memory for m. By
-// host, gradients are averaged inside in every step.
+// Returns the seconds of a cycle of one sync and the local steps before it. The
+// sync's encoding includes its local step. The first local step after it
+// allocates m. In hierarchical mode gradients are averaged inside hosts in
+// every step.
 double cycle_seconds(const Step& step) {
   const Network& network = step.network;
   const Compute& compute = step.compute;
@@ -188,8 +192,8 @@ double variance_stage_seconds(const Step& step) {
   return share * exact_seconds(exact) + (1 - share) * onebit_seconds(onebit);
 }
 
-// What ZeRO's way up and its way down take on the link; each is half of an
-// average or of an exchange.
+// Returns the seconds of ZeRO's reduce-scatter or gather on the link. Each is
+// half of an average or of an exchange.
 double half_way(const Step& step) {
   const Network& network = step.network;
   const double size = step.element_bytes();
@@ -215,8 +219,9 @@ double inside_busy(const Step& step) {
          step.element_bytes() * step.network.inner_processor_seconds_per_byte;
 }
 
-// A backward before the last one of a window, which takes `last` until its
-// gradients are averaged: in full precision it sends what the last one does.
+// Returns the seconds of a backward before the last one of a window, which
+// takes `last` until its gradients are averaged. In full precision it sends as
+// much as the last one.
 double earlier_backward(const Step& step, double last) {
   if (zero_bits(step.way) == 0) return last;
   const double backward = step.work.backward_seconds;
@@ -230,9 +235,10 @@ double earlier_backward(const Step& step, double last) {
                          inside_busy(step));
 }
 
-// Up beside backward: gradients are copied into buckets' memory, and in few
-// bits encoded and averaged, by the threads that compute. Then norms. Down
-// beside the owners' updates, of which the first has nothing beside it.
+// Gradients are sent during backward: the computing threads copy them into
+// buckets and, with 4 or 8 bits, encode and average them. Norms follow.
+// Parameters are gathered during the owners' updates, except during the first
+// update.
 double zero_seconds(const Step& step) {
   const Workload& work = step.work;
   const Compute& compute = step.compute;

@@ -45,7 +45,7 @@ std::string break_even_text(const Prediction& p) {
   return fmt::format("{:.3g} Gbit/s", p.break_even_gbps);
 }
 
-// What the columns leave open.
+// Returns notes on what the columns do not show.
 std::string notes_on(std::span<const Prediction> all) {
   std::string text =
       "break-even: against exact averages with the same exchange; always "

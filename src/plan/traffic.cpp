@@ -33,8 +33,8 @@ Pieces records_of(std::span<const double> elements, int bits) {
   return bytes;
 }
 
-// As exchange::BlockLayout shares a bucket's blocks out to servers: each chunk
-// begins with the first block from its server's share of the way on.
+// Divides a bucket's blocks among servers as exchange::BlockLayout does. Each
+// chunk begins with the first block at or after its server's share.
 Pieces block_pieces(double elements, std::size_t ranks) {
   Pieces pieces;
   double begin = 0;
@@ -64,9 +64,9 @@ std::vector<Bucket> buckets_of(double elements, double most) {
   return buckets;
 }
 
-// As zero::ShardLayout shares a bucket's cells out to owners: what is left
-// over goes to places in turn, on from where the bucket before ended. Of full
-// buckets it is the first that is meant.
+// Divides a bucket's cells among owners as zero::ShardLayout does. Remaining
+// cells go to places in turn, beginning after the previous bucket's last one.
+// For full buckets it describes the first one.
 Pieces cell_pieces(const Bucket& bucket, double most, std::size_t ranks) {
   const double left_over =
       std::fmod(cells_in(most), static_cast<double>(ranks));
@@ -104,7 +104,7 @@ double element_bytes(const Workload& work) {
 
 // ---- what the ways do with a bucket
 
-// An all-reduce: by host in slices, of which a host's sums fit the
+// Adds an all-reduce. In hierarchical mode it runs in slices whose sums fit the
 // communicator's memory.
 void add_average(double elements, double bytes, HostTraffic& all) {
   constexpr double kSums = comm::kScratchBytes / sizeof(float);
@@ -178,8 +178,8 @@ void add_onebit(Way way, const Workload& work, double bucket,
   add_scalars(kScalarBytes, all);
 }
 
-// A sync and the local steps before it. By host, gradients are averaged inside
-// in every step; fp16's are looked through by all ranks.
+// Adds a sync and the local steps before it. In hierarchical mode gradients are
+// averaged inside hosts in every step. All ranks check fp16 gradients.
 void add_cycle(const Workload& work, double bucket, HostTraffic& all) {
   HostTraffic sync = all.anew();
   for_buckets(work.parameters, bucket, sync,

@@ -17,10 +17,11 @@ namespace thinwire::plan {
       std::min(zero.reduce_bucket_size, zero.allgather_bucket_size));
 }
 
-/// Elements of ZeRO's buckets: `chosen`, or, where that is 0, so few that an
-/// engine has eight buckets or more: small ones let the first ones leave while
-/// backward goes on, and take less memory; tiny ones are all latency. At least
-/// one, else at most `bound`, zero_bucket_bound().
+/// Returns the elements of ZeRO's buckets. It is `chosen` or, if that is 0, a
+/// size that gives an engine eight buckets or more. Small buckets are sent
+/// earlier during backward and take less memory, but tiny ones are dominated by
+/// latency. The result is at least 1 and otherwise at most `bound`,
+/// zero_bucket_bound().
 [[nodiscard]] inline std::size_t zero_bucket_elements(std::size_t chosen,
                                                       std::size_t bound,
                                                       std::size_t elements,

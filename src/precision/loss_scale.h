@@ -10,9 +10,9 @@
 
 namespace thinwire::precision {
 
-/// What is known of gradients that are not finite at the smallest loss scale.
+/// Describes gradients that are not finite at the smallest loss scale.
 struct NonFiniteGradients {
-  /// The first parameter of which this rank has such a gradient; -1: none.
+  /// The first parameter with such a gradient on this rank, or -1.
   std::int64_t first = -1;
   /// They are means over the ranks, or sums: whose gradient it was is lost.
   bool is_averaged = false;
@@ -45,10 +45,11 @@ class LossScale {
                          const NonFiniteGradients& gradients) const;
 
   void save(StateDict& state) const { scaler_.save(state); }
-  /// As LossScaler::load; of a state that has none, from other parameters than
-  /// fp16, and where this one is not used: nothing.
+  /// Calls LossScaler::load(). Does nothing if the state has no loss scale,
+  /// because its parameters were not fp16, or if no scaler is used here.
   void load_if_there(const StateDict& state);
-  /// Throws Error(kCorruptCheckpoint) where one is used and the state has none.
+  /// Throws Error(kCorruptCheckpoint) if a scaler is used and the state has
+  /// none.
   void require_in(const StateDict& state) const;
 
  private:

@@ -186,7 +186,7 @@ bool MixedPrecision::takes_gradients(DType dtype) const noexcept {
 }
 
 StepReport MixedPrecision::step(const StepInput& input) {
-  // What is wrapped knows where they may be joined.
+  // The wrapped optimizer knows where parts may be joined.
   require_input(input, impl_->options.dtype, impl_->layout.size(),
                 input.params.first_size());
   return impl_->step(input);

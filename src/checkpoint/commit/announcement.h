@@ -10,7 +10,7 @@
 
 namespace thinwire::checkpoint {
 
-/// What rank 0 tells the others about a checkpoint that is to be written.
+/// Rank 0's message to the others before a checkpoint is written.
 struct Announcement {
   std::string partial;  ///< Directory in ROOT.
   std::int64_t step = 0;
@@ -26,8 +26,8 @@ struct RankOnHost {
   std::string host;
 };
 /// Returns once `own` can open the probe that `maker` made in ROOT/partial.
-/// Where it is not there for as long as `patience`: Error(kUnavailable), `root`
-/// is not shared.
+/// Throws Error(kUnavailable) if the probe does not appear within `patience`,
+/// because `root` is then not shared.
 void wait_for_probe(FileSystem& files, const std::string& root,
                     const Announcement& made, const RankOnHost& own,
                     const RankOnHost& maker,

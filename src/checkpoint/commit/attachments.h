@@ -7,8 +7,8 @@
 
 namespace thinwire::checkpoint {
 
-/// Throws Error(kInvalidArgument) for a name that no file of a checkpoint may
-/// have, one that is taken or given twice, and one that is too large.
+/// Throws Error(kInvalidArgument) if a name is invalid, taken, or given twice,
+/// or if an attachment is too large.
 void require_attachments(std::span<const Attachment> attachments,
                          std::span<const PlannedFile> files);
 

@@ -12,7 +12,8 @@
 namespace thinwire::checkpoint {
 namespace {
 
-// What has the final name makes way; its new name, or empty.
+// Renames an entry that has the final name. Returns the new name, or an empty
+// one if there was no such entry.
 std::string move_away(const RootDirectory& root, const std::string& name) {
   if (!root.files.exists(root.in(name))) return {};
   std::string replaced = root.replaced_name(name);

@@ -21,10 +21,11 @@ void put_manifest(const RootDirectory& root, const std::string& partial,
 /// Removes it, if it was a checkpoint of this run. Logs what goes wrong.
 void remove_replaced(const RootDirectory& root, const std::string& replaced);
 
-/// Rank 0's: the files of a partial directory become a checkpoint. If it
-/// throws before the directory has its final name, what had that name has it
-/// again, and the partial directory is to be removed; later the new checkpoint
-/// stays. A checkpoint of this run that had the name is removed in the end.
+/// Makes a checkpoint of the files in a partial directory, on rank 0. If it
+/// throws before the directory has its final name, an older entry has that name
+/// again, and the caller removes the partial directory. If it throws later, the
+/// new checkpoint stays. An older checkpoint of this run under the same name is
+/// removed at the end.
 void commit(const RootDirectory& root, const std::string& partial,
             const Manifest& manifest);
 

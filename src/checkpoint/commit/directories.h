@@ -13,8 +13,8 @@ namespace thinwire::checkpoint {
 
 /// Which ranks write into one directory: all of them, or those of a host.
 struct Directories {
-  std::vector<int> leaders;        ///< Of every rank: who makes its directory.
-  std::vector<std::string> hosts;  ///< Of every rank.
+  std::vector<int> leaders;  ///< Per rank: the rank that makes its directory.
+  std::vector<std::string> hosts;  ///< One per rank.
 };
 /// Collective: rank 0 leads all where storage is shared, else the lowest rank
 /// of each host.

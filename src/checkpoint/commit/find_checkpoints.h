@@ -16,8 +16,8 @@ namespace thinwire::checkpoint {
                                       const std::string& root,
                                       const std::string& name);
 
-/// The same, where hosts may have a directory each: what they have all of among
-/// them (RootDirectory::in_parts) is complete.
+/// Looks at a checkpoint for hosts that may each have a directory. It is
+/// complete if the hosts together have all of it (RootDirectory::in_parts).
 [[nodiscard]] FoundCheckpoint look_at(const RootDirectory& root,
                                       const std::string& name);
 [[nodiscard]] std::vector<FoundCheckpoint> find_checkpoints(

@@ -54,8 +54,9 @@ class Tidying {
     }
   }
 
-  // Whether a complete checkpoint now has its final name. What stands there
-  // makes way if it is not complete, or older and of the same run.
+  // Returns whether a complete checkpoint now has its final name. An entry that
+  // has the name is moved away if it is incomplete, or older and of the same
+  // run.
   bool adopt(const FoundCheckpoint& found) {
     const std::string name = step_name(found.manifest.step);
     if (root_.files.exists(root_.in(name))) {
@@ -75,8 +76,9 @@ class Tidying {
     return true;
   }
 
-  // Of a name that this run gave. A replaced one may be anything that was in
-  // the way, and it may be all there is.
+  // Returns whether an entry that this run named may be removed. A replaced
+  // entry may be anything that was in the way, and it may be the only
+  // checkpoint.
   bool may_go(const FoundCheckpoint& found) const {
     const NameKind kind = kind_of(found.name);
     if (kind == NameKind::kDeleting) return true;

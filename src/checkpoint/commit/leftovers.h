@@ -5,11 +5,11 @@
 
 namespace thinwire::checkpoint {
 
-/// Puts in order what a crash left in a ROOT: what is complete gets its final
-/// name, what is not and was made by this run is removed, but a part of which
-/// other hosts may have the rest only once a newer one is complete. What
-/// another run left is logged and stays; adopting it needs the lock, since that
-/// run may be alive.
+/// Tidies a ROOT after a crash. Complete checkpoints get their final names.
+/// Incomplete ones of this run are removed. If other hosts may have the rest of
+/// a checkpoint, its part is removed only once a newer one is complete.
+/// Leftovers of another run are logged and stay. Adopting them needs the lock,
+/// because that run may be alive.
 void tidy(const RootDirectory& root, bool has_lock);
 
 }  // namespace thinwire::checkpoint

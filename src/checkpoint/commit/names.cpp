@@ -35,7 +35,8 @@ bool is_hexadecimal(std::string_view text) {
   return text.find_first_not_of("0123456789abcdef") == text.npos;
 }
 
-// Where `marker` and its digits begin at the end of `name`, or npos.
+// Returns the position of `marker` and its digits at the end of `name`, or
+// npos.
 std::size_t find_suffix(std::string_view name, std::string_view marker) {
   const std::size_t length = marker.size() + kNonceDigits;
   if (name.size() < length) return name.npos;

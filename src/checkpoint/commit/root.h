@@ -33,27 +33,27 @@ struct PlannedFile {
   std::vector<std::pair<std::string, std::string>> tensors{};  ///< SavedFile's
 };
 
-/// What a directory of checkpoints holds; found by one rank.
+/// An entry of a directory of checkpoints, as one rank found it.
 struct FoundCheckpoint {
-  std::string name;       ///< Of the directory.
+  std::string name;       ///< Name of the directory.
   bool complete = false;  ///< It has a manifest that verifies itself, and files
                           ///< of the sizes that it lists.
   std::string problem{};  ///< Why it is not.
   /// The problem is that it cannot be read just now: it may be complete.
   bool unreadable = false;
-  Manifest manifest{};  ///< Of a complete one.
+  Manifest manifest{};  ///< Set if complete.
 };
 /// Newest first, by save_index; those that are not complete last. Local;
 /// changes nothing.
 [[nodiscard]] std::vector<FoundCheckpoint> find_checkpoints(
     FileSystem& files, const std::string& root);
 
-/// The directory into which one run writes its checkpoints, and the protocol by
-/// which all of a checkpoint is there, or nothing. Where each host has a
-/// directory of its own under that path, its lowest rank does there what rank 0
-/// does elsewhere, and the manifest is the same in all. Every call is
-/// collective over `comm`; rank 0 decides. What goes wrong on one rank is
-/// thrown on all: "rank 1: PATH: No space left on device".
+/// The directory into which one run writes its checkpoints, and the protocol
+/// that makes each checkpoint appear whole or not at all. If hosts have
+/// directories of their own under that path, each host's lowest rank acts there
+/// as rank 0 does. All manifests are the same. Every call is collective over
+/// `comm`, and rank 0 decides. An error of one rank is thrown on all: "rank 1:
+/// PATH: No space left on device".
 class Root {
  public:
   struct Options {
@@ -68,11 +68,11 @@ class Root {
         std::chrono::system_clock::now;
   };
 
-  /// Makes the directory, takes its lock on rank 0 for as long as this object
-  /// lives, and tidies what a crash left: partial directories with a valid
-  /// manifest are adopted, others of this `run` (32 hexadecimal digits; known
-  /// to rank 0) are removed. Throws Error(kFailedPrecondition) naming host and
-  /// process that hold it, Error(kUnavailable).
+  /// Makes the directory, locks it on rank 0 for the lifetime of this object,
+  /// and tidies leftovers of a crash. Partial directories with a valid manifest
+  /// are adopted. Others of this `run` (32 hexadecimal digits, known to rank 0)
+  /// are removed. Throws Error(kFailedPrecondition), which names the host and
+  /// process that hold the lock, and Error(kUnavailable).
   Root(FileSystem& files, comm::Communicator& comm, std::string path,
        std::string run, const Options& options);
   ~Root();

@@ -13,8 +13,8 @@ namespace thinwire::checkpoint {
 
 inline constexpr std::string_view kProbeName = "probe";
 
-/// What a directory or file of a ROOT is, as far as its name tells. A
-/// checkpoint under a name of any kind is one.
+/// Kinds of entries of a ROOT, by their names. A checkpoint may have a name of
+/// any kind.
 enum class NameKind { kFinal, kPartial, kReplaced, kDeleting, kForeign };
 
 /// "step-0000001000"
@@ -37,7 +37,8 @@ struct RootDirectory {
   std::set<std::string> in_parts{};
 
   [[nodiscard]] std::string in(std::string_view name) const;
-  /// Names that nobody has: "step-0000001000.partial-<16 hex>", ...
+  /// Return names that no entry has, such as "step-0000001000.partial-<16
+  /// hex>".
   [[nodiscard]] std::string partial_name(std::int64_t step) const;
   [[nodiscard]] std::string replaced_name(std::string_view name) const;
   [[nodiscard]] std::string deleting_name() const;

@@ -16,7 +16,7 @@ constexpr std::uint64_t kWriteBackBytes = std::uint64_t{32} << 20;
 using Source =
     std::function<void(std::uint64_t offset, std::span<std::byte> to)>;
 
-// What is copied, hashed and written in one go stays in the cache meanwhile.
+// Bytes that are copied, hashed and written in one piece. They fit the cache.
 constexpr std::uint64_t kPieceBytes = std::uint64_t{256} << 10;
 static_assert(kChunkBytes % kPieceBytes == 0);
 

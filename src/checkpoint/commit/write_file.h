@@ -13,7 +13,7 @@
 
 namespace thinwire::checkpoint {
 
-/// Where a rank's files go, and who is told of every chunk.
+/// Destination of a rank's files, and the observer of their chunks.
 struct Destination {
   FileSystem& files;
   std::string directory;
@@ -28,7 +28,7 @@ struct Destination {
 [[nodiscard]] SavedFile write_file(const Destination& to,
                                    const Attachment& attachment);
 
-/// What ranks tell each other about what they have written.
+/// Convert the list of written files that ranks exchange.
 [[nodiscard]] std::string to_text(const std::vector<SavedFile>& files);
 [[nodiscard]] std::vector<SavedFile> saved_files_from(const std::string& text);
 

@@ -12,7 +12,7 @@
 
 namespace thinwire::checkpoint {
 
-/// What stat() tells.
+/// The result of stat().
 struct FileInfo {
   enum class Kind { kFile, kDirectory, kLink, kOther };
   Kind kind = Kind::kFile;
@@ -34,16 +34,17 @@ class File {
   /// Begins to write back what lies in the range; a hint.
   virtual void write_back(std::uint64_t offset, std::uint64_t bytes) = 0;
   [[nodiscard]] virtual std::uint64_t size() = 0;
-  /// What was written is on the disk. A failed one is never tried again.
+  /// Blocks until all written bytes are on the disk. A failed call is never
+  /// repeated.
   virtual void sync() = 0;
   /// Its error counts; nothing else may be called afterwards.
   virtual void close() = 0;
 };
 
-/// What checkpoints need of a file system, so that tests can have one that
-/// loses what was not synced. Paths are as the caller gave them. Every call
-/// throws Error(kUnavailable) with the path and the cause: "PATH: No space left
-/// on device".
+/// The interface of checkpoints to a file system. Tests have one that loses
+/// unsynced writes. Paths are as the caller gave them. Every call throws
+/// Error(kUnavailable) with the path and the cause: "PATH: No space left on
+/// device".
 class FileSystem {
  public:
   virtual ~FileSystem() = default;

@@ -24,7 +24,8 @@ class FileLock final : public FileSystem::Lock {
   std::unique_ptr<PosixFile> file_;
 };
 
-// What the holder wrote; it may be just about to.
+// Returns the text that the holder wrote, or an empty one if it has not written
+// yet.
 std::string holder(PosixFile& file) {
   std::array<std::byte, 256> bytes{};
   const std::size_t count = file.read_at(0, bytes);

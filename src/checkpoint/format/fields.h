@@ -11,8 +11,8 @@
 
 #include "core/json.h"
 
-/// What headers and manifests are made of: values that are taken for what they
-/// have to be, or not at all.
+/// Values of headers and manifests. A value of another type than required is
+/// refused.
 namespace thinwire::checkpoint {
 
 /// Integers above it are no longer exact in other people's JSON readers.
@@ -24,9 +24,10 @@ inline constexpr std::size_t kMostNameBytes = 1024;
 [[noreturn]] void corrupt(const std::string& file, const std::string& what);
 
 [[nodiscard]] bool is_utf8(std::string_view text) noexcept;
-/// What is wrong with a name of a tensor or an array; empty: nothing.
+/// Returns the fault of a tensor's or array's name, or an empty text.
 [[nodiscard]] std::string_view problem_of_name(std::string_view name) noexcept;
-/// [A-Za-z0-9][A-Za-z0-9._-]{0,127}: nothing that could leave a directory.
+/// Returns whether `name` matches [A-Za-z0-9][A-Za-z0-9._-]{0,127}, which
+/// cannot leave a directory.
 [[nodiscard]] bool is_file_name(std::string_view name) noexcept;
 
 /// A whole number written as one (1.0 and 1e3 are not), within the type.

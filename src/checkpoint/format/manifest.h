@@ -23,7 +23,7 @@ struct SavedParameter {
   std::string name;
   std::vector<std::size_t> shape{};
   std::size_t group = 0;
-  TensorType type{};  ///< Of its weight.
+  TensorType type{};  ///< Type of its weight.
 };
 
 /// An array of the state; its values are in tensors of this name.
@@ -32,8 +32,8 @@ struct SavedArray {
   optim::Axis axis = optim::Axis::kFree;
   optim::Sharing sharing = optim::Sharing::kSame;
   DType dtype = DType::kFloat32;
-  /// These are the parameters in fp32. Where the weights are fp32, no file has
-  /// it: they are the same numbers.
+  /// True for the parameters in fp32. If the weights are fp32, no file holds
+  /// this array, because the weights are the same numbers.
   bool is_parameters = false;
 };
 
@@ -41,11 +41,12 @@ struct SavedFile {
   std::string name;
   std::uint64_t bytes = 0;
   std::vector<std::uint64_t> chunk_hashes{};  ///< XXH3-64 per kChunkBytes.
-  /// Each array that this file holds a part of, and the tensor that says which
-  /// elements ("fragments/0", int64 [rows, 3]: parameter, first element,
-  /// count); empty: none is needed.
+  /// Each array that this file holds a part of, and its index tensor
+  /// ("fragments/0", int64 [rows, 3]: parameter, first element, count). The
+  /// index is empty if none is needed.
   std::vector<std::pair<std::string, std::string>> tensors{};
-  /// In whose directory it was written, where hosts have one each; else empty.
+  /// The host in whose directory it was written, or empty if all hosts share
+  /// one.
   std::string host{};
 };
 
@@ -56,7 +57,7 @@ struct Manifest {
   int minor = 0;
   std::vector<std::string> required{};  ///< "requires": features.
   std::string id;                       ///< 32 hexadecimal digits.
-  std::string run;  ///< The same for all checkpoints of a run.
+  std::string run;                      ///< Equal for all checkpoints of a run.
   std::int64_t save_index = 0;
   std::int64_t step = 0;
   std::string written;  ///< "2026-09-01T12:00:00Z"
@@ -81,7 +82,7 @@ struct Manifest {
   std::vector<StateDict> extra_of_ranks{};
   std::string config{};
   std::vector<std::string> weight_files{};
-  std::int64_t steps_behind = 0;  ///< Of the weights, in local steps.
+  std::int64_t steps_behind = 0;  ///< Local steps that the weights are behind.
 };
 
 /// An array of the parameters that a rank has itself, where those of ranks
@@ -95,9 +96,9 @@ inline constexpr const char* kOwnParameters = "own_parameters";
 /// version's. Throws Error(kInvalidArgument) for a name or a text that is not
 /// UTF-8, and beyond kMostManifestBytes.
 [[nodiscard]] std::string write_manifest(const Manifest& manifest);
-/// Throws Error(kCorruptCheckpoint) naming `file` and what is wrong: the hash,
-/// a member that is missing or of another kind, a version or feature that this
-/// one does not know.
+/// Throws Error(kCorruptCheckpoint), which names `file` and the fault: a wrong
+/// hash, a missing member or one of another type, or an unknown version or
+/// feature.
 [[nodiscard]] Manifest parse_manifest(std::string_view text,
                                       const std::string& file);
 

@@ -8,7 +8,7 @@
 #include "checkpoint/format/manifest.h"
 #include "core/json.h"
 
-/// What writing and parsing a manifest share.
+/// Helpers that writing and parsing a manifest share.
 namespace thinwire::checkpoint {
 
 inline constexpr std::string_view kManifestFormat = "thinwire.checkpoint";
@@ -17,7 +17,7 @@ inline constexpr int kManifestMinor = 0;
 
 /// 16 hexadecimal digits.
 [[nodiscard]] std::string hash_text(std::uint64_t hash);
-/// What a manifest ends with whose text before that is `text`.
+/// Returns the end of a manifest that begins with `text`.
 [[nodiscard]] std::string manifest_end(std::string_view text);
 
 /// [{"name": ..., "integer" | "real" | "text": ...}], by name. Throws

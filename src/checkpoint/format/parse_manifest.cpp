@@ -23,7 +23,7 @@ namespace {
 constexpr JsonLimits kManifestLimits{4096, 16, std::size_t{4} << 20};
 constexpr std::int64_t kMostRanks = std::int64_t{1} << 24;
 
-// Where a value is; says what is wrong with it.
+// The place of a value in the file, for errors.
 struct Place {
   const std::string& file;
   std::string_view member;
@@ -191,8 +191,7 @@ void format(Manifest&, const Place& at, const Json& value) {
     at.fail(value, fmt::format("is not \"{}\"", kManifestFormat));
 }
 
-// What is done with a member, and with the elements of one that is a list of
-// objects or arrays.
+// Handles a member, or each element of a list of objects or arrays.
 using Take = void (*)(Manifest& m, const Place& at, const Json& value);
 struct Member {
   std::string_view name;
@@ -295,7 +294,7 @@ void require_unique(const Items& items, const Place& at) {
       at.fail(Json::of(std::string_view(item.name)), "is there twice");
 }
 
-// What members say of one another.
+// Checks members against each other.
 void check(const Manifest& m, const std::string& file) {
   require_unique(m.parameters, {file, "parameters"});
   require_unique(m.others, {file, "others"});

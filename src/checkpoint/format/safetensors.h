@@ -16,12 +16,12 @@
 /// a JSON header, the tensors without holes.
 namespace thinwire::checkpoint {
 
-/// Of the header's length, in front of it.
+/// Bytes of the header's length, which precedes it.
 inline constexpr std::size_t kLengthBytes = 8;
-/// What the header calls the text that is no tensor.
+/// The header's key for texts, which are no tensors.
 inline constexpr std::string_view kMetadataKey = "__metadata__";
 
-/// What a tensor's elements are; kBool has no DType, its bytes are kUInt8.
+/// Type of a tensor's elements. Booleans have no DType; their bytes are kUInt8.
 struct TensorType {
   DType dtype = DType::kFloat32;
   bool is_bool = false;
@@ -54,11 +54,11 @@ struct SafetensorsHeader {
   [[nodiscard]] const TensorEntry* find(std::string_view name) const noexcept;
 };
 
-/// Places tensors (name, type and shape are given): larger types first, else in
-/// the order given, data from a multiple of 4096 on. Throws
-/// Error(kInvalidArgument) for a name twice, "__metadata__", a name that is not
-/// UTF-8 of up to 1024 bytes without control characters, more than 16
-/// dimensions, and a header beyond 100,000,000 bytes.
+/// Places tensors whose name, type and shape are given. Larger types come
+/// first, and equal ones keep their order. Data begin at a multiple of 4096.
+/// Throws Error(kInvalidArgument) if a name is repeated, is "__metadata__", has
+/// control characters, or is not UTF-8 of up to 1024 bytes. It also throws for
+/// more than 16 dimensions and a header beyond 100,000,000 bytes.
 [[nodiscard]] SafetensorsHeader place_tensors(std::vector<TensorEntry> tensors,
                                               Metadata metadata);
 /// The bytes in front of the tensors, data_begin of them.
@@ -73,14 +73,14 @@ inline constexpr std::uint64_t kMostHeaderBytes = 100'000'000;
                                          const std::string& file);
 /// Whose file it is.
 enum class Writer {
-  kThis,   ///< As place_tensors() makes them, or it is refused.
-  kOther,  ///< Members that nobody here knows are ignored; tensors may be
-           ///< written down in any order and lie off alignment.
+  kThis,   ///< Only headers as place_tensors() makes them.
+  kOther,  ///< Unknown members are ignored; tensors may be
+           ///< listed in any order and unaligned.
 };
-/// Of the JSON text that follows. Throws Error(kCorruptCheckpoint) naming
-/// `file` and what is wrong: not JSON, a key twice, an unknown dtype, more than
-/// 16 dimensions, offsets that overlap, leave holes, do not fit the shape or do
-/// not end with the file.
+/// Parses the JSON text of a header. Throws Error(kCorruptCheckpoint), which
+/// names `file` and the fault: no JSON, a repeated key, an unknown dtype, more
+/// than 16 dimensions, or wrong offsets. Offsets are wrong if they overlap,
+/// leave holes, do not fit the shape, or do not end with the file.
 [[nodiscard]] SafetensorsHeader parse_header(std::string_view json,
                                              std::uint64_t file_bytes,
                                              const std::string& file,

@@ -9,11 +9,12 @@
 
 namespace thinwire::checkpoint {
 
-/// What is at a path that somebody typed.
+/// The checkpoints at a path that a user typed.
 struct Located {
   bool is_root = false;  ///< A directory of checkpoints, not one of them.
-  std::string root{};    ///< Where the names below are.
-  /// The one, or all of the ROOT: newest first, incomplete ones last.
+  std::string root{};    ///< Directory of the names below.
+  /// The one checkpoint, or all of the ROOT, newest first and incomplete ones
+  /// last.
   std::vector<FoundCheckpoint> checkpoints{};
 
   [[nodiscard]] std::string path_of(const FoundCheckpoint& one) const {

@@ -9,14 +9,15 @@
 
 namespace thinwire::checkpoint {
 
-/// Beside weights that others wrote: tensors exp_avg/NAME, exp_avg_sq/NAME and,
-/// where there are some, masters/NAME of each parameter, fp32 and in its shape,
-/// and the int64 "step". What `thinwire checkpoint export --states` writes.
+/// The file of states beside weights of other programs, which `thinwire
+/// checkpoint export --states` writes. It has the tensors exp_avg/NAME,
+/// exp_avg_sq/NAME and, if there are masters, masters/NAME of each parameter,
+/// in fp32 and its shape. It also has the int64 "step".
 inline constexpr std::string_view kNamedStates = "optimizer.safetensors";
 
-/// Adds what the file holds to a manifest that has the parameters: arrays and
-/// scalars, as Adam's or LAMB's checkpoint has them, but for the optimizer and
-/// its learning rates. Throws Error(kCorruptCheckpoint) naming the file.
+/// Adds the file's arrays and scalars to a manifest that has the parameters.
+/// They are those of an Adam or LAMB checkpoint, except the optimizer and its
+/// learning rates. Throws Error(kCorruptCheckpoint), which names the file.
 void describe_named_states(FileSystem& files, const std::string& directory,
                            Manifest& manifest);
 

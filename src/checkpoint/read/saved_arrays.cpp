@@ -131,7 +131,7 @@ Buffer SavedArrays::read_all(std::string_view name, int rank) {
   };
   std::size_t at = 0;
   for (std::size_t i = 0; i < list.size();) {
-    // What follows one another in a file is one read.
+    // Neighbours in a file are read at once.
     std::size_t count = 0;
     std::size_t k = i;
     do count += values_of(list[k++]);

@@ -22,9 +22,9 @@ namespace thinwire::checkpoint {
 /// A part of an array that lies in one file: a row of an index tensor. Never
 /// empty.
 struct SavedPiece {
-  std::size_t parameter = 0;  ///< Of the manifest's.
+  std::size_t parameter = 0;  ///< Index in the manifest.
   Range range{};              ///< Elements of that parameter.
-  std::size_t file = 0;       ///< Of the manifest's.
+  std::size_t file = 0;       ///< Index in the manifest.
   std::uint64_t value = 0;    ///< Number of its first value in that file.
 };
 
@@ -33,12 +33,13 @@ struct SavedPiece {
 class SavedArrays {
  public:
   /// Opens every file that holds a part of an array, then reads and checks the
-  /// index tensors: pieces lie inside their parameters, and no element is there
-  /// twice. `manifest` must outlive this. Throws Error(kUnavailable),
-  /// Error(kCorruptCheckpoint) naming the file.
+  /// index tensors. Pieces must lie inside their parameters and must not
+  /// overlap. `manifest` must outlive this. Throws Error(kUnavailable) and
+  /// Error(kCorruptCheckpoint), which name the file.
   SavedArrays(FileSystem& files, std::string directory,
               const Manifest& manifest);
-  /// Of the file kNamedStates of others: a tensor for each array and parameter.
+  /// Selects the file kNamedStates of other programs, which has a tensor for
+  /// each array and parameter.
   struct NamedStates {};
   SavedArrays(FileSystem& files, const std::string& directory,
               const Manifest& manifest, NamedStates);
@@ -54,11 +55,11 @@ class SavedArrays {
   // other arrays it may be anything, by habit -1. `array` must be one of the
   // manifest's, or Error(kCorruptCheckpoint) names it.
 
-  /// Of an array by element or range: by parameter, then by element. A rank
-  /// that has nothing of it has none.
+  /// Returns the pieces of an array by element or range, in the order of
+  /// parameters and elements. There are none if the rank has nothing of it.
   [[nodiscard]] std::span<const SavedPiece> pieces(std::string_view array,
                                                    int rank) const;
-  /// Those that hold elements of `range` of a parameter, cut to it.
+  /// Returns the pieces with elements of `range` of a parameter, cut to it.
   [[nodiscard]] std::vector<SavedPiece> pieces(std::string_view array, int rank,
                                                std::size_t parameter,
                                                Range range) const;
@@ -73,8 +74,8 @@ class SavedArrays {
   /// else as they are in the file.
   [[nodiscard]] Buffer read_all(std::string_view array, int rank);
 
-  /// What bytes [begin, end) of a file hold: "exp_avg of h.0.w, h.0.b, 7 more;
-  /// the header". Messages about damage have it.
+  /// Describes bytes [begin, end) of a file for messages about damage: "exp_avg
+  /// of h.0.w, h.0.b, 7 more; the header".
   [[nodiscard]] std::string describe(std::size_t file, std::uint64_t begin,
                                      std::uint64_t end) const;
 

@@ -20,7 +20,7 @@ using optim::Sharing;
 
 namespace {
 
-// In the state of ZeRO whose parameters travel in few bits.
+// Scalar of a ZeRO state whose parameters travel in 4 or 8 bits.
 constexpr const char* kBitsDown = "bits_down";
 // Most bytes that are exchanged at once.
 constexpr std::size_t kPieceBytes = std::size_t{64} << 20;
@@ -38,7 +38,8 @@ std::vector<Range> joined(std::vector<Range> ranges) {
   return result;
 }
 
-// What of `ranges`, in their order, lies in `within`, which ascends.
+// Returns the parts of `ranges`, in their order, that lie in `within`, which
+// ascends.
 std::vector<Range> common_part(std::span<const Range> ranges,
                                std::span<const Range> within) {
   std::vector<Range> result;
@@ -138,7 +139,8 @@ StateReader::Read StateReader::elements(const SavedArray& array,
 
 // ---- parameters and masters
 
-// Of fp32 parameters only those that low-bit replicas are behind.
+// Returns the saved masters. Parameters in fp32 have some only if low-bit
+// replicas lag behind them.
 const SavedArray* StateReader::saved_masters() const noexcept {
   const bool is_behind = manifest_.scalars.has_scalar(kBitsDown);
   if (manifest_.precision == "fp32" && !is_behind) return nullptr;
@@ -213,8 +215,8 @@ std::vector<Range> StateReader::new_parameters() const {
   return ranges;
 }
 
-// Where the target has such an array already, it says which elements; else all
-// that were saved, or this rank's of them.
+// Returns the elements of the target's array of this name. If it has none,
+// returns all that were saved, or this rank's share of them.
 std::vector<Range> StateReader::wanted(const SavedArray& array,
                                        const optim::State& target) {
   if (const optim::StateArray* const known = target.find(array.name))
@@ -236,7 +238,8 @@ void StateReader::add_elements(StateDict& dict, const SavedArray& array,
   const std::size_t size = total_size(ranges);
   const Sharing sharing = known != nullptr ? known->sharing : array.sharing;
   const bool is_by_host = target.common.has_scalar(optim::kRanksPerHost);
-  // By host, ranks have different pieces, and hosts values of their own.
+  // In a hierarchical state ranks have different pieces, and hosts have values
+  // of their own.
   const bool differs = is_by_host && (sharing == Sharing::kMean ||
                                       array.name == optim::kWorkerError);
   const bool is_shared = sharing != Sharing::kSharded && !differs;
@@ -374,7 +377,7 @@ StateDict StateReader::state(const optim::State& target) {
   same_ranks_ = are_same_ranks(target);
   add_scalars(dict);
   for (const SavedArray& array : manifest_.arrays) {
-    // Of use to the rank that saved it only.
+    // Only the rank that saved it can use it.
     const bool is_dropped = array.sharing == Sharing::kOwn &&
                             array.axis != Axis::kRange && !same_ranks_;
     if (!is_dropped) add(dict, array, target);

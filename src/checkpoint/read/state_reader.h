@@ -23,9 +23,10 @@
 
 namespace thinwire::checkpoint {
 
-/// Cuts a checkpoint to what this rank of these ranks needs. What every rank
-/// needs is read in shares and exchanged. All ranks make the same calls; what
-/// fails on one is kept until finish(), so that nobody waits for it.
+/// Reads the parts of a checkpoint that this rank needs. Arrays that every rank
+/// needs are read in shares and exchanged. All ranks make the same calls. An
+/// error of one rank is kept until finish(), so that no other rank waits for
+/// it.
 class StateReader {
  public:
   /// All must outlive it.
@@ -33,11 +34,11 @@ class StateReader {
               const Manifest& manifest, SavedArrays& arrays, Weights& weights,
               const Matching& matching, bool share_reads);
 
-  /// Collective: `elements` of the parameters in `dtype`, zero where they are
-  /// new; nothing is read where there are none. They are as
-  /// they were saved, or the fp32 masters and rounded; low-bit replicas, which
-  /// are behind their masters, are taken only by an optimizer that has some.
-  /// `target` is its own state as it is now; null: weights alone are loaded.
+  /// Collective: returns `elements` of the parameters in `dtype`, with zeros
+  /// for new ones. They are the saved parameters, or the rounded fp32 masters.
+  /// Low-bit replicas, which lag behind their masters, are read only for an
+  /// optimizer that has such replicas. `target` is the optimizer's present
+  /// state, or null if weights alone are loaded.
   [[nodiscard]] Buffer parameters(DType dtype, Range elements,
                                   const optim::State* target);
   /// Collective: what an optimizer takes whose own state, as it is now, is
@@ -52,10 +53,10 @@ class StateReader {
 
   [[nodiscard]] int saved_world() const noexcept { return manifest_.world; }
   [[nodiscard]] std::int64_t saved(const char* integer) const;
-  // As many ranks, and the same ones on every host.
+  // Returns whether there are as many ranks, and the same ones on every host.
   [[nodiscard]] bool are_same_ranks(const optim::State& target) const;
-  // Those of which arrays that each rank has its own are read: of the same
-  // ranks, those of this rank's host; else of all.
+  // Returns the ranks whose own arrays are read: those of this rank's host if
+  // the ranks are the same, and otherwise all.
   [[nodiscard]] std::vector<int> ranks_to_read() const;
   [[nodiscard]] const SavedArray* saved_masters() const noexcept;
   [[nodiscard]] Read masters(std::vector<Range> ranges, DType dtype);

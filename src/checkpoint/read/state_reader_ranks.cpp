@@ -37,7 +37,8 @@ std::vector<int> StateReader::ranks_to_read() const {
   return ranks;
 }
 
-// In rank order; by host, pieces of hosts' values.
+// Averages in rank order. In a hierarchical state the values are pieces of
+// hosts' values.
 StateReader::Read StateReader::mean_of_ranks(const SavedArray& array,
                                              std::vector<Range> ranges) {
   return [this, &array, ranges = std::move(ranges)](Range part, View to) {
@@ -48,7 +49,7 @@ StateReader::Read StateReader::mean_of_ranks(const SavedArray& array,
   };
 }
 
-// As many ranks have every element: one of each host, or all.
+// Every element is on equally many ranks: one of each host, or all.
 void StateReader::read_mean(const SavedArray& array, std::span<const int> ranks,
                             const Row& row, View to) {
   const auto per_host = static_cast<std::size_t>(

@@ -17,8 +17,8 @@
 
 namespace thinwire::checkpoint {
 
-/// What lies in bytes [begin, end) of a file, for messages: "exp_avg,
-/// exp_avg_sq"; of an empty header "the header".
+/// Names the tensors in bytes [begin, end) of a file for messages: "exp_avg,
+/// exp_avg_sq", or "the header" if the header is empty.
 [[nodiscard]] std::string tensors_in(const SafetensorsHeader& header,
                                      std::uint64_t begin, std::uint64_t end);
 
@@ -31,7 +31,7 @@ class VerifiedFile {
   /// Error(kCorruptCheckpoint) naming the path.
   VerifiedFile(FileSystem& files, const std::string& directory,
                const SavedFile& saved);
-  /// Of a file without a manifest; links are followed.
+  /// Opens a file without a manifest, and follows links.
   VerifiedFile(FileSystem& files, const std::string& path);
 
   [[nodiscard]] const SafetensorsHeader& header() const noexcept {

@@ -18,16 +18,16 @@
 
 namespace thinwire::checkpoint {
 
-/// Named weights of a checkpoint (every byte verified), of a .safetensors file,
-/// or of a Hugging Face folder: model.safetensors, or the files that
-/// model.safetensors.index.json lists; links are followed in the last two.
-/// Local. Not for several threads at once.
+/// Reads named weights of a checkpoint (every byte verified), a .safetensors
+/// file, or a Hugging Face folder. Such a folder has model.safetensors, or the
+/// files that model.safetensors.index.json lists. Links are followed in the
+/// last two. Local. Not for several threads at once.
 class Weights {
  public:
   /// Opens all files and reads their headers. Throws Error(kUnavailable) where
   /// there is nothing of the kind, Error(kCorruptCheckpoint) naming the file.
   Weights(FileSystem& files, const std::string& path);
-  /// Of a checkpoint whose manifest was read already.
+  /// Opens a checkpoint whose manifest was read already.
   Weights(FileSystem& files, const std::string& directory,
           const Manifest& manifest);
 

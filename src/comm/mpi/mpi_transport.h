@@ -21,9 +21,9 @@ namespace thinwire::comm::mpi {
 /// the initialization of MPI blocks. All other calls are polled, so that
 /// time-outs hold whatever happens to the peers.
 ///
-/// A message of 0 bytes is not sent. If one rank sends and its peer expects
-/// nothing, the sender notices at its time-out, and only if the message is too
-/// long for MPI to buffer.
+/// A message of 0 bytes is not sent. If a rank sends and its peer expects
+/// nothing, the sender notices at its time-out. It notices only if MPI cannot
+/// buffer the message.
 class MpiTransport final : public Transport {
  public:
   /// `members[r]` is the rank in the job of this group's rank r.

@@ -46,8 +46,8 @@ inline float update_of(float p, float m, float d, const AdamCoefficients& c) {
   return c.decoupled_decay != 0 ? u + c.decoupled_decay * p : u;
 }
 
-/// Returns p + minus_learning_rate * (update + decay * p), with the update (m *
-/// exp_avg_scale) / d.
+/// Returns p + minus_learning_rate * u, with u = (m * exp_avg_scale) / d +
+/// decay * p.
 inline float next_param(float p, float m, float d, const AdamCoefficients& c) {
   return p + c.minus_learning_rate * update_of(p, m, d, c);
 }
