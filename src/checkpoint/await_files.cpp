@@ -30,8 +30,8 @@ void await_own(FileSystem& files, const Found& found, int rank,
   if (keep_looking(files, patience, all_are_there)) return;
   throw Error(ErrorCode::kUnavailable,
               fmt::format("{}: rank {} on host {} sees {} of {} bytes, rank 0 "
-                          "saw all: it was removed while it was opened "
-                          "(keep_last?), or its directory is not shared",
+                          "saw all: it was removed while it was being opened "
+                          "(check keep_last), or its directory is not shared",
                           path(), rank, comm::host_name(),
                           bytes_of(files, path()), next->bytes));
 }
@@ -53,8 +53,8 @@ void require_still_there(FileSystem& files, const Found& found,
   for (const SavedFile& saved : found.manifest.files)
     if (!files.exists(found.path + "/" + saved.name))
       throw Error(ErrorCode::kUnavailable,
-                  fmt::format("{}/{}: removed while it was opened "
-                              "(keep_last?): {}",
+                  fmt::format("{}/{}: it was removed while it was being opened "
+                              "(check keep_last): {}",
                               found.path, saved.name, error.what()));
 }
 

@@ -32,13 +32,11 @@ bool has_weights(FileSystem& files, const std::string& path) {
   throw Error(
       first.unreadable ? ErrorCode::kUnavailable
                        : ErrorCode::kCorruptCheckpoint,
-      fmt::format("{}: {}; this directory has no checkpoint that can be "
-                  "loaded, and {} that cannot: load it with the version "
-                  "that wrote it, or repair it; to start anew, use "
-                  "another directory or delete {}",
-                  path, first.problem,
-                  count == 1 ? "one" : fmt::format("{}", count),
-                  count == 1 ? "it" : "them"));
+      fmt::format(
+          "{}: {}; no checkpoint of this directory can be loaded, {} "
+          "found: use the version that wrote it, or repair it; to start "
+          "a new run, use another directory or delete {}",
+          path, first.problem, count, count == 1 ? "it" : "them"));
 }
 
 // Returns whether a crash during a save or a removal may have left this entry.

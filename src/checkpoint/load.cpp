@@ -93,11 +93,12 @@ void require_fits(const Training& training, const Manifest& manifest) {
       manifest.world != training.comm.size())
     throw Error(
         ErrorCode::kCorruptCheckpoint,
-        fmt::format("a checkpoint with {} semantics of {} ranks does not fit "
-                    "{} semantics on {}: DeepSpeed's go on as they were; load "
-                    "with what = kWeights (Python: weights_only=True)",
-                    manifest.semantics, manifest.world, training.semantics,
-                    training.comm.size()));
+        fmt::format(
+            "a checkpoint with {} semantics of {} ranks does not fit {} "
+            "semantics on {}: deepspeed semantics resume only on as many "
+            "ranks; load with what = kWeights (Python: weights_only=True)",
+            manifest.semantics, manifest.world, training.semantics,
+            training.comm.size()));
   // Arrays are whole, whatever lies where in them.
   const auto parameters = training.layout.parameters();
   for (std::size_t i = 0;
@@ -138,7 +139,7 @@ void note_dropped_residuals(const Manifest& manifest,
   if (has_some && !takes_them)
     notes.emplace_back(
         "the gradients' residuals of ZeRO's low-bit exchange are dropped: this "
-        "run does not exchange gradients in few bits");
+        "run does not exchange gradients in 4 or 8 bits");
 }
 
 // Instead of rank 0's.

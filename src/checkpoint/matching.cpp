@@ -41,7 +41,7 @@ class Globs {
   }
   void require_used() const {
     for (std::size_t i = 0; i < patterns_.size(); ++i)
-      require(used_[i], option_, "names or globs that fit a parameter",
+      require(used_[i], option_, "names or globs that match a parameter",
               patterns_[i]);
   }
 
@@ -134,7 +134,7 @@ Matching match(const std::vector<SavedParameter>& saved,
   if (!problems.empty()) {
     problems.pop_back();
     throw Error(ErrorCode::kCorruptCheckpoint,
-                "the checkpoint is of another model:\n" + problems);
+                "the checkpoint belongs to another model:\n" + problems);
   }
   allowed.require_used();
   ignored.require_used();

@@ -48,12 +48,11 @@ void require_no_removed_option(const std::string& config) {
   for (const RemovedOption& option : kRemoved) {
     const Json* const value = own->find(option.name);
     if (value == nullptr || brief_json(*value) == option.kept) continue;
-    throw Error(
-        ErrorCode::kCorruptCheckpoint,
-        fmt::format("the checkpoint was saved with {} = {}, an option that "
-                    "does not exist any more; load its weights alone "
-                    "(what = kWeights; Python: weights_only=True)",
-                    option.name, brief_json(*value)));
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                fmt::format("the checkpoint was saved with {} = {}, an option "
+                            "that no longer exists; load its weights alone "
+                            "(what = kWeights; Python: weights_only=True)",
+                            option.name, brief_json(*value)));
   }
 }
 

@@ -39,8 +39,8 @@ void require_savable(const optim::State& state) {
   if (state.common.has_scalar("expert_groups") &&
       state.common.integer("expert_groups") > 0)
     refuse(
-        "save: experts whose gradients or parameters travel in few bits cannot "
-        "be saved: leave zero_bits_up and zero_bits_down out");
+        "save: experts whose gradients or parameters travel in 4 or 8 bits "
+        "cannot be saved: leave zero_bits_up and zero_bits_down out");
 }
 
 // After its freeze no two ranks of the reference's 0/1 Adam have the same ones.
@@ -179,8 +179,8 @@ Saver::Impl::Contents Saver::Impl::contents(const Training& training,
     if (r == 0) attached = its;
     if (comm.rank() == 0 && !its.empty() && its != attached)
       log(LogLevel::kWarning,
-          fmt::format("attachments: those of rank {} differ from rank 0's, "
-                      "which are saved",
+          fmt::format("attachments must be the same on all ranks: those of "
+                      "rank {} differ from rank 0's",
                       r));
     all.manifest.scalars_of_ranks.push_back(scalars_in(of_rank, "scalars"));
     all.manifest.extra_of_ranks.push_back(scalars_in(of_rank, "extra"));

@@ -39,7 +39,7 @@ void Completion::wait_for(std::chrono::milliseconds timeout) const {
                            [this] { return done_; })) {
     throw Error(
         ErrorCode::kCommFailure,
-        fmt::format("{}: still under way after {} ms", name_, timeout.count()));
+        fmt::format("{}: still running after {} ms", name_, timeout.count()));
   }
   throw_failure();
 }

@@ -56,11 +56,11 @@ std::string json_line_of(const KeyNote& note) {
 // Names the checks that were left out.
 std::string_view not_checked(bool is_rejected, bool has_ranks) {
   if (is_rejected)
-    return "not checked: whether other values are in range and fit each other: "
-           "correct what is rejected, and check again\n";
+    return "not checked: ranges and combinations of other values: correct the "
+           "rejected keys, and check again\n";
   if (!has_ranks)
-    return "not checked: what depends on the number of ranks, such as batch "
-           "sizes and zero_optimization: add --ranks N\n";
+    return "not checked: keys that depend on the number of ranks, such as "
+           "batch sizes and zero_optimization: add --ranks N\n";
   return {};
 }
 
@@ -88,18 +88,17 @@ void add_config(CLI::App& app, const Front& front) {
       app.add_subcommand("config", "Look at configuration files");
   group->require_subcommand(1);
   const auto flags = std::make_shared<CheckFlags>();
-  CLI::App* const command =
-      group->add_subcommand("check",
-                            "Say for each key of a file whether it is "
-                            "supported, ignored or rejected, "
-                            "and why; exit code 1 if one is rejected");
+  CLI::App* const command = group->add_subcommand(
+      "check",
+      "Print for each key of a file whether it is supported, ignored or "
+      "rejected, and why; exits with 1 if one is rejected");
   command
       ->add_option("FILE", flags->file,
-                   "a configuration of DeepSpeed's or ours")
+                   "a configuration file of DeepSpeed or Thinwire")
       ->required();
   command
       ->add_option("--ranks", flags->ranks,
-                   "also check what depends on the number of ranks")
+                   "also check the keys that depend on the number of ranks")
       ->check(CLI::Range(1, 1'000'000));
   command->add_flag("--json", flags->json, "one JSON object per key");
   command->callback([&front, flags] { check(front, *flags); });

@@ -58,9 +58,8 @@ class Report {
     if (!front.not_ready.empty())
       return fmt::format("ready: no: {}\n", front.not_ready);
     if (advice_.empty())
-      return "ready: all that this version can use is here\n";
-    return fmt::format("ready: works as it is; better with: {}\n",
-                       joined(advice_, "; "));
+      return "ready: everything that this version can use is installed\n";
+    return fmt::format("ready; recommended: {}\n", joined(advice_, "; "));
   }
 
  private:
@@ -241,10 +240,10 @@ void run_doctor(const Front& front) {
 }  // namespace
 
 void add_doctor(CLI::App& app, const Front& front) {
-  app.add_subcommand("doctor",
-                     "Says what this machine and build have, and what would "
-                     "make them better; under a launcher once for all ranks, "
-                     "which exchange messages")
+  app.add_subcommand(
+         "doctor",
+         "Reports what this machine and build have, and suggests improvements; "
+         "under a launcher it checks all ranks and their messages")
       ->callback([&front] { run_doctor(front); });
 }
 

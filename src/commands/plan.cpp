@@ -102,8 +102,8 @@ void print(const Front& front, const PlanFlags& flags,
 plan::Network network_of(const PlanFlags& flags) {
   if (!flags.ranks || !flags.link_gbps)
     refuse_usage(
-        "plan: one rank alone knows no network: start it with a launcher "
-        "(mpirun, torchrun), which measures one, or describe it by --ranks, "
+        "plan: a single rank cannot measure a network: start it with a "
+        "launcher (mpirun, torchrun), or describe the network by --ranks, "
         "--link-gbps and --latency-us");
   const int on_host = flags.ranks_per_host.value_or(1);
   if (*flags.ranks % on_host != 0)
@@ -121,7 +121,7 @@ void say_what_is_not_given(const Front& front, const PlanFlags& flags) {
   if (flags.forward_ms == 0 && flags.backward_ms == 0 &&
       flags.compute_ms == 0 && !flags.json)
     front.out << "without --forward-ms and --backward-ms (or --compute-ms) a "
-                 "step is taken to be its exchange and update\n";
+                 "step counts only its exchange and update\n";
 }
 
 // Only where an accelerator computes: others have their parameters on the host.
@@ -166,10 +166,9 @@ void run_alone(const Front& front, const PlanFlags& flags) {
     front.out << "as described: " << plan::describe(network)
               << plan::describe(compute)
               << "on machines like this one: " << plan::describe(processors);
-    front.out << "not known to one rank alone: the cost of a message, what "
-                 "communication takes of a processor, what ranks inside a host "
-                 "exchange, and how far ranks that share a machine slow each "
-                 "other down\n";
+    front.out << "a single rank cannot measure the cost of a message, the "
+                 "processor time of communication, the exchange inside a host, "
+                 "and how far ranks on one machine slow each other down\n";
   }
   say_host_path(front, flags, work);
   print(front, flags, work, network, compute);
@@ -201,7 +200,7 @@ void run_in_job(const Front& front, const PlanFlags& flags) {
                 << plan::describe(compute) << plan::describe(processors);
       if (!why.text.empty()) front.out << "flat: " << why.text << '\n';
       if (hosts.size == 1)
-        front.out << "all ranks share one host: between hosts nothing was "
+        front.out << "all ranks share one host, so no link between hosts was "
                      "measured\n";
     }
     say_host_path(front, flags, work);
@@ -245,38 +244,41 @@ CLI::Validator number(double least, double most, bool digits = false) {
 void add_run_options(CLI::App& command, PlanFlags& flags) {
   command
       .add_option("--steps", flags.steps,
-                  "of the run: predicts all of it, exact stages included, and "
-                  "ranks by it")
+                  "length of the run; predicts the whole run, exact stages "
+                  "included, and ranks by it")
       ->transform(number(1, plan::RunStages::kMostSteps, true));
   command
       .add_option("--freeze-step", flags.freeze_step,
-                  "exact steps of 1-bit Adam and lean 1-bit Adam (default: of "
-                  "--config, otherwise a fifth of --steps, at most 1000)")
+                  "warm-up steps of 1-bit Adam and lean 1-bit Adam (default: "
+                  "from --config, otherwise a fifth of --steps, at most 1000)")
       ->transform(number(1, plan::RunStages::kMostSteps, true));
   command
       .add_option("--warmup-bits", flags.warmup_bits,
-                  "in which the exact steps of 1-bit Adam average gradients: "
-                  "4, 8, or 0: exactly (default: of --config, otherwise 8, or "
-                  "0 with --freeze-step)")
+                  "bits in which 1-bit Adam's warm-up averages gradients: 4, "
+                  "8, or 0 for exact averages (default: from --config, "
+                  "otherwise 8, or 0 with --freeze-step)")
       ->check(CLI::IsMember({0, 4, 8}));
 }
 
 void add_network_options(CLI::App& command, PlanFlags& flags) {
   command
       .add_option("--ranks", flags.ranks,
-                  "alone: of the job that is to be planned")
+                  "without a launcher: ranks of the planned job")
       ->transform(number(2, kMostRanks, true));
   command
-      .add_option("--ranks-per-host", flags.ranks_per_host,
-                  "alone: ranks that share a network card (default 1)")
+      .add_option(
+          "--ranks-per-host", flags.ranks_per_host,
+          "without a launcher: ranks that share a network card (default 1)")
       ->transform(number(1, 1024, true));
   command
-      .add_option("--link-gbps", flags.link_gbps,
-                  "alone: a host's network card, Gbit/s each way")
+      .add_option(
+          "--link-gbps", flags.link_gbps,
+          "without a launcher: rate of a host's network card, Gbit/s each way")
       ->check(number(1e-3, 1e6));
   command
       .add_option("--latency-us", flags.latency_us,
-                  "alone: of one collective, in microseconds (default 50)")
+                  "without a launcher: latency of one collective in "
+                  "microseconds (default 50)")
       ->check(number(0, kMostTime));
 }
 
@@ -286,40 +288,43 @@ void add_plan(CLI::App& app, const Front& front) {
   auto flags = std::make_shared<PlanFlags>();
   CLI::App* command = app.add_subcommand(
       "plan",
-      "What a step would take, send and keep with each way to average; under "
-      "a launcher on the network and processors that it measures");
+      "Predicts time, traffic and memory of a step for each optimizer and "
+      "exchange; under a launcher it measures network and processors");
   command->add_option("--params", flags->params, "parameters of the model")
       ->required()
       ->check(number(1, 1e15));
   auto* forward = command
                       ->add_option("--forward-ms", flags->forward_ms,
-                                   "one forward, without any exchange")
+                                   "time of one forward without any exchange")
                       ->check(number(0, kMostTime));
   auto* backward = command
                        ->add_option("--backward-ms", flags->backward_ms,
-                                    "one backward, without any exchange")
+                                    "time of one backward without any exchange")
                        ->check(number(0, kMostTime));
   command
-      ->add_option("--compute-ms", flags->compute_ms,
-                   "instead of both: forward and backward together")
+      ->add_option(
+          "--compute-ms", flags->compute_ms,
+          "instead of the two above: time of forward and backward together")
       ->check(number(0, kMostTime))
       ->excludes(forward)
       ->excludes(backward);
-  command->add_option("--config", flags->config,
-                      "a configuration file: its dtype, accumulation, buckets");
+  command->add_option(
+      "--config", flags->config,
+      "a configuration file that gives dtype, accumulation and buckets");
   command
       ->add_option("--dtype", flags->dtype,
-                   "of parameters: fp32, fp16 or bf16 (default: of --config, "
-                   "else fp32)")
+                   "dtype of parameters: fp32, fp16 or bf16 (default: from "
+                   "--config, otherwise fp32)")
       ->check(CLI::IsMember({"fp32", "fp16", "bf16"}));
   command
-      ->add_option("--threads", flags->threads,
-                   "of a rank that compute backward (default "
-                   "THINWIRE_NUM_THREADS, else 1); 0: an accelerator does")
+      ->add_option(
+          "--threads", flags->threads,
+          "threads of a rank that compute backward (default: "
+          "THINWIRE_NUM_THREADS, otherwise 1); 0 if an accelerator computes")
       ->transform(number(0, 1024, true));
   command
       ->add_option("--variance-every", flags->steps_per_variance_step,
-                   "0/1 Adam before its freeze, with one exact step in so many "
+                   "plan 0/1 Adam before its freeze, with one exact step in N "
                    "(default: after the freeze)")
       ->check(number(1, kMostTime));
   command->add_flag("--json", flags->json, "one JSON object per line");

@@ -35,7 +35,7 @@ std::string Limits::integer_text(double given) const {
     return fmt::format("integer in [{}, {}]", least, most);
   return fmt::format(
       "integer >= {}{}", least,
-      given > 0x1p53 ? " and < 2^63, in digits where above 2^53" : "");
+      given > 0x1p53 ? " and < 2^63, written in digits if above 2^53" : "");
 }
 
 Reader::Reader(const Json* object, std::string path)

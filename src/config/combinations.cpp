@@ -133,8 +133,7 @@ void check_early_clipping(const Config& config) {
   require(!config.comm.compressed_during_backward || config.lagged_clipping ||
               config.gradient_clipping == 0,
           kDuringBackward,
-          "false where gradients are clipped and lagged_clipping is false",
-          true);
+          "false if gradients are clipped and lagged_clipping is false", true);
 }
 
 bool residuals_add_up(const Config& config, int world) {

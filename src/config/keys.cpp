@@ -22,7 +22,7 @@ constexpr std::string_view kRates = "WarmupLR, WarmupDecayLR";
 
 constexpr std::string_view kStage3 = "of stage 3, which is rejected";
 constexpr std::string_view kFp32Sums =
-    "sums are formed in fp32 and divided once, so no part of them overflows";
+    "sums are formed in fp32 and divided once, so no partial sum overflows";
 constexpr std::string_view kMeasures = "a report of DeepSpeed's; not written";
 constexpr std::string_view kTimes =
     "a report of DeepSpeed's; `thinwire.telemetry` and "
@@ -462,11 +462,11 @@ constexpr KeyRule kRules[] = {
      "ranks"},
     {"thinwire.threads", kSupported, "per rank; 0: THINWIRE_NUM_THREADS"},
     {"thinwire.overlap", kSupported,
-     "exact averages begin while backward goes on; default true"},
+     "exact averages begin during backward; default true"},
     {"thinwire.verify_every", kSupported,
      "steps between comparisons of the ranks' parameters; 0: never"},
     {"thinwire.compressed_during_backward", kSupported,
-     "OneBitAdam: exchange momentum in few bits while backward goes on; with "
+     "OneBitAdam: exchange the momentum during backward in 1 bit; with "
      "clipping it needs `lagged_clipping`; default false"},
     {"thinwire.calibrated_clipping",
      kRejected,
@@ -502,7 +502,7 @@ constexpr KeyRule kRules[] = {
     {"thinwire.checkpoint.keep_every", kSupported,
      "and those of every N-th step; 0: none"},
     {"thinwire.checkpoint.asynchronous", kSupported,
-     "written while training goes on; default true"},
+     "written while training continues; default true"},
     {"thinwire.check_grad_overflow", kSupported,
      "fp32: skip steps that are not finite"},
     {"thinwire.initial_loss_scale", kSupported,

@@ -62,7 +62,7 @@ void read_freeze(const Reader& params, const Reader& own,
   bool is_automatic = false;
   own.field("auto_freeze", is_automatic);
   if (is_automatic && params.has("freeze_step"))
-    params.reject("freeze_step", "left out where thinwire.auto_freeze is true");
+    params.reject("freeze_step", "left out if thinwire.auto_freeze is true");
   params.field("freeze_step", freeze.step, kNotNegative);
   if (is_automatic) freeze.step = optim::kAutoFreeze;
 }

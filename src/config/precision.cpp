@@ -35,7 +35,7 @@ void read_scale(Reader fp16, const Reader& own, bool is_reference,
   if (own.has("initial_loss_scale") &&
       (!scale.dynamic || fp16.has("initial_scale_power")))
     own.reject("initial_loss_scale",
-               "left out where fp16.initial_scale_power or a static "
+               "left out if fp16.initial_scale_power or a static "
                "fp16.loss_scale is given");
   own.field("initial_loss_scale", scale.initial_scale, kPositive);
   if (!scale.dynamic) scale.initial_scale = fixed;
@@ -81,7 +81,7 @@ void read_precision(const Reader& file, Config& config,
   fp16.field("enabled", is_fp16);
   bf16.field("enabled", is_bf16);
   if (is_fp16 && is_bf16)
-    bf16.reject("enabled", "false where fp16.enabled is true");
+    bf16.reject("enabled", "false if fp16.enabled is true");
   if (is_fp16) precision.dtype = DType::kFloat16;
   if (is_bf16) precision.dtype = DType::kBFloat16;
 

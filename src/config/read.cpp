@@ -49,7 +49,7 @@ void read_zero(const Json& tree, const Reader& file, ZeroConfig& zero) {
   bool cpu_offload = false;
   section.field("cpu_offload", cpu_offload);
   if (section.has("cpu_offload") && section.has("offload_optimizer"))
-    section.reject("cpu_offload", "left out where offload_optimizer is given");
+    section.reject("cpu_offload", "left out if offload_optimizer is given");
   if (cpu_offload) zero.offload_optimizer = OffloadDevice::kCpu;
   const Reader offload = section.section("offload_optimizer");
   offload.choice("device", zero.offload_optimizer,
@@ -77,8 +77,8 @@ void note_divisions(std::vector<KeyNote>& notes, const Config& config) {
   for (const std::string_view key : kKeys) {
     if (!rounds)
       note_unused(notes, key,
-                  "sums are formed in fp32 and divided once, so no part of "
-                  "them overflows");
+                  "sums are formed in fp32 and divided once, so no partial sum "
+                  "overflows");
     else if (zero && config.zero.reduce_scatter)
       note_unused(notes, key,
                   "with reduce_scatter every rank divides before the sum");

@@ -54,7 +54,7 @@ void read_schedule(const Reader& file, Config& config) {
   }
   if (file.section("thinwire").has("schedule"))
     file.section("thinwire")
-        .reject("schedule", "left out where scheduler is given");
+        .reject("schedule", "left out if scheduler is given");
   std::size_t index = 0;
   section.choice("type", index, Choices<std::size_t>(kShapeIndexes));
   config.schedule.shape = make_shape(index);

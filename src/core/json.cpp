@@ -56,7 +56,7 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
                          brief_json(Json::of(std::string_view(name)))));
     if (++object.keys > limits_.members)
       reject(
-          fmt::format("an object may have {} keys, not more", limits_.members));
+          fmt::format("an object must have at most {} keys", limits_.members));
     (hands_over() ? member_name_ : key_) = std::move(name);
     return true;
   }
@@ -114,7 +114,8 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
   // before its next neighbour is appended.
   Json* place(Json value) {
     if (++values_ > limits_.values)
-      reject(fmt::format("no more than {} values may be here", limits_.values));
+      reject(
+          fmt::format("the text must have at most {} values", limits_.values));
     if (open_.empty()) return &(root_ = std::move(value));
     if (hands_over()) return &(member_ = std::move(value));
     Json& parent = *open_.back().value;
@@ -132,7 +133,7 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
   bool open(Json container) {
     if (open_.size() == limits_.depth)
       reject(
-          fmt::format("values may be nested {} deep, not more", limits_.depth));
+          fmt::format("values must be nested at most {} deep", limits_.depth));
     if (take_ != nullptr && open_.empty() && container.is(Json::Kind::kArray))
       reject("not a JSON object");
     open_.push_back({place(std::move(container))});

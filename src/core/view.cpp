@@ -10,15 +10,15 @@ namespace thinwire::detail {
 void require_dtype(DType have, DType want) {
   if (have != want)
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("view holds {}, but {} was asked for",
+                fmt::format("view holds {}, but {} was requested",
                             to_string(have), to_string(want)));
 }
 
 void require_one_dtype(bool is_joined) {
   if (is_joined)
     throw Error(ErrorCode::kInvalidArgument,
-                "view holds elements of two dtypes, but those of one were "
-                "asked for");
+                "view holds elements of two dtypes, but those of one dtype "
+                "were requested");
 }
 
 void require_range(std::size_t offset, std::size_t count, std::size_t size) {

@@ -124,7 +124,7 @@ void ZeroOptimizer::offload_states() {
 }
 
 void ZeroOptimizer::reload_states() {
-  refuse("reload_states: there was no offload_states()");
+  refuse("reload_states: call offload_states() first");
 }
 
 // ---- saved state

@@ -134,7 +134,7 @@ void Checkpointer::Impl::failed(const Error& error) {
   if (error.code() != ErrorCode::kUnavailable) throw;
   ++totals.failed;
   say(LogLevel::kWarning,
-      fmt::format("a checkpoint could not be saved, training goes on: {}",
+      fmt::format("a checkpoint could not be saved, training continues: {}",
                   error.what()));
 }
 

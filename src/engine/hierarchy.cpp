@@ -34,16 +34,16 @@ std::unique_ptr<comm::Communicator> by_host(comm::Communicator& comm,
     if (comm.rank() == 0)
       log(LogLevel::kInfo,
           fmt::format("every rank exchanges with every other: "
-                      "compressed_during_backward does not exchange by host, "
-                      "though {} hosts have {} ranks each",
+                      "compressed_during_backward does not exchange "
+                      "hierarchically, though {} hosts have {} ranks each",
                       hosts.size, hosts.ranks_per_host));
     return nullptr;
   }
   if (!hosts.is_flat()) {
     if (comm.rank() == 0)
       log(LogLevel::kInfo,
-          fmt::format("ranks exchange by host: {} hosts of {} ranks",
-                      hosts.size, hosts.ranks_per_host));
+          fmt::format("hierarchical exchange: {} hosts of {} ranks", hosts.size,
+                      hosts.ranks_per_host));
     return comm.by_host(hosts);
   }
   if (config.comm.hierarchy == Hierarchy::kByHost)

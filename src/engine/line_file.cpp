@@ -65,7 +65,7 @@ LineFile& LineFile::operator=(LineFile&& other) noexcept {
 bool LineFile::failed(std::string_view what, int error) {
   if (!std::exchange(has_warned_, true))
     log(LogLevel::kWarning,
-        fmt::format("{} cannot be {}: {}; training goes on, and lines are "
+        fmt::format("{} cannot be {}: {}; training continues, and lines are "
                     "dropped until it can",
                     path_, what, std::strerror(error)));
   return false;

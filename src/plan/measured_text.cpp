@@ -64,8 +64,7 @@ std::string warning_of(const std::vector<Named>& figures) {
   if (wide.empty()) return "";
   return fmt::format(
       "warning: rounds of the same measurement differ by more than {:.0f} % "
-      "({}): something else is using these machines or their network, so "
-      "measure "
+      "({}): other programs use these machines or their network, so measure "
       "again when they are idle\n",
       kMostSpread * 100, wide);
 }

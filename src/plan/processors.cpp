@@ -103,7 +103,7 @@ Processors measure_processors(comm::Communicator& comm, int threads) {
 
 std::string describe(const Processors& processors) {
   if (processors.threads == 0)
-    return "an accelerator computes: what travels beside backward does not "
+    return "an accelerator computes, so communication during backward does not "
            "slow it down\n";
   const auto counted = [](int number, const char* what) {
     return fmt::format("{} {}{}", number, what, number == 1 ? "" : "s");
@@ -112,8 +112,8 @@ std::string describe(const Processors& processors) {
       "{} of {} on {}: {}\n", counted(processors.ranks, "rank"),
       counted(processors.threads, "thread"), counted(processors.cores, "core"),
       processors.has_spare_core()
-          ? "cores to spare, on which communication runs beside backward"
-          : "none to spare, so what travels beside backward slows it down");
+          ? "spare cores run the communication during backward"
+          : "no spare cores, so communication during backward slows it down");
 }
 
 }  // namespace thinwire::plan

@@ -127,8 +127,8 @@ void LossScaler::load(const StateDict& state) {
   if (!is_positive(scale) || steps < 0 || steps > optim::kMostCount ||
       last >= steps || last < -1)
     throw Error(ErrorCode::kCorruptCheckpoint,
-                fmt::format("saved loss scale {} at step {} with its last "
-                            "overflow at {} is impossible",
+                fmt::format("the saved loss scale {} at step {} contradicts "
+                            "its last overflow at {}",
                             scale, steps, last));
   if (!options_.dynamic) return;
   scale_ = std::clamp(scale, options_.min_scale, options_.max_scale);

@@ -49,12 +49,16 @@ class ConfigCheck(unittest.TestCase):
 
     def test_what_was_not_checked_is_said(self):
         said = self.check(GOOD).stdout.splitlines()
-        self.assertRegex(said[3], "^not checked: what depends on the number of ranks")
+        self.assertRegex(
+            said[3], "^not checked: keys that depend on the number of ranks"
+        )
         self.assertEqual(len(said), 4)
         # gradient_clipping is out of range, which is looked at later.
         bad = '{"train_batchsize": 8, "gradient_clipping": -1.0}'
         said = self.check(bad, "--ranks", "2", code=1).stdout.splitlines()
-        self.assertRegex(said[-1], "^not checked: whether other values are in range")
+        self.assertRegex(
+            said[-1], "^not checked: ranges and combinations of other values"
+        )
 
     def test_objects_for_programs(self):
         lines = self.check(BAD, "--json", code=1).stdout.splitlines()

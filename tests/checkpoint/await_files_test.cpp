@@ -92,7 +92,8 @@ TEST(AwaitFiles, GivesUpAfterItsPatienceAndNamesRankAndFile) {
     FaultFileSystem& files = comm.rank() == 2 ? elsewhere : disk;
     expect_error(ErrorCode::kUnavailable,
                  {last_file(found), "rank 2 on host", "sees 10 of",
-                  "removed while it was opened (keep_last?)", "not shared"},
+                  "it was removed while it was being opened (check keep_last)",
+                  "not shared"},
                  [&] { await_files(comm, files.of_rank(comm.rank()), found); });
   });
   EXPECT_GE(elsewhere.waited(), milliseconds(30'000));
@@ -125,7 +126,8 @@ TEST(RequireStillThere, SaysThatAFileHasGone) {
   EXPECT_NO_THROW(require_still_there(disk.of_rank(0), found, error));
   disk.of_rank(0).remove_file(last_file(found));
   expect_error(ErrorCode::kUnavailable,
-               {last_file(found), "removed while it was opened (keep_last?)",
+               {last_file(found),
+                "it was removed while it was being opened (check keep_last)",
                 "no such file"},
                [&] { require_still_there(disk.of_rank(0), found, error); });
 }

@@ -236,7 +236,7 @@ TEST(LowBitWireConfig, RefusesToExchangeBeforeTheNormIsKnown) {
   expect_refused(
       base,
       {[](Config& c) { c.comm.compressed_during_backward = true; }, kArgument,
-       "(thinwire.compressed_during_backward) must be false where gradients"},
+       "(thinwire.compressed_during_backward) must be false if gradients"},
       2);
   Config lagged = base;
   lagged.lagged_clipping = true;

@@ -219,9 +219,7 @@ class TrainGpt(SavedRuns):
         lines = [line for line in errors.splitlines() if not re.search(beside, line)]
         self.assertEqual(len(lines), 3, errors)
         for line in lines[:2]:
-            self.assertIn(
-                "warning: a checkpoint could not be saved, training goes ", line
-            )
+            self.assertIn("warning: a checkpoint could not be saved, training ", line)
         self.assertIn(str(in_the_way), lines[2])
         self.assertEqual(steps_of(self.rows("run")), list(range(1, 10)))
         self.assertEqual(self.summary("run")["steps"], 9)
@@ -240,7 +238,7 @@ class TrainGpt(SavedRuns):
             "run", f"{flags} --resume auto", code=1, preexec_fn=limit
         )
         self.assertIn("File too large", errors)
-        self.assertIn("training goes on", errors)
+        self.assertIn("training continues", errors)
         self.assertEqual([path.name for path in self.checkpoints("run")], kept)
         self.complete("run", f"{flags} --resume auto")
         # Its schedule was that of 22 steps.

@@ -111,7 +111,7 @@ TEST(EngineHosts, TheLogSaysHowRanksExchange) {
     comm::run_local_ranks(4, [&](comm::Communicator& comm) {
       const Driven driven(comm, config_of("adam", Hierarchy::kAuto, each));
     });
-  EXPECT_EQ(log.count("ranks exchange by host: 2 hosts of 2 ranks"), 1u);
+  EXPECT_EQ(log.count("hierarchical exchange: 2 hosts of 2 ranks"), 1u);
   EXPECT_EQ(log.count("every rank exchanges with every other"), 0u);
 }
 
@@ -122,8 +122,8 @@ TEST(EngineHosts, TheLogSaysWhatIsFlatThoughRanksShareHosts) {
   config.comm.compressed_during_backward = true;
   comm::run_local_ranks(
       4, [&](comm::Communicator& comm) { const Driven driven(comm, config); });
-  EXPECT_EQ(log.count("compressed_during_backward does not exchange by host, "
-                      "though 2 hosts have 2 ranks each"),
+  EXPECT_EQ(log.count("compressed_during_backward does not exchange "
+                      "hierarchically, though 2 hosts have 2 ranks each"),
             1u);
 }
 

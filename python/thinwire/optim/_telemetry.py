@@ -58,7 +58,7 @@ class Telemetry:
             if not self._has_warned:
                 self._has_warned = True
                 logger.warning(
-                    "%s cannot be written: %s; training goes on, and lines are dropped "
+                    "%s cannot be written: %s; training continues, and lines are dropped "
                     "until it can",
                     self._path,
                     error.strerror,

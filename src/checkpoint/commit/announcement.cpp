@@ -28,11 +28,10 @@ void wait_for_probe(FileSystem& files, const std::string& root,
   const std::string probe =
       fmt::format("{}/{}/{}", root, made.partial, kProbeName);
   if (!keep_looking(files, patience, [&] { return files.exists(probe); }))
-    throw Error(
-        ErrorCode::kUnavailable,
-        fmt::format("{} is not shared: rank {} on host {} does not see what "
-                    "rank {} on host {} wrote",
-                    root, own.rank, own.host, maker.rank, maker.host));
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("{} is not shared: rank {} on host {} does not see "
+                            "the file that rank {} on host {} wrote",
+                            root, own.rank, own.host, maker.rank, maker.host));
   files.open(probe, /*follows_links=*/false)->close();
 }
 

@@ -25,7 +25,7 @@ void require_attachments(std::span<const Attachment> attachments,
             "at most 128",
             one.name);
     require(taken.insert(one.name).second, "attachments[].name",
-            "a name that no other file of the checkpoint has", one.name);
+            "a name of no other file of the checkpoint", one.name);
     require(one.bytes.size() <= kMostBytes, "attachments[].bytes",
             "at most 16 MiB", one.bytes.size());
   }

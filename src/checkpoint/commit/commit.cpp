@@ -72,8 +72,8 @@ void remove_replaced(const RootDirectory& root, const std::string& replaced) {
   }
   if (run == root.run) return root.try_to_remove(replaced);
   log(LogLevel::kWarning,
-      fmt::format("{}: was in the way, and is no checkpoint of this run; it "
-                  "stays",
+      fmt::format("{}: it had the name of a new checkpoint and does not belong "
+                  "to this run; it is kept",
                   root.in(replaced)));
 }
 

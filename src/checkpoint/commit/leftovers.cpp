@@ -43,14 +43,13 @@ class Tidying {
       root_.try_to_remove(name);
     } else if (is_ours && is_part(found)) {
       log(LogLevel::kInfo,
-          fmt::format("{}: a part of a save that did not end on all hosts; it "
-                      "stays until a newer one is complete",
+          fmt::format("{}: some hosts did not finish this save; the part is "
+                      "kept until a newer checkpoint is complete",
                       root_.in(name)));
     } else {
-      log(LogLevel::kWarning,
-          fmt::format("{}: left by a crash of another run, or damaged; it "
-                      "stays",
-                      root_.in(name)));
+      log(LogLevel::kWarning, fmt::format("{}: another run crashed and left "
+                                          "this, or it is damaged; it is kept",
+                                          root_.in(name)));
     }
   }
 

@@ -112,10 +112,9 @@ void Root::Impl::open() {
       root.files.lock(root.in(".lock"),
                       fmt::format("{} pid {}", comm::host_name(), ::getpid()));
   if (!lock) {
-    log(LogLevel::kInfo,
-        root.path +
-            ": this file system has no locks; another run that "
-            "writes here too would not be noticed");
+    log(LogLevel::kInfo, root.path +
+                             ": this file system has no locks; another run "
+                             "that writes here cannot be detected");
   }
 }
 

@@ -85,7 +85,7 @@ void RootDirectory::try_to_remove(const std::string& name) const noexcept {
     remove(name);
   } catch (const std::exception& error) {
     log(LogLevel::kWarning,
-        std::string("what is left of a checkpoint cannot be removed: ") +
+        std::string("the rest of a checkpoint cannot be removed: ") +
             error.what());
   }
 }

@@ -41,8 +41,8 @@ void PosixFile::fail_to_write(std::uint64_t bytes, int number) const {
   if (number != ENOSPC || ::fstatvfs(descriptor_, &info) != 0)
     fail(path_, number);
   throw Error(ErrorCode::kUnavailable,
-              fmt::format("{}: {}: {} bytes were to be written, {} are free",
-                          path_, std::generic_category().message(number), bytes,
+              fmt::format("{}: {}: writing {} bytes failed, {} are free", path_,
+                          std::generic_category().message(number), bytes,
                           std::uint64_t{info.f_bavail} * info.f_frsize));
 }
 

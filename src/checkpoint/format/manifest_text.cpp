@@ -90,7 +90,8 @@ Json scalars_to_json(const StateDict& state) {
       const std::string_view text = std::get<std::string>(value);
       if (!is_utf8(text))
         reject(fmt::format(
-            "text '{}' must be UTF-8; an array of bytes holds anything", name));
+            "text '{}' must be UTF-8; use an array of bytes for other data",
+            name));
       scalar.add("text", Json::of(text));
     }
   }
@@ -106,7 +107,7 @@ void add_scalar(StateDict& state, const Json& scalar, const std::string& file,
   if (name == nullptr || !name->is(Json::Kind::kText) ||
       !problem_of_name(name->text).empty())
     fail("has no name");
-  if (state.has_scalar(name->text)) fail("is there twice");
+  if (state.has_scalar(name->text)) fail("appears twice");
   for (const char* const kind : {"integer", "real", "text"})
     if (const Json* const value = scalar.find(kind);
         value != nullptr && !put_scalar(state, name->text, kind, *value))

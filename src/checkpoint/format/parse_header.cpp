@@ -142,7 +142,7 @@ std::uint64_t header_bytes(std::string_view first_eight,
   std::uint64_t length = 0;
   std::memcpy(&length, first_eight.data(), kLengthBytes);
   if (length > kMostHeaderBytes)
-    corrupt(file, fmt::format("a header of {} bytes; no more than {} are read",
+    corrupt(file, fmt::format("the header has {} bytes, at most {} are allowed",
                               length, kMostHeaderBytes));
   if (length > file_bytes - kLengthBytes)
     corrupt(file, fmt::format("a header of {} bytes in a file of {}", length,

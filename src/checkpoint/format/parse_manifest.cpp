@@ -291,7 +291,7 @@ void require_unique(const Items& items, const Place& at) {
   std::unordered_set<std::string_view> names;
   for (const auto& item : items)
     if (!names.insert(item.name).second)
-      at.fail(Json::of(std::string_view(item.name)), "is there twice");
+      at.fail(Json::of(std::string_view(item.name)), "appears twice");
 }
 
 // Checks members against each other.
@@ -305,8 +305,8 @@ void check(const Manifest& m, const std::string& file) {
        {std::pair("scalars_of_ranks", &m.scalars_of_ranks),
         std::pair("extra_of_ranks", &m.extra_of_ranks)})
     if (!list->empty() && list->size() != world)
-      corrupt(file, fmt::format("{} are of {} ranks, not of {}", member,
-                                list->size(), world));
+      corrupt(file, fmt::format("{} must be of {} ranks, got {}", member, world,
+                                list->size()));
   for (const std::string& weight_file : m.weight_files)
     if (std::none_of(m.files.begin(), m.files.end(),
                      [&](const SavedFile& f) { return f.name == weight_file; }))
@@ -318,17 +318,17 @@ void require_end(std::string_view text, const std::string& file) {
   const std::size_t end = manifest_end({}).size();
   if (text.size() < end || text.substr(text.size() - end) !=
                                manifest_end(text.substr(0, text.size() - end)))
-    corrupt(file,
-            "it is not whole: manifest_xxh3 is not the hash of the text "
-            "before it");
+    corrupt(
+        file,
+        "it is damaged: manifest_xxh3 is not the hash of the text before it");
 }
 
 }  // namespace
 
 Manifest parse_manifest(std::string_view text, const std::string& file) {
   if (text.size() > kMostManifestBytes)
-    corrupt(file, fmt::format("{} bytes; no more than {} are read", text.size(),
-                              kMostManifestBytes));
+    corrupt(file, fmt::format("it has {} bytes, at most {} are allowed",
+                              text.size(), kMostManifestBytes));
   require_end(text, file);
   Manifest manifest;
   std::unordered_set<std::string_view> seen;

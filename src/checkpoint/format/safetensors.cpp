@@ -17,7 +17,7 @@
 namespace thinwire::checkpoint {
 
 static_assert(std::endian::native == std::endian::little,
-              "tensors are written as they lie in memory");
+              "tensors are written with the bytes of memory");
 
 namespace {
 
@@ -111,13 +111,13 @@ SafetensorsHeader place_tensors(std::vector<TensorEntry> tensors,
   for (const TensorEntry& tensor : tensors) {
     require_tensor(tensor);
     if (!names.insert(tensor.name).second)
-      reject(fmt::format("tensor '{}' is there twice", tensor.name));
+      reject(fmt::format("tensor '{}' appears twice", tensor.name));
   }
   std::unordered_set<std::string_view> keys;
   for (const auto& [key, value] : metadata) {
     require_name("metadata", key);
     if (!keys.insert(key).second)
-      reject(fmt::format("metadata '{}' is there twice", key));
+      reject(fmt::format("metadata '{}' appears twice", key));
     if (!is_utf8(value))
       reject(fmt::format("metadata '{}' must be UTF-8", key));
   }
@@ -141,10 +141,9 @@ SafetensorsHeader place_tensors(std::vector<TensorEntry> tensors,
   }
   const std::uint64_t json = header_json(header, 0).size();
   if (json > kMostHeaderBytes)
-    reject(
-        fmt::format("the header of {} tensors has {} bytes; no more than {} "
-                    "are read by others",
-                    header.tensors.size(), json, kMostHeaderBytes));
+    reject(fmt::format(
+        "the header of {} tensors has {} bytes, at most {} are allowed",
+        header.tensors.size(), json, kMostHeaderBytes));
   header.data_begin = kLengthBytes + json;
   for (TensorEntry& tensor : header.tensors) tensor.begin += header.data_begin;
   header.file_bytes = header.data_begin + bytes;

@@ -157,8 +157,8 @@ std::string write_manifest(const Manifest& manifest) {
   writer.member("weights", weights);
   std::string all = writer.finish();
   if (all.size() > kMostManifestBytes)
-    reject(fmt::format("the manifest has {} bytes, and must have up to {}",
-                       all.size(), kMostManifestBytes));
+    reject(fmt::format("the manifest must have at most {} bytes, got {}",
+                       kMostManifestBytes, all.size()));
   return all;
 }
 

@@ -14,7 +14,7 @@ std::string read_text(FileSystem& files, const std::string& path,
   const auto file = files.open(path, follows_links);
   const std::uint64_t bytes = file->size();
   if (bytes > most_bytes)
-    corrupt(path, fmt::format("{} bytes; no more than {} are read", bytes,
+    corrupt(path, fmt::format("it has {} bytes, at most {} are allowed", bytes,
                               most_bytes));
   std::string text(bytes, '\0');
   text.resize(file->read_at(0, std::as_writable_bytes(std::span(text))));

@@ -87,15 +87,15 @@ void SavedArrays::add(std::size_t number, const std::string& name,
   if (is_per_rank(*array.saved)) {
     const auto named = rank_of(manifest_.files[number].name);
     if (!named || *named >= manifest_.world)
-      corrupt(holder.path(), fmt::format("the values of '{}' are of one rank, "
-                                         "and this is no rank's file",
+      corrupt(holder.path(), fmt::format("the values of '{}' belong to one "
+                                         "rank, but this file belongs to none",
                                          name));
     rank = *named;
   }
   Part& part = array.parts[rank];
   if (!part.tensors.emplace(number, tensor).second ||
       (!has_pieces && part.tensors.size() > 1))
-    corrupt(holder.path(), fmt::format("'{}' is there twice", name));
+    corrupt(holder.path(), fmt::format("'{}' appears twice", name));
   if (has_pieces) part.fragments.emplace_back(number, fragments);
 }
 
@@ -125,7 +125,7 @@ void SavedArrays::index(const Array& array, Part& part) {
   for (const auto& [number, tensor] : part.tensors)
     if (tensor->shape[0] != values[number])
       corrupt(files_[number]->path(),
-              fmt::format("'{}' has {} values, its index tensor speaks of {}",
+              fmt::format("'{}' has {} values, but its index tensor lists {}",
                           array.saved->name, tensor->shape[0], values[number]));
 }
 
@@ -164,9 +164,9 @@ void SavedArrays::append_rows(std::size_t number, const std::string& fragments,
          value});
     value += by_range ? 1 : static_cast<std::uint64_t>(count);
     if (value > tensor_values)
-      corrupt(holder.path(), fmt::format("'{}' speaks of more values than are "
-                                         "there",
-                                         fragments));
+      corrupt(
+          holder.path(),
+          fmt::format("'{}' lists more values than the file has", fragments));
   }
 }
 
@@ -178,7 +178,7 @@ void SavedArrays::require_once(const Pieces& pieces,
     if (before.parameter == piece.parameter &&
         before.range.end() > piece.range.offset)
       corrupt(files_[piece.file]->path(),
-              fmt::format("element {} of '{}' is there twice in {}",
+              fmt::format("element {} of '{}' appears twice in {}",
                           piece.range.offset,
                           manifest_.parameters[piece.parameter].name, array));
   }

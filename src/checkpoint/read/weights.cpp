@@ -60,8 +60,8 @@ Weights::Weights(FileSystem& files, const std::string& path) {
     add(std::make_unique<VerifiedFile>(files, path));
   else
     throw Error(ErrorCode::kUnavailable,
-                fmt::format("{}: there are no weights: it is no .safetensors "
-                            "file, and no directory with {}, {} or {}",
+                fmt::format("{}: no weights found: it must be a .safetensors "
+                            "file, or a directory with {}, {} or {}",
                             path, kManifestName, kSingle, kIndex));
   list_names();
 }
@@ -130,7 +130,7 @@ void Weights::read(std::string_view name, Range range, View to) {
   const std::uint64_t elements = tensor->bytes / bytes_each;
   if (to.dtype() != tensor->type.dtype || to.size() != range.size ||
       range.offset > elements || range.size > elements - range.offset)
-    reject(fmt::format("weight '{}' has {} {}; {} {} from {} on were asked for",
+    reject(fmt::format("weight '{}' has {} {}; {} {} from {} on were requested",
                        name, elements, to_string(tensor->type.dtype), to.size(),
                        to_string(to.dtype()), range.offset));
   if (file != last_file_) forget_chunk();

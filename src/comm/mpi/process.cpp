@@ -54,7 +54,7 @@ std::unique_lock<std::mutex> Process::enter() {
   std::unique_lock lock(mutex_);
   if (!abandoned_.empty()) {
     throw Error(ErrorCode::kCommFailure,
-                "MPI is no longer used by this process, since: " + abandoned_);
+                "this process no longer uses MPI, because of: " + abandoned_);
   }
   if (is_finalized())
     throw Error(ErrorCode::kCommFailure, "MPI has been finalized");

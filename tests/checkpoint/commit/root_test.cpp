@@ -188,7 +188,7 @@ TEST(Root, ADirectoryThatIsNotSharedIsNamedWithBothHosts) {
               test::quick_options());
     expect_error(ErrorCode::kUnavailable,
                  {"rank 2: /runs/a is not shared: rank 2 on host ",
-                  "does not see what rank 0 on host ", " wrote"},
+                  "does not see the file that rank 0 on host ", " wrote"},
                  [&] {
                    write_dummy(root, comm, {1, 1});
                  });

@@ -160,8 +160,8 @@ TEST(SavedArrays, FragmentsLieInsideOfParametersAndEachElementIsThereOnce) {
   expect_refused({0, 2, 0}, 0, {"row 0"});
   expect_refused({0, kHuge, kHuge}, 1, {"row 0"});
   expect_refused({kHuge, 0, 1}, 1, {"row 0"});
-  expect_refused({0, 0, 3, 0, 2, 3}, 6, {"element 2 of 'a' is there twice"});
-  expect_refused({0, 0, 5}, 4, {"more values than are there"});
+  expect_refused({0, 0, 3, 0, 2, 3}, 6, {"element 2 of 'a' appears twice"});
+  expect_refused({0, 0, 5}, 4, {"lists more values than the file has"});
   expect_refused({0, 0, 4}, 5, {"'m' has 5 values", "speaks of 4"});
 }
 

@@ -101,7 +101,7 @@ TEST(Weights, FilesOfAnIndexMayNotHoldAWeightTwice) {
 TEST(Weights, WhereThereAreNoneThatIsSaid) {
   const Folder directory;
   for (const char* name : {"", "nowhere"})
-    expect_error(ErrorCode::kUnavailable, {"there are no weights"}, [&] {
+    expect_error(ErrorCode::kUnavailable, {"no weights found"}, [&] {
       const Weights weights(posix_file_system(), directory.in(name));
     });
   expect_error(ErrorCode::kUnavailable, {"x.safetensors"}, [&] {
