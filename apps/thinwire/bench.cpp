@@ -56,7 +56,7 @@ std::size_t longest_name(const std::vector<const AnyRow*>& rows,
   return longest;
 }
 
-// The chosen rows in pairs; those that are one of a pair are there once.
+// Returns the chosen rows in pairs, each pair once.
 std::vector<Row> pairs_of(const std::vector<const Row*>& rows) {
   std::vector<Row> pairs;
   const auto add = [&](const Row& row) {

@@ -26,7 +26,8 @@ std::uint64_t mix(std::uint64_t value) {
   return value ^ (value >> 31);
 }
 
-// In [0, bound); the bias of the remainder is below bound / 2^64.
+// Returns a number in [0, bound). The bias of the remainder is below bound /
+// 2^64.
 std::size_t draw(std::uint64_t seed, std::uint64_t number, std::size_t bound) {
   return mix(mix(seed) + number) % bound;
 }

@@ -28,10 +28,10 @@ constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
 constexpr int kMostRanks = 1024;
 constexpr const char* kOptimizers =
     "adam, onebit_adam, lamb, onebit_lamb, zero_one_adam, lean_onebit_adam";
-// Options of this group are no flags.
+// Options of this group are not flags.
 constexpr const char* kKeysOnly = "Keys of --set train_gpt.KEY=VALUE, no flags";
 
-// Flags of earlier versions, and what to write instead.
+// Flags of earlier versions, and their replacements.
 constexpr std::pair<std::string_view, std::string_view> kReplaced[] = {
     {"accumulate", "gradient_accumulation_steps=N"},
     {"precision", "bf16.enabled=true or --set fp16.enabled=true"},
@@ -43,7 +43,7 @@ constexpr std::pair<std::string_view, std::string_view> kReplaced[] = {
     {"validate-bytes", "train_gpt.validate_bytes=N"},
 };
 
-// A value that `holds` is in the range that the message names.
+// Accepts a value if `holds`; `range` is for the message.
 template <class Holds>
 CLI::Validator within(const std::string& range, Holds&& holds) {
   return {[range, holds](std::string& text) {
@@ -102,7 +102,7 @@ void validate(const Options& options) {
   for (const std::string& setting : options.set)
     require(setting.find('=') != std::string::npos && setting.front() != '=',
             "--set", "KEY=VALUE", fmt::format("'{}'", setting));
-  // How the ranks are reached must fit how the process was launched.
+  // The choice of ranks must fit the way the process was launched.
   const bool is_local = options.comm == "local";
   if (options.ranks && !is_local)
     reject("--ranks needs --comm local; processes are started by mpirun -np N");
@@ -113,8 +113,8 @@ void validate(const Options& options) {
         launched));
 }
 
-// The path need not exist. One that cannot be followed (a loop of links, no
-// right to look) stays as it is written.
+// Returns the full path, which need not exist. If it cannot be followed (a loop
+// of links, no permission), it stays as it is written.
 std::filesystem::path whole(const std::filesystem::path& path) {
   std::error_code error;
   const auto from_root = std::filesystem::absolute(path, error);
@@ -129,7 +129,7 @@ void require_outside(const std::string& folder, std::string_view option,
   const auto file = whole(path);
   const auto [differs, unused] =
       std::mismatch(out.begin(), out.end(), file.begin(), file.end());
-  // The last part of `out` is empty: it ends in a slash.
+  // The last part of `out` is empty, because it ends in a slash.
   if (differs == out.end() || differs->empty())
     reject(
         fmt::format("{}: '{}' lies in the folder that the run writes to, "
@@ -142,8 +142,8 @@ std::string flag_of(std::string key) {
   return "--" + key;
 }
 
-// Says that `where` has no option of this name, and names what replaces it, or
-// the nearest one. `dashes` come before flags, and before no key.
+// Says that `where` has no option of this name, and names its replacement or
+// the nearest option. `dashes` precede flags; keys have none.
 [[noreturn]] void refuse_unknown(const CLI::App& app, const std::string& where,
                                  std::string_view dashes,
                                  const std::string& name) {
@@ -156,7 +156,7 @@ std::string flag_of(std::string key) {
   for (const CLI::Option* option : app.get_options()) {
     if (!dashes.empty() && option->get_group() == kKeysOnly) continue;
     const std::string& known = option->get_lnames().front();
-    // "warmup" means "warmup-steps", however long the rest.
+    // "warmup" means "warmup-steps", whatever the length of the rest.
     const std::size_t edits = !name.empty() && known.starts_with(name)
                                   ? 0
                                   : edit_distance(name, known);
@@ -167,7 +167,7 @@ std::string flag_of(std::string key) {
   reject(fmt::format("{}; the nearest is {}{}", unknown, dashes, nearest));
 }
 
-// Gives an option what a file or --set says.
+// Sets an option to a value of a file or of --set.
 void set(CLI::Option& option, const std::string& where,
          const nlohmann::json& value) {
   const nlohmann::json all =
@@ -185,7 +185,7 @@ void set(CLI::Option& option, const std::string& where,
   }
 }
 
-// A row of the table; `otherwise` says what holds if it is not given.
+// Adds a row of the table; `otherwise` is the text for its default.
 template <class T>
 CLI::Option* add(CLI::App& app, const char* flag, T& value, const char* type,
                  const char* otherwise, const char* help) {
@@ -200,7 +200,7 @@ CommandLine::CommandLine(CLI::App& app) : app_(app) {
   app_.allow_extras();
   add_training_options();
   add_run_options();
-  // Values that are given twice: the later one counts.
+  // If a value is given twice, the later one counts.
   for (CLI::Option* option : app_.get_options())
     if (option->get_expected_max() == 1) option->take_last();
 }
@@ -321,7 +321,8 @@ void CommandLine::refuse_unknown_flags() const {
   refuse_unknown(app_, "no flag", "--", word.substr(2, word.find('=') - 2));
 }
 
-// The object train_gpt holds options; the other keys are the engine's.
+// Reads the object train_gpt, which holds options; the other keys are the
+// engine's.
 void CommandLine::read_config() {
   Options& options = invocation_.options;
   std::vector<config::KeyNote> keys;
@@ -329,7 +330,8 @@ void CommandLine::read_config() {
     keys.clear();
     return config::Config::from_file(config_, &keys, autos, {kOwnObject});
   };
-  // Options decide what the other keys' "auto" stands for: they are read first.
+  // Options are read first, because they decide what "auto" means in other
+  // keys.
   const config::Config file =
       read({.total_num_steps = kMost, .warmup_num_steps = 0});
   if (const auto own = file.other_objects.find(kOwnObject);
@@ -361,7 +363,7 @@ void CommandLine::read_own_object(const std::string& section) {
   }
 }
 
-// --set train_gpt.KEY=VALUE is for keys that are no flags.
+// Reads --set train_gpt.KEY=VALUE, for keys that are not flags.
 void CommandLine::read_own_settings() {
   const std::string own = fmt::format("{}.", kOwnObject);
   for (const std::string& setting : std::vector(invocation_.options.set)) {
