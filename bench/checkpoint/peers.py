@@ -134,7 +134,7 @@ def safetensors(state, folder, is_first):
             path.unlink(missing_ok=True)
 
     def load():
-        # It maps the file: this reads it.
+        # load_file() maps the file; clone() reads it.
         return {name: tensor.clone() for name, tensor in load_file(path).items()}
 
     return Variant("safetensors", save, load, remove=remove)
@@ -146,7 +146,7 @@ def dcp(torch, state, folder, is_first):
     path = folder / "dcp"
     into = {name: torch.empty_like(tensor) for name, tensor in state.items()}
     under_way = []
-    # Of its own: async_save exchanges from a thread.
+    # A process group of its own, because async_save exchanges from a thread.
     options = {"checkpoint_id": path, "process_group": torch.distributed.new_group()}
 
     def remove():
@@ -212,7 +212,7 @@ def measure(group, variants, rounds):
             loaded = group.slowest(variant.load) if variant.load else 0
             group.dist.barrier()
             variant.remove()
-            if round_ > 0:  # the first makes what is kept
+            if round_ > 0:  # the first round creates buffers that are kept
                 for kept, value in zip(
                     times[variant.name], (held, held + rest, loaded)
                 ):

@@ -21,9 +21,9 @@ class Row:
 
     title: str
     value: float
-    values: tuple  # what it was formed of
+    values: tuple  # the values that formed it
     bound: float | None = None
-    note: str = ""  # where the bound comes from, or what else is worth saying
+    note: str = ""  # the source of the bound, or another remark
 
     @classmethod
     def mean(cls, title, values, *rest):
@@ -36,7 +36,7 @@ class Row:
         return cls(title, worst, tuple(values), *rest)
 
     @property
-    def holds(self):  # what is not a number holds no bound
+    def holds(self):  # NaN satisfies no bound
         return self.bound is None or self.value <= self.bound
 
     def cells(self, pattern):

@@ -22,12 +22,12 @@ RUNS = {
     ("onebit_adam", "plain"): "1-bit Adam, text that does not change",
     ("onebit_lamb", "plain"): "1-bit LAMB, text that does not change",
 }
-# Which run each is held against, and how far above it the loss may be.
+# The run that each is compared with, and how far above it the loss may be.
 BOUNDS = {
     ("onebit_adam", "changing"): (("onebit_adam", "masked"), -0.04),
     ("onebit_lamb", "changing"): (("lamb", "changing"), 0.02),
 }
-# Means of seeds 1, 2, 3 before late elements came to life.
+# Means of seeds 1, 2, 3 from before inactive elements were activated.
 BEFORE = {
     ("onebit_adam", "plain"): 1.8137,
     ("onebit_lamb", "plain"): 1.7852,

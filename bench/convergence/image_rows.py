@@ -14,7 +14,7 @@ class Row:
     title: str
     optimizer: str  # of the configuration file
     dense: str  # the exact optimizer, whose bytes are compared
-    against: str = ""  # the row that it is compared with; empty: dense
+    against: str = ""  # the row that it is compared with; empty for `dense`
     own: dict = field(default_factory=dict)  # keys of the object "thinwire"
     zero_stage: int = 0
 
@@ -53,7 +53,7 @@ def config(row, steps):
         },
         "gradient_clipping": 1.0,
         "zero_optimization": {"stage": row.zero_stage},
-        # Statistics of the normalisation are the ranks' mean in the test.
+        # In the test, statistics of the normalisation are the ranks' mean.
         "thinwire": {"buffers": "average", **row.own},
     }
 

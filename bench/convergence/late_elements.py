@@ -27,7 +27,7 @@ TITLES = {
 }
 EXACT = ("adam", "lamb")
 TOKENS = {"late": "late tokens", "all": "all tokens", "rare100": "rare tokens"}
-# Of late tokens: how many times the exact optimizer's loss.
+# Most times the exact optimizer's loss on late tokens.
 TIMES_EXACT = {
     "onebit_adam": ("adam", 1.6),
     "onebit_adam_auto": ("adam", 1.4),
@@ -36,9 +36,9 @@ TIMES_EXACT = {
     "zero_4_4": ("adam", 1.3),
     "lean_onebit_adam": ("adam", 1.6),
 }
-BY_HOST = "_by_host"  # bound as without
-# Of all tokens: the mean of seeds 0, 1, 2 before late elements came to life, and
-# by how much the rule may cost those that are not late.
+BY_HOST = "_by_host"  # its bound is that without the suffix
+# Loss on all tokens: the mean of seeds 0, 1, 2 from before inactive elements were
+# activated, and how much the rule may cost other tokens.
 BEFORE = {"onebit_adam": 0.0131, "lean_onebit_adam": 0.0131, "onebit_lamb": 0.0099}
 CONTROL = 1.1
 

@@ -33,11 +33,11 @@ class Spread:
 @dataclass(frozen=True)
 class Result:
     title: str
-    baseline: str  # what the gap is to; empty: it is held against nothing
+    baseline: str  # the row that the gap refers to; empty if there is none
     loss: Spread  # nats per byte of held-out text
     gap: Spread  # to the baseline's run of the same seed
     bytes_sent: float  # per rank, whole run
-    saving: float  # how many times fewer than the dense run
+    saving: float  # bytes of the dense run over its own
     rounds: float  # share of steps that exchange anything
 
 
@@ -47,7 +47,7 @@ def read_run(folder):
     if not summary.exists():
         return None
     run = json.loads(summary.read_text())
-    if "stopped_at" in run:  # by a signal, upon which train_gpt writes it too
+    if "stopped_at" in run:  # a signal stopped it
         return None
     rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     sent = [row["bytes_sent"] for row in rows if "bytes_sent" in row]

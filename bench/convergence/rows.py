@@ -10,7 +10,7 @@ class Row:
     title: str
     flags: str
     dense: str  # the exact optimizer, whose bytes are compared
-    against: str = ""  # the row that its loss is compared with; empty: dense
+    against: str = ""  # the row that its loss is compared with; empty for `dense`
 
     @property
     def baseline(self):

@@ -4,7 +4,7 @@
 import html
 import math
 
-# Lengths in the units of the SVG's view box.
+# Lengths in units of the SVG's view box.
 WIDTH, ROW, TOP, BOTTOM, LEFT, RIGHT = 860, 30, 14, 40, 280, 24
 NONE = "–"
 

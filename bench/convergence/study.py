@@ -20,7 +20,7 @@ from rows import all_rows
 from show import markdown, plot
 
 ROOT = Path(__file__).resolve().parents[2]
-# More ranks than cores, none tied to a core, waiting ones leave theirs.
+# There are more ranks than cores. No rank is bound to a core, and waiting ranks yield.
 LAUNCH = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

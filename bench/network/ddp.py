@@ -30,7 +30,7 @@ from text_data import TextData
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-EXACT_STEPS = 100  # as network_steps.cpp
+EXACT_STEPS = 100  # as in network_steps.cpp
 
 
 def bf16_hook(group, bucket):
@@ -78,12 +78,12 @@ class Training:
             freeze_step=EXACT_STEPS,
             max_grad_norm=CLIP,
             bucket_elements=int(elements) if elements else None,
-            process_group=dist.group.WORLD,  # whatever THINWIRE_COMM says
+            process_group=dist.group.WORLD,  # whatever the value of THINWIRE_COMM
         )
 
     def use_ddp(self, name, megabytes):
-        # PowerSGD begins an exchange when another ends, in whatever thread that
-        # is: over gloo ranks disagree about the order unless one bucket holds all.
+        # PowerSGD begins an exchange when another ends, in any thread. Over gloo, ranks
+        # disagree about the order unless one bucket holds all.
         if "powersgd" in name:
             megabytes = 1024
         self.forward = DistributedDataParallel(
@@ -128,7 +128,7 @@ class Training:
 
 def serve(given, text):
     trainings = {}
-    # Opening waits for who writes; reading leaves the core to others.
+    # Opening waits for the writer; reading leaves the core to others.
     with open(given.control / f"python.{dist.get_rank()}") as control:
         for line in control:
             name, steps = line.split()

@@ -10,7 +10,7 @@ import subprocess
 
 BRIDGE, NETWORK = "bridge0", "10.78.0"
 LARGEST_PIECE = 32_768  # bytes
-GOODPUT = 0.956  # payload's share of a packet of 1500 bytes, headers and gaps off
+GOODPUT = 0.956  # payload's share of a packet of 1500 bytes, without headers and gaps
 
 
 def alone(command):
@@ -42,7 +42,7 @@ class Links:
     def __init__(self, hosts):
         self.hosts = hosts
         run("mkdir -p /run/netns")
-        # Names of namespaces stay in here.
+        # Names of namespaces stay inside this mount.
         run("mount -t tmpfs tmpfs /run/netns")
         run("ip link set lo up")
         run(f"ip link add {BRIDGE} type bridge forward_delay 0")
@@ -53,8 +53,8 @@ class Links:
             run(f"ip link add port{host} type veth peer name eth0 netns host{host}")
             run(f"ip link set port{host} master {BRIDGE} up")
             run(f"ip -n host{host} addr add {NETWORK}.{10 + host}/24 dev eth0")
-            # Sockets ask for this when they connect. A larger piece than the
-            # token bucket takes would be cut into packets by the processor.
+            # Sockets use this size when they connect. The processor would cut a piece
+            # larger than the token bucket into packets.
             run(f"ip -n host{host} link set eth0 gso_max_size {LARGEST_PIECE} up")
             run(f"ip -n host{host} link set lo up")
 
@@ -64,8 +64,8 @@ class Links:
             if mbit is None:
                 run(f"tc -n host{host} qdisc replace dev eth0 root pfifo_fast")
                 continue
-            # What may go out at once, before the rate counts: 2.7 ms' worth at
-            # 100 Mbit/s, 0.4 ms above. Senders wait, nothing is dropped.
+            # Bytes that may be sent at once before the rate applies: 2.7 ms' worth at
+            # 100 Mbit/s, 0.4 ms above. Senders wait, and nothing is dropped.
             burst = max(LARGEST_PIECE + 1000, mbit * 50)
             run(
                 f"tc -n host{host} qdisc replace dev eth0 root tbf rate {mbit}mbit "

@@ -35,16 +35,16 @@ ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "release"
 
 RATES = (100, 1000, 10_000)  # Mbit/s
-LARGE = {"layers": 8, "width": 256, "batch": 1}  # of the steps
-SMALL = {"layers": 4, "width": 128, "batch": 16}  # the demo's, of the whole runs
+LARGE = {"layers": 8, "width": 256, "batch": 1}  # model of the steps
+SMALL = {"layers": 4, "width": 128, "batch": 16}  # the demo's model, for the whole runs
 CONTEXT = 64
-# As long as Thinwire's; torch's own are 10 % slower at 1 Gbit/s. The small model
-# has torch's, of which its first is smaller.
+# Buckets are as long as Thinwire's; torch's own are 10 % slower at 1 Gbit/s. The small
+# model has torch's default, whose first bucket is smaller.
 DDP_BUCKET_MB = 4
 
 RUN_STEPS, FREEZE_STEP = 500, 100
 RUN_LENGTHS = (300, 3_000, 30_000)  # steps of runs that are computed from single steps
-# 0/1 Adam syncs as it does in the steps that are measured.
+# 0/1 Adam syncs as in the measured steps.
 PLAN_CONFIG = {
     "train_micro_batch_size_per_gpu": 1,
     "optimizer": {"type": "ZeroOneAdam", "params": {"local_step_clipper": 4}},

@@ -8,14 +8,14 @@ from results import PEER, sets
 from tables import digits, in_order, rate, run_panels, size, time_of
 from variants import title
 
-# In the units of the view box.
+# In units of the view box.
 WIDTH, LEFT, TOP, ROW, BOTTOM, MARGIN = 1070, 256, 46, 26, 60, 16
 GAP, LINE = 24, 17
 BAR, LABEL = 84, 120
 PANEL = BAR + LABEL
 
-# Plain rules, no variables, and a page of its own: who knows neither schemes nor
-# what is behind the picture shows it light.
+# Plain rules, no variables, and a page of its own, so that viewers without colour
+# schemes show it light on any background.
 STYLE = """
 .page { fill: #ffffff; }
 text { fill: #1a1a19; font: 13px system-ui, -apple-system, sans-serif; }

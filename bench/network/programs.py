@@ -28,7 +28,7 @@ def environment(place, port):
         "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "passive",
         "THINWIRE_COMM": "mpi",
-        # The hosts have this machine's boot id, so it would take them for one.
+        # The hosts have this machine's boot id, which would make them one host.
         "THINWIRE_RANKS_PER_HOST": str(place.ranks_per_host),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "GLOO_SOCKET_IFNAME": "eth0",
@@ -86,7 +86,7 @@ class Program:
                 env=environment(place, 29_500 + place.ranks),
                 text=True,
             )
-        # For reading as well: so opening does not wait for the other end.
+        # Opened for reading too, so that opening does not wait for the other end.
         self.pipes = [os.open(path, os.O_RDWR) for path in self.paths]
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()

@@ -28,11 +28,11 @@ class Row:
     variant: str
     seconds: float  # per step, of the slowest rank
     bytes: float  # per step, sent by one rank
-    speedup: float  # over the peer; nan where there is none
+    speedup: float  # over the peer; nan if there is none
     of_limit: float  # times max(computing, wire)
-    computing: float  # seconds on an unlimited link, where few bits are sent
-    wire: float  # seconds that the bytes take alone
-    parts: dict  # seconds of backward, update, waiting, where known
+    computing: float  # seconds on an unlimited link, for low-bit steps
+    wire: float  # seconds that the bytes alone take
+    parts: dict  # seconds of backward, update and waiting, if known
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,18 @@ class Set:
     ranks_per_host: int
     mbit: int
     rounds: int
-    computing: float  # seconds; forward, backward and update alone
+    computing: float  # seconds of forward, backward and update alone
     rows: list
 
 
 @dataclass(frozen=True)
 class TimeToLoss:
     variant: str
-    steps: float  # interpolated between validations; None: not reached
+    steps: float  # interpolated between validations; None if not reached
     exact_steps: float
     seconds: dict  # rate: steps x measured step
-    run_seconds: float  # of the run, until then; validation not counted
-    wall_seconds: float  # of the whole run, its start and validations included
+    run_seconds: float  # of the run until then, without validation
+    wall_seconds: float  # of the whole run, with its start and validations
     final_loss: float
 
 

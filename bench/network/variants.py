@@ -21,7 +21,7 @@ NAMES = {
     "python_onebit_adam": "Thinwire, 1-bit Adam, Python",
     "exchange": "1-bit Adam without forward and backward",
 }
-# What network_steps is told, where that is not the name.
+# What network_steps receives, if it is not the name.
 FEW_BITS = "zero_bits_up=4+zero_bits_down=4"
 TOLD = {
     "zero_adam": "adam+zero=2",
@@ -31,7 +31,7 @@ TOLD = {
     ),
     "exchange": "exchange:onebit_adam",
 } | {
-    # A step of the warm-up.
+    # This is a step of the warm-up.
     f"onebit_adam_warm{bits}": (
         f"onebit_adam+warmup_bits={bits}+optimizer.params.freeze_step=100000"
     )
@@ -56,12 +56,13 @@ COMPRESSED = (
     "zero_one_adam",
     "python_onebit_adam",
 )
-# Steps are called exact, however few bits they send: their Adam is.
+# These steps are called exact, although their exchange is low-bit, because their Adam
+# is exact.
 CALLED_EXACT = ("zero_4_4", "onebit_adam_warm8", "onebit_adam_warm4")
 ALL = (*DENSE, *COMPRESSED)
 OF_A_RUN = ("ddp_fp32", "adam", "onebit_adam")
 
-# What `thinwire plan` calls them.
+# The names in `thinwire plan`.
 PLANNED = {
     "exact": "adam",
     "onebit_adam": "onebit_adam",
@@ -71,8 +72,8 @@ PLANNED = {
     "lean": "lean_onebit_adam",
 }
 
-# Whose schedule of exact, compressed and local steps a variant follows, as `thinwire
-# plan --steps` says it; all others take the same step throughout.
+# The variants whose schedule of exact, compressed and local steps is that of an
+# optimizer in `thinwire plan --steps`. All others take the same step throughout.
 SCHEDULED = {
     "onebit_adam": "onebit_adam",
     "onebit_adam_warm8": "onebit_adam",
@@ -84,17 +85,17 @@ SCHEDULED = {
     "python_onebit_adam": "onebit_adam",
 }
 
-# Which rows have the exact and the compressed steps of a run, where these are not
-# exact Adam's and the variant's own.
+# The rows of the exact and the compressed steps of a run, if these are not exact Adam's
+# and the variant's own.
 WARMUPS = ("onebit_adam_warm8", "onebit_adam_warm4")
 EXACT_STEPS = {"lean_onebit_adam": "zero_adam"} | {name: name for name in WARMUPS}
 COMPRESSED_STEPS = dict.fromkeys(WARMUPS, "onebit_adam")
 
-# On hosts of several ranks, each flat and by host.
+# On hosts of several ranks each variant is measured flat and by host.
 FLAT, BY_HOST = "_flat", "_by_host"
 ON_HOSTS = ("exchange", "adam", "onebit_adam", "zero_4_4")
 
-# Until every one is in the stage that is measured: what sends few bits has a hundred
+# Steps until every variant is in the measured stage. Low-bit variants have a hundred
 # exact steps before (network_steps.cpp, ddp.py).
 WARM_STEPS = {"zero_one_adam": 116}
 WARM_STEPS_OF_COMPRESSED, WARM_STEPS_OF_OTHERS = 104, 6

@@ -64,7 +64,7 @@ def main():
         step(batch)
         slowest = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        if round_ >= 2:  # warm; DDP lays out its buckets anew after the first
+        if round_ >= 2:  # warm; DDP rearranges its buckets after the first round
             seconds.append(slowest.item())
     if dist.get_rank() == 0:
         middle, least = statistics.median(seconds) * 1e3, min(seconds) * 1e3

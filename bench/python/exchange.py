@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from thinwire import _core, comm
 
-# Bytes per peer, exchanges per round.
+# Bytes per peer: exchanges per round.
 SIZES = {8: 40, 64 << 10: 40, 1 << 20: 10, 8 << 20: 3}
 
 

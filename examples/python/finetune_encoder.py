@@ -33,8 +33,8 @@ from transformers import (
     TrainingArguments,
 )
 
-MANY = 4  # a text with so many rare tokens counts as one of rare tokens
-SELDOM = 3  # a token that training shows at most so often is seldom
+MANY = 4  # a text with at least this many rare tokens counts as one of rare tokens
+SELDOM = 3  # a token is rare if training shows it at most this often
 ZERO = ("zero_4_4", "zero_8_8")
 
 
@@ -114,7 +114,7 @@ def make_optimizer(model, given):
     if not given.exact_embeddings:
         return thinwire.OnebitAdam(model.parameters(), **common)
     # The rows of rare tokens have few gradients before the freeze, so exact Adam
-    # goes on with them.
+    # continues to train them.
     embeddings = model.get_input_embeddings().weight
     others = [p for p in model.parameters() if p is not embeddings]
     groups = [{"params": others}, {"params": [embeddings], "non_freeze": True}]

@@ -74,7 +74,7 @@ def read_universal(folder):
 def read_low_bit(given):
     saved = load(given.checkpoint)
     wrapper = saved.get("optimizer") or {}
-    if "optimizer_state_dict" in wrapper:  # of DeepSpeed's optimizers for fp16
+    if "optimizer_state_dict" in wrapper:  # DeepSpeed's fp16 optimizers have it
         saved = in_fp32(saved, wrapper)
     weights, states = states_from_torch.read(given.checkpoint, saved)
     groups = saved["optimizer"]["param_groups"]
@@ -155,7 +155,7 @@ def moments(name, state, beta2, given):
 
 def updates_of_variance(name, state, given):
     step = int(state["step"])
-    if "var_interval" in state:  # doubled after each so many updates
+    if "var_interval" in state:  # the interval doubles after this many updates
         doublings = math.log2(int(state["var_interval"]))
         count = int(doublings) * given.var_update_scaler + int(state["var_counter"])
         if doublings != int(doublings) or count > step:

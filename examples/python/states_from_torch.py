@@ -35,7 +35,7 @@ from safetensors.torch import save_file
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 LOW_BIT = ("worker_error", "lamb_coeff_freeze")  # of DeepSpeed's 1-bit optimizers
-WRAPPER = "module."  # what DistributedDataParallel calls what it wraps
+WRAPPER = "module."  # DistributedDataParallel puts this before names
 
 
 def load(path):

@@ -9,7 +9,7 @@ import sys
 from . import Error, __version__, _core
 
 _PROGRAM = "python -m thinwire"
-# The library parses and runs these, as the program `thinwire` does.
+# The library parses and runs these, like the program `thinwire`.
 _SHARED = {
     "doctor": "what this machine and installation have",
     "plan": "what a step would take with each way to average",
@@ -132,7 +132,7 @@ def _print(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        # What is left in the buffer must not fail once more at the end.
+        # Otherwise the rest of the buffer would fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(
             f"{_PROGRAM}: the results could not be written to stdout: {error.strerror}"
