@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of the studies' programs, and tables of what they are bound by."""
+"""Runs of the studies' programs, and tables of their results with bounds."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ NONE = "–"
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: what was measured and its upper bound."""
+    """One line of a table: a measured value and its upper bound."""
 
     title: str
     value: float
@@ -31,7 +31,7 @@ class Row:
 
     @classmethod
     def worst(cls, title, values, *rest):
-        """What is not a number is worse than any."""
+        """Counts NaN as worse than any number."""
         worst = max(values, key=lambda v: math.inf if math.isnan(v) else v)
         return cls(title, worst, tuple(values), *rest)
 
@@ -67,7 +67,7 @@ def arguments(doc, program, seeds):
 
 
 def run(command):
-    """The lines of JSON that it prints. Ends the study if it fails."""
+    """Returns the lines of JSON that it prints. Ends the study if it fails."""
     done = subprocess.run(
         list(map(str, command)), stdout=subprocess.PIPE, text=True, check=False
     )
@@ -77,7 +77,7 @@ def run(command):
 
 
 def run_all(commands, jobs):
-    """The results of commands, a dictionary of them by any key."""
+    """Returns the results of commands, which are a dictionary with any keys."""
     with ThreadPoolExecutor(jobs) as pool:
         return dict(zip(commands, pool.map(run, commands.values()), strict=True))
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How image_classifier trains: a configuration file for each way, with the same
-settings for all but the learning rates of Adam's and of LAMB's kind."""
+"""How image_classifier trains: a configuration file for each way. Settings are the same
+in all, except that Adam's and LAMB's kind have learning rates of their own."""
 
 from dataclasses import dataclass, field, replace
 
@@ -24,7 +24,7 @@ class Row:
 
 
 def config(row, steps):
-    """As a configuration file says it; `steps` of a run."""
+    """Returns the configuration file of a run of `steps` steps."""
     freeze = {"freeze_step": steps // 5}
     params = {
         "OneBitAdam": freeze,

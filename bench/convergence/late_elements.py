@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of elements whose first gradient comes after the freeze.
+"""Measures elements whose first gradient arrives after the freeze.
 
-A small net on four ranks, whose tokens 40 to 55 are there from the start, first
-come in step 1500, or are rare. "By host" is on two emulated hosts. Prints the loss
+A small net trains on four ranks. Its tokens 40 to 55 are present from the start, appear
+in step 1500, or are rare. `by host` in a row means two emulated hosts. Prints the loss
 after 6000 steps and ends with 1 if a mean over the seeds misses its bound.
 """
 

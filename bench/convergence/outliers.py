@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What one large finite gradient does to its neighbours.
+"""Measures what one large finite gradient does to its neighbours.
 
-One element of one rank's gradient is large in one step, before the freeze (95 of
-100) or after it (150). Prints the mean distance of the other 1023 elements of
-the block from their optimum after 1000 steps, for every size of the outlier, and
-ends with 1 if any misses the bound, is not a number, or any element jumps.
+One element of one rank's gradient is large in one step, before the freeze (at 95 of
+100) or after it, at 150. Prints the mean distance of the other 1023 elements of the
+block from their optimum after 1000 steps, for every size of the outlier. Ends with 1 if
+any misses the bound, is not a number, or any element jumps.
 """
 
 import sys

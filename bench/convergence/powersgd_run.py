@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One run of powersgd.py, as a rank of torchrun: the demo's training in plain PyTorch
-(python/demo) with one communication hook more."""
+(python/demo) with one more communication hook."""
 
 import argparse
 import sys
@@ -57,7 +57,7 @@ class LowBitHook(AdamW):
 
 
 def way(name):
-    """A way of the demo's: ddp, hook8, or rank1_early and the like."""
+    """Takes a way of the demo's: ddp, hook8, or rank1_early and the like."""
     if name == "ddp":
         return AdamW
     if name.startswith("hook"):

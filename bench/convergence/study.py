@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains the demo's model in many ways and says what each costs in loss.
+"""Trains the demo's model in many ways and prints what each costs in loss.
 
-Runs that are complete in the folder are kept, so the study can be interrupted
-and widened. Writes table.md and plot.html beside them; the table is printed.
+Runs that are complete in the folder are kept, so the study can be interrupted and
+widened. Writes table.md and plot.html beside them, and prints the table.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def launch(command):
 
 
 def train(given, data, row, seed, out):
-    """One run; True if it succeeded, now or earlier."""
+    """Runs it once. Returns True if it succeeded, now or earlier."""
     if read_run(out):
         return True
     command = [

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Prints what a step of 1-bit Adam with a bf16 model on a device costs, computed from bytes.
+"""Prints what a step of 1-bit Adam with a bf16 model on a device costs, computed from
+bytes.
 
 usage: table.py [--host GB/S] [--pcie GB/S] [--hosts N] [--measure]
 
---measure takes the rate of host memory from passes over 400 MB on this machine, with all of
-its cores, instead of --host. No device is used.
+--measure replaces --host: it measures the rate of host memory by passes over 400 MB,
+with all cores of this machine. No device is used.
 """
 
 from __future__ import annotations

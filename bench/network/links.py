@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts joined by an emulated Ethernet, out of reach of any other network.
 
-Each host is a network namespace, and so is the switch between them: the one
-this process is in, which `alone()` made. Nobody else can see them, nothing in
-them has a way out, and they vanish with the last process inside.
+Each host is a network namespace. The switch between them is the namespace of this
+process, which `alone()` made. Nobody else can see them, nothing in them can reach other
+networks, and they vanish with the last process inside.
 """
 
 import subprocess
@@ -14,8 +14,8 @@ GOODPUT = 0.956  # payload's share of a packet of 1500 bytes, without headers an
 
 
 def alone(command):
-    """The command in namespaces of its own, which ends when its starter does,
-    and takes along all that it has started."""
+    """Returns the command in namespaces of its own, which ends when its starter does,
+    together with all processes that it has started."""
     return [
         *("setpriv", "--pdeathsig", "KILL"),
         *("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child"),
@@ -37,7 +37,8 @@ def run(command):
 
 
 class Links:
-    """Only in a process that alone() started. Raises OSError saying why not."""
+    """The hosts. Create them in a process that alone() started. Raises OSError saying
+    what failed."""
 
     def __init__(self, hosts):
         self.hosts = hosts
@@ -59,7 +60,8 @@ class Links:
             run(f"ip -n host{host} link set lo up")
 
     def set_rate(self, mbit):
-        """Of every host's sending side; None: as fast as the machine is."""
+        """Sets the rate of every host's sending side; None means the machine's own
+        speed."""
         for host in range(self.hosts):
             if mbit is None:
                 run(f"tc -n host{host} qdisc replace dev eth0 root pfifo_fast")
@@ -73,7 +75,7 @@ class Links:
             )
 
     def sent_bytes(self, host):
-        """What has left this host, headers included."""
+        """Returns the bytes that have left this host, including headers."""
         with open("/proc/net/dev") as devices:
             for line in devices:
                 name, _, counts = line.partition(":")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bench/network/run does inside of its namespaces: all that is measured.
+"""Measures everything for bench/network/run, which starts it in its namespaces.
 
-Prints progress to stderr; leaves results.json in the folder it is given.
+Prints progress to stderr and writes results.json to the given folder.
 """
 
 import argparse
@@ -63,7 +63,7 @@ class Bench:
         self.rounds, self.runs, self.plans, self.schedules = [], {}, [], {}
 
     def write(self):
-        """All that is complete so far: what comes to an end early is not lost."""
+        """Writes all that is complete so far, so that an early end loses nothing."""
         results = {"rounds": self.rounds, "runs": self.runs, "plans": self.plans}
         results["schedules"] = self.schedules
         text = json.dumps({**machine(), **results}, indent=1)
@@ -82,9 +82,8 @@ class Bench:
         return {"thinwire": thinwire + arguments, "python": python + arguments}
 
     def steps(self, place, name, model, plan):
-        """Rounds of a plan {rate: variants}, every round all of them; computing
-        alone, and what is compressed, which is its computing, also without a
-        limit."""
+        """Runs rounds of a plan {rate: variants}, every round all of them. Computing
+        alone, and the computing of what is compressed, also run without a limit."""
         variants = list(dict.fromkeys(v for of_rate in plan.values() for v in of_rate))
         alone = [COMPUTING, *filter(is_compressed, variants)]
         owners = {owner(variant) for variant in alone + variants}
@@ -122,7 +121,7 @@ class Bench:
         return answer
 
     def whole_runs(self, place):
-        """Exact Adam by DDP and 1-bit Adam by train_gpt, the demo's model."""
+        """Runs exact Adam by DDP and 1-bit Adam by train_gpt, on the demo's model."""
         place.links.set_rate(RATES[0])
         runs = {}
         sizes = [f"--{name}={value}" for name, value in SMALL.items()]
@@ -158,8 +157,8 @@ class Bench:
         return runs
 
     def planned(self, place):
-        """What `thinwire plan` makes of each link, and of forward and backward as
-        they were measured in turns with the steps on that link."""
+        """Runs `thinwire plan` for each link, with forward and backward as they were
+        measured in turns with the steps on that link."""
         config = self.scratch / "plan.json"
         config.write_text(json.dumps(PLAN_CONFIG))
         found = []
@@ -180,7 +179,7 @@ class Bench:
         return found
 
     def plan(self, place, params, flags):
-        """Its lines."""
+        """Returns its lines."""
         log = self.scratch / "plan.log"
         command = [str(BUILD / "bin" / "thinwire"), "plan", "--json"]
         run_to_its_end(place, [*command, "--params", str(params), *flags], log)
@@ -188,7 +187,8 @@ class Bench:
         return [*map(json.loads, lines)]
 
     def schedules_of_runs(self, place):
-        """How many steps of which kind each way takes in a run of each length."""
+        """Returns how many steps of which kind each way takes in a run of each
+        length."""
         place.links.set_rate(None)
         return {
             length: {

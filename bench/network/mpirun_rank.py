@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a process that mpirun started a rank of torch.distributed, on a host of
-its own: to be imported before torch."""
+"""Makes a process of mpirun a rank of torch.distributed, on a host of its own. Import
+it before torch."""
 
 import os
 

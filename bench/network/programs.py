@@ -17,7 +17,7 @@ LINES_OF_A_LOG = 15
 
 
 class Failure(Exception):
-    """What went wrong, in a line, and the end of the log."""
+    """Its text has what went wrong, in a line, and the end of the log."""
 
 
 def environment(place, port):
@@ -38,7 +38,7 @@ def environment(place, port):
 
 
 def launcher(place):
-    """A daemon on each host starts its ranks; none is tied to a core."""
+    """A daemon on each host starts its ranks; none is bound to a core."""
     slots = [f"host{host}:{place.ranks_per_host}" for host in range(place.hosts)]
     return [
         *("mpirun", "--bind-to", "none", "--host", ",".join(slots)),
@@ -66,8 +66,8 @@ def run_to_its_end(place, command, log):
 
 
 class Program:
-    """Trains what it is asked to, by one line per rank, and answers with one.
-    While it is not asked it reads from a pipe, and the cores are free."""
+    """A program that trains what a line per rank says, and answers with one line.
+    Between lines it reads from a pipe, and the cores are free."""
 
     def __init__(self, name, place, command, folder):
         self.name = name

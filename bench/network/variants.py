@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is trained: by torch DDP (ddp.py) and by Thinwire (network_steps.cpp)."""
+"""The variants to train, by torch DDP in ddp.py and by Thinwire in
+network_steps.cpp."""
 
 NAMES = {
     "ddp_fp32": "torch DDP, fp32",
@@ -102,13 +103,13 @@ WARM_STEPS_OF_COMPRESSED, WARM_STEPS_OF_OTHERS = 104, 6
 
 
 def base(variant):
-    """The variant without what it says of hosts."""
+    """Returns the variant without its suffix for hosts."""
     return variant.removesuffix(FLAT).removesuffix(BY_HOST)
 
 
 def told(variant):
-    """As network_steps is asked for it. On hosts of several ranks it exchanges by
-    host unless it is told not to."""
+    """Returns the name for network_steps. On hosts of several ranks the exchange is
+    hierarchical unless the variant is flat."""
     text = TOLD.get(base(variant), base(variant))
     return f"{text}+hierarchy=flat" if variant.endswith(FLAT) else text
 
@@ -120,7 +121,7 @@ def title(variant):
 
 
 def owner(variant):
-    """The program that trains it."""
+    """Returns the program that trains it."""
     return "python" if variant.startswith(("ddp", "python")) else "thinwire"
 
 
@@ -132,7 +133,8 @@ def warm_steps(variant):
 
 
 def steps_of(variant, mbit):
-    """In a row; whole turns of 0/1 Adam's sync and three local steps."""
+    """Returns the steps in a row: whole turns of 0/1 Adam's sync and three local
+    steps."""
     dense = base(variant) in DENSE
     return {100: 2 if dense else 8, 1000: 4 if dense else 16}.get(mbit, 16)
 
@@ -142,5 +144,5 @@ def is_compressed(variant):
 
 
 def must_be_compressed(variant):
-    """No step of it may be exact."""
+    """Returns whether none of its steps may be exact."""
     return is_compressed(variant) and base(variant) not in CALLED_EXACT
