@@ -42,12 +42,12 @@ std::vector<std::uint8_t> read_file(const std::string& path) {
   if (error) refuse(error.message());
   // A device or a pipe may have no end.
   if (!std::filesystem::is_regular_file(status))
-    refuse("it is no regular file; copy what it gives into one");
+    refuse("it is not a regular file; copy its content into one");
   if (const auto size = std::filesystem::file_size(path);
       size > TextData::kMostBytes)
     refuse(
         fmt::format("it has {} bytes, and every rank holds all of it in "
-                    "memory: at most {} are taken",
+                    "memory; the limit is {}",
                     size, TextData::kMostBytes));
   std::ifstream file(path, std::ios::binary);
   std::vector<std::uint8_t> bytes((std::istreambuf_iterator<char>(file)),

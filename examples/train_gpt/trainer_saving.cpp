@@ -62,7 +62,7 @@ bool Trainer::resume() {
       throw Error(
           ErrorCode::kUnavailable,
           fmt::format("--resume: there is no complete checkpoint in {}; name "
-                      "another, or give --resume auto, which begins anew where "
+                      "another, or give --resume auto, which begins anew if "
                       "--checkpoints has none",
                       *options_.resume));
   });
@@ -89,8 +89,9 @@ bool Trainer::resume() {
                                     "{} ranks\n",
                                     found->path, resumed_.step, options_.steps,
                                     found->world)
-                      : fmt::format("no checkpoint in {}: from the beginning\n",
-                                    saving_.files.root));
+                      : fmt::format(
+                            "no checkpoint in {}: the run begins anew\n",
+                            saving_.files.root));
   return true;
 }
 

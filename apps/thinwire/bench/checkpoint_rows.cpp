@@ -190,7 +190,7 @@ std::span<const CheckpointRow> checkpoint_rows() {
 std::string why_not(const CheckpointRow& row, std::size_t elements) {
   const std::string parent = folder_of(row);
   if (parent.empty())
-    return fmt::format("{} needs /dev/shm, which is not there", row.name);
+    return fmt::format("{} needs /dev/shm, which does not exist", row.name);
   // Space for the checkpoint, the limit's files, and the reserve of a save.
   const std::uint64_t needed =
       static_cast<std::uint64_t>(

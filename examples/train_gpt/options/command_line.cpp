@@ -29,7 +29,8 @@ constexpr int kMostRanks = 1024;
 constexpr const char* kOptimizers =
     "adam, onebit_adam, lamb, onebit_lamb, zero_one_adam, lean_onebit_adam";
 // Options of this group are not flags.
-constexpr const char* kKeysOnly = "Keys of --set train_gpt.KEY=VALUE, no flags";
+constexpr const char* kKeysOnly =
+    "Keys of --set train_gpt.KEY=VALUE, which are not flags";
 
 // Flags of earlier versions, and their replacements.
 constexpr std::pair<std::string_view, std::string_view> kReplaced[] = {
@@ -213,10 +214,10 @@ void CommandLine::add_training_options() {
   add(app_, "--optimizer", o.optimizer, "NAME", "onebit_adam", kOptimizers)
       ->check(one_of(kOptimizers));
   add(app_, "--semantics", o.semantics, "NAME", "corrected",
-      "corrected, or deepspeed: that system's numbers bit for bit")
+      "corrected, or deepspeed for DeepSpeed's numbers bit for bit")
       ->check(one_of("corrected, deepspeed"));
   add(app_, "--freeze-step", o.freeze_step, "N|auto",
-      "steps/5, not before the warm-up ends",
+      "steps/5, or the end of the warm-up if that is later",
       "Last exact step of onebit_adam, lean_onebit_adam and onebit_lamb")
       ->transform(count_or_auto());
   add(app_, "--steps", o.steps, "N", "500", "Updates")->check(count(1));
@@ -232,19 +233,20 @@ void CommandLine::add_training_options() {
   add(app_, "--lr", o.lr, "RATE", "1.5e-3, LAMB 1e-2", "Highest learning rate")
       ->check(amount());
   add(app_, "--warmup-steps", o.warmup_steps, "N", "50",
-      "The learning rate rises for so long; then a cosine takes it to a tenth")
+      "Steps in which the learning rate rises; then it falls by a cosine to a "
+      "tenth")
       ->check(count(0));
   add(app_, "--weight-decay", o.weight_decay, "RATE", "0", "AdamW's")
       ->check(amount());
   add(app_, "--clip", o.clip, "NORM", "1",
-      "Largest norm of the gradient, 0: any (with deepspeed semantics only "
-      "fp16 follows it)")
+      "Largest norm of the gradient, or 0 for no limit (deepspeed semantics "
+      "clip only in fp16)")
       ->check(amount());
   add(app_, "--seed", o.seed, "N", "1",
       "Decides the initial parameters and the order of the text");
   add(app_, "--validate-every", o.validate_every, "N", "steps/10",
-      "Steps from one validation to the next, 0: only after the last step, "
-      "where there is always one")
+      "Steps from one validation to the next; 0 validates only after the last "
+      "step, which always has a validation")
       ->check(count(0))
       ->group(kKeysOnly);
   add(app_, "--validate-bytes", o.validate_bytes, "N", "65536",
@@ -257,22 +259,23 @@ void CommandLine::add_training_options() {
 void CommandLine::add_run_options() {
   Options& o = invocation_.options;
   add(app_, "--config", config_, "FILE", "",
-      "JSON file with DeepSpeed's keys, ours in its object thinwire and these "
-      "flags in train_gpt; a flag given here wins over its key");
+      "JSON file with DeepSpeed's keys; its object thinwire has Thinwire's "
+      "keys and its object train_gpt these flags; a flag wins over its key");
   add(app_, "--set", o.set, "KEY=VALUE", "",
-      "Any key of such a file, again for each: zero_bits_up=4 of its object "
-      "thinwire, zero_optimization.stage=2; wins over file and flags")
+      "A key of such a file, such as zero_optimization.stage=2, or "
+      "zero_bits_up=4 of its object thinwire; may be repeated, and wins over "
+      "file and flags")
       ->allow_extra_args(false);
   add(app_, "--out", o.out, "DIR", "out/train_gpt",
       "Folder for metrics.jsonl, summary.json, config.json and report.html");
-  app_.add_flag("--quiet", o.quiet, "No progress on stderr");
+  app_.add_flag("--quiet", o.quiet, "Write no progress to stderr");
   add(app_, "--comm", o.comm, "NAME", "what launched this process",
-      "local: ranks are threads of this process; mpi: processes")
+      "local for ranks that are threads of this process, mpi for processes")
       ->check(one_of("local, mpi"));
   add(app_, "--ranks", o.ranks, "N", "1", "Threads that --comm local starts")
       ->check(count(1, kMostRanks));
   add(app_, "--save-every", o.save_every, "N|TIME", "",
-      "A checkpoint after every so many steps, or every 10min")
+      "Save a checkpoint every N steps, or after every TIME such as 10min")
       ->check(within(
           fmt::format("steps in 1 .. {}, or a time such as 30s, 10min or 2h",
                       kMost),
@@ -281,33 +284,33 @@ void CommandLine::add_run_options() {
             return duration_from(text) || (steps >= 1 && steps <= kMost);
           }));
   add(app_, "--keep-last", o.keep_last, "N", "2",
-      "Newest checkpoints that stay, 0: all")
+      "Number of newest checkpoints to keep, or 0 for all")
       ->check(count(0));
   add(app_, "--keep-every", o.keep_every, "N", "0",
-      "And those of every N-th step, 0: none")
+      "Also keep those of every N-th step, or 0 for none")
       ->check(count(0));
   add(app_, "--checkpoints", o.checkpoints, "DIR", "OUT/checkpoints",
-      "Where checkpoints are");
+      "Directory of the checkpoints");
   app_.add_flag("--save-sync", o.save_sync,
                 "Training waits until a checkpoint is written");
   add(app_, "--resume", o.resume, "DIR|auto", kAutoResume,
-      "Continue from a checkpoint, the newest one of a directory, or with "
-      "auto, as with no value, the newest of --checkpoints; a fresh start if "
-      "there is none")
+      "Continue from a checkpoint, or from the newest one in a directory; "
+      "auto, like no value, continues from the newest in --checkpoints, or "
+      "begins anew if there is none")
       ->expected(0, 1);
   app_.add_flag("--resume-fallback", o.resume_fallback,
-                "If the newest checkpoint is damaged, take the one before");
+                "If the newest checkpoint is damaged, use the one before it");
   app_.add_flag("--resume-new-data", o.resume_new_data,
                 "Continue with another --data or --seed than before");
   add(app_, "--save-on", o.save_on, "SIGNAL,...",
       "USR1, without mpirun also TERM and INT",
-      "Signals upon which the run is saved and ends with 3; a second one "
-      "interrupts: USR1, USR2, TERM, INT")
+      "Signals that save the run and end it with exit code 3 (a second one "
+      "interrupts): USR1, USR2, TERM, INT")
       ->delimiter(',')
       ->check(one_of("USR1, USR2, TERM, INT"));
   add(app_, "--compare", invocation_.compare, "DIR", "",
-      "Train nothing: table and DIR/report.html (see --out) over the runs in "
-      "these folders");
+      "Compare the runs in these folders instead of training: print a table "
+      "and write DIR/report.html (see --out)");
 }
 
 void CommandLine::refuse_unknown_flags() const {
@@ -317,7 +320,7 @@ void CommandLine::refuse_unknown_flags() const {
   if (app_.remaining_size() == 0) return;
   const std::string word = app_.remaining().front();
   if (!word.starts_with("--"))
-    reject(fmt::format("'{}' is no flag and no flag's value", word));
+    reject(fmt::format("'{}' is neither a flag nor a flag's value", word));
   refuse_unknown(app_, "no flag", "--", word.substr(2, word.find('=') - 2));
 }
 
