@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks that any text with a matching hash is either refused with an Error,
-// or read as a Manifest that is unchanged after writing and reading. An entry
-// point for libFuzzer, which CMake's preset `fuzz` builds and
+// Checks that any text with a correct hash is refused with an Error, or read as
+// a Manifest that is unchanged after writing and reading. An entry point for
+// libFuzzer, which CMake's preset `fuzz` builds and
 // tests/checkpoint/fuzz_test.cpp calls:
 //   build/fuzz/bin/manifest_fuzz -max_total_time=300 CORPUS
 #include <cstddef>
