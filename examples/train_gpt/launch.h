@@ -12,7 +12,7 @@ namespace thinwire::train_gpt {
 /// How a rank's part of a run has ended, unless it threw.
 enum class Ending {
   kDone,
-  kFailedElsewhere,  ///< Another rank tells why.
+  kFailedElsewhere,  ///< Another rank reports why.
   kStopped,          ///< By a signal; its checkpoint is complete.
 };
 
