@@ -18,8 +18,8 @@ namespace optim = thinwire::optim;
 constexpr std::size_t kInputs = 400;
 constexpr int kSteps = 300;
 
-// The sum of 20 inputs is wanted: adds the gradient of half the squared
-// difference for one sample, and returns that loss.
+// Learns the sum of 20 inputs. Adds the gradient of half the squared difference
+// for one sample, and returns that loss.
 float add_gradient(const std::vector<float>& weights, std::mt19937& random,
                    std::vector<float>& grads) {
   std::vector<std::size_t> ones(20);
@@ -47,7 +47,7 @@ void train(comm::Communicator& comm, const std::string& folder) {
     if (comm.rank() == 0) std::cout << "going on from " << loaded->path << '\n';
   }
   for (std::int64_t step = training.step + 1; step <= kSteps; ++step) {
-    // Data that depend on step and rank alone are the same after a restart.
+    // Data that depend only on step and rank are the same after a restart.
     std::mt19937 random(static_cast<unsigned>(step * 64 + comm.rank()));
     std::ranges::fill(grads, 0.0f);
     float loss = 0;

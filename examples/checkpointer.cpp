@@ -17,7 +17,7 @@ namespace engine = thinwire::engine;
 
 constexpr std::int64_t kSteps = 400;
 
-// Towards the centre of points, of which this rank draws one per step.
+// Pulls towards the centre of points, of which this rank draws one per step.
 void add_gradient(const std::vector<float>& params, std::mt19937& random,
                   std::vector<float>& grads) {
   std::normal_distribution<float> noise;
@@ -27,8 +27,8 @@ void add_gradient(const std::vector<float>& params, std::mt19937& random,
   }
 }
 
-// An engine that saves itself every 100 steps and on SIGUSR1, which ends it.
-// Started again, alone or under mpirun, it goes on.
+// An engine that saves itself every 100 steps. SIGUSR1 saves and ends it.
+// Started again, alone or under mpirun, it resumes.
 void train(comm::Communicator& comm, const std::string& folder) {
   const auto layout =
       thinwire::ParameterLayout::of({{.name = "centre", .shape = {300, 100}}});
@@ -54,7 +54,7 @@ void train(comm::Communicator& comm, const std::string& folder) {
                                             .signals = {SIGUSR1}});
   while (step < kSteps && !checkpointer.stop_requested()) {
     ++step;
-    // Data that depend on step and rank alone are the same after a restart.
+    // Data that depend only on step and rank are the same after a restart.
     std::mt19937 random(static_cast<unsigned>(step * 64 + comm.rank()));
     model.begin_backward();
     add_gradient(params, random, grads);

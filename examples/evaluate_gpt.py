@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Validation loss of train_gpt's model, computed by PyTorch from its weights.
+"""Computes the validation loss of train_gpt's model with PyTorch, from its weights.
 
 usage: evaluate_gpt.py WEIGHTS.safetensors TEXT HEADS
 
-WEIGHTS is a checkpoint's model.safetensors, or what `thinwire checkpoint export`
-writes; TEXT is the one file that was trained on. Prints nats per byte: the same
-as final_val_loss in summary.json, to rounding.
+WEIGHTS is a checkpoint's model.safetensors, or a file of `thinwire checkpoint export`.
+TEXT is the one file of the training. Prints nats per byte, which equal final_val_loss
+in summary.json up to rounding.
 """
 
 import sys
@@ -44,7 +44,8 @@ def logits_of(w, heads, inputs):
 
 
 def windows_of(data, context):
-    """The last tenth, in windows; at most 64 KiB of predictions, evenly spaced."""
+    """Returns the last tenth, in windows; at most 64 KiB of predictions, evenly
+    spaced."""
     begins = range(len(data) - len(data) // 10, len(data) - context, context)
     count = min(-(-65536 // context), len(begins))
     chosen = [begins[i * len(begins) // count] for i in range(count)]

@@ -19,7 +19,7 @@ namespace optim = thinwire::optim;
 constexpr std::size_t kInputs = 400;
 constexpr int kSteps = 400;
 
-// y = weight . x + bias: parameters and gradients are parts of two flat arrays.
+// y = weight . x + bias. Parameters and gradients are parts of two flat arrays.
 struct Model {
   explicit Model(const thinwire::ParameterLayout& layout)
       : params(layout.size()),
@@ -39,7 +39,7 @@ struct Model {
   std::span<float> weight_gradient, bias_gradient;
 };
 
-// One sample: 20 inputs are 1, what is wanted is their number in even places.
+// One sample: 20 inputs are 1. The target is their number in even places.
 struct Sample {
   std::array<std::size_t, 20> ones{};
   float wanted = 0;
@@ -72,7 +72,7 @@ double learning_rate_of(int step) {
   return kPeak * std::min(step / 40.0, 1 - step / (kSteps + 1.0));
 }
 
-// The mean over all samples of all ranks, on equal parameters.
+// Returns the mean over all samples of all ranks, on equal parameters.
 double evaluate(comm::Communicator& comm, const Model& model) {
   std::mt19937 random(1000 + static_cast<unsigned>(comm.rank()));
   std::array<double, 1> loss{};
@@ -110,7 +110,7 @@ void train(comm::Communicator& comm) {
       std::cout << "step " << step << " skipped: the gradient of rank "
                 << report.nonfinite_rank << " is not finite\n";
 
-    if (step == kSteps / 2) {  // As a run that ends here and goes on later.
+    if (step == kSteps / 2) {  // Like a run that ends here and resumes later.
       const thinwire::StateDict state = copy_of(optimizer->state());
       optimizer = std::make_unique<optim::ZeroOneAdam>(comm, layout, options);
       optimizer->load_state_dict(state);

@@ -7,8 +7,8 @@
 #include "thinwire/comm/run.h"
 #include "thinwire/engine/engine.h"
 
-// No framework, fp16, two backwards per step. Finds the centre of points that
-// every rank draws for itself; start it alone or under mpirun.
+// Uses no framework, fp16, and two backwards per step. Finds the centre of
+// points that every rank draws for itself; start it alone or under mpirun.
 void find_centre(thinwire::comm::Communicator& comm) {
   const auto layout = thinwire::ParameterLayout::of(
       {{.name = "centre", .shape = {300, 100}}, {.name = "bias", .shape = {}}});
@@ -37,7 +37,7 @@ void find_centre(thinwire::comm::Communicator& comm) {
       engine.begin_backward();
       for (std::size_t k = layout.parameters().size(); k-- > 0;) {
         add_gradient(layout.parameters()[k]);
-        engine.gradient_ready(k);  // May leave while others are computed.
+        engine.gradient_ready(k);  // May be sent while others are computed.
       }
       engine.end_backward();
       report = engine.step();  // Takes effect after the second backward.

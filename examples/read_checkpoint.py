@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Reads an array of one parameter out of a checkpoint, with numpy and json only.
+"""Reads an array of one parameter from a checkpoint, with numpy and json only.
 
 usage: read_checkpoint.py CHECKPOINT ARRAY PARAMETER [RANK]
 
-CHECKPOINT is a directory with a manifest.json; ARRAY is "weights" or one of the
-manifest's arrays by element (exp_avg); RANK, from 0, is whose values are meant
-where each rank has its own (worker_error). What this file does is the format.
+CHECKPOINT is a directory with a manifest.json. ARRAY is "weights" or one of the
+manifest's arrays by element, such as exp_avg. RANK, from 0, chooses among ranks that
+have values of their own, such as worker_error. The code of this file documents the
+format.
 """
 
 import json
@@ -27,7 +28,7 @@ DTYPES = {
 
 
 def read_tensors(path):
-    """All tensors of a safetensors file by name."""
+    """Returns all tensors of a safetensors file by name."""
     data = path.read_bytes()
     begin = 8 + int.from_bytes(data[:8], "little")
     tensors = {}
@@ -42,7 +43,8 @@ def read_tensors(path):
 
 
 def read_array(checkpoint, array, parameter, rank=0):
-    """The parameter's values, in its shape; elements that are in no file are NaN."""
+    """Returns the parameter's values, in its shape; elements that are in no file are
+    NaN."""
     checkpoint = Path(checkpoint)
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     names = [entry["name"] for entry in manifest["parameters"]]

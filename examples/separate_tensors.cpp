@@ -13,7 +13,7 @@
 #include "thinwire/core/view.h"
 #include "thinwire/engine/engine.h"
 
-// As some other library has it: memory of its own for every tensor.
+// A tensor of some other library, which has memory of its own.
 struct Tensor {
   Tensor(std::string its_name, std::vector<std::size_t> its_shape)
       : name(std::move(its_name)),
@@ -28,7 +28,8 @@ struct Tensor {
   std::vector<float> gradient;
 };
 
-// Where each tensor lies in the flat arrays: in this order, without gaps.
+// Returns the place of each tensor in the flat arrays: in this order, without
+// gaps.
 thinwire::ParameterLayout layout_of(const std::vector<Tensor>& model) {
   std::vector<thinwire::ParameterSpec> specs;
   for (const Tensor& tensor : model)
@@ -36,7 +37,7 @@ thinwire::ParameterLayout layout_of(const std::vector<Tensor>& model) {
   return thinwire::ParameterLayout::of(std::move(specs));
 }
 
-// The part of a flat array that belongs to one tensor.
+// Returns the part of a flat array that belongs to one tensor.
 std::span<float> part_of(std::vector<float>& flat,
                          const thinwire::Parameter& parameter) {
   return std::span(flat).subspan(parameter.offset, parameter.size);
@@ -64,7 +65,7 @@ void find_centre(thinwire::comm::Communicator& comm) {
       std::ranges::copy(part_of(params, layout.parameters()[k]),
                         model[k].values.begin());
   };
-  take_parameters();  // The engine has made them rank 0's.
+  take_parameters();  // The engine has set them to rank 0's.
 
   std::mt19937 random(static_cast<unsigned>(comm.rank()));
   std::normal_distribution<float> noise;
@@ -79,7 +80,7 @@ void find_centre(thinwire::comm::Communicator& comm) {
       compute_gradient(model[k]);
       std::ranges::copy(model[k].gradient,
                         part_of(grads, layout.parameters()[k]).begin());
-      engine.gradient_ready(k);  // May leave while others are computed.
+      engine.gradient_ready(k);  // May be sent while others are computed.
     }
     engine.end_backward();
     const auto report = engine.step();

@@ -28,15 +28,15 @@
 
 namespace comm = thinwire::comm;
 
-// One message on its way. A header in front of it says which exchange it
-// belongs to and how long it is, so that ranks out of step are found.
+// One message in flight. Its header has the number of the exchange and the
+// length, which detects ranks that are out of step.
 struct Transfer {
   int peer = 0;
   bool is_sent = false;
-  std::array<std::uint64_t, 2> header{};  // The sequence number, the bytes.
+  std::array<std::uint64_t, 2> header{};  // Sequence number and size in bytes.
   char* data = nullptr;
   std::size_t bytes = 0;
-  std::size_t done = 0;  // Of header and data.
+  std::size_t done = 0;  // Bytes of header and data so far.
 
   bool is_done() const { return done == sizeof header + bytes; }
 };
@@ -85,7 +85,7 @@ class SocketTransport final : public comm::Transport {
                           "split: sockets have no groups");
   }
 
-  // Peers that wait for this rank read the end of the stream.
+  // Peers that wait for this rank then read the end of the stream.
   void give_up(std::string_view) noexcept override {
     for (const int socket : sockets_)
       if (socket >= 0) shutdown(socket, SHUT_RDWR);
@@ -103,8 +103,8 @@ class SocketTransport final : public comm::Transport {
     return sockets_[static_cast<std::size_t>(transfer.peer)];
   }
 
-  // Until a socket can be read from or written to, at most 100 ms: the
-  // deadline and a signal handler's interrupt() must be seen.
+  // Waits until a socket can be read or written, at most 100 ms, so that the
+  // caller checks the deadline and interrupt().
   void wait(const std::vector<Transfer>& transfers,
             const comm::Operation& operation) const {
     const int peer = transfers.front().peer;
@@ -143,10 +143,10 @@ class SocketTransport final : public comm::Transport {
   }
 
   int rank_;
-  std::vector<int> sockets_;  // Of each peer; -1 in this rank's own place.
+  std::vector<int> sockets_;  // One per peer; -1 for this rank itself.
 };
 
-// As examples/plain_buffers.cpp.
+// The same task as in examples/plain_buffers.cpp.
 void find_centre(comm::Communicator& comm) {
   const auto layout = thinwire::ParameterLayout::of(
       {{.name = "centre", .shape = {300, 100}}, {.name = "bias", .shape = {}}});
@@ -168,7 +168,7 @@ void find_centre(comm::Communicator& comm) {
   }
 }
 
-// Three processes of one machine, each pair of them joined by a socket.
+// Starts three processes of one machine, each pair of them joined by a socket.
 int main() {
   constexpr int kRanks = 3;
   std::array<std::vector<int>, kRanks> sockets;

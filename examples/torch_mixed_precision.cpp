@@ -20,9 +20,9 @@ torch::Tensor loss_of(torch::nn::Sequential& model,
 
 }  // namespace
 
-// A LibTorch module in fp16, four backwards per step, and an evaluation; start
-// it alone or under mpirun. With a directory it saves itself there at its end,
-// and goes on from there with 400 more steps when started again.
+// Trains a LibTorch module in fp16, four backwards per step, and evaluates it.
+// Start it alone or under mpirun. Given a directory, it saves itself there at
+// its end. Started again, it resumes with 400 more steps.
 void train(thinwire::comm::Communicator& comm, const std::string& folder) {
   torch::nn::Sequential model(torch::nn::Linear(8, 64), torch::nn::Tanh(),
                               torch::nn::Linear(64, 1));
@@ -38,7 +38,7 @@ void train(thinwire::comm::Communicator& comm, const std::string& folder) {
   if (!folder.empty()) {
     if (const auto loaded = engine.resume(folder)) {
       const thinwire::StateDict& own = loaded->extra.own;
-      if (own.has_array("random"))  // not on ranks that were not there
+      if (own.has_array("random"))  // Ranks that are new have none.
         thinwire::torch::set_random_state(own.array("random"));
     }
   }

@@ -11,7 +11,7 @@
 #include "thinwire/comm/run.h"
 #include "thinwire/torch/engine.h"
 
-// A small ResNet on images that it draws itself: stripes in four directions.
+// A small ResNet on images that the program draws: stripes in four directions.
 //   mpirun -n 2 torch_resnet [fp32|bf16|fp16]
 
 namespace nn = torch::nn;
@@ -63,7 +63,7 @@ nn::Sequential resnet() {
                         nn::Linear(32, 4));
 }
 
-// Every rank goes through a part of its own, all parts equally long.
+// Returns batches of this rank's own part; all parts are equally long.
 template <class Sampler>
 auto batches(Stripes data, Sampler sampler) {
   return torch::data::make_data_loader(

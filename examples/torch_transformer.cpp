@@ -11,8 +11,8 @@
 #include "thinwire/comm/run.h"
 #include "thinwire/torch/engine.h"
 
-// A transformer that classifies sequences: which quarter of the alphabet do
-// most of their tokens come from? Start it alone or under mpirun.
+// A transformer that classifies sequences by the quarter of the alphabet that
+// most of their tokens are from. Start it alone or under mpirun.
 
 namespace nn = torch::nn;
 
@@ -26,7 +26,7 @@ struct Sequences : torch::data::datasets::Dataset<Sequences> {
     auto random = at::detail::createCPUGenerator(seed_ + index);
     const auto label = static_cast<std::int64_t>(index % 4);
     auto tokens = torch::randint(kTokens, {kLength}, random, torch::kLong);
-    // A third of them are of the label's quarter for sure.
+    // At least a third of them are from the label's quarter.
     const auto chosen = torch::randperm(kLength, random).slice(0, 0, 8);
     tokens.index_put_({chosen}, torch::randint(8 * label, 8 * (label + 1), {8},
                                                random, torch::kLong));
@@ -88,7 +88,7 @@ void train(thinwire::comm::Communicator& comm) {
       .comm = {.verify_every = 16}};
   thinwire::torch::Engine engine(*model, comm, config);
 
-  // A schedule of its own: up for 20 steps, then down with a cosine.
+  // A schedule of its own: it rises for 20 steps, then falls with a cosine.
   const double per_epoch = std::ceil(1022.0 / static_cast<double>(world) / 16);
   const double all = per_epoch * static_cast<double>(kEpochs);
   engine.set_schedule([=](double base, std::int64_t applied_steps) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any text is either refused with an Error or read as a Config that is written
-// and read again unchanged. An entry point for libFuzzer, which CMake's preset
-// `fuzz` builds and tests/config/fuzz_test.cpp calls:
+// Checks that any text is either refused with an Error, or read as a Config
+// that is unchanged after writing and reading. An entry point for libFuzzer,
+// which CMake's preset `fuzz` builds and tests/config/fuzz_test.cpp calls:
 //   build/fuzz/bin/config_fuzz -max_total_time=300 CORPUS fuzz/config_corpus
 #include <cstddef>
 #include <cstdint>
@@ -27,7 +27,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
   try {
     config.validate(4);
   } catch (const thinwire::Error&) {
-    // What depends on the number of ranks, or is planned.
+    // Refused for the number of ranks, or for a feature that is planned.
   }
   const std::string written = config.to_json();
   const Config again = Config::from_json(written, nullptr, {}, taken);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any text, with a hash that fits, is either refused with an Error or read as a
-// Manifest that is written and read again unchanged. An entry point for
+// Checks that any text with a correct hash is refused with an Error, or read as
+// a Manifest that is unchanged after writing and reading. An entry point for
 // libFuzzer, which CMake's preset `fuzz` builds and
 // tests/checkpoint/fuzz_test.cpp calls:
 //   build/fuzz/bin/manifest_fuzz -max_total_time=300 CORPUS
@@ -17,7 +17,7 @@
 extern "C" int manifest_fuzz(const std::uint8_t* data, std::size_t size) {
   using namespace thinwire::checkpoint;
   std::string text(reinterpret_cast<const char*>(data), size);
-  // A hash that does not fit would end every attempt.
+  // A hash that does not match would end every attempt.
   if (const auto key = text.rfind("\"manifest_xxh3\"");
       key != std::string::npos)
     text.resize(key);

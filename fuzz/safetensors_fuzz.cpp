@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes are either refused with an Error or are a header whose tensors lie
-// inside the file; what place_tensors() makes of them is read again. An entry
-// point for libFuzzer, which CMake's preset `fuzz` builds and
-// tests/checkpoint/fuzz_test.cpp calls:
+// Checks that any bytes are either refused with an Error, or are a header whose
+// tensors lie inside the file. The header that place_tensors() makes of them is
+// read again. An entry point for libFuzzer, which CMake's preset `fuzz` builds
+// and tests/checkpoint/fuzz_test.cpp calls:
 //   build/fuzz/bin/safetensors_fuzz -max_total_time=300 CORPUS
 #include <cstddef>
 #include <cstdint>
@@ -37,7 +37,7 @@ void check(std::string_view file, Writer writer) {
   try {
     placed = place_tensors(header.tensors, header.metadata);
   } catch (const thinwire::Error&) {
-    return;  // a name in the metadata that we would not write
+    return;  // a name in the metadata that the library would not write
   }
   const std::string text = write_header(placed);
   const SafetensorsHeader again =

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data of a Debian package, fetched and unpacked but not installed: no root."""
+"""Data of a Debian package, fetched and unpacked but not installed, without root."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ import subprocess
 
 
 class Failure(Exception):
-    """What went wrong, in one line."""
+    """Its text is what went wrong, in one line."""
 
 
 def run(command, folder):
@@ -23,8 +23,8 @@ def run(command, folder):
 
 
 def fetch(package, folder):
-    """Downloads a package, NAME or NAME=VERSION, and unpacks it into a folder that holds
-    nothing else of it."""
+    """Downloads a package, NAME or NAME=VERSION, and unpacks it into a folder that
+    holds nothing else."""
     for tool in ("apt-get", "dpkg-deb"):
         if not shutil.which(tool):
             raise Failure(f"{tool} is not here (Debian and Ubuntu have it)")

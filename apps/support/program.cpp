@@ -12,11 +12,12 @@
 namespace thinwire::apps {
 
 void log_to_stderr(const std::string& program, LogLevel least) {
-  // Instead of a progress bar, which then is drawn again.
+  // Clears a progress bar, which is then drawn again.
   const char* const clear = isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "";
   set_log_sink([program, least, clear](LogLevel level, std::string_view text) {
     if (level < least) return;
-    // At once: ranks share one stderr, and parts of lines would mix.
+    // Writes each line in one call, because ranks share one stderr and parts of
+    // lines would mix.
     std::cerr << clear + program + ": " + std::string(to_string(level)) + ": " +
                      commands::one_line(std::string(text)) + '\n'
               << std::flush;

@@ -8,7 +8,7 @@
 
 namespace thinwire::apps {
 
-/// Writes what the library logs (thinwire/core/log.h), from this level on, to
+/// Writes what the library logs (thinwire/core/log.h) at this level or above to
 /// stderr: "PROGRAM: warning: TEXT".
 void log_to_stderr(const std::string& program,
                    LogLevel least = LogLevel::kInfo);

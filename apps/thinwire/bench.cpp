@@ -56,7 +56,7 @@ std::size_t longest_name(const std::vector<const AnyRow*>& rows,
   return longest;
 }
 
-// The chosen rows in pairs; those that are one of a pair are there once.
+// Returns the chosen rows in pairs, each pair once.
 std::vector<Row> pairs_of(const std::vector<const Row*>& rows) {
   std::vector<Row> pairs;
   const auto add = [&](const Row& row) {
@@ -169,32 +169,36 @@ void add_bench(CLI::App& app) {
   auto flags = std::make_shared<BenchFlags>();
   CLI::App* command = app.add_subcommand(
       "bench",
-      "Kernels and whole steps against this machine's memory; under mpirun, "
-      "exchanges against its wires");
-  command->add_flag("--json", flags->json, "one JSON object per line");
+      "Compare kernels and whole steps with this machine's memory, and under "
+      "mpirun exchanges with its network");
+  command->add_flag("--json", flags->json, "print one JSON object per line");
   command
-      ->add_option("--filter", flags->filter,
-                   "only rows whose name matches this regular expression")
+      ->add_option(
+          "--filter", flags->filter,
+          "measure only rows whose name matches this regular expression")
       ->check(check_regex);
   command->add_flag("--by-prefetch", flags->by_prefetch,
-                    "every row with the kernels' prefetching and without, in "
-                    "the same rounds");
+                    "measure every row with the kernels' prefetching and "
+                    "without, in the same rounds");
   command
-      ->add_option("--elements", flags->elements,
-                   "elements per array; far more than the caches hold")
+      ->add_option(
+          "--elements", flags->elements,
+          "elements per array, which should be far more than caches hold")
       ->check(CLI::Range(std::size_t{1}, std::size_t{1} << 36))
       ->capture_default_str();
   command
       ->add_option("--threads", flags->threads,
                    "threads per rank (default: 1, then 2; under mpirun 1)")
       ->check(CLI::Range(1, 1024));
-  command->add_option("--rounds", flags->rounds, "medians are over this many")
+  command
+      ->add_option("--rounds", flags->rounds, "number of rounds of each median")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
   command
-      ->add_option("--link-gbps", flags->link_gbps,
-                   "under mpirun: each rank's link in Gbit/s, to compare with "
-                   "that instead of a raw transfer")
+      ->add_option(
+          "--link-gbps", flags->link_gbps,
+          "speed of each rank's link in Gbit/s, under mpirun; the limit "
+          "is then this link instead of a raw transfer")
       ->check(CLI::PositiveNumber);
   command->callback([flags] {
     if (env::launched_ranks() > 1)

@@ -5,8 +5,8 @@
 
 namespace thinwire::apps {
 
-/// Adds `bench`: kernels, whole steps and exchanges against this machine's own
-/// limits.
+/// Adds `bench`, which compares kernels, whole steps and exchanges with this
+/// machine's own limits.
 void add_bench(CLI::App& app);
 
 }  // namespace thinwire::apps

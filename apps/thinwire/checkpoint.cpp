@@ -30,10 +30,10 @@ CLI::App* add(CLI::App& parent, const std::string& name,
       ->add_option(argument, flags->path,
                    argument == "ROOT" ? "a directory of checkpoints"
                    : argument == "DIR" || argument == "A"
-                       ? "a checkpoint, or a directory of them: the newest"
-                       : "a checkpoint, or a directory of them: all")
+                       ? "a checkpoint, or a directory for its newest one"
+                       : "a checkpoint, or a directory for all in it")
       ->required();
-  command->add_flag("--json", flags->json, "the same, for programs");
+  command->add_flag("--json", flags->json, "print JSON, for programs");
   return command;
 }
 
@@ -49,10 +49,11 @@ void add_export(CLI::App& parent,
   command
       ->add_option("--dtype", flags->export_to.dtype,
                    "fp32 (from the masters, if there are any), bf16 or fp16; "
-                   "left out: the model's own")
+                   "default: the model's own")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
-  command->add_flag("--states", flags->export_to.states,
-                    "optimizer.safetensors too: exp_avg/NAME and the like");
+  command->add_flag(
+      "--states", flags->export_to.states,
+      "also write optimizer.safetensors, with exp_avg/NAME and the like");
   command->callback(
       [flags] { export_to(flags->path, flags->export_to, flags->json); });
 }
@@ -61,12 +62,12 @@ void add_export(CLI::App& parent,
 
 void add_checkpoint(CLI::App& app) {
   CLI::App* const group =
-      app.add_subcommand("checkpoint", "Look at checkpoints and verify them");
+      app.add_subcommand("checkpoint", "Show and verify checkpoints");
   group->require_subcommand(1);
   const auto flags = std::make_shared<CheckpointFlags>();
   add(*group, "ls", "List the checkpoints in a directory", flags, "ROOT")
       ->callback([flags] { list(flags->path, flags->json); });
-  add(*group, "show", "Say what a checkpoint holds", flags, "DIR")
+  add(*group, "show", "Show the content of a checkpoint", flags, "DIR")
       ->callback([flags] { show(flags->path, flags->json); });
   add(*group, "verify",
       "Read every byte and compare it with the hashes; exit code 1 if one is "
@@ -78,7 +79,7 @@ void add_checkpoint(CLI::App& app) {
           "Compare two checkpoints parameter by parameter, whatever number of "
           "ranks saved them; exit code 1 if they differ",
           flags, "A");
-  compare->add_option("B", flags->other, "the one to compare it with")
+  compare->add_option("B", flags->other, "the checkpoint to compare A with")
       ->required();
   compare->callback([flags] { diff(flags->path, flags->other, flags->json); });
   add_export(*group, flags);

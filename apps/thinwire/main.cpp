@@ -29,8 +29,8 @@ thinwire::commands::Front this_program() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Then std::cout writes a block at once, on a terminal too, and mpiexec gives
-  // its ranks one: their blocks do not mix.
+  // Lets std::cout write whole blocks, also on a terminal, which mpiexec gives
+  // its ranks. So blocks of ranks do not mix.
   std::ios::sync_with_stdio(false);
   CLI::App app("Tools around the Thinwire library", "thinwire");
   app.require_subcommand(1);

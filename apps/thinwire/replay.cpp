@@ -108,7 +108,7 @@ void run(const ReplayFlags& flags) {
         fmt::format("{} of {} cases failed; each has a line above",
                     tally.failed, tally.passed + tally.failed));
   if (tally.passed == 0)
-    throw std::runtime_error("no case was replayed; look at --filter and DIR");
+    throw std::runtime_error("no case was replayed; check --filter and DIR");
 }
 
 }  // namespace
@@ -117,23 +117,25 @@ void add_replay(CLI::App& app) {
   auto flags = std::make_shared<ReplayFlags>();
   CLI::App* command = app.add_subcommand(
       "replay",
-      "Run recorded trajectories through the library, compare bit for bit");
+      "Repeat recorded trajectories with the library and compare bit for bit");
   command
       ->add_option("--semantics", flags->semantics,
-                   "deepspeed (what the recordings follow) or corrected")
+                   "deepspeed (like the recordings) or corrected")
       ->check(CLI::IsMember({"deepspeed", "corrected"}))
       ->capture_default_str();
   command
-      ->add_option("--comm", flags->comm,
-                   "local: ranks are threads; mpi: started by mpirun with as "
-                   "many ranks as the cases have")
+      ->add_option(
+          "--comm", flags->comm,
+          "local for ranks that are threads; mpi under mpirun, with as "
+          "many ranks as the cases have")
       ->check(CLI::IsMember({"local", "mpi"}))
       ->capture_default_str();
-  command->add_option("--filter", flags->filter,
-                      "only cases whose name matches this regular expression");
+  command->add_option(
+      "--filter", flags->filter,
+      "replay only cases whose name matches this regular expression");
   command
       ->add_option("DIR", flags->folders,
-                   "a case (it has meta.json), or a folder to search")
+                   "a case, which has meta.json, or a folder to search")
       ->required();
   command->callback([flags] { run(*flags); });
 }

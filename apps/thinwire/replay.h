@@ -5,7 +5,8 @@
 
 namespace thinwire::apps {
 
-/// Adds `replay`: recorded trajectories through the library, bit for bit.
+/// Adds `replay`, which repeats recorded trajectories with the library, bit for
+/// bit.
 void add_replay(CLI::App& app);
 
 }  // namespace thinwire::apps

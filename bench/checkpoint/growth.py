@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How checkpoints grow with parameters, ranks and tensors.
 
-Runs saved_ranks (ranks are threads, fp32 and Adam's moments) over a grid and
-prints a table: seconds and bytes per element, and the manifest's bytes beside
-their bound, 0.1 % of all bytes + 200 per tensor. Ends with 1 if a manifest is
-beyond it, or if a checkpoint has more than 12 bytes per element and 1 %, 24 KB
-per rank and 200 bytes per tensor beside them.
+Runs saved_ranks over a grid, with ranks as threads, fp32 and Adam's moments. Prints a
+table: seconds and bytes per element, and the manifest's bytes beside their bound, 0.1 %
+of all bytes + 200 per tensor. Ends with 1 if a manifest is beyond it. Also ends with 1
+if a checkpoint has more than 12 bytes per element plus 1 %, 24 KB per rank and 200
+bytes per tensor.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def arguments():
 
 
 def grid(most):
-    """(elements, ranks, tensors), one of them growing at a time."""
+    """Returns (elements, ranks, tensors), one of them growing at a time."""
     middle = min(most, 10**7)
     sizes = [10**5, 10**6, 10**7, 10**8]
     yield from ((elements, 1, 100) for elements in sizes if elements <= most)

@@ -2,16 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saves and loads of one training state beside torch's and safetensors'.
 
-A model in fp32 with Adam's two moments, replicated on every rank: 12 bytes per
-element. All variants run in turns in the same processes; medians over rounds of
-the slowest rank's seconds. Alone it is one rank; under mpirun
+The model is in fp32 with Adam's two moments, replicated on every rank: 12 bytes per
+element. All variants run in turns in the same processes. The figures are medians over
+rounds of the slowest rank's seconds. Alone it is one rank; under mpirun
 
     mpirun -np 2 PYTHON bench/checkpoint/peers.py
 
-torch.distributed.checkpoint (DCP) goes over gloo, and torch.save and safetensors
-write on rank 0 and read on every rank. Every file is on the disk (fsync) when a
-save has returned, as DCP does by itself. Thinwire verifies each byte that it
-loads; the others hash nothing.
+torch.distributed.checkpoint (DCP) uses gloo. torch.save and safetensors write on rank 0
+and read on every rank. Every file is on the disk (fsync) when a save has returned,
+which DCP does by itself. Thinwire verifies each byte that it loads; the others hash
+nothing.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def nothing():
 
 
 class Variant(NamedTuple):
-    """save() may go on in the background; wait() ends when it is done."""
+    """save() may continue in the background; wait() ends when it is done."""
 
     name: str
     save: Callable[[], None]
@@ -83,7 +83,7 @@ def thinwire(args, folder):
 
 
 def state_of(torch, args):
-    """What torch's state dicts hold: the model, and two moments of each tensor."""
+    """Returns torch's state dicts: the model, and two moments of each tensor."""
     bounds = [args.elements * i // args.tensors for i in range(args.tensors + 1)]
     sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
     torch.manual_seed(1)
@@ -134,7 +134,7 @@ def safetensors(state, folder, is_first):
             path.unlink(missing_ok=True)
 
     def load():
-        # It maps the file: this reads it.
+        # load_file() maps the file; clone() reads it.
         return {name: tensor.clone() for name, tensor in load_file(path).items()}
 
     return Variant("safetensors", save, load, remove=remove)
@@ -146,7 +146,7 @@ def dcp(torch, state, folder, is_first):
     path = folder / "dcp"
     into = {name: torch.empty_like(tensor) for name, tensor in state.items()}
     under_way = []
-    # Of its own: async_save exchanges from a thread.
+    # A process group of its own, because async_save exchanges from a thread.
     options = {"checkpoint_id": path, "process_group": torch.distributed.new_group()}
 
     def remove():
@@ -174,7 +174,8 @@ def dcp(torch, state, folder, is_first):
 
 
 class Group:
-    """gloo's, of the ranks that mpirun started, or of this process alone."""
+    """Returns gloo's group of the ranks that mpirun started, or of this process
+    alone."""
 
     def __init__(self, torch):
         import torch.distributed as dist
@@ -202,7 +203,8 @@ class Group:
 
 
 def measure(group, variants, rounds):
-    """Per variant: seconds that save() held the caller, until it was done, and of load()."""
+    """Returns, for each variant, seconds until save() returned, until it was done, and
+    of load()."""
     times = {variant.name: ([], [], []) for variant in variants}
     for round_ in range(rounds + 1):
         first = round_ % len(variants)
@@ -212,7 +214,7 @@ def measure(group, variants, rounds):
             loaded = group.slowest(variant.load) if variant.load else 0
             group.dist.barrier()
             variant.remove()
-            if round_ > 0:  # the first makes what is kept
+            if round_ > 0:  # the first round creates buffers that are kept
                 for kept, value in zip(
                     times[variant.name], (held, held + rest, loaded)
                 ):

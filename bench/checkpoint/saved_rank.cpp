@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What peers.py calls: this process's rank of a model with Adam's moments.
+// The library that peers.py calls: this process's rank of a model with Adam's
+// moments.
 #include <exception>
 #include <memory>
 #include <string>
@@ -28,7 +29,7 @@ const char* attempt(const Body& body) {
 
 }  // namespace
 
-// Each returns null, or what went wrong.
+// Each returns null, or an error message.
 extern "C" {
 
 const char* thinwire_begin(const char* folder, std::size_t elements,
@@ -64,7 +65,7 @@ const char* thinwire_load() {
 const char* thinwire_remove() {
   return attempt([] { training->remove(); });
 }
-// MPI ends before the process does.
+// Ends MPI before the process ends.
 const char* thinwire_end() {
   return attempt([] {
     training.reset();

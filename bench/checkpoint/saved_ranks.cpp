@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// saved_ranks FOLDER ELEMENTS TENSORS RANKS ROUNDS
+//   saved_ranks FOLDER ELEMENTS TENSORS RANKS ROUNDS
 //
-// Saves and loads a model with Adam's moments, trained in fp32 by ranks that
-// are threads, and prints one JSON object: medians of the slowest rank's
-// seconds, bytes of all files and of the manifest.
+// Saves and loads a model with Adam's moments in fp32; ranks are threads.
+// Prints one JSON object: medians of the slowest rank's seconds, bytes of all
+// files and of the manifest.
 #include <fmt/format.h>
 
 #include <algorithm>

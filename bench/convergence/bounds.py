@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of the studies' programs, and tables of what they are bound by."""
+"""Runs of the studies' programs, and tables of their results with bounds."""
 
 import argparse
 import json
@@ -17,13 +17,13 @@ NONE = "–"
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: what was measured and its upper bound."""
+    """One line of a table: a measured value and its upper bound."""
 
     title: str
     value: float
-    values: tuple  # what it was formed of
+    values: tuple  # the values that formed it
     bound: float | None = None
-    note: str = ""  # where the bound comes from, or what else is worth saying
+    note: str = ""  # the source of the bound, or another remark
 
     @classmethod
     def mean(cls, title, values, *rest):
@@ -31,12 +31,12 @@ class Row:
 
     @classmethod
     def worst(cls, title, values, *rest):
-        """What is not a number is worse than any."""
+        """Counts NaN as worse than any number."""
         worst = max(values, key=lambda v: math.inf if math.isnan(v) else v)
         return cls(title, worst, tuple(values), *rest)
 
     @property
-    def holds(self):  # what is not a number holds no bound
+    def holds(self):  # NaN satisfies no bound
         return self.bound is None or self.value <= self.bound
 
     def cells(self, pattern):
@@ -67,7 +67,7 @@ def arguments(doc, program, seeds):
 
 
 def run(command):
-    """The lines of JSON that it prints. Ends the study if it fails."""
+    """Returns the lines of JSON that it prints. Ends the study if it fails."""
     done = subprocess.run(
         list(map(str, command)), stdout=subprocess.PIPE, text=True, check=False
     )
@@ -77,7 +77,7 @@ def run(command):
 
 
 def run_all(commands, jobs):
-    """The results of commands, a dictionary of them by any key."""
+    """Returns the results of commands, which are a dictionary with any keys."""
     with ThreadPoolExecutor(jobs) as pool:
         return dict(zip(commands, pool.map(run, commands.values()), strict=True))
 

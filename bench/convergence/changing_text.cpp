@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// changing_text OPTIMIZER TEXT SEED FILE: trains train_gpt's model on a text
-// whose letters become bytes above 127 in half of the windows, half-way through
-// the run and long after the freeze: rows of the byte tables then get their
-// first gradient. TEXT: "changing"; "masked", where those rows stay masked; or
-// "plain", which does not change. Prints the losses as a line of JSON;
-// changing_text.py runs it.
+//   changing_text OPTIMIZER TEXT SEED FILE
+//
+// Trains train_gpt's model on a text that changes half-way through the run,
+// long after the freeze. Letters then become bytes above 127 in half of the
+// windows, so rows of the byte tables get their first gradient. TEXT is
+// "changing"; "masked" if these rows stay masked; or "plain" if nothing
+// changes. Prints the losses as a line of JSON; changing_text.py runs it.
 #include <fmt/format.h>
 
 #include <array>
@@ -51,7 +52,7 @@ Options options_of(const std::string& optimizer, std::uint64_t seed) {
   return options;
 }
 
-// Letters of every second sequence.
+// Changes the letters of every second sequence.
 void change_letters(Batch& batch, std::size_t first_changed) {
   const std::size_t length = batch.context + 1;
   for (std::size_t s = first_changed; s < batch.sequences; s += 2)
@@ -61,7 +62,7 @@ void change_letters(Batch& batch, std::size_t first_changed) {
 
 Batch training_batch(const TextData& data, const Run& run, std::size_t rank,
                      std::int64_t step) {
-  constexpr std::size_t kSequences = 8;  // of a rank
+  constexpr std::size_t kSequences = 8;  // per rank
   Batch batch = data.sequences_from(step * std::int64_t{kRanks * kSequences},
                                     {.seed = run.options.seed,
                                      .rank = rank,
@@ -71,8 +72,8 @@ Batch training_batch(const TextData& data, const Run& run, std::size_t rank,
   return batch;
 }
 
-// 0 for the rows of the byte tables that no window reads before the freeze: a
-// mask that the user gave holds for ever, so these rows are never revived.
+// Returns 0 for the rows of the byte tables that no window reads before the
+// freeze. A mask of the user holds for ever, so these rows are never activated.
 std::vector<float> mask_of_unread_rows(const ParameterLayout& layout,
                                        const TextData& data, const Run& run) {
   constexpr std::size_t kTables = 3;
@@ -112,7 +113,8 @@ void set_mask(config::Config& config, const std::vector<float>& mask) {
       config.optimizer);
 }
 
-// Of all ranks: plain windows, then changed ones; nats per byte.
+// Returns the loss of plain windows, then of changed ones, over all ranks, in
+// nats per byte.
 std::array<double, 2> validate(Model& model, const TextData& data,
                                comm::Communicator& comm) {
   const train_gpt::Piece piece = train_gpt::piece_of(

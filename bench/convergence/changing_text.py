@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What late elements cost on a text whose letters change half-way.
+"""Measures what inactive elements cost on a text whose letters change half-way.
 
-From step 201 of 400 on, letters are bytes above 127 in half of the windows; the
-1-bit optimizers freeze at step 100. The loss is that on held-out text, half of it
-changed, in nats per byte. "Masked" is the same run in which what had no gradient
-before the freeze never gets one. Ends with 1 if a mean misses its bound.
+From step 201 of 400 on, letters are bytes above 127 in half of the windows; the 1-bit
+optimizers freeze at step 100. The loss is that on held-out text, half of it changed, in
+nats per byte. "Masked" is the same run, but elements without a gradient before the
+freeze never get one. Ends with 1 if a mean misses its bound.
 """
 
 import sys
@@ -22,12 +22,12 @@ RUNS = {
     ("onebit_adam", "plain"): "1-bit Adam, text that does not change",
     ("onebit_lamb", "plain"): "1-bit LAMB, text that does not change",
 }
-# Which run each is held against, and how far above it the loss may be.
+# The run that each is compared with, and how far above it the loss may be.
 BOUNDS = {
     ("onebit_adam", "changing"): (("onebit_adam", "masked"), -0.04),
     ("onebit_lamb", "changing"): (("lamb", "changing"), 0.02),
 }
-# Means of seeds 1, 2, 3 before late elements came to life.
+# Means of seeds 1, 2, 3 from before inactive elements were activated.
 BEFORE = {
     ("onebit_adam", "plain"): 1.8137,
     ("onebit_lamb", "plain"): 1.7852,

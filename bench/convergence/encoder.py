@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What low-bit exchanges cost a pre-trained model: examples/python/finetune_encoder.py
-in several ways, on two ranks; accuracy on held-out texts, and loss on rare tokens.
+"""Measures what low-bit exchanges cost a pre-trained model.
 
-Runs that are complete in the folder are kept, and run seed by seed, so the study can be
-interrupted and widened. Ends with 1 if a run fails, or if a mean difference in accuracy
-is more than seed noise.
+Runs examples/python/finetune_encoder.py in several ways, on two ranks. Compares
+accuracy on held-out texts, and loss on rare tokens. Runs that are complete in the
+folder are kept. Runs are in the order of seeds, so the study can be interrupted and
+widened. Ends with 1 if a run fails, or if a mean difference in accuracy is more than
+seed noise.
 """
 
 import argparse
@@ -81,7 +82,7 @@ def fortunes():
 
 
 def train(given, data, row, seed, folder):
-    """One run; True if it succeeded, now or earlier."""
+    """Runs it once. Returns True if it succeeded, now or earlier."""
     command = [given.python, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", given.ranks, given.program, *row.flags.split()]
     command += ["--steps", given.steps, "--seed", seed, "--data", data]
@@ -102,8 +103,8 @@ def moved(of):
 
 
 def lines_of(runs, seeds):
-    """A line of the table for every row that has run. Rows of embeddings are compared
-    as a ratio of mean lengths."""
+    """Yields a line of the table for every row that has run. Compares rows of
+    embeddings by the ratio of mean lengths."""
     for row in ROWS:
 
         def spread(value, row=row):

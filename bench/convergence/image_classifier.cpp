@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// image_classifier CONFIG PICTURES STEPS SEED: trains a small ResNet on the
-// pictures of Fashion-MNIST with four ranks, each a thread, by a configuration
-// file, and prints what it has learned as a line of JSON. image_classifier.py
-// runs it.
+//   image_classifier CONFIG PICTURES STEPS SEED
+//
+// Trains a small ResNet on the pictures of Fashion-MNIST with four ranks, each
+// a thread, by a configuration file. Prints the result as a line of JSON;
+// image_classifier.py runs it.
 #include <torch/torch.h>
 
 #include <cstdint>
@@ -20,14 +21,14 @@ namespace nn = torch::nn;
 using torch::data::datasets::MNIST;
 
 constexpr int kRanks = 4;
-constexpr std::int64_t kBatch = 32;  // of one rank in one step
+constexpr std::int64_t kBatch = 32;  // per rank and step
 constexpr std::int64_t kTestBatch = 250;
 constexpr std::int64_t kClasses = 10;
 
 struct Pictures {
   torch::Tensor images, labels;
 
-  // Pixels with about mean 0 and deviation 1.
+  // Pixels have about mean 0 and deviation 1.
   static Pictures load(const std::string& folder, MNIST::Mode mode) {
     const MNIST set(folder, mode);
     return {(set.images() - 0.286) / 0.353, set.targets()};
@@ -35,8 +36,8 @@ struct Pictures {
   std::int64_t size() const { return labels.size(0); }
 };
 
-// Every picture once before any comes again, in an order of the seed's; each
-// step takes the next pictures, and each rank its part of them.
+// Draws every picture once before any repeats, in an order of the seed's. Each
+// step uses the next pictures, and each rank its part of them.
 class Order {
  public:
   Order(std::int64_t pictures, std::uint64_t seed)
@@ -87,11 +88,11 @@ nn::Sequential resnet() {
 }
 
 struct Outcome {
-  double accuracy = 0;  // of the test pictures, percent
-  double loss = 0;      // of them, nats
+  double accuracy = 0;  // on the test pictures, in percent
+  double loss = 0;      // on the test pictures, in nats
   std::uint64_t bytes_sent = 0;
-  double rounds = 0;  // share of steps that exchanged anything
-  bool equal = true;  // parameters, on all ranks
+  double rounds = 0;  // share of steps with any exchange
+  bool equal = true;  // whether parameters are equal on all ranks
 };
 
 void test(nn::Sequential& model, thinwire::torch::Engine& engine,
@@ -131,7 +132,7 @@ struct Run {
 
 Outcome train(const Run& run, const Pictures& train_set,
               const Pictures& test_set) {
-  // Here, since all threads share one random state.
+  // Models are made here, since all threads share one random state.
   std::vector<nn::Sequential> models;
   for (int rank = 0; rank < kRanks; ++rank) {
     torch::manual_seed(run.seed);

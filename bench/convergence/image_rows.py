@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How image_classifier trains: a configuration file for each way, with the same
-settings for all but the learning rates of Adam's and of LAMB's kind."""
+"""How image_classifier trains: a configuration file for each way. Settings are the same
+in all, except that Adam's and LAMB's kind have learning rates of their own."""
 
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +14,7 @@ class Row:
     title: str
     optimizer: str  # of the configuration file
     dense: str  # the exact optimizer, whose bytes are compared
-    against: str = ""  # the row that it is compared with; empty: dense
+    against: str = ""  # the row that it is compared with; empty for `dense`
     own: dict = field(default_factory=dict)  # keys of the object "thinwire"
     zero_stage: int = 0
 
@@ -24,7 +24,7 @@ class Row:
 
 
 def config(row, steps):
-    """As a configuration file says it; `steps` of a run."""
+    """Returns the configuration file of a run of `steps` steps."""
     freeze = {"freeze_step": steps // 5}
     params = {
         "OneBitAdam": freeze,
@@ -53,7 +53,7 @@ def config(row, steps):
         },
         "gradient_clipping": 1.0,
         "zero_optimization": {"stage": row.zero_stage},
-        # Statistics of the normalisation are the ranks' mean in the test.
+        # In the test, statistics of the normalisation are the ranks' mean.
         "thinwire": {"buffers": "average", **row.own},
     }
 

@@ -47,7 +47,7 @@ def run(command, row, seed, folder, environment=None):
 
 
 def read(folder, rows, seeds):
-    """Returns the results that there are, by name of the row and seed."""
+    """Returns the existing results, by name of the row and seed."""
     files = {
         (row.name, seed): file_of(folder, row, seed) for row in rows for seed in seeds
     }

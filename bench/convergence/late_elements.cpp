@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// late_elements OPTIMIZER TOKENS SEED: trains a small net whose tokens 40 to 55
-// are there from the start, come late or are rare, and prints what it has
-// learned as a line of JSON. late_elements.py runs it.
+//   late_elements OPTIMIZER TOKENS SEED
+//
+// Trains a small net whose tokens 40 to 55 are present from the start, appear
+// late or are rare. Prints the result as a line of JSON; late_elements.py runs
+// it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -30,7 +32,7 @@ using namespace thinwire;
 
 constexpr int kRanks = 4;
 constexpr int kSteps = 6000;
-constexpr int kSamples = 8;  // of one rank in one step
+constexpr int kSamples = 8;  // per rank and step
 constexpr int kValidationSamples = 2000;
 constexpr int kFirstLateStep = 1500;
 constexpr double kLearningRate = 3e-3;
@@ -41,10 +43,10 @@ constexpr std::uint32_t kCommonTokens = 40;
 constexpr std::uint32_t kTokens = 56;  // the rest of the table is never used
 constexpr std::size_t kRows = 64;
 
-// Which tokens a step's samples have.
+// The tokens that a step's samples may have.
 struct TokenCase {
   std::uint32_t tokens = kTokens;
-  std::uint32_t rarity = 0;  // every so many-th draw of tokens >= 40 stands
+  std::uint32_t rarity = 0;  // one draw in `rarity` of tokens >= 40 stands
 
   static TokenCase in_step(const std::string& name, int step) {
     if (name == "late" && step < kFirstLateStep) return {kCommonTokens};
@@ -61,7 +63,7 @@ struct TokenCase {
   }
 };
 
-// What is to be learned: a wave that each token moves, and a product.
+// A sample of the target function: a wave that each token moves, and a product.
 struct Sample {
   std::size_t token = 0;
   std::array<float, kInputs> inputs{};
@@ -86,8 +88,8 @@ class TanhNet {
                                 {"bias", {}}});
   }
 
-  // Half the squared error of one of `count` samples, over their number; adds
-  // its gradient to `grads`, if given.
+  // Returns half the squared error of one of `count` samples, divided by their
+  // number. Adds its gradient to `grads`, if given.
   static double loss(std::span<const float> params, const Sample& sample,
                      float count, std::span<float> grads = {}) {
     const auto row = params.subspan(sample.token * kWidth, kWidth);
@@ -164,7 +166,7 @@ config::OptimizerConfig optimizer_of(const std::string& name) {
   throw Error(ErrorCode::kInvalidArgument, "no optimizer '" + name + "'");
 }
 
-// "NAME_by_host": on two hosts of two ranks.
+// "NAME_by_host" means two hosts of two ranks.
 config::Config config_of(std::string name) {
   constexpr std::string_view kByHost = "_by_host";
   config::Config config{.comm = {.hierarchy = config::Hierarchy::kFlat}};
@@ -179,7 +181,7 @@ config::Config config_of(std::string name) {
   return config;
 }
 
-// The step after which it sent few bits; 0: never.
+// Returns the last step before low-bit exchanges, or 0 if there is none.
 std::int64_t frozen_at(const optim::Optimizer& optimizer) {
   const optim::FreezeStage* const freeze = optimizer.freeze();
   return freeze == nullptr ? 0 : freeze->frozen_at();

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of elements whose first gradient comes after the freeze.
+"""Measures elements whose first gradient arrives after the freeze.
 
-A small net on four ranks, whose tokens 40 to 55 are there from the start, first
-come in step 1500, or are rare. "By host" is on two emulated hosts. Prints the loss
+A small net trains on four ranks. Its tokens 40 to 55 are present from the start, appear
+in step 1500, or are rare. `by host` in a row means two emulated hosts. Prints the loss
 after 6000 steps and ends with 1 if a mean over the seeds misses its bound.
 """
 
@@ -27,7 +27,7 @@ TITLES = {
 }
 EXACT = ("adam", "lamb")
 TOKENS = {"late": "late tokens", "all": "all tokens", "rare100": "rare tokens"}
-# Of late tokens: how many times the exact optimizer's loss.
+# Most times the exact optimizer's loss on late tokens.
 TIMES_EXACT = {
     "onebit_adam": ("adam", 1.6),
     "onebit_adam_auto": ("adam", 1.4),
@@ -36,9 +36,9 @@ TIMES_EXACT = {
     "zero_4_4": ("adam", 1.3),
     "lean_onebit_adam": ("adam", 1.6),
 }
-BY_HOST = "_by_host"  # bound as without
-# Of all tokens: the mean of seeds 0, 1, 2 before late elements came to life, and
-# by how much the rule may cost those that are not late.
+BY_HOST = "_by_host"  # its bound is that without the suffix
+# Loss on all tokens: the mean of seeds 0, 1, 2 from before inactive elements were
+# activated, and how much the rule may cost other tokens.
 BEFORE = {"onebit_adam": 0.0131, "lean_onebit_adam": 0.0131, "onebit_lamb": 0.0099}
 CONTROL = 1.1
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// outliers OPTIMIZER FREEZE STEP SIZE...: 1024 parameters of one block go to an
-// optimum. In one step one element of one rank's gradient is SIZE, once; how do
-// the others fare? A line of JSON for every size; outliers.py runs it.
+//   outliers OPTIMIZER FREEZE STEP SIZE...
+//
+// Moves 1024 parameters of one block to an optimum. In one step one element of
+// one rank's gradient is SIZE. Prints a line of JSON for every size that shows
+// the effect on the other elements; outliers.py runs it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -39,13 +41,13 @@ struct Case {
   std::string optimizer;
   std::int64_t freeze = 0;
   int step = 0;
-  float size = 0;  // 0: none
+  float size = 0;  // 0 for none
 };
 
 struct Outcome {
   double distance = 0;      // mean of the others, at the end
   double own = 0;           // of the element itself
-  double longest_step = 0;  // of any element, in any step; inf: not finite
+  double longest_step = 0;  // of any element, in any step; inf if not finite
 };
 
 std::unique_ptr<optim::Optimizer> make_optimizer(
@@ -137,7 +139,7 @@ int main(int argc, char** argv) {
                                .freeze = std::stoll(argv[2]),
                                .step = std::stoi(argv[3]),
                                .size = std::stof(argv[i])});
-      // Numbers that JSON has not are text.
+      // Numbers that JSON lacks are written as text.
       std::cout << fmt::format(
           "{{\"size\": \"{}\", \"distance\": \"{:.4g}\", \"own\": \"{:.4g}\", "
           "\"longest_step\": \"{:.4g}\"}}\n",

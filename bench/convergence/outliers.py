@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What one large finite gradient does to its neighbours.
+"""Measures what one large finite gradient does to its neighbours.
 
-One element of one rank's gradient is large in one step, before the freeze (95 of
-100) or after it (150). Prints the mean distance of the other 1023 elements of
-the block from their optimum after 1000 steps, for every size of the outlier, and
-ends with 1 if any misses the bound, is not a number, or any element jumps.
+One element of one rank's gradient is large in one step, before the freeze (at 95 of
+100) or after it, at 150. Prints the mean distance of the other 1023 elements of the
+block from their optimum after 1000 steps, for every size of the outlier. Ends with 1 if
+any misses the bound, is not a number, or any element jumps.
 """
 
 import sys
@@ -20,20 +20,20 @@ TITLES = {
     "onebit_lamb": "1-bit LAMB",
 }
 SIZES = ("0", "1", "1e1", "1e2", "1e3", "1e4", "1e6", "1e8", "1e20", "1e25", "1e38")
-# Freeze, step of the outlier and what it is called.
+# Freeze, step of the outlier, and the name of the case.
 CASES = (
     (100, 95, "before the freeze"),
     (100, 150, "after the freeze"),
-    # The square of 1e20 is not finite in fp32, and 0/1 Adam, which divides by
-    # the variance from its first step on, freezes at once.
+    # The square of 1e20 is not finite in fp32. 0/1 Adam, which divides by the variance
+    # from its first step on, freezes at once.
     (5, 3, "freeze at 5, outlier at 3"),
 )
-# Distance, for every size.
+# Largest distance, for every size.
 MOST = {
     ("onebit_adam", "before the freeze"): 0.40,
     ("onebit_adam", "after the freeze"): 0.40,
 }
-# A step may be this many times as long as the longest without an outlier.
+# A step may be at most this many times as long as the longest without an outlier.
 JUMP = 4.0
 
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What hooks cost in loss: torch DDP with PowerSGD or ddp_hook against exact DDP.
+"""Measures what hooks cost in loss: torch DDP with PowerSGD or ddp_hook against exact
+DDP.
 
 Trains the demo's model on the demo's text over gloo, with both ranks on this machine
-(powersgd_run.py). PowerSGD begins after 2 steps, as bench/network measures it, or after
-the exact steps with which 1-bit Adam begins. Runs that are complete in the folder are
-kept. Writes table.md beside them; the table is printed.
+(powersgd_run.py). PowerSGD begins after 2 steps, as in bench/network, or after the
+exact steps with which 1-bit Adam begins. Runs that are complete in the folder are kept.
+Writes table.md beside them, and prints the table.
 """
 
 import argparse
@@ -50,7 +51,7 @@ def arguments():
 
 
 def train(given, data, row, seed, out):
-    """One run; True if it succeeded, now or earlier."""
+    """Runs it once. Returns True if it succeeded, now or earlier."""
     if read_run(out):
         return True
     command = [given.python, "-m", "torch.distributed.run", "--standalone"]

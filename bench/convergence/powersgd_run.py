@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One run of powersgd.py, as a rank of torchrun: the demo's training in plain PyTorch
-(python/demo) with one communication hook more."""
+(python/demo) with one more communication hook."""
 
 import argparse
 import sys
@@ -17,14 +17,14 @@ from torch.nn.parallel import DistributedDataParallel
 from train_gpt import Run
 from ways import WAYS, AdamW
 
-SEQUENCES = 32  # of a step, on all ranks together: as many as the demo's
+SEQUENCES = 32  # of a step, on all ranks together, like the demo
 EARLY_START = 2  # DDP lays out its buckets anew after its first step
 
 
 class PowerSgd(AdamW):
     def __init__(self, model, rank, start):
         super().__init__(model, 0)
-        # Over gloo ranks disagree about the order of the hook's exchanges unless one
+        # Over gloo, ranks disagree about the order of the hook's exchanges unless one
         # bucket holds all.
         self.forward = DistributedDataParallel(model, bucket_cap_mb=1024)
         self.state = powerSGD_hook.PowerSGDState(
@@ -33,12 +33,12 @@ class PowerSgd(AdamW):
             start_powerSGD_iter=start,
         )
         self.forward.register_comm_hook(self.state, powerSGD_hook.powerSGD_hook)
-        self.elements = 0  # that the hook has averaged so far
+        self.elements = 0  # elements that the hook has averaged so far
 
     def step(self):
         phase, of_ring = super().step()
         elements = self.state.compression_stats()[2] - self.elements
-        if elements == 0:  # the hook has not begun
+        if elements == 0:  # the hook has not started
             return phase, of_ring
         self.elements += elements
         world = dist.get_world_size()
@@ -57,7 +57,7 @@ class LowBitHook(AdamW):
 
 
 def way(name):
-    """A way of the demo's: ddp, hook8, or rank1_early and the like."""
+    """Takes a way of the demo's: ddp, hook8, or rank1_early and the like."""
     if name == "ddp":
         return AdamW
     if name.startswith("hook"):
@@ -86,7 +86,7 @@ def main():
     run.take_steps()
     if run.record:
         run.record.finish({"optimizer": given.way, "ranks": run.world})
-    del run  # as in the demo's program
+    del run  # like the demo's program
     dist.destroy_process_group()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the runs of a study back and pairs each with the one it is held against."""
+"""Reads the runs of a study and pairs each with the one that it is compared with."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and standard deviation over seeds; nan where there is none."""
+    """Mean and standard deviation over seeds; nan if there is none."""
 
     values: tuple
 
@@ -22,8 +22,8 @@ class Spread:
         return statistics.stdev(self.values) if len(self.values) > 1 else math.nan
 
     def is_noise(self, most):
-        """As a difference over paired seeds: no more than two standard errors, and
-        than `most`; unknown of fewer than three seeds."""
+        """Returns whether a difference over paired seeds is at most two standard
+        errors, and at most `most`. Returns None for fewer than three seeds."""
         if len(self.values) < 3:
             return None
         error = self.deviation / math.sqrt(len(self.values))
@@ -33,21 +33,22 @@ class Spread:
 @dataclass(frozen=True)
 class Result:
     title: str
-    baseline: str  # what the gap is to; empty: it is held against nothing
+    baseline: str  # the row that the gap refers to; empty if there is none
     loss: Spread  # nats per byte of held-out text
     gap: Spread  # to the baseline's run of the same seed
     bytes_sent: float  # per rank, whole run
-    saving: float  # how many times fewer than the dense run
+    saving: float  # bytes of the dense run over its own
     rounds: float  # share of steps that exchange anything
 
 
 def read_run(folder):
-    """Loss, bytes and rounds of one run; None if it is not there or not complete."""
+    """Returns loss, bytes and rounds of one run; None if it is missing or not
+    complete."""
     summary = folder / "summary.json"
     if not summary.exists():
         return None
     run = json.loads(summary.read_text())
-    if "stopped_at" in run:  # by a signal, upon which train_gpt writes it too
+    if "stopped_at" in run:  # a signal stopped it
         return None
     rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     sent = [row["bytes_sent"] for row in rows if "bytes_sent" in row]

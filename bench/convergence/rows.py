@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the study compares: one row, one way to train."""
+"""The rows of the study; a row is one way to train."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ class Row:
     title: str
     flags: str
     dense: str  # the exact optimizer, whose bytes are compared
-    against: str = ""  # the row that its loss is compared with; empty: dense
+    against: str = ""  # the row that its loss is compared with; empty for `dense`
 
     @property
     def baseline(self):
@@ -23,7 +23,8 @@ LOW_BIT_ZERO = "--optimizer adam --set zero_optimization.stage=2 --set zero_bits
 
 
 def low_bit_wire_rows(lr, lamb_lr):
-    """Few bits with ZeRO, in little memory, with lagged clipping, or by host."""
+    """Returns rows of low-bit ZeRO, in little memory, with lagged clipping, or
+    hierarchical."""
     lamb = f"--optimizer onebit_lamb --clip 1 --lr {lamb_lr}"
 
     def row(name, title, flags, against):
@@ -125,7 +126,7 @@ def lamb_rows(lr):
 
 
 def all_rows():
-    """Those first on which most depends."""
+    """Returns the rows in order of importance."""
     first, second, lamb = adam_rows("1.5e-3"), adam_rows("3e-3"), lamb_rows("1e-2")
     wire = low_bit_wire_rows("1.5e-3", "1e-2")
     return [*first[:3], *lamb[:2], *wire, *first[3:], *lamb[2:], *second]

@@ -4,7 +4,7 @@
 import html
 import math
 
-# Lengths in the units of the SVG's view box.
+# Lengths in units of the SVG's view box.
 WIDTH, ROW, TOP, BOTTOM, LEFT, RIGHT = 860, 30, 14, 40, 280, 24
 NONE = "–"
 
@@ -97,7 +97,7 @@ def html_table(results):
 
 
 def step_of(span):
-    """The distance of ticks: about six of them, at round values."""
+    """Returns the distance of ticks: about six of them, at round values."""
     power = 10 ** math.floor(math.log10(span / 6))
     return next(power * lead for lead in (1, 2, 5, 10) if power * lead * 6 >= span)
 

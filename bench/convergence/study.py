@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains the demo's model in many ways and says what each costs in loss.
+"""Trains the demo's model in many ways and prints what each costs in loss.
 
-Runs that are complete in the folder are kept, so the study can be interrupted
-and widened. Writes table.md and plot.html beside them; the table is printed.
+Runs that are complete in the folder are kept, so the study can be interrupted and
+widened. Writes table.md and plot.html beside them, and prints the table.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from rows import all_rows
 from show import markdown, plot
 
 ROOT = Path(__file__).resolve().parents[2]
-# More ranks than cores, none tied to a core, waiting ones leave theirs.
+# There are more ranks than cores. No rank is bound to a core, and waiting ranks yield.
 LAUNCH = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -76,7 +76,7 @@ def launch(command):
 
 
 def train(given, data, row, seed, out):
-    """One run; True if it succeeded, now or earlier."""
+    """Runs it once. Returns True if it succeeded, now or earlier."""
     if read_run(out):
         return True
     command = [

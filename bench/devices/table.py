@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Prints what a step of 1-bit Adam with a bf16 model on a device costs, computed from bytes.
+"""Prints what a step of 1-bit Adam with a bf16 model on a device costs, computed from
+bytes.
 
 usage: table.py [--host GB/S] [--pcie GB/S] [--hosts N] [--measure]
 
---measure takes the rate of host memory from passes over 400 MB on this machine, with all of
-its cores, instead of --host. No device is used.
+--measure replaces --host: it measures the rate of host memory by passes over 400 MB,
+with all cores of this machine. No device is used.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import os
 import time
 
 MODELS = {"125 M": 125e6, "340 M": 340e6, "1.3 B": 1.3e9}
-# Payload per second of a link of so many Gbit/s: Ethernet, IP and TCP take the rest.
+# Payload per second of a link by its Gbit/s; Ethernet, IP and TCP headers take the
+# rest.
 LINKS = {1: 0.118e9, 10: 1.18e9, 25: 2.9e9, 100: 11.6e9}
-# Per parameter: passes of encoding, averaging and updating, and copies to and from the device.
+# Bytes per parameter of encoding, averaging and updating, and of copies to and from the
+# device.
 PASSES, COPIES = 24.5, 4
-# One bit and a share of a block's scale.
+# One bit, and a share of a block's scale.
 ONE_BIT = (1 + 32 / 1024) / 8
 BF16 = 2
 

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains train_gpt's model in Python over gloo: with torch's DistributedDataParallel
-and one communication hook at a time, or with thinwire.OnebitAdam, as it is told to;
-or one run of DDP from end to end.
+"""Trains train_gpt's model in Python over gloo, in one of several ways.
 
-Under mpirun, which bench/network/run calls. What network_steps does in C++, this
-does in Python: CONTROL/python.RANK is a pipe that says "VARIANT STEPS", line by
-line, and rank 0 answers with a line of JSON. "HOOK@MB" has buckets of so many
-megabytes, "python_onebit_adam@ELEMENTS" of so many elements.
+The ways are torch's DistributedDataParallel with one communication hook at a time,
+thinwire.OnebitAdam, or one run of DDP from end to end. bench/network/run calls this
+under mpirun. It does in Python what network_steps does in C++. CONTROL/python.RANK is a
+pipe with lines "VARIANT STEPS", and rank 0 answers each with a line of JSON. "HOOK@MB"
+has buckets of this many megabytes, "python_onebit_adam@ELEMENTS" of this many elements.
 """
 
 import argparse
@@ -30,16 +29,16 @@ from text_data import TextData
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-EXACT_STEPS = 100  # as network_steps.cpp
+EXACT_STEPS = 100  # as in network_steps.cpp
 
 
 def bf16_hook(group, bucket):
-    """DDP refuses the hook by its name where there is no NCCL; gloo can do it."""
+    """Lets gloo run the hook, which DDP refuses by its name if there is no NCCL."""
     return default_hooks.bf16_compress_hook(group, bucket)
 
 
 def hook(model, name):
-    """Exact in the first two steps: DDP lays out its buckets anew after one."""
+    """Averages exactly in the first two steps: DDP rearranges its buckets after one."""
     if name == "ddp_bf16":
         model.register_comm_hook(None, bf16_hook)
     if name.startswith("ddp_powersgd"):
@@ -78,12 +77,12 @@ class Training:
             freeze_step=EXACT_STEPS,
             max_grad_norm=CLIP,
             bucket_elements=int(elements) if elements else None,
-            process_group=dist.group.WORLD,  # whatever THINWIRE_COMM says
+            process_group=dist.group.WORLD,  # whatever the value of THINWIRE_COMM
         )
 
     def use_ddp(self, name, megabytes):
-        # PowerSGD begins an exchange when another ends, in whatever thread that
-        # is: over gloo ranks disagree about the order unless one bucket holds all.
+        # PowerSGD begins an exchange when another ends, in any thread. Over gloo, ranks
+        # disagree about the order unless one bucket holds all.
         if "powersgd" in name:
             megabytes = 1024
         self.forward = DistributedDataParallel(
@@ -97,7 +96,7 @@ class Training:
         )
 
     def step(self, text):
-        """The loss, and of Thinwire the report."""
+        """Returns the loss, and Thinwire's report."""
         self.steps += 1
         batch = text.training_batch(
             SEED, self.steps, dist.get_rank(), dist.get_world_size(), self.batch
@@ -128,7 +127,7 @@ class Training:
 
 def serve(given, text):
     trainings = {}
-    # Opening waits for who writes; reading leaves the core to others.
+    # Opening waits for the writer; reading leaves the core to others.
     with open(given.control / f"python.{dist.get_rank()}") as control:
         for line in control:
             name, steps = line.split()
@@ -140,7 +139,7 @@ def serve(given, text):
 
 
 def answer_of(training, steps, text):
-    """Seconds are those of a step, of the slowest rank."""
+    """Returns the seconds of a step, of the slowest rank."""
     phases = Counter()
     update = waiting = 0.0
     dist.barrier()
@@ -165,7 +164,7 @@ def answer_of(training, steps, text):
 
 
 def train(given, text):
-    """As train_gpt does, and leaves the same metrics.jsonl."""
+    """Trains like train_gpt, and writes the same metrics.jsonl."""
     training = Training(given, "ddp_fp32")
     given.out.mkdir(parents=True, exist_ok=True)
     rows = []

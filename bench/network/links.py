@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts joined by an emulated Ethernet, out of reach of any other network.
 
-Each host is a network namespace, and so is the switch between them: the one
-this process is in, which `alone()` made. Nobody else can see them, nothing in
-them has a way out, and they vanish with the last process inside.
+Each host is a network namespace. The switch between them is the namespace of this
+process, which `alone()` made. Nobody else can see them, nothing in them can reach other
+networks, and they vanish with the last process inside.
 """
 
 import subprocess
 
 BRIDGE, NETWORK = "bridge0", "10.78.0"
 LARGEST_PIECE = 32_768  # bytes
-GOODPUT = 0.956  # payload's share of a packet of 1500 bytes, headers and gaps off
+GOODPUT = 0.956  # payload's share of a packet of 1500 bytes, without headers and gaps
 
 
 def alone(command):
-    """The command in namespaces of its own, which ends when its starter does,
-    and takes along all that it has started."""
+    """Returns the command in namespaces of its own, which ends when its starter does,
+    together with all processes that it has started."""
     return [
         *("setpriv", "--pdeathsig", "KILL"),
         *("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child"),
@@ -37,12 +37,13 @@ def run(command):
 
 
 class Links:
-    """Only in a process that alone() started. Raises OSError saying why not."""
+    """The hosts. Create them in a process that alone() started. Raises OSError saying
+    what failed."""
 
     def __init__(self, hosts):
         self.hosts = hosts
         run("mkdir -p /run/netns")
-        # Names of namespaces stay in here.
+        # Names of namespaces stay inside this mount.
         run("mount -t tmpfs tmpfs /run/netns")
         run("ip link set lo up")
         run(f"ip link add {BRIDGE} type bridge forward_delay 0")
@@ -53,19 +54,20 @@ class Links:
             run(f"ip link add port{host} type veth peer name eth0 netns host{host}")
             run(f"ip link set port{host} master {BRIDGE} up")
             run(f"ip -n host{host} addr add {NETWORK}.{10 + host}/24 dev eth0")
-            # Sockets ask for this when they connect. A larger piece than the
-            # token bucket takes would be cut into packets by the processor.
+            # Sockets use this size when they connect. The processor would cut a piece
+            # larger than the token bucket into packets.
             run(f"ip -n host{host} link set eth0 gso_max_size {LARGEST_PIECE} up")
             run(f"ip -n host{host} link set lo up")
 
     def set_rate(self, mbit):
-        """Of every host's sending side; None: as fast as the machine is."""
+        """Sets the rate of every host's sending side; None means the machine's own
+        speed."""
         for host in range(self.hosts):
             if mbit is None:
                 run(f"tc -n host{host} qdisc replace dev eth0 root pfifo_fast")
                 continue
-            # What may go out at once, before the rate counts: 2.7 ms' worth at
-            # 100 Mbit/s, 0.4 ms above. Senders wait, nothing is dropped.
+            # Bytes that may be sent at once before the rate applies: 2.7 ms' worth at
+            # 100 Mbit/s, 0.4 ms above. Senders wait, and nothing is dropped.
             burst = max(LARGEST_PIECE + 1000, mbit * 50)
             run(
                 f"tc -n host{host} qdisc replace dev eth0 root tbf rate {mbit}mbit "
@@ -73,7 +75,7 @@ class Links:
             )
 
     def sent_bytes(self, host):
-        """What has left this host, headers included."""
+        """Returns the bytes that have left this host, including headers."""
         with open("/proc/net/dev") as devices:
             for line in devices:
                 name, _, counts = line.partition(":")

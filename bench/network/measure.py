@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bench/network/run does inside of its namespaces: all that is measured.
+"""Measures everything for bench/network/run, which starts it in its namespaces.
 
-Prints progress to stderr; leaves results.json in the folder it is given.
+Prints progress to stderr and writes results.json to the given folder.
 """
 
 import argparse
@@ -35,16 +35,16 @@ ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "release"
 
 RATES = (100, 1000, 10_000)  # Mbit/s
-LARGE = {"layers": 8, "width": 256, "batch": 1}  # of the steps
-SMALL = {"layers": 4, "width": 128, "batch": 16}  # the demo's, of the whole runs
+LARGE = {"layers": 8, "width": 256, "batch": 1}  # model of the steps
+SMALL = {"layers": 4, "width": 128, "batch": 16}  # the demo's model, for the whole runs
 CONTEXT = 64
-# As long as Thinwire's; torch's own are 10 % slower at 1 Gbit/s. The small model
-# has torch's, of which its first is smaller.
+# Buckets are as long as Thinwire's; torch's own are 10 % slower at 1 Gbit/s. The small
+# model has torch's default, whose first bucket is smaller.
 DDP_BUCKET_MB = 4
 
 RUN_STEPS, FREEZE_STEP = 500, 100
 RUN_LENGTHS = (300, 3_000, 30_000)  # steps of runs that are computed from single steps
-# 0/1 Adam syncs as it does in the steps that are measured.
+# 0/1 Adam syncs as in the measured steps.
 PLAN_CONFIG = {
     "train_micro_batch_size_per_gpu": 1,
     "optimizer": {"type": "ZeroOneAdam", "params": {"local_step_clipper": 4}},
@@ -63,7 +63,7 @@ class Bench:
         self.rounds, self.runs, self.plans, self.schedules = [], {}, [], {}
 
     def write(self):
-        """All that is complete so far: what comes to an end early is not lost."""
+        """Writes all that is complete so far, so that an early end loses nothing."""
         results = {"rounds": self.rounds, "runs": self.runs, "plans": self.plans}
         results["schedules"] = self.schedules
         text = json.dumps({**machine(), **results}, indent=1)
@@ -82,9 +82,8 @@ class Bench:
         return {"thinwire": thinwire + arguments, "python": python + arguments}
 
     def steps(self, place, name, model, plan):
-        """Rounds of a plan {rate: variants}, every round all of them; computing
-        alone, and what is compressed, which is its computing, also without a
-        limit."""
+        """Runs rounds of a plan {rate: variants}, every round all of them. Computing
+        alone, and the computing of what is compressed, also run without a limit."""
         variants = list(dict.fromkeys(v for of_rate in plan.values() for v in of_rate))
         alone = [COMPUTING, *filter(is_compressed, variants)]
         owners = {owner(variant) for variant in alone + variants}
@@ -122,7 +121,7 @@ class Bench:
         return answer
 
     def whole_runs(self, place):
-        """Exact Adam by DDP and 1-bit Adam by train_gpt, the demo's model."""
+        """Runs exact Adam by DDP and 1-bit Adam by train_gpt, on the demo's model."""
         place.links.set_rate(RATES[0])
         runs = {}
         sizes = [f"--{name}={value}" for name, value in SMALL.items()]
@@ -158,8 +157,8 @@ class Bench:
         return runs
 
     def planned(self, place):
-        """What `thinwire plan` makes of each link, and of forward and backward as
-        they were measured in turns with the steps on that link."""
+        """Runs `thinwire plan` for each link, with forward and backward as they were
+        measured in turns with the steps on that link."""
         config = self.scratch / "plan.json"
         config.write_text(json.dumps(PLAN_CONFIG))
         found = []
@@ -180,7 +179,7 @@ class Bench:
         return found
 
     def plan(self, place, params, flags):
-        """Its lines."""
+        """Returns its lines."""
         log = self.scratch / "plan.log"
         command = [str(BUILD / "bin" / "thinwire"), "plan", "--json"]
         run_to_its_end(place, [*command, "--params", str(params), *flags], log)
@@ -188,7 +187,8 @@ class Bench:
         return [*map(json.loads, lines)]
 
     def schedules_of_runs(self, place):
-        """How many steps of which kind each way takes in a run of each length."""
+        """Returns how many steps of which kind each way takes in a run of each
+        length."""
         place.links.set_rate(None)
         return {
             length: {

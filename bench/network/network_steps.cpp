@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// network_steps CONTROL LAYERS WIDTH BATCH TEXT...: trains train_gpt's model
-// with one optimizer at a time, as it is told to. Under mpirun; the file
-// CONTROL/thinwire.RANK is a pipe that says "WHAT STEPS", line by line, and
-// rank 0 answers with a line of JSON. WHAT is OPTIMIZER[+KEY=VALUE...], with
-// zero=2 for ZeRO's stage or a key of the object "thinwire"; before it
-// "exchange:" for steps that compute no gradients; or WHAT is "computing", a
-// step that exchanges nothing. bench/network/run speaks with it.
+//   network_steps CONTROL LAYERS WIDTH BATCH TEXT...
+//
+// Trains train_gpt's model with one optimizer at a time, under mpirun. The file
+// CONTROL/thinwire.RANK is a pipe with lines "WHAT STEPS"; rank 0 answers each
+// with a line of JSON. WHAT is OPTIMIZER[+KEY=VALUE...]. A KEY is "zero", for
+// ZeRO's stage, or a key of the object "thinwire". "exchange:" before it means
+// steps that compute no gradients. WHAT "computing" is a step that exchanges
+// nothing. bench/network/run controls it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -37,7 +38,8 @@ using train_gpt::Model;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kContext = 64;
-// Until then few tokens are new, and the variance is that of many gradients.
+// After these steps few tokens are new, and the variance is that of many
+// gradients.
 constexpr std::int64_t kExactSteps = 100;
 constexpr std::uint64_t kSeed = 1;
 
@@ -71,8 +73,8 @@ struct What {
   }
 };
 
-// Exact at first, then compressed. 0/1 Adam syncs at once every fourth
-// step, which train_gpt's schedule comes to after a third of a run.
+// Steps are exact at first, then compressed. 0/1 Adam syncs every fourth step
+// at once, as train_gpt's schedule does after a third of a run.
 config::Config config_of(const What& what) {
   train_gpt::Options options;
   options.optimizer = what.optimizer;
@@ -83,7 +85,7 @@ config::Config config_of(const What& what) {
   options.freeze_step = kExactSteps;
   config::Config config = train_gpt::training_config(options);
   config.train_micro_batch_size_per_gpu.reset();
-  // It would measure exchanges of its own.
+  // The fallback would measure exchanges of its own.
   config.fallback = config::Fallback::kOff;
   if (auto* zero_one =
           std::get_if<optim::ZeroOneAdamOptions>(&config.optimizer)) {
@@ -94,13 +96,13 @@ config::Config config_of(const What& what) {
   return config;
 }
 
-// One kind of step, and the model it goes on training.
+// One kind of step, and the model that it trains.
 struct Training {
   explicit Training(const train_gpt::ModelShape& shape) : model(shape) {
     model.initialize(kSeed);
   }
   virtual ~Training() = default;
-  virtual void prepare() {}                                    // of no account
+  virtual void prepare() {}                                    // not measured
   virtual double backward(const train_gpt::Batch& batch) = 0;  // the loss
   virtual engine::EngineReport step() = 0;
 
@@ -120,7 +122,7 @@ struct WholeSteps : Training {
   engine::EngineReport step() override { return model.step(); }
 };
 
-// Gradients are made up.
+// Steps whose gradients are made up.
 struct OnlyExchanges : Training {
   OnlyExchanges(comm::Communicator& comm, const train_gpt::ModelShape& shape,
                 const config::Config& config)
@@ -148,12 +150,12 @@ struct OnlyExchanges : Training {
   engine::Engine engine;
 };
 
-// Of some steps in a row, the slowest rank's seconds per step.
+// The slowest rank's seconds per step, over some steps in a row.
 struct Times {
   double all = 0;
   double backward = 0;  ///< Forward and backward.
-  double update = 0;    ///< Of the optimizer; exchange and waiting included.
-  double waiting = 0;   ///< Of that, for other ranks.
+  double update = 0;    ///< The optimizer's, including exchange and waiting.
+  double waiting = 0;   ///< The part of `update` that waits for other ranks.
 
   std::array<double, 4> values() const {
     return {all, backward, update, waiting};
@@ -175,7 +177,7 @@ class Steps {
 
   void run(const std::string& what, std::int64_t steps) {
     Training& training = the_training(what);
-    // Ranks that exchange begin each step together.
+    // Ranks that exchange begin each step together anyway.
     const bool begins_together = what == kComputing;
     double preparing = 0;
     std::map<std::string, std::int64_t> phases;
@@ -223,7 +225,7 @@ class Steps {
   }
 
  private:
-  // "computing": exact Adam in a group of one, so that nothing travels.
+  // "computing" is exact Adam in a group of one, so that nothing is sent.
   Training& the_training(const std::string& what) {
     auto& training = trainings_[what];
     if (training) return *training;
@@ -256,7 +258,7 @@ void serve(const std::vector<std::string>& given) {
                .heads = 4,
                .context = kContext},
               std::stoul(given[3]), {given.begin() + 4, given.end()});
-  // Opening waits for who writes; reading leaves the core to others.
+  // Opening waits for the writer; reading leaves the core to others.
   std::ifstream control(fmt::format("{}/thinwire.{}", given[0], comm->rank()));
   std::string what;
   std::int64_t count = 0;

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results as a picture: bytes and step times, a bar each, DDP's the longest
-of most. Colours follow the reader's scheme; nothing is drawn as outlines."""
+"""Draws the results as a picture: bytes and step times, a bar each. DDP's is the
+longest of most. Colours follow the reader's scheme; texts stay texts."""
 
 import html
 
@@ -8,14 +8,14 @@ from results import PEER, sets
 from tables import digits, in_order, rate, run_panels, size, time_of
 from variants import title
 
-# In the units of the view box.
+# In units of the view box.
 WIDTH, LEFT, TOP, ROW, BOTTOM, MARGIN = 1070, 256, 46, 26, 60, 16
 GAP, LINE = 24, 17
 BAR, LABEL = 84, 120
 PANEL = BAR + LABEL
 
-# Plain rules, no variables, and a page of its own: who knows neither schemes nor
-# what is behind the picture shows it light.
+# Plain rules, no variables, and a page of its own, so that viewers without colour
+# schemes show it light on any background.
 STYLE = """
 .page { fill: #ffffff; }
 text { fill: #1a1a19; font: 13px system-ui, -apple-system, sans-serif; }
@@ -49,8 +49,8 @@ def bar(x, y, length, variant, words):
 
 
 def panel(corner, head, bars):
-    """One bar per (variant, value, label), the longest BAR long; `corner` is where a
-    row of panels begins, `head` a title and a unit."""
+    """Draws one bar per (variant, value, label), the longest BAR long. A row of panels
+    begins at `corner`; `head` is a title and a unit."""
     x, top = corner[0], corner[1] + TOP
     longest = max(value for _, value, _ in bars)
     end = top + ROW * len(bars)
@@ -70,7 +70,7 @@ def names_column(top, names):
 
 
 def panels_of_runs(results, top):
-    """Whole runs at the slowest rate, by length, and one at the next."""
+    """Draws whole runs at the slowest rate, by length, and one at the next."""
     panels = run_panels(results)
     slowest = [one for one in panels if one[0] == panels[0][0]]
     faster = [one for one in panels if one[0] != panels[0][0]]

@@ -17,7 +17,7 @@ LINES_OF_A_LOG = 15
 
 
 class Failure(Exception):
-    """What went wrong, in a line, and the end of the log."""
+    """Its text has what went wrong, in a line, and the end of the log."""
 
 
 def environment(place, port):
@@ -28,7 +28,7 @@ def environment(place, port):
         "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "passive",
         "THINWIRE_COMM": "mpi",
-        # The hosts have this machine's boot id, so it would take them for one.
+        # The hosts have this machine's boot id, which would make them one host.
         "THINWIRE_RANKS_PER_HOST": str(place.ranks_per_host),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "GLOO_SOCKET_IFNAME": "eth0",
@@ -38,7 +38,7 @@ def environment(place, port):
 
 
 def launcher(place):
-    """A daemon on each host starts its ranks; none is tied to a core."""
+    """A daemon on each host starts its ranks; none is bound to a core."""
     slots = [f"host{host}:{place.ranks_per_host}" for host in range(place.hosts)]
     return [
         *("mpirun", "--bind-to", "none", "--host", ",".join(slots)),
@@ -66,8 +66,8 @@ def run_to_its_end(place, command, log):
 
 
 class Program:
-    """Trains what it is asked to, by one line per rank, and answers with one.
-    While it is not asked it reads from a pipe, and the cores are free."""
+    """A program that trains what a line per rank says, and answers with one line.
+    Between lines it reads from a pipe, and the cores are free."""
 
     def __init__(self, name, place, command, folder):
         self.name = name
@@ -86,7 +86,7 @@ class Program:
                 env=environment(place, 29_500 + place.ranks),
                 text=True,
             )
-        # For reading as well: so opening does not wait for the other end.
+        # Opened for reading too, so that opening does not wait for the other end.
         self.pipes = [os.open(path, os.O_RDWR) for path in self.paths]
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Medians over the rounds of results.json, how long whole runs take by them, and how
-long a loss takes to reach."""
+"""Medians over the rounds of results.json, and what follows from them: how long whole
+runs take, and how long until a loss is reached."""
 
 import math
 import statistics
@@ -23,38 +23,38 @@ MEASURED_INTERVAL = 4  # steps per sync of 0/1 Adam in the steps that are measur
 
 @dataclass(frozen=True)
 class Row:
-    """Medians over rounds; ratios are taken within each."""
+    """Medians over rounds; ratios are formed within each."""
 
     variant: str
     seconds: float  # per step, of the slowest rank
     bytes: float  # per step, sent by one rank
-    speedup: float  # over the peer; nan where there is none
+    speedup: float  # over the peer; nan if there is none
     of_limit: float  # times max(computing, wire)
-    computing: float  # seconds on an unlimited link, where few bits are sent
-    wire: float  # seconds that the bytes take alone
-    parts: dict  # seconds of backward, update, waiting, where known
+    computing: float  # seconds on an unlimited link, for low-bit steps
+    wire: float  # seconds that the bytes alone take
+    parts: dict  # seconds of backward, update and waiting, if known
 
 
 @dataclass(frozen=True)
 class Set:
-    """All that was measured in turns at one rate with so many ranks."""
+    """All measurements in turns at one rate with one number of ranks."""
 
     ranks: int
     ranks_per_host: int
     mbit: int
     rounds: int
-    computing: float  # seconds; forward, backward and update alone
+    computing: float  # seconds of forward, backward and update alone
     rows: list
 
 
 @dataclass(frozen=True)
 class TimeToLoss:
     variant: str
-    steps: float  # interpolated between validations; None: not reached
+    steps: float  # interpolated between validations; None if not reached
     exact_steps: float
     seconds: dict  # rate: steps x measured step
-    run_seconds: float  # of the run, until then; validation not counted
-    wall_seconds: float  # of the whole run, its start and validations included
+    run_seconds: float  # of the run until then, without validation
+    wall_seconds: float  # of the whole run, with its start and validations
     final_loss: float
 
 
@@ -63,7 +63,7 @@ def wire_seconds(results, sent, mbit):
 
 
 def sets(results, name):
-    """In the order in which they were measured."""
+    """Returns the sets of this name in the order of their measurement."""
     measured = [entry for entry in results["rounds"] if entry["set"] == name]
     keys = dict.fromkeys(
         (e["ranks"], e["ranks_per_host"], e["mbit"]) for e in measured if e["mbit"]
@@ -86,7 +86,8 @@ def one_set(results, measured, ranks, ranks_per_host, mbit):
         return statistics.median(of_round(number) for number in rounds)
 
     def computing(variant, number):
-        """Alone, or exchanging few bits over a link without a limit."""
+        """Returns the seconds on a link without a limit, or of computing alone if the
+        variant was not measured there."""
         alone = unlimited[COMPUTING, number]
         return unlimited.get((variant, number), alone)["seconds"]
 
@@ -133,7 +134,8 @@ def one_set(results, measured, ranks, ranks_per_host, mbit):
 
 
 def of_flat(results, one, name):
-    """Variant by host: its seconds over those of it flat, the median over rounds."""
+    """Returns the hierarchical variant's seconds over those of the flat one, the median
+    over rounds."""
     seconds = {
         (e["variant"], e["round"]): e["seconds"]
         for e in results["rounds"]
@@ -151,8 +153,9 @@ def of_flat(results, one, name):
 
 
 def run_seconds(results, one):
-    """{length: {variant: seconds}} of whole runs: their steps, exact ones included,
-    times what a step took in this set. Empty if the results have no schedules."""
+    """Returns {length: {variant: seconds}} of whole runs: their steps, including exact
+    ones, times the seconds of a step in this set. Empty if the results have no
+    schedules."""
     of_step = {row.variant: row.seconds for row in one.rows}
     return {
         int(length): {
@@ -165,7 +168,7 @@ def run_seconds(results, one):
 
 
 def seconds_of_run(length, variant, of_step, ways):
-    """None if a step that it needs was not measured."""
+    """Returns the seconds, or None if a step that it needs was not measured."""
     own = of_step[variant]
     if variant not in SCHEDULED:
         return length * own
@@ -184,7 +187,7 @@ def seconds_of_run(length, variant, of_step, ways):
 
 
 def steps_to(metrics, target):
-    """Where the line through the validations passes the loss."""
+    """Returns the step at which the line through the validations passes the loss."""
     before = None
     for entry in metrics:
         if "val_loss" not in entry:

@@ -14,7 +14,8 @@ def rate(mbit):
 
 
 def digits(value, count=3):
-    """At least so many significant ones; whole numbers stay whole."""
+    """Returns a text with at least this many significant digits; whole numbers stay
+    whole."""
     rounded = float(f"{value:.{count - 1}e}")
     return f"{value:.{max(0, count - len(str(int(rounded))))}f}"
 
@@ -24,7 +25,8 @@ def size(count):
 
 
 def duration(seconds, longest):
-    """In the smallest unit that has the longest one beside it below 1000."""
+    """Returns a text in the smallest unit that has the longest one beside it below
+    1000."""
     units = ((1, "s"), (60, "min"), (3600, "h"))
     unit, name = next((u for u in units if longest < 1000 * u[0]), units[-1])
     return f"{digits(seconds / unit)} {name}"
@@ -60,7 +62,8 @@ def steps_table(one):
 
 
 def hosts_table(results, one):
-    """Flat beside by host; what a host sends is what crosses its network card."""
+    """Returns flat steps beside hierarchical ones. A host's bytes are those of its
+    network card."""
     hosts = one.ranks // one.ranks_per_host
     heading = (
         f"{rate(one.mbit)}, {hosts} hosts of {one.ranks_per_host} ranks, medians of "
@@ -82,7 +85,7 @@ def hosts_table(results, one):
 
 
 def parts_table(found):
-    """Where a step of Thinwire's goes."""
+    """Returns the parts of a step of Thinwire's."""
     head = [
         *("ms of a step", "ranks", "rate", "all", "forward and backward"),
         *("optimizer, without waiting", "waiting for others", "wire alone"),
@@ -109,7 +112,7 @@ def parts_table(found):
 
 
 def plan_table(results):
-    """What `thinwire plan` said of each link beside what was then measured."""
+    """Returns the times of `thinwire plan` for each link beside the measured ones."""
     measured = {
         (one.mbit, row.variant): row.seconds
         for one in sets(results, "steps")
@@ -143,8 +146,8 @@ def plan_table(results):
 
 
 def run_panels(results):
-    """(rate, steps, {variant: seconds}) of runs by their length, of two ranks; not at
-    10 Gbit/s, where little is to be gained."""
+    """Returns (rate, steps, {variant: seconds}) of runs of two ranks by their length.
+    At 10 Gbit/s little is to be gained, so it is left out."""
     return [
         (
             one.mbit,
@@ -159,7 +162,7 @@ def run_panels(results):
 
 
 def runs_table(results):
-    """Whole runs by their length, exact steps included."""
+    """Returns whole runs by their length, including exact steps."""
     panels = run_panels(results)
     head = ["whole runs of 2 ranks"]
     head += [f"{length:,} steps at {rate(mbit)}" for mbit, length, _ in panels]
@@ -171,7 +174,7 @@ def runs_table(results):
 
 
 def time_of(seconds, name):
-    """The run's time, and how many times faster than the peer's it is."""
+    """Returns the run's time, and how many times faster than the peer's it is."""
     own = duration(seconds[name], max(seconds.values()))
     if name == PEER or PEER not in seconds:
         return own

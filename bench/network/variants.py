@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is trained: by torch DDP (ddp.py) and by Thinwire (network_steps.cpp)."""
+"""The variants to train, by torch DDP in ddp.py and by Thinwire in
+network_steps.cpp."""
 
 NAMES = {
     "ddp_fp32": "torch DDP, fp32",
@@ -21,7 +22,7 @@ NAMES = {
     "python_onebit_adam": "Thinwire, 1-bit Adam, Python",
     "exchange": "1-bit Adam without forward and backward",
 }
-# What network_steps is told, where that is not the name.
+# What network_steps receives, if it is not the name.
 FEW_BITS = "zero_bits_up=4+zero_bits_down=4"
 TOLD = {
     "zero_adam": "adam+zero=2",
@@ -31,7 +32,7 @@ TOLD = {
     ),
     "exchange": "exchange:onebit_adam",
 } | {
-    # A step of the warm-up.
+    # This is a step of the warm-up.
     f"onebit_adam_warm{bits}": (
         f"onebit_adam+warmup_bits={bits}+optimizer.params.freeze_step=100000"
     )
@@ -56,12 +57,13 @@ COMPRESSED = (
     "zero_one_adam",
     "python_onebit_adam",
 )
-# Steps are called exact, however few bits they send: their Adam is.
+# These steps are called exact, although their exchange is low-bit, because their Adam
+# is exact.
 CALLED_EXACT = ("zero_4_4", "onebit_adam_warm8", "onebit_adam_warm4")
 ALL = (*DENSE, *COMPRESSED)
 OF_A_RUN = ("ddp_fp32", "adam", "onebit_adam")
 
-# What `thinwire plan` calls them.
+# The names in `thinwire plan`.
 PLANNED = {
     "exact": "adam",
     "onebit_adam": "onebit_adam",
@@ -71,8 +73,8 @@ PLANNED = {
     "lean": "lean_onebit_adam",
 }
 
-# Whose schedule of exact, compressed and local steps a variant follows, as `thinwire
-# plan --steps` says it; all others take the same step throughout.
+# The variants whose schedule of exact, compressed and local steps is that of an
+# optimizer in `thinwire plan --steps`. All others take the same step throughout.
 SCHEDULED = {
     "onebit_adam": "onebit_adam",
     "onebit_adam_warm8": "onebit_adam",
@@ -84,30 +86,30 @@ SCHEDULED = {
     "python_onebit_adam": "onebit_adam",
 }
 
-# Which rows have the exact and the compressed steps of a run, where these are not
-# exact Adam's and the variant's own.
+# The rows of the exact and the compressed steps of a run, if these are not exact Adam's
+# and the variant's own.
 WARMUPS = ("onebit_adam_warm8", "onebit_adam_warm4")
 EXACT_STEPS = {"lean_onebit_adam": "zero_adam"} | {name: name for name in WARMUPS}
 COMPRESSED_STEPS = dict.fromkeys(WARMUPS, "onebit_adam")
 
-# On hosts of several ranks, each flat and by host.
+# On hosts of several ranks each variant is measured flat and by host.
 FLAT, BY_HOST = "_flat", "_by_host"
 ON_HOSTS = ("exchange", "adam", "onebit_adam", "zero_4_4")
 
-# Until every one is in the stage that is measured: what sends few bits has a hundred
+# Steps until every variant is in the measured stage. Low-bit variants have a hundred
 # exact steps before (network_steps.cpp, ddp.py).
 WARM_STEPS = {"zero_one_adam": 116}
 WARM_STEPS_OF_COMPRESSED, WARM_STEPS_OF_OTHERS = 104, 6
 
 
 def base(variant):
-    """The variant without what it says of hosts."""
+    """Returns the variant without its suffix for hosts."""
     return variant.removesuffix(FLAT).removesuffix(BY_HOST)
 
 
 def told(variant):
-    """As network_steps is asked for it. On hosts of several ranks it exchanges by
-    host unless it is told not to."""
+    """Returns the name for network_steps. On hosts of several ranks the exchange is
+    hierarchical unless the variant is flat."""
     text = TOLD.get(base(variant), base(variant))
     return f"{text}+hierarchy=flat" if variant.endswith(FLAT) else text
 
@@ -119,7 +121,7 @@ def title(variant):
 
 
 def owner(variant):
-    """The program that trains it."""
+    """Returns the program that trains it."""
     return "python" if variant.startswith(("ddp", "python")) else "thinwire"
 
 
@@ -131,7 +133,8 @@ def warm_steps(variant):
 
 
 def steps_of(variant, mbit):
-    """In a row; whole turns of 0/1 Adam's sync and three local steps."""
+    """Returns the steps in a row: whole turns of 0/1 Adam's sync and three local
+    steps."""
     dense = base(variant) in DENSE
     return {100: 2 if dense else 8, 1000: 4 if dense else 16}.get(mbit, 16)
 
@@ -141,5 +144,5 @@ def is_compressed(variant):
 
 
 def must_be_compressed(variant):
-    """No step of it may be exact."""
+    """Returns whether none of its steps may be exact."""
     return is_compressed(variant) and base(variant) not in CALLED_EXACT

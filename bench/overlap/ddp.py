@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """ddp.py [--zero STAGE] [LAYERS WIDTH BATCH ROUNDS]
 
-What a step of step_parts' model takes with torch's DistributedDataParallel, on CPUs over
+Times a step of step_parts' model with torch's DistributedDataParallel, on CPUs over
 gloo. `bench/overlap/run --ddp` starts it under mpirun. Rank 0 prints the slowest rank's
-time, of the middle round and of the fastest.
-It clips, and updates with torch's Adam, in fp32 and in one thread per rank. --zero, an
-argument of step_parts, means nothing here.
+time, of the middle round and of the fastest. It clips, and updates with torch's Adam,
+in fp32 and in one thread per rank. --zero, an argument of step_parts, has no effect
+here.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def main():
         step(batch)
         slowest = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        if round_ >= 2:  # warm; DDP lays out its buckets anew after the first
+        if round_ >= 2:  # warm; DDP rearranges its buckets after the first round
             seconds.append(slowest.item())
     if dist.get_rank() == 0:
         middle, least = statistics.median(seconds) * 1e3, min(seconds) * 1e3

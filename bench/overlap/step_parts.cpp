@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// step_parts [--zero STAGE] [LAYERS WIDTH BATCH ROUNDS]: what one exact
-// training step of a small GPT takes with and without overlap, and its parts,
-// interleaved in one run. Under mpirun; rank 0 prints. bench/overlap/run starts
-// it on emulated hosts.
+//   step_parts [--zero STAGE] [LAYERS WIDTH BATCH ROUNDS]
+//
+// Times one exact training step of a small GPT with and without overlap, and
+// its parts, interleaved in one run. Runs under mpirun; rank 0 prints.
+// bench/overlap/run starts it on emulated hosts.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -36,7 +37,7 @@ struct Sizes {
   std::size_t zero = 0;  // stage
 };
 
-// One kind of work and what it took in each round, the slowest rank's time.
+// One kind of work and its time in each round, on the slowest rank.
 struct Part {
   std::string name;
   std::function<void()> run;
@@ -54,8 +55,8 @@ struct Part {
   }
 };
 
-// What something took in the middle round and, which says more on a machine
-// with other work to do, in the fastest.
+// Seconds in the middle round and in the fastest one. The fastest says more on
+// a machine with other work to do.
 struct Seconds {
   double middle = 0;
   double least = 0;
@@ -70,7 +71,7 @@ Seconds operator+(const Seconds& a, const Seconds& b) {
   return {a.middle + b.middle, a.least + b.least};
 }
 
-// At least 0: of two parts that were measured, noise may make the longer less.
+// Returns at least 0: noise may make the longer of two parts seem shorter.
 Seconds operator-(const Seconds& a, const Seconds& b) {
   return {std::max(0.0, a.middle - b.middle), std::max(0.0, a.least - b.least)};
 }
@@ -79,10 +80,10 @@ Seconds max(const Seconds& a, const Seconds& b) {
   return {std::max(a.middle, b.middle), std::max(a.least, b.least)};
 }
 
-// In the order of `parts`, which take turns at being the first.
+// Returns the times in the order of `parts`, which take turns at being first.
 std::vector<Seconds> measure(comm::Communicator& comm, std::size_t rounds,
                              std::vector<Part>& parts) {
-  for (Part& part : parts) part.run();  // warm
+  for (Part& part : parts) part.run();  // warm-up
   for (std::size_t round = 0; round < rounds; ++round)
     for (std::size_t i = 0; i < parts.size(); ++i)
       parts[(i + round) % parts.size()].measure(comm);
@@ -214,7 +215,7 @@ void Bench::measure_sharded() {
   std::vector<float> own(shards.shard_size(comm_.rank()), 1e-3f);
   std::vector<float> params = own;
 
-  // What this rank updates, as if there were no other: norm and Adam.
+  // The update of this rank alone, without other ranks: norm and Adam.
   const config::Config config = config_of(sizes_, true);
   const ParameterLayout own_layout =
       shards.layout_of_shard(plain_.layout(), comm_.rank());

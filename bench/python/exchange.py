@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What an exchange through a process group costs, beside torch's own all_to_all_single.
+"""Times an exchange through a process group beside torch's own all_to_all_single.
 
     PYTHONPATH=python torchrun --nproc-per-node 2 bench/python/exchange.py [--rounds 30]
 
-Every rank sends the named bytes to each other rank. Both ways take turns in one run, round by
-round, over gloo. Wall: of one exchange, median over all and best tenth. CPU: of all threads of
-a rank per exchange, the mean of the ranks.
+Every rank sends the named bytes to each other rank. Both ways take turns in one run,
+round by round, over gloo. Wall is the time of one exchange, the median over all and the
+best tenth. CPU is the time of all threads of a rank per exchange, the mean of the
+ranks.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ import torch
 import torch.distributed as dist
 from thinwire import _core, comm
 
-# Bytes per peer, exchanges per round.
+# Bytes per peer: exchanges per round.
 SIZES = {8: 40, 64 << 10: 40, 1 << 20: 10, 8 << 20: 3}
 
 
 class Way:
-    """One way to exchange, and what was measured of it."""
+    """One way to exchange, and its measurements."""
 
     def __init__(self, name: str, exchange: Callable[[], object]) -> None:
         self.name, self.exchange = name, exchange

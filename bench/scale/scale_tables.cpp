@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How one step's exchange grows with ranks, link and bucket size: tables of
-// clusters that are described, by the formulas of plan/planner.h.
+// Prints how the exchange of one step grows with ranks, link and bucket size,
+// for described clusters, by the formulas of plan/planner.h.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -22,8 +22,8 @@ using plan::Way;
 using plan::Workload;
 using Row = std::vector<std::string>;
 
-constexpr double kModel = 340e6;  // parameters
-constexpr double kHalf = 2;       // bytes of one of them
+constexpr double kModel = 340e6;  // in parameters
+constexpr double kHalf = 2;       // in bytes per parameter
 constexpr double kMi = 1 << 20;
 
 void print(const std::string& title, const Row& header,
@@ -70,7 +70,7 @@ double by_host(const Network& network, int bits) {
       network, exchange(rule(kModel, network.ranks, bits), bits));
 }
 
-// Messages to every peer of 64 KiB, and 2 MiB at least.
+// Returns a bucket with messages of 64 KiB to every peer, and at least 2 MiB.
 double direct_bucket(const Network& network) {
   return std::max(2 * kMi, network.ranks * 65536.0);
 }
@@ -102,7 +102,7 @@ void print_buckets() {
 }
 
 void print_exchanges(int per_host) {
-  // Sums of 16-bit values leave a host in fp32.
+  // Sums of 16-bit values travel between hosts in fp32.
   const double widening = per_host == 1 ? 1 : 4 / kHalf;
   std::vector<Row> rows;
   for (const int ranks : {per_host == 1 ? 8 : 16, 64, 256, 1024})
@@ -127,8 +127,8 @@ void print_exchanges(int per_host) {
         rows);
 }
 
-// On GPUs, whose kernels are assumed. Adam moves 28 bytes where an update from
-// records moves 12.125.
+// GPUs, whose kernels are assumed. Adam moves 28 bytes, and an update from
+// records 12.125.
 constexpr Compute kGpu{.encode = 13e-12,
                        .serve = 3e-12,
                        .update = 13e-12,
@@ -140,7 +140,7 @@ void print_steps() {
   for (const int backwards : {1, 4})
     for (const double gbps : {1., 5., 10., 25., 100.}) {
       const Network network{.ranks = 16, .gbps = gbps};
-      // All but the last backward are counted as forward.
+      // All backwards except the last are counted as forward.
       Workload work{.parameters = kModel,
                     .forward_seconds = backwards == 1 ? .036 : .252,
                     .backward_seconds = .061};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two processes train with 1-bit Adam over a socket of their own:
+/* Two processes train with 1-bit Adam over a socket of their own. Build with
  *   cc -std=c99 train.c $(pkg-config --cflags --libs thinwire_c) -o train */
 #define _POSIX_C_SOURCE 200809L
 #include <poll.h>
@@ -19,8 +19,8 @@ static void check(thinwire_status status) {
   exit(1); /* The peer reads the end of the socket. */
 }
 
-/* Sends to the other rank and receives from it, both at once: each could fill
- * the socket while the other one waits. */
+/* Sends to the other rank and receives from it, both at once. Otherwise each
+ * could fill the socket while the other one waits. */
 static int exchange(void* context, const thinwire_exchange* of) {
   const int socket = *(const int*)context;
   const char* to_send = of->num_sends ? of->sends[0].data : NULL;

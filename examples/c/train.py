@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C interface from a language that loads shared libraries: ranks are threads.
+"""The C interface, used from a language that loads shared libraries. Ranks are threads.
 
 python3 train.py [LIBRARY]        default: libthinwire_c.so.0, as the linker finds it
 """
@@ -45,7 +45,8 @@ class Report(Structure):
 
 
 class Library:
-    """Functions of the library, by their names without thinwire_. They raise."""
+    """Functions of the library, by their names without thinwire_. They raise on
+    errors."""
 
     def __init__(self, path):
         self._library = ctypes.CDLL(path)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loop with DistributedDataParallel and torch's optimizer; gradients travel in few bits.
-Resumes from its checkpoint, on any number of ranks.
+"""A loop with DistributedDataParallel and torch's optimizer, whose gradients are sent
+in 8 or 4 bits. Resumes from its checkpoint, on any number of ranks.
 
 torchrun --nproc-per-node 2 ddp_hook.py [--steps N] [--bits 8] [--out DIR]
 """

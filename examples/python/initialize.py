@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed's habit: everything that is not the model stands in ds_config.json.
+"""A loop in DeepSpeed's style: ds_config.json holds everything except the model.
 
 torchrun --nproc-per-node 2 initialize.py --deepspeed_config ds_config.json
 """

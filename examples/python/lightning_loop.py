@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning's Trainer with 1-bit Adam; goes on from its newest checkpoint, on any number
-of ranks.
+"""Lightning's Trainer with 1-bit Adam. Resumes from its newest checkpoint, on any
+number of ranks.
 
 python lightning_loop.py [--steps N] [--out DIR] [--ranks N]
 """

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mixture of experts that saves itself and goes on with any other number of ranks
-per set of experts.
+"""A mixture of experts that saves itself and resumes with any other number of ranks per
+set of experts.
 
 torchrun --nproc-per-node 4 mixture_of_experts.py [--share N] [--steps N] [--out DIR]
 
-N neighbouring ranks share out the experts (--share): each sends its tokens to the ranks
-that hold their experts (all-to-all), which send back what the experts make of them.
+N neighbouring ranks divide the experts among them (--share). Each sends its tokens to
+the ranks that hold their experts, by an all-to-all. These send the experts' results
+back.
 """
 
 import argparse
@@ -19,7 +20,7 @@ WIDTH, EXPERTS, TOKENS = 16, 4, 128
 
 
 class AllToAll(torch.autograd.Function):
-    """Part k of each rank goes to rank k; so do the gradients, back again."""
+    """Sends part k of each rank to rank k, and the gradients back again."""
 
     @staticmethod
     def forward(
@@ -38,8 +39,8 @@ class AllToAll(torch.autograd.Function):
 
 
 class Mixture(torch.nn.Module):
-    """Every token goes to the one expert that its gate prefers (Fedus et al.,
-    arXiv:2101.03961), and to none if that has as many as it takes."""
+    """Sends every token to the one expert that its gate prefers (Fedus et al.,
+    arXiv:2101.03961). If that expert is full, the token has none."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__()
@@ -78,7 +79,8 @@ def make_expert() -> torch.nn.Module:
 
 
 def groups_of(share: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """The ranks that share out the experts with this one, and those that hold the same."""
+    """Returns the ranks that divide the experts with this one, and those that hold the
+    same."""
     rank, world = dist.get_rank(), dist.get_world_size()
     sets = [list(range(first, first + share)) for first in range(0, world, share)]
     alike = [list(range(first, world, share)) for first in range(share)]

@@ -28,7 +28,7 @@ model = torch.nn.Linear(64, 64).to(device)
 if given.zero is None:
     optimizer = thinwire.OnebitAdam(model.parameters(), lr=1e-3, freeze_step=100)
 else:
-    # Four bits per element on the wire, and states shared out among the ranks.
+    # Sends four bits per element, and divides states among the ranks.
     config = {
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
         "zero_optimization": {"stage": given.zero},

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPT-2 of 0.5 M parameters from scratch on text files, by the Trainer of Hugging
-Face transformers: AdamW under DDP, or 1-bit Adam.
+"""Trains a GPT-2 of 0.5 M parameters from scratch on text files, by the Trainer of
+Hugging Face transformers: AdamW under DDP, or 1-bit Adam.
 
     torchrun --nproc-per-node 4 real_text.py --text FILE... --optimizer onebit_adam
 
-The last line on stdout is JSON: the loss on held-out text, and what a step sends.
+The last line on stdout is JSON: the loss on held-out text, and the bytes of a step.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from transformers import (
 
 
 class ByteTokenizer(PreTrainedTokenizer):
-    """A token is a byte."""
+    """Takes each byte as a token."""
 
     vocab_size = 256
 
@@ -46,7 +46,7 @@ class ByteTokenizer(PreTrainedTokenizer):
 
 
 class Pieces(torch.utils.data.Dataset):
-    """All texts in a row, cut into pieces of the same length."""
+    """Returns all texts in a row, cut into pieces of the same length."""
 
     def __init__(self, texts, tokenizer, length):
         tokens = [t for text in texts for t in tokenizer(text)["input_ids"]]
@@ -62,8 +62,8 @@ class Pieces(torch.utils.data.Dataset):
 
 
 class BytesSent(TrainerCallback):
-    """What rank 0 has sent in each step; DDP's all-reduce in a ring is not counted
-    by gloo, but known: every element leaves a rank 2 (W - 1) / W times."""
+    """Records the bytes that rank 0 has sent in each step. gloo does not count those of
+    DDP. In its ring all-reduce every element leaves a rank 2 (W - 1) / W times."""
 
     def __init__(self, optimizer, params, world):
         self.optimizer = optimizer

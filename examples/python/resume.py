@@ -3,8 +3,8 @@
 
 torchrun --max-restarts 3 --nproc-per-node 2 resume.py [--steps N] [--out DIR]
 
-If a rank dies, torchrun starts all ranks again, at most three times. With as many
-ranks as before, the run ends with the bits of one that nothing disturbed.
+If a rank dies, torchrun starts all ranks again, at most three times. With as many ranks
+as before, the run ends with the bits of an undisturbed run.
 """
 
 import argparse

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Turns a checkpoint of DeepSpeed into a folder for Thinwire.
 
-Of Adam with ZeRO stage 1 or 2, a universal checkpoint:
+For Adam with ZeRO stage 1 or 2, from a universal checkpoint:
 
     python -m deepspeed.checkpoint.ds_to_universal --inject_missing_state \
         --input_folder RUN/TAG --output_folder IN
     python states_from_deepspeed.py IN OUT
 
-The first command is DeepSpeed's own. All that the second reads loads with
+The first command is DeepSpeed's own. The second loads all files with
 torch.load(weights_only=True), which runs no code:
 
     zero/NAME/fp32.pt, exp_avg.pt, exp_avg_sq.pt    {"param": a whole tensor}
@@ -17,24 +17,24 @@ torch.load(weights_only=True), which runs no code:
 zero/optimizer_state.pt, which holds an object of DeepSpeed's, is not needed. OUT gets
 model.safetensors, whose weights are the fp32 masters, and optimizer.safetensors.
 
-Of 1-bit Adam, 1-bit LAMB or 0/1 Adam, the file of stage 0, in fp32 or fp16:
+For 1-bit Adam, 1-bit LAMB or 0/1 Adam, from the file of stage 0, in fp32 or fp16:
 
     python states_from_deepspeed.py RUN/TAG/mp_rank_00_model_states.pt OUT --freeze-step N
 
-N is the freeze_step of that run: a frozen variance v has seen N gradients instead of all
-steps, so OUT gets the v that has the same bias-corrected value after all steps. 0/1 Adam
-counts its updates of v itself; --var-update-scaler is that of its run. OUT is the state
-of Adam or LAMB: the new run begins with both moments, and a 1-bit optimizer freezes v
+N is the freeze_step of that run. A frozen variance v has seen N gradients, not those of
+all steps. So OUT gets the v that has the same bias-corrected value after all steps. 0/1
+Adam counts its updates of v itself; --var-update-scaler is that of its run. OUT is the
+state of Adam or LAMB, so the new run begins with both moments. A 1-bit optimizer freezes v
 again by its own freeze_step. The coefficients that 1-bit LAMB has frozen are not carried
-over: it measures them anew. 0/1 Adam must have been saved in a sync, when all ranks have
-the same parameters.
+over, because it measures them anew. 0/1 Adam must have been saved in a sync, when all
+ranks have the same parameters.
 
 A file of several groups needs "names", as states_from_torch.py says. In fp16 1-bit Adam
 and 0/1 Adam must have one group; the weights of OUT are the fp32 masters.
 
-Not read: stage 3, whose files have no steps, and what tensor or pipeline parallelism has
-split. Stage 0 of Adam in fp32 is for states_from_torch.py. 1-bit optimizers of DeepSpeed
-clear their residuals when they load, so their files have none to bring.
+It does not read stage 3, whose files have no steps, nor what tensor or pipeline
+parallelism has split. For stage 0 of Adam in fp32 use states_from_torch.py. 1-bit
+optimizers of DeepSpeed clear their residuals when they load, so their files have none.
 """
 
 import math
@@ -44,7 +44,7 @@ from states_from_torch import LOW_BIT, MOMENTS, arguments, convert, load, untied
 
 
 def read(given):
-    """Weights, and the state of each trained parameter, by name."""
+    """Returns weights, and the state of each trained parameter, by name."""
     if given.checkpoint.is_dir():
         return read_universal(given.checkpoint)
     return read_low_bit(given)
@@ -74,7 +74,7 @@ def read_universal(folder):
 def read_low_bit(given):
     saved = load(given.checkpoint)
     wrapper = saved.get("optimizer") or {}
-    if "optimizer_state_dict" in wrapper:  # of DeepSpeed's optimizers for fp16
+    if "optimizer_state_dict" in wrapper:  # DeepSpeed's fp16 optimizers have it
         saved = in_fp32(saved, wrapper)
     weights, states = states_from_torch.read(given.checkpoint, saved)
     groups = saved["optimizer"]["param_groups"]
@@ -90,8 +90,8 @@ def read_low_bit(given):
 
 
 def in_fp32(saved, wrapper):
-    """The file as a run in fp32 leaves it: its weights are the masters, and no group is
-    one flat tensor."""
+    """Returns the file like that of a run in fp32: its weights are the masters, and no
+    group is one flat tensor."""
     weights, buffers = untied(saved["module"]), set(saved.get("buffer_names") or ())
     names = saved.get("names", [name for name in weights if name not in buffers])
     optimizer = wrapper["optimizer_state_dict"]
@@ -121,7 +121,8 @@ def split(flat, shapes):
 
 
 def unflattened(optimizer, shapes):
-    """Each parameter of the one group, with its part of the arrays that have all."""
+    """Returns the state dict of the one group, with the flat arrays cut into those of
+    its parameters."""
     (group,), (entry,) = optimizer["param_groups"], optimizer["state"].values()
     own = [dict(entry) for _ in shapes]
     for key in (*MOMENTS, "momentum_accumulator"):
@@ -136,7 +137,7 @@ def unflattened(optimizer, shapes):
 
 
 def moments(name, state, beta2, given):
-    """What Adam would have: v as if it had seen every step's gradient."""
+    """Returns Adam's states, with v as if it had seen every step's gradient."""
     if not any(key in state for key in LOW_BIT):
         raise ValueError(
             f"'{name}' has none of {', '.join(LOW_BIT)}: not of a 1-bit optimizer"
@@ -155,7 +156,7 @@ def moments(name, state, beta2, given):
 
 def updates_of_variance(name, state, given):
     step = int(state["step"])
-    if "var_interval" in state:  # doubled after each so many updates
+    if "var_interval" in state:  # the interval doubles after this many updates
         doublings = math.log2(int(state["var_interval"]))
         count = int(doublings) * given.var_update_scaler + int(state["var_counter"])
         if doublings != int(doublings) or count > step:

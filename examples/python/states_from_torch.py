@@ -15,11 +15,11 @@ buffers, IN.pt must have them in that order, as "names":
     name_of = {p: name for name, p in model.named_parameters()}
     names = [name_of[p] for group in optimizer.param_groups for p in group["params"]]
 
-Otherwise they are the names of the model's tensors, in the model's order. Where all
-names begin with DistributedDataParallel's "module.", that is left off. RAdam keeps what
-Adam keeps, so it cannot be told from it.
+Otherwise they are the names of the model's tensors, in the model's order. If all names
+begin with DistributedDataParallel's "module.", that is left off. RAdam keeps what Adam
+keeps, so it is taken for Adam.
 
-Needs torch and safetensors. A run that goes on from OUT must have the same names:
+Needs torch and safetensors. A run that continues from OUT must have the same names:
 
     optimizer = thinwire.AdamW(model.named_parameters(), ...)
     thinwire.load(OUT, optimizer, module=model)
@@ -35,7 +35,7 @@ from safetensors.torch import save_file
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 LOW_BIT = ("worker_error", "lamb_coeff_freeze")  # of DeepSpeed's 1-bit optimizers
-WRAPPER = "module."  # what DistributedDataParallel calls what it wraps
+WRAPPER = "module."  # DistributedDataParallel puts this before names
 
 
 def load(path):
@@ -49,7 +49,7 @@ def load(path):
 
 
 def read(path, saved):
-    """Weights, and the state of each parameter, by name."""
+    """Returns weights, and the state of each parameter, by name."""
     model = saved.get("model", saved.get("module"))  # DeepSpeed's name
     optimizer = saved.get("optimizer")
     if not model or "param_groups" not in (optimizer or {}):
@@ -69,7 +69,7 @@ def read(path, saved):
 
 
 def untied(model):
-    """Of tied tensors one name."""
+    """Returns one name of each set of tied tensors."""
     first = {}
     for name, tensor in model.items():
         place = tensor.data_ptr() if tensor.numel() else name
@@ -78,7 +78,7 @@ def untied(model):
 
 
 def checked(weights, states):
-    """The tensors of optimizer.safetensors."""
+    """Returns the tensors of optimizer.safetensors."""
     tensors, steps = {}, {}
     for name, state in states.items():
         for key in (*MOMENTS, "step"):
@@ -122,7 +122,7 @@ def arguments(doc):
 
 
 def convert(read, parser):
-    """The program: writes what `read` gives of the arguments."""
+    """Runs the program, which writes what `read` returns for the arguments."""
     given = parser.parse_args()
     try:
         weights, states = read(given)

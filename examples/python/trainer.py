@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Trainer of Hugging Face transformers with 1-bit Adam; goes on from its newest
+"""The Trainer of Hugging Face transformers with 1-bit Adam. Resumes from its newest
 checkpoint, on any number of ranks.
 
     torchrun --nproc-per-node 2 trainer.py [--steps N] [--out DIR]
@@ -15,7 +15,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 
 class Counting(torch.utils.data.Dataset):
-    """Sequences that count up, each from a place of its own."""
+    """Sequences that count up, each from a start of its own."""
 
     def __len__(self):
         return 512

@@ -58,8 +58,8 @@ void Launch::run_process(const Options& options, const Body& body) {
     try {
       run_rank(*comm, body);
     } catch (const AgreedFailure&) {
-      // Unwinding would make the communicator tell the others, who may still
-      // be reading the agreement, that this rank gave up.
+      // Unwinding would tell the others that this rank gave up, while they may
+      // still be reading the agreement.
       agreed = std::current_exception();
     }
     is_broken_ = false;

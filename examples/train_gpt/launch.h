@@ -9,25 +9,25 @@
 
 namespace thinwire::train_gpt {
 
-/// How a rank's part of a run has ended, if nothing was thrown.
+/// How a rank's part of a run has ended, unless it threw.
 enum class Ending {
   kDone,
-  kFailedElsewhere,  ///< Another rank tells why.
-  kStopped,          ///< On a signal; its checkpoint is complete.
+  kFailedElsewhere,  ///< Another rank reports why.
+  kStopped,          ///< By a signal; its checkpoint is complete.
 };
 
-/// The ranks that this process is, and how they end.
+/// The ranks of this process, and how they end.
 class Launch {
  public:
   using Body = std::function<Ending(comm::Communicator&)>;
 
-  /// Calls `body` once for every rank of this process. Throws what a rank threw
-  /// first, with its number in front of the message.
+  /// Calls `body` once for every rank of this process. Throws the first error
+  /// of a rank, with its number in front of the message.
   void run(const Options& options, const Body& body);
 
-  /// Returns the worst that a `body` returned.
+  /// Returns the worst ending of a `body`.
   [[nodiscard]] Ending ending() const noexcept { return ending_; }
-  /// Returns whether processes were left in the middle of their work: some of
+  /// Returns whether processes are stuck in the middle of their work. Some of
   /// them may never answer again, and MPI_Finalize would wait for them.
   [[nodiscard]] bool is_broken() const noexcept { return is_broken_; }
 

@@ -18,11 +18,11 @@ namespace {
 
 using namespace thinwire::train_gpt;
 
-// mpirun kills all ranks soon after the first has ended: the others get this
-// long to say what they saw.
+// mpirun kills all ranks soon after the first has ended. The others have this
+// long to print their errors.
 constexpr auto kLinger = std::chrono::milliseconds(1500);
-constexpr int kStopped = 3;        // saved, to be run again with --resume auto
-constexpr int kInterrupted = 128;  // and the signal's number, as shells say it
+constexpr int kStopped = 3;        // saved; resume with --resume auto
+constexpr int kInterrupted = 128;  // plus the signal's number, as in shells
 
 void compare(const Invocation& asked) {
   std::vector<RunRecord> runs;

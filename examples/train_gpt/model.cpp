@@ -21,7 +21,7 @@ namespace nn = ::torch::nn;
 using at::Tensor;
 
 constexpr std::int64_t kBytes = 256;
-constexpr std::int64_t kHistory = 3;  // byte tables: this byte and two before
+constexpr std::int64_t kHistory = 3;  // tables: this byte and two before
 constexpr double kEmbeddingDeviation = 0.02;
 constexpr double kWeightGain = 0.8;
 
@@ -29,7 +29,7 @@ std::int64_t to_int64(std::size_t value) {
   return static_cast<std::int64_t>(value);
 }
 
-// Parameters of 16 bits take part in fp32.
+// 16-bit parameters are computed with in fp32.
 Tensor wide(const Tensor& parameter) { return parameter.to(at::kFloat); }
 
 Tensor through(const nn::Linear& layer, const Tensor& x) {
@@ -63,7 +63,7 @@ struct Block : nn::Module {
     mlp_out = register_module("mlp_out", nn::Linear(4 * width, width));
   }
 
-  // x: [sequences * context, width]
+  // x is [sequences * context, width].
   Tensor forward(const Tensor& x, std::int64_t sequences) {
     const Tensor middle = x + attention(through(attention_norm, x), sequences);
     const Tensor hidden =
@@ -112,7 +112,7 @@ struct Gpt : nn::Module {
         "head", nn::Linear(nn::LinearOptions(width, kBytes).bias(false)));
   }
 
-  // history: [kHistory, sequences, context]; returns [positions, kBytes].
+  // history is [kHistory, sequences, context]; the result [positions, kBytes].
   Tensor forward(const Tensor& history) {
     const std::int64_t sequences = history.size(1);
     const std::int64_t context = history.size(2);
@@ -133,7 +133,7 @@ struct Gpt : nn::Module {
   nn::Linear head = nullptr;
 };
 
-// [kHistory, sequences, context] and [sequences * context].
+// Tensors of shape [kHistory, sequences, context] and [sequences * context].
 struct Tokens {
   Tensor history;
   Tensor targets;
@@ -166,7 +166,7 @@ struct Model::Impl {
   explicit Impl(const ModelShape& model_shape)
       : shape(model_shape), gpt(model_shape) {}
 
-  // Made when it is asked for: an engine has memory of its own.
+  // Made on first use, because an engine has memory of its own.
   [[nodiscard]] torch::ModuleMemory& own_memory() {
     if (!memory) memory.emplace(gpt);
     return *memory;
@@ -179,7 +179,8 @@ struct Model::Impl {
 };
 
 Model::Model(const ModelShape& shape) {
-  // In every thread that computes: torch keeps this setting per thread.
+  // Set in every thread that computes, because torch keeps this setting per
+  // thread.
   at::set_num_threads(1);
   impl_ = std::make_unique<Impl>(shape);
 }
@@ -188,7 +189,8 @@ Model::~Model() = default;
 
 void Model::initialize(std::uint64_t seed) {
   const ::torch::NoGradGuard no_grad;
-  // torch's global generator is shared by all threads of the process.
+  // All threads of the process share torch's global generator, so this is
+  // another one.
   const at::Generator generator =
       at::make_generator<at::CPUGeneratorImpl>(seed);
   const auto draw = [&](nn::Linear& linear, double divisor) {

@@ -17,17 +17,16 @@ struct ModelShape {
   std::size_t layers = 4;
   std::size_t width = 128;  ///< A multiple of `heads`.
   std::size_t heads = 4;
-  std::size_t context = 64;  ///< Bytes that a prediction may look back.
+  std::size_t context = 64;  ///< How many bytes a prediction may look back.
 };
 
 /// A small GPT over bytes: pre-norm blocks, learned positions, tanh-GELU, an
-/// untied head without bias. Its input is the sum of three byte tables (this
-/// byte, the one before, the one before that; 0 before the window) and a
-/// position. Parameters and gradients lie in flat arrays. They may be kept in
-/// 16 bits: arithmetic is in fp32 all the same, because half precision is many
-/// times slower than that on CPUs.
+/// untied head without bias. Its input is the sum of a position and three byte
+/// tables: this byte and the two before, which are 0 before the window.
+/// Parameters and gradients lie in flat arrays. They may be 16-bit, but
+/// arithmetic is in fp32, because half precision is many times slower on CPUs.
 ///
-/// Each object belongs to one thread, and torch computes in that thread alone,
+/// Each object belongs to one thread, and torch computes only in that thread,
 /// so that ranks give the same bits as threads and as processes.
 class Model {
  public:
@@ -36,7 +35,7 @@ class Model {
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
-  /// Draws the parameters: the same for the same seed and shape.
+  /// Draws the parameters, which are the same for the same seed and shape.
   void initialize(std::uint64_t seed);
 
   [[nodiscard]] std::size_t context() const noexcept;
@@ -44,19 +43,20 @@ class Model {
   [[nodiscard]] View params();
   [[nodiscard]] View grads();
 
-  /// Collective: from now on backward() and step() train with this
-  /// configuration. Rank 0's parameters go to all ranks.
+  /// Makes backward() and step() train with this configuration from now on,
+  /// from rank 0's parameters. Collective.
   void train_with(comm::Communicator& comm, const config::Config& config);
-  /// What trains; after train_with().
+  /// Returns the engine that trains; call train_with() first.
   [[nodiscard]] engine::Engine& engine() noexcept;
 
-  /// Mean loss of the batch, in nats per byte. Its gradient is in grads(), or,
-  /// after train_with(), on its way.
+  /// Returns the mean loss of the batch, in nats per byte. Its gradient is in
+  /// grads(). After train_with() it may still be in flight.
   double backward(const Batch& batch);
-  /// Collective, after train_with().
+  /// Call train_with() first. Collective.
   engine::EngineReport step();
 
-  /// Sum of the losses of all positions, in nats; leaves the gradient alone.
+  /// Returns the sum of the losses of all positions, in nats, and keeps the
+  /// gradient.
   [[nodiscard]] double loss_sum(const Batch& batch);
 
  private:

@@ -12,27 +12,27 @@
 
 namespace thinwire::train_gpt {
 
-/// How far a run has come, for people: on a terminal one line that is drawn
-/// again and again, elsewhere a line at every tenth of the run and at least
-/// every 30 seconds. Speed and time left are those of the last 10 seconds.
+/// Shows a run's progress to people. A terminal has one line that is redrawn.
+/// Other output has a line at every tenth of the run and at least every 30
+/// seconds. Speed and time left are those of the last 10 seconds.
 class Progress {
  public:
   enum class Style { kNone, kLines, kBar };
 
-  /// kNone if `quiet`, else kBar where stderr is a terminal.
+  /// Returns kNone if `quiet`, otherwise kBar if stderr is a terminal.
   [[nodiscard]] static Style style_for_stderr(bool quiet);
 
-  /// Lines come after every so many steps; 0: ten in all.
-  /// `clock` gives seconds, for lines; null: the system's.
+  /// A line follows every `steps_per_line` steps, or ten in all if it is 0.
+  /// `clock` returns seconds, for lines; null means the system's clock.
   Progress(std::ostream& out, Style style, std::string name, std::int64_t steps,
            std::int64_t steps_per_line = 0,
            std::function<double()> clock = nullptr);
 
-  /// After every step. `row.loss` is the newest that is known.
+  /// Call after every step. `row.loss` is the newest known loss.
   void step(const StepRow& row);
-  /// After a validation.
+  /// Call after a validation.
   void validation(const ValidationRow& row);
-  /// Leaves the bar as it stands.
+  /// Leaves the bar on the screen.
   void finish();
 
  private:
@@ -48,7 +48,7 @@ class Progress {
   std::int64_t steps_per_line_;
   std::function<double()> clock_;
   double newest_line_ = 0;  // By the clock.
-  // Of the last steps, which took kSeconds or are one.
+  // The last steps, which took kSeconds or are a single one.
   std::deque<Totals> recent_;
   Totals sum_;
   std::optional<double> val_loss_;

@@ -23,7 +23,7 @@ checkpoint::Extra extra_of(const Position& position, bool is_first) {
   checkpoint::Extra extra;
   extra.common.put_integer("step", position.step);
   extra.common.put_integer("next_sequence", position.next_sequence);
-  // Scalars are signed.
+  // Scalars are signed, so this is a text.
   extra.common.put_text("seed", fmt::format("{:016x}", position.seed));
   extra.common.put_text("data_hash",
                         fmt::format("{:016x}", position.data_hash));

@@ -10,30 +10,30 @@
 
 namespace thinwire::train_gpt {
 
-/// The progress of a run, except what the engine keeps: the application's part
+/// The progress of a run that the engine does not keep: the application's part
 /// of a checkpoint.
 struct Position {
-  std::int64_t step = 0;           ///< Taken, also skipped ones.
+  std::int64_t step = 0;           ///< Steps taken, including skipped ones.
   std::int64_t next_sequence = 0;  ///< See TextData::sequences_from.
   std::uint64_t seed = 0;
   std::uint64_t data_hash = 0;
-  // ---- of rank 0
+  // ---- on rank 0
   Totals totals{};
-  std::int64_t saves = 0;  ///< With the one that holds this.
+  std::int64_t saves = 0;  ///< Including the one that holds this.
   double save_seconds = 0;
 };
 
-/// Returns what a checkpoint saves of it; `is_first`: on rank 0.
+/// Returns what a checkpoint saves of it; `is_first` means rank 0.
 [[nodiscard]] checkpoint::Extra extra_of(const Position& position,
                                          bool is_first);
 /// Returns what a checkpoint has saved. Throws Error(kCorruptCheckpoint) naming
-/// the checkpoint if it is no run's of this program.
+/// the checkpoint if it is not from a run of this program.
 [[nodiscard]] Position position_of(const checkpoint::LoadReport& report,
                                    bool is_first);
 
-/// Throws Error(kInvalidArgument) if a run cannot continue from `saved`: it was
-/// trained on other data or with another seed than `now`, unless
-/// --resume-new-data was given, or is past the last step already.
+/// Throws Error(kInvalidArgument) if a run cannot continue from `saved`. Then
+/// `saved` has other data or another seed than `now`, without
+/// --resume-new-data, or is past the last step already.
 void require_resumable(const Position& saved, const Position& now,
                        const Options& options, const std::string& path);
 

@@ -27,10 +27,10 @@ struct Known {
   const char* reason;  // why the run ends
 };
 constexpr Known kKnown[] = {
-    {SIGINT, "SIGINT", "SIGINT came"},
-    {SIGTERM, "SIGTERM", "SIGTERM came"},
-    {SIGUSR1, "SIGUSR1", "SIGUSR1 came again"},
-    {SIGUSR2, "SIGUSR2", "SIGUSR2 came again"},
+    {SIGINT, "SIGINT", "SIGINT was received"},
+    {SIGTERM, "SIGTERM", "SIGTERM was received"},
+    {SIGUSR1, "SIGUSR1", "SIGUSR1 was received again"},
+    {SIGUSR2, "SIGUSR2", "SIGUSR2 was received again"},
     {SIGALRM, "", "a checkpoint took longer than 25 seconds after a signal"},
 };
 
@@ -42,8 +42,8 @@ Known known(int signal) {
 
 const char* reason_of(int signal) {
   if (signal == SIGTERM && is_launched)
-    return "SIGTERM came: the launcher sends it when it is stopped itself, or "
-           "another rank has died";
+    return "SIGTERM was received: the launcher sends it when it is stopped "
+           "itself, or when another rank has died";
   return known(signal).reason;
 }
 

@@ -9,21 +9,22 @@ namespace thinwire::train_gpt {
 /// Sets what signals do from now on, in this process.
 ///
 /// SIGINT and SIGTERM end the current exchange or step with an Error instead of
-/// killing the process; mpirun sends SIGTERM to all ranks when one of them has
-/// died. A second one kills.
+/// killing the process. (mpirun sends SIGTERM to all ranks when one of them has
+/// died.) A second one kills.
 ///
-/// Those in `saving` ask for a checkpoint first, and do that only when they
-/// come again, or 25 seconds after SIGTERM and SIGINT: their sender kills soon.
-/// A third one kills. SIGINT stays ignored if it was.
+/// A signal in `saving` requests a checkpoint first. If it arrives again, it
+/// ends the exchange or step. SIGTERM and SIGINT also do that after 25 seconds,
+/// because their sender kills soon. A third one kills. SIGINT stays ignored if
+/// it was.
 void handle_signals(std::span<const int> saving);
 
-/// Returns the signal that has interrupted, or 0.
+/// Returns the signal that has interrupted the run, or 0.
 [[nodiscard]] int stop_signal() noexcept;
-/// Returns the first that asked for a checkpoint, or 0.
+/// Returns the first signal that requested a checkpoint, or 0.
 [[nodiscard]] int save_signal() noexcept;
-/// Ends the 25 seconds: the checkpoint is complete.
+/// Cancels the 25 seconds, because the checkpoint is complete.
 void end_grace() noexcept;
-/// Returns "SIGTERM" and the like; "" of 0.
+/// Returns "SIGTERM" and the like, or "" for 0.
 [[nodiscard]] std::string_view signal_name(int signal) noexcept;
 
 }  // namespace thinwire::train_gpt

@@ -26,7 +26,8 @@ std::uint64_t mix(std::uint64_t value) {
   return value ^ (value >> 31);
 }
 
-// In [0, bound); the bias of the remainder is below bound / 2^64.
+// Returns a number in [0, bound). The bias of the remainder is below bound /
+// 2^64.
 std::size_t draw(std::uint64_t seed, std::uint64_t number, std::size_t bound) {
   return mix(mix(seed) + number) % bound;
 }
@@ -41,12 +42,12 @@ std::vector<std::uint8_t> read_file(const std::string& path) {
   if (error) refuse(error.message());
   // A device or a pipe may have no end.
   if (!std::filesystem::is_regular_file(status))
-    refuse("it is no regular file; copy what it gives into one");
+    refuse("it is not a regular file; copy its content into one");
   if (const auto size = std::filesystem::file_size(path);
       size > TextData::kMostBytes)
     refuse(
         fmt::format("it has {} bytes, and every rank holds all of it in "
-                    "memory: at most {} are taken",
+                    "memory; the limit is {}",
                     size, TextData::kMostBytes));
   std::ifstream file(path, std::ios::binary);
   std::vector<std::uint8_t> bytes((std::istreambuf_iterator<char>(file)),

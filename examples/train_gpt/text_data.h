@@ -9,19 +9,19 @@
 namespace thinwire::train_gpt {
 
 /// Sequences of bytes, one after the other. The first `context` bytes of each
-/// are read, and every byte but the first is to be predicted.
+/// are read; every byte except the first is a target.
 struct Batch {
   std::size_t sequences = 0;
   std::size_t context = 0;
   std::vector<std::uint8_t> bytes;  ///< sequences x (context + 1).
 };
 
-/// Which sequences of a step this rank takes.
+/// This rank's share of a step's sequences.
 struct Shard {
   std::uint64_t seed = 0;
   std::size_t rank = 0;
   std::size_t world_size = 1;
-  std::size_t sequences = 1;  ///< Of this rank, per step.
+  std::size_t sequences = 1;  ///< On this rank, per step.
 };
 
 /// Files as bytes, each cut into its first nine tenths for training and the
@@ -29,38 +29,38 @@ struct Shard {
 ///
 /// Training: sequence number k begins at a place drawn from (seed, k) alone,
 /// uniformly over all places. The ranks of a step take neighbouring numbers, in
-/// rank order. So a step's global batch depends on the seed, its first number
-/// and its total size only, and the ranks of a step never share a draw.
+/// rank order. So a step's global batch depends only on the seed, its first
+/// number and its total size. The ranks of a step never share a draw.
 ///
-/// Validation: the held-out parts are cut into windows that do not overlap; of
-/// them evenly spaced ones are taken, as many bytes of predictions as asked
-/// for, or all there are. The ranks take neighbouring windows, in rank order.
+/// Validation: the held-out parts are cut into windows that do not overlap.
+/// Evenly spaced windows are used, until they have the required number of
+/// targets, or all windows. The ranks take neighbouring windows, in rank order.
 class TextData {
  public:
-  /// Of one file: all of it is held in memory.
+  /// The largest size of one file, since memory holds all of it.
   static constexpr std::size_t kMostBytes = std::size_t{4} << 30;
 
   /// Reads the files. `validation_bytes`, at least 1, is rounded up to whole
-  /// windows. Throws Error(kUnavailable) naming a file that cannot be
-  /// read and Error(kInvalidArgument) if there is too little text for one
+  /// windows. Throws Error(kUnavailable) naming a file that cannot be read.
+  /// Throws Error(kInvalidArgument) if there is too little text for one
   /// training window and one validation window.
   TextData(const std::vector<std::string>& paths, std::size_t context,
            std::size_t validation_bytes = 64 * 1024);
 
-  /// Returns the sequences of one backward for one rank; `first` is the first
-  /// of all ranks' numbers, which are world_size * sequences.
+  /// Returns the sequences of one backward for one rank. `first` is the first
+  /// number of all ranks' world_size * sequences.
   [[nodiscard]] Batch sequences_from(std::int64_t first,
                                      const Shard& shard) const;
 
-  /// Of all ranks together, >= 1.
+  /// Returns the number of all ranks together, >= 1.
   [[nodiscard]] std::size_t validation_windows() const noexcept {
     return validation_.size();
   }
-  /// Validation windows [first, first + count) as one batch.
+  /// Returns validation windows [first, first + count) as one batch.
   [[nodiscard]] Batch validation_batch(std::size_t first,
                                        std::size_t count) const;
 
-  /// XXH3-64 of the bytes and cuts: what ranks compare.
+  /// Returns XXH3-64 of the bytes and cuts, which ranks compare.
   [[nodiscard]] std::uint64_t hash() const;
 
  private:
@@ -83,8 +83,8 @@ class TextData {
   std::vector<Window> validation_;
 };
 
-/// Windows [first, first + count) of `windows` belong to `rank`: pieces whose
-/// lengths differ by one at most.
+/// Windows [first, first + count) of all `windows` belong to `rank`. The
+/// pieces' lengths differ by one at most.
 struct Piece {
   std::size_t first = 0;
   std::size_t count = 0;

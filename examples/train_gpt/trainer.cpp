@@ -25,8 +25,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::int64_t kValidations = 10;  // in one run, unless asked for
-// Losses stay with their ranks for so many steps, then travel together.
+constexpr std::int64_t kValidations = 10;  // default number in one run
+// Losses stay with their ranks for this many steps, then travel together.
 constexpr std::size_t kLossesPerExchange = 10;
 
 double seconds_since(Clock::time_point start) {
@@ -41,7 +41,7 @@ Shard shard_of(const Options& options, const comm::Communicator& comm,
           .sequences = static_cast<std::size_t>(sequences)};
 }
 
-// Ranks that exchange learn it from the exchange.
+// Throws after a signal. Ranks that exchange learn of it by the exchange.
 void require_not_stopped() {
   if (const char* reason = comm::interrupted())
     throw Error(ErrorCode::kCommFailure, reason);
@@ -95,7 +95,7 @@ void Trainer::prepare() {
   if (!options_.resume) writer_->begin(config_text());
 }
 
-// False: another rank says why it is to end.
+// Returns false if another rank says why the run must end.
 bool Trainer::begin() {
   comm::require_same(
       comm_, "settings and data of train_gpt",
@@ -149,7 +149,7 @@ void Trainer::record(const engine::EngineReport& report, double loss,
        .more = is_first() ? telemetry_of(report) : Json()});
 }
 
-// The engine's line of telemetry, and what train_gpt knows beside it.
+// Returns the engine's line of telemetry, with additions of train_gpt.
 Json Trainer::telemetry_of(const engine::EngineReport& report) {
   const optim::Optimizer& optimizer = model_.engine().optimizer();
   engine::TelemetryExtra extra{.memory = memory_use(),
@@ -172,7 +172,7 @@ Json Trainer::telemetry_of(const engine::EngineReport& report) {
 }
 
 // Makes parameters equal on all ranks. This counts as part of the newest step,
-// which then is none that exchanges nothing.
+// which then is a step that exchanges.
 void Trainer::synchronize() {
   const Clock::time_point start = Clock::now();
   const std::uint64_t sent = comm_.counters().bytes_sent;
@@ -227,7 +227,7 @@ bool Trainer::is_validated(std::int64_t step) const {
   return step * kValidations / steps != (step - 1) * kValidations / steps;
 }
 
-// False: a save that a signal asked for has failed, and rank 0 tells why.
+// Returns false if a save that a signal requested has failed; rank 0 says why.
 bool Trainer::take_steps() {
   while (newest_step_ < options_.steps) {
     const std::int64_t step = newest_step_ + 1;
@@ -254,7 +254,8 @@ bool Trainer::take_steps() {
   return true;
 }
 
-// A run whose last save fails was trained nevertheless: it is summarized first.
+// If the last save fails, the run was trained nevertheless and is summarized
+// first.
 Ending Trainer::run() {
   if (!begin()) return Ending::kFailedElsewhere;
   bool is_saved = true;
@@ -289,7 +290,7 @@ Ending Trainer::run() {
   return is_saved ? Ending::kDone : Ending::kFailedElsewhere;
 }
 
-// Collective: masters may be sharded.
+// Returns the checksum of the masters, which may be sharded. Collective.
 std::string Trainer::checksum_of_masters() {
   std::vector<float> all;
   for (const Parameter& p : model_.layout().parameters()) {

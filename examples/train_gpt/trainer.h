@@ -20,13 +20,13 @@
 
 namespace thinwire::train_gpt {
 
-/// One rank's part of a run: trainer.cpp takes its steps, trainer_saving.cpp
-/// saves and resumes it, trainer_ending.cpp says how it went.
+/// One rank's part of a run. trainer.cpp takes its steps, trainer_saving.cpp
+/// saves and resumes it, trainer_ending.cpp summarizes it.
 class Trainer {
  public:
   Trainer(const Invocation& asked, comm::Communicator& comm);
 
-  /// Local; throws what stops the run before it begins.
+  /// Throws if the run cannot begin. Local.
   void prepare();
   [[nodiscard]] Ending run();
 
@@ -72,20 +72,20 @@ class Trainer {
   const Shard shard_;
   Model model_;
   std::optional<TextData> data_;
-  std::optional<RunWriter> writer_;  // Of rank 0.
+  std::optional<RunWriter> writer_;  // Only on rank 0.
   Progress progress_;
-  std::vector<StepRow> unshared_;  // Their losses are this rank's own.
+  std::vector<StepRow> unshared_;  // Rows whose losses are this rank's own.
   double newest_loss_ = 0;         // Mean over ranks.
   std::uint64_t data_hash_ = 0;
-  std::int64_t newest_step_ = 0;    // Taken on this rank.
-  std::int64_t next_sequence_ = 0;  // Of all ranks.
+  std::int64_t newest_step_ = 0;    // On this rank.
+  std::int64_t next_sequence_ = 0;  // Over all ranks.
   bool is_resumed_ = false;
-  Position resumed_{};  // where the run began, if it is
+  Position resumed_{};  // where the run began, if it was resumed
   std::optional<engine::Checkpointer> checkpointer_;
 };
 
-/// Trains as asked for, as one rank of `comm`. Collective. Rank 0 writes the
-/// run's folder, its progress to stderr and its results to stdout.
+/// Trains one rank of `comm`. Rank 0 writes the run's folder, its progress to
+/// stderr and its results to stdout. Collective.
 ///
 /// Returns kFailedElsewhere if another rank has thrown AgreedFailure, and all
 /// end. Throws Error(kCommFailure) if a rank is lost.

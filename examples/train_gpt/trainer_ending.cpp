@@ -17,8 +17,8 @@
 namespace thinwire::train_gpt {
 namespace {
 
-// Bytes of the thread that this rank is, by what they are for; counted where
-// they are allocated. Activations are torch's, and not in it.
+// Returns the bytes that this rank's thread has allocated, by their purpose.
+// Torch's activations are not included.
 Json memory_of_rank(const MemoryUse::Bytes& bytes) {
   const auto of = [&bytes](MemoryKind kind) {
     return bytes[static_cast<std::size_t>(kind)];
@@ -59,8 +59,8 @@ void Trainer::tell_saved() {
       cause, newest_step_, options_.steps, checkpointer_->totals().newest);
 }
 
-// Writes summary.json, with `more` at its end, and then report.html: a launcher
-// may kill soon. Rank 0's, without communication.
+// Writes summary.json, with `more` at its end, and then report.html, because a
+// launcher may kill soon. Runs on rank 0, without communication.
 RunRecord Trainer::summarize(const Json& more) {
   Json summary = summary_of(writer_->totals());
   summary["optimizer"] = config::name_of(config_.optimizer);
@@ -88,7 +88,7 @@ RunRecord Trainer::summarize(const Json& more) {
 }
 
 // Writes what steps recorded before a signal ended them, and returns the last
-// one of them.
+// of these steps.
 std::int64_t Trainer::stop(std::string_view signal) {
   if (comm_.size() == 1) share_losses();  // local
   const std::int64_t step = writer_->newest() ? writer_->newest()->step : 0;

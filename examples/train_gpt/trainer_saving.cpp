@@ -19,7 +19,7 @@ std::ptrdiff_t complete_checkpoints(const std::string& root) {
         checkpoint::inspect(root),
         [](const checkpoint::Description& one) { return one.complete; });
   } catch (const Error& error) {
-    // There is none; a directory that cannot be read fails in the first save.
+    // There is none. If a directory cannot be read, the first save fails.
     if (error.code() != ErrorCode::kUnavailable) throw;
     return 0;
   }
@@ -27,7 +27,8 @@ std::ptrdiff_t complete_checkpoints(const std::string& root) {
 
 }  // namespace
 
-// Runs what fails on all ranks or on none. False: it failed, and rank 0 tells.
+// Runs code that fails on all ranks or on none. Returns false if it failed;
+// rank 0 says why.
 bool Trainer::all_or_none(const std::function<void()>& body) {
   try {
     body();
@@ -39,7 +40,7 @@ bool Trainer::all_or_none(const std::function<void()>& body) {
   }
 }
 
-// Whether resume() will find something, as far as rank 0 sees.
+// Returns whether resume() will find something, as far as rank 0 sees.
 bool Trainer::will_resume() {
   if (!options_.resume) return false;
   std::uint8_t found = *options_.resume == kAutoResume ? 0 : 1;
@@ -49,7 +50,7 @@ bool Trainer::will_resume() {
   return found != 0;
 }
 
-// Does what --resume says; with auto begins anew if nothing is saved yet.
+// Resumes as --resume says. With auto it begins anew if nothing is saved yet.
 bool Trainer::resume() {
   std::optional<checkpoint::LoadReport> found;
   const bool is_loaded = all_or_none([&] {
@@ -61,7 +62,7 @@ bool Trainer::resume() {
       throw Error(
           ErrorCode::kUnavailable,
           fmt::format("--resume: there is no complete checkpoint in {}; name "
-                      "another, or give --resume auto, which begins anew where "
+                      "another, or give --resume auto, which begins anew if "
                       "--checkpoints has none",
                       *options_.resume));
   });
@@ -88,12 +89,13 @@ bool Trainer::resume() {
                                     "{} ranks\n",
                                     found->path, resumed_.step, options_.steps,
                                     found->world)
-                      : fmt::format("no checkpoint in {}: from the beginning\n",
-                                    saving_.files.root));
+                      : fmt::format(
+                            "no checkpoint in {}: the run begins anew\n",
+                            saving_.files.root));
   return true;
 }
 
-// What this run writes takes the place of what has the same name.
+// Warns that this run replaces checkpoints of the same name.
 void Trainer::warn_of_other_runs() const {
   const std::string& root = saving_.files.root;
   if (const auto complete = complete_checkpoints(root); complete > 0)
@@ -122,7 +124,7 @@ checkpoint::Extra Trainer::extra() {
   return extra_of(position(), is_first());
 }
 
-// False: the run could not be saved, and rank 0 tells why.
+// Returns false if the run could not be saved; rank 0 says why.
 bool Trainer::save_last() {
   if (newest_step_ < options_.steps || !saving_.is_periodic()) return true;
   return all_or_none(

@@ -7,11 +7,11 @@
 /// its own. Each item does what the C++ item of its name does. The build writes
 /// the types of all into the package's _core.pyi, by nanobind.stubgen.
 ///
-/// Arrays are one-dimensional, contiguous and on the CPU: anything with DLPack
-/// or the buffer protocol. A tuple of two arrays counts as one, the first of 16
-/// bits and the second of fp32, where parameters and gradients are taken. Calls
-/// that can wait for other ranks release the GIL. Failures of the library are
-/// raised as the classes of thinwire.errors.
+/// An array is any object with DLPack or the buffer protocol that is
+/// one-dimensional, contiguous and on the CPU. Parameters and gradients may
+/// also be a tuple of two arrays, which counts as one: the first of 16 bits and
+/// the second of fp32. Calls that can wait for other ranks release the GIL.
+/// Failures of the library are raised as the classes of thinwire.errors.
 namespace thinwire::python {
 
 namespace nb = nanobind;

@@ -25,7 +25,7 @@ namespace {
 constexpr const char* kState = "client_state";
 constexpr const char* kRates = "learning_rates";
 
-// body() with the GIL; what Python raises becomes an Error of this code.
+// Calls body() with the GIL. A Python exception becomes an Error of this code.
 template <class Body>
 auto with_gil(ErrorCode code, Body&& body) {
   const Gil gil;
@@ -153,7 +153,7 @@ class ClientRule final : public optim::UpdateRule {
   std::string name_;
   std::string description_;
   std::vector<double> rates_;
-  Buffer grads_;  // of the step, fp32
+  Buffer grads_;  // fp32 gradients of the step
 };
 
 }  // namespace

@@ -6,8 +6,8 @@
 
 namespace thinwire::python {
 
-/// Rules whose arithmetic is a Python object's: an optimizer of torch behind an
-/// engine. With the GIL; the object, engine._client.Client, has
+/// Makes rules whose arithmetic is a Python object's: an optimizer of torch
+/// behind an engine. Call with the GIL. The object, engine._client.Client, has
 ///   name, description            texts; the same on all ranks
 ///   learning_rates               one per group
 ///   step(params, grads)          two memoryviews of fp32, params written

@@ -44,7 +44,7 @@ double measured(nb::handle copies_gbps) {
   }
 }
 
-// The exit code, and what belongs on stdout and on stderr.
+// Returns the exit code, and the texts for stdout and stderr.
 std::tuple<int, std::string, std::string> run_command(
     const std::string& program, const std::vector<std::string>& arguments,
     nb::handle join, std::vector<std::pair<std::string, std::string>> lines,

@@ -68,7 +68,7 @@ Made split(const CommunicatorHandle& self, int color, int key) {
       self.get(), [=](auto& group) { return group.split(color, key); }));
 }
 
-// The ranks of each host, in local order; empty if flat.
+// Returns the ranks of each host, in local order; empty if flat.
 std::vector<std::vector<int>> find_hosts(const CommunicatorHandle& self,
                                          int ranks_per_host) {
   const comm::Hosts found = without_gil(self.get(), [=](auto& group) {

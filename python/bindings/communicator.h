@@ -6,8 +6,8 @@
 
 namespace thinwire::python {
 
-/// _core.Communicator. What is made with one shares its object, so that a group
-/// lives until the last of them is closed.
+/// _core.Communicator. All objects that use one share it, so that a group lives
+/// until the last of them is closed.
 using CommunicatorHandle = Handle<comm::Communicator>;
 
 }  // namespace thinwire::python

@@ -26,7 +26,7 @@ namespace {
 using config::Config;
 using Shape = decltype(config::LearningRateSchedule::shape);
 
-// Of one of a variant's types, as an object that owns a copy.
+// Returns the current one of a variant's types, as an object that owns a copy.
 template <class Variant>
 nb::object to_object(const Variant& value) {
   return std::visit(

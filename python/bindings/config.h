@@ -6,14 +6,14 @@
 
 namespace thinwire::python {
 
-/// Objects of one of the types that a variant may hold.
+/// An object of any type of a variant.
 using OptimizerObject = nb::typed<nb::object, config::OptimizerConfig>;
 using ScheduleObject =
     nb::typed<nb::object, decltype(config::LearningRateSchedule::shape)>;
 
-/// _core.Config. The two members that may be of several types are Python
-/// objects, so that a reference to one stays good when another one takes its
-/// place; those of the base class are not used.
+/// _core.Config. Its two members of several types are Python objects, so that a
+/// reference stays valid when the member is replaced. The members of the base
+/// class are not used.
 class Settings : public config::Config {
  public:
   Settings() : Settings(config::Config()) {}
@@ -23,11 +23,11 @@ class Settings : public config::Config {
     return {optimizer_};
   }
   [[nodiscard]] ScheduleObject chosen_schedule() const { return {schedule_}; }
-  /// Throw TypeError naming the types there are.
+  /// Throw TypeError naming the possible types.
   void choose_optimizer(OptimizerObject options);
   void choose_schedule(ScheduleObject shape);
 
-  /// All of it as the library takes it.
+  /// Returns all of it as the library needs it.
   [[nodiscard]] config::Config get() const;
 
  private:

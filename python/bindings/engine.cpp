@@ -45,7 +45,7 @@ void construct_engine(EngineHandle* self, const CommunicatorHandle& comm,
     const WithoutGil released;
     parts->engine.emplace(*parts->comm, layout, settings, parts->params.view(),
                           parts->grads.view(), masters.view(), rule);
-    parts->engine->log_phases(false);  // Python's notices tell of them
+    parts->engine->log_phases(false);  // Python's notices report them
     parts->engine->set_others([&others = parts->others] {
       return Engine::Others{.tensors = others.tensors,
                             .aliases = others.aliases};
@@ -54,7 +54,8 @@ void construct_engine(EngineHandle* self, const CommunicatorHandle& comm,
   new (self) EngineHandle(parts);
 }
 
-// A method of the library's that takes nothing, or copies of plain values.
+// Forwards a method of the library without arguments, or with copies of plain
+// values.
 template <auto kMethod, class... Arguments>
 auto forward(Self& self, Arguments... arguments) {
   return call(self, "engine", [&](EngineParts& parts) {
@@ -182,7 +183,7 @@ void load_state_dict(Self& self, nb::handle state) {
        [&](EngineParts& parts) { parts.engine->load_state_dict(copy); });
 }
 
-// The garbage collector's: _core.Engine refers to what it asks for others.
+// For the garbage collector: _core.Engine refers to the callable for others.
 int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (nb::inst_ready(self))

@@ -14,19 +14,19 @@
 
 namespace thinwire::python {
 
-/// An engine, and what it needs to live.
+/// An engine, and the objects that it needs to live.
 struct EngineParts {
   std::shared_ptr<comm::Communicator> comm;
   Experts experts;  // and the ranks that hold other parts of the model
   Array params;
   Array grads;
-  Others others{};  // of the save or load under way
+  Others others{};  // of the save or load in flight
   std::optional<engine::Engine> engine{};
   OneCaller caller{};
 };
 
-/// _core.Engine. What is asked for others belongs to the Python object, so that
-/// the garbage collector sees a cycle through it.
+/// _core.Engine. The Python object owns the callable for others, so that the
+/// garbage collector sees a cycle through it.
 class EngineHandle : public Handle<EngineParts> {
  public:
   explicit EngineHandle(std::shared_ptr<EngineParts> parts)

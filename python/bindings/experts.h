@@ -14,12 +14,12 @@
 
 namespace thinwire::python {
 
-/// Communicators of groups of experts, which live as long as what uses them.
+/// Communicators of groups of experts, which live as long as their users.
 using Experts = std::vector<std::shared_ptr<comm::Communicator>>;
 
-/// `given`: pairs of a group's number and its Communicator, which are written
-/// into the groups of `config`. Throws Error(kInvalidArgument) for a number
-/// that the configuration has no group of.
+/// Writes communicators into the groups of `config`. `given` has pairs of a
+/// group's number and its Communicator. Throws Error(kInvalidArgument) if the
+/// configuration has no group of this number.
 inline Experts take_experts(nb::handle given, config::Config& config) {
   Experts kept;
   for (const nb::handle one : given) {

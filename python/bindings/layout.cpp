@@ -31,7 +31,7 @@ void construct_layout(ParameterLayout* self, std::vector<Spec> parameters,
   new (self) ParameterLayout(ParameterLayout::of(std::move(specs), num_groups));
 }
 
-// One member of every parameter.
+// Returns one member of every parameter.
 template <auto kMember>
 auto each(const ParameterLayout& layout) {
   using Value = std::remove_cvref_t<decltype(Parameter{}.*kMember)>;

@@ -20,8 +20,8 @@ namespace {
 // level, text
 using Line = std::pair<std::string, std::string>;
 
-// Lines until somebody takes them. A sink is called by any thread, and must
-// wait for no other: it cannot take the GIL.
+// Keeps lines until somebody takes them. Any thread may call a sink, which must
+// not wait for another thread. So it cannot take the GIL.
 class Lines {
  public:
   void add(LogLevel level, std::string_view text) {
@@ -57,7 +57,7 @@ class Lines {
 }  // namespace
 
 void bind_log(nb::module_& module) {
-  // Never freed: threads may log until the process has ended.
+  // Never freed, because threads may log until the process has ended.
   auto* const lines = new Lines;
   set_log_sink([lines](LogLevel level, std::string_view text) {
     lines->add(level, text);

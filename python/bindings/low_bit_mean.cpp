@@ -20,7 +20,7 @@
 namespace thinwire::python {
 namespace {
 
-// An average, and what it needs to live.
+// An average, and the objects that it needs to live.
 struct MeanParts {
   MeanParts(std::shared_ptr<comm::Communicator> group,
             const std::vector<std::size_t>& sizes,
@@ -36,7 +36,7 @@ struct MeanParts {
   }
 
   std::shared_ptr<comm::Communicator> comm;
-  std::unique_ptr<comm::Communicator> grouped;  // null: flat
+  std::unique_ptr<comm::Communicator> grouped;  // null if flat
   comm::HostGroups hosts;
   ThreadPool pool{};
   exchange::LowBitMean mean;
@@ -63,7 +63,8 @@ void construct(MeanHandle* self, const CommunicatorHandle& comm,
   new (self) MeanHandle("mean", std::move(parts));
 }
 
-// This rank's host and their number; flat: its rank and the ranks.
+// Returns this rank's host and the number of hosts; if flat, its rank and the
+// number of ranks.
 std::pair<int, int> hosts(const MeanHandle& self) {
   const MeanParts& parts = self.look();
   const comm::Hosts& all = parts.ranks().hosts();

@@ -28,7 +28,7 @@ double parse_duration(const std::string& text) {
   return std::chrono::duration<double>(*duration).count();
 }
 
-// Of the calling thread, in bytes: by kind, and their total at its largest.
+// Returns the calling thread's bytes by kind, and the peak of their total.
 std::map<std::string, std::uint64_t> memory_in_use() {
   const MemoryUse use = memory_use();
   return {{"parameters", use.now_of(MemoryKind::kParameters)},

@@ -5,7 +5,7 @@
 namespace py = thinwire::python;
 
 NB_MODULE(_core, module) {
-  // Threads that outlive __main__ keep objects alive, which is no mistake.
+  // Threads that outlive __main__ keep objects alive, which is not a leak.
   nanobind::set_leak_warnings(false);
   module.attr("version") = THINWIRE_VERSION;
   py::watch_exit();

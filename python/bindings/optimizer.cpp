@@ -34,7 +34,7 @@ void require(const char* name, ConstView view, DType dtype, std::size_t size) {
                     std::to_string(view.size()));
 }
 
-// One rank's mistake must not leave the others waiting for it.
+// If one rank's construction fails, the others must not wait for it.
 void construct_optimizer(OptimizerHandle* self, const CommunicatorHandle& comm,
                          const ParameterLayout& layout, const Settings& config,
                          nb::handle params, nb::handle initial,
@@ -84,7 +84,7 @@ void synchronize(Self& self, nb::handle params) {
   });
 }
 
-// Of two dtypes: in fp32.
+// Returns a copy, in fp32 if there are two dtypes.
 Buffer copy_of(ConstView values) {
   const DType dtype = values.is_joined() ? DType::kFloat32 : values.dtype();
   Buffer copy(values.size(), dtype, Fill::kNone);

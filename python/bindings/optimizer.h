@@ -16,14 +16,14 @@
 
 namespace thinwire::python {
 
-/// An optimizer, and what it needs to live.
+/// An optimizer, and the objects that it needs to live.
 struct OptimizerParts {
   std::shared_ptr<comm::Communicator> comm;
   Experts experts{};
-  std::unique_ptr<comm::Communicator> grouped{};  // null: flat
+  std::unique_ptr<comm::Communicator> grouped{};  // null if flat
   ParameterLayout layout;
   config::Config config;
-  Array params;  // the memory of ZeRO and lean 1-bit Adam
+  Array params;  // memory of ZeRO and lean 1-bit Adam
   engine::OptimizerStack stack{};
   optim::Notes notes{};  // of the last adoption
   OneCaller caller{};
@@ -31,7 +31,8 @@ struct OptimizerParts {
   [[nodiscard]] optim::Optimizer& optimizer() const { return *stack.optimizer; }
 };
 
-/// The step after which the exact stage has ended, or else is to end.
+/// Returns the step after which the exact stage ended, otherwise its planned
+/// end.
 inline std::optional<std::int64_t> freeze_step_of(
     const optim::Optimizer& optimizer) {
   const optim::FreezeStage* stage = optimizer.freeze();

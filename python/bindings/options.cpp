@@ -20,7 +20,7 @@ namespace {
 using optim::AdamGroup;
 using optim::MaskedGroup;
 
-// Any array of numbers, or a list.
+// Converts any array of numbers, or a list.
 std::vector<float> to_mask(nb::handle values) {
   if (!is_array(values)) return nb::cast<std::vector<float>>(values);
   const ConstArray array(values, "exp_avg_mask", Bools::kAsBytes);
@@ -68,7 +68,7 @@ void bind_groups(nb::module_& module) {
       .def_rw("min_coeff", &optim::OnebitLambGroup::min_coeff);
 }
 
-// What all have.
+// Binds the fields that all optimizers have.
 template <class T>
 nb::class_<T> bind_adam(nb::module_& module, const char* name) {
   nb::class_<T> kind(module, name);
@@ -94,7 +94,7 @@ void bind_part(nb::class_<T>& kind, const char* name, Part T::*part,
       [=](T& self, Value value) { self.*part.*field = std::move(value); });
 }
 
-// `residuals`: what an unset residual_dtype means.
+// `residuals` says what an unset residual_dtype means.
 template <class T>
 nb::class_<T> bind_low_bit(nb::module_& module, const char* name,
                            DType residuals = DType::kFloat32) {
@@ -147,7 +147,7 @@ void bind_zero_one_adam(nb::module_& module) {
 
 }  // namespace
 
-// `exchange` is left out: Config has fields of its own for it, which count.
+// Leaves out `exchange`, for which Config has fields of its own.
 void bind_options(nb::module_& module) {
   using optim::LambOptions;
   using optim::OnebitAdamOptions;

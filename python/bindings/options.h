@@ -10,8 +10,8 @@
 
 namespace thinwire::python {
 
-/// def_rw of a vector of structs: a list of copies, since the elements' memory
-/// is the vector's.
+/// Binds a vector of structs like def_rw, as a list of copies, since the vector
+/// owns the elements' memory.
 template <class T, class Item>
 void bind_list(nb::class_<T>& kind, const char* name,
                std::vector<Item> T::*member) {
@@ -22,7 +22,7 @@ void bind_list(nb::class_<T>& kind, const char* name,
       });
 }
 
-/// copy.copy and copy.deepcopy of a struct that holds no references.
+/// Binds copy.copy and copy.deepcopy of a struct that holds no references.
 template <class T>
 void bind_copies(nb::class_<T>& kind) {
   kind.def("__copy__", [](const T& self) { return T(self); })

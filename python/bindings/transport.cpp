@@ -26,8 +26,8 @@ double seconds_until(std::chrono::steady_clock::time_point deadline) {
   return std::max(0.0, left.count());
 }
 
-// One (peer, memoryview) per message; the views are released at the end, so
-// that what keeps one beyond the call gets an error and not freed memory.
+// Has one (peer, memoryview) per message. The views are released at the end, so
+// that a later use of them gives an error and does not read freed memory.
 class Messages {
  public:
   ~Messages() {
@@ -118,8 +118,8 @@ class PythonTransport final : public comm::Transport {
     return nb::str(operation.name.data(), operation.name.size());
   }
 
-  // Without the GIL so far. What Python raises here fails the group: it has no
-  // caller on this thread.
+  // Called without the GIL. A Python exception fails the group, because it has
+  // no caller on this thread.
   template <class Body>
   void call(const comm::Operation& operation, Body&& body) {
     if (gave_up_) fail(operation.name, "this rank gave up");

@@ -8,10 +8,9 @@
 
 namespace thinwire::python {
 
-/// A Python object with the members of Transport in
-/// thinwire/comm/transport.py as a transport. The object is kept. Throws what
-/// reading its name, rank and size throws, and Error(kInvalidArgument) for
-/// numbers out of range.
+/// Makes a transport of a Python object with the members of Transport in
+/// thinwire/comm/transport.py. Keeps the object. Throws what reading its name,
+/// rank and size raises, and Error(kInvalidArgument) for numbers out of range.
 [[nodiscard]] std::unique_ptr<comm::Transport> make_transport(
     nb::object object);
 

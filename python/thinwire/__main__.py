@@ -9,11 +9,11 @@ import sys
 from . import Error, __version__, _core
 
 _PROGRAM = "python -m thinwire"
-# The library parses and runs these, as the program `thinwire` does.
+# The library parses and runs these, like the program `thinwire`.
 _SHARED = {
-    "doctor": "what this machine and installation have",
-    "plan": "what a step would take with each way to average",
-    "config": "what becomes of each key of a configuration file",
+    "doctor": "show what this machine and installation have",
+    "plan": "predict the time of a step with each way to average",
+    "config": "show the effect of each key of a configuration file",
 }
 
 
@@ -41,7 +41,10 @@ def main() -> int:
     )
     report.add_argument("--file", default="thinwire-device-report.txt")
     report.add_argument(
-        "--params", type=int, default=25_000_000, help="of the model that is measured"
+        "--params",
+        type=int,
+        default=25_000_000,
+        help="parameters of the measured model",
     )
     telemetry = commands.add_parser(
         "telemetry", help="turn a file of steps into charts"
@@ -132,7 +135,7 @@ def _print(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        # What is left in the buffer must not fail once more at the end.
+        # Otherwise the rest of the buffer would fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(
             f"{_PROGRAM}: the results could not be written to stdout: {error.strerror}"

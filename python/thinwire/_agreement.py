@@ -22,7 +22,7 @@ def agreed(comm: _core.Communicator, body: Callable[[], T]) -> T:
     results: list[T] = []
     try:
         results.append(body())
-    except Exception as error:  # noqa: BLE001  whatever it is, others must not wait
+    except Exception as error:  # noqa: BLE001  other ranks must not wait after any error
         refusal = error
     texts = comm.gather_texts(
         "" if refusal is None else f"{type(refusal).__name__}: {refusal}"

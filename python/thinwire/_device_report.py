@@ -81,7 +81,7 @@ def run_device_report(file: str, params: int = 25_000_000) -> int:
     Starts two ranks, which share the device if there is only one. `params` is the size of the
     model of which a step is measured.
     """
-    # Forked before anything has begun to use the device, which a child could not share.
+    # Fork before the device is in use, which a child could not share.
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
@@ -128,10 +128,11 @@ def _rank(rank: int, folder: str, params: int) -> None:
             if rank == 0:
                 Path(folder, "report").write_text("\n".join(lines))
         code = 0
-    except BaseException as error:  # noqa: BLE001  the report says what it was
+    except BaseException as error:  # noqa: BLE001  the report names it
         text = f"rank {rank} | {type(error).__name__}: {error}"
         Path(folder, f"error.{rank}").write_text(text[:2000])
-    # Ending right after a backward on a device, torch itself aborts now and then.
+    # If the program ends right after a backward on a device, torch itself sometimes
+    # aborts.
     os._exit(code)
 
 

@@ -74,7 +74,7 @@ class EventFile:
         """`at` is on the axis; `time` in Unix seconds, None: now."""
         try:
             simple_value = b"\x15" + struct.pack("<f", value)
-        except OverflowError:  # beyond what a float holds
+        except OverflowError:  # larger than a float can be
             simple_value = b"\x15" + struct.pack("<f", math.copysign(math.inf, value))
         point = _message(1, _message(1, name.encode()) + simple_value)
         step = b"\x10" + _varint(at)

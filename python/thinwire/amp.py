@@ -49,7 +49,7 @@ class GradScaler(torch.amp.GradScaler):
         super().unscale_(optimizer)
         if not self.is_enabled() or not isinstance(optimizer, _Optimizer):
             return
-        # One tensor of each device with gradients, none where no parameter has one.
+        # One tensor of each device with gradients, none if no parameter has one.
         found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
         total = torch.zeros(())
         for part in found.values():
@@ -83,7 +83,7 @@ class GradScaler(torch.amp.GradScaler):
         *args: Any,
         **kwargs: Any,
     ) -> float | None:
-        # The optimizer's own exchange agrees on overflows, and masters take the
+        # The optimizer's own exchange agrees on overflows, and masters use the
         # gradients divided in fp32.
         self._check_scale_growth_tracker("step")
         if state["stage"] is OptState.STEPPED:

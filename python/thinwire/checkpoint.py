@@ -253,7 +253,7 @@ def _to_save(optimizer: _Optimizer) -> Training:
 
 def _text_of(config: _core.Config) -> str:
     plain = copy.copy(config)
-    plain.optimizer.groups = []  # the program's, which no file has
+    plain.optimizer.groups = []  # groups are the program's, and no file has them
     return plain.to_json()
 
 

@@ -73,7 +73,7 @@ def named_backend(source: Any) -> str | None:
     try:
         found = tree_of(source() if callable(source) else source)
         name = found["optimizer"]["params"]["comm_backend_name"]
-    except (Error, TypeError, LookupError):  # read_config() says it, on all ranks
+    except (Error, TypeError, LookupError):  # read_config() reports it, on all ranks
         return None
     return name if isinstance(name, str) else None
 
@@ -121,7 +121,7 @@ def _read(path: str) -> str:
 
 
 def _tree(text: str) -> dict[str, Any]:
-    # What is no object, or no JSON, is refused in from_json().
+    # from_json() refuses text that is no object or no JSON.
     try:
         tree = json.loads(text)
     except json.JSONDecodeError:

@@ -276,7 +276,7 @@ class TrainGpt(SavedRuns):
     def test_what_cannot_go_on_is_told(self):
         flags = f"{THREADS} --steps 9"
         errors = self.complete("run", f"{flags} --resume auto")
-        self.assertIn("checkpoints: from the beginning", errors)
+        self.assertIn("checkpoints: the run begins anew", errors)
         nowhere = self.folder / "nowhere"
         errors = self.complete("run", f"{flags} --resume {nowhere}", code=1)
         self.assertIn(f"there is no complete checkpoint in {nowhere}", errors)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Holds the prose of documents, public headers and docstrings to plain English.
+"""Holds the prose of documents, C++ comments and docstrings to plain English.
 
 Outside code, generated text and the targets of links, a sentence has at most 25
 words and one parenthesis and does not open like a fragment, a list item is complete
 in itself, and no term stands that has a plainer one. Tables are held to the terms
-only, and so are headings. A comment of a header is read as one list item; its lines
-that are indented further are formulas. In a docstring each argument is a list item,
-and lines that are indented by four are code.
+only, and so are headings. A comment of C++ is read as one list item; its lines that
+are indented further are formulas, and string literals are not read. In a docstring
+each argument is a list item, and lines that are indented by four are code.
 
 usage: check_prose.py [ROOT]
 """
@@ -29,8 +29,11 @@ FILES = (
         "docs/env.md",
     ),
     *("docs/errors.md", "docs/guide/*.md", "examples/README.md", "python/README.md"),
-    *("docs/algorithms/*.md", "docs/scale.md"),
-    *("include/thinwire/**/*.h", "python/thinwire/**/*.py"),
+    *("docs/algorithms/*.md", "docs/design/*.md", "docs/scale.md"),
+    *("apps/**/*.h", "apps/**/*.cpp", "bench/**/*.cpp", "bench/**/*.py"),
+    *("examples/**/*.h", "examples/**/*.cpp", "examples/**/*.py", "fuzz/*.cpp"),
+    *("include/thinwire/**/*.h", "python/bindings/**/*.h", "python/bindings/**/*.cpp"),
+    *("python/thinwire/**/*.py", "scripts/*.py", "tests/support/*.h"),
 )
 # File and text, as it stands there, that may break a rule; "": the whole file.
 EXCEPTIONS = (
@@ -67,7 +70,8 @@ INCOMPLETE = re.compile(
 )
 ITEM = re.compile(r" *([*-]|\d+\.) +")
 END = re.compile(r"(?<=[.!?])[*\")]*\s+")
-COMMENT = re.compile(r"^(.*?)(?:(?<!\S)(//[/<]*)|$)(.*)$")
+LITERAL = r"""(?>"(?:\\.|[^"\\])*"|.)"""
+COMMENT = re.compile(rf"^({LITERAL}*?)(?:(?<!\S)(//[/<]*)|$)(.*)$")
 CALL = re.compile(r"(?<=\w)\([^()]*\)")
 CALLED = re.compile(r"[\w.]+\(\)")
 ARGUMENT = re.compile(r"^(?=\w+(, \w+)*: )")
@@ -96,13 +100,13 @@ def blocks(text):
 
 
 def comments(text):
-    """Yields for each line of a header what a document of its comments has there."""
+    """Yields for each line of C++ what a document of its comments has there."""
     above = ""
     for line in text.split("\n"):
         code, mark, words = COMMENT.search(line).groups()
         begins = code.strip() or mark != above
-        formula = not words.strip() or words.startswith("  ")
-        yield "" if formula else "* " * bool(begins) + CALL.sub("", words.strip())
+        left_out = not words.strip() or words.startswith(("  ", " SPDX-"))
+        yield "" if left_out else "* " * bool(begins) + CALL.sub("", words.strip())
         above = mark
 
 
@@ -145,7 +149,7 @@ def problems(root):
         text = file.read_text(encoding="utf-8")
         for exempt in (words for path, words in EXCEPTIONS if path == name):
             text = text.replace(exempt or text, "")
-        if file.suffix == ".h":
+        if file.suffix in (".h", ".cpp"):
             text = "\n".join(comments(text))
         elif file.suffix == ".py":
             text = "\n".join(docstrings(text))

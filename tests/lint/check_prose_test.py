@@ -8,6 +8,7 @@ import planted_tree
 
 PAGE = "docs/guide/a.md"
 HEADER = "include/thinwire/core/a.h"
+SOURCE = "apps/thinwire/a.cpp"
 MODULE = "python/thinwire/comm/a.py"
 WORDS = " ".join(["word"] * 24)
 
@@ -81,6 +82,13 @@ class CheckProse(unittest.TestCase):
             (5, "'By host'"),
             path=HEADER,
         )
+
+    def test_comments_of_a_source_are_read_and_literals_are_not(self):
+        code = 'char a[] = "\\" // By host.";'
+        self.expect(f"// SPDX-License-Identifier: A\n// {WORDS}.\n", path=SOURCE)
+        self.expect(f"{code}  // It is one.\nchar b = '\"';  // A.\n", path=SOURCE)
+        self.expect(f"{code}  // By host.\n", (1, "'By host'"), path=SOURCE)
+        self.expect("char b = '\"';  // By host.\n", (1, "'By host'"), path=SOURCE)
 
     def test_comments_are_complete_and_separate(self):
         for text in ("///< The same, doubled.", "// The same of x.", "///< And ..."):

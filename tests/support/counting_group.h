@@ -19,15 +19,15 @@
 
 namespace thinwire::test {
 
-/// Ranks that are threads, and what their transports are handed: counted where
-/// it is handed over, by nobody's formula. Ranks of one host are neighbours.
+/// Ranks that are threads. Their transports count what collectives pass to
+/// them, independently of any formula. Ranks of one host are neighbours.
 class CountingGroup {
  public:
   struct Sent {
     std::uint64_t bytes = 0;
     std::uint64_t bytes_between_hosts = 0;
     std::uint64_t messages = 0;
-    std::uint64_t rounds = 0;  ///< Exchanges that had messages to send or get.
+    std::uint64_t rounds = 0;  ///< Exchanges that had messages.
   };
 
   explicit CountingGroup(int size, int ranks_per_host = 1)
@@ -50,7 +50,7 @@ class CountingGroup {
     for (std::thread& thread : threads) thread.join();
   }
 
-  /// By this rank so far, in all groups.
+  /// Returns what this rank has sent so far, in all groups.
   [[nodiscard]] Sent sent_by(int rank) {
     const std::lock_guard lock(mutex_);
     return sent_[static_cast<std::size_t>(rank)];
@@ -92,7 +92,7 @@ class CountingGroup {
         std::memcpy(m.data, bytes.data(), m.bytes);
       }
     }
-    // Everybody tells everybody its color and key.
+    // All ranks tell each other their color and key.
     std::unique_ptr<comm::Transport> split(
         int color, int key, const comm::Operation& operation) override {
       const int own[2] = {color, key};
@@ -100,7 +100,7 @@ class CountingGroup {
       for (int peer = 0; peer < size(); ++peer)
         group_.post({id_, rank_, peer, operation.sequence},
                     {bytes, bytes + sizeof own});
-      std::vector<std::pair<int, int>> same;  // key, rank here
+      std::vector<std::pair<int, int>> same;  // key, rank in this group
       for (int peer = 0; peer < size(); ++peer) {
         const auto theirs =
             group_.take({id_, peer, rank_, operation.sequence}, operation);
@@ -167,7 +167,8 @@ class CountingGroup {
     has_failed_ = true;
     arrived_.notify_all();
   }
-  // The same for all members of a group that is split off.
+  // Returns an id that is the same for all members of a group that is split
+  // off.
   int id_of(const std::vector<int>& members, std::uint64_t sequence, int of) {
     const std::lock_guard lock(mutex_);
     const auto [at, unused] = ids_.try_emplace(

@@ -8,7 +8,7 @@
 namespace thinwire::test {
 
 /// Sets an environment variable, or unsets it for null, until it goes out of
-/// scope. Not while other threads read the environment.
+/// scope. Other threads must not read the environment meanwhile.
 class ScopedVariable {
  public:
   ScopedVariable(const char* name, const char* value) : name_(name) {

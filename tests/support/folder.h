@@ -9,8 +9,8 @@
 
 namespace thinwire::test {
 
-/// A new folder in memory, where there is such a file system; removed with all
-/// that is in it.
+/// A new folder, in memory if there is such a file system. It is removed with
+/// its content.
 class Folder {
  public:
   Folder() {

@@ -27,7 +27,8 @@ class Guarded {
   [[nodiscard]] T* data() { return memory_.data() + begin_; }
   [[nodiscard]] std::span<T> span() { return {data(), size_}; }
 
-  /// Same bits as `want` inside, nothing written outside.
+  /// Succeeds if the inside has the bits of `want` and the outside is
+  /// unchanged.
   ::testing::AssertionResult is(std::span<const T> want) {
     for (std::size_t i = 0; i < memory_.size(); ++i) {
       if (i == begin_) i += size_;  // the array itself
@@ -48,8 +49,8 @@ class Guarded {
     return std::bit_cast<T>(bytes);
   }
 
-  // A multiple of 64 bytes, so that `skip` alone decides the alignment that an
-  // aligned allocation would have.
+  // A multiple of 64 bytes, so that only `skip` changes the alignment of an
+  // aligned allocation.
   static constexpr std::size_t kCanaries = 64;
 
   std::vector<T> memory_;

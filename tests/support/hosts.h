@@ -6,7 +6,7 @@
 
 namespace thinwire::test {
 
-/// Collective: as if ranks 0 .. G-1 were on host 0, and so on.
+/// Splits as if ranks 0 .. G-1 were on host 0, and so on. Collective.
 inline comm::HostGroups split_into_hosts(comm::Communicator& comm,
                                          int ranks_per_host) {
   const int host = comm.rank() / ranks_per_host;
@@ -17,10 +17,10 @@ inline comm::HostGroups split_into_hosts(comm::Communicator& comm,
   return groups;
 }
 
-/// How ranks were put on hosts: {0 1} {2 3}, or {0 2} {1 3}.
+/// How ranks are placed on hosts: {0 1} {2 3}, or {0 2} {1 3}.
 enum class Placing { kBlocks, kRoundRobin };
 
-/// The hosts of `world` ranks as rank `rank` knows them.
+/// Returns the hosts of `world` ranks as rank `rank` knows them.
 inline comm::Hosts hosts_of(int world, int ranks_per_host, Placing placing,
                             int rank) {
   if (ranks_per_host == 1) return {.size = world, .index = rank};

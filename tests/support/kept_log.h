@@ -13,7 +13,7 @@
 
 namespace thinwire::test {
 
-/// What is logged as long as it lives.
+/// Keeps what is logged during its lifetime.
 class KeptLog {
  public:
   KeptLog() {
@@ -26,7 +26,7 @@ class KeptLog {
   KeptLog(const KeptLog&) = delete;
   KeptLog& operator=(const KeptLog&) = delete;
 
-  /// The lines that contain `part`.
+  /// Returns the lines that contain `part`.
   [[nodiscard]] std::vector<std::string> with(std::string_view part) const {
     std::vector<std::string> found;
     std::copy_if(lines_.begin(), lines_.end(), std::back_inserter(found),

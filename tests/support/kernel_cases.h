@@ -12,9 +12,8 @@
 #include "kernels/prefetch.h"
 #include "thinwire/kernels/cpu_target.h"
 
-/// What kernel tests run over: every SIMD target of this machine, at lengths
-/// around every vector, word and block, aligned and not, with and without
-/// prefetching.
+/// Cases of kernel tests: every SIMD target of this machine, at lengths around
+/// every vector, word and block, aligned and not, with and without prefetching.
 namespace thinwire::test {
 
 /// Forces a target for one scope.
@@ -37,7 +36,7 @@ class ForcedPrefetch {
   ForcedPrefetch& operator=(const ForcedPrefetch&) = delete;
 };
 
-/// How arrays lie, and how loops go over them.
+/// How arrays are aligned, and how loops read them.
 struct Access {
   std::size_t skip = 0;  ///< elements by which arrays miss their alignment
   bool prefetch = false;
@@ -63,14 +62,15 @@ inline auto kernel_cases_at(const std::vector<std::size_t>& lengths) {
                         Access{3, false}));
 }
 
-/// For kernels of many forms, whose loops others have been through already.
+/// Cases for kernels of many forms, whose loops other kernels have tested
+/// already.
 inline auto few_kernel_cases() {
   return kernel_cases_at({0, 1, 7, 15, 31, 32, 33, 255, 1025});
 }
 
 inline auto kernel_cases(const std::vector<std::size_t>& more_lengths = {}) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  // Minutes of arithmetic would be checked again, and no other access.
+  // Otherwise minutes of arithmetic would be repeated with the same accesses.
   (void)more_lengths;
   return few_kernel_cases();
 #else

@@ -5,7 +5,8 @@
 
 namespace thinwire::test {
 
-/// THINWIRE_TEST_LONG is set, as by ./test --long: everything, for minutes.
+/// Returns whether THINWIRE_TEST_LONG is set, as by ./test --long, so that
+/// tests run everything, for minutes.
 [[nodiscard]] inline bool is_long() {
   return std::getenv("THINWIRE_TEST_LONG") != nullptr;
 }

@@ -11,7 +11,7 @@
 namespace thinwire::test {
 
 /// Masks for `size` elements: none; random; nearly nothing masked; everything
-/// masked. Bits past the end are whatever they are.
+/// masked. Bits past the end are arbitrary.
 inline std::vector<std::vector<std::uint32_t>> masks(std::size_t size) {
   const std::size_t words = kernels::sign_words(size);
   std::vector<std::uint32_t> mostly_whole(words, 0xffff'ffffu);
@@ -22,7 +22,7 @@ inline std::vector<std::vector<std::uint32_t>> masks(std::size_t size) {
           std::vector<std::uint32_t>(words, 0u)};
 }
 
-/// What kernels take: null for no mask.
+/// Returns what kernels take: null for no mask.
 inline const std::uint32_t* active(const std::vector<std::uint32_t>& mask) {
   return mask.empty() ? nullptr : mask.data();
 }

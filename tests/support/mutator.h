@@ -9,14 +9,14 @@
 
 namespace thinwire::test {
 
-// What is put in the place of a piece of text.
+// Replacements for a piece of text.
 inline constexpr const char* kPieces[] = {
     "",     "0",    "-1",       "1e308",   "1e-320", "9223372036854775808",
     "true", "null", "\"auto\"", "{}",      "[]",     "\"\\ud800\"",
     ",",    ":",    "\"",       "{",       "]",      "\xff",
     "2",    "0.5",  "1e2",      "\"bf16\""};
 
-/// Texts like JSON with one to three changes; the same for the same seed.
+/// Makes texts like JSON with one to three changes, the same for the same seed.
 class Mutator {
  public:
   explicit Mutator(unsigned seed) : random_(seed) {}
@@ -30,7 +30,7 @@ class Mutator {
         case 1:  // A value, or a few characters
           replace(text, token_at(text), kPieces[below(std::size(kPieces))]);
           break;
-        case 2:  // A value by one of another file
+        case 2:  // A value, replaced by one of another file
           replace(text, token_at(text), piece(other, token_at(other)));
           break;
         default:  // The end
@@ -47,7 +47,7 @@ class Mutator {
 
   std::size_t below(std::size_t end) { return random_() % end; }
 
-  // What stands between two of the characters that separate values.
+  // Returns the text between two of the characters that separate values.
   Token token_at(const std::string& text) {
     constexpr const char* kSeparators = ",:{}[] \n";
     const std::size_t begin =

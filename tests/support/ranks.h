@@ -15,7 +15,7 @@
 
 namespace thinwire::test {
 
-/// A backend and how many ranks it has in a test.
+/// A backend and its number of ranks in a test.
 struct Group {
   std::string backend;
   int world_size = 1;
@@ -25,9 +25,9 @@ struct Group {
   }
 };
 
-/// The groups of `smallest` and more ranks that this process can test: `local`
-/// ones, or the job itself where the test program runs under mpirun with
-/// THINWIRE_COMM=mpi (none, if it is smaller).
+/// Returns the groups of `smallest` or more ranks that this process can test.
+/// These are `local` ones. If the program runs under mpirun with
+/// THINWIRE_COMM=mpi, it is the job itself, or none if the job is smaller.
 inline std::vector<Group> groups(int smallest = 1) {
   std::vector<Group> result;
   if (env::comm_backend().value_or("local") != "local") {
@@ -46,8 +46,8 @@ inline std::vector<Group> groups(int smallest = 1) {
 inline constexpr comm::CommunicatorOptions kPatient{
     .timeout = std::chrono::seconds(60)};
 
-/// Calls body(communicator) for every rank of the group: each on its own
-/// thread, or, in a job, for the rank that this process is.
+/// Calls body(communicator) for every rank of the group, each on its own
+/// thread. In a job, calls it for the rank that this process is.
 inline void run_ranks(std::string_view backend, int world_size,
                       const std::function<void(comm::Communicator&)>& body,
                       const comm::CommunicatorOptions& options = kPatient) {

@@ -13,7 +13,7 @@
 #include "thinwire/core/dtype.h"
 #include "thinwire/core/view.h"
 
-/// Equality of bits, where any NaN equals any NaN.
+/// Compares bits, where any NaN equals any NaN.
 namespace thinwire::test {
 
 inline bool same_bits(float a, float b) {
@@ -38,7 +38,7 @@ inline double shown(double value) { return value; }
 inline double shown(Half value) { return to_float(value); }
 inline double shown(BFloat16 value) { return to_float(value); }
 
-/// Success, or the first element that differs.
+/// Returns success, or the first element that differs.
 template <class T>
 ::testing::AssertionResult same_bits(std::span<const T> got,
                                      std::span<const T> want) {
@@ -56,7 +56,7 @@ template <class T>
   return ::testing::AssertionSuccess();
 }
 
-/// Of any type, NaNs with all their bits.
+/// Compares any type, including the bits of NaNs.
 inline ::testing::AssertionResult same_bytes(ConstView a, ConstView b) {
   if (a.dtype() != b.dtype() || a.size() != b.size())
     return ::testing::AssertionFailure() << "another dtype or size";

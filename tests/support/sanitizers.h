@@ -6,8 +6,8 @@
 
 namespace thinwire::test {
 
-/// `all`, or under a sanitizer the first `few` of them: it would see the same
-/// accesses again, ten times as slowly.
+/// Returns `all`, or only the first `few` under a sanitizer, which would see
+/// the same accesses again, ten times as slowly.
 template <class T>
 [[nodiscard]] std::vector<T> fewer_if_sanitized(
     std::vector<T> all, [[maybe_unused]] std::size_t few) {

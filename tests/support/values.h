@@ -10,7 +10,7 @@
 
 #include "thinwire/core/dtype.h"
 
-/// Numbers to test with; the same for the same seed.
+/// Numbers to test with, the same for the same seed.
 namespace thinwire::test {
 
 inline std::vector<float> normal(std::size_t size, std::uint32_t seed) {
@@ -37,7 +37,8 @@ inline std::vector<std::uint32_t> random_words(std::size_t size,
   return words;
 }
 
-/// What goes wrong first: NaN, infinities, zeros, subnormals, extremes.
+/// Returns the values that fail first: NaN, infinities, zeros, subnormals,
+/// extremes.
 inline std::vector<float> special_values() {
   using limits = std::numeric_limits<float>;
   return {limits::quiet_NaN(),
@@ -58,7 +59,7 @@ inline std::vector<float> special_values() {
           0x1p-25f};
 }
 
-/// Normal values, every third one replaced by a special value.
+/// Returns normal values, every third one replaced by a special value.
 inline std::vector<float> normal_and_special(std::size_t size,
                                              std::uint32_t seed) {
   std::vector<float> values = normal(size, seed);
@@ -69,7 +70,7 @@ inline std::vector<float> normal_and_special(std::size_t size,
   return values;
 }
 
-/// The values rounded to T.
+/// Returns the values rounded to T.
 template <class T>
 std::vector<T> rounded_to(const std::vector<float>& values) {
   std::vector<T> result;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Saves and loads of one rank with Adam in fp32, as users call them, against
-// the plainest thing that moves the same bytes.
+// Saves and loads of one rank with Adam in fp32, as users call them. Each is
+// compared with the plainest code that moves the same bytes.
 #include "apps/thinwire/bench/checkpoint_rows.h"
 
 #include <fmt/format.h>
@@ -29,7 +29,7 @@ using Work = CheckpointRow::Work;
 
 constexpr double kSavedBytes = 12;  // per element: weights and two moments
 
-// A rank without others.
+// A group of one rank.
 struct Alone {
   explicit Alone(const SavedTraining::Settings& settings)
       : comm(std::move(comm::make_local_group(1).front())),
@@ -42,14 +42,13 @@ struct Alone {
   SavedTraining training;
 };
 
-// It has been saved once: buffers that are kept are there.
+// Returns a training that has saved once, so that kept buffers exist.
 std::shared_ptr<SavedTraining> saved(const SavedTraining::Settings& settings) {
   const auto alone = std::make_shared<Alone>(settings);
   return {alone, &alone->training};
 }
 
-// Every time into files that are new, and every time all of what was written
-// before is gone.
+// Writes new files every time, after everything written before was removed.
 Work prepare_save(std::size_t elements, const std::string& folder,
                   bool durable) {
   const auto training = saved({.elements = elements,
@@ -79,7 +78,7 @@ Work prepare_load(std::size_t elements, const std::string& folder) {
           .bytes_per_element = kSavedBytes};
 }
 
-// What an asynchronous save holds the caller for.
+// Measures how long an asynchronous save blocks its caller.
 Work prepare_snapshot(std::size_t elements, const std::string& folder) {
   const auto training =
       saved({.elements = elements,
@@ -116,9 +115,9 @@ double seconds_of(const std::function<void()>& body) {
       .count();
 }
 
-// Steps on all processors for ten times as long as a save takes, with one save
-// behind them and without. Adam alone is all that is stepped: nothing uses more
-// of the memory that the save needs too.
+// Steps on all processors for ten times as long as a save takes, with and
+// without a save behind the steps. Only Adam steps, because nothing else
+// competes more for the memory that the save needs.
 Work prepare_steps_while_saving(std::size_t elements,
                                 const std::string& folder) {
   constexpr double kSaves = 10;
@@ -162,7 +161,7 @@ std::size_t elements_of(const CheckpointRow& row, std::size_t elements) {
   return std::min(elements, row.most_elements);
 }
 
-// Signals are noticed between two rounds.
+// Checks for signals between two rounds.
 Variant interruptible(const Variant& variant) {
   return {variant.run, [before = variant.before] {
             ScratchFolder::check();
@@ -191,8 +190,8 @@ std::span<const CheckpointRow> checkpoint_rows() {
 std::string why_not(const CheckpointRow& row, std::size_t elements) {
   const std::string parent = folder_of(row);
   if (parent.empty())
-    return fmt::format("{} needs /dev/shm, which is not there", row.name);
-  // The checkpoint, the limit's files, and what a save wants to be left.
+    return fmt::format("{} needs /dev/shm, which does not exist", row.name);
+  // Space for the checkpoint, the limit's files, and the reserve of a save.
   const std::uint64_t needed =
       static_cast<std::uint64_t>(
           static_cast<double>(elements_of(row, elements)) * kSavedBytes * 2.1) +

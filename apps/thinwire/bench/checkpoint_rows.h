@@ -12,7 +12,7 @@
 
 namespace thinwire::apps::bench {
 
-/// A row that writes or reads files, and what it is compared with.
+/// A row that writes or reads files, and its limit.
 struct CheckpointRow {
   struct Work {
     Variant row;
@@ -23,16 +23,17 @@ struct CheckpointRow {
 
   std::string name;
   std::string_view limit;
-  bool in_memory = false;         ///< /dev/shm, else the current directory.
-  std::size_t most_elements = 0;  ///< With more it would show nothing else.
-  /// Writes into `folder`, which must outlive what it returns.
+  bool in_memory = false;  ///< /dev/shm, otherwise the current directory.
+  std::size_t most_elements = 0;  ///< A larger size would show nothing else.
+  /// Prepares work in `folder`, which must outlive the returned work.
   std::function<Work(std::size_t elements, const std::string& folder)> prepare;
 };
 
-/// Every row of this version.
+/// Returns every row of this version.
 [[nodiscard]] std::span<const CheckpointRow> checkpoint_rows();
 
-/// What is missing for it on this machine: no room, say; empty: nothing.
+/// Returns why this machine cannot run the row, such as missing space, or an
+/// empty text.
 [[nodiscard]] std::string why_not(const CheckpointRow& row,
                                   std::size_t elements);
 
@@ -40,7 +41,7 @@ struct CheckpointSettings {
   std::size_t elements = 0;
   int rounds = 1;
 };
-/// In a folder of its own, of which nothing is left.
+/// Measures in a folder of its own and removes it.
 [[nodiscard]] Result measure(const CheckpointRow& row,
                              const CheckpointSettings& settings);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of the 1-bit codec alone, over blocks with a scale each, as
-// exchange::CompressedAllReduce drives them.
+// exchange::CompressedAllReduce calls them.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -54,7 +54,7 @@ void for_blocks(std::size_t elements, ThreadPool& pool, Body body) {
                   });
 }
 
-// A residual, and the signs that it was sent with.
+// A residual, and the signs that belong to it.
 struct Encoding {
   explicit Encoding(std::size_t elements)
       : residual(Buffer::of<float>(elements)), sent(elements) {}
@@ -106,7 +106,7 @@ Variant prepare_decode(std::size_t elements, ThreadPool& pool) {
   }};
 }
 
-// The signs of the mean lie where those of this rank go.
+// The signs of the mean have the same memory as this rank's own signs.
 Variant prepare_momentum_encode(std::size_t elements, ThreadPool& pool) {
   struct Work {
     Encoding out;

@@ -10,7 +10,7 @@
 namespace thinwire::apps::bench {
 
 /// Rank 0 of a group whose other ranks answer each message with the message
-/// itself: what a step costs one rank besides the network.
+/// itself. It shows what a step costs one rank besides the network.
 class EchoTransport final : public comm::Transport {
  public:
   explicit EchoTransport(int size) : size_(size) {}
@@ -21,7 +21,8 @@ class EchoTransport final : public comm::Transport {
   [[nodiscard]] int rank() const noexcept override { return 0; }
   [[nodiscard]] int size() const noexcept override { return size_; }
 
-  /// Where a peer gets more or less than it should send, the shorter decides.
+  /// Copies the shorter size if a peer receives more or less than it should
+  /// send.
   void exchange(std::span<const comm::SendMessage> sends,
                 std::span<const comm::RecvMessage> receives,
                 const comm::Operation& operation) override;

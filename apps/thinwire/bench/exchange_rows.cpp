@@ -17,10 +17,10 @@ namespace {
 
 constexpr std::size_t kBucketElements = std::size_t{1} << 20;
 
-// As optim::DataParallel sums gradients.
+// Sums as optim::DataParallel sums gradients.
 std::function<void()> prepare_all_reduce(comm::Communicator& comm,
                                          std::size_t elements, ThreadPool&) {
-  // Zeros: sums of sums would overflow.
+  // The values are zeros, because sums of sums would overflow.
   auto values = std::make_shared<Buffer>(Buffer::of<float>(elements));
   return [values, &comm] {
     const optim::GroupRange all{{0, values->size()}, 0};
@@ -60,8 +60,8 @@ const std::vector<ExchangeRow>& all_rows() {
   return rows;
 }
 
-// The same number of bytes from every rank to the others, in one exchange and
-// without arithmetic or copies.
+// Sends the same number of bytes from every rank to the others, in one exchange
+// and without arithmetic or copies.
 class RawTransfer {
  public:
   RawTransfer(comm::Communicator& comm, std::uint64_t bytes) : comm_(comm) {
@@ -84,7 +84,7 @@ class RawTransfer {
   Buffer received_;
 };
 
-// Seconds of the slowest rank, all beginning together.
+// Returns the seconds of the slowest rank; all begin together.
 double slowest_seconds(comm::Communicator& comm,
                        const std::function<void()>& body) {
   comm.barrier();
@@ -97,7 +97,8 @@ double slowest_seconds(comm::Communicator& comm,
   return seconds;
 }
 
-// Of the rank that sends most: chunks may differ by a block.
+// Returns the bytes of the rank that sends most, because chunks may differ by a
+// block.
 std::uint64_t most_bytes_sent(comm::Communicator& comm,
                               const std::function<void()>& body) {
   const std::uint64_t before = comm.counters().bytes_sent;

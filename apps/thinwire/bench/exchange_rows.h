@@ -12,10 +12,10 @@
 
 namespace thinwire::apps::bench {
 
-/// One line of the result: something that all ranks of a job do together.
+/// One line of the result, which all ranks of a job measure together.
 struct ExchangeRow {
   std::string name;
-  /// As Row::prepare; what it returns is collective.
+  /// Prepares like Row::prepare; the returned function is collective.
   std::function<std::function<void()>(comm::Communicator& comm,
                                       std::size_t elements, ThreadPool& pool)>
       prepare;
@@ -27,12 +27,12 @@ struct ExchangeSettings {
   std::size_t elements = 0;
   int threads = 1;
   int rounds = 1;
-  /// Of the link that each rank sends over, > 0; 0: unknown, and the limit is
-  /// a plain all-to-all of as many bytes, measured in the same rounds.
+  /// Speed of the link over which each rank sends. If it is 0 (unknown), the
+  /// limit is a plain all-to-all of as many bytes, measured in the same rounds.
   double link_gbps = 0;
 };
 
-/// Collective; every rank gets the same times, those of the slowest rank.
+/// Measures a row. Collective; every rank gets the times of the slowest rank.
 [[nodiscard]] Result measure(comm::Communicator& comm, const ExchangeRow& row,
                              const ExchangeSettings& settings);
 

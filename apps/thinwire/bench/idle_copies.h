@@ -7,7 +7,8 @@
 
 namespace thinwire::apps::bench {
 
-/// Copies at once, or not at all: a bus that takes none of the host's time.
+/// Copies at once, or not at all, like a bus that takes none of the host's
+/// time.
 class IdleCopies final : public zero::CopyEngine {
  public:
   Ticket queue(ConstView from, View to) override {

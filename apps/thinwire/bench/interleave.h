@@ -7,30 +7,30 @@
 
 namespace thinwire::apps::bench {
 
-/// Something to be timed, and what has to happen before each time.
+/// A function to time, and another one to call before each time.
 struct Variant {
   std::function<void()> run;
   std::function<void()> before{};
 };
 
-/// What interleave() measured.
+/// The times that interleave() measured.
 struct Interleaved {
-  /// seconds[v][r]: variant v in round r.
+  /// Seconds of variant v in round r, as seconds[v][r].
   std::vector<std::vector<double>> seconds;
   /// Rounds that began while something else kept the machine busy.
   int busy_rounds = 0;
 };
 
-/// Runs every variant once per round, one after the other, beginning with
-/// another one in each round; one more round before, which does not count.
+/// Runs every variant once per round, one after the other. Each round begins
+/// with another variant. One more round runs first and does not count.
 [[nodiscard]] Interleaved interleave(std::span<const Variant> variants,
                                      int rounds);
 
-/// Of a non-empty set.
+/// Returns the median of a non-empty set.
 [[nodiscard]] double median(std::vector<double> values);
 
-/// The median over rounds of `numerator` / `denominator`: only times of one
-/// round are compared, because the machine's speed changes between rounds.
+/// Returns the median over rounds of `numerator` / `denominator`. It compares
+/// only times of one round, because the machine's speed changes between rounds.
 [[nodiscard]] double median_ratio(std::span<const double> numerator,
                                   std::span<const double> denominator);
 

@@ -9,7 +9,7 @@ namespace thinwire::apps::bench {
 
 namespace {
 
-// Streams that do not overlap; restrict counts on parameters only, so each
+// Streams that do not overlap. `restrict` works on parameters only, so each
 // loop is a function of its pointers.
 struct Streams {
   float* a = nullptr;
@@ -28,8 +28,8 @@ THINWIRE_INLINE void add(float* __restrict a, const float* __restrict d,
   for (std::size_t i = 0; i < size; ++i) a[i] += d[i];
 }
 
-// All loads come before the stores: arrays that begin alike on their pages
-// would otherwise look as if they overlapped.
+// All loads precede the stores. Otherwise arrays that begin at the same offset
+// in their pages would seem to overlap.
 THINWIRE_INLINE void add_three(float* __restrict a, float* __restrict b,
                                float* __restrict c, const float* __restrict d,
                                std::size_t size) {
@@ -43,7 +43,7 @@ THINWIRE_INLINE void add_three(float* __restrict a, float* __restrict b,
   }
 }
 
-// Sums side by side, because one could not keep up with the memory.
+// Keeps several sums, because one alone could not keep up with the memory.
 THINWIRE_INLINE float read(const float* d, std::size_t size) {
   constexpr std::size_t kSums = 64;
   float sums[kSums] = {};

@@ -10,8 +10,8 @@
 
 namespace thinwire::apps::bench {
 
-/// Loops that do nothing but move memory: what no kernel of the same kind can
-/// beat by more than its mix of reads and writes differs.
+/// Loops that only move memory. A kernel can be faster only as far as its mix
+/// of reads and writes differs.
 enum class Limit {
   kAdd,          ///< a += b: 2 reads, 1 write.
   kAdamStreams,  ///< a += d, b += d, c += d: 4 reads, 3 writes.
@@ -20,16 +20,16 @@ enum class Limit {
 
 /// "a += b", "4R+3W", "read".
 [[nodiscard]] std::string_view to_string(Limit limit) noexcept;
-/// Logical bytes: write-allocate is not counted, here or in any row.
+/// Returns logical bytes: neither this nor any row counts write-allocate.
 [[nodiscard]] double bytes_per_element(Limit limit) noexcept;
 
-/// Arrays and loops as a row has them: the same lengths, huge pages, threads
+/// Arrays and loops like those of a row: the same lengths, huge pages, threads
 /// and partition, and the widest vectors of this machine.
 class Limits {
  public:
   Limits(std::size_t elements, ThreadPool& pool);
 
-  /// Goes over the arrays once.
+  /// Runs once over the arrays.
   void run(Limit limit);
 
  private:

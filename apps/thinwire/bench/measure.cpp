@@ -16,7 +16,7 @@ namespace thinwire::apps::bench {
 
 namespace {
 
-// Lets the processor decide again, however measuring ends.
+// Restores the processor's choice, however measuring ends.
 struct PrefetchAsChosen {
   PrefetchAsChosen() = default;
   ~PrefetchAsChosen() { kernels::force_prefetch(std::nullopt); }

@@ -18,13 +18,14 @@ struct MeasureSettings {
   int rounds = 1;
 };
 
-/// Rows that are measured in the same rounds and over the same memory, where
-/// they stand side by side: those that differ in Row::prefetch alone.
+/// Groups adjacent rows that differ only in Row::prefetch. A group is measured
+/// in the same rounds and over the same memory.
 [[nodiscard]] std::vector<std::vector<const Row*>> in_groups(
     std::span<const Row* const> rows);
 
-/// The rows of one group, their limit and, where they only read, that of
-/// reading, in turns. Writes to stderr if something else kept the machine busy.
+/// Measures the rows of one group and their limit in turns, and the limit of
+/// reading if they only read. Writes to stderr if something else kept the
+/// machine busy.
 [[nodiscard]] std::vector<Result> measure(std::span<const Row* const> group,
                                           const MeasureSettings& settings);
 

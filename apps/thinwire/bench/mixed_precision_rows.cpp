@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's step of mixed precision with Adam: is every gradient finite, how
-// long are they, and one pass that unscales, clips, updates the fp32 parameters
-// and rounds them for the model.
+// One rank's step of mixed precision with Adam. One pass checks that gradients
+// are finite and forms their norm. Another unscales, clips, updates the fp32
+// parameters and rounds them for the model.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr float kLossScale = 1024;
 
-// Of gradients of type `grad`, for a model in `low`.
+// Work on gradients of type `grad`, for a model in `low`.
 struct MixedPrecisionWork {
   MixedPrecisionWork(std::size_t elements, DType grad, DType low)
       : params(random_values(elements, 1)),

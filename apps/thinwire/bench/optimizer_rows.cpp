@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Optimizers as users call them, the three other ranks played by an echo: all
-// that a step does on one rank, except the travelling, and the norm, which is
+// Optimizers as users call them; an echo stands in for the three other ranks. A
+// row has all that a step does on one rank, without the network. The norm is
 // formed during backward and has a row of its own.
 #include <cstdint>
 #include <memory>
@@ -27,9 +27,9 @@ struct OptimizerWork {
         optimizer(comm, ParameterLayout::of({{"all", {elements}}}), options),
         params(random_values(elements, 1)),
         grads(random_values(elements, 2)) {
-    run();  // the exact one; it leaves sums behind
+    run();  // The exact step; it leaves sums behind.
     grads = random_values(elements, 2);
-    run();  // the first compressed one, whose momentum is still in floats
+    run();  // The first compressed step, whose momentum is still in floats.
   }
 
   void run() { optimizer.step(params.view(), grads.view()); }
@@ -54,7 +54,7 @@ std::shared_ptr<OptimizerWork<Optimizer>> work_of(std::size_t elements,
   return std::make_shared<OptimizerWork<Optimizer>>(elements, options);
 }
 
-// A step whose norm has been formed.
+// Times a step whose norm has been formed.
 template <class Work>
 Variant step_of(const std::shared_ptr<Work>& work) {
   return {[work] { work->run(); }, [work] { work->measure(); }};
@@ -90,7 +90,7 @@ Variant prepare_onebit_lamb(std::size_t elements, ThreadPool& pool) {
   return step_of(work);
 }
 
-// The interval between syncs doubles after every step: none comes any more.
+// The interval between syncs doubles after every step, so no sync follows.
 Variant prepare_local_step(std::size_t elements, ThreadPool& pool) {
   const auto work = work_of<optim::ZeroOneAdam>(
       elements, pool,
@@ -102,7 +102,7 @@ Variant prepare_local_step(std::size_t elements, ThreadPool& pool) {
   return step_of(work);
 }
 
-// Every second step is a sync; the local one before it does not count.
+// Every second step is a sync; the local step before it is not timed.
 Variant prepare_sync_step(std::size_t elements, ThreadPool& pool) {
   const auto work = work_of<optim::ZeroOneAdam>(
       elements, pool,

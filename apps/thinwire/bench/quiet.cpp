@@ -17,7 +17,7 @@ constexpr auto kWindow = std::chrono::milliseconds(60);
 constexpr auto kPatience = std::chrono::seconds(1);
 constexpr double kMostCores = 0.08;
 
-// Seconds that all cores together have spent at work.
+// Returns the seconds that all cores together have spent at work.
 std::optional<double> busy_seconds() {
   std::ifstream file("/proc/stat");
   std::string label;

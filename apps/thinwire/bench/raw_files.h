@@ -9,15 +9,16 @@
 
 namespace thinwire::apps::bench {
 
-/// Files of given sizes, and nothing but the calls that write or read them:
-/// what no checkpoint of the same bytes can beat.
+/// Files of given sizes, and only the calls that write or read them. No
+/// checkpoint of the same bytes can be faster.
 class RawFiles {
  public:
-  /// In `folder`, which is there.
+  /// `folder` must exist.
   RawFiles(std::string folder, std::vector<std::uint64_t> sizes);
 
-  /// Per file: create, fallocate, pwrite in pieces of 4 MiB, and fsync if
-  /// `durable`; from memory that is no longer in the cache.
+  /// Calls create, fallocate, pwrite in pieces of 4 MiB, and fsync if
+  /// `durable`, for each file. The memory that it writes is no longer in the
+  /// cache.
   void write(bool durable);
   void remove();
 
@@ -29,13 +30,13 @@ class RawFiles {
   Buffer memory_;
 };
 
-/// Reads all of these files with pread, in pieces of 4 MiB, each into new
-/// memory, as whoever wants to keep what he has until all is there.
+/// Reads all of these files with pread, in pieces of 4 MiB. Each piece has new
+/// memory, as in a load that keeps its old values until all is read.
 void read_files(const std::vector<std::string>& paths);
 
-/// What a checkpoint of next to nothing cannot do without: its directory, five
-/// small files, two of them renamed, and seven fsyncs. Removes it again with
-/// remove_small_commit().
+/// Does what even the smallest checkpoint needs: its directory, five small
+/// files, two of them renamed, and seven fsyncs. remove_small_commit() removes
+/// it again.
 void small_commit(const std::string& root, std::uint64_t file_bytes);
 void remove_small_commit(const std::string& root);
 

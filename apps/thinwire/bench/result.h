@@ -16,35 +16,36 @@ struct Result {
   std::string name;
   std::size_t elements = 0;
   int threads = 1;
-  bool prefetch = false;  ///< What the kernels did.
+  bool prefetch = false;  ///< Whether the kernels prefetched.
   double seconds = 0;     ///< Median over rounds.
   double bytes_per_element = 0;
-  std::string_view limit;  ///< What of_limit compares with.
-  double of_limit = 0;     ///< 1: as fast as the limit.
+  std::string_view limit;  ///< The limit that `of_limit` refers to.
+  double of_limit = 0;     ///< 1 if as fast as the limit.
   std::optional<double> of_read_limit{};
-  /// Of rows by prefetch: speed over that of the other one, 2: twice as fast.
+  /// Speed relative to the same row with the other prefetch setting: 2 is twice
+  /// as fast. Empty in other rows.
   std::optional<double> of_other_prefetch{};
 
-  /// Of rows that talk to other ranks.
+  /// Figures of rows that exchange with other ranks.
   struct Wire {
     int ranks = 1;
-    std::uint64_t bytes_sent = 0;  ///< By the rank that sends most, each time.
+    std::uint64_t bytes_sent = 0;  ///< Per time, of the rank that sends most.
     double limit_ratio = 0;        ///< Time over the wire limit's; 1 at best.
   };
   std::optional<Wire> wire{};
 };
 
-/// What every result was measured on.
+/// The machine on which results were measured.
 struct Machine {
   std::string processor;
-  std::string prefetch;  ///< What was chosen and by what, in words.
+  std::string prefetch;  ///< The setting and its source, in words.
 };
 
-/// This one, as the kernels see it.
+/// Returns this machine, as the kernels see it.
 [[nodiscard]] Machine this_machine();
 
 /// Writes results as a table below a line about the machine, or as one JSON
-/// object per line, each when it is known.
+/// object per line as soon as each is known.
 class Printer {
  public:
   Printer(std::ostream& out, bool json, std::size_t longest_name,

@@ -86,7 +86,7 @@ Variant prepare_norm(std::size_t elements, ThreadPool& pool) {
   }};
 }
 
-// Bytes per element: r what is read, w what is written; g gradient, p
+// Bytes per element: r is read, w is written. The letters are g gradient, p
 // parameter, m and v moments, d denominator, e residual, x values, b one bit.
 //
 //   adam/fp32          r p4 m4 v4 g4, w p4 m4 v4                     28
@@ -168,7 +168,7 @@ std::vector<Row> plain_rows() {
 
 constexpr std::string_view kPrefetchMark = "@prefetch_";
 
-// At the end the rows that show what kernels::prefetches() is worth, in pairs.
+// Adds pairs of rows at the end that show the gain of kernels::prefetches().
 std::vector<Row> all_rows() {
   std::vector<Row> rows = plain_rows();
   const std::size_t count = rows.size();
@@ -206,7 +206,7 @@ Buffer random_values(std::size_t elements, std::uint32_t seed) {
   std::uint32_t state = seed * 2654435761u + 1;
   for (float& value : buffer.as<float>()) {
     state = state * 1664525u + 1013904223u;
-    // An odd 24-bit integer, centred: exact, and never 0.
+    // An odd 24-bit integer, centred, is exact and never 0.
     const auto odd = static_cast<std::int32_t>(state >> 8 | 1u);
     value = static_cast<float>(odd - (1 << 23)) * 0x1p-23f;
   }

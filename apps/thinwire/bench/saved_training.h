@@ -15,31 +15,32 @@
 
 namespace thinwire::apps::bench {
 
-/// A rank with a model that Adam trains in fp32: 12 bytes per element in a
+/// A rank whose model Adam trains in fp32, so 12 bytes per element in a
 /// checkpoint.
 class SavedTraining {
  public:
   struct Settings {
     std::size_t elements = 0;
-    std::size_t tensors = 0;  ///< Of about the same size; 0: of up to 2^20.
-    std::string folder;       ///< Saves into folder/saved the same step always.
+    std::size_t tensors = 0;  ///< Number of tensors of about equal size, or 0
+                              ///< for tensors of up to 2^20.
+    std::string folder;  ///< Saves the same step into folder/saved every time.
     int threads = 1;
     checkpoint::SaveOptions options{};
   };
-  /// Collective, as all that follows; `comm` must outlive it.
+  /// Collective, like all other functions; `comm` must outlive this.
   SavedTraining(comm::Communicator& comm, const Settings& settings);
 
   void step();
-  /// Of the next save().
+  /// Sets whether the next save() is asynchronous.
   void set_asynchronous(bool on) { options_.asynchronous = on; }
-  /// An asynchronous one is under way afterwards.
+  /// Saves; an asynchronous save is in flight afterwards.
   checkpoint::SaveReport save();
   void wait() { saver_.wait(); }
   checkpoint::LoadReport load();
-  /// Waits, and leaves no file of a checkpoint.
+  /// Waits, then removes all files of a checkpoint.
   void remove();
 
-  /// Of the tensors' files of the checkpoint that is there.
+  /// Return paths and sizes of the tensors' files of the present checkpoint.
   [[nodiscard]] std::vector<std::string> files() const;
   [[nodiscard]] std::vector<std::uint64_t> file_bytes() const;
 

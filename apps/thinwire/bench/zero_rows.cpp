@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// ZeroOptimizer as users call it, in a group of one: its shard is everything,
-// and nothing travels. Timed is step() of gradients that are reduced and where
-// they are to be: is every one finite, how long are they, and the update.
+// ZeroOptimizer as users call it, in a group of one. Its shard is everything,
+// and nothing is sent. The rows time step() after gradients were reduced and
+// copied: the check that all are finite, their norm, and the update.
 #include <memory>
 
 #include "apps/thinwire/bench/echo_transport.h"
@@ -30,7 +30,7 @@ struct ZeroWork {
         cold(random_values(elements, 1)) {
     kernels::convert(cold.view(), params.view());
     kernels::convert(random_values(elements, 2).view(), grads.view());
-    // A parameter of one element can be read without reading all.
+    // A parameter of one element can be read without reading all of them.
     const auto layout =
         ParameterLayout::of({{"all", {elements - 1}}, {"one", {1}}});
     optimizer = std::make_unique<zero::ZeroOptimizer>(
@@ -52,9 +52,9 @@ struct ZeroWork {
       optimizer->collect(0, grads.view().subview(0, most));
       optimizer->end_backward();
     }
-    // Waits until all are where they are to be.
+    // Waits until all are at their destination.
     (void)optimizer->full_gradient("one");
-    // And none is in the cache, as in the other rows.
+    // Evicts them from the cache, as in the other rows.
     [[maybe_unused]] volatile double sum =
         optim::sum_of_squares(pool, cold.view());
   }
@@ -92,7 +92,7 @@ Variant prepare_zero_accumulated(std::size_t n, ThreadPool& pool) {
   return prepare(n, pool, 2, {.dtype = DType::kFloat16});
 }
 
-// Gradients come to host memory before the step, parameters stay there.
+// Gradients are copied to host memory before the step; parameters stay there.
 Variant prepare_host_step(std::size_t n, ThreadPool& pool) {
   auto bus = std::make_shared<IdleCopies>();
   const Variant whole =

@@ -167,7 +167,7 @@ class Comparison {
     }
   }
 
-  // A rank of -1 stands for the mean of all where ranks have their own.
+  // If `rank` is -1 and ranks have their own arrays, compares their means.
   void compare_elements(const SavedArray& a, const SavedArray& b, int rank,
                         const std::string& whose) {
     const auto values = [rank](Opened& of, const SavedArray& array,

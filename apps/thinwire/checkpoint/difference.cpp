@@ -15,13 +15,13 @@ namespace {
 
 struct Delta {
   std::uint64_t count = 0;
-  double most = 0;  // NaN where only one of the two is
+  double most = 0;  // NaN if only one of the two is
   std::size_t first = 0;
   double a = 0;
   double b = 0;
 };
 
-// Of the same dtype, bits count; else values.
+// Compares bits if the dtypes are the same, otherwise values.
 void add(Delta& delta, std::size_t offset, ConstView a, ConstView b) {
   const bool same_dtype = a.dtype() == b.dtype();
   if (same_dtype && std::memcmp(a.data(), b.data(), a.bytes()) == 0) return;
@@ -46,7 +46,7 @@ void add(Delta& delta, std::size_t offset, ConstView a, ConstView b) {
   }
 }
 
-// JSON has no other reals than finite ones.
+// JSON has only finite numbers.
 OrderedJson number(double value) {
   if (std::isfinite(value)) return value;
   return fmt::format("{}", value);

@@ -8,22 +8,23 @@
 
 namespace thinwire::apps::checkpoint_tool {
 
-/// Prints what differs, and counts.
+/// Prints and counts differences.
 class Differences {
  public:
   explicit Differences(bool json) : json_(json) {}
 
-  /// `what` is "exp_avg of h.0.w"; `first` is counted in its elements.
+  /// `what` is, for example, "exp_avg of h.0.w"; `first` is counted in its
+  /// elements.
   void compare(const std::string& what, const Values& a, const Values& b);
   void compare(const std::string& what, const std::string& a,
                const std::string& b);
-  /// Something that cannot be compared value by value.
+  /// Counts a difference that has no single values to compare.
   void note(const std::string& what, const std::string& difference);
-  /// Something that is not compared, and no difference.
+  /// Names something that is not compared, and counts no difference.
   void leave_out(const std::string& what, const std::string& why);
 
   [[nodiscard]] bool none() const noexcept { return found_ == 0; }
-  /// "3 of 120"
+  /// Returns a text like "3 of 120".
   [[nodiscard]] std::string count() const;
   void conclude() const;
 

@@ -22,7 +22,7 @@ namespace {
 
 using checkpoint::SavedArray;
 
-// As Hugging Face cuts them.
+// The shard size of Hugging Face.
 constexpr std::uint64_t kShardBytes = 5'000'000'000;
 constexpr std::uint64_t kMostAttachmentBytes = std::uint64_t{16} << 20;
 
@@ -33,8 +33,8 @@ std::optional<DType> dtype_from(const std::string& name) {
   return std::nullopt;
 }
 
-// What the weights were rounded from, whatever its name: masters, or 0/1 Adam's
-// origin. Null where no file has it.
+// Returns the array that the weights were rounded from, whatever its name:
+// masters, or 0/1 Adam's origin. Null if no file has it.
 const SavedArray* masters_of(Opened& from, std::size_t number) {
   for (const SavedArray& array : from.manifest().arrays)
     if (array.is_parameters && array.axis == optim::Axis::kElement &&
@@ -67,7 +67,8 @@ std::vector<Tensor> weight_tensors(Opened& from, std::optional<DType> dtype) {
   return tensors;
 }
 
-// exp_avg/NAME for each array by element that is not of single ranks.
+// Returns exp_avg/NAME and the like for each array by element, except arrays of
+// single ranks.
 std::vector<Tensor> state_tensors(Opened& from) {
   std::vector<Tensor> tensors;
   for (const SavedArray& array : from.manifest().arrays) {
@@ -136,7 +137,7 @@ class Export {
     note(name, content.size());
   }
 
-  // config.json and what else lies there for other readers.
+  // Copies config.json and the other files that other readers need.
   void attachments(const Opened& from) {
     for (const auto& saved : from.manifest().files)
       if (!saved.name.ends_with(".safetensors") &&
@@ -147,7 +148,7 @@ class Export {
                                    kMostAttachmentBytes));
   }
 
-  // What fails leaves no file that looks whole.
+  // Removes all files after a failure, so that none looks whole.
   void remove_all() const noexcept {
     std::error_code ignored;
     for (const std::string& name : begun_)
@@ -163,7 +164,7 @@ class Export {
   }
 
  private:
-  // One that was there before stays: writing it fails.
+  // A file that existed before is not removed; writing it fails.
   void begin(const std::string& name) {
     if (!std::filesystem::exists(out_ + "/" + name)) begun_.push_back(name);
   }

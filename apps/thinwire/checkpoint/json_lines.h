@@ -12,7 +12,7 @@ using OrderedJson = nlohmann::ordered_json;
 
 [[nodiscard]] OrderedJson to_json(const checkpoint::Description& description);
 
-/// One object, one line; bytes that are no UTF-8 are replaced.
+/// Prints one object on one line; bytes that are not UTF-8 are replaced.
 inline void print_line(const OrderedJson& json) {
   std::cout << json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace)
             << '\n';

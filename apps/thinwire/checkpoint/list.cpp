@@ -17,7 +17,8 @@ namespace thinwire::apps::checkpoint_tool {
 
 namespace {
 
-// Since "2026-09-01T12:00:00Z"; "" if it is nothing of the kind.
+// Returns the time since "2026-09-01T12:00:00Z", or "" if the text has another
+// form.
 std::string age_of(const std::string& written) {
   std::tm then{};
   std::istringstream text(written);

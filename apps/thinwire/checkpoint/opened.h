@@ -28,7 +28,7 @@ struct Values {
 /// Calls `take(range)` for pieces of a few megabytes.
 void for_pieces(std::size_t size, const std::function<void(Range)>& take);
 
-/// A checkpoint, or a ROOT's newest, with all its files open.
+/// A checkpoint, or the newest one of a ROOT, with all its files open.
 class Opened {
  public:
   explicit Opened(const std::string& path);
@@ -39,22 +39,24 @@ class Opened {
   }
   [[nodiscard]] checkpoint::SavedArrays& arrays() { return arrays_; }
 
-  /// The parameter's number in the manifest; empty: there is none.
+  /// Returns the parameter's number in the manifest, or nothing if it is not
+  /// there.
   [[nodiscard]] std::optional<std::size_t> parameter(
       std::string_view name) const;
   [[nodiscard]] bool has_weight(std::string_view name) const {
     return weights_.find(name) != nullptr;
   }
   [[nodiscard]] Values weight(const std::string& name);
-  /// Of an array by element.
+  /// Returns a parameter's values of an array by element.
   [[nodiscard]] Values elements(const checkpoint::SavedArray& array, int rank,
                                 std::size_t parameter);
-  /// The mean of all ranks': what a load on another number of them gives.
+  /// Returns the mean over all ranks, which a load on another number of them
+  /// gives.
   [[nodiscard]] Values mean(const checkpoint::SavedArray& array,
                             std::size_t parameter);
-  /// What the application added: for all ranks, and for one.
+  /// Reads what the application added, for all ranks and for one.
   [[nodiscard]] checkpoint::ExtraReader extra();
-  /// All of the parameter's elements are in files.
+  /// Returns whether all of the parameter's elements are in files.
   [[nodiscard]] bool has_all(const checkpoint::SavedArray& array, int rank,
                              std::size_t parameter) const;
 
@@ -66,9 +68,9 @@ class Opened {
   std::map<std::string, std::size_t, std::less<>> numbers_;
 };
 
-/// An element as a double.
+/// Returns an element as a double.
 [[nodiscard]] double value_at(ConstView values, std::size_t i);
-/// With all its bits: two scalars are equal where their texts are.
+/// Returns a text with all bits: two scalars are equal if their texts are.
 [[nodiscard]] std::string text_of(const StateDict::Scalar& scalar);
 [[nodiscard]] std::size_t elements_of(
     const checkpoint::SavedParameter& parameter);

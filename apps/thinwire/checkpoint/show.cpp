@@ -26,8 +26,8 @@ void print_scalars(std::string_view title, const StateDict& state) {
     fmt::print("{:<12}{} = {}\n", title, name, text_of(value));
 }
 
-// The manifest knows the application's numbers; its arrays are tensors of the
-// files.
+// Prints the application's arrays, which are tensors of the files. The manifest
+// has only its numbers.
 void print_extra_arrays(const std::string& directory, const Manifest& m) {
   for (const auto& file : m.files) {
     if (!file.name.starts_with("state-")) continue;
@@ -85,7 +85,7 @@ void show(const std::string& path, bool json) {
   if (!json)
     return print_manifest(directory,
                           checkpoint::read_manifest(files, directory));
-  // All of it but the hashes.
+  // Prints all of the manifest except the hashes.
   OrderedJson manifest = OrderedJson::parse(
       checkpoint::read_text(files, directory + "/manifest.json", false,
                             checkpoint::kMostManifestBytes));

@@ -10,7 +10,7 @@
 
 namespace thinwire::apps::checkpoint_tool {
 
-/// A tensor to write: converted piece by piece where the values have another
+/// A tensor to write, converted piece by piece if the values have another
 /// dtype.
 struct Tensor {
   std::string name;
@@ -23,10 +23,10 @@ struct Tensor {
   }
 };
 
-/// A new safetensors file; gives its size.
+/// Writes a new safetensors file and returns its size.
 std::uint64_t write_tensors(const std::string& path,
                             const std::vector<Tensor>& tensors);
-/// A new file.
+/// Writes a new file.
 void write_text(const std::string& path, const std::string& text);
 
 }  // namespace thinwire::apps::checkpoint_tool

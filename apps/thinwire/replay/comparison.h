@@ -11,37 +11,38 @@
 
 namespace thinwire::replay {
 
-/// Where along a run something is compared.
+/// The step and the name of a compared value.
 struct Place {
   std::size_t step = 0;
-  std::string what;  ///< "exp_avg_sq"
+  std::string what;  ///< For example "exp_avg_sq".
 };
 
-/// One rank's comparison of what it computed with what was recorded. Keeps the
-/// first difference and goes on, so that the ranks stay together.
+/// One rank's comparison of computed and recorded values. Keeps the first
+/// difference and continues, so that the ranks stay together.
 class Comparison {
  public:
-  /// `tensor_sizes`: how a flat array is told apart in messages.
+  /// `tensor_sizes` divide a flat array in messages.
   Comparison(int rank, std::vector<std::size_t> tensor_sizes)
       : rank_(rank), tensor_sizes_(std::move(tensor_sizes)) {}
 
-  /// Bit for bit, but any NaN equals any NaN.
+  /// Compares bits, except that any NaN equals any NaN.
   void floats(const Place& place, std::span<const float> got,
               std::span<const float> want);
   void bytes(const Place& place, std::span<const std::uint8_t> got,
              std::span<const std::uint8_t> want);
-  /// Anything with a text form: "true", "[1, 2]", "0.5".
+  /// Compares anything with a text form: "true", "[1, 2]", "0.5".
   void text(const Place& place, const std::string& got,
             const std::string& want);
 
-  /// The array with this file name has been compared.
+  /// Records that the array with this file name has been compared.
   void covered(const std::string& file) { covered_.insert(file); }
 
   [[nodiscard]] const std::set<std::string>& covered() const noexcept {
     return covered_;
   }
   [[nodiscard]] std::size_t compared_bytes() const noexcept { return bytes_; }
-  /// "step 7, exp_avg, tensor 2, element 31, rank 1: got ... want ..."
+  /// Returns, for example, "step 7, exp_avg, tensor 2, element 31, rank 1: got
+  /// ... want ...".
   [[nodiscard]] const std::optional<std::string>& difference() const noexcept {
     return difference_;
   }

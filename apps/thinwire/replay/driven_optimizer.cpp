@@ -66,7 +66,7 @@ void DrivenOptimizer::make(WireRecorder& recorder) {
         inner_ = optimizer.get();
       },
       alone_);
-  if (wrapper_options_) {  // with deepspeed semantics alone
+  if (wrapper_options_) {  // only with deepspeed semantics
     wrapper_ = std::make_unique<deepspeed::Fp16Optimizer>(
         comm_, layout_,
         std::get<std::unique_ptr<deepspeed::LowBitOptimizer>>(

@@ -12,15 +12,16 @@
 namespace thinwire::replay {
 
 /// An optimizer as a recording drives it: on its own, or in one of the 16-bit
-/// wrappers, with gradients that a loss scale has lengthened.
+/// wrappers, with gradients multiplied by a loss scale.
 class DrivenOptimizer {
  public:
-  /// Throws Unsupported for a drive it does not know.
+  /// Throws Unsupported for an unknown drive.
   DrivenOptimizer(const nlohmann::json& meta, comm::Communicator& comm,
                   config::Semantics semantics, const TrajectoryKind& kind,
                   std::span<const float> params);
 
-  /// What the optimizer works on: the recording's tensors, or flat groups.
+  /// Returns the layout that the optimizer works on: the recording's tensors,
+  /// or flat groups.
   [[nodiscard]] const ParameterLayout& layout() const noexcept {
     return wrapped_;
   }
@@ -30,15 +31,15 @@ class DrivenOptimizer {
     return begins_with_zeros_;
   }
 
-  /// One step with this rank's unscaled gradients; the element that the
-  /// recording made infinite is.
+  /// Takes one step with this rank's unscaled gradients. It sets the element to
+  /// infinity that was infinite in the recording.
   optim::StepReport step(std::size_t t, std::span<const float> grads);
 
   [[nodiscard]] optim::Optimizer& optimizer() const { return *inner_; }
   [[nodiscard]] std::span<float> params() noexcept { return params_; }
-  /// The fp32 parameters that steps update.
+  /// Returns the fp32 parameters that steps update.
   [[nodiscard]] std::span<const float> masters() const;
-  /// The 16-bit parameters, widened; empty without a wrapper.
+  /// Returns the 16-bit parameters, widened; empty without a wrapper.
   [[nodiscard]] std::vector<float> params16() const;
   [[nodiscard]] std::optional<double> loss_scale() const;
 

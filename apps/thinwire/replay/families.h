@@ -9,8 +9,8 @@
 namespace thinwire::replay {
 
 /// Runs a case on this rank of `comm`, whose size is the case's world, and
-/// compares everything it recorded of it. Throws Unsupported for what it does
-/// not understand, before anything is exchanged.
+/// compares everything that was recorded. Throws Unsupported before any
+/// exchange if it does not understand the case.
 using Family = void (*)(const RecordedCase& recorded, comm::Communicator& comm,
                         config::Semantics semantics, Comparison& comparison);
 
@@ -28,9 +28,9 @@ void replay_compressed_all_reduce(const RecordedCase& recorded,
                                   config::Semantics semantics,
                                   Comparison& comparison);
 
-/// The family a case belongs to; throws Unsupported if there is none.
+/// Returns the case's family; throws Unsupported if there is none.
 [[nodiscard]] Family family_of(const RecordedCase& recorded);
-/// Sizes of the case's tensors in flat order.
+/// Returns the sizes of the case's tensors in flat order.
 [[nodiscard]] std::vector<std::size_t> tensor_sizes(
     const RecordedCase& recorded);
 

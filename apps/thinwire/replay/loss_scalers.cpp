@@ -20,7 +20,7 @@ using precision::LossScalerOptions;
 
 namespace {
 
-// What is no JSON has no rows; the case of row 0 says so.
+// A file that is not JSON has no rows; the case of row 0 reports it.
 std::shared_ptr<const json> read(const fs::path& file) {
   std::ifstream stream(file);
   return std::make_shared<json>(json::parse(stream, nullptr, false));
@@ -30,7 +30,7 @@ LossScalerOptions static_scale(double scale) {
   return {.initial_scale = scale, .dynamic = false};
 }
 
-// DynamicLossScaler, by itself.
+// Options of DynamicLossScaler by itself.
 LossScalerOptions dynamic_options(const json& row) {
   require_known(
       row,
@@ -48,7 +48,7 @@ LossScalerOptions dynamic_options(const json& row) {
                          : precision::AtMinimum::kHold});
 }
 
-// The scaler inside FP16_Optimizer and FP16_UnfusedOptimizer.
+// Options of the scaler inside FP16_Optimizer and FP16_UnfusedOptimizer.
 LossScalerOptions wrapper_options(const json& row, bool fused) {
   require_known(row,
                 {"dynamic", "args", "static", "low_precision",
@@ -70,8 +70,8 @@ LossScalerOptions wrapper_options(const json& row, bool fused) {
   return deepspeed::wrapper_loss_scaler(options);
 }
 
-// CreateLossScaler, which knows the precision; its arguments are in the file's
-// description only.
+// Options of CreateLossScaler, which knows the precision. Only the file's
+// description has its arguments.
 LossScalerOptions created_options(const json& row) {
   require_known(row, {"dtype", "dynamic", "static", "cls", "scales"}, "row");
   if (row.at("dtype") != "half") return static_scale(1);
@@ -94,7 +94,7 @@ std::string difference(const char* what, std::size_t at, const json& got,
                      want.dump());
 }
 
-// Nothing, or the first difference.
+// Returns the first difference, or an empty text.
 std::string compare_end(const LossScaler& scaler, const json& end) {
   StateDict state;
   scaler.save(state);

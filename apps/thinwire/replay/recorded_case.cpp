@@ -66,7 +66,7 @@ RecordedCase::RecordedCase(const std::filesystem::path& folder) {
   try {
     meta_ = nlohmann::json::parse(file);
     for (const auto& [name, about] : meta_.at("files").items()) {
-      // What another arithmetic gave is recorded for people to look at.
+      // Results of another arithmetic are recorded only for people to read.
       if (name.starts_with("native.")) continue;
       RecordedArray array;
       array.name = name;

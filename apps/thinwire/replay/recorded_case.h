@@ -13,31 +13,32 @@
 
 namespace thinwire::replay {
 
-/// A case this program cannot replay, and why; it counts as failed.
+/// A case that this program cannot replay; it counts as failed.
 class Unsupported : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// A case whose files do not hold together.
+/// A case whose files are inconsistent.
 class BrokenCase : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// One recorded array: raw little-endian values and their shape. Rows along the
-/// first axis may be one per rank, or one for all.
+/// One recorded array: raw little-endian values and their shape. The first axis
+/// may have one row per rank, or one for all.
 struct RecordedArray {
   std::string name;
   std::vector<std::size_t> shape;
   std::vector<std::byte> bytes;
 
-  /// Row (i, j, ...) of the axes before the last one, as floats or bytes.
+  /// Return row (i, j, ...) of the axes before the last one, as floats or
+  /// bytes.
   [[nodiscard]] std::span<const float> floats(
       std::initializer_list<std::size_t> indices) const;
   [[nodiscard]] std::span<const std::uint8_t> raw(
       std::initializer_list<std::size_t> indices) const;
-  /// `rank`, or 0 where all ranks share one row.
+  /// Returns `rank`, or 0 if all ranks share one row.
   [[nodiscard]] std::size_t row_of(int rank) const;
 
  private:
@@ -45,17 +46,17 @@ struct RecordedArray {
       std::initializer_list<std::size_t> indices) const;
 };
 
-/// A folder with meta.json and the arrays it lists, native.* left out.
+/// A folder with meta.json and the arrays that it lists, except native.*.
 class RecordedCase {
  public:
-  /// Throws BrokenCase naming the file that is missing or of the wrong size.
+  /// Throws BrokenCase naming the file that is missing or has the wrong size.
   explicit RecordedCase(const std::filesystem::path& folder);
 
   [[nodiscard]] const nlohmann::json& meta() const noexcept { return meta_; }
   [[nodiscard]] int world() const;
   [[nodiscard]] bool has(const std::string& file) const;
   [[nodiscard]] const RecordedArray& array(const std::string& file) const;
-  /// Every array but the inputs.
+  /// Returns every array except the inputs.
   [[nodiscard]] std::set<std::string> outputs() const;
 
  private:

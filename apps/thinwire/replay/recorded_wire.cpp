@@ -19,7 +19,8 @@ std::vector<std::uint8_t> bytes_of(const T* values, std::size_t count) {
   return bytes;
 }
 
-// Our first element is the lowest bit of a word, theirs the highest of a byte.
+// Our first element is the lowest bit of a word; the reference's is the highest
+// bit of a byte.
 void append_bits(std::vector<std::uint8_t>& bytes, const std::uint32_t* words,
                  std::size_t count) {
   for (std::size_t first = 0; first < count; first += 8) {
@@ -30,7 +31,7 @@ void append_bits(std::vector<std::uint8_t>& bytes, const std::uint32_t* words,
   }
 }
 
-// The one that holds element `at`.
+// Returns the tensor that holds element `at`.
 std::size_t tensor_of(std::span<const Range> tensors, std::size_t at) {
   const auto found = std::ranges::find_if(
       tensors, [at](const Range& r) { return r.offset <= at && at < r.end(); });

@@ -13,7 +13,7 @@
 
 namespace thinwire::replay {
 
-/// What one rank hands to one collective, in the recordings' terms.
+/// One rank's input of one collective, in the recordings' terms.
 struct WireMessage {
   std::string op;     ///< all_to_all_single, all_gather, all_reduce
   std::string dtype;  ///< uint8: sign bits, first element in the highest bit
@@ -23,22 +23,22 @@ struct WireMessage {
 /// The tensor that a block belongs to, and the size of its record.
 struct RecordedBlock {
   std::size_t tensor = 0;
-  std::size_t bits = 0;  ///< As many as elements, padding included.
+  std::size_t bits = 0;  ///< Number of elements, including padding.
 };
 /// Returns the blocks of the library's own exchange.
 [[nodiscard]] std::vector<RecordedBlock> blocks_of(
     std::span<const Range> tensors, const exchange::BlockLayout& layout);
-/// Returns those of the reference, whose `units` are some of the tensors.
+/// Returns the blocks of the reference, whose `units` are some of the tensors.
 [[nodiscard]] std::vector<RecordedBlock> blocks_per_unit(
     std::span<const Range> tensors, std::span<const Range> units, int world);
 
-/// Watches compressed all-reduces and puts what it saw into the order of the
-/// recordings: four messages per compressed tensor, one per exactly reduced
-/// one, tensor by tensor.
+/// Observes compressed all-reduces and puts their messages into the order of
+/// the recordings. These have four messages per compressed tensor and one per
+/// exactly reduced one, tensor by tensor.
 class WireRecorder final : public exchange::WireObserver {
  public:
-  /// `tensors`: every tensor's range of the flat array. `blocks`: those of the
-  /// compressed ones.
+  /// `tensors` are the tensors' ranges of the flat array; `blocks` are those of
+  /// the compressed tensors.
   WireRecorder(std::vector<Range> tensors, std::vector<RecordedBlock> blocks);
 
   void worker_record(std::size_t block, kernels::Signs signs) override;
@@ -46,7 +46,7 @@ class WireRecorder final : public exchange::WireObserver {
   void exact(Range range, ConstView values) override;
   void overflow_flag(std::uint8_t own) override;
 
-  /// What was seen since the last call.
+  /// Returns the messages since the last call.
   std::vector<WireMessage> take();
 
  private:
@@ -65,7 +65,7 @@ class WireRecorder final : public exchange::WireObserver {
 };
 
 /// Compares messages with a recorded list [[op, dtype, offset, bytes], ...] and
-/// the bytes it points into; a list without offsets has no recorded content.
+/// the bytes at these offsets. A list without offsets has no recorded content.
 void compare_wire(Comparison& comparison, std::size_t step,
                   const std::vector<WireMessage>& got,
                   const nlohmann::json& want,

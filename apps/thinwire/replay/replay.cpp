@@ -19,7 +19,8 @@ using nlohmann::json;
 
 namespace {
 
-// The word of the nearest index.json above on this case, if there is one.
+// Returns what the nearest index.json above says about this case, if there is
+// one.
 std::optional<std::string> why_not_required(const fs::path& folder) {
   const fs::path full = fs::absolute(folder).lexically_normal();
   for (fs::path above = full.parent_path(); above != above.parent_path();
@@ -41,10 +42,10 @@ bool is_case(const fs::path& folder) {
          holds_loss_scalers(folder);
 }
 
-// What one rank found, in a form that ranks can exchange.
+// One rank's result, in a form that ranks can exchange.
 struct RankResult {
   std::size_t step = 0;
-  std::string difference;  // empty: none
+  std::string difference;  // empty if there is none
   std::string unsupported;
   std::size_t bytes = 0;
   std::size_t arrays = 0;
@@ -92,12 +93,12 @@ Result combine(const RecordedCase& recorded,
                       ranks.front().arrays, (bytes + 1023) / 1024)};
 }
 
-// Calls body; what it cannot read is a failed case, not a failed program.
+// Calls body. If it cannot read its input, the case fails, not the program.
 Result guarded(const CaseFolder& folder,
                const std::function<Result(const RecordedCase&)>& body) {
   if (folder.not_required) return {Outcome::kSkipped, *folder.not_required};
   try {
-    // No ranks, so nothing to exchange.
+    // A loss scaler has no ranks, so there is nothing to exchange.
     if (folder.row) return replay_loss_scaler(folder);
     return body(RecordedCase(folder.path));
   } catch (const Unsupported& why) {
@@ -109,7 +110,7 @@ Result guarded(const CaseFolder& folder,
   }
 }
 
-// Everybody's text in rank order; collective.
+// Returns every rank's text in rank order. Collective.
 std::vector<std::string> gather_texts(comm::Communicator& comm,
                                       const std::string& own) {
   const auto world = static_cast<std::size_t>(comm.size());

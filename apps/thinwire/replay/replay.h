@@ -16,7 +16,7 @@ namespace thinwire::replay {
 
 /// A row of a file with traces of loss scalers.
 struct LossScalerRow {
-  std::string kind;  ///< "dynamic": of dynamic.json.
+  std::string kind;  ///< "dynamic" for a row of dynamic.json.
   std::size_t index = 0;
   std::shared_ptr<const nlohmann::json> file;
   std::shared_ptr<const nlohmann::json> sequences;
@@ -26,7 +26,7 @@ struct LossScalerRow {
 struct CaseFolder {
   std::string name;  ///< Relative to the folder that was searched.
   std::filesystem::path path;
-  /// Why an index.json above says it need not pass.
+  /// Why the case need not pass, from an index.json above.
   std::optional<std::string> not_required{};
   std::optional<LossScalerRow> row{};
 };
@@ -35,11 +35,11 @@ enum class Outcome { kPassed, kFailed, kSkipped };
 
 struct Result {
   Outcome outcome = Outcome::kFailed;
-  std::string text;  ///< Behind the name: "(20 steps, ...)", "step 7, ..."
+  std::string text;  ///< Text after the name: "(20 steps, ...)", "step 7, ...".
 };
 
-/// Every case at or below `folder`, by name. Throws Error(kInvalidArgument) if
-/// there is none.
+/// Returns every case at or below `folder`, by name. Throws
+/// Error(kInvalidArgument) if there is none.
 [[nodiscard]] std::vector<CaseFolder> find_cases(
     const std::filesystem::path& folder);
 
@@ -47,8 +47,8 @@ struct Result {
 [[nodiscard]] Result replay_local(const CaseFolder& folder,
                                   config::Semantics semantics);
 
-/// Collective: replays one case on the ranks of `comm`; a case of another world
-/// is skipped. Every rank gets the same result.
+/// Replays one case on the ranks of `comm`; a case of another world is skipped.
+/// Collective; every rank gets the same result.
 [[nodiscard]] Result replay_on(comm::Communicator& comm,
                                const CaseFolder& folder,
                                config::Semantics semantics);

@@ -7,7 +7,7 @@ namespace thinwire::replay {
 
 namespace {
 
-// Repeats the recorded calls, each with one tensor, which is a unit.
+// Repeats the recorded calls, each with one tensor as a unit.
 template <class AllReduce>
 void replay_calls(const RecordedCase& recorded, const comm::Communicator& comm,
                   AllReduce& all, std::vector<RecordedBlock> blocks,
@@ -19,7 +19,8 @@ void replay_calls(const RecordedCase& recorded, const comm::Communicator& comm,
   all.set_observer(&recorder);
   const RecordedArray& output = recorded.array("output.bin");
   const RecordedArray& wire = recorded.array("wire.bin");
-  // Every call has the same messages one after the other: give them offsets.
+  // All calls have the same messages, one after the other, so this adds their
+  // offsets.
   nlohmann::json ops = nlohmann::json::array();
   std::size_t offset = 0;
   for (const auto& op : recorded.meta().at("ops")) {

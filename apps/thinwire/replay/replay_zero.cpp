@@ -68,8 +68,8 @@ precision::LossScalerOptions scaler_of(const json& meta) {
   return scaler;
 }
 
-// What both optimizers are told. meta.multi_rank_allreduce only says how the
-// reference packs its messages.
+// Returns the options of both optimizers. meta.multi_rank_allreduce only says
+// how the reference packs its messages.
 template <class Options>
 Options options_of(const json& meta) {
   Options options{.stage = meta.at("stage").get<int>(),
@@ -171,7 +171,7 @@ class ZeroRun {
     compare("overflow", !report.applied);
     compare("loss_scale_before", loss_scale_before);
     compare("loss_scale_after", optimizer_->loss_scale());
-    // A skipped step leaves the norm of the last good one in the log.
+    // After a skipped step the log has the norm of the last good one.
     if (report.applied) compare("global_grad_norm", report.grad_norm);
     if (meta_.at("fp16").is_null())
       compare("hysteresis", nullptr);
@@ -208,8 +208,8 @@ class ZeroRun {
         state.empty() ? want.floats({rank_, t}) : want.floats({rank_}));
   }
 
-  // The reference's slice of this rank, with its padding, of the masters or a
-  // state: whichever rank has it here.
+  // Returns the reference's slice of this rank, with its padding, of the
+  // masters or a state. Here any rank may own these values.
   [[nodiscard]] std::vector<float> slice_of(std::size_t group,
                                             std::string_view state) {
     const std::size_t size = slices_.buckets()[group].slice;
@@ -235,7 +235,7 @@ class ZeroRun {
                        [&](std::int64_t other) { return other == own; });
   }
 
-  // What the case says as a whole. Corrected semantics has no slices.
+  // Compares the totals of the case. Corrected semantics has no slices.
   void compare_totals() {
     const zero::ShardLayout& shards = optimizer_->shards();
     json sizes = json::array();
@@ -268,7 +268,8 @@ class ZeroRun {
     compare("params_equal_across_ranks", are_equal_);
   }
 
-  // The group's tensors, numbered from 0, as they lie in its flat array.
+  // Returns the order of the group's tensors, numbered from 0, in its flat
+  // array.
   [[nodiscard]] json order_in(std::size_t group) const {
     const auto parameters = layout_.parameters();
     std::vector<std::size_t> members;

@@ -64,7 +64,8 @@ class Run {
                  comm_.hosts(), 1)}};
   }
 
-  // What has a scale of its own: every tensor, or all of them, padded.
+  // Returns the ranges that have a scale of their own: every tensor, or all of
+  // them, padded.
   [[nodiscard]] std::vector<Range> units_of(config::Semantics semantics) const {
     std::vector<Range> units;
     for (const Parameter& p : layout_.parameters())
@@ -79,7 +80,7 @@ class Run {
            kind_.exact_groups[layout_.parameter_at(unit.offset).group];
   }
 
-  // What this rank logged; the other ranks' logs are there where they differ.
+  // Returns this rank's log. Logs of other ranks exist only if they differ.
   [[nodiscard]] const json& log_of(std::size_t t) const {
     if (rank_ == 0 || !meta_.contains("step_log_other_ranks"))
       return meta_.at("step_log").at(t);
@@ -102,7 +103,7 @@ class Run {
     };
     number("loss_scale_before", loss_scale_before);
     number("loss_scale_after", *driven_.loss_scale());
-    // A skipped step leaves the norm of the last good one in the log.
+    // After a skipped step the log has the norm of the last good one.
     if (report.applied) number("global_grad_norm", report.grad_norm);
     compare_params(t, "params16", driven_.params16());
   }
@@ -147,7 +148,7 @@ class Run {
            std::find(after.begin(), after.end(), json(t)) != after.end();
   }
 
-  // Rank 0's state and parameters go to all ranks, into a new optimizer.
+  // Loads rank 0's state and parameters into a new optimizer on all ranks.
   void resume() {
     StateDict state = copy_of(driven_.optimizer().state());
     for (const char* name :
@@ -165,8 +166,8 @@ class Run {
     driven_.optimizer().load_state_dict(state);
   }
 
-  // The residual in the recordings' order: every tensor, padded, zeros for
-  // those that the library never gives one.
+  // Returns the residual in the recordings' order: every tensor, padded, with
+  // zeros for tensors that never have one in the library.
   [[nodiscard]] std::vector<float> residual(const StateDict& state,
                                             const char* name,
                                             const json& lens) const {
@@ -210,7 +211,7 @@ class Run {
     }
   }
 
-  // What corrected semantics does not keep is empty, and differs.
+  // An array that corrected semantics does not keep is empty, and differs.
   void compare_array(std::size_t t, const StateDict& state,
                      const std::string& field, std::span<const float> row) {
     std::span<const float> got;
@@ -218,7 +219,7 @@ class Run {
     comparison_.floats({t, field}, got, row);
   }
 
-  // A residual that only some tensors had; recorded only as all zero.
+  // Compares a residual that only some tensors had; recorded only as all zero.
   void compare_partial(std::size_t t, const StateDict& state,
                        const std::string& field, const json& records) {
     const std::string name = field.substr(0, field.rfind("_partial"));
@@ -299,7 +300,7 @@ void StepLog::flag(const char* name, bool got) const {
 
 void StepLog::numbers(const char* name, std::span<const double> got) const {
   const json& want = log.at(name);
-  // Not computed yet, or not by this step.
+  // The value is not computed yet, or not by this step.
   if (want.is_null() || want.empty()) return;
   comparison.text({step, name}, json(got).dump(), want.dump());
 }

@@ -17,7 +17,7 @@
 
 namespace thinwire::replay {
 
-/// What was recorded of one step beside its arrays.
+/// One step's records beside its arrays.
 struct StepLog {
   Comparison& comparison;
   std::size_t step;
@@ -34,7 +34,7 @@ using AnyLowBit = std::variant<std::unique_ptr<optim::LowBitOptimizer>,
 using MakeLowBit = std::function<AnyLowBit(comm::Communicator& comm,
                                            const ParameterLayout& layout)>;
 
-/// `Own` or `Reference`, as the semantics says.
+/// Makes `Own` or `Reference`, depending on the semantics.
 template <class Own, class Reference, class Options>
 [[nodiscard]] MakeLowBit maker_of(config::Semantics semantics,
                                   const Options& options) {
@@ -46,14 +46,15 @@ template <class Own, class Reference, class Options>
   };
 }
 
-/// What one optimizer's recordings have of their own.
+/// The peculiarities of one optimizer's recordings.
 struct TrajectoryKind {
   MakeLowBit make;
   /// Compares the fields of the log that only this optimizer has.
   std::function<void(const StepLog& log, const StateDict& state)> compare_log;
-  /// Per group: never compressed. Empty: no group is.
+  /// Whether each group is never compressed. If empty, all groups are
+  /// compressed.
   std::vector<bool> exact_groups{};
-  /// The reference exchanges all tensors as one.
+  /// Whether the reference exchanges all tensors as one.
   bool is_fused = false;
 };
 
@@ -62,21 +63,23 @@ void replay_trajectory(const RecordedCase& recorded, comm::Communicator& comm,
                        config::Semantics semantics, Comparison& comparison,
                        const TrajectoryKind& kind);
 
-/// The tensors of a case, named tensor.0, tensor.1, ...
+/// Returns the layout of a case, whose tensors are tensor.0, tensor.1 and so
+/// on.
 [[nodiscard]] ParameterLayout layout_of(const nlohmann::json& meta);
 /// Throws Unsupported naming the first key that is not in `keys`.
 void require_known(const nlohmann::json& object,
                    const std::vector<std::string>& keys, const char* what);
 void read_number(const nlohmann::json& from, const char* key,
                  std::optional<double>& field);
-/// What a group, or the optimizer as a whole, says of Adam's numbers.
+/// Reads Adam's numbers of a group, or of the optimizer as a whole.
 void read_numbers(const nlohmann::json& from, optim::AdamGroup& group);
-/// 1 for the rows of each tensor below `rows_from`, 0 from there on.
+/// Returns a mask: 1 for the rows of each tensor below `rows_from`, 0 from
+/// there on.
 [[nodiscard]] std::vector<float> mask_of(const nlohmann::json& group,
                                          std::size_t rows_from);
 
-/// Fills what the options of all low-bit optimizers have in common from
-/// meta.opts and meta.groups; `own` are the other keys of meta.opts.
+/// Fills the common options of all low-bit optimizers from meta.opts and
+/// meta.groups. `own` are the other keys of meta.opts.
 template <class Options>
 [[nodiscard]] Options common_options(const nlohmann::json& meta,
                                      std::vector<std::string> own) {

@@ -28,10 +28,11 @@ constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
 constexpr int kMostRanks = 1024;
 constexpr const char* kOptimizers =
     "adam, onebit_adam, lamb, onebit_lamb, zero_one_adam, lean_onebit_adam";
-// Options of this group are no flags.
-constexpr const char* kKeysOnly = "Keys of --set train_gpt.KEY=VALUE, no flags";
+// Options of this group are not flags.
+constexpr const char* kKeysOnly =
+    "Keys of --set train_gpt.KEY=VALUE, which are not flags";
 
-// Flags of earlier versions, and what to write instead.
+// Flags of earlier versions, and their replacements.
 constexpr std::pair<std::string_view, std::string_view> kReplaced[] = {
     {"accumulate", "gradient_accumulation_steps=N"},
     {"precision", "bf16.enabled=true or --set fp16.enabled=true"},
@@ -43,7 +44,7 @@ constexpr std::pair<std::string_view, std::string_view> kReplaced[] = {
     {"validate-bytes", "train_gpt.validate_bytes=N"},
 };
 
-// A value that `holds` is in the range that the message names.
+// Accepts a value if `holds`; `range` is for the message.
 template <class Holds>
 CLI::Validator within(const std::string& range, Holds&& holds) {
   return {[range, holds](std::string& text) {
@@ -102,7 +103,7 @@ void validate(const Options& options) {
   for (const std::string& setting : options.set)
     require(setting.find('=') != std::string::npos && setting.front() != '=',
             "--set", "KEY=VALUE", fmt::format("'{}'", setting));
-  // How the ranks are reached must fit how the process was launched.
+  // The choice of ranks must fit the way the process was launched.
   const bool is_local = options.comm == "local";
   if (options.ranks && !is_local)
     reject("--ranks needs --comm local; processes are started by mpirun -np N");
@@ -113,8 +114,8 @@ void validate(const Options& options) {
         launched));
 }
 
-// The path need not exist. One that cannot be followed (a loop of links, no
-// right to look) stays as it is written.
+// Returns the full path, which need not exist. If it cannot be followed (a loop
+// of links, no permission), it stays as it is written.
 std::filesystem::path whole(const std::filesystem::path& path) {
   std::error_code error;
   const auto from_root = std::filesystem::absolute(path, error);
@@ -129,7 +130,7 @@ void require_outside(const std::string& folder, std::string_view option,
   const auto file = whole(path);
   const auto [differs, unused] =
       std::mismatch(out.begin(), out.end(), file.begin(), file.end());
-  // The last part of `out` is empty: it ends in a slash.
+  // The last part of `out` is empty, because it ends in a slash.
   if (differs == out.end() || differs->empty())
     reject(
         fmt::format("{}: '{}' lies in the folder that the run writes to, "
@@ -142,8 +143,8 @@ std::string flag_of(std::string key) {
   return "--" + key;
 }
 
-// Says that `where` has no option of this name, and names what replaces it, or
-// the nearest one. `dashes` come before flags, and before no key.
+// Says that `where` has no option of this name, and names its replacement or
+// the nearest option. `dashes` precede flags; keys have none.
 [[noreturn]] void refuse_unknown(const CLI::App& app, const std::string& where,
                                  std::string_view dashes,
                                  const std::string& name) {
@@ -156,7 +157,7 @@ std::string flag_of(std::string key) {
   for (const CLI::Option* option : app.get_options()) {
     if (!dashes.empty() && option->get_group() == kKeysOnly) continue;
     const std::string& known = option->get_lnames().front();
-    // "warmup" means "warmup-steps", however long the rest.
+    // "warmup" means "warmup-steps", whatever the length of the rest.
     const std::size_t edits = !name.empty() && known.starts_with(name)
                                   ? 0
                                   : edit_distance(name, known);
@@ -167,7 +168,7 @@ std::string flag_of(std::string key) {
   reject(fmt::format("{}; the nearest is {}{}", unknown, dashes, nearest));
 }
 
-// Gives an option what a file or --set says.
+// Sets an option to a value of a file or of --set.
 void set(CLI::Option& option, const std::string& where,
          const nlohmann::json& value) {
   const nlohmann::json all =
@@ -185,7 +186,7 @@ void set(CLI::Option& option, const std::string& where,
   }
 }
 
-// A row of the table; `otherwise` says what holds if it is not given.
+// Adds a row of the table; `otherwise` is the text for its default.
 template <class T>
 CLI::Option* add(CLI::App& app, const char* flag, T& value, const char* type,
                  const char* otherwise, const char* help) {
@@ -200,7 +201,7 @@ CommandLine::CommandLine(CLI::App& app) : app_(app) {
   app_.allow_extras();
   add_training_options();
   add_run_options();
-  // Values that are given twice: the later one counts.
+  // If a value is given twice, the later one counts.
   for (CLI::Option* option : app_.get_options())
     if (option->get_expected_max() == 1) option->take_last();
 }
@@ -213,10 +214,10 @@ void CommandLine::add_training_options() {
   add(app_, "--optimizer", o.optimizer, "NAME", "onebit_adam", kOptimizers)
       ->check(one_of(kOptimizers));
   add(app_, "--semantics", o.semantics, "NAME", "corrected",
-      "corrected, or deepspeed: that system's numbers bit for bit")
+      "corrected, or deepspeed for DeepSpeed's numbers bit for bit")
       ->check(one_of("corrected, deepspeed"));
   add(app_, "--freeze-step", o.freeze_step, "N|auto",
-      "steps/5, not before the warm-up ends",
+      "steps/5, or the end of the warm-up if that is later",
       "Last exact step of onebit_adam, lean_onebit_adam and onebit_lamb")
       ->transform(count_or_auto());
   add(app_, "--steps", o.steps, "N", "500", "Updates")->check(count(1));
@@ -232,19 +233,20 @@ void CommandLine::add_training_options() {
   add(app_, "--lr", o.lr, "RATE", "1.5e-3, LAMB 1e-2", "Highest learning rate")
       ->check(amount());
   add(app_, "--warmup-steps", o.warmup_steps, "N", "50",
-      "The learning rate rises for so long; then a cosine takes it to a tenth")
+      "Steps in which the learning rate rises; then it falls by a cosine to a "
+      "tenth")
       ->check(count(0));
   add(app_, "--weight-decay", o.weight_decay, "RATE", "0", "AdamW's")
       ->check(amount());
   add(app_, "--clip", o.clip, "NORM", "1",
-      "Largest norm of the gradient, 0: any (with deepspeed semantics only "
-      "fp16 follows it)")
+      "Largest norm of the gradient, or 0 for no limit (deepspeed semantics "
+      "clip only in fp16)")
       ->check(amount());
   add(app_, "--seed", o.seed, "N", "1",
       "Decides the initial parameters and the order of the text");
   add(app_, "--validate-every", o.validate_every, "N", "steps/10",
-      "Steps from one validation to the next, 0: only after the last step, "
-      "where there is always one")
+      "Steps from one validation to the next; 0 validates only after the last "
+      "step, which always has a validation")
       ->check(count(0))
       ->group(kKeysOnly);
   add(app_, "--validate-bytes", o.validate_bytes, "N", "65536",
@@ -257,22 +259,23 @@ void CommandLine::add_training_options() {
 void CommandLine::add_run_options() {
   Options& o = invocation_.options;
   add(app_, "--config", config_, "FILE", "",
-      "JSON file with DeepSpeed's keys, ours in its object thinwire and these "
-      "flags in train_gpt; a flag given here wins over its key");
+      "JSON file with DeepSpeed's keys; its object thinwire has Thinwire's "
+      "keys and its object train_gpt these flags; a flag wins over its key");
   add(app_, "--set", o.set, "KEY=VALUE", "",
-      "Any key of such a file, again for each: zero_bits_up=4 of its object "
-      "thinwire, zero_optimization.stage=2; wins over file and flags")
+      "A key of such a file, such as zero_optimization.stage=2, or "
+      "zero_bits_up=4 of its object thinwire; may be repeated, and wins over "
+      "file and flags")
       ->allow_extra_args(false);
   add(app_, "--out", o.out, "DIR", "out/train_gpt",
       "Folder for metrics.jsonl, summary.json, config.json and report.html");
-  app_.add_flag("--quiet", o.quiet, "No progress on stderr");
+  app_.add_flag("--quiet", o.quiet, "Write no progress to stderr");
   add(app_, "--comm", o.comm, "NAME", "what launched this process",
-      "local: ranks are threads of this process; mpi: processes")
+      "local for ranks that are threads of this process, mpi for processes")
       ->check(one_of("local, mpi"));
   add(app_, "--ranks", o.ranks, "N", "1", "Threads that --comm local starts")
       ->check(count(1, kMostRanks));
   add(app_, "--save-every", o.save_every, "N|TIME", "",
-      "A checkpoint after every so many steps, or every 10min")
+      "Save a checkpoint every N steps, or after every TIME such as 10min")
       ->check(within(
           fmt::format("steps in 1 .. {}, or a time such as 30s, 10min or 2h",
                       kMost),
@@ -281,33 +284,33 @@ void CommandLine::add_run_options() {
             return duration_from(text) || (steps >= 1 && steps <= kMost);
           }));
   add(app_, "--keep-last", o.keep_last, "N", "2",
-      "Newest checkpoints that stay, 0: all")
+      "Number of newest checkpoints to keep, or 0 for all")
       ->check(count(0));
   add(app_, "--keep-every", o.keep_every, "N", "0",
-      "And those of every N-th step, 0: none")
+      "Also keep those of every N-th step, or 0 for none")
       ->check(count(0));
   add(app_, "--checkpoints", o.checkpoints, "DIR", "OUT/checkpoints",
-      "Where checkpoints are");
+      "Directory of the checkpoints");
   app_.add_flag("--save-sync", o.save_sync,
                 "Training waits until a checkpoint is written");
   add(app_, "--resume", o.resume, "DIR|auto", kAutoResume,
-      "Continue from a checkpoint, the newest one of a directory, or with "
-      "auto, as with no value, the newest of --checkpoints; a fresh start if "
-      "there is none")
+      "Continue from a checkpoint, or from the newest one in a directory; "
+      "auto, like no value, continues from the newest in --checkpoints, or "
+      "begins anew if there is none")
       ->expected(0, 1);
   app_.add_flag("--resume-fallback", o.resume_fallback,
-                "If the newest checkpoint is damaged, take the one before");
+                "If the newest checkpoint is damaged, use the one before it");
   app_.add_flag("--resume-new-data", o.resume_new_data,
                 "Continue with another --data or --seed than before");
   add(app_, "--save-on", o.save_on, "SIGNAL,...",
       "USR1, without mpirun also TERM and INT",
-      "Signals upon which the run is saved and ends with 3; a second one "
-      "interrupts: USR1, USR2, TERM, INT")
+      "Signals that save the run and end it with exit code 3 (a second one "
+      "interrupts): USR1, USR2, TERM, INT")
       ->delimiter(',')
       ->check(one_of("USR1, USR2, TERM, INT"));
   add(app_, "--compare", invocation_.compare, "DIR", "",
-      "Train nothing: table and DIR/report.html (see --out) over the runs in "
-      "these folders");
+      "Compare the runs in these folders instead of training: print a table "
+      "and write DIR/report.html (see --out)");
 }
 
 void CommandLine::refuse_unknown_flags() const {
@@ -317,11 +320,12 @@ void CommandLine::refuse_unknown_flags() const {
   if (app_.remaining_size() == 0) return;
   const std::string word = app_.remaining().front();
   if (!word.starts_with("--"))
-    reject(fmt::format("'{}' is no flag and no flag's value", word));
+    reject(fmt::format("'{}' is neither a flag nor a flag's value", word));
   refuse_unknown(app_, "no flag", "--", word.substr(2, word.find('=') - 2));
 }
 
-// The object train_gpt holds options; the other keys are the engine's.
+// Reads the object train_gpt, which holds options; the other keys are the
+// engine's.
 void CommandLine::read_config() {
   Options& options = invocation_.options;
   std::vector<config::KeyNote> keys;
@@ -329,7 +333,8 @@ void CommandLine::read_config() {
     keys.clear();
     return config::Config::from_file(config_, &keys, autos, {kOwnObject});
   };
-  // Options decide what the other keys' "auto" stands for: they are read first.
+  // Options are read first, because they decide what "auto" means in other
+  // keys.
   const config::Config file =
       read({.total_num_steps = kMost, .warmup_num_steps = 0});
   if (const auto own = file.other_objects.find(kOwnObject);
@@ -361,7 +366,7 @@ void CommandLine::read_own_object(const std::string& section) {
   }
 }
 
-// --set train_gpt.KEY=VALUE is for keys that are no flags.
+// Reads --set train_gpt.KEY=VALUE, for keys that are not flags.
 void CommandLine::read_own_settings() {
   const std::string own = fmt::format("{}.", kOwnObject);
   for (const std::string& setting : std::vector(invocation_.options.set)) {

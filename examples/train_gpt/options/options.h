@@ -14,11 +14,12 @@ namespace thinwire::train_gpt {
 
 /// The object of a configuration file that belongs to this program.
 inline constexpr const char* kOwnObject = "train_gpt";
-/// The value of --resume that means the newest checkpoint there is, or none.
+/// The value of --resume that means the newest checkpoint, or a new run if
+/// there is none.
 inline constexpr const char* kAutoResume = "auto";
 
-/// What a run is asked for: one field for each option of command_line.cpp,
-/// which says what it means. training_config() decides what is unset.
+/// The options of a run: one field for each option of command_line.cpp, which
+/// documents it. training_config() sets what is unset.
 struct Options {
   std::vector<std::string> data{};
   std::optional<std::string> optimizer{};
@@ -41,8 +42,8 @@ struct Options {
 
   std::string out = "out/train_gpt";
   bool quiet = false;
-  std::string comm{};  ///< Empty: what launched the process, or THINWIRE_COMM.
-  std::optional<int> ranks{};  ///< Threads, with comm "local".
+  std::string comm{};  ///< If empty, the launcher decides, or THINWIRE_COMM.
+  std::optional<int> ranks{};  ///< Number of threads, with comm "local".
   std::optional<std::string> save_every{};
   std::optional<std::int64_t> keep_last{};
   std::optional<std::int64_t> keep_every{};
@@ -53,16 +54,16 @@ struct Options {
   bool resume_new_data = false;
   std::vector<std::string> save_on{};
 
-  /// The engine's keys of the file that --config names, if it has some.
+  /// The engine's keys of the --config file, if it has any.
   std::optional<config::Config> file{};
-  std::vector<config::KeyNote> file_keys{};  ///< What became of these keys.
+  std::vector<config::KeyNote> file_keys{};  ///< Notes on these keys.
 };
 
-/// When and where a run is saved.
+/// When and where a run saves.
 struct Saving {
-  /// The root is always a directory: OUT/checkpoints unless one is named.
+  /// The root is always a directory, OUT/checkpoints by default.
   config::CheckpointConfig files{};
-  /// Signals upon which the run is saved and stopped.
+  /// Signals that save and stop the run.
   std::vector<int> signals{};
 
   [[nodiscard]] bool is_periodic() const noexcept {
@@ -73,11 +74,11 @@ struct Saving {
 /// Names and values.
 using Settings = std::vector<std::pair<std::string, std::string>>;
 
-/// What a command line asks for.
+/// The content of a command line.
 struct Invocation {
   Options options{};
   Saving saving{};
-  /// Folders of earlier runs to compare; empty: train.
+  /// Folders of earlier runs to compare; if empty, the program trains.
   std::vector<std::string> compare{};
 };
 

@@ -24,12 +24,12 @@ using config::OptimizerConfig;
 using nlohmann::json;
 
 constexpr const char* kOptimizer = "onebit_adam";
-// These were measured (docs/algorithms.md), so they have no flags.
+// These were measured (docs/algorithms.md) and have no flags.
 constexpr double kBeta1 = 0.9;
 constexpr double kBeta2 = 0.99;
-constexpr double kFinalFraction = 0.1;  // of the learning rate
+constexpr double kFinalFraction = 0.1;  // share of the learning rate
 constexpr double kAdamLr = 1.5e-3;
-// Relative: the parameters decide how long a step of LAMB is.
+// The rate is relative: the parameters' norm sets the length of a step of LAMB.
 constexpr double kLambLr = 1e-2;
 constexpr double kClip = 1;
 constexpr std::int64_t kWarmupSteps = 50;
@@ -39,7 +39,7 @@ std::int64_t warmup_steps(const Options& options) {
   return options.warmup_steps.value_or(kWarmupSteps);
 }
 
-// Unlike optim::freeze_step_of_run() this has no bound above.
+// Unlike optim::freeze_step_of_run() this has no upper bound.
 std::int64_t default_freeze_step(const Options& options) {
   return std::max({std::int64_t{1}, options.steps / 5, warmup_steps(options)});
 }
@@ -60,11 +60,11 @@ OptimizerConfig make_optimizer(const std::string& name) {
   }
 }
 
-// Sets what options say of an optimizer; its stages follow from the number of
-// steps if nobody names them.
+// Sets an optimizer's options. Its stages follow from the number of steps
+// unless somebody sets them.
 struct SetOptimizer {
   const Options& options;
-  bool is_files = false;  // the file's, and no other one
+  bool is_files = false;  // only the file sets the optimizer
   Start start = Start::kAnew;
 
   template <class To>
@@ -86,7 +86,7 @@ struct SetOptimizer {
   template <class To>
   void set_stages(To& to) const {
     if (start == Start::kResumed) {
-      // For checkpoints that say nothing of their stages.
+      // Old checkpoints do not have their stages.
       if (!options.file) to.total_steps = options.steps;
       return;
     }
@@ -99,7 +99,7 @@ struct SetOptimizer {
   }
 };
 
-// --warmup-steps asks for our schedule, unless the file asks for that flag.
+// --warmup-steps selects our schedule, unless the file defers to that flag.
 bool file_schedules(const Options& options) {
   return options.file &&
          (!options.warmup_steps ||
@@ -109,8 +109,7 @@ bool file_schedules(const Options& options) {
           }));
 }
 
-// --batch wins over the file's number, and over what its train_batch_size would
-// give.
+// --batch overrides the file's number, also one from its train_batch_size.
 bool file_sizes(const Options& options) {
   return options.file && !options.batch &&
          (options.file->train_batch_size ||
@@ -118,7 +117,8 @@ bool file_sizes(const Options& options) {
           options.file->gradient_accumulation_steps);
 }
 
-// Rises to the learning rate, then follows half a cosine down to a tenth of it.
+// Returns a schedule that rises to the learning rate, then falls by half a
+// cosine to a tenth of it.
 config::LearningRateSchedule schedule_of(const Options& options) {
   config::WarmupAndDecay shape{.warmup_steps = warmup_steps(options)};
   if (options.steps > shape.warmup_steps) {
@@ -140,7 +140,8 @@ void set_checkpoints(const Options& options, config::CheckpointConfig& files) {
   files.every_steps = time ? 0 : std::stoll(*options.save_every);
 }
 
-// Where a file has this key: in the object thinwire, or else at the top.
+// Returns the key's place in a file: in the object thinwire, otherwise at the
+// top.
 std::string pointer_to(const std::string& key) {
   const std::string first = key.substr(0, key.find('.'));
   const bool is_at_top =
@@ -158,12 +159,12 @@ void put(json& file, const std::string& setting) {
   if (value.is_discarded()) value = text;  // a text without quotes
   try {
     file[json::json_pointer(pointer_to(key))] = std::move(value);
-  } catch (const json::exception&) {  // a part of the key is no object
+  } catch (const json::exception&) {  // part of the key is not an object
     reject(fmt::format("there is no key {}", key));
   }
 }
 
-// Later settings win. Those of this program itself are in `options` already.
+// Later settings win. Settings of this program itself are in `options` already.
 Config with_settings(const Config& config, const Options& options) {
   if (options.set.empty()) return config;
   try {
@@ -171,7 +172,7 @@ Config with_settings(const Config& config, const Options& options) {
     for (const std::string& setting : options.set)
       if (!setting.starts_with(fmt::format("{}.", kOwnObject)))
         put(file, setting);
-    std::vector<config::KeyNote> unneeded;  // of what to_json() writes
+    std::vector<config::KeyNote> unneeded;  // on keys of to_json()
     return Config::from_json(file.dump(), &unneeded);
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("--set: {}", error.what()));
@@ -181,7 +182,7 @@ Config with_settings(const Config& config, const Options& options) {
 const std::map<std::string, int> kSignals = {
     {"USR1", SIGUSR1}, {"USR2", SIGUSR2}, {"TERM", SIGTERM}, {"INT", SIGINT}};
 
-// mpirun sends SIGTERM when a rank has died: there is nobody to save with.
+// mpirun sends SIGTERM when a rank has died; then the ranks cannot save.
 std::vector<int> signals_of(const Options& options, bool is_asked_for) {
   const bool by_mpirun = env::launched_by_mpirun();
   if (options.save_on.empty()) {
@@ -265,7 +266,7 @@ Settings settings_of(const Options& options, const Config& config) {
       config.optimizer);
   add("clip", config.gradient_clipping);
   add("steps", options.steps);
-  // If a file decides, it is written beside these.
+  // Settings that the file decides are written with the file's keys.
   if (!file_schedules(options)) add("warmup_steps", warmup_steps(options));
   if (!file_sizes(options))
     add("batch", config.train_micro_batch_size_per_gpu.value_or(kBatch));

@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "examples/train_gpt/report/units.h"
-#include "report_page.h"  // made of page.html
+#include "report_page.h"  // generated from page.html
 
 namespace thinwire::train_gpt {
 namespace {
@@ -21,12 +21,12 @@ constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 constexpr std::size_t kRunColors = 5;  // of the page; more runs share them
 constexpr std::size_t kTrainingPoints = 50;  // of the chart
 
-// A run, and what its steps add up to.
+// A run, and the sums over its steps.
 struct Shown {
   const RunRecord& run;
   std::string name;
   std::string color;
-  double rounds = 0;  // steps that exchanged parameters' worth, not only a flag
+  double rounds = 0;  // steps that exchanged parameters, not only a flag
   double waiting = 0, updating = 0;                            // seconds
   std::map<std::string, double, std::less<>> steps{}, sent{};  // by phase
 
@@ -56,7 +56,7 @@ struct Shown {
   }
 };
 
-// One name a run: its optimizer, and a number if two are alike.
+// Gives each run a name: its optimizer, and a number if two are alike.
 std::vector<Shown> shown(const std::vector<RunRecord>& runs) {
   const auto name_of = [](const Json& run) {
     auto name = run.at("optimizer").get<std::string>();
@@ -81,7 +81,7 @@ std::vector<Shown> shown(const std::vector<RunRecord>& runs) {
   return all;
 }
 
-// `format` is "bytes", or one of fmt.
+// `format` is "bytes", or a format of fmt.
 std::string text_of(double value, const char* format) {
   if (!std::isfinite(value)) return kNoValue;
   return format == kBytes ? format_bytes(value)
@@ -157,7 +157,7 @@ std::string results_html(const std::vector<Shown>& runs) {
   return html;
 }
 
-// Settings and details, a row each.
+// Returns settings and details, a row each.
 std::string details_html(const std::vector<Shown>& runs) {
   Row head{"setting"};
   for (const Shown& run : runs) head.push_back(escape_html(run.name));
@@ -204,8 +204,8 @@ std::string details_html(const std::vector<Shown>& runs) {
   return html;
 }
 
-// What the page draws: training losses as means over parts of the run, and
-// held-out losses with the bytes and seconds of the steps so far.
+// Returns the data of the charts. Training losses are means over parts of the
+// run. Held-out losses have the bytes and seconds of the steps so far.
 Json curves_of(const Shown& shown) {
   const std::vector<StepRow>& steps = shown.run.steps;
   Json training = Json::array();
@@ -259,7 +259,7 @@ std::string render_report(const std::vector<RunRecord>& records) {
   Json curves = Json::array();
   for (const Shown& run : runs) curves.push_back(curves_of(run));
   std::string script = curves.dump();
-  fill(script, "<", "\\u003c");  // no name ends the script
+  fill(script, "<", "\\u003c");  // so that no name ends the script
   std::string page = kPage;
   fill(page, "{{title}}",
        runs.size() == 1 ? "Training with " + escape_html(runs.front().name)

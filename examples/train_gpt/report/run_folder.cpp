@@ -58,8 +58,7 @@ StepRow step_from(const Json& line) {
           .update_seconds = line.value("update_seconds", 0.0)};
 }
 
-// Calls `read` with the opened file, and names the file if it is not what it
-// should be.
+// Calls `read` with the opened file. An error names the file.
 template <class Read>
 void read_json(const fs::path& path, Read&& read) {
   std::ifstream file(path);
@@ -73,13 +72,13 @@ void read_json(const fs::path& path, Read&& read) {
 }
 
 // Adds the rows of a metrics.jsonl up to step `last` to `run` and returns their
-// lines. The last line of a run that was killed may be torn: it is left out.
+// lines. If the run was killed, the last line may be torn and is left out.
 std::string read_rows(const fs::path& path, bool was_killed, RunRecord& run,
                       std::int64_t last = INT64_MAX) {
   std::string text;
   read_json(path, [&](std::istream& file) {
     for (std::string line; std::getline(file, line);) {
-      if (file.eof() && was_killed) break;  // in the middle of this line
+      if (file.eof() && was_killed) break;  // killed in the middle of this line
       const Json row = Json::parse(line);
       if (row.at("step").get<std::int64_t>() > last) continue;
       if (row.contains("val_loss"))
@@ -92,12 +91,13 @@ std::string read_rows(const fs::path& path, bool was_killed, RunRecord& run,
   return text;
 }
 
-// Returns the open file. Its text is the number of the process that has it.
+// Returns the open file, whose text is the number of the process that holds the
+// lock.
 int lock(const fs::path& folder) {
   const fs::path path = folder / ".lock";
   const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (file < 0) fail(path, std::strerror(errno));
-  // A file system without locks takes the run as it did before there were any.
+  // On a file system without locks the run continues without one.
   if (::flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     std::array<char, 32> holder{};
     static_cast<void>(::pread(file, holder.data(), holder.size() - 1, 0));
@@ -174,7 +174,7 @@ void RunWriter::begin(const std::string& config) {
                    engine::LineFile::Mode::kTruncate);
 }
 
-// A run that is killed meanwhile leaves the old rows or the new ones.
+// If the run is killed meanwhile, either the old rows or the new ones remain.
 void RunWriter::resume(const std::string& config, std::int64_t step,
                        const Totals& totals) {
   const fs::path path = folder_ / kMetrics;
@@ -208,7 +208,8 @@ void RunWriter::add(ValidationRow row) {
   totals_.val_loss = row.val_loss;
 }
 
-// A metrics.jsonl that could not be written costs the report its rows only.
+// If metrics.jsonl could not be written, only its rows are missing from the
+// report.
 RunRecord RunWriter::finish(Json summary, Settings settings) const {
   RunRecord run{.summary = std::move(summary), .settings = std::move(settings)};
   write_file(folder_ / kSummary, run.summary.dump(2) + "\n");
@@ -240,7 +241,7 @@ RunRecord read_run(const fs::path& folder) {
       run.summary = summary_of({});
       const Json written = Json::parse(file);
       for (const auto& [key, unused] : run.summary.items())
-        // Of these keys Python's runs have no saves.
+        // Python's runs lack only the keys of saves.
         if (!key.starts_with("save")) static_cast<void>(written.at(key));
       run.summary.update(written);
     });
@@ -248,7 +249,7 @@ RunRecord read_run(const fs::path& folder) {
   read_json(folder / kConfig, [&](std::istream& file) {
     const Json options = Json::parse(file).at(kOwnObject);
     for (const auto& [name, value] : options.items())
-      if (name != "data")  // Paths mean nothing elsewhere.
+      if (name != "data")  // Paths mean nothing on other machines.
         run.settings.emplace_back(
             name, value.is_string() ? value.get<std::string>() : value.dump());
     if (!was_killed) return;

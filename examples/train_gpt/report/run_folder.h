@@ -13,7 +13,7 @@
 
 namespace thinwire::train_gpt {
 
-/// Keys stay in the order in which people read them.
+/// Keys keep their order, which is for readers.
 using Json = nlohmann::ordered_json;
 
 /// One training step: a line of metrics.jsonl.
@@ -21,14 +21,14 @@ struct StepRow {
   std::int64_t step = 0;
   double loss = 0;    ///< Nats per byte, mean over ranks, before the update.
   std::string phase;  ///< "exact", "compressed", "local".
-  std::uint64_t tokens = 0;      ///< Bytes predicted, all ranks together.
-  std::uint64_t bytes_sent = 0;  ///< By the optimizer, on rank 0.
-  double seconds = 0;            ///< Of the whole step.
+  std::uint64_t tokens = 0;      ///< Bytes predicted, over all ranks.
+  std::uint64_t bytes_sent = 0;  ///< The optimizer's, on rank 0.
+  double seconds = 0;            ///< The whole step's.
   // Parts of `seconds`; the rest is forward and backward.
-  double wait_seconds = 0;    ///< For other ranks.
+  double wait_seconds = 0;    ///< Waiting for other ranks.
   double update_seconds = 0;  ///< The optimizer's, without waiting.
-  /// The engine's telemetry and more; the keys above win. Empty if it was read
-  /// from a file.
+  /// Telemetry of the engine and more; on equal keys the fields above win.
+  /// Empty if it was read from a file.
   Json more = Json::object();
 };
 
@@ -48,10 +48,10 @@ struct Totals {
   void add(const StepRow& row);
 };
 
-/// All that is known of a run.
+/// All data of a run.
 struct RunRecord {
-  /// summary.json: summary_of() has the keys that each one has. A run that did
-  /// not reach its end also has stopped_at, its last recorded step.
+  /// The content of summary.json; summary_of() has the keys of all. A run that
+  /// did not reach its end also has stopped_at, its last recorded step.
   Json summary{};
   Settings settings{};
   std::vector<StepRow> steps{};
@@ -61,29 +61,29 @@ struct RunRecord {
   [[nodiscard]] Totals totals() const;
 };
 
-/// Returns a summary that has all keys, and of values those that follow from
+/// Returns a summary that has all keys, and the values that follow from
 /// `totals`.
 [[nodiscard]] Json summary_of(const Totals& totals);
 
-/// Returns the number at `key`, or NaN, for which JSON has null.
+/// Returns the number at `key`, or NaN, which JSON writes as null.
 [[nodiscard]] double number(const Json& object, const char* key);
 
 /// Returns the text of config.json, from which --config repeats the run.
-/// `engine` holds what a configuration file adds to the settings, as JSON text,
-/// or is empty.
+/// `engine` is JSON with what a configuration file adds to the settings, or
+/// empty.
 [[nodiscard]] std::string config_text(const Settings& settings,
                                       const std::vector<std::string>& data,
                                       const std::string& engine = {});
 
 /// Writes a run's folder while the run lasts. A failure to write throws
-/// Error(kUnavailable) naming the file. A line of metrics.jsonl for which there
-/// is no room is a warning, and is missing there: engine::LineFile.
+/// Error(kUnavailable) naming the file. If the disk is full, a line of
+/// metrics.jsonl is dropped with a warning (engine::LineFile).
 class RunWriter {
  public:
   /// Creates the folder and locks it: while this object lives no other one can
   /// be made for it. The lock is the open file's (flock on FOLDER/.lock), so a
   /// dead process holds none. Throws Error(kUnavailable) naming the process
-  /// that has it.
+  /// that holds it.
   explicit RunWriter(std::filesystem::path folder);
   ~RunWriter();
   RunWriter(const RunWriter&) = delete;
@@ -92,22 +92,22 @@ class RunWriter {
   /// Begins with an empty metrics.jsonl and removes results of an earlier run.
   /// `config` is the text of config.json.
   void begin(const std::string& config);
-  /// Does the same, but rows up to `step` stay, and count as this run's.
-  /// `totals` are those of all steps so far.
+  /// Begins like begin(), but keeps rows up to `step` as this run's. `totals`
+  /// are those of all steps so far.
   void resume(const std::string& config, std::int64_t step,
               const Totals& totals);
 
   void add(StepRow row);
   void add(ValidationRow row);
-  /// Returns the sums of all steps so far, also of those before a checkpoint of
-  /// another folder.
+  /// Returns the sums of all steps so far, including those before a checkpoint
+  /// of another folder.
   [[nodiscard]] const Totals& totals() const noexcept { return totals_; }
   /// Returns the newest step in metrics.jsonl, if there is one.
   [[nodiscard]] const std::optional<StepRow>& newest() const noexcept {
     return newest_;
   }
-  /// Writes summary.json and returns the record of the whole run, whose rows
-  /// are read from metrics.jsonl: memory holds none of them.
+  /// Writes summary.json and returns the record of the whole run. Its rows are
+  /// read from metrics.jsonl, because memory holds none of them.
   [[nodiscard]] RunRecord finish(Json summary, Settings settings) const;
 
  private:
@@ -120,10 +120,9 @@ class RunWriter {
   std::optional<StepRow> newest_{};
 };
 
-/// Reads back what RunWriter wrote. If only summary.json is missing, the run
-/// was killed: its summary is made of what metrics.jsonl has, up to the last
-/// whole line. Throws Error(kUnavailable) naming the file that is missing or
-/// torn.
+/// Reads what RunWriter wrote. If only summary.json is missing, the run was
+/// killed; its summary is made from metrics.jsonl, up to the last whole line.
+/// Throws Error(kUnavailable) naming the file that is missing or torn.
 [[nodiscard]] RunRecord read_run(const std::filesystem::path& folder);
 
 /// Writes a whole file; throws Error(kUnavailable).

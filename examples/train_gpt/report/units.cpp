@@ -10,7 +10,7 @@
 namespace thinwire::train_gpt {
 namespace {
 
-// Three digits, and one of five units.
+// Returns three digits and one of five units.
 std::string scaled(double value, std::string_view space,
                    const std::array<std::string_view, 5>& units) {
   std::size_t unit = 0;

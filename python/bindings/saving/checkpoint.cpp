@@ -26,7 +26,7 @@ using checkpoint::LoadReport;
 using checkpoint::SaveReport;
 using checkpoint::Training;
 
-// What save and load have in common.
+// Returns what save and load have in common.
 Training training(comm::Communicator& comm, const ParameterLayout& layout,
                   View params, OptimizerParts& parts, const Others* others) {
   Training all{.comm = comm,

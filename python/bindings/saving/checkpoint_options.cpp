@@ -21,7 +21,7 @@ using checkpoint::LoadOptions;
 using checkpoint::SaveOptions;
 using checkpoint::What;
 
-// Called by the thread that writes. What it raises is nobody's there.
+// The writing thread calls it. It has nobody to pass an exception to.
 checkpoint::Progress to_progress(const nb::object& callback) {
   if (callback.is_none()) return {};
   const auto held = std::make_shared<Reference>(callback);

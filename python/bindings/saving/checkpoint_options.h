@@ -8,29 +8,29 @@
 
 namespace thinwire::python {
 
-/// _core.SaveOptions: `progress` is a Python object, or None.
+/// _core.SaveOptions, whose `progress` is a Python object, or None.
 class SaveSettings : public checkpoint::SaveOptions {
  public:
   [[nodiscard]] const nb::object& callback() const noexcept {
     return callback_;
   }
-  /// Throws TypeError for what cannot be called.
+  /// Throws TypeError if the object cannot be called.
   void call_back(nb::object callback);
-  /// As the library takes them; those of null are the defaults.
+  /// Returns the options as the library needs them; for null, the defaults.
   [[nodiscard]] static checkpoint::SaveOptions get(const SaveSettings* self);
 
  private:
   nb::object callback_ = nb::none();
 };
 
-/// _core.Extra. Its arrays are not copied, which a StateDict does not say of
-/// itself.
+/// _core.Extra. Not copyable, because its arrays are not, which the type of a
+/// StateDict does not show.
 struct Additions : checkpoint::Extra {
   Additions() = default;
   Additions(const Additions&) = delete;
   Additions& operator=(const Additions&) = delete;
 
-  /// Those of null are none.
+  /// Returns `self`, or no additions for null.
   [[nodiscard]] static const checkpoint::Extra& get(const Additions* self);
 };
 

@@ -36,7 +36,7 @@ LoadFound::LoadFound(LoadReport&& loaded)
 
 namespace {
 
-// Arrays of a report are moved when Python gets it.
+// Copies a report, whose arrays are moved when Python gets it.
 LoadReport copy_of(const LoadReport& report) {
   LoadReport copy{
       .path = report.path,

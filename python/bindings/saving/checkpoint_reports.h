@@ -9,22 +9,22 @@
 
 namespace thinwire::python {
 
-/// _core.LoadReport: what a load found, with its arrays as Python has them.
+/// _core.LoadReport: the result of a load, with its arrays as Python objects.
 struct LoadFound {
   explicit LoadFound(checkpoint::LoadReport&& report);
   LoadFound(LoadFound&&) = default;
   LoadFound(const LoadFound&) = delete;
 
-  checkpoint::LoadReport report;  // its arrays have been moved on
+  checkpoint::LoadReport report;  // its arrays have been moved
   State scalars;
   State common;
   State own;
   nb::typed<nb::list, State> own_of_ranks;
 };
 
-/// `options`, or the default ones if there are none. If `callable` is not None,
-/// it is called, with the GIL, with what was found, before anything changes;
-/// what it raises refuses the checkpoint on all ranks.
+/// Returns `options`, or the defaults for null. If `callable` is not None, the
+/// load calls it, with the GIL, with what was found, before anything changes.
+/// An exception of it refuses the checkpoint on all ranks.
 [[nodiscard]] checkpoint::LoadOptions to_load_options(
     const checkpoint::LoadOptions* options, const nb::object& callable);
 

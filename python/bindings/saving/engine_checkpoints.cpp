@@ -19,7 +19,7 @@ using checkpoint::LoadOptions;
 using checkpoint::SaveReport;
 using Self = const EngineHandle;
 
-// body(engine), with what others() says now.
+// Calls body(engine), with the current result of others().
 template <class Body>
 auto with_others(Self& self, const char* name, Body&& body) {
   const nb::object others = self.others;

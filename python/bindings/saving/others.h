@@ -11,16 +11,16 @@
 
 namespace thinwire::python {
 
-/// _core.Others: tensors beside the trainable parameters, kept alive.
+/// _core.Others: tensors beside the trainable parameters, which it keeps alive.
 struct Others {
   std::vector<Array> held;
   std::vector<checkpoint::OtherTensor> tensors;
   std::vector<std::pair<std::string, std::string>> aliases;
 };
 
-/// Collective, without the GIL: what `callable` returns, None or nothing
-/// standing for no others. Throws on all ranks where it raises on one of them;
-/// there, what it raised.
+/// Returns the result of `callable`; None means no others. Collective, without
+/// the GIL. If `callable` raises on one rank, throws on all; that rank throws
+/// its exception.
 [[nodiscard]] Others ask(nb::handle callable, comm::Communicator& comm);
 
 void bind_others(nb::module_& module);

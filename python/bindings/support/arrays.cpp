@@ -36,7 +36,7 @@ std::optional<DType> from_dlpack(nb::dlpack::dtype dtype, Bools bools) {
   return std::nullopt;
 }
 
-// What an object says of itself: "torch.Tensor, shape (2, 3), dtype ...".
+// Returns a description of an object: "torch.Tensor, shape (2, 3), dtype ...".
 std::string describe(nb::handle object) {
   std::string text = nb::inst_name(object).c_str();
   for (const char* name : {"shape", "dtype", "device"}) {
@@ -66,15 +66,15 @@ DType import(nb::handle object, const char* name, Bools bools, bool written,
   return *dtype;
 }
 
-// The two of a tuple, or the object itself.
+// Returns the two parts of a tuple, or the object itself.
 std::vector<nb::handle> parts_of(nb::handle object) {
   if (!nb::isinstance<nb::tuple>(object) || nb::len(object) != 2)
     return {object};
   const auto pair = nb::borrow<nb::tuple>(object);
-  return {pair[0], pair[1]};  // the caller has the tuple
+  return {pair[0], pair[1]};  // the caller holds the tuple
 }
 
-// The values lie in `owner`'s object, which goes with the array.
+// `owner` owns the values, and the array owns `owner`.
 nb::object own(void* data, std::size_t size, DType dtype, nb::capsule owner) {
   return nb::cast(nb::ndarray<nb::array_api>(
       data, {size}, owner, {}, to_dlpack(dtype), nb::device::cpu::value));

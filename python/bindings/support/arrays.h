@@ -14,10 +14,10 @@ namespace thinwire::python {
 /// Whether an array of bool counts as one of bytes.
 enum class Bools { kRefused, kAsBytes };
 
-/// A caller's array that is written: one-dimensional, contiguous, on the CPU;
-/// or a tuple of two, which are joined (View::joined). Keeps it alive; may die
-/// without the GIL. Throws TypeError naming the argument for anything else, and
-/// never copies.
+/// A caller's array that is written: one-dimensional, contiguous, on the CPU. A
+/// tuple of two is joined (View::joined). Throws TypeError naming the argument
+/// for anything else, and never copies. Keeps the array alive; may be destroyed
+/// without the GIL.
 class Array {
  public:
   Array() = default;
@@ -30,7 +30,7 @@ class Array {
   View view_;
 };
 
-/// The same of one that is only read.
+/// A caller's array that is only read, otherwise like Array.
 class ConstArray {
  public:
   ConstArray() = default;
@@ -45,10 +45,10 @@ class ConstArray {
   ConstView view_;
 };
 
-/// Whether an object offers its memory, whatever its shape and type.
+/// Returns whether an object offers its memory, whatever its shape and type.
 [[nodiscard]] bool is_array(nb::handle object);
 
-/// An array with DLPack and the buffer protocol that owns the memory.
+/// Returns an array with DLPack and the buffer protocol that owns the memory.
 [[nodiscard]] nb::object to_python(Buffer&& values);
 [[nodiscard]] nb::object to_python(std::vector<float>&& values);
 

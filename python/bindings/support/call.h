@@ -8,12 +8,12 @@
 
 namespace thinwire::python {
 
-/// Refuses a second thread, or a call from within a call: the library's objects
-/// are used by one thread, and without the GIL nothing else sees to that.
+/// Refuses a second thread, or a call from within a call. The library's objects
+/// are for one thread at a time, and without the GIL nothing else checks that.
 class OneCaller {
  public:
-  /// Of one call, as long as it runs. Throws Error(kFailedPrecondition) where
-  /// there is another one. `name` is the call's, for the message.
+  /// Registers a call for as long as it runs. Throws Error(kFailedPrecondition)
+  /// if there is another one. `name` is the call's, for the message.
   class Call {
    public:
     Call(OneCaller& caller, const char* name) : caller_(caller) {
@@ -34,7 +34,7 @@ class OneCaller {
   std::atomic<bool> is_busy_ = false;
 };
 
-/// body(parts) without the GIL, as the only call of the object.
+/// Calls body(parts) without the GIL, as the only call of the object.
 template <class Parts, class Body>
 auto call(const Handle<Parts>& self, const char* name, Body&& body) {
   return without_gil(self.get(), [&](Parts& parts) {

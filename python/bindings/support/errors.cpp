@@ -10,8 +10,8 @@
 namespace thinwire::python {
 namespace {
 
-// What a message quotes, as a variable's value or a file's name, need not be
-// UTF-8.
+// A message may quote text that is not UTF-8, such as a variable's value or a
+// file's name.
 nb::object to_text(std::string_view text) {
   return nb::steal<nb::object>(PyUnicode_DecodeUTF8(
       text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));

@@ -7,7 +7,8 @@
 
 namespace thinwire::python {
 
-/// "RuntimeError: text", and of our own errors the text alone. With the GIL.
+/// Returns "RuntimeError: text", or only the text for our own errors. Call with
+/// the GIL.
 [[nodiscard]] std::string text_of(const nb::python_error& error);
 
 }  // namespace thinwire::python

@@ -12,12 +12,12 @@ namespace thinwire::python {
 namespace {
 
 std::atomic<bool> is_exiting = false;
-// Set before is_exiting; it goes on to use the GIL.
+// Set before is_exiting; this thread continues to use the GIL.
 std::thread::id exiting_thread;
 // Threads that have seen the interpreter run, and wait for the GIL.
 std::atomic<int> entering = 0;
 
-// They must have got it before the interpreter goes on to end.
+// Waits for them, so that they get the GIL before the interpreter ends.
 void begin_exit() {
   exiting_thread = std::this_thread::get_id();
   is_exiting = true;
@@ -61,8 +61,9 @@ nb::object call_python(const nb::object& callable, const nb::tuple& arguments) {
   try {
     result = PyObject_Call(callable.ptr(), arguments.ptr(), nullptr);
   } catch (...) {
-    // Up to 3.13 Python unwinds a thread that wants the GIL back when the
-    // interpreter has ended. Every frame above would destroy Python objects.
+    // If a thread wants the GIL back after the interpreter has ended, Python up
+    // to 3.13 unwinds the thread. Every frame above would destroy Python
+    // objects.
     for (;;) pause();
   }
   if (result == nullptr) nb::raise_python_error();

@@ -9,16 +9,17 @@
 
 namespace thinwire::python {
 
-/// From now on interpreter_runs() sees the end of the interpreter when atexit
-/// begins to run what was registered before this module was imported.
+/// Lets interpreter_runs() detect the end of the interpreter from now on. The
+/// end counts from the moment when atexit runs what was registered before this
+/// module was imported.
 void watch_exit();
-/// False: nobody may ask for the GIL any more, and what needs it to end, or may
-/// wait for a thread that does, is left as it is.
+/// Returns false if nobody may take the GIL any more. Then an object is not
+/// destroyed if that needs the GIL, or may wait for a thread that does.
 [[nodiscard]] bool interpreter_runs() noexcept;
 
-/// Gives the GIL up and takes it back at the end of its scope. A thread that
-/// wants it back while another one ends the interpreter sleeps for ever: up to
-/// 3.13 Python would unwind it through destructors, which ends the process.
+/// Releases the GIL, and takes it back at the end of its scope. A thread that
+/// wants it back while another one ends the interpreter sleeps for ever. Python
+/// up to 3.13 would unwind it through destructors, which ends the process.
 class WithoutGil {
  public:
   WithoutGil() noexcept : state_(PyEval_SaveThread()) {}
@@ -30,25 +31,25 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
-/// The GIL, for a thread that may not have it: unless the interpreter is
-/// ending, where Python would end this thread instead.
+/// Takes the GIL, for a thread that may not have it. Does not take it if the
+/// interpreter is ending, because Python would end this thread.
 class Gil {
  public:
   Gil() noexcept;
-  /// Whether it is held.
+  /// Returns whether it is held.
   explicit operator bool() const noexcept { return held_.has_value(); }
 
  private:
   std::optional<nb::gil_scoped_acquire> held_;
 };
 
-/// With the GIL: callable(*arguments), for a thread of the library's. Does not
-/// return where the interpreter ends meanwhile.
+/// Returns callable(*arguments), called with the GIL, for a thread of the
+/// library's. Does not return if the interpreter ends meanwhile.
 [[nodiscard]] nb::object call_python(const nb::object& callable,
                                      const nb::tuple& arguments);
 
-/// A reference to a Python object that any thread may drop, with the GIL or
-/// without.
+/// A reference to a Python object that any thread may drop, with or without the
+/// GIL.
 class Reference {
  public:
   Reference() = default;
@@ -60,7 +61,7 @@ class Reference {
     return *this;
   }
 
-  /// With the GIL only.
+  /// Call only with the GIL.
   [[nodiscard]] const nb::object& get() const noexcept { return object_; }
 
  private:
@@ -69,9 +70,9 @@ class Reference {
   nb::object object_;
 };
 
-/// body(*object) without the GIL. Where another thread has closed the object's
-/// handle meanwhile, it dies here, before the GIL comes back: its threads may
-/// need that to end.
+/// Calls body(*object) without the GIL. If another thread has closed the
+/// object's handle meanwhile, the object is destroyed here, before the GIL is
+/// taken back. Its threads may need the GIL to end.
 template <class T, class Body>
 auto without_gil(std::shared_ptr<T> object, Body&& body) {
   const WithoutGil released;

@@ -12,12 +12,12 @@
 
 namespace thinwire::python {
 
-/// What Python holds of an object of the library: it can be closed, and is
+/// Python's reference to an object of the library. It can be closed, and is
 /// refused in the children of fork(), which have none of its threads.
 template <class T>
 class Handle {
  public:
-  /// `what`: a literal, for messages.
+  /// `what` is a literal, for messages.
   Handle(const char* what, std::shared_ptr<T> object)
       : what_(what), object_(std::move(object)), process_(getpid()) {}
   ~Handle() { close(); }
@@ -36,18 +36,18 @@ class Handle {
                       ", which has forked: make another one here");
     return object_;
   }
-  /// To look at, under the same conditions.
+  /// Returns a reference for a short look, under the same conditions.
   [[nodiscard]] T& look() const { return *get(); }
   [[nodiscard]] bool is_closed() const noexcept { return !object_; }
 
-  /// Idempotent. The object dies without the GIL, as soon as nobody else uses
-  /// it.
+  /// Idempotent. The object is destroyed without the GIL, as soon as nobody
+  /// else uses it.
   void close() noexcept {
     std::shared_ptr<T> object = std::move(object_);
     if (!object) return;
     if (getpid() != process_ || !interpreter_runs()) {
-      // To end it would be to wait for threads that are not here, or that
-      // cannot end without the GIL.
+      // Destroying it would wait for threads that are not in this process, or
+      // that cannot end without the GIL.
       static_cast<void>(new std::shared_ptr<T>(std::move(object)));
       return;
     }

@@ -8,11 +8,11 @@ namespace thinwire::python {
 
 using State = nb::typed<nb::dict, nb::str, nb::any>;
 
-/// {name: array, int, float or str}; arrays are moved, not copied.
+/// Returns {name: array, int, float or str}; arrays are moved, not copied.
 [[nodiscard]] State to_python(StateDict&& state);
 
-/// The same the other way; arrays are copied. `name` is the argument's. Throws
-/// TypeError for other values.
+/// Returns a copy of {name: array, int, float or str}. `name` is the
+/// argument's. Throws TypeError for other values.
 [[nodiscard]] StateDict to_state(nb::handle mapping, const char* name);
 
 }  // namespace thinwire::python

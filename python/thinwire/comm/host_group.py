@@ -69,8 +69,9 @@ class HostGroup:
         self._what = ""
         self._failure: str | None = None
         self._timeout = comm.timeout
-        # Who waits for a device says whom it misses before others miss it: first the ranks
-        # of its host, then other hosts' leaders, last those that wait for their leader.
+        # A rank that waits for a device names the missing rank before others miss this
+        # one. The ranks of its host time out first, then other hosts' leaders, last the
+        # ranks that wait for their leader.
         part = transport.split(host, comm.rank, "ranks of a host", 0, comm.timeout)
         assert part is not None
         self.inside = close_at_exit(_core.over(part, comm.timeout + 2 * _LATER_SECONDS))
@@ -134,7 +135,7 @@ class HostGroup:
         if why is None and time.monotonic() - began > self._timeout:
             others = ", ".join(str(r) for r in self.ranks if r != self._rank)
             why = f"{self._named()} timed out waiting for rank {others}"
-        # It may have come to an end meanwhile.
+        # The call may have ended meanwhile.
         if why is not None and self._began == began:
             self._fail(why)
         return self._failure is None
@@ -158,7 +159,7 @@ class HostGroup:
     def _fail(self, why: str) -> None:
         self._failure = why
         self.give_up(why)
-        # Some backends cannot end what waits, and run to a time-out of their own.
+        # Some backends cannot end a pending call, which then runs to its own time-out.
         with suppress(RuntimeError, AttributeError):
             self._group._get_backend(self._device).abort()
 

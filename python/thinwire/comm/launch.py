@@ -72,11 +72,11 @@ def init_distributed(
     else:
         os.environ.setdefault("MASTER_PORT", str(distributed_port))
         _require("RANK", "WORLD_SIZE", "MASTER_ADDR")
-        if dist_backend != "mpi":  # which has no store
+        if dist_backend != "mpi":  # "mpi" has no store
             arguments |= _of_this_attempt(timeout or dist.default_pg_timeout)
     dist.init_process_group(**arguments)
     if verbose and dist.get_rank() == 0:
-        backend = dist.get_backend()  # "undefined": one for each kind of device
+        backend = dist.get_backend()  # "undefined" means one for each kind of device
         logger.info(
             "torch.distributed: %s, %d ranks",
             "default backends" if backend in ("", "undefined") else backend,

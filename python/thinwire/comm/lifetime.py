@@ -33,7 +33,7 @@ def reason_of(failure: BaseException) -> str:
 
 def _close_all() -> None:
     failure: BaseException | None = getattr(sys, "last_value", None)
-    # In a dialogue an error has not ended anything.
+    # In an interactive session an error has not ended anything.
     if hasattr(sys, "ps1"):
         failure = None
     reason = None if failure is None else reason_of(failure)
@@ -43,8 +43,9 @@ def _close_all() -> None:
         if reason is not None and not communicator.closed:
             communicator.give_up(reason)
         communicator.close()
-    # gloo's threads still let go of the last collective's tensors, which takes Python's lock.
-    # torch 2.13 aborts, or hangs, if one of them asks for it while the interpreter ends.
+    # gloo's threads still release the last collective's tensors, for which they take
+    # the GIL. torch 2.13 aborts, or hangs, if one of them does so while the interpreter
+    # ends.
     time.sleep(_SECONDS_FOR_GLOO)
 
 
@@ -62,6 +63,6 @@ def _leave_to_the_parent() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
-# Runs before the native module notices that Python ends: atexit goes backwards.
+# atexit runs in reverse order, so this precedes the native module's notice of the end.
 atexit.register(_close_all)
 os.register_at_fork(after_in_child=_leave_to_the_parent)

@@ -33,7 +33,7 @@ def run_local_ranks(n: int, fn: Callable[[_core.Communicator], T]) -> list[T]:
         raise InvalidArgument(f"n must be a number of ranks >= 1, got {n!r}")
     group = _core.local_group(n, timeout_of(None))
     results: dict[int, T] = {}
-    failures: list[BaseException] = []  # the first is the cause of the others
+    failures: list[BaseException] = []  # the first caused the others
 
     def run(communicator: _core.Communicator) -> None:
         rank = communicator.rank

@@ -44,7 +44,7 @@ class _MpiChannel:
     def __init__(self, mpi: Any, comm: Any) -> None:
         self.given_up: str | None = None
         self._mpi, self._comm = mpi, comm
-        # Tag 0 is that of reasons to give up.
+        # Reasons to give up have tag 0.
         self._tags = min(int(comm.Get_attr(mpi.TAG_UB)), 0x3FFFFFFF)
         self._reasons: dict[int, str] = {}
         self._kept: list[Any] = []

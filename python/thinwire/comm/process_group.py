@@ -126,8 +126,8 @@ class _GlooChannel:
                 left = max(end - time.monotonic(), 0.001)
                 work.wait(datetime.timedelta(seconds=left))
         except RuntimeError as error:
-            # gloo ends the process when an operation dies that is under way: they live on
-            # here, and do nothing any more once give_up() has closed the connections.
+            # gloo ends the process if a pending operation is destroyed. So they live on
+            # here, and do nothing after give_up() has closed the connections.
             self._broken.append(works)
             if self._first_to_give_up is not None:
                 raise Broken([self._first_to_give_up], _short(error)) from None
@@ -163,7 +163,7 @@ class _GlooChannel:
             if self.first_to_give_up() is None:
                 return True
         except RuntimeError:
-            return False  # the store has gone with its host
+            return False  # the store is gone with its host
         self._close_connections()
         return False
 
@@ -186,7 +186,7 @@ class _GlooChannel:
                 self._broken.append((work, never))
                 work.wait(datetime.timedelta(milliseconds=1))
             except RuntimeError:
-                pass  # this one is closed already, or all of them are now
+                pass  # this connection is already closed, or all are
 
 
 class Watched(Protocol):
@@ -214,7 +214,8 @@ def watch(watched: weakref.ref[Watched]) -> None:
 
 @atexit.register
 def _end_watchers() -> None:
-    # One that came back from the store after the interpreter has ended would end the process.
+    # A thread that returned from the store after the interpreter's end would end the
+    # process.
     _is_ending.set()
     for thread in list(_watchers):
         thread.join(_STORE_SECONDS)
@@ -310,7 +311,7 @@ def _briefly(action: Callable[[], T]) -> T | None:
         try:
             results.append(action())
         except RuntimeError:
-            pass  # the store has gone with its host
+            pass  # the store is gone with its host
 
     thread = threading.Thread(target=run, daemon=True)
     try:

@@ -108,7 +108,7 @@ class ChannelTransport:
             )
         if self._channel.given_up is not None:
             raise CommFailure(f"this rank gave up: {self._channel.given_up}")
-        # Ranks in different calls must not take each other's messages: they shall time out.
+        # Ranks in different calls must time out, and not receive each other's messages.
         salt = self._space ^ sequence * 2654435761 ^ zlib.crc32(operation.encode())
         try:
             self._channel.move(self._at(receives), self._at(sends), salt, seconds)
@@ -166,7 +166,7 @@ class ChannelTransport:
     def _describe(self, broken: Broken) -> str:
         if self._channel.given_up is not None:
             return f"this rank gave up: {self._channel.given_up}"
-        # Ranks of the process group, of which this one may be a part.
+        # These are ranks of the process group, of which this group may be a part.
         peers = sorted(broken.peers)
         for peer in peers:
             reason = self._channel.reason_of(peer)

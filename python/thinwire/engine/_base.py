@@ -109,7 +109,7 @@ class EngineBase(torch.nn.Module):
         if self._marks is None or not self._marks.have_changed():
             return
         if self._backwards:
-            self._comm.give_up(_INSIDE)  # other ranks may be in this step already
+            self._comm.give_up(_INSIDE)  # other ranks may already be in this step
             raise FailedPrecondition(_INSIDE)
         if self._is_behind:
             raise FailedPrecondition(_BETWEEN_EXCHANGES)

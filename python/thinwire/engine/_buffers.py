@@ -67,7 +67,7 @@ class ModuleBuffers:
             self._broadcast([p for p in frozen.values() if p.numel() > 0])
 
     def _tensors(self) -> list[torch.Tensor]:
-        # By name: to() and assignments put other tensors in their place.
+        # Looked up by name, because to() and assignments replace tensors.
         found = [getattr(owner, name) for owner, name in self._buffers]
         return [b for b in found if isinstance(b, torch.Tensor) and _is_dense(b)]
 

@@ -107,9 +107,10 @@ def _plan(
         groups = groups_of(model, taken.param_groups)
     places = trainable(groups)
     if places[0].tensor.device.type != "cpu":
-        # States live on the host in any case, and are updated there.
+        # States live on the host anyway, and are updated there.
         config.zero.offload_optimizer = _core.OffloadDevice.none
-    # The reference converts all, and an optimizer of torch steps on masters of all.
+    # The reference converts all parameters, and an optimizer of torch steps on masters
+    # of all.
     if config.semantics == _core.Semantics.corrected and client is None:
         places = marked(places, _narrow(config))
     places = in_order(places, groups)
@@ -119,13 +120,14 @@ def _plan(
     names = left_out(model, places)
     if comm.rank == 0:
         warn_of(names)
-    # Last, because it makes directories.
+    # This is last, because it makes directories.
     monitors = monitors_of(tree_of(source)) if comm.rank == 0 else []
     return Plan(config, groups, places, names, monitors, client)
 
 
 def _refuse_wrapped(model: torch.nn.Module) -> None:
-    # Its reducer would write its averages into the gradients that an engine sends.
+    # DistributedDataParallel would write its averages into the gradients that an engine
+    # sends.
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.parallel.DistributedDataParallel):
             where = f"'{name}' in it" if name else "it"
@@ -186,7 +188,7 @@ def make_parts(
     keeps = _core.keeps_gradients(config, averaging)
     memory = _memory_for(hosts, tensors, layout, dtype, keeps, num_wide)
     initial = None
-    if dtype != torch.float32:  # masters are made of what was not rounded yet
+    if dtype != torch.float32:  # masters are made from values before rounding
         on_host = [t.detach().to("cpu", torch.float32) for t in tensors]
         initial = torch.cat([t.reshape(-1) for t in on_host])
     grads = memory.handed_grads if keeps else None
@@ -214,7 +216,7 @@ def make_parts(
         warn_of_order(places)
     memory.give_homes()
     memory.note_written()
-    if num_wide > 0:  # the program has said what is of which dtype
+    if num_wide > 0:  # the program has chosen the dtypes
         if comm.rank == 0:
             _tell_of_wide(places)
     elif dtype != torch.float32:
@@ -271,7 +273,7 @@ def _tell_of_wide(places: list[Place]) -> None:
 def _convert_frozen(
     model: torch.nn.Module, trained: list[torch.Tensor], dtype: torch.dtype
 ) -> None:
-    # They meet activations of 16 bits.
+    # Frozen parameters meet 16-bit activations, so they are converted too.
     known = {id(tensor) for tensor in trained}
     for parameter in model.parameters():
         if id(parameter) not in known and parameter.is_floating_point():

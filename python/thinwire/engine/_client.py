@@ -116,7 +116,7 @@ class Client:
                     self._state[on_host] = _on_host(self._state.pop(p))
         self._parameters = [self._stand_ins.get(id(p), p) for p in parameters]
 
-    # ---- the C++ side's, see python/bindings/client_rule.h
+    # ---- called by C++, see python/bindings/client_rule.h
 
     @property
     def learning_rates(self) -> list[float]:
@@ -168,11 +168,11 @@ class Client:
             )
         optimizer = self.optimizer
         try:
-            # States get the parameters' dtype.
+            # load_state_dict() converts states to the parameters' dtype.
             with self._on_host(), self._looking_fp32():
                 optimizer.load_state_dict(state)
             loaded = dict(optimizer.state), optimizer.param_groups
-        except Exception as error:  # noqa: BLE001  whatever the optimizer raises
+        except Exception as error:  # noqa: BLE001  the optimizer may raise anything
             raise CorruptCheckpoint(
                 f"{self.name} does not take the state: {type(error).__name__}: {error}"
             ) from None
@@ -193,7 +193,7 @@ class Client:
             group.clear()
             group.update({**saved, **kept})
 
-    # ---- the engine's
+    # ---- called by the engine
 
     def raise_error(self, comm: _core.Communicator) -> None:
         """Raises the exception of the last step(), if there was one. Local. The other
@@ -256,7 +256,7 @@ class Client:
 
     @contextmanager
     def _looking_fp32(self) -> Iterator[None]:
-        # Those that are not trained, too.
+        # This includes parameters that are not trained.
         every = [p for group in self._groups for p in group["params"]]
         with _kept(every):
             for p in every:
@@ -275,7 +275,7 @@ def _kept(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
         yield
     finally:
         for p, data, grad in homes:
-            p.grad = None  # of another dtype, maybe
+            p.grad = None  # it may have another dtype
             p.data = data
             p.grad = grad
 

@@ -12,7 +12,7 @@ from ..errors import CorruptCheckpoint, InvalidArgument
 
 CLIENT_STATE = OWN_NAMES + "client_state"
 
-# Members of DeepSpeed's own checkpoints.
+# Keys of DeepSpeed's own checkpoints.
 RESERVED = frozenset(
     (
         "module",

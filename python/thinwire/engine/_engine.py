@@ -261,7 +261,7 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         self.global_samples += self.train_batch_size()
         assert self.report is not None
         self._written(is_behind=self.report.phase == "local")
-        # Schedulers of torch look whether a step came before theirs.
+        # Schedulers of torch check that a step precedes theirs.
         for holder in (self.optimizer, getattr(self.lr_scheduler, "optimizer", None)):
             if holder is not None:
                 setattr(holder, "_opt_called", True)  # noqa: B010

@@ -81,7 +81,7 @@ def _hand_over(link: weakref.ref[Link], index: int) -> Callable[[torch.Tensor], 
 def _require_dense(
     link: weakref.ref[Link], name: str
 ) -> Callable[[torch.Tensor], None]:
-    # Autograd would add a sparse gradient to a dense one without a word.
+    # Otherwise autograd would silently add a sparse gradient to a dense one.
     def hook(gradient: torch.Tensor) -> None:
         if link() is not None:
             require_dense(name, gradient)

@@ -45,7 +45,7 @@ class EngineMemory(FlatMemory):
     def give_homes(self) -> None:
         """Makes parameters and gradients views of the arrays, the first time."""
         for parameter in self.parameters:
-            parameter.grad = None  # may be of another dtype
+            parameter.grad = None  # it may have another dtype
         super().give_homes()
         self.require_gradients(at_start=True)
 

@@ -11,7 +11,7 @@ import torch
 from .._monitors import Monitor
 from ._report import EngineReport
 
-# Names of DeepSpeed's; the axis counts samples.
+# DeepSpeed's names, whose axis counts samples.
 _LOSS, _RATE, _SCALE = (
     f"Train/Samples/{name}" for name in ("train_loss", "lr", "loss_scale")
 )

@@ -24,7 +24,7 @@ from ._groups import Groups, defaults_of
 from ._wrapper import WrapperNames
 from .leaders.core import Core
 
-# In states: the rates of groups that do not follow a schedule, else NaN.
+# In states: the rates of groups that do not follow a schedule, otherwise NaN.
 _BY_HAND = "engine_learning_rates"
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class EngineOptimizer(WrapperNames):
         ]
 
     def _take_rates(self, rates: list[float], by_hand: torch.Tensor | None) -> None:
-        # Else the next step would take the state's rates as written by hand.
+        # Otherwise the next step would take the state's rates for rates set by hand.
         follows_schedule = has_schedule(self._made._config)
         self._by_hand.clear()
         self._seen = list(rates if follows_schedule else self._bases)
@@ -172,7 +172,7 @@ class EngineOptimizer(WrapperNames):
         report = self._made.report
         return report is not None and report.at_boundary and not report.applied
 
-    # ---- the engine's side
+    # ---- called by the engine
 
     def tell_rates(self, core: Core) -> None:
         """Passes on what was written since the last step. Local, before a step.
@@ -183,7 +183,7 @@ class EngineOptimizer(WrapperNames):
         require_sizes(self._sizes, self.param_groups)
         for number, group in enumerate(self.param_groups):
             if self._settings is None:
-                break  # the client optimizer reads what is there
+                break  # the client optimizer reads its own groups
             self._settings.require_fixed(number, group)
             if self._settings.has_other_mask(number, group):
                 raise FailedPrecondition(
@@ -222,7 +222,7 @@ class EngineOptimizer(WrapperNames):
         self._by_hand.clear()
         if self._settings is None:
             self._loaded_client(core)
-        elif not self._made._own_scheduler:  # else its first rates are written there
+        elif not self._made._own_scheduler:  # otherwise load() writes its first rates
             self._seen = [float(group["lr"]) for group in self.param_groups]
         for number, group in enumerate(self.param_groups):
             if f"learning_rate/{number}" in scalars:
@@ -231,7 +231,7 @@ class EngineOptimizer(WrapperNames):
                 set_rate(group, self._seen[number])
 
     def _loaded_client(self, core: Core) -> None:
-        # Its groups are those of the state; a schedule of the configuration goes on.
+        # Its groups are the state's; a schedule of the configuration continues.
         for number, group in enumerate(self.param_groups):
             self._seen[number] = core.learning_rate(number)
             if has_schedule(self._made._config):

@@ -62,9 +62,9 @@ class ModuleOthers:
                 continue
             names[id(tensor)] = self._trained.get(id(tensor), name)
             if id(tensor) in self._trained:
-                continue  # it is saved with its states
+                continue  # it is saved with the optimizer's states
             if not _is_known(tensor):
-                names[id(tensor)] = ""  # further names are nobody's
+                names[id(tensor)] = ""  # further names of it are skipped too
                 self._log(name)
                 continue
             flat, is_bool = self._flat(tensor)

@@ -175,7 +175,7 @@ class Saving(ModuleParts):
         core = self._made
 
         def check() -> None:
-            if self._backwards == 0:  # else the engine refuses, on all ranks
+            if self._backwards == 0:  # otherwise the engine refuses, on all ranks
                 self._require_same_parameters(at_start=True)
                 self._take_in_edits()
             self.optimizer.tell_rates(core)
@@ -212,7 +212,7 @@ class Saving(ModuleParts):
         return report
 
     def _before_loading(self) -> Core:
-        # What was moved would otherwise come back over what is loaded.
+        # Otherwise a relocated parameter would overwrite the loaded values.
         agreed(self._comm, self._memory.home)
         return self._made
 

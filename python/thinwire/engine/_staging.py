@@ -89,12 +89,13 @@ class StagedLink(Link):
         super().__init__(core, memory)
         self._is_boundary = True
         narrow = memory.params.dtype
-        # If the C++ side would add up in the parameters' dtype, the device does so with the
-        # same bits. Gradients of 16 bits that add up in fp32 are passed after each backward.
+        # If the C++ side would add up in the parameters' dtype, the device does so with
+        # the same bits. If 16-bit gradients are added up in fp32, they are passed after
+        # each backward.
         self._adds_up = memory.keeps_gradients and (
             narrow == torch.float32 or config.accumulation_dtype != _core.DType.float32
         )
-        # If the program ends windows, any backward may be the last one, or not.
+        # If the program ends windows, any backward may be the last one.
         self._releases = not self._adds_up or config.managed_gradient_accumulation
         self._taken: set[int] = set()
         self._pending: collections.deque[
@@ -118,14 +119,15 @@ class StagedLink(Link):
                 parameter.grad = None
             self._copy(index, gradient.detach())
             self._hand_over()
-        # The thread of autograd that calls hooks counts its own memory.
+        # The autograd thread that calls hooks counts its own memory.
         self.use = _core.memory_use()
 
     def finish(self) -> None:
         super().finish()
         if self._adds_up and self._is_boundary:
             for k, parameter in enumerate(self.memory.parameters):
-                # From earlier backwards of the window: the last one had none.
+                # The gradient is from earlier backwards of the window; the last one had
+                # none.
                 gradient = parameter.grad
                 if self._releases:
                     parameter.grad = None
@@ -171,7 +173,7 @@ class StagedLink(Link):
             return self.memory.gradient_view(index)
         while (view := self._ring.place(gradient)) is None:
             event = self._pending[0][2]
-            assert event is not None  # otherwise it was handed over at once
+            assert event is not None  # otherwise it was passed on at once
             event.synchronize()
             self._hand_over()
         return view

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Averages of DistributedDataParallel in 8 or 4 bits, with error feedback."""
 
-# torch compares the hook's annotations with classes, so they must not be texts.
+# torch compares the hook's annotations with classes, so they must not be strings.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -234,12 +234,12 @@ class Hook:
             try:
                 average()
                 done.set_result(values)
-            except Exception as failure:  # noqa: BLE001  backward gets it
+            except Exception as failure:  # noqa: BLE001  backward raises it
                 self._failure = self._failure or failure
                 self._comm.give_up(reason_of(failure))
                 done.set_exception(failure)  # type: ignore[arg-type]
 
-        # What `then` raises reaches backward, unlike what set_exception() was given.
+        # Exceptions from `then` reach backward; those from set_exception() do not.
         result = done.then(lambda future: future.value())
         self._exchanges.put(job)
         return result

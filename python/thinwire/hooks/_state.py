@@ -36,7 +36,7 @@ def saved(
     comm.all_reduce(rows.view(-1))  # exact: ranks of a host have parts of its row
     if is_mean:
         rows = _mean_of(rows).unsqueeze(0)
-    comm.all_reduce(server)  # exact: each element is 0 on all ranks but one
+    comm.all_reduce(server)  # exact: each element is 0 on all ranks except one
     sizes = [shape.numel() for shape in shapes.values()]
     workers, servers = rows.split(sizes, dim=1), server.split(sizes)
     return {

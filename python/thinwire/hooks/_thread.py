@@ -53,7 +53,7 @@ class Exchanges:
         def job() -> None:
             try:
                 results.append(body())
-            except BaseException as failure:  # noqa: BLE001  the caller gets it
+            except BaseException as failure:  # noqa: BLE001  the caller raises it
                 failures.append(failure)
             done.set()
 
@@ -74,4 +74,4 @@ class Exchanges:
 def _run(jobs: _Jobs) -> None:
     while (job := jobs.get()) is not None:
         job()
-        del job  # it may be the last to hold the hook
+        del job  # it may hold the last reference to the hook

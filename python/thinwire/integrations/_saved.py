@@ -81,7 +81,8 @@ def _load_next_time(optimizer: _Optimizer, saved: Path) -> None:
         if not pending:
             return None
         checkpoint.load(str(pending.pop()), optimizer)
-        # Groups are those given: a scheduler has set rates since the last step.
+        # The groups are the given ones, because a scheduler has set rates since the
+        # last step.
         return {**optimizer.state_dict(), "param_groups": given["param_groups"]}
 
     optimizer.register_load_state_dict_pre_hook(load)

@@ -223,7 +223,7 @@ class ZeroOneAdam(_Optimizer):
 
 
 for _kind in (AdamW, Lamb, LeanOnebitAdam, OnebitAdam, OnebitLamb, ZeroOneAdam):
-    # What help() and inspect show; type checkers have the classes' own.
+    # help() and inspect show this; type checkers have the classes' own.
     setattr(_kind, "__signature__", names.signature(_kind._options(), _kind._keywords))  # noqa: B010
     _parts = [_kind.__doc__ or "", names.COMMON]
     if issubclass(_kind, (LeanOnebitAdam, OnebitAdam, OnebitLamb, ZeroOneAdam)):

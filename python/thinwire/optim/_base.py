@@ -58,18 +58,18 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
     last step.
     """
 
-    # torch's GradScaler then calls step() on every rank, also where one overflowed.
+    # With this, torch's GradScaler calls step() on every rank, even if one overflowed.
     _step_supports_amp_scaling = True
 
     _options: ClassVar[type[Any]]
     _group: ClassVar[type[Any]]
     _keywords: ClassVar[Any] = CommonKeywords
 
-    # What a GradScaler sets for the time of a step; torch's asks whether it is there.
+    # A GradScaler sets these during a step; torch's checks whether they exist.
     grad_scale: float | torch.Tensor | None
     found_inf: torch.Tensor
     _found_inf_is_agreed = False
-    # A trainer saves what state_dict() gives, and the states are saved beside that.
+    # A trainer saves the result of state_dict(); the states are saved beside it.
     _states_are_beside = False
 
     report: StepReport | None
@@ -132,7 +132,7 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         for name, value in given.items():
             given[name] = default(self._options(), name) if value is None else value
         super().__init__(params, given)
-        # First of all hooks, so that those of the caller see the whole state.
+        # This hook is first, so that the caller's hooks see the whole state.
         self.register_state_dict_post_hook(_state.complete)
         self._step_tensor = torch.zeros(())
         path = self._given.get("telemetry")
@@ -183,7 +183,8 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
             for place in all_parameters(self.param_groups)
             if not place.tensor.requires_grad
         ]
-        # Never empty: torch.distributed.checkpoint would take a step to fill it.
+        # The state is never empty; otherwise torch.distributed.checkpoint would take a
+        # step to fill it.
         self.state.clear()
         for k, place in enumerate(places):
             self.state[place.tensor] = ParameterState(self._step_tensor, self, k)

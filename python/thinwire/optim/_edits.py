@@ -14,7 +14,7 @@ from ..errors import FailedPrecondition
 from ._native import Native
 from ._state import tensors
 
-# Of the larger part of a sum: less is the rounding of another order of operations.
+# Share of the larger part of a sum. A smaller difference is rounding in another order.
 _ROUNDING = 2.0**-20
 
 
@@ -61,7 +61,7 @@ class Edits:
         self._native.memory.take_in_written()
         if self._marks is None or not (self._moved or self._marks.have_changed()):
             return
-        if self._is_lean:  # what it has beside parameters is no array of values
+        if self._is_lean:  # its copy of the values is not an array
             if self._marks.have_changed():
                 self._native.optimizer.read_masters(self._native.memory.handed_params)
         elif (kept := self._kept()) is not None:

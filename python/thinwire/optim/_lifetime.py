@@ -13,7 +13,7 @@ from .. import _daemons
 
 _numbers = itertools.count()
 _open: dict[int, tuple[int, Any]] = {}
-# In a child made by os.fork the threads that these objects wait for do not exist.
+# These objects wait for threads that do not exist in a child of os.fork().
 _of_the_parent: list[Any] = []
 
 

@@ -26,7 +26,8 @@ from ._options import (
 )
 from ._parameters import Place
 
-# Beside these, which C++ is told of at construction, groups have keys of others'.
+# Keys of a group that C++ reads at construction; groups may have other programs' keys
+# too.
 FIXED_KEYS = (
     *("betas", "eps", "non_freeze", "max_coeff", "min_coeff"),
     EXPERTS,
@@ -36,9 +37,9 @@ _WHOLE = {
     "max_grad_norm": "gradient_clipping",
     "bias_correction": "optimizer.params.bias_correction",
 }
-# This one may change.
+# This key may change.
 MASK = "exp_avg_mask"
-# An exchange through Python costs more, so fewer and larger ones.
+# An exchange through Python costs more, so exchanges are fewer and larger.
 PYTHON_BUCKET = 1 << 23
 _WITH_MASKS = (
     _core.OnebitAdamOptions,
@@ -117,7 +118,7 @@ def make_config(
     config = _core.Config()
     dtype = places[0].tensor.dtype
     config.precision.dtype = DTYPES[dtype]
-    # GradScaler scales, if anybody does.
+    # Only GradScaler scales.
     config.precision.loss_scale.initial_scale = 1.0
     config.precision.loss_scale.dynamic = False
     for name, value in keywords.items():

@@ -35,13 +35,13 @@ DTYPES = {
     torch.bfloat16: _core.DType.bfloat16,
 }
 
-# Python's name of an option and the field's, where they differ.
+# Python's name of an option and the field's, if they differ.
 FIELDS = {
     "lr": "learning_rate",
     "eps": "epsilon",
     "eps_inside_sqrt": "epsilon_inside_sqrt",
 }
-# What belongs to the run and not to the optimizer: the way through _core.Config.
+# Options of the run, not of the optimizer, and their places in _core.Config.
 OF_CONFIG = {
     "max_grad_norm": "gradient_clipping",
     "lagged_clipping": "lagged_clipping",
@@ -53,7 +53,7 @@ OF_CONFIG = {
     "skip_nonfinite": "precision.check_grad_overflow",
     "comm_backend_name": "comm.backend",
 }
-# Of refused values C++ speaks in its own terms.
+# Python's names for the terms in C++'s errors.
 _IN_PYTHON = {
     **{field.rpartition(".")[2]: name for name, field in (FIELDS | OF_CONFIG).items()},
     "beta1": "betas[0]",
@@ -63,7 +63,7 @@ _IN_PYTHON = {
 _CPP_NAME = re.compile(
     rf"(?<![\w.'])({'|'.join(map(re.escape, _IN_PYTHON))})(?![\w.'])"
 )
-# torch's switches: off is what Thinwire does, so off is accepted.
+# Switches of torch that may only be off, which is what Thinwire does.
 REFUSED = {
     "amsgrad": "a running maximum of the variance is not supported",
     "maximize": "negate the loss instead",
@@ -72,7 +72,7 @@ REFUSED = {
     "capturable": "a step communicates and cannot be captured in a graph",
     "differentiable": "autograd does not see a step",
 }
-# Keywords of earlier versions, and what to write instead.
+# Keywords of earlier versions, and their replacements.
 GONE = {
     "variance_refresh": "leave it out; for a long run choose a later freeze_step",
     "calibrated_clipping": "leave it out; compressed steps are clipped by an estimate "
@@ -81,7 +81,7 @@ GONE = {
     "exchanged": "leave it out; before the freeze the momentum is exchanged",
     "semantics": "set thinwire.semantics in a configuration of thinwire.initialize",
 }
-# Of DeepSpeed's optimizers: accepted, and told of in one line of the log.
+# Keywords of DeepSpeed's optimizers that are accepted with one line of the log.
 OF_DEEPSPEED = ("comm_backend_name", "cuda_aware", "deepspeed")
 BACKENDS = ("nccl", "hccl", "mpi", "gloo")
 GROUP_KEYS = ("lr", "betas", "eps", "weight_decay")
@@ -378,7 +378,7 @@ def set_field(holder: Any, path: str, value: Any, name: str) -> None:
             setattr(holder, field, value)
             return
         except (TypeError, RuntimeError, OverflowError) as error:
-            cause = error  # its text speaks of C++ types
+            cause = error  # its text names C++ types
     if (now is None or type(now) is int) and type(value) is int:
         wanted = ">= 0" if value < 0 else "smaller"
         raise InvalidArgument(f"{name} must be {wanted}, got {value}") from cause

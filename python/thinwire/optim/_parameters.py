@@ -190,7 +190,7 @@ def is_expanded(tensor: torch.Tensor) -> bool:
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:
-    # Whoever has made one has imported the module.
+    # If there is a DTensor, its module has been imported.
     module = sys.modules.get("torch.distributed.tensor")
     kind = getattr(module, "DTensor", None)
     return kind is not None and isinstance(tensor, kind)

@@ -14,7 +14,7 @@ from ..errors import CorruptCheckpoint, FailedPrecondition, InvalidArgument
 from ._native import FIXED_KEYS, MASK, Native, is_dense, mask_of, masks_in
 from ._options import REFUSED, names_of_python, number_of
 
-# Of a group: what checkpoints have elsewhere, or what is fixed at construction.
+# Keys of a group that checkpoints have elsewhere, or that are fixed at construction.
 _NOT_SAVED = {"params", "param_names", "lr", MASK, *FIXED_KEYS, *REFUSED}
 
 
@@ -69,7 +69,7 @@ class Settings:
                 try:
                     mask = mask_of(index, group, native.places)
                 except (InvalidArgument, TypeError) as error:
-                    self._masks[index] = [object()]  # the next step tells what it has
+                    self._masks[index] = [object()]  # the next step reports its mask
                     other = native.no_mask(index, rank or 0)
                     if rank is None or not native.compares_masks or not other.numel():
                         raise
@@ -209,7 +209,7 @@ def parse(text: Any, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if len(saved_groups) != len(groups):
         return [{} for _ in groups]
     for group, saved in zip(groups, saved_groups, strict=True):
-        for key in _NOT_SAVED & saved.keys():  # the state has it, or the script
+        for key in _NOT_SAVED & saved.keys():  # these are in the state or in the script
             del saved[key]
         for key, value in saved.items():
             if isinstance(group.get(key), torch.Tensor) and isinstance(value, str):

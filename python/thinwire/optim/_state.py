@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ._base import _Optimizer
 
 FORMAT = 1
-# What torch calls a parameter's state: arrays of one value per element, equal on all ranks
-# or this rank's own view of them. Residuals are not among them.
+# The arrays that are a parameter's state in torch: one value per element, equal on all
+# ranks or this rank's own. Residuals are not among them.
 PER_PARAMETER = (
     *("exp_avg", "exp_avg_sq", "denominator", "exp_avg_sq_fresh"),
     *("origin", "momentum_accumulator", "masters"),
@@ -59,7 +59,7 @@ def complete(
         mine[id(place.tensor)]: {"step": step} for place in native.places
     }
     size = native.layout.size
-    # A shard is this rank's alone, as residuals are.
+    # Shards, like residuals, belong to this rank alone.
     whole = [n for n in PER_PARAMETER if n in state and state[n].numel() == size]
     for name in whole:
         views = native.dense_views(state.pop(name))
@@ -84,7 +84,7 @@ def load(optimizer: _Optimizer, state_dict: Mapping[str, Any]) -> None:
         result = before(optimizer, saved_state)
         if result is not None:
             saved_state = result
-    wrapped = saved_state.get("optimizer_state_dict")  # by DeepSpeed's for 16 bits
+    wrapped = saved_state.get("optimizer_state_dict")  # DeepSpeed's 16-bit wrapper
     if isinstance(wrapped, Mapping):
         refuse_deepspeed(wrapped.get("state", {}))
     _require_form(saved_state)
@@ -92,7 +92,7 @@ def load(optimizer: _Optimizer, state_dict: Mapping[str, Any]) -> None:
     _check_groups(optimizer, groups)
     native = optimizer._made
     native.memory.take_in_written()
-    if not native.optimizer.steps_behind:  # else the state has all that counts
+    if not native.optimizer.steps_behind:  # otherwise the state replaces everything
         optimizer._edits.take_in(is_collective=False)
     state = saved_state.get("state", {})
     record = saved_state.get("thinwire")
@@ -250,7 +250,7 @@ def _own(
             "Checkpoint of thinwire.integrations, or with thinwire.load()"
         )
     _require_ranks(record, optimizer._comm.rank, optimizer._comm.size)
-    # Where the native state says of which rank it is, it has these as well.
+    # If the native state says which rank it belongs to, it has these keys as well.
     says_its_rank = "residual_layout" in record or "shards" in record
     added = {"format", "run"}
     if not says_its_rank:
@@ -288,7 +288,7 @@ def _own(
 
 
 def _require_ranks(record: Mapping[str, Any], rank: int, size: int) -> None:
-    # Of exact optimizers all ranks have the same.
+    # The states of exact optimizers are the same on all ranks.
     if "worker_error" not in record and "residual_layout" not in record:
         return
     if (record["rank"], record["world_size"]) != (rank, size):

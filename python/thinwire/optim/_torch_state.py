@@ -19,7 +19,8 @@ _CONVERSION = (
     "Convert the checkpoint first: python examples/python/states_from_deepspeed.py "
     "mp_rank_00_model_states.pt OUT --freeze-step N; then thinwire.load('OUT', optimizer)"
 )
-# What DeepSpeed's 1-bit Adam and 0/1 Adam, and its 1-bit LAMB, keep beside the moments.
+# Arrays that only DeepSpeed's 1-bit optimizers have: 1-bit Adam and 0/1 Adam, 1-bit
+# LAMB.
 _DEEPSPEED = ("worker_error", "lamb_coeff_freeze")
 
 

@@ -80,7 +80,7 @@ class LedCore:
 
         self._shared(construct)
 
-    # ---- what the leader has told
+    # ---- values from the leader
 
     @property
     def loss_scale(self) -> float:
@@ -310,7 +310,7 @@ class LedCore:
         try:
             said["result"] = action()
         except CommFailure as error:
-            self.hosts.give_up(str(error))  # if the others do not know of it yet
+            self.hosts.give_up(str(error))  # if the others do not know yet
             raise
         except Exception as error:  # noqa: BLE001  followers must not wait
             failure = error

@@ -78,7 +78,8 @@ class LedLink(StagedLink):
     @torch.no_grad()
     def _finish_window(self) -> None:
         for k, parameter in enumerate(self.memory.parameters):
-            # From earlier backwards of the window: the last one had none.
+            # The gradient is from earlier backwards of the window; the last one had
+            # none.
             gradient, parameter.grad = parameter.grad, None
             if gradient is not None and k not in self._taken:
                 self._collect(k, gradient.detach())
