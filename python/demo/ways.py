@@ -38,7 +38,11 @@ class OnebitAdam:
     def __init__(self, model, freeze_step):
         self.forward = model
         self.optimizer = thinwire.OnebitAdam(
-            model.parameters(), freeze_step=freeze_step, max_grad_norm=CLIP, **COMMON
+            model.parameters(),
+            freeze_step=freeze_step,
+            warmup_bits=8,
+            max_grad_norm=CLIP,
+            **COMMON,
         )
 
     def step(self):

@@ -51,6 +51,14 @@ struct Shown {
   [[nodiscard]] double per_step(double sum) const {
     return sum / std::max(static_cast<double>(run.steps.size()), 1.0);
   }
+  /// Returns the bytes that fp32 averages of all gradients would have sent per
+  /// rank. They are unknown if the run was resumed, maybe with other ranks.
+  [[nodiscard]] double fp32_averages() const {
+    const double ranks = summary("ranks");
+    if (run.summary.contains("resumed_from") || ranks < 2) return kUnknown;
+    return static_cast<double>(run.steps.size()) * 2 * (ranks - 1) / ranks *
+           sizeof(float) * summary("params");
+  }
   [[nodiscard]] double summary(const char* key) const {
     return number(run.summary, key);
   }
@@ -99,7 +107,7 @@ constexpr Column kResults[] = {
      [](const Shown& run) { return run.summary("final_val_loss"); }},
     {"val bits/byte", "{:.4f}",
      [](const Shown& run) { return run.summary("final_val_bits_per_byte"); }},
-    {"sent/exact step", kBytes,
+    {"sent/warm-up step", kBytes,
      [](const Shown& run) { return run.bytes_per_step("exact"); }},
     {"sent/compr. step", kBytes,
      [](const Shown& run) { return run.bytes_per_step("compressed"); }},
@@ -107,7 +115,7 @@ constexpr Column kResults[] = {
      [](const Shown& run) { return run.bytes_per_step("local"); }},
     {"saving", "{:.1f}×",
      [](const Shown& run) {
-       return run.bytes_per_step("exact") / run.bytes_per_step("compressed");
+       return run.fp32_averages() / run.summary("bytes_sent_per_rank");
      }},
     {"rounds/step", "{:.3g}",
      [](const Shown& run) { return run.per_step(run.rounds); }},

@@ -75,13 +75,23 @@ TEST(Report, ShowsTheResultsOfEveryRun) {
       render_report({make_run("adam", 50), make_run("onebit_adam", 50)});
   EXPECT_EQ(count(html, "Comparison of 2 runs"), 2u);  // title and heading
   for (const char* part :
-       {"1.6123", "2.3261", "5.60 MB", "176 KB", "31.8×", "123 MB", "61.2",
+       {"1.6123", "2.3261", "5.60 MB", "176 KB", "2.3×", "123 MB", "61.2",
         "0123456789abcdef", "17.0 KB", ">16700<", ">20<", ">30<"})
     EXPECT_GE(count(html, part), 1u) << part;
   EXPECT_EQ(count(html,
                   "A byte-level GPT with 933k parameters, 50 steps on 4 "
                   "ranks"),
             1u);
+}
+
+// A resumed run may have sent its first bytes with another number of ranks.
+TEST(Report, ComparesBytesWithFp32AveragesUnlessARunWasResumed) {
+  RunRecord run = make_run("onebit_adam", 50);
+  // 50 steps of 2 * 3/4 * 4 bytes for each of 932,608 parameters: 279.8 MB.
+  run.summary["bytes_sent_per_rank"] = 27'978'240;
+  EXPECT_EQ(count(render_report({run}), ">10.0×<"), 1u);
+  run.summary["resumed_from"] = 30;
+  EXPECT_EQ(count(render_report({run}), "×<"), 0u);
 }
 
 TEST(Report, DrawsLossByStepBytesAndTime) {
