@@ -69,7 +69,7 @@ def main():
         nargs="+",
         choices=list(TITLES),
         default=list(TITLES),
-        help="besides Adam and LAMB, which the others are held against",
+        help="run besides Adam and LAMB, which the others are compared with",
     )
     args = parser.parse_args()
     optimizers = [o for o in TITLES if o in (*EXACT, *args.optimizers)]
