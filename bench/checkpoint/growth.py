@@ -26,9 +26,13 @@ def arguments():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--folder", type=Path, default=Path("."), help="where to write")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("."), help="folder to write to"
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--most", type=int, default=10**8, help="parameters")
+    parser.add_argument(
+        "--most", type=int, default=10**8, help="largest number of parameters"
+    )
     parser.add_argument("--program", type=Path, default=PROGRAM)
     return parser.parse_args()
 

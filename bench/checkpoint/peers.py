@@ -39,7 +39,9 @@ def arguments():
     parser.add_argument("--elements", type=int, default=1 << 25)
     parser.add_argument("--tensors", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--folder", type=Path, default=Path("."), help="where to write")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("."), help="folder to write to"
+    )
     parser.add_argument("--library", type=Path, default=LIBRARY)
     return parser.parse_args()
 

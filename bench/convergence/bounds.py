@@ -56,7 +56,7 @@ class Row:
 def arguments(doc, program, seeds):
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--seeds", type=int, nargs="+", default=seeds)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time")
     parser.add_argument(
         "--program",
         type=Path,

@@ -50,7 +50,7 @@ def main():
     parser.add_argument(
         "--data",
         default=ROOT / "out" / "data" / "persuasion.txt",
-        help="text; default: what scripts/get_austen gets",
+        help="text files; default: those of scripts/get_austen",
     )
     args = parser.parse_args()
     results = run_all(

@@ -56,16 +56,22 @@ ROWS = (
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", metavar="REGEX", help="rows to run")
-    parser.add_argument("--list", action="store_true", help="name the rows and end")
+    parser.add_argument(
+        "--only", default="", metavar="REGEX", help="run only matching rows"
+    )
+    parser.add_argument("--list", action="store_true", help="list the rows and exit")
     parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--longest", type=int, default=32, help="tokens of a text")
+    parser.add_argument(
+        "--longest", type=int, default=32, help="largest number of tokens of a text"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "encoder")
     parser.add_argument("--data", help="folder; default: that of get_fortunes")
     parser.add_argument(
-        "--python", default=sys.executable, help="has thinwire and the model's package"
+        "--python",
+        default=sys.executable,
+        help="Python that has thinwire and the model",
     )
     parser.add_argument("--program", type=Path, default=PROGRAM)
     return parser.parse_args()

@@ -37,8 +37,8 @@ TIMES_EXACT = {
     "lean_onebit_adam": ("adam", 1.6),
 }
 BY_HOST = "_by_host"  # its bound is that without the suffix
-# Loss on all tokens: the mean of seeds 0, 1, 2 from before inactive elements were
-# activated, and how much the rule may cost other tokens.
+# Mean loss on all tokens over seeds 0, 1, 2 from before inactive elements were
+# activated. The rule may cost other tokens this much.
 BEFORE = {"onebit_adam": 0.0131, "lean_onebit_adam": 0.0131, "onebit_lamb": 0.0099}
 CONTROL = 1.1
 
@@ -69,7 +69,7 @@ def main():
         nargs="+",
         choices=list(TITLES),
         default=list(TITLES),
-        help="besides Adam and LAMB, which the others are held against",
+        help="run besides Adam and LAMB, which the others are compared with",
     )
     args = parser.parse_args()
     optimizers = [o for o in TITLES if o in (*EXACT, *args.optimizers)]

@@ -45,7 +45,7 @@ def arguments():
     parser.add_argument("--data", nargs="+", help="text; default: Jane Austen's novels")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "powersgd")
     parser.add_argument(
-        "--python", default=sys.executable, help="one that has torch (default: this)"
+        "--python", default=sys.executable, help="Python that has torch (default: this)"
     )
     return parser.parse_args()
 

@@ -34,11 +34,13 @@ LAUNCH = {
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", metavar="REGEX", help="rows to run")
-    parser.add_argument("--list", action="store_true", help="name the rows and end")
+    parser.add_argument(
+        "--only", default="", metavar="REGEX", help="run only matching rows"
+    )
+    parser.add_argument("--list", action="store_true", help="list the rows and exit")
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--data", nargs="+", help="text; default: Jane Austen's novels")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "convergence")

@@ -69,8 +69,12 @@ def measured() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--host", type=float, default=100.0, help="of its memory, GB/s")
-    parser.add_argument("--pcie", type=float, default=25.0, help="one way, GB/s")
+    parser.add_argument(
+        "--host", type=float, default=100.0, help="rate of host memory, GB/s"
+    )
+    parser.add_argument(
+        "--pcie", type=float, default=25.0, help="rate in one direction, GB/s"
+    )
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--measure", action="store_true")
     given = parser.parse_args()

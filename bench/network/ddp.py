@@ -187,7 +187,9 @@ def main():
     purpose = parser.add_mutually_exclusive_group(required=True)
     purpose.add_argument("--control", type=Path, help="folder of the pipes")
     purpose.add_argument("--out", type=Path, help="train one run, fp32")
-    parser.add_argument("--steps", type=int, default=500, help="of that run")
+    parser.add_argument(
+        "--steps", type=int, default=500, help="number of steps of that run"
+    )
     parser.add_argument("--bucket-mb", help="default: torch's, 1 and then 25")
     parser.add_argument("layers", type=int)
     parser.add_argument("width", type=int)

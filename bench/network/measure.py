@@ -239,12 +239,14 @@ def machine():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--probe", action="store_true", help="make links, and end")
+    parser.add_argument("--probe", action="store_true", help="make links and exit")
     parser.add_argument("--sets", nargs="+", default=[])
     parser.add_argument("--only", default="", metavar="REGEX")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--hosts", type=int, default=4)
-    parser.add_argument("--python", default=sys.executable, help="one with torch")
+    parser.add_argument(
+        "--python", default=sys.executable, help="Python that has torch"
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--text", nargs="+", default=[])
     given = parser.parse_args()

@@ -22,7 +22,7 @@ NAMES = {
     "python_onebit_adam": "Thinwire, 1-bit Adam, Python",
     "exchange": "1-bit Adam without forward and backward",
 }
-# What network_steps receives, if it is not the name.
+# The argument of network_steps, if it is not the name.
 FEW_BITS = "zero_bits_up=4+zero_bits_down=4"
 TOLD = {
     "zero_adam": "adam+zero=2",
@@ -92,7 +92,7 @@ WARMUPS = ("onebit_adam_warm8", "onebit_adam_warm4")
 EXACT_STEPS = {"lean_onebit_adam": "zero_adam"} | {name: name for name in WARMUPS}
 COMPRESSED_STEPS = dict.fromkeys(WARMUPS, "onebit_adam")
 
-# On hosts of several ranks each variant is measured flat and by host.
+# On hosts of several ranks each variant is measured flat and hierarchically.
 FLAT, BY_HOST = "_flat", "_by_host"
 ON_HOSTS = ("exchange", "adam", "onebit_adam", "zero_4_4")
 

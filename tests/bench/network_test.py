@@ -157,7 +157,7 @@ class Refusals(Case):
 
     def test_a_machine_without_ip(self):
         refusal = self.refuse(0, tc="", unshare="", setpriv="")
-        self.assertIn("ip is not here: apt-get install iproute2", refusal)
+        self.assertIn("ip is not installed: apt-get install iproute2", refusal)
 
     def test_where_no_namespace_may_be_made(self):
         why = "echo 'unshare failed: Operation not permitted'; exit 1"

@@ -300,7 +300,7 @@ class TrainGpt(Runs):
         for data, part in (
             ("/no/such/text", "/no/such/text"),
             (str(empty), "little"),
-            ("/dev/zero", "no regular file"),
+            ("/dev/zero", "not a regular file"),
         ):
             done = self.check_fails(["--data", data, *local], 1, part)
             self.assertEqual(done.stderr.count("\n"), 1, done.stderr)

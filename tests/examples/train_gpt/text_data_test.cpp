@@ -183,12 +183,12 @@ TEST(TextData, FilesThatCannotBeReadAreNamed) {
   expect_error(ErrorCode::kUnavailable, {"no/such/file.txt", "No such file"},
                [] { (void)TextData({"no/such/file.txt"}, 7, 1); });
   const std::string folder = std::filesystem::temp_directory_path();
-  expect_error(ErrorCode::kUnavailable, {folder, "no regular file"},
+  expect_error(ErrorCode::kUnavailable, {folder, "not a regular file"},
                [&] { (void)TextData({folder}, 7, 1); });
 }
 
 TEST(TextData, WhatMayHaveNoEndIsRefused) {
-  expect_error(ErrorCode::kUnavailable, {"/dev/zero", "no regular file"},
+  expect_error(ErrorCode::kUnavailable, {"/dev/zero", "not a regular file"},
                [] { (void)TextData({"/dev/zero"}, 7, 1); });
 }
 
@@ -198,7 +198,7 @@ TEST(TextData, FilesThatMemoryWouldNotHoldAreRefusedBySize) {
   std::ofstream(path).close();
   std::filesystem::resize_file(path, TextData::kMostBytes + 1);  // a hole
   expect_error(ErrorCode::kUnavailable,
-               {path.string(), "4294967297 bytes", "at most 4294967296"},
+               {path.string(), "4294967297 bytes", "the limit is 4294967296"},
                [&] { (void)TextData({path.string()}, 7, 1); });
   std::filesystem::remove(path);
 }
