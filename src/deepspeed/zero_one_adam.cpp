@@ -244,6 +244,7 @@ void validate(const optim::ZeroOneAdamOptions& options,
   rest.var_freeze_step =
       at_least_one(options.var_freeze_step, "var_freeze_step");
   require_fp32_residuals(options.compression);
+  require_exact_warmup(options.warmup_bits);
   rest.validate(layout);
 }
 

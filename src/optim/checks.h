@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <optional>
 #include <string_view>
 
 #include "core/require.h"
@@ -31,6 +32,12 @@ inline void require_weight_decay(double value) {
 inline void require_group(std::size_t group, std::size_t num_groups) {
   require(group < num_groups, "group", fmt::format("below {}", num_groups),
           group);
+}
+
+inline void require_warmup_bits(std::optional<int> warmup_bits) {
+  const int bits = warmup_bits.value_or(0);
+  require(bits == 0 || bits == 4 || bits == 8, "warmup_bits", "0, 4 or 8",
+          bits);
 }
 
 /// fp16 or bf16.

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/require.h"
+#include "optim/checks.h"
 #include "optim/low_bit/impl.h"
 #include "optim/low_bit/momentum/local_updates.h"
 #include "optim/saved_state.h"
@@ -25,10 +26,10 @@ LowBitSettings settings_of(const ZeroOneAdamOptions& o) {
   return low_bit_settings(
       "zero_one_adam",
       fmt::format("total_steps={} var_freeze_step={} var_update_scaler={} "
-                  "local_step_scaler={} local_step_clipper={}",
+                  "local_step_scaler={} local_step_clipper={} warmup_bits={}",
                   text_of(o.total_steps), text_of(o.var_freeze_step),
                   text_of(o.var_update_scaler), text_of(o.local_step_scaler),
-                  text_of(o.local_step_clipper)),
+                  text_of(o.local_step_clipper), o.warmup_bits.value_or(0)),
       o);
 }
 
@@ -87,7 +88,7 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
   }
   void set_stage(View params);
   void return_to_variance();
-  void update_variance(const StepInput& in, const Coefficients& c);
+  void update_variance(ConstView grads, const Coefficients& c);
   void admit(std::span<const std::size_t> elements);
 };
 
@@ -108,7 +109,8 @@ void ZeroOneAdamImpl::take_step(const StepInput& in, StepMeter& step) {
     put_off_verification();
 }
 
-// Before the freeze, a step of T_v: g is averaged exactly, and v moves.
+// Before the freeze, a step of T_v: g is averaged, exactly or over warmup_bits,
+// and v moves.
 void ZeroOneAdamImpl::variance_step(const StepInput& in, StepMeter& step) {
   const auto average = gradients.average(in, step);
   if (!average) return;
@@ -122,7 +124,7 @@ void ZeroOneAdamImpl::variance_step(const StepInput& in, StepMeter& step) {
         adam().coefficients(g, var_updates, 1).exp_avg_sq_scale;
   // m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2
   // d = max(sqrt(v^) + eps, floor)
-  update_variance(in, c);
+  update_variance(average->grads, c);
   // p = p - lr (m^ / d + wd p)
   model.for_blocks([&](std::size_t b) {
     kernels::FrozenUpdateArrays arrays =
@@ -130,11 +132,12 @@ void ZeroOneAdamImpl::variance_step(const StepInput& in, StepMeter& step) {
     arrays.exp_avg = momentum.values(b).values;
     kernels::frozen_update(arrays, c[model.layout.block_group[b]]);
   });
+  // e_i = e_i + (1 - beta1) (g_i - its low-bit form), for servers alike
+  hand_over_residuals();
   schedule.variance_updated();
 }
 
-void ZeroOneAdamImpl::update_variance(const StepInput& in,
-                                      const Coefficients& c) {
+void ZeroOneAdamImpl::update_variance(ConstView grads, const Coefficients& c) {
   momentum.keep_as_values();
   float* const m = adam().exp_avg().as<float>().data();
   float* const v = adam().exp_avg_sq().as<float>().data();
@@ -145,7 +148,7 @@ void ZeroOneAdamImpl::update_variance(const StepInput& in,
     const Range& at = model.block(b);
     const AdamCoefficients& own = c[model.layout.block_group[b]];
     kernels::moments(m + at.offset, v + at.offset,
-                     in.grads.subview(at.offset, at.size), own);
+                     grads.subview(at.offset, at.size), own);
     kernels::denominator(v + at.offset, denominator.at(at.offset), at.size,
                          own);
   });
@@ -315,6 +318,7 @@ void ZeroOneAdamOptions::validate(const ParameterLayout& layout) const {
   compression.validate();
   require(total_steps.value_or(1) >= 1, "total_steps", ">= 1",
           total_steps.value_or(1));
+  require_warmup_bits(warmup_bits);
   const ZeroOneStages stages = zero_one_stages_of(*this);
   require(stages.var_freeze_step >= 1, "var_freeze_step", ">= 1",
           stages.var_freeze_step);

@@ -15,10 +15,13 @@
 
 namespace thinwire::optim {
 
-/// In how many bits exact steps average gradients; 0: exactly.
+/// The bits in which exact steps average gradients; 0: exactly.
 struct WarmupBits {
-  std::optional<int> named{};  ///< What the caller says, which decides.
-  int planned = 0;             ///< What follows from all options.
+  std::optional<int> named{};  ///< The caller's choice, which decides.
+  int planned = 0;             ///< The choice that follows from all options.
+  /// Whether each step hands its residuals over to the momentum. Otherwise the
+  /// freeze does.
+  bool hands_over_each_step = false;
 };
 
 /// The options that every low-bit optimizer has, as its parts take them.
@@ -78,6 +81,9 @@ template <class Options>
   if constexpr (requires { options.freeze; })
     settings.warmup_bits = {options.freeze.warmup_bits,
                             warmup_bits_of(options.freeze)};
+  else
+    settings.warmup_bits = {options.warmup_bits,
+                            options.warmup_bits.value_or(0), true};
   for (const auto& group : options.groups) {
     LowBitGroup& to = settings.groups.emplace_back();
     to.exp_avg_mask = group.exp_avg_mask;

@@ -95,11 +95,14 @@ TEST_P(ByHost, ZeroOneAdamTakesTheLocalStepsOfAHostTogether) {
     ZeroOneAdamOptions own = o;
     if (own.groups.empty()) own.groups.resize(2);
     const Given given{.steps = 18};
-    expect_same_run(
-        GetParam(), given,
-        test::naive::ZeroOneAdam(GetParam().hosts, given.layout, own,
-                                 test::normal(given.layout.size(), 3)),
-        test::zero_one_adam(own));
+    for (const int bits : {0, 8}) {
+      own.warmup_bits = bits;
+      expect_same_run(
+          GetParam(), given,
+          test::naive::ZeroOneAdam(GetParam().hosts, given.layout, own,
+                                   test::normal(given.layout.size(), 3)),
+          test::zero_one_adam(own));
+    }
   }
 }
 

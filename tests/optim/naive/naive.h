@@ -109,7 +109,7 @@ class OneBit {
   /// The servers' half alone: what they make of x, which they all know.
   Floats share(const Floats& x, const Flags& active);
   void clear();
-  /// What gradients owed, times three factors per element.
+  /// Three factors per element of what gradients have lost.
   struct Factors {
     Floats weight, unit, ratio;
   };

@@ -108,7 +108,7 @@ void LowBitAverage::clear(StepReport& report) noexcept {
   abandon();
   if (!exchange_) return;
   exchange_->clear_errors();
-  report.residuals_cleared = true;
+  report.residuals_cleared = !model_.settings.warmup_bits.hands_over_each_step;
 }
 
 // ---- the whole
@@ -210,7 +210,7 @@ int LowBitAverage::bits_after(const StateDict& state, bool begins) const {
 
 bool LowBitAverage::owns_residuals_of(const StateDict& state) {
   return state.has_scalar(kBits) && state.integer(kBits) != 0 &&
-         saved_count(state, "frozen_at") == 0;
+         state.has_scalar("frozen_at") && saved_count(state, "frozen_at") == 0;
 }
 
 void LowBitAverage::restore(int bits) {

@@ -12,6 +12,7 @@
 #include "optim/saved_state.h"
 #include "thinwire/core/checksum.h"
 #include "thinwire/core/error.h"
+#include "thinwire/kernels/cast.h"
 
 namespace thinwire::optim {
 
@@ -181,12 +182,28 @@ void CompressedMomentum::clear_residuals() {
   forget_debt();
 }
 
+namespace {
+
+void add_floats(ConstView values, float* to) {
+  std::vector<float> floats(values.size());
+  kernels::convert(values, std::span(floats));
+  for (std::size_t i = 0; i < floats.size(); ++i) to[i] += floats[i];
+}
+
+}  // namespace
+
 void CompressedMomentum::inherit(GradientResiduals&& owed,
                                  std::span<const HeavyElement> heavy) {
   const exchange::Places& places = model_.places;
-  for (auto [side, first, end] :
-       {std::tuple(&owed.worker, places.first, places.end()),
-        std::tuple(&owed.server, places.own, places.own + 1)}) {
+  using Error = ConstView (exchange::CompressedAllReduce::*)() const noexcept;
+  for (auto [side, own, first, end] :
+       {std::tuple(&owed.worker,
+                   Error(&exchange::CompressedAllReduce::worker_error),
+                   places.first, places.end()),
+        std::tuple(&owed.server,
+                   Error(&exchange::CompressedAllReduce::server_error),
+                   places.own, places.own + 1)}) {
+    const ConstView before = exchange_ ? ((*exchange_).*own)() : ConstView();
     std::size_t at = 0;
     for (std::size_t b = 0; b < model_.num_blocks(); ++b) {
       const exchange::Block& block = model_.layout.blocks.blocks()[b];
@@ -194,6 +211,8 @@ void CompressedMomentum::inherit(GradientResiduals&& owed,
       if (server < first || server >= end) continue;
       exchange::Residual error(side->view(), {at, block.residual.size});
       inherit_block(b, error.floats(), owed.clip, heavy);
+      if (!before.empty())
+        add_floats(before.subview(at, block.residual.size), error.floats());
       error.store();
       at += block.residual.size;
     }
