@@ -272,9 +272,10 @@ TEST(WarmUpInFewBits, BegunDuringBackwardHasTheSameBits) {
               ASSERT_EQ(got[r][t].params, want[r][t].params);
               ASSERT_EQ(got[r][t].norm, want[r][t].norm);
               // A scale that changes costs residuals if it was guessed wrong.
-              if (dtype != DType::kFloat16)
+              if (dtype != DType::kFloat16) {
                 ASSERT_TRUE(
                     test::same_state(got[r][t].state, want[r][t].state));
+              }
             }
         }
       }
