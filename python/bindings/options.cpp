@@ -142,7 +142,8 @@ void bind_zero_one_adam(nb::module_& module) {
       .def_rw("var_freeze_step", &T::var_freeze_step)
       .def_rw("var_update_scaler", &T::var_update_scaler)
       .def_rw("local_step_scaler", &T::local_step_scaler)
-      .def_rw("local_step_clipper", &T::local_step_clipper);
+      .def_rw("local_step_clipper", &T::local_step_clipper)
+      .def_rw("warmup_bits", &T::warmup_bits);
 }
 
 }  // namespace

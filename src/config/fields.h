@@ -112,6 +112,7 @@ void lamb_factor_fields(const Archive& params, Options& o) {
 template <class Archive, class Options>
 void zero_one_fields(const Archive& params, const Archive& own, Options& o) {
   own.field("total_steps", o.total_steps, kAtLeastOne);
+  own.field("warmup_bits", o.warmup_bits, kNotNegative);
   params.field("var_freeze_step", o.var_freeze_step, kNotNegative);
   params.field("var_update_scaler", o.var_update_scaler, kAtLeastOne);
   params.field("local_step_scaler", o.local_step_scaler, kAtLeastOne);

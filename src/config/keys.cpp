@@ -566,8 +566,9 @@ constexpr KeyRule kRules[] = {
      kFreezing},
     {"thinwire.warmup_bits", kSupported,
      "bits per element of gradients in exact steps: 4, 8, or 0: exact; absent: "
-     "8 with `total_steps` and without `freeze_step`, else 0. Not with `lean`",
-     kFreezing},
+     "8 with `total_steps` and without `freeze_step`, else 0, and 0 with "
+     "ZeroOneAdam. Not with `lean`",
+     "OneBitAdam, OneBitLamb, ZeroOneAdam"},
     {"thinwire.schedule.decay", kSupported,
      "`none`, `linear`, `cosine`, `inverse_sqrt`; excludes `scheduler`"},
     {"thinwire.schedule.warmup", kSupported, "`linear` or `log`"},

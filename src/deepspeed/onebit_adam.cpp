@@ -54,7 +54,7 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
   void initialize(const StepInput& in, bool averaged, StepMeter& step) {
     if (!averaged) {
       const auto mean = static_cast<float>(1.0 / model.comm.size());
-      sum(in.grads, model.layout.all, step);
+      sum(in.grads, step);
       for (float& g : in.grads.as<float>()) g *= mean;
     }
     exact_groups.begin(in.grads);
@@ -149,7 +149,7 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
 void validate(const optim::OnebitAdamOptions& options,
               const ParameterLayout& layout) {
   require_no_automatic_freeze(options.freeze);
-  require_exact_warmup(options.freeze);
+  require_exact_warmup(options.freeze.warmup_bits);
   optim::OnebitAdamOptions rest = options;
   rest.freeze.step = at_least_one(options.freeze.step, "freeze_step");
   require_fp32_residuals(options.compression);

@@ -282,7 +282,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
 void validate(const optim::OnebitLambOptions& options,
               const ParameterLayout& layout) {
   require_no_automatic_freeze(options.freeze);
-  require_exact_warmup(options.freeze);
+  require_exact_warmup(options.freeze.warmup_bits);
   optim::OnebitLambOptions rest = options;
   rest.freeze.step = at_least_one(options.freeze.step, "freeze_step");
   require_fp32_residuals(options.compression);

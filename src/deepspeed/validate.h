@@ -18,10 +18,10 @@ inline void require_no_automatic_freeze(const optim::FreezeOptions& freeze) {
           "corrected with an automatic freeze", "deepspeed");
 }
 
-inline void require_exact_warmup(const optim::FreezeOptions& freeze) {
-  require(freeze.warmup_bits.value_or(0) == 0, "warmup_bits",
+inline void require_exact_warmup(std::optional<int> warmup_bits) {
+  require(warmup_bits.value_or(0) == 0, "warmup_bits",
           "0 with deepspeed semantics, whose exact steps average exactly",
-          freeze.warmup_bits.value_or(0));
+          warmup_bits.value_or(0));
 }
 
 inline void require_fp32_residuals(

@@ -70,7 +70,7 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
       if (schedule.syncs(steps)) sync(in.params, step);
       schedule.local_step_taken();
     } else if (schedule.updates_variance(steps)) {
-      if (!averaged) sum(in.grads, model.layout.all, step);
+      if (!averaged) sum(in.grads, step);
       const double divisor = averaged ? 1 : model.comm.size();
       adam().apply(steps,
                    {.params = in.params,
@@ -244,6 +244,7 @@ void validate(const optim::ZeroOneAdamOptions& options,
   rest.var_freeze_step =
       at_least_one(options.var_freeze_step, "var_freeze_step");
   require_fp32_residuals(options.compression);
+  require_exact_warmup(options.warmup_bits);
   rest.validate(layout);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // arXiv:2202.06009, Algorithm 1; docs/algorithms/zero-one-adam.md has the same
-// lines. Steps after the freeze are in low_bit/local_updates.cpp.
+// lines. Steps after the freeze are in low_bit/momentum/local_updates.cpp.
 #include "thinwire/optim/zero_one_adam.h"
 
 #include <fmt/format.h>
@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/require.h"
+#include "optim/checks.h"
 #include "optim/low_bit/impl.h"
 #include "optim/low_bit/momentum/local_updates.h"
 #include "optim/saved_state.h"
@@ -25,10 +26,10 @@ LowBitSettings settings_of(const ZeroOneAdamOptions& o) {
   return low_bit_settings(
       "zero_one_adam",
       fmt::format("total_steps={} var_freeze_step={} var_update_scaler={} "
-                  "local_step_scaler={} local_step_clipper={}",
+                  "local_step_scaler={} local_step_clipper={} warmup_bits={}",
                   text_of(o.total_steps), text_of(o.var_freeze_step),
                   text_of(o.var_update_scaler), text_of(o.local_step_scaler),
-                  text_of(o.local_step_clipper)),
+                  text_of(o.local_step_clipper), o.warmup_bits.value_or(0)),
       o);
 }
 
@@ -87,7 +88,7 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
   }
   void set_stage(View params);
   void return_to_variance();
-  void update_variance(const StepInput& in, const Coefficients& c);
+  void update_variance(ConstView grads, const Coefficients& c);
   void admit(std::span<const std::size_t> elements);
 };
 
@@ -108,7 +109,8 @@ void ZeroOneAdamImpl::take_step(const StepInput& in, StepMeter& step) {
     put_off_verification();
 }
 
-// Before the freeze, a step of T_v: g is averaged exactly, and v moves.
+// Before the freeze, a step of T_v: g is averaged, exactly or over warmup_bits,
+// and v moves.
 void ZeroOneAdamImpl::variance_step(const StepInput& in, StepMeter& step) {
   const auto average = gradients.average(in, step);
   if (!average) return;
@@ -122,20 +124,17 @@ void ZeroOneAdamImpl::variance_step(const StepInput& in, StepMeter& step) {
         adam().coefficients(g, var_updates, 1).exp_avg_sq_scale;
   // m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2
   // d = max(sqrt(v^) + eps, floor)
-  update_variance(in, c);
+  update_variance(average->grads, c);
   // p = p - lr (m^ / d + wd p)
-  model.for_blocks([&](std::size_t b) {
-    kernels::FrozenUpdateArrays arrays =
-        CompressedMomentum::arrays(model.block(b), in, denominator.values);
-    arrays.exp_avg = momentum.values(b).values;
-    kernels::frozen_update(arrays, c[model.layout.block_group[b]]);
-  });
+  const auto apply = denominator.updates(in, c);
+  model.for_blocks([&](std::size_t b) { apply(b, momentum.form.current(b)); });
+  // e_i = e_i + (1 - beta1) (g_i - its low-bit form), for servers alike
+  hand_over_residuals();
   schedule.variance_updated();
 }
 
-void ZeroOneAdamImpl::update_variance(const StepInput& in,
-                                      const Coefficients& c) {
-  momentum.keep_as_values();
+void ZeroOneAdamImpl::update_variance(ConstView grads, const Coefficients& c) {
+  momentum.form.keep_as_values();
   float* const m = adam().exp_avg().as<float>().data();
   float* const v = adam().exp_avg_sq().as<float>().data();
   // Exact steps know nothing of heavy elements: their gradients are whole.
@@ -145,7 +144,7 @@ void ZeroOneAdamImpl::update_variance(const StepInput& in,
     const Range& at = model.block(b);
     const AdamCoefficients& own = c[model.layout.block_group[b]];
     kernels::moments(m + at.offset, v + at.offset,
-                     in.grads.subview(at.offset, at.size), own);
+                     grads.subview(at.offset, at.size), own);
     kernels::denominator(v + at.offset, denominator.at(at.offset), at.size,
                          own);
   });
@@ -161,8 +160,8 @@ void ZeroOneAdamImpl::one_bit_step(const StepInput& in, StepMeter& step) {
   ++steps;
   admit(prepare_gradients(in, *scale, step));
   // m = 1-bit mean of beta1 m + (1 - beta1) g_i,  p = p - lr (m^ / d + wd p)
-  momentum.all_reduce(in, model.coefficients(steps, *scale), denominator.values,
-                      step);
+  const Coefficients c = model.coefficients(steps, *scale);
+  momentum.exchange.average(in, c, denominator.updates(in, c), step);
 }
 
 // The residuals measured momentum until now, lr times momentum from now on.
@@ -170,7 +169,7 @@ void ZeroOneAdamImpl::freeze(View params) {
   is_frozen = true;
   updates.begin(params);
   adam().exp_avg_sq() = Buffer();
-  momentum.clear_residuals();
+  momentum.exchange.clear_residuals();
 }
 
 void ZeroOneAdamImpl::set_stage(View params) {
@@ -183,24 +182,12 @@ void ZeroOneAdamImpl::set_stage(View params) {
 
 // Denominators stay until the next variance step, and heavy elements with them.
 void ZeroOneAdamImpl::return_to_variance() {
-  momentum.keep_as_values();
-  momentum.set_units({});
-  momentum.clear_residuals();
+  momentum.form.keep_as_values();
+  momentum.form.set_units({});
+  momentum.exchange.clear_residuals();
   updates.end();
   is_frozen = false;
-  adam().exp_avg_sq() = Buffer::of<float>(model.size());
-  const auto v = adam().exp_avg_sq().as<float>();
-  std::vector<float> factors(model.size(), 1.0f);
-  for (const HeavyElement& heavy : denominator.heavy())
-    factors[heavy.index] = heavy.factor;
-  const Participations elements = momentum.participation();
-  for (const GroupRange& r : model.layout.compressed) {
-    const AdamCoefficients c = adam().coefficients(r.group, var_updates, 1);
-    for (std::size_t i = r.range.offset; i < r.range.end(); ++i)
-      if (elements.empty() || elements[i] == kTakesPart || elements[i] == kOut)
-        v[i] = variance_under(*denominator.at(i) / factors[i], c) /
-               c.exp_avg_sq_scale;
-  }
+  denominator.restore_variance(var_updates);
 }
 
 // After the freeze: a local step, and in steps of T_u a sync. By host, ranks of
@@ -209,14 +196,15 @@ void ZeroOneAdamImpl::frozen_step(const StepInput& in, StepMeter& step) {
   const bool syncs = phase() == Phase::kCompressed;
   if (model.host) model.host->average_all(in.grads, step);
   const auto scale =
-      syncs ? gradients.clip_by_estimate(in, momentum.has_late(in.grads), step)
+      syncs ? gradients.clip_by_estimate(
+                  in, momentum.participation.has_late(in.grads), step)
             : gradients.clip_locally(in, step);
   if (!step.report().applied) return;
   ++steps;
   if (syncs) {
     (void)prepare_gradients(in, *scale, step);
   } else if (scale) {
-    momentum.remember_late(in.grads);
+    momentum.participation.remember_late(in.grads);
     denominator.guard(in.grads, *scale, gradients.chunk_squares());
   }
   const Coefficients c = model.coefficients(steps, scale.value_or(1));
@@ -315,6 +303,7 @@ void ZeroOneAdamOptions::validate(const ParameterLayout& layout) const {
   compression.validate();
   require(total_steps.value_or(1) >= 1, "total_steps", ">= 1",
           total_steps.value_or(1));
+  require_warmup_bits(warmup_bits);
   const ZeroOneStages stages = zero_one_stages_of(*this);
   require(stages.var_freeze_step >= 1, "var_freeze_step", ">= 1",
           stages.var_freeze_step);

@@ -125,7 +125,17 @@ std::vector<Variant> variants() {
                     .learning_rate = rate_with_rests};
   Drive rests_and_synchronizes = rests;
   rests_and_synchronizes.synchronizes = synchronizes;
+  ZeroOneAdamOptions masks_4_bits_bf16 = with_masks();
+  masks_4_bits_bf16.warmup_bits = 4;
+  masks_4_bits_bf16.compression.residual_dtype = DType::kBFloat16;
+  masks_4_bits_bf16.compression.exchange.max_grad_norm = 0.5;
   return {
+      {"eight_bits", with([](auto& o) { o.warmup_bits = 8; })},
+      {"four_bits_late", with([](auto& o) { o.warmup_bits = 4; }),
+       driven(late)},
+      {"eight_bits_not_finite", with([](auto& o) { o.warmup_bits = 8; }),
+       driven(not_finite_at_times)},
+      {"masks_4_bits_bf16", masks_4_bits_bf16},
       {"decay", with([](auto& o) { o.weight_decay = 0.1; })},
       {"groups", with_groups()},
       {"masks", with_masks()},

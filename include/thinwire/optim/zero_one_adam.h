@@ -42,6 +42,12 @@ struct ZeroOneAdamOptions {
   /// Longest interval between syncs in steps, >= 1.
   std::optional<std::int64_t> local_step_clipper{};
 
+  /// Bits per element, 4 or 8, in which steps that update the variance average
+  /// gradients; 0 or unset: exactly. They send a quarter (8 bits) or an eighth
+  /// of the bytes of an fp32 average. The rounding error of the gradients,
+  /// times 1 - beta1, joins the residuals of the momentum.
+  std::optional<int> warmup_bits{};
+
   CompressionOptions compression{};  ///< Compressed steps and the exchange.
 
   /// Checks the options. The layout determines the number of groups and the

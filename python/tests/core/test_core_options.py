@@ -189,7 +189,7 @@ OF_ADAM = ["freeze_step", "lr_warmup_steps", "total_steps", "max_freeze_step"]
 OF_ADAM += ["warmup_bits"]
 OF_ZERO_ONE = [
     *("total_steps", "var_freeze_step", "var_update_scaler"),
-    *("local_step_scaler", "local_step_clipper"),
+    *("local_step_scaler", "local_step_clipper", "warmup_bits"),
 ]
 
 

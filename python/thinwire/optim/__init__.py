@@ -200,8 +200,9 @@ class ZeroOneAdam(_Optimizer):
     Ranks exchange one bit per element, and nothing in most steps after var_freeze_step.
     var_update_scaler is the growth of the interval between updates of the variance.
     local_step_scaler and local_step_clipper are growth and limit of the interval
-    between exchanges. Between exchanges parameters differ from rank to rank.
-    synchronize() and `with optimizer.evaluation():` make them equal.
+    between exchanges. warmup_bits are the bits per element in which updates of the
+    variance average gradients: 4, 8, or 0 for exact averages, the default.
+    Between exchanges parameters differ from rank to rank. synchronize() and `with optimizer.evaluation():` make them equal.
 
     Memory: 16 bytes per parameter, then 20, and 4 / ranks.
     """

@@ -205,6 +205,7 @@ class ZeroOneAdamKeywords(LowBitKeywords, total=False):
     var_update_scaler: int | None
     local_step_scaler: int | None
     local_step_clipper: int | None
+    warmup_bits: Literal[0, 4, 8] | None
 
 
 def names_of(keywords: Any) -> list[str]:

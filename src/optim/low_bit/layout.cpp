@@ -13,7 +13,10 @@ LowBitLayout::LowBitLayout(const ParameterLayout& layout,
     return !groups.empty() && groups[group].stays_exact;
   };
   for (const GroupRange& r : all)
-    (stays_exact(r.group) ? exact : compressed).push_back(r);
+    if (stays_exact(r.group))
+      exact.push_back(r.range);
+    else
+      compressed.push_back(r);
   for (const Parameter& p : layout.parameters())
     if (!stays_exact(p.group)) units.push_back({p.offset, p.size});
   blocks = exchange::BlockLayout(units, block_options);
@@ -38,7 +41,7 @@ std::vector<Range> parameter_units(const ParameterLayout& layout) {
 
 void LowBitLayout::place_blocks(const ParameterLayout& layout) {
   for (const exchange::Block& block : blocks.blocks()) {
-    // Of padding alone nothing is applied.
+    // Nothing is applied to a block of padding.
     const Parameter* const parameter =
         block.values.size == 0 ? nullptr
                                : &layout.parameter_at(block.values.offset);

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <vector>
 
+#include "exchange/records/records.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/exchange/block_layout.h"
 #include "thinwire/zero/shard_layout.h"
 
 namespace thinwire::zero {
 
-/// What travels between owners and all ranks: blocks are cells, chunks the
-/// pieces of these owners, in the order in which they lie.
+/// Returns the blocks that travel between owners and all ranks. They are cells;
+/// chunks are the pieces of these owners, in the order in which they lie.
 [[nodiscard]] inline exchange::BlockLayout blocks_of(
     const ShardLayout& shards, std::span<const int> owners,
     std::span<const Range> units, int bits) {
@@ -26,7 +26,8 @@ namespace thinwire::zero {
   return exchange::BlockLayout::of_pieces(units, pieces, bits);
 }
 
-/// Of the flat array: what neighbouring owners have of a bucket.
+/// Returns the range of the flat array that neighbouring owners have of a
+/// bucket.
 [[nodiscard]] inline Range part_of(const ShardBucket& bucket,
                                    std::span<const int> owners) {
   const Range& first = bucket.pieces[static_cast<std::size_t>(owners.front())];
@@ -34,14 +35,11 @@ namespace thinwire::zero {
   return {first.offset, last.end() - first.offset};
 }
 
-/// body(block) for each of a range, shared out over the pool's threads.
+/// Calls body(block) for each of a range, shared out over the pool's threads.
 template <class Body>
 void for_blocks(ThreadPool& pool, Range blocks, const Body& body) {
-  constexpr std::size_t kGrain = 16;
-  pool.for_each((blocks.size + kGrain - 1) / kGrain, [&](std::size_t grain) {
-    const std::size_t begin = blocks.offset + grain * kGrain;
-    const std::size_t end = std::min(begin + kGrain, blocks.end());
-    for (std::size_t b = begin; b < end; ++b) body(b);
+  exchange::for_parts(pool, blocks, [&](Range part) {
+    for (std::size_t b = part.offset; b < part.end(); ++b) body(b);
   });
 }
 

@@ -7,12 +7,10 @@
 
 #include "comm/wait_ignoring_errors.h"
 #include "core/set_to_zero.h"
-#include "exchange/records.h"
-#include "exchange/two_phase_exchange.h"
+#include "exchange/records/quantized_records.h"
 #include "thinwire/comm/hosts.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/kernels/cast.h"
-#include "thinwire/kernels/quantize.h"
 #include "zero/wire/blocks.h"
 
 namespace thinwire::zero {
@@ -53,7 +51,7 @@ void LowBitGradients::begin(exchange::Backward which, DType /*gradients*/) {
 }
 
 void LowBitGradients::finish() {
-  // No backward was known to be the last.
+  // No backward was announced as the last.
   if (!std::exchange(backward_.is_last, true))
     for (std::size_t b = parts_.size(); b-- > 0;) encode_and_send(b, {});
   while (count_ > 0) finish_oldest();
@@ -64,7 +62,7 @@ void LowBitGradients::abandon() noexcept {
     comm::wait_ignoring_errors(slots_[first_++ % slots_.size()].work);
 }
 
-// A window that nobody has settled has failed.
+// A window that was not settled has failed.
 void LowBitGradients::begin_window() {
   backward_ = {};
   finish();
@@ -72,8 +70,8 @@ void LowBitGradients::begin_window() {
   adds_up_ = false;
 }
 
-// Where backwards are added up, others_ are the residuals before this window;
-// else those that this window leaves.
+// If backwards are added up, others_ are the residuals before this window;
+// otherwise they are those after it.
 bool LowBitGradients::settle(bool is_applied) {
   if (!std::exchange(has_changed_, false)) return false;
   if (keeps_ && is_applied != adds_up_) std::swap(residuals_, others_);
@@ -119,7 +117,6 @@ void LowBitGradients::encode(Slot& slot, std::size_t b, ConstView values) {
       settings_.pool, {first, bucket.end_block() - first}, [&](std::size_t i) {
         const Range of = blocks_.blocks()[i].values;
         const Range at = blocks_.blocks()[i].residual;
-        std::uint8_t* const record = route_.record(slot.records, bucket, i);
         const kernels::QuantizedSum sum{
             .values =
                 values.empty()
@@ -128,9 +125,8 @@ void LowBitGradients::encode(Slot& slot, std::size_t b, ConstView values) {
             .factor = reciprocal(),
             .residual = before.subview(at.offset, at.size),
             .error = after.subview(at.offset, at.size)};
-        exchange::set_scale(
-            record, kernels::quantize_sum(sum, settings_.options.wire.bits_up,
-                                          exchange::words_of(record)));
+        exchange::write_quantized(route_.record(slot.records, bucket, i), sum,
+                                  settings_.options.wire.bits_up);
       });
 }
 
@@ -154,15 +150,11 @@ void LowBitGradients::decode(const Slot& slot) {
   const std::size_t peers = bucket.server_begin.size() - 1;
   const std::size_t begin = this->bucket(slot.bucket).pieces[rank_].offset;
   for_blocks(settings_.pool, route_.owned_of(bucket), [&](std::size_t i) {
-    std::vector<kernels::Quantized> sent;
-    for (std::size_t r = 0; r < peers; ++r) {
-      const std::uint8_t* const record = received.record(r, i);
-      sent.push_back(exchange::quantized_in(record));
-    }
     const Range& values = blocks_.blocks()[i].values;
-    kernels::quantized_average(
-        sent, settings_.options.wire.bits_up, inverse, nullptr,
-        means.as<float>().data() + (values.offset - begin), values.size);
+    exchange::QuantizedMean(received, peers, settings_.options.wire.bits_up,
+                            inverse)
+        .write(i,
+               means.as<float>().subspan(values.offset - begin, values.size));
   });
 }
 

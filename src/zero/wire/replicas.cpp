@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "comm/wait_ignoring_errors.h"
-#include "exchange/records.h"
+#include "exchange/records/records.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/kernels/cast.h"
 #include "thinwire/kernels/quantize.h"
@@ -18,7 +18,7 @@ namespace {
 
 using Scratch = std::array<float, kernels::kMostSummed>;
 
-// c: what a replica lacks of the masters, as far as its dtype can hold it.
+// Writes to c the masters, as its dtype can hold them, less the replica.
 void form_difference(ConstView masters, ConstView replica, float* c) {
   const std::size_t size = masters.size();
   alignas(64) Scratch rounded_bits;

@@ -76,6 +76,11 @@ TEST_P(LowBitBytes, OfAWarmUpOverFewBits) {
                                    .freeze = {.step = 3, .warmup_bits = bits}}),
                 4,
                 [&](Optimizer&, const StepReport& report) { expect(report); });
+    test::train(
+        GetParam(), full_blocks(),
+        test::zero_one_adam(
+            {.learning_rate = 0.01, .var_freeze_step = 3, .warmup_bits = bits}),
+        4, [&](Optimizer&, const StepReport& report) { expect(report); });
   }
 }
 

@@ -59,7 +59,10 @@ inline std::vector<LowBitCase> low_bit_cases() {
   lamb_4_bits.freeze.warmup_bits = 4;
   optim::ZeroOneAdamOptions zero_one_bf16 = short_zero_one_adam();
   zero_one_bf16.compression.residual_dtype = DType::kBFloat16;
-  return {{"onebit_lamb", onebit_lamb(short_onebit_lamb()), 7},
+  optim::ZeroOneAdamOptions zero_one_8_bits = short_zero_one_adam();
+  zero_one_8_bits.warmup_bits = 8;
+  return {{"zero_one_adam_8_bits", zero_one_adam(zero_one_8_bits), 9},
+          {"onebit_lamb", onebit_lamb(short_onebit_lamb()), 7},
           {"onebit_lamb_auto", onebit_lamb(automatic), 9},
           {"onebit_lamb_bf16", onebit_lamb(lamb_bf16), 6},
           {"onebit_lamb_8_bits", onebit_lamb(lamb_8_bits), 6},

@@ -56,7 +56,10 @@ std::vector<Kind> kinds() {
   OnebitLambOptions lamb_8_bits = lamb_bf16;
   lamb_8_bits.freeze.warmup_bits = 8;
   lamb_bf16.compression.residual_dtype = DType::kBFloat16;
+  ZeroOneAdamOptions zero_one_8_bits = test::short_zero_one_adam();
+  zero_one_8_bits.warmup_bits = 8;
   return {
+      kind("zero_one_adam_8_bits", test::zero_one_adam, zero_one_8_bits, 9),
       kind("onebit_adam", test::onebit_adam, short_onebit_adam(), 9),
       kind("onebit_adam_mixed", test::onebit_adam, mixed, 6),
       kind("onebit_adam_8_bits", test::onebit_adam, eight_bits, 6),

@@ -183,17 +183,16 @@ void OneBit::give_back(const Floats& mean, Range range, const Flags& active) {
 
 void OneBit::inherit(const FewBits& from, const Factors& factors,
                      const Flags& active) {
-  const auto inherited = [&](const Floats& owed) {
-    Floats errors(owed.size());
-    for (std::size_t i = 0; i < owed.size(); ++i)
+  const auto inherit_into = [&](Floats& errors, const Floats& lost) {
+    for (std::size_t i = 0; i < lost.size(); ++i)
       if (active[i] != 0)
-        errors[i] = stored(((factors.weight[i] * owed[i]) * factors.unit[i]) *
-                           factors.ratio[i]);
-    return errors;
+        errors[i] = stored(errors[i] +
+                           ((factors.weight[i] * lost[i]) * factors.unit[i]) *
+                               factors.ratio[i]);
   };
   for (std::size_t r = 0; r < worker_error.size(); ++r)
-    worker_error[r] = inherited(from.worker_error[r]);
-  server_error = inherited(from.server_error);
+    inherit_into(worker_error[r], from.worker_error[r]);
+  inherit_into(server_error, from.server_error);
 }
 
 FewBits::FewBits(const Setup& setup, int bits)

@@ -30,15 +30,21 @@ class ZeroOneAdam {
     for (const Parameter& p : layout.parameters())
       for (std::size_t i = 0; i < p.size; ++i)
         group_of_[p.offset + i] = p.group;
+    const int bits = o.warmup_bits.value_or(0);
+    if (bits != 0 && world > 1) few_bits_.emplace(setup_, bits);
+    const int bits = o.warmup_bits.value_or(0);
+    if (bits != 0 && world > 1) few_bits_.emplace(setup_, bits);
   }
 
   /// False: skipped.
   bool step(const std::vector<Floats>& grads) {
     if (t_ >= stages_.var_freeze_step) return frozen_step(grads);
     if ((t_ + 1) % var_interval_ == 0) {
-      const auto average = gradients_.exact(grads);
+      const auto average = few_bits_ ? gradients_.rounded(grads, *few_bits_)
+                                     : gradients_.exact(grads);
       if (!average) return false;
       variance_step(average->sum, average->scale);
+      if (few_bits_) hand_over(average->clip);
     } else {
       const auto clip = gradients_.compressed(grads);
       if (!clip) return false;
@@ -98,6 +104,16 @@ class ZeroOneAdam {
       var_counter_ = 0;
       var_interval_ *= 2;
     }
+  }
+
+  // Adds what the average has lost to the momentum's residuals.
+  void hand_over(double clip) {
+    OneBit::Factors factors{{}, Floats(v_.size(), 1.0f), frozen_->ratios()};
+    for (const std::size_t group : group_of_)
+      factors.weight.push_back(
+          static_cast<float>((1 - setup_.groups[group].beta1) * clip));
+    bits_.inherit(*few_bits_, factors, frozen_->active);
+    few_bits_->clear();
   }
 
   void one_bit_step(const std::vector<Floats>& grads, double clip) {
@@ -216,6 +232,7 @@ class ZeroOneAdam {
   Setup setup_;
   Gradients gradients_;
   OneBit bits_;
+  std::optional<FewBits> few_bits_;
   std::vector<Rank> ranks_;
   Floats v_, origin_;
   std::optional<Frozen> frozen_;  // as of the last variance step

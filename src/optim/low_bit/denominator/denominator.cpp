@@ -13,7 +13,7 @@ namespace thinwire::optim {
 
 namespace {
 
-// The first of `own` is element `offset`.
+// Scales a block's gradients, the first of which is element `offset`.
 void scale_heavy_of(View own, std::span<const HeavyElement> heavy,
                     std::size_t offset) {
   visit_floats(own, [&](auto* g) {
@@ -24,7 +24,7 @@ void scale_heavy_of(View own, std::span<const HeavyElement> heavy,
   });
 }
 
-// |g| <= bound * d.
+// Limits |g| to bound * d.
 void bound_block(View grads, std::span<const float> d, double bound) {
   visit_floats(grads, [&](auto* g) {
     for (std::size_t i = 0; i < d.size(); ++i) {
@@ -36,8 +36,9 @@ void bound_block(View grads, std::span<const float> d, double bound) {
   });
 }
 
-// In denominators: 1 / sqrt(1 - beta2), what one gradient alone is in Adam,
-// whose own variance bounds what it can do. A frozen one does not.
+// Returns the bound in denominators: 1 / sqrt(1 - beta2), which a single
+// gradient is in Adam. There its own variance bounds its effect; a frozen
+// variance does not.
 double outlier_bound(const LowBitModel& model, std::size_t b) {
   const AdamOptions& all = model.settings.adam;
   const std::size_t group = model.layout.block_group[b];
@@ -53,8 +54,8 @@ double outlier_limit(const LowBitModel& model, const BlockDenominators& blocks,
          blocks.median(b);
 }
 
-// Of pieces each block's sum of squares is known; else the norm's chunks that
-// cover a block bound it.
+// Returns a bound on a block's sum of squares. It is exact if gradients are
+// pieces; otherwise it is the sum of the norm's chunks that cover the block.
 double most_squares(const LowBitModel& model, std::size_t b,
                     std::span<const double> chunk_squares) {
   if (model.has_pieces_only()) return model.host->squares(b);
@@ -96,23 +97,58 @@ void Denominator::fit(std::vector<std::uint8_t> elements) {
              model_.pool);
   for (const HeavyElement& element : heavy())
     m[element.index] *= element.factor;
-  momentum_.set_participation(std::move(elements));
+  momentum_.participation.set(std::move(elements));
+}
+
+bool Denominator::has_variance(std::size_t element) const {
+  const Participations all = momentum_.participation.elements();
+  return all.empty() || all[element] == kTakesPart || all[element] == kOut;
+}
+
+void Denominator::restore_variance(std::int64_t updates) {
+  model_.adam.exp_avg_sq() = Buffer::of<float>(model_.size());
+  const auto v = model_.adam.exp_avg_sq().as<float>();
+  std::vector<float> factors(model_.size(), 1.0f);
+  for (const HeavyElement& element : heavy())
+    factors[element.index] = element.factor;
+  for (const GroupRange& r : model_.layout.compressed) {
+    const auto c = model_.adam.coefficients(r.group, updates, 1);
+    for (std::size_t i = r.range.offset; i < r.range.end(); ++i)
+      if (has_variance(i))
+        v[i] = variance_under(*at(i) / factors[i], c) / c.exp_avg_sq_scale;
+  }
 }
 
 void Denominator::forget() {
   values = Buffer();
   blocks = BlockDenominators();
-  momentum_.set_participation({});
-  momentum_.clear_residuals();
-  momentum_.set_units({});
+  momentum_.participation.set({});
+  momentum_.exchange.clear_residuals();
+  momentum_.form.set_units({});
 }
 
 MaskChange Denominator::follow_masks() {
-  MaskChange change = momentum_.follow_masks();
+  MaskChange change = momentum_.participation.follow_masks();
   for (const std::size_t i : change.included)
     *at(i) = blocks.of_late(model_.block_of(i));
   blocks.forget_heavy(change.excluded);
   return change;
+}
+
+void Denominator::update(std::size_t b, const kernels::MomentumForm& m,
+                         const StepInput& in,
+                         const kernels::AdamCoefficients& c) const {
+  const Range& at = model_.block(b);
+  const kernels::FrozenUpdateArrays arrays{
+      .params = in.params.as<float>().data() + at.offset,
+      .exp_avg = m.values,
+      .denominator = values.as<float>().data() + at.offset,
+      .low_precision = part_of(in.low_precision, at),
+      .size = at.size};
+  if (m.values != nullptr)
+    kernels::frozen_update(arrays, c);
+  else
+    kernels::sign_update(m.signs, momentum_.exchange.active(b), arrays, c);
 }
 
 void Denominator::guard(View grads, double grad_scale,
@@ -136,7 +172,7 @@ void scale_heavy(const LowBitModel& model, View grads,
   }
 }
 
-// Only blocks that may hold an outlier are looked at.
+// Looks only at blocks that may hold an outlier.
 void bound_outliers(LowBitModel& model, const BlockDenominators& blocks,
                     const BlockValues& d, View grads, double grad_scale,
                     std::span<const double> chunk_squares) {

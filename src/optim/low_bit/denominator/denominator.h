@@ -12,20 +12,21 @@
 
 namespace thinwire::optim {
 
-/// Gradients of heavy elements are multiplied by their factors.
+/// Multiplies the gradients of outlier elements (HeavyElement) by their
+/// factors.
 void scale_heavy(const LowBitModel& model, View grads,
                  std::span<const HeavyElement> heavy);
 
-/// The denominators of a block, which may be written to `scratch`.
+/// Returns the denominators of a block. It may write them to `scratch`.
 using BlockValues = std::function<std::span<const float>(
     std::size_t block, std::array<float, 1024>& scratch)>;
-/// Bounds outliers among gradients that will be multiplied by `grad_scale`;
-/// `chunk_squares`: sums of squares of `grads` (kernels/norm.h).
+/// Bounds outliers among gradients that will be multiplied by `grad_scale`.
+/// `chunk_squares` are sums of squares of `grads` (kernels/norm.h).
 void bound_outliers(LowBitModel& model, const BlockDenominators& blocks,
                     const BlockValues& d, View grads, double grad_scale,
                     std::span<const double> chunk_squares);
 
-/// The variance, free of bias, that a denominator is the root of.
+/// Returns the variance, free of bias, that a denominator is the root of.
 [[nodiscard]] inline float variance_under(float d,
                                           const kernels::AdamCoefficients& c) {
   if (c.epsilon_inside_sqrt) return std::max(0.0f, d * d - c.epsilon);
@@ -33,33 +34,48 @@ void bound_outliers(LowBitModel& model, const BlockDenominators& blocks,
   return root * root;
 }
 
-/// Room for one block's gradients, whatever their dtype.
+/// Memory for one block's gradients of any dtype.
 using GuardedBlock = std::array<float, 1024>;
 
-/// d = sqrt(v) + eps of every element, while the variance v does not move, made
-/// fit to be divided by; and what is done to gradients so that none of them,
-/// over such a d, spoils its block for the others
+/// The denominator d = sqrt(v) + eps of every element, while the variance v is
+/// frozen. It is bounded so that dividing by it is safe. Gradients are scaled
+/// and bounded so that none of them dominates its block
 /// (docs/algorithms/late-and-heavy.md).
 class Denominator {
  public:
   Denominator(LowBitModel& model, CompressedMomentum& momentum)
       : model_(model), momentum_(momentum) {}
 
-  /// `values` holds sqrt(v) + eps: floors and caps it, and scales the momentum
-  /// of heavy elements. `elements` says who takes part by mask and variance.
+  /// Floors and caps `values`, which holds sqrt(v) + eps, and scales the
+  /// momentum of outlier elements. `elements` says who takes part by mask and
+  /// variance.
   void fit(std::vector<std::uint8_t> elements);
-  /// After fit(): CompressedMomentum::follow_masks().
+  /// Applies the caller's masks, as MomentumParticipation::follow_masks() does,
+  /// after fit().
   MaskChange follow_masks();
 
-  /// Before gradients are encoded, `grad_scale` being what they will be
-  /// multiplied by: those of heavy elements are scaled, outliers are bounded.
-  /// `chunk_squares`: sums of squares of `grads` (kernels/norm.h); not used by
-  /// host, where `grads` are pieces.
+  /// Updates block `b` with its new momentum:
+  ///   p <- p - lr (m / (1 - beta1^t) / d + wd p)
+  void update(std::size_t b, const kernels::MomentumForm& m,
+              const StepInput& in, const kernels::AdamCoefficients& c) const;
+  /// Returns update() of all blocks of one step, whose arguments must outlive
+  /// it.
+  [[nodiscard]] MomentumExchange::Apply updates(const StepInput& in,
+                                                const Coefficients& c) const {
+    return [&, this](std::size_t b, const kernels::MomentumForm& m) {
+      update(b, m, in, c[model_.layout.block_group[b]]);
+    };
+  }
+
+  /// Scales the gradients of outlier elements and bounds outliers, before
+  /// gradients are encoded and multiplied by `grad_scale`. `chunk_squares` are
+  /// sums of squares of `grads` (kernels/norm.h). A hierarchical exchange does
+  /// not use them, as its `grads` are pieces.
   void guard(View grads, double grad_scale,
              std::span<const double> chunk_squares) const;
 
-  /// The same of block `b` alone, whose gradients are `own` and stay as they
-  /// are: those, or what `copy` holds of them.
+  /// Returns the gradients of block `b` after guard(). `own` are they before
+  /// it, and stay as they are: the result is `own`, or a view of `copy`.
   [[nodiscard]] ConstView guarded(std::size_t b, ConstView own,
                                   double grad_scale,
                                   std::span<const double> chunk_squares,
@@ -71,11 +87,14 @@ class Denominator {
   [[nodiscard]] std::span<const HeavyElement> heavy() const {
     return blocks.heavy();
   }
-  [[nodiscard]] Participations participation() const {
-    return momentum_.participation();
-  }
-  /// The variance moves again: nothing is divided by, all take part, and the
-  /// momentum is what exp_avg holds, without residuals.
+  /// Returns whether an element has a variance: it has had a gradient and is
+  /// not unfit.
+  [[nodiscard]] bool has_variance(std::size_t element) const;
+  /// Makes the variance, after `updates` updates, the one that the denominators
+  /// are the root of, and 0 if an element has none.
+  void restore_variance(std::int64_t updates);
+  /// Ends this stage, as the variance moves again. All elements take part, and
+  /// the momentum, as values, has no residuals.
   void forget();
 
   Buffer values;             ///< fp32, of every element.

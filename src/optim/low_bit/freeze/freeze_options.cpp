@@ -2,6 +2,7 @@
 #include "thinwire/optim/freeze_options.h"
 
 #include "core/require.h"
+#include "optim/checks.h"
 
 namespace thinwire::optim {
 
@@ -16,9 +17,7 @@ void FreezeOptions::validate() const {
   require(min_step >= 1, "min_freeze_step", ">= 1", min_step);
   require(max_step.value_or(1) >= 1, "max_freeze_step", ">= 1",
           max_step.value_or(1));
-  const int bits = warmup_bits.value_or(0);
-  require(bits == 0 || bits == 4 || bits == 8, "warmup_bits", "0, 4 or 8",
-          bits);
+  require_warmup_bits(warmup_bits);
   require(ratio > 0 && ratio <= 1, "freeze_ratio", "in (0, 1]", ratio);
 }
 

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "comm/wait_ignoring_errors.h"
+#include "kernels/pooled_norm.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/kernels/norm.h"
 
@@ -22,11 +23,11 @@ HostGradients::HostGradients(const comm::HostGroups& groups, ThreadPool& pool,
   for (const exchange::Bucket& bucket : layout.blocks.buckets())
     add_bucket(bucket);
   const auto ranks = static_cast<std::size_t>(inside_.size());
-  for (const GroupRange& r : layout.exact) {
-    Run run{.range = r.range, .counts = {}, .stays_exact = true};
+  for (const Range& exact : layout.exact) {
+    Run run{.range = exact, .counts = {}, .stays_exact = true};
     for (std::size_t l = 0; l < ranks; ++l)
-      run.counts.push_back(r.range.size * (l + 1) / ranks -
-                           r.range.size * l / ranks);
+      run.counts.push_back(exact.size * (l + 1) / ranks -
+                           exact.size * l / ranks);
     runs_.push_back(std::move(run));
   }
   place();
@@ -36,7 +37,7 @@ HostGradients::~HostGradients() {
   for (const comm::Work& work : works_) comm::wait_ignoring_errors(work);
 }
 
-// Blocks that follow one another, over all pieces of the bucket.
+// Adds the blocks of a bucket that follow one another, over all its pieces.
 void HostGradients::add_bucket(const exchange::Bucket& bucket) {
   const auto ranks = static_cast<std::size_t>(inside_.size());
   bool follows = false;
@@ -124,7 +125,7 @@ void HostGradients::average(View grads, StepMeter& step) {
   });
   for (std::size_t k = 0; k < runs_.size(); ++k)
     if (runs_[k].stays_exact)
-      exact_squares_[k] = optim::sum_of_squares(
+      exact_squares_[k] = kernels::sum_of_squares(
           pool_, means_.view().subview(runs_[k].in_means, runs_[k].own.size));
 }
 

@@ -5,84 +5,69 @@
 #include <optional>
 #include <vector>
 
-#include "optim/low_bit/gradients/ready_ranges.h"
+#include "exchange/ready_ranges.h"
 #include "optim/low_bit/model.h"
+#include "optim/low_bit/restored_residuals.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/exchange/quantized_all_reduce.h"
 #include "thinwire/optim/state.h"
 
 namespace thinwire::optim {
 
-/// What one rank owes: of the blocks that it encodes, and of those that it
-/// serves, one after the other.
-struct GradientResiduals {
-  Buffer worker;
-  Buffer server;
-  double clip = 1;  ///< Of the last step's gradients.
-};
-
-/// Returns what both sides owe of elements `at`, as floats.
-[[nodiscard]] std::vector<float> owed_of(ConstView worker, ConstView server,
-                                         Range at);
-
-/// The average of gradients over few bits in exact steps
+/// The low-bit average of gradients in exact steps
 /// (FreezeOptions::warmup_bits). Gradients without their loss scale travel in 4
-/// or 8 bits each way, and what rounding takes is sent later. Groups that are
-/// never compressed travel exactly. A group of one has nobody to average with.
+/// or 8 bits each way, with error feedback. Groups that are never compressed
+/// travel exactly. A single rank does not compress.
 class LowBitAverage {
  public:
   explicit LowBitAverage(LowBitModel& model);
 
-  /// Whether the next exact step averages this way.
+  /// Returns whether the next exact step averages this way.
   [[nodiscard]] bool is_on() const {
-    return bits_ != 0 && (model_.compresses() || debt_);
+    return bits_ != 0 && (model_.compresses() || !restored_.empty());
   }
-  /// 0: exactly.
+  /// Returns the bits per element; 0: gradients travel exactly.
   [[nodiscard]] int bits() const { return bits_; }
 
   // ---- before the step; flat only
-  /// Collective, queued: elements `range` of its gradients are there. Encodes
-  /// every bucket that is complete, with the loss scale of the step before.
+  /// Encodes the buckets that elements `range` of the gradients complete, with
+  /// the loss scale of the last step. Collective, queued.
   void begin_early(View grads, Range range);
   [[nodiscard]] bool has_begun() const {
     return exchange_ != nullptr && exchange_->has_begun();
   }
 
   // ---- the step
-  /// Whether what has begun is of another loss scale than this step's, which
-  /// begin_early() takes from now on.
+  /// Returns whether the step has begun with another loss scale than it has.
+  /// begin_early() uses its loss scale from now on.
   [[nodiscard]] bool was_wrong(const StepInput& in);
-  /// Collective: the average in fp32, in place of fp32 gradients.
-  /// `begins_anew`: what has begun was wrong on some rank.
+  /// Returns the average in fp32, which replaces fp32 gradients. `begins_anew`
+  /// says that some rank has begun with a wrong loss scale. Collective.
   [[nodiscard]] View average(const StepInput& in, bool begins_anew,
                              StepMeter& step);
-  /// The step is taken, with gradients clipped by `factor`.
+  /// Takes note that the step has clipped gradients by `factor`.
   void clipped_by(double factor) { clip_ = factor; }
-  /// Gives up what has begun, and with it the residuals that it has changed.
+  /// Abandons a step that has begun, and sets the residuals, which it has
+  /// changed, to 0.
   void abandon() noexcept;
-  /// The step is skipped: nothing is owed any more, whether it had begun or
-  /// not.
+  /// Sets the residuals to 0 for a step that is skipped, begun or not.
   void clear(StepReport& report) noexcept;
 
   // ---- residuals
-  /// Moves them out, to those who go on with the momentum; nothing where no
-  /// step has been taken.
-  [[nodiscard]] std::optional<GradientResiduals> release();
+  /// Returns the residuals, for the momentum to inherit; nothing if no step has
+  /// been taken. The next step begins without residuals.
+  [[nodiscard]] std::optional<RankResiduals> release();
   void add_to(State& state) const;
-  struct Views {
-    ConstView worker;
-    ConstView server;
-  };
-  [[nodiscard]] std::optional<Views> residuals() const;
-  /// The bits that a run goes on with after a state; `begins`: it is of the
-  /// exact rule. Throws Error(kCorruptCheckpoint).
+  [[nodiscard]] std::optional<ResidualViews> residuals() const;
+  /// Returns the bits that a run continues with after a state; `begins` says
+  /// that the state is of the exact rule. Throws Error(kCorruptCheckpoint).
   [[nodiscard]] int bits_after(const StateDict& state, bool begins) const;
-  /// Whether a state's residuals are of gradients.
+  /// Returns whether a state's residuals are of gradients.
   [[nodiscard]] static bool owns_residuals_of(const StateDict& state);
-  /// Goes on with these bits, owing nothing.
-  void restore(int bits);
-  /// The same, owing what a state says. Adds a note if that is dropped.
-  void restore(int bits, GradientResiduals&& residuals, Notes& notes);
+  /// Continues with these bits and with a state's residuals, if it has any.
+  /// Adds a note if they are dropped.
+  void restore(int bits, std::optional<RankResiduals>&& residuals,
+               Notes& notes);
 
  private:
   [[nodiscard]] exchange::QuantizedAllReduce& exchange();
@@ -93,19 +78,18 @@ class LowBitAverage {
   void decode(View mean);
   void tell();
   void scale_exact(const StepInput& in, View mean);
-  void pay_debt(const StepInput& in, View mean);
 
   LowBitModel& model_;
   int bits_;
   std::unique_ptr<exchange::QuantizedAllReduce> exchange_;  // once needed
-  std::optional<GradientResiduals> debt_;                   // of a group of one
+  RestoredResiduals restored_;
   Buffer mean_;            // of gradients of 16 bits
   double loss_scale_ = 1;  // of the last step
   double clip_ = 1;        // of the last step, since a load
-  bool was_chosen_;        // by total_steps, and nobody has been told
-  // Of what has begun.
+  bool was_chosen_;        // by total_steps, which no line has said yet
+  // The step that has begun.
   View grads_;
-  ReadyRanges ready_;
+  exchange::ReadyRanges ready_;
   std::vector<bool> is_added_;  // per bucket
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exchange/two_phase_exchange.h"
+#include "exchange/records/two_phase_exchange.h"
 
 #include <algorithm>
 #include <chrono>
@@ -13,13 +13,11 @@ using comm::Work;
 
 namespace {
 
-constexpr std::size_t kBlocksPerGrain = 16;
-
 std::size_t grains_in(std::size_t size) {
   return (size + kBlocksPerGrain - 1) / kBlocksPerGrain;
 }
 
-// Part i of `parts` about equal ones, which begin at whole grains.
+// Returns part i of `parts` about equal ones, which begin at whole grains.
 Range part_of(Range range, std::size_t i, std::size_t parts) {
   const std::size_t grains = grains_in(range.size);
   const std::size_t begin = grains * i / parts * kBlocksPerGrain;
@@ -47,12 +45,8 @@ TwoPhaseExchange::TwoPhaseExchange(comm::Communicator& comm,
       keeps_previous_(keeps_previous),
       encoded_end_(layout.blocks().size()) {
   if (keeps_previous) previous_ = Records(layout);
-  std::size_t most_received = 0;
-  for (const Bucket& bucket : layout.buckets())
-    most_received =
-        std::max(most_received,
-                 places_.workers * chunk_bytes(layout, bucket, places_.own));
-  for (Buffer& slot : received_) slot = Buffer::of<std::uint8_t>(most_received);
+  for (Buffer& slot : received_)
+    slot = make_received(layout, places_.workers, places_.own);
 }
 
 void TwoPhaseExchange::run(RecordSteps steps) {
@@ -94,12 +88,13 @@ void TwoPhaseExchange::abandon() noexcept {
 }
 
 // In turn k, bucket k is encoded, bucket k - 2 averaged and bucket k - 4
-// delivered, all in one go of the pool's threads, while buckets k - 1 and k - 3
-// travel. The order in which collectives are queued is the same on all ranks:
-// to servers k, then from servers k - 2. By host, results take one turn more:
-// bucket k - 4 goes round inside the host while bucket k - 5 is delivered.
+// delivered, all in one pass of the pool's threads, while buckets k - 1 and k -
+// 3 are in flight. Collectives are queued in the same order on all ranks: to
+// servers k, then from servers k - 2. In a hierarchical exchange results take
+// one turn more: bucket k - 4 is exchanged inside the host while bucket k - 5
+// is delivered.
 void TwoPhaseExchange::take_turn(std::size_t k) {
-  // Null before the first and after the last; k may have wrapped below 0.
+  // It is null before the first and after the last; k may have wrapped below 0.
   const auto bucket = [&](std::size_t turn) {
     return turn < order_.size() ? &layout_.buckets()[order_[turn]] : nullptr;
   };
@@ -129,10 +124,7 @@ void TwoPhaseExchange::share(const std::function<void(Range)>& average) {
   encoded_end_ = layout_.blocks().size();
   std::vector<Work> last;
   for (const Bucket& bucket : layout_.buckets()) {
-    const Range served = places_.served_of(bucket);
-    pool_.for_each(grains_in(served.size), [&](std::size_t i) {
-      average(part_of(served, i, grains_in(served.size)));
-    });
+    for_parts(pool_, places_.served_of(bucket), average);
     last.push_back(queue_from_servers(bucket));
   }
   if (inside_ != nullptr)
@@ -170,12 +162,10 @@ View TwoPhaseExchange::piece(const Bucket& bucket) {
 }
 
 Work TwoPhaseExchange::queue_to_servers(const Bucket& bucket, Buffer& slot) {
-  const std::vector<std::size_t> send =
-      chunk_sizes(layout_, bucket, places_.first, places_.end());
-  const std::size_t own = send[places_.own - places_.first];
-  const std::vector<std::size_t> receive(send.size(), own);
-  return between_.queue_all_to_all(
-      piece(bucket), send, slot.view().subview(0, send.size() * own), receive);
+  return exchange::queue_to_servers(
+      between_, piece(bucket),
+      chunk_sizes(layout_, bucket, places_.first, places_.end()),
+      places_.own - places_.first, slot);
 }
 
 Work TwoPhaseExchange::queue_from_servers(const Bucket& bucket) {

@@ -4,17 +4,21 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <span>
 #include <vector>
 
+#include "thinwire/comm/communicator.h"
 #include "thinwire/core/buffer.h"
+#include "thinwire/core/thread_pool.h"
 #include "thinwire/exchange/block_layout.h"
 #include "thinwire/kernels/quantize.h"
 #include "thinwire/kernels/sign_compress.h"
 
 namespace thinwire::exchange {
 
-/// One record per block, as they travel: a float, then the words of its codes.
-/// The layout must outlive it.
+/// The records of all blocks, as they travel: a float, then the words of its
+/// codes. The layout must outlive it.
 class Records {
  public:
   Records() = default;
@@ -29,7 +33,7 @@ class Records {
     return bytes_.as<std::uint8_t>().data() + layout_->blocks()[block].record;
   }
 
-  /// A bucket's records that servers [begin, end) average.
+  /// Returns a bucket's records that servers [begin, end) average.
   [[nodiscard]] View chunks(const Bucket& bucket, std::size_t begin,
                             std::size_t end);
 
@@ -40,11 +44,33 @@ class Records {
 
 [[nodiscard]] std::size_t chunk_bytes(const BlockLayout& layout,
                                       const Bucket& bucket, std::size_t server);
-/// Of servers [begin, end).
+/// Returns chunk_bytes() of servers [begin, end).
 [[nodiscard]] std::vector<std::size_t> chunk_sizes(const BlockLayout& layout,
                                                    const Bucket& bucket,
                                                    std::size_t begin,
                                                    std::size_t end);
+
+/// Returns memory for what `workers` send to a server of any bucket.
+[[nodiscard]] Buffer make_received(const BlockLayout& layout,
+                                   std::size_t workers, std::size_t server);
+/// Sends workers their chunks of `records`, which lie one after the other and
+/// have these `sizes`, and receives all workers' chunks of number `own`.
+/// Collective, queued.
+[[nodiscard]] comm::Work queue_to_servers(comm::Communicator& workers,
+                                          View records,
+                                          std::span<const std::size_t> sizes,
+                                          std::size_t own, Buffer& received);
+
+/// Threads share a range of blocks out in multiples of this.
+inline constexpr std::size_t kBlocksPerGrain = 16;
+/// Calls body(part) for parts of a range of blocks, shared out over threads.
+inline void for_parts(ThreadPool& pool, Range blocks,
+                      const std::function<void(Range part)>& body) {
+  pool.for_ranges(blocks.size, kBlocksPerGrain,
+                  [&](std::size_t begin, std::size_t end) {
+                    body({blocks.offset + begin, end - begin});
+                  });
+}
 
 [[nodiscard]] inline float scale_of(const std::uint8_t* record) {
   float scale = 0;
@@ -64,12 +90,12 @@ inline void set_scale(std::uint8_t* record, float scale) {
   return reinterpret_cast<std::uint32_t*>(record + sizeof(float));
 }
 
-/// A record of one bit per element.
+/// Returns the content of a record of 1 bit per element.
 [[nodiscard]] inline kernels::Signs signs_in(const std::uint8_t* record) {
   return {words_of(record), scale_of(record)};
 }
 
-/// A record of 4 or 8 bits per element.
+/// Returns the content of a record of 4 or 8 bits per element.
 [[nodiscard]] inline kernels::Quantized quantized_in(
     const std::uint8_t* record) {
   return {words_of(record), scale_of(record)};

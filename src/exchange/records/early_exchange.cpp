@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exchange/early_exchange.h"
+#include "exchange/records/early_exchange.h"
 
 #include <algorithm>
 #include <chrono>
@@ -12,20 +12,6 @@
 
 namespace thinwire::exchange {
 
-namespace {
-
-constexpr std::size_t kBlocksPerGrain = 16;
-
-void for_parts(ThreadPool& pool, Range range,
-               const std::function<void(Range)>& body) {
-  pool.for_ranges(range.size, kBlocksPerGrain,
-                  [&](std::size_t begin, std::size_t end) {
-                    body({range.offset + begin, end - begin});
-                  });
-}
-
-}  // namespace
-
 EarlyExchange::EarlyExchange(comm::Communicator& comm, int num_threads,
                              const BlockLayout& layout)
     : comm_(comm),
@@ -33,19 +19,15 @@ EarlyExchange::EarlyExchange(comm::Communicator& comm, int num_threads,
       places_(comm, nullptr),
       records_(layout),
       pool_(num_threads) {
-  std::size_t most_received = 0;
-  for (const Bucket& bucket : layout.buckets())
-    most_received =
-        std::max(most_received,
-                 places_.workers * chunk_bytes(layout, bucket, places_.own));
-  for (Buffer& slot : received_) slot = Buffer::of<std::uint8_t>(most_received);
+  for (Buffer& slot : received_)
+    slot = make_received(layout, places_.workers, places_.own);
 }
 
 EarlyExchange::~EarlyExchange() { abandon(); }
 
 void EarlyExchange::begin(RecordSteps steps) {
   steps_ = std::move(steps);
-  added_ = encoded_ = arrived_ = averaged_ = owed_ = 0;
+  added_ = encoded_ = arrived_ = averaged_ = queued_ = 0;
   is_stopping_ = false;
   failure_.clear();
   to_servers_.assign(layout_.buckets().size(), {});
@@ -53,8 +35,8 @@ void EarlyExchange::begin(RecordSteps steps) {
   thread_ = std::thread([this] { serve(); });
 }
 
-// While bucket k leaves, bucket k - 1 is averaged, which then comes back; so
-// the slot of k - 2 is free.
+// While bucket k is sent, bucket k - 1 is averaged and then sent back; so the
+// slot of k - 2 is free.
 void EarlyExchange::add() {
   const std::size_t turn = added_;
   publish([&] { added_ = turn + 1; });
@@ -77,7 +59,7 @@ void EarlyExchange::finish(ThreadPool& pool,
   abandon();
 }
 
-// What is queued is computed, so that it ends on all ranks.
+// All that is queued is computed, so that it ends on all ranks.
 void EarlyExchange::abandon() noexcept {
   if (!thread_.joinable()) return;
   publish([&] { is_stopping_ = true; });
@@ -106,18 +88,15 @@ void EarlyExchange::queue_gate(std::function<bool()> is_ready) {
 
 void EarlyExchange::queue_to_servers(std::size_t turn) {
   queue_gate([this, turn] { return encoded_ > turn; });
-  const std::vector<std::size_t> send =
-      chunk_sizes(layout_, bucket(turn), 0, places_.end());
-  const std::vector<std::size_t> receive(send.size(), send[places_.own]);
-  to_servers_[turn] = comm_.queue_all_to_all(
-      records_.chunks(bucket(turn), 0, places_.end()), send,
-      received_[turn % 2].view().subview(0, send.size() * send[places_.own]),
-      receive);
+  to_servers_[turn] = exchange::queue_to_servers(
+      comm_, records_.chunks(bucket(turn), 0, places_.end()),
+      chunk_sizes(layout_, bucket(turn), 0, places_.end()), places_.own,
+      received_[turn % 2]);
   local_.push_back(comm_.queue_local([this] { publish([&] { ++arrived_; }); }));
 }
 
 void EarlyExchange::queue_from_servers(std::size_t turn) {
-  publish([&] { owed_ = turn + 1; });
+  publish([&] { queued_ = turn + 1; });
   queue_gate([this, turn] { return averaged_ > turn; });
   from_servers_[turn] = comm_.queue_all_gather(
       records_.chunks(bucket(turn), places_.own, places_.own + 1),
@@ -127,8 +106,8 @@ void EarlyExchange::queue_from_servers(std::size_t turn) {
 
 // ---- the thread that computes
 
-// What can be encoded goes first: gradients, and other ranks, are held up by
-// it. At the end what is queued is waited for, which throws if it has failed.
+// Encodes first what it can, as gradients and other ranks wait for it. At the
+// end waits for what is queued, which throws if it has failed.
 void EarlyExchange::serve() {
   make_thread_prompt();
   const std::size_t turns = layout_.buckets().size();
@@ -139,7 +118,7 @@ void EarlyExchange::serve() {
         return is_stopping_ || added_ > encoded_ || arrived_ > averaged_;
       });
       const bool encodes = added_ > encoded_;
-      if (is_stopping_ && !encodes && averaged_ >= owed_) return;
+      if (is_stopping_ && !encodes && averaged_ >= queued_) return;
       lock.unlock();
       if (encodes) {
         encode(bucket(encoded_));
