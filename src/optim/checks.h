@@ -33,9 +33,24 @@ inline void require_group(std::size_t group, std::size_t num_groups) {
           group);
 }
 
-/// fp16 or bf16.
+/// Returns whether the type is fp16 or bf16.
 [[nodiscard]] inline bool is_16_bit(DType dtype) noexcept {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
+
+/// Returns whether parameters may have the type: fp32, fp16 or bf16.
+[[nodiscard]] inline bool is_model_dtype(DType dtype) noexcept {
+  return dtype == DType::kFloat32 || is_16_bit(dtype);
+}
+
+inline void require_dtype(bool holds, std::string_view name,
+                          std::string_view range, DType dtype) {
+  require(holds, name, range, to_string(dtype));
+}
+
+inline void require_model_dtype(std::string_view name, DType dtype) {
+  require_dtype(is_model_dtype(dtype), name, "float32, float16 or bfloat16",
+                dtype);
 }
 
 /// Throws Error(kInvalidArgument) unless `params` has one dtype, or float32
