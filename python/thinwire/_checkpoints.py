@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -42,9 +42,9 @@ _LOAD = (
 )
 
 
-@dataclass(frozen=True)
-class LoadReport:
-    """Results of a load."""
+@dataclass(frozen=True, kw_only=True)
+class _Report:
+    """Fields of a native LoadReport that need no conversion."""
 
     path: str
     step: int
@@ -56,6 +56,22 @@ class LoadReport:
     precision: str
     config: str
     """The configuration of the run that saved it, as JSON."""
+    notes: list[str]
+    """Differences from the saved run, a line each."""
+    seconds: float
+    bytes: int
+    """Bytes that all ranks read."""
+
+
+def _report_fields(native: Found) -> dict[str, Any]:
+    """Returns the fields of a _Report."""
+    return {field.name: getattr(native, field.name) for field in fields(_Report)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadReport(_Report):
+    """Results of a load."""
+
     extra: dict[str, Any]
     """The argument `extra` of save()."""
     own: dict[str, Any]
@@ -64,27 +80,12 @@ class LoadReport:
     """
     own_of_ranks: list[dict[str, Any]]
     """The arguments `own` of all ranks that saved it."""
-    notes: list[str]
-    """Differences from the saved run, a line each."""
-    seconds: float
-    bytes: int
-    """Bytes that all ranks read."""
 
 
-@dataclass(frozen=True)
-class Loaded:
+@dataclass(frozen=True, kw_only=True)
+class Loaded(_Report):
     """A native LoadReport with tensors, as it travels to followers."""
 
-    path: str
-    step: int
-    run: str
-    world: int
-    optimizer: str
-    precision: str
-    config: str
-    notes: list[str]
-    seconds: float
-    bytes: int
     scalars: dict[str, Any]
     common: dict[str, Any]
     own: dict[str, Any]
@@ -93,12 +94,8 @@ class Loaded:
     @classmethod
     def of(cls, native: _core.LoadReport) -> Loaded:
         """Takes the fields of the native report."""
-        names = ("path", "step", "run", "world", "optimizer", "precision", "config")
         return cls(
-            **{name: getattr(native, name) for name in names},
-            notes=list(native.notes),
-            seconds=native.seconds,
-            bytes=native.bytes,
+            **_report_fields(native),
             scalars=tensors(native.scalars),
             common=tensors(native.common),
             own=tensors(native.own),
@@ -176,15 +173,11 @@ def finish_load(native: Found, *, sets_random_state: bool) -> LoadReport:
     state = random_state_in(native) if sets_random_state else None
     if state is not None:
         torch.set_rng_state(state)
-    names = ("path", "step", "run", "world", "optimizer", "precision", "config")
     return LoadReport(
-        **{name: getattr(native, name) for name in names},
+        **_report_fields(native),
         extra=_users(tensors(native.common)),
         own=_users(own),
         own_of_ranks=[_users(tensors(state)) for state in native.own_of_ranks],
-        notes=list(native.notes),
-        seconds=native.seconds,
-        bytes=native.bytes,
     )
 
 

@@ -59,7 +59,8 @@ class Report {
       return fmt::format("ready: no: {}\n", front.not_ready);
     if (advice_.empty())
       return "ready: everything that this version can use is installed\n";
-    return fmt::format("ready: works; recommended: {}\n", joined(advice_, "; "));
+    return fmt::format("ready: works; recommended: {}\n",
+                       joined(advice_, "; "));
   }
 
  private:

@@ -8,26 +8,20 @@
 #include "config/keys.h"
 #include "core/duration.h"
 #include "core/require.h"
+#include "optim/checks.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/deepspeed/loss_scaler.h"
 #include "thinwire/deepspeed/optimizers.h"
 
 namespace thinwire::config {
 
+using optim::require_dtype;
+using optim::require_model_dtype;
+
 namespace {
 
-bool is_model_dtype(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat16 ||
-         dtype == DType::kBFloat16;
-}
-
-void require_dtype(bool holds, std::string_view name, std::string_view range,
-                   DType dtype) {
-  require(holds, name, range, to_string(dtype));
-}
-
-// Checks the options that all groups share. An optimizer checks its groups
-// itself, because the layout has their number.
+// Checks the options that all groups share. The layout has the number of
+// groups, so an optimizer checks its groups itself.
 template <class Options>
 void check_optimizer(Options options, Semantics semantics) {
   options.groups.clear();
@@ -59,8 +53,7 @@ void check_loss_scale(const Config& config) {
 
 void check_precision(const Config& config) {
   const PrecisionConfig& precision = config.precision;
-  require_dtype(is_model_dtype(precision.dtype), "precision.dtype",
-                "float32, float16 or bfloat16", precision.dtype);
+  require_model_dtype("precision.dtype", precision.dtype);
   require_dtype(precision.master_dtype == DType::kFloat32 ||
                     precision.master_dtype == precision.dtype,
                 "precision.master_dtype", "float32 or precision.dtype",
@@ -89,23 +82,8 @@ void check_precision(const Config& config) {
                     config.accumulation_dtype == precision.dtype,
                 "accumulation_dtype", "float32 or precision.dtype",
                 config.accumulation_dtype);
-  const DType wire = config.communication_dtype.value_or(precision.dtype);
-  require_dtype(is_model_dtype(wire), "communication_dtype",
-                "float32, float16 or bfloat16", wire);
-}
-
-void check_bits(std::string_view name, int bits) {
-  require(bits == 0 || bits == 4 || bits == 8, name,
-          "0, 4 or 8 (for fewer bits use OneBitAdam with thinwire.lean)", bits);
-}
-
-void check_wire(const zero::WireOptions& wire) {
-  check_bits("zero.wire.bits_up (thinwire.zero_bits_up)", wire.bits_up);
-  check_bits("zero.wire.bits_down (thinwire.zero_bits_down)", wire.bits_down);
-  require_dtype(wire.residuals() == DType::kFloat32 ||
-                    wire.residuals() == DType::kBFloat16,
-                "zero.wire.residual_dtype", "float32 or bfloat16",
-                wire.residuals());
+  require_model_dtype("communication_dtype",
+                      config.communication_dtype.value_or(precision.dtype));
 }
 
 void check_zero(const Config& config) {
@@ -116,7 +94,9 @@ void check_zero(const Config& config) {
           zero.reduce_bucket_size);
   require(zero.allgather_bucket_size >= 0, "zero.allgather_bucket_size", ">= 0",
           zero.allgather_bucket_size);
-  check_wire(zero.wire);
+  zero.wire.validate("zero.wire.bits_up (thinwire.zero_bits_up)",
+                     "zero.wire.bits_down (thinwire.zero_bits_down)",
+                     "zero.wire.residual_dtype");
   if (zero.stage == 0 || config.semantics == Semantics::kCorrected) return;
   require(std::holds_alternative<optim::AdamOptions>(config.optimizer),
           "optimizer", "adam with ZeRO and deepspeed semantics",

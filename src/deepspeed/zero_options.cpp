@@ -9,16 +9,13 @@
 namespace thinwire::deepspeed {
 
 void ZeroOptions::validate() const {
-  const auto require_float = [](std::string_view name, DType given) {
-    require(given == DType::kFloat32 || is_16_bit(given), name,
-            "float32, float16 or bfloat16", to_string(given));
-  };
   require(stage == 1 || stage == 2, "stage", "1 or 2", stage);
-  require_float("dtype", dtype);
+  optim::require_model_dtype("dtype", dtype);
   require(accumulation_dtype == DType::kFloat32 || accumulation_dtype == dtype,
           "accumulation_dtype", fmt::format("float32 or {}", to_string(dtype)),
           to_string(accumulation_dtype));
-  require_float("communication_dtype", communication_dtype.value_or(dtype));
+  optim::require_model_dtype("communication_dtype",
+                             communication_dtype.value_or(dtype));
   require_predivide(predivide);
   exchange.validate();
   if (dtype == DType::kFloat16)

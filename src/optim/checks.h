@@ -41,6 +41,21 @@ inline void require_warmup_bits(std::optional<int> warmup_bits) {
           bits);
 }
 
+/// Returns whether parameters may have the type: fp32, fp16 or bf16.
+[[nodiscard]] inline bool is_model_dtype(DType dtype) noexcept {
+  return dtype == DType::kFloat32 || is_16_bit(dtype);
+}
+
+inline void require_dtype(bool holds, std::string_view name,
+                          std::string_view range, DType dtype) {
+  require(holds, name, range, to_string(dtype));
+}
+
+inline void require_model_dtype(std::string_view name, DType dtype) {
+  require_dtype(is_model_dtype(dtype), name, "float32, float16 or bfloat16",
+                dtype);
+}
+
 /// Throws Error(kInvalidArgument) unless `params` has one dtype, or float32
 /// behind 16 bits with float32 masters and no group of experts.
 inline void require_fit_for_two_dtypes(ConstView params, DType master_dtype,

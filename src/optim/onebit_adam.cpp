@@ -52,7 +52,7 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
   OnebitAdamImpl(comm::Communicator& comm, const ParameterLayout& layout,
                  const OnebitAdamOptions& options)
       : Impl(comm, layout, settings_of(options)),
-        freeze(model, momentum, options.freeze),
+        freeze(model, options.freeze),
         exact_groups(model),
         early(model, gradients, momentum, denominator),
         early_part(*this) {
@@ -108,7 +108,7 @@ void OnebitAdamImpl::warm_up(const StepInput& in, StepMeter& step) {
   // p = p - lr (m^ / (sqrt(v^) + eps) + wd p)
   adam().apply(++steps, *average, model.pool);
   // d = max(sqrt(v / (1 - beta2^T)) + eps, floor) from the last such step on.
-  if (freeze.ends_at(steps)) begin_compression();
+  if (freeze.ends_at(steps, momentum)) begin_compression();
 }
 
 void OnebitAdamImpl::begin_compression() {
@@ -177,7 +177,7 @@ void OnebitAdamImpl::add_own(State& state) const {
 Optimizer::Adoption OnebitAdamImpl::adopt_own(StateDict& state) {
   require_no_refresh(state);
   auto saved = std::make_shared<Freeze::Saved>(freeze.read(state));
-  if (saved->frozen_at > 0 && keeps_variance())
+  if (saved->point.frozen_at > 0 && keeps_variance())
     require_variance(state, model.size());
   return [=, this] {
     freeze.restore(std::move(*saved), denominator);

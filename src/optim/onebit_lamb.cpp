@@ -49,7 +49,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
                  const OnebitLambOptions& options)
       : Impl(comm, layout, settings_of(options),
              /*keeps_previous=*/true),
-        freeze(model, momentum, options.freeze),
+        freeze(model, options.freeze),
         limits(trust_limits(options, layout.num_groups())),
         first_coefficients(options, layout.parameters().size()),
         coefficients(first_coefficients),
@@ -114,7 +114,7 @@ void OnebitLambImpl::warm_up(const StepInput& in, StepMeter& step) {
     coefficients.last[i] = ratios[i].value;
     if (ratios[i].computed) coefficients.average(i, ratios[i].value);
   }
-  if (freeze.ends_at(steps)) begin_compression();
+  if (freeze.ends_at(steps, momentum)) begin_compression();
 }
 
 // d is made of v, a fresh copy of which goes on; momenta get a common size.
@@ -272,7 +272,7 @@ Optimizer::Adoption OnebitLambImpl::adopt_own(StateDict& state) {
   };
   const auto taken = std::make_shared<Taken>(
       Taken{freeze.read(state), coefficients.read(state)});
-  if (taken->freeze.frozen_at > 0) {
+  if (taken->freeze.point.frozen_at > 0) {
     taken->scales = saved_values<double>(
         state, "scaling_coeff", coefficients.last.size(), Sign::kNotNegative);
     // Of a parameter without momentum; a new one has 0 (kNewParameters).

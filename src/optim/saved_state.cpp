@@ -25,10 +25,6 @@ namespace {
   throw Error(ErrorCode::kCorruptCheckpoint, text);
 }
 
-bool is_float(DType dtype) {
-  return dtype == DType::kFloat32 || is_16_bit(dtype);
-}
-
 double to_double(double value) { return value; }
 template <class T>
 double to_double(T value) {
@@ -78,7 +74,7 @@ std::optional<std::size_t> first_unusable(std::span<const T> values,
 std::optional<std::size_t> first_unusable(ConstView values, Sign sign) {
   if (values.dtype() == DType::kFloat64)
     return first_unusable(values.as<double>(), sign);
-  if (!is_float(values.dtype())) return std::nullopt;
+  if (!is_model_dtype(values.dtype())) return std::nullopt;
   return visit_floats(values, [&](const auto* data) {
     return first_unusable(std::span(data, values.size()), sign);
   });
@@ -217,7 +213,7 @@ namespace {
 Buffer take_as(StateDict& state, std::string_view name, DType dtype,
                std::size_t size) {
   const DType saved = state.array(name).dtype();
-  if (saved == dtype || !is_float(saved)) {
+  if (saved == dtype || !is_model_dtype(saved)) {
     static_cast<void>(state.array(name, dtype, size));
     return state.take(name);
   }

@@ -1,38 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "core/require.h"
 #include "optim/checks.h"
 #include "thinwire/zero/zero_optimizer.h"
 
 namespace thinwire::zero {
 
+using optim::require_dtype;
+using optim::require_model_dtype;
+
 namespace {
 
-bool is_float(DType dtype) {
-  return dtype == DType::kFloat32 || is_16_bit(dtype);
-}
-
-void require_dtype(bool holds, std::string_view name, const std::string& range,
-                   DType dtype) {
-  require(holds, name, range, to_string(dtype));
-}
-
-void require_wire(const ZeroOptions& options) {
+void require_fits_wire(const ZeroOptions& options) {
   const WireOptions& wire = options.wire;
-  const auto require_bits = [](const char* name, int bits) {
-    if (bits >= 1 && bits <= 3)
-      reject(
-          fmt::format("{} must be 0, 4 or 8, got {}: for fewer bits use "
-                      "OneBitAdam with thinwire.lean",
-                      name, bits));
-    require(bits == 0 || bits == 4 || bits == 8, name, "0, 4 or 8", bits);
-  };
-  require_bits("wire.bits_up", wire.bits_up);
-  require_bits("wire.bits_down", wire.bits_down);
-  require_dtype(wire.residuals() == DType::kFloat32 ||
-                    wire.residuals() == DType::kBFloat16,
-                "wire.residual_dtype", "float32 or bfloat16", wire.residuals());
   if (wire.is_exact()) return;
   if (options.offload)
     throw Error(ErrorCode::kUnavailable,
@@ -45,21 +28,32 @@ void require_wire(const ZeroOptions& options) {
 
 }  // namespace
 
+void WireOptions::validate(std::string_view name_up, std::string_view name_down,
+                           std::string_view name_dtype) const {
+  for (const auto& [name, bits] :
+       {std::pair{name_up, bits_up}, std::pair{name_down, bits_down}})
+    require(bits == 0 || bits == 4 || bits == 8, name,
+            "0, 4 or 8 (for fewer bits use OneBitAdam with thinwire.lean)",
+            bits);
+  require_dtype(
+      residuals() == DType::kFloat32 || residuals() == DType::kBFloat16,
+      name_dtype, "float32 or bfloat16", residuals());
+}
+
 void ZeroOptions::validate() const {
   require(stage == 1 || stage == 2, "stage", "1 or 2", stage);
-  require_dtype(is_float(dtype), "dtype", "float32, float16 or bfloat16",
-                dtype);
+  require_model_dtype("dtype", dtype);
   const std::string or_own = fmt::format("float32 or {}", to_string(dtype));
   require_dtype(master_dtype == DType::kFloat32 || master_dtype == dtype,
                 "master_dtype", or_own, master_dtype);
   require_dtype(
       accumulation_dtype == DType::kFloat32 || accumulation_dtype == dtype,
       "accumulation_dtype", or_own, accumulation_dtype);
-  const DType sent = communication_dtype.value_or(dtype);
-  require_dtype(is_float(sent), "communication_dtype",
-                "float32, float16 or bfloat16", sent);
+  require_model_dtype("communication_dtype",
+                      communication_dtype.value_or(dtype));
   exchange.validate();
-  require_wire(*this);
+  wire.validate("wire.bits_up", "wire.bits_down", "wire.residual_dtype");
+  require_fits_wire(*this);
   if (dtype == DType::kFloat16) loss_scale.validate();
 }
 

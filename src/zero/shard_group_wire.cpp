@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a shard keeps because its gradients or parameters travel in few bits.
+// State of a shard's low-bit exchanges: residuals and replicas.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -30,7 +30,7 @@ void ShardGroup::add_wire(optim::State& state) const {
   static_cast<void>(add_own_params(state, "replicas"));
 }
 
-// This rank's shard of the parameters.
+// Adds this rank's shard of the parameters.
 optim::StateArray& ShardGroup::add_own_params(optim::State& state,
                                               const char* name) const {
   const DType dtype = is_wide_ ? DType::kFloat32 : params_.dtype();
@@ -41,7 +41,7 @@ optim::StateArray& ShardGroup::add_own_params(optim::State& state,
   return array;
 }
 
-// Elements `range` of this rank's shard.
+// Reads elements `range` of this rank's shard.
 void ShardGroup::read_own_params(Range range, View to) const {
   for (std::size_t b = 0; b < shards_.buckets().size(); ++b) {
     const std::size_t begin = std::max(range.offset, position(b));
@@ -52,8 +52,8 @@ void ShardGroup::read_own_params(Range range, View to) const {
   }
 }
 
-// Residuals of momenta, which are in other units, have no bits_up. Replicas of
-// another dtype are those that the parameters were loaded as.
+// A state without bits_up has residuals of momenta, whose unit is another one.
+// If the saved replicas have another dtype, the loaded parameters are kept.
 optim::Adoption ShardGroup::adopt_wire(StateDict& state) {
   LowBitGradients* const low_bit = gradients_->low_bit();
   const ConstView own_residuals =
@@ -85,8 +85,8 @@ optim::Adoption ShardGroup::adopt_wire(StateDict& state) {
   };
 }
 
-// A group of one has nobody whose replicas could be behind: its parameters are
-// what larger groups kept as masters.
+// A group of one rank needs no replicas. Its parameters become what larger
+// groups saved as masters.
 optim::Adoption ShardGroup::adopt_as_parameters(StateDict& state) {
   if (comm_.size() > 1 || !state.has_scalar("bits_down") ||
       !state.has_array("masters"))
@@ -108,9 +108,10 @@ optim::Adoption ShardGroup::adopt_as_params(StateDict& state,
 }
 
 void ShardGroup::add_restored_residuals(double loss_scale) {
-  if (restored_residuals_.empty() || has_added_restored_) return;
-  has_added_restored_ = true;
-  // Gradients of experts are divided by more ranks than hold them, too.
+  if (restored_residuals_.empty() || has_added_residuals_) return;
+  has_added_residuals_ = true;
+  // This holds for experts too, whose gradients are divided by more ranks than
+  // hold them.
   const auto factor = static_cast<float>(loss_scale);
   constexpr std::size_t kPart = 1024;
   std::array<float, kPart> scaled{};
@@ -126,7 +127,7 @@ void ShardGroup::add_restored_residuals(double loss_scale) {
 }
 
 bool ShardGroup::settle(bool is_applied) {
-  if (std::exchange(has_added_restored_, false) && is_applied)
+  if (std::exchange(has_added_residuals_, false) && is_applied)
     restored_residuals_ = Buffer();
   return gradients_->settle(is_applied);
 }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <optional>
-#include <string>
+#include <string_view>
 
 #include "thinwire/core/dtype.h"
 
@@ -37,6 +37,10 @@ struct WireOptions {
     if (after_skip == AfterSkip::kAuto) return dtype == DType::kFloat16;
     return after_skip == AfterSkip::kKeep;
   }
+  /// Checks the options. Throws Error(kInvalidArgument) naming the field, its
+  /// range and its value. The arguments are the fields' names in the message.
+  void validate(std::string_view name_up, std::string_view name_down,
+                std::string_view name_dtype) const;
   bool operator==(const WireOptions&) const = default;
 };
 

@@ -35,11 +35,36 @@ struct Root::Impl {
   std::int64_t save_index = 0;  // of the last save
   std::int64_t index_at_start = 0;
 
+  // Runs `body` on rank 0. If it throws, all ranks do. Collective.
+  void on_rank_0(const std::function<void()>& body) {
+    everywhere(comm, [&] {
+      if (decides()) body();
+    });
+  }
+  // Runs `body` on the ranks that lead. If it throws, all ranks do. Collective.
+  void on_leaders(const std::function<void()>& body) {
+    everywhere(comm, [&] {
+      if (leads()) body();
+    });
+  }
+  // Looks for checkpoints whose files are on several hosts. Collective.
+  void find_parts() {
+    if (!is_shared()) root.in_parts = find_in_parts(comm, root, leads());
+  }
+  void start();
+  [[nodiscard]] std::vector<std::uint64_t> bytes_of_ranks(
+      const Contents& contents) const;
+  [[nodiscard]] Announcement announce(const Contents& contents);
+  void write(Contents& contents, Announcement& made,
+             const std::vector<std::uint64_t>& bytes);
+  void clean_up(const Announcement& made) const noexcept;
+
+ private:
   [[nodiscard]] bool decides() const { return comm.rank() == 0; }
   [[nodiscard]] int leader_of(int rank) const {
     return directories.leaders[static_cast<std::size_t>(rank)];
   }
-  // Makes the directory that this rank writes into.
+  // Returns whether this rank makes the directory that it writes into.
   [[nodiscard]] bool leads() const {
     return leader_of(comm.rank()) == comm.rank();
   }
@@ -49,31 +74,11 @@ struct Root::Impl {
   [[nodiscard]] RankOnHost on_host(int rank) const {
     return {rank, directories.hosts[static_cast<std::size_t>(rank)]};
   }
-  // Collective: these ranks do it, and all know whether they could.
-  void on_rank_0(const std::function<void()>& body) {
-    everywhere(comm, [&] {
-      if (decides()) body();
-    });
-  }
-  void on_leaders(const std::function<void()>& body) {
-    everywhere(comm, [&] {
-      if (leads()) body();
-    });
-  }
-  // Collective: what hosts have among them, before it is looked at.
-  void find_parts() {
-    if (!is_shared()) root.in_parts = find_in_parts(comm, root, leads());
-  }
-
-  void start();
   void open();
   void look_for_newest();
-  [[nodiscard]] std::vector<std::uint64_t> bytes_of_ranks(
-      const Contents& contents) const;
   [[nodiscard]] std::uint64_t bytes_here(
       const std::vector<std::uint64_t>& of_ranks) const;
   void require_space(std::uint64_t bytes) const;
-  [[nodiscard]] Announcement announce(const Contents& contents);
   void begin(const Announcement& made) const;
   std::vector<SavedFile> write_files(const Contents& contents,
                                      const Announcement& made,
@@ -82,9 +87,6 @@ struct Root::Impl {
   void fill_in(Manifest& manifest, const Announcement& made) const;
   void remove_probe(const Announcement& made) const;
   void commit_in_parts(Manifest& manifest, Announcement& made);
-  void write(Contents& contents, Announcement& made,
-             const std::vector<std::uint64_t>& bytes);
-  void clean_up(const Announcement& made) const noexcept;
 };
 
 // Collective.

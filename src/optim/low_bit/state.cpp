@@ -109,7 +109,7 @@ Optimizer::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
   taken->verification_is_due = state.integer("verification_is_due") != 0;
   taken->memory = gradients.saved_memory(state);
   note_other_hosts(state, model);
-  taken->rates = adam().learning_rates_in(state);
+  taken->rates = saved_learning_rates(state, adam().num_groups());
   taken->participation = momentum.participation.read(state);
   taken->blocks = BlockDenominators::load(state, model.layout, n);
   taken->warmup_bits = gradients.few_bits().bits_after(state, begins);

@@ -14,28 +14,28 @@
 
 namespace thinwire::zero {
 
-/// Parameters of one group of ranks on the way from their owners, which have
-/// masters, to the replicas that all ranks compute with. Per block, with w the
-/// masters rounded to the replicas' dtype:
-///   owner  c = w - replica,  q of c;   all  replica = replica + q * step
-/// The next difference contains what rounding takes.
+/// Low-bit exchange of one group's parameters, from their owners, which have
+/// the masters, to the replicas with which all ranks compute. For each block, w
+/// is the masters rounded to the replicas' dtype:
+///   owner  c = w - replica,  q of c;   all ranks  replica = replica + q * step
+/// The remainder stays in the next difference.
 class LowBitReplicas {
  public:
   /// All references must outlive this object.
   LowBitReplicas(comm::Communicator& comm, const ShardLayout& shards,
                  std::span<const Range> units, int bits, View replicas);
-  /// Blocks until nothing is in flight, as its memory is freed.
+  /// Waits for pending exchanges, which use the memory of this object.
   ~LowBitReplicas();
   LowBitReplicas(const LowBitReplicas&) = delete;
   LowBitReplicas& operator=(const LowBitReplicas&) = delete;
 
   [[nodiscard]] int bits() const noexcept { return bits_; }
 
-  /// Sends the `masters` of this rank's piece of the bucket, and takes earlier
-  /// buckets that have arrived. Collective, queued.
+  /// Sends this rank's piece of a bucket, whose masters are `masters`, and
+  /// decodes what has arrived of earlier buckets. Collective, queued.
   void send(std::size_t bucket, ConstView masters, ThreadPool& pool,
             optim::StepMeter& meter);
-  /// Waits for all buckets and takes them.
+  /// Waits for all buckets, and decodes them.
   void finish(ThreadPool& pool, optim::StepMeter& meter);
 
  private:
@@ -57,7 +57,7 @@ class LowBitReplicas {
   const exchange::BlockLayout blocks_;
   const exchange::RecordRoute route_;
   std::array<Slot, 2> slots_;
-  std::size_t next_ = 0;  // the slot that is sent longest ago
+  std::size_t next_ = 0;  // the oldest slot
 };
 
 }  // namespace thinwire::zero
