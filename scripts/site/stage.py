@@ -83,6 +83,7 @@ li { font-family: monospace; line-height: 1.6; }
 @media (prefers-color-scheme: dark) {
   body { background: #131416; color: #cfd0d0; }
   a { color: #8ab4f8; }
+  %s
 }
 """
 
@@ -156,8 +157,9 @@ class Sources:
                 path=html.escape(str(path)), up=up, crumbs=crumbs, body=self.body(path)
             )
             file.write_text(text)
-        styles = Formatter().get_style_defs("pre")
-        (self.folder / "source.css").write_text(styles + STYLE)
+        light = Formatter().get_style_defs("pre")
+        dark = Formatter(style="github-dark").get_style_defs("pre")
+        (self.folder / "source.css").write_text(light + STYLE % dark)
 
 
 def page_name(path):
