@@ -16,8 +16,17 @@ install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${thinwire_notices}
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/thinwire)
 get_property(modules GLOBAL PROPERTY THINWIRE_MODULES)
+if(BUILD_SHARED_LIBS)
+  set(modules thinwire)
+  configure_file(${PROJECT_SOURCE_DIR}/cmake/thinwire.pc.in
+                 ${PROJECT_BINARY_DIR}/thinwire.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/thinwire.pc
+          DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endif()
 install(TARGETS ${modules} EXPORT thinwireTargets
-        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT cpp
+                NAMELINK_COMPONENT dev)
 # CMake strips programs only; what users link needs no symbols of the debugger.
 set(archives "")
 foreach(module IN LISTS modules)
@@ -29,7 +38,7 @@ foreach(module IN LISTS modules)
 endforeach()
 list(JOIN archives "\"\n \"" archives)
 install(CODE "
-if(CMAKE_INSTALL_DO_STRIP)
+if(CMAKE_INSTALL_DO_STRIP AND NOT \"${archives}\" STREQUAL \"\")
   execute_process(COMMAND \"${CMAKE_STRIP}\" --strip-debug
   \"${archives}\" COMMAND_ERROR_IS_FATAL ANY)
 endif()")

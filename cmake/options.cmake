@@ -53,16 +53,6 @@ if(THINWIRE_SANITIZE AND NOT THINWIRE_TEST_ALL)
   set(THINWIRE_TEST_LESS ON)
 endif()
 
-if(BUILD_SHARED_LIBS)
-  set(severity STATUS)
-  if(PROJECT_IS_TOP_LEVEL)
-    set(severity WARNING)
-  endif()
-  message(${severity} "BUILD_SHARED_LIBS has no effect on Thinwire: its libraries "
-                      "are static. A shared object of yours may link them; they "
-                      "are position-independent, and their symbols stay inside")
-endif()
-
 if(PROJECT_IS_TOP_LEVEL
    AND NOT CMAKE_BUILD_TYPE
    AND NOT CMAKE_CONFIGURATION_TYPES)

@@ -139,6 +139,16 @@ typedef struct thinwire_transport {
 THINWIRE_API thinwire_status thinwire_comm_from_transport(
     const thinwire_transport* transport, double seconds, thinwire_comm** comm);
 
+/// Makes a communicator over the ranks of an MPI communicator, given as
+/// MPI_Comm_c2f() returns it. The program has initialized MPI with
+/// MPI_THREAD_MULTIPLE, and finalizes it. The MPI communicator may be freed
+/// afterwards: a duplicate of it stays until MPI is finalized. `seconds` > 0 is
+/// the longest time that one collective may take. Collective over that MPI
+/// communicator. THINWIRE_UNAVAILABLE if this library has no MPI.
+THINWIRE_API thinwire_status thinwire_comm_from_mpi(int fortran_handle,
+                                                    double seconds,
+                                                    thinwire_comm** comm);
+
 /// Return the rank, in [0, size), and the number of ranks; -1 if `comm` is
 /// NULL.
 THINWIRE_API int thinwire_comm_rank(const thinwire_comm* comm);

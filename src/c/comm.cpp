@@ -85,6 +85,14 @@ void hand_over(std::unique_ptr<comm::Communicator> made, thinwire_comm** to) {
   *to = new thinwire_comm{std::move(made)};
 }
 
+comm::CommunicatorOptions options_of(double seconds) {
+  constexpr double kLongest = 1e9;
+  require(seconds > 0 && seconds <= kLongest, "seconds", "in (0, 1e9]",
+          seconds);
+  return {.timeout = std::chrono::milliseconds(
+              static_cast<std::int64_t>(std::ceil(seconds * 1e3)))};
+}
+
 }  // namespace
 
 thinwire_status thinwire_comm_from_environment(thinwire_comm** comm) {
@@ -120,15 +128,18 @@ thinwire_status thinwire_comm_from_transport(
     require(of.size >= 1, "transport.size", ">= 1", of.size);
     require(0 <= of.rank && of.rank < of.size, "transport.rank",
             fmt::format("in [0, {})", of.size), of.rank);
-    constexpr double kLongest = 1e9;
-    require(seconds > 0 && seconds <= kLongest, "seconds", "in (0, 1e9]",
-            seconds);
-    const std::chrono::milliseconds timeout(
-        static_cast<std::int64_t>(std::ceil(seconds * 1e3)));
+    const auto options = options_of(seconds);
     hand_over(std::make_unique<comm::Communicator>(
-                  std::make_unique<CallersTransport>(of),
-                  comm::CommunicatorOptions{.timeout = timeout}),
+                  std::make_unique<CallersTransport>(of), options),
               comm);
+  });
+}
+
+thinwire_status thinwire_comm_from_mpi(int fortran_handle, double seconds,
+                                       thinwire_comm** comm) {
+  return guarded([&] {
+    require_pointer(comm, "comm");
+    hand_over(comm::from_mpi(fortran_handle, options_of(seconds)), comm);
   });
 }
 

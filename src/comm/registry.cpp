@@ -68,4 +68,9 @@ std::unique_ptr<Communicator> from_environment() {
   return comm;
 }
 
+std::unique_ptr<Communicator> from_mpi(int fortran_handle,
+                                       const CommunicatorOptions& options) {
+  return mpi::adopt(fortran_handle, options);
+}
+
 }  // namespace thinwire::comm

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
@@ -17,6 +18,7 @@
 
 #include "support/folder.h"
 #include "thinwire/comm/local.h"
+#include "thinwire/comm/registry.h"
 #include "thinwire/engine/engine.h"
 #include "thinwire/thinwire.h"
 
@@ -130,6 +132,21 @@ TEST(CInterface, TrainsWithTheBitsOfTheCppEngine) {
     ok(thinwire_engine_mean(run.engine, rank, &mean));
     EXPECT_EQ(mean, 1);
   });
+}
+
+// tests/c/mpi.c has the communicators that exist.
+TEST(CInterface, AsksForAnInitializedMpi) {
+  const auto backends = comm::backends();
+  const auto mpi = std::ranges::find(backends, "mpi", &comm::Backend::name);
+  ASSERT_NE(mpi, backends.end());
+  thinwire_comm* made = nullptr;
+  if (mpi->why_unavailable().empty())
+    expect(THINWIRE_FAILED_PRECONDITION, "MPI must be initialized first",
+           thinwire_comm_from_mpi(0, 60, &made));
+  else
+    expect(THINWIRE_UNAVAILABLE, "this build has no MPI",
+           thinwire_comm_from_mpi(0, 60, &made));
+  EXPECT_EQ(made, nullptr);
 }
 
 // Messages of two ranks in one process, by sequence number.

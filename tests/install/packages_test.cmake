@@ -2,21 +2,13 @@
 set(work ${BUILD_DIR}/packages-test)
 file(REMOVE_RECURSE ${work})
 
-function(run)
-  execute_process(COMMAND ${ARGN} RESULT_VARIABLE result
-                  OUTPUT_VARIABLE output ERROR_VARIABLE output)
-  if(NOT result EQUAL 0)
-    message("${output}")
-    message(FATAL_ERROR "${ARGN} ended with ${result}")
-  endif()
-  set(output "${output}" PARENT_SCOPE)
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 run(${CPACK} --config ${BUILD_DIR}/CPackConfig.cmake -B ${work}
     -D CMAKE_SKIP_INSTALL_ALL_DEPENDENCY=ON)
 
-# expect(PACKAGE REGEX...): the package names what it needs and holds these files.
-function(expect package)
+# holds(PACKAGE REGEX...): the package names what it needs and holds these files.
+function(holds package)
   file(GLOB file ${work}/${package}_*.deb)
   run(dpkg-deb --field ${file} Depends)
   if(NOT output MATCHES "libhwy")
@@ -31,12 +23,12 @@ function(expect package)
   endforeach()
 endfunction()
 
-expect(libthinwire-c0 "/usr/lib/libthinwire_c\\.so\\.0 -> libthinwire_c\\.so\\.0")
-expect(libthinwire-dev "/usr/include/thinwire/thinwire\\.h\n"
+holds(libthinwire-c0 "/usr/lib/libthinwire_c\\.so\\.0 -> libthinwire_c\\.so\\.0")
+holds(libthinwire-dev "/usr/include/thinwire/thinwire\\.h\n"
        "/libthinwire_engine\\.a\n" "/libthinwire_c\\.so -> libthinwire_c\\.so\\.0\n"
        "/pkgconfig/thinwire_c\\.pc\n" "/cmake/thinwire/thinwireConfig\\.cmake\n"
        "/doc/thinwire/THIRD_PARTY_NOTICES\n")
 if(APPS)
-  expect(thinwire-tools "/usr/bin/thinwire\n")
+  holds(thinwire-tools "/usr/bin/thinwire\n")
 endif()
 file(REMOVE_RECURSE ${work})

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks what the documents show and where they point.
 
-A C++ block of README.md and of docs/ is an excerpt of a file of examples/, a
-Python block one of a file of examples/python/. tests/install compiles and runs the
-C++ examples against an installed tree, python/tests those in Python, so what the
-documents show is run as well. README.md has at most 100 lines. A link leads to a file or folder of this repository, and to a
+The language of a block in README.md and docs/ tells whether it is tested: a block of C++ is an
+excerpt of a file of examples/, and one of Python, C or Rust of examples/python/,
+examples/c/ or examples/rust/. tests/install compiles and runs the examples of C++ and C
+against an installed tree, python/tests those of Python, and tests/c those of Rust. So
+what the documents show is run as well. README.md has at most 100 lines. A link leads to a file or folder of this repository, and to a
 heading that is there. Links to the web are not followed.
 
 usage: check_docs.py [ROOT]
@@ -18,7 +19,13 @@ from pathlib import Path
 
 BLOCK = re.compile(r"^```([^\n`]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CPP = ("cpp", "c++", "cc")
-PYTHON = ("python", "py")
+# Languages of a block, and the examples that it is an excerpt of.
+EXCERPTS = (
+    (CPP, "*.cpp"),
+    (("python", "py"), "python/*.py"),
+    (("c",), "c/*.c"),
+    (("rust",), "rust/*.rs"),
+)
 LICENSE = re.compile(r"\A(?://|#) SPDX-License-Identifier:[^\n]*\n")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 HEADING = re.compile(r"^#+ +(.*?)\s*$", re.MULTILINE)
@@ -47,10 +54,10 @@ def nearest(block, name, examples):
     return "\n".join(diff)
 
 
-def block_problems(name, text, examples, python_examples):
+def block_problems(name, text, examples):
     """One text per block of a document that is no example."""
     found = []
-    for languages, known in ((CPP, examples), (PYTHON, python_examples)):
+    for languages, known in examples:
         for block in blocks(text, languages):
             if not is_excerpt(block, known):
                 found.append(nearest(block, name, known))
@@ -95,12 +102,11 @@ def read_examples(root, pattern):
 
 
 def problems(root):
-    examples = read_examples(root, "*.cpp")
-    python_examples = read_examples(root, "python/*.py")
+    examples = [(names, read_examples(root, files)) for names, files in EXCERPTS]
     found = []
     for name, text in documents(root):
         if name == "README.md" or name.startswith("docs/"):
-            found += block_problems(name, text, examples, python_examples)
+            found += block_problems(name, text, examples)
         found += link_problems(root, name, text)
     readme = (root / "README.md").read_text()
     if not blocks(readme, CPP):

@@ -3,6 +3,7 @@
 """Shows that check_docs.py finds wrong blocks and links, and leaves right ones alone."""
 
 import unittest
+from typing import ClassVar
 
 import planted_tree
 
@@ -13,12 +14,15 @@ GUIDE = "# Guide\n\n## Two `words`\n\n```cpp\nint b;\n```\n\n```python\nd = 2\n`
 
 
 class CheckDocs(unittest.TestCase):
+    examples: ClassVar[dict[str, str]] = {}
+
     def run_on(self, readme=README, guide=GUIDE):
         files = {
             "examples/a.cpp": EXAMPLE,
             "examples/python/c.py": PYTHON,
             "README.md": readme,
             "docs/guide.md": guide,
+            **self.examples,
         }
         return planted_tree.run_on("check_docs.py", files)
 
@@ -44,6 +48,13 @@ class CheckDocs(unittest.TestCase):
     def test_python_blocks_are_excerpts_as_well(self):
         self.expect("-d = 3", guide=GUIDE.replace("d = 2", "d = 3"))
         self.expect("-e = 4", readme=README + "```python\ne = 4\n```\n")
+
+    def test_blocks_of_c_and_rust_are_excerpts_as_well(self):
+        for language, file in (("c", "c/a.c"), ("rust", "rust/a.rs")):
+            readme = f"{README}```{language}\nint e;\n```\n"
+            self.expect("-int e;", readme=readme)
+            self.examples = {f"examples/{file}": "int e;\n"}
+            self.assertEqual(self.run_on(readme=readme), (0, ""))
 
     def test_links_lead_to_files_and_headings(self):
         self.expect("no such file: docs/x.md", readme=README + "[x](docs/x.md)\n")

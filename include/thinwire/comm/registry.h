@@ -34,4 +34,15 @@ struct Backend {
 /// backend would run each of them alone.
 [[nodiscard]] std::unique_ptr<Communicator> from_environment();
 
+/// Returns the group of an MPI communicator that the program has made, by its
+/// Fortran handle (`MPI_Comm_c2f(comm)`). Collective over that communicator,
+/// which may be freed afterwards: a duplicate of it stays until MPI is
+/// finalized. Throws Error(kUnavailable) if this build has no MPI, or if MPI
+/// was initialized without MPI_THREAD_MULTIPLE. Throws
+/// Error(kFailedPrecondition) if MPI is not initialized, and
+/// Error(kInvalidArgument) if the handle is not one of an intra-communicator.
+/// Throws Error(kCommFailure) if a rank is missing at the time-out.
+[[nodiscard]] std::unique_ptr<Communicator> from_mpi(
+    int fortran_handle, const CommunicatorOptions& options = {});
+
 }  // namespace thinwire::comm

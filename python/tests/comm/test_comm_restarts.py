@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -111,3 +115,43 @@ def test_a_rank_that_does_not_come_is_named() -> None:
         store_of_attempt(store, 0, 3, timedelta(seconds=0.1))
     with pytest.raises(CommFailure, match="no answer from rank 0"):
         store_of_attempt(store, 1, 3, timedelta(seconds=0.1))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_run_continues_with_fewer_machines(tmp_path: Path) -> None:
+    """Two launchers of two ranks each stand for machines. One of them is lost."""
+    slow = ranks.TESTS / "scripts" / "slow_steps.py"
+    resume = ranks.TESTS.parents[1] / "examples" / "python" / "resume.py"
+    counts = ["--nnodes", "1:2", "--nproc-per-node", "2", "--max-restarts", "3"]
+    end_point = f"localhost:{ranks.free_port()}"
+    notices = "join_timeout=60,last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3"
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", end_point]
+    out = tmp_path / "run"
+    script = [slow, resume, "--steps", 500, "--out", out]
+    command = [sys.executable, "-m", "torch.distributed.run", *counts, *meeting]
+    command += ["--rdzv-conf", notices, *map(str, script)]
+
+    def machine(name: str) -> subprocess.Popen[str]:
+        log = (tmp_path / name).open("w")
+        return subprocess.Popen(
+            command, env=ranks.environment(), stdout=log, stderr=log, text=True
+        )
+
+    first = machine("first")
+    time.sleep(2)  # The first one has the store of the end point.
+    second = machine("second")
+    try:
+        while not (out / "step-0000000200").exists() and first.poll() is None:
+            time.sleep(0.1)
+        children = f"/proc/{second.pid}/task/{second.pid}/children"
+        for process in [second.pid, *map(int, Path(children).read_text().split())]:
+            os.kill(process, signal.SIGKILL)
+        assert first.wait(200) == 0, (tmp_path / "first").read_text()
+    finally:
+        for launcher in (first, second):
+            launcher.terminate()
+    printed = (tmp_path / "first").read_text()
+    assert "4 ranks have the boot id" in printed  # of both machines, at first
+    assert "resumes after step " in printed
+    assert re.search(r"steps \d+01 to 500: loss ", printed)

@@ -5,9 +5,7 @@
 
 #include <algorithm>
 #include <mutex>
-#include <numeric>
 #include <utility>
-#include <vector>
 
 #include "comm/deadline.h"
 #include "comm/mpi/mpi_transport.h"
@@ -20,21 +18,17 @@ namespace {
 // The transport that every group of the whole job is split from. It is never
 // destroyed: other ranks must not take the end of this process for a failure.
 MpiTransport& job() {
-  static MpiTransport* const transport = [] {
-    Process& process = Process::get();
-    int rank = 0;
-    int size = 0;
-    {
-      const auto lock = process.enter();
-      check(MPI_Comm_rank(process.comm(), &rank), "MPI_Comm_rank");
-      check(MPI_Comm_size(process.comm(), &size), "MPI_Comm_size");
-    }
-    std::vector<int> members(static_cast<std::size_t>(size));
-    std::iota(members.begin(), members.end(), 0);
-    constexpr int kGroup = 0;
-    return new MpiTransport(std::move(members), rank, kGroup);
-  }();
+  static MpiTransport* const transport =
+      MpiTransport::of_all(Process::get().comm()).release();
   return *transport;
+}
+
+std::unique_ptr<Communicator> over(std::unique_ptr<Transport> transport,
+                                   const CommunicatorOptions& options,
+                                   Deadline deadline) {
+  if (options.reduction == Reduction::kNative)
+    static_cast<MpiTransport&>(*transport).enable_native(deadline);
+  return std::make_unique<Communicator>(std::move(transport), options);
 }
 
 }  // namespace
@@ -57,9 +51,14 @@ std::unique_ptr<Communicator> make(const CommunicatorOptions& options) {
   Process::get().start(deadline);
   auto transport =
       job().split(0, 0, Operation{"joining the MPI job", ++sequence, deadline});
-  if (options.reduction == Reduction::kNative)
-    static_cast<MpiTransport&>(*transport).enable_native(deadline);
-  return std::make_unique<Communicator>(std::move(transport), options);
+  return over(std::move(transport), options, deadline);
+}
+
+std::unique_ptr<Communicator> adopt(int fortran_handle,
+                                    const CommunicatorOptions& options) {
+  const auto deadline = deadline_after(options.timeout);
+  const MPI_Comm comm = Process::get().adopt(fortran_handle, deadline);
+  return over(MpiTransport::of_all(comm), options, deadline);
 }
 
 }  // namespace thinwire::comm::mpi

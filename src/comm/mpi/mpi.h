@@ -25,5 +25,11 @@ namespace thinwire::comm::mpi {
 /// MPI cannot be used, Error(kCommFailure) if a rank does not come.
 [[nodiscard]] std::unique_ptr<Communicator> make(
     const CommunicatorOptions& options);
+/// The group of a communicator of the caller's own MPI, by its Fortran handle.
+/// Collective over it. Throws Error(kInvalidArgument) if the handle is not one
+/// of an intra-communicator, Error(kFailedPrecondition) if MPI is not
+/// initialized, otherwise as make() does.
+[[nodiscard]] std::unique_ptr<Communicator> adopt(
+    int fortran_handle, const CommunicatorOptions& options);
 
 }  // namespace thinwire::comm::mpi

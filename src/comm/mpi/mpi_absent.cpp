@@ -15,4 +15,8 @@ std::unique_ptr<Communicator> make(const CommunicatorOptions&) {
   throw Error(ErrorCode::kUnavailable, why_unavailable());
 }
 
+std::unique_ptr<Communicator> adopt(int, const CommunicatorOptions& options) {
+  return make(options);
+}
+
 }  // namespace thinwire::comm::mpi

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <numeric>
 #include <utility>
 
 #include "comm/failure.h"
@@ -56,13 +57,29 @@ MPI_Datatype native_type(DType dtype, ReduceOp op) {
 
 }  // namespace
 
-MpiTransport::MpiTransport(std::vector<int> members, int rank, int group)
+MpiTransport::MpiTransport(MPI_Comm comm, std::vector<int> members, int rank,
+                           int group)
     : process_(Process::get()),
+      comm_(comm),
       members_(std::move(members)),
       rank_(rank),
       group_(group),
       departed_(members_.size()) {
   process_.count_transport(1);
+}
+
+std::unique_ptr<MpiTransport> MpiTransport::of_all(MPI_Comm comm) {
+  int rank = 0;
+  int size = 0;
+  {
+    const auto lock = Process::get().enter();
+    check(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
+    check(MPI_Comm_size(comm, &size), "MPI_Comm_size");
+  }
+  std::vector<int> members(static_cast<std::size_t>(size));
+  std::iota(members.begin(), members.end(), 0);
+  constexpr int kGroup = 0;
+  return std::make_unique<MpiTransport>(comm, std::move(members), rank, kGroup);
 }
 
 MpiTransport::~MpiTransport() {
@@ -141,8 +158,7 @@ void MpiTransport::receive_arrived(const Operation& operation) {
     MPI_Message message = MPI_MESSAGE_NULL;
     MPI_Status status;
     check(MPI_Improbe(members_[static_cast<std::size_t>(part.peer)],
-                      tag_of(operation), process_.comm(), &found, &message,
-                      &status),
+                      tag_of(operation), comm_, &found, &message, &status),
           "MPI_Improbe");
     if (found == 0) {
       behind = part.peer;
@@ -162,8 +178,8 @@ void MpiTransport::post_send(const SendMessage& message, int tag) {
     const std::size_t bytes = std::min(kPartBytes, message.bytes - begin);
     parts_.push_back({message.peer, nullptr, begin, bytes, message.bytes});
     check(MPI_Isend(static_cast<const std::byte*>(message.data) + begin,
-                    static_cast<int>(bytes), MPI_BYTE, destination, tag,
-                    process_.comm(), &requests_.emplace_back(MPI_REQUEST_NULL)),
+                    static_cast<int>(bytes), MPI_BYTE, destination, tag, comm_,
+                    &requests_.emplace_back(MPI_REQUEST_NULL)),
           "MPI_Isend");
   }
 }
@@ -269,15 +285,14 @@ void MpiTransport::receive_notices() {
   for (;;) {
     int found = 0;
     MPI_Status status;
-    check(MPI_Iprobe(MPI_ANY_SOURCE, notice_tag(), process_.comm(), &found,
-                     &status),
+    check(MPI_Iprobe(MPI_ANY_SOURCE, notice_tag(), comm_, &found, &status),
           "MPI_Iprobe");
     if (found == 0) return;
     int length = 0;
     MPI_Get_count(&status, MPI_BYTE, &length);
     std::string text(static_cast<std::size_t>(length), '\0');
     check(MPI_Recv(text.data(), length, MPI_BYTE, status.MPI_SOURCE,
-                   notice_tag(), process_.comm(), MPI_STATUS_IGNORE),
+                   notice_tag(), comm_, MPI_STATUS_IGNORE),
           "MPI_Recv");
     const auto member =
         std::find(members_.begin(), members_.end(), status.MPI_SOURCE);
@@ -312,7 +327,7 @@ void MpiTransport::announce(Notice kind, std::string_view reason) {
     const auto lock = process_.enter();
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank_) continue;
-      process_.post_notice(members_[static_cast<std::size_t>(peer)],
+      process_.post_notice(comm_, members_[static_cast<std::size_t>(peer)],
                            notice_tag(), static_cast<char>(kind) + reason_);
     }
   }
@@ -320,7 +335,7 @@ void MpiTransport::announce(Notice kind, std::string_view reason) {
 }
 
 void MpiTransport::enable_native(Deadline deadline) {
-  process_.duplicate(process_.comm(), &native_, deadline);
+  process_.duplicate(comm_, &native_, deadline);
 }
 
 bool MpiTransport::native_all_reduce(View data, ReduceOp op,
@@ -352,7 +367,7 @@ std::unique_ptr<Transport> MpiTransport::split(int color, int key,
   const auto rank = static_cast<int>(self - members.begin());
   for (int& member : members)
     member = members_[static_cast<std::size_t>(member)];
-  return std::make_unique<MpiTransport>(std::move(members), rank, group);
+  return std::make_unique<MpiTransport>(comm_, std::move(members), rank, group);
 }
 
 // A number that no member has used for any group before. Groups of one split

@@ -17,8 +17,8 @@
 
 namespace thinwire::comm::mpi {
 
-/// A group of ranks of the job, told apart from other groups by its tags. Only
-/// the initialization of MPI blocks. All other calls are polled, so that
+/// A group of ranks of a communicator, told apart from other groups by its
+/// tags. Only the initialization of MPI blocks. All other calls are polled, so that
 /// time-outs hold whatever happens to the peers.
 ///
 /// A message of 0 bytes is not sent. If a rank sends and its peer expects
@@ -26,8 +26,10 @@ namespace thinwire::comm::mpi {
 /// buffer the message.
 class MpiTransport final : public Transport {
  public:
-  /// `members[r]` is the rank in the job of this group's rank r.
-  MpiTransport(std::vector<int> members, int rank, int group);
+  /// `members[r]` is the rank in `comm` of this group's rank r.
+  MpiTransport(MPI_Comm comm, std::vector<int> members, int rank, int group);
+  /// The group of all ranks of `comm`, the first one on it.
+  [[nodiscard]] static std::unique_ptr<MpiTransport> of_all(MPI_Comm comm);
   ~MpiTransport() override;
   MpiTransport(const MpiTransport&) = delete;
   MpiTransport& operator=(const MpiTransport&) = delete;
@@ -88,6 +90,7 @@ class MpiTransport final : public Transport {
   [[nodiscard]] int tag_of(const Operation& operation) const noexcept;
 
   Process& process_;
+  const MPI_Comm comm_;
   const std::vector<int> members_;
   const int rank_;
   const int group_;

@@ -12,7 +12,7 @@
 #include "comm/completion.h"
 #include "comm/mpi/backoff.h"
 #include "comm/queue.h"
-#include "thinwire/core/error.h"
+#include "core/require.h"
 
 namespace thinwire::comm::mpi {
 namespace {
@@ -73,6 +73,16 @@ void tune_tcp() {
   setenv("OMPI_MCA_btl_tcp_rdma_pipeline_frag_size", "65536", 0);
 }
 
+void require_threads() {
+  int provided = MPI_THREAD_SINGLE;
+  check(MPI_Query_thread(&provided), "MPI_Query_thread");
+  if (provided < MPI_THREAD_MULTIPLE) {
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("MPI must provide MPI_THREAD_MULTIPLE ({}), got {}",
+                            MPI_THREAD_MULTIPLE, provided));
+  }
+}
+
 }  // namespace
 
 void Process::start(Deadline deadline) {
@@ -85,35 +95,56 @@ void Process::start(Deadline deadline) {
   duplicate(MPI_COMM_WORLD, &comm_, deadline);
 }
 
+// Needs the lock.
+MPI_Comm Process::callers(MPI_Fint handle) {
+  int initialized = 0;
+  MPI_Initialized(&initialized);
+  if (initialized == 0) refuse("fortran_handle: MPI must be initialized first");
+  require_threads();
+  if (tags_per_group_ == 0) choose_tags();
+  const MPI_Comm comm = MPI_Comm_f2c(handle);
+  int between = 1;
+  // Open MPI finds a null pointer where a communicator was freed.
+  if (comm != MPI_COMM_NULL && comm != MPI_Comm{})
+    check(MPI_Comm_test_inter(comm, &between), "MPI_Comm_test_inter");
+  require(between == 0, "fortran_handle", "a handle of an intra-communicator",
+          handle);
+  return comm;
+}
+
+MPI_Comm Process::adopt(MPI_Fint handle, Deadline deadline) {
+  MPI_Comm comm = MPI_COMM_NULL;
+  MPI_Comm* to = nullptr;
+  {
+    const auto lock = enter();
+    comm = callers(handle);
+    to = &adopted_.emplace_back(MPI_COMM_NULL);
+  }
+  duplicate(comm, to, deadline);
+  return *to;
+}
+
 void Process::initialize(Deadline deadline) {
   int initialized = 0;
   MPI_Initialized(&initialized);
-  int provided = MPI_THREAD_SINGLE;
   if (initialized == 0) {
     tune_tcp();
-    provided = initialize_within(deadline);
+    initialize_within(deadline);
     initialized_here_ = true;
     check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
           "MPI_Comm_set_errhandler");
     std::atexit([] { get().finalize(); });
-  } else {
-    check(MPI_Query_thread(&provided), "MPI_Query_thread");
   }
-  if (provided < MPI_THREAD_MULTIPLE) {
-    throw Error(ErrorCode::kUnavailable,
-                fmt::format("MPI must provide MPI_THREAD_MULTIPLE ({}), got {}",
-                            MPI_THREAD_MULTIPLE, provided));
-  }
+  require_threads();
 }
 
 // Needs the lock. MPI waits for all processes of the job, without end.
-int Process::initialize_within(Deadline deadline) {
-  const auto provided = std::make_shared<int>(MPI_THREAD_SINGLE);
+void Process::initialize_within(Deadline deadline) {
   const auto done = std::make_shared<Completion>("MPI_Init_thread");
-  main_thread().push(done, [provided] {
-    check(
-        MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, provided.get()),
-        "MPI_Init_thread");
+  main_thread().push(done, [] {
+    int provided = MPI_THREAD_SINGLE;
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided),
+          "MPI_Init_thread");
   });
   try {
     done->wait_for(
@@ -125,7 +156,6 @@ int Process::initialize_within(Deadline deadline) {
     throw Error(ErrorCode::kCommFailure,
                 "MPI_Init_thread: timed out waiting for the other ranks");
   }
-  return *provided;
 }
 
 // Half of a tag's bits number the groups, the other half their exchanges.
@@ -189,12 +219,12 @@ bool Process::reserve_group(int group) {
   return true;
 }
 
-void Process::post_notice(int rank, int tag, std::string text) {
+void Process::post_notice(MPI_Comm comm, int rank, int tag, std::string text) {
   drop_sent_notices();
   notices_.push_back({std::move(text), MPI_REQUEST_NULL});
   Notice& notice = notices_.back();
   check(MPI_Isend(notice.text.data(), static_cast<int>(notice.text.size()),
-                  MPI_BYTE, rank, tag, comm_, &notice.request),
+                  MPI_BYTE, rank, tag, comm, &notice.request),
         "MPI_Isend");
 }
 

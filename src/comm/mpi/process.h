@@ -31,6 +31,13 @@ class Process {
   /// if a rank has not come by the deadline.
   void start(Deadline deadline);
 
+  /// Returns a duplicate of a communicator that the caller's MPI has made, and
+  /// keeps it until the process ends. Collective over it. Throws
+  /// Error(kInvalidArgument) if the handle is not one of an intra-communicator,
+  /// Error(kFailedPrecondition) if MPI is not initialized, and otherwise as
+  /// start() does.
+  [[nodiscard]] MPI_Comm adopt(MPI_Fint handle, Deadline deadline);
+
   /// From now on MPI is not finalized: a lost peer would make that hang.
   void note_failure();
   /// From now on no MPI call is made, so that messages which never ended leave
@@ -41,7 +48,8 @@ class Process {
   /// where it is until MPI is abandoned.
   void duplicate(MPI_Comm comm, MPI_Comm* to, Deadline deadline);
 
-  /// The communicator that all groups send on; groups differ in their tags.
+  /// The communicator that the groups of the job send on, which differ in their
+  /// tags.
   [[nodiscard]] MPI_Comm comm() const noexcept { return comm_; }
   [[nodiscard]] int tags_per_group() const noexcept { return tags_per_group_; }
   [[nodiscard]] int max_groups() const noexcept { return max_groups_; }
@@ -52,7 +60,7 @@ class Process {
   [[nodiscard]] bool reserve_group(int group);
 
   /// Sends a short text without waiting. Needs the lock.
-  void post_notice(int rank, int tag, std::string text);
+  void post_notice(MPI_Comm comm, int rank, int tag, std::string text);
   /// Gives notices up to `time` to leave. Takes the lock.
   void flush_notices(std::chrono::milliseconds time);
 
@@ -66,7 +74,8 @@ class Process {
 
   Process() = default;
   void initialize(Deadline deadline);
-  [[nodiscard]] int initialize_within(Deadline deadline);
+  void initialize_within(Deadline deadline);
+  [[nodiscard]] MPI_Comm callers(MPI_Fint handle);
   void choose_tags();
   void finalize() noexcept;
   void drop_sent_notices();
@@ -80,6 +89,7 @@ class Process {
   int max_groups_ = 0;
   int next_group_ = 1;
   int transports_ = 0;
+  std::list<MPI_Comm> adopted_;
   std::list<Notice> notices_;  ///< A list: MPI reads the texts where they are.
 };
 

@@ -1,0 +1,36 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The recipes of packaging/ have CMake's version, and set options that exist."""
+
+import json
+import re
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = (ROOT / "packaging/conda-forge/recipe.yaml").read_text()
+PORT = (ROOT / "packaging/vcpkg/portfile.cmake").read_text()
+CMAKE = (ROOT / "CMakeLists.txt").read_text()
+VERSION = re.search(r"^  VERSION (\S+)$", CMAKE, re.MULTILINE)[1]
+LIBRARIES = {"FMT", "HIGHWAY", "NLOHMANN_JSON", "XXHASH"}
+
+
+class Recipes(unittest.TestCase):
+    def test_have_the_version_of_the_project(self):
+        port = json.loads((ROOT / "packaging/vcpkg/vcpkg.json").read_text())
+        self.assertEqual(port["version"], VERSION)
+        self.assertIn(f'\n  version: "{VERSION}"\n', RECIPE)
+
+    def test_set_options_that_exist(self):
+        options = (ROOT / "cmake/options.cmake").read_text()
+        known = set(re.findall(r"THINWIRE_BUILD_\w+", options))
+        known |= {"THINWIRE_WITH_MPI", "THINWIRE_WITH_TORCH"}
+        known |= {f"THINWIRE_NOTICE_{name}" for name in LIBRARIES}
+        for text in (RECIPE, PORT):
+            used = set(re.findall(r"-D ?(THINWIRE_\w+)", text))
+            self.assertGreater(len(used), 3)
+            self.assertEqual(used - known, set())
+
+
+if __name__ == "__main__":
+    unittest.main()
