@@ -8,21 +8,6 @@
 
 namespace thinwire::python {
 
-/// _core.SaveOptions: `progress` is a Python object, or None.
-class SaveSettings : public checkpoint::SaveOptions {
- public:
-  [[nodiscard]] const nb::object& callback() const noexcept {
-    return callback_;
-  }
-  /// Throws TypeError for what cannot be called.
-  void call_back(nb::object callback);
-  /// As the library takes them; those of null are the defaults.
-  [[nodiscard]] static checkpoint::SaveOptions get(const SaveSettings* self);
-
- private:
-  nb::object callback_ = nb::none();
-};
-
 /// _core.Extra. Its arrays are not copied, which a StateDict does not say of
 /// itself.
 struct Additions : checkpoint::Extra {
