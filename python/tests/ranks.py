@@ -49,7 +49,7 @@ class Rank:
     stdout: str
     stderr: str
     value: Any
-    """What a function returned; None if it did not come to its end."""
+    """The result of a function; None if it did not return."""
     seconds: float
 
 
@@ -96,7 +96,7 @@ def succeed(ranks: list[Rank]) -> list[Rank]:
 
 
 def describe(ranks: list[Rank]) -> str:
-    """What all ranks have written, for messages."""
+    """Returns the output of all ranks, for messages."""
     return "\n".join(
         f"---- rank {r.rank}: exit code {r.returncode} after {r.seconds:.1f} s"
         f"{' (ended at the limit)' if r.timed_out else ''}\n{r.stdout}{r.stderr}"
